@@ -1,0 +1,1 @@
+"""Models on disk -> Relax: the only room that knows file formats."""

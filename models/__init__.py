@@ -1,0 +1,1 @@
+"""The model zoo: one file per architecture, `build(...) -> onnx.ModelProto`."""

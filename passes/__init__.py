@@ -1,0 +1,1 @@
+"""Relax -> Relax, and the analyses that the rewrites need."""

@@ -1,0 +1,1 @@
+"""Builds, checks and times candidates in isolated worker processes."""

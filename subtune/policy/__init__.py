@@ -1,0 +1,1 @@
+"""Device model and workload in, candidates out, best first: arithmetic only."""
