@@ -1,0 +1,43 @@
+"""One complete schedule decision for a workload: plain data, so that it can be stored, compared and replayed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+Knob = int | str | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """`template` names a schedule family of `subtune.templates`; `knobs` are its decisions, sorted by name.
+
+    `predicted_s` is the policy's estimate of the run time in seconds: it orders candidates and is reported
+    beside the measurement, and takes no part in equality.
+    """
+
+    template: str
+    knobs: tuple[tuple[str, Knob], ...] = ()
+    predicted_s: float = field(default=0.0, compare=False)
+
+    @classmethod
+    def make(cls, template: str, predicted_s: float = 0.0, **knobs: Knob) -> Candidate:
+        return cls(template, tuple(sorted(knobs.items())), predicted_s)
+
+    def __getitem__(self, name: str) -> Knob:
+        return dict(self.knobs)[name]
+
+    def to_json(self) -> str:
+        return json.dumps({"template": self.template, "knobs": dict(self.knobs)}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Candidate:
+        data = json.loads(text)
+        return cls.make(data["template"], **data["knobs"])
+
+    def __str__(self) -> str:
+        return f"{self.template}({', '.join(f'{name}={value}' for name, value in self.knobs)})"
+
+
+DEFAULT = Candidate("default")
+"""The plain parallel and vectorised loop nest every gain is reported against."""

@@ -1,0 +1,53 @@
+"""What a template makes of a workload: the scheduled PrimFunc that is timed and shipped, and its packed constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """A constant's layout in a kernel: pad with zeros, split every dim into `split`, then `order` the parts.
+
+    `OHWI` weights packed `[O/32][H][W][I][32]`:
+    `Packing(split=((O // 32, 32), (H,), (W,), (I,)), order=(0, 2, 3, 4, 1))`.
+    A dim is padded up to the product of its parts.
+    """
+
+    split: tuple[tuple[int, ...], ...]
+    order: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        parts = [part for dim in self.split for part in dim]
+        return tuple(parts[i] for i in self.order)
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        pad = [(0, prod(parts) - dim) for dim, parts in zip(array.shape, self.split, strict=True)]
+        if any(after for _, after in pad):
+            array = np.pad(array, pad)
+        parts = [part for dim in self.split for part in dim]
+        return np.ascontiguousarray(array.reshape(parts).transpose(self.order))
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """`func` takes the workload's arguments in the workload's order; those named in `packings` in packed layout.
+
+    `trace` is TVM's replayable record of the schedule when the kernel is a trace of its workload, else None.
+    """
+
+    func: Any  # tvm.tirx.PrimFunc, scheduled
+    packings: tuple[tuple[int, Packing], ...] = ()
+    trace: Any | None = None  # tvm.s_tir.schedule.Trace
+
+
+@dataclass(frozen=True, slots=True)
+class NotApplicable:
+    """Why a template cannot schedule a workload."""
+
+    reason: str

@@ -1,0 +1,102 @@
+"""The unit that is tuned: one fused subgraph as a frozen, unscheduled PrimFunc in destination-passing style."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+CONSTANT_ARGS_ATTR = "layout_free_buffers"
+"""PrimFunc attribute (TVM's name): indices of the parameters that are constants of the model.
+
+Their layout belongs to the candidate: a template may ask for them packed, once, at compile time.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """One buffer parameter of a workload. Dims are ints; a symbolic dim is its name."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    is_constant: bool
+    is_output: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes of the whole buffer; all dims must be static."""
+        return prod(int(dim) for dim in self.shape) * dtype_bits(self.dtype) // 8
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A subgraph's mathematical essence: what is computed, on which shapes and dtypes; no schedule, no names.
+
+    `func` is the PrimFunc as outlined from the graph: the anchor's sblock, the prologue's and the epilogue's,
+    unscheduled; inputs first, then `num_outputs` outputs. Two workloads are one when their keys are equal.
+    """
+
+    func: Any = field(compare=False, repr=False)  # tvm.tirx.PrimFunc
+    num_outputs: int
+    key: str
+
+    @classmethod
+    def of(cls, func: Any, num_outputs: int) -> Workload:
+        """Freeze `func` under the canonical symbol `main`; the key is TVM's structural hash, names left out."""
+        import tvm
+
+        func = func.with_attr("global_symbol", "main")
+        return cls(func, num_outputs, f"{tvm.ir.structural_hash(func) & (2**64 - 1):016x}")
+
+    @cached_property
+    def args(self) -> tuple[Arg, ...]:
+        constants = (
+            {int(i) for i in self.func.attrs.get(CONSTANT_ARGS_ATTR, ())} if self.func.attrs else set()
+        )
+        first_output = len(self.func.params) - self.num_outputs
+        buffers = [self.func.buffer_map[param] for param in self.func.params]
+        return tuple(
+            Arg(
+                buf.name, tuple(_dim(d) for d in buf.shape), str(buf.dtype), i in constants, i >= first_output
+            )
+            for i, buf in enumerate(buffers)
+        )
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Compulsory traffic in bytes: every argument read or written once."""
+        return sum(arg.nbytes for arg in self.args)
+
+    @cached_property
+    def flops(self) -> int:
+        """Arithmetic of one run, in floating point or integer operations, as TVM counts them."""
+        from tvm import IRModule
+        from tvm.s_tir.analysis import estimate_tir_flops
+
+        return int(estimate_tir_flops(IRModule({"main": self.func})))
+
+    def to_json(self) -> str:
+        """The PrimFunc in TVM's JSON, for worker processes and the database."""
+        import tvm
+
+        return str(tvm.ir.save_json(self.func))
+
+    @classmethod
+    def from_json(cls, text: str, num_outputs: int) -> Workload:
+        import tvm
+
+        return cls.of(tvm.ir.load_json(text), num_outputs)
+
+
+def dtype_bits(dtype: str) -> int:
+    """Bits of one element; `bool` is stored in eight."""
+    if dtype == "bool":
+        return 8
+    digits = "".join(ch for ch in dtype.split("_")[0] if ch.isdigit())
+    return int(digits)
+
+
+def _dim(dim: Any) -> int | str:
+    return int(dim) if hasattr(dim, "value") else str(dim)
