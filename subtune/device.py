@@ -88,16 +88,10 @@ class CPUModel:
         try:
             data = json.loads(Path(path).read_text())
         except (OSError, ValueError) as e:
-            raise TargetError(
-                f"cannot read the device description {path}: {e}; give a JSON object of fields"
-            ) from e
+            raise TargetError(f"cannot read the device description {path}: {e}; give a JSON object of fields") from e
         known = {f.name: f.type for f in fields(self)}
         if not isinstance(data, dict) or (unknown := sorted(set(data) - set(known))):
-            what = (
-                f"unknown fields {', '.join(unknown)}"
-                if isinstance(data, dict)
-                else "it is not a JSON object"
-            )
+            what = f"unknown fields {', '.join(unknown)}" if isinstance(data, dict) else "it is not a JSON object"
             raise TargetError(f"device description {path}: {what}; known fields are {', '.join(known)}")
         for name, value in data.items():
             _check_override(path, name, known[name], value)
@@ -131,10 +125,7 @@ def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) ->
     if name:
         config["mcpu"] = name
     archs = {
-        str(a)
-        for a in tvm.get_global_func("target.llvm_get_cpu_archlist")(
-            Target({"kind": "llvm", "mtriple": triple})
-        )
+        str(a) for a in tvm.get_global_func("target.llvm_get_cpu_archlist")(Target({"kind": "llvm", "mtriple": triple}))
     }
     if name and name not in archs:
         raise TargetError(

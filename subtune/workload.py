@@ -52,15 +52,11 @@ class Workload:
 
     @cached_property
     def args(self) -> tuple[Arg, ...]:
-        constants = (
-            {int(i) for i in self.func.attrs.get(CONSTANT_ARGS_ATTR, ())} if self.func.attrs else set()
-        )
+        constants = {int(i) for i in self.func.attrs.get(CONSTANT_ARGS_ATTR, ())} if self.func.attrs else set()
         first_output = len(self.func.params) - self.num_outputs
         buffers = [self.func.buffer_map[param] for param in self.func.params]
         return tuple(
-            Arg(
-                buf.name, tuple(_dim(d) for d in buf.shape), str(buf.dtype), i in constants, i >= first_output
-            )
+            Arg(buf.name, tuple(_dim(d) for d in buf.shape), str(buf.dtype), i in constants, i >= first_output)
             for i, buf in enumerate(buffers)
         )
 
