@@ -73,7 +73,8 @@ class CPUModel:
     def fingerprint(self) -> str:
         """Short text that is equal exactly for devices whose measurements may be exchanged."""
         caches = f"{self.l1d_bytes // 1024}K-{self.l2_bytes // 1024}K-{self.l3_bytes // 1024}K"
-        return f"cpu/{self.triple.split('-')[0]}/{self.name or 'generic'}/{self.vector_bytes * 8}b/{caches}/t{self.threads}"
+        isa = f"{self.triple.split('-')[0]}/{self.name or 'generic'}/{self.vector_bytes * 8}b"
+        return f"cpu/{isa}/{caches}/t{self.threads}"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
@@ -124,9 +125,8 @@ def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) ->
     config: dict[str, Any] = {"kind": "llvm", "mtriple": triple}
     if name:
         config["mcpu"] = name
-    archs = {
-        str(a) for a in tvm.get_global_func("target.llvm_get_cpu_archlist")(Target({"kind": "llvm", "mtriple": triple}))
-    }
+    arch_list = tvm.get_global_func("target.llvm_get_cpu_archlist")
+    archs = {str(arch) for arch in arch_list(Target({"kind": "llvm", "mtriple": triple}))}
     if name and name not in archs:
         raise TargetError(
             f"LLVM knows no processor {name!r} for {triple}; name one as `clang -mcpu=help` does, or use auto"

@@ -45,19 +45,18 @@ class Workload:
     @classmethod
     def of(cls, func: Any, num_outputs: int) -> Workload:
         """Freeze `func` under the canonical symbol `main`; the key is TVM's structural hash, names left out."""
-        import tvm
+        from tvm_ffi import structural_hash
 
         func = func.with_attr("global_symbol", "main")
-        return cls(func, num_outputs, f"{tvm.ir.structural_hash(func) & (2**64 - 1):016x}")
+        return cls(func, num_outputs, f"{structural_hash(func) & (2**64 - 1):016x}")
 
     @cached_property
     def args(self) -> tuple[Arg, ...]:
         constants = {int(i) for i in self.func.attrs.get(CONSTANT_ARGS_ATTR, ())} if self.func.attrs else set()
         first_output = len(self.func.params) - self.num_outputs
-        buffers = [self.func.buffer_map[param] for param in self.func.params]
         return tuple(
-            Arg(buf.name, tuple(_dim(d) for d in buf.shape), str(buf.dtype), i in constants, i >= first_output)
-            for i, buf in enumerate(buffers)
+            Arg(param.name, tuple(_dim(d) for d in param.shape), str(param.dtype), i in constants, i >= first_output)
+            for i, param in enumerate(self.func.params)  # in this TVM a buffer is a Var with a shape and a dtype
         )
 
     @cached_property
