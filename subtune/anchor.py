@@ -1,0 +1,235 @@
+"""What the policies and the templates know of a workload's anchor: its axes and operands, read from the TIR.
+
+Axes are classified by which accesses they index, as in an einsum: a *batch* axis indexes both operands and the
+output, an *m* axis the first operand (activations) and the output, an *n* axis the second (weights) and the
+output, a *k* axis is reduced. Names of functions, blocks or buffers are never looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.s_tir import SBlock, Schedule
+
+from subtune.kernel import NotApplicable
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One loop of the anchor: its position among the block's iterators, its extent, and its role."""
+
+    index: int
+    extent: int
+    role: str  # "batch" | "m" | "n" | "k"
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One read of the anchor: position among the block's reads, shape, and the axis that runs along each dim.
+
+    `axes` has -1 for a dim that no single axis indexes (a window `h * stride + kh`, a constant); `param` is
+    the PrimFunc parameter that is read, or -1 for the result of a prologue block.
+    """
+
+    read: int
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[int, ...]
+    param: int
+    is_constant: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """C[batch, m, n] += A[batch, m, k] * B[batch, n, k], where A may be read through windows (convolution)."""
+
+    axes: tuple[Axis, ...]
+    a: Operand
+    b: Operand
+    acc_dtype: str
+
+    def of_role(self, role: str) -> tuple[Axis, ...]:
+        return tuple(axis for axis in self.axes if axis.role == role)
+
+    @property
+    def n(self) -> Axis:
+        return self.of_role("n")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """C[..., c] = reduce over small windows of A[..., c]: depthwise convolution and pooling.
+
+    The innermost axis `c` indexes every operand contiguously, so it is the vector axis.
+    """
+
+    axes: tuple[Axis, ...]
+    acc_dtype: str
+
+    def of_role(self, role: str) -> tuple[Axis, ...]:
+        return tuple(axis for axis in self.axes if axis.role == role)
+
+
+@dataclass(frozen=True, slots=True)
+class Rowwise:
+    """Reductions along whole rows (softmax, normalisation, mean): `rows` independent rows of `length` elements."""
+
+    rows: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise:
+    """No reduction: `extent` output elements."""
+
+    extent: int
+
+
+Anchor = Contraction | Window | Rowwise | Elementwise
+
+
+def all_blocks(sch: Schedule, func_name: str = "main") -> list[Any]:
+    """Every sblock but the root, in program order (as block variables of `sch`)."""
+    names: list[str] = []
+    tvm_ffi.structural_walk(sch.mod[func_name].body, (SBlock, lambda b: names.append(b.name_hint)), order="pre")
+    return [sch.get_sblock(name, func_name) for name in names if name != "root"]
+
+
+def is_reduction(block: Any) -> bool:
+    return any(int(iv.iter_type) == tirx.IterVar.CommReduce for iv in block.iter_vars)
+
+
+def loads(expr: Any) -> list[Any]:
+    """Every buffer load in `expr`, in post order."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expr, (ir.TensorLoad, found.append), order="post")
+    return found
+
+
+def variables(exprs: Any) -> set[Any]:
+    """The variables that occur in an expression or a sequence of them."""
+    found: set[Any] = set()
+    for expr in exprs if isinstance(exprs, list | tuple | tvm_ffi.Array) else [exprs]:
+        tvm_ffi.structural_walk(expr, (ir.Var, found.add), order="post")
+    return found
+
+
+def contraction(sch: Schedule, block_rv: Any) -> Contraction | NotApplicable:
+    """The anchor as a contraction, or why it is none."""
+    block = sch.get(block_rv)
+    if not isinstance(block.body, tirx.BufferStore):
+        return NotApplicable("the anchor stores more than one value")
+    product = _added_product(block)
+    if product is None:
+        return NotApplicable("the anchor does not sum products of two operands")
+    axes_of = {iv.var: i for i, iv in enumerate(block.iter_vars)}
+    extents = _extents(block)
+    if extents is None:
+        return NotApplicable("the anchor has symbolic extents")
+    store = block.body
+    out_axes = [axes_of[v] for v in store.indices if v in axes_of]
+    if not out_axes or len(out_axes) != len([iv for iv in block.iter_vars if int(iv.iter_type) == 0]):
+        return NotApplicable("the anchor's output is not indexed by its own axes")
+    first, second = product
+    in_first, in_second = (
+        {axes_of[v] for v in variables(list(load.indices)) if v in axes_of} for load in (first, second)
+    )
+    last = out_axes[-1]
+    if (last in in_first) == (last in in_second):
+        return NotApplicable("the innermost output axis indexes both operands: no n axis")
+    if last in in_first:
+        first, second, in_first, in_second = second, first, in_second, in_first
+    axes = []
+    for i, (iv, extent) in enumerate(zip(block.iter_vars, extents, strict=True)):
+        if int(iv.iter_type) == tirx.IterVar.CommReduce:
+            role = "k"
+        elif i in in_first and i in in_second:
+            role = "batch"
+        elif i in in_second:
+            role = "n"
+        else:
+            role = "m"
+        axes.append(Axis(i, extent, role))
+    if sum(axis.role == "n" for axis in axes) != 1:
+        return NotApplicable("more than one n axis")
+    func = sch.mod["main"]
+    return Contraction(
+        tuple(axes),
+        _operand(func, block, first, axes_of),
+        _operand(func, block, second, axes_of),
+        str(store.buffer.dtype),
+    )
+
+
+def window(sch: Schedule, block_rv: Any) -> Window | NotApplicable:
+    """The anchor as a window reduction that keeps the innermost axis, or why it is none."""
+    block = sch.get(block_rv)
+    if not isinstance(block.body, tirx.BufferStore):
+        return NotApplicable("the anchor stores more than one value")
+    extents = _extents(block)
+    if extents is None:
+        return NotApplicable("the anchor has symbolic extents")
+    store = block.body
+    axes_of = {iv.var: i for i, iv in enumerate(block.iter_vars)}
+    last = store.indices[-1]
+    if last not in axes_of:
+        return NotApplicable("the innermost output index is no axis")
+    for load in loads(store.value):
+        if load.source.same_as(store.buffer) or not any(last in variables(i) for i in load.indices):
+            continue
+        if not load.indices[-1].same_as(last):
+            return NotApplicable("an operand is not contiguous along the innermost output axis")
+    axes = tuple(
+        Axis(i, extent, "k" if int(iv.iter_type) == tirx.IterVar.CommReduce else "n" if iv.var.same_as(last) else "m")
+        for i, (iv, extent) in enumerate(zip(block.iter_vars, extents, strict=True))
+    )
+    return Window(axes, str(store.buffer.dtype))
+
+
+def _extents(block: Any) -> list[int] | None:
+    extents = [iv.dom.extent for iv in block.iter_vars]
+    return [int(e) for e in extents] if all(isinstance(e, tirx.IntImm) for e in extents) else None
+
+
+def _added_product(block: Any) -> tuple[Any, Any] | None:
+    """The two loads of `C[...] = C[...] + cast(A[...]) * cast(B[...])`, or None."""
+    store = block.body
+    value = store.value
+    if not isinstance(value, tirx.Add) or not _is_load_of(value.a, store.buffer):
+        return None
+    product = value.b
+    if isinstance(product, tirx.Cast):
+        product = product.value
+    if not isinstance(product, tirx.Mul):
+        return None
+    found = [_single_load(side) for side in (product.a, product.b)]
+    if found[0] is None or found[1] is None:
+        return None
+    return found[0], found[1]
+
+
+def _single_load(expr: Any) -> Any | None:
+    while isinstance(expr, tirx.Cast):
+        expr = expr.value
+    return expr if isinstance(expr, ir.TensorLoad) else None
+
+
+def _is_load_of(expr: Any, buffer: Any) -> bool:
+    return isinstance(expr, ir.TensorLoad) and expr.source.same_as(buffer)
+
+
+def _operand(func: Any, block: Any, load: Any, axes_of: dict[Any, int]) -> Operand:
+    read = next(i for i, region in enumerate(block.reads) if region.source.same_as(load.source))
+    param = next((i for i, p in enumerate(func.params) if p.same_as(load.source)), -1)
+    constants = {int(i) for i in func.attrs.get("layout_free_buffers", ())}
+    return Operand(
+        read=read,
+        shape=tuple(int(d) for d in load.source.shape),
+        dtype=str(load.source.dtype),
+        axes=tuple(axes_of.get(index, -1) if isinstance(index, ir.Var) else -1 for index in load.indices),
+        param=param,
+        is_constant=param in constants,
+    )
