@@ -63,11 +63,13 @@ class Contraction:
 class Window:
     """C[..., c] = reduce over small windows of A[..., c]: depthwise convolution and pooling.
 
-    The innermost axis `c` indexes every operand contiguously, so it is the vector axis.
+    The innermost axis `c` indexes every operand contiguously, so it is the vector axis, but for the constants in
+    `to_pack` (depthwise weights `[c, kh, kw, 1]`), which can be packed `[kh, kw, c]`.
     """
 
     axes: tuple[Axis, ...]
     acc_dtype: str
+    to_pack: tuple[Operand, ...]
 
     def of_role(self, role: str) -> tuple[Axis, ...]:
         return tuple(axis for axis in self.axes if axis.role == role)
@@ -177,16 +179,30 @@ def window(sch: Schedule, block_rv: Any) -> Window | NotApplicable:
     last = store.indices[-1]
     if last not in axes_of:
         return NotApplicable("the innermost output index is no axis")
+    unit = {iv.var for iv, extent in zip(block.iter_vars, extents, strict=True) if extent == 1}
+    to_pack = []
     for load in loads(store.value):
         if load.source.same_as(store.buffer) or not any(last in variables(i) for i in load.indices):
             continue
-        if not load.indices[-1].same_as(last):
+        if _is_var_plus_units(load.indices[-1], last, unit):
+            continue
+        operand = _operand(sch.mod["main"], block, load, axes_of)
+        if not operand.is_constant or -1 in operand.axes:
             return NotApplicable("an operand is not contiguous along the innermost output axis")
+        to_pack.append(operand)
     axes = tuple(
         Axis(i, extent, "k" if int(iv.iter_type) == tirx.IterVar.CommReduce else "n" if iv.var.same_as(last) else "m")
         for i, (iv, extent) in enumerate(zip(block.iter_vars, extents, strict=True))
     )
-    return Window(axes, str(store.buffer.dtype))
+    return Window(axes, str(store.buffer.dtype), tuple(to_pack))
+
+
+def _is_var_plus_units(index: Any, var: Any, unit: set[Any]) -> bool:
+    """Whether `index` is `var`, or `var` plus axes of extent one."""
+    if isinstance(index, tirx.Add):
+        sides = (index.a, index.b)
+        return any(one.same_as(var) and variables(other) <= unit for one, other in (sides, sides[::-1]))
+    return bool(index.same_as(var))
 
 
 def _extents(block: Any) -> list[int] | None:

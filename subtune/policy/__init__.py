@@ -1,1 +1,51 @@
 """Device model and workload in, candidates out, best first: arithmetic only."""
+
+from __future__ import annotations
+
+from subtune.anchor import Contraction, Elementwise, Rowwise, Window
+from subtune.candidate import Candidate
+from subtune.device import CPUModel
+from subtune.policy.contraction import contraction_candidates
+from subtune.policy.memory_bound import elementwise_candidates, rowwise_candidates, window_candidates
+from subtune.stages import summarise
+from subtune.workload import Workload
+
+__all__ = ["candidates"]
+
+
+def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Candidate, ...]:
+    """At most `topk` candidates for `workload` on `device`, the one predicted fastest first.
+
+    The default schedule is not among them. Empty where only the default schedule applies. No build, no clock:
+    the same inputs give the same candidates in the same order.
+    """
+    anchor = summarise(workload).anchor
+    found: list[Candidate]
+    if isinstance(anchor, Contraction):
+        found = contraction_candidates(anchor, workload, device)
+    elif isinstance(anchor, Window):
+        found = window_candidates(anchor, workload, device)
+    elif isinstance(anchor, Rowwise):
+        found = rowwise_candidates(anchor, workload, device)
+    elif isinstance(anchor, Elementwise):
+        found = elementwise_candidates(anchor, workload, device)
+    else:
+        found = []
+    return tuple(_diverse(sorted(found, key=lambda c: (c.predicted_s, c.knobs)), topk))
+
+
+def _diverse(ranked: list[Candidate], topk: int, per_tile: int = 3) -> list[Candidate]:
+    """The first `topk`, but no more than `per_tile` that differ only in their outer loops.
+
+    Neighbours of one tile share the model's error; a second tile is worth more than a fourth loop order.
+    """
+    taken: list[Candidate] = []
+    rest: list[Candidate] = []
+    count: dict[tuple[object, ...], int] = {}
+    for candidate in ranked:
+        tile = (candidate.template, *(value for name, value in candidate.knobs if name in ("mr", "nr", "cb")))
+        count[tile] = count.get(tile, 0) + 1
+        (taken if count[tile] <= per_tile else rest).append(candidate)
+        if len(taken) == topk:
+            return taken
+    return (taken + rest)[:topk]

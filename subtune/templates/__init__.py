@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
+from subtune.templates.vector_math import vectorize_math
 from subtune.workload import Workload
 
 _TEMPLATES = ("default", "contraction", "window", "rowwise", "elementwise")
+_EXACT_MATH = ("default",)  # the reference calls libm
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
@@ -18,4 +21,6 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         return NotApplicable(f"unknown template {candidate.template!r}")
     module = importlib.import_module(f"subtune.templates.{candidate.template}")
     result: Kernel | NotApplicable = module.schedule(workload, candidate, device)
-    return result
+    if isinstance(result, NotApplicable) or candidate.template in _EXACT_MATH:
+        return result
+    return replace(result, func=vectorize_math(result.func))

@@ -21,9 +21,10 @@ from subtune.anchor import Contraction, Operand, contraction
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.templates.inlining import Stages, classify, inline
+from subtune.stages import Stages, classify, inline
 from subtune.templates.padding import pad_axes
 from subtune.templates.prepack import split_prepack
+from subtune.templates.tile import names_equal, place_pad, vectorize_tile
 from subtune.workload import Workload, dtype_bits
 
 
@@ -88,7 +89,7 @@ def _schedule(
         packed = sch.cache_read(block, info.b.read, "global")
         if info.b.param < 0:  # B is computed by a block (its padding): by the packing, then
             made_by = sch.get_producers(packed)
-            producers = [p for p in producers if not _same(sch, p, made_by[0])]
+            producers = [p for p in producers if not names_equal(sch, p, made_by[0])]
             sch.compute_inline(made_by[0])
         leading = [axis.index for axis in info.of_role("batch")]
         dims = {axis: dim for dim, axis in enumerate(info.b.axes)}
@@ -121,6 +122,9 @@ def _schedule(
     else:
         nest = [*batch, *outer, no, *middle]
         parallel = [*batch, *outer, no]
+    packs_online = packed is not None and not weights.is_constant
+    if packs_online and batch:
+        parallel = batch  # each batch's B is packed once, by the thread that uses it
     sch.reorder(*nest, *reduce, inner, nv, ni)
 
     if outputs:
@@ -132,17 +136,17 @@ def _schedule(
     depth = len(sch.get_loops(block)) - len(reduce) - 3
     fused = sch.fuse(*parallel)
     depth -= len(parallel) - 1
-    if packed is not None and not weights.is_constant:
-        _place_online_pack(sch, packed, fused if batch and order == "m" else None, lanes)
+    if packs_online:
+        _place_online_pack(sch, packed, fused if batch else None, lanes)
     for pad in producers:
-        _place_pad(sch, pad, fused if order == "m" else None, lanes)
+        place_pad(sch, pad, fused if order == "m" else None, lanes)
     sch.vectorize(ni)
     sch.unroll(nv)
     sch.unroll(inner)
     sch.parallel(fused)
     sch.decompose_reduction(block, reduce[0])
     for output in outputs:
-        _vectorize_tile(sch, output, depth, lanes)
+        vectorize_tile(sch, output, depth, lanes)
 
     func = sch.mod["main"]
     packings: tuple[tuple[int, Packing], ...] = ()
@@ -179,43 +183,12 @@ def _packing(info: Contraction, layout: list[int], nr: int) -> Packing:
     return Packing(tuple(split), tuple(order))
 
 
-def _place_pad(sch: Schedule, pad: Any, at: Any | None, lanes: int) -> None:
-    """Padding rows are computed per tile inside the parallel loop, or once, in parallel, at the root."""
-    if at is not None:
-        sch.compute_at(pad, at)
-    loops = sch.get_loops(pad)
-    if _extent(sch, loops[-1]) % lanes == 0:
-        _, vec = sch.split(loops[-1], [None, lanes])
-        sch.vectorize(vec)
-    if at is None and len(loops) > 2:
-        sch.parallel(sch.fuse(*loops[:2]))
-
-
 def _place_online_pack(sch: Schedule, packed: Any, at: Any | None, lanes: int) -> None:
+    """Pack a non-constant B inside the kernel (GEBP): per batch inside the parallel loop, or once at the root."""
     if at is not None:
         sch.compute_at(packed, at)
-    else:
-        loops = sch.get_loops(packed)
+    loops = sch.get_loops(packed)
+    if at is None:
         sch.parallel(sch.fuse(*loops[:2]))
-
-
-def _vectorize_tile(sch: Schedule, output: Any, depth: int, lanes: int) -> None:
-    """Vectorise the innermost loop of the epilogue's tile, unroll the others."""
-    loops = sch.get_loops(output)[depth:]
-    *rows, last = loops
-    for row in rows:
-        sch.unroll(row)
-    if _extent(sch, last) % lanes == 0:
-        nv, vec = sch.split(last, [None, lanes])
-        sch.unroll(nv)
-        sch.vectorize(vec)
-    else:
-        sch.vectorize(last)
-
-
-def _same(sch: Schedule, a: Any, b: Any) -> bool:
-    return bool(sch.get(a).name_hint == sch.get(b).name_hint)
-
-
-def _extent(sch: Schedule, loop: Any) -> int:
-    return int(sch.get(loop).extent)
+    last = sch.get_loops(packed)[-1]
+    sch.vectorize(last)

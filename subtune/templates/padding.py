@@ -85,7 +85,7 @@ def pad_axes(func: Any, block_name: str, info: Contraction, extents: Mapping[int
 
 
 def _padded_dim(dim: Any, axis: int | None, extents: Mapping[int, int]) -> Any:
-    return tirx.const(extents[axis], "int64") if axis in extents else dim
+    return tirx.const(extents[axis], "int64") if axis is not None and axis in extents else dim
 
 
 def _holds(stage: Any, block_name: str) -> bool:
@@ -132,7 +132,7 @@ def _nest(name: str, iter_vars: Any, extents: Mapping[int, int], body: Any, init
         for i, iv in enumerate(iter_vars)
     ]
     loops = [tirx.Var(f"i{i}", "int64") for i in range(len(fresh))]
-    reads = []
+    reads: list[Any] = []
     tvm_ffi.structural_walk(body.value, (ir.TensorLoad, reads.append), order="post")
     regions = [_point(load.source, load.indices) for load in reads if not load.source.same_as(body.buffer)]
     block = SBlock(fresh, _unique(regions), [_point(body.buffer, body.indices)], name, body, init)

@@ -1,0 +1,72 @@
+"""Candidates for subgraphs that memory bounds: pooling and depthwise windows, rows, elementwise."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+from subtune.anchor import Elementwise, Rowwise, Window
+from subtune.candidate import Candidate
+from subtune.device import CPUModel
+from subtune.workload import Workload, dtype_bits
+
+_GRAIN_COST_S = 2e-7  # starting one piece of parallel work
+_MAX_CHANNEL_VECTORS = 8
+
+
+def window_candidates(anchor: Window, workload: Workload, device: CPUModel) -> list[Candidate]:
+    """Row tiles, pixels and channel blocks whose accumulators fit the registers."""
+    channels = anchor.of_role("n")[0].extent
+    rows = [axis.extent for axis in anchor.of_role("m")]
+    width, height = (rows[-1] if rows else 1), (rows[-2] if len(rows) > 1 else 1)
+    images = prod(rows[:-2]) if len(rows) > 2 else 1
+    lanes = device.lanes(dtype_bits(anchor.acc_dtype))
+    while lanes > 1 and channels % lanes:
+        lanes //= 2
+    taps = prod(axis.extent for axis in anchor.of_role("k"))
+    found = []
+    for cb in (lanes * v for v in range(1, _MAX_CHANNEL_VECTORS + 1) if channels % (lanes * v) == 0):
+        for mr in (m for m in range(1, 15) if width % m == 0):
+            vectors = mr * cb // lanes
+            if vectors + cb // lanes + 1 > device.vector_registers:
+                continue
+            for ht in (h for h in range(1, height + 1) if height % h == 0 and h <= 28):
+                for order in ("h", "c"):
+                    grains = images * height // ht * (channels // cb if order == "c" else 1)
+                    imbalance = ceil(grains / device.threads) * device.threads / grains
+                    # vector operations per cycle: two, unless too few accumulators hide their latency
+                    rate = min(2.0, vectors / device.fma_latency)
+                    work = images * height * width * channels / lanes * taps / rate
+                    overhead = images * height * width * channels / (mr * cb) * 10
+                    # rows that neighbouring tiles both pad and read
+                    halo = 1.0 + 2.0 / ht if order == "h" else 1.2
+                    seconds = (work * halo + overhead) / device.cycles_per_s / device.threads * imbalance
+                    seconds = max(seconds, workload.nbytes / device.dram_bytes_per_s) + grains * _GRAIN_COST_S / 10
+                    found.append(Candidate.make("window", seconds, ht=ht, mr=mr, cb=cb, order=order))
+    return found
+
+
+def rowwise_candidates(anchor: Rowwise, workload: Workload, device: CPUModel) -> list[Candidate]:
+    """One to eight vectors of partial results per reduction."""
+    base = max(workload.nbytes / device.dram_bytes_per_s, 1e-6)
+    imbalance = ceil(anchor.rows / device.threads) * device.threads / max(anchor.rows, 1)
+    lanes = device.lanes()
+    return [
+        Candidate.make("rowwise", base * imbalance * (1 + abs(unroll - 4) / 16), unroll=unroll)
+        for unroll in (1, 2, 4, 8)
+        if unroll * lanes <= max(anchor.length, lanes)
+    ]
+
+
+def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUModel) -> list[Candidate]:
+    """The three loop shapes, the vector by the widest or by the narrowest element."""
+    base = workload.nbytes / device.dram_bytes_per_s
+    wides = (False, True) if any(dtype_bits(arg.dtype) < 32 for arg in workload.args) else (False,)
+    found = []
+    for wide in wides:
+        for unroll in (1, 4):
+            found.append(
+                Candidate.make("elementwise", base * (1.0 + 0.01 / unroll), shape="flat", unroll=unroll, wide=wide)
+            )
+        for shape, cost in (("rows", 1.02), ("tile", 1.05)):
+            found.append(Candidate.make("elementwise", base * cost, shape=shape, unroll=1, wide=wide))
+    return found

@@ -1,0 +1,73 @@
+"""Elementwise subgraphs: one loop nest at the speed of memory.
+
+`flat`: all loops fused, for operands of one layout; `rows`: outer loops parallel, the innermost vectorised, for
+broadcasts; `tile`: a square tile of the last axis and the axis an operand is contiguous along, for transposes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.s_tir import Schedule, ScheduleError
+
+from subtune.candidate import Candidate
+from subtune.device import CPUModel
+from subtune.kernel import Kernel, NotApplicable
+from subtune.stages import inline
+from subtune.templates.tile import extent_of, vector_width
+from subtune.workload import Workload, dtype_bits
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
+    sch = Schedule(workload.func)
+    stages = inline(sch)
+    if isinstance(stages, NotApplicable):
+        return stages
+    if stages.anchors or stages.producers:
+        return NotApplicable("not an elementwise workload")
+    narrowest = min(dtype_bits(arg.dtype) for arg in workload.args if arg.is_output)
+    lanes = device.lanes(narrowest) if bool(candidate["wide"]) else device.lanes()
+    try:
+        for output in stages.outputs:
+            _nest(sch, output, str(candidate["shape"]), lanes, int(candidate["unroll"]))
+    except ScheduleError as e:
+        return NotApplicable(str(e).strip().splitlines()[-1])
+    return Kernel(sch.mod["main"], (), sch.trace)
+
+
+def _nest(sch: Schedule, block: Any, shape: str, lanes: int, unroll: int) -> None:
+    loops = sch.get_loops(block)
+    if not loops:
+        return
+    if shape == "flat":
+        fused = sch.fuse(*loops)
+        outer, inner, vec = sch.split(fused, [None, unroll, vector_width(extent_of(sch, fused), lanes)])
+        sch.parallel(outer)
+        sch.unroll(inner)
+        sch.vectorize(vec)
+        return
+    *rows, last = loops
+    if shape == "tile" and rows:
+        across = rows[-1] if extent_of(sch, rows[-1]) > 1 else max(rows, key=lambda loop: extent_of(sch, loop))
+        rows = [row for row in rows if row is not across]
+        ao, ai = sch.split(across, [None, vector_width(extent_of(sch, across), lanes)])
+        lo, li = sch.split(last, [None, vector_width(extent_of(sch, last), lanes)])
+        sch.reorder(*rows, ao, lo, ai, li)
+        sch.parallel(sch.fuse(*rows, ao, lo))
+        sch.unroll(ai)
+        sch.vectorize(li)
+        return
+    width = vector_width(extent_of(sch, last), lanes)
+    if width == 1:
+        sch.parallel(sch.fuse(*loops[:-1]) if rows else last)
+        return
+    lo, vec = sch.split(last, [None, width])
+    sch.parallel(sch.fuse(*rows) if rows and extent_of_all(sch, rows) > 1 else lo)
+    sch.vectorize(vec)
+
+
+def extent_of_all(sch: Schedule, loops: list[Any]) -> int:
+    size = 1
+    for loop in loops:
+        size *= extent_of(sch, loop)
+    return size

@@ -1,0 +1,126 @@
+"""Rowwise subgraphs: softmax, normalisations, reductions along the innermost axes; a row stays in cache.
+
+for rows (parallel):
+  for each stage:  over the row, vectorised; reductions keep `unroll` vectors of partial results
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.s_tir import Schedule, ScheduleError
+
+from subtune.anchor import all_blocks, is_reduction
+from subtune.candidate import Candidate
+from subtune.device import CPUModel
+from subtune.kernel import Kernel, NotApplicable
+from subtune.templates.tile import extent_of, vector_width
+from subtune.workload import Workload
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
+    sch = Schedule(workload.func)
+    try:
+        return _schedule(sch, int(candidate["unroll"]), device.lanes())
+    except ScheduleError as e:
+        return NotApplicable(str(e).strip().splitlines()[-1])
+
+
+def _schedule(sch: Schedule, unroll: int, lanes: int) -> Kernel | NotApplicable:
+    output_names = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
+    if len(output_names) != 1:
+        return NotApplicable("more than one output")
+    _inline_cheap(sch, output_names[0])
+    reductions = [b for b in all_blocks(sch) if is_reduction(sch.get(b))]
+    if not reductions:
+        return NotApplicable("no reduction")
+    rows = min(_count(sch, block, tirx.IterVar.DataPar) for block in reductions)
+    if rows == 0 or any(_count(sch, block, tirx.IterVar.DataPar) != rows for block in reductions):
+        return NotApplicable("the reductions do not share their rows")
+
+    partials = [name for block in reductions if (name := _split_reduction(sch, block, rows, unroll, lanes))]
+    output = sch.get_sblock(output_names[0])
+    if is_reduction(sch.get(output)):
+        output = sch.cache_write(output, 0, "local")
+    names = [sch.get(b).name_hint for b in all_blocks(sch)]
+    fused = sch.fuse(*sch.get_loops(output)[:rows])
+    sch.parallel(fused)
+    for name in reversed(names):
+        if name != sch.get(output).name_hint:
+            sch.compute_at(sch.get_sblock(name), fused)
+    for name in names:
+        block = sch.get_sblock(name)
+        if name in partials:
+            _accumulate(sch, block, lanes)
+        elif not is_reduction(sch.get(block)):
+            _map(sch, block, lanes)
+    return Kernel(sch.mod["main"], (), sch.trace)
+
+
+def _inline_cheap(sch: Schedule, output_name: str) -> None:
+    """Inline elementwise stages; one with a function call (exp) that several stages read is computed once."""
+    for name in [sch.get(b).name_hint for b in all_blocks(sch)]:
+        block = sch.get_sblock(name)
+        node = sch.get(block)
+        if name == output_name or is_reduction(node):
+            continue
+        if _calls(node) and len(sch.get_consumers(block)) > 1:
+            continue
+        sch.compute_inline(block)
+
+
+def _calls(node: Any) -> bool:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(node.body, (ir.Call, found.append), order="post")
+    return bool(found)
+
+
+def _count(sch: Schedule, block: Any, kind: int) -> int:
+    return sum(int(iv.iter_type) == kind for iv in sch.get(block).iter_vars)
+
+
+def _map(sch: Schedule, block: Any, lanes: int) -> None:
+    loops = sch.get_loops(block)[1:]
+    if not loops:
+        return
+    width = vector_width(extent_of(sch, loops[-1]), lanes)
+    if width > 1:
+        _, vec = sch.split(loops[-1], [None, width])
+        sch.vectorize(vec)
+
+
+def _split_reduction(sch: Schedule, block: Any, rows: int, unroll: int, lanes: int) -> str | None:
+    """Give the reduction `unroll` vectors of partial results; the name of the block that computes them."""
+    reduce = sch.get_loops(block)[rows:]
+    fused = sch.fuse(*reduce) if len(reduce) > 1 else reduce[0]
+    extent = extent_of(sch, fused)
+    width = vector_width(extent, lanes * unroll)
+    if width < lanes // 2:
+        return None
+    _, inner = sch.split(fused, [None, width])
+    return str(sch.get(sch.rfactor(inner, rows)).name_hint)
+
+
+def _accumulate(sch: Schedule, partial: Any, lanes: int) -> None:
+    """Partial results live in registers: the loop over the row outside, the vectors inside."""
+    ko, ki = _last_two(sch, partial)
+    if extent_of(sch, ki) > lanes:
+        kv, vec = sch.split(ki, [None, lanes])
+        sch.unroll(kv)
+    else:
+        vec = ki
+    sch.vectorize(vec)
+    sch.set_scope(partial, 0, "local")
+    sch.decompose_reduction(partial, ko)
+
+
+def _last_two(sch: Schedule, partial: Any) -> tuple[Any, Any]:
+    """The loop over the row and the loop over the partial results, the latter moved inside."""
+    node = sch.get(partial)
+    loops = sch.get_loops(partial)[-2:]
+    last_is_spatial = int(node.iter_vars[-1].iter_type) == tirx.IterVar.DataPar
+    ko, ki = (loops[0], loops[1]) if last_is_spatial else (loops[1], loops[0])
+    sch.reorder(ko, ki)
+    return ko, ki

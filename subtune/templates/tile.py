@@ -1,0 +1,52 @@
+"""Steps the templates share: where paddings are computed, how an epilogue's tile becomes vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.s_tir import Schedule
+
+
+def place_pad(sch: Schedule, pad: Any, at: Any | None, lanes: int) -> None:
+    """Compute a padding's rows per tile inside the parallel loop `at`, or once, in parallel, at the root."""
+    if at is not None:
+        sch.compute_at(pad, at)
+    loops = sch.get_loops(pad)
+    if at is None and len(loops) > 2:
+        sch.parallel(sch.fuse(*loops[:2]))
+    width = vector_width(extent_of(sch, loops[-1]), lanes)
+    if width > 1:
+        _, vec = sch.split(loops[-1], [None, width])
+        sch.vectorize(vec)
+
+
+def vectorize_tile(sch: Schedule, output: Any, depth: int, lanes: int) -> None:
+    """Vectorise the innermost loop of the epilogue's tile (the loops from `depth` on), unroll the others."""
+    loops = sch.get_loops(output)[depth:]
+    if not loops:
+        return
+    *rows, last = loops
+    for row in rows:
+        sch.unroll(row)
+    if extent_of(sch, last) % lanes == 0:
+        nv, vec = sch.split(last, [None, lanes])
+        sch.unroll(nv)
+        sch.vectorize(vec)
+    elif extent_of(sch, last) <= 2 * lanes:
+        sch.vectorize(last)
+
+
+def vector_width(extent: int, lanes: int) -> int:
+    """The widest power-of-two vector, up to `lanes` elements, that divides `extent`."""
+    width = lanes
+    while width > 1 and extent % width:
+        width //= 2
+    return width
+
+
+def extent_of(sch: Schedule, loop: Any) -> int:
+    return int(sch.get(loop).extent)
+
+
+def names_equal(sch: Schedule, a: Any, b: Any) -> bool:
+    return bool(sch.get(a).name_hint == sch.get(b).name_hint)

@@ -1,0 +1,132 @@
+"""exp, tanh, erf and sigmoid in float32 as polynomials that vectorise.
+
+LLVM lowers a vector `exp` to one libm call per lane. These use only arithmetic that it keeps in vectors. Worst
+errors over the whole range, against float64 (tests/subtune/templates/test_vector_math.py): exp 2 ulp (results
+below 1.2e-38 become 0), tanh and erf 5e-7 relative, sigmoid 3 ulp. NaN and infinities are kept.
+Sources: Cephes (expf), Eigen's rational approximations of tanh and erf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+
+
+def vectorize_math(func: Any) -> Any:
+    """`func` with the float32 calls of exp, tanh, erf and sigmoid replaced by vectorisable arithmetic."""
+
+    def rewrite(call: Any) -> Any:
+        name = call.op.name if isinstance(call.op, ir.Op) else ""
+        replacement = _REPLACEMENTS.get(name.rpartition(".")[2])
+        if replacement is None or str(call.ty.dtype) != "float32":
+            return call
+        return replacement(call.args[0])
+
+    body = tvm_ffi.structural_map(func.body, (ir.Call, rewrite))
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _f(value: float) -> Any:
+    return tirx.const(value, "float32")
+
+
+def _let(value: Any, body: Callable[[Any], Any]) -> Any:
+    """Name `value`, so that the expression tree stays linear in size."""
+    var = tirx.Var("t", "float32")
+    return tirx.Let(var, value, body(var))
+
+
+def _horner(x: Any, coefficients: Sequence[float]) -> Any:
+    """Coefficients from the highest power down."""
+    result = _f(coefficients[0])
+    for c in coefficients[1:]:
+        result = result * x + _f(c)
+    return result
+
+
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5, 1.0, 1.0)
+
+
+def _exp(x: Any) -> Any:
+    def of(x: Any) -> Any:
+        clamped = tirx.max(tirx.min(x, _f(88.72283935546875)), _f(-87.33654022216797))
+
+        def reduce(n: Any) -> Any:
+            def polynomial(r: Any) -> Any:
+                p = _horner(
+                    r,
+                    (
+                        1.9875691500e-4,
+                        1.3981999507e-3,
+                        8.3334519073e-3,
+                        4.1665795894e-2,
+                        1.6666665459e-1,
+                        0.5,
+                        1.0,
+                        1.0,
+                    ),
+                )
+                # 2**(n-1) and a factor of two, since n reaches 128 and 2**128 is no float
+                bits = (tirx.Cast("int32", n) + tirx.const(126, "int32")) << tirx.const(23, "int32")
+                value = p * tirx.reinterpret("float32", bits) * _f(2.0)
+                finite = tirx.Select(x < _f(-87.33654022216797), _f(0.0), value)
+                finite = tirx.Select(x > _f(88.72283935546875), tirx.infinity("float32"), finite)
+                return tirx.Select(tirx.isnan(x), x, finite)
+
+            return _let(clamped - n * _f(0.693359375) - n * _f(-2.12194440e-4), polynomial)
+
+        return _let(tirx.floor(clamped * _f(1.44269504088896341) + _f(0.5)), reduce)
+
+    return _let(x, of)
+
+
+def _rational(x: Any, limit: float, numerator: Sequence[float], denominator: Sequence[float]) -> Any:
+    """x * P(x^2) / Q(x^2) of x clamped to [-limit, limit]; NaN stays NaN."""
+
+    def of(x: Any) -> Any:
+        def clamped(c: Any) -> Any:
+            def square(s: Any) -> Any:
+                return tirx.Select(tirx.isnan(x), x, c * _horner(s, numerator) / _horner(s, denominator))
+
+            return _let(c * c, square)
+
+        return _let(tirx.max(tirx.min(x, _f(limit)), _f(-limit)), clamped)
+
+    return _let(x, of)
+
+
+def _tanh(x: Any) -> Any:
+    return _rational(
+        x,
+        7.90531110763549805,
+        (
+            -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+            1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
+        ),
+        (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03),
+    )  # fmt: skip
+
+
+def _erf(x: Any) -> Any:
+    return _rational(
+        x,
+        3.832506856900711,
+        (
+            -2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
+            -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02,
+        ),
+        (
+            -1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03,
+            -1.42647390514189e-02,
+        ),
+    )  # fmt: skip
+
+
+def _sigmoid(x: Any) -> Any:
+    return _f(1.0) / (_f(1.0) + _exp(_f(0.0) - x))
+
+
+_REPLACEMENTS: dict[str, Callable[[Any], Any]] = {"exp": _exp, "tanh": _tanh, "erf": _erf, "sigmoid": _sigmoid}

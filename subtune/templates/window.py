@@ -1,0 +1,106 @@
+"""Window reductions that keep the innermost axis: depthwise convolution, pooling, global pooling.
+
+    for n, h tile (parallel) [or with the channel tile, when there are few rows]:
+      for channel tile, h, w tile:  acc[mr pixels][cb channels] in registers;  for kh, kw: acc = reduce(acc, x)
+
+Source: XNNPACK's depthwise micro-kernels; measured in the project's recipes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import Schedule, ScheduleError
+
+from subtune.anchor import Window, window
+from subtune.candidate import Candidate
+from subtune.device import CPUModel
+from subtune.kernel import Kernel, NotApplicable, Packing
+from subtune.stages import Stages, inline
+from subtune.templates.prepack import split_prepack
+from subtune.templates.tile import extent_of, place_pad, vector_width, vectorize_tile
+from subtune.workload import Workload, dtype_bits
+
+_MAX_UNROLLED_WINDOW = 49  # elements: a 7x7 window; larger ones stay loops
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
+    sch = Schedule(workload.func)
+    stages = inline(sch)
+    if isinstance(stages, NotApplicable):
+        return stages
+    if len(stages.anchors) != 1:
+        return NotApplicable(f"{len(stages.anchors)} reductions, a window reduction has one")
+    info = window(sch, stages.anchors[0])
+    if isinstance(info, NotApplicable):
+        return info
+    try:
+        return _schedule(sch, stages, info, candidate, device)
+    except ScheduleError as e:
+        return NotApplicable(str(e).strip().splitlines()[-1])
+
+
+def _schedule(
+    sch: Schedule, stages: Stages, info: Window, candidate: Candidate, device: CPUModel
+) -> Kernel | NotApplicable:
+    block = stages.anchors[0]
+    ht, mr, cb = (int(candidate[name]) for name in ("ht", "mr", "cb"))
+    lanes = vector_width(info.of_role("n")[0].extent, device.lanes(dtype_bits(info.acc_dtype)))
+    if cb % lanes:
+        return NotApplicable(f"cb={cb} is no multiple of the {lanes} lanes that divide the channels")
+    packings = []
+    for operand in info.to_pack:
+        sch.cache_read(block, operand.read, "global")
+        order = tuple(sorted(range(len(operand.axes)), key=lambda dim: operand.axes[dim] == info.of_role("n")[0].index))
+        sch.transform_layout(block, ("read", operand.read), _permutation(order))
+        packings.append((operand.param, Packing(tuple((extent,) for extent in operand.shape), order)))
+    loops = sch.get_loops(block)
+    rows = [loops[axis.index] for axis in info.of_role("m")]
+    reduce = [loops[axis.index] for axis in info.of_role("k")]
+    co, cv, ci = sch.split(loops[info.of_role("n")[0].index], [None, cb // lanes, lanes])
+    while len(rows) < 2:
+        rows.insert(0, sch.add_unit_loop(rows[0] if rows else co))
+    *outer, h, w = rows
+    if ht > extent_of(sch, h) or mr > extent_of(sch, w):
+        return NotApplicable("the tile is larger than the output")
+    ho, hi = sch.split(h, [None, ht])
+    wo, wi = sch.split(w, [None, mr])
+    sch.reorder(*outer, ho, co, hi, wo, *reduce, wi, cv, ci)
+    outputs = list(stages.outputs)
+    if outputs:
+        sch.set_scope(block, 0, "local")
+    else:
+        outputs = [sch.cache_write(block, 0, "local")]
+    for output in outputs:
+        sch.reverse_compute_at(output, wo)
+    by_channels = candidate["order"] == "c"
+    parallel = [*outer, ho, co] if by_channels else [*outer, ho]
+    fused = sch.fuse(*parallel)
+    for pad in stages.producers:
+        place_pad(sch, pad, None if by_channels else fused, device.lanes())
+    depth = len(sch.get_loops(block)) - len(reduce) - 3
+    sch.vectorize(ci)
+    sch.unroll(cv)
+    sch.unroll(wi)
+    size = 1
+    for loop in reduce:
+        size *= extent_of(sch, loop)
+    if size <= _MAX_UNROLLED_WINDOW:
+        for loop in reduce:
+            sch.unroll(loop)
+    sch.parallel(fused)
+    sch.decompose_reduction(block, reduce[0])
+    for output in outputs:
+        vectorize_tile(sch, output, depth, lanes)
+    func = sch.mod["main"]
+    for param, _ in packings:
+        func = split_prepack(func, param)
+    return Kernel(func, tuple(packings), sch.trace)
+
+
+def _permutation(order: tuple[int, ...]) -> Any:
+    def index_map(*index: Any) -> list[Any]:
+        return [index[dim] for dim in order]
+
+    return tirx.IndexMap.from_func(index_map, ndim=len(order))
