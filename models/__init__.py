@@ -1,7 +1,7 @@
 """The model zoo: one file per architecture, `build(...) -> onnx.ModelProto`.
 
-Names and keyword arguments go in, checked ONNX models with deterministic weights come out. Importing this room, `names()`
-and `describe()` do not import onnx; `build` and `reduced` do.
+Names and keyword arguments go in, ONNX models with deterministic weights come out. Importing this room,
+`names()` and `describe()` do not import onnx; the other functions do.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""BERT encoder as old torch.onnx wrote it: GELU and LayerNormalization decomposed, Gather embeddings, opset 11.
+"""BERT encoder as old torch.onnx wrote it: decomposed GELU and LayerNormalization, embeddings, opset 11.
 
-Structure of BertModel of the transformers library with static shapes; base (12 layers, 768 hidden, 12 heads) by default.
+Structure of BertModel of the transformers library with static shapes; base (12 layers, 768 hidden, 12 heads)
+by default.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def build(
 ) -> onnx.ModelProto:
     """Inputs `input_ids`, `attention_mask`, `token_type_ids` (batch, seq), int64.
 
-    Outputs `last_hidden_state` (batch, seq, hidden) and `pooler_output` (batch, hidden). The feed-forward layers are
-    4 x hidden wide.
+    Outputs `last_hidden_state` (batch, seq, hidden) and `pooler_output` (batch, hidden). The feed-forward
+    layers are 4 x hidden wide.
 
     Raises:
         ModelError: `heads` does not divide `hidden`, or `seq` exceeds `positions`.

@@ -13,17 +13,24 @@ from onnx import TensorProto, helper
 
 Array = np.ndarray[Any, Any]
 
+# Std of a weight times sqrt(fan in) that keeps the second moment through a ReLU: sqrt(2) after He et al.
+# 2015, and more for filters that sum to zero, which do not see the share 1 / pi of a rectified normal value's
+# power that lies in its mean.
+HE_GAIN = math.sqrt(2.0)
+CENTRED_GAIN = math.sqrt(2.0 / (1.0 - 1.0 / math.pi))
+
 
 class Builder:
     """An ONNX graph under construction; values are known by their names.
 
-    All random weights come from one generator seeded by the model's name and are drawn in float32, so that a model built
-    twice is equal byte for byte, and its float16 weights are its float32 ones rounded.
+    All random weights come from one generator seeded by the model's name and are drawn in float32, so that a
+    model built twice is equal byte for byte, and its float16 weights are its float32 ones rounded.
 
     Args:
         name: the graph's name, and the seed.
-        opset: version of the default operator set; the IR version is the oldest that allows it, as exporters of that age
-            wrote it. Below IR version 4 (opset 8 and older) the initialisers are listed among the inputs.
+        opset: version of the default operator set; the IR version is the oldest that allows it, as exporters
+            of that age wrote it. Below IR version 4 (opset 8 and older) the initialisers are listed among the
+            inputs.
         dtype: "float32" or "float16", for weights, float inputs and float constants.
         name_nodes: False leaves the nodes' names empty, as some old exporters did.
     """
@@ -63,7 +70,7 @@ class Builder:
     # Nodes
 
     def op(self, op_type: str, *inputs: str, out: str | None = None, **attributes: Any) -> str:
-        """Add a node with one output and return the output's name; "" stands for an omitted optional input."""
+        """Add a node with one output and return that output's name; "" stands for an omitted input."""
         return self.multi(op_type, *inputs, outputs=(out,), **attributes)[0]
 
     def multi(
@@ -86,7 +93,7 @@ class Builder:
     def weight(self, name: str, array: Array) -> str:
         """Add an initialiser; a float array is converted to the model's float type, any other kept."""
         if np.issubdtype(array.dtype, np.floating):
-            array = array.astype(self.dtype)
+            array = array.astype(self.dtype, copy=False)
         # Filled in place: building a TensorProto first would copy every weight twice.
         tensor = self._model.graph.initializer.add()
         tensor.name = name
@@ -95,11 +102,16 @@ class Builder:
         tensor.raw_data = array.tobytes()
         return name
 
-    def normal(self, name: str, shape: Sequence[int], std: float, mean: float = 0.0) -> str:
-        """Add an initialiser drawn from a normal distribution."""
+    def normal(
+        self, name: str, shape: Sequence[int], std: float, mean: float = 0.0, *, centred: bool = False
+    ) -> str:
+        """Add a normally distributed initialiser; `centred` makes each slice of axis 0 sum to zero."""
         array = self._rng.standard_normal(tuple(shape), dtype=np.float32)
         array *= np.float32(std)
-        array += np.float32(mean)
+        if mean:
+            array += np.float32(mean)
+        if centred:
+            array -= array.mean(axis=tuple(range(1, array.ndim)), keepdims=True)
         return self.weight(name, array)
 
     def uniform(self, name: str, shape: Sequence[int], low: float, high: float) -> str:
@@ -119,17 +131,26 @@ class Builder:
         stride: int = 1,
         pads: Sequence[int] | str | None = None,
         groups: int = 1,
-        gain: float = math.sqrt(2.0),
+        gain: float | None = None,
         bias: bool = True,
     ) -> str:
-        """Square 2-D convolution, NCHW; weights `(cout, cin / groups, kernel, kernel)` of std `gain / sqrt(fan in)`.
+        """Square 2-D convolution in NCHW with weights (cout, cin / groups, kernel, kernel).
 
         Args:
             pads: (top, left, bottom, right), or an `auto_pad` mode; by default `kernel // 2` on every side.
-            gain: sqrt(2), after He et al. 2015, keeps the second moment through a ReLU; 1 through a linear layer.
+            gain: std of the weights times sqrt(fan in); by default CENTRED_GAIN, or HE_GAIN with groups.
         """
+        # Filters that sum to zero answer to the image and not to the mean that a ReLU leaves behind.
+        # Otherwise the outputs of a deep network with random weights hardly depend on its input, and would
+        # hide wrong kernels.
+        is_centred = groups == 1
+        if gain is None:
+            gain = CENTRED_GAIN if is_centred else HE_GAIN
         shape = (cout, cin // groups, kernel, kernel)
-        inputs = [x, self.normal(f"{name}.weight", shape, gain / math.sqrt(math.prod(shape[1:])))]
+        inputs = [
+            x,
+            self.normal(f"{name}.weight", shape, gain / math.sqrt(math.prod(shape[1:])), centred=is_centred),
+        ]
         if bias:
             inputs.append(self.normal(f"{name}.bias", (cout,), 0.1))
         padding: dict[str, Any] = {"pads": (kernel // 2,) * 4} if pads is None else {"pads": pads}
@@ -148,7 +169,7 @@ class Builder:
     def gemm(
         self, name: str, x: str, cin: int, cout: int, *, gain: float = 1.0, out: str | None = None
     ) -> str:
-        """Fully connected layer with bias as torch.nn.Linear is exported: weights `(cout, cin)` with `transB`."""
+        """Fully connected layer as torch.nn.Linear is exported: weights (cout, cin), transB."""
         weight = self.normal(f"{name}.weight", (cout, cin), gain / math.sqrt(cin))
         bias = self.normal(f"{name}.bias", (cout,), 0.1)
         return self.op("Gemm", x, weight, bias, alpha=1.0, beta=1.0, transB=1, out=out)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "float16")
 
-# Each model's reduced build: every op pattern of the full one, at a size that compiles and runs in moments. The sizes
-# keep what the patterns need: odd extents where pooling rounds up, channel counts that are no multiple of a vector.
+# Each model's reduced build: every op pattern of the full one, at a size that compiles and runs in moments.
+# Squeezenet's image is one where the poolings' rounding up matters.
 _REDUCED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "bert": {"layers": 2, "hidden": 64, "heads": 4, "seq": 16, "vocab": 100, "positions": 32},
@@ -59,8 +59,8 @@ def describe(name: str) -> str:
 def build(name: str, **kwargs: Any) -> onnx.ModelProto:
     """Build the model; `kwargs` override the defaults of the `build` function of its module.
 
-    Every model takes `batch` and `dtype` ("float32" or "float16": type of the weights and of the float inputs and
-    outputs). Weights depend on neither, float16 ones being the float32 ones rounded.
+    Every model takes `batch` and `dtype` ("float32" or "float16": type of the weights and of the float inputs
+    and outputs). The weights depend on neither, float16 ones being the float32 ones rounded.
 
     Raises:
         ModelError: unknown name, unsupported keyword argument, or a value out of range.

@@ -1,7 +1,7 @@
-"""EfficientNet-Lite0 as tf2onnx writes it: NHWC input, 'SAME' padding, Clip, MatMul classifier, Softmax, opset 13.
+"""EfficientNet-Lite0 as tf2onnx writes it: NHWC input, 'SAME' padding, Clip, MatMul, Softmax, opset 13.
 
-'SAME' of TensorFlow pads more at the end where the stride is 2. It is written as `auto_pad` in dense convolutions and
-as explicit asymmetric pads in depthwise ones: both are found in the wild.
+'SAME' of TensorFlow pads more at the end where the stride is 2. It is written as `auto_pad` in dense
+convolutions and as explicit asymmetric pads in depthwise ones: both are found in the wild.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx
 
 from subtune.models.builder import Builder, scaled
 
-# expansion, kernel, output channels, repeats, stride of the first repeat (EfficientNet-B0's; no squeeze-excite)
+# expansion, kernel, output channels, repeats, stride of the first repeat (as EfficientNet-B0)
 _STAGES = (
     (1, 3, 16, 1, 1),
     (6, 3, 24, 2, 2),
@@ -32,7 +32,7 @@ _RESIDUAL_GAIN = 0.25
 def build(
     batch: int = 1, dtype: str = "float32", image: int = 224, width: float = 1.0, classes: int = 1000
 ) -> onnx.ModelProto:
-    """Input `images` (batch, image, image, 3), output `Softmax` (batch, classes); `width` scales the channels."""
+    """Input `images` (batch, image, image, 3), output `Softmax` (batch, classes); `width` scales channels."""
     g = Builder("efficientnet_lite0", opset=13, dtype=dtype)
     bounds = g.weight("relu6_min", np.array(0.0)), g.weight("relu6_max", np.array(6.0))
     channels, extent = scaled(32, width), (image + 1) // 2

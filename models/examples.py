@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     """Random values for every input of the model that has no initialiser.
 
-    Float inputs are standard normal. Integer inputs that index a weight through `Gather` stay within that axis of the
-    weight; other integer inputs (masks) and bool ones are zeros and ones.
+    Float inputs are standard normal. Integer inputs that index a weight through `Gather` stay within that
+    axis of the weight; other integer inputs (masks) and bool ones are zeros and ones.
 
     Raises:
         ShapeError: an input has a dimension without a value.

@@ -1,7 +1,7 @@
-"""GPT-2 transformer blocks: fused QKV with Split, causal Where mask, tanh GELU decomposed, LayerNormalization, opset 17.
+"""GPT-2 blocks: fused QKV with Split, causal Where mask, decomposed tanh GELU, LayerNormalization, opset 17.
 
-Works on hidden states, without the embedding tables, and gives the keys and values of each block as further outputs, as
-the transformers library exports GPT2Block with its cache. One block of GPT-2 small by default.
+Works on hidden states, without the embedding tables, and gives the keys and values of each block as further
+outputs, as the transformers library exports GPT2Block with its cache. One block of GPT-2 small by default.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import onnx
 from subtune.errors import ModelError
 from subtune.models.builder import Builder
 
-# GPT-2 scales the projections into the residual stream down by 1/sqrt(2 layers); one value serves all depths here.
+# GPT-2 scales projections into the residual stream down by 1/sqrt(2 layers); one value serves all depths
+# here.
 _RESIDUAL_GAIN = 0.5
 
 
@@ -27,10 +28,10 @@ def build(
     seq: int = 128,
     context: int = 1024,
 ) -> onnx.ModelProto:
-    """Input `hidden_states` (batch, seq, hidden), output `last_hidden_state` of the same shape after a final LayerNorm.
+    """Input `hidden_states` (batch, seq, hidden), output `last_hidden_state` alike, after a final LayerNorm.
 
-    Further outputs `present.N.key` and `present.N.value` (batch, heads, seq, hidden / heads). `context` is the extent of
-    the causal mask that is cut to `seq`.
+    Further outputs `present.N.key` and `present.N.value` (batch, heads, seq, hidden / heads). `context` is
+    the extent of the causal mask that is cut to `seq`.
 
     Raises:
         ModelError: `heads` does not divide `hidden`, or `seq` exceeds `context`.

@@ -1,4 +1,4 @@
-"""Stacked LSTM classifier as torch.onnx wrote it: LSTM nodes with initial states, last step, Gemm, opset 9."""
+"""Stacked LSTM classifier as torch.onnx wrote it: LSTM with initial states, last step, Gemm, opset 9."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build(
     classes: int = 10,
     bidirectional: bool = False,
 ) -> onnx.ModelProto:
-    """Input `input` (batch, seq, features), output `output` (batch, classes), from the last step of the last layer."""
+    """Input `input` (batch, seq, features), output `output` (batch, classes), from the last step."""
     g = Builder("lstm", opset=9, dtype=dtype)
     x = g.op("Transpose", g.input("input", (batch, seq, features)), perm=(1, 0, 2))
     cin = features
@@ -37,7 +37,7 @@ def build(
 
 
 def _layer(g: Builder, name: str, x: str, dims: tuple[int, int, int, int], bidirectional: bool) -> str:
-    """One LSTM node, (seq, batch, features) to (seq, batch, directions * hidden); `dims` ends in features, hidden."""
+    """From (seq, batch, features) to (seq, batch, directions * hidden); `dims` ends in features, hidden."""
     seq, batch, cin, hidden = dims
     directions = 2 if bidirectional else 1
     weight = g.normal(f"{name}.W", (directions, 4 * hidden, cin), 1.0 / math.sqrt(cin))

@@ -1,12 +1,10 @@
 """MobileNetV2 as torch.onnx wrote it: Clip with its bounds as inputs, depthwise convolutions, opset 11.
 
-Structure of torchvision's mobilenet_v2 in eval mode, BatchNormalization folded. `x.view(x.size(0), -1)` before the
-classifier shows up as the chain Shape, Gather, Unsqueeze, Concat, Reshape.
+Structure of torchvision's mobilenet_v2 in eval mode, BatchNormalization folded. `x.view(x.size(0), -1)`
+before the classifier shows up as the chain Shape, Gather, Unsqueeze, Concat, Reshape.
 """
 
 from __future__ import annotations
-
-import math
 
 import onnx
 
@@ -32,7 +30,7 @@ _RESIDUAL_GAIN = 0.25
 def build(
     batch: int = 1, dtype: str = "float32", image: int = 224, width: float = 1.0, classes: int = 1000
 ) -> onnx.ModelProto:
-    """Input `input` (batch, 3, image, image), output `output` (batch, classes); `width` scales the channels."""
+    """Input `input` (batch, 3, image, image), output `output` (batch, classes); `width` scales channels."""
     g = Builder("mobilenet_v2", opset=11, dtype=dtype)
     channels = scaled(32, width)
     x = g.input("input", (batch, 3, image, image))
@@ -61,9 +59,7 @@ def _inverted_residual(
     y = x
     if expansion != 1:
         y = _relu6(g, g.conv(f"{name}.conv.0.0", y, cin, middle, 1, gain=_EXPAND_GAIN))
-    y = _relu6(
-        g, g.conv(f"{name}.conv.1.0", y, middle, middle, 3, stride=stride, groups=middle, gain=math.sqrt(2.0))
-    )
+    y = _relu6(g, g.conv(f"{name}.conv.1.0", y, middle, middle, 3, stride=stride, groups=middle))
     y = g.conv(f"{name}.conv.2", y, middle, cout, 1, gain=_RESIDUAL_GAIN if is_residual else _PROJECT_GAIN)
     return g.op("Add", x, y) if is_residual else y
 

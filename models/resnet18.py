@@ -5,20 +5,19 @@ Structure of torchvision's resnet18 in eval mode.
 
 from __future__ import annotations
 
-import math
-
 import onnx
 
-from subtune.models.builder import Builder, scaled
+from subtune.models.builder import CENTRED_GAIN, Builder, scaled
 
-# The second convolution of a block adds a tenth of the shortcut's power, so that activations stay O(1) over eight blocks.
-_BRANCH_GAIN = 0.4 * math.sqrt(2.0)
+# The second convolution of a block adds a sixth of the shortcut's power: activations stay O(1) over eight
+# blocks.
+_BRANCH_GAIN = 0.4 * CENTRED_GAIN
 
 
 def build(
     batch: int = 1, dtype: str = "float32", image: int = 224, width: float = 1.0, classes: int = 1000
 ) -> onnx.ModelProto:
-    """Input `input` (batch, 3, image, image), output `output` (batch, classes); `width` scales the channels."""
+    """Input `input` (batch, 3, image, image), output `output` (batch, classes); `width` scales channels."""
     g = Builder("resnet18", opset=18, dtype=dtype)
     channels = scaled(64, width)
     x = g.input("input", (batch, 3, image, image))

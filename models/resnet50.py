@@ -1,7 +1,7 @@
 """ResNet-50 as Caffe2 and MXNet wrote it: BatchNormalization nodes, Sum as residual, Reshape, opset 8.
 
-The first version of the network, whose stride lies in the first 1x1 convolution. Initialisers are listed among the
-inputs and nodes have no names, as in files of that age.
+The first version of the network, whose stride lies in the first 1x1 convolution. Initialisers are listed
+among the inputs and nodes have no names, as in files of that age.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BRANCH_SCALE = 0.35
 def build(
     batch: int = 1, dtype: str = "float32", image: int = 224, width: float = 1.0, classes: int = 1000
 ) -> onnx.ModelProto:
-    """Input `data` (batch, 3, image, image), output `output` (batch, classes); `width` scales the channels."""
+    """Input `data` (batch, 3, image, image), output `output` (batch, classes); `width` scales channels."""
     g = Builder("resnet50", opset=8, dtype=dtype, name_nodes=False)
     channels = scaled(64, width)
     x = g.input("data", (batch, 3, image, image))
@@ -53,7 +53,7 @@ def _bottleneck(g: Builder, name: str, x: str, cin: int, middle: int, stride: in
 def _conv_bn(
     g: Builder, name: str, x: str, cin: int, cout: int, kernel: int, stride: int = 1, scale: float = 1.0
 ) -> str:
-    """Convolution without bias, then BatchNormalization with the statistics of its nearly normalised output."""
+    """Convolution without bias, then BatchNormalization with statistics near those of its input."""
     y = g.conv(name, x, cin, cout, kernel, stride=stride, bias=False)
     gamma, beta = g.norm_parameters(f"{name}_bn", cout, scale)
     mean = g.normal(f"{name}_bn.mean", (cout,), 0.1)

@@ -1,12 +1,13 @@
-"""SqueezeNet 1.1 as torch.onnx wrote it: fire modules with Concat, pooling that rounds up, Dropout, no Gemm, opset 10.
+"""SqueezeNet 1.1 as torch.onnx wrote it: fire modules, pooling that rounds up, Dropout, opset 10.
 
-Structure of torchvision's squeezenet1_1.
+Structure of torchvision's squeezenet1_1: Concat in every fire module, and no Gemm.
 """
 
 from __future__ import annotations
 
 import onnx
 
+from subtune.errors import ModelError
 from subtune.models.builder import Builder, scaled
 
 # squeeze and expand (each of two) channels of the fire modules; a pooling comes before each group
@@ -16,7 +17,15 @@ _FIRES = (((16, 64), (16, 64)), ((32, 128), (32, 128)), ((48, 192), (48, 192), (
 def build(
     batch: int = 1, dtype: str = "float32", image: int = 224, width: float = 1.0, classes: int = 1000
 ) -> onnx.ModelProto:
-    """Input `input` (batch, 3, image, image), output `output` (batch, classes); `width` scales the channels."""
+    """Input `input` (batch, 3, image, image), output `output` (batch, classes); `width` scales channels.
+
+    Raises:
+        ModelError: image is under 25, which leaves less than a window to the last pooling.
+    """
+    if image < 25:
+        raise ModelError(
+            f"zoo model squeezenet: image={image} is too small for three poolings; use 25 or more"
+        )
     g = Builder("squeezenet", opset=10, dtype=dtype)
     channels = scaled(64, width)
     x = g.input("input", (batch, 3, image, image))

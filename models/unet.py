@@ -1,4 +1,4 @@
-"""Small U-Net for segmentation: InstanceNormalization, LeakyRelu, ConvTranspose or Resize, Concat skips, Sigmoid, opset 16."""
+"""Small U-Net: InstanceNormalization, LeakyRelu, ConvTranspose or Resize, Concat skips, Sigmoid, opset 16."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build(
     """Input `image` (batch, 3, image, image), output `mask` (batch, classes, image, image), between 0 and 1.
 
     Args:
-        base: channels of the outermost level; each of the `levels` inner ones has twice as many as the one outside it.
+        base: channels of the outermost level; each of the `levels` inner ones doubles them.
         upsample: "transpose" (ConvTranspose 2x2) or "resize" (bilinear Resize, then a 1x1 convolution).
 
     Raises:

@@ -5,13 +5,11 @@ Structure of torchvision's vgg16; the classifier takes whatever extent the five 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import onnx
 
 from subtune.errors import ModelError
-from subtune.models.builder import Builder, scaled
+from subtune.models.builder import HE_GAIN, Builder, scaled
 
 _STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
@@ -19,7 +17,7 @@ _STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 51
 def build(
     batch: int = 1, dtype: str = "float32", image: int = 224, width: float = 1.0, classes: int = 1000
 ) -> onnx.ModelProto:
-    """Input `input` (batch, 3, image, image), output `output` (batch, classes); `width` scales the channels.
+    """Input `input` (batch, 3, image, image), output `output` (batch, classes); `width` scales channels.
 
     Raises:
         ModelError: image is under 32, which leaves nothing after five poolings.
@@ -38,8 +36,8 @@ def build(
         index += 1
     x = g.op("Flatten", x, axis=1)
     hidden, flat = scaled(4096, width), channels * (image // 32) ** 2
-    x = _dropout(g, g.op("Relu", g.gemm("classifier.0", x, flat, hidden, gain=math.sqrt(2.0))))
-    x = _dropout(g, g.op("Relu", g.gemm("classifier.3", x, hidden, hidden, gain=math.sqrt(2.0))))
+    x = _dropout(g, g.op("Relu", g.gemm("classifier.0", x, flat, hidden, gain=HE_GAIN)))
+    x = _dropout(g, g.op("Relu", g.gemm("classifier.3", x, hidden, hidden, gain=HE_GAIN)))
     g.gemm("classifier.6", x, hidden, classes, out="output")
     g.output("output", (batch, classes))
     return g.finish()

@@ -1,6 +1,7 @@
-"""Vision transformer (ViT-B/16) as new torch.onnx writes it: patch Conv, class token, Gelu and LayerNormalization, opset 20.
+"""Vision transformer (ViT-B/16) as new torch.onnx writes it: class token, Gelu, LayerNormalization, opset 20.
 
-Structure of timm's VisionTransformer: pre-norm blocks, one QKV product taken apart by Reshape, Transpose and Gather.
+Structure of timm's VisionTransformer: pre-norm blocks, one QKV product taken apart by Reshape, Transpose,
+Gather.
 """
 
 from __future__ import annotations
