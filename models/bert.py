@@ -36,9 +36,7 @@ def build(
     if hidden % heads:
         raise ModelError(f"zoo model bert: heads={heads} does not divide hidden={hidden}")
     if seq > positions:
-        raise ModelError(
-            f"zoo model bert: seq={seq} exceeds positions={positions}, the rows of the position table"
-        )
+        raise ModelError(f"zoo model bert: seq={seq} exceeds positions={positions}, the rows of the position table")
     g = Builder("bert", opset=11, dtype=dtype)
     ids = g.input("input_ids", (batch, seq), "int64")
     mask = g.input("attention_mask", (batch, seq), "int64")
@@ -72,9 +70,7 @@ def _mask_bias(g: Builder, mask: str) -> str:
 def _embeddings(g: Builder, ids: str, types: str, hidden: int, seq: int, vocab: int, positions: int) -> str:
     words = g.op("Gather", g.normal("embeddings.word_embeddings.weight", (vocab, hidden), 1.0), ids)
     places = g.constant(np.arange(seq)[None], "int64")
-    place = g.op(
-        "Gather", g.normal("embeddings.position_embeddings.weight", (positions, hidden), 0.5), places
-    )
+    place = g.op("Gather", g.normal("embeddings.position_embeddings.weight", (positions, hidden), 0.5), places)
     kind = g.op("Gather", g.normal("embeddings.token_type_embeddings.weight", (2, hidden), 0.5), types)
     return _layer_norm(g, "embeddings.LayerNorm", g.op("Add", g.op("Add", words, place), kind), hidden)
 
@@ -89,9 +85,7 @@ def _attention(g: Builder, name: str, x: str, bias: str, dims: tuple[int, int, i
         return g.op("Transpose", g.op("Reshape", y, g.constant(dims, "int64")), perm=perm)
 
     query = split_heads("query", (0, 2, 1, 3))
-    key = split_heads(
-        "key", (0, 2, 3, 1)
-    )  # transposed already, as the exporter merges the two transpositions
+    key = split_heads("key", (0, 2, 3, 1))  # transposed already, as the exporter merges the two transpositions
     value = split_heads("value", (0, 2, 1, 3))
     scores = g.op("Div", g.op("MatMul", query, key), g.constant(math.sqrt(size)))
     weights = g.op("Softmax", g.op("Add", scores, bias), axis=3)

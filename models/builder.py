@@ -62,9 +62,7 @@ class Builder:
         """The model built so far."""
         graph = self._model.graph
         if self._model.ir_version < 4:
-            graph.input.extend(
-                helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in graph.initializer
-            )
+            graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in graph.initializer)
         return self._model
 
     # Nodes
@@ -73,9 +71,7 @@ class Builder:
         """Add a node with one output and return that output's name; "" stands for an omitted input."""
         return self.multi(op_type, *inputs, outputs=(out,), **attributes)[0]
 
-    def multi(
-        self, op_type: str, *inputs: str, outputs: Sequence[str | None], **attributes: Any
-    ) -> tuple[str, ...]:
+    def multi(self, op_type: str, *inputs: str, outputs: Sequence[str | None], **attributes: Any) -> tuple[str, ...]:
         """Add a node with several outputs; None names an output after its node, "" leaves it out."""
         index = len(self._model.graph.node)
         given = [f"{op_type.lower()}_{index}_{i}" if out is None else out for i, out in enumerate(outputs)]
@@ -102,9 +98,7 @@ class Builder:
         tensor.raw_data = array.tobytes()
         return name
 
-    def normal(
-        self, name: str, shape: Sequence[int], std: float, mean: float = 0.0, *, centred: bool = False
-    ) -> str:
+    def normal(self, name: str, shape: Sequence[int], std: float, mean: float = 0.0, *, centred: bool = False) -> str:
         """Add a normally distributed initialiser; `centred` makes each slice of axis 0 sum to zero."""
         array = self._rng.standard_normal(tuple(shape), dtype=np.float32)
         array *= np.float32(std)
@@ -166,25 +160,19 @@ class Builder:
             **padding,
         )
 
-    def gemm(
-        self, name: str, x: str, cin: int, cout: int, *, gain: float = 1.0, out: str | None = None
-    ) -> str:
+    def gemm(self, name: str, x: str, cin: int, cout: int, *, gain: float = 1.0, out: str | None = None) -> str:
         """Fully connected layer as torch.nn.Linear is exported: weights (cout, cin), transB."""
         weight = self.normal(f"{name}.weight", (cout, cin), gain / math.sqrt(cin))
         bias = self.normal(f"{name}.bias", (cout,), 0.1)
         return self.op("Gemm", x, weight, bias, alpha=1.0, beta=1.0, transB=1, out=out)
 
-    def linear(
-        self, name: str, x: str, cin: int, cout: int, *, gain: float = 1.0, out: str | None = None
-    ) -> str:
+    def linear(self, name: str, x: str, cin: int, cout: int, *, gain: float = 1.0, out: str | None = None) -> str:
         """Fully connected layer on `(..., cin)` as `MatMul` with weights `(cin, cout)`, then `Add`."""
         weight = self.normal(f"{name}.weight", (cin, cout), gain / math.sqrt(cin))
         bias = self.normal(f"{name}.bias", (cout,), 0.1)
         return self.op("Add", self.op("MatMul", x, weight), bias, out=out)
 
-    def layer_norm(
-        self, name: str, x: str, size: int, *, epsilon: float = 1e-5, out: str | None = None
-    ) -> str:
+    def layer_norm(self, name: str, x: str, size: int, *, epsilon: float = 1e-5, out: str | None = None) -> str:
         """LayerNormalization over the last axis as one node (opset 17 on)."""
         scale, bias = self.norm_parameters(name, size)
         return self.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon, out=out)

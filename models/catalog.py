@@ -71,9 +71,7 @@ def build(name: str, **kwargs: Any) -> onnx.ModelProto:
     for key, value in kwargs.items():
         if key not in parameters:
             supported = ", ".join(parameters)
-            raise ModelError(
-                f"zoo model {name} has no argument {key!r}{_close(key, parameters)}; it takes {supported}"
-            )
+            raise ModelError(f"zoo model {name} has no argument {key!r}{_close(key, parameters)}; it takes {supported}")
         _require_fits(name, key, value, parameters[key].default)
     return function(**kwargs)
 
@@ -90,9 +88,7 @@ def reduced(name: str, **kwargs: Any) -> onnx.ModelProto:
 
 def _require_known(name: str) -> None:
     if name not in _REDUCED:
-        raise ModelError(
-            f"the zoo has no model {name!r}{_close(name, _REDUCED)}; it has {', '.join(names())}"
-        )
+        raise ModelError(f"the zoo has no model {name!r}{_close(name, _REDUCED)}; it has {', '.join(names())}")
 
 
 def _close(word: str, known: Mapping[str, Any]) -> str:

@@ -49,9 +49,7 @@ def build(
                 y = g.conv(f"{name}/conv2d", y, channels, middle, 1, pads="SAME_UPPER", gain=_EXPAND_GAIN)
                 y = g.op("Clip", y, *bounds)
             pads = _same_pads(extent, kernel, stride)
-            y = g.conv(
-                f"{name}/depthwise", y, middle, middle, kernel, stride=stride, pads=pads, groups=middle
-            )
+            y = g.conv(f"{name}/depthwise", y, middle, middle, kernel, stride=stride, pads=pads, groups=middle)
             y = g.op("Clip", y, *bounds)
             is_residual = stride == 1 and channels == cout
             gain = _RESIDUAL_GAIN if is_residual else _PROJECT_GAIN
@@ -59,9 +57,7 @@ def build(
             x = g.op("Add", y, x) if is_residual else y
             channels, extent, index = cout, -(-extent // stride), index + 1
     head = scaled(1280, width)
-    x = g.op(
-        "Clip", g.conv("head/conv2d", x, channels, head, 1, pads="SAME_UPPER", gain=_EXPAND_GAIN), *bounds
-    )
+    x = g.op("Clip", g.conv("head/conv2d", x, channels, head, 1, pads="SAME_UPPER", gain=_EXPAND_GAIN), *bounds)
     x = g.op("GlobalAveragePool", x)
     x = g.op("Squeeze", x, g.weight("squeeze_axes", np.array([2, 3], np.int64)))
     x = g.linear("head/dense", x, head, classes)

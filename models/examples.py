@@ -32,9 +32,7 @@ def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarra
         tensor = entry.type.tensor_type
         shape = tuple(dim.dim_value for dim in tensor.shape.dim)
         if any(not dim.HasField("dim_value") for dim in tensor.shape.dim):
-            raise ShapeError(
-                f"input {entry.name!r} has a dimension without a value, so no example can be made for it"
-            )
+            raise ShapeError(f"input {entry.name!r} has a dimension without a value, so no example can be made for it")
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
         if np.issubdtype(dtype, np.floating):
             values[entry.name] = rng.standard_normal(shape, dtype=np.float32).astype(dtype)

@@ -59,9 +59,7 @@ def build(
     return g.finish()
 
 
-def _attention(
-    g: Builder, name: str, x: str, causal: str, dims: tuple[int, int, int, int], present: str
-) -> str:
+def _attention(g: Builder, name: str, x: str, causal: str, dims: tuple[int, int, int, int], present: str) -> str:
     """Causal self-attention; `dims` = (batch, seq, heads, head size)."""
     seq, size = dims[1], dims[3]
     hidden = dims[2] * size

@@ -51,9 +51,7 @@ def build(
     return g.finish()
 
 
-def _inverted_residual(
-    g: Builder, name: str, x: str, cin: int, cout: int, expansion: int, stride: int
-) -> str:
+def _inverted_residual(g: Builder, name: str, x: str, cin: int, cout: int, expansion: int, stride: int) -> str:
     is_residual = stride == 1 and cin == cout
     middle = cin * expansion
     y = x

@@ -22,9 +22,7 @@ def build(
     channels = scaled(64, width)
     x = g.input("input", (batch, 3, image, image))
     x = g.op("Relu", g.conv("conv1", x, 3, channels, 7, stride=2))
-    x = g.op(
-        "MaxPool", x, ceil_mode=0, dilations=(1, 1), kernel_shape=(3, 3), pads=(1, 1, 1, 1), strides=(2, 2)
-    )
+    x = g.op("MaxPool", x, ceil_mode=0, dilations=(1, 1), kernel_shape=(3, 3), pads=(1, 1, 1, 1), strides=(2, 2))
     for stage in range(4):
         cout = scaled(64 * 2**stage, width)
         for block in range(2):

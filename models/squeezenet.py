@@ -23,9 +23,7 @@ def build(
         ModelError: image is under 25, which leaves less than a window to the last pooling.
     """
     if image < 25:
-        raise ModelError(
-            f"zoo model squeezenet: image={image} is too small for three poolings; use 25 or more"
-        )
+        raise ModelError(f"zoo model squeezenet: image={image} is too small for three poolings; use 25 or more")
     g = Builder("squeezenet", opset=10, dtype=dtype)
     channels = scaled(64, width)
     x = g.input("input", (batch, 3, image, image))

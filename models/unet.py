@@ -32,9 +32,7 @@ def build(
         ModelError: image is no multiple of 2 to the power of levels, or upsample is unknown.
     """
     if image % 2**levels:
-        raise ModelError(
-            f"zoo model unet: image={image} must be a multiple of {2**levels} with levels={levels}"
-        )
+        raise ModelError(f"zoo model unet: image={image} must be a multiple of {2**levels} with levels={levels}")
     if upsample not in UPSAMPLES:
         raise ModelError(f"zoo model unet: upsample={upsample!r} is unknown; use {' or '.join(UPSAMPLES)}")
     g = Builder("unet", opset=16, dtype=dtype)

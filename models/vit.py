@@ -56,9 +56,7 @@ def build(
 
 def _patches(g: Builder, x: str, batch: int, hidden: int, patch: int, tokens: int) -> str:
     """Patch embedding (batch, tokens, hidden): the class token first, positions added."""
-    weight = g.normal(
-        "patch_embed.proj.weight", (hidden, 3, patch, patch), 1.0 / math.sqrt(3 * patch * patch)
-    )
+    weight = g.normal("patch_embed.proj.weight", (hidden, 3, patch, patch), 1.0 / math.sqrt(3 * patch * patch))
     bias = g.normal("patch_embed.proj.bias", (hidden,), 0.1)
     square = (patch, patch)
     x = g.op("Conv", x, weight, bias, kernel_shape=square, pads=(0, 0, 0, 0), strides=square)

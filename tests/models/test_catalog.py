@@ -61,9 +61,7 @@ def test_only_models_can_be_named(name: str) -> None:
 
 
 def test_unknown_argument_suggests_a_close_one() -> None:
-    with pytest.raises(
-        ModelError, match=r"resnet18 has no argument 'batchs' \(did you mean batch\?\); it takes batch"
-    ):
+    with pytest.raises(ModelError, match=r"resnet18 has no argument 'batchs' \(did you mean batch\?\); it takes batch"):
         models.build("resnet18", batchs=2)
 
 

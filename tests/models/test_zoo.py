@@ -208,9 +208,7 @@ def test_depthwise_convolutions_and_relu6_bounds_as_inputs(name: str) -> None:
 def test_mobilenet_v2_meets_both_clip_bounds() -> None:
     model = models.reduced("mobilenet_v2")
     clips = [node.output[0] for node in model.graph.node if node.op_type == "Clip"]
-    model.graph.output.extend(
-        onnx.helper.make_tensor_value_info(o, onnx.TensorProto.FLOAT, None) for o in clips
-    )
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(o, onnx.TensorProto.FLOAT, None) for o in clips)
     values = run(model)
     assert sum((values[clip] == 0).any() and (values[clip] == 6).any() for clip in clips) >= len(clips) // 3
 
