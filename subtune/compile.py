@@ -1,0 +1,333 @@
+"""The road of one model, in order: import, normalise, partition, outline, extract, tune, schedule, splice, write.
+
+This is the only module that knows all the rooms. `subtune.compile(...)` is `compile` below: the module itself is
+made callable, because importing it binds the package's attribute `compile` to it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import shutil
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from subtune import frontends, templates
+from subtune.artifact import Artifact
+from subtune.artifact_writer import check_destination, write
+from subtune.candidate import DEFAULT
+from subtune.database import Database
+from subtune.device import CPU, CPUModel
+from subtune.errors import TargetError
+from subtune.frontends import Imported
+from subtune.graph import PartitionGraph, Subgraph
+from subtune.kernel import Kernel, NotApplicable
+from subtune.manifest import KernelOrigin, Source
+from subtune.passes.extract import extract
+from subtune.passes.outline import outline
+from subtune.passes.partition import partition
+from subtune.passes.pipeline import normalize
+from subtune.passes.splice import splice
+from subtune.progress import ProgressCallback
+from subtune.record import Record
+from subtune.report import CompileReport, SubgraphRow
+from subtune.tuner import Records, tune
+
+if TYPE_CHECKING:
+    import tvm
+
+logger = logging.getLogger(__name__)
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model ready to be tuned. `mod` is frozen: tuning and building use this very module."""
+
+    imported: Imported
+    graph: PartitionGraph
+    mod: tvm.IRModule
+    subgraphs: tuple[Subgraph, ...]
+
+
+def prepare(model: Any, shapes: Shapes | None = None) -> Prepared:
+    """Import, normalise, partition and outline a model.
+
+    Args:
+        model: a path, bytes, an `onnx.ModelProto`, or `zoo:NAME`.
+        shapes: fixed shapes of inputs with symbolic dims, by input name.
+    """
+    imported = frontends.load(model, shapes)
+    return prepare_imported(imported)
+
+
+def prepare_imported(imported: Imported) -> Prepared:
+    normalized = normalize(imported.mod)
+    graph = partition(normalized)
+    mod = outline(normalized, graph)
+    return Prepared(imported, graph, mod, extract(mod))
+
+
+def device_model(target: str = "auto", threads: int | None = None, device_file: Any = None) -> CPUModel:
+    """The device to tune for: `target`'s model, with the fields of the JSON file `device_file` in place of its own."""
+    if target.startswith(("cuda", "nvidia")):
+        raise TargetError(f"target {target!r}: GPUs are not supported yet; use auto or a CPU's name")
+    device = CPU(target, threads)
+    if device_file is not None:
+        device = device.overridden(device_file)
+    return device if threads is None else replace(device, threads=threads)
+
+
+def schedule_kernels(
+    subgraphs: Sequence[Subgraph], records: Mapping[str, Record], device: CPUModel
+) -> dict[str, Kernel]:
+    """Each subgraph's winner, scheduled again on the frozen PrimFunc; the default schedule where there is no record."""
+    kernels = {}
+    for subgraph in subgraphs:
+        record = records.get(subgraph.workload.key)
+        candidate = record.candidate if record else DEFAULT
+        kernel = templates.schedule(subgraph.workload, candidate, device)
+        if isinstance(kernel, NotApplicable):  # a record of another version of the templates
+            logger.warning("%s: %s does not apply any more: %s", subgraph.name, candidate, kernel.reason)
+            kernel = templates.schedule(subgraph.workload, DEFAULT, device)
+        assert isinstance(kernel, Kernel)
+        kernels[subgraph.name] = kernel
+    return kernels
+
+
+def compile_model(
+    model: Any,
+    output: str | Path,
+    *,
+    target: str = "auto",
+    shapes: Shapes | None = None,
+    budget_s: float | None = None,
+    topk: int = 20,
+    threads: int | None = None,
+    database: Database | str | Path | None = None,
+    device_file: str | Path | None = None,
+    verify: bool = True,
+    tune: bool = True,
+    progress: ProgressCallback | None = None,
+) -> CompileReport:
+    """Tune `model` and write its artifact to the directory `output`.
+
+    Args:
+        budget_s: wall-clock seconds for tuning, spent on the subgraphs with most time at stake first.
+        topk: candidates per subgraph.
+        database: an open database or its path; None is the one in the user's cache directory.
+        verify: compare the whole model with ONNX Runtime, or without it with the untuned build, before it is
+            written; a model that disagrees is refused (VerificationError).
+        tune: False takes what the database has, and default schedules for the rest.
+        progress: called with a `subtune.progress.Progress` after every measured candidate.
+
+    Ctrl-C while tuning keeps what was tuned, and the artifact is still written; the report says so.
+    """
+    output = check_destination(output)
+    device = device_model(target, threads, device_file)
+    clock = _Clock()
+    with clock.stage("prepare"):
+        prepared = prepare(model, shapes)
+    with _opened(database) as store:
+        with clock.stage("tune"):
+            records = _tuned(prepared.subgraphs, device, store, topk, budget_s, tune, progress)
+    with clock.stage("build"):
+        kernels = schedule_kernels(prepared.subgraphs, records, device)
+        mod = splice(prepared.mod, kernels)
+        checked = _verification(prepared, device) if verify else None
+        artifact = write(
+            output,
+            mod=mod,
+            inputs=prepared.imported.inputs,
+            outputs=prepared.imported.outputs,
+            device=device,
+            kernels=_origins(prepared.subgraphs, records),
+            source=_source(model, shapes),
+            name=prepared.imported.name,
+            check=checked.run if checked else None,
+        )
+    return CompileReport(
+        path=str(artifact.path),
+        rows=tuple(_row(s, records.get(s.workload.key)) for s in prepared.subgraphs),
+        seconds=clock.seconds,
+        verified=checked.summary if checked else "",
+        is_interrupted=records.interrupted,
+        failures=tuple(sorted(records.failures.items())),
+    )
+
+
+def compile(
+    model: Any,
+    target: str = "auto",
+    *,
+    output: str | Path | None = None,
+    budget: float | None = None,
+    **options: Any,
+) -> Artifact:
+    """Tune `model` and load the result. `budget` in seconds; other options as `compile_model`.
+
+    Without `output` the artifact lives in a temporary directory until the process ends.
+
+    >>> import numpy as np, onnx.helper as h
+    >>> import subtune
+    >>> x, y = (h.make_tensor_value_info(n, 1, [4]) for n in "xy")
+    >>> model = h.make_model(h.make_graph([h.make_node("Relu", ["x"], ["y"])], "g", [x], [y]))
+    >>> artifact = subtune.compile(model, tune=False)
+    >>> artifact.run({"x": np.array([-1, 0, 1, 2], "float32")})["y"]
+    array([0., 0., 1., 2.], dtype=float32)
+    """
+    if output is None:
+        scratch = tempfile.mkdtemp(prefix="subtune-")
+        atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+        output = Path(scratch) / "model.subtune"
+    from subtune.artifact import load
+
+    return load(compile_model(model, output, target=target, budget_s=budget, **options).path)
+
+
+def _tuned(
+    subgraphs: Sequence[Subgraph],
+    device: CPUModel,
+    store: Database,
+    topk: int,
+    budget_s: float | None,
+    is_tuning: bool,
+    progress: ProgressCallback | None,
+) -> Records:
+    return tune(
+        subgraphs,
+        device,
+        topk=topk,
+        budget_s=budget_s if is_tuning else 0.0,
+        database=store,
+        progress=progress,
+    )
+
+
+@contextmanager
+def _opened(database: Database | str | Path | None) -> Any:
+    """The database to use; one that was given open stays open."""
+    if isinstance(database, Database):
+        yield database
+        return
+    with Database(database) as opened:
+        yield opened
+
+
+class _Clock:
+    """Seconds of each stage of a compile."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Any:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
+
+
+class _Verification:
+    """Compares an artifact with a reference before it is put in its place."""
+
+    def __init__(self, reference: Callable[..., Any], name: str, limits: Mapping[str, int]) -> None:
+        self._reference, self._name, self._limits = reference, name, limits
+        self.summary = ""
+
+    def run(self, artifact: Artifact) -> None:
+        from subtune.verify import verify
+
+        report = verify(artifact, self._reference, self._name, limits=self._limits)
+        self.summary = f"agrees with {self._name}: largest relative error {report.max_rel:.1e}"
+
+
+def _verification(prepared: Prepared, device: CPUModel) -> _Verification:
+    from subtune.verify import integer_limits, onnxruntime_reference
+
+    source = prepared.imported.source
+    reference = onnxruntime_reference(source, threads=device.threads)
+    name = "ONNX Runtime"
+    if reference is None:
+        reference, name = _untuned_reference(prepared, device), "the untuned build"
+    return _Verification(reference, name, integer_limits(source))
+
+
+def _untuned_reference(prepared: Prepared, device: CPUModel) -> Callable[..., Any]:
+    """The imported module, not normalised, partitioned or tuned, built by TVM's own default pipeline."""
+    import tvm
+    from tvm import relax
+
+    executable = tvm.compile(prepared.imported.mod, target=device.target())
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    inputs, outputs = prepared.imported.inputs, prepared.imported.outputs
+
+    def run(arrays: Mapping[str, Any]) -> dict[str, Any]:
+        result = vm["main"](*(tvm.runtime.tensor(arrays[spec.name]) for spec in inputs))
+        found = [result] if hasattr(result, "numpy") else list(result)
+        return {spec.name: tensor.numpy() for spec, tensor in zip(outputs, found, strict=True)}
+
+    return run
+
+
+def _origins(subgraphs: Sequence[Subgraph], records: Mapping[str, Record]) -> tuple[KernelOrigin, ...]:
+    origins = []
+    for subgraph in subgraphs:
+        record = records.get(subgraph.workload.key)
+        if record is None:
+            origins.append(KernelOrigin(subgraph.name, subgraph.workload.key, str(DEFAULT)))
+            continue
+        origins.append(
+            KernelOrigin(
+                subgraph.name,
+                subgraph.workload.key,
+                str(record.candidate),
+                record.func_hash,
+                record.default_timing.median_s,
+                record.timing.median_s,
+            )
+        )
+    return tuple(origins)
+
+
+def _source(model: Any, shapes: Shapes | None) -> Source:
+    fixed = tuple(sorted((name, tuple(int(d) for d in dims)) for name, dims in (shapes or {}).items()))
+    if isinstance(model, str) and model.startswith("zoo:"):
+        return Source(model, "", fixed)
+    if isinstance(model, str | Path):
+        from subtune.manifest import sha256_of
+
+        path = Path(model).resolve()
+        return Source(str(path), sha256_of(path), fixed)
+    return Source("", "", fixed)
+
+
+def _row(subgraph: Subgraph, record: Record | None) -> SubgraphRow:
+    if record is None:
+        return SubgraphRow(subgraph.name, subgraph.uses, str(DEFAULT), 0.0, 0.0, 0, 0)
+    return SubgraphRow(
+        subgraph.name,
+        subgraph.uses,
+        str(record.candidate),
+        record.default_timing.median_s,
+        record.timing.median_s,
+        record.tried,
+        record.failed,
+    )
+
+
+class _CallableModule(types.ModuleType):
+    def __call__(self, *args: Any, **kwargs: Any) -> Artifact:
+        return compile(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,0 +1,79 @@
+"""What a compile did, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SubgraphRow:
+    """One distinct subgraph: latencies of one call in seconds, 0.0 when it was not measured."""
+
+    name: str
+    uses: int
+    candidate: str
+    default_s: float
+    tuned_s: float
+    tried: int
+    failed: int
+
+    @property
+    def gain(self) -> float:
+        return self.default_s / self.tuned_s if self.tuned_s else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CompileReport:
+    """`seconds` by stage; `verified` says with what the whole model was compared, "" when it was not.
+
+    `failures` holds the workloads that could not be tuned, with the reason: they keep the default schedule.
+    """
+
+    path: str
+    rows: tuple[SubgraphRow, ...]
+    seconds: dict[str, float]
+    verified: str
+    is_interrupted: bool
+    failures: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def default_s(self) -> float:
+        """Sum over all uses of the measured subgraphs with default schedules."""
+        return sum(row.uses * row.default_s for row in self.rows)
+
+    @property
+    def tuned_s(self) -> float:
+        """Sum over all uses of the measured subgraphs with the schedules that ship."""
+        return sum(row.uses * row.tuned_s for row in self.rows)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {**asdict(self), "default_s": self.default_s, "tuned_s": self.tuned_s, "failures": dict(self.failures)},
+            indent=2,
+        )
+
+    def __str__(self) -> str:
+        width = max([len(row.name) for row in self.rows] + [8])
+        lines = [f"{'subgraph':<{width}}  uses  default us   tuned us    gain  schedule"]
+        for row in sorted(self.rows, key=lambda r: -r.uses * r.default_s):
+            if row.tuned_s:
+                figures = f"{row.default_s * 1e6:10.1f} {row.tuned_s * 1e6:10.1f} {row.gain:6.1f}x"
+            else:
+                figures = f"{'-':>10} {'-':>10} {'-':>7}"
+            lines.append(f"{row.name:<{width}}  {row.uses:4d}  {figures}  {row.candidate}")
+        if self.tuned_s:
+            gain = self.default_s / self.tuned_s
+            lines.append(
+                f"sum of the subgraphs: default {self.default_s * 1e3:.2f} ms, tuned {self.tuned_s * 1e3:.2f} ms, "
+                f"{gain:.1f}x; {sum(row.tried for row in self.rows)} candidates, "
+                f"{sum(row.failed for row in self.rows)} of them failed"
+            )
+        lines += [f"not tuned: {key}: {reason}" for key, reason in self.failures]
+        if self.verified:
+            lines.append(self.verified)
+        stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
+        lines.append(f"{stages}; wrote {self.path}")
+        if self.is_interrupted:
+            lines.append("interrupted: what was tuned by then is in the artifact and in the database")
+        return "\n".join(lines)
