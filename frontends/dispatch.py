@@ -1,0 +1,68 @@
+"""`load`: whatever names a model -> the frontend that reads it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+import onnx
+
+from subtune.errors import ModelError
+from subtune.frontends.imported import Imported
+from subtune.frontends.onnx import load_onnx
+from subtune.frontends.onnx_file import read_bytes, read_file, read_proto
+
+_ZOO = "zoo:"
+
+Shapes = Mapping[str, "Sequence[int] | int"]
+
+
+def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes | None = None) -> Imported:
+    """Import a model.
+
+    Args:
+        model: a path to an ONNX file, its bytes, an `onnx.ModelProto` (never changed), or `zoo:NAME`, with the
+            builder's arguments behind a question mark: `zoo:resnet18?batch=8&dtype=float16`.
+        shapes: input name -> its whole shape, or symbol -> its one value; needed for symbolic dimensions.
+    Raises:
+        ModelError: the file cannot be read or is no valid model.
+        ShapeError: a dimension has no value, or shapes contradict one another.
+        UnsupportedOpsError: all operators that cannot be imported.
+    """
+    shapes = shapes or {}
+    if isinstance(model, onnx.ModelProto):
+        return load_onnx(read_proto(model, name=model.graph.name or "model"), shapes)
+    if isinstance(model, bytes | bytearray | memoryview):
+        return load_onnx(read_bytes(bytes(model)), shapes)
+    if isinstance(model, str) and model.startswith(_ZOO):
+        proto, name = _build_zoo_model(model)
+        return load_onnx(read_proto(proto, name=name), shapes)
+    if isinstance(model, str | os.PathLike):
+        # Another file format is told by its suffix or its first bytes here, and gets its own read_* and load_*.
+        return load_onnx(read_file(Path(os.fspath(model))), shapes)
+    raise ModelError(f"A model is a path, bytes, an onnx.ModelProto or zoo:NAME, not {type(model).__name__}.")
+
+
+def _build_zoo_model(text: str) -> tuple[onnx.ModelProto, str]:
+    """`zoo:NAME?key=value&...` -> the model that `subtune.models.build(NAME, key=value, ...)` gives, and NAME."""
+    name, _, query = text.removeprefix(_ZOO).partition("?")
+    if not name:
+        raise ModelError(f"{text!r} names no model: write zoo:NAME, for example zoo:resnet18.")
+    arguments: dict[str, int | str] = {}
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise ModelError(f"{text!r}: write the arguments as zoo:{name}?key=value&key=value.") from error
+    for key, value in pairs:
+        arguments[key] = int(value) if value.isascii() and value.isdecimal() else value
+
+    from subtune import models  # late: numpy-heavy builders that most imports do not need
+
+    try:
+        inspect.signature(models.build).bind(name, **arguments)
+    except TypeError as error:
+        raise ModelError(f"{text!r}: {error}.") from error
+    return models.build(name, **arguments), name
