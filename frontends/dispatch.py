@@ -24,7 +24,8 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes
     """Import a model.
 
     Args:
-        model: a path to an ONNX file, its bytes, an `onnx.ModelProto` (never changed), or `zoo:NAME`, with the
+        model: a path to an ONNX file, its bytes, an `onnx.ModelProto` (never changed), or `zoo:NAME`, with
+        the
             builder's arguments behind a question mark: `zoo:resnet18?batch=8&dtype=float16`.
         shapes: input name -> its whole shape, or symbol -> its one value; needed for symbolic dimensions.
     Raises:
@@ -41,13 +42,14 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes
         proto, name = _build_zoo_model(model)
         return load_onnx(read_proto(proto, name=name), shapes)
     if isinstance(model, str | os.PathLike):
-        # Another file format is told by its suffix or its first bytes here, and gets its own read_* and load_*.
+        # Another file format is told by its suffix or its first bytes here, and gets its own read_* and
+        # load_*.
         return load_onnx(read_file(Path(os.fspath(model))), shapes)
     raise ModelError(f"A model is a path, bytes, an onnx.ModelProto or zoo:NAME, not {type(model).__name__}.")
 
 
 def _build_zoo_model(text: str) -> tuple[onnx.ModelProto, str]:
-    """`zoo:NAME?key=value&...` -> the model that `subtune.models.build(NAME, key=value, ...)` gives, and NAME."""
+    """`zoo:NAME?key=value&...` -> what `subtune.models.build(NAME, key=value, ...)` gives, and NAME."""
     name, _, query = text.removeprefix(_ZOO).partition("?")
     if not name:
         raise ModelError(f"{text!r} names no model: write zoo:NAME, for example zoo:resnet18.")

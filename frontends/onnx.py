@@ -14,7 +14,7 @@ from subtune.frontends.onnx_shapes import fix_inputs, infer
 from subtune.frontends.onnx_support import check_model, check_ops, inline_functions, normalise_opsets, upgrade
 
 _MAX_FOLDS = 100
-"""Each round resolves at least one more link of a chain of shapes known only after folding; chains are short."""
+"""Each round resolves one more link of a chain of shapes known only after folding; chains are short."""
 
 
 def load_onnx(model: OnnxModel, shapes: Mapping[str, Sequence[int] | int]) -> Imported:

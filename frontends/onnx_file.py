@@ -108,8 +108,8 @@ def _require_graph(proto: onnx.ModelProto, who: str) -> None:
         raise ModelError(f"{who} has a graph without outputs: there is nothing to compile.")
     if proto.ir_version > onnx.IR_VERSION:
         raise ModelError(
-            f"{who} has IR version {proto.ir_version}; the onnx package installed knows up to {onnx.IR_VERSION}: "
-            f"upgrade onnx or export with an older version."
+            f"{who} has IR version {proto.ir_version}; the onnx package installed knows up to "
+            f"{onnx.IR_VERSION}: upgrade onnx or export with an older version."
         )
 
 
@@ -118,8 +118,9 @@ def _split(
 ) -> OnnxModel:
     """The light protobuf and the weights; `proto` stays as it is and lends its big tensors.
 
-    Left behind: documentation, metadata, training information, the shapes noted for intermediate values (inferred
-    anew), and the initialisers' entries among the graph's inputs, where IR versions below 4 list them.
+    Left behind: documentation, metadata, training information, the shapes noted for intermediate values
+    (inferred anew), and the initialisers' entries among the graph's inputs, where IR versions below 4 list
+    them.
     """
     graph = proto.graph
     if graph.sparse_initializer:

@@ -1,7 +1,8 @@
-"""Shape arithmetic and constant conditions, evaluated at import: the Shape-Gather-Concat-Reshape chains of exporters.
+"""Shape arithmetic and constant conditions, evaluated at import: the Shape-Gather-Concat-Reshape chains of
+exporters.
 
-With static inputs a `Shape` is a constant, and so is what is computed from it. TVM's importer follows such chains only
-in part, and `If` with a constant condition not at all.
+With static inputs a `Shape` is a constant, and so is what is computed from it. TVM's importer follows such
+chains only in part, and `If` with a constant condition not at all.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from subtune.frontends.onnx_shapes import spec_of
 MAX_ELEMENTS = 4096
 """Larger results stay computed at run time: they are data, not shapes."""
 
-# Only ops whose meaning leaves no room for rounding on integers; quantisation is left alone on purpose, since weights
-# must reach the tuner as the integers they are.
+# Only ops whose meaning leaves no room for rounding on integers; quantisation is left alone on purpose, since
+# weights must reach the tuner as the integers they are.
 _FOLDABLE = frozenset(
     [
         "Abs",
@@ -80,7 +81,8 @@ _FOLDABLE = frozenset(
 
 
 def fold(inferred: onnx.ModelProto) -> bool:
-    """Replace what is constant by initialisers and what is decided by its branch, in place, once over the graph.
+    """Replace what is constant by initialisers and what is decided by its branch, in place, once over the
+    graph.
 
     Args:
         inferred: the light model after shape inference, in topological order. Run inference again if True is

@@ -1,8 +1,9 @@
 """The prepared graph -> Relax: a walk over the nodes with TVM's converters, each checked as it is made.
 
-TVM's own walk (`from_onnx`) reads every weight through a checker first, does not say which node failed, and leaves
-expressions unbound, so that they have no names. Here each node's outputs are bound under their ONNX names, and their
-types are compared with what ONNX infers: a converter that gets a shape or a dtype wrong is found at its node.
+TVM's own walk (`from_onnx`) reads every weight through a checker first, does not say which node failed, and
+leaves expressions unbound, so that they have no names. Here each node's outputs are bound under their ONNX
+names, and their types are compared with what ONNX infers: a converter that gets a shape or a dtype wrong is
+found at its node.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _SHAPE_OPS = frozenset(
     ]
 )
 
+_MAX_FAILURES_SHOWN = 10
+
 
 def import_graph(
     model: OnnxModel, inputs: Sequence[TensorSpec]
@@ -51,7 +54,8 @@ def import_graph(
     """The Relax module and the outputs of a model whose light protobuf is sorted, static and inferred.
 
     Raises:
-        UnsupportedOpsError: all nodes that a converter refuses for their attributes or types, at once where they do
+        UnsupportedOpsError: all nodes that a converter refuses for their attributes or types, at once where
+        they do
             not depend on one another.
         ShapeError: a value whose shape depends on data. ModelError: a converter fails otherwise.
     """
@@ -64,21 +68,52 @@ def import_graph(
     values.update({spec.name: param for spec, param in zip(inputs, params, strict=True)})
     bb = relax.BlockBuilder()
     opset = opset_of(model.proto)
-    with bb.function("main", params=params), bb.dataflow():
-        for node in graph.node:
-            made = _convert(bb, node, values, attributes._parse_attr(node.attribute), opset, specs)
-            for name, value in zip(node.output, made, strict=False):
-                if name:
-                    values[name] = _checked(node, name, value, specs.get(name))
-        results = [_as_tensor(values[output.name]) for output in graph.output]
-        result = bb.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
+    failures: list[ModelError] = []
+    with bb.function("main", params=params):
+        with bb.dataflow():
+            for node in graph.node:
+                attrs = attributes._parse_attr(node.attribute)
+                try:
+                    values.update(_convert(bb, node, values, attrs, opset, specs))
+                except ModelError as error:
+                    failures.append(error)
+                    if not _stand_in(node, values, specs):
+                        break
+            # The builder is closed in any case: TVM complains on stderr about one that is thrown away open.
+            results = [] if failures else [_as_tensor(values[output.name]) for output in graph.output]
+            result = bb.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
         bb.emit_func_output(result)
-    outputs = []
-    for value, expr in zip(graph.output, results, strict=True):
-        shape, dtype = _type_of(expr)
-        assert shape is not None, f"output {value.name} passed _checked"
-        outputs.append(TensorSpec(value.name, shape, dtype))
-    return bb.get(), tuple(outputs)
+    if failures:
+        raise _all_in_one(failures)
+    return bb.get(), tuple(_output_spec(*pair) for pair in zip(graph.output, results, strict=True))
+
+
+def _output_spec(value: onnx.ValueInfoProto, expr: Any) -> TensorSpec:
+    shape, dtype = _type_of(expr)
+    assert shape is not None, f"output {value.name} has passed _checked"
+    return TensorSpec(value.name, shape, dtype)
+
+
+def _stand_in(node: onnx.NodeProto, values: dict[str, Any], specs: Mapping[str, TensorSpec | None]) -> bool:
+    """Variables in place of a failed node's outputs, to find all failures; False: types unknown."""
+    for name in filter(None, node.output):
+        spec = specs.get(name)
+        if spec is None:
+            return False
+        values[name] = relax.Var(_identifier(name), relax.TensorType(spec.shape, spec.dtype))
+    return True
+
+
+def _all_in_one(failures: Sequence[ModelError]) -> ModelError:
+    """One error for all nodes that failed, of the kind of the first."""
+    if len(failures) == 1:
+        return failures[0]
+    shown = [str(error).rstrip(".") for error in failures[:_MAX_FAILURES_SHOWN]]
+    if len(failures) > len(shown):
+        shown.append(f"and {len(failures) - len(shown)} more nodes")
+    error = type(failures[0])("; ".join(shown) + ".")
+    error.__cause__ = failures[0].__cause__
+    return error
 
 
 class _Values(dict[str, Any]):
@@ -104,8 +139,11 @@ def _convert(
     attributes: dict[str, Any],
     opset: int,
     specs: Mapping[str, TensorSpec | None],
-) -> list[Any]:
-    """One node through TVM's converter; its outputs, calls bound to variables named after them."""
+) -> dict[str, Any]:
+    """One node through TVM's converter: its outputs by name, calls bound to variables named after them.
+
+    Raises ModelError: the converter fails, or makes something of another type than ONNX says.
+    """
     inputs = onnx_frontend.onnx_input(values[name] if name else None for name in node.input)
     if node.op_type not in _SHAPE_OPS:
         inputs = onnx_frontend.onnx_input(None if v is None else _as_tensor(v) for v in inputs)
@@ -114,7 +152,7 @@ def _convert(
         converter = converters()[node.op_type].get_converter(opset)
         made = converter(bb, inputs, attributes, [values, {}])
         made = bb.normalize(made) if isinstance(made, relax.Expr) else made
-        return _bound(bb, node, made)
+        outputs = _bound(bb, node, made)
     except (MemoryError, ModelError):
         raise
     except Exception as error:  # the converters raise whatever Python, TVM or numpy raises
@@ -122,6 +160,8 @@ def _convert(
             raise _dynamic(node) from error
         kind = UnsupportedOpsError if _is_refusal(error) else ModelError
         raise kind(f"Node {label(node)} cannot be imported: {one_line(error)}.") from error
+    named = {name: value for name, value in zip(node.output, outputs, strict=False) if name}
+    return {name: _checked(node, name, value, specs.get(name)) for name, value in named.items()}
 
 
 def _bound(bb: relax.BlockBuilder, node: onnx.NodeProto, made: Any) -> list[Any]:
@@ -150,14 +190,14 @@ def _checked(node: onnx.NodeProto, name: str, value: Any, spec: TensorSpec | Non
         raise _dynamic(node)
     if spec is not None and (shape != spec.shape or dtype != spec.dtype):
         raise ModelError(
-            f"Node {label(node)} cannot be imported: its output {name!r} would be {dtype}{list(shape)}, and ONNX says "
-            f"{spec.dtype}{list(spec.shape)}."
+            f"Node {label(node)} cannot be imported: its output {name!r} would be {dtype}{list(shape)}, "
+            f"and ONNX says {spec.dtype}{list(spec.shape)}."
         )
     return value
 
 
 def _type_of(value: Any) -> tuple[tuple[int, ...] | None, str]:
-    """Static shape (None if it is not) and dtype of an expression; a Relax shape counts as an int64 vector."""
+    """Static shape (None if dynamic) and dtype of an expression; a Relax shape counts as an int64 vector."""
     kind = value.ty
     if isinstance(kind, relax.ShapeType):
         static = kind.values is not None and all(
@@ -181,8 +221,8 @@ def _as_tensor(value: Any) -> Any:
 
 def _dynamic(node: onnx.NodeProto) -> ShapeError:
     return ShapeError(
-        f"The output of node {label(node)} has a shape that depends on data at run time, which is not supported: every "
-        "shape must be known when the model is compiled."
+        f"The output of node {label(node)} has a shape that depends on data at run time, which is not "
+        "supported: every shape must be known when the model is compiled."
     )
 
 

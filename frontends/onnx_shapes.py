@@ -1,4 +1,4 @@
-"""Input shapes: the model's own dimensions and the user's `--shape` values -> static dimensions, then inference."""
+"""Input shapes: the model's dimensions and the user's `--shape` values -> static ones, then inference."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def fix_inputs(
 
     Args:
         shapes: input name -> its whole shape, or symbol -> its one value (an input's name goes first).
-    Raises ShapeError: an unknown name, a shape that contradicts the model or another, a dimension without a value.
+    Raises ShapeError: an unknown name, a shape that contradicts the model or another, a dimension without a
+    value.
     """
     declared = {value.name: _declared(value) for value in inputs}
     values = _symbol_values(declared, shapes)
@@ -103,7 +104,7 @@ def infer(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto:
 
 
 def one_line(error: BaseException) -> str:
-    """The sentence in an error of onnx or TVM, on one line, without its tail of context and its final stop."""
+    """The text of an error of onnx or TVM on one line, without its tail of context and its final stop."""
     lines = [line.strip() for line in str(error).splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith(("==>", "Traceback", "File ")))
     text = re.sub(r"\s+", " ", text) or type(error).__name__
@@ -138,7 +139,7 @@ def _declared(value: onnx.ValueInfoProto) -> list[Dim] | None:
 def _symbol_values(
     declared: Mapping[str, list[Dim] | None], shapes: Mapping[str, Sequence[int] | int]
 ) -> dict[str, int]:
-    """Symbol -> value, from symbols given and from whole shapes given, after checking both against the model."""
+    """Symbol -> value, from symbols and whole shapes given, after checking both against the model."""
     symbols = {dim for dims in declared.values() for dim in dims or () if isinstance(dim, str)}
     values: dict[str, int] = {}
     said_by: dict[str, str] = {}
@@ -148,8 +149,8 @@ def _symbol_values(
             dims = declared[name]
             if dims is not None and len(dims) != len(sizes):
                 raise ShapeError(
-                    f"Input {name!r} has {len(dims)} dimensions {_shown(dims)}, but the shape given has {len(sizes)}: "
-                    f"{_shown(sizes)}."
+                    f"Input {name!r} has {len(dims)} dimensions {_shown(dims)}, but the shape given has "
+                    f"{len(sizes)}: {_shown(sizes)}."
                 )
             pairs = [
                 (axis, dim, size) for axis, (dim, size) in enumerate(zip(dims or (), sizes, strict=False))
@@ -166,13 +167,14 @@ def _symbol_values(
         for axis, dim, size in pairs:
             if isinstance(dim, int) and dim != size:
                 raise ShapeError(
-                    f"Input {name!r} has the fixed size {dim} in dimension {axis}; the shape given says {size}."
+                    f"Input {name!r} has the fixed size {dim} in dimension {axis}; "
+                    f"the shape given says {size}."
                 )
             if isinstance(dim, str):
                 if values.setdefault(dim, size) != size:
                     raise ShapeError(
-                        f"The symbol {dim!r} is {values[dim]} according to {said_by[dim]!r} and {size} according to "
-                        f"{name!r}: it has one value."
+                        f"The symbol {dim!r} is {values[dim]} according to {said_by[dim]!r} "
+                        f"and {size} according to {name!r}: it has one value."
                     )
                 said_by.setdefault(dim, name)
     return values
@@ -188,7 +190,7 @@ def _dims(name: str, given: Sequence[int] | int) -> tuple[int, ...]:
 
 
 def _missing(name: str, dims: list[Dim] | None, shape: Sequence[Dim]) -> tuple[str, str]:
-    """What is unknown of an input, and the value of the --shape flag that gives it (1 stands for each unknown)."""
+    """What is unknown of an input, and the --shape value that gives it (1 stands for each unknown)."""
     if dims is None:
         return f"Input {name!r} has an unknown number of dimensions", f"{name}=1,1"
     unknown = [

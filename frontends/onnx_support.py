@@ -21,7 +21,8 @@ OLDEST_OPSET = 7
 # TVM's importer knows these by name only; in any other domain the name may mean something else.
 _MICROSOFT_OPS = frozenset({"FastGelu", "BiasGelu", "SkipLayerNormalization", "EmbedLayerNormalization"})
 
-# TVM converts some of these into tuples of tensors of changing length, which have no place in a static module.
+# TVM converts some of these into tuples of tensors of changing length, which have no place in a static
+# module.
 _NOT_STATIC = {
     "If": "its condition is known only at run time",
     "Loop": "loops are not supported",
@@ -50,7 +51,8 @@ def converters() -> Mapping[str, Any]:
 
 
 def check_ops(graph: onnx.GraphProto, branches_decided: bool) -> None:
-    """Raises UnsupportedOpsError: every op of the graph and its subgraphs without a converter, with its nodes.
+    """Raises UnsupportedOpsError: every op of the graph and its subgraphs without a converter, with its
+    nodes.
 
     Args:
         branches_decided: False while an If may still prove constant: it and its branches are passed over.
@@ -97,7 +99,8 @@ def opset_of(proto: onnx.ModelProto) -> int:
 
 
 def normalise_opsets(model: OnnxModel) -> None:
-    """ "ai.onnx" is another name of the domain "", and imports of domains that no node uses do not count; in place.
+    """ "ai.onnx" is another name of the domain "", and imports of domains that no node uses do not count; in
+    place.
 
     Raises ModelError: an opset that the onnx package does not know, or that the model does not import.
     """
@@ -121,15 +124,16 @@ def normalise_opsets(model: OnnxModel) -> None:
     newest = defs.onnx_opset_version()
     if not 1 <= versions[""] <= newest:
         raise ModelError(
-            f"The model uses opset {versions['']}; the onnx package installed knows 1 to {newest}: upgrade onnx or "
-            "export with an older opset."
+            f"The model uses opset {versions['']}; the onnx package installed knows 1 to {newest}: "
+            "upgrade onnx or export with an older opset."
         )
     del proto.opset_import[:]
     proto.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in versions.items())
 
 
 def upgrade(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model at an opset where TVM's converters mean what its nodes say; the same object if it is there already.
+    """The model at an opset where TVM's converters mean what its nodes say; the same object if it is there
+    already.
 
     Raises ModelError: the conversion fails.
     """
@@ -141,16 +145,17 @@ def upgrade(proto: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.version_converter.convert_version(proto, wanted)
     except Exception as error:  # C++ exceptions of several unrelated Python types
         raise ModelError(
-            f"The model uses opset {opset}, and its conversion to opset {wanted} failed: {one_line(error)}; export it "
-            f"with opset {wanted} or newer."
+            f"The model uses opset {opset}, and its conversion to opset {wanted} failed: {one_line(error)}; "
+            f"export it with opset {wanted} or newer."
         ) from error
 
 
 def _needed_opset(node: onnx.NodeProto, opset: int) -> int:
-    """The lowest opset from which the converter that TVM would choose reads this node's inputs and attributes right.
+    """The lowest opset from which the converter that TVM would choose reads this node's inputs and attributes
+    right.
 
-    TVM falls back to its oldest converter for models older than that; this is wrong where attributes have become
-    inputs since, or inputs have moved (Slice before 10, Resize before 11, Upsample before 9).
+    TVM falls back to its oldest converter for models older than that; this is wrong where attributes have
+    become inputs since, or inputs have moved (Slice before 10, Resize before 11, Upsample before 9).
     """
     converter = converters().get(node.op_type)
     if converter is None or node.domain or not defs.has(node.op_type, opset, ""):
@@ -181,7 +186,7 @@ def _is_default(attribute: onnx.AttributeProto, default: onnx.AttributeProto | N
 
 
 def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the bodies of its own functions in place of their calls. Raises ModelError: recursion and such."""
+    """The model with its own functions' bodies in place of their calls. Raises ModelError: recursion."""
     if not proto.functions:
         return proto
     try:

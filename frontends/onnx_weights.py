@@ -1,8 +1,8 @@
 """Big initialisers, kept out of the protobuf that is copied, checked and inferred.
 
-A serialised protobuf ends at 2 GB, and every step of `onnx` in C++ serialises the model. So a model is split at once
-into a light protobuf, in which each big initialiser is a mere graph input, and its `Weight`s, read once: by the
-importer, straight into the constant.
+A serialised protobuf ends at 2 GB, and every step of `onnx` in C++ serialises the model. So a model is split
+at once into a light protobuf, in which each big initialiser is a mere graph input, and its `Weight`s, read
+once: by the importer, straight into the constant.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from subtune.errors import ModelError
 
 BIG_BYTES = 4096
-"""Initialisers above this leave the light protobuf; shapes, axes and scales, which inference wants to see, stay."""
+"""Initialisers above this leave the light protobuf; shapes and axes, which inference wants to see, stay."""
 
 _HALF_BYTE_TYPES = {
     getattr(TensorProto, name) for name in ("INT4", "UINT4", "FLOAT4E2M1") if hasattr(TensorProto, name)
@@ -29,14 +29,15 @@ _QUARTER_BYTE_TYPES = {getattr(TensorProto, name) for name in ("INT2", "UINT2") 
 
 @dataclass(frozen=True, slots=True)
 class DataDir:
-    """Where a model's side files may lie: its own directory, and the one its file really is in if it is a link."""
+    """Where side files may lie: the model's directory, and where its file really is if it is a link."""
 
     given: Path
     allowed: tuple[Path, ...]
 
     @staticmethod
     def of(model_path: Path) -> DataDir:
-        # Download caches link both the model and its side files into one store of blobs, so the store counts too.
+        # Download caches link both the model and its side files into one store of blobs, so the store counts
+        # too.
         return DataDir(model_path.parent, (model_path.parent.resolve(), model_path.resolve().parent))
 
 
@@ -50,7 +51,7 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One big initialiser: its protobuf (a reference into the model given, not a copy) and where its bytes are."""
+    """One big initialiser: its protobuf (part of the model given, not a copy) and where its bytes are."""
 
     tensor: TensorProto
     side_file: SideFile | None
@@ -138,7 +139,8 @@ def read_tensor(tensor: TensorProto, side_file: SideFile | None) -> np.ndarray:
         return np.memmap(side_file.path, little_endian, "r", side_file.offset, shape)
     except (ValueError, TypeError, OSError) as error:
         raise ModelError(
-            f"The values of tensor {tensor.name!r} do not fit its shape {tuple(tensor.dims)} and data type: {error}."
+            f"The values of tensor {tensor.name!r} do not fit its shape {tuple(tensor.dims)} and "
+            f"data type: {error}."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""What an input or an output of a model looks like from outside: its name, shape and dtype (no TVM needed)."""
+"""What a model's input or output looks like from outside: its name, shape and dtype (no TVM needed)."""
 
 from __future__ import annotations
 
