@@ -21,63 +21,18 @@ from subtune.frontends.onnx_shapes import spec_of
 MAX_ELEMENTS = 4096
 """Larger results stay computed at run time: they are data, not shapes."""
 
-# Only ops whose meaning leaves no room for rounding on integers; quantisation is left alone on purpose, since
+# What exporters compute shapes, indices and conditions with; quantisation is left alone on purpose, since
 # weights must reach the tuner as the integers they are.
-_FOLDABLE = frozenset(
-    [
-        "Abs",
-        "Add",
-        "And",
-        "Cast",
-        "CastLike",
-        "Ceil",
-        "Concat",
-        "Constant",
-        "ConstantOfShape",
-        "Div",
-        "Equal",
-        "Expand",
-        "Flatten",
-        "Floor",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Greater",
-        "GreaterOrEqual",
-        "Identity",
-        "Less",
-        "LessOrEqual",
-        "Max",
-        "Min",
-        "Mod",
-        "Mul",
-        "Neg",
-        "NonZero",
-        "Not",
-        "Or",
-        "Pow",
-        "Range",
-        "ReduceMax",
-        "ReduceMin",
-        "ReduceProd",
-        "ReduceSum",
-        "Reshape",
-        "ScatterElements",
-        "ScatterND",
-        "Shape",
-        "Size",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Sub",
-        "Tile",
-        "Transpose",
-        "Trilu",
-        "Unsqueeze",
-        "Where",
-        "Xor",
-    ]
-)
+# fmt: off
+_FOLDABLE = frozenset({
+    "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div",
+    "Equal", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater",
+    "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "NonZero",
+    "Not", "Or", "Pow", "Range", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape",
+    "ScatterElements", "ScatterND", "Shape", "Size", "Slice", "Split", "Squeeze", "Sub", "Tile",
+    "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
+})
+# fmt: on
 
 
 def fold(inferred: onnx.ModelProto) -> bool:
@@ -133,6 +88,8 @@ def _evaluate(
     """The node's outputs if they are constants worth having now; None otherwise."""
     if node.domain or node.op_type not in _FOLDABLE:
         return None
+    if node.op_type == "Constant" and node.attribute[0].name == "value":
+        return {node.output[0]: numpy_helper.to_array(node.attribute[0].t)}
     inputs = [name for name in node.input if name]
     if node.op_type in ("Shape", "Size") and inputs and inputs[0] not in known:
         shape = getattr(specs.get(inputs[0]), "shape", None)

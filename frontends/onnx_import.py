@@ -27,23 +27,12 @@ from subtune.frontends.onnx_weights import Weight
 from subtune.tensorspec import TensorSpec
 
 # Relax handles both as shapes in places; everything else wants tensors.
-_SHAPE_OPS = frozenset(
-    [
-        "Cast",
-        "CastLike",
-        "Concat",
-        "ConstantOfShape",
-        "Equal",
-        "Expand",
-        "Gather",
-        "Reshape",
-        "Resize",
-        "Shape",
-        "Slice",
-        "Squeeze",
-        "Where",
-    ]
-)
+# fmt: off
+_SHAPE_OPS = frozenset({
+    "Cast", "CastLike", "Concat", "ConstantOfShape", "Equal", "Expand", "Gather", "Reshape", "Resize",
+    "Shape", "Slice", "Squeeze", "Where",
+})
+# fmt: on
 
 _MAX_FAILURES_SHOWN = 10
 
@@ -159,7 +148,10 @@ def _convert(
         if any(specs.get(name) is None for name in node.output if name):
             raise _dynamic(node) from error
         kind = UnsupportedOpsError if _is_refusal(error) else ModelError
-        raise kind(f"Node {label(node)} cannot be imported: {one_line(error)}.") from error
+        reason = one_line(error)
+        if isinstance(error, KeyError | IndexError | AttributeError | TypeError | AssertionError):
+            reason = f"TVM's converter does not handle this form of it ({type(error).__name__}: {reason})"
+        raise kind(f"Node {label(node)} cannot be imported: {reason}.") from error
     named = {name: value for name, value in zip(node.output, outputs, strict=False) if name}
     return {name: _checked(node, name, value, specs.get(name)) for name, value in named.items()}
 

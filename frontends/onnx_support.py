@@ -7,6 +7,8 @@ from functools import cache
 from typing import Any
 
 import onnx
+import onnx.inliner
+import onnx.version_converter
 from onnx import defs, helper
 from tvm.relax.frontend.onnx import onnx_frontend
 

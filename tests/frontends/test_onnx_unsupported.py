@@ -1,0 +1,130 @@
+"""Operators that cannot be imported: all at once, with their nodes and the reason."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from subtune.errors import ModelError, UnsupportedOpsError
+from subtune.frontends import load
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17, "com.example" : 1, "ai.onnx.ml" : 2, "com.microsoft" : 1]>'
+
+
+def test_all_are_listed_with_their_nodes() -> None:
+    model = onnx.parser.parse_model(
+        HEAD
+        + """
+        g (float[4,4] x) => (float[4,4] y) {
+            a = Det(x)
+            b = com.example.Relu(x)
+            c = ai.onnx.ml.Normalizer<norm="L2">(b)
+            d = com.example.Relu(c)
+            e = Relu(d)
+            y = Add(e, a)
+        }
+    """
+    )
+    model.graph.node[3].name = "second"
+    with pytest.raises(UnsupportedOpsError) as caught:
+        load(model)
+    text = str(caught.value)
+    assert "Det in 'a'" in text
+    assert "com.example.Relu in 'b', 'second'" in text
+    assert "ai.onnx.ml.Normalizer in 'c'" in text
+    assert " Relu in" not in text
+    assert "\n" not in text
+
+
+def test_many_nodes_of_one_op_are_counted() -> None:
+    nodes = [helper.make_node("Det", ["x"], [f"d{i}"]) for i in range(9)]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 2])],
+        [helper.make_tensor_value_info("d0", TensorProto.FLOAT, [])],
+    )
+    with pytest.raises(UnsupportedOpsError, match="'d0', 'd1', 'd2', 'd3', 'd4', 4 more"):
+        load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+
+
+def test_they_come_before_missing_shapes() -> None:
+    model = onnx.parser.parse_model(HEAD + "g (float[n,n] x) => (float y) { y = Det(x) }")
+    with pytest.raises(UnsupportedOpsError, match="Det in 'y'"):
+        load(model)
+
+
+LOOP = """
+g (float[4] x, int64 n, bool go) => (float[4] y) {
+    y = Loop(n, go, x) <body = b (int64 i, bool c, float[4] v) => (bool c2, float[4] w) {
+        c2 = Identity(c)
+        w = com.example.Twist(v)
+    }>
+}
+"""
+
+
+def test_loops_are_refused_and_looked_into() -> None:
+    with pytest.raises(UnsupportedOpsError, match="Loop .*loops are not supported"):
+        load(onnx.parser.parse_model(HEAD + LOOP))
+
+
+IF = """
+g (float[4] x, bool c) => (float[4] y) {
+    y = If(c) <then_branch = t () => (float[4] a) { a = Relu(x) },
+               else_branch = e () => (float[4] b) { b = com.example.Twist(x) }>
+}
+"""
+
+
+def test_if_at_run_time_is_refused_and_looked_into() -> None:
+    with pytest.raises(UnsupportedOpsError) as caught:
+        load(onnx.parser.parse_model(HEAD + IF))
+    assert "If (its condition is known only at run time) in 'y'" in str(caught.value)
+    assert "com.example.Twist in 'b'" in str(caught.value)
+
+
+def test_the_branch_not_taken_does_not_matter() -> None:
+    text = IF.replace("(float[4] x, bool c)", "(float[4] x)").replace(
+        "{\n    y", "{ c = Constant<value = bool {1}>()\n y"
+    )
+    assert load(onnx.parser.parse_model(HEAD + text)).outputs[0].shape == (4,)
+
+
+def test_sequences_are_refused() -> None:
+    model = onnx.parser.parse_model(
+        HEAD
+        + "g (float[4] x) => (float[8] y) { s = SequenceConstruct(x, x)\n y = ConcatFromSequence<axis=0>(s) }"
+    )
+    with pytest.raises(UnsupportedOpsError, match="SequenceConstruct .*ConcatFromSequence"):
+        load(model)
+
+
+def test_microsoft_ops_that_tvm_knows_by_name_only() -> None:
+    """com.microsoft.FastGelu is imported; an op of ONNX's name in that domain is not taken for ONNX's."""
+    fast = onnx.parser.parse_model(HEAD + "g (float[4] x) => (float[4] y) { y = com.microsoft.FastGelu(x) }")
+    assert load(fast).outputs[0].shape == (4,)
+    other = onnx.parser.parse_model(HEAD + "g (float[4] x) => (float[4] y) { y = com.microsoft.Softmax(x) }")
+    with pytest.raises(UnsupportedOpsError, match=r"com\.microsoft\.Softmax in 'y'"):
+        load(other)
+
+
+def test_failures_inside_converters_name_the_node_and_are_collected(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    model = onnx.parser.parse_model(
+        HEAD
+        + """
+        g (float[4,4] x, int64[1] k, int64[2] axes) => (float[4,4] y, float[1,1] r) {
+            r = ReduceL1(x, axes)
+            y = Relu(x)
+        }
+    """
+    )
+    model.opset_import[0].version = 18
+    with pytest.raises(ModelError, match="ReduceL1 'r'") as caught:
+        load(model)
+    assert "\n" not in str(caught.value)
+    out, err = capfd.readouterr()
+    assert out == err == ""
