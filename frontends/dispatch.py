@@ -33,7 +33,13 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes
         ShapeError: a dimension has no value, or shapes contradict one another.
         UnsupportedOpsError: all operators that cannot be imported.
     """
-    shapes = shapes or {}
+    try:
+        return _load(model, shapes or {})
+    except UnicodeDecodeError as error:  # protobuf checks the encoding of a name only when it is read
+        raise ModelError("The model has a name that is not valid UTF-8: the file is damaged.") from error
+
+
+def _load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes) -> Imported:
     if isinstance(model, onnx.ModelProto):
         return load_onnx(read_proto(model, name=model.graph.name or "model"), shapes)
     if isinstance(model, bytes | bytearray | memoryview):

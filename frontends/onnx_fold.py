@@ -17,6 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 from subtune.frontends.onnx_graph import subgraphs
 from subtune.frontends.onnx_shapes import spec_of
+from subtune.frontends.onnx_weights import read_tensor
 
 MAX_ELEMENTS = 4096
 """Larger results stay computed at run time: they are data, not shapes."""
@@ -48,7 +49,7 @@ def fold(inferred: onnx.ModelProto) -> bool:
     known: dict[str, np.ndarray] = {}
     for tensor in graph.initializer:
         if math.prod(tensor.dims) <= MAX_ELEMENTS:
-            known[tensor.name] = numpy_helper.to_array(tensor)
+            known[tensor.name] = read_tensor(tensor, None)
     kept: list[onnx.NodeProto] = []
     computed: dict[str, np.ndarray] = {}
     changed = False
@@ -89,7 +90,7 @@ def _evaluate(
     if node.domain or node.op_type not in _FOLDABLE:
         return None
     if node.op_type == "Constant" and node.attribute[0].name == "value":
-        return {node.output[0]: numpy_helper.to_array(node.attribute[0].t)}
+        return {node.output[0]: read_tensor(node.attribute[0].t, None)}
     inputs = [name for name in node.input if name]
     if node.op_type in ("Shape", "Size") and inputs and inputs[0] not in known:
         shape = getattr(specs.get(inputs[0]), "shape", None)

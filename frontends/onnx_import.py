@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import onnx
 import tvm
-from onnx import numpy_helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -23,7 +22,7 @@ from subtune.frontends.onnx_file import OnnxModel
 from subtune.frontends.onnx_graph import label
 from subtune.frontends.onnx_shapes import one_line, spec_of
 from subtune.frontends.onnx_support import converters, opset_of
-from subtune.frontends.onnx_weights import Weight
+from subtune.frontends.onnx_weights import Weight, read_tensor
 from subtune.tensorspec import TensorSpec
 
 # Relax handles both as shapes in places; everything else wants tensors.
@@ -115,7 +114,7 @@ class _Values(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         weight = self._weights.get(name)
-        array = weight.read() if weight is not None else numpy_helper.to_array(self._small[name])
+        array = weight.read() if weight is not None else read_tensor(self._small[name], None)
         constant = relax.const(tvm.runtime.tensor(np.asarray(array)))
         self[name] = constant
         return constant

@@ -27,6 +27,8 @@ _UNSUPPORTED_TYPES = {
     if hasattr(TensorProto, name)
 }
 
+_TYPE_NUMBERS = frozenset(TensorProto.DataType.values())
+
 Dim = int | str | None
 """One dimension of an input: its size, its symbol, or unknown without a name."""
 
@@ -36,10 +38,14 @@ def dtype_name(elem_type: int) -> str:
     return str(helper.tensor_dtype_to_np_dtype(elem_type))
 
 
+def _is_defined(elem_type: int) -> bool:
+    return elem_type in _TYPE_NUMBERS and elem_type != TensorProto.UNDEFINED
+
+
 def spec_of(value: onnx.ValueInfoProto) -> TensorSpec | None:
     """The spec of a tensor value; None while its type, rank or any dimension is unknown."""
     tensor_type = value.type.tensor_type
-    if not value.type.HasField("tensor_type") or tensor_type.elem_type == TensorProto.UNDEFINED:
+    if not value.type.HasField("tensor_type") or not _is_defined(tensor_type.elem_type):
         return None
     if not tensor_type.HasField("shape"):
         return None

@@ -202,8 +202,19 @@ def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def check_model(proto: onnx.ModelProto) -> None:
-    """ONNX's own checker, on the light model. Raises ModelError with its first complaint."""
+    """ONNX's own checker, on the light model. Raises ModelError with its first complaint.
+
+    Inputs and outputs without a shape, which it would refuse, are none of its business: the user gives the
+    former, the latter are inferred.
+    """
+    checked = onnx.ModelProto()
+    checked.CopyFrom(proto)
+    for value in (*checked.graph.input, *checked.graph.output):
+        if not value.type.WhichOneof("value"):
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()
     try:
-        onnx.checker.check_model(proto)
+        onnx.checker.check_model(checked)
     except Exception as error:  # ValidationError, and ValueError or RuntimeError from inside
         raise ModelError(f"The model is not valid ONNX: {one_line(error)}.") from error
