@@ -24,8 +24,7 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes
     """Import a model.
 
     Args:
-        model: a path to an ONNX file, its bytes, an `onnx.ModelProto` (never changed), or `zoo:NAME`, with
-        the
+        model: a path to an ONNX file, its bytes, an `onnx.ModelProto` (never changed), or `zoo:NAME`, with the
             builder's arguments behind a question mark: `zoo:resnet18?batch=8&dtype=float16`.
         shapes: input name -> its whole shape, or symbol -> its one value; needed for symbolic dimensions.
     Raises:
@@ -48,8 +47,7 @@ def _load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shape
         proto, name = _build_zoo_model(model)
         return load_onnx(read_proto(proto, name=name), shapes)
     if isinstance(model, str | os.PathLike):
-        # Another file format is told by its suffix or its first bytes here, and gets its own read_* and
-        # load_*.
+        # Another file format is told by its suffix or its first bytes here, and gets its own read_* and load_*.
         return load_onnx(read_file(Path(os.fspath(model))), shapes)
     raise ModelError(f"A model is a path, bytes, an onnx.ModelProto or zoo:NAME, not {type(model).__name__}.")
 

@@ -1,5 +1,4 @@
-"""Shape arithmetic and constant conditions, evaluated at import: the Shape-Gather-Concat-Reshape chains of
-exporters.
+"""Shape arithmetic and constant conditions, evaluated at import: the Shape-Gather-Concat-Reshape chains of exporters.
 
 With static inputs a `Shape` is a constant, and so is what is computed from it. TVM's importer follows such
 chains only in part, and `If` with a constant condition not at all.
@@ -37,8 +36,7 @@ _FOLDABLE = frozenset({
 
 
 def fold(inferred: onnx.ModelProto) -> bool:
-    """Replace what is constant by initialisers and what is decided by its branch, in place, once over the
-    graph.
+    """Replace what is constant by initialisers and what is decided by its branch, in place, once over the graph.
 
     Args:
         inferred: the light model after shape inference, in topological order. Run inference again if True is
@@ -164,9 +162,7 @@ def _inline_branch(node: onnx.NodeProto, which: str, graph: onnx.GraphProto) -> 
     for inner_output, outer_name in zip(branch.output, node.output, strict=True):
         if outer_name:
             name = renamed.get(inner_output.name, inner_output.name)
-            nodes.append(
-                onnx.helper.make_node("Identity", [name], [outer_name], name=f"{node.name}/{outer_name}")
-            )
+            nodes.append(onnx.helper.make_node("Identity", [name], [outer_name], name=f"{node.name}/{outer_name}"))
     return nodes
 
 
@@ -175,9 +171,7 @@ def _rename(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
     node.input[:] = [renamed.get(name, name) for name in node.input]
     node.output[:] = [renamed.get(name, name) for name in node.output]
     for subgraph in subgraphs(node):
-        own = {name for inner in subgraph.node for name in inner.output} | {
-            t.name for t in subgraph.initializer
-        }
+        own = {name for inner in subgraph.node for name in inner.output} | {t.name for t in subgraph.initializer}
         own |= {value.name for value in subgraph.input}
         free = {old: new for old, new in renamed.items() if old not in own}
         for inner in subgraph.node:

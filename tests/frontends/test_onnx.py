@@ -147,9 +147,7 @@ def test_big_constant_nodes_are_weights() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "bfloat16", "uint8", "bool"])
 def test_dtypes(dtype: str) -> None:
     op = "Not" if dtype == "bool" else "Identity"
-    elem_type = (
-        helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) if dtype != "bfloat16" else TensorProto.BFLOAT16
-    )
+    elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) if dtype != "bfloat16" else TensorProto.BFLOAT16
     graph = helper.make_graph(
         [helper.make_node(op, ["x"], ["y"])],
         "g",
@@ -247,9 +245,7 @@ g (float[2,3] x) => (float[n,m] y)
 
 @pytest.mark.parametrize("value", [2, 3])
 def test_if_with_a_constant_condition_becomes_its_branch(value: int) -> None:
-    text = IF.replace("{2}", f"{{{value}}}").replace(
-        "float[n,m]", "float[n,m]" if value == 2 else "float[k,n,m]"
-    )
+    text = IF.replace("{2}", f"{{{value}}}").replace("float[n,m]", "float[n,m]" if value == 2 else "float[k,n,m]")
     model = onnx.parser.parse_model(text)
     imported = load(model)
     assert imported.outputs[0].shape == ((2, 3) if value == 2 else (1, 2, 3))

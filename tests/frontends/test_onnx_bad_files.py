@@ -14,9 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from subtune.errors import ModelError, SubtuneError
 from subtune.frontends import load
 
-TEXT = (
-    '<ir_version: 8, opset_import: ["" : 13]> g (float[2,2] x) => (float[2,2] y) { h = Relu(x)\n y = Neg(h) }'
-)
+TEXT = '<ir_version: 8, opset_import: ["" : 13]> g (float[2,2] x) => (float[2,2] y) { h = Relu(x)\n y = Neg(h) }'
 
 
 def model() -> onnx.ModelProto:

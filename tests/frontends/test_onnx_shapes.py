@@ -190,9 +190,7 @@ def test_types_that_contradict_are_refused() -> None:
 )
 def test_shapes_that_depend_on_data_are_refused(body: str, node: str) -> None:
     model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 13]> g (float[4,2] x, bool[4] keep) => (float[r,c] y) {'
-        + body
-        + "}"
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[4,2] x, bool[4] keep) => (float[r,c] y) {' + body + "}"
     )
     with pytest.raises(ShapeError, match=f"{node} has a shape that depends on data"):
         load(model)
@@ -200,8 +198,7 @@ def test_shapes_that_depend_on_data_are_refused(body: str, node: str) -> None:
 
 def test_a_reshape_by_an_input_is_refused() -> None:
     model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 13]> g (float[4,2] x, int64[2] s) => (float[r,c] y)'
-        "{ y = Reshape(x, s) }"
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[4,2] x, int64[2] s) => (float[r,c] y){ y = Reshape(x, s) }'
     )
     with pytest.raises(ShapeError, match="Reshape 'y' has a shape that depends on data"):
         load(model)

@@ -94,8 +94,7 @@ def test_the_branch_not_taken_does_not_matter() -> None:
 
 def test_sequences_are_refused() -> None:
     model = onnx.parser.parse_model(
-        HEAD
-        + "g (float[4] x) => (float[8] y) { s = SequenceConstruct(x, x)\n y = ConcatFromSequence<axis=0>(s) }"
+        HEAD + "g (float[4] x) => (float[8] y) { s = SequenceConstruct(x, x)\n y = ConcatFromSequence<axis=0>(s) }"
     )
     with pytest.raises(UnsupportedOpsError, match=r"SequenceConstruct .*ConcatFromSequence"):
         load(model)
