@@ -143,7 +143,8 @@ def _used_names(node: onnx.NodeProto) -> set[str]:
 def _inline_branch(node: onnx.NodeProto, which: str, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """The nodes of the branch taken, renamed apart from the graph's own, its outputs under the If's names."""
     branch = next(attribute.g for attribute in node.attribute if attribute.name == which)
-    prefix = f"{node.name}/{which}/"
+    # Outputs are unique in the graph; node names need not be.
+    prefix = f"{next(name for name in node.output if name)}/{which}/"
     renamed: dict[str, str] = {}
     for tensor in branch.initializer:
         renamed[tensor.name] = prefix + tensor.name

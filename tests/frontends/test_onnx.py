@@ -254,6 +254,19 @@ def test_if_with_a_constant_condition_becomes_its_branch(value: int) -> None:
     np.testing.assert_array_equal(y, -np.maximum(x, 0) if value == 2 else x[None])
 
 
+def test_two_ifs_of_one_name() -> None:
+    taken, other = "t () => (float[2] a) { h = Relu(x)\n a = Neg(h) }", "e () => (float[2] b) { b = Abs(x) }"
+    branch = f"<then_branch = {taken}, else_branch = {other}>"
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[2] x) => (float[2] y, float[2] z) <bool yes = {1}>'
+        f"{{ y = If(yes) {branch}\n z = If(yes) {branch} }}"
+    )
+    for node in model.graph.node:
+        node.name = "If"
+    for result in run(load(model), {"x": np.array([-1, 2], "float32")}):
+        np.testing.assert_array_equal(result, [0, -2])
+
+
 def test_quantised_weights_stay_integers() -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 13]>

@@ -147,6 +147,28 @@ def test_values_that_do_not_fill_the_shape() -> None:
         load(model)
 
 
+def test_weights_in_the_protobuf_are_never_serialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step of `onnx` in C++ serialises what it is given, and ends at 2 GB: none may see the weights."""
+    sizes = []
+
+    def spy(module: object, name: str) -> None:
+        real = getattr(module, name)
+
+        def measured(proto: onnx.ModelProto, *args: object, **kwargs: object) -> object:
+            sizes.append(proto.ByteSize())
+            return real(proto, *args, **kwargs)
+
+        monkeypatch.setattr(module, name, measured)
+
+    spy(onnx.checker, "check_model")
+    spy(onnx.shape_inference, "infer_shapes")
+    model = big_matmul()
+    assert model.ByteSize() > 4 * ROWS * ROWS
+    load(model)
+    assert len(sizes) >= 3
+    assert max(sizes) < 2000
+
+
 def test_over_2_gb_of_weights_in_a_sparse_file(tmp_path: Path) -> None:
     """A 3 GB hole of a file: everything but the last rows is unused, so nothing of it is read but those."""
     rows = 3 * 2**30 // (4 * ROWS)
