@@ -92,7 +92,7 @@ def permutation(call: Any) -> tuple[int, ...]:
 
 
 def merge_permutes(walk: Walk, call: Any) -> Expr | None:
-    """Two permutations -> one; the identity -> nothing; one that moves only unit dims -> a reshape."""
+    """Two permutations -> one; the identity -> nothing."""
     operand, shape = call.args[0], shape_of(call)
     if shape is None or shape_of(operand) is None:
         return None
@@ -103,11 +103,16 @@ def merge_permutes(walk: Walk, call: Any) -> Expr | None:
     if inner is not None:
         first = permutation(inner)
         return relax.op.permute_dims(inner.args[0], [first[axis] for axis in axes])
-    source = shape_of(operand) or ()
-    moved = [axis for axis in axes if source[axis] != 1]
-    if moved == sorted(moved):
-        return relax.op.reshape(operand, shape)
     return None
+
+
+def permute_is_reshape(walk: Walk, call: Any) -> Expr | None:
+    """A permutation that moves only unit dims -> a reshape. Not among CLEANUP: see `settle_permutes`."""
+    source, shape = shape_of(call.args[0]), shape_of(call)
+    if source is None or shape is None:
+        return None
+    moved = [axis for axis in permutation(call) if source[axis] != 1]
+    return relax.op.reshape(call.args[0], shape) if moved == sorted(moved) else None
 
 
 def drop_broadcast(walk: Walk, call: Any) -> Expr | None:
@@ -123,8 +128,7 @@ def drop_single_concat(walk: Walk, call: Any) -> Expr | None:
 
 
 def drop_neutral(walk: Walk, call: Any) -> Expr | None:
-    """`x * 1`, `x / 1`, `x - 0` -> `x` (`x + 0` is kept for floats: it turns -0 into 0; so is `-0 * 1`, which does
-    not); only where the constant broadcasts to x and not the other way round."""
+    """`x * 1`, `x / 1`, `x - 0` -> `x`, where the constant does not widen x. (`x + 0` stays: it turns -0 into 0.)"""
     neutral = {"relax.multiply": 1, "relax.divide": 1, "relax.subtract": 0}[op_name(call)]
     for x, other in ((call.args[0], call.args[1]), (call.args[1], call.args[0])):
         if not isinstance(other, tvm.ir.GenericConst) or shape_of(x) is None or shape_of(x) != shape_of(call):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from subtune.passes.exprs import Expr, dtype_of, is_const, op_name, shape_of
@@ -38,6 +39,8 @@ class Walk:
     uses: dict[Any, int] = field(default_factory=dict)
     """Variable -> uses before the pass. Never too small for a variable of the input; new ones are absent."""
     alias: dict[Any, Expr] = field(default_factory=dict)
+    shared: dict[Any, list[Any]] = field(default_factory=dict)
+    """Operator and operands -> the variables bound to such a call in this block."""
     in_dataflow: bool = True
     changes: int = 0
 
@@ -58,6 +61,10 @@ class Walk:
         expr = self._simplify(self._flatten(expr))
         if not isinstance(expr, tvm.ir.Call | tvm.ir.TupleGetItem):
             return expr
+        known = self._computed(expr)
+        if known is not None:
+            self.uses[known] = self.uses.get(known, 1) + 1
+            return known
         make = relax.DataflowVar if self.in_dataflow else relax.Var
         var = make(f"n{len(self.bindings)}", expr.ty)
         self._bind(var, expr)
@@ -65,7 +72,22 @@ class Walk:
 
     def _bind(self, var: Any, value: Expr) -> None:
         self.bindings.append(relax.VarBinding(var, value))
+        self._define(var, value)
+
+    def _define(self, var: Any, value: Expr) -> None:
         self.defs[var] = value
+        key = _sharing_key(value) if self.in_dataflow else None
+        if key is not None:
+            self.shared.setdefault(key, []).append(var)
+
+    def _computed(self, value: Expr) -> Any | None:
+        """The variable of this block that holds the same call already, or None."""
+        key = _sharing_key(value) if self.in_dataflow else None
+        for var in self.shared.get(key, ()) if key is not None else ():
+            other = self.defs[var]
+            if isinstance(value, tvm.ir.TupleGetItem) or _same_attrs(other.attrs, value.attrs):
+                return var
+        return None
 
     def _flatten(self, expr: Expr) -> Expr:
         """`expr` with nested calls bound to variables, and typed."""
@@ -122,6 +144,11 @@ class Walk:
         new = self._substituted(value)
         if isinstance(new, tvm.ir.Call | tvm.ir.TupleGetItem):
             new = self._simplify(new)
+        if isinstance(new, tvm.ir.Call | tvm.ir.TupleGetItem):
+            known = self._computed(new)
+            if known is not None:
+                self.changes += 1
+                new = known
         self._finish(binding, new)
 
     def _finish(self, binding: Any, value: Expr) -> None:
@@ -130,13 +157,14 @@ class Walk:
             _check_same_type(var, value)
             if isinstance(var, relax.DataflowVar):
                 self.alias[var] = value
-                self.uses[value] = self.uses.get(value, 0) + self.uses.get(var, 0) if not is_const(value) else 0
+                if not is_const(value):
+                    self.uses[value] = self.uses.get(value, 1) + self.uses.get(var, 0)
                 return
         elif isinstance(value, tvm.ir.Call | tvm.ir.TupleGetItem):
             _check_same_type(var, value)
         if value is binding.value:
             self.bindings.append(binding)
-            self.defs[var] = value
+            self._define(var, value)
         else:
             self._bind(var, value)
 
@@ -198,6 +226,7 @@ def _rewrite_function(func: Any, rules: Rules) -> Any:
     blocks = []
     for block in func.body.blocks:
         walk.bindings = []
+        walk.shared = {}
         walk.defs = {}  # a later block must not mention this one's dataflow variables
         walk.in_dataflow = isinstance(block, relax.DataflowBlock)
         for binding in block.bindings:
@@ -280,6 +309,37 @@ def _drop_dead(blocks: list[tuple[Any, list[Any]]], body: Expr) -> tuple[list[tu
 def _is_value(expr: Expr) -> bool:
     """Whether the call computes a Relax value, and is not an arithmetic expression on dimensions."""
     return not isinstance(expr, tvm.ir.Call) or not tvm.ir.is_prim_expr(expr)
+
+
+_NOT_SHARED = ("relax.call_", "relax.vm.", "relax.memory.", "relax.builtin.", "relax.nn.dropout", "relax.multinomial")
+
+
+def _sharing_key(expr: Expr) -> tuple[Any, ...] | None:
+    """Equal for calls of one operator on the same operands (attributes not compared); None for what is not shared."""
+    if isinstance(expr, tvm.ir.TupleGetItem):
+        return ("[]", expr.tuple_value, int(expr.index)) if isinstance(expr.tuple_value, tvm.ir.Var) else None
+    name = op_name(expr)
+    if not name or name.startswith(_NOT_SHARED):
+        return None
+    parts: list[Any] = [name]
+    for arg in expr.args:
+        if isinstance(arg, tvm.ir.Var) or is_const(arg):
+            parts.append(arg)
+        elif isinstance(arg, relax.ShapeExpr | tvm.ir.Tuple | tvm.tirx.IntImm | tvm.tirx.FloatImm):
+            inner = arg.values if isinstance(arg, relax.ShapeExpr) else getattr(arg, "fields", (arg,))
+            for part in inner:
+                is_number = isinstance(part, tvm.tirx.IntImm | tvm.tirx.FloatImm)
+                if not is_number and not isinstance(part, tvm.ir.Var) and not is_const(part):
+                    return None
+                parts.append((str(part.ty), part.value) if is_number else part)
+            parts.append(len(parts))
+        else:
+            return None
+    return tuple(parts)
+
+
+def _same_attrs(a: Any, b: Any) -> bool:
+    return (a is None and b is None) or (a is not None and b is not None and tvm_ffi.structural_equal(a, b))
 
 
 def _check_same_type(var: Any, value: Expr) -> None:
