@@ -1,0 +1,87 @@
+"""Reading Relax expressions: the questions every rewrite asks, answered with plain Python values or None."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
+import numpy as np
+import tvm
+from tvm import relax
+
+Expr = Any
+"""A Relax expression; TVM's generated annotations do not type-check."""
+
+
+def is_const(expr: Expr) -> bool:
+    return isinstance(expr, tvm.ir.GenericConst)
+
+
+def op_name(expr: Expr) -> str:
+    """`relax.add` for a call of that operator, "" for every other expression."""
+    if isinstance(expr, tvm.ir.Call) and isinstance(expr.op, tvm.ir.Op):
+        return str(expr.op.name)
+    return ""
+
+
+def type_shape(ty: Any) -> tuple[int, ...] | None:
+    """The shape of a tensor type, or None when a dimension is not known."""
+    if not isinstance(ty, relax.TensorType) or ty.shape is None or not hasattr(ty.shape, "values"):
+        return None
+    dims = []
+    for dim in ty.shape.values:
+        if not isinstance(dim, tvm.tirx.IntImm):
+            return None
+        dims.append(int(dim.value))
+    return tuple(dims)
+
+
+def shape_of(expr: Expr) -> tuple[int, ...] | None:
+    """Static shape of a tensor expression, or None when it is not a tensor or a dimension is not known."""
+    return type_shape(expr.ty)
+
+
+def dtype_of(expr: Expr) -> str:
+    """`float32` and so on; "" when the expression is no tensor or its element type is not known."""
+    ty = expr.ty
+    if not isinstance(ty, relax.TensorType) or ty.dtype is None:
+        return ""
+    return str(ty.dtype)
+
+
+def is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
+
+
+def array_of(expr: Expr) -> np.ndarray | None:
+    """The value of a constant, without a copy where numpy knows the type (do not write to it); else None."""
+    if not isinstance(expr, tvm.ir.GenericConst):
+        return None
+    try:
+        return np.from_dlpack(expr.value)
+    except (TypeError, BufferError, RuntimeError):
+        return np.asarray(expr.value.numpy())
+
+
+def scalar_of(expr: Expr) -> float | None:
+    """The value of a constant that holds one element, of any rank; else None."""
+    if not isinstance(expr, tvm.ir.GenericConst):
+        return None
+    array = array_of(expr)
+    if array is None or array.size != 1:
+        return None
+    return float(array.reshape(()))
+
+
+def make_const(array: np.ndarray) -> Expr:
+    """A constant with exactly `array`'s dtype (`relax.const` alone would narrow int64 and float64)."""
+    return relax.const(np.ascontiguousarray(array).reshape(array.shape), str(array.dtype))
+
+
+def ints(values: Any) -> tuple[int, ...]:
+    """An attribute that holds integers as Python integers."""
+    return tuple(int(value) for value in values)
+
+
+def positive_axis(axis: int, rank: int) -> int:
+    return int(axis) + rank if int(axis) < 0 else int(axis)

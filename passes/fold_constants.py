@@ -1,0 +1,103 @@
+"""Constant folding with numpy.
+
+TVM's FoldConstant builds every operator it folds with LLVM (14 s on ResNet-50); the constants of a network are
+reshaped, permuted, cast and combined by a few dozen operators that numpy computes at once. An operator outside of the
+table is left alone, and so is whatever numpy would not compute exactly as Relax defines it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+
+from subtune.passes.exprs import Expr, array_of, dtype_of, make_const, op_name, type_shape
+from subtune.passes.fold_table import TABLE, NotFolded
+from subtune.passes.rewriter import Rules, Walk, rewrite
+
+MAX_GROWTH_BYTES = 64 * 1024
+"""A fold may make its result this much larger than its constant operands: a broadcast of a scalar to a whole
+activation stays an operator, which fuses and costs nothing."""
+
+
+def fold(walk: Walk, call: Any) -> Expr | None:
+    """The rule: a call of constants -> its value."""
+    function = TABLE.get(op_name(call))
+    if function is None or not isinstance(call.ty, tvm.relax.TensorType):
+        return None
+    shape = type_shape(call.ty)
+    if shape is None:
+        return None
+    operands = [_operand(walk, arg) for arg in call.args]
+    if any(operand is None for operand in operands):
+        return None
+    if _grows_too_much(shape, dtype_of(call), operands):
+        return None
+    value = _evaluate(function, call, operands)
+    if value is None:
+        return None
+    assert value.shape == shape, f"folding {op_name(call)}: shape {value.shape} is not {shape}"
+    assert str(value.dtype) == dtype_of(call), f"folding {op_name(call)}: {value.dtype} is not {dtype_of(call)}"
+    return make_const(value)
+
+
+def fold_projection(walk: Walk, projection: Any) -> Expr | None:
+    """`split(constant)[i]` -> a constant."""
+    call = walk.definition(projection.tuple_value)
+    function = TABLE.get(op_name(call))
+    if function is None or op_name(call) != "relax.split":
+        return None
+    array = array_of(call.args[0])
+    if array is None:
+        return None
+    parts = _evaluate(function, call, [array])
+    return None if parts is None else make_const(parts[int(projection.index)])
+
+
+def _evaluate(function: Callable[..., Any], call: Any, operands: list[Any]) -> Any:
+    try:
+        with np.errstate(all="ignore"):
+            return function(call, *operands)
+    except NotFolded:
+        return None
+
+
+def _operand(walk: Walk, arg: Expr) -> Any:
+    """A constant as an array, a tuple of constants as a list, a shape or a number as it is; None if it varies."""
+    if isinstance(arg, tvm.ir.GenericConst):
+        return array_of(arg)
+    if isinstance(arg, tvm.ir.Var):
+        found = walk.definition(arg)
+        return _operand(walk, found) if isinstance(found, tvm.ir.Tuple | tvm.relax.ShapeExpr) else None
+    if isinstance(arg, tvm.ir.Tuple):
+        parts = [_operand(walk, part) for part in arg.fields]
+        return None if any(part is None for part in parts) else parts
+    if isinstance(arg, tvm.relax.ShapeExpr):
+        dims = [int(d.value) for d in arg.values if isinstance(d, tvm.tirx.IntImm)]
+        return tuple(dims) if len(dims) == len(arg.values) else None
+    if isinstance(arg, tvm.tirx.IntImm | tvm.tirx.FloatImm):
+        return arg.value
+    return None
+
+
+def _grows_too_much(shape: tuple[int, ...], dtype: str, operands: list[Any]) -> bool:
+    size = int(np.prod(shape, dtype=np.int64)) * _itemsize(dtype)
+    given = 0
+    for operand in operands:
+        for part in operand if isinstance(operand, list) else [operand]:
+            given += part.nbytes if isinstance(part, np.ndarray) else 0
+    return size > given + MAX_GROWTH_BYTES
+
+
+def _itemsize(dtype: str) -> int:
+    return 1 if dtype == "bool" else max(1, tvm.DataType(dtype).itemsize)
+
+
+FOLD: Rules = {"*": (fold,), "tuple_get_item": (fold_projection,)}
+
+
+def fold_constants(mod: tvm.IRModule) -> tvm.IRModule:
+    """Every sub-expression of constants whose operator is in the table -> one constant."""
+    return rewrite(mod, FOLD)

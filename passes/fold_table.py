@@ -1,0 +1,275 @@
+"""What each foldable Relax operator computes, in numpy, bit for bit where its definition leaves no freedom.
+
+A function takes the call (for attributes) and the operands (arrays; lists for tuples; Python tuples for shapes) and
+returns an array of the call's dtype, or raises NotFolded when numpy and Relax might disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from subtune.passes.exprs import dtype_of, ints, is_float, shape_of
+
+Array = Any
+
+
+class NotFolded(Exception):
+    """These operands are left to the compiler."""
+
+
+def _float_only(*arrays: Array) -> None:
+    if any(not is_float(str(a.dtype)) for a in arrays):
+        raise NotFolded
+
+
+def _exact_reduction(array: Array) -> None:
+    # Relax accumulates float16 and bfloat16 in their own type, numpy does not.
+    if str(array.dtype) not in ("float32", "float64", "int32", "int64"):
+        raise NotFolded
+
+
+def _elementwise(function: Callable[..., Array]) -> Callable[..., Array]:
+    def evaluate(call: Any, *arrays: Array) -> Array:
+        return np.asarray(function(*arrays)).astype(dtype_of(call), copy=False)
+
+    return evaluate
+
+
+def _floating(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Transcendental functions: computed in float64 and rounded once, floating types only."""
+
+    def evaluate(call: Any, *arrays: Array) -> Array:
+        _float_only(*arrays)
+        wide = [a.astype(np.float64) for a in arrays]
+        return np.asarray(function(*wide)).astype(dtype_of(call))
+
+    return evaluate
+
+
+def _divide(call: Any, a: Array, b: Array) -> Array:
+    if is_float(str(a.dtype)):
+        return a / b
+    if str(a.dtype) not in ("int32", "int64") or (b == 0).any():
+        raise NotFolded
+    quotient = np.abs(a) // np.abs(b)  # Relax truncates, numpy floors
+    return (np.sign(a) * np.sign(b) * quotient).astype(a.dtype)
+
+
+def _guarded_division(function: Callable[..., Array]) -> Callable[..., Array]:
+    def evaluate(call: Any, a: Array, b: Array) -> Array:
+        if (b == 0).any():
+            raise NotFolded
+        return np.asarray(function(a, b)).astype(dtype_of(call), copy=False)
+
+    return evaluate
+
+
+def _power(call: Any, a: Array, b: Array) -> Array:
+    _float_only(a, b)
+    return np.asarray(np.power(a.astype(np.float64), b.astype(np.float64))).astype(a.dtype)
+
+
+def _astype(call: Any, array: Array) -> Array:
+    dtype = dtype_of(call)
+    if is_float(str(array.dtype)) and not is_float(dtype) and dtype != "bool":
+        limits = np.iinfo(dtype)  # out of range is undefined in the generated code
+        wide = array.astype(np.float64)
+        if not np.isfinite(wide).all() or (wide < limits.min).any() or (wide > limits.max).any():
+            raise NotFolded
+    return array.astype(dtype)
+
+
+def _squeeze(call: Any, array: Array) -> Array:
+    return array.reshape(shape_of(call))
+
+
+def _expand_dims(call: Any, array: Array) -> Array:
+    return array.reshape(shape_of(call))
+
+
+def _reshape(call: Any, array: Array, _shape: Any = None) -> Array:
+    return array.reshape(shape_of(call))
+
+
+def _permute(call: Any, array: Array) -> Array:
+    axes = call.attrs.axes
+    return np.transpose(array, None if axes is None else ints(axes))
+
+
+def _broadcast_to(call: Any, array: Array, shape: tuple[int, ...]) -> Array:
+    return np.broadcast_to(array, shape)
+
+
+def _concat(call: Any, arrays: list[Array]) -> Array:
+    return np.concatenate(arrays, axis=int(call.attrs.axis or 0))
+
+
+def _stack(call: Any, arrays: list[Array]) -> Array:
+    return np.stack(arrays, axis=int(call.attrs.axis or 0))
+
+
+def _split(call: Any, array: Array) -> list[Array]:
+    where = call.attrs.indices_or_sections
+    axis = int(call.attrs.axis)
+    if hasattr(where, "value"):
+        count, extent = int(where.value), array.shape[axis]
+        step = -(-extent // count)
+        return np.split(array, list(range(step, step * count, step)), axis=axis)
+    return np.split(array, list(ints(where)), axis=axis)
+
+
+def _strided_slice(call: Any, array: Array, axes: Any, begin: Any, end: Any, strides: Any = None) -> Array:
+    index = [slice(None)] * array.ndim
+    steps = strides if strides is not None else [1] * len(axes)
+    for axis, first, last, step in zip(axes, begin, end, steps, strict=True):
+        if int(step) <= 0 or int(first) < -array.shape[int(axis)]:
+            raise NotFolded
+        index[int(axis)] = slice(int(first), int(last), int(step))
+    return array[tuple(index)]
+
+
+def _take(call: Any, array: Array, indices: Array) -> Array:
+    axis = call.attrs.axis
+    extent = array.size if axis is None else array.shape[int(axis)]
+    if (np.asarray(indices) < 0).any() or (np.asarray(indices) >= extent).any():
+        raise NotFolded  # what happens out of range depends on the mode
+    return np.take(array, indices, axis=None if axis is None else int(axis))
+
+
+def _reduce(function: Callable[..., Array]) -> Callable[..., Array]:
+    def evaluate(call: Any, array: Array) -> Array:
+        _exact_reduction(array)
+        axis = None if call.attrs.axis is None else ints(call.attrs.axis)
+        wide = array.astype(np.float64) if is_float(str(array.dtype)) else array
+        result = np.asarray(function(wide, axis=axis, keepdims=bool(call.attrs.keepdims)))
+        return result.astype(dtype_of(call))
+
+    return evaluate
+
+
+def _mean(array: Array, axis: Any, keepdims: bool) -> Array:
+    _float_only(array)
+    return np.mean(array, axis=axis, keepdims=keepdims)
+
+
+def _matmul(call: Any, a: Array, b: Array) -> Array:
+    if a.dtype != b.dtype or str(a.dtype) not in ("float32", "float64"):
+        raise NotFolded
+    return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(dtype_of(call))
+
+
+def _full(call: Any, shape: tuple[int, ...], value: Array) -> Array:
+    return np.full(shape, value).astype(dtype_of(call))
+
+
+def _filled(value: int) -> Callable[..., Array]:
+    return lambda call, shape: np.full(shape, value, dtype=dtype_of(call))
+
+
+def _like(value: int | None) -> Callable[..., Array]:
+    def evaluate(call: Any, array: Array, fill: Array | None = None) -> Array:
+        return np.full(array.shape, fill if value is None else value).astype(dtype_of(call))
+
+    return evaluate
+
+
+def _arange(call: Any, start: Any, end: Any, step: Any) -> Array:
+    if isinstance(start, float) or isinstance(step, float):
+        raise NotFolded
+    return np.arange(start, end, step, dtype=dtype_of(call))
+
+
+def _clip(call: Any, array: Array, low: Any, high: Any) -> Array:
+    return np.clip(array, low, high).astype(array.dtype)
+
+
+def _tile(call: Any, array: Array) -> Array:
+    return np.tile(array, ints(call.attrs.repeats))
+
+
+def _where(condition: Array, a: Array, b: Array) -> Array:
+    return np.where(condition.astype(bool), a, b)
+
+
+def _round(a: Array) -> Array:
+    return np.rint(a)  # Relax rounds half to even too
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _sigmoid(a: Array) -> Array:
+    return 1.0 / (1.0 + np.exp(-a))
+
+
+TABLE: dict[str, Callable[..., Any]] = {
+    "relax.reshape": _reshape,
+    "relax.permute_dims": _permute,
+    "relax.expand_dims": _expand_dims,
+    "relax.squeeze": _squeeze,
+    "relax.flatten": _reshape,
+    "relax.broadcast_to": _broadcast_to,
+    "relax.astype": _astype,
+    "relax.concat": _concat,
+    "relax.stack": _stack,
+    "relax.split": _split,
+    "relax.strided_slice": _strided_slice,
+    "relax.take": _take,
+    "relax.tile": _tile,
+    "relax.full": _full,
+    "relax.zeros": _filled(0),
+    "relax.ones": _filled(1),
+    "relax.full_like": _like(None),
+    "relax.zeros_like": _like(0),
+    "relax.ones_like": _like(1),
+    "relax.arange": _arange,
+    "relax.matmul": _matmul,
+    "relax.sum": _reduce(np.sum),
+    "relax.mean": _reduce(_mean),
+    "relax.max": _reduce(np.max),
+    "relax.min": _reduce(np.min),
+    "relax.prod": _reduce(np.prod),
+    "relax.add": _elementwise(np.add),
+    "relax.subtract": _elementwise(np.subtract),
+    "relax.multiply": _elementwise(np.multiply),
+    "relax.divide": _divide,
+    "relax.floor_divide": _guarded_division(np.floor_divide),
+    "relax.floor_mod": _guarded_division(np.mod),
+    "relax.mod": _guarded_division(np.fmod),
+    "relax.power": _power,
+    "relax.maximum": _elementwise(np.maximum),
+    "relax.minimum": _elementwise(np.minimum),
+    "relax.equal": _elementwise(np.equal),
+    "relax.not_equal": _elementwise(np.not_equal),
+    "relax.less": _elementwise(np.less),
+    "relax.less_equal": _elementwise(np.less_equal),
+    "relax.greater": _elementwise(np.greater),
+    "relax.greater_equal": _elementwise(np.greater_equal),
+    "relax.logical_and": _elementwise(np.logical_and),
+    "relax.logical_or": _elementwise(np.logical_or),
+    "relax.logical_xor": _elementwise(np.logical_xor),
+    "relax.logical_not": _elementwise(np.logical_not),
+    "relax.where": _elementwise(_where),
+    "relax.isnan": _elementwise(np.isnan),
+    "relax.clip": _clip,
+    "relax.abs": _elementwise(np.abs),
+    "relax.negative": _elementwise(np.negative),
+    "relax.square": _elementwise(np.square),
+    "relax.floor": _floating(np.floor),
+    "relax.ceil": _floating(np.ceil),
+    "relax.round": _floating(_round),
+    "relax.sqrt": _floating(np.sqrt),
+    "relax.rsqrt": _floating(lambda a: 1.0 / np.sqrt(a)),
+    "relax.exp": _floating(np.exp),
+    "relax.log": _floating(np.log),
+    "relax.sin": _floating(np.sin),
+    "relax.cos": _floating(np.cos),
+    "relax.tanh": _floating(np.tanh),
+    "relax.erf": _floating(_erf),
+    "relax.sigmoid": _floating(_sigmoid),
+    "relax.nn.relu": _elementwise(lambda a: np.maximum(a, np.zeros((), a.dtype))),
+}

@@ -1,0 +1,84 @@
+"""Channels last: every convolution with channels first becomes one with channels last between two permutations.
+
+    conv2d(x, W)  ->  permute(conv2d(permute(x, NHWC), permute(W, OHWI)), NCHW)
+
+The permutations of activations then travel (`layout_sink`) until they cancel; those of constants are folded. TVM
+legalises channels-last convolutions of 1, 2 and 3 dims, grouped and depthwise ones included, with O...I weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from subtune.passes.exprs import Expr, ints, op_name, shape_of
+from subtune.passes.fold_constants import FOLD
+from subtune.passes.layout_conv_transpose import as_convolution
+from subtune.passes.layout_sink import SINK
+from subtune.passes.normalize_cleanup import CLEANUP, permute_is_reshape
+from subtune.passes.rewriter import Rules, Walk, merged, rewrite
+
+_CONVOLUTIONS = {
+    "relax.nn.conv1d": ("NCW", "OIW", relax.op.nn.conv1d),
+    "relax.nn.conv2d": ("NCHW", "OIHW", relax.op.nn.conv2d),
+    "relax.nn.conv3d": ("NCDHW", "OIDHW", relax.op.nn.conv3d),
+}
+
+
+def last(rank: int) -> list[int]:
+    """The permutation that moves axis 1 to the end."""
+    return [0, *range(2, rank), 1]
+
+
+def first(rank: int) -> list[int]:
+    """The permutation that moves the last axis to place 1."""
+    return [0, rank - 1, *range(1, rank - 1)]
+
+
+def channels_last(walk: Walk, call: Any) -> Expr | None:
+    """The rule on convolutions."""
+    data_layout, kernel_layout, op = _CONVOLUTIONS[op_name(call)]
+    attrs = call.attrs
+    if str(attrs.data_layout) != data_layout or str(attrs.kernel_layout) != kernel_layout:
+        return None
+    if str(attrs.out_layout) != data_layout or shape_of(call) is None:
+        return None
+    rank = len(data_layout)
+    spatial = data_layout[2:]
+    result = op(
+        relax.op.permute_dims(call.args[0], last(rank)),
+        relax.op.permute_dims(call.args[1], last(rank)),
+        strides=ints(attrs.strides),
+        padding=ints(attrs.padding),
+        dilation=ints(attrs.dilation),
+        groups=int(attrs.groups),
+        data_layout=f"N{spatial}C",
+        kernel_layout=f"O{spatial}I",
+        out_layout=f"N{spatial}C",
+        out_dtype=attrs.out_dtype,
+    )
+    return relax.op.permute_dims(result, first(rank))
+
+
+LAYOUT: Rules = merged(
+    {name: (channels_last,) for name in _CONVOLUTIONS},
+    {f"relax.nn.conv{n}d_transpose": (as_convolution,) for n in (1, 2, 3)},
+    SINK,
+    CLEANUP,
+    FOLD,
+)
+
+
+def channels_to_last(mod: tvm.IRModule) -> tvm.IRModule:
+    """Convolutions channels last, and permutations moved to where they cancel."""
+    return rewrite(mod, LAYOUT)
+
+
+def settle_permutes(mod: tvm.IRModule) -> tvm.IRModule:
+    """Permutations that only move unit dims -> reshapes, which cost nothing.
+
+    Last of the layout passes: a reshape no longer tells the others which way the channels went.
+    """
+    return rewrite(mod, merged({"relax.permute_dims": (permute_is_reshape,)}, CLEANUP, FOLD))

@@ -1,0 +1,67 @@
+"""Pooling and resizing, which know layouts by name: run on channels-last data where that is what is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+
+from subtune.passes.exprs import Expr, ints, op_name, shape_of
+from subtune.passes.normalize_cleanup import permutation
+from subtune.passes.rewriter import Walk
+
+_FIRST = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
+
+_POOLS = {
+    f"relax.nn.{kind}_pool{n}d": getattr(relax.op.nn, f"{kind}_pool{n}d") for kind in ("max", "avg") for n in (1, 2, 3)
+}
+_ADAPTIVE = {f"relax.nn.adaptive_avg_pool{n}d": getattr(relax.op.nn, f"adaptive_avg_pool{n}d") for n in (1, 2, 3)}
+_RESIZES = {"relax.image.resize2d": relax.op.image.resize2d, "relax.image.resize3d": relax.op.image.resize3d}
+
+WINDOWED = (*_POOLS, *_ADAPTIVE, *_RESIZES)
+
+
+def sink_windowed(walk: Walk, call: Any) -> Expr | None:
+    """`pool(permute(y, NCHW))` -> `permute(pool(y, layout=NHWC), NCHW)`."""
+    below = walk.defined_by(call.args[0], "relax.permute_dims")
+    if below is None or shape_of(call) is None:
+        return None
+    rank = len(call.ty.shape)
+    to_first = (0, rank - 1, *range(1, rank - 1))
+    layout = str(call.attrs.layout)
+    if permutation(below) != to_first or layout != _FIRST[rank]:
+        return None
+    result = _on_layout(call, below.args[0], f"N{layout[2:]}C")
+    return relax.op.permute_dims(result, to_first)
+
+
+def _on_layout(call: Any, data: Expr, layout: str) -> Expr:
+    name, attrs = op_name(call), call.attrs
+    if name in _ADAPTIVE:
+        size = None if attrs.output_size is None else ints(attrs.output_size)
+        return _ADAPTIVE[name](data, size, layout, layout)
+    if name in _RESIZES:
+        return _RESIZES[name](
+            data,
+            call.args[1],
+            roi=tuple(float(value) for value in attrs.roi),
+            layout=layout,
+            method=str(attrs.method),
+            coordinate_transformation_mode=str(attrs.coordinate_transformation_mode),
+            rounding_method=str(attrs.rounding_method),
+            cubic_alpha=float(attrs.cubic_alpha),
+            cubic_exclude=int(attrs.cubic_exclude),
+            extrapolation_value=float(attrs.extrapolation_value),
+            out_dtype=attrs.out_dtype,
+        )
+    return _POOLS[name](
+        data,
+        ints(attrs.pool_size),
+        ints(attrs.strides),
+        ints(attrs.padding),
+        ints(attrs.dilation),
+        bool(attrs.ceil_mode),
+        bool(attrs.count_include_pad),
+        layout,
+        layout,
+    )

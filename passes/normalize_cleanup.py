@@ -1,0 +1,156 @@
+"""Operators that do nothing are removed, and chains of movements that one operator can do are merged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from subtune.passes.exprs import Expr, dtype_of, ints, is_float, op_name, positive_axis, shape_of
+from subtune.passes.rewriter import Rules, Walk, rewrite
+
+_RESHAPES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
+
+
+def drop_dropout(walk: Walk, call: Any) -> Expr | None:
+    """`dropout(x)[0]` -> `x`; the mask of an inference graph is never read."""
+    dropout = walk.definition(call.tuple_value)
+    if op_name(dropout) != "relax.nn.dropout" or int(call.index) != 0:
+        return None
+    return dropout.args[0]
+
+
+def project_tuple(walk: Walk, call: Any) -> Expr | None:
+    """`(a, b)[1]` -> `b`."""
+    found = walk.definition(call.tuple_value)
+    return found.fields[int(call.index)] if isinstance(found, tvm.ir.Tuple) else None
+
+
+def drop_cast(walk: Walk, call: Any) -> Expr | None:
+    """A cast to the type it has -> nothing; two casts -> one where the first loses nothing."""
+    dtype, operand = dtype_of(call), call.args[0]
+    if not dtype_of(operand):
+        return None
+    if dtype == dtype_of(operand):
+        return operand
+    inner = walk.defined_by(operand, "relax.astype")
+    if inner is None:
+        return None
+    source = dtype_of(inner.args[0])
+    if not source or not holds_every(dtype_of(inner), source):
+        return None
+    return inner.args[0] if source == dtype else relax.op.astype(inner.args[0], dtype)
+
+
+def holds_every(wide: str, narrow: str) -> bool:
+    """Whether `wide` represents every value of `narrow`, so that a cast there loses nothing."""
+    if wide == narrow:
+        return True
+    try:
+        a, b = tvm.DataType(wide), tvm.DataType(narrow)
+    except (ValueError, TypeError):
+        return False
+    if narrow == "bool":
+        return is_float(wide) or wide.startswith(("int", "uint"))
+    if wide == "bool":
+        return False
+    mantissa = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
+    if is_float(wide) and is_float(narrow):
+        # float16 has values that bfloat16 lacks, and the other way round
+        return wide in mantissa and narrow in mantissa and mantissa[wide] > mantissa[narrow] and a.bits > b.bits
+    if is_float(narrow):
+        return False
+    value_bits = b.bits - (1 if narrow.startswith("int") else 0)
+    if is_float(wide):
+        return wide in mantissa and value_bits <= mantissa[wide] and wide != "float16"
+    if narrow.startswith("int") and wide.startswith("uint"):
+        return False
+    return a.bits - (1 if wide.startswith("int") else 0) >= value_bits
+
+
+def merge_reshapes(walk: Walk, call: Any) -> Expr | None:
+    """Every movement that keeps the order of elements -> one reshape; to the shape it has -> nothing."""
+    shape, operand = shape_of(call), call.args[0]
+    if shape is None or shape_of(operand) is None:
+        return None
+    if shape == shape_of(operand):
+        return operand
+    inner = walk.definition(operand)
+    if op_name(inner) in _RESHAPES and shape_of(inner.args[0]) is not None:
+        return relax.op.reshape(inner.args[0], shape)
+    return relax.op.reshape(operand, shape) if op_name(call) != "relax.reshape" else None
+
+
+def permutation(call: Any) -> tuple[int, ...]:
+    """The axes of a `permute_dims`, explicit and non-negative."""
+    rank = len(call.ty.shape)
+    if call.attrs.axes is None:
+        return tuple(reversed(range(rank)))
+    return tuple(positive_axis(axis, rank) for axis in ints(call.attrs.axes))
+
+
+def merge_permutes(walk: Walk, call: Any) -> Expr | None:
+    """Two permutations -> one; the identity -> nothing."""
+    operand, shape = call.args[0], shape_of(call)
+    if shape is None or shape_of(operand) is None:
+        return None
+    axes = permutation(call)
+    if axes == tuple(range(len(axes))):
+        return operand
+    inner = walk.defined_by(operand, "relax.permute_dims")
+    if inner is not None:
+        first = permutation(inner)
+        return relax.op.permute_dims(inner.args[0], [first[axis] for axis in axes])
+    return None
+
+
+def permute_is_reshape(walk: Walk, call: Any) -> Expr | None:
+    """A permutation that moves only unit dims -> a reshape. Not among CLEANUP: see `settle_permutes`."""
+    source, shape = shape_of(call.args[0]), shape_of(call)
+    if source is None or shape is None:
+        return None
+    moved = [axis for axis in permutation(call) if source[axis] != 1]
+    return relax.op.reshape(call.args[0], shape) if moved == sorted(moved) else None
+
+
+def drop_broadcast(walk: Walk, call: Any) -> Expr | None:
+    """A broadcast to the shape it has -> nothing."""
+    shape = shape_of(call)
+    return call.args[0] if shape is not None and shape == shape_of(call.args[0]) else None
+
+
+def drop_single_concat(walk: Walk, call: Any) -> Expr | None:
+    """`concat((x,))` -> `x`."""
+    parts = walk.definition(call.args[0])
+    return parts.fields[0] if isinstance(parts, tvm.ir.Tuple) and len(parts.fields) == 1 else None
+
+
+def drop_neutral(walk: Walk, call: Any) -> Expr | None:
+    """`x * 1`, `x / 1`, `x - 0` -> `x`, where the constant does not widen x. (`x + 0` stays: it turns -0 into 0.)"""
+    neutral = {"relax.multiply": 1, "relax.divide": 1, "relax.subtract": 0}[op_name(call)]
+    for x, other in ((call.args[0], call.args[1]), (call.args[1], call.args[0])):
+        if not isinstance(other, tvm.ir.GenericConst) or shape_of(x) is None or shape_of(x) != shape_of(call):
+            continue
+        if other is call.args[0] and op_name(call) != "relax.multiply":
+            continue
+        if np.prod(shape_of(other) or (1,)) == 1 and float(other.value.numpy().reshape(())) == neutral:
+            return x
+    return None
+
+
+CLEANUP: Rules = {
+    "tuple_get_item": (drop_dropout, project_tuple),
+    "relax.astype": (drop_cast,),
+    **{name: (merge_reshapes,) for name in _RESHAPES},
+    "relax.permute_dims": (merge_permutes,),
+    "relax.broadcast_to": (drop_broadcast,),
+    "relax.concat": (drop_single_concat,),
+    **{name: (drop_neutral,) for name in ("relax.multiply", "relax.divide", "relax.subtract")},
+}
+
+
+def clean_up(mod: tvm.IRModule) -> tvm.IRModule:
+    """Identity, Dropout, casts, reshapes, permutations and broadcasts that do nothing, gone; dead code gone."""
+    return rewrite(mod, CLEANUP)

@@ -1,0 +1,136 @@
+"""Matmuls as the templates want them: a [M, K] activation times a constant [K, N].
+
+    matmul(x[B, S, K], W[K, N])   ->  reshape(matmul(reshape(x, [B * S, K]), W), [B, S, N])
+    matmul(x * c, W)              ->  matmul(x, W * c)             for a number c and a constant W
+
+and the reshape moves down through what follows row by row (bias, activation, residual, layer norm), so that the chain
+of a transformer stays two-dimensional from one matmul to the next. Reshapes cost nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from subtune.passes.elementwise import BINARY, UNARY, rebuilt
+from subtune.passes.exprs import (
+    Expr,
+    array_of,
+    ints,
+    is_float,
+    make_const,
+    op_name,
+    positive_axis,
+    scalar_of,
+    shape_of,
+)
+from subtune.passes.fold_constants import FOLD
+from subtune.passes.normalize_cleanup import CLEANUP
+from subtune.passes.rewriter import Rules, Walk, merged, rewrite
+
+
+def flatten_rows(walk: Walk, call: Any) -> Expr | None:
+    """The rule on matmul: leading dims of the activation -> one."""
+    a, b = shape_of(call.args[0]), shape_of(call.args[1])
+    if a is None or b is None or len(a) < 3 or len(b) != 2:
+        return None
+    rows = relax.op.reshape(call.args[0], (int(np.prod(a[:-1], dtype=np.int64)), a[-1]))
+    flat = relax.op.matmul(rows, call.args[1], call.attrs.out_dtype)
+    return relax.op.reshape(flat, shape_of(call))
+
+
+def absorb_factor(walk: Walk, call: Any) -> Expr | None:
+    """The rule on matmul: a number that scales the activation -> into the constant weights."""
+    weight = array_of(call.args[1])
+    product = walk.defined_by(call.args[0], "relax.multiply")
+    if weight is None or product is None or not is_float(str(weight.dtype)) or not walk.has_one_use(call.args[0]):
+        return None
+    for data, number in (product.args, reversed(product.args)):
+        value = scalar_of(number)
+        if value is not None and shape_of(data) == shape_of(product):
+            scaled = (weight.astype(np.float64) * value).astype(weight.dtype)
+            return relax.op.matmul(data, make_const(scaled), call.attrs.out_dtype)
+    return None
+
+
+def _rows(walk: Walk, expr: Expr) -> Expr | None:
+    """The [M, N] tensor of which `expr` is the view [..., N], or None."""
+    view = walk.defined_by(expr, "relax.reshape")
+    if view is None:
+        return None
+    inner, outer = shape_of(view.args[0]), shape_of(expr)
+    if inner is None or outer is None or len(inner) != 2 or len(outer) < 3 or inner[-1] != outer[-1]:
+        return None
+    return view.args[0]
+
+
+def sink_unary(walk: Walk, call: Any) -> Expr | None:
+    """`relu(view(y))` -> `view(relu(y))`."""
+    rows = _rows(walk, call.args[0])
+    return None if rows is None else relax.op.reshape(rebuilt(call, [rows]), shape_of(call))
+
+
+def sink_binary(walk: Walk, call: Any) -> Expr | None:
+    """`view(y) + bias` and `view(y) + r` -> `view(y + bias)` and `view(y + view(r))`."""
+    shape = shape_of(call)
+    rows = [_rows(walk, arg) for arg in call.args]
+    if shape is None or not any(row is not None and shape_of(arg) == shape for row, arg in zip(rows, call.args, strict=True)):
+        return None
+    flat = (int(np.prod(shape[:-1], dtype=np.int64)), shape[-1])
+    args = []
+    for arg, row in zip(call.args, rows, strict=True):
+        if row is not None and shape_of(arg) == shape:
+            args.append(row)
+            continue
+        moved = _as_rows(arg, shape, flat)
+        if moved is None:
+            return None
+        args.append(moved)
+    return relax.op.reshape(rebuilt(call, args), shape)
+
+
+def _as_rows(arg: Expr, shape: tuple[int, ...], flat: tuple[int, ...]) -> Expr | None:
+    """The other operand for the flat form: a whole tensor reshaped, a row vector or a number as [N] or [1]."""
+    given = shape_of(arg)
+    if given == shape:
+        return relax.op.reshape(arg, flat)
+    if given is None or any(extent != 1 for extent in given[:-1]) or len(given) > len(shape):
+        return None
+    return arg if len(given) <= 1 else relax.op.reshape(arg, given[-1:])
+
+
+def sink_last_axis(walk: Walk, call: Any) -> Expr | None:
+    """`layer_norm(view(y))` and `softmax(view(y))` over the last axis -> the view of theirs."""
+    rows, shape = _rows(walk, call.args[0]), shape_of(call)
+    if rows is None or shape is None:
+        return None
+    rest = list(call.args[1:])
+    if op_name(call) == "relax.nn.softmax":
+        if positive_axis(call.attrs.axis, len(shape)) != len(shape) - 1:
+            return None
+        return relax.op.reshape(relax.op.nn.softmax(rows, 1), shape)
+    if [positive_axis(axis, len(shape)) for axis in ints(call.attrs.axes)] != [len(shape) - 1]:
+        return None
+    if op_name(call) == "relax.nn.layer_norm":
+        flat = relax.op.nn.layer_norm(
+            rows, rest[0], rest[1], [1], float(call.attrs.epsilon), bool(call.attrs.center), bool(call.attrs.scale)
+        )
+    else:
+        flat = relax.op.nn.rms_norm(rows, rest[0], [1], float(call.attrs.epsilon))
+    return relax.op.reshape(flat, shape)
+
+
+MATMUL: Rules = {
+    "relax.matmul": (flatten_rows, absorb_factor),
+    **{name: (sink_unary,) for name in UNARY},
+    **{name: (sink_binary,) for name in BINARY},
+    **{name: (sink_last_axis,) for name in ("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.softmax")},
+}
+
+
+def flatten_matmuls(mod: tvm.IRModule) -> tvm.IRModule:
+    """Matmuls with a matrix on the right -> two-dimensional, with the reshapes moved out of the way."""
+    return rewrite(mod, merged(CLEANUP, MATMUL, FOLD))
