@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 import tvm
+from tvm_ffi import structural_equal, structural_hash
 from tvm import relax
 from tvm.ir import IRModule
 
@@ -117,8 +118,8 @@ def _distinct(functions: list[Any]) -> list[int]:
     result: list[int] = []
     total = 0
     for function in functions:
-        same_hash = classes.setdefault(tvm.ir.structural_hash(function), [])
-        index = next((i for other, i in same_hash if tvm.ir.structural_equal(other, function)), None)
+        same_hash = classes.setdefault(structural_hash(function), [])
+        index = next((i for other, i in same_hash if structural_equal(other, function)), None)
         if index is None:
             index, total = total, total + 1
             same_hash.append((function, index))
@@ -136,7 +137,7 @@ def _named(
     counts: dict[str, int] = {}
     for group, func in zip(graph.groups, lowered, strict=True):
         same_key = by_key.setdefault(Workload.of(func, len(group.outputs)).key, [])
-        name = next((n for other, n in same_key if tvm.ir.structural_equal(other, func)), None)
+        name = next((n for other, n in same_key if structural_equal(other, func)), None)
         if name is None:
             name = _fresh("_".join(["fused"] * (len(group.ops) > 1) + [_base(graph, group)]), counts)
             same_key.append((func, name))
