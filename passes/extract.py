@@ -43,6 +43,11 @@ def tir_calls(mod: IRModule) -> Iterator[Any]:
                 yield binding.value
 
 
+def call_names(mod: IRModule) -> tuple[str, ...]:
+    """The PrimFunc behind each group of the partition, in the groups' order."""
+    return tuple(str(call.args[0].name_hint) for call in tir_calls(mod))
+
+
 def num_outputs(call: Any) -> int:
     """How many tensors a `R.call_tir` makes."""
     ty: tvm.ir.Type = call.ty_args[0]

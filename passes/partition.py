@@ -29,7 +29,7 @@ def partition(mod: IRModule) -> PartitionGraph:
         mod: a normalised module: one straight-line Relax function `main`.
 
     Raises:
-        SubtuneError: there is no `main`, or it holds control flow.
+        SubtuneError: there is no `main`, there are functions besides it, or it holds control flow.
     """
     flow = read_dataflow(mod)
     results = flatten(flow.result)

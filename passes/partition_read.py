@@ -53,7 +53,7 @@ def read_dataflow(mod: IRModule) -> Dataflow:
     """Take `mod["main"]` apart.
 
     Raises:
-        SubtuneError: there is no `main`, or it holds control flow.
+        SubtuneError: there is no `main`, there are functions besides it, or it holds control flow.
     """
     func = _main(mod)
     dag = nx.DiGraph()
@@ -91,7 +91,9 @@ def read_dataflow(mod: IRModule) -> Dataflow:
             resolved[var] = flow.values_of(value)
     body = func.body.body if isinstance(func.body, relax.SeqExpr) else func.body
     note_constants(body)
-    return replace(flow, result=flow.values_of(body))
+    result = flow.values_of(body)
+    _drop_dead(dag, flatten(result))
+    return replace(flow, result=result)
 
 
 def flatten(resolved: Resolved) -> tuple[Value, ...]:
@@ -118,10 +120,20 @@ def op_name(call: Any) -> str:
     return str(getattr(call.op, "name_hint", None) or getattr(call.op, "global_symbol", "call"))
 
 
+def _drop_dead(dag: nx.DiGraph, results: tuple[Value, ...]) -> None:
+    """Remove the ops that no result needs."""
+    live = {value.source for value in results if value.origin is Origin.OP}
+    live |= {name for result in live for name in nx.ancestors(dag, result)}
+    dag.remove_nodes_from([name for name in dag if name not in live])
+
+
 def _main(mod: IRModule) -> Any:
     names = [gv.name_hint for gv in mod.get_global_vars()]
     if "main" not in names or not isinstance(mod["main"], relax.Function):
         raise SubtuneError(f"the module has no Relax function main (it has {', '.join(names) or 'nothing'}).")
+    if len(names) > 1:
+        others = ", ".join(sorted(set(names) - {"main"}))
+        raise SubtuneError(f"the module holds functions besides main ({others}); inline them before partitioning.")
     return mod["main"]
 
 
