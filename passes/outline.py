@@ -1,0 +1,158 @@
+"""Outline: every group of a partition becomes one PrimFunc, and main becomes calls to them.
+
+The module is frozen from here on: tuning and building use these very PrimFuncs.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import tvm
+from tvm_ffi import structural_equal, structural_hash
+from tvm import relax
+from tvm.ir import IRModule
+
+from subtune.graph import Group, OpNode, Origin, PartitionGraph, Value
+from subtune.passes.opkind import INLINE_0D, INLINE_SCALARS
+from subtune.passes.outline_lower import lower
+from subtune.passes.outline_main import CallSite, assemble, same_call, tensor_type, write_main
+from subtune.passes.partition_read import Dataflow, read_dataflow
+from subtune.workload import CONSTANT_ARGS_ATTR, Workload
+
+SUBGRAPHS_ATTR = "subtune.subgraphs"
+"""Module attribute: JSON, GlobalVar name -> {"anchor", "ops"}."""
+
+
+def outline(mod: IRModule, graph: PartitionGraph) -> IRModule:
+    """Lower `mod` along `graph` (which `partition(mod)` made) to one PrimFunc per distinct group.
+
+    `R.relu(R.add(R.nn.conv2d(x, w), b))` -> `R.call_tir(fused_conv2d_add_relu, (x, w, b))`. Tensors that are
+    constants stay constants in main and are parameters of the PrimFunc, listed in its `layout_free_buffers`;
+    scalar constants become literals. Views stay as `R.reshape`, opaque ops as they are.
+
+    Raises:
+        SubtuneError: TVM cannot lower a group to one PrimFunc.
+    """
+    flow = read_dataflow(mod)
+    assert set(flow.dag) == set(graph.dag), "the partition is of another module"
+    functions = [_primitive(flow, graph, group) for group in graph.groups]
+    distinct = _distinct([function for function, _ in functions])
+    first = {index: position for position, index in reversed(list(enumerate(distinct)))}
+    lowered = lower(
+        [functions[first[index]][0] for index in range(len(first))],
+        [graph.groups[first[index]].name for index in range(len(first))],
+    )
+    names, primfuncs = _named(graph, [lowered[index] for index in distinct], functions)
+    sites = {
+        group.anchor: CallSite(name, args, group.outputs)
+        for group, name, (_, args) in zip(graph.groups, names, functions, strict=True)
+    }
+    primfuncs_only = {name: func for name, (func, _) in primfuncs.items()}
+    ops = {
+        name: {"anchor": graph.op(group.anchor).op, "ops": [graph.op(op).op for op in group.ops]}
+        for name, (_, group) in primfuncs.items()
+    }
+    return write_main(mod, flow, graph, primfuncs_only, sites).with_attr(SUBGRAPHS_ATTR, json.dumps(ops))
+
+
+def _primitive(flow: Dataflow, graph: PartitionGraph, group: Group) -> tuple[Any, tuple[Value, ...]]:
+    """The group as a Relax function with attribute Primitive, and the values its parameters stand for."""
+    params: dict[Value, Any] = {}
+    made: dict[Value, Any] = {}
+    bindings: list[Any] = []
+
+    def operand(node: OpNode, value: Value) -> Any:
+        if value in made:
+            return made[value]
+        if value.origin is Origin.CONSTANT and (scalar := _literal(node, value, flow.constants[value.source])):
+            return scalar
+        if value not in params:
+            params[value] = relax.Var(f"p{len(params)}", tensor_type(value.tensor))
+        return params[value]
+
+    def rebuild(node: OpNode, arg: Any) -> Any:
+        resolved = flow.values_of(arg)
+        if resolved is None or resolved == ():
+            return arg
+        return assemble(resolved, lambda value: operand(node, value))
+
+    for name in group.ops:
+        node, call = graph.op(name), flow.calls[name]
+        args = [rebuild(node, arg) for arg in call.args]
+        var = relax.DataflowVar(name, call.ty)
+        bindings.append(relax.VarBinding(var, same_call(call, args)))
+        if isinstance(call.ty, relax.TensorType):
+            made[Value(Origin.OP, name, node.output)] = var
+            continue
+        for i, tensor in enumerate(node.outputs):
+            item = relax.DataflowVar(f"{name}_{i}", call.ty.fields[i])
+            bindings.append(relax.VarBinding(item, relax.TupleGetItem(var, i)))
+            made[Value(Origin.OP, name, tensor, i)] = item
+    results = [made[value] for value in group.outputs]
+    out = relax.Var("out", results[0].ty if len(results) == 1 else tvm.ir.TupleType([r.ty for r in results]))
+    bindings.append(relax.VarBinding(out, results[0] if len(results) == 1 else relax.Tuple(results)))
+    body = relax.SeqExpr([relax.DataflowBlock(bindings)], out)
+    constants = [i for i, value in enumerate(params) if value.origin is Origin.CONSTANT]
+    attrs = tvm.ir.DictAttrs({"Primitive": True, CONSTANT_ARGS_ATTR: constants})
+    function = relax.Function(list(params.values()), body, out.ty, is_pure=True, attrs=attrs)
+    return function, tuple(params)
+
+
+def _literal(node: OpNode, value: Value, const: Any) -> Any | None:
+    """The constant of rank 0 that legalisation turns into a literal; None if it has to be a parameter."""
+    if value.tensor.numel != 1:
+        return None
+    if node.op in INLINE_0D and value.tensor.shape == ():
+        return const
+    if node.op not in INLINE_SCALARS:
+        return None
+    others = [v.tensor for v in node.inputs if v != value]
+    keeps_shape = any(len(t.shape) >= len(value.tensor.shape) for t in others)
+    return relax.const(const.value.numpy().reshape(()), value.tensor.dtype) if keeps_shape else None
+
+
+def _distinct(functions: list[Any]) -> list[int]:
+    """For each function the index of its class of structurally equal ones; classes in order of appearance."""
+    classes: dict[int, list[tuple[Any, int]]] = {}
+    result: list[int] = []
+    total = 0
+    for function in functions:
+        same_hash = classes.setdefault(structural_hash(function), [])
+        index = next((i for other, i in same_hash if structural_equal(other, function)), None)
+        if index is None:
+            index, total = total, total + 1
+            same_hash.append((function, index))
+        result.append(index)
+    return result
+
+
+def _named(
+    graph: PartitionGraph, lowered: list[Any], functions: list[tuple[Any, tuple[Value, ...]]]
+) -> tuple[list[str], dict[str, tuple[Any, Group]]]:
+    """The PrimFunc name for each group, and the distinct PrimFuncs by name, each with its first group."""
+    by_key: dict[str, list[tuple[Any, str]]] = {}
+    names: list[str] = []
+    primfuncs: dict[str, tuple[Any, Group]] = {}
+    counts: dict[str, int] = {}
+    for group, func in zip(graph.groups, lowered, strict=True):
+        same_key = by_key.setdefault(Workload.of(func, len(group.outputs)).key, [])
+        name = next((n for other, n in same_key if structural_equal(other, func)), None)
+        if name is None:
+            name = _fresh("_".join(["fused"] * (len(group.ops) > 1) + [_base(graph, group)]), counts)
+            same_key.append((func, name))
+            primfuncs[name] = (func, group)
+        names.append(name)
+    return names, primfuncs
+
+
+def _base(graph: PartitionGraph, group: Group) -> str:
+    base = "_".join(graph.op(name).short for name in group.ops)
+    return base if len(base) <= 60 else f"{base[:60].rstrip('_')}_etc"
+
+
+def _fresh(base: str, counts: dict[str, int]) -> str:
+    # "main" and names of C's library would clash at link time; a lone op keeps TVM's habit of a prefix
+    base = base if base.startswith("fused_") else f"tir_{base}"
+    counts[base] = counts.get(base, -1) + 1
+    return f"{base}_{counts[base]}" if counts[base] else base

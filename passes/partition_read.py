@@ -1,0 +1,218 @@
+"""Reading `main`: every op as an `OpNode`, every tensor traced to the op, input or constant that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import networkx as nx
+import tvm
+from tvm import relax
+from tvm.ir import Call, GenericConst, IRModule, Op
+
+from subtune.errors import SubtuneError
+from subtune.graph import Kind, OpNode, Origin, Tensor, Value
+from subtune.passes.opkind import VIEWS, is_unit_permutation, kind_of
+
+Resolved = Value | tuple["Resolved", ...] | None
+"""Where an expression's tensors come from; None for what is no tensor (shapes, attributes)."""
+
+SHAPE = "shape"
+"""The dtype we write for values that are no tensors but shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dataflow:
+    """`main` taken apart. `calls` and `constants` hold the Relax objects behind names, `outputs` what each op makes."""
+
+    func: Any
+    dag: nx.DiGraph
+    calls: Mapping[str, Any]
+    constants: Mapping[str, Any]
+    outputs: Mapping[str, Resolved]
+    resolved: Mapping[Any, Resolved]
+    result: Resolved
+
+    def values_of(self, expr: Any) -> Resolved:
+        """Where the operand `expr` of a call comes from."""
+        if isinstance(expr, relax.Var):
+            return self.resolved[expr]
+        if isinstance(expr, GenericConst):
+            return _constant(self.resolved, expr)
+        if isinstance(expr, relax.Tuple):
+            return tuple(self.values_of(field) for field in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            whole = self.values_of(expr.tuple_value)
+            assert isinstance(whole, tuple), f"{expr} takes an item of what is no tuple"
+            return whole[expr.index]
+        return None
+
+
+def read_dataflow(mod: IRModule) -> Dataflow:
+    """Take `mod["main"]` apart.
+
+    Raises:
+        SubtuneError: there is no `main`, there are functions besides it, or it holds control flow.
+    """
+    func = _main(mod)
+    dag = nx.DiGraph()
+    calls: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
+    outputs: dict[str, Resolved] = {}
+    resolved: dict[Any, Resolved] = {}
+    counts: dict[str, int] = {}
+    for param in func.params:
+        resolved[param] = _input(param)
+    flow = Dataflow(func, dag, calls, constants, outputs, resolved, None)
+
+    def note_constants(expr: Any) -> None:
+        if isinstance(expr, GenericConst) and expr not in resolved and _is_tensor(expr.ty):
+            name = f"const_{len(constants)}"
+            constants[name] = expr
+            resolved[expr] = Value(Origin.CONSTANT, name, tensor_of(expr.ty))
+        for part in _parts(expr):
+            note_constants(part)
+
+    for binding in _bindings(func):
+        var, value = binding.var, binding.value
+        note_constants(value)
+        if isinstance(value, Call) and not isinstance(binding, relax.MatchCast):
+            node = _node(flow, _name(op_name(value), counts), value)
+            dag.add_node(node.name, op=node)
+            for operand in node.inputs:
+                if operand.origin is Origin.OP:
+                    dag.add_edge(operand.source, node.name)
+            calls[node.name] = value
+            resolved[var] = outputs[node.name] = _outputs(node, value.ty)
+        elif isinstance(value, relax.If | relax.Function):
+            raise SubtuneError(f"main holds control flow at {var.name}: only straight-line models can be partitioned.")
+        else:
+            resolved[var] = flow.values_of(value)
+    body = func.body.body if isinstance(func.body, relax.SeqExpr) else func.body
+    note_constants(body)
+    result = flow.values_of(body)
+    _drop_dead(dag, flatten(result))
+    return replace(flow, result=result)
+
+
+def flatten(resolved: Resolved) -> tuple[Value, ...]:
+    """All tensors of an operand, in order."""
+    if resolved is None:
+        return ()
+    if isinstance(resolved, Value):
+        return (resolved,)
+    return tuple(value for part in resolved for value in flatten(part))
+
+
+def tensor_of(ty: Any) -> Tensor:
+    """The `Tensor` for a Relax tensor type; unknown rank and dims are `?`."""
+    dims = ty.shape
+    if dims is None or not isinstance(dims, relax.ShapeExpr):
+        return Tensor(("?",) * max(ty.ndim, 1), str(ty.dtype))
+    return Tensor(tuple(int(d) if isinstance(d, tvm.tirx.IntImm) else str(d) for d in dims.values), str(ty.dtype))
+
+
+def op_name(call: Any) -> str:
+    """The op's name without `relax.`; of a call to something else, what is called."""
+    if isinstance(call.op, Op):
+        return str(call.op.name).removeprefix("relax.")
+    return str(getattr(call.op, "name_hint", None) or getattr(call.op, "global_symbol", "call"))
+
+
+def _drop_dead(dag: nx.DiGraph, results: tuple[Value, ...]) -> None:
+    """Remove the ops that no result needs."""
+    live = {value.source for value in results if value.origin is Origin.OP}
+    live |= {name for result in live for name in nx.ancestors(dag, result)}
+    dag.remove_nodes_from([name for name in dag if name not in live])
+
+
+def _main(mod: IRModule) -> Any:
+    names = [gv.name_hint for gv in mod.get_global_vars()]
+    if "main" not in names or not isinstance(mod["main"], relax.Function):
+        raise SubtuneError(f"the module has no Relax function main (it has {', '.join(names) or 'nothing'}).")
+    if len(names) > 1:
+        others = ", ".join(sorted(set(names) - {"main"}))
+        raise SubtuneError(f"the module holds functions besides main ({others}); inline them before partitioning.")
+    return mod["main"]
+
+
+def _bindings(func: Any) -> Iterator[Any]:
+    if not isinstance(func.body, relax.SeqExpr):
+        return
+    for block in func.body.blocks:
+        yield from block.bindings
+
+
+def _node(flow: Dataflow, name: str, call: Any) -> OpNode:
+    inputs = tuple(value for arg in call.args for value in flatten(flow.values_of(arg)))
+    outputs = tuple(_tensors(call.ty))
+    return OpNode(name, op_name(call), _kind(call, inputs, outputs), inputs, outputs)
+
+
+def _kind(call: Any, inputs: tuple[Value, ...], outputs: tuple[Tensor, ...]) -> Kind:
+    if not isinstance(call.op, Op) or not outputs:
+        return Kind.OPAQUE
+    if any(value.tensor.dtype == SHAPE for value in inputs):
+        return Kind.OPAQUE
+    if not all(t.is_static and t.numel > 0 for t in (*outputs, *(value.tensor for value in inputs))):
+        return Kind.OPAQUE
+    op = op_name(call)
+    if op in VIEWS and len(inputs) == 1:
+        return Kind.VIEW
+    if op == "permute_dims" and is_unit_permutation(inputs[0].tensor.shape, permutation(call)):
+        return Kind.VIEW
+    return kind_of(op, call.op.get_attr("FLegalize") is not None)
+
+
+def permutation(call: Any) -> tuple[int, ...]:
+    """The axes of a `permute_dims`, counted from the front; without axes it reverses all."""
+    rank = int(call.args[0].ty.ndim)
+    if call.attrs.axes is None:
+        return tuple(reversed(range(rank)))
+    return tuple(int(axis) % rank for axis in call.attrs.axes)
+
+
+def _outputs(node: OpNode, ty: Any) -> Resolved:
+    if _is_tensor(ty):
+        return Value(Origin.OP, node.name, node.outputs[0])
+    if isinstance(ty, tvm.ir.TupleType):
+        return tuple(Value(Origin.OP, node.name, tensor, i) for i, tensor in enumerate(node.outputs))
+    return Value(Origin.OP, node.name, Tensor((), SHAPE))
+
+
+def _tensors(ty: Any) -> Iterator[Tensor]:
+    if _is_tensor(ty):
+        yield tensor_of(ty)
+    elif isinstance(ty, tvm.ir.TupleType):
+        for field in ty.fields:
+            if not _is_tensor(field):
+                raise SubtuneError(f"an op returns {ty}, and only tuples of tensors can be partitioned.")
+            yield tensor_of(field)
+
+
+def _is_tensor(ty: Any) -> bool:
+    return isinstance(ty, relax.TensorType)
+
+
+def _input(param: Any) -> Value:
+    tensor = tensor_of(param.ty) if _is_tensor(param.ty) else Tensor((), SHAPE)
+    return Value(Origin.INPUT, param.name, tensor)
+
+
+def _constant(resolved: Mapping[Any, Resolved], expr: Any) -> Resolved:
+    return resolved.get(expr)
+
+
+def _parts(expr: Any) -> tuple[Any, ...]:
+    if isinstance(expr, Call):
+        return tuple(expr.args)
+    if isinstance(expr, relax.Tuple):
+        return tuple(expr.fields)
+    return ()
+
+
+def _name(op: str, counts: dict[str, int]) -> str:
+    short = op.rsplit(".", 1)[-1]
+    counts[short] = counts.get(short, -1) + 1
+    return f"{short}_{counts[short]}"

@@ -1,0 +1,112 @@
+"""The rules of the partition, each a question with a reason as answer: None says yes, a sentence says why not."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from subtune.graph import Kind, OpNode
+from subtune.passes.opkind import CHEAP, COSTLY, DUPLICATING
+
+MAX_OUTPUTS = 2
+"""Outputs of an anchored group: its last value and one intermediate (a pre-activation residual)."""
+
+MAX_ELEMENTWISE_OUTPUTS = 4
+"""Outputs of an elementwise group: more streams than this exhaust a core's write-combining buffers."""
+
+MAX_RECOMPUTED = 4
+"""A cheap producer may be computed this often per element; a DRAM round trip costs about as much."""
+
+REUSE_TILE = 64
+"""Output channels (columns) a contraction computes from one read of its input: the usual register-blocked tile."""
+
+CASTS = frozenset({"astype", "dequantize"})
+
+
+def refuses_epilogue(anchor: OpNode, op: OpNode) -> str | None:
+    """Why `op` cannot be computed at `anchor`'s output tile."""
+    if op.kind is Kind.VIEW:
+        return f"{op.name} is a view: it costs nothing and ends the tile"
+    if op.kind is Kind.OPAQUE:
+        return f"{op.name} is opaque: TVM runs it its own way"
+    if op.kind.is_anchor:
+        return f"{op.name} is an anchor of its own"
+    if op.kind is Kind.MOVEMENT:
+        return f"{op.name} moves data: not computable at the tile"
+    if len(anchor.outputs) != 1:
+        return f"{anchor.name} has {len(anchor.outputs)} outputs"
+    if anchor.kind is Kind.OTHER:
+        return f"{anchor.name} is lowered alone"
+    if op.output.shape != anchor.output.shape:
+        return f"{op.name} makes {op.output}, another shape than the tile's {anchor.output}"
+    return None
+
+
+def refuses_prologue(anchor: OpNode, producer: OpNode) -> str | None:
+    """Why `producer` cannot be computed where `anchor` reads it."""
+    if anchor.kind is Kind.CONTRACTION:
+        return _into_contraction(anchor, producer)
+    if anchor.kind is Kind.POOLING:
+        if producer.op == "nn.pad" or producer.op in CHEAP:
+            return None
+        return _stays(producer, f"{anchor.short} reads an element several times")
+    if anchor.kind in (Kind.REDUCTION, Kind.NORMALIZATION):
+        if producer.kind is not Kind.ELEMENTWISE:
+            return _stays(producer, "it moves data")
+        reads_once = anchor.kind is Kind.REDUCTION and anchor.op not in ("std", "variance")
+        if producer.op in COSTLY and not reads_once:
+            return _stays(producer, f"it is costly and {anchor.short} reads its input several times")
+        return None
+    return _stays(producer, f"{anchor.short} reads from memory")
+
+
+def refuses_inline(consumer: OpNode, producer: OpNode, is_epilogue: bool) -> str | None:
+    """Why the injective `producer` cannot be computed where the injective `consumer` reads it."""
+    if producer.kind is Kind.MOVEMENT:
+        return _stays(producer, "it moves data") if is_epilogue else None
+    if consumer.op in DUPLICATING and producer.op in COSTLY:
+        return _stays(producer, f"it is costly and {consumer.short} reads an element several times")
+    times = consumer.output.numel // max(producer.output.numel, 1)
+    if times > 1 and consumer.kind is Kind.ELEMENTWISE:
+        return _stays(producer, f"it would be computed {times} times for each element")
+    return None
+
+
+def _into_contraction(anchor: OpNode, producer: OpNode) -> str | None:
+    if producer.op in CASTS:
+        return None
+    if producer.op == "nn.pad" and "conv" in anchor.op:
+        return None
+    if producer.op == "permute_dims" and anchor.op == "matmul":
+        return None
+    if producer.kind is Kind.MOVEMENT:
+        return _stays(producer, "it moves data")
+    if producer.op not in CHEAP:
+        return _stays(producer, f"it is costly and {anchor.short} reads its input several times")
+    times = recomputations(anchor, producer.name)
+    if times > MAX_RECOMPUTED:
+        return _stays(producer, f"it would be computed about {times} times for each element")
+    return None
+
+
+def recomputations(anchor: OpNode, producer: str) -> int:
+    """How often a contraction computes one element of its operand made by `producer`, if that is fused."""
+    shapes = [value.tensor for value in anchor.inputs]
+    side = next((i for i, value in enumerate(anchor.inputs) if value.source == producer), 0)
+    if anchor.op == "matmul":
+        other = shapes[1 - side]
+        free = other.shape[-1] if side == 0 else (other.shape[-2] if len(other.shape) > 1 else 1)
+        return ceil(int(free) / REUSE_TILE)
+    # every weight of a filter meets each pixel once; filters that share a tile share the read
+    weights, data = shapes[1], shapes[0]
+    macs = anchor.output.numel * weights.numel // max(_channels(anchor), 1)
+    return max(1, macs // max(data.numel, 1) // min(REUSE_TILE, _channels(anchor)))
+
+
+def _channels(conv: OpNode) -> int:
+    """Output channels: the last dim in our channels-last layout, the second in the layouts that stayed."""
+    weights, output = conv.inputs[1].tensor, conv.output
+    return int(output.shape[-1] if output.shape[-1] in weights.shape else output.shape[1])
+
+
+def _stays(op: OpNode, reason: str) -> str:
+    return f"{op.name} stays out: {reason}"
