@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from subtune.candidate import Candidate
 from subtune.measure.protocol import Session
-from subtune.measurement import Failure, Timing
+from subtune.measurement import Failure, FailureKind, Timing
 
 FULL_S = 0.1
 """Seconds of a full measurement. 20 candidates cost 1.25 + 1.25 + 1.25 + 1.5 = 5.25 of these."""
@@ -41,6 +41,8 @@ def halve(
                 return ranked(candidates, seen)
             best_s = min((timing.median_s for timing in seen.values()), default=math.inf)
             outcome = session.time(candidate, share * full_s, _GIVE_UP * best_s)
+            if isinstance(outcome, Failure) and outcome.kind == FailureKind.TIMEOUT and time.monotonic() >= deadline:
+                return ranked(candidates, seen)  # it was cut off, which says nothing about it
             report(candidate, outcome)
             if isinstance(outcome, Timing):
                 seen[candidate] = outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import time
@@ -23,6 +24,9 @@ SCHEDULE = "subtune.templates:schedule"
 _MAX_BUILDERS = 16  # each holds TVM and LLVM in memory, about 150 MB
 _REFERENCE_LIMIT_S = 120.0
 """For inputs and four runs of the default schedule, which may be a thousand times slower than the best."""
+
+
+_LEAST_LIMIT_S = 0.2
 
 
 class LocalMeasurer:
@@ -63,12 +67,14 @@ class LocalMeasurer:
             worker.start()
 
     @contextmanager
-    def session(self, workload: Workload, device: CPUModel) -> Iterator[LocalSession]:
+    def session(self, workload: Workload, device: CPUModel, deadline: float = math.inf) -> Iterator[LocalSession]:
         self.start(device)
         directory = Path(tempfile.mkdtemp(dir=self._directory))
-        session = LocalSession(self, workload, device, self._builders, self._runner(device), directory)
+        session = LocalSession(self, workload, device, self._builders, self._runner(device), directory, deadline)
         try:
             yield session
+        except SubtuneError:
+            raise
         except BaseException:
             # Ctrl-C, most likely: whoever still works does so for nobody.
             for worker in (*self._builders, self._runner(device)):
@@ -112,6 +118,7 @@ class LocalSession:
         builders: Sequence[Worker],
         runner: Worker,
         directory: Path,
+        deadline: float,
     ) -> None:
         self._measurer = measurer
         self._workload = workload
@@ -120,6 +127,7 @@ class LocalSession:
         self._builders = builders
         self._runner = runner
         self._directory = directory
+        self._deadline = deadline
         self._libraries: dict[Candidate, Library] = {}
         self._checked: set[Candidate] = set()
         self._prepared_in = 0  # which start of the runner holds the reference
@@ -169,7 +177,11 @@ class LocalSession:
 
     def _limit(self, seconds: float) -> float:
         """A candidate many times slower than the default may be killed: it could not win."""
-        return self._measurer.run_limit_s + 2 * seconds + 10 * self._default_s
+        return self._until_deadline(self._measurer.run_limit_s + 2 * seconds + 10 * self._default_s)
+
+    def _until_deadline(self, limit_s: float) -> float:
+        """`limit_s`, or less when the deadline comes first; a little is always left for one call."""
+        return max(_LEAST_LIMIT_S, min(limit_s, self._deadline - time.monotonic()))
 
     def _prepare(self) -> Failure | None:
         """See to it that the runner, which may be a new process, holds the reference of this workload.
@@ -184,8 +196,10 @@ class LocalSession:
         if default is None:
             default = self._build_default()
         job = PrepareJob(self._text, self._workload.num_outputs, self._device, default)
-        answer: Prepared | Failure = self._runner.call(job, _REFERENCE_LIMIT_S)
+        answer: Prepared | Failure = self._runner.call(job, self._until_deadline(_REFERENCE_LIMIT_S))
         if isinstance(answer, Failure):
+            if time.monotonic() >= self._deadline:
+                return answer
             raise SubtuneError(
                 f"the default schedule of workload {self._workload.key} does not run ({answer.kind}): {answer.message}"
             )

@@ -57,6 +57,9 @@ class Session(Protocol):
 
 
 class Measurer(Protocol):
-    def session(self, workload: Workload, device: CPUModel) -> AbstractContextManager[Session]:
-        """Ready to measure candidates of `workload`; `compare` and `time` build the default when it is needed."""
+    def session(self, workload: Workload, device: CPUModel, deadline: float) -> AbstractContextManager[Session]:
+        """Ready to measure candidates of `workload`; `compare` and `time` build the default when it is needed.
+
+        At `deadline` (`time.monotonic()`) whatever still runs is ended: it counts as a failure of kind timeout.
+        """
         ...

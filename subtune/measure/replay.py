@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ class ReplayMeasurer:
         self.log: list[tuple[str, Candidate]] = []
 
     @contextmanager
-    def session(self, workload: Workload, device: CPUModel) -> Iterator[ReplaySession]:
+    def session(self, workload: Workload, device: CPUModel, deadline: float = math.inf) -> Iterator[ReplaySession]:
         yield ReplaySession(self._outcomes, self._spread, self._call_s, self.log)
 
 
