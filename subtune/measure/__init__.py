@@ -1,1 +1,11 @@
-"""Builds, checks and times candidates in isolated worker processes."""
+"""Builds, checks and times candidates in isolated worker processes.
+
+In: a workload, a device, candidates. Out: a `Timing` or a `Failure` for each; no candidate can break the caller.
+"""
+
+from subtune.measure.halving import halve
+from subtune.measure.local import LocalMeasurer
+from subtune.measure.protocol import Built, Comparison, Measurer, Session
+from subtune.measure.replay import ReplayMeasurer
+
+__all__ = ["Built", "Comparison", "LocalMeasurer", "Measurer", "ReplayMeasurer", "Session", "halve"]

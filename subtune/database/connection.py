@@ -1,0 +1,184 @@
+"""Opening the file: schema, locks, and what to do with one that is damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from subtune.errors import DatabaseError
+
+_log = logging.getLogger(__name__)
+
+BUSY_S = 10.0
+"""How long a statement waits for another process's transaction; those last milliseconds."""
+_FORMAT = 1
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS workloads (
+    key TEXT PRIMARY KEY, func BLOB NOT NULL, num_outputs INTEGER NOT NULL, at REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS measurements (
+    key TEXT NOT NULL, device TEXT NOT NULL, versions TEXT NOT NULL, candidate TEXT NOT NULL,
+    predicted_s REAL NOT NULL, kind TEXT NOT NULL, message TEXT NOT NULL,
+    median_s REAL, min_s REAL, spread REAL, samples INTEGER, build_s REAL NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (key, device, versions, candidate)
+);
+CREATE TABLE IF NOT EXISTS winners (
+    key TEXT NOT NULL, device TEXT NOT NULL, versions TEXT NOT NULL, candidate TEXT NOT NULL,
+    predicted_s REAL NOT NULL,
+    median_s REAL NOT NULL, min_s REAL NOT NULL, spread REAL NOT NULL, samples INTEGER NOT NULL,
+    default_median_s REAL NOT NULL, default_min_s REAL NOT NULL,
+    default_spread REAL NOT NULL, default_samples INTEGER NOT NULL,
+    gain REAL NOT NULL, func_hash TEXT NOT NULL, topk INTEGER NOT NULL,
+    tried INTEGER NOT NULL, failed INTEGER NOT NULL, complete INTEGER NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (key, device, versions)
+);
+CREATE TABLE IF NOT EXISTS suggestions (
+    key TEXT NOT NULL, candidate TEXT NOT NULL, median_s REAL NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (key, candidate)
+);
+"""
+TABLES = ("workloads", "measurements", "winners", "suggestions")
+
+
+def connect(path: Path) -> tuple[sqlite3.Connection, bool]:
+    """A connection to the database in `path`, made if missing; and whether it can be written.
+
+    A damaged file is moved aside, what can still be read of it is carried over.
+
+    Raises:
+        DatabaseError: the file or its directory cannot be used at all, or stays locked.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise DatabaseError(f"cannot make the directory of the database {path}: {e}; name another with --db") from e
+    if path.is_dir():
+        raise DatabaseError(f"the database {path} is a directory; name a file with --db")
+    try:
+        return _open(path)
+    except sqlite3.DatabaseError as e:
+        if not _is_damage(e):
+            raise _explained(path, e) from e
+        damage = e
+    aside = _move_aside(path, damage)
+    try:
+        connection, writable = _open(path)
+    except sqlite3.DatabaseError as e:
+        raise _explained(path, e) from e
+    if aside is not None:
+        _salvage(aside, connection)
+    return connection, writable
+
+
+def in_memory() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.executescript(_SCHEMA)
+    return connection
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """All or nothing. The write lock is taken at the start: two writers wait, neither fails half-way."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):  # SQLite has rolled back by itself when the disk is full
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _open(path: Path) -> tuple[sqlite3.Connection, bool]:
+    is_new = not path.exists() or path.stat().st_size == 0
+    writable = os.access(path.parent if is_new else path, os.W_OK) and os.access(path.parent, os.W_OK)
+    if not writable and is_new:
+        raise DatabaseError(f"the database {path} cannot be made: its directory is read-only; name another with --db")
+    # A reader of a WAL database needs its -shm file; `immutable` does without, as nobody here can write it.
+    uri = f"{path.resolve().as_uri()}" + ("" if writable else "?immutable=1")
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        if writable:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+        if not is_new:
+            (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                raise sqlite3.DatabaseError(f"malformed: {found}")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > _FORMAT:
+            raise DatabaseError(
+                f"the database {path} has format {version}, this subtune reads up to {_FORMAT}; "
+                f"use a newer subtune, or another file with --db"
+            )
+        if writable:
+            with transaction(connection):
+                for statement in filter(str.strip, _SCHEMA.split(";")):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version={_FORMAT}")
+        else:
+            for table in TABLES:
+                connection.execute(f"SELECT 1 FROM {table} LIMIT 1")
+    except BaseException:
+        connection.close()
+        raise
+    return connection, writable
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    text = str(error)
+    return "malformed" in text or "not a database" in text or "file is encrypted" in text
+
+
+def _explained(path: Path, error: sqlite3.DatabaseError) -> DatabaseError:
+    if "locked" in str(error) or "busy" in str(error):
+        return DatabaseError(
+            f"the database {path} stays locked by another process ({error}); wait for it, or name another with --db"
+        )
+    return DatabaseError(f"cannot open the database {path}: {error}; name another with --db")
+
+
+def _move_aside(path: Path, damage: Exception) -> Path | None:
+    """Rename the damaged file, and its journal with it; None when another process has just done so."""
+    aside = path.with_name(f"{path.name}.corrupt-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    try:
+        path.rename(aside)
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise DatabaseError(f"the database {path} is damaged ({damage}) and cannot be moved aside: {e}") from e
+    for suffix in ("-wal", "-shm"):
+        with contextlib.suppress(OSError):
+            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
+    _log.warning("the tuning database %s is damaged (%s): moved to %s, a new one is made", path, damage, aside.name)
+    return aside
+
+
+def _salvage(aside: Path, connection: sqlite3.Connection) -> None:
+    """Copy every row of the damaged file that can still be read, from both ends of each table."""
+    kept = 0
+    try:
+        old = sqlite3.connect(aside, isolation_level=None)
+    except sqlite3.Error:
+        return
+    with contextlib.closing(old):
+        for table in TABLES:
+            for order in ("ASC", "DESC"):
+                rows: list[tuple[object, ...]] = []
+                with contextlib.suppress(sqlite3.Error):
+                    for row in old.execute(f"SELECT * FROM {table} ORDER BY rowid {order}"):
+                        rows.append(row)
+                with contextlib.suppress(sqlite3.Error), transaction(connection):
+                    before = connection.total_changes
+                    for row in rows:
+                        marks = ", ".join("?" * len(row))
+                        connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)
+                    kept += connection.total_changes - before
+    if kept:
+        _log.warning("%d rows of the damaged tuning database were saved", kept)

@@ -1,0 +1,88 @@
+"""Timing loops: batches of calls long enough to be read, repeated until the median is known well enough."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from statistics import median
+
+from subtune.measurement import Timing
+
+_SAMPLE_S = 300e-6
+"""Least length of a sample: the clock and the loop around it are then below 0.1 %."""
+_MIN_SAMPLES = 3
+_TIGHT = 0.003
+"""Sampling ends early when the standard error of the median is below this share of it."""
+
+
+def time_calls(call: Callable[[], object], seconds: float, stop_above_s: float = math.inf) -> Timing:
+    """Latency of `call`, sampled for about `seconds`; at once given up above `stop_above_s` a call."""
+    first = _sample(call, 1)
+    if first > stop_above_s:
+        return summarise([first])
+    calls = calls_per_sample(first)
+    samples: list[float] = []
+    end = time.perf_counter() + seconds
+    while True:
+        samples.append(_sample(call, calls))
+        if len(samples) < _MIN_SAMPLES:
+            if samples[-1] > stop_above_s:
+                break
+            continue
+        if time.perf_counter() >= end or (len(samples) >= 8 and standard_error(samples) < _TIGHT * median(samples)):
+            break
+    return summarise(samples)
+
+
+def time_pairs(
+    first: Callable[[], object], second: Callable[[], object], seconds: float
+) -> tuple[Timing, Timing, float, float]:
+    """Both latencies sampled in turns, the median of `second` over `first`, and that ratio's standard error.
+
+    When one is more than twice the other a few pairs settle it; else sampling goes on for `seconds`.
+    """
+    counts = [calls_per_sample(_sample(call, 1)) for call in (first, second)]
+    samples: tuple[list[float], list[float]] = ([], [])
+    ratios: list[float] = []
+    end = time.perf_counter() + seconds
+    while True:
+        # The order alternates: whichever runs second finds the caches as the other left them.
+        for which in (0, 1) if len(ratios) % 2 == 0 else (1, 0):
+            samples[which].append(_sample((first, second)[which], counts[which]))
+        ratios.append(samples[1][-1] / samples[0][-1])
+        is_late = time.perf_counter() >= end
+        is_clear = min(ratios) > 2 or max(ratios) < 0.5
+        if (is_clear and (is_late or len(ratios) >= 3)) or (is_late and len(ratios) >= 5):
+            break
+        if len(ratios) >= 8 and abs(median(ratios) - 1) > 8 * max(standard_error(ratios), 0.002):
+            break
+    noise = standard_error(ratios) if len(ratios) > 1 else 0.0
+    return summarise(samples[0]), summarise(samples[1]), median(ratios), noise
+
+
+def calls_per_sample(call_s: float) -> int:
+    return max(1, math.ceil(_SAMPLE_S / max(call_s, 1e-7)))
+
+
+def summarise(samples: list[float]) -> Timing:
+    middle = median(samples)
+    return Timing(middle, min(samples), _deviation(samples) / middle if middle else 0.0, len(samples))
+
+
+def standard_error(samples: list[float]) -> float:
+    """Of the median, from the median absolute deviation, which single disturbed samples do not move."""
+    return 1.253 * 1.4826 * _deviation(samples) / math.sqrt(len(samples))
+
+
+def _deviation(samples: list[float]) -> float:
+    middle = median(samples)
+    return median(abs(sample - middle) for sample in samples)
+
+
+def _sample(call: Callable[[], object], calls: int) -> float:
+    """Seconds per call over `calls` calls in a row."""
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - begin) / calls

@@ -1,0 +1,67 @@
+"""Arrays between guard zones, handed to a kernel without a copy: writes out of bounds leave a trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_GUARD_BYTES = 4096
+"""On either side. One vector beyond the end is 64; a whole page also catches a tile row that runs over."""
+_ALIGN = 64
+_CANARY = np.frombuffer(bytes((i * 37 + 11) % 251 + 2 for i in range(_GUARD_BYTES)), np.uint8)
+
+
+class Guarded:
+    """One kernel argument: `nbytes` bytes at a 64-byte boundary, guard zones before and right behind them."""
+
+    def __init__(self, nbytes: int, shape: tuple[int, ...], dtype: str) -> None:
+        import tvm
+
+        raw = np.empty(nbytes + 2 * _GUARD_BYTES + _ALIGN, np.uint8)
+        first = _GUARD_BYTES + (-(raw.ctypes.data + _GUARD_BYTES)) % _ALIGN
+        self._before = raw[first - _GUARD_BYTES : first]
+        self.bytes = raw[first : first + nbytes]
+        self._after = raw[first + nbytes : first + nbytes + _GUARD_BYTES]
+        self._before[:] = _CANARY
+        self._after[:] = _CANARY
+        # numpy cannot export bfloat16 and its like: the view gets its type from TVM, over the same bytes.
+        self.tensor: Any = tvm.runtime.from_dlpack(self.bytes)._create_view(shape, dtype)
+
+    @classmethod
+    def like(cls, array: np.ndarray, dtype: str) -> Guarded:
+        guarded = cls(array.nbytes, array.shape, dtype)
+        guarded.bytes[:] = as_bytes(array)
+        return guarded
+
+    def fill(self, value: int) -> None:
+        self.bytes[:] = value
+
+    def overwritten(self) -> str:
+        """Which guard zone was written to, and how far from the array; empty when both are whole."""
+        if not np.array_equal(self._before, _CANARY):
+            distance = _GUARD_BYTES - int(np.flatnonzero(self._before != _CANARY)[-1])
+            return f"{distance} bytes before its start"
+        if not np.array_equal(self._after, _CANARY):
+            return f"{int(np.flatnonzero(self._after != _CANARY)[0])} bytes behind its end"
+        return ""
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def numpy_dtype(dtype: str) -> np.dtype:
+    """The numpy type of a TVM dtype; bfloat16 and float8 come from ml_dtypes."""
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, dtype))
+
+
+def elements(shape: tuple[int | str, ...]) -> tuple[int, ...]:
+    """The shape as numbers; a symbolic dim cannot be measured."""
+    assert all(isinstance(dim, int) for dim in shape), f"shape {shape} has a symbolic dim"
+    return tuple(int(dim) for dim in shape)

@@ -1,0 +1,159 @@
+"""The inputs a kernel is judged on: seeded random ones, positive ones, and adversarial ones.
+
+Each set keeps the arguments legal for the workload: an integer that indexes another array stays in range, a
+divisor is not zero, and a float that is cast to an integer stays small (the cast is undefined beyond its range).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from subtune.measure.guarded import elements, numpy_dtype
+from subtune.workload import Arg, Workload
+
+SETS = ("random", "positive", "adversarial")
+"""`positive` exists for workloads that are NaN on most random inputs: roots, logarithms, variances."""
+
+_LARGE_CONSTANT_BYTES = 16 << 20
+"""Constants above this are the same in all sets: packing a candidate's copy of each would cost seconds."""
+_SPECIAL_FRACTION = 1 / 16
+"""Of the elements of an adversarial array, the share replaced by special values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hazards:
+    """What the workload does with values that restricts which are legal.
+
+    `index_extent`: for each parameter used as an index, the least extent of the dims it indexes.
+    """
+
+    index_extent: dict[int, int]
+    divides: bool
+    casts_to_int: bool
+
+
+def hazards(workload: Workload) -> Hazards:
+    """Read from the TIR which parameters index others, and whether it divides or casts floats to integers."""
+    import tvm_ffi
+    from tvm import ir, tirx
+
+    params = list(workload.func.params)
+    divides = casts = False
+    loads: list[Any] = []
+
+    def visit(node: Any) -> None:
+        nonlocal divides, casts
+        if isinstance(node, ir.TensorLoad):
+            loads.append((node.source, node.indices))
+        elif isinstance(node, tirx.BufferStore):
+            loads.append((node.buffer, node.indices))
+        elif isinstance(node, tirx.Div | tirx.Mod | tirx.FloorDiv | tirx.FloorMod):
+            divides = divides or not isinstance(node.b, ir.IntImm)
+        elif isinstance(node, tirx.Cast):
+            casts = casts or ("int" in str(node.ty) and "float" in str(node.value.ty))
+
+    tvm_ffi.structural_walk(workload.func, visit)
+
+    extents: dict[int, int] = {}
+    for buffer, indices in loads:
+        for dim, index in enumerate(indices):
+            inner: list[Any] = []
+            tvm_ffi.structural_walk(index, (ir.TensorLoad, inner.append))
+            for load in inner:
+                extent = getattr(buffer.shape[dim], "value", 1)
+                # An index that was computed in an earlier block may come from any integer parameter.
+                found = [i for i, param in enumerate(params) if param.same_as(load.source)]
+                for i in found or [i for i, arg in enumerate(workload.args) if "int" in arg.dtype]:
+                    extents[i] = min(extents.get(i, 2**31 - 1), int(extent))
+    return Hazards(extents, divides, casts)
+
+
+def make_inputs(workload: Workload, name: str, dangers: Hazards) -> list[np.ndarray]:
+    """The arguments of set `name` in the workload's order, outputs left out; equal in every process."""
+    inputs = [arg for arg in workload.args if not arg.is_output]
+    arrays = []
+    for index, arg in enumerate(inputs):
+        is_shared = arg.is_constant and arg.nbytes > _LARGE_CONSTANT_BYTES
+        kind = "random" if is_shared else name
+        rng = np.random.default_rng([SETS.index(kind), index])
+        arrays.append(_array(arg, kind, rng, dangers.index_extent.get(index), dangers))
+    return arrays
+
+
+def _array(arg: Arg, kind: str, rng: np.random.Generator, extent: int | None, dangers: Hazards) -> np.ndarray:
+    shape = elements(arg.shape)
+    dtype = numpy_dtype(arg.dtype)
+    if arg.dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if extent is not None and "int" in arg.dtype:
+        limit = min(extent, int(np.iinfo(dtype).max))
+        array = rng.integers(0, limit, shape).astype(dtype)
+        return _sprinkled(array, rng, [0, limit - 1]) if kind == "adversarial" else array
+    if "int" in arg.dtype:
+        return _integers(shape, dtype, kind, rng, dangers.divides)
+    return _floats(shape, dtype, kind, rng, dangers)
+
+
+def _integers(
+    shape: tuple[int, ...], dtype: np.dtype, kind: str, rng: np.random.Generator, divides: bool
+) -> np.ndarray:
+    info = np.iinfo(dtype)
+    low = max(int(info.min), -1000)
+    if kind == "positive" or divides:
+        return rng.integers(1, 100, shape).astype(dtype)
+    if kind == "random":
+        return rng.integers(low, min(int(info.max), 1000) + 1, shape).astype(dtype)
+    if dtype.itemsize == 1:  # every value, the extremes often
+        array = rng.integers(int(info.min), int(info.max) + 1, shape).astype(dtype)
+    else:
+        array = rng.integers(low, 1001, shape).astype(dtype)
+    return _sprinkled(array, rng, [info.min, info.max, 0, 1, info.max - 1])
+
+
+def _floats(
+    shape: tuple[int, ...], dtype: np.dtype, kind: str, rng: np.random.Generator, dangers: Hazards
+) -> np.ndarray:
+    if kind == "random":
+        return rng.standard_normal(shape, np.float32).astype(dtype)
+    if kind == "positive":
+        return (rng.random(shape, np.float32) * 0.9 + 0.1).astype(dtype)
+    limits = _limits(dtype)
+    # Magnitudes over many decades, whose products and sums over thousands of terms still fit.
+    decades = min(2.0, limits[2]) if dangers.casts_to_int else limits[2]
+    exponents = rng.uniform(-decades, decades, shape).astype(np.float32)
+    array = (rng.choice(np.array([-1, 1], np.float32), shape) * np.float32(10) ** exponents).astype(dtype)
+    specials = [0.0, -0.0, limits[0], -limits[0], limits[1], -limits[1], 1.0, -1.0]
+    if dangers.divides:
+        specials = specials[4:]
+    if dangers.casts_to_int:
+        specials = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 126.5, -127.5]
+    return _sprinkled(array, rng, specials)
+
+
+def _limits(dtype: np.dtype) -> tuple[float, float, float]:
+    """A denormal, a magnitude whose square is still finite, and the decades either way around one."""
+    return {
+        "float64": (5e-324, 1e150, 100.0),
+        "float32": (1e-40, 1e18, 12.0),
+        "bfloat16": (1e-39, 1e18, 12.0),
+        "float16": (6e-8, 200.0, 1.5),
+    }.get(dtype.name, (0.0, 8.0, 0.5))
+
+
+def _sprinkled(array: np.ndarray, rng: np.random.Generator, values: Sequence[Any]) -> np.ndarray:
+    """`array` with a share of its elements, the first and the last among them, replaced by `values` in turn."""
+    flat = array.reshape(-1)
+    if flat.size == 0:
+        return array
+    picked = np.unique(np.concatenate([[0, flat.size - 1], rng.integers(0, flat.size, _specials(flat.size))]))
+    with np.errstate(over="ignore"):
+        flat[picked] = np.resize(np.array(values).astype(array.dtype), picked.size)
+    return flat.reshape(array.shape)
+
+
+def _specials(size: int) -> int:
+    return max(1, int(size * _SPECIAL_FRACTION))

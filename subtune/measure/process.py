@@ -1,0 +1,162 @@
+"""The parent's end of one worker process: start it, give it a job, learn how it ended, replace it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
+from pathlib import Path
+from typing import Any
+
+from subtune.errors import SubtuneError
+from subtune.measure.messages import Job
+from subtune.measurement import Failure, FailureKind
+
+_START_LIMIT_S = 60.0
+_GRACE_S = 5.0
+"""The worker's own alarm ends a job at its limit; the parent waits this much longer before it kills."""
+
+
+class Worker:
+    """A process that is started on first use, stays warm, and is started anew after it died."""
+
+    def __init__(self, env: Mapping[str, str], search_path: Sequence[str], memory_bytes: int) -> None:
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join([root, *search_path, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        self._env = {**os.environ, **env, "PYTHONPATH": path}
+        self._memory_bytes = memory_bytes
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Connection | None = None
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this object
+        fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # so that truncating it is safe at any moment
+        self._limit_s = 0.0
+        self._sent_at = 0.0
+        self._is_ready = False
+        self.starts = 0
+
+    def start(self) -> None:
+        """Begin to start the process, if it does not run; it loads TVM meanwhile."""
+        if self._process is not None:
+            return
+        ours, theirs = Pipe()
+        with theirs:
+            command = [sys.executable, "-m", "subtune.measure.worker", str(theirs.fileno()), str(self._memory_bytes)]
+            self._process = subprocess.Popen(
+                command,
+                env=self._env,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                process_group=0,  # the terminal's Ctrl-C must not reach it
+            )
+        self._channel = ours
+        self._is_ready = False
+        self.starts += 1
+
+    def send(self, job: Job, limit_s: float) -> None:
+        """Give `job` to an idle worker; it is killed when it takes longer than `limit_s` seconds."""
+        self.start()
+        self._await_ready()
+        self._limit_s = limit_s
+        self._log.truncate(0)
+        assert self._channel is not None
+        self._sent_at = time.monotonic()
+        # A worker that died while idle is noticed by `receive`, as an end of file.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.send_bytes(pickle.dumps((job, limit_s)))
+
+    @property
+    def connection(self) -> Connection:
+        assert self._channel is not None
+        return self._channel
+
+    @property
+    def expires_at(self) -> float:
+        return self._sent_at + self._limit_s + _GRACE_S
+
+    def receive(self) -> Any:
+        """The outcome of the job at hand: what the worker answered, or a `Failure` that says how it died."""
+        assert self._channel is not None
+        try:
+            if self._channel.poll(max(0.0, self.expires_at - time.monotonic())):
+                return self._channel.recv()
+        except (EOFError, OSError, pickle.UnpicklingError):
+            return self._obituary()
+        self.kill()
+        return Failure(FailureKind.TIMEOUT, f"no answer within {self._limit_s:.1f} s")
+
+    def call(self, job: Job, limit_s: float) -> Any:
+        self.send(job, limit_s)
+        return self.receive()
+
+    def kill(self) -> None:
+        """End the process at once and wait for its end; the next `send` starts a new one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = None
+
+    def close(self) -> None:
+        self.kill()
+        self._log.close()
+
+    def _await_ready(self) -> None:
+        if self._is_ready:
+            return
+        assert self._channel is not None
+        try:
+            if self._channel.poll(_START_LIMIT_S) and self._channel.recv() == "ready":
+                self._is_ready = True
+                return
+        except (EOFError, OSError):
+            pass
+        log = self._last_words()
+        self.kill()
+        raise SubtuneError(f"a measuring process cannot start: {log or 'it ended without a word'}")
+
+    def _obituary(self) -> Failure:
+        assert self._process is not None
+        code = self._process.wait()
+        log = self._last_words()
+        self.kill()
+        if code == -signal.SIGALRM:
+            return Failure(FailureKind.TIMEOUT, f"did not finish within {self._limit_s:.1f} s")
+        if "bad_alloc" in log or "MemoryError" in log or "out of memory" in log.lower():
+            return Failure(FailureKind.MEMORY, f"the process ran out of its memory allowance: {log}")
+        if "symbol lookup error" in log:  # the dynamic linker's last words before it ends the process
+            return Failure(FailureKind.LAUNCH, log)
+        if code == -signal.SIGKILL:
+            return Failure(FailureKind.MEMORY, "the process was killed, as the system does when memory runs out")
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return Failure(FailureKind.CRASH, f"the process ended {how}" + (f": {log}" if log else ""))
+
+    def _last_words(self, limit: int = 600) -> str:
+        self._log.flush()
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - limit))
+        return self._log.read().decode(errors="replace").strip()
+
+
+def first_finished(workers: Sequence[Worker], deadline: float) -> Worker | None:
+    """The first of the busy `workers` that answered, died or ran over its limit; None when `deadline` came first."""
+    ends = min(min(worker.expires_at for worker in workers), deadline)
+    ready = wait_for([worker.connection for worker in workers], max(0.0, ends - time.monotonic()))
+    now = time.monotonic()
+    for worker in workers:
+        if worker.connection in ready or worker.expires_at <= now:
+            return worker
+    return None

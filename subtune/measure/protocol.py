@@ -1,0 +1,65 @@
+"""What the tuner asks of whoever measures: build, check and time, compare with the default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from subtune.candidate import Candidate
+from subtune.device import CPUModel
+from subtune.measurement import Failure, Timing
+from subtune.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A candidate that compiled: seconds it took, and the structural hash of its scheduled PrimFunc."""
+
+    build_s: float
+    func_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A candidate and the default schedule, timed in turns in one process.
+
+    `gain` is the default's latency over the candidate's, median over pairs; `noise` its standard error.
+    """
+
+    timing: Timing
+    default_timing: Timing
+    gain: float
+    noise: float
+
+
+class Session(Protocol):
+    """One workload on one device. Outcomes are values: no candidate, however broken, makes a method raise.
+
+    A `deadline` is a value of `time.monotonic()`; what would begin after it is left out.
+    """
+
+    def build(self, candidates: Sequence[Candidate], deadline: float) -> dict[Candidate, Built | Failure]:
+        """Schedule and compile in parallel, in the order given; candidates the deadline cut off are missing."""
+        ...
+
+    def time(self, candidate: Candidate, seconds: float, stop_above_s: float) -> Timing | Failure:
+        """Check a built candidate's outputs (once), then time it for about `seconds`.
+
+        Sampling ends at the first sample above `stop_above_s` seconds per call: it cannot win any more.
+        """
+        ...
+
+    def compare(self, candidate: Candidate, seconds: float) -> Comparison | Failure:
+        """Time a checked candidate and the default in turns for about `seconds`, and check its outputs again."""
+        ...
+
+
+class Measurer(Protocol):
+    def session(self, workload: Workload, device: CPUModel, deadline: float) -> AbstractContextManager[Session]:
+        """Ready to measure candidates of `workload`; `compare` and `time` build the default when it is needed.
+
+        At `deadline` (`time.monotonic()`) whatever still runs is ended: it counts as a failure of kind timeout.
+        """
+        ...

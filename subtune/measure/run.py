@@ -1,0 +1,137 @@
+"""In the runner process: inputs and reference outputs of one workload, and its candidates checked and timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from subtune.device import CPUModel
+from subtune.measure.build import load_workload
+from subtune.measure.clock import time_calls, time_pairs
+from subtune.measure.guarded import Guarded, as_bytes, elements, numpy_dtype
+from subtune.measure.inputs import SETS, hazards, make_inputs
+from subtune.measure.messages import CompareJob, Library, Prepared, PrepareJob, TimeJob
+from subtune.measure.protocol import Comparison
+from subtune.measure.verdict import disagreement
+from subtune.measurement import Failure, FailureKind, Timing
+from subtune.workload import Arg, Workload
+
+_MAX_COPIES = 32
+_FILLS = (0xFF, 0x7F, 0xFF)
+"""Bytes that outputs hold before a call, one for each input set: NaN, then 3.4e38, as float32."""
+
+
+def handle(job: PrepareJob | TimeJob | CompareJob) -> Any:
+    if isinstance(job, PrepareJob):
+        bench = Bench(load_workload(job.workload_json, job.num_outputs), job.device, job.default)
+        _PREPARED[:] = [bench]
+        return Prepared(bench.default_s)
+    (bench,) = _PREPARED
+    return bench.time(job) if isinstance(job, TimeJob) else bench.compare(job)
+
+
+_PREPARED: list[Bench] = []
+"""The workload this process is measuring: it stays between jobs, as the process itself does."""
+
+
+class Bench:
+    """Input sets and the default kernel's outputs for them."""
+
+    def __init__(self, workload: Workload, device: CPUModel, default: Library) -> None:
+        self._workload = workload
+        self._default = default
+        self._inputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if not arg.is_output)
+        self._outputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if arg.is_output)
+        dangers = hazards(workload)
+        self._sets = [make_inputs(workload, name, dangers) for name in SETS]
+        # In a network a kernel finds its arguments in L2 or L3, where others left them, never in L1: timed
+        # calls rotate through copies that together exceed all L2 caches, unless one set already does.
+        pool = min(4 * device.l2_bytes * device.threads, device.l3_bytes // 2)
+        self._copies = max(1, min(_MAX_COPIES, pool // max(1, workload.nbytes)))
+        kernel = _load(default)
+        self._references = [self._run(kernel, default, index)[0] for index in range(len(SETS))]
+        begin = time.perf_counter()
+        self._run(kernel, default, 0)
+        self.default_s = time.perf_counter() - begin
+
+    def time(self, job: TimeJob) -> Timing | Failure:
+        kernel = _load(job.library)
+        if not job.checked and (wrong := self._check(kernel, job.library, range(len(SETS)))):
+            return Failure(FailureKind.WRONG_RESULT, wrong)
+        return time_calls(self._caller(kernel, job.library), job.seconds, job.stop_above_s)
+
+    def compare(self, job: CompareJob) -> Comparison | Failure:
+        kernel, default = _load(job.library), _load(self._default)
+        one, other = self._caller(kernel, job.library), self._caller(default, self._default)
+        comparison = Comparison(*time_pairs(one, other, job.seconds))
+        # Once more after thousands of calls: a race between threads shows itself seldom.
+        if wrong := self._check(kernel, job.library, range(1)):
+            return Failure(FailureKind.WRONG_RESULT, f"in a later run {wrong}")
+        return comparison
+
+    def _check(self, kernel: Any, library: Library, sets: range) -> str:
+        for index in sets:
+            outputs, complaint = self._run(kernel, library, index)
+            if complaint:
+                return complaint
+            for out, ref, arg in zip(outputs, self._references[index], self._outputs, strict=True):
+                if wrong := disagreement(out, ref, SETS[index] == "adversarial"):
+                    return f"output {arg.name} on {SETS[index]} inputs: {wrong}"
+        return ""
+
+    def _run(self, kernel: Any, library: Library, index: int) -> tuple[list[np.ndarray], str]:
+        """One call between guard zones: copies of the outputs, and what it wrote that it must not."""
+        given = self._packed(library, index)
+        inputs = [Guarded.like(array, arg.dtype) for array, arg in zip(given, self._inputs, strict=True)]
+        outputs = [Guarded(arg.nbytes, elements(arg.shape), arg.dtype) for arg in self._outputs]
+        for output in outputs:
+            output.fill(_FILLS[index])
+        kernel(*(guarded.tensor for guarded in (*inputs, *outputs)))
+        for arg, guarded in zip((*self._inputs, *self._outputs), (*inputs, *outputs), strict=True):
+            if where := guarded.overwritten():
+                return [], f"wrote out of bounds of {arg.name}, {where}"
+        for arg, guarded, array in zip(self._inputs, inputs, given, strict=True):
+            if not np.array_equal(guarded.bytes, as_bytes(array)):
+                return [], f"changed its input {arg.name}"
+        for arg, output in zip(self._outputs, outputs, strict=True):
+            if arg.dtype == "bool" and output.bytes.size and int(output.bytes.max()) > 1:
+                return [], f"output {arg.name} holds a boolean that is neither 0 nor 1, or was not written"
+        return [
+            output.bytes.copy().view(numpy_dtype(arg.dtype)).reshape(elements(arg.shape))
+            for arg, output in zip(self._outputs, outputs, strict=True)
+        ], ""
+
+    def _caller(self, kernel: Any, library: Library) -> Callable[[], object]:
+        """A function that calls the kernel on the next copy of its arguments; every copy was touched once."""
+        given = self._packed(library, 0)
+        calls = []
+        for _ in range(self._copies):
+            inputs = [Guarded.like(array, arg.dtype) for array, arg in zip(given, self._inputs, strict=True)]
+            outputs = [Guarded(arg.nbytes, elements(arg.shape), arg.dtype) for arg in self._outputs]
+            calls.append(partial(kernel, *(guarded.tensor for guarded in (*inputs, *outputs))))
+        begin = time.perf_counter()
+        for call in calls:
+            call()
+            if time.perf_counter() - begin > 0.05:
+                break
+        if len(calls) == 1:
+            return calls[0]
+        ring: Iterator[Callable[[], object]] = cycle(calls)
+        return lambda: next(ring)()
+
+    def _packed(self, library: Library, index: int) -> list[np.ndarray]:
+        arrays = list(self._sets[index])
+        for position, packing in library.packings:
+            arrays[position] = packing(arrays[position])
+        return arrays
+
+
+def _load(library: Library) -> Any:
+    import tvm
+
+    return tvm.runtime.load_module(library.path)["main"]

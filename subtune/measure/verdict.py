@@ -1,0 +1,47 @@
+"""Is an output right? Integers and booleans bit for bit, floats within what a different order of sums may change."""
+
+from __future__ import annotations
+
+import numpy as np
+
+TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 1e-2, "bfloat16": 4e-2}
+"""Relative to |reference| + the output's scale. A few times what Winograd F(4x4) and long sums lose."""
+_TOLERANCE_OTHER = 0.25  # float8
+
+
+def disagreement(out: np.ndarray, ref: np.ndarray, is_adversarial: bool) -> str:
+    """What is wrong with `out`, in words; empty when it agrees with `ref`.
+
+    |out - ref| <= tolerance * (|ref| + scale). The scale is the root mean square of the finite reference, and
+    its maximum on adversarial inputs, whose magnitudes differ by many decades so that sums cancel. Where the
+    reference is NaN the output must be NaN, and where it is infinite equally infinite; on adversarial inputs,
+    whose sums may overflow in one order and not in another, it may there be anything.
+    """
+    if ref.dtype.kind in "iub":
+        return _first(np.atleast_1d(out != ref), out, ref)
+    tolerance = TOLERANCE.get(ref.dtype.name, _TOLERANCE_OTHER)
+    wide = np.float64 if ref.dtype == np.float64 else np.float32
+    with np.errstate(all="ignore"):
+        got, want = np.atleast_1d(out.astype(wide)), np.atleast_1d(ref.astype(wide))
+        finite = np.isfinite(want)
+        magnitude = np.abs(want)
+        largest = float(magnitude[finite].max()) if finite.any() else 0.0
+        scale = largest
+        if not is_adversarial and largest > 0:
+            scale = largest * float(np.sqrt(np.mean(np.square(want[finite] / largest))))
+        wrong = ~(np.abs(got - want) <= tolerance * (magnitude + wide(scale)))
+        if is_adversarial:
+            wrong &= finite
+        else:
+            same_nan = np.isnan(got) & np.isnan(want)
+            wrong = np.where(finite, wrong, ~(same_nan | (got == want)))
+    return _first(wrong, got, want)
+
+
+def _first(wrong: np.ndarray, out: np.ndarray, ref: np.ndarray) -> str:
+    count = int(np.count_nonzero(wrong))
+    if count == 0:
+        return ""
+    where = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
+    values = f"{np.atleast_1d(out)[where]} where the default schedule gives {np.atleast_1d(ref)[where]}"
+    return f"{count} of {wrong.size} elements are wrong, the first at {list(where)}: {values}"

@@ -1,0 +1,331 @@
+"""The search: candidates of every distinct workload built, checked, timed and confirmed, within a time budget."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from subtune.candidate import DEFAULT, Candidate
+from subtune.database import Database
+from subtune.device import CPUModel
+from subtune.errors import SubtuneError
+from subtune.measure import Built, Comparison, LocalMeasurer, Measurer, Session, halve
+from subtune.measure.halving import FULL_S
+from subtune.measurement import Failure, FailureKind, Measurement, Timing
+from subtune.record import Record
+from subtune.workload import Workload
+
+_log = logging.getLogger(__name__)
+
+_BUILD_SHARE = 0.6
+"""Of a workload's time, how much may pass before builds stop and timing begins."""
+_CONFIRM_S = 2 * FULL_S
+_MIN_GAIN = 1.01
+"""A winner must beat the default by this and by three standard errors, or the default is kept."""
+_OVERCOMMIT = 2.0
+"""A workload may use this many times its share of the budget: most need less than their share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a tuning run stands, after every outcome."""
+
+    workload_key: str
+    done: int
+    """Workloads finished, of `total`."""
+    total: int
+    tried: int
+    """Candidates of the present workload that have an outcome, of `candidates`."""
+    candidates: int
+    best_s: float
+    """Fastest time of the present workload so far, in seconds; infinite before the first."""
+    eta_s: float
+    """Seconds until the end, by what the finished workloads took; infinite before the first is finished."""
+
+
+class Tunable(Protocol):
+    """What `tune` needs to know of a subgraph."""
+
+    @property
+    def workload(self) -> Workload: ...
+
+    @property
+    def uses(self) -> int: ...
+
+
+class Records(dict[str, Record]):
+    """Winners by workload key. Workloads that the budget or the user cut off are missing: the default is used.
+
+    `interrupted` says that the user ended the run (Ctrl-C); `failures` why a workload could not be tuned at all.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.interrupted = False
+        self.failures: dict[str, str] = {}
+
+
+Candidates = Callable[[Workload, CPUModel, int], Sequence[Candidate]]
+
+
+def tune_subgraph(
+    workload: Workload,
+    device: CPUModel,
+    *,
+    topk: int = 20,
+    database: Database | None = None,
+    measurer: Measurer | None = None,
+    deadline: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    candidates: Candidates | None = None,
+) -> Record | None:
+    """The best of the `topk` candidates of `workload`, confirmed against the default schedule.
+
+    A complete record in `database` is returned at once: no candidate runs. After `deadline` (a value of
+    `time.monotonic()`) nothing new begins; the record is then of what was seen, and is marked incomplete.
+    None when nothing was confirmed by then.
+
+    Args:
+        candidates: gives the candidates, best first (default: `subtune.policy.candidates`).
+
+    Raises:
+        SubtuneError: the default schedule cannot be built or run, so there is nothing to compare with.
+        KeyboardInterrupt: the user pressed Ctrl-C; what was measured so far is in `database`.
+    """
+    if database and (found := _finished(database, workload, device, topk)):
+        return found
+    search = _Search(workload, device, topk, database, progress or _ignore, Progress(workload.key, 0, 1, 0, 0, 0, 0))
+    proposals = search.proposals(candidates or _policy)
+    with nullcontext(measurer) if measurer else LocalMeasurer() as used:
+        return search.run(used, proposals, math.inf if deadline is None else deadline)
+
+
+def tune(
+    subgraphs: Iterable[Tunable],
+    device: CPUModel,
+    *,
+    topk: int = 20,
+    budget_s: float | None = None,
+    database: Database | None = None,
+    measurer: Measurer | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    candidates: Candidates | None = None,
+) -> Records:
+    """Tune every distinct workload once, those with most time at stake first, within `budget_s` seconds.
+
+    Ctrl-C ends the search; what was confirmed by then is returned, with `interrupted` set.
+    """
+    begin = time.monotonic()
+    deadline = begin + (math.inf if budget_s is None else budget_s)
+    stakes = _stakes(subgraphs, device)
+    records = Records()
+    waiting: list[tuple[Workload, float]] = []
+    for workload, stake in stakes:
+        found = database.lookup(workload, device.fingerprint()) if database else None
+        if found:
+            records[workload.key] = found
+        if not (found and found.complete and found.topk >= topk):
+            waiting.append((workload, stake))
+    if not waiting:
+        return records
+    done = len(stakes) - len(waiting)
+    started = time.monotonic()
+    try:
+        with nullcontext(measurer) if measurer else LocalMeasurer() as used:
+            for index, (workload, stake) in enumerate(waiting):
+                now = time.monotonic()
+                if now >= deadline:
+                    break
+                left = sum(other for _, other in waiting[index:])
+                share = min(1.0, _OVERCOMMIT * stake / left) if left > 0 and index + 1 < len(waiting) else 1.0
+                # Before anything is known of the pace, only the budget bounds the time to go.
+                eta = (now - started) / index * (len(waiting) - index) if index else deadline - now
+                state = Progress(workload.key, done + index, len(stakes), 0, 0, math.inf, min(eta, deadline - now))
+                search = _Search(workload, device, topk, database, progress or _ignore, state)
+                try:
+                    proposals = search.proposals(candidates or _policy)
+                    record = search.run(used, proposals, now + share * (deadline - now))
+                except SubtuneError as e:
+                    _log.warning("workload %s keeps its default schedule: %s", workload.key, e)
+                    records.failures[workload.key] = str(e)
+                    continue
+                if record:
+                    records[workload.key] = record
+    except KeyboardInterrupt:
+        records.interrupted = True
+    return records
+
+
+class _Search:
+    """One workload's way from proposals to a record, kept in the database step by step."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: CPUModel,
+        topk: int,
+        database: Database | None,
+        progress: Callable[[Progress], None],
+        state: Progress,
+    ) -> None:
+        self._workload = workload
+        self._device = device
+        self._topk = topk
+        self._database = database
+        self._progress = progress
+        self._state = replace(state, best_s=math.inf)
+        self._outcomes: dict[Candidate, Timing | Failure] = {}
+        self._built: dict[Candidate, Built] = {}
+
+    def proposals(self, candidates: Candidates) -> tuple[Candidate, ...]:
+        """What to try, in order: an unfinished run's winner, imported candidates, then the policy's."""
+        proposed: list[Candidate] = []
+        if self._database:
+            if found := self._database.lookup(self._workload, self._device.fingerprint()):
+                proposed.append(found.candidate)
+            proposed += self._database.suggestions(self._workload)
+        proposed += candidates(self._workload, self._device, self._topk)
+        return tuple(dict.fromkeys(c for c in proposed if c != DEFAULT))
+
+    def run(self, measurer: Measurer, proposals: Sequence[Candidate], deadline: float) -> Record | None:
+        begin = time.monotonic()
+        if begin >= deadline:
+            return None
+        known = self._database.known_failures(self._workload, self._device.fingerprint()) if self._database else {}
+        self._outcomes.update({c: known[c] for c in proposals if c in known})
+        fresh = [c for c in proposals if c not in known]
+        self._tell(len(proposals))
+        with measurer.session(self._workload, self._device, deadline) as session:
+            try:
+                build_deadline = begin + _BUILD_SHARE * (deadline - begin)
+                # The default comes first: without it nothing can be checked, and the record needs its hash.
+                attempts = session.build([DEFAULT, *fresh], build_deadline)
+                self._note_builds(attempts)
+                if DEFAULT not in attempts:
+                    return None
+                timed = [c for c in fresh if c in self._built]
+                order = halve(session, timed, deadline - _CONFIRM_S, self._note_timing)
+            finally:
+                self._save_measurements()
+            is_cut = len(self._outcomes) < len(proposals)
+            return self._confirm(session, order, not is_cut and time.monotonic() < deadline)
+
+    def _confirm(self, session: Session, order: Sequence[Candidate], complete: bool) -> Record | None:
+        """The record of the first candidate in `order` that is sound and faster than the default, or of the default."""
+        default_timing: Timing | None = None
+        for candidate in order:
+            outcome = session.compare(candidate, _CONFIRM_S)
+            if isinstance(outcome, Failure):
+                self._outcomes[candidate] = outcome
+                self._save_measurements()
+                continue
+            default_timing = outcome.default_timing
+            if _is_faster(outcome):
+                return self._record(candidate, outcome.timing, default_timing, outcome.gain, complete)
+            break
+        if default_timing is None:
+            timed = session.time(DEFAULT, _CONFIRM_S, math.inf)
+            if isinstance(timed, Failure):
+                raise SubtuneError(
+                    f"the default schedule of workload {self._workload.key} fails ({timed.kind}): {timed.message}"
+                )
+            default_timing = timed
+        return self._record(DEFAULT, default_timing, default_timing, 1.0, complete)
+
+    def _record(self, winner: Candidate, timing: Timing, default: Timing, gain: float, complete: bool) -> Record:
+        record = Record(
+            self._workload.key,
+            self._device.fingerprint(),
+            winner,
+            timing,
+            default,
+            gain,
+            self._built[winner].func_hash,
+            self._topk,
+            tried=len(self._outcomes),
+            failed=sum(isinstance(outcome, Failure) for outcome in self._outcomes.values()),
+            complete=complete,
+        )
+        if self._database:
+            self._database.add_record(self._workload, record)
+        return record
+
+    def _note_builds(self, attempts: dict[Candidate, Built | Failure]) -> None:
+        for candidate, attempt in attempts.items():
+            if isinstance(attempt, Built):
+                self._built[candidate] = attempt
+            elif candidate == DEFAULT:
+                raise SubtuneError(
+                    f"the default schedule of workload {self._workload.key} cannot be built "
+                    f"({attempt.kind}): {attempt.message}"
+                )
+            else:
+                self._outcomes[candidate] = attempt
+        self._tell()
+
+    def _note_timing(self, candidate: Candidate, outcome: Timing | Failure) -> None:
+        self._outcomes[candidate] = outcome
+        if isinstance(outcome, Failure):
+            level = logging.WARNING if outcome.kind == FailureKind.WRONG_RESULT else logging.INFO
+            _log.log(level, "%s of workload %s: %s", candidate, self._workload.key, outcome.message)
+        self._tell()
+
+    def _tell(self, candidates: int | None = None) -> None:
+        times = [outcome.median_s for outcome in self._outcomes.values() if isinstance(outcome, Timing)]
+        self._state = replace(
+            self._state,
+            tried=len(self._outcomes),
+            candidates=self._state.candidates if candidates is None else candidates,
+            best_s=min(times, default=math.inf),
+        )
+        self._progress(self._state)
+
+    def _save_measurements(self) -> None:
+        if not self._database or not self._outcomes:
+            return
+        measurements = [
+            Measurement(candidate, outcome, self._built[candidate].build_s if candidate in self._built else 0.0)
+            for candidate, outcome in self._outcomes.items()
+        ]
+        self._database.add_measurements(self._workload, self._device.fingerprint(), measurements)
+
+
+def _is_faster(comparison: Comparison) -> bool:
+    return comparison.gain > max(_MIN_GAIN, 1 + 3 * comparison.noise)
+
+
+def _finished(database: Database, workload: Workload, device: CPUModel, topk: int) -> Record | None:
+    found = database.lookup(workload, device.fingerprint())
+    return found if found and found.complete and found.topk >= topk else None
+
+
+def _stakes(subgraphs: Iterable[Tunable], device: CPUModel) -> list[tuple[Workload, float]]:
+    """Distinct workloads with the seconds that all their uses take at best, most first."""
+    workloads: dict[str, Workload] = {}
+    stakes: dict[str, float] = {}
+    for subgraph in subgraphs:
+        workload = subgraph.workload
+        if workload.key not in workloads:
+            workloads[workload.key] = workload
+            # The roofline: a workload's time is at least that of its arithmetic and that of its bytes.
+            stakes[workload.key] = 0.0
+        bound_s = max(workload.flops / device.peak_flops(), workload.nbytes / device.dram_bytes_per_s)
+        stakes[workload.key] += subgraph.uses * bound_s
+    order = sorted(workloads, key=lambda key: (-stakes[key], key))
+    return [(workloads[key], stakes[key]) for key in order]
+
+
+def _policy(workload: Workload, device: CPUModel, topk: int) -> Sequence[Candidate]:
+    from subtune.policy import candidates  # type: ignore[attr-defined]
+
+    found: Any = candidates(workload, device, topk)
+    return tuple(found)
+
+
+def _ignore(progress: Progress) -> None:
+    """For callers that do not want to know."""
