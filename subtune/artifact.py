@@ -32,11 +32,15 @@ class Artifact:
     Attributes:
         path: the artifact's directory.
         manifest: what it says of itself.
+        threads: threads that every run uses.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, executable: Any, weights: list[Any], weight_range: range):
+    def __init__(
+        self, path: Path, manifest: Manifest, executable: Any, weights: list[Any], weight_range: range, threads: int
+    ):
         self.path = path
         self.manifest = manifest
+        self.threads = threads
         self._main = executable["main"]
         self._executable = executable
         self._weights = weights
@@ -54,11 +58,6 @@ class Artifact:
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         return self.manifest.outputs
-
-    @property
-    def threads(self) -> int:
-        """Threads that every run uses."""
-        return self.manifest.threads
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Compute the outputs, as arrays of their own, from one array per input.
@@ -189,10 +188,11 @@ class _InputSlot:
         )
 
 
-def load(path: str | os.PathLike[str], check: bool = False) -> Artifact:
+def load(path: str | os.PathLike[str], check: bool = False, threads: int | None = None) -> Artifact:
     """Load the artifact directory `path`.
 
     Args:
+        threads: run on so many instead of the number it was tuned for.
         check: compare the SHA-256 of every file with the manifest's, too; sizes are always compared.
     """
     folder = Path(path)
@@ -210,7 +210,7 @@ def load(path: str | os.PathLike[str], check: bool = False) -> Artifact:
     except (RuntimeError, AttributeError, OSError) as e:
         raise ArtifactError(f"{folder / manifests.LIBRARY_NAME} cannot be loaded: {e}; compile the model again") from e
     weights, weight_range = _map_weights(folder / manifests.WEIGHTS_NAME, manifest)
-    return Artifact(folder, manifest, executable, weights, weight_range)
+    return Artifact(folder, manifest, executable, weights, weight_range, threads or manifest.threads)
 
 
 def _check_versions(path: Path, built_with: dict[str, str]) -> None:
