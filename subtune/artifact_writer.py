@@ -1,0 +1,210 @@
+"""Build a spliced module and write it as an artifact directory: all of it, or nothing.
+
+The hash of every PrimFunc is taken after the last Relax pass, right before lowering: it proves that what was timed is
+what is linked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.tirx import PrimFunc
+
+from subtune import manifest as manifests
+from subtune import runtime
+from subtune.artifact import Artifact, load
+from subtune.device import CPUModel
+from subtune.errors import ArtifactError
+from subtune.link import link_shared
+from subtune.manifest import FileEntry, KernelOrigin, Manifest, Source, SubgraphEntry, WeightEntry
+from subtune.passes.lift_constants import lift_constants
+from subtune.tensorspec import TensorSpec
+from subtune.workload import Workload
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".subtune"
+
+# What is left of TVM's default pipeline for a module in call_tir form: no legalisation, no fusion, no dispatch.
+_LOWERING = (
+    relax.transform.RewriteDataflowReshape,
+    relax.transform.ToNonDataflow,
+    relax.transform.RemovePurityChecking,
+    relax.transform.CallTIRRewrite,
+    relax.transform.StaticPlanBlockMemory,
+    relax.transform.LowerAllocTensor,
+    relax.transform.KillAfterLastUse,
+    relax.transform.LowerRuntimeBuiltin,
+    relax.transform.ComputePrimValue,
+    relax.transform.VMShapeLower,
+    relax.transform.AttachGlobalSymbol,
+)
+
+
+def kernel_hash(func: PrimFunc) -> str:
+    """Structural hash of a kernel, its name left out, in 16 hex digits: of the measured and of the linked PrimFunc."""
+    return Workload.of(func, 0).key
+
+
+def check_destination(path: str | os.PathLike[str]) -> Path:
+    """The directory to write to. Raises ArtifactError if something is in the way that is not an artifact."""
+    folder = Path(path)
+    if not folder.parent.is_dir():
+        raise ArtifactError(f"cannot write {folder}: the directory {folder.parent} does not exist")
+    if not os.access(folder.parent, os.W_OK):
+        raise ArtifactError(f"cannot write {folder}: no permission to write in {folder.parent}")
+    if folder.is_dir() and not folder.is_symlink():
+        if not any(folder.iterdir()) or (folder / manifests.MANIFEST_NAME).is_file():
+            return folder
+        raise ArtifactError(f"{folder} is in the way: it is a directory, but no artifact; choose another name")
+    if folder.exists() or folder.is_symlink():
+        raise ArtifactError(f"{folder} is in the way: it is not an artifact; choose another name")
+    return folder
+
+
+def write(
+    path: str | os.PathLike[str],
+    *,
+    mod: tvm.IRModule,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    device: CPUModel,
+    kernels: Sequence[KernelOrigin] = (),
+    source: Source | None = None,
+    name: str | None = None,
+    check: Callable[[Artifact], None] | None = None,
+) -> Artifact:
+    """Build `mod` for `device` and put it at `path`, replacing an artifact that is there.
+
+    Args:
+        mod: in call_tir form, with scheduled PrimFuncs; `main` takes the model's inputs in order, nothing else.
+        kernels: where the PrimFuncs come from; those not named are recorded with their linked hash only.
+        check: called with the built artifact before it appears at `path`; if it raises, nothing is written.
+
+    Raises ArtifactError when `path` is taken by something else, the disk is full, or there is no linker.
+    """
+    folder = check_destination(path)
+    assert len(mod["main"].params) == len(inputs), "main takes the model's inputs and nothing else"
+    staging = None
+    try:
+        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        lifted, weights = lift_constants(mod)
+        hashes = _build(lifted, device, staging / manifests.LIBRARY_NAME)
+        table = _write_weights(weights, staging / manifests.WEIGHTS_NAME)
+        manifest = Manifest(
+            name=name or folder.name.removesuffix(SUFFIX),
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            target=str(device.target()),
+            device=device.fingerprint(),
+            features=device.features,
+            threads=device.threads,
+            versions=tuple(runtime.versions().items()),
+            source=source or Source(),
+            subgraphs=_subgraphs(hashes, kernels),
+            weights=table,
+            files=tuple(
+                FileEntry(file, (staging / file).stat().st_size, manifests.sha256_of(staging / file))
+                for file in (manifests.LIBRARY_NAME, manifests.WEIGHTS_NAME)
+            ),
+        )
+        (staging / manifests.MANIFEST_NAME).write_text(manifest.to_json())
+        staging.chmod(0o755)  # mkdtemp's is private
+        if check is not None:
+            check(load(staging))
+        _replace(staging, folder)
+    except OSError as e:
+        raise ArtifactError(f"cannot write {folder}: {e.strerror or e}; nothing was written") from e
+    finally:
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
+    return load(folder)
+
+
+def _build(mod: tvm.IRModule, device: CPUModel, library: Path) -> dict[str, str]:
+    """Compile `mod` into the shared library and return the hash of every PrimFunc as it enters lowering, by name."""
+    start = time.perf_counter()
+    target = device.target()
+    with target:
+        lowered = tvm.transform.Sequential([make() for make in _LOWERING])(mod)
+    hashes = {
+        gvar.name_hint: kernel_hash(func) for gvar, func in lowered.functions.items() if isinstance(func, PrimFunc)
+    }
+    executable = tvm.compile(lowered, target=target, relax_pipeline=None)
+    built = time.perf_counter()
+    try:
+        executable.export_library(str(library), fcompile=link_shared)
+    except (RuntimeError, tvm.error.InternalError) as e:
+        raise ArtifactError(f"cannot write {library.name}: {str(e).splitlines()[-1]}") from e
+    logger.debug("%d kernels: build %.2f s, export %.2f s", len(hashes), built - start, time.perf_counter() - built)
+    return hashes
+
+
+def _subgraphs(hashes: dict[str, str], kernels: Sequence[KernelOrigin]) -> tuple[SubgraphEntry, ...]:
+    origins = {kernel.name: kernel for kernel in kernels}
+    assert set(origins) <= set(hashes), f"kernels not in the module: {sorted(set(origins) - set(hashes))}"
+    entries = []
+    for name, linked in sorted(hashes.items()):
+        origin = origins.get(name, KernelOrigin(name))
+        assert origin.measured_hash in ("", linked), f"kernel {name} was measured as another PrimFunc than is linked"
+        entries.append(
+            SubgraphEntry(
+                name=name,
+                workload=origin.workload,
+                candidate=origin.candidate,
+                measured_hash=origin.measured_hash,
+                linked_hash=linked,
+                default_s=origin.default_s,
+                tuned_s=origin.tuned_s,
+            )
+        )
+    return tuple(entries)
+
+
+def _write_weights(weights: Sequence[Any], path: Path) -> tuple[WeightEntry, ...]:
+    """All tensors one after the other, each on a 64-byte boundary; one zero byte more if there are none."""
+    table = []
+    with path.open("wb") as f:
+        for tensor in weights:
+            data = _bytes_of(tensor)
+            offset = -(-f.tell() // runtime.ALIGNMENT) * runtime.ALIGNMENT
+            f.write(b"\0" * (offset - f.tell()))
+            data.tofile(f)
+            shape = tuple(int(dim) for dim in tensor.shape)
+            table.append(WeightEntry(shape, str(tensor.dtype), offset, data.nbytes))
+        if not table:
+            f.write(b"\0")
+    return tuple(table)
+
+
+def _bytes_of(tensor: Any) -> np.ndarray:
+    bits = tvm.runtime.DataType(str(tensor.dtype)).bits
+    assert bits % 8 == 0, f"weights of {tensor.dtype} are packed below a byte"
+    count = int(np.prod([int(dim) for dim in tensor.shape], dtype=np.int64)) * bits // 8
+    return np.from_dlpack(runtime.retyped(tensor, (count,), "uint8"))
+
+
+def _replace(staging: Path, folder: Path) -> None:
+    """Move the finished directory to its place; an artifact that is there goes only once the new one can come."""
+    if not folder.exists():
+        staging.rename(folder)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+    folder.rename(old / folder.name)
+    try:
+        staging.rename(folder)
+    except OSError:
+        (old / folder.name).rename(folder)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,86 @@
+"""Command-line values and options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def duration(text: str) -> float:
+    """`500ms`, `60s`, `2m`, `1h` or plain seconds -> seconds."""
+    for unit in sorted(_UNITS, key=len, reverse=True):
+        if text.endswith(unit):
+            number, scale = text.removesuffix(unit), _UNITS[unit]
+            break
+    else:
+        number, scale = text, 1.0
+    try:
+        seconds = float(number) * scale
+    except ValueError:
+        seconds = math.nan
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write 60s, 2m or 500ms")
+    return seconds
+
+
+def positive(text: str) -> int:
+    """A whole number above zero."""
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def assignment(text: str) -> tuple[str, str]:
+    """`NAME=VALUE`, split at the first "="."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+    return name, value
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="an ONNX file, or zoo:NAME")
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=D0,D1,…",
+        help="the shape of an input, or the value of a symbolic dimension; may be repeated",
+    )
+
+
+def shapes_of(args: argparse.Namespace) -> dict[str, tuple[int, ...]]:
+    """The --shape options as a dictionary."""
+    if not args.shape:
+        return {}
+    from subtune.frontends import parse_shape_flag
+
+    return dict(parse_shape_flag(text) for text in args.shape)
+
+
+def add_tuning(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target", default="auto", help="auto, or LLVM's name of a processor such as znver4")
+    parser.add_argument("--device", dest="device_file", metavar="FILE.json", help="overrides what the machine reports")
+    parser.add_argument("--threads", type=positive, metavar="N", help="threads the model runs on (default: all cores)")
+    parser.add_argument("--budget", type=duration, metavar="TIME", help="longest time to tune: 60s, 2m (default: none)")
+    parser.add_argument("--topk", type=positive, default=20, metavar="K", help="candidates per subgraph (default: 20)")
+    parser.add_argument("--db", metavar="FILE", help="tuning database (default: in the user's cache directory)")
+
+
+def tuning_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What `add_tuning` added, under the names of the Python API."""
+    return {
+        "target": args.target,
+        "device_file": args.device_file,
+        "threads": args.threads,
+        "budget_s": args.budget,
+        "topk": args.topk,
+        "database": args.db,
+    }
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")

@@ -1,0 +1,50 @@
+"""`subtune compile MODEL -o OUT.subtune`: tune a model and write its artifact."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from subtune.cli import arguments
+from subtune.cli.progressbar import progress_bar
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("compile", parents=[common], help="tune a model and write an artifact")
+    arguments.add_model(parser)
+    parser.add_argument("-o", "--output", metavar="OUT.subtune", help="the artifact (default: MODEL.subtune, here)")
+    arguments.add_tuning(parser)
+    parser.add_argument("--no-verify", action="store_true", help="do not compare the result with a reference")
+    parser.add_argument("--no-tune", action="store_true", help="use default schedules, and what the database has")
+    parser.add_argument("--exact", action="store_true", help="no rewrites that change the result's rounding")
+    arguments.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def default_output(model: str) -> str:
+    """`zoo:resnet18?batch=8` -> `resnet18.subtune`; `dir/model.onnx` -> `model.subtune`."""
+    if model.startswith("zoo:"):
+        return f"{model.removeprefix('zoo:').partition('?')[0]}.subtune"
+    return f"{Path(model).stem}.subtune"
+
+
+def run(args: argparse.Namespace) -> int:
+    from subtune.artifact_writer import check_destination
+    from subtune.compile import compile_model
+
+    output = args.output or default_output(args.model)
+    check_destination(output)  # before minutes of tuning, not after
+    with progress_bar() as progress:
+        report = compile_model(
+            args.model,
+            output,
+            shapes=arguments.shapes_of(args),
+            verify=not args.no_verify,
+            tune=not args.no_tune,
+            exact=args.exact,
+            progress=progress,
+            **arguments.tuning_of(args),
+        )
+    print(report.to_json() if args.json else report)
+    return 130 if report.is_interrupted else 0

@@ -1,0 +1,38 @@
+"""`subtune inspect MODEL`: the partition, and why its boundaries lie where they do."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from subtune.cli import arguments
+from subtune.errors import SubtuneError
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("inspect", parents=[common], help="show a model's subgraphs")
+    arguments.add_model(parser)
+    parser.add_argument("--dot", metavar="FILE", help="write the partition as a Graphviz file")
+    parser.add_argument("--svg", metavar="FILE", help="write the partition as a picture")
+    arguments.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from subtune.inspect import inspect_model
+
+    report = inspect_model(args.model, arguments.shapes_of(args))
+    if args.dot:
+        _write(args.dot, report.to_dot())
+    if args.svg:
+        _write(args.svg, report.to_svg())
+    print(report.to_json() if args.json else report)
+    return 0
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise SubtuneError(f"cannot write {path}: {e.strerror or e}") from e

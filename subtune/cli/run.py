@@ -1,0 +1,92 @@
+"""`subtune run ARTIFACT`: one inference from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from subtune.cli import arguments
+from subtune.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("run", parents=[common], help="run an artifact once")
+    parser.add_argument("artifact", metavar="ARTIFACT")
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        type=arguments.assignment,
+        metavar="NAME=FILE.npy",
+        help="an input's array; may be repeated (default: random arrays)",
+    )
+    parser.add_argument("--output", metavar="FILE.npz", help="write the outputs")
+    parser.add_argument("--threads", type=arguments.positive, metavar="N")
+    parser.add_argument("--check", action="store_true", help="check the SHA-256 of the artifact's files first")
+    arguments.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    import numpy as np
+
+    from subtune.artifact import load
+    from subtune.random_inputs import random_inputs
+
+    artifact = load(args.artifact, check=args.check, threads=args.threads)
+    if args.input:
+        inputs = {name: _read(name, path) for name, path in args.input}
+    else:
+        inputs = random_inputs(artifact.inputs)
+        if artifact.inputs:
+            print("subtune: no --input given, running on random arrays", file=sys.stderr)
+    start = time.perf_counter()
+    outputs = artifact.run(inputs)
+    seconds = time.perf_counter() - start
+    if args.output:
+        try:
+            with open(args.output, "wb") as f:
+                np.savez(f, **outputs)  # type: ignore[arg-type]
+        except OSError as e:
+            raise InputError(f"cannot write {args.output}: {e.strerror or e}") from e
+    rows = [_summary(name, array) for name, array in outputs.items()]
+    if args.json:
+        print(json.dumps({"seconds": seconds, "outputs": rows}))
+        return 0
+    for row in rows:
+        print(f"{row['name']}: {row['dtype']}{row['shape']} min {row['min']:g} mean {row['mean']:g} max {row['max']:g}")
+    print(f"{seconds * 1e3:.3f} ms (one cold run, {artifact.threads} threads)")
+    return 0
+
+
+def _read(name: str, path: str) -> np.ndarray:
+    import numpy as np
+
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as e:
+        raise InputError(f"cannot read {path} for input {name}: {e}; give a .npy file") from e
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path} for input {name} holds several arrays; give a .npy file with one")
+    return array
+
+
+def _summary(name: str, array: np.ndarray) -> dict[str, Any]:
+    import numpy as np
+
+    wide = array.astype(np.float64)
+    low, mean, high = (float(f(wide)) for f in (np.min, np.mean, np.max)) if array.size else (0.0, 0.0, 0.0)
+    return {
+        "name": name,
+        "dtype": str(array.dtype),
+        "shape": list(array.shape),
+        "min": low,
+        "mean": mean,
+        "max": high,
+    }

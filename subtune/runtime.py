@@ -1,0 +1,179 @@
+"""TVM's runtime without TVM's compiler: the shared library, tensors over foreign memory, and the thread pool.
+
+`import tvm` loads LLVM and the whole compiler (about a second); running an artifact needs `libtvm_runtime` and
+`tvm_ffi` only (a tenth of that). Nothing here touches the Python package `tvm`; both may live in one process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from subtune.errors import ArtifactError
+
+ALIGNMENT = 64
+"""Bytes; TVM's kernels assume that every buffer starts on such a boundary."""
+
+_BIG_CORES = 1  # AffinityMode::kBig, the mode every pool starts in
+
+_fork_generation = 0
+
+
+def _count_fork() -> None:
+    global _fork_generation
+    _fork_generation += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
+
+def fork_generation() -> int:
+    """How many forks lie between this process and the first one: a thread pool does not survive a fork."""
+    return _fork_generation
+
+
+@functools.cache
+def load_runtime() -> ctypes.CDLL:
+    """Load `libtvm_runtime`, for the life of the process."""
+    spec = importlib.util.find_spec("tvm")
+    if spec is None or not spec.submodule_search_locations:
+        raise ArtifactError("the package apache-tvm is not installed: an artifact needs its runtime library")
+    name = {"darwin": "libtvm_runtime.dylib", "win32": "tvm_runtime.dll"}.get(sys.platform, "libtvm_runtime.so")
+    folders = [Path(p) / "lib" for p in spec.submodule_search_locations]
+    if override := os.environ.get("TVM_LIBRARY_PATH"):
+        folders.insert(0, Path(override))
+    for path in (folder / name for folder in folders):
+        if path.is_file():
+            return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+    raise ArtifactError(f"TVM's runtime library {name} is in none of {', '.join(map(str, folders))}")
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what an artifact was built with."""
+    import subtune
+
+    def installed(package: str) -> str:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return "unknown"
+
+    return {"subtune": subtune.__version__, "tvm": installed("apache-tvm"), "ffi": installed("apache-tvm-ffi")}
+
+
+def load_executable(path: Path) -> Any:
+    """The Relax VM of the shared library `path`, ready for calls on the CPU."""
+    load_runtime()
+    executable = tvm_ffi.load_module(str(path.resolve()))["vm_load_executable"]()
+    cpu, device_index, pooled_allocator = 1, 0, 2
+    executable["vm_initialization"](cpu, device_index, pooled_allocator)
+    return executable
+
+
+def aligned_empty(nbytes: int) -> np.ndarray:
+    """Uninitialised bytes that start on an ALIGNMENT boundary."""
+    raw = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes]
+
+
+def tensor_over(data: np.ndarray, shape: tuple[int, ...], dtype: str) -> Any:
+    """A tensor of any dtype over the contiguous, writeable bytes `data`; no copy.
+
+    Its byte offset is 0, which TVM's kernels insist on: the offset goes into the address.
+    """
+    return retyped(tvm_ffi.from_dlpack(data), shape, dtype)
+
+
+def retyped(tensor: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """The same memory seen as another shape and dtype of no more bytes."""
+    view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
+    return view(tensor, tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype), 0)
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """numpy's dtype of a manifest's dtype name; ml_dtypes supplies those that numpy lacks."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    old = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in old.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def use_threads(threads: int) -> bool:
+    """Make the calling thread's pool run `threads` threads; False if the pool was made with fewer.
+
+    TVM keeps one pool per calling thread, made at its first parallel region with as many threads as the environment
+    says then; later it can be told to use fewer, never more. Threads stay unbound: TVM's own binding leaves the
+    calling thread free to sit on the core it bound a worker to, which halves the speed.
+    """
+    num_threads = _pool_function("runtime.NumThreads")
+    if getattr(_configured, "is_made", False) and num_threads() == threads:
+        return True
+    with _environment(TVM_NUM_THREADS=str(threads), TVM_BIND_THREADS=os.environ.get("TVM_BIND_THREADS", "0")):
+        if num_threads() != threads:
+            _pool_function("runtime.config_threadpool")(_BIG_CORES, threads)
+    _configured.is_made = True
+    return bool(num_threads() == threads)
+
+
+@functools.cache
+def _pool_function(name: str) -> Any:
+    load_runtime()
+    return tvm_ffi.get_global_func(name)
+
+
+_configured = threading.local()
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """Instruction-set extensions of this machine under LLVM's spelling without punctuation; empty if unknown."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags: set[str] = set()
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip().lower() in ("flags", "features"):
+            flags.update(value.split())
+            break
+    arm = {"asimd": "neon", "asimddp": "dotprod", "asimdhp": "fullfp16", "fp": "fparmv8"}
+    return frozenset("".join(c for c in arm.get(flag, flag) if c.isalnum()) for flag in flags)
+
+
+def missing_features(features: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of LLVM's `features` that this machine's processor lacks; none where it cannot be asked."""
+    flags = cpu_flags()
+    if not flags:
+        return ()
+    return tuple(f for f in features if "".join(c for c in f if c.isalnum()) not in flags)

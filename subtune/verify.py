@@ -1,0 +1,159 @@
+"""Does the compiled model compute what the model says? Compared on random inputs with an independent reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from subtune.errors import VerificationError
+from subtune.random_inputs import random_inputs
+
+if TYPE_CHECKING:
+    from subtune.artifact import Artifact
+
+Reference = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
+
+_TOLERANCES = {"float64": 1e-4, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputError:
+    """How far one output is from the reference.
+
+    `max_rel` is the largest |a - b| / (|b| + scale), scale being the root mean square of b: an element near zero
+    among large ones counts by what it means to the whole.
+    """
+
+    name: str
+    dtype: str
+    max_abs: float
+    max_rel: float
+    tolerance: float
+
+    @property
+    def is_within(self) -> bool:
+        return self.max_rel <= self.tolerance
+
+    def __str__(self) -> str:
+        return f"{self.name}: max abs error {self.max_abs:.3g}, max rel error {self.max_rel:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """`reference` says what the outputs were compared with."""
+
+    reference: str
+    outputs: tuple[OutputError, ...]
+
+    @property
+    def max_rel(self) -> float:
+        return max((o.max_rel for o in self.outputs), default=0.0)
+
+
+def output_error(name: str, got: np.ndarray, expected: np.ndarray) -> OutputError:
+    """The error of `got`; infinite if shapes differ or one has a NaN or an infinity where the other has none."""
+    dtype = str(expected.dtype)
+    tolerance = _TOLERANCES.get(dtype, 0.0)
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return OutputError(name, dtype, np.inf, np.inf, tolerance)
+    if expected.size == 0:
+        return OutputError(name, dtype, 0.0, 0.0, tolerance)
+    if tolerance == 0.0:  # integers, booleans: bit for bit
+        difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+        worst = float(difference.max()) if not np.array_equal(got, expected) else 0.0
+        return OutputError(name, dtype, worst, worst and max(worst, 1.0), tolerance)
+    a, b = got.astype(np.float64), expected.astype(np.float64)
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True) or not np.isfinite(a[finite]).all():
+        return OutputError(name, dtype, np.inf, np.inf, tolerance)
+    if not finite.any():
+        return OutputError(name, dtype, 0.0, 0.0, tolerance)
+    a, b = a[finite], b[finite]
+    scale = float(np.sqrt(np.mean(b * b))) or 1.0
+    difference = np.abs(a - b)
+    return OutputError(name, dtype, float(difference.max()), float((difference / (np.abs(b) + scale)).max()), tolerance)
+
+
+def verify(
+    artifact: Artifact,
+    reference: Reference,
+    reference_name: str,
+    *,
+    limits: Mapping[str, int] | None = None,
+    seeds: tuple[int, ...] = (0,),
+) -> VerifyReport:
+    """Run both on the same random inputs, once per seed, and report the largest error of each output.
+
+    Raises VerificationError naming every output above its tolerance (1e-4 float32, 2e-2 float16, integers exact).
+    """
+    worst: dict[str, OutputError] = {}
+    for seed in seeds:
+        inputs = random_inputs(artifact.inputs, seed, limits)
+        got, expected = artifact.run(inputs), reference(inputs)
+        for spec in artifact.outputs:
+            if spec.name not in expected:
+                raise VerificationError(f"{reference_name} has no output {spec.name}: it is not the same model")
+            error = output_error(spec.name, got[spec.name], expected[spec.name])
+            if spec.name not in worst or error.max_rel > worst[spec.name].max_rel:
+                worst[spec.name] = error
+    report = VerifyReport(reference_name, tuple(worst.values()))
+    if wrong := [error for error in report.outputs if not error.is_within]:
+        detail = "; ".join(f"{error} (tolerance {error.tolerance:g})" for error in wrong)
+        raise VerificationError(f"the compiled model disagrees with {reference_name}: {detail}")
+    return report
+
+
+def onnxruntime_reference(model: Any, threads: int = 1) -> Reference | None:
+    """ONNX Runtime as the reference; None where it is not installed or does not run this model.
+
+    Args:
+        model: path of the ONNX file, its bytes, or an `onnx.ModelProto`.
+    """
+    try:
+        import onnxruntime as ort
+    except ImportError:
+        return None
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    source = model.SerializeToString() if hasattr(model, "SerializeToString") else model
+    source = source if isinstance(source, bytes) else str(source)
+    try:
+        session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as e:
+        # ONNX Runtime's exceptions share no base class; those of its binding module are what it cannot run.
+        if type(e).__module__.startswith("onnxruntime"):
+            return None
+        raise
+    names = [output.name for output in session.get_outputs()]
+
+    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(zip(names, session.run(names, inputs), strict=True))
+
+    return run
+
+
+def integer_limits(model: Any) -> dict[str, int]:
+    """Exclusive upper bound of each integer input that indexes a table: the smallest table's rows.
+
+    Args:
+        model: an `onnx.ModelProto`. Followed through Cast, Reshape, Squeeze, Unsqueeze, Identity and Flatten.
+    """
+    rows: dict[str, tuple[int, ...]] = {init.name: tuple(init.dims) for init in model.graph.initializer}
+    origin = {value.name: value.name for value in model.graph.input if value.name not in rows}
+    limits: dict[str, int] = {}
+    for node in model.graph.node:
+        if node.op_type in ("Cast", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten") and node.input:
+            if node.input[0] in origin:
+                origin[node.output[0]] = origin[node.input[0]]
+        elif node.op_type == "Gather" and node.input[0] in rows and node.input[1] in origin:
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+            bound = rows[node.input[0]][axis]
+            name = origin[node.input[1]]
+            limits[name] = min(bound, limits.get(name, bound))
+    return limits
