@@ -16,7 +16,17 @@ import tvm
 from tvm import relax
 
 from subtune.passes.channels import channel_vector, on_axis
-from subtune.passes.exprs import Expr, array_of, dtype_of, is_const, is_float, make_const, op_name, positive_axis, shape_of
+from subtune.passes.exprs import (
+    Expr,
+    array_of,
+    dtype_of,
+    is_const,
+    is_float,
+    make_const,
+    op_name,
+    positive_axis,
+    shape_of,
+)
 from subtune.passes.rewriter import Rules, Walk, rewrite
 
 

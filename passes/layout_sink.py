@@ -257,9 +257,9 @@ def sink_prelu(walk: Walk, call: Any) -> Expr | None:
 
 
 SINK: Rules = {
-    **{name: (sink_unary,) for name in UNARY},
-    **{name: (sink_broadcasting,) for name in BINARY | TERNARY},
-    **{name: (sink_reduction,) for name in (*_MULTI_AXIS, *_ARG)},
+    **dict.fromkeys(UNARY, (sink_unary,)),
+    **dict.fromkeys(BINARY | TERNARY, (sink_broadcasting,)),
+    **dict.fromkeys((*_MULTI_AXIS, *_ARG), (sink_reduction,)),
     "relax.nn.softmax": (sink_softmax,),
     "relax.nn.log_softmax": (sink_softmax,),
     "relax.concat": (sink_concat,),
@@ -274,5 +274,5 @@ SINK: Rules = {
     "relax.nn.group_norm": (sink_norm,),
     "relax.nn.instance_norm": (sink_norm,),
     "relax.nn.prelu": (sink_prelu,),
-    **{name: (sink_windowed,) for name in WINDOWED},
+    **dict.fromkeys(WINDOWED, (sink_windowed,)),
 }

@@ -9,9 +9,9 @@ import json
 from typing import Any
 
 import tvm
-from tvm_ffi import structural_equal, structural_hash
 from tvm import relax
 from tvm.ir import IRModule
+from tvm_ffi import structural_equal, structural_hash
 
 from subtune.graph import Group, OpNode, Origin, PartitionGraph, Value
 from subtune.passes.opkind import INLINE_0D, INLINE_SCALARS

@@ -47,8 +47,7 @@ def _driver(functions: list[Any]) -> IRModule:
         # an attribute that differs, or the builder would make one of functions that are equal but for names
         gvars.append(bb.add_func(function, f"f{i}"))
     params = [
-        [relax.Var(f"f{i}_{param.name}", param.ty) for param in function.params]
-        for i, function in enumerate(functions)
+        [relax.Var(f"f{i}_{param.name}", param.ty) for param in function.params] for i, function in enumerate(functions)
     ]
     with bb.function("main", [param for group in params for param in group]):
         with bb.dataflow():

@@ -138,6 +138,6 @@ def _define(made: dict[Value, Any], outputs: Resolved, var: Any, bb: Any) -> Non
 
 
 def _with_mod_attrs(made: IRModule, mod: IRModule) -> IRModule:
-    for key in mod.attrs.keys() if mod.attrs else ():  # noqa: SIM118
+    for key in mod.attrs.keys() if mod.attrs else ():
         made = made.with_attr(key, mod.attrs[key])
     return made

@@ -34,8 +34,19 @@ def splice(mod: IRModule, kernels: Mapping[str, Kernel]) -> IRModule:
     packings = {name: dict(kernel.packings) for name, kernel in kernels.items() if kernel.packings}
     if packings:
         gvar, main = functions["main"]
-        result.update_func(gvar, _repack(main, packings))
+        fresh = {name: _retyped(result, functions[name][0]) for name in packings}
+        result.update_func(gvar, _repack(main, packings, fresh))
     return result
+
+
+def _retyped(mod: IRModule, old: Any) -> Any:
+    """A GlobalVar of the same name in the place of `old`, whose type is that of a signature that packing changed."""
+    func = mod[old]
+    fresh = tvm.ir.GlobalVar(old.name_hint)
+    relax.expr._update_type(fresh, func.ty)
+    del mod[old]
+    mod.update_func(fresh, func)
+    return fresh
 
 
 def _linked(func: Any) -> Any:
@@ -44,7 +55,7 @@ def _linked(func: Any) -> Any:
     return func.with_attr("tirx.noalias", True).with_attr(OP_PATTERN_ATTR, OPAQUE_PATTERN)
 
 
-def _repack(main: Any, packings: Mapping[str, Mapping[int, Packing]]) -> Any:
+def _repack(main: Any, packings: Mapping[str, Mapping[int, Packing]], fresh: Mapping[str, Any]) -> Any:
     """`main` with the constants of the calls to kernels in `packings` packed; equal constants packed alike are one."""
     call_tir = Op.get("relax.call_tir")
     cache: dict[tuple[bytes, str, tuple[int, ...], Packing], Any] = {}
@@ -64,7 +75,7 @@ def _repack(main: Any, packings: Mapping[str, Mapping[int, Packing]]) -> Any:
         name = str(value.args[0].name_hint)
         wanted = packings[name]
         args = [packed(name, i, arg, wanted[i]) if i in wanted else arg for i, arg in enumerate(value.args[1].fields)]
-        return Call(value.op, [value.args[0], relax.Tuple(args)], value.attrs, value.ty_args, ret_ty=value.ty)
+        return Call(value.op, [fresh[name], relax.Tuple(args)], value.attrs, value.ty_args, ret_ty=value.ty)
 
     blocks = [
         type(block)([_rebind(binding, rewrite(binding.value)) for binding in block.bindings])

@@ -68,9 +68,7 @@ class Artifact:
         """
         with self._lock:
             outputs = self._call(inputs)
-            arrays = [
-                _as_numpy(tensor, dtype) for tensor, dtype in zip(outputs, self._output_dtypes, strict=True)
-            ]
+            arrays = [_as_numpy(tensor, dtype) for tensor, dtype in zip(outputs, self._output_dtypes, strict=True)]
             return {
                 spec.name: array.copy() if alias else array
                 for spec, array, alias in zip(self.outputs, arrays, self._aliases(arrays), strict=True)

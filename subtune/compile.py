@@ -136,9 +136,8 @@ def compile_model(
     clock = _Clock()
     with clock.stage("prepare"):
         prepared = prepare(model, shapes)
-    with _opened(database) as store:
-        with clock.stage("tune"):
-            records = _tuned(prepared.subgraphs, device, store, topk, budget_s, tune, progress)
+    with _opened(database) as store, clock.stage("tune"):
+        records = _tuned(prepared.subgraphs, device, store, topk, budget_s, tune, progress)
     with clock.stage("build"):
         kernels = schedule_kernels(prepared.subgraphs, records, device)
         mod = splice(prepared.mod, kernels)
@@ -259,6 +258,10 @@ def _verification(prepared: Prepared, device: CPUModel) -> _Verification:
     name = "ONNX Runtime"
     if reference is None:
         reference, name = _untuned_reference(prepared, device), "the untuned build"
+    if isinstance(source, Path):
+        import onnx
+
+        source = onnx.load(source, load_external_data=False)
     return _Verification(reference, name, integer_limits(source))
 
 

@@ -56,7 +56,10 @@ def to_text(graph: PartitionGraph, table: Sequence[Row], *, why: bool = True) ->
     right = {0, 7, 8, 9, 10}
 
     def line(cells: tuple[str, ...]) -> str:
-        padded = (cell.rjust(w) if c in right else cell.ljust(w) for c, (cell, w) in enumerate(zip(cells, widths, strict=True)))
+        padded = (
+            cell.rjust(w) if c in right else cell.ljust(w)
+            for c, (cell, w) in enumerate(zip(cells, widths, strict=True))
+        )
         return "  ".join(padded).rstrip()
 
     lines = [line(header), "  ".join("-" * w for w in widths)]

@@ -17,7 +17,9 @@ from subtune.errors import ArtifactError
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser("bench", parents=[common], help="time an artifact or a model beside other frameworks")
     parser.add_argument("subject", metavar="ARTIFACT|MODEL", help="a model is compiled first, into a temporary place")
-    parser.add_argument("--shape", action="append", default=[], metavar="NAME=D0,D1,…", help="for a MODEL, as compile's")
+    parser.add_argument(
+        "--shape", action="append", default=[], metavar="NAME=D0,D1,…", help="for a MODEL, as compile's"
+    )
     parser.add_argument(
         "--against", default=None, metavar="LIST", help="onnxruntime,default, one of them, or none (default: both)"
     )
@@ -60,9 +62,7 @@ def _compile(args: argparse.Namespace, scratch: Path) -> Path:
 
     output = scratch / default_output(args.subject)
     with progress_bar() as progress:
-        compile_model(
-            args.subject, output, shapes=arguments.shapes_of(args), threads=args.threads, progress=progress
-        )
+        compile_model(args.subject, output, shapes=arguments.shapes_of(args), threads=args.threads, progress=progress)
     return output
 
 

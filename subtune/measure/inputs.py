@@ -52,7 +52,7 @@ def hazards(workload: Workload) -> Hazards:
         elif isinstance(node, tirx.BufferStore):
             loads.append((node.buffer, node.indices))
         elif isinstance(node, tirx.Div | tirx.Mod | tirx.FloorDiv | tirx.FloorMod):
-            divides = divides or not isinstance(node.b, ir.IntImm)
+            divides = divides or not isinstance(node.b, tirx.IntImm)
         elif isinstance(node, tirx.Cast):
             casts = casts or ("int" in str(node.ty) and "float" in str(node.value.ty))
 
