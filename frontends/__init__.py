@@ -1,8 +1,7 @@
 """Models on disk -> Relax: the only room that knows file formats.
 
 `load(model, shapes)` takes a path, bytes, an `onnx.ModelProto` or `zoo:NAME` and gives an `Imported`: a Relax
-module whose `main` has static shapes and only the model's real inputs as parameters (the weights are
-constants).
+module whose `main` has static shapes and only the model's real inputs as parameters (the weights are constants).
 """
 
 from subtune.frontends.dispatch import load

@@ -24,8 +24,7 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes
     """Import a model.
 
     Args:
-        model: a path to an ONNX file, its bytes, an `onnx.ModelProto` (never changed), or `zoo:NAME`, with
-        the
+        model: a path to an ONNX file, its bytes, an `onnx.ModelProto` (never changed), or `zoo:NAME`, with the
             builder's arguments behind a question mark: `zoo:resnet18?batch=8&dtype=float16`.
         shapes: input name -> its whole shape, or symbol -> its one value; needed for symbolic dimensions.
     Raises:
@@ -33,7 +32,13 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes
         ShapeError: a dimension has no value, or shapes contradict one another.
         UnsupportedOpsError: all operators that cannot be imported.
     """
-    shapes = shapes or {}
+    try:
+        return _load(model, shapes or {})
+    except UnicodeDecodeError as error:  # protobuf checks the encoding of a name only when it is read
+        raise ModelError("The model has a name that is not valid UTF-8: the file is damaged.") from error
+
+
+def _load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes) -> Imported:
     if isinstance(model, onnx.ModelProto):
         return load_onnx(read_proto(model, name=model.graph.name or "model"), shapes)
     if isinstance(model, bytes | bytearray | memoryview):
@@ -42,8 +47,7 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes
         proto, name = _build_zoo_model(model)
         return load_onnx(read_proto(proto, name=name), shapes)
     if isinstance(model, str | os.PathLike):
-        # Another file format is told by its suffix or its first bytes here, and gets its own read_* and
-        # load_*.
+        # Another file format is told by its suffix or its first bytes here, and gets its own read_* and load_*.
         return load_onnx(read_file(Path(os.fspath(model))), shapes)
     raise ModelError(f"A model is a path, bytes, an onnx.ModelProto or zoo:NAME, not {type(model).__name__}.")
 

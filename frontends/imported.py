@@ -16,11 +16,9 @@ class Imported:
     """An imported model.
 
     Attributes:
-        mod: `mod["main"]` takes the inputs, in the order of `inputs`, and gives one tensor, or a tuple in the
-        order
+        mod: `mod["main"]` takes the inputs, in the order of `inputs`, and gives one tensor, or a tuple in the order
             of `outputs` when there are several. Weights are constants; every shape is static.
-        source: what a reference runtime can run for verification: the model's file, or its protobuf (the very
-        object
+        source: what a reference runtime can run for verification: the model's file, or its protobuf (the very object
             given to `load`, not a copy) when there is no file.
     """
 

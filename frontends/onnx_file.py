@@ -58,9 +58,7 @@ def read_file(path: Path) -> OnnxModel:
     except IsADirectoryError as error:
         raise ModelError(f"{str(path)!r} is a directory: give the .onnx file in it.") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise ModelError(
-            f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}."
-        ) from error
+        raise ModelError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     proto = _parse(data, repr(str(path)))
     return _split(proto, DataDir.of(path), path.stem, path)
 
@@ -87,9 +85,7 @@ def _parse(data: bytes, who: str) -> onnx.ModelProto:
     try:
         proto.ParseFromString(data)
     except DecodeError as error:
-        reason = (
-            "it is a text file" if _is_text(data[:4096]) else "it is truncated, damaged or in another format"
-        )
+        reason = "it is a text file" if _is_text(data[:4096]) else "it is truncated, damaged or in another format"
         raise ModelError(f"{who} is not a readable ONNX model: {reason}.") from error
     _require_graph(proto, who)
     return proto
@@ -113,21 +109,16 @@ def _require_graph(proto: onnx.ModelProto, who: str) -> None:
         )
 
 
-def _split(
-    proto: onnx.ModelProto, data_dir: DataDir | None, name: str, source: Path | onnx.ModelProto
-) -> OnnxModel:
+def _split(proto: onnx.ModelProto, data_dir: DataDir | None, name: str, source: Path | onnx.ModelProto) -> OnnxModel:
     """The light protobuf and the weights; `proto` stays as it is and lends its big tensors.
 
     Left behind: documentation, metadata, training information, the shapes noted for intermediate values
-    (inferred anew), and the initialisers' entries among the graph's inputs, where IR versions below 4 list
-    them.
+    (inferred anew), and the initialisers' entries among the graph's inputs, where IR versions below 4 list them.
     """
     graph = proto.graph
     if graph.sparse_initializer:
         names = ", ".join(repr(sparse.values.name) for sparse in graph.sparse_initializer)
-        raise ModelError(
-            f"The model has sparse initialisers ({names}), which are not supported: make them dense."
-        )
+        raise ModelError(f"The model has sparse initialisers ({names}), which are not supported: make them dense.")
     light = onnx.ModelProto(ir_version=max(proto.ir_version, 8))
     light.graph.name = graph.name or "graph"
     light.opset_import.extend(proto.opset_import)

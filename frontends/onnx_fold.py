@@ -1,5 +1,4 @@
-"""Shape arithmetic and constant conditions, evaluated at import: the Shape-Gather-Concat-Reshape chains of
-exporters.
+"""Shape arithmetic and constant conditions, evaluated at import: the Shape-Gather-Concat-Reshape chains of exporters.
 
 With static inputs a `Shape` is a constant, and so is what is computed from it. TVM's importer follows such
 chains only in part, and `If` with a constant condition not at all.
@@ -17,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from subtune.frontends.onnx_graph import subgraphs
 from subtune.frontends.onnx_shapes import spec_of
+from subtune.frontends.onnx_weights import read_tensor
 
 MAX_ELEMENTS = 4096
 """Larger results stay computed at run time: they are data, not shapes."""
@@ -36,8 +36,7 @@ _FOLDABLE = frozenset({
 
 
 def fold(inferred: onnx.ModelProto) -> bool:
-    """Replace what is constant by initialisers and what is decided by its branch, in place, once over the
-    graph.
+    """Replace what is constant by initialisers and what is decided by its branch, in place, once over the graph.
 
     Args:
         inferred: the light model after shape inference, in topological order. Run inference again if True is
@@ -48,7 +47,7 @@ def fold(inferred: onnx.ModelProto) -> bool:
     known: dict[str, np.ndarray] = {}
     for tensor in graph.initializer:
         if math.prod(tensor.dims) <= MAX_ELEMENTS:
-            known[tensor.name] = numpy_helper.to_array(tensor)
+            known[tensor.name] = read_tensor(tensor, None)
     kept: list[onnx.NodeProto] = []
     computed: dict[str, np.ndarray] = {}
     changed = False
@@ -89,7 +88,7 @@ def _evaluate(
     if node.domain or node.op_type not in _FOLDABLE:
         return None
     if node.op_type == "Constant" and node.attribute[0].name == "value":
-        return {node.output[0]: numpy_helper.to_array(node.attribute[0].t)}
+        return {node.output[0]: read_tensor(node.attribute[0].t, None)}
     inputs = [name for name in node.input if name]
     if node.op_type in ("Shape", "Size") and inputs and inputs[0] not in known:
         shape = getattr(specs.get(inputs[0]), "shape", None)
@@ -144,7 +143,8 @@ def _used_names(node: onnx.NodeProto) -> set[str]:
 def _inline_branch(node: onnx.NodeProto, which: str, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """The nodes of the branch taken, renamed apart from the graph's own, its outputs under the If's names."""
     branch = next(attribute.g for attribute in node.attribute if attribute.name == which)
-    prefix = f"{node.name}/{which}/"
+    # Outputs are unique in the graph; node names need not be.
+    prefix = f"{next(name for name in node.output if name)}/{which}/"
     renamed: dict[str, str] = {}
     for tensor in branch.initializer:
         renamed[tensor.name] = prefix + tensor.name
@@ -163,9 +163,7 @@ def _inline_branch(node: onnx.NodeProto, which: str, graph: onnx.GraphProto) -> 
     for inner_output, outer_name in zip(branch.output, node.output, strict=True):
         if outer_name:
             name = renamed.get(inner_output.name, inner_output.name)
-            nodes.append(
-                onnx.helper.make_node("Identity", [name], [outer_name], name=f"{node.name}/{outer_name}")
-            )
+            nodes.append(onnx.helper.make_node("Identity", [name], [outer_name], name=f"{node.name}/{outer_name}"))
     return nodes
 
 
@@ -174,9 +172,7 @@ def _rename(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
     node.input[:] = [renamed.get(name, name) for name in node.input]
     node.output[:] = [renamed.get(name, name) for name in node.output]
     for subgraph in subgraphs(node):
-        own = {name for inner in subgraph.node for name in inner.output} | {
-            t.name for t in subgraph.initializer
-        }
+        own = {name for inner in subgraph.node for name in inner.output} | {t.name for t in subgraph.initializer}
         own |= {value.name for value in subgraph.input}
         free = {old: new for old, new in renamed.items() if old not in own}
         for inner in subgraph.node:

@@ -58,9 +58,7 @@ def order_nodes(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> 
         used += [name for subgraph in subgraphs(node) for name in _free_names(subgraph)]
         for name in used:
             if name not in producers and name not in given and name not in outer:
-                raise ModelError(
-                    f"Node {label(node)} uses the value {name!r}, which nothing in the model defines."
-                )
+                raise ModelError(f"Node {label(node)} uses the value {name!r}, which nothing in the model defines.")
         depends[index] = {producers[name] for name in used if name in producers}
     for output in graph.output:
         if output.name not in producers and output.name not in given and output.name not in outer:
@@ -95,9 +93,7 @@ def _producers(graph: onnx.GraphProto) -> Mapping[str, int]:
                 both = f"{label(graph.node[producers[name]])} and {label(node)}"
                 raise ModelError(f"Two nodes define the value {name!r}: {both}.")
             if name in inputs:
-                raise ModelError(
-                    f"Node {label(node)} defines {name!r}, which is an input or an initialiser already."
-                )
+                raise ModelError(f"Node {label(node)} defines {name!r}, which is an input or an initialiser already.")
             producers[name] = index
     return producers
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import onnx
 import tvm
-from onnx import numpy_helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -23,7 +22,7 @@ from subtune.frontends.onnx_file import OnnxModel
 from subtune.frontends.onnx_graph import label
 from subtune.frontends.onnx_shapes import one_line, spec_of
 from subtune.frontends.onnx_support import converters, opset_of
-from subtune.frontends.onnx_weights import Weight
+from subtune.frontends.onnx_weights import Weight, read_tensor
 from subtune.tensorspec import TensorSpec
 
 # Relax handles both as shapes in places; everything else wants tensors.
@@ -37,14 +36,11 @@ _SHAPE_OPS = frozenset({
 _MAX_FAILURES_SHOWN = 10
 
 
-def import_graph(
-    model: OnnxModel, inputs: Sequence[TensorSpec]
-) -> tuple[tvm.IRModule, tuple[TensorSpec, ...]]:
+def import_graph(model: OnnxModel, inputs: Sequence[TensorSpec]) -> tuple[tvm.IRModule, tuple[TensorSpec, ...]]:
     """The Relax module and the outputs of a model whose light protobuf is sorted, static and inferred.
 
     Raises:
-        UnsupportedOpsError: all nodes that a converter refuses for their attributes or types, at once where
-        they do
+        UnsupportedOpsError: all nodes that a converter refuses for their attributes or types, at once where they do
             not depend on one another.
         ShapeError: a value whose shape depends on data. ModelError: a converter fails otherwise.
     """
@@ -115,7 +111,7 @@ class _Values(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         weight = self._weights.get(name)
-        array = weight.read() if weight is not None else numpy_helper.to_array(self._small[name])
+        array = weight.read() if weight is not None else read_tensor(self._small[name], None)
         constant = relax.const(tvm.runtime.tensor(np.asarray(array)))
         self[name] = constant
         return constant
@@ -168,9 +164,7 @@ def _bound(bb: relax.BlockBuilder, node: onnx.NodeProto, made: Any) -> list[Any]
     if len(items) < wanted:
         raise ValueError(f"the converter gives {len(items)} of its {wanted} outputs")
     return [
-        bb.emit(item, name_hint=_identifier(name))
-        if isinstance(item, relax.Call | relax.TupleGetItem)
-        else item
+        bb.emit(item, name_hint=_identifier(name)) if isinstance(item, relax.Call | relax.TupleGetItem) else item
         for item, name in zip(items, node.output, strict=False)
     ]
 
@@ -192,9 +186,7 @@ def _type_of(value: Any) -> tuple[tuple[int, ...] | None, str]:
     """Static shape (None if dynamic) and dtype of an expression; a Relax shape counts as an int64 vector."""
     kind = value.ty
     if isinstance(kind, relax.ShapeType):
-        static = kind.values is not None and all(
-            isinstance(dim, int | tvm.tirx.IntImm) for dim in kind.values
-        )
+        static = kind.values is not None and all(isinstance(dim, int | tvm.tirx.IntImm) for dim in kind.values)
         return ((kind.ndim,) if static else None), "int64"
     if not isinstance(kind, relax.TensorType) or kind.shape is None:
         return None, "unknown"
@@ -222,12 +214,7 @@ def _is_refusal(error: Exception) -> bool:
     """Whether a converter says that it does not support something, in one of the ways that TVM has."""
     refusals = (NotImplementedError, tvm.error.OpNotImplemented, tvm.error.OpAttributeUnImplemented)
     text = str(error).lower()
-    return (
-        isinstance(error, refusals)
-        or "not support" in text
-        or "unsupported" in text
-        or "only support" in text
-    )
+    return isinstance(error, refusals) or "not support" in text or "unsupported" in text or "only support" in text
 
 
 def _identifier(name: str) -> str:

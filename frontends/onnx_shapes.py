@@ -27,6 +27,8 @@ _UNSUPPORTED_TYPES = {
     if hasattr(TensorProto, name)
 }
 
+_TYPE_NUMBERS = frozenset(TensorProto.DataType.values())
+
 Dim = int | str | None
 """One dimension of an input: its size, its symbol, or unknown without a name."""
 
@@ -36,10 +38,14 @@ def dtype_name(elem_type: int) -> str:
     return str(helper.tensor_dtype_to_np_dtype(elem_type))
 
 
+def _is_defined(elem_type: int) -> bool:
+    return elem_type in _TYPE_NUMBERS and elem_type != TensorProto.UNDEFINED
+
+
 def spec_of(value: onnx.ValueInfoProto) -> TensorSpec | None:
     """The spec of a tensor value; None while its type, rank or any dimension is unknown."""
     tensor_type = value.type.tensor_type
-    if not value.type.HasField("tensor_type") or tensor_type.elem_type == TensorProto.UNDEFINED:
+    if not value.type.HasField("tensor_type") or not _is_defined(tensor_type.elem_type):
         return None
     if not tensor_type.HasField("shape"):
         return None
@@ -56,8 +62,7 @@ def fix_inputs(
 
     Args:
         shapes: input name -> its whole shape, or symbol -> its one value (an input's name goes first).
-    Raises ShapeError: an unknown name, a shape that contradicts the model or another, a dimension without a
-    value.
+    Raises ShapeError: an unknown name, a shape that contradicts the model or another, a dimension without a value.
     """
     declared = {value.name: _declared(value) for value in inputs}
     values = _symbol_values(declared, shapes)
@@ -68,11 +73,7 @@ def fix_inputs(
         if given is not None:
             shape: list[Dim] = list(_dims(value.name, given))
         else:
-            shape = (
-                []
-                if dims is None
-                else [values.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
-            )
+            shape = [] if dims is None else [values.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
         if given is None and (dims is None or not all(isinstance(dim, int) for dim in shape)):
             missing.append(_missing(value.name, dims, shape))
             continue
@@ -117,10 +118,7 @@ def _declared(value: onnx.ValueInfoProto) -> list[Dim] | None:
     if not value.type.HasField("tensor_type"):
         kind = (value.type.WhichOneof("value") or "value of no type").removesuffix("_type").replace("_", " ")
         raise ModelError(f"Input {value.name!r} is a {kind}: only tensors are supported.")
-    if (
-        tensor_type.elem_type in _UNSUPPORTED_TYPES
-        or tensor_type.elem_type not in TensorProto.DataType.values()
-    ):
+    if tensor_type.elem_type in _UNSUPPORTED_TYPES or tensor_type.elem_type not in TensorProto.DataType.values():
         known = tensor_type.elem_type in TensorProto.DataType.values()
         name = TensorProto.DataType.Name(tensor_type.elem_type) if known else str(tensor_type.elem_type)
         raise ModelError(f"Input {value.name!r} has the element type {name}, which is not supported.")
@@ -152,14 +150,10 @@ def _symbol_values(
                     f"Input {name!r} has {len(dims)} dimensions {_shown(dims)}, but the shape given has "
                     f"{len(sizes)}: {_shown(sizes)}."
                 )
-            pairs = [
-                (axis, dim, size) for axis, (dim, size) in enumerate(zip(dims or (), sizes, strict=False))
-            ]
+            pairs = [(axis, dim, size) for axis, (dim, size) in enumerate(zip(dims or (), sizes, strict=False))]
         elif name in symbols:
             if len(sizes) != 1:
-                raise ShapeError(
-                    f"{name!r} is a symbol of the model and takes one value, not {_shown(sizes)}."
-                )
+                raise ShapeError(f"{name!r} is a symbol of the model and takes one value, not {_shown(sizes)}.")
             pairs = [(0, name, sizes[0])]
         else:
             known = ", ".join(f"{key!r} {_shown(dims)}" for key, dims in declared.items()) or "none"
@@ -167,8 +161,7 @@ def _symbol_values(
         for axis, dim, size in pairs:
             if isinstance(dim, int) and dim != size:
                 raise ShapeError(
-                    f"Input {name!r} has the fixed size {dim} in dimension {axis}; "
-                    f"the shape given says {size}."
+                    f"Input {name!r} has the fixed size {dim} in dimension {axis}; the shape given says {size}."
                 )
             if isinstance(dim, str):
                 if values.setdefault(dim, size) != size:

@@ -23,8 +23,7 @@ OLDEST_OPSET = 7
 # TVM's importer knows these by name only; in any other domain the name may mean something else.
 _MICROSOFT_OPS = frozenset({"FastGelu", "BiasGelu", "SkipLayerNormalization", "EmbedLayerNormalization"})
 
-# TVM converts some of these into tuples of tensors of changing length, which have no place in a static
-# module.
+# TVM converts some of these into tuples of tensors of changing length, which have no place in a static module.
 _NOT_STATIC = {
     "If": "its condition is known only at run time",
     "Loop": "loops are not supported",
@@ -53,8 +52,7 @@ def converters() -> Mapping[str, Any]:
 
 
 def check_ops(graph: onnx.GraphProto, branches_decided: bool) -> None:
-    """Raises UnsupportedOpsError: every op of the graph and its subgraphs without a converter, with its
-    nodes.
+    """Raises UnsupportedOpsError: every op of the graph and its subgraphs without a converter, with its nodes.
 
     Args:
         branches_decided: False while an If may still prove constant: it and its branches are passed over.
@@ -101,8 +99,7 @@ def opset_of(proto: onnx.ModelProto) -> int:
 
 
 def normalise_opsets(model: OnnxModel) -> None:
-    """ "ai.onnx" is another name of the domain "", and imports of domains that no node uses do not count; in
-    place.
+    """ "ai.onnx" is another name of the domain "", and imports of domains that no node uses do not count; in place.
 
     Raises ModelError: an opset that the onnx package does not know, or that the model does not import.
     """
@@ -134,8 +131,7 @@ def normalise_opsets(model: OnnxModel) -> None:
 
 
 def upgrade(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model at an opset where TVM's converters mean what its nodes say; the same object if it is there
-    already.
+    """The model at an opset where TVM's converters mean what its nodes say; the same object if it is there already.
 
     Raises ModelError: the conversion fails.
     """
@@ -153,8 +149,7 @@ def upgrade(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _needed_opset(node: onnx.NodeProto, opset: int) -> int:
-    """The lowest opset from which the converter that TVM would choose reads this node's inputs and attributes
-    right.
+    """The lowest opset from which the converter that TVM would choose reads this node's inputs and attributes right.
 
     TVM falls back to its oldest converter for models older than that; this is wrong where attributes have
     become inputs since, or inputs have moved (Slice before 10, Resize before 11, Upsample before 9).
@@ -162,9 +157,7 @@ def _needed_opset(node: onnx.NodeProto, opset: int) -> int:
     converter = converters().get(node.op_type)
     if converter is None or node.domain or not defs.has(node.op_type, opset, ""):
         return opset
-    oldest = min(
-        (int(name.removeprefix("_impl_v")) for name in dir(converter) if "_impl_v" in name), default=0
-    )
+    oldest = min((int(name.removeprefix("_impl_v")) for name in dir(converter) if "_impl_v" in name), default=0)
     if oldest <= opset:
         return opset
     schema, then = defs.get_schema(node.op_type, opset, ""), defs.get_schema(node.op_type, oldest, "")
@@ -172,11 +165,7 @@ def _needed_opset(node: onnx.NodeProto, opset: int) -> int:
         return opset
     moved = any(a.name != b.name for a, b, _ in zip(schema.inputs, then.inputs, node.input, strict=False))
     defaults = {name: attribute.default_value for name, attribute in schema.attributes.items()}
-    gone = [
-        a
-        for a in node.attribute
-        if a.name not in then.attributes and not _is_default(a, defaults.get(a.name))
-    ]
+    gone = [a for a in node.attribute if a.name not in then.attributes and not _is_default(a, defaults.get(a.name))]
     return oldest if moved or gone or len(node.input) < then.min_input else opset
 
 
@@ -202,8 +191,19 @@ def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def check_model(proto: onnx.ModelProto) -> None:
-    """ONNX's own checker, on the light model. Raises ModelError with its first complaint."""
+    """ONNX's own checker, on the light model. Raises ModelError with its first complaint.
+
+    Inputs and outputs without a shape, which it would refuse, are none of its business: the user gives the
+    former, the latter are inferred.
+    """
+    checked = onnx.ModelProto()
+    checked.CopyFrom(proto)
+    for value in (*checked.graph.input, *checked.graph.output):
+        if not value.type.WhichOneof("value"):
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()
     try:
-        onnx.checker.check_model(proto)
+        onnx.checker.check_model(checked)
     except Exception as error:  # ValidationError, and ValueError or RuntimeError from inside
         raise ModelError(f"The model is not valid ONNX: {one_line(error)}.") from error

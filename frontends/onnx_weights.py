@@ -36,8 +36,7 @@ class DataDir:
 
     @staticmethod
     def of(model_path: Path) -> DataDir:
-        # Download caches link both the model and its side files into one store of blobs, so the store counts
-        # too.
+        # Download caches link both the model and its side files into one store of blobs, so the store counts too.
         return DataDir(model_path.parent, (model_path.parent.resolve(), model_path.resolve().parent))
 
 
@@ -139,8 +138,7 @@ def read_tensor(tensor: TensorProto, side_file: SideFile | None) -> np.ndarray:
         return np.memmap(side_file.path, little_endian, "r", side_file.offset, shape)
     except (ValueError, TypeError, OSError) as error:
         raise ModelError(
-            f"The values of tensor {tensor.name!r} do not fit its shape {tuple(tensor.dims)} and "
-            f"data type: {error}."
+            f"The values of tensor {tensor.name!r} do not fit its shape {tuple(tensor.dims)} and data type: {error}."
         ) from error
 
 

@@ -147,9 +147,7 @@ def test_big_constant_nodes_are_weights() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "bfloat16", "uint8", "bool"])
 def test_dtypes(dtype: str) -> None:
     op = "Not" if dtype == "bool" else "Identity"
-    elem_type = (
-        helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) if dtype != "bfloat16" else TensorProto.BFLOAT16
-    )
+    elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) if dtype != "bfloat16" else TensorProto.BFLOAT16
     graph = helper.make_graph(
         [helper.make_node(op, ["x"], ["y"])],
         "g",
@@ -247,15 +245,26 @@ g (float[2,3] x) => (float[n,m] y)
 
 @pytest.mark.parametrize("value", [2, 3])
 def test_if_with_a_constant_condition_becomes_its_branch(value: int) -> None:
-    text = IF.replace("{2}", f"{{{value}}}").replace(
-        "float[n,m]", "float[n,m]" if value == 2 else "float[k,n,m]"
-    )
+    text = IF.replace("{2}", f"{{{value}}}").replace("float[n,m]", "float[n,m]" if value == 2 else "float[k,n,m]")
     model = onnx.parser.parse_model(text)
     imported = load(model)
     assert imported.outputs[0].shape == ((2, 3) if value == 2 else (1, 2, 3))
     x = np.linspace(-1, 1, 6, dtype="float32").reshape(2, 3)
     (y,) = run(imported, {"x": x})
     np.testing.assert_array_equal(y, -np.maximum(x, 0) if value == 2 else x[None])
+
+
+def test_two_ifs_of_one_name() -> None:
+    taken, other = "t () => (float[2] a) { h = Relu(x)\n a = Neg(h) }", "e () => (float[2] b) { b = Abs(x) }"
+    branch = f"<then_branch = {taken}, else_branch = {other}>"
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[2] x) => (float[2] y, float[2] z) <bool yes = {1}>'
+        f"{{ y = If(yes) {branch}\n z = If(yes) {branch} }}"
+    )
+    for node in model.graph.node:
+        node.name = "If"
+    for result in run(load(model), {"x": np.array([-1, 2], "float32")}):
+        np.testing.assert_array_equal(result, [0, -2])
 
 
 def test_quantised_weights_stay_integers() -> None:

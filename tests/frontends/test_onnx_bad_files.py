@@ -14,9 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from subtune.errors import ModelError, SubtuneError
 from subtune.frontends import load
 
-TEXT = (
-    '<ir_version: 8, opset_import: ["" : 13]> g (float[2,2] x) => (float[2,2] y) { h = Relu(x)\n y = Neg(h) }'
-)
+TEXT = '<ir_version: 8, opset_import: ["" : 13]> g (float[2,2] x) => (float[2,2] y) { h = Relu(x)\n y = Neg(h) }'
 
 
 def model() -> onnx.ModelProto:
@@ -56,14 +54,22 @@ def test_files_that_are_no_models(tmp_path: Path, data: bytes, pattern: str) -> 
         load(data)
 
 
+def refusal(data: bytes) -> SubtuneError | None:
+    """What `load` refuses the bytes with; any other exception comes through."""
+    try:
+        load(data)
+    except SubtuneError as error:
+        return error
+    return None
+
+
 def test_every_truncation_is_refused_or_harmless() -> None:
     """Cut at every byte: a sentence, or (cut behind the graph) the same model; never another exception."""
     data = model().SerializeToString()
     refused = 0
     for length in range(len(data)):
-        try:
-            load(data[:length])
-        except ModelError as error:
+        error = refusal(data[:length])
+        if error is not None:
             refused += 1
             assert is_one_sentence(error), error
     assert refused >= len(data) - 3
@@ -76,10 +82,8 @@ def test_flipped_bytes_never_give_another_exception() -> None:
         damaged = bytearray(data)
         for _ in range(rng.randint(1, 3)):
             damaged[rng.randrange(len(data))] = rng.randrange(256)
-        try:
-            load(bytes(damaged))
-        except SubtuneError as error:
-            assert "\n" not in str(error), error
+        error = refusal(bytes(damaged))
+        assert error is None or "\n" not in str(error), error
 
 
 def test_missing_file_and_directory(tmp_path: Path) -> None:
@@ -152,7 +156,7 @@ BAD: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
     ),
     "weight_without_values": (
         lambda m: m.graph.initializer.append(TensorProto(name="w", data_type=1, dims=[4096])),
-        "",
+        "tensor 'w' do not fit",
     ),
 }
 
@@ -186,7 +190,7 @@ def test_sequence_input() -> None:
         [helper.make_tensor_sequence_value_info("s", 1, [2])],
         [helper.make_tensor_value_info("y", TensorProto.INT64, [])],
     )
-    with pytest.raises(ModelError, match="SequenceLength 's?y?'|sequence"):
+    with pytest.raises(ModelError, match=r"SequenceLength .sequences are"):
         load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)]))
 
 

@@ -56,9 +56,7 @@ def test_same_module_as_without_side_files(saved: Path, monkeypatch: pytest.Monk
 
 def test_one_file_per_tensor_in_a_directory(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    onnx.save_model(
-        big_matmul(), path, save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0
-    )
+    onnx.save_model(big_matmul(), path, save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)
     (tmp_path / "data").mkdir()
     for index, name in enumerate("wb"):
         (tmp_path / name).rename(tmp_path / "data" / name)
@@ -74,9 +72,7 @@ def test_constants_in_side_files(tmp_path: Path) -> None:
     model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["c"], value=value))
     inside = load(model).mod
     path = tmp_path / "m.onnx"
-    onnx.save_model(
-        model, path, save_as_external_data=True, size_threshold=0, convert_attribute=True, location="c"
-    )
+    onnx.save_model(model, path, save_as_external_data=True, size_threshold=0, convert_attribute=True, location="c")
     tvm.ir.assert_structural_equal(load(path).mod, inside)
 
 
@@ -107,9 +103,7 @@ def test_paths_out_of_the_directory_are_refused(saved: Path, location: str) -> N
         load(saved)
 
 
-def test_links_out_of_the_directory_are_refused(
-    saved: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_links_out_of_the_directory_are_refused(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "weights.bin"
     (saved.parent / "weights.bin").rename(elsewhere)
     (saved.parent / "weights.bin").symlink_to(elsewhere)
@@ -117,9 +111,7 @@ def test_links_out_of_the_directory_are_refused(
         load(saved)
 
 
-def test_a_store_that_both_files_link_into_is_fine(
-    saved: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_store_that_both_files_link_into_is_fine(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """As download caches lay models out: names that link to blobs."""
     snapshot = tmp_path_factory.mktemp("snapshot")
     (snapshot / "model.onnx").symlink_to(saved)
@@ -155,6 +147,28 @@ def test_values_that_do_not_fill_the_shape() -> None:
         load(model)
 
 
+def test_weights_in_the_protobuf_are_never_serialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step of `onnx` in C++ serialises what it is given, and ends at 2 GB: none may see the weights."""
+    sizes = []
+
+    def spy(module: object, name: str) -> None:
+        real = getattr(module, name)
+
+        def measured(proto: onnx.ModelProto, *args: object, **kwargs: object) -> object:
+            sizes.append(proto.ByteSize())
+            return real(proto, *args, **kwargs)
+
+        monkeypatch.setattr(module, name, measured)
+
+    spy(onnx.checker, "check_model")
+    spy(onnx.shape_inference, "infer_shapes")
+    model = big_matmul()
+    assert model.ByteSize() > 4 * ROWS * ROWS
+    load(model)
+    assert len(sizes) >= 3
+    assert max(sizes) < 2000
+
+
 def test_over_2_gb_of_weights_in_a_sparse_file(tmp_path: Path) -> None:
     """A 3 GB hole of a file: everything but the last rows is unused, so nothing of it is read but those."""
     rows = 3 * 2**30 // (4 * ROWS)
@@ -168,9 +182,7 @@ def test_over_2_gb_of_weights_in_a_sparse_file(tmp_path: Path) -> None:
         file.seek(0, 2)
         file.write(np.eye(ROWS, dtype="float32").tobytes())
     for name, dims, offset in (("huge", [rows, ROWS], 0), ("w", [ROWS, ROWS], rows * ROWS * 4)):
-        tensor = TensorProto(
-            name=name, data_type=TensorProto.FLOAT, dims=dims, data_location=TensorProto.EXTERNAL
-        )
+        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=dims, data_location=TensorProto.EXTERNAL)
         entry(tensor, "location", "weights.bin")
         entry(tensor, "offset", str(offset))
         model.graph.initializer.append(tensor)

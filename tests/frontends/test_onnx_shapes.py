@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from subtune.errors import ModelError, ShapeError, SubtuneError
-from subtune.frontends import load, parse_shape_flag
+from subtune.frontends import TensorSpec, load, parse_shape_flag
 
 TWO = """
 <ir_version: 8, opset_import: ["" : 13]>
@@ -130,7 +130,16 @@ def test_unknown_rank() -> None:
 
 
 def test_scalars_are_not_unknown() -> None:
-    assert load(relu("[]")).inputs[0].shape == ()
+    model = relu("[2]")
+    for value in (model.graph.input[0], model.graph.output[0]):
+        del value.type.tensor_type.shape.dim[:]
+    assert load(model).inputs[0].shape == load(model).outputs[0].shape == ()
+
+
+def test_an_output_without_type_is_inferred() -> None:
+    model = relu("[2,3]")
+    model.graph.output[0].ClearField("type")
+    assert load(model).outputs[0] == TensorSpec("y", (2, 3), "float32")
 
 
 def test_repeating_a_fixed_shape_is_fine() -> None:
@@ -166,9 +175,9 @@ def test_declared_output_that_contradicts_is_refused() -> None:
 
 def test_types_that_contradict_are_refused() -> None:
     model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 13]> g (float[2] x, int64[2] z) => (float[2] y) { y = Add(x, z) }'
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[2] x, int64[2] z) => (float[2] y){ y = Add(x, z) }'
     )
-    with pytest.raises(ModelError, match="'y'|contradict"):
+    with pytest.raises(ModelError, match="contradict"):
         load(model)
 
 
@@ -181,9 +190,7 @@ def test_types_that_contradict_are_refused() -> None:
 )
 def test_shapes_that_depend_on_data_are_refused(body: str, node: str) -> None:
     model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 13]> g (float[4,2] x, bool[4] keep) => (float[r,c] y) {'
-        + body
-        + "}"
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[4,2] x, bool[4] keep) => (float[r,c] y) {' + body + "}"
     )
     with pytest.raises(ShapeError, match=f"{node} has a shape that depends on data"):
         load(model)
@@ -191,8 +198,7 @@ def test_shapes_that_depend_on_data_are_refused(body: str, node: str) -> None:
 
 def test_a_reshape_by_an_input_is_refused() -> None:
     model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 13]> g (float[4,2] x, int64[2] s) => (float[r,c] y)'
-        "{ y = Reshape(x, s) }"
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[4,2] x, int64[2] s) => (float[r,c] y){ y = Reshape(x, s) }'
     )
     with pytest.raises(ShapeError, match="Reshape 'y' has a shape that depends on data"):
         load(model)

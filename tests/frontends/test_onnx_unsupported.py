@@ -66,7 +66,7 @@ g (float[4] x, int64 n, bool go) => (float[4] y) {
 
 
 def test_loops_are_refused_and_looked_into() -> None:
-    with pytest.raises(UnsupportedOpsError, match="Loop .*loops are not supported"):
+    with pytest.raises(UnsupportedOpsError, match=r"Loop .*loops are not supported"):
         load(onnx.parser.parse_model(HEAD + LOOP))
 
 
@@ -94,10 +94,9 @@ def test_the_branch_not_taken_does_not_matter() -> None:
 
 def test_sequences_are_refused() -> None:
     model = onnx.parser.parse_model(
-        HEAD
-        + "g (float[4] x) => (float[8] y) { s = SequenceConstruct(x, x)\n y = ConcatFromSequence<axis=0>(s) }"
+        HEAD + "g (float[4] x) => (float[8] y) { s = SequenceConstruct(x, x)\n y = ConcatFromSequence<axis=0>(s) }"
     )
-    with pytest.raises(UnsupportedOpsError, match="SequenceConstruct .*ConcatFromSequence"):
+    with pytest.raises(UnsupportedOpsError, match=r"SequenceConstruct .*ConcatFromSequence"):
         load(model)
 
 
