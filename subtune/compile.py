@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from subtune import frontends, templates
 from subtune.artifact import Artifact
 from subtune.artifact_writer import check_destination, write
-from subtune.candidate import DEFAULT
+from subtune.candidate import DEFAULT, Candidate
 from subtune.database import Database
 from subtune.device import CPU, CPUModel
 from subtune.errors import TargetError
@@ -87,13 +87,16 @@ def device_model(target: str = "auto", threads: int | None = None, device_file: 
 
 
 def schedule_kernels(
-    subgraphs: Sequence[Subgraph], records: Mapping[str, Record], device: CPUModel
+    subgraphs: Sequence[Subgraph], chosen: Mapping[str, Candidate], device: CPUModel
 ) -> dict[str, Kernel]:
-    """Each subgraph's winner, scheduled again on the frozen PrimFunc; the default schedule where there is no record."""
+    """Each subgraph's candidate, scheduled on the frozen PrimFunc; the default schedule where none was chosen.
+
+    Args:
+        chosen: by workload key.
+    """
     kernels = {}
     for subgraph in subgraphs:
-        record = records.get(subgraph.workload.key)
-        candidate = record.candidate if record else DEFAULT
+        candidate = chosen.get(subgraph.workload.key, DEFAULT)
         kernel = templates.schedule(subgraph.workload, candidate, device)
         if isinstance(kernel, NotApplicable):  # a record of another version of the templates
             logger.warning("%s: %s does not apply any more: %s", subgraph.name, candidate, kernel.reason)
@@ -136,10 +139,11 @@ def compile_model(
     clock = _Clock()
     with clock.stage("prepare"):
         prepared = prepare(model, shapes)
-    with _opened(database) as store, clock.stage("tune"):
+    with opened(database) as store, clock.stage("tune"):
         records = _tuned(prepared.subgraphs, device, store, topk, budget_s, tune, progress)
     with clock.stage("build"):
-        kernels = schedule_kernels(prepared.subgraphs, records, device)
+        chosen = {key: record.candidate for key, record in records.items()}
+        kernels = schedule_kernels(prepared.subgraphs, chosen, device)
         mod = splice(prepared.mod, kernels)
         checked = _verification(prepared, device) if verify else None
         artifact = write(
@@ -212,7 +216,7 @@ def _tuned(
 
 
 @contextmanager
-def _opened(database: Database | str | Path | None) -> Any:
+def opened(database: Database | str | Path | None) -> Any:
     """The database to use; one that was given open stays open."""
     if isinstance(database, Database):
         yield database

@@ -1,0 +1,54 @@
+"""The anchor of a subgraph as a workload of its own, as op-level tuners see it: no epilogue, its own output dtype.
+
+func(x, w, b, y):  c = conv(x, w);  y = cast(relu(c + b))     ->     func(x, w, c):  c = conv(x, w)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.s_tir import SBlock, SBlockRealize, Schedule
+
+from subtune.anchor import variables
+from subtune.kernel import NotApplicable
+from subtune.stages import inline
+from subtune.workload import CONSTANT_ARGS_ATTR, Workload
+
+
+def anchor_alone(workload: Workload) -> Workload | NotApplicable:
+    """The workload of the anchor (with the paddings it reads) writing its own result, or why there is none."""
+    sch = Schedule(workload.func)
+    stages = inline(sch)
+    if isinstance(stages, NotApplicable):
+        return stages
+    if len(stages.anchors) != 1:
+        return NotApplicable(f"{len(stages.anchors)} reductions: no single anchor op")
+    if not stages.outputs:
+        return NotApplicable("no epilogue: the op is the subgraph")
+    func = sch.mod["main"]
+    dropped = {sch.get(block).name_hint for block in stages.outputs}
+    root = func.body.block
+    kept = [stage for stage in root.body.seq if _name(stage) not in dropped]
+    result = sch.get(stages.anchors[0]).writes[0].source
+    used = variables(kept)
+    params = [param for param in func.params[: -workload.num_outputs] if param in used]
+    constants = {int(i) for i in func.attrs.get(CONSTANT_ARGS_ATTR, ())}
+    indices = [i for i, param in enumerate(params) if _index(func.params, param) in constants]
+    body = SBlock(
+        [], [], [], "root", tirx.SeqStmt(kept) if len(kept) > 1 else kept[0], None,
+        [buffer for buffer in root.alloc_buffers if not buffer.same_as(result) and buffer in used],
+    )  # fmt: skip
+    alone = tirx.PrimFunc([*params, result], SBlockRealize([], True, body), func.ret_type, func.attrs)
+    return Workload.of(alone.with_attr(CONSTANT_ARGS_ATTR, indices), 1)
+
+
+def _name(stage: Any) -> str:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(stage, (SBlock, found.append), order="pre")
+    return str(found[0].name_hint)
+
+
+def _index(params: Any, param: ir.Var) -> int:
+    return next(i for i, other in enumerate(params) if other.same_as(param))
