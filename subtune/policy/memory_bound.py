@@ -53,7 +53,7 @@ def rowwise_candidates(anchor: Rowwise, workload: Workload, device: CPUModel) ->
     return [
         Candidate.make("rowwise", base * imbalance * (1 + abs(unroll - 4) / 16), unroll=unroll)
         for unroll in (1, 2, 4, 8)
-        if unroll * lanes <= max(anchor.length, lanes)
+        if unroll * lanes <= max(anchor.length // 2, lanes)
     ]
 
 

@@ -97,6 +97,8 @@ def _split_reduction(sch: Schedule, block: Any, rows: int, unroll: int, lanes: i
     fused = sch.fuse(*reduce) if len(reduce) > 1 else reduce[0]
     extent = extent_of(sch, fused)
     width = vector_width(extent, lanes * unroll)
+    if width == extent:  # a loop over the row must remain
+        width //= 2
     if width < lanes // 2:
         return None
     _, inner = sch.split(fused, [None, width])

@@ -47,6 +47,10 @@ def _horner(x: Any, coefficients: Sequence[float]) -> Any:
     return result
 
 
+def _power_of_two(exponent: Any) -> Any:
+    return tirx.reinterpret("float32", (exponent + tirx.const(127, "int32")) << tirx.const(23, "int32"))
+
+
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5, 1.0, 1.0)
 
 
@@ -69,9 +73,10 @@ def _exp(x: Any) -> Any:
                         1.0,
                     ),
                 )
-                # 2**(n-1) and a factor of two, since n reaches 128 and 2**128 is no float
-                bits = (tirx.Cast("int32", n) + tirx.const(126, "int32")) << tirx.const(23, "int32")
-                value = p * tirx.reinterpret("float32", bits) * _f(2.0)
+                # 2**n in two factors: n reaches 128 and -126, and neither 2**128 nor half of 2**-126 is a normal float
+                whole = tirx.Cast("int32", n)
+                half = whole >> tirx.const(1, "int32")
+                value = p * _power_of_two(half) * _power_of_two(whole - half)
                 finite = tirx.Select(x < _f(-87.33654022216797), _f(0.0), value)
                 finite = tirx.Select(x > _f(88.72283935546875), tirx.infinity("float32"), finite)
                 return tirx.Select(tirx.isnan(x), x, finite)

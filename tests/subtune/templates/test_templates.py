@@ -1,0 +1,137 @@
+"""Every candidate the policy proposes computes what the unscheduled function computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from workloads import (
+    batch_matmul,
+    conv,
+    dense,
+    elementwise,
+    global_pool,
+    layer_norm,
+    max_pool,
+    softmax,
+    transpose,
+)
+
+from subtune import policy, templates
+from subtune.candidate import DEFAULT, Candidate
+from subtune.device import CPU, CPUModel
+from subtune.kernel import Kernel, NotApplicable
+from subtune.workload import Workload
+
+Run = Callable[[Workload, Kernel | None], np.ndarray]
+
+CASES = {
+    "conv3x3": lambda: conv(14, 16, 32, 3),
+    "conv1x1 stride 2": lambda: conv(14, 16, 32, 1, stride=2),
+    "conv, channels no multiple of the lanes": lambda: conv(9, 5, 21, 3, batch=2),
+    "stem": lambda: conv(20, 3, 16, 7, stride=2),
+    "depthwise": lambda: conv(14, 24, 24, 3, groups=24),
+    "grouped": lambda: conv(7, 16, 32, 3, groups=4),
+    "dense": lambda: dense(32, 64, 40),
+    "dense, prime rows, odd columns": lambda: dense(37, 50, 24),
+    "gemv": lambda: dense(1, 100, 64),
+    "batch matmul": lambda: batch_matmul(3, 16, 32, 20),
+    "attention scores": lambda: batch_matmul(3, 17, 19, 20, transposed=True),
+    "max pool": lambda: max_pool(13, 32),
+    "global pool": lambda: global_pool(7, 40),
+    "softmax": lambda: softmax(12, 64),
+    "softmax, odd": lambda: softmax(5, 19),
+    "layer norm": lambda: layer_norm(8, 96),
+    "elementwise": lambda: elementwise(6, 5, 24),
+    "elementwise, odd": lambda: elementwise(7, 13),
+    "transpose": lambda: transpose(1, 3, 12, 14),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
+    workload = CASES[case]()
+    expected = run(workload, None)
+    scale = np.abs(expected).max()
+    proposed = policy.candidates(workload, device, topk=40)
+    # the first, the last, and a few between: the tail is where padding and odd tiles are
+    for candidate in [DEFAULT, *proposed[:3], *proposed[3::7]]:
+        kernel = templates.schedule(workload, candidate, device)
+        assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
+        got = run(workload, kernel)
+        assert np.abs(got - expected).max() <= 2e-6 * scale, f"{candidate} on {case}"
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c != "grouped"])
+def test_policy_finds_a_template(case: str, device: CPUModel) -> None:
+    assert policy.candidates(CASES[case](), device)
+
+
+def test_candidates_are_deterministic_and_best_first(device: CPUModel) -> None:
+    workload = conv(14, 16, 32, 3)
+    first, second = (policy.candidates(workload, device) for _ in range(2))
+    assert first == second
+    assert len(set(first)) == len(first) == 20
+    predicted = [c.predicted_s for c in first]
+    assert predicted[0] == min(predicted)
+    assert all(p > 0 for p in predicted)
+
+
+@pytest.mark.parametrize("name", ["znver4", "haswell", "x86-64"])
+def test_accumulators_fit_the_registers_of_the_target(name: str) -> None:
+    device = CPU(name, threads=2)
+    for candidate in policy.candidates(dense(64, 96, 64), device):
+        vectors = int(candidate["nr"]) // device.lanes()
+        assert int(candidate["mr"]) * vectors + vectors + 1 <= device.vector_registers
+
+
+def test_narrower_target_is_right(run: Run) -> None:
+    """An AVX2 machine's candidates, on this machine."""
+    device = CPU("haswell", threads=2)
+    workload = conv(9, 5, 21, 3)
+    expected = run(workload, None)
+    for candidate in policy.candidates(workload, device)[:3]:
+        kernel = templates.schedule(workload, candidate, device)
+        assert isinstance(kernel, Kernel)
+        assert np.abs(run(workload, kernel) - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+def test_constants_are_packed_and_others_are_not(device: CPUModel) -> None:
+    constant = dense(32, 64, 40)
+    candidate = Candidate.make("contraction", mr=4, nr=32, mt=1, order="m")
+    kernel = templates.schedule(constant, candidate, device)
+    assert isinstance(kernel, Kernel)
+    ((index, packing),) = kernel.packings
+    assert constant.args[index].shape == (40, 64)
+    assert packing.shape == (2, 40, 32)
+    assert tuple(int(d) for d in kernel.func.params[index].shape) == packing.shape
+
+    online = templates.schedule(batch_matmul(3, 16, 32, 20, transposed=True), candidate, device)
+    assert isinstance(online, Kernel)
+    assert online.packings == ()
+
+
+def test_what_does_not_apply_says_why(device: CPUModel) -> None:
+    contraction = Candidate.make("contraction", mr=4, nr=32, mt=1, order="m")
+    reason = templates.schedule(elementwise(4, 32), contraction, device)
+    assert isinstance(reason, NotApplicable)
+    assert "a contraction has one" in reason.reason
+    narrow = templates.schedule(dense(32, 64, 40), Candidate.make("contraction", mr=4, nr=24, mt=1, order="m"), device)
+    assert isinstance(narrow, NotApplicable)
+    assert "vector lanes" in narrow.reason
+    unknown = templates.schedule(dense(4, 16, 8), Candidate("nonesuch"), device)
+    assert isinstance(unknown, NotApplicable)
+
+
+def test_the_trace_replays_the_schedule(device: CPUModel, run: Run) -> None:
+    """A kernel that is a trace of its workload gives the same function when the trace is applied to the workload."""
+    from tvm.s_tir import Schedule
+
+    workload = max_pool(13, 32)
+    kernel = templates.schedule(workload, policy.candidates(workload, device)[0], device)
+    assert isinstance(kernel, Kernel)
+    assert kernel.trace is not None
+    replayed = Schedule(workload.func)
+    kernel.trace.apply_to_schedule(replayed, remove_postproc=False)
+    assert np.array_equal(run(workload, Kernel(replayed.mod["main"])), run(workload, kernel))
