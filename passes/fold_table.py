@@ -187,6 +187,10 @@ def _clip(call: Any, array: Array, low: Any, high: Any) -> Array:
     return np.clip(array, low, high).astype(array.dtype)
 
 
+def _shape_to_tensor(call: Any, shape: tuple[int, ...]) -> Array:
+    return np.array(shape, np.int64)
+
+
 def _tile(call: Any, array: Array) -> Array:
     return np.tile(array, ints(call.attrs.repeats))
 
@@ -227,6 +231,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     "relax.zeros_like": _like(0),
     "relax.ones_like": _like(1),
     "relax.arange": _arange,
+    "relax.shape_to_tensor": _shape_to_tensor,
     "relax.matmul": _matmul,
     "relax.sum": _reduce(np.sum),
     "relax.mean": _reduce(_mean),

@@ -171,6 +171,18 @@ def sink_slice(walk: Walk, call: Any) -> Expr | None:
     return relax.op.permute_dims(sliced, p)
 
 
+def sink_take(walk: Walk, call: Any) -> Expr | None:
+    """Gathers with one index, or a list of them, along one axis."""
+    found, index = moved(walk, call.args[0]), shape_of(call.args[1])
+    if found is None or index is None or len(index) > 1 or call.attrs.axis is None:
+        return None
+    y, p = found
+    axis = positive_axis(call.attrs.axis, len(p))
+    below = relax.op.take(y, call.args[1], p[axis], str(call.attrs.mode))
+    q = p if len(index) == 1 else without(p, [axis])
+    return relax.op.permute_dims(below, q) if q else below
+
+
 def sink_pad(walk: Walk, call: Any) -> Expr | None:
     found = moved(walk, call.args[0])
     if found is None:
@@ -265,6 +277,7 @@ SINK: Rules = {
     "relax.concat": (sink_concat,),
     "tuple_get_item": (sink_split,),
     "relax.strided_slice": (sink_slice,),
+    "relax.take": (sink_take,),
     "relax.nn.pad": (sink_pad,),
     "relax.broadcast_to": (sink_broadcast_to,),
     "relax.reshape": (sink_reshape,),
