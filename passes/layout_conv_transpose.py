@@ -28,7 +28,11 @@ def as_convolution(walk: Walk, call: Any) -> Expr | None:
     """The rule. Not for groups, dilations, weights that vary, or output padding that no kernel tap reaches."""
     data_layout, kernel_layout, conv = _LAYOUTS[op_name(call)]
     attrs = call.attrs
-    if (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)) != (data_layout, kernel_layout, data_layout):
+    if (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)) != (
+        data_layout,
+        kernel_layout,
+        data_layout,
+    ):
         return None
     if int(attrs.groups) != 1 or any(d != 1 for d in ints(attrs.dilation)):
         return None

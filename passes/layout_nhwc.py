@@ -63,7 +63,7 @@ def channels_last(walk: Walk, call: Any) -> Expr | None:
 
 
 LAYOUT: Rules = merged(
-    {name: (channels_last,) for name in _CONVOLUTIONS},
+    dict.fromkeys(_CONVOLUTIONS, (channels_last,)),
     {f"relax.nn.conv{n}d_transpose": (as_convolution,) for n in (1, 2, 3)},
     SINK,
     CLEANUP,

@@ -111,10 +111,7 @@ def sink_reduction(walk: Walk, call: Any) -> Expr | None:
     single = op_name(call) in _ARG
     axes = [positive_axis(a, len(p)) for a in ([axis] if single else ints(axis))]
     below = [p[a] for a in axes]
-    if single:
-        result = _ARG[op_name(call)](y, below[0], keepdims)
-    else:
-        result = _MULTI_AXIS[op_name(call)](y, below, keepdims)
+    result = _ARG[op_name(call)](y, below[0], keepdims) if single else _MULTI_AXIS[op_name(call)](y, below, keepdims)
     q = p if keepdims else without(p, axes)
     return relax.op.permute_dims(result, q) if q else result
 
@@ -269,9 +266,9 @@ def sink_prelu(walk: Walk, call: Any) -> Expr | None:
 
 
 SINK: Rules = {
-    **{name: (sink_unary,) for name in UNARY},
-    **{name: (sink_broadcasting,) for name in BINARY | TERNARY},
-    **{name: (sink_reduction,) for name in (*_MULTI_AXIS, *_ARG)},
+    **dict.fromkeys(UNARY, (sink_unary,)),
+    **dict.fromkeys(BINARY | TERNARY, (sink_broadcasting,)),
+    **dict.fromkeys((*_MULTI_AXIS, *_ARG), (sink_reduction,)),
     "relax.nn.softmax": (sink_softmax,),
     "relax.nn.log_softmax": (sink_softmax,),
     "relax.concat": (sink_concat,),
@@ -287,5 +284,5 @@ SINK: Rules = {
     "relax.nn.group_norm": (sink_norm,),
     "relax.nn.instance_norm": (sink_norm,),
     "relax.nn.prelu": (sink_prelu,),
-    **{name: (sink_windowed,) for name in WINDOWED},
+    **dict.fromkeys(WINDOWED, (sink_windowed,)),
 }

@@ -1,9 +1,9 @@
 """Activations that exporters write out, as the one operator they are.
 
-    0.5 * x * (1 + erf(x / sqrt(2)))                            ->  gelu(x)
-    0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))   ->  gelu_tanh(x)
-    x * sigmoid(x)                                              ->  silu(x)
-    exp(x - max(x)) / sum(exp(x - max(x)))                      ->  softmax(x)
+0.5 * x * (1 + erf(x / sqrt(2)))                            ->  gelu(x)
+0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))   ->  gelu_tanh(x)
+x * sigmoid(x)                                              ->  silu(x)
+exp(x - max(x)) / sum(exp(x - max(x)))                      ->  softmax(x)
 """
 
 from __future__ import annotations

@@ -143,11 +143,11 @@ def drop_neutral(walk: Walk, call: Any) -> Expr | None:
 CLEANUP: Rules = {
     "tuple_get_item": (drop_dropout, project_tuple),
     "relax.astype": (drop_cast,),
-    **{name: (merge_reshapes,) for name in _RESHAPES},
+    **dict.fromkeys(_RESHAPES, (merge_reshapes,)),
     "relax.permute_dims": (merge_permutes,),
     "relax.broadcast_to": (drop_broadcast,),
     "relax.concat": (drop_single_concat,),
-    **{name: (drop_neutral,) for name in ("relax.multiply", "relax.divide", "relax.subtract")},
+    **dict.fromkeys(("relax.multiply", "relax.divide", "relax.subtract"), (drop_neutral,)),
 }
 
 

@@ -77,7 +77,9 @@ def sink_binary(walk: Walk, call: Any) -> Expr | None:
     """`view(y) + bias` and `view(y) + r` -> `view(y + bias)` and `view(y + view(r))`."""
     shape = shape_of(call)
     rows = [_rows(walk, arg) for arg in call.args]
-    if shape is None or not any(row is not None and shape_of(arg) == shape for row, arg in zip(rows, call.args, strict=True)):
+    if shape is None or not any(
+        row is not None and shape_of(arg) == shape for row, arg in zip(rows, call.args, strict=True)
+    ):
         return None
     flat = (int(np.prod(shape[:-1], dtype=np.int64)), shape[-1])
     args = []
@@ -125,9 +127,9 @@ def sink_last_axis(walk: Walk, call: Any) -> Expr | None:
 
 MATMUL: Rules = {
     "relax.matmul": (flatten_rows, absorb_factor),
-    **{name: (sink_unary,) for name in UNARY},
-    **{name: (sink_binary,) for name in BINARY},
-    **{name: (sink_last_axis,) for name in ("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.softmax")},
+    **dict.fromkeys(UNARY, (sink_unary,)),
+    **dict.fromkeys(BINARY, (sink_binary,)),
+    **dict.fromkeys(("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.softmax"), (sink_last_axis,)),
 }
 
 

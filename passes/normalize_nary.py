@@ -62,7 +62,7 @@ def _without_broadcast(walk: Walk, operands: list[Expr], joint: tuple[int, ...])
     return sources
 
 
-NARY: Rules = {name: (unstack_reduction,) for name in _PAIRWISE}
+NARY: Rules = dict.fromkeys(_PAIRWISE, (unstack_reduction,))
 
 
 def unstack_nary(mod: tvm.IRModule) -> tvm.IRModule:

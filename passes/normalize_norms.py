@@ -150,7 +150,9 @@ def absorb_affine(walk: Walk, call: Any) -> Expr | None:
     else:
         return None  # rms_norm has no shift
     dtype = dtype_of(norm.args[1])
-    return tvm.ir.Call(norm.op, [norm.args[0], *(make_const(v.astype(dtype)) for v in values)], norm.attrs, norm.ty_args)
+    return tvm.ir.Call(
+        norm.op, [norm.args[0], *(make_const(v.astype(dtype)) for v in values)], norm.attrs, norm.ty_args
+    )
 
 
 _AFFINE = ("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.instance_norm")

@@ -11,7 +11,9 @@ _MAX_FACTORS = 8
 def factors(walk: Walk, expr: Expr) -> tuple[float, list[Expr]]:
     """`expr` as (number, tensors) with `expr == number * product of tensors`, through multiplications and divisions
     by numbers. A tensor of the list is no such product itself."""
-    number, tensors, todo = 1.0, [], [expr]
+    number = 1.0
+    tensors: list[Expr] = []
+    todo: list[Expr] = [expr]
     while todo:
         current = todo.pop()
         value = scalar_of(current)
@@ -86,7 +88,10 @@ def same(walk: Walk, a: Expr, b: Expr) -> bool:
         return False
     if str(p.attrs) != str(q.attrs):
         return False
-    return all(m.same_as(n) or (scalar_of(m) is not None and scalar_of(m) == scalar_of(n)) for m, n in zip(p.args, q.args, strict=True))
+    return all(
+        m.same_as(n) or (scalar_of(m) is not None and scalar_of(m) == scalar_of(n))
+        for m, n in zip(p.args, q.args, strict=True)
+    )
 
 
 def close(a: float | None, b: float, dtype: str) -> bool:
