@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from subtune.passes.exprs import dtype_of, ints, is_float, shape_of
+from subtune.passes.exprs import dtype_of, ints, is_float, positive_axis, shape_of, transposed
 
 Array = Any
 
@@ -96,8 +96,9 @@ def _reshape(call: Any, array: Array, _shape: Any = None) -> Array:
 
 
 def _permute(call: Any, array: Array) -> Array:
-    axes = call.attrs.axes
-    return np.transpose(array, None if axes is None else ints(axes))
+    axes, rank = call.attrs.axes, array.ndim
+    permutation = range(rank)[::-1] if axes is None else [positive_axis(axis, rank) for axis in ints(axes)]
+    return transposed(array, permutation)
 
 
 def _broadcast_to(call: Any, array: Array, shape: tuple[int, ...]) -> Array:

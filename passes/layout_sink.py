@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 
 from subtune.passes.elementwise import BINARY, TERNARY, UNARY, rebuilt
-from subtune.passes.exprs import Expr, array_of, ints, make_const, op_name, positive_axis, shape_of
+from subtune.passes.exprs import Expr, array_of, ints, make_const, op_name, positive_axis, shape_of, transposed
 from subtune.passes.layout_axes import Perm, inverse, permuted, reshape_through, unpermuted, without
 from subtune.passes.layout_windows import WINDOWED, sink_windowed
 from subtune.passes.normalize_cleanup import permutation
@@ -225,7 +225,7 @@ def reorder_weights(walk: Walk, call: Any) -> Expr | None:
         return None
     inner = weight.reshape(*x_shape[1:], weight.shape[1])
     order = [axis - 1 for axis in inverse(p)[1:]]
-    rows = np.transpose(inner, [*order, len(order)]).reshape(weight.shape)
+    rows = transposed(inner, [*order, len(order)]).reshape(weight.shape)
     return relax.op.matmul(relax.op.reshape(y, shape), make_const(rows), call.attrs.out_dtype)
 
 

@@ -88,10 +88,11 @@ def same(walk: Walk, a: Expr, b: Expr) -> bool:
         return False
     if str(p.attrs) != str(q.attrs):
         return False
-    return all(
-        m.same_as(n) or (scalar_of(m) is not None and scalar_of(m) == scalar_of(n))
-        for m, n in zip(p.args, q.args, strict=True)
-    )
+    return all(_same_operand(m, n) for m, n in zip(p.args, q.args, strict=True))
+
+
+def _same_operand(a: Expr, b: Expr) -> bool:
+    return a.same_as(b) or (scalar_of(a) is not None and scalar_of(a) == scalar_of(b))
 
 
 def close(a: float | None, b: float, dtype: str) -> bool:
