@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
@@ -76,6 +77,20 @@ def scalar_of(expr: Expr) -> float | None:
 def make_const(array: np.ndarray) -> Expr:
     """A constant with exactly `array`'s dtype (`relax.const` alone would narrow int64 and float64)."""
     return relax.const(np.ascontiguousarray(array).reshape(array.shape), str(array.dtype))
+
+
+def transposed(array: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+    """A contiguous transpose. Axes that stay neighbours are moved as one, which is several times faster."""
+    groups: list[list[int]] = []
+    for axis in axes:
+        if groups and groups[-1][-1] == axis - 1:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    in_order = sorted(groups)
+    sizes = [int(np.prod([array.shape[axis] for axis in group], dtype=np.int64)) for group in in_order]
+    moved = np.transpose(array.reshape(sizes), [in_order.index(group) for group in groups])
+    return np.ascontiguousarray(moved).reshape([array.shape[axis] for axis in axes])
 
 
 def ints(values: Any) -> tuple[int, ...]:

@@ -70,6 +70,8 @@ def _operand(walk: Walk, arg: Expr) -> Any:
         return array_of(arg)
     if isinstance(arg, tvm.ir.Var):
         found = walk.definition(arg)
+        if op_name(found) == "relax.shape_of":
+            return type_shape(found.args[0].ty)
         return _operand(walk, found) if isinstance(found, tvm.ir.Tuple | tvm.relax.ShapeExpr) else None
     if isinstance(arg, tvm.ir.Tuple):
         parts = [_operand(walk, part) for part in arg.fields]

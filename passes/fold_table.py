@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from subtune.passes.exprs import dtype_of, ints, is_float, shape_of
+from subtune.passes.exprs import dtype_of, ints, is_float, positive_axis, shape_of, transposed
 
 Array = Any
 
@@ -96,8 +96,9 @@ def _reshape(call: Any, array: Array, _shape: Any = None) -> Array:
 
 
 def _permute(call: Any, array: Array) -> Array:
-    axes = call.attrs.axes
-    return np.transpose(array, None if axes is None else ints(axes))
+    axes, rank = call.attrs.axes, array.ndim
+    permutation = range(rank)[::-1] if axes is None else [positive_axis(axis, rank) for axis in ints(axes)]
+    return transposed(array, permutation)
 
 
 def _broadcast_to(call: Any, array: Array, shape: tuple[int, ...]) -> Array:
@@ -187,6 +188,10 @@ def _clip(call: Any, array: Array, low: Any, high: Any) -> Array:
     return np.clip(array, low, high).astype(array.dtype)
 
 
+def _shape_to_tensor(call: Any, shape: tuple[int, ...]) -> Array:
+    return np.array(shape, np.int64)
+
+
 def _tile(call: Any, array: Array) -> Array:
     return np.tile(array, ints(call.attrs.repeats))
 
@@ -227,6 +232,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     "relax.zeros_like": _like(0),
     "relax.ones_like": _like(1),
     "relax.arange": _arange,
+    "relax.shape_to_tensor": _shape_to_tensor,
     "relax.matmul": _matmul,
     "relax.sum": _reduce(np.sum),
     "relax.mean": _reduce(_mean),

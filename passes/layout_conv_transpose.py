@@ -80,7 +80,7 @@ def _phases(weight: np.ndarray, strides: tuple[int, ...], taps: tuple[int, ...])
     fill = [(0, 0), (0, 0), *((0, t * s - k) for t, s, k in zip(taps, strides, weight.shape[2:], strict=True))]
     padded = np.pad(weight, fill)
     split = padded.reshape(*weight.shape[:2], *(d for t, s in zip(taps, strides, strict=True) for d in (t, s)))
-    flipped = np.flip(split, axis=[2 + 2 * i for i in range(n)])
+    flipped = np.flip(split, axis=tuple(2 + 2 * i for i in range(n)))
     order = [*(3 + 2 * i for i in range(n)), 1, *(2 + 2 * i for i in range(n)), 0]
     moved = np.transpose(flipped, order)
     phases = int(np.prod(strides)) * weight.shape[1]

@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 
 from subtune.passes.elementwise import BINARY, TERNARY, UNARY, rebuilt
-from subtune.passes.exprs import Expr, array_of, ints, make_const, op_name, positive_axis, shape_of
+from subtune.passes.exprs import Expr, array_of, ints, make_const, op_name, positive_axis, shape_of, transposed
 from subtune.passes.layout_axes import Perm, inverse, permuted, reshape_through, unpermuted, without
 from subtune.passes.layout_windows import WINDOWED, sink_windowed
 from subtune.passes.normalize_cleanup import permutation
@@ -111,10 +111,7 @@ def sink_reduction(walk: Walk, call: Any) -> Expr | None:
     single = op_name(call) in _ARG
     axes = [positive_axis(a, len(p)) for a in ([axis] if single else ints(axis))]
     below = [p[a] for a in axes]
-    if single:
-        result = _ARG[op_name(call)](y, below[0], keepdims)
-    else:
-        result = _MULTI_AXIS[op_name(call)](y, below, keepdims)
+    result = _ARG[op_name(call)](y, below[0], keepdims) if single else _MULTI_AXIS[op_name(call)](y, below, keepdims)
     q = p if keepdims else without(p, axes)
     return relax.op.permute_dims(result, q) if q else result
 
@@ -171,6 +168,18 @@ def sink_slice(walk: Walk, call: Any) -> Expr | None:
     return relax.op.permute_dims(sliced, p)
 
 
+def sink_take(walk: Walk, call: Any) -> Expr | None:
+    """Gathers with one index, or a list of them, along one axis."""
+    found, index = moved(walk, call.args[0]), shape_of(call.args[1])
+    if found is None or index is None or len(index) > 1 or call.attrs.axis is None:
+        return None
+    y, p = found
+    axis = positive_axis(call.attrs.axis, len(p))
+    below = relax.op.take(y, call.args[1], p[axis], str(call.attrs.mode))
+    q = p if len(index) == 1 else without(p, [axis])
+    return relax.op.permute_dims(below, q) if q else below
+
+
 def sink_pad(walk: Walk, call: Any) -> Expr | None:
     found = moved(walk, call.args[0])
     if found is None:
@@ -216,7 +225,7 @@ def reorder_weights(walk: Walk, call: Any) -> Expr | None:
         return None
     inner = weight.reshape(*x_shape[1:], weight.shape[1])
     order = [axis - 1 for axis in inverse(p)[1:]]
-    rows = np.transpose(inner, [*order, len(order)]).reshape(weight.shape)
+    rows = transposed(inner, [*order, len(order)]).reshape(weight.shape)
     return relax.op.matmul(relax.op.reshape(y, shape), make_const(rows), call.attrs.out_dtype)
 
 
@@ -265,6 +274,7 @@ SINK: Rules = {
     "relax.concat": (sink_concat,),
     "tuple_get_item": (sink_split,),
     "relax.strided_slice": (sink_slice,),
+    "relax.take": (sink_take,),
     "relax.nn.pad": (sink_pad,),
     "relax.broadcast_to": (sink_broadcast_to,),
     "relax.reshape": (sink_reshape,),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import relax
 
-from subtune.passes.exprs import Expr, dtype_of, ints, is_float, op_name, positive_axis, shape_of
+from subtune.passes.exprs import Expr, dtype_of, ints, is_float, op_name, positive_axis, scalar_of, shape_of
 from subtune.passes.rewriter import Rules, Walk, rewrite
 
 _RESHAPES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
@@ -130,12 +129,11 @@ def drop_single_concat(walk: Walk, call: Any) -> Expr | None:
 def drop_neutral(walk: Walk, call: Any) -> Expr | None:
     """`x * 1`, `x / 1`, `x - 0` -> `x`, where the constant does not widen x. (`x + 0` stays: it turns -0 into 0.)"""
     neutral = {"relax.multiply": 1, "relax.divide": 1, "relax.subtract": 0}[op_name(call)]
-    for x, other in ((call.args[0], call.args[1]), (call.args[1], call.args[0])):
-        if not isinstance(other, tvm.ir.GenericConst) or shape_of(x) is None or shape_of(x) != shape_of(call):
-            continue
-        if other is call.args[0] and op_name(call) != "relax.multiply":
-            continue
-        if np.prod(shape_of(other) or (1,)) == 1 and float(other.value.numpy().reshape(())) == neutral:
+    pairs = [(call.args[0], call.args[1])]
+    if op_name(call) == "relax.multiply":
+        pairs.append((call.args[1], call.args[0]))
+    for x, other in pairs:
+        if shape_of(x) is not None and shape_of(x) == shape_of(call) and scalar_of(other) == neutral:
             return x
     return None
 

@@ -1,9 +1,10 @@
-"""LayerNorm and RMSNorm that exporters write out, as the one operator they are.
+"""LayerNorm, InstanceNorm and RMSNorm that are written out, as the one operator they are.
 
-    d = x - mean(x);  d / sqrt(mean(d * d) + eps) * g + b   ->  layer_norm(x, g, b)
-    x / sqrt(mean(x * x) + eps) * g                         ->  rms_norm(x, g)
+    d = x - mean(x);  d / sqrt(mean(d * d) + eps) * g + b   ->  layer_norm(x, g, b) over one axis,
+                                                                instance_norm(x, g, b) over all but batch and channel
+    x / sqrt(mean(x * x) + eps) * g                         ->  rms_norm(x, g) over the last axis
 
-over one axis. A reduction with its elementwise tail is then one anchor instead of nine operators.
+A reduction with its elementwise tail is then one anchor instead of nine operators.
 """
 
 from __future__ import annotations
@@ -38,15 +39,24 @@ def recognise_norm(walk: Walk, call: Any) -> Expr | None:
     if shape is None or not is_float(dtype):
         return None
     for centred, power in _quotients(walk, call):
-        axis, epsilon = _mean_square(walk, power, centred, len(shape))
-        if axis is None or shape_of(centred) != shape:
+        axes, epsilon = _mean_square(walk, power, centred, len(shape))
+        if not axes or shape_of(centred) != shape:
             continue
-        ones = make_const(np.ones(shape[axis], dtype))
-        x = _uncentred(walk, centred, axis)
+        x = _uncentred(walk, centred, axes)
+        kept = [axis for axis in range(len(shape)) if axis not in axes]
+        if len(axes) == 1:
+            extent = shape[axes[0]]
+        elif x is not None and len(kept) == 2 and kept[0] == 0:
+            extent = shape[kept[1]]
+        else:
+            continue
+        ones, zeros = make_const(np.ones(extent, dtype)), make_const(np.zeros(extent, dtype))
+        if len(axes) > 1:
+            return relax.op.nn.instance_norm(x, ones, zeros, kept[1], list(axes), epsilon)
         if x is not None:
-            return relax.op.nn.layer_norm(x, ones, make_const(np.zeros(shape[axis], dtype)), [axis], epsilon)
-        if axis == len(shape) - 1:
-            return relax.op.nn.rms_norm(centred, ones, [axis], epsilon)
+            return relax.op.nn.layer_norm(x, ones, zeros, list(axes), epsilon)
+        if axes[0] == len(shape) - 1:
+            return relax.op.nn.rms_norm(centred, ones, list(axes), epsilon)
     return None
 
 
@@ -67,24 +77,22 @@ def _quotients(walk: Walk, call: Any) -> list[tuple[Expr, Expr]]:
     return pairs
 
 
-def _mean_square(walk: Walk, power: Expr, centred: Expr, rank: int) -> tuple[int | None, float]:
-    """(axis, eps) when `power` is `mean(centred ** 2, axis) + eps`, or `variance` of what `centred` centres."""
+def _mean_square(walk: Walk, power: Expr, centred: Expr, rank: int) -> tuple[tuple[int, ...], float]:
+    """(axes, eps) when `power` is `mean(centred ** 2, axes) + eps`, or `variance` of what `centred` centres."""
     total = walk.defined_by(power, "relax.add")
     if total is None:
-        return None, 0.0
+        return (), 0.0
     mean, epsilon = total.args[0], scalar_of(total.args[1])
     if epsilon is None:
         mean, epsilon = total.args[1], scalar_of(total.args[0])
     reduction = walk.definition(mean)
     if epsilon is None or op_name(reduction) not in ("relax.mean", "relax.variance"):
-        return None, 0.0
-    axis = _kept_axis(reduction, rank)
-    if axis is None:
-        return None, 0.0
+        return (), 0.0
+    axes = _kept_axes(reduction, rank)
     if op_name(reduction) == "relax.variance":
-        source = _uncentred(walk, centred, axis)
-        return (axis, epsilon) if source is not None and same(walk, reduction.args[0], source) else (None, 0.0)
-    return (axis, epsilon) if _is_square(walk, reduction.args[0], centred) else (None, 0.0)
+        source = _uncentred(walk, centred, axes)
+        return (axes, epsilon) if source is not None and same(walk, reduction.args[0], source) else ((), 0.0)
+    return (axes, epsilon) if _is_square(walk, reduction.args[0], centred) else ((), 0.0)
 
 
 def _is_square(walk: Walk, expr: Expr, base: Expr) -> bool:
@@ -99,54 +107,64 @@ def _is_square(walk: Walk, expr: Expr, base: Expr) -> bool:
     return False
 
 
-def _uncentred(walk: Walk, centred: Expr, axis: int) -> Expr | None:
-    """x when `centred` is `x - mean(x, axis)`."""
+def _uncentred(walk: Walk, centred: Expr, axes: tuple[int, ...]) -> Expr | None:
+    """x when `centred` is `x - mean(x, axes)`."""
     difference = walk.defined_by(centred, "relax.subtract")
     if difference is None:
         return None
     mean = walk.defined_by(difference.args[1], "relax.mean")
     x = difference.args[0]
-    if mean is None or _kept_axis(mean, len(centred.ty.shape)) != axis or not same(walk, mean.args[0], x):
+    if mean is None or _kept_axes(mean, len(centred.ty.shape)) != axes or not same(walk, mean.args[0], x):
         return None
     return x
 
 
-def _kept_axis(reduction: Any, rank: int) -> int | None:
+def _kept_axes(reduction: Any, rank: int) -> tuple[int, ...]:
+    """The axes, ascending, of a reduction that keeps them as unit dims; empty for any other."""
     if reduction.attrs.axis is None or not reduction.attrs.keepdims:
-        return None
-    axes = ints(reduction.attrs.axis)
-    return positive_axis(axes[0], rank) if len(axes) == 1 else None
+        return ()
+    return tuple(sorted(positive_axis(axis, rank) for axis in ints(reduction.attrs.axis)))
 
 
 def absorb_affine(walk: Walk, call: Any) -> Expr | None:
-    """`layer_norm(x, g, b) * c` and `... + c` -> the constant in g and b; `rms_norm(x, g) * c` likewise."""
+    """`layer_norm(x, g, b) * c` and `... + c` -> the constant in g and b; the other norms likewise."""
     data, constant = call.args if is_const(call.args[1]) else (call.args[1], call.args[0])
     norm = walk.definition(data)
     name = op_name(norm)
-    if name not in ("relax.nn.layer_norm", "relax.nn.rms_norm") or not is_const(constant):
+    if name not in _AFFINE or not is_const(constant) or not walk.has_one_use(data):
         return None
-    if not walk.has_one_use(data) or shape_of(data) is None or shape_of(data) != shape_of(call):
+    if shape_of(data) is None or shape_of(data) != shape_of(call):
         return None
-    axes = ints(norm.attrs.axes)
+    axis = _affine_axis(norm)
     params = [array_of(arg) for arg in norm.args[1:]]
-    if len(axes) != 1 or any(p is None for p in params):
+    if axis is None or any(p is None for p in params):
         return None
-    axis = positive_axis(axes[0], len(call.ty.shape))
     vector = channel_vector(constant, data, axis)
     if vector is None:
         return None
+    gamma, *beta = (np.asarray(p).astype(np.float64) for p in params)
+    if op_name(call) == "relax.multiply":
+        values = [gamma * vector, *(b * vector for b in beta)]
+    elif beta:
+        values = [gamma, beta[0] + vector]
+    else:
+        return None  # rms_norm has no shift
     dtype = dtype_of(norm.args[1])
-    gamma = np.asarray(params[0]).astype(np.float64)
-    is_product = op_name(call) == "relax.multiply"
-    if name == "relax.nn.rms_norm":
-        if not is_product:
-            return None
-        return relax.op.nn.rms_norm(norm.args[0], make_const((gamma * vector).astype(dtype)), axes, norm.attrs.epsilon)
-    beta = np.asarray(params[1]).astype(np.float64)
-    gamma, beta = (gamma * vector, beta * vector) if is_product else (gamma, beta + vector)
-    return relax.op.nn.layer_norm(
-        norm.args[0], make_const(gamma.astype(dtype)), make_const(beta.astype(dtype)), axes, float(norm.attrs.epsilon)
+    return tvm.ir.Call(
+        norm.op, [norm.args[0], *(make_const(v.astype(dtype)) for v in values)], norm.attrs, norm.ty_args
     )
+
+
+_AFFINE = ("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.instance_norm")
+
+
+def _affine_axis(norm: Any) -> int | None:
+    """The axis along which the norm's scale and shift lie, if it is one."""
+    rank = len(norm.ty.shape)
+    if op_name(norm) == "relax.nn.instance_norm":
+        return positive_axis(norm.attrs.channel_axis, rank)
+    axes = ints(norm.attrs.axes)
+    return positive_axis(axes[0], rank) if len(axes) == 1 else None
 
 
 NORMS: Rules = {

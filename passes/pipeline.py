@@ -59,7 +59,10 @@ def normalize(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def run_passes(mod: tvm.IRModule, phases: Sequence[Phase], dump: Path | None = None) -> tvm.IRModule:
-    """Run the phases in order, checking after every pass that the module is well-formed.
+    """Run the phases in order, checking that the module stays well-formed.
+
+    Scopes and variables are checked after every pass that changed something. Types are checked on the result (one
+    check costs as much as three passes); when that fails, the modules in between are checked to find the pass.
 
     Args:
         dump: a directory that gets the module after each pass as `NN-<pass>.py` (constants left out).
@@ -67,23 +70,39 @@ def run_passes(mod: tvm.IRModule, phases: Sequence[Phase], dump: Path | None = N
     Raises:
         PassError: names the pass and those that ran before it.
     """
-    done: list[str] = []
+    done: list[tuple[str, tvm.IRModule]] = []
     for phase in phases:
         for one in phase.passes:
-            name = pass_name(one)
+            name = f"{phase.name}/{pass_name(one)}"
             start = time.perf_counter()
             try:
-                mod = one(mod)
-                relax.analysis.well_formed(mod)
+                new = one(mod)
+                if not new.same_as(mod):
+                    relax.analysis.well_formed(new, check_ty=False)
             except Exception as e:
-                before = ", ".join(done) or "no other pass"
-                raise PassError(f"pass {name} of phase {phase.name} failed after {before}: {_first_line(e)}") from e
+                raise _failure(name, [before for before, _ in done], e) from e
+            mod = new
             logger.debug("%s: %.3f s", name, time.perf_counter() - start)
-            done.append(name)
+            done.append((name, mod))
             if dump is not None:
                 dump.mkdir(parents=True, exist_ok=True)
-                (dump / f"{len(done):02d}-{name}.py").write_text(mod.script(show_meta=False))
+                (dump / f"{len(done):02d}-{pass_name(one)}.py").write_text(mod.script(show_meta=False))
+    if done and not relax.analysis.check_well_formed(mod):
+        _blame(done)
     return mod
+
+
+def _blame(done: Sequence[tuple[str, tvm.IRModule]]) -> None:
+    """Raise for the first pass whose result has wrong types."""
+    for i, (name, mod) in enumerate(done):
+        try:
+            relax.analysis.well_formed(mod)
+        except Exception as e:
+            raise _failure(name, [before for before, _ in done[:i]], e) from e
+
+
+def _failure(name: str, before: Sequence[str], e: Exception) -> PassError:
+    return PassError(f"pass {name} failed, after {', '.join(before) or 'no other pass'}: {_first_line(e)}")
 
 
 def pass_name(one: Pass) -> str:

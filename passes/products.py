@@ -11,7 +11,9 @@ _MAX_FACTORS = 8
 def factors(walk: Walk, expr: Expr) -> tuple[float, list[Expr]]:
     """`expr` as (number, tensors) with `expr == number * product of tensors`, through multiplications and divisions
     by numbers. A tensor of the list is no such product itself."""
-    number, tensors, todo = 1.0, [], [expr]
+    number = 1.0
+    tensors: list[Expr] = []
+    todo: list[Expr] = [expr]
     while todo:
         current = todo.pop()
         value = scalar_of(current)
@@ -79,17 +81,18 @@ def _product(a: dict[int, float] | None, b: dict[int, float] | None, max_degree:
 
 def same(walk: Walk, a: Expr, b: Expr) -> bool:
     """Whether two expressions are one variable, or the same operator on the same operands (exporters repeat some)."""
-    if a is b or a.same_as(b):
+    if a.same_as(b):
         return True
     p, q = walk.definition(a), walk.definition(b)
-    if p is a or q is b or not op_name(p) or op_name(p) != op_name(q) or len(p.args) != len(q.args):
+    if not op_name(p) or op_name(p) != op_name(q) or len(p.args) != len(q.args):
         return False
     if str(p.attrs) != str(q.attrs):
         return False
-    return all(
-        m.same_as(n) or (scalar_of(m) is not None and scalar_of(m) == scalar_of(n))
-        for m, n in zip(p.args, q.args, strict=True)
-    )
+    return all(_same_operand(m, n) for m, n in zip(p.args, q.args, strict=True))
+
+
+def _same_operand(a: Expr, b: Expr) -> bool:
+    return a.same_as(b) or (scalar_of(a) is not None and scalar_of(a) == scalar_of(b))
 
 
 def close(a: float | None, b: float, dtype: str) -> bool:

@@ -93,7 +93,7 @@ class Walk:
         """`expr` with nested calls bound to variables, and typed."""
         if isinstance(expr, tvm.ir.Call):
             args = [self._flatten_arg(arg) for arg in expr.args]
-            if any(new is not old for new, old in zip(args, expr.args, strict=True)):
+            if not _all_same(args, expr.args):
                 expr = tvm.ir.Call(expr.op, args, expr.attrs, expr.ty_args)
             return expr if not expr.ty.is_missing() else self.builder.normalize(expr)
         if isinstance(expr, tvm.ir.TupleGetItem):
@@ -106,7 +106,7 @@ class Walk:
             return self.emit(arg) if _is_value(arg) else arg
         if isinstance(arg, tvm.ir.Tuple):
             fields = [self._flatten_arg(f) for f in arg.fields]
-            if any(new is not old for new, old in zip(fields, arg.fields, strict=True)):
+            if not _all_same(fields, arg.fields):
                 return self.builder.normalize(tvm.ir.Tuple(fields))
         return arg
 
@@ -162,7 +162,7 @@ class Walk:
                 return
         elif isinstance(value, tvm.ir.Call | tvm.ir.TupleGetItem):
             _check_same_type(var, value)
-        if value is binding.value:
+        if value.same_as(binding.value):
             self.bindings.append(binding)
             self._define(var, value)
         else:
@@ -180,17 +180,17 @@ class Walk:
             return self.alias.get(expr, expr)
         if isinstance(expr, tvm.ir.Tuple):
             fields = [self._substituted(f) for f in expr.fields]
-            if all(new is old for new, old in zip(fields, expr.fields, strict=True)):
+            if _all_same(fields, expr.fields):
                 return expr
             return self.builder.normalize(tvm.ir.Tuple(fields))
         if isinstance(expr, tvm.ir.TupleGetItem):
             value = self._substituted(expr.tuple_value)
-            if value is expr.tuple_value:
+            if value.same_as(expr.tuple_value):
                 return expr
             return self.builder.normalize(tvm.ir.TupleGetItem(value, expr.index))
         if isinstance(expr, tvm.ir.Call) and _is_value(expr):
             args = [self._substituted(arg) for arg in expr.args]
-            if all(new is old for new, old in zip(args, expr.args, strict=True)):
+            if _all_same(args, expr.args):
                 return expr
             return tvm.ir.Call(expr.op, args, expr.attrs, expr.ty_args, ret_ty=expr.ty)
         return expr
@@ -304,6 +304,11 @@ def _drop_dead(blocks: list[tuple[Any, list[Any]]], body: Expr) -> tuple[list[tu
             survivors.append(binding)
         kept.append((make, survivors[::-1]))
     return kept[::-1], removed
+
+
+def _all_same(new: Sequence[Expr], old: Sequence[Expr]) -> bool:
+    """Whether the nodes are the same ones (Python's `is` compares their wrappers, of which a node has many)."""
+    return all(a.same_as(b) for a, b in zip(new, old, strict=True))
 
 
 def _is_value(expr: Expr) -> bool:

@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+from tvm import relax
+from tvm.relax import op
+
+from subtune.passes.normalize_cleanup import clean_up, holds_every
+from subtune.passes.rewriter import rewrite
+
+X = ((2, 3, 4), "float32")
+
+GONE = {
+    "dropout": lambda x: op.nn.relu(op.nn.dropout(x, 0.5)[0]),
+    "cast to its type": lambda x: op.nn.relu(op.astype(x, "float32")),
+    "cast there and back": lambda x: op.nn.relu(op.astype(op.astype(x, "float64"), "float32")),
+    "reshape to its shape": lambda x: op.nn.relu(op.reshape(x, (2, 3, 4))),
+    "reshapes there and back": lambda x: op.nn.relu(op.reshape(op.reshape(x, (6, 4)), (2, 3, 4))),
+    "expand and squeeze": lambda x: op.nn.relu(op.squeeze(op.expand_dims(x, [1]), [1])),
+    "identity permutation": lambda x: op.nn.relu(op.permute_dims(x, [0, 1, 2])),
+    "permutations that cancel": lambda x: op.nn.relu(op.permute_dims(op.permute_dims(x, [2, 0, 1]), [1, 2, 0])),
+    "broadcast to its shape": lambda x: op.nn.relu(op.broadcast_to(x, (2, 3, 4))),
+    "concat of one": lambda x: op.nn.relu(op.concat([x], 0)),
+    "times one": lambda x: op.nn.relu(op.multiply(relax.const(1.0), x)),
+    "minus zero": lambda x: op.nn.relu(op.subtract(x, relax.const(0.0))),
+    "tuple projection": lambda x: op.nn.relu(relax.TupleGetItem(relax.Tuple([x, x]), 1)),
+}
+STAYS = {
+    "cast that rounds": lambda x: op.astype(op.astype(x, "float16"), "float32"),
+    "one that widens": lambda x: op.multiply(x, relax.const(np.ones((1, 1, 1, 1), "float32"))),
+    "one minus": lambda x: op.subtract(relax.const(0.0), x),
+    "one over": lambda x: op.divide(relax.const(1.0), x),
+    "plus zero": lambda x: op.add(x, relax.const(0.0)),
+    "real permutation": lambda x: op.permute_dims(x, [0, 2, 1]),
+}
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_removes_what_does_nothing(name, module, ops, agree):
+    before = module([X], GONE[name])
+    after = clean_up(before)
+    assert ops(after) == {"nn.relu": 1}
+    if name != "dropout":  # TVM does not legalise it
+        agree(before, after, 0.0)
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_keeps_what_does_something(name, module):
+    before = module([X], STAYS[name])
+    assert clean_up(before).same_as(before)
+
+
+def test_merges_reshapes_and_permutations(module, ops, agree):
+    before = module(
+        [X],
+        lambda x: (
+            op.expand_dims(op.reshape(x, (6, 4)), [0]),
+            op.permute_dims(op.permute_dims(x, [1, 0, 2]), [0, 2, 1]),
+        ),
+    )
+    after = clean_up(before)
+    assert ops(after) == {"reshape": 1, "permute_dims": 1}
+    agree(before, after, 0.0)
+
+
+def test_an_output_that_is_an_input_stays_an_output(module, agree):
+    before = module([X], lambda x: op.reshape(x, (2, 3, 4)))
+    after = clean_up(before)
+    agree(before, after, 0.0)
+
+
+def test_equal_calls_are_computed_once(module, ops, agree):
+    before = module([X], lambda x: op.add(op.exp(op.reshape(x, (24,))), op.exp(op.reshape(x, (24,)))))
+    after = rewrite(before, {})
+    assert ops(after) == {"reshape": 1, "exp": 1, "add": 1}
+    agree(before, after, 0.0)
+
+
+def test_dead_code_goes_and_the_argument_stays():
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2,), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            bb.emit(op.exp(x))
+            out = bb.emit_output(op.nn.relu(x))
+        bb.emit_func_output(out)
+    before = bb.finalize()
+    assert len(clean_up(before)["main"].body.blocks[0].bindings) == 1
+    assert len(before["main"].body.blocks[0].bindings) == 2
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "holds"),
+    [
+        ("float32", "float16", True),
+        ("float32", "bfloat16", True),
+        ("bfloat16", "float16", False),
+        ("float16", "bfloat16", False),
+        ("float32", "int16", True),
+        ("float32", "int32", False),
+        ("float64", "int32", True),
+        ("float16", "int8", False),
+        ("int32", "uint16", True),
+        ("int32", "uint32", False),
+        ("uint64", "int8", False),
+        ("int64", "int32", True),
+        ("int8", "float32", False),
+        ("float32", "bool", True),
+        ("bool", "int8", False),
+    ],
+)
+def test_which_types_hold_which(wide, narrow, holds):
+    assert holds_every(wide, narrow) is holds
