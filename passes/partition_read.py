@@ -9,7 +9,7 @@ from typing import Any
 import networkx as nx
 import tvm
 from tvm import relax
-from tvm.ir import Call, GenericConst, IRModule, Op
+from tvm.ir import Call, GenericConst, GlobalVar, IRModule, Op
 
 from subtune.errors import SubtuneError
 from subtune.graph import Kind, OpNode, Origin, Tensor, Value
@@ -53,7 +53,7 @@ def read_dataflow(mod: IRModule) -> Dataflow:
     """Take `mod["main"]` apart.
 
     Raises:
-        SubtuneError: there is no `main`, there are functions besides it, or it holds control flow.
+        SubtuneError: there is no `main`, it calls another function, or it holds control flow.
     """
     func = _main(mod)
     dag = nx.DiGraph()
@@ -131,9 +131,6 @@ def _main(mod: IRModule) -> Any:
     names = [gv.name_hint for gv in mod.get_global_vars()]
     if "main" not in names or not isinstance(mod["main"], relax.Function):
         raise SubtuneError(f"the module has no Relax function main (it has {', '.join(names) or 'nothing'}).")
-    if len(names) > 1:
-        others = ", ".join(sorted(set(names) - {"main"}))
-        raise SubtuneError(f"the module holds functions besides main ({others}); inline them before partitioning.")
     return mod["main"]
 
 
@@ -145,6 +142,9 @@ def _bindings(func: Any) -> Iterator[Any]:
 
 
 def _node(flow: Dataflow, name: str, call: Any) -> OpNode:
+    callee = next((part for part in (call.op, *call.args) if isinstance(part, GlobalVar)), None)
+    if callee is not None:
+        raise SubtuneError(f"main calls {callee.name_hint}, and only Relax ops can be partitioned: partition before lowering.")
     inputs = tuple(value for arg in call.args for value in flatten(flow.values_of(arg)))
     outputs = tuple(_tensors(call.ty))
     return OpNode(name, op_name(call), _kind(call, inputs, outputs), inputs, outputs)
