@@ -164,6 +164,15 @@ def test_opaque_ops_stay_and_work() -> None:
     assert "R.topk" in mod["main"].script()
 
 
+def test_ops_written_as_loops_are_outlined_too() -> None:
+    def body(emit: Any, x: Any, w: Any) -> Any:
+        return emit(op.sort(emit(op.nn.softmax(emit(op.tanh(emit(op.matmul(x, w))))))))
+
+    mod = module(body, ((4, 8), F32), ((8, 8), F32))
+    loops = relax.transform.LegalizeOps({"relax.matmul": lambda _, call: call})(mod)
+    assert list(primfuncs(check_same(loops))) == ["fused_matmul_tir_tanh", "tir_softmax"]
+
+
 def test_split_with_users_in_two_groups() -> None:
     def body(emit: Any, x: Any, w: Any) -> Any:
         parts = emit(op.split(x, 2, axis=-1))

@@ -351,7 +351,24 @@ def test_module_without_main_is_refused() -> None:
         partition(tvm.IRModule({}))
 
 
-def test_lowered_module_is_refused() -> None:
-    mod = relax.transform.LegalizeOps()(module(lambda emit, x: emit(op.exp(x)), ((4,), F32)))
-    with pytest.raises(SubtuneError, match="main calls tir_exp"):
-        partition(mod)
+def test_ops_written_as_loops_fuse_by_their_pattern() -> None:
+    def body(emit: Any, x: Any, w: Any) -> Any:
+        return emit(op.nn.relu(emit(op.matmul(x, w))))
+
+    mod = module(body, ((4, 8), F32), ((8, 8), F32))
+    mod = relax.transform.LegalizeOps({"relax.matmul": lambda _, call: call})(mod)
+    (group,) = partition(mod)
+    assert (group.anchor, group.epilogue) == ("matmul_0", ("relu_0",))
+    assert partition(mod).op("relu_0").op == "tir.relu"
+
+
+def test_call_of_a_relax_function_is_refused() -> None:
+    mod = module(lambda emit, x: emit(op.exp(x)), ((4,), F32))
+    helper = mod["main"].without_attr("global_symbol")
+    bb = relax.BlockBuilder()
+    gvar = bb.add_func(helper, "helper")
+    x = relax.Var("x", relax.TensorType((4,), F32))
+    with bb.function("main", [x]):
+        bb.emit_func_output(bb.emit(gvar(x)))
+    with pytest.raises(SubtuneError, match="main calls helper"):
+        partition(bb.get())
