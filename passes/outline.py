@@ -42,6 +42,7 @@ def outline(mod: IRModule, graph: PartitionGraph) -> IRModule:
     lowered = lower(
         [functions[first[index]][0] for index in range(len(first))],
         [graph.groups[first[index]].name for index in range(len(first))],
+        {gvar: flow.functions[gvar.name_hint] for gvar in mod.get_global_vars() if gvar.name_hint in flow.functions},
     )
     names, primfuncs = _named(graph, [lowered[index] for index in distinct], functions)
     sites = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import tvm
@@ -17,12 +18,16 @@ OPAQUE_PATTERN = 8
 """TVM's kOpaque: keeps the FuseOps of the default build pipeline from fusing our PrimFuncs any further."""
 
 
-def lower(functions: list[Any], names: list[str]) -> list[Any]:
+_PREFIX = "subtune_group_"
+
+
+def lower(functions: list[Any], names: list[str], prim_funcs: Mapping[Any, Any]) -> list[Any]:
     """Lower each function to a PrimFunc in destination-passing style, inputs first.
 
     Args:
         functions: Relax functions with attribute Primitive; `layout_free_buffers` is carried over.
         names: what each is called in an error.
+        prim_funcs: the PrimFuncs that the functions call already, by GlobalVar.
 
     Raises:
         SubtuneError: a function does not become exactly one PrimFunc.
@@ -30,9 +35,10 @@ def lower(functions: list[Any], names: list[str]) -> list[Any]:
     if not functions:
         return []
     mod = _driver(functions)
+    mod.update(IRModule(dict(prim_funcs)))
     mod = relax.transform.LegalizeOps(LEGALIZATIONS)(mod)
     for name, index in zip(names, range(len(functions)), strict=True):
-        _require_legalized(name, mod[f"f{index}"])
+        _require_legalized(name, mod[f"{_PREFIX}{index}"])
     mod = relax.transform.FuseTIR()(mod)
     calls = [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
     calls = [call for call in calls if isinstance(call, tvm.ir.Call)][: len(functions)]
@@ -44,10 +50,10 @@ def _driver(functions: list[Any]) -> IRModule:
     bb = relax.BlockBuilder()
     gvars = []
     for i, function in enumerate(functions):
-        # an attribute that differs, or the builder would make one of functions that are equal but for names
-        gvars.append(bb.add_func(function, f"f{i}"))
+        gvars.append(bb.add_func(function, f"{_PREFIX}{i}"))
     params = [
-        [relax.Var(f"f{i}_{param.name}", param.ty) for param in function.params] for i, function in enumerate(functions)
+        [relax.Var(f"{_PREFIX}{i}_{param.name}", param.ty) for param in function.params]
+        for i, function in enumerate(functions)
     ]
     with bb.function("main", [param for group in params for param in group]):
         with bb.dataflow():

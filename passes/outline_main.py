@@ -9,7 +9,7 @@ from typing import Any
 import networkx as nx
 import tvm
 from tvm import relax
-from tvm.ir import IRModule
+from tvm.ir import GlobalVar, IRModule
 
 from subtune.graph import Kind, Origin, PartitionGraph, Tensor, Value
 from subtune.passes.partition_read import Dataflow, Resolved
@@ -74,7 +74,12 @@ def write_main(
                         made[value] = bb.emit(relax.TupleGetItem(var, i)) if len(types) > 1 else var
                 elif node.kind is Kind.OPAQUE:
                     call = flow.calls[name]
-                    args = [_argument(flow, arg, var_of) for arg in call.args]
+                    args = [
+                        bb.add_func(flow.functions[arg.name_hint], arg.name_hint)
+                        if isinstance(arg, GlobalVar)
+                        else _argument(flow, arg, var_of)
+                        for arg in call.args
+                    ]
                     var = bb.emit(same_call(call, args), name)
                     _define(made, flow.outputs[name], var, bb)
             result = bb.emit_output(assemble(flow.result, var_of))

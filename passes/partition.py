@@ -29,7 +29,7 @@ def partition(mod: IRModule) -> PartitionGraph:
         mod: a normalised module: one straight-line Relax function `main`.
 
     Raises:
-        SubtuneError: there is no `main`, there are functions besides it, or it holds control flow.
+        SubtuneError: there is no `main`, it calls another function, or it holds control flow.
     """
     flow = read_dataflow(mod)
     results = flatten(flow.result)
@@ -164,7 +164,7 @@ def _shared(drafts: Drafts, ops: set[str], name: str) -> str | None:
         return f"{name} stays out: it is a result of the model"
     others = sorted(set(drafts.dag.successors(name)) - ops, key=drafts.rank.__getitem__)
     if others:
-        return f"{name} stays out: {', '.join(others)} needs it too"
+        return f"{name} stays out: {', '.join(others)} {'needs' if len(others) == 1 else 'need'} it too"
     return None
 
 

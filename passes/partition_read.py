@@ -9,7 +9,7 @@ from typing import Any
 import networkx as nx
 import tvm
 from tvm import relax
-from tvm.ir import Call, GenericConst, IRModule, Op
+from tvm.ir import Call, GenericConst, GlobalVar, IRModule, Op
 
 from subtune.errors import SubtuneError
 from subtune.graph import Kind, OpNode, Origin, Tensor, Value
@@ -18,13 +18,20 @@ from subtune.passes.opkind import VIEWS, is_unit_permutation, kind_of
 Resolved = Value | tuple["Resolved", ...] | None
 """Where an expression's tensors come from; None for what is no tensor (shapes, attributes)."""
 
+# TVM's OpPatternKind: element-wise, broadcast, injective
+_KIND_OF_PATTERN = {0: Kind.ELEMENTWISE, 1: Kind.ELEMENTWISE, 2: Kind.MOVEMENT}
+
 SHAPE = "shape"
 """The dtype we write for values that are no tensors but shapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dataflow:
-    """`main` taken apart. `calls` and `constants` hold the Relax objects behind names, `outputs` what each op makes."""
+    """`main` taken apart. `calls` and `constants` hold the Relax objects behind names, `outputs` what each op makes.
+
+    `functions` are the PrimFuncs that main calls already (importers write some ops as loops), each with TVM's
+    `op_pattern`.
+    """
 
     func: Any
     dag: nx.DiGraph
@@ -33,6 +40,7 @@ class Dataflow:
     outputs: Mapping[str, Resolved]
     resolved: Mapping[Any, Resolved]
     result: Resolved
+    functions: Mapping[str, Any]
 
     def values_of(self, expr: Any) -> Resolved:
         """Where the operand `expr` of a call comes from."""
@@ -41,7 +49,8 @@ class Dataflow:
         if isinstance(expr, GenericConst):
             return _constant(self.resolved, expr)
         if isinstance(expr, relax.Tuple):
-            return tuple(self.values_of(field) for field in expr.fields)
+            fields = tuple(self.values_of(field) for field in expr.fields)
+            return fields if any(field is not None for field in fields) else None
         if isinstance(expr, relax.TupleGetItem):
             whole = self.values_of(expr.tuple_value)
             assert isinstance(whole, tuple), f"{expr} takes an item of what is no tuple"
@@ -53,7 +62,7 @@ def read_dataflow(mod: IRModule) -> Dataflow:
     """Take `mod["main"]` apart.
 
     Raises:
-        SubtuneError: there is no `main`, there are functions besides it, or it holds control flow.
+        SubtuneError: there is no `main`, it calls another function, or it holds control flow.
     """
     func = _main(mod)
     dag = nx.DiGraph()
@@ -64,7 +73,7 @@ def read_dataflow(mod: IRModule) -> Dataflow:
     counts: dict[str, int] = {}
     for param in func.params:
         resolved[param] = _input(param)
-    flow = Dataflow(func, dag, calls, constants, outputs, resolved, None)
+    flow = Dataflow(func, dag, calls, constants, outputs, resolved, None, _prim_funcs(mod))
 
     def note_constants(expr: Any) -> None:
         if isinstance(expr, GenericConst) and expr not in resolved and _is_tensor(expr.ty):
@@ -114,10 +123,12 @@ def tensor_of(ty: Any) -> Tensor:
 
 
 def op_name(call: Any) -> str:
-    """The op's name without `relax.`; of a call to something else, what is called."""
-    if isinstance(call.op, Op):
+    """The op's name without `relax.`; for a PrimFunc, `tir.` and its name without the number that made it unique."""
+    if isinstance(call.op, Op) and not (call.args and isinstance(call.args[0], GlobalVar)):
         return str(call.op.name).removeprefix("relax.")
-    return str(getattr(call.op, "name_hint", None) or getattr(call.op, "global_symbol", "call"))
+    callee = call.args[0] if isinstance(call.op, Op) else call.op
+    name = str(getattr(callee, "name_hint", None) or getattr(callee, "global_symbol", "call"))
+    return f"tir.{name.rstrip('0123456789') or name}"
 
 
 def _drop_dead(dag: nx.DiGraph, results: tuple[Value, ...]) -> None:
@@ -131,9 +142,6 @@ def _main(mod: IRModule) -> Any:
     names = [gv.name_hint for gv in mod.get_global_vars()]
     if "main" not in names or not isinstance(mod["main"], relax.Function):
         raise SubtuneError(f"the module has no Relax function main (it has {', '.join(names) or 'nothing'}).")
-    if len(names) > 1:
-        others = ", ".join(sorted(set(names) - {"main"}))
-        raise SubtuneError(f"the module holds functions besides main ({others}); inline them before partitioning.")
     return mod["main"]
 
 
@@ -145,19 +153,43 @@ def _bindings(func: Any) -> Iterator[Any]:
 
 
 def _node(flow: Dataflow, name: str, call: Any) -> OpNode:
+    function = _callee(flow, call)
     inputs = tuple(value for arg in call.args for value in flatten(flow.values_of(arg)))
     outputs = tuple(_tensors(call.ty))
-    return OpNode(name, op_name(call), _kind(call, inputs, outputs), inputs, outputs)
+    kind = _kind(call, inputs, outputs)
+    if function is not None and kind is not Kind.OPAQUE:
+        kind = _KIND_OF_PATTERN.get(int(function.attrs["op_pattern"]), Kind.OTHER)
+    return OpNode(name, op_name(call), kind, inputs, outputs)
+
+
+def _callee(flow: Dataflow, call: Any) -> Any | None:
+    """The PrimFunc of a `R.call_tir`; None for a Relax op."""
+    gvar = next((part for part in (call.op, *call.args) if isinstance(part, GlobalVar)), None)
+    if gvar is None:
+        return None
+    if call.op == gvar or gvar.name_hint not in flow.functions:
+        raise SubtuneError(f"main calls {gvar.name_hint}, and only ops can be partitioned: inline it first.")
+    return flow.functions[gvar.name_hint]
+
+
+def _prim_funcs(mod: IRModule) -> dict[str, Any]:
+    found = {gvar: func for gvar, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)}
+    if not found:
+        return {}
+    annotated = relax.transform.AnnotateTIROpPattern()(IRModule(found))
+    return {gvar.name_hint: func for gvar, func in annotated.functions_items()}
 
 
 def _kind(call: Any, inputs: tuple[Value, ...], outputs: tuple[Tensor, ...]) -> Kind:
     if not isinstance(call.op, Op) or not outputs:
-        return Kind.OPAQUE
+        return Kind.OPAQUE  # calls into TVM's runtime
     if any(value.tensor.dtype == SHAPE for value in inputs):
         return Kind.OPAQUE
     if not all(t.is_static and t.numel > 0 for t in (*outputs, *(value.tensor for value in inputs))):
         return Kind.OPAQUE
     op = op_name(call)
+    if op.startswith("tir."):
+        return Kind.OTHER
     if op in VIEWS and len(inputs) == 1:
         return Kind.VIEW
     if op == "permute_dims" and is_unit_permutation(inputs[0].tensor.shape, permutation(call)):

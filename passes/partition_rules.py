@@ -46,14 +46,14 @@ def refuses_prologue(anchor: OpNode, producer: OpNode) -> str | None:
     if anchor.kind is Kind.CONTRACTION:
         return _into_contraction(anchor, producer)
     if anchor.kind is Kind.POOLING:
-        if producer.op == "nn.pad" or producer.op in CHEAP:
+        if producer.op == "nn.pad" or is_cheap(producer):
             return None
         return _stays(producer, f"{anchor.short} reads an element several times")
     if anchor.kind in (Kind.REDUCTION, Kind.NORMALIZATION):
         if producer.kind is not Kind.ELEMENTWISE:
             return _stays(producer, "it moves data")
         reads_once = anchor.kind is Kind.REDUCTION and anchor.op not in ("std", "variance")
-        if producer.op in COSTLY and not reads_once:
+        if is_costly(producer) and not reads_once:
             return _stays(producer, f"it is costly and {anchor.short} reads its input several times")
         return None
     return _stays(producer, f"{anchor.short} reads from memory")
@@ -63,12 +63,20 @@ def refuses_inline(consumer: OpNode, producer: OpNode, is_epilogue: bool) -> str
     """Why the injective `producer` cannot be computed where the injective `consumer` reads it."""
     if producer.kind is Kind.MOVEMENT:
         return _stays(producer, "it moves data") if is_epilogue else None
-    if consumer.op in DUPLICATING and producer.op in COSTLY:
+    if consumer.op in DUPLICATING and is_costly(producer):
         return _stays(producer, f"it is costly and {consumer.short} reads an element several times")
     times = consumer.output.numel // max(producer.output.numel, 1)
     if times > 1 and consumer.kind is Kind.ELEMENTWISE:
         return _stays(producer, f"it would be computed {times} times for each element")
     return None
+
+
+def is_cheap(op: OpNode) -> bool:
+    return op.op.removeprefix("tir.") in CHEAP
+
+
+def is_costly(op: OpNode) -> bool:
+    return op.op.removeprefix("tir.") in COSTLY
 
 
 def _into_contraction(anchor: OpNode, producer: OpNode) -> str | None:
@@ -80,7 +88,7 @@ def _into_contraction(anchor: OpNode, producer: OpNode) -> str | None:
         return None
     if producer.kind is Kind.MOVEMENT:
         return _stays(producer, "it moves data")
-    if producer.op not in CHEAP:
+    if not is_cheap(producer):
         return _stays(producer, f"it is costly and {anchor.short} reads its input several times")
     times = recomputations(anchor, producer.name)
     if times > MAX_RECOMPUTED:
