@@ -26,7 +26,7 @@ _BUILD_SHARE = 0.6
 """Of a workload's time, how much may pass before builds stop and timing begins."""
 _CONFIRM_S = 2 * FULL_S
 _MIN_GAIN = 1.01
-"""A winner must beat the default by this and by three standard errors, or the default is kept."""
+"""A winner must beat the default by this factor and by three standard errors, or the default is kept."""
 _OVERCOMMIT = 2.0
 """A workload may use this many times its share of the budget: most need less than their share."""
 
@@ -296,7 +296,7 @@ class _Search:
 
 
 def _is_faster(comparison: Comparison) -> bool:
-    return comparison.gain > max(_MIN_GAIN, 1 + 3 * comparison.noise)
+    return comparison.gain > max(_MIN_GAIN, math.exp(3 * comparison.noise))
 
 
 def _finished(database: Database, workload: Workload, device: CPUModel, topk: int) -> Record | None:

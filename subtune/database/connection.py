@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ _log = logging.getLogger(__name__)
 BUSY_S = 10.0
 """How long a statement waits for another process's transaction; those last milliseconds."""
 _FORMAT = 1
+_MAX_SALVAGE_BYTES = 1 << 30
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS workloads (
@@ -163,22 +166,43 @@ def _move_aside(path: Path, damage: Exception) -> Path | None:
 def _salvage(aside: Path, connection: sqlite3.Connection) -> None:
     """Copy every row of the damaged file that can still be read, from both ends of each table."""
     kept = 0
-    try:
-        old = sqlite3.connect(aside, isolation_level=None)
-    except sqlite3.Error:
-        return
-    with contextlib.closing(old):
-        for table in TABLES:
-            for order in ("ASC", "DESC"):
-                rows: list[tuple[object, ...]] = []
-                with contextlib.suppress(sqlite3.Error):
-                    for row in old.execute(f"SELECT * FROM {table} ORDER BY rowid {order}"):
-                        rows.append(row)
-                with contextlib.suppress(sqlite3.Error), transaction(connection):
-                    before = connection.total_changes
-                    for row in rows:
-                        marks = ", ".join("?" * len(row))
-                        connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)
-                    kept += connection.total_changes - before
+    with contextlib.suppress(sqlite3.Error, OSError), tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory) / "copy.db"
+        _copy_in_full_length(aside, copy)
+        with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as old:
+            for table in TABLES:
+                for order in ("ASC", "DESC"):
+                    rows = _readable_rows(old, f"SELECT * FROM {table} ORDER BY rowid {order}")
+                    kept += _carry_over(rows, table, connection)
     if kept:
         _log.warning("%d rows of the damaged tuning database were saved", kept)
+
+
+def _copy_in_full_length(source: Path, copy: Path) -> None:
+    """SQLite reads nothing of a file shorter than its header says: the lost end is filled with zeros."""
+    shutil.copyfile(source, copy)
+    with copy.open("r+b") as file:
+        header = file.read(100)
+        if len(header) == 100 and header.startswith(b"SQLite format 3"):
+            page_bytes = int.from_bytes(header[16:18], "big")
+            page_bytes = 65536 if page_bytes == 1 else page_bytes
+            full = page_bytes * int.from_bytes(header[28:32], "big")
+            if copy.stat().st_size < full <= _MAX_SALVAGE_BYTES:
+                file.truncate(full)
+
+
+def _readable_rows(old: sqlite3.Connection, statement: str) -> list[tuple]:
+    """Rows up to the first damaged page."""
+    rows = []
+    with contextlib.suppress(sqlite3.Error):
+        for row in old.execute(statement):
+            rows.append(row)
+    return rows
+
+
+def _carry_over(rows: list[tuple], table: str, connection: sqlite3.Connection) -> int:
+    before = connection.total_changes
+    with contextlib.suppress(sqlite3.Error), transaction(connection):
+        for row in rows:
+            connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+    return connection.total_changes - before

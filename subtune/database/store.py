@@ -178,9 +178,7 @@ class Database:
         found = sorted(set(found))
         if len(found) != 1:
             what = f"{len(found)} workloads have" if found else "no workload has"
-            raise DatabaseError(
-                f"{what} a key that begins with {key!r} in {self.path}; `subtune db list` shows the keys"
-            )
+            raise DatabaseError(f"{what} a key beginning with {key!r} in {self.path}; `subtune db list` shows the keys")
         workload = self.workload(found[0])
         assert workload is not None
         rows = self._read(

@@ -17,18 +17,22 @@ _TIGHT = 0.003
 
 
 def time_calls(call: Callable[[], object], seconds: float, stop_above_s: float = math.inf) -> Timing:
-    """Latency of `call`, sampled for about `seconds`; at once given up above `stop_above_s` a call."""
-    first = _sample(call, 1)
-    if first > stop_above_s:
-        return summarise([first])
-    calls = calls_per_sample(first)
+    """Latency of `call`, sampled for about `seconds`; given up when the first calls all exceed `stop_above_s`."""
+    begin = time.perf_counter()
+    first: list[float] = []
+    # One call may have been disturbed from outside: a candidate is given up when several are slow.
+    while len(first) < _MIN_SAMPLES and (not first or min(first) > stop_above_s):
+        first.append(_sample(call, 1))
+        if time.perf_counter() - begin > seconds:
+            break
+    if min(first) > stop_above_s:
+        return summarise(first)
+    calls = calls_per_sample(min(first))
     samples: list[float] = []
     end = time.perf_counter() + seconds
     while True:
         samples.append(_sample(call, calls))
         if len(samples) < _MIN_SAMPLES:
-            if samples[-1] > stop_above_s:
-                break
             continue
         if time.perf_counter() >= end or (len(samples) >= 8 and standard_error(samples) < _TIGHT * median(samples)):
             break
@@ -38,7 +42,7 @@ def time_calls(call: Callable[[], object], seconds: float, stop_above_s: float =
 def time_pairs(
     first: Callable[[], object], second: Callable[[], object], seconds: float
 ) -> tuple[Timing, Timing, float, float]:
-    """Both latencies sampled in turns, the median of `second` over `first`, and that ratio's standard error.
+    """Both latencies sampled in turns, the median of `second` over `first`, and its logarithm's standard error.
 
     When one is more than twice the other a few pairs settle it; else sampling goes on for `seconds`.
     """
@@ -55,10 +59,9 @@ def time_pairs(
         is_clear = min(ratios) > 2 or max(ratios) < 0.5
         if (is_clear and (is_late or len(ratios) >= 3)) or (is_late and len(ratios) >= 5):
             break
-        if len(ratios) >= 8 and abs(median(ratios) - 1) > 8 * max(standard_error(ratios), 0.002):
+        if len(ratios) >= 8 and abs(math.log(median(ratios))) > 8 * max(_log_error(ratios), 0.002):
             break
-    noise = standard_error(ratios) if len(ratios) > 1 else 0.0
-    return summarise(samples[0]), summarise(samples[1]), median(ratios), noise
+    return summarise(samples[0]), summarise(samples[1]), median(ratios), _log_error(ratios)
 
 
 def calls_per_sample(call_s: float) -> int:
@@ -73,6 +76,10 @@ def summarise(samples: list[float]) -> Timing:
 def standard_error(samples: list[float]) -> float:
     """Of the median, from the median absolute deviation, which single disturbed samples do not move."""
     return 1.253 * 1.4826 * _deviation(samples) / math.sqrt(len(samples))
+
+
+def _log_error(ratios: list[float]) -> float:
+    return standard_error([math.log(ratio) for ratio in ratios])
 
 
 def _deviation(samples: list[float]) -> float:

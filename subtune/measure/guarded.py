@@ -40,7 +40,7 @@ class Guarded:
     def overwritten(self) -> str:
         """Which guard zone was written to, and how far from the array; empty when both are whole."""
         if not np.array_equal(self._before, _CANARY):
-            distance = _GUARD_BYTES - int(np.flatnonzero(self._before != _CANARY)[-1])
+            distance = _GUARD_BYTES - int(np.flatnonzero(self._before != _CANARY)[0])
             return f"{distance} bytes before its start"
         if not np.array_equal(self._after, _CANARY):
             return f"{int(np.flatnonzero(self._after != _CANARY)[0])} bytes behind its end"

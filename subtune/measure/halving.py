@@ -15,7 +15,7 @@ FULL_S = 0.1
 _FIRST_SHARE = 1 / 16
 _LAST_SHARE = 1 / 2
 _GIVE_UP = 3.0
-"""A candidate whose first call takes this many times the best so far is not looked at any longer."""
+"""A candidate whose first calls take this many times the best so far is not looked at any longer."""
 _NOISE = 0.01
 """Differences below this are no differences: the earlier, that is the simpler or likelier, candidate wins."""
 

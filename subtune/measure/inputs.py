@@ -28,7 +28,8 @@ _SPECIAL_FRACTION = 1 / 16
 class Hazards:
     """What the workload does with values that restricts which are legal.
 
-    `index_extent`: for each parameter used as an index, the least extent of the dims it indexes.
+    `index_extent`: for each parameter used as an index, the least extent of the dims it indexes; `divides`: by
+    an integer that is no constant, so that zero would be a trap; `casts_to_int`: from floating point.
     """
 
     index_extent: dict[int, int]
@@ -52,7 +53,7 @@ def hazards(workload: Workload) -> Hazards:
         elif isinstance(node, tirx.BufferStore):
             loads.append((node.buffer, node.indices))
         elif isinstance(node, tirx.Div | tirx.Mod | tirx.FloorDiv | tirx.FloorMod):
-            divides = divides or not isinstance(node.b, tirx.IntImm)
+            divides = divides or ("int" in str(node.ty) and not isinstance(node.b, tirx.IntImm))
         elif isinstance(node, tirx.Cast):
             casts = casts or ("int" in str(node.ty) and "float" in str(node.value.ty))
 
@@ -124,11 +125,8 @@ def _floats(
     limits = _limits(dtype)
     # Magnitudes over many decades, whose products and sums over thousands of terms still fit.
     decades = min(2.0, limits[2]) if dangers.casts_to_int else limits[2]
-    exponents = rng.uniform(-decades, decades, shape).astype(np.float32)
-    array = (rng.choice(np.array([-1, 1], np.float32), shape) * np.float32(10) ** exponents).astype(dtype)
+    array = (rng.choice([-1.0, 1.0], shape) * 10.0 ** rng.uniform(-decades, decades, shape)).astype(dtype)
     specials = [0.0, -0.0, limits[0], -limits[0], limits[1], -limits[1], 1.0, -1.0]
-    if dangers.divides:
-        specials = specials[4:]
     if dangers.casts_to_int:
         specials = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 126.5, -127.5]
     return _sprinkled(array, rng, specials)

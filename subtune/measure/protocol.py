@@ -25,7 +25,8 @@ class Built:
 class Comparison:
     """A candidate and the default schedule, timed in turns in one process.
 
-    `gain` is the default's latency over the candidate's, median over pairs; `noise` its standard error.
+    `gain` is the default's latency over the candidate's, median over pairs; `noise` the standard error of its
+    logarithm.
     """
 
     timing: Timing
@@ -47,7 +48,7 @@ class Session(Protocol):
     def time(self, candidate: Candidate, seconds: float, stop_above_s: float) -> Timing | Failure:
         """Check a built candidate's outputs (once), then time it for about `seconds`.
 
-        Sampling ends at the first sample above `stop_above_s` seconds per call: it cannot win any more.
+        It is given up when its first calls all take more than `stop_above_s` seconds: it cannot win any more.
         """
         ...
 

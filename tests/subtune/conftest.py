@@ -19,7 +19,8 @@ DOUBLES = Path(__file__).resolve().parent / "measure" / "doubles.py"
 def load_doubles() -> ModuleType:
     if "doubles" not in sys.modules:
         spec = importlib.util.spec_from_file_location("doubles", DOUBLES)
-        assert spec and spec.loader
+        assert spec
+        assert spec.loader
         module = importlib.util.module_from_spec(spec)
         sys.modules["doubles"] = module
         spec.loader.exec_module(module)

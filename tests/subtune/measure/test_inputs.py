@@ -1,0 +1,96 @@
+"""Inputs are legal for the workload, hard on the kernel, and the same everywhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import te, tirx, topi
+
+from subtune.measure.inputs import SETS, hazards, make_inputs
+from subtune.workload import Workload
+
+
+def workload(*tensors, constants=()):
+    func = te.create_prim_func(list(tensors))
+    return Workload.of(func.with_attr("layout_free_buffers", list(constants)), 1)
+
+
+def elementwise(dtype, compute):
+    a = te.placeholder((64, 64), dtype, name="a")
+    b = te.placeholder((64, 64), dtype, name="b")
+    return workload(a, b, te.compute((64, 64), lambda i, j: compute(a[i, j], b[i, j])))
+
+
+def test_indices_stay_within_the_dim_they_index():
+    table = te.placeholder((10, 8), "float32", name="table")
+    index = te.placeholder((500,), "int64", name="index")
+    gather = workload(table, index, topi.take(table, index, axis=0))
+    dangers = hazards(gather)
+    assert dangers.index_extent == {1: 10}
+    for name in SETS:
+        indices = make_inputs(gather, name, dangers)[1]
+        assert indices.dtype == np.int64
+        assert indices.min() >= 0
+        assert indices.max() <= 9
+    assert {0, 9} <= set(make_inputs(gather, "adversarial", dangers)[1].tolist())
+
+
+def test_an_index_computed_in_an_earlier_block_is_found():
+    table = te.placeholder((7, 3), "float32", name="table")
+    index = te.placeholder((50,), "int32", name="index")
+    doubled = te.compute((50,), lambda i: index[i] + 0, name="doubled")
+    gather = workload(table, index, te.compute((50, 3), lambda i, j: table[doubled[i], j]))
+    assert hazards(gather).index_extent[1] == 7
+
+
+def test_integer_divisors_are_never_zero():
+    division = elementwise("int32", lambda a, b: tirx.floordiv(a, b))
+    dangers = hazards(division)
+    assert dangers.divides
+    assert not hazards(elementwise("int32", lambda a, b: tirx.floordiv(a, 3) + b)).divides
+    for name in SETS:
+        assert (make_inputs(division, name, dangers)[1] != 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+def test_adversarial_integers_hold_both_extremes(dtype):
+    addition = elementwise(dtype, lambda a, b: tirx.max(a, b))
+    array = make_inputs(addition, "adversarial", hazards(addition))[0]
+    assert array.min() == np.iinfo(dtype).min
+    assert array.max() == np.iinfo(dtype).max
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_adversarial_floats_hold_denormals_both_zeros_and_many_magnitudes(dtype):
+    addition = elementwise(dtype, lambda a, b: a + b)
+    array = make_inputs(addition, "adversarial", hazards(addition))[0]
+    wide = array.astype(np.float64)
+    assert np.isfinite(wide).all()
+    assert np.count_nonzero(wide) > wide.size / 2
+    zeros = wide[wide == 0]
+    assert set(np.signbit(zeros)) == {True, False}
+    smallest_normal = {"float64": 2.2e-308, "float32": 1.1e-38, "float16": 6.1e-5, "bfloat16": 1.1e-38}[dtype]
+    assert (np.abs(wide[wide != 0]) < smallest_normal).any()
+    largest, typical = np.abs(wide).max(), np.median(np.abs(wide))
+    assert largest > 50 * typical
+
+
+def test_floats_that_become_integers_stay_in_range():
+    a = te.placeholder((4096,), "float32", name="a")
+    quantise = workload(a, te.compute((4096,), lambda i: a[i].astype("int8")))
+    dangers = hazards(quantise)
+    assert dangers.casts_to_int
+    for name in SETS:
+        assert np.abs(make_inputs(quantise, name, dangers)[0]).max() <= 128
+
+
+def test_inputs_are_repeatable_and_differ_between_arguments_and_sets():
+    addition = elementwise("float32", lambda a, b: a + b)
+    dangers = hazards(addition)
+    sets = {name: make_inputs(addition, name, dangers) for name in SETS}
+    for name in SETS:
+        again = make_inputs(addition, name, dangers)
+        assert all(np.array_equal(x, y) for x, y in zip(sets[name], again, strict=True))
+        assert not np.array_equal(sets[name][0], sets[name][1])
+    assert not np.array_equal(sets["random"][0], sets["positive"][0])
+    assert (sets["positive"][0] > 0).all()

@@ -1,0 +1,256 @@
+"""The database keeps what it is given, finds only what fits, and gives MetaSchedule what it can use."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, te
+from tvm.s_tir import Schedule
+
+from subtune.candidate import DEFAULT, Candidate
+from subtune.database import Database, export_metaschedule, import_metaschedule, store
+from subtune.errors import DatabaseError
+from subtune.kernel import Kernel, Packing
+from subtune.measurement import Failure, FailureKind, Measurement, Timing
+from subtune.record import Record
+from subtune.workload import Workload
+
+CANDIDATE = Candidate.make("tiled", 0.5, mr=4, order="m", flag=True)
+FAST, SLOW = Timing(1e-6, 0.9e-6, 0.01, 50), Timing(5e-6, 4e-6, 0.02, 30)
+
+
+def matmul(n: int = 16) -> Workload:
+    a, b = (te.placeholder((n, n), "float32", name=name) for name in "ab")
+    k = te.reduce_axis((0, n), name="k")
+    return Workload.of(te.create_prim_func([a, b, te.compute((n, n), lambda i, j: te.sum(a[i, k] * b[k, j], k))]), 1)
+
+
+def record_of(workload, device="cpu/x", candidate=CANDIDATE):
+    return Record(workload.key, device, candidate, FAST, SLOW, 5.0, "ab" * 8, 20, 19, 3, True)
+
+
+@pytest.fixture
+def workload():
+    return matmul()
+
+
+@pytest.fixture
+def database(tmp_path):
+    with Database(tmp_path / "dir" / "tuning.db") as opened:
+        yield opened
+
+
+def test_a_record_comes_back_equal_also_in_another_process_of_time(database, workload):
+    assert database.lookup(workload, "cpu/x") is None
+    database.add_record(workload, record_of(workload))
+    assert database.lookup(workload, "cpu/x") == record_of(workload)
+    with Database(database.path) as other:
+        found = other.lookup(workload, "cpu/x")
+        assert found == record_of(workload)
+        assert found.candidate.predicted_s == 0.5
+
+
+def test_another_device_or_version_is_not_found(database, workload, monkeypatch):
+    database.add_record(workload, record_of(workload))
+    assert database.lookup(workload, "cpu/y") is None
+    assert database.lookup(matmul(8), "cpu/x") is None
+    monkeypatch.setattr(store, "versions", lambda: "tvm-0/subtune-0/templates-0")
+    assert database.lookup(workload, "cpu/x") is None
+    assert database.list_records() == ()
+    assert len(database.list_records(all_versions=True)) == 1
+
+
+def test_a_hash_collision_is_not_a_hit(database, workload):
+    database.add_record(workload, record_of(workload))
+    impostor = Workload(matmul(8).func, 1, workload.key)
+    assert database.lookup(impostor, "cpu/x") is None
+
+
+def test_measurements_and_failures_are_kept_fastest_first(database, workload):
+    wrong = Failure(FailureKind.WRONG_RESULT, "3 of 9 elements are wrong")
+    crash = Failure(FailureKind.CRASH, "SIGSEGV")
+    others = [Candidate.make("tiled", mr=i) for i in range(3)]
+    given = [
+        Measurement(others[0], wrong, 0.1),
+        Measurement(others[1], SLOW, 0.2),
+        Measurement(CANDIDATE, FAST, 0.3),
+        Measurement(others[2], crash),
+    ]
+    database.add_measurements(workload, "cpu/x", given)
+    stored, records, measurements = database.show(workload.key[:6])
+    assert stored.key == workload.key
+    assert records == ()
+    assert [m.candidate for m in measurements][:2] == [CANDIDATE, others[1]]
+    assert set(measurements) == set(given)
+    assert database.known_failures(workload, "cpu/x") == {others[0]: wrong}
+
+
+def test_a_later_measurement_replaces_the_earlier(database, workload):
+    database.add_measurements(workload, "cpu/x", [Measurement(CANDIDATE, SLOW)])
+    database.add_measurements(workload, "cpu/x", [Measurement(CANDIDATE, FAST)])
+    assert [m.outcome for m in database.show(workload.key)[2]] == [FAST]
+
+
+def test_listing_filters_by_key_and_device(database):
+    workloads = [matmul(n) for n in (4, 8, 16)]
+    for w in workloads:
+        database.add_record(w, record_of(w, "cpu/x/t2"))
+    database.add_record(workloads[0], record_of(workloads[0], "cpu/y/t4"))
+    assert len(database.list_records()) == 4
+    assert {r.workload_key for r in database.list_records(key=workloads[1].key[:8])} == {workloads[1].key}
+    assert len(database.list_records(device="/t4")) == 1
+    assert database.list_records(key="%") == ()
+
+
+def test_show_of_an_unknown_or_ambiguous_key_says_so(database):
+    with pytest.raises(DatabaseError, match="no workload has a key beginning with 'zz'"):
+        database.show("zz")
+    for n in (4, 8):
+        database.add_record(matmul(n), record_of(matmul(n)))
+    with pytest.raises(DatabaseError, match="2 workloads"):
+        database.show("")
+
+
+def test_gc_drops_other_versions_old_rows_and_orphans(database, workload, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "versions", lambda: "tvm-0/subtune-0/templates-0")
+        database.add_record(matmul(8), record_of(matmul(8)))
+    database.add_record(workload, record_of(workload))
+    assert database.gc(older_than_s=3600) == 2  # the other version's winner, and its workload
+    assert database.workload(matmul(8).key) is None
+    assert database.lookup(workload, "cpu/x") is not None
+    time.sleep(0.02)
+    database.gc(older_than_s=0.01)
+    assert database.list_records(all_versions=True) == ()
+    assert database.workload(workload.key) is None
+
+
+def test_workloads_are_stored_compressed(database, workload):
+    database.add_record(workload, record_of(workload))
+    (blob,) = database._file.execute("SELECT func FROM workloads").fetchone()
+    assert zlib.decompress(blob).decode() == workload.to_json()
+
+
+def test_a_database_of_a_newer_format_is_refused_and_left_alone(database, workload):
+    database.add_record(workload, record_of(workload))
+    database._file.execute("PRAGMA user_version=99")
+    with pytest.raises(DatabaseError, match="format 99"):
+        Database(database.path)
+    assert len(list(database.path.parent.glob("*.corrupt-*"))) == 0
+
+
+# -- MetaSchedule ------------------------------------------------------------------------------------------
+
+
+def traced(workload, candidate, device):
+    """A template whose kernel is a trace of its workload; with `pack`, one whose signature differs."""
+    if candidate.template == "untraced":
+        return Kernel(workload.func)
+    sch = Schedule(tvm.IRModule({"main": workload.func}))
+    (block,) = sch.get_child_blocks(sch.get_sblock("root"))
+    i, j, k = sch.get_loops(block)
+    jo, ji = sch.split(j, [None, 8])
+    sch.reorder(i, jo, k, ji)
+    sch.vectorize(ji)
+    sch.parallel(i)
+    packings = ((1, Packing(((16,), (16,)), (1, 0))),) if candidate.template == "packs" else ()
+    return Kernel(sch.mod["main"], packings, sch.trace)
+
+
+SCHEDULE = f"{__name__}:traced"
+
+
+@pytest.fixture
+def exported(database, device, tmp_path, monkeypatch):
+    """Three winners in a MetaSchedule database, of which one can go over."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or _this_module())
+    for n, template in ((16, "traced"), (8, "untraced"), (32, "packs")):
+        w = matmul(n)
+        database.add_record(w, record_of(w, device.fingerprint(), Candidate(template)))
+    directory = tmp_path / "ms"
+    return directory, export_metaschedule(database, directory, device, SCHEDULE)
+
+
+def _this_module():
+    from types import SimpleNamespace
+
+    return SimpleNamespace(traced=traced)
+
+
+def test_export_takes_what_is_a_trace_and_says_why_it_leaves_the_rest(exported, database, device):
+    directory, result = exported
+    assert result.count == 1
+    reasons = dict(result.skipped)
+    assert "packs a constant" in reasons[matmul(32).key]
+    assert "not a trace" in reasons[matmul(8).key]
+    assert (directory / "database_workload.json").stat().st_size > 0
+    assert (directory / "database_tuning_record.json").stat().st_size > 0
+    with pytest.raises(DatabaseError, match="already"):
+        export_metaschedule(database, directory, device, SCHEDULE)
+
+
+def test_the_exported_database_schedules_a_relax_module(exported, device):
+    from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+    directory, _ = exported
+    func = matmul(16).func
+    bb = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType((16, 16), "float32")) for name in "xy")
+    with bb.function("main", [x, y]):
+        gv = bb.add_func(func.without_attr("global_symbol"), "matmul")
+        out = bb.emit(relax.call_tir(gv, relax.Tuple([x, y]), relax.TensorType((16, 16), "float32")))
+        bb.emit_func_output(out)
+    mod = bb.get()
+    target = device.target()
+    with target, JSONDatabase(work_dir=str(directory)):
+        scheduled = relax.transform.MetaScheduleApplyDatabase()(mod)
+    assert scheduled["matmul"].attrs["tirx.is_scheduled"]
+    assert not mod["matmul"].attrs.get("tirx.is_scheduled", False)
+    assert "T.parallel" in scheduled["matmul"].script()
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((16, 16), np.float32) for _ in range(2))
+    results = []
+    for module in (mod, scheduled):
+        machine = relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
+        results.append(machine["main"](tvm.runtime.tensor(a), tvm.runtime.tensor(b)).numpy())
+    np.testing.assert_allclose(results[1], a @ b, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+def test_what_was_exported_can_be_imported_and_replayed(exported, device, tmp_path):
+    from subtune.templates.trace import schedule
+
+    directory, _ = exported
+    workload = matmul(16)
+    with Database(tmp_path / "other.db") as other:
+        other.add_record(workload, record_of(workload, device.fingerprint()))
+        assert import_metaschedule(other, directory).count == 1
+        (candidate,) = other.suggestions(workload)
+        assert candidate.template == "trace"
+        assert not other.lookup(workload, device.fingerprint()).complete  # so that the next compile tries it
+    kernel = schedule(workload, candidate, device)
+    tvm.ir.assert_structural_equal(kernel.func, traced(workload, Candidate("traced"), device).func)
+    assert kernel.trace is not None
+    misfit = schedule(matmul(4), replace(candidate, knobs=(("json", '[["no such thing"], []]'),)), device)
+    assert "does not fit" in misfit.reason
+
+
+def test_import_of_what_is_no_metaschedule_database(database, tmp_path):
+    with pytest.raises(DatabaseError, match=r"database_workload\.json"):
+        import_metaschedule(database, tmp_path)
+    (tmp_path / "database_workload.json").write_text("not json\n")
+    (tmp_path / "database_tuning_record.json").write_text("[0, []]\n")
+    with pytest.raises(DatabaseError, match="no MetaSchedule database"):
+        import_metaschedule(database, tmp_path)
+
+
+def test_default_is_a_candidate_like_any_other(database, workload):
+    database.add_record(workload, record_of(workload, candidate=DEFAULT))
+    assert database.lookup(workload, "cpu/x").is_default

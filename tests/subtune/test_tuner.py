@@ -1,0 +1,263 @@
+"""What the tuner decides, by replayed outcomes: exact, fast, and the same every time."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import pytest
+from tvm import te
+
+from subtune.candidate import DEFAULT, Candidate
+from subtune.database import Database
+from subtune.measure import ReplayMeasurer
+from subtune.measure.replay import ReplaySession
+from subtune.measurement import Failure, FailureKind, Timing
+from subtune.tuner import tune, tune_subgraph
+from subtune.workload import Workload
+
+CANDIDATES = tuple(Candidate.make("t", i=i) for i in range(8))
+WRONG = Failure(FailureKind.WRONG_RESULT, "wrong")
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    workload: Workload
+    uses: int = 1
+
+
+def scale(n: int) -> Workload:
+    a = te.placeholder((n,), "float32", name="a")
+    return Workload.of(te.create_prim_func([a, te.compute((n,), lambda i: a[i] * 2)]), 1)
+
+
+@pytest.fixture(scope="module")
+def workload():
+    return scale(64)
+
+
+@pytest.fixture
+def database(tmp_path):
+    with Database(tmp_path / "t.db") as opened:
+        yield opened
+
+
+def policy(workload, device, topk):
+    return CANDIDATES[:topk]
+
+
+def outcomes(*times, default=10.0):
+    return {DEFAULT: default, **dict(zip(CANDIDATES, times, strict=False))}
+
+
+def search(workload, device, measurer, database=None, **options):
+    return tune_subgraph(
+        workload, device, database=database, measurer=measurer, candidates=policy, **{"topk": 8, **options}
+    )
+
+
+def test_the_fastest_sound_candidate_wins(workload, device):
+    measurer = ReplayMeasurer(outcomes(4.0, WRONG, 2.0, 3.0, Failure(FailureKind.INVALID, "no"), 5.0, 6.0, 7.0))
+    record = search(workload, device, measurer)
+    assert record.candidate == CANDIDATES[2]
+    assert record.timing.median_s == 2.0
+    assert record.default_timing.median_s == 10.0
+    assert record.gain == 5.0
+    assert record.func_hash == f"hash-of-{CANDIDATES[2]}"
+    assert (record.tried, record.failed, record.complete) == (8, 2, True)
+    assert (record.workload_key, record.device) == (workload.key, device.fingerprint())
+    assert ("time", CANDIDATES[4]) not in measurer.log  # it was never built
+
+
+def test_never_slower_than_the_default(workload, device):
+    record = search(workload, device, ReplayMeasurer(outcomes(*[11.0] * 8)))
+    assert record.is_default
+    assert record.gain == 1.0
+    assert record.timing == record.default_timing
+    assert record.func_hash == f"hash-of-{DEFAULT}"
+
+
+def test_a_gain_within_the_noise_is_no_gain(workload, device):
+    times = outcomes(9.95, *[20.0] * 7)
+    assert search(workload, device, ReplayMeasurer(times)).is_default
+    times = outcomes(9.0, *[20.0] * 7)
+    assert not search(workload, device, ReplayMeasurer(times)).is_default
+    assert search(workload, device, ReplayMeasurer(times, spread=0.2)).is_default
+
+
+def test_the_default_stands_when_every_candidate_fails_or_none_exists(workload, device):
+    failures = [Failure(kind, "bad") for kind in FailureKind]
+    record = search(workload, device, ReplayMeasurer(outcomes(*failures)), topk=len(failures))
+    assert record.is_default
+    assert record.failed == len(failures)
+    record = tune_subgraph(workload, device, measurer=ReplayMeasurer({DEFAULT: 1.0}), candidates=lambda *_: ())
+    assert record.is_default
+    assert record.complete
+
+
+def test_a_winner_that_fails_its_second_check_gives_way_to_the_next(workload, device):
+    measurer = ReplayMeasurer(outcomes(2.0, 3.0, *[8.0] * 6))
+    original = measurer.session
+
+    @contextmanager
+    def session(*args):
+        with original(*args) as inner:
+            compare = inner.compare
+            inner.compare = lambda c, s: WRONG if c == CANDIDATES[0] else compare(c, s)
+            yield inner
+
+    measurer.session = session
+    record = search(workload, device, measurer)
+    assert record.candidate == CANDIDATES[1]
+    assert record.failed == 1
+
+
+def test_a_second_run_takes_the_record_and_runs_nothing(workload, device, database):
+    first = search(workload, device, ReplayMeasurer(outcomes(*range(2, 10))), database)
+    again = ReplayMeasurer({DEFAULT: 1.0})
+    assert search(workload, device, again, database) == first
+    assert again.log == []
+    wider = search(workload, device, ReplayMeasurer(outcomes(*[float(i) for i in range(2, 10)])), database, topk=9)
+    assert wider.topk == 9  # a wider search is not answered by a narrower one
+
+
+def test_candidates_that_failed_for_good_are_not_tried_again(workload, device, database):
+    crash = Failure(FailureKind.CRASH, "once")
+    measurer = ReplayMeasurer(outcomes(WRONG, crash, 3.0, *[9.0] * 5))
+    search(workload, device, measurer, database, topk=8)
+    again = ReplayMeasurer(outcomes(1.0, 2.0, 3.0, *[9.0] * 5))
+    record = search(workload, device, again, database, topk=20)
+    assert ("build", CANDIDATES[0]) not in again.log
+    assert record.candidate == CANDIDATES[1]  # a crash may have been the machine's: it gets a second chance
+    assert record.failed == 1
+
+
+def test_an_imported_candidate_is_tried_first_and_must_prove_itself(workload, device, database):
+    imported = Candidate.make("trace", json="[]")
+    search(workload, device, ReplayMeasurer(outcomes(5.0)), database)
+    database.add_suggestion(workload, imported, 1.0)
+    measurer = ReplayMeasurer({**outcomes(5.0), imported: 4.0})
+    record = search(workload, device, measurer, database)
+    assert record.candidate == imported
+    assert record.timing.median_s == 4.0
+    assert record.complete
+
+
+def test_all_outcomes_are_in_the_database(workload, device, database):
+    search(workload, device, ReplayMeasurer(outcomes(2.0, WRONG, 4.0, *[9.0] * 5)), database)
+    _, records, measurements = database.show(workload.key)
+    assert [r.candidate for r in records] == [CANDIDATES[0]]
+    by_candidate = {m.candidate: m.outcome for m in measurements}
+    assert by_candidate[CANDIDATES[1]] == WRONG
+    assert isinstance(by_candidate[CANDIDATES[2]], Timing)
+    assert set(by_candidate) == set(CANDIDATES)
+
+
+def test_after_the_deadline_nothing_begins(workload, device, database):
+    measurer = ReplayMeasurer(outcomes(2.0))
+    assert search(workload, device, measurer, database, deadline=time.monotonic()) is None
+    assert measurer.log == []
+
+
+def test_a_search_that_was_cut_off_is_incomplete_and_is_continued(workload, device, database):
+    measurer = ReplayMeasurer(outcomes(*[5.0] * 7, 2.0), call_s=0.05)
+    record = search(workload, device, measurer, database, deadline=time.monotonic() + 0.5)
+    assert record is not None
+    assert not record.complete
+    resumed = search(workload, device, ReplayMeasurer(outcomes(*[5.0] * 7, 2.0)), database)
+    assert resumed.complete
+    assert resumed.candidate == CANDIDATES[7]
+
+
+def test_the_same_outcomes_give_the_same_record(workload, device):
+    times = outcomes(3.0, 3.01, 2.999, 3.0, 3.02, 4.0, 4.0, 4.0)
+    records = {search(workload, device, ReplayMeasurer(times)) for _ in range(5)}
+    assert len(records) == 1
+    assert records.pop().candidate == CANDIDATES[0]
+
+
+def test_every_workload_once_those_with_most_at_stake_first(device):
+    small, large = scale(64), scale(4096)
+    measurer = ReplayMeasurer(outcomes(*[2.0] * 8))
+    seen = []
+    records = tune(
+        [Subgraph(small), Subgraph(large), Subgraph(small)],
+        device,
+        topk=8,
+        measurer=measurer,
+        candidates=policy,
+        progress=lambda p: seen.append(p),
+    )
+    assert set(records) == {small.key, large.key}
+    assert list(dict.fromkeys(p.workload_key for p in seen)) == [large.key, small.key]
+    assert sum(c == DEFAULT for what, c in measurer.log if what == "build") == 2
+    assert not records.interrupted
+    uses = tune([Subgraph(small, uses=1000), Subgraph(large)], device, measurer=measurer, candidates=policy)
+    assert set(uses) == set(records)
+
+
+def test_progress_tells_where_the_run_stands(device):
+    seen = []
+    tune(
+        [Subgraph(scale(n)) for n in (8, 16)],
+        device,
+        measurer=ReplayMeasurer(outcomes(4.0, 2.0)),
+        candidates=policy,
+        progress=seen.append,
+    )
+    assert [p.done for p in seen] == sorted(p.done for p in seen)
+    assert {p.total for p in seen} == {2}
+    assert seen[0].best_s == math.inf
+    assert seen[-1].best_s == 2.0
+    assert math.isinf(seen[0].eta_s)
+    assert math.isfinite(seen[-1].eta_s)
+
+
+def test_the_budget_is_kept_and_what_it_cuts_off_is_missing(device, database):
+    subgraphs = [Subgraph(scale(2**i)) for i in range(4, 12)]
+    begin = time.monotonic()
+    measurer = ReplayMeasurer(outcomes(*[2.0] * 8), call_s=0.02)
+    records = tune(subgraphs, device, budget_s=1.0, measurer=measurer, candidates=policy, database=database)
+    assert time.monotonic() - begin < 3.0
+    assert 0 < len(records) < 8
+    assert max(s.workload.nbytes for s in subgraphs) == max(
+        database.workload(key).nbytes for key in records
+    )  # the largest stake came first
+
+
+def test_ctrl_c_keeps_what_was_tuned(device, database):
+    subgraphs = [Subgraph(scale(64)), Subgraph(scale(4096))]
+
+    def interrupt(progress):
+        if progress.done == 1 and progress.tried > 3:
+            raise KeyboardInterrupt
+
+    records = tune(
+        subgraphs,
+        device,
+        database=database,
+        measurer=ReplayMeasurer(outcomes(*[2.0] * 8)),
+        candidates=policy,
+        progress=interrupt,
+    )
+    assert records.interrupted
+    assert set(records) == {subgraphs[1].workload.key}
+    again = ReplayMeasurer(outcomes(*[2.0] * 8))
+    records = tune(subgraphs, device, database=database, measurer=again, candidates=policy)
+    assert len(records) == 2
+    assert sum(c == DEFAULT for what, c in again.log if what == "build") == 1  # only the one cut off
+
+
+def test_a_workload_without_a_working_default_does_not_stop_the_others(device):
+    class OneBroken(ReplayMeasurer):
+        def session(self, workload, device, deadline=math.inf):
+            broken = {c: Failure(FailureKind.BUILD, "no") for c in self._outcomes}
+            table = broken if workload.key == bad.key else self._outcomes
+            return nullcontext(ReplaySession(table, 0.0, 0.0, self.log))
+
+    bad, good = scale(4096), scale(64)
+    records = tune([Subgraph(bad), Subgraph(good)], device, measurer=OneBroken(outcomes(*[2.0] * 8)), candidates=policy)
+    assert set(records) == {good.key}
+    assert "cannot be built" in records.failures[bad.key]
