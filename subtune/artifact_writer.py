@@ -11,7 +11,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from subtune.device import CPUModel
 from subtune.errors import ArtifactError
 from subtune.link import link_shared
 from subtune.manifest import FileEntry, KernelOrigin, Manifest, Source, SubgraphEntry, WeightEntry
-from subtune.passes.lift_constants import lift_constants
 from subtune.tensorspec import TensorSpec
 from subtune.workload import Workload
 
@@ -76,6 +76,7 @@ def write(
     path: str | os.PathLike[str],
     *,
     mod: tvm.IRModule,
+    weights: Sequence[Any] = (),
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     device: CPUModel,
@@ -87,19 +88,20 @@ def write(
     """Build `mod` for `device` and put it at `path`, replacing an artifact that is there.
 
     Args:
-        mod: in call_tir form, with scheduled PrimFuncs; `main` takes the model's inputs in order, nothing else.
+        mod: in call_tir form, with scheduled PrimFuncs; `main` takes the model's inputs in order, then `weights`.
+        weights: tensors of weights.bin, as `passes.lift_constants` takes them out of the module.
         kernels: where the PrimFuncs come from; those not named are recorded with their linked hash only.
         check: called with the built artifact before it appears at `path`; if it raises, nothing is written.
 
     Raises ArtifactError when `path` is taken by something else, the disk is full, or there is no linker.
     """
     folder = check_destination(path)
-    assert len(mod["main"].params) == len(inputs), "main takes the model's inputs and nothing else"
+    expected = len(inputs) + len(weights)
+    assert len(mod["main"].params) == expected, "main takes the model's inputs, then the weights, and nothing else"
     staging = None
     try:
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        lifted, weights = lift_constants(mod)
-        hashes = _build(lifted, device, staging / manifests.LIBRARY_NAME)
+        hashes = _build(mod, device, staging / manifests.LIBRARY_NAME)
         table = _write_weights(weights, staging / manifests.WEIGHTS_NAME)
         manifest = Manifest(
             name=name or folder.name.removesuffix(SUFFIX),
@@ -142,12 +144,31 @@ def _build(mod: tvm.IRModule, device: CPUModel, library: Path) -> dict[str, str]
     }
     executable = tvm.compile(lowered, target=target, relax_pipeline=None)
     built = time.perf_counter()
-    try:
-        executable.export_library(str(library), fcompile=link_shared)
-    except (RuntimeError, tvm.error.InternalError) as e:
-        raise ArtifactError(f"cannot write {library.name}: {str(e).splitlines()[-1]}") from e
+    with _object_files(library.parent) as folder:
+        executable.export_library(str(library), fcompile=link_shared, workspace_dir=str(folder))
     logger.debug("%d kernels: build %.2f s, export %.2f s", len(hashes), built - start, time.perf_counter() - built)
     return hashes
+
+
+@contextmanager
+def _object_files(parent: Path) -> Iterator[Path]:
+    """A directory for `export_library`'s object files, which lie in memory where the system can do that.
+
+    LLVM ends the whole process when it cannot write an object file (a full disk); memory does not fill up so. What the
+    linker writes is safe: it is a process of its own, and its failure an exit code.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="objects.", dir=parent))
+    descriptors = []
+    try:
+        if hasattr(os, "memfd_create"):
+            for name in ("lib0.o", "devc.o"):  # export_library's names for the kernels and for the VM's program
+                descriptors.append(os.memfd_create(name))
+                (folder / name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptors[-1]}")
+        yield folder
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _subgraphs(hashes: dict[str, str], kernels: Sequence[KernelOrigin]) -> tuple[SubgraphEntry, ...]:
