@@ -26,7 +26,7 @@ def link_command() -> tuple[str, ...]:
         if path := shutil.which(name):
             return (path, "-shared")
     raise ArtifactError(
-        f"no linker found: install one of {', '.join((*_COMPILERS, *_LINKERS))} (for example `apt-get install binutils`)"
+        f"no linker found: install one of {', '.join((*_COMPILERS, *_LINKERS))}, for example with the package binutils"
     )
 
 

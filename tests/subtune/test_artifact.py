@@ -381,7 +381,7 @@ class TestWrite:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(artifact_writer, "_write_weights", full)
-        with pytest.raises(ArtifactError, match="cannot write .*: No space left on device; nothing was written"):
+        with pytest.raises(ArtifactError, match=r"cannot write .*: No space left on device; nothing was written"):
             build_artifact(onnx.load(small_model), tmp_path / "m.subtune")
         assert list(tmp_path.iterdir()) == []
 
