@@ -28,6 +28,7 @@ from subtune.device import CPUModel
 from subtune.errors import ArtifactError
 from subtune.link import link_shared
 from subtune.manifest import FileEntry, KernelOrigin, Manifest, Source, SubgraphEntry, WeightEntry
+from subtune.passes.lift_constants import lift_constants
 from subtune.tensorspec import TensorSpec
 from subtune.workload import Workload
 
@@ -76,7 +77,6 @@ def write(
     path: str | os.PathLike[str],
     *,
     mod: tvm.IRModule,
-    weights: Sequence[Any] = (),
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     device: CPUModel,
@@ -88,49 +88,75 @@ def write(
     """Build `mod` for `device` and put it at `path`, replacing an artifact that is there.
 
     Args:
-        mod: in call_tir form, with scheduled PrimFuncs; `main` takes the model's inputs in order, then `weights`.
-        weights: tensors of weights.bin, as `passes.lift_constants` takes them out of the module.
+        mod: in call_tir form, with scheduled PrimFuncs; `main` takes the model's inputs in order, nothing else.
         kernels: where the PrimFuncs come from; those not named are recorded with their linked hash only.
         check: called with the built artifact before it appears at `path`; if it raises, nothing is written.
 
     Raises ArtifactError when `path` is taken by something else, the disk is full, or there is no linker.
     """
     folder = check_destination(path)
-    expected = len(inputs) + len(weights)
-    assert len(mod["main"].params) == expected, "main takes the model's inputs, then the weights, and nothing else"
-    staging = None
+    assert len(mod["main"].params) == len(inputs), "main takes the model's inputs and nothing else"
     try:
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        hashes = _build(mod, device, staging / manifests.LIBRARY_NAME)
-        table = _write_weights(weights, staging / manifests.WEIGHTS_NAME)
-        manifest = Manifest(
-            name=name or folder.name.removesuffix(SUFFIX),
-            inputs=tuple(inputs),
-            outputs=tuple(outputs),
-            target=str(device.target()),
-            device=device.fingerprint(),
-            features=device.features,
-            threads=device.threads,
-            versions=tuple(runtime.versions().items()),
-            source=source or Source(),
-            subgraphs=_subgraphs(hashes, kernels),
-            weights=table,
-            files=tuple(
-                FileEntry(file, (staging / file).stat().st_size, manifests.sha256_of(staging / file))
-                for file in (manifests.LIBRARY_NAME, manifests.WEIGHTS_NAME)
-            ),
-        )
-        (staging / manifests.MANIFEST_NAME).write_text(manifest.to_json())
-        staging.chmod(0o755)  # mkdtemp's is private
+    except OSError as e:
+        raise _cannot_write(folder, e) from e
+    try:
+        try:
+            _fill(staging, mod, inputs, outputs, device, kernels, source or Source(), name or _stem(folder))
+        except OSError as e:
+            raise _cannot_write(folder, e) from e
         if check is not None:
             check(load(staging))
-        _replace(staging, folder)
-    except OSError as e:
-        raise ArtifactError(f"cannot write {folder}: {e.strerror or e}; nothing was written") from e
+        try:
+            _replace(staging, folder)
+        except OSError as e:
+            raise _cannot_write(folder, e) from e
     finally:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
     return load(folder)
+
+
+def _stem(folder: Path) -> str:
+    return folder.name.removesuffix(SUFFIX)
+
+
+def _cannot_write(folder: Path, error: OSError) -> ArtifactError:
+    return ArtifactError(f"cannot write {folder}: {error.strerror or error}; nothing was written")
+
+
+def _fill(
+    staging: Path,
+    mod: tvm.IRModule,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    device: CPUModel,
+    kernels: Sequence[KernelOrigin],
+    source: Source,
+    name: str,
+) -> None:
+    """Write the three files of the artifact into the directory `staging`."""
+    lifted, weights = lift_constants(mod)
+    hashes = _build(lifted, device, staging / manifests.LIBRARY_NAME)
+    table = _write_weights(weights, staging / manifests.WEIGHTS_NAME)
+    manifest = Manifest(
+        name=name,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        target=str(device.target()),
+        device=device.fingerprint(),
+        features=device.features,
+        threads=device.threads,
+        versions=tuple(runtime.versions().items()),
+        source=source,
+        subgraphs=_subgraphs(hashes, kernels),
+        weights=table,
+        files=tuple(
+            FileEntry(file, (staging / file).stat().st_size, manifests.sha256_of(staging / file))
+            for file in (manifests.LIBRARY_NAME, manifests.WEIGHTS_NAME)
+        ),
+    )
+    (staging / manifests.MANIFEST_NAME).write_text(manifest.to_json())
+    staging.chmod(0o755)  # mkdtemp's is private
 
 
 def _build(mod: tvm.IRModule, device: CPUModel, library: Path) -> dict[str, str]:

@@ -24,6 +24,13 @@ ROOMS = {
 }
 DATA = (0, "data")
 
+# The writer lifts the weights out of the module, its own last step before lowering; nothing else may need the pass.
+# The database asks the templates for their version, part of every key.
+ALLOWED = {
+    ("subtune.artifact_writer", "subtune.passes.lift_constants"),
+    ("subtune.database.store", "subtune.templates"),
+}
+
 
 def files() -> dict[str, Path]:
     """Every module by its name; `rglob` does not follow the links, so the rooms behind them are walked by hand."""
@@ -69,7 +76,7 @@ def test_imports_point_downwards(module):
         f"line {line}: {module} ({own}, level {level}) imports {other} ({other_room}, level {other_level})"
         for other, line in imports(ast.parse(MODULES[module].read_text()), MODULES)
         for other_level, other_room in [room(other)]
-        if other_level > level or (other_level == level and other_room != own)
+        if (other_level > level or (other_level == level and other_room != own)) and (module, other) not in ALLOWED
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -28,7 +28,8 @@ DOUBLES = Path(__file__).resolve().parent / "measure" / "doubles.py"
 def load_doubles() -> ModuleType:
     if "doubles" not in sys.modules:
         spec = importlib.util.spec_from_file_location("doubles", DOUBLES)
-        assert spec and spec.loader
+        assert spec
+        assert spec.loader
         module = importlib.util.module_from_spec(spec)
         sys.modules["doubles"] = module
         spec.loader.exec_module(module)
@@ -101,16 +102,14 @@ def builder() -> Builder:
 
     from subtune.artifact_writer import write
     from subtune.device import CPU
-    from subtune.passes.lift_constants import lift_constants
 
     def build(model: onnx.ModelProto, path: Path, threads: int = 2, **options: Any) -> Any:
         mod = relax.get_pipeline("zero")(from_onnx(model, keep_params_in_input=False))
-        mod, weights = lift_constants(mod)
         weight_names = {init.name for init in model.graph.initializer}
         inputs = specs_of(value for value in model.graph.input if value.name not in weight_names)
         outputs = specs_of(model.graph.output)
         device = CPU(threads=threads)
-        return write(path, mod=mod, weights=weights, inputs=inputs, outputs=outputs, device=device, **options)
+        return write(path, mod=mod, inputs=inputs, outputs=outputs, device=device, **options)
 
     return build
 

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 import subtune
 from subtune import artifact_writer, manifest, runtime
 from subtune.artifact import load
-from subtune.errors import ArtifactError, InputError
+from subtune.errors import ArtifactError, InputError, VerificationError
 from subtune.manifest import KernelOrigin, Manifest
 
 X = np.random.default_rng(1).standard_normal((4, 32), dtype=np.float32)
@@ -340,9 +340,9 @@ class TestWrite:
 
         def refuse(artifact: subtune.Artifact) -> None:
             artifact.run({"x": X})
-            raise InterruptedError("no")
+            raise VerificationError("no")
 
-        with pytest.raises(ArtifactError):
+        with pytest.raises(VerificationError, match="no"):
             build_artifact(model, own_artifact, check=refuse)
         assert (own_artifact / "manifest.json").read_bytes() == before
         assert [p.name for p in own_artifact.parent.iterdir()] == [own_artifact.name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import types
@@ -16,7 +17,7 @@ import subtune
 from subtune.cli import main
 from subtune.cli.arguments import duration
 from subtune.cli.compile import default_output
-from subtune.cli.progressbar import describe
+from subtune.cli.progressbar import describe, fraction
 from subtune.errors import ModelError
 from subtune.progress import Progress
 
@@ -117,7 +118,7 @@ class TestCompile:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "subtune.frontends", frontends)
             out = str(tmp_path / "o.subtune")
-            options = "--shape x=1,2 --budget 2m --topk 5 --threads 1 --db f.db --device d.json --no-verify --exact"
+            options = "--shape x=1,2 --budget 2m --topk 5 --threads 1 --db f.db --device d.json --no-verify"
             assert main(["compile", "m.onnx", "-o", out, *options.split()]) == 0
         ((args, kwargs),) = calls
         assert args == ("m.onnx", out)
@@ -133,7 +134,6 @@ class TestCompile:
             "device_file": "d.json",
             "verify": False,
             "tune": True,
-            "exact": True,
         }
         assert capsys.readouterr().out == "all is well\n"
 
@@ -192,16 +192,15 @@ class TestCompareAndInspect:
         assert calls[0][0] == ("m.onnx",)
         assert calls[0][1]["topk"] == 3
 
-    def test_inspect_writes_pictures(self, stand_in, capsys, tmp_path):
-        report = Report()
-        report.to_dot = lambda: "digraph {}"
-        report.to_svg = lambda: "<svg/>"
-        calls = stand_in("inspect", "inspect_model", report)
+    def test_inspect_writes_text_json_and_pictures(self, small_model, capsys, tmp_path):
         dot, svg = tmp_path / "m.dot", tmp_path / "m.svg"
-        assert main(["inspect", "zoo:mlp", "--dot", str(dot), "--svg", str(svg)]) == 0
-        assert (dot.read_text(), svg.read_text()) == ("digraph {}", "<svg/>")
-        assert calls == [(("zoo:mlp", {}), {})]
-        assert main(["inspect", "zoo:mlp", "--dot", str(tmp_path / "none" / "m.dot")]) == 2
+        assert main(["inspect", str(small_model), "--dot", str(dot), "--svg", str(svg)]) == 0
+        assert "anchor" in capsys.readouterr().out
+        assert dot.read_text().startswith("digraph")
+        assert "<svg" in svg.read_text()
+        assert main(["inspect", str(small_model), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)
+        assert main(["inspect", str(small_model), "--dot", str(tmp_path / "none" / "m.dot")]) == 2
         assert "cannot write" in capsys.readouterr().err
 
 
@@ -278,40 +277,60 @@ class TestDevice:
 
 
 class TestDatabase:
-    @pytest.mark.parametrize(
-        ("arguments", "call"),
-        [
-            (["list"], ("list",)),
-            (["show", "abc"], ("show", "abc")),
-            (["export", "dir"], ("export", "dir")),
-            (["import", "dir"], ("import_", "dir")),
-            (["gc"], ("gc",)),
-        ],
-    )
-    def test_actions(self, monkeypatch, capsys, arguments, call):
-        calls = []
+    @pytest.fixture
+    def db(self, tmp_path):
+        """A database with one winner, one loser and one failure of the workload c = a + 1."""
+        import tvm
+        from tvm import te
 
-        class Database:
-            @classmethod
-            def open(cls, path: str | None) -> Database:
-                calls.append(path)
-                return cls()
+        from subtune.candidate import DEFAULT, Candidate
+        from subtune.database import Database
+        from subtune.device import CPU
+        from subtune.measurement import Failure, FailureKind, Measurement, Timing
+        from subtune.record import Record
+        from subtune.workload import Workload
 
-            def __enter__(self) -> Database:
-                return self
+        a = te.placeholder((8,), name="a")
+        workload = Workload.of(te.create_prim_func([a, te.compute((8,), lambda i: a[i] + 1.0, name="c")]), 1)
+        assert tvm is not None
+        device = CPU("auto", 2).fingerprint()
+        fast, slow = Timing(1e-6, 1e-6, 0.0, 5), Timing(2e-6, 2e-6, 0.0, 5)
+        winner = Candidate.make("fast", width=8)
+        with Database(tmp_path / "t.db") as database:
+            outcomes = [(winner, fast), (DEFAULT, slow), (Candidate.make("bad"), Failure(FailureKind.CRASH, "boom"))]
+            database.add_measurements(workload, device, [Measurement(c, outcome) for c, outcome in outcomes])
+            database.add_record(
+                workload, Record(workload.key, device, winner, fast, slow, 2.0, "0" * 16, 20, 2, 1, True)
+            )
+        return str(tmp_path / "t.db"), workload.key
 
-            def __exit__(self, *_: object) -> None:
-                pass
+    def test_list(self, db, capsys):
+        path, key = db
+        assert main(["db", "list", "--db", path]) == 0
+        assert capsys.readouterr().out.split()[:4] == [key, "1.0", "us", "(2.00x)"]
+        assert main(["db", "list", "--db", path, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)[0]["candidate"] == "fast(width=8)"
 
-            def __getattr__(self, name: str) -> object:
-                return lambda *args: calls.append((name, *args)) or ["row"]
+    def test_show_has_failures_too(self, db, capsys):
+        path, key = db
+        assert main(["db", "show", key[:6], "--db", path]) == 0
+        out = capsys.readouterr().out
+        assert "crash  bad()  boom" in out
+        assert main(["db", "show", key, "--db", path, "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)["measurements"]) == 3
+        assert main(["db", "show", "zzz", "--db", path]) == 2
+        assert "no workload has" in capsys.readouterr().err
 
-        fake = types.ModuleType("subtune.database")
-        fake.Database = Database
-        monkeypatch.setitem(sys.modules, "subtune.database", fake)
-        assert main(["db", *arguments, "--db", "f.db"]) == 0
-        assert calls == ["f.db", call]
-        assert capsys.readouterr().out == "row\n"
+    def test_gc_and_import(self, db, capsys, tmp_path):
+        path, _ = db
+        assert main(["db", "gc", "--db", path, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"deleted": 0}
+        assert main(["db", "import", str(tmp_path / "none"), "--db", path]) == 2
+        assert capsys.readouterr().err.startswith("subtune: error: ")
+
+    def test_list_of_nothing(self, capsys, tmp_path):
+        assert main(["db", "list", "--db", str(tmp_path / "new.db")]) == 0
+        assert capsys.readouterr().out == "no records\n"
 
 
 class TestZoo:
@@ -351,9 +370,11 @@ def test_a_reader_that_has_gone_is_no_error():
 
 
 def test_progress_is_described():
-    assert describe(Progress(0, 10)) == ""
-    assert describe(Progress(3, 10, "conv", 1e-4, 2.0, 75)) == "conv: best 100.0 us (2.0x), 1:15 left"
-    assert describe(Progress(3, 10, "conv")) == "conv"
+    start = Progress("key", 0, 10, 0, 0, math.inf, math.inf)
+    assert (describe(start), fraction(start)) == ("subgraph 1/10", 0.0)
+    later = Progress("key", 2, 10, 5, 20, 1e-4, 75)
+    assert describe(later) == "subgraph 3/10, candidate 5/20, best 100.0 us, 1:15 left"
+    assert fraction(later) == pytest.approx(0.225)
 
 
 def test_entry_point_is_what_pyproject_names():
