@@ -11,7 +11,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,40 +96,67 @@ def write(
     """
     folder = check_destination(path)
     assert len(mod["main"].params) == len(inputs), "main takes the model's inputs and nothing else"
-    staging = None
     try:
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        lifted, weights = lift_constants(mod)
-        hashes = _build(lifted, device, staging / manifests.LIBRARY_NAME)
-        table = _write_weights(weights, staging / manifests.WEIGHTS_NAME)
-        manifest = Manifest(
-            name=name or folder.name.removesuffix(SUFFIX),
-            inputs=tuple(inputs),
-            outputs=tuple(outputs),
-            target=str(device.target()),
-            device=device.fingerprint(),
-            features=device.features,
-            threads=device.threads,
-            versions=tuple(runtime.versions().items()),
-            source=source or Source(),
-            subgraphs=_subgraphs(hashes, kernels),
-            weights=table,
-            files=tuple(
-                FileEntry(file, (staging / file).stat().st_size, manifests.sha256_of(staging / file))
-                for file in (manifests.LIBRARY_NAME, manifests.WEIGHTS_NAME)
-            ),
-        )
-        (staging / manifests.MANIFEST_NAME).write_text(manifest.to_json())
-        staging.chmod(0o755)  # mkdtemp's is private
+    except OSError as e:
+        raise _cannot_write(folder, e) from e
+    try:
+        try:
+            _fill(staging, mod, inputs, outputs, device, kernels, source or Source(), name or _stem(folder))
+        except OSError as e:
+            raise _cannot_write(folder, e) from e
         if check is not None:
             check(load(staging))
-        _replace(staging, folder)
-    except OSError as e:
-        raise ArtifactError(f"cannot write {folder}: {e.strerror or e}; nothing was written") from e
+        try:
+            _replace(staging, folder)
+        except OSError as e:
+            raise _cannot_write(folder, e) from e
     finally:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
     return load(folder)
+
+
+def _stem(folder: Path) -> str:
+    return folder.name.removesuffix(SUFFIX)
+
+
+def _cannot_write(folder: Path, error: OSError) -> ArtifactError:
+    return ArtifactError(f"cannot write {folder}: {error.strerror or error}; nothing was written")
+
+
+def _fill(
+    staging: Path,
+    mod: tvm.IRModule,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    device: CPUModel,
+    kernels: Sequence[KernelOrigin],
+    source: Source,
+    name: str,
+) -> None:
+    """Write the three files of the artifact into the directory `staging`."""
+    lifted, weights = lift_constants(mod)
+    hashes = _build(lifted, device, staging / manifests.LIBRARY_NAME)
+    table = _write_weights(weights, staging / manifests.WEIGHTS_NAME)
+    manifest = Manifest(
+        name=name,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        target=str(device.target()),
+        device=device.fingerprint(),
+        features=device.features,
+        threads=device.threads,
+        versions=tuple(runtime.versions().items()),
+        source=source,
+        subgraphs=_subgraphs(hashes, kernels),
+        weights=table,
+        files=tuple(
+            FileEntry(file, (staging / file).stat().st_size, manifests.sha256_of(staging / file))
+            for file in (manifests.LIBRARY_NAME, manifests.WEIGHTS_NAME)
+        ),
+    )
+    (staging / manifests.MANIFEST_NAME).write_text(manifest.to_json())
+    staging.chmod(0o755)  # mkdtemp's is private
 
 
 def _build(mod: tvm.IRModule, device: CPUModel, library: Path) -> dict[str, str]:
@@ -142,12 +170,31 @@ def _build(mod: tvm.IRModule, device: CPUModel, library: Path) -> dict[str, str]
     }
     executable = tvm.compile(lowered, target=target, relax_pipeline=None)
     built = time.perf_counter()
-    try:
-        executable.export_library(str(library), fcompile=link_shared)
-    except (RuntimeError, tvm.error.InternalError) as e:
-        raise ArtifactError(f"cannot write {library.name}: {str(e).splitlines()[-1]}") from e
+    with _object_files(library.parent) as folder:
+        executable.export_library(str(library), fcompile=link_shared, workspace_dir=str(folder))
     logger.debug("%d kernels: build %.2f s, export %.2f s", len(hashes), built - start, time.perf_counter() - built)
     return hashes
+
+
+@contextmanager
+def _object_files(parent: Path) -> Iterator[Path]:
+    """A directory for `export_library`'s object files, which lie in memory where the system can do that.
+
+    LLVM ends the whole process when it cannot write an object file (a full disk); memory does not fill up so. What the
+    linker writes is safe: it is a process of its own, and its failure an exit code.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="objects.", dir=parent))
+    descriptors = []
+    try:
+        if hasattr(os, "memfd_create"):
+            for name in ("lib0.o", "devc.o"):  # export_library's names for the kernels and for the VM's program
+                descriptors.append(os.memfd_create(name))
+                (folder / name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptors[-1]}")
+        yield folder
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _subgraphs(hashes: dict[str, str], kernels: Sequence[KernelOrigin]) -> tuple[SubgraphEntry, ...]:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -118,8 +118,10 @@ class Worker:
             self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
-            if pipe:
-                pipe.close()
+            # What the dead process did not read any more is of no interest.
+            with suppress(OSError):
+                if pipe:
+                    pipe.close()
 
     def __enter__(self) -> Worker:
         return self

@@ -1,13 +1,15 @@
 """The process that times one framework: `python -m subtune.bench_worker`, commands as JSON lines on stdin.
 
 One framework per process, because two thread pools in one process stall each other. The first line is the job
-(see `subtune.bench.Job`), answered by {"ready": ...}; every further line {"calls": n, "warmup": m} by {"seconds": [...]}.
+(see `subtune.bench.Job`), answered by {"ready": ...}; every further {"calls": n, "warmup": m} by {"seconds": [...]}.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -73,7 +75,15 @@ def _peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def _die_with_parent() -> None:
+    """A stopped process would outlive a parent that is killed: ask Linux to end it then."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
 def main() -> None:
+    _die_with_parent()
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the frameworks print must not end up among the replies
     job = json.loads(sys.stdin.readline())

@@ -26,7 +26,7 @@ def link_command() -> tuple[str, ...]:
         if path := shutil.which(name):
             return (path, "-shared")
     raise ArtifactError(
-        f"no linker found: install one of {', '.join((*_COMPILERS, *_LINKERS))} (for example `apt-get install binutils`)"
+        f"no linker found: install one of {', '.join((*_COMPILERS, *_LINKERS))}, for example with the package binutils"
     )
 
 
@@ -38,5 +38,7 @@ def link_shared(output: str, objects: Sequence[str], **_: object) -> None:
     except OSError as e:
         raise ArtifactError(f"cannot start the linker {command[0]}: {e}") from e
     if done.returncode:
-        detail = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        raise ArtifactError(f"linking {output} with {command[0]} failed: {detail}")
+        lines = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()
+        # The driver's own last line says only that the linker failed.
+        detail = next((line for line in lines if "space left" in line), lines[0])
+        raise ArtifactError(f"cannot write {output}: {command[0]} says {detail!r}")

@@ -1,4 +1,4 @@
-"""How a long job tells its caller where it stands; the command line makes a progress bar of it."""
+"""How tuning tells its caller where it stands; the command line makes a progress bar of it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A moment of tuning. `done` of `total` steps (candidates) are over; times in seconds.
+    """Where a tuning run stands, after every outcome."""
 
-    `best_s` is the latency of the best candidate of `subgraph` so far and `gain` its default's over it; 0.0 while
-    nothing has been timed. `eta_s` is the expected time to the end, 0.0 while unknown.
-    """
-
+    workload_key: str
     done: int
+    """Workloads finished, of `total`."""
     total: int
-    subgraph: str = ""
-    best_s: float = 0.0
-    gain: float = 0.0
-    eta_s: float = 0.0
+    tried: int
+    """Candidates of the present workload that have an outcome, of `candidates`."""
+    candidates: int
+    best_s: float
+    """Fastest time of the present workload so far, in seconds; infinite before the first."""
+    eta_s: float
+    """Seconds until the end; infinite while nothing is known of the pace."""
 
 
 ProgressCallback = Callable[[Progress], None]

@@ -76,9 +76,8 @@ def _onnx_file(source: Any, scratch: Path, needed: bool) -> Iterator[tuple[Path 
     if source.model.startswith("zoo:"):
         from subtune.frontends import load
 
-        proto = load(source.model, dict(source.shapes)).source
         path = scratch / "model.onnx"
-        path.write_bytes(proto.SerializeToString())
+        onnx.save(load(source.model, dict(source.shapes)).source, path)
     else:
         path = Path(source.model)
         if not source.model or not path.is_file():

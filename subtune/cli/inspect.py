@@ -20,14 +20,17 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from subtune.inspect import inspect_model
+    from subtune import inspect
+    from subtune.compile import prepare
+    from subtune.passes.extract import call_names
 
-    report = inspect_model(args.model, arguments.shapes_of(args))
+    prepared = prepare(args.model, arguments.shapes_of(args))
+    rows = inspect.rows(prepared.graph, prepared.subgraphs, call_names(prepared.mod))
     if args.dot:
-        _write(args.dot, report.to_dot())
+        _write(args.dot, inspect.to_dot(prepared.graph, rows))
     if args.svg:
-        _write(args.svg, report.to_svg())
-    print(report.to_json() if args.json else report)
+        _write(args.svg, inspect.to_svg(prepared.graph, rows))
+    print((inspect.to_json if args.json else inspect.to_text)(prepared.graph, rows))
     return 0
 
 

@@ -1,0 +1,112 @@
+"""Verification: what counts as an error, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from subtune.artifact import load
+from subtune.errors import VerificationError
+from subtune.random_inputs import random_inputs
+from subtune.tensorspec import TensorSpec
+from subtune.verify import integer_limits, onnxruntime_reference, output_error, verify
+
+
+class TestOutputError:
+    def test_equal(self):
+        error = output_error("y", np.ones(3, np.float32), np.ones(3, np.float32))
+        assert (error.max_abs, error.max_rel, error.is_within) == (0.0, 0.0, True)
+
+    def test_an_element_near_zero_counts_by_the_scale_of_the_whole(self):
+        expected = np.array([100.0, 1e-6], np.float32)
+        assert output_error("y", expected + np.float32([0, 1e-5]), expected).is_within
+        assert not output_error("y", expected + np.float32([0, 1.0]), expected).is_within
+
+    @pytest.mark.parametrize(("dtype", "step"), [("float32", 1e-3), ("float16", 0.1)])
+    def test_tolerance_depends_on_dtype(self, dtype, step):
+        expected = np.ones(4, dtype)
+        assert not output_error("y", expected + np.asarray(step, dtype), expected).is_within
+        assert output_error("y", expected + np.asarray(step / 20, dtype), expected).is_within
+
+    def test_integers_are_exact(self):
+        expected = np.array([1_000_000, 5], np.int64)
+        assert output_error("y", expected.copy(), expected).is_within
+        error = output_error("y", expected + np.array([0, 1]), expected)
+        assert (error.is_within, error.max_abs) == (False, 1.0)
+        assert not output_error("y", np.array([True]), np.array([False])).is_within
+
+    def test_nan_and_infinity_must_be_in_the_same_places(self):
+        expected = np.array([np.nan, np.inf, 1.0], np.float32)
+        assert output_error("y", expected.copy(), expected).is_within
+        for wrong in ([np.nan, -np.inf, 1], [np.nan, np.inf, np.nan], [0, np.inf, 1], [np.nan, np.inf, np.inf]):
+            assert not output_error("y", np.array(wrong, np.float32), expected).is_within
+
+    def test_shape_and_dtype_must_agree(self):
+        expected = np.ones((2, 3), np.float32)
+        assert not output_error("y", np.ones((3, 2), np.float32), expected).is_within
+        assert not output_error("y", np.ones((2, 3), np.float64), expected).is_within
+
+    def test_zeros_and_nothing(self):
+        assert output_error("y", np.zeros(3, np.float32), np.zeros(3, np.float32)).is_within
+        assert output_error("y", np.zeros((0, 3), np.float32), np.zeros((0, 3), np.float32)).is_within
+
+
+class TestVerify:
+    def test_right_model_passes_with_onnxruntime(self, small_artifact, small_model):
+        pytest.importorskip("onnxruntime")
+        for source in (small_model, onnx.load(small_model)):
+            reference = onnxruntime_reference(source)
+            assert reference is not None
+            report = verify(load(small_artifact), reference, "ONNX Runtime", seeds=(0, 1))
+            assert [o.name for o in report.outputs] == ["y", "s"]
+            assert report.max_rel < 1e-5
+
+    def test_wrong_output_is_named_with_both_errors(self, small_artifact, reference):
+        def shifted(inputs):
+            right = reference(inputs["x"])
+            return {**right, "s": right["s"] + np.float32(1)}
+
+        with pytest.raises(VerificationError, match=r"disagrees with numpy: s: max abs error 1.*, max rel error") as e:
+            verify(load(small_artifact), shifted, "numpy")
+        assert " y:" not in str(e.value)
+
+    def test_reference_without_an_output(self, small_artifact, reference):
+        with pytest.raises(VerificationError, match="has no output s"):
+            verify(load(small_artifact), lambda inputs: {"y": reference(inputs["x"])["y"]}, "numpy")
+
+    def test_onnxruntime_that_cannot_run_the_model_is_no_reference(self):
+        pytest.importorskip("onnxruntime")
+        assert onnxruntime_reference(b"not a model") is None
+
+
+class TestInputs:
+    def test_are_sane_and_the_same_every_time(self):
+        specs = (
+            TensorSpec("ids", (100,), "int64"),
+            TensorSpec("mask", (100,), "int32"),
+            TensorSpec("flag", (100,), "bool"),
+            TensorSpec("x", (100,), "float16"),
+        )
+        first, second = (random_inputs(specs, seed=3, limits={"ids": 50}) for _ in range(2))
+        for spec in specs:
+            assert (first[spec.name].shape, str(first[spec.name].dtype)) == (spec.shape, spec.dtype)
+            np.testing.assert_array_equal(first[spec.name], second[spec.name])
+        assert 2 < first["ids"].max() < 50
+        assert first["ids"].min() >= 0
+        assert set(first["mask"].tolist()) == {0, 1}
+        assert set(first["flag"].tolist()) == {True, False}
+        assert first["x"].min() < 0 < first["x"].max()
+
+    def test_limits_are_read_from_gather(self):
+        tables = [numpy_helper.from_array(np.zeros((n, 4), np.float32), f"t{n}") for n in (30, 7)]
+        nodes = [
+            helper.make_node("Gather", ["t30", "ids"], ["a"]),
+            helper.make_node("Cast", ["types"], ["types64"], to=TensorProto.INT64),
+            helper.make_node("Gather", ["t7", "types64"], ["b"]),
+            helper.make_node("Gather", ["t30", "types64"], ["c"]),
+        ]
+        inputs = [helper.make_tensor_value_info(n, TensorProto.INT32, [2]) for n in ("ids", "types", "mask")]
+        graph = helper.make_graph(nodes, "g", inputs, [], tables)
+        assert integer_limits(helper.make_model(graph)) == {"ids": 30, "types": 7}
