@@ -1,0 +1,38 @@
+"""All converters, by (domain, operator)."""
+
+from __future__ import annotations
+
+from subtune.frontends.onnx_ops import (
+    activation,
+    cast,
+    conv,
+    elementwise,
+    gather,
+    linear,
+    movement,
+    norm,
+    pool,
+    quantize,
+    reduce,
+    resize,
+)
+from subtune.frontends.onnx_ops.node import Converter
+
+_FAMILIES = (
+    elementwise,
+    activation,
+    cast,
+    movement,
+    reduce,
+    linear,
+    conv,
+    pool,
+    norm,
+    gather,
+    resize,
+    quantize,
+)
+
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("", op): converter for family in _FAMILIES for op, converter in family.CONVERTERS.items()
+}
