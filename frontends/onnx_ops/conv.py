@@ -122,8 +122,9 @@ def _transposed_geometry(
         before = []
         for i in range(n):
             total = full[i] - wanted[i]
-            half = total // 2 if total >= 0 else -(-total // 2)
-            before.append(half if auto == "SAME_UPPER" else total - half)
+            if total < -1:  # where the surplus goes differs between the specification and ONNX Runtime
+                node.refuse(f"has output_shape {wanted}, larger than the windows reach")
+            before.append(max(0, total // 2 if auto == "SAME_UPPER" else total - total // 2))
         return before, wanted
     pads = [0] * (2 * n) if auto == "VALID" else list(node.attr("pads") or [0] * (2 * n))
     return pads[:n], [full[i] - pads[i] - pads[n + i] for i in range(n)]

@@ -76,13 +76,14 @@ def mod(node: Node) -> Expr:
     def one(p: Any, q: Any) -> Any:
         if is_float(a):
             wide = "float64" if dtype(a) == "float64" else "float32"
-            return tirx.fmod(p.astype(wide), q.astype(wide)).astype(dtype(a))
+            name = "fmod" if wide == "float64" else "fmodf"  # LLVM has no intrinsic: the C library's
+            return tirx.call_pure_extern(wide, name, p.astype(wide), q.astype(wide)).astype(dtype(a))
         safe = tirx.Select(q == tirx.const(0, q.ty), tirx.const(1, q.ty), q)
         r = tirx.truncmod(p, safe)
         if fmod or dtype(a) in UNSIGNED:
             return r
         zero = tirx.const(0, q.ty)
-        differs = tirx.all(r != zero, (r < zero) != (safe < zero))
+        differs = tirx.any(tirx.all(r > zero, safe < zero), tirx.all(r < zero, safe > zero))
         return tirx.Select(differs, r + safe, r)
 
     return node.te(lambda x, y: _broadcast_te(one, x, y), a, b)
@@ -139,9 +140,10 @@ def shift(node: Node) -> Expr:
 
     def one(p: Any, q: Any) -> Any:
         zero = tirx.const(0, p.ty)
-        amount = tirx.Select(q < tirx.const(width, q.ty), q, zero)
-        moved = (p << amount) if left else (p >> amount)
-        return tirx.Select(q < tirx.const(width, q.ty), moved, zero)
+        count = q.astype("int64")  # signed, because TVM's simplifier fails on comparisons of unsigned integers
+        fits = tirx.all(count >= tirx.const(0, "int64"), count < tirx.const(width, "int64"))
+        amount = tirx.Select(fits, q, zero)
+        return tirx.Select(fits, (p << amount) if left else (p >> amount), zero)
 
     return node.te(lambda x, y: _broadcast_te(one, x, y), a, b)
 

@@ -25,8 +25,11 @@ from subtune.frontends.onnx_ops.node import (
     Expr,
     Node,
     Refused,
+    array_const,
+    dtype,
     dtype_name,
     known_array,
+    shape,
 )
 
 # A parameter of at most this many elements stays a constant with `keep_params`: axes, scales, paddings.
@@ -161,7 +164,7 @@ class _Importer:
                 self._arrays[var] = array
                 values[tensor.name] = var
             else:
-                values[tensor.name] = relax.const(array)
+                values[tensor.name] = array_const(array)
         for sparse in graph.sparse_initializer:
             self._problems.append(f"initialiser '{sparse.values.name}' is sparse, which is not supported")
             values[sparse.values.name] = _POISON
@@ -173,7 +176,7 @@ class _Importer:
             if info.name in values:
                 continue
             if info.name in self._constants:
-                values[info.name] = relax.const(np.array(self._constants[info.name], order="C"))
+                values[info.name] = array_const(self._constants[info.name])
                 continue
             if not info.type.HasField("tensor_type"):
                 kind = (info.type.WhichOneof("value") or "untyped").removesuffix("_type")
@@ -181,15 +184,15 @@ class _Importer:
                 values[info.name] = _POISON
                 continue
             try:
-                dtype = dtype_name(info.type.tensor_type.elem_type)
+                elem = dtype_name(info.type.tensor_type.elem_type)
             except Refused as e:
                 self._problems.append(f"input '{info.name}' {e}")
                 values[info.name] = _POISON
                 continue
             dims = self._input_shape(info)
             if 0 in dims:  # nothing to feed: an empty tensor is known
-                values[info.name] = relax.const(np.empty(dims, dtype=onnx_numpy(info)))
-            var = relax.Var(self._identifier(info.name), relax.TensorType(dims, dtype))
+                values[info.name] = array_const(np.empty(dims, dtype=onnx_numpy(info)))
+            var = relax.Var(self._identifier(info.name), relax.TensorType(dims, elem))
             arguments.append(var)
             values.setdefault(info.name, var)
             self._origins[var] = frozenset([info.name])
@@ -215,7 +218,13 @@ class _Importer:
                 self._problems.append(f"output '{info.name}' is a sequence, which is not supported")
         if self._problems or self._wanted_inputs:
             return []
-        return [values[info.name] for info in graph.output]
+        return [self._returned(values[info.name]) for info in graph.output]
+
+    def _returned(self, value: Expr) -> Expr:
+        """An empty constant cannot be stored in a module: it is made at run time."""
+        if 0 in shape(value):
+            return self._bb.emit(relax.op.zeros(shape(value), dtype(value)))
+        return value
 
     def _raise_collected(self) -> None:
         """Raises what the walk has collected, after the builder's scopes are closed."""
@@ -280,7 +289,7 @@ class _Importer:
             return self._function(local, proto, inputs, {})
         folded = fold.fold(node)
         if folded is not None:
-            return tuple(relax.const(np.array(array, order="C")) for array in folded)
+            return tuple(array_const(array) for array in folded)
         if converter is None:
             body = functions.body_of(proto, domain, opset, inputs)
             return self._function(body, proto, inputs, functions.defaults_of(domain, proto.op_type, opset))
@@ -332,7 +341,7 @@ class _Importer:
             reasons = "; ".join(self._problems[before:])
             del self._problems[before:]
             raise Refused(f"is not supported in this form: its definition's {reasons}")
-        return tuple(values[name] for name in body.output)
+        return tuple(values.get(name) for name in body.output[: len(proto.output)])
 
     def _if(
         self, proto: onnx.NodeProto, inputs: tuple[Any, ...], values: dict[str, Any], opsets: Mapping[str, int]

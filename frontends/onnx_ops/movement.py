@@ -13,6 +13,7 @@ from subtune.frontends.onnx_ops.node import (
     Converter,
     Expr,
     Node,
+    array_const,
     axis_in,
     const,
     dtype,
@@ -27,7 +28,7 @@ def constant(node: Node) -> Expr:
     for name, value in node.attrs.items():
         if name == "value":
             dtype_name(value.data_type)
-            return relax.const(numpy_helper.to_array(value))
+            return array_const(numpy_helper.to_array(value))
         if name in ("value_float", "value_floats"):
             return const(value, "float32")
         if name in ("value_int", "value_ints"):
@@ -340,7 +341,7 @@ def constant_of_shape(node: Node) -> Expr:
 
 def range_(node: Node) -> Expr:
     start, limit, delta = (node.array(i, "its bounds").reshape(()) for i in range(3))
-    return relax.const(np.arange(start, limit, delta, dtype=start.dtype))
+    return array_const(np.arange(start, limit, delta, dtype=start.dtype))
 
 
 def reverse_sequence(node: Node) -> Expr:

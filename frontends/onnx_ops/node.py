@@ -81,6 +81,11 @@ def const(value: Any, dtype: str) -> Expr:
     return relax.const(np.asarray(value, dtype=numpy_dtype(dtype)), dtype)
 
 
+def array_const(array: np.ndarray) -> Expr:
+    """A constant of the array's own dtype; `relax.const` alone narrows int64 and float64."""
+    return relax.const(np.array(array, order="C"), str(array.dtype))
+
+
 def axis_in(axis: int, ndim: int) -> int:
     """`axis`, counted from the end where negative, as an index of `ndim` axes.
 

@@ -10,6 +10,8 @@ from tvm import relax
 
 from subtune.frontends.onnx_ops.movement import axes_of, slice_axis
 from subtune.frontends.onnx_ops.node import (
+    FLOATS,
+    SIGNED,
     Converter,
     Expr,
     Node,
@@ -17,6 +19,7 @@ from subtune.frontends.onnx_ops.node import (
     const,
     dtype,
     is_float,
+    only_dtypes,
     rank,
     shape,
 )
@@ -173,6 +176,7 @@ def cumulative(product: bool) -> Converter:
 def top_k(node: Node) -> tuple[Expr, Expr]:
     """The k largest (or smallest) along an axis, in order; of equals the first comes first."""
     x = node.x
+    only_dtypes(node, x, (*FLOATS, *SIGNED, "uint8", "uint16", "uint32"))
     k = node.attr("k") if node.opset < 10 else node.ints(1, "its k")[0]
     axis = axis_in(node.attr("axis", -1), rank(x))
     largest = bool(node.attr("largest", 1))
