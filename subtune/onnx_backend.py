@@ -1,8 +1,8 @@
 """subtune as an ONNX backend (`onnx.backend.base.Backend`), for the official backend test suite and for trying models.
 
 A model is imported as `subtune compile` imports it. What the importer refuses, the backend refuses too
-(`BackendIsNotSupposedToImplementIt`, which the suite's runner turns into a skip). Inputs that decide shapes inside
-the model (the target of a Reshape, the axes of a reduction) are constants to a compiler: the model is specialised to
+(`BackendIsNotSupposedToImplementIt`, which the suite's runner turns into a skip). Symbolic input dimensions
+and inputs that decide shapes inside the model (the target of a Reshape, the axes of a reduction) are constants to a compiler: the model is specialised to
 their values at `run`, once per distinct values.
 """
 
@@ -41,6 +41,14 @@ def _build(mod: tvm.IRModule) -> Compiled:
     return run
 
 
+def _is_static(info: onnx.ValueInfoProto) -> bool:
+    """Whether the model gives the input's whole shape; what is no tensor is left to the importer to refuse."""
+    if not info.type.HasField("tensor_type"):
+        return True
+    tensor = info.type.tensor_type
+    return tensor.HasField("shape") and all(d.HasField("dim_value") for d in tensor.shape.dim)
+
+
 class SubtuneRep(BackendRep):
     """A model ready to run. Not safe for use by several threads at once."""
 
@@ -50,11 +58,13 @@ class SubtuneRep(BackendRep):
         self._inputs = [info for info in model.graph.input if info.name not in known]
         self._output_names = [info.name for info in model.graph.output]
         self._bound: frozenset[str] = frozenset()
+        self._open = [info.name for info in self._inputs if not _is_static(info)]
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
-        try:
-            self._compiled[()] = _build(import_onnx(model))
-        except ConstantInputsError as e:
-            self._bound = e.names
+        if not self._open:
+            try:
+                self._compiled[()] = _build(import_onnx(model))
+            except ConstantInputsError as e:
+                self._bound = e.names
 
     def run(self, inputs: Any, **_: Any) -> tuple[Any, ...]:
         """Runs the model on `inputs`: a mapping by name, a sequence in the model's order, or one array."""
@@ -77,11 +87,13 @@ class SubtuneRep(BackendRep):
             for name, array in constants.items():
                 if array.size > _MAX_BOUND_ELEMENTS:
                     raise ModelError(f"input '{name}' decides shapes and has {array.size} elements: make it constant")
-            key = tuple((a.shape, str(a.dtype), a.tobytes()) for a in constants.values())
+            shapes = {name: arrays[name].shape for name in self._open if name not in constants}
+            values = tuple((a.shape, str(a.dtype), a.tobytes()) for a in constants.values())
+            key = (*shapes.values(), *values)
             if key in self._compiled:
                 return self._compiled[key]
             try:
-                self._compiled[key] = _build(import_onnx(self._model, constants=constants))
+                self._compiled[key] = _build(import_onnx(self._model, shapes, constants=constants))
             except ConstantInputsError as e:
                 self._bound |= e.names
         raise ModelError(f"the inputs {sorted(self._bound)} decide shapes in more than {_ROUNDS} steps")

@@ -13,8 +13,12 @@ from subtune.frontends.onnx_ops import (
     norm,
     pool,
     quantize,
+    recurrent,
     reduce,
     resize,
+    sequence,
+    signal,
+    vision,
 )
 from subtune.frontends.onnx_ops.node import Converter
 
@@ -31,6 +35,10 @@ _FAMILIES = (
     gather,
     resize,
     quantize,
+    recurrent,
+    signal,
+    vision,
+    sequence,
 )
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
