@@ -49,6 +49,11 @@ def _is_static(info: onnx.ValueInfoProto) -> bool:
     return tensor.HasField("shape") and all(d.HasField("dim_value") for d in tensor.shape.dim)
 
 
+def _array(value: Any) -> Any:
+    """Tensors as arrays; sequences and absent optionals stay as they are, for the importer to refuse."""
+    return value if value is None or isinstance(value, list | tuple) else np.asarray(value)
+
+
 class SubtuneRep(BackendRep):
     """A model ready to run. Not safe for use by several threads at once."""
 
@@ -69,10 +74,10 @@ class SubtuneRep(BackendRep):
     def run(self, inputs: Any, **_: Any) -> tuple[Any, ...]:
         """Runs the model on `inputs`: a mapping by name, a sequence in the model's order, or one array."""
         if isinstance(inputs, Mapping):
-            arrays = {name: np.asarray(value) for name, value in inputs.items()}
+            arrays = {name: _array(value) for name, value in inputs.items()}
         else:
             values = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
-            arrays = {info.name: np.asarray(v) for info, v in zip(self._inputs, values, strict=True)}
+            arrays = {info.name: _array(v) for info, v in zip(self._inputs, values, strict=True)}
         try:
             compiled = self._specialised(arrays)
         except SubtuneError as e:
@@ -86,7 +91,9 @@ class SubtuneRep(BackendRep):
             constants = {name: arrays[name] for name in sorted(self._bound)}
             for name, array in constants.items():
                 if array.size > _MAX_BOUND_ELEMENTS:
-                    raise ModelError(f"input '{name}' decides shapes and has {array.size} elements: make it constant")
+                    raise ModelError(
+                        f"input '{name}' decides shapes and has {array.size} elements: make it constant"
+                    )
             shapes = {name: arrays[name].shape for name in self._open if name not in constants}
             values = tuple((a.shape, str(a.dtype), a.tobytes()) for a in constants.values())
             key = (*shapes.values(), *values)
@@ -138,7 +145,9 @@ class SubtuneBackend(Backend):
         ]
         outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
         graph = onnx.helper.make_graph([node], "node", infos, outputs)
-        opsets = [onnx.helper.make_opsetid(node.domain, kwargs.get("opset_version", onnx.defs.onnx_opset_version()))]
+        opsets = [
+            onnx.helper.make_opsetid(node.domain, kwargs.get("opset_version", onnx.defs.onnx_opset_version()))
+        ]
         model = onnx.helper.make_model(graph, opset_imports=opsets)
         return cls.prepare(model, device).run(arrays)
 

@@ -7,7 +7,17 @@ from typing import Any
 from tvm import relax, tirx
 
 from subtune.frontends.onnx_ops.elementwise import by_te, through_float32
-from subtune.frontends.onnx_ops.node import Converter, Expr, Node, axis_in, const, dtype, is_float, rank, shape
+from subtune.frontends.onnx_ops.node import (
+    Converter,
+    Expr,
+    Node,
+    axis_in,
+    const,
+    dtype,
+    is_float,
+    rank,
+    shape,
+)
 
 
 def _wide(node: Node, x: Expr) -> Expr:
@@ -31,7 +41,9 @@ def leaky_relu(node: Node) -> Expr:
     alpha = node.attr("alpha", 0.01)
     if dtype(x) == "float32":
         return relax.op.nn.leakyrelu(x, alpha)
-    return relax.op.where(relax.op.less(x, const(0, dtype(x))), relax.op.multiply(x, const(alpha, dtype(x))), x)
+    return relax.op.where(
+        relax.op.less(x, const(0, dtype(x))), relax.op.multiply(x, const(alpha, dtype(x))), x
+    )
 
 
 def prelu(node: Node) -> Expr:
@@ -162,15 +174,25 @@ def softmax(log: bool) -> Converter:
 
     def convert(node: Node) -> Expr:
         x = node.x
-        wide = _wide(node, x)
-        op = relax.op.nn.log_softmax if log else relax.op.nn.softmax
         if node.opset >= 13:
-            axis = axis_in(node.attr("axis", -1), rank(x))
-            return node.cast(node.emit(op(wide, axis=axis)), dtype(x))
-        rows = _flattened(node, wide)
-        return relax.op.reshape(node.cast(node.emit(op(rows, axis=-1)), dtype(x)), shape(x))
+            return _softmax(node, x, axis_in(node.attr("axis", -1), rank(x)), log)
+        return relax.op.reshape(_softmax(node, _flattened(node, x), 1, log), shape(x))
 
     return convert
+
+
+def _softmax(node: Node, x: Expr, axis: int, log: bool) -> Expr:
+    """16-bit floats go by the steps of ONNX's definition, each rounded to the input's dtype but the sum at its end."""
+    if dtype(x) not in ("float16", "bfloat16"):
+        wide = _wide(node, x)
+        return node.emit((relax.op.nn.log_softmax if log else relax.op.nn.softmax)(wide, axis=axis))
+    top = node.emit(relax.op.max(node.cast(x, "float32"), axis=[axis], keepdims=True))
+    shifted = node.emit(relax.op.subtract(x, node.cast(top, dtype(x))))
+    powers = node.cast(node.emit(relax.op.exp(node.cast(shifted, "float32"))), dtype(x))
+    total = node.emit(relax.op.sum(node.cast(powers, "float32"), axis=[axis], keepdims=True))
+    if log:
+        return node.emit(relax.op.subtract(shifted, node.cast(node.emit(relax.op.log(total)), dtype(x))))
+    return node.emit(relax.op.divide(powers, node.cast(total, dtype(x))))
 
 
 def _flattened(node: Node, x: Expr) -> Expr:

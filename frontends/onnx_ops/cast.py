@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from tvm import relax, te, tirx
 
 from subtune.frontends.onnx_ops.node import (
@@ -12,12 +11,9 @@ from subtune.frontends.onnx_ops.node import (
     Converter,
     Expr,
     Node,
-    Refused,
     const,
     dtype,
     dtype_name,
-    is_float,
-    shape,
 )
 
 

@@ -155,7 +155,9 @@ def _transposed(
                 index.append(tirx.floordiv(moved, strides[i]))
                 inside += [moved >= 0, tirx.floormod(moved, strides[i]) == 0, index[-1] < spatial[i]]
             channel = tirx.floordiv(o, per_group_out) * per_group_in + c
-            value = t(n, channel, *index).astype(wide) * u(channel, tirx.floormod(o, per_group_out), *taps).astype(wide)
+            value = t(n, channel, *index).astype(wide) * u(
+                channel, tirx.floormod(o, per_group_out), *taps
+            ).astype(wide)
             return te.sum(tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, wide)), axis=[c, *taps])
 
         return te.compute((shape(x)[0], per_group_out * groups, *out), one, name="conv_transpose")
@@ -187,4 +189,3 @@ CONVERTERS: dict[str, Converter] = {
     "ConvTranspose": conv_transpose,
     "ConvInteger": conv_integer,
 }
-

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from tvm import relax, tirx, topi
+from tvm import relax, tirx
 
 from subtune.frontends.onnx_ops.node import (
     FLOATS,
@@ -123,7 +123,9 @@ def power(node: Node) -> Expr:
         bits = int(dtype(b).removeprefix("u").removeprefix("int"))
         result, base, one = tirx.const(1, p.ty), p, tirx.const(1, q.ty)
         for bit in range(min(bits, 6)):  # exponents up to 63 decide every 64-bit power but 0, 1 and -1
-            result = tirx.Select(((q >> tirx.const(bit, q.ty)) & one) != tirx.const(0, q.ty), result * base, result)
+            result = tirx.Select(
+                ((q >> tirx.const(bit, q.ty)) & one) != tirx.const(0, q.ty), result * base, result
+            )
             base = base * base
         return result
 
@@ -140,7 +142,9 @@ def shift(node: Node) -> Expr:
 
     def one(p: Any, q: Any) -> Any:
         zero = tirx.const(0, p.ty)
-        count = q.astype("int64")  # signed, because TVM's simplifier fails on comparisons of unsigned integers
+        count = q.astype(
+            "int64"
+        )  # signed, because TVM's simplifier fails on comparisons of unsigned integers
         fits = tirx.all(count >= tirx.const(0, "int64"), count < tirx.const(width, "int64"))
         amount = tirx.Select(fits, q, zero)
         return tirx.Select(fits, (p << amount) if left else (p >> amount), zero)
@@ -296,7 +300,12 @@ def clip(node: Node) -> Expr:
     else:
         low, high = node.get(1), node.get(2)
     lows, highs = _scalar(node, low), _scalar(node, high)
-    if lows is not None and highs is not None and np.isfinite([float(lows), float(highs)]).all() and lows <= highs:
+    if (
+        lows is not None
+        and highs is not None
+        and np.isfinite([float(lows), float(highs)]).all()
+        and lows <= highs
+    ):
         if dtype(x) == "float32":
             return relax.op.clip(x, float(lows), float(highs))
     result = x

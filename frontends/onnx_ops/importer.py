@@ -19,6 +19,7 @@ from tvm import relax
 
 from subtune.errors import ModelError, ShapeError, UnsupportedOpsError
 from subtune.frontends.onnx_ops import fold, functions
+from subtune.frontends.onnx_ops.control import CONTROL
 from subtune.frontends.onnx_ops.converters import CONVERTERS
 from subtune.frontends.onnx_ops.node import (
     ConstantWanted,
@@ -51,6 +52,10 @@ class _Poisoned:
 
 
 _POISON = _Poisoned()
+
+
+class _Reported(Exception):
+    """A body could not be imported; the reasons are already collected."""
 
 
 def opset_of(model: onnx.ModelProto, domain: str = "") -> int:
@@ -180,7 +185,9 @@ class _Importer:
                 continue
             if not info.type.HasField("tensor_type"):
                 kind = (info.type.WhichOneof("value") or "untyped").removesuffix("_type")
-                self._problems.append(f"input '{info.name}' is no tensor but a {kind}, which is not supported")
+                self._problems.append(
+                    f"input '{info.name}' is no tensor but a {kind}, which is not supported"
+                )
                 values[info.name] = _POISON
                 continue
             try:
@@ -251,6 +258,8 @@ class _Importer:
             except Refused as e:
                 self._problems.append(f"{_title(proto)} {e}")
                 outputs = (_POISON,) * len(proto.output)
+            except _Reported:
+                outputs = (_POISON,) * len(proto.output)
             except ConstantWanted as e:
                 origins = self._origins.get(e.expr, frozenset())
                 self._wanted_inputs |= origins
@@ -262,19 +271,22 @@ class _Importer:
                     values[name] = value
 
     def _node(
-        self, proto: onnx.NodeProto, inputs: tuple[Any, ...], values: dict[str, Any], opsets: Mapping[str, int]
+        self,
+        proto: onnx.NodeProto,
+        inputs: tuple[Any, ...],
+        values: dict[str, Any],
+        opsets: Mapping[str, int],
     ) -> Sequence[Any]:
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         opset = opsets.get(domain, 1)
         converter = CONVERTERS.get((domain, proto.op_type))
+        control = CONTROL.get((domain, proto.op_type))
         local = self._local.get((proto.domain, proto.op_type))
         if any(value is _POISON for value in inputs):
-            if proto.op_type != "If" and not converter and not local:
+            if not converter and not local and not control:
                 if not functions.is_function(domain, proto.op_type, opset):
                     raise Refused("is not supported")
             return (_POISON,) * len(proto.output)
-        if proto.op_type == "If" and not domain:
-            return self._if(proto, inputs, values, opsets)
         node = Node(
             bb=self._bb,
             op=proto.op_type,
@@ -287,6 +299,9 @@ class _Importer:
         )
         if local is not None:
             return self._function(local, proto, inputs, {})
+        if control is not None:
+            outputs = control(node, lambda graph, given: self._body(graph, given, values, opsets))
+            return outputs[: len(proto.output)]
         folded = fold.fold(node)
         if folded is not None:
             return tuple(array_const(array) for array in folded)
@@ -343,22 +358,20 @@ class _Importer:
             raise Refused(f"is not supported in this form: its definition's {reasons}")
         return tuple(values.get(name) for name in body.output[: len(proto.output)])
 
-    def _if(
-        self, proto: onnx.NodeProto, inputs: tuple[Any, ...], values: dict[str, Any], opsets: Mapping[str, int]
-    ) -> Sequence[Any]:
-        """Imports the branch that is taken; the condition has to be known."""
-        condition = known_array(inputs[0], self._arrays)
-        if condition is None:
-            raise ConstantWanted(inputs[0], "its condition")
-        wanted = "then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"
-        branch = next(a.g for a in proto.attribute if a.name == wanted)
+    def _body(
+        self, graph: onnx.GraphProto, given: Sequence[Any], values: dict[str, Any], opsets: Mapping[str, int]
+    ) -> tuple[Any, ...]:
+        """Imports the graph of an attribute within the scope `values`; its constants stay constants."""
         inner = dict(values)
-        params: list[tuple[Expr, np.ndarray]] = []
+        inner.update(zip((info.name for info in graph.input), given, strict=True))
         keep, self._keep_params = self._keep_params, False
-        self._initialisers(branch, inner, params)
+        self._initialisers(graph, inner, [])
         self._keep_params = keep
-        self._walk(branch.node, inner, opsets)
-        return tuple(inner[info.name] for info in branch.output)
+        before = len(self._problems), len(self._wanted_inputs)
+        self._walk(graph.node, inner, opsets)
+        if (len(self._problems), len(self._wanted_inputs)) != before:
+            raise _Reported
+        return tuple(inner[info.name] for info in graph.output)
 
 
 def _check_order(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> None:

@@ -7,7 +7,17 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from subtune.frontends.onnx_ops.node import Converter, Expr, Node, axis_in, const, dtype, is_float, rank, shape
+from subtune.frontends.onnx_ops.node import (
+    Converter,
+    Expr,
+    Node,
+    axis_in,
+    const,
+    dtype,
+    is_float,
+    rank,
+    shape,
+)
 
 
 def _wide(node: Node, x: Expr) -> Expr:
@@ -89,7 +99,9 @@ def layer_normalization(node: Node) -> tuple[Expr, ...]:
 def instance_normalization(node: Node) -> Expr:
     x, scale, bias = (_wide(node, node.need(i)) for i in range(3))
     axes = list(range(2, rank(x)))
-    result = relax.op.nn.instance_norm(x, scale, bias, channel_axis=1, axes=axes, epsilon=node.attr("epsilon", 1e-5))
+    result = relax.op.nn.instance_norm(
+        x, scale, bias, channel_axis=1, axes=axes, epsilon=node.attr("epsilon", 1e-5)
+    )
     return node.cast(node.emit(result), dtype(node.x))
 
 

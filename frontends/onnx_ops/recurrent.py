@@ -198,9 +198,7 @@ def _initial(node: Node, index: int, direction: int, batch: int, hidden: int, ba
 
 def _stacked(node: Node, parts: list[Expr], axis: int) -> Expr:
     """Joins tensors along a new axis."""
-    wide = [
-        node.emit(relax.op.reshape(p, (*shape(p)[:axis], 1, *shape(p)[axis:]))) for p in parts
-    ]
+    wide = [node.emit(relax.op.reshape(p, (*shape(p)[:axis], 1, *shape(p)[axis:]))) for p in parts]
     return wide[0] if len(wide) == 1 else node.emit(relax.op.concat(wide, axis=axis))
 
 

@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 from tvm import relax, te
 
-from subtune.frontends.onnx_ops.node import Converter, Expr, Node, axis_in, const, dtype, is_float, rank, shape
+from subtune.frontends.onnx_ops.node import (
+    Converter,
+    Expr,
+    Node,
+    axis_in,
+    const,
+    dtype,
+    is_float,
+    rank,
+    shape,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +39,9 @@ def resize(node: Node) -> Expr:
     x = node.x
     if node.opset < 11:
         scales = [float(v) for v in node.array(1, "its scales")]
-        plan = {a: _Axis(d, int(np.floor(d * s)), s, (0.0, 1.0)) for a, (d, s) in enumerate(zip(shape(x), scales))}
+        plan = {
+            a: _Axis(d, int(np.floor(d * s)), s, (0.0, 1.0)) for a, (d, s) in enumerate(zip(shape(x), scales))
+        }
         return _resized(node, x, plan, "asymmetric", "floor")
     axes = [axis_in(a, rank(x)) for a in node.attr("axes") or range(rank(x))]
     transform = node.attr("coordinate_transformation_mode", "half_pixel")
@@ -67,7 +79,8 @@ def upsample(node: Node) -> Expr:
         node.refuse("of opsets before 7 is not supported")
     scales = node.attr("scales") if node.opset < 9 else [float(v) for v in node.array(1, "its scales")]
     plan = {
-        a: _Axis(d, int(np.floor(d * s)), s, (0.0, 1.0)) for a, (d, s) in enumerate(zip(shape(x), scales, strict=True))
+        a: _Axis(d, int(np.floor(d * s)), s, (0.0, 1.0))
+        for a, (d, s) in enumerate(zip(shape(x), scales, strict=True))
     }
     return _resized(node, x, plan, "asymmetric", "floor")
 

@@ -12,15 +12,15 @@ from subtune.frontends.onnx_ops.node import Converter, Expr, Node, axis_in, cons
 _MAX_LENGTH = 4096
 
 
-def _transformed(node: Node, x: Expr, count: int, bins: int, sign: float, scale: float) -> Expr:
+def _transformed(node: Node, x: Expr, count: int, bins: int) -> Expr:
     """x (…, n, 1 or 2) -> (…, bins, 2): the transform of length `count` over the next to last axis."""
     given, parts = shape(x)[-2:]
     if count > _MAX_LENGTH:
         node.refuse(f"transforms {count} points, more than {_MAX_LENGTH}")
     used = min(given, count)
     x = slice_axis(node, x, rank(x) - 2, 0, used)
-    angle = sign * 2 * np.pi / count * (np.outer(np.arange(used), np.arange(bins)) % count)
-    cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
+    angle = -2 * np.pi / count * (np.outer(np.arange(used), np.arange(bins)) % count)
+    cos, sin = np.cos(angle), np.sin(angle)
     # One matrix for real and imaginary parts together: rows (n, part), columns (bin, part).
     matrix = np.stack([np.stack([cos, sin], -1), np.stack([-sin, cos], -1)][:parts], axis=1)
     flat = node.emit(relax.op.reshape(x, (*shape(x)[:-2], used * parts)))
@@ -36,14 +36,14 @@ def dft(node: Node) -> Expr:
     else:
         axis = node.attr("axis", 1)
     axis = axis_in(axis, rank(x))
-    inverse, onesided = bool(node.attr("inverse", 0)), bool(node.attr("onesided", 0))
+    onesided = bool(node.attr("onesided", 0))
     count = shape(x)[axis] if node.get(1) is None else node.ints(1, "its length")[0]
-    if axis == rank(x) - 1 or (inverse and onesided):
-        node.refuse("transforms its parts axis, or inverts a one-sided transform")
+    if axis == rank(x) - 1 or node.attr("inverse", 0):
+        node.refuse("transforms its parts axis, or inverts a transform")
     order = [a for a in range(rank(x)) if a not in (axis, rank(x) - 1)] + [axis, rank(x) - 1]
     moved = node.emit(relax.op.permute_dims(x, order))
     bins = count // 2 + 1 if onesided else count
-    y = _transformed(node, moved, count, bins, 1.0 if inverse else -1.0, 1.0 / count if inverse else 1.0)
+    y = _transformed(node, moved, count, bins)
     back = [order.index(a) for a in range(rank(x))]
     return relax.op.permute_dims(y, back)
 
@@ -66,7 +66,7 @@ def stft(node: Node) -> Expr:
     if window is not None:
         framed = node.emit(relax.op.multiply(framed, relax.op.reshape(window, (length, 1))))
     bins = length // 2 + 1 if node.attr("onesided", 1) else length
-    return _transformed(node, framed, length, bins, -1.0, 1.0)
+    return _transformed(node, framed, length, bins)
 
 
 CONVERTERS: dict[str, Converter] = {"DFT": dft, "STFT": stft}

@@ -6,10 +6,11 @@ import functools
 
 from onnx import defs
 
+from subtune.frontends.onnx_ops.control import CONTROL
 from subtune.frontends.onnx_ops.converters import CONVERTERS
 
-# Handled by the importer itself: folded from shapes, or a branch taken.
-_BUILT_IN = frozenset({("", "Shape"), ("", "Size"), ("", "If")})
+# Handled by the importer itself: folded from shapes, or control flow.
+_BUILT_IN = frozenset({("", "Shape"), ("", "Size")}) | frozenset(CONTROL)
 
 
 @functools.cache

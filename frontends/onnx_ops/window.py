@@ -71,6 +71,4 @@ def window_of(node: Node, spatial: tuple[int, ...], kernel: tuple[int, ...]) -> 
                 count -= 1
         out.append(count)
         reach.append((count - 1) * strides[i] + effective[i] - extent - before[i])
-    return Window(
-        tuple(kernel), strides, dilations, tuple(before), tuple(after), tuple(out), tuple(reach)
-    )
+    return Window(tuple(kernel), strides, dilations, tuple(before), tuple(after), tuple(out), tuple(reach))
