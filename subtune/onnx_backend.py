@@ -1,9 +1,10 @@
-"""subtune as an ONNX backend (`onnx.backend.base.Backend`), for the official backend test suite and for trying models.
+"""subtune as an ONNX backend (`onnx.backend.base.Backend`), for the official backend test suite and for
+trying models.
 
 A model is imported as `subtune compile` imports it. What the importer refuses, the backend refuses too
 (`BackendIsNotSupposedToImplementIt`, which the suite's runner turns into a skip). Symbolic input dimensions
-and inputs that decide shapes inside the model (the target of a Reshape, the axes of a reduction) are constants to a compiler: the model is specialised to
-their values at `run`, once per distinct values.
+and inputs that decide shapes inside the model (the target of a Reshape, the axes of a reduction) are
+constants to a compiler: the model is specialised to their values at `run`, once per distinct values.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _build(mod: tvm.IRModule) -> Compiled:
 
 
 def _is_static(info: onnx.ValueInfoProto) -> bool:
-    """Whether the model gives the input's whole shape; what is no tensor is left to the importer to refuse."""
+    """Whether the model gives the input's whole shape; what is no tensor the importer refuses."""
     if not info.type.HasField("tensor_type"):
         return True
     tensor = info.type.tensor_type

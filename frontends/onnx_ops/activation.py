@@ -6,7 +6,6 @@ from typing import Any
 
 from tvm import relax, tirx
 
-from subtune.frontends.onnx_ops.elementwise import by_te, through_float32
 from subtune.frontends.onnx_ops.node import (
     Converter,
     Expr,
@@ -18,6 +17,7 @@ from subtune.frontends.onnx_ops.node import (
     rank,
     shape,
 )
+from subtune.frontends.onnx_ops.unary import by_te, through_float32
 
 
 def _wide(node: Node, x: Expr) -> Expr:
@@ -182,7 +182,9 @@ def softmax(log: bool) -> Converter:
 
 
 def _softmax(node: Node, x: Expr, axis: int, log: bool) -> Expr:
-    """16-bit floats go by the steps of ONNX's definition, each rounded to the input's dtype but the sum at its end."""
+    """16-bit floats go by the steps of ONNX's definition, each rounded to the input's dtype but the sum at
+    its end.
+    """
     if dtype(x) not in ("float16", "bfloat16"):
         wide = _wide(node, x)
         return node.emit((relax.op.nn.log_softmax if log else relax.op.nn.softmax)(wide, axis=axis))

@@ -1,4 +1,6 @@
-"""Control flow, unrolled while importing: If with a known condition, Loop and Scan with a known number of steps."""
+"""Control flow, unrolled while importing: If with a known condition, Loop and Scan with a known number of
+steps.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,9 @@ def _widened(node: Node, x: Expr | None, to: str) -> Expr | None:
 
 
 def conv_transpose(node: Node) -> Expr:
-    """out[n, o, y] = sum over c, k of x[n, c, (y + before - k*dilation) / stride] * w[c, o, k], where that divides."""
+    """out[n, o, y] = sum over c, k of x[n, c, (y + before - k*dilation) / stride] * w[c, o, k], where that
+    divides.
+    """
     x, w = node.need(0), node.need(1)
     if not is_float(x) or dtype(x) != dtype(w):
         node.refuse(f"has dtypes {dtype(x)} and {dtype(w)}")
@@ -81,9 +83,12 @@ def conv_transpose(node: Node) -> Expr:
     extra = tuple(node.attr("output_padding") or [0] * spatial)
     kernel = shape(w)[2:]
     before, out = _transposed_geometry(node, shape(x)[2:], kernel, strides, dilations, extra)
-    full = [(i - 1) * s + (k - 1) * d + 1 for i, s, k, d in zip(shape(x)[2:], strides, kernel, dilations)]
-    after = [f + e - b - o for f, e, b, o in zip(full, extra, before, out)]
-    simple = all(d == 1 for d in dilations) and all(e < s for e, s in zip(extra, strides))
+    full = [
+        (i - 1) * s + (k - 1) * d + 1
+        for i, s, k, d in zip(shape(x)[2:], strides, kernel, dilations, strict=True)
+    ]
+    after = [f + e - b - o for f, e, b, o in zip(full, extra, before, out, strict=True)]
+    simple = all(d == 1 for d in dilations) and all(e < s for e, s in zip(extra, strides, strict=True))
     if spatial == 2 and simple and min(*before, *after) >= 0:
         y = node.emit(
             relax.op.nn.conv2d_transpose(

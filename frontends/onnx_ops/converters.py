@@ -6,11 +6,13 @@ from subtune.frontends.onnx_ops import (
     activation,
     cast,
     conv,
+    create,
     elementwise,
     gather,
     linear,
     movement,
     norm,
+    padding,
     pool,
     quantize,
     recurrent,
@@ -18,15 +20,19 @@ from subtune.frontends.onnx_ops import (
     resize,
     sequence,
     signal,
+    unary,
     vision,
 )
 from subtune.frontends.onnx_ops.node import Converter
 
 _FAMILIES = (
     elementwise,
+    unary,
     activation,
     cast,
+    create,
     movement,
+    padding,
     reduce,
     linear,
     conv,

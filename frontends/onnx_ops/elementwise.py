@@ -1,4 +1,4 @@
-"""Elementwise operators of one, two or many inputs."""
+"""Elementwise operators of two or many inputs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from subtune.frontends.onnx_ops.node import (
     const,
     dtype,
     is_float,
+    known_array,
     rank,
     shape,
 )
@@ -48,7 +49,9 @@ def binary(op: Callable[..., Expr], allowed: tuple[str, ...] = (*FLOATS, *_INTS)
 
 
 def div(node: Node) -> Expr:
-    """Integers are divided towards zero; by zero is undefined in ONNX and traps on x86, so the divisor is guarded."""
+    """Integers are divided towards zero; by zero is undefined in ONNX and traps on x86, so the divisor is
+    guarded.
+    """
     a, b = legacy_operands(node)
     if is_float(a):
         return relax.op.divide(a, b)
@@ -103,7 +106,9 @@ def _broadcast_te(one: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
 
 
 def power(node: Node) -> Expr:
-    """The exponent may have another dtype; the result has the base's. Integer powers are exact, modulo 2**bits."""
+    """The exponent may have another dtype; the result has the base's. Integer powers are exact, modulo
+    2**bits.
+    """
     a, b = legacy_operands(node)
     if is_float(a):
         known = node.known(1)
@@ -133,12 +138,12 @@ def power(node: Node) -> Expr:
 
 
 def shift(node: Node) -> Expr:
-    """Shifts by the width or more give zero."""
+    """Right shifts of signed integers copy the sign; by the width or more, nothing else is left."""
     a, b = legacy_operands(node)
-    if dtype(a) not in UNSIGNED:
-        node.refuse(f"has dtype {dtype(a)}, which ONNX does not define")
+    if dtype(a) not in _INTS:
+        node.refuse(f"has dtype {dtype(a)}, which is not supported")
     left = node.attr("direction") == "LEFT"
-    width = int(dtype(a).removeprefix("uint"))
+    width = int(dtype(a).removeprefix("u").removeprefix("int"))
 
     def one(p: Any, q: Any) -> Any:
         zero = tirx.const(0, p.ty)
@@ -147,7 +152,11 @@ def shift(node: Node) -> Expr:
         )  # signed, because TVM's simplifier fails on comparisons of unsigned integers
         fits = tirx.all(count >= tirx.const(0, "int64"), count < tirx.const(width, "int64"))
         amount = tirx.Select(fits, q, zero)
-        return tirx.Select(fits, (p << amount) if left else (p >> amount), zero)
+        moved = (p << amount) if left else (p >> amount)
+        if left or dtype(a) in UNSIGNED:
+            return tirx.Select(fits, moved, zero)
+        beyond = tirx.Select(p < zero, tirx.const(-1, p.ty), zero)  # only copies of the sign are left
+        return tirx.Select(fits, moved, beyond)
 
     return node.te(lambda x, y: _broadcast_te(one, x, y), a, b)
 
@@ -169,126 +178,23 @@ def mean(node: Node) -> Expr:
     return relax.op.divide(total, const(len(node.inputs), dtype(total)))
 
 
-def _extreme(largest: bool) -> Callable[[Expr, Expr], Expr]:
-    """Maximum or minimum that propagates NaN from either side, as numpy's does."""
-
-    def combined(node: Node, a: Expr, b: Expr) -> Expr:
-        if not is_float(a):
-            return relax.op.maximum(a, b) if largest else relax.op.minimum(a, b)
-
-        def one(p: Any, q: Any) -> Any:
-            first = (p >= q) if largest else (p <= q)
-            return tirx.Select(tirx.isnan(p.astype("float32")), p, tirx.Select(first, p, q))
-
-        return node.te(lambda x, y: _broadcast_te(one, x, y), a, b)
-
-    return combined
-
-
 def extreme(largest: bool) -> Converter:
-    op = _extreme(largest)
+    """Max or Min of any number of inputs; NaN propagates from every side, as numpy's does."""
+
+    def one(p: Any, q: Any) -> Any:
+        first = (p >= q) if largest else (p <= q)
+        return tirx.Select(tirx.isnan(p.astype("float32")), p, tirx.Select(first, p, q))
 
     def convert(node: Node) -> Expr:
         result = node.x
         for other in node.inputs[1:]:
-            result = node.emit(op(node, result, other))
+            if is_float(result):
+                result = node.te(lambda x, y: _broadcast_te(one, x, y), result, other)
+            else:
+                result = node.emit((relax.op.maximum if largest else relax.op.minimum)(result, other))
         return result
 
     return convert
-
-
-def unary(op: Callable[..., Expr], allowed: tuple[str, ...] = (*FLOATS, *_INTS)) -> Converter:
-    def convert(node: Node) -> Expr:
-        if dtype(node.x) not in allowed:
-            node.refuse(f"has dtype {dtype(node.x)}, which is not supported")
-        return op(node.x)
-
-    return convert
-
-
-def through_float32(op: Callable[..., Expr]) -> Converter:
-    """Transcendental functions: LLVM has no half precision versions, so 16-bit floats pass through float32."""
-
-    def convert(node: Node) -> Expr:
-        x = node.x
-        if not is_float(x):
-            node.refuse(f"has dtype {dtype(x)}, which is not supported")
-        if dtype(x) not in ("float16", "bfloat16"):
-            return op(x)
-        return node.cast(node.emit(op(node.cast(x, "float32"))), dtype(x))
-
-    return convert
-
-
-def by_te(one: Callable[[Any], Any]) -> Converter:
-    """An elementwise float function written on scalars, computed in float32 or float64."""
-
-    def convert(node: Node) -> Expr:
-        x = node.x
-        if not is_float(x):
-            node.refuse(f"has dtype {dtype(x)}, which is not supported")
-        wide = "float64" if dtype(x) == "float64" else "float32"
-
-        def whole(t: Any) -> Any:
-            return topi_map(lambda v: one(v.astype(wide)).astype(dtype(x)), t)
-
-        return node.te(whole, x)
-
-    return convert
-
-
-def topi_map(one: Callable[[Any], Any], t: Any) -> Any:
-    from tvm import te
-
-    return te.compute(t.shape, lambda *i: one(t(*i)), name="map")
-
-
-def _c(value: float, like: Any) -> Any:
-    return tirx.const(value, like.ty)
-
-
-def _asinh(v: Any) -> Any:
-    """asinh by |x|, so that large negative values do not cancel; small ones by the series x - x**3/6."""
-    magnitude = tirx.abs(v)
-    exact = tirx.log(magnitude + tirx.sqrt(magnitude * magnitude + _c(1.0, v)))
-    huge = tirx.log(magnitude) + _c(0.6931471805599453, v)
-    large = tirx.Select(magnitude > _c(1e9, v), huge, exact)
-    series = magnitude - magnitude * magnitude * magnitude / _c(6.0, v)
-    result = tirx.Select(magnitude < _c(1e-2, v), series, large)
-    return tirx.Select(v < _c(0.0, v), -result, result)
-
-
-def _acosh(v: Any) -> Any:
-    huge = tirx.log(v) + _c(0.6931471805599453, v)
-    exact = tirx.log(v + tirx.sqrt(v - _c(1.0, v)) * tirx.sqrt(v + _c(1.0, v)))
-    return tirx.Select(v > _c(1e9, v), huge, exact)
-
-
-def _sign(v: Any) -> Any:
-    one, zero = tirx.const(1, v.ty), tirx.const(0, v.ty)
-    return tirx.Select(v > zero, one, tirx.Select(v < zero, zero - one, zero))
-
-
-def sign(node: Node) -> Expr:
-    x = node.x
-    if dtype(x) in UNSIGNED:
-        return node.emit(relax.op.minimum(x, const(1, dtype(x))))
-    return node.te(lambda t: topi_map(_sign, t), x)
-
-
-def isinf(node: Node) -> Expr:
-    x = node.x
-    wide = x if dtype(x) in ("float32", "float64") else node.cast(x, "float32")
-    positive = relax.op.equal(wide, const(np.inf, dtype(wide)))
-    negative = relax.op.equal(wide, const(-np.inf, dtype(wide)))
-    if not node.attr("detect_negative", 1):
-        return positive if node.attr("detect_positive", 1) else relax.op.not_equal(x, x)
-    return relax.op.logical_or(positive, negative) if node.attr("detect_positive", 1) else negative
-
-
-def isnan(node: Node) -> Expr:
-    x = node.x
-    return relax.op.isnan(x if dtype(x) in ("float32", "float64") else node.cast(x, "float32"))
 
 
 def clip(node: Node) -> Expr:
@@ -300,14 +206,9 @@ def clip(node: Node) -> Expr:
     else:
         low, high = node.get(1), node.get(2)
     lows, highs = _scalar(node, low), _scalar(node, high)
-    if (
-        lows is not None
-        and highs is not None
-        and np.isfinite([float(lows), float(highs)]).all()
-        and lows <= highs
-    ):
-        if dtype(x) == "float32":
-            return relax.op.clip(x, float(lows), float(highs))
+    known = dtype(x) == "float32" and lows is not None and highs is not None
+    if known and np.isfinite([lows, highs]).all() and lows <= highs:
+        return relax.op.clip(x, float(lows), float(highs))
     result = x
     if low is not None:
         result = node.emit(relax.op.maximum(result, low))
@@ -317,8 +218,6 @@ def clip(node: Node) -> Expr:
 
 
 def _scalar(node: Node, value: Expr | None) -> Any:
-    from subtune.frontends.onnx_ops.node import known_array
-
     array = None if value is None else known_array(value, node.arrays)
     return None if array is None or array.size != 1 else array.reshape(()).item()
 
@@ -342,23 +241,6 @@ def identity(node: Node) -> Any:
     return node.need(0)
 
 
-def neg(node: Node) -> Expr:
-    return relax.op.negative(node.x)
-
-
-def relu(node: Node) -> Expr:
-    x = node.x
-    return relax.op.nn.relu(x) if dtype(x) == "float32" else relax.op.maximum(x, const(0, dtype(x)))
-
-
-def bitwise_not(node: Node) -> Expr:
-    return relax.op.bitwise_not(node.x)
-
-
-def round_even(v: Any) -> Any:
-    return tirx.nearbyint(v)
-
-
 CONVERTERS: dict[str, Converter] = {
     "Add": binary(relax.op.add),
     "Sub": binary(relax.op.subtract),
@@ -370,11 +252,9 @@ CONVERTERS: dict[str, Converter] = {
     "BitwiseAnd": binary(relax.op.bitwise_and, _INTS),
     "BitwiseOr": binary(relax.op.bitwise_or, _INTS),
     "BitwiseXor": binary(relax.op.bitwise_xor, _INTS),
-    "BitwiseNot": unary(relax.op.bitwise_not, _INTS),
     "And": logical(relax.op.logical_and),
     "Or": logical(relax.op.logical_or),
     "Xor": logical(relax.op.logical_xor),
-    "Not": unary(relax.op.logical_not, ("bool",)),
     "Equal": equal,
     "Less": binary(relax.op.less),
     "LessOrEqual": binary(relax.op.less_equal),
@@ -386,32 +266,5 @@ CONVERTERS: dict[str, Converter] = {
     "Mean": mean,
     "Where": where,
     "Identity": identity,
-    "Neg": unary(relax.op.negative, (*FLOATS, *SIGNED)),
-    "Abs": unary(relax.op.abs),
-    "Sign": sign,
-    "Floor": through_float32(relax.op.floor),
-    "Ceil": through_float32(relax.op.ceil),
-    "Round": by_te(round_even),
-    "Sqrt": through_float32(relax.op.sqrt),
-    "Reciprocal": lambda node: relax.op.divide(const(1, dtype(node.x)), node.x),
-    "Exp": through_float32(relax.op.exp),
-    "Log": through_float32(relax.op.log),
-    "Sin": through_float32(relax.op.sin),
-    "Cos": through_float32(relax.op.cos),
-    "Tan": through_float32(relax.op.tan),
-    "Sinh": through_float32(relax.op.sinh),
-    "Cosh": through_float32(relax.op.cosh),
-    "Tanh": through_float32(relax.op.tanh),
-    "Asin": through_float32(relax.op.asin),
-    "Acos": through_float32(relax.op.acos),
-    "Atan": through_float32(relax.op.atan),
-    "Asinh": by_te(_asinh),
-    "Acosh": by_te(_acosh),
-    "Atanh": by_te(
-        lambda v: _c(0.5, v) * tirx.log1p(_c(2.0, v) * v / (_c(1.0, v) - v)),
-    ),
-    "Erf": through_float32(relax.op.erf),
-    "IsInf": isinf,
-    "IsNaN": isnan,
     "Clip": clip,
 }

@@ -1,8 +1,9 @@
 """Shape arithmetic on known integers, done in numpy while importing.
 
-Exporters compute shapes with small graphs (Shape, Gather, Concat, Mul …); as all tensor shapes are static these are
-constants. Only small results are folded here; large constants are the business of a later pass. A tensor without
-elements is known whatever computes it, which takes most empty tensors out of the compiler's way.
+Exporters compute shapes with small graphs (Shape, Gather, Concat, Mul …); as all tensor shapes are static
+these are constants. Only small results are folded here; large constants are the business of a later pass. A
+tensor without elements is known whatever computes it, which takes most empty tensors out of the compiler's
+way.
 """
 
 from __future__ import annotations
@@ -86,9 +87,9 @@ def _mod(node: Node, a: list) -> np.ndarray | None:
 
 def _cast(node: Node, a: list) -> np.ndarray | None:
     to = dtype_name(node.attr("to"))
-    if a[0].dtype.kind == "f" and to not in ("float16", "float32", "float64", "bool"):
-        if not np.isfinite(a[0]).all() or (np.abs(a[0]) > 2**31).any():
-            return None
+    narrowing = a[0].dtype.kind == "f" and to not in ("float16", "float32", "float64", "bool")
+    if narrowing and not (np.abs(a[0]) <= 2**31).all():
+        return None
     return a[0].astype(numpy_dtype(to))
 
 

@@ -1,4 +1,6 @@
-"""Gather and scatter. Negative indices count from the end; those outside are undefined in ONNX and stay in bounds here."""
+"""Gather and scatter. Negative indices count from the end; those outside are undefined in ONNX and stay in
+bounds here.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """ONNX graph -> Relax module, one node at a time, all shapes static.
 
-Shape arithmetic is folded while walking (`fold.py`). An operator without a converter whose ONNX definition is a
-function of other operators is imported as that function's body (`functions.py`). Every node that cannot be imported
-is collected; one error lists them all.
+Shape arithmetic is folded while walking (`fold.py`). An operator without a converter whose ONNX definition is
+a function of other operators is imported as that function's body (`functions.py`). Every node that cannot be
+imported is collected; one error lists them all.
 """
 
 from __future__ import annotations
@@ -78,11 +78,12 @@ def import_onnx(
     Args:
         shapes: input name -> static shape, for the inputs whose shape in the model is unknown or symbolic.
         constants: input name -> value: these inputs become constants and are no arguments of `main`.
-        keep_params: weights become arguments of `main` after the inputs, and the function attribute "params" holds
+        keep_params: weights become arguments of `main` after the inputs, and the function attribute "params"
+        holds
             their values in that order; otherwise they are constants in the module.
 
-    The function attribute "num_input" counts the inputs proper. Argument names are the ONNX names made identifiers;
-    their order is the model's.
+    The function attribute "num_input" counts the inputs proper. Argument names are the ONNX names made
+    identifiers; their order is the model's.
 
     Raises:
         ShapeError: an input's shape is unknown or symbolic and `shapes` does not give it.
@@ -175,7 +176,7 @@ class _Importer:
             values[sparse.values.name] = _POISON
 
     def _inputs(self, graph: onnx.GraphProto, values: dict[str, Any]) -> list[Expr]:
-        """The arguments of `main`, in the order of the model; initialisers and bound constants are left out."""
+        """The arguments of `main` in the model's order, without initialisers and bound constants."""
         arguments = []
         for info in graph.input:
             if info.name in values:
@@ -283,9 +284,9 @@ class _Importer:
         control = CONTROL.get((domain, proto.op_type))
         local = self._local.get((proto.domain, proto.op_type))
         if any(value is _POISON for value in inputs):
-            if not converter and not local and not control:
-                if not functions.is_function(domain, proto.op_type, opset):
-                    raise Refused("is not supported")
+            known = converter or local or control or functions.is_function(domain, proto.op_type, opset)
+            if not known:
+                raise Refused("is not supported")
             return (_POISON,) * len(proto.output)
         node = Node(
             bb=self._bb,

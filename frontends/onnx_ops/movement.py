@@ -1,4 +1,4 @@
-"""Operators that move, copy or make elements: reshape, transpose, slice, pad, concat, tile and their like."""
+"""Operators that move or copy elements: reshape, transpose, slice, concat, tile and their like."""
 
 from __future__ import annotations
 
@@ -6,34 +6,18 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from onnx import numpy_helper
 from tvm import relax, te, tirx
 
 from subtune.frontends.onnx_ops.node import (
     Converter,
     Expr,
     Node,
-    array_const,
     axis_in,
     const,
     dtype,
-    dtype_name,
-    is_float,
     rank,
     shape,
 )
-
-
-def constant(node: Node) -> Expr:
-    for name, value in node.attrs.items():
-        if name == "value":
-            dtype_name(value.data_type)
-            return array_const(numpy_helper.to_array(value))
-        if name in ("value_float", "value_floats"):
-            return const(value, "float32")
-        if name in ("value_int", "value_ints"):
-            return const(value, "int64")
-    node.refuse("holds a string or a sparse tensor, which is not supported")
 
 
 def _reshaped(node: Node, x: Expr, dims: list[int]) -> Expr:
@@ -217,71 +201,6 @@ def tile(node: Node) -> Expr:
     return relax.op.tile(x, repeats) if repeats else x
 
 
-def pad(node: Node) -> Expr:
-    """Pads, or crops where negative; modes constant, reflect, edge and wrap."""
-    x = node.x
-    if node.opset < 11:
-        pads = list(node.attr("pads") or node.attr("paddings"))
-        value: Expr | None = const(node.attr("value", 0.0), dtype(x))
-        axes = list(range(rank(x)))
-    else:
-        pads = node.ints(1, "its pads")
-        value = node.get(2)
-        given = None if node.get(3) is None else node.ints(3, "its axes")
-        axes = list(range(rank(x))) if given is None else [axis_in(a, rank(x)) for a in given]
-    before, after = [0] * rank(x), [0] * rank(x)
-    for position, axis in enumerate(axes):
-        before[axis], after[axis] = pads[position], pads[position + len(axes)]
-    mode = node.attr("mode", "constant")
-    dims = [b + d + a for b, d, a in zip(before, shape(x), after, strict=True)]
-    if min(dims, default=1) < 0 or mode not in ("constant", "reflect", "edge", "wrap"):
-        node.refuse(f"pads {list(shape(x))} by {pads} with mode {mode}")
-    if 0 in dims:
-        return const(np.empty(dims), dtype(x))
-    if mode == "reflect" and any(max(b, a) >= d and (b or a) for b, d, a in zip(before, shape(x), after)):
-        node.refuse(f"reflects more than the extent of shape {list(shape(x))}")
-    fill = None
-    if value is not None and mode == "constant":
-        known = node.known(2) if node.opset >= 11 else np.asarray(node.attr("value", 0.0))
-        if known is not None and known.size == 1:
-            fill, value = known.reshape(()).item(), None
-    if mode == "constant" and fill is None and value is None:
-        fill = 0
-    if mode == "constant" and value is None and is_float(x) and min(before + after, default=0) >= 0:
-        flat = [p for pair in zip(before, after, strict=True) for p in pair]
-        if np.isfinite(fill):
-            return relax.op.nn.pad(x, flat, pad_value=float(fill))
-    in_dims = shape(x)
-
-    def whole(t: Any, *given: Any) -> Any:
-        def one(*i: Any) -> Any:
-            index, inside = [], []
-            for axis, at in enumerate(i):
-                moved = at - before[axis]
-                extent = in_dims[axis]
-                if before[axis] <= 0 and after[axis] <= 0:
-                    index.append(moved)
-                    continue
-                if mode == "constant":
-                    inside += [moved >= 0, moved < extent]
-                    index.append(moved)
-                elif mode == "edge":
-                    index.append(tirx.max(tirx.min(moved, extent - 1), 0))
-                elif mode == "wrap":
-                    index.append(tirx.floormod(moved, extent))
-                else:
-                    folded = tirx.abs(moved)
-                    index.append(tirx.Select(folded < extent, folded, 2 * (extent - 1) - folded))
-            if not inside:
-                return t(*index)
-            other = given[0](*[0] * len(given[0].shape)) if given else tirx.const(fill, t.dtype)
-            return tirx.if_then_else(tirx.all(*inside), t(*index), other)
-
-        return te.compute(dims, one, name="pad")
-
-    return node.te(whole, x, *([] if value is None else [value]))
-
-
 def depth_to_space(node: Node) -> Expr:
     x = node.x
     n, c, h, w = shape(x)
@@ -305,45 +224,6 @@ def space_to_depth(node: Node) -> Expr:
     return relax.op.reshape(moved, (n, c * b * b, h // b, w // b))
 
 
-def trilu(node: Node) -> Expr:
-    x = node.x
-    k = 0 if node.get(1) is None else node.ints(1, "its diagonal")[0]
-    upper = node.attr("upper", 1)
-
-    def whole(t: Any) -> Any:
-        def one(*i: Any) -> Any:
-            row, column = i[-2], i[-1]
-            kept = (column - row >= k) if upper else (column - row <= k)
-            return tirx.Select(kept, t(*i), tirx.const(0, t.dtype))
-
-        return te.compute(t.shape, one, name="trilu")
-
-    return node.te(whole, x)
-
-
-def eye_like(node: Node) -> Expr:
-    rows, columns = shape(node.x)
-    to = dtype_name(node.attr("dtype")) if node.attr("dtype") else dtype(node.x)
-    return const(np.eye(rows, columns, k=node.attr("k", 0)), to)
-
-
-def constant_of_shape(node: Node) -> Expr:
-    dims = node.ints(0, "its shape")
-    value = node.attr("value")
-    if value is None:
-        return relax.op.full(tuple(dims), const(0, "float32"), "float32")
-    to = dtype_name(value.data_type)
-    fill = numpy_helper.to_array(value).reshape(-1)[0]
-    if 0 in dims:
-        return const(np.empty(dims), to)
-    return relax.op.full(tuple(dims), const(fill, to), to)
-
-
-def range_(node: Node) -> Expr:
-    start, limit, delta = (node.array(i, "its bounds").reshape(()) for i in range(3))
-    return array_const(np.arange(start, limit, delta, dtype=start.dtype))
-
-
 def reverse_sequence(node: Node) -> Expr:
     """The first `lens[b]` elements along the time axis are reversed for every batch entry."""
     x, lens = node.need(0), node.need(1)
@@ -362,23 +242,7 @@ def reverse_sequence(node: Node) -> Expr:
     return node.te(whole, x, lens)
 
 
-def dropout(node: Node) -> tuple[Expr, ...]:
-    """Inference: the identity and an all-true mask. Training is refused unless nothing is dropped."""
-    x = node.x
-    if node.opset >= 12:
-        training = node.get(2) is not None and bool(node.array(2, "its training_mode").reshape(()))
-        if training and (node.get(1) is None or float(node.array(1, "its ratio").reshape(())) != 0.0):
-            node.refuse("drops at random (training_mode is true)")
-    elif node.opset < 7 and not node.attr("is_test", 0):
-        node.refuse("drops at random (is_test is 0)")
-    if not node.wants(1):
-        return (x, None) if len(node.wanted) > 1 else (x,)
-    mask_dtype = "bool" if node.opset >= 10 else dtype(x)
-    return x, relax.op.full(shape(x), const(1, mask_dtype), mask_dtype)
-
-
 CONVERTERS: dict[str, Converter] = {
-    "Constant": constant,
     "Reshape": reshape,
     "Flatten": flatten,
     "Squeeze": squeeze,
@@ -389,13 +253,7 @@ CONVERTERS: dict[str, Converter] = {
     "Slice": slice_,
     "Expand": expand,
     "Tile": tile,
-    "Pad": pad,
     "DepthToSpace": depth_to_space,
     "SpaceToDepth": space_to_depth,
-    "Trilu": trilu,
-    "EyeLike": eye_like,
-    "ConstantOfShape": constant_of_shape,
-    "Range": range_,
     "ReverseSequence": reverse_sequence,
-    "Dropout": dropout,
 }

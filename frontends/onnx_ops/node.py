@@ -1,7 +1,7 @@
 """What a converter sees of one ONNX node, and how it refuses.
 
-Every tensor has a static shape here: the importer is given all input shapes, and shape arithmetic is folded while
-importing (`fold.py`), so a converter asks for `shape(x)` and gets integers.
+Every tensor has a static shape here: the importer is given all input shapes, and shape arithmetic is folded
+while importing (`fold.py`), so a converter asks for `shape(x)` and gets integers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def dtype_name(elem_type: int) -> str:
     """ONNX element type -> TVM dtype name.
 
     Raises:
-        Refused: a type that the importer does not carry (strings, complex numbers, 8-bit floats, 4- and 2-bit types).
+        Refused: a type that the importer does not carry (strings, complex numbers, 8-bit floats, 4- and 2-bit
+        types).
     """
     try:
         name = str(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
@@ -174,7 +175,7 @@ class Node:
         return self.bb.emit(expr)
 
     def te(self, func: Callable[..., Any], *args: Any, name: str | None = None) -> Expr:
-        """Emits a call of the tensor expression `func(*args)`; the PrimFunc is named after the ONNX operator."""
+        """Emits a call of the tensor expression `func(*args)`, named after the ONNX operator."""
         return self.bb.emit_te(func, *args, primfunc_name_hint=name or self.op.lower())
 
     def cast(self, x: Expr, to: str) -> Expr:

@@ -120,7 +120,9 @@ def dynamic_quantize_linear(node: Node) -> tuple[Expr, Expr, Expr]:
 
 
 def _requantised(node: Node, acc: Expr, scales: tuple[Expr, Expr, Expr], zero: Expr, axis: int) -> Expr:
-    """acc * (a_scale * b_scale / y_scale), rounded, plus the zero point. `axis` is that of a per-channel b_scale."""
+    """acc * (a_scale * b_scale / y_scale), rounded, plus the zero point. `axis` is that of a per-channel
+    b_scale.
+    """
     a, b, y = (node.cast(s, "float32") for s in scales)
     if any(prod(shape(s)) != 1 and rank(s) != 1 for s in (a, b, y)) or prod(shape(y)) != 1:
         node.refuse("has scales of higher rank or one output scale per channel")

@@ -1,7 +1,7 @@
 """LSTM, GRU and RNN, unrolled over time.
 
-The input's product with the weights is one matrix product over all time steps; what remains in a step is the hidden
-state's product and the gates.
+The input's product with the weights is one matrix product over all time steps; what remains in a step is the
+hidden state's product and the gates.
 """
 
 from __future__ import annotations

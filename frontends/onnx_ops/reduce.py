@@ -37,10 +37,7 @@ def _reduction(function: Callable[[Node, Expr, list[int], bool], Expr], empty: f
         axes = axes_of(node, 1, _AXES_SINCE.get(node.op, 18))
         keep = bool(node.attr("keepdims", 1))
         if not axes:
-            if node.attr("noop_with_empty_axes", 0):
-                axes = []
-            else:
-                axes = list(range(rank(x)))
+            axes = [] if node.attr("noop_with_empty_axes", 0) else list(range(rank(x)))
         axes = sorted({axis_in(a, rank(x)) for a in axes})
         dims = [1 if i in axes else d for i, d in enumerate(shape(x)) if keep or i not in axes]
         if 0 in shape(x):
@@ -71,7 +68,7 @@ def _plain(op: Callable[..., Expr]) -> Callable[[Node, Expr, list[int], bool], E
 def _composed(
     before: Callable[[Node, Expr], Expr], op: Callable[..., Expr], after: Callable[[Expr], Expr]
 ) -> Callable[[Node, Expr, list[int], bool], Expr]:
-    """after(op(before(x))), in float32 for 16-bit floats; integers through float64 where `after` leaves them."""
+    """after(op(before(x))): 16-bit floats in float32, `after` of integers in float64."""
 
     def function(node: Node, x: Expr, axes: list[int], keep: bool) -> Expr:
         narrow = dtype(x) in ("float16", "bfloat16")

@@ -1,7 +1,8 @@
 """Resize and Upsample: separable interpolation, the taps and weights of every axis computed while importing.
 
-For each resized axis two tables are made: which input positions an output position reads, and with which weights. All
-modes, coordinate transformations, antialiasing and cropping are then one weighted gather per axis.
+For each resized axis two tables are made: which input positions an output position reads, and with which
+weights. All modes, coordinate transformations, antialiasing and cropping are then one weighted gather per
+axis.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def resize(node: Node) -> Expr:
     if node.opset < 11:
         scales = [float(v) for v in node.array(1, "its scales")]
         plan = {
-            a: _Axis(d, int(np.floor(d * s)), s, (0.0, 1.0)) for a, (d, s) in enumerate(zip(shape(x), scales))
+            a: _Axis(d, int(np.floor(d * s)), s, (0.0, 1.0))
+            for a, (d, s) in enumerate(zip(shape(x), scales, strict=True))
         }
         return _resized(node, x, plan, "asymmetric", "floor")
     axes = [axis_in(a, rank(x)) for a in node.attr("axes") or range(rank(x))]

@@ -52,10 +52,8 @@ def stft(node: Node) -> Expr:
     """Frames of the signal (batch, n, 1), windowed and transformed."""
     x, window = node.x, node.get(2)
     step = node.ints(1, "its frame step")[0]
-    if node.get(3) is not None:
-        length = node.ints(3, "its frame length")[0]
-    else:
-        length = shape(node.need(2))[0]
+    given = node.get(3) is not None
+    length = node.ints(3, "its frame length")[0] if given else shape(node.need(2))[0]
     if window is not None and shape(window)[0] != length:
         node.refuse("has a window shorter than its frames")
     batch, n, parts = shape(x)

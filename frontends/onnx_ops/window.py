@@ -1,4 +1,4 @@
-"""The geometry of a sliding window: pads, strides and output extents of convolutions and pools, all opsets."""
+"""The geometry of a sliding window: pads, strides and output extents of convolutions and pools."""
 
 from __future__ import annotations
 

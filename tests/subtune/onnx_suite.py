@@ -1,10 +1,11 @@
-"""The official ONNX backend suite against subtune: `python tests/subtune/onnx_suite.py [--json F] [PATTERN ...]`.
+"""The official ONNX backend suite against subtune: `python tests/subtune/onnx_suite.py [--json F] [PATTERN
+...]`.
 
-Every case of `onnx.backend.test.BackendTest` (node, simple, pytorch-operator, pytorch-converted and the light zoo
-models) runs in one of a few spawned worker processes under a time limit, so that a crash or a hang costs only its own
-case. Outcomes: `pass`, `refused` (`BackendIsNotSupposedToImplementIt`, a skip for the official runner), `wrong`
-(an answer of other numbers, shape, dtype or count) and `crash` (any other exception, process death, hang).
-`--plain` runs TVM's own importer and default pipeline instead, which is the baseline.
+Every case of `onnx.backend.test.BackendTest` (node, simple, pytorch-operator, pytorch-converted and the light
+zoo models) runs in one of a few spawned worker processes under a time limit, so that a crash or a hang costs
+only its own case. Outcomes: `pass`, `refused` (`BackendIsNotSupposedToImplementIt`, a skip for the official
+runner), `wrong` (an answer of other numbers, shape, dtype or count) and `crash` (any other exception, process
+death, hang). `--plain` runs TVM's own importer and default pipeline instead, which is the baseline.
 """
 
 from __future__ import annotations
@@ -185,7 +186,9 @@ def _start_worker(home: str) -> None:
 def run_suite(
     names: Sequence[str], *, plain: bool = False, workers: int = 2, limit_secs: float = LIMIT_SECS
 ) -> tuple[CaseResult, ...]:
-    """Runs cases in `workers` spawned processes, each case under `limit_secs`; results in the order of `names`."""
+    """Runs cases in `workers` spawned processes, each case under `limit_secs`; results in the order of
+    `names`.
+    """
     results = []
     with tempfile.TemporaryDirectory() as home:
         pool = pebble.ProcessPool(
