@@ -11,7 +11,7 @@ from subtune.frontends.onnx_fold import fold
 from subtune.frontends.onnx_graph import name_nodes, order_nodes
 from subtune.frontends.onnx_import import import_graph
 from subtune.frontends.onnx_shapes import fix_inputs, infer
-from subtune.frontends.onnx_support import check_model, check_ops, inline_functions, normalise_opsets, upgrade
+from subtune.frontends.onnx_support import check_model, check_ops, inline_functions, normalise_opsets
 
 _MAX_FOLDS = 100
 """Each round resolves one more link of a chain of shapes known only after folding; chains are short."""
@@ -30,9 +30,8 @@ def load_onnx(model: OnnxModel, shapes: Mapping[str, Sequence[int] | int]) -> Im
     check_model(model.proto)
 
     # Before the shapes, so that nobody supplies sizes for a model that cannot be imported anyway.
-    check_ops(model.proto.graph, branches_decided=False)
-    proto = upgrade(model.proto)
-    name_nodes(proto.graph)
+    check_ops(model.proto.graph, folded=False)
+    proto = model.proto
     real_inputs = [value for value in proto.graph.input if value.name not in model.weights]
     inputs = fix_inputs(real_inputs, shapes)
     proto = infer(proto, strict=False)
@@ -40,7 +39,7 @@ def load_onnx(model: OnnxModel, shapes: Mapping[str, Sequence[int] | int]) -> Im
         if not fold(proto):
             break
         proto = infer(proto, strict=False)
-    check_ops(proto.graph, branches_decided=True)
+    check_ops(proto.graph, folded=True)
     proto = infer(proto, strict=True)
     mod, outputs = import_graph(replace(model, proto=proto), inputs)
     return Imported(mod, inputs, outputs, model.name, model.source)

@@ -24,7 +24,7 @@ MAX_ELEMENTS = 4096
 # What exporters compute shapes, indices and conditions with; quantisation is left alone on purpose, since
 # weights must reach the tuner as the integers they are.
 # fmt: off
-_FOLDABLE = frozenset({
+FOLDABLE = frozenset({
     "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div",
     "Equal", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater",
     "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "NonZero",
@@ -85,7 +85,7 @@ def _evaluate(
     model: onnx.ModelProto,
 ) -> dict[str, np.ndarray] | None:
     """The node's outputs if they are constants worth having now; None otherwise."""
-    if node.domain or node.op_type not in _FOLDABLE:
+    if node.domain or node.op_type not in FOLDABLE:
         return None
     if node.op_type == "Constant" and node.attribute[0].name == "value":
         return {node.output[0]: read_tensor(node.attribute[0].t, None)}

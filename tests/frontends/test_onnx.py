@@ -93,11 +93,6 @@ def test_the_given_protobuf_is_left_alone() -> None:
     assert model.SerializeToString(deterministic=True) == before
 
 
-def test_values_keep_their_names() -> None:
-    names = {b.var.name for b in load(mlp()).mod["main"].body.blocks[0].bindings}
-    assert {"h", "r", "s"} <= names
-
-
 def test_a_value_used_twice_is_computed_once() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 13]> g (float[4] x) => (float[4] y)'
@@ -275,7 +270,14 @@ def test_quantised_weights_stay_integers() -> None:
         { w = DequantizeLinear(q, scale, zero)
           y = MatMul(x, w) }
     """)
-    assert "relax.dequantize" in ops_of(load(model))
+    constants: list[str] = []
+
+    def visit(expr: object) -> None:
+        if isinstance(expr, tvm.ir.GenericConst):
+            constants.append(str(expr.ty.dtype))
+
+    relax.analysis.post_order_visit(load(model).mod["main"], visit)
+    assert "int8" in constants
 
 
 @pytest.mark.parametrize(("opset", "kernel"), [(7, 1), (9, 1), (13, 1), (17, 1), (21, 1)])

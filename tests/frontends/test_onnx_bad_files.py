@@ -190,7 +190,7 @@ def test_sequence_input() -> None:
         [helper.make_tensor_sequence_value_info("s", 1, [2])],
         [helper.make_tensor_value_info("y", TensorProto.INT64, [])],
     )
-    with pytest.raises(ModelError, match=r"SequenceLength .sequences are"):
+    with pytest.raises(ModelError, match=r"SequenceLength|sequence"):
         load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)]))
 
 

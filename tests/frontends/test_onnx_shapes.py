@@ -181,18 +181,12 @@ def test_types_that_contradict_are_refused() -> None:
         load(model)
 
 
-@pytest.mark.parametrize(
-    ("body", "node"),
-    [
-        ("idx = NonZero(x)\n y = Cast<to=1>(idx)", "NonZero 'idx'"),
-        ("y = Compress<axis=0>(x, keep)", "Compress 'y'"),
-    ],
-)
-def test_shapes_that_depend_on_data_are_refused(body: str, node: str) -> None:
+def test_shapes_that_depend_on_data_are_refused() -> None:
     model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 13]> g (float[4,2] x, bool[4] keep) => (float[r,c] y) {' + body + "}"
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[4,2] x) => (float[r,c] y)'
+        "{ idx = NonZero(x)\n y = Cast<to=1>(idx) }"
     )
-    with pytest.raises(ShapeError, match=f"{node} has a shape that depends on data"):
+    with pytest.raises(ModelError, match=r"NonZero .its output's shape depends on data at run time. in 'idx'"):
         load(model)
 
 
@@ -200,5 +194,5 @@ def test_a_reshape_by_an_input_is_refused() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 13]> g (float[4,2] x, int64[2] s) => (float[r,c] y){ y = Reshape(x, s) }'
     )
-    with pytest.raises(ShapeError, match="Reshape 'y' has a shape that depends on data"):
+    with pytest.raises(ShapeError, match="value of input 's' decides shapes"):
         load(model)

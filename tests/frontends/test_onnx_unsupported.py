@@ -100,16 +100,14 @@ def test_sequences_are_refused() -> None:
         load(model)
 
 
-def test_microsoft_ops_that_tvm_knows_by_name_only() -> None:
-    """com.microsoft.FastGelu is imported; an op of ONNX's name in that domain is not taken for ONNX's."""
-    fast = onnx.parser.parse_model(HEAD + "g (float[4] x) => (float[4] y) { y = com.microsoft.FastGelu(x) }")
-    assert load(fast).outputs[0].shape == (4,)
+def test_other_domains_are_not_taken_for_onnx() -> None:
+    """An op of ONNX's name in that domain is not taken for ONNX's."""
     other = onnx.parser.parse_model(HEAD + "g (float[4] x) => (float[4] y) { y = com.microsoft.Softmax(x) }")
     with pytest.raises(UnsupportedOpsError, match=r"com\.microsoft\.Softmax in 'y'"):
         load(other)
 
 
-def test_failures_inside_converters_name_the_node_and_are_collected(
+def test_an_input_that_decides_shapes_is_named(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     model = onnx.parser.parse_model(
@@ -122,7 +120,7 @@ def test_failures_inside_converters_name_the_node_and_are_collected(
     """
     )
     model.opset_import[0].version = 18
-    with pytest.raises(ModelError, match="ReduceL1 'r'") as caught:
+    with pytest.raises(ModelError, match="value of input 'axes' decides shapes") as caught:
         load(model)
     assert "\n" not in str(caught.value)
     out, err = capfd.readouterr()
