@@ -76,8 +76,10 @@ def _onnx_file(source: Any, scratch: Path, needed: bool) -> Iterator[tuple[Path 
     if source.model.startswith("zoo:"):
         from subtune.frontends import load
 
+        proto = load(source.model, dict(source.shapes)).source
+        assert isinstance(proto, onnx.ModelProto)
         path = scratch / "model.onnx"
-        onnx.save(load(source.model, dict(source.shapes)).source, path)
+        onnx.save(proto, path)
     else:
         path = Path(source.model)
         if not source.model or not path.is_file():
