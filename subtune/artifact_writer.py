@@ -159,16 +159,21 @@ def _fill(
     staging.chmod(0o755)  # mkdtemp's is private
 
 
-def _build(mod: tvm.IRModule, device: CPUModel, library: Path) -> dict[str, str]:
-    """Compile `mod` into the shared library and return the hash of every PrimFunc as it enters lowering, by name."""
-    start = time.perf_counter()
+def compile_module(mod: tvm.IRModule, device: CPUModel) -> tuple[Any, dict[str, str]]:
+    """A module in call_tir form as a Relax executable, and the hash of every PrimFunc as it enters lowering."""
     target = device.target()
     with target:
         lowered = tvm.transform.Sequential([make() for make in _LOWERING])(mod)
     hashes = {
         gvar.name_hint: kernel_hash(func) for gvar, func in lowered.functions.items() if isinstance(func, PrimFunc)
     }
-    executable = tvm.compile(lowered, target=target, relax_pipeline=None)
+    return tvm.compile(lowered, target=target, relax_pipeline=None), hashes
+
+
+def _build(mod: tvm.IRModule, device: CPUModel, library: Path) -> dict[str, str]:
+    """Compile `mod` into the shared library and return the hash of every PrimFunc as it enters lowering, by name."""
+    start = time.perf_counter()
+    executable, hashes = compile_module(mod, device)
     built = time.perf_counter()
     with _object_files(library.parent) as folder:
         executable.export_library(str(library), fcompile=link_shared, workspace_dir=str(folder))

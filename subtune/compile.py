@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from subtune import frontends, templates
 from subtune.artifact import Artifact
-from subtune.artifact_writer import check_destination, write
+from subtune.artifact_writer import check_destination, compile_module, write
 from subtune.candidate import DEFAULT, Candidate
 from subtune.database import Database
 from subtune.device import CPU, CPUModel
@@ -70,10 +70,23 @@ def prepare(model: Any, shapes: Shapes | None = None) -> Prepared:
 
 
 def prepare_imported(imported: Imported) -> Prepared:
-    normalized = normalize(imported.mod)
-    graph = partition(normalized)
-    mod = outline(normalized, graph)
+    """`prepare` for a model that is imported already."""
+    graph, mod = partitioned(imported.mod)
     return Prepared(imported, graph, mod, extract(mod))
+
+
+def partitioned(mod: tvm.IRModule) -> tuple[PartitionGraph, tvm.IRModule]:
+    """An imported module normalised, partitioned and outlined: one unscheduled PrimFunc per subgraph."""
+    normalized = normalize(mod)
+    graph = partition(normalized)
+    return graph, outline(normalized, graph)
+
+
+def build_untuned(mod: tvm.IRModule, device: CPUModel) -> Any:
+    """An imported module with default schedules, as a Relax executable in this process: nothing is measured."""
+    _, outlined = partitioned(mod)
+    kernels = schedule_kernels(extract(outlined), {}, device)
+    return compile_module(splice(outlined, kernels), device)[0]
 
 
 def device_model(target: str = "auto", threads: int | None = None, device_file: Any = None) -> CPUModel:

@@ -19,6 +19,8 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 from tvm import relax
 
+from subtune.compile import build_untuned
+from subtune.device import CPU
 from subtune.errors import ModelError, SubtuneError
 from subtune.frontends.onnx_ops import ConstantInputsError, import_onnx
 
@@ -30,9 +32,8 @@ _ROUNDS = 8
 
 
 def _build(mod: tvm.IRModule) -> Compiled:
-    """Compiles `mod` for this CPU; the result takes the inputs of `main` in order and gives all outputs."""
-    executable = tvm.compile(mod, target=tvm.target.Target({"kind": "llvm", "opt-level": 1}))
-    main = relax.VirtualMachine(executable, tvm.cpu())["main"]
+    """Compile `mod` with default schedules for this CPU; the result takes the inputs of `main` in order."""
+    main = relax.VirtualMachine(build_untuned(mod, CPU("auto", threads=1)), tvm.cpu())["main"]
 
     def run(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         result = main(*(tvm.runtime.tensor(np.array(x, order="C")) for x in inputs))

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from subtune.candidate import DEFAULT, Candidate
@@ -17,6 +17,7 @@ from subtune.errors import SubtuneError
 from subtune.measure import Built, Comparison, LocalMeasurer, Measurer, Session, halve
 from subtune.measure.halving import FULL_S
 from subtune.measurement import Failure, FailureKind, Measurement, Timing
+from subtune.progress import Progress
 from subtune.record import Record
 from subtune.workload import Workload
 
@@ -29,23 +30,6 @@ _MIN_GAIN = 1.01
 """A winner must beat the default by this factor and by three standard errors, or the default is kept."""
 _OVERCOMMIT = 2.0
 """A workload may use this many times its share of the budget: most need less than their share."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a tuning run stands, after every outcome."""
-
-    workload_key: str
-    done: int
-    """Workloads finished, of `total`."""
-    total: int
-    tried: int
-    """Candidates of the present workload that have an outcome, of `candidates`."""
-    candidates: int
-    best_s: float
-    """Fastest time of the present workload so far, in seconds; infinite before the first."""
-    eta_s: float
-    """Seconds until the end, by what the finished workloads took; infinite before the first is finished."""
 
 
 class Tunable(Protocol):
