@@ -29,10 +29,10 @@ COSTLY = _names(
 """Elementwise ops of tens of instructions an element: nobody wants to compute one twice."""
 
 CHEAP = _names(
-    "abs add astype bitwise_and bitwise_not bitwise_or bitwise_xor ceil clip dequantize divide equal floor floor_divide "
-    "floor_mod greater greater_equal isfinite isinf isnan left_shift less less_equal logical_and logical_not "
-    "logical_or logical_xor maximum minimum mod multiply negative nn.leakyrelu nn.prelu nn.relu not_equal "
-    "quantize right_shift round rsqrt sign sqrt square subtract trunc where"
+    "abs add astype bitwise_and bitwise_not bitwise_or bitwise_xor ceil clip dequantize divide equal floor "
+    "floor_divide floor_mod greater greater_equal isfinite isinf isnan left_shift less less_equal logical_and "
+    "logical_not logical_or logical_xor maximum minimum mod multiply negative nn.leakyrelu nn.prelu nn.relu "
+    "not_equal quantize right_shift round rsqrt sign sqrt square subtract trunc where"
 )
 
 MOVEMENTS = _names(

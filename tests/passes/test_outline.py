@@ -283,7 +283,9 @@ def test_resnet_block() -> None:
     def body(emit: Any, x: Any) -> Any:
         def unit(x: Any, seed: int, **attrs: Any) -> Any:
             size = 1 if attrs.get("padding") == 0 else 3
-            return emit(op.add(emit(conv(x, const(8, size, size, 8, seed=seed), **attrs)), const(1, 1, 1, 8, seed=seed)))
+            return emit(
+                op.add(emit(conv(x, const(8, size, size, 8, seed=seed), **attrs)), const(1, 1, 1, 8, seed=seed))
+            )
 
         main = unit(emit(op.nn.relu(unit(x, 1, strides=2))), 2)
         x = emit(op.nn.relu(emit(op.add(main, unit(x, 3, strides=2, padding=0)))))
