@@ -25,8 +25,8 @@ class Drafts:
     """The partition under construction over `dag`.
 
     `rank` orders the ops by depth, then by place in main: a topological order in which the longer of two
-    branches comes later. Reachability is kept between *groups* (as bit masks over ops, a group's ops sharing
-    theirs), because a path may enter a group at one op and leave it at another.
+    branches comes later. Reachability is kept between *groups* (as bit masks over ops, one mask a group, under
+    the name of one of its ops), because a path may enter a group at one op and leave it at another.
     """
 
     def __init__(self, dag: nx.DiGraph, results: frozenset[tuple[str, int]]) -> None:
@@ -39,6 +39,7 @@ class Drafts:
         self.order = sorted(dag, key=lambda name: (depth[name], position[name]))
         self.rank = {name: i for i, name in enumerate(self.order)}
         self.home: dict[str, Draft] = {}
+        self._root = {name: name for name in self.order}
         self._reach: dict[str, int] = {}
         for name in reversed(self.order):
             mask = 0
@@ -75,7 +76,7 @@ class Drafts:
     def reaches(self, ops: set[str], target: str) -> bool:
         """True if a path leads from `ops` to `target`, through groups."""
         bit = self._bit(target)
-        return any(self._reach[op] & bit for op in ops)
+        return any(self._reach[root] & bit for root in {self._root[op] for op in ops})
 
     def makes_cycle(self, ops: set[str], others: set[str]) -> bool:
         """True if merging the two sets would leave a path that goes out of the union and comes back."""
@@ -114,11 +115,14 @@ class Drafts:
         return 1 << self.rank[name]
 
     def _merge_reach(self, ops: set[str]) -> None:
-        bits = reach = 0
+        reach = bits = 0
         for name in ops:
             bits |= self._bit(name)
-            reach |= self._reach[name]
-        reach |= bits
-        for name, mask in self._reach.items():
-            if mask & bits or name in ops:
-                self._reach[name] = mask | reach
+        for root in {self._root[name] for name in ops}:
+            reach |= self._reach.pop(root)
+        kept = min(ops, key=self.rank.__getitem__)
+        self._root.update(dict.fromkeys(ops, kept))
+        self._reach[kept] = reach = reach | bits
+        for root, mask in self._reach.items():
+            if mask & bits:
+                self._reach[root] = mask | reach

@@ -374,12 +374,12 @@ def random_dag(seed: int) -> tvm.IRModule:
     return module(body, ((1, 4, 4, 4), F32), ((1, 4, 4, 4), F32))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(16))
 def test_random_dags_compute_the_same(seed: int) -> None:
     check_same(random_dag(seed), rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("seed", range(100, 300))
+@pytest.mark.parametrize("seed", range(100, 200))
 def test_random_dags_partition_soundly(seed: int) -> None:
     graph = partition(random_dag(seed))  # asserts the invariants itself
     assert sum(len(group.ops) for group in graph.groups) + len(graph.left) == len(graph.dag)
