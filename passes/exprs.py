@@ -90,7 +90,17 @@ def transposed(array: np.ndarray, axes: Sequence[int]) -> np.ndarray:
     in_order = sorted(groups)
     sizes = [int(np.prod([array.shape[axis] for axis in group], dtype=np.int64)) for group in in_order]
     moved = np.transpose(array.reshape(sizes), [in_order.index(group) for group in groups])
-    return np.ascontiguousarray(moved).reshape([array.shape[axis] for axis in axes])
+    out = np.empty(moved.shape, array.dtype)
+    if moved.ndim == 2:
+        for start in range(0, moved.shape[1], _COLUMNS):  # whole rows at a time would miss the cache at every element
+            out[:, start : start + _COLUMNS] = moved[:, start : start + _COLUMNS]
+    else:
+        out[...] = moved
+    return out.reshape([array.shape[axis] for axis in axes])
+
+
+_COLUMNS = 64
+"""Columns a matrix is transposed by: as many lines of its source stay in the first-level cache."""
 
 
 def ints(values: Any) -> tuple[int, ...]:

@@ -17,6 +17,11 @@ def inverse(p: Perm) -> Perm:
     return tuple(result)
 
 
+def to_first(rank: int) -> Perm:
+    """The permutation that moves the last axis to place 1: channels last -> channels first."""
+    return (0, rank - 1, *range(1, rank - 1))
+
+
 def permuted(values: Sequence[int], p: Perm) -> tuple[int, ...]:
     """What the dims (or any numbers per axis) of y are for x."""
     return tuple(values[axis] for axis in p)
@@ -62,6 +67,24 @@ def reshape_through(source: Sequence[int], p: Perm, target: Sequence[int]) -> tu
     for b, (_, outs) in enumerate(blocks):
         q.extend(starts[b] + offset for offset in range(len(outs)))
     return tuple(shape), tuple(q)
+
+
+def order_within(source: Sequence[int], p: Perm, target: Sequence[int]) -> Perm | None:
+    """A permutation of y inside its runs of axes that the reshape of `permute(y, p)` merges or splits together, after
+    which they are in the order of x; None when such axes are no neighbours in y."""
+    blocks = _blocks(permuted(source, p), tuple(target))
+    if blocks is None:
+        return None
+    order = list(range(len(p)))
+    for ins, _ in blocks:
+        in_y = [p[axis] for axis in ins]
+        if not in_y:
+            continue
+        low = min(in_y)
+        if sorted(in_y) != list(range(low, low + len(in_y))):
+            return None
+        order[low : low + len(in_y)] = in_y
+    return tuple(order)
 
 
 def _place(ins: tuple[int, ...], source: Sequence[int], p: Perm) -> tuple[int, int]:

@@ -15,6 +15,7 @@ import numpy as np
 from tvm import relax
 
 from subtune.passes.exprs import Expr, array_of, ints, make_const, op_name, shape_of
+from subtune.passes.layout_axes import to_first
 from subtune.passes.rewriter import Walk
 
 _LAYOUTS = {
@@ -67,7 +68,7 @@ def as_convolution(walk: Walk, call: Any) -> Expr | None:
     if sizes != full:
         ends = [b + size for b, size in zip(before, sizes, strict=True)]
         result = relax.op.strided_slice(result, list(range(1, 1 + n)), list(before), ends, [1] * n)
-    return relax.op.permute_dims(result, [0, rank - 1, *range(1, rank - 1)])
+    return relax.op.permute_dims(result, to_first(rank))
 
 
 def _per_dim(values: tuple[int, ...], n: int) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from tvm import relax
 
 from subtune.passes.exprs import Expr, ints, op_name, shape_of
 from subtune.passes.fold_constants import FOLD
+from subtune.passes.layout_axes import to_first
 from subtune.passes.layout_conv_transpose import as_convolution
 from subtune.passes.layout_sink import SINK
 from subtune.passes.normalize_cleanup import CLEANUP, permute_is_reshape
@@ -30,11 +31,6 @@ _CONVOLUTIONS = {
 def last(rank: int) -> list[int]:
     """The permutation that moves axis 1 to the end."""
     return [0, *range(2, rank), 1]
-
-
-def first(rank: int) -> list[int]:
-    """The permutation that moves the last axis to place 1."""
-    return [0, rank - 1, *range(1, rank - 1)]
 
 
 def channels_last(walk: Walk, call: Any) -> Expr | None:
@@ -59,7 +55,7 @@ def channels_last(walk: Walk, call: Any) -> Expr | None:
         out_layout=f"N{spatial}C",
         out_dtype=attrs.out_dtype,
     )
-    return relax.op.permute_dims(result, first(rank))
+    return relax.op.permute_dims(result, to_first(rank))
 
 
 LAYOUT: Rules = merged(

@@ -17,7 +17,16 @@ from tvm import relax
 
 from subtune.passes.elementwise import BINARY, TERNARY, UNARY, rebuilt
 from subtune.passes.exprs import Expr, array_of, ints, make_const, op_name, positive_axis, shape_of, transposed
-from subtune.passes.layout_axes import Perm, inverse, permuted, reshape_through, unpermuted, without
+from subtune.passes.layout_axes import (
+    Perm,
+    inverse,
+    order_within,
+    permuted,
+    reshape_through,
+    to_first,
+    unpermuted,
+    without,
+)
 from subtune.passes.layout_windows import WINDOWED, sink_windowed
 from subtune.passes.normalize_cleanup import permutation
 from subtune.passes.rewriter import Rules, Walk
@@ -86,7 +95,8 @@ def _in_layout(walk: Walk, operand: Expr, p: Perm) -> Expr | None:
         return make_const(np.transpose(array.reshape(padded), inverse(p)))
     if sum(extent != 1 for extent in padded) == 1:
         return relax.op.reshape(operand, unpermuted(padded, p))
-    if len(shape) == len(p):
+    # One direction only (towards channels last), or two layouts would be exchanged for each other without end.
+    if len(shape) == len(p) and p == to_first(len(p)):
         return _known(walk, operand, inverse(p))
     return None
 
@@ -205,10 +215,20 @@ def sink_reshape(walk: Walk, call: Any) -> Expr | None:
     if found is None or shape is None:
         return None
     y, p = found
-    through = reshape_through(shape_of(y) or (), p, shape)
-    if through is None:
+    source = shape_of(y) or ()
+    through = reshape_through(source, p, shape)
+    if through is not None:
+        return relax.op.permute_dims(relax.op.reshape(y, through[0]), through[1])
+    within = order_within(source, p, shape)
+    if within is None:
         return None
-    return relax.op.permute_dims(relax.op.reshape(y, through[0]), through[1])
+    # A channel shuffle: channels change places among themselves, and what is left of the permutation passes.
+    shuffled = relax.op.permute_dims(y, within)
+    rest = tuple(within.index(axis) for axis in p)
+    through = reshape_through(permuted(source, within), rest, shape)
+    if through is None or through[1] != to_first(len(shape)) or len(shape) < 4:
+        return None
+    return relax.op.permute_dims(relax.op.reshape(shuffled, through[0]), through[1])
 
 
 def reorder_weights(walk: Walk, call: Any) -> Expr | None:

@@ -7,6 +7,7 @@ from typing import Any
 from tvm import relax
 
 from subtune.passes.exprs import Expr, ints, op_name, shape_of
+from subtune.passes.layout_axes import to_first
 from subtune.passes.normalize_cleanup import permutation
 from subtune.passes.rewriter import Walk
 
@@ -27,12 +28,11 @@ def sink_windowed(walk: Walk, call: Any) -> Expr | None:
     if below is None or shape_of(call) is None:
         return None
     rank = len(call.ty.shape)
-    to_first = (0, rank - 1, *range(1, rank - 1))
     layout = str(call.attrs.layout)
-    if permutation(below) != to_first or layout != _FIRST[rank]:
+    if permutation(below) != to_first(rank) or layout != _FIRST[rank]:
         return None
     result = _on_layout(call, below.args[0], f"N{layout[2:]}C")
-    return relax.op.permute_dims(result, to_first)
+    return relax.op.permute_dims(result, to_first(rank))
 
 
 def _on_layout(call: Any, data: Expr, layout: str) -> Expr:

@@ -1,10 +1,12 @@
+import itertools
+
 import numpy as np
 import pytest
 import tvm
 from tvm import relax
 from tvm.relax import op
 
-from subtune.passes.exprs import array_of, make_const
+from subtune.passes.exprs import array_of, make_const, transposed
 from subtune.passes.fold_constants import MAX_GROWTH_BYTES, fold_constants
 from subtune.passes.fold_table import TABLE
 
@@ -168,3 +170,12 @@ def test_keeps_the_argument_and_the_width_of_constants(module):
 def test_every_table_entry_names_an_operator():
     for name in TABLE:
         assert tvm.ir.Op.get(name).name == name
+
+
+@pytest.mark.parametrize("shape", [(3, 130), (2, 3, 4, 5), (1, 7), (4, 0, 3)])
+def test_transposed_is_numpy_s(shape):
+    array = np.arange(np.prod(shape)).reshape(shape)
+    for axes in itertools.permutations(range(len(shape))):
+        result = transposed(array, axes)
+        np.testing.assert_array_equal(result, array.transpose(axes))
+        assert result.flags.c_contiguous
