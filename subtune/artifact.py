@@ -110,13 +110,11 @@ class Artifact:
 
     def _invoke(self, args: list[Any]) -> Any:
         """Call the VM on the calling thread where its pool can have the right size, else on a thread of our own."""
-        if self._own_thread is None and self._fork_generation == runtime.fork_generation():
-            if runtime.use_threads(self.threads):
-                return self._main(*args, *self._weights)
-        elif self._fork_generation != runtime.fork_generation():
-            # The pool of the parent's thread has no threads in this process: a new thread makes a new pool.
-            self._own_thread = None
+        if self._fork_generation != runtime.fork_generation():
+            self._own_thread = None  # it stayed in the parent process
             self._fork_generation = runtime.fork_generation()
+        if self._own_thread is None and runtime.use_threads(self.threads):
+            return self._main(*args, *self._weights)
         if self._own_thread is None:
             self._own_thread = ThreadPoolExecutor(
                 1, thread_name_prefix="subtune", initializer=runtime.use_threads, initargs=(self.threads,)

@@ -23,6 +23,9 @@ from typing import Any
 from subtune import manifest as manifests
 from subtune.errors import SubtuneError
 
+_FOREIGN_LIMIT = 0.1
+"""Cores; /proc/stat counts in hundredths of a second, so a little is noise."""
+
 AGAINST = ("onnxruntime", "default")
 
 
@@ -69,6 +72,8 @@ class BenchReport:
     rows: tuple[BenchRow, ...]
     failures: tuple[tuple[str, str], ...] = ()
     """(framework, reason) of those that could not be timed."""
+    foreign_cores: float = 0.0
+    """Cores that other processes kept busy while frameworks were timed, on average: the figures suffer above 0."""
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "failures": dict(self.failures)}, indent=1)
@@ -82,7 +87,21 @@ class BenchReport:
                 f"{row.peak_rss_bytes / 1e6:>10.0f}"
             )
         lines += [f"{framework:<14}not timed: {reason}" for framework, reason in self.failures]
+        if self.foreign_cores > _FOREIGN_LIMIT:
+            lines.append(
+                f"other processes kept {self.foreign_cores:.1f} cores busy meanwhile: do not trust these figures"
+            )
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One framework's turn: seconds of each call and of all, CPU seconds of other processes meanwhile, peak bytes."""
+
+    seconds: tuple[float, ...]
+    wall_s: float
+    foreign_s: float
+    peak_rss_bytes: int
 
 
 class Worker:
@@ -106,12 +125,12 @@ class Worker:
             raise
         self._pause()
 
-    def time(self, calls: int, warmup: int, timeout_s: float) -> tuple[list[float], int]:
-        """Seconds of each of `calls` calls after `warmup` untimed ones, and the process's peak memory in bytes."""
+    def time(self, calls: int, warmup: int, timeout_s: float) -> Round:
+        """Time `calls` calls after `warmup` untimed ones."""
         self._resume()
         reply = self._ask(json.dumps({"calls": calls, "warmup": warmup}), timeout_s)
         self._pause()
-        return reply["seconds"], reply["peak_rss"]
+        return Round(tuple(reply["seconds"]), reply["wall_s"], reply["foreign_s"], reply["peak_rss"])
 
     def close(self) -> None:
         if self._process.poll() is None:
@@ -199,32 +218,31 @@ def bench(
                 workers.append(stack.enter_context(Worker(job(framework), timeout_s)))
             except BenchError as e:
                 failures.append((framework, str(e).removeprefix(f"{framework}: ")))
-        samples, peaks = _rounds(workers, rounds, round_s, timeout_s)
-    base = [median(one) for one in samples["subtune"]]
+        timed = _rounds(workers, rounds, round_s, timeout_s)
+    base = [median(one.seconds) for one in timed["subtune"]]
     rows = tuple(
         BenchRow(
             framework=framework,
-            median_s=median(s for one in per_round for s in one),
-            min_s=min(s for one in per_round for s in one),
-            ratio=median(median(one) / own for one, own in zip(per_round, base, strict=True)),
-            samples=sum(map(len, per_round)),
-            peak_rss_bytes=peaks[framework],
+            median_s=median(s for one in per_round for s in one.seconds),
+            min_s=min(s for one in per_round for s in one.seconds),
+            ratio=median(median(one.seconds) / own for one, own in zip(per_round, base, strict=True)),
+            samples=sum(len(one.seconds) for one in per_round),
+            peak_rss_bytes=max(one.peak_rss_bytes for one in per_round),
         )
-        for framework, per_round in samples.items()
+        for framework, per_round in timed.items()
     )
-    return BenchReport(manifest.name, count, manifest.device, rows, tuple(failures))
+    every = [one for per_round in timed.values() for one in per_round]
+    foreign = sum(one.foreign_s for one in every) / sum(one.wall_s for one in every)
+    return BenchReport(manifest.name, count, manifest.device, rows, tuple(failures), foreign)
 
 
-def _rounds(
-    workers: Sequence[Worker], rounds: int, round_s: float, timeout_s: float
-) -> tuple[dict[str, list[list[float]]], dict[str, int]]:
-    """Samples in seconds by framework and round, and peak memory in bytes by framework."""
-    samples: dict[str, list[list[float]]] = {worker.framework: [] for worker in workers}
-    peaks: dict[str, int] = {}
+def _rounds(workers: Sequence[Worker], rounds: int, round_s: float, timeout_s: float) -> dict[str, list[Round]]:
+    """Every framework's rounds, by its name."""
+    timed: dict[str, list[Round]] = {worker.framework: [] for worker in workers}
     # The first call paid for page faults; the second tells how many fit into a round.
-    calls = {w.framework: max(3, min(200, int(round_s / max(w.time(2, 1, timeout_s)[0][-1], 1e-6)))) for w in workers}
+    once = {worker.framework: max(worker.time(2, 1, timeout_s).seconds[-1], 1e-6) for worker in workers}
     for _ in range(rounds):
         for worker in workers:
-            seconds, peaks[worker.framework] = worker.time(calls[worker.framework], 2, timeout_s)
-            samples[worker.framework].append(seconds)
-    return samples, peaks
+            calls = max(3, min(200, int(round_s / once[worker.framework])))
+            timed[worker.framework].append(worker.time(calls, 2, timeout_s))
+    return timed

@@ -1,7 +1,8 @@
 """The process that times one framework: `python -m subtune.bench_worker`, commands as JSON lines on stdin.
 
 One framework per process, because two thread pools in one process stall each other. The first line is the job
-(see `subtune.bench.Job`), answered by {"ready": ...}; every further {"calls": n, "warmup": m} by {"seconds": [...]}.
+(see `subtune.bench.Job`), answered by {"ready": ...}; every further
+{"calls": n, "warmup": m} by {"seconds": [...], ...}.
 """
 
 from __future__ import annotations
@@ -75,6 +76,16 @@ def _peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def _machine_busy_s() -> float:
+    """CPU seconds that all processes of this machine have spent since it started; 0.0 where it does not say."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields[:8])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
 def _die_with_parent() -> None:
     """A stopped process would outlive a parent that is killed: ask Linux to end it then."""
     if sys.platform == "linux":
@@ -101,11 +112,19 @@ def main() -> None:
         for _ in range(order["warmup"]):
             call()
         seconds = []
+        busy, own, begin = _machine_busy_s(), time.process_time(), time.perf_counter()
         for _ in range(order["calls"]):
             start = time.perf_counter()
             call()
             seconds.append(time.perf_counter() - start)
-        print(json.dumps({"seconds": seconds, "peak_rss": _peak_rss_bytes()}), file=replies)
+        foreign_s = max(0.0, _machine_busy_s() - busy - (time.process_time() - own))
+        reply = {
+            "seconds": seconds,
+            "wall_s": time.perf_counter() - begin,
+            "foreign_s": foreign_s,
+            "peak_rss": _peak_rss_bytes(),
+        }
+        print(json.dumps(reply), file=replies)
 
 
 if __name__ == "__main__":

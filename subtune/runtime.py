@@ -29,11 +29,14 @@ ALIGNMENT = 64
 _BIG_CORES = 1  # AffinityMode::kBig, the mode every pool starts in
 
 _fork_generation = 0
+_forked_thread: int | None = None
+"""The thread that came through a fork: its pool, if it had one, has lost its workers and would wait for ever."""
 
 
 def _count_fork() -> None:
-    global _fork_generation
+    global _fork_generation, _forked_thread
     _fork_generation += 1
+    _forked_thread = threading.get_ident()
 
 
 if hasattr(os, "register_at_fork"):
@@ -129,12 +132,14 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 def use_threads(threads: int) -> bool:
-    """Make the calling thread's pool run `threads` threads; False if the pool was made with fewer.
+    """Make the calling thread's pool run `threads` threads; False if it has fewer, or may have lost them in a fork.
 
     TVM keeps one pool per calling thread, made at its first parallel region with as many threads as the environment
     says then; later it can be told to use fewer, never more. Threads stay unbound: TVM's own binding leaves the
     calling thread free to sit on the core it bound a worker to, which halves the speed.
     """
+    if _forked_thread is not None and threading.get_ident() == _forked_thread:
+        return False
     num_threads = _pool_function("runtime.NumThreads")
     if getattr(_configured, "is_made", False) and num_threads() == threads:
         return True

@@ -61,9 +61,10 @@ def test_refuses_what_it_cannot_do(small_artifact, tmp_path):
 def test_an_idle_worker_is_stopped(small_artifact):
     with Worker(Job("subtune", str(small_artifact), 1, INPUTS), 60) as worker:
         pid = worker._process.pid
-        seconds, peak = worker.time(2, 1, 60)
-        assert len(seconds) == 2
-        assert peak > 0
+        timed = worker.time(2, 1, 60)
+        assert len(timed.seconds) == 2
+        assert timed.wall_s >= sum(timed.seconds)
+        assert timed.peak_rss_bytes > 0
         for _ in range(100):
             if state(pid) == "T":
                 break
@@ -85,6 +86,8 @@ def test_table():
     assert table[0] == "m, 2 threads, cpu/x"
     assert table[3].split() == ["onnxruntime", "4.000", "3.000", "2.00", "8"]
     assert table[4].split() == ["default", "not", "timed:", "boom"]
+    assert "do not trust" not in "".join(table)
+    assert "kept 1.5 cores busy" in str(BenchReport("m", 2, "cpu/x", rows, (), 1.5))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends the workers of a killed parent")
