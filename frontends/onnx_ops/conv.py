@@ -127,8 +127,9 @@ def _transposed_geometry(
         before = []
         for i in range(n):
             total = full[i] - wanted[i]
-            if total < -1:  # where the surplus goes differs between the specification and ONNX Runtime
-                node.refuse(f"has output_shape {wanted}, larger than the windows reach")
+            # Where the surplus goes differs between the specification and ONNX Runtime.
+            if total < (-1 if auto == "NOTSET" else 0):
+                node.refuse(f"has output shape {wanted}, larger than the windows reach")
             before.append(max(0, total // 2 if auto == "SAME_UPPER" else total - total // 2))
         return before, wanted
     pads = [0] * (2 * n) if auto == "VALID" else list(node.attr("pads") or [0] * (2 * n))

@@ -140,7 +140,8 @@ def _infinite_extreme(t: Any, axes: list[int], keep: bool, largest: bool) -> Any
 def _log_sum_exp(node: Node, x: Expr, axes: list[int], keep: bool) -> Expr:
     """Shifted by the maximum; an infinite maximum is not subtracted from itself."""
     wide = node.cast(x, "float32") if dtype(x) in ("float16", "bfloat16") else x
-    wide = wide if is_float(wide) else node.cast(wide, "float64")
+    if not is_float(wide):
+        node.refuse(f"takes logarithms of dtype {dtype(x)}")
     if not axes:
         return node.cast(wide, dtype(x))
     top = node.emit(relax.op.max(wide, axis=axes, keepdims=True))
@@ -150,6 +151,12 @@ def _log_sum_exp(node: Node, x: Expr, axes: list[int], keep: bool) -> Expr:
     if not keep:
         result = node.emit(relax.op.squeeze(result, axis=axes))
     return node.cast(result, dtype(x))
+
+
+def _floats(node: Node, x: Expr) -> Expr:
+    if not is_float(x):
+        node.refuse(f"takes logarithms of dtype {dtype(x)}")
+    return x
 
 
 def _square(node: Node, x: Expr) -> Expr:
@@ -224,7 +231,7 @@ CONVERTERS: dict[str, Converter] = {
     "ReduceL1": _reduction(_composed(_abs, relax.op.sum, _same), 0.0),
     "ReduceL2": _reduction(_composed(_square, relax.op.sum, relax.op.sqrt), 0.0),
     "ReduceSumSquare": _reduction(_composed(_square, relax.op.sum, _same), 0.0),
-    "ReduceLogSum": _reduction(_composed(lambda node, x: x, relax.op.sum, relax.op.log), -np.inf),
+    "ReduceLogSum": _reduction(_composed(_floats, relax.op.sum, relax.op.log), -np.inf),
     "ReduceLogSumExp": _reduction(_log_sum_exp, -np.inf),
     "ArgMax": arg(True),
     "ArgMin": arg(False),

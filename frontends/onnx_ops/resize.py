@@ -126,6 +126,9 @@ def _origins(node: Node, axis: _Axis, transform: str) -> np.ndarray:
     at = np.arange(axis.out, dtype=np.float64)
     width = axis.scale * axis.extent
     if transform == "align_corners":
+        if abs(width - axis.out) > 1e-6 * width:  # ONNX's reference uses the fraction, ONNX Runtime does not
+            node.refuse(f"aligns corners at a length of {width:g}, which is no whole number")
+        width = axis.out
         return np.zeros(axis.out) if width == 1 else at * (axis.extent - 1) / (width - 1)
     if transform == "asymmetric":
         return at / axis.scale
@@ -164,6 +167,8 @@ def _weights(node: Node, axis: _Axis, origin: np.ndarray, mode: str) -> tuple[np
     """Taps (out, n) within the axis, and their weights."""
     reach = 1.0 if mode == "linear" else 2.0
     shrink = min(axis.scale, 1.0) if node.attr("antialias", 0) else 1.0
+    if shrink < 1.0 and axis.out == 1 and node.attr("coordinate_transformation_mode") == "pytorch_half_pixel":
+        node.refuse("antialiases to a single pixel, where ONNX's reference and ONNX Runtime disagree")
     span = int(np.ceil(reach / shrink))
     base = np.floor(origin).astype(np.int64)
     taps = base[:, None] + np.arange(1 - span, span + 1)[None, :]

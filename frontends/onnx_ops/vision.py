@@ -22,6 +22,8 @@ def grid_sample(node: Node) -> Expr:
     spatial = shape(x)[2:]
     if mode == "cubic" and len(spatial) != 2:
         node.refuse(f"interpolates {len(spatial)} axes by cubics")
+    if mode == "cubic" and padding == "border":
+        node.refuse("clamps cubics at the border, where ONNX's reference and ONNX Runtime disagree")
     if padding == "reflection" and align and 1 in spatial:
         node.refuse("reflects within one pixel")
     if not is_float(x):
@@ -46,8 +48,10 @@ def grid_sample(node: Node) -> Expr:
         v = (g + c(1.0)) / c(2.0) * c(extent - 1.0) if align else ((g + c(1.0)) * c(extent) - c(1.0)) / c(2.0)
         if mode == "nearest":
             v = tirx.nearbyint(v)
-        if padding == "border":
-            v = tirx.max(tirx.min(v, c(extent - 1.0)), c(0.0))
+        if padding == "border":  # between the border and the first pixel's centre the coordinate stays
+            low = 0.0 if align else -0.5
+            outside = tirx.any(v < c(low), v > c(extent - 1.0 - low))
+            v = tirx.Select(outside, tirx.max(tirx.min(v, c(extent - 1.0)), c(0.0)), v)
         elif padding == "reflection":
             v = reflected(v, extent)
         return v

@@ -46,7 +46,13 @@ def window_of(node: Node, spatial: tuple[int, ...], kernel: tuple[int, ...]) -> 
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         before, after = [], []
         for extent, k, s in zip(spatial, effective, strides, strict=True):
-            total = max(0, (-(-extent // s) - 1) * s + k - extent)
+            total = (-(-extent // s) - 1) * s + k - extent
+            # Strides beyond the kernel: the specification crops, runtimes differ. At -1 a convolution never
+            # crops (1x1 with stride 2 is common), a pool not at the start.
+            pool_start = auto == "SAME_LOWER" and "Pool" in node.op
+            if total < (0 if pool_start else -1):
+                node.refuse(f"has auto_pad {auto} with strides {strides} beyond its kernel {kernel}")
+            total = max(0, total)
             small, large = total // 2, total - total // 2
             before.append(small if auto == "SAME_UPPER" else large)
             after.append(large if auto == "SAME_UPPER" else small)
@@ -65,6 +71,8 @@ def window_of(node: Node, spatial: tuple[int, ...], kernel: tuple[int, ...]) -> 
         if room < 0:
             node.refuse(f"has a window of {effective[i]} over an extent of {extent + before[i] + after[i]}")
         count = room // strides[i] + 1
+        if node.attr("ceil_mode", 0) and auto == "VALID" and room % strides[i]:
+            node.refuse("has ceil_mode with auto_pad VALID, which runtimes read differently")
         if node.attr("ceil_mode", 0) and auto == "NOTSET":
             count = -(-room // strides[i]) + 1
             if (count - 1) * strides[i] >= extent + before[i]:  # a window may not start in the end padding

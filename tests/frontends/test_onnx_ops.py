@@ -20,7 +20,12 @@ def floats(*dims: int) -> np.ndarray:
 
 
 def node_model(
-    op: str, inputs: list[Any], opset: int, outputs: int = 1, constants: dict[int, Any] | None = None, **attrs: Any
+    op: str,
+    inputs: list[Any],
+    opset: int,
+    outputs: int = 1,
+    constants: dict[int, Any] | None = None,
+    **attrs: Any,
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """A model of one node; `constants` are inputs held as initialisers, None an omitted input."""
     names = [("" if x is None else f"x{i}") for i, x in enumerate(inputs)]
@@ -29,7 +34,8 @@ def node_model(
     node = helper.make_node(op, names, [f"y{i}" for i in range(outputs)], **attrs)
     feeds = {f"x{i}": x for i, x in enumerate(inputs) if x is not None and i not in (constants or {})}
     infos = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for n, x in feeds.items()
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+        for n, x in feeds.items()
     ]
     held = [numpy_helper.from_array(np.asarray(v), f"x{i}") for i, v in (constants or {}).items()]
     results = [helper.make_empty_tensor_value_info(f"y{i}") for i in range(outputs)]
@@ -38,8 +44,12 @@ def node_model(
     return onnx.shape_inference.infer_shapes(model), feeds
 
 
-def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray], rtol: float = 1e-4, atol: float = 1e-5) -> None:
-    expected = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+def check(
+    model: onnx.ModelProto, feeds: dict[str, np.ndarray], rtol: float = 1e-4, atol: float = 1e-5
+) -> None:
+    expected = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+        None, feeds
+    )
     got = SubtuneBackend.prepare(model).run(feeds)
     assert len(got) == len(expected)
     for g, e in zip(got, expected, strict=True):
@@ -49,80 +59,266 @@ def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray], rtol: float = 1e
 
 
 CASES: dict[str, tuple[str, list[Any], int, dict[str, Any]]] = {
-    "conv same_upper stride 2": ("Conv", [floats(1, 3, 9, 8), floats(4, 3, 3, 3)], 11, dict(auto_pad="SAME_UPPER", strides=[2, 2])),
-    "conv same_lower even kernel": ("Conv", [floats(1, 3, 7, 7), floats(4, 3, 2, 4)], 11, dict(auto_pad="SAME_LOWER")),
-    "conv asymmetric pads, groups, bias": ("Conv", [floats(2, 4, 7, 6), floats(6, 2, 3, 2), floats(6)], 11, dict(pads=[0, 1, 2, 0], group=2)),
-    "conv dilated 1d": ("Conv", [floats(1, 3, 16), floats(5, 3, 3)], 7, dict(dilations=[3], pads=[2, 1])),
-    "conv 3d": ("Conv", [floats(1, 2, 5, 6, 4), floats(3, 2, 2, 3, 2)], 11, dict(strides=[2, 1, 1])),
-    "conv depthwise": ("Conv", [floats(1, 6, 8, 8), floats(6, 1, 3, 3), floats(6)], 11, dict(group=6, pads=[1, 1, 1, 1])),
-    "conv_transpose pads": ("ConvTranspose", [floats(1, 3, 5, 4), floats(3, 2, 3, 3), floats(2)], 11, dict(strides=[2, 2], pads=[1, 0, 1, 1])),
-    "conv_transpose output_padding": ("ConvTranspose", [floats(1, 4, 4, 4), floats(4, 3, 3, 3)], 11, dict(strides=[2, 3], output_padding=[1, 2], pads=[1, 1, 1, 1])),
-    "conv_transpose groups dilation": ("ConvTranspose", [floats(2, 4, 4, 5), floats(4, 3, 2, 3)], 11, dict(group=2, dilations=[2, 1], strides=[1, 2])),
-    "conv_transpose same": ("ConvTranspose", [floats(1, 2, 4, 4), floats(2, 2, 3, 3)], 11, dict(strides=[2, 2], auto_pad="SAME_UPPER")),
-    "conv_transpose 1d": ("ConvTranspose", [floats(1, 3, 6), floats(3, 2, 4)], 11, dict(strides=[2], pads=[1, 1])),
-    "max_pool ceil": ("MaxPool", [floats(1, 2, 8, 9)], 12, dict(kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)),
-    "max_pool same_lower": ("MaxPool", [floats(1, 2, 7, 7)], 12, dict(kernel_shape=[2, 2], auto_pad="SAME_LOWER")),
-    "max_pool dilated": ("MaxPool", [floats(1, 2, 9, 9)], 12, dict(kernel_shape=[2, 3], dilations=[2, 2], pads=[1, 1, 1, 1])),
-    "average_pool pads excluded": ("AveragePool", [floats(1, 2, 7, 8)], 11, dict(kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2])),
-    "average_pool pads included": ("AveragePool", [floats(1, 2, 7, 8)], 11, dict(kernel_shape=[3, 2], pads=[1, 0, 0, 1], count_include_pad=1)),
-    "average_pool ceil, pads included": ("AveragePool", [floats(1, 2, 8, 8)], 19, dict(kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1, count_include_pad=1, pads=[0, 0, 0, 0])),
-    "average_pool same_upper": ("AveragePool", [floats(1, 2, 7, 7)], 7, dict(kernel_shape=[4, 3], strides=[2, 2], auto_pad="SAME_UPPER")),
-    "lp_pool": ("LpPool", [floats(1, 2, 7, 7)], 11, dict(kernel_shape=[3, 3], p=3, strides=[2, 2])),
-    "clip attributes": ("Clip", [floats(3, 4)], 6, dict(min=-0.5, max=0.25)),
+    "conv same_upper stride 2": (
+        "Conv",
+        [floats(1, 3, 9, 8), floats(4, 3, 3, 3)],
+        11,
+        {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
+    ),
+    "conv same_lower even kernel": (
+        "Conv",
+        [floats(1, 3, 7, 7), floats(4, 3, 2, 4)],
+        11,
+        {"auto_pad": "SAME_LOWER"},
+    ),
+    "conv asymmetric pads, groups, bias": (
+        "Conv",
+        [floats(2, 4, 7, 6), floats(6, 2, 3, 2), floats(6)],
+        11,
+        {"pads": [0, 1, 2, 0], "group": 2},
+    ),
+    "conv dilated 1d": ("Conv", [floats(1, 3, 16), floats(5, 3, 3)], 7, {"dilations": [3], "pads": [2, 1]}),
+    "conv 3d": ("Conv", [floats(1, 2, 5, 6, 4), floats(3, 2, 2, 3, 2)], 11, {"strides": [2, 1, 1]}),
+    "conv depthwise": (
+        "Conv",
+        [floats(1, 6, 8, 8), floats(6, 1, 3, 3), floats(6)],
+        11,
+        {"group": 6, "pads": [1, 1, 1, 1]},
+    ),
+    "conv_transpose pads": (
+        "ConvTranspose",
+        [floats(1, 3, 5, 4), floats(3, 2, 3, 3), floats(2)],
+        11,
+        {"strides": [2, 2], "pads": [1, 0, 1, 1]},
+    ),
+    "conv_transpose output_padding": (
+        "ConvTranspose",
+        [floats(1, 4, 4, 4), floats(4, 3, 3, 3)],
+        11,
+        {"strides": [2, 3], "output_padding": [1, 2], "pads": [1, 1, 1, 1]},
+    ),
+    "conv_transpose groups dilation": (
+        "ConvTranspose",
+        [floats(2, 4, 4, 5), floats(4, 3, 2, 3)],
+        11,
+        {"group": 2, "dilations": [2, 1], "strides": [1, 2]},
+    ),
+    "conv_transpose same": (
+        "ConvTranspose",
+        [floats(1, 2, 4, 4), floats(2, 2, 3, 3)],
+        11,
+        {"strides": [2, 2], "auto_pad": "SAME_UPPER"},
+    ),
+    "conv_transpose 1d": (
+        "ConvTranspose",
+        [floats(1, 3, 6), floats(3, 2, 4)],
+        11,
+        {"strides": [2], "pads": [1, 1]},
+    ),
+    "max_pool ceil": (
+        "MaxPool",
+        [floats(1, 2, 8, 9)],
+        12,
+        {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1},
+    ),
+    "max_pool same_lower": (
+        "MaxPool",
+        [floats(1, 2, 7, 7)],
+        12,
+        {"kernel_shape": [2, 2], "auto_pad": "SAME_LOWER"},
+    ),
+    "max_pool dilated": (
+        "MaxPool",
+        [floats(1, 2, 9, 9)],
+        12,
+        {"kernel_shape": [2, 3], "dilations": [2, 2], "pads": [1, 1, 1, 1]},
+    ),
+    "average_pool pads excluded": (
+        "AveragePool",
+        [floats(1, 2, 7, 8)],
+        11,
+        {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]},
+    ),
+    "average_pool pads included": (
+        "AveragePool",
+        [floats(1, 2, 7, 8)],
+        11,
+        {"kernel_shape": [3, 2], "pads": [1, 0, 0, 1], "count_include_pad": 1},
+    ),
+    "average_pool ceil, pads included": (
+        "AveragePool",
+        [floats(1, 2, 8, 8)],
+        19,
+        {
+            "kernel_shape": [3, 3],
+            "strides": [2, 2],
+            "ceil_mode": 1,
+            "count_include_pad": 1,
+            "pads": [0, 0, 0, 0],
+        },
+    ),
+    "average_pool same_upper": (
+        "AveragePool",
+        [floats(1, 2, 7, 7)],
+        7,
+        {"kernel_shape": [4, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
+    ),
+    "lp_pool": ("LpPool", [floats(1, 2, 7, 7)], 11, {"kernel_shape": [3, 3], "p": 3, "strides": [2, 2]}),
+    "clip attributes": ("Clip", [floats(3, 4)], 6, {"min": -0.5, "max": 0.25}),
     "clip inputs": ("Clip", [floats(3, 4), np.float32(-0.5), np.float32(0.25)], 13, {}),
     "clip only max": ("Clip", [floats(3, 4), None, np.float32(0.25)], 13, {}),
-    "softmax 11 flattens": ("Softmax", [floats(2, 3, 4)], 11, dict(axis=1)),
-    "softmax 13 axis": ("Softmax", [floats(2, 3, 4)], 13, dict(axis=1)),
+    "softmax 11 flattens": ("Softmax", [floats(2, 3, 4)], 11, {"axis": 1}),
+    "softmax 13 axis": ("Softmax", [floats(2, 3, 4)], 13, {"axis": 1}),
     "log_softmax 11": ("LogSoftmax", [floats(2, 3, 4)], 11, {}),
-    "gemm": ("Gemm", [floats(4, 3), floats(5, 4), floats(5)], 13, dict(transA=1, transB=1, alpha=0.5, beta=2.0)),
+    "gemm": (
+        "Gemm",
+        [floats(4, 3), floats(5, 4), floats(5)],
+        13,
+        {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0},
+    ),
     "gemm column bias": ("Gemm", [floats(3, 4), floats(4, 5), floats(3, 1)], 9, {}),
-    "batch_norm 9": ("BatchNormalization", [floats(2, 3, 4, 4), floats(3), floats(3), floats(3), np.abs(floats(3))], 9, dict(epsilon=1e-3)),
-    "reduce_mean 11 attribute": ("ReduceMean", [floats(2, 3, 4)], 11, dict(axes=[-1, 0], keepdims=0)),
-    "reduce_sum 11": ("ReduceSum", [floats(2, 3, 4)], 11, dict(axes=[1])),
+    "batch_norm 9": (
+        "BatchNormalization",
+        [floats(2, 3, 4, 4), floats(3), floats(3), floats(3), np.abs(floats(3))],
+        9,
+        {"epsilon": 1e-3},
+    ),
+    "reduce_mean 11 attribute": ("ReduceMean", [floats(2, 3, 4)], 11, {"axes": [-1, 0], "keepdims": 0}),
+    "reduce_sum 11": ("ReduceSum", [floats(2, 3, 4)], 11, {"axes": [1]}),
     "reduce_l2 all": ("ReduceL2", [floats(2, 3, 4)], 13, {}),
-    "reduce_log_sum_exp": ("ReduceLogSumExp", [floats(2, 3, 4) * 80], 13, dict(axes=[2])),
-    "reduce_max int": ("ReduceMax", [RNG.integers(-99, 99, (3, 5)).astype(np.int32)], 13, dict(axes=[0])),
-    "squeeze 11": ("Squeeze", [floats(1, 3, 1)], 11, dict(axes=[0])),
-    "unsqueeze 11": ("Unsqueeze", [floats(3, 4)], 11, dict(axes=[0, -1])),
-    "slice 9": ("Slice", [floats(5, 6)], 9, dict(starts=[1, -4], ends=[100, -1], axes=[0, 1])),
-    "pad 2": ("Pad", [floats(2, 3)], 10, dict(pads=[1, 0, 0, 2], value=1.5)),
-    "pad reflect 10": ("Pad", [floats(4, 5)], 10, dict(mode="reflect", pads=[1, 2, 3, 4])),
-    "split 11": ("Split", [floats(6, 4)], 11, dict(axis=0, outputs=3, split=[1, 2, 3])),
-    "upsample 9 nearest": ("Resize", [floats(1, 2, 3, 4), np.array([1, 1, 2, 3], np.float32)], 10, dict(mode="nearest")),
-    "dropout 7": ("Dropout", [floats(3, 4)], 7, dict(ratio=0.3)),
-    "div int32 towards zero": ("Div", [np.array([-7, 7, -7, 7, 6], np.int32), np.array([2, -2, -2, 2, 3], np.int32)], 14, {}),
-    "mod int": ("Mod", [np.array([-7, 7, -7, 7, 6], np.int64), np.array([3, -3, -3, 3, 3], np.int64)], 13, {}),
-    "mod fmod": ("Mod", [floats(20) * 9, floats(20)], 13, dict(fmod=1)),
+    "reduce_log_sum_exp": ("ReduceLogSumExp", [floats(2, 3, 4) * 80], 13, {"axes": [2]}),
+    "reduce_max int": ("ReduceMax", [RNG.integers(-99, 99, (3, 5)).astype(np.int32)], 13, {"axes": [0]}),
+    "squeeze 11": ("Squeeze", [floats(1, 3, 1)], 11, {"axes": [0]}),
+    "unsqueeze 11": ("Unsqueeze", [floats(3, 4)], 11, {"axes": [0, -1]}),
+    "slice 9": ("Slice", [floats(5, 6)], 9, {"starts": [1, -4], "ends": [100, -1], "axes": [0, 1]}),
+    "pad 2": ("Pad", [floats(2, 3)], 10, {"pads": [1, 0, 0, 2], "value": 1.5}),
+    "pad reflect 10": ("Pad", [floats(4, 5)], 10, {"mode": "reflect", "pads": [1, 2, 3, 4]}),
+    "split 11": ("Split", [floats(6, 4)], 11, {"axis": 0, "outputs": 3, "split": [1, 2, 3]}),
+    "upsample 9 nearest": (
+        "Resize",
+        [floats(1, 2, 3, 4), np.array([1, 1, 2, 3], np.float32)],
+        10,
+        {"mode": "nearest"},
+    ),
+    "dropout 7": ("Dropout", [floats(3, 4)], 7, {"ratio": 0.3}),
+    "div int32 towards zero": (
+        "Div",
+        [np.array([-7, 7, -7, 7, 6], np.int32), np.array([2, -2, -2, 2, 3], np.int32)],
+        14,
+        {},
+    ),
+    "mod int": (
+        "Mod",
+        [np.array([-7, 7, -7, 7, 6], np.int64), np.array([3, -3, -3, 3, 3], np.int64)],
+        13,
+        {},
+    ),
+    "mod fmod": ("Mod", [floats(20) * 9, floats(20)], 13, {"fmod": 1}),
     "pow int exponent": ("Pow", [floats(8), np.array([0, 1, 2, 3, 4, 5, 6, 7], np.int64)], 15, {}),
     "pow of int64": ("Pow", [np.array([3, -2, 0, 5], np.int64), np.array([30, 3, 0, 20], np.int64)], 15, {}),
-    "cast float to uint8": ("Cast", [np.array([0.0, 1.9, 254.7, 3.5], np.float32)], 13, dict(to=TensorProto.UINT8)),
-    "cast float to int64": ("Cast", [np.array([-3.7, 1e12, 2.5, -0.2], np.float32)], 13, dict(to=TensorProto.INT64)),
-    "cast int to bool": ("Cast", [np.array([0, -3, 7], np.int32)], 13, dict(to=TensorProto.BOOL)),
-    "arg_max last of equals": ("ArgMax", [np.array([[1, 3, 3], [2, 2, 1]], np.float32)], 13, dict(axis=1, select_last_index=1)),
-    "arg_min": ("ArgMin", [floats(3, 4, 5)], 11, dict(axis=-2, keepdims=0)),
-    "gather negative": ("Gather", [floats(4, 5), np.array([[-1, 2], [0, -4]], np.int64)], 13, dict(axis=0)),
-    "gather_elements": ("GatherElements", [floats(3, 4), np.array([[0, -1], [2, 1]], np.int64)], 13, dict(axis=1)),
-    "gather_nd batch": ("GatherND", [floats(2, 3, 4), np.array([[1], [-1]], np.int64)], 13, dict(batch_dims=1)),
+    "cast float to uint8": (
+        "Cast",
+        [np.array([0.0, 1.9, 254.7, 3.5], np.float32)],
+        13,
+        {"to": TensorProto.UINT8},
+    ),
+    "cast float to int64": (
+        "Cast",
+        [np.array([-3.7, 1e12, 2.5, -0.2], np.float32)],
+        13,
+        {"to": TensorProto.INT64},
+    ),
+    "cast int to bool": ("Cast", [np.array([0, -3, 7], np.int32)], 13, {"to": TensorProto.BOOL}),
+    "arg_max last of equals": (
+        "ArgMax",
+        [np.array([[1, 3, 3], [2, 2, 1]], np.float32)],
+        13,
+        {"axis": 1, "select_last_index": 1},
+    ),
+    "arg_min": ("ArgMin", [floats(3, 4, 5)], 11, {"axis": -2, "keepdims": 0}),
+    "gather negative": ("Gather", [floats(4, 5), np.array([[-1, 2], [0, -4]], np.int64)], 13, {"axis": 0}),
+    "gather_elements": (
+        "GatherElements",
+        [floats(3, 4), np.array([[0, -1], [2, 1]], np.int64)],
+        13,
+        {"axis": 1},
+    ),
+    "gather_nd batch": (
+        "GatherND",
+        [floats(2, 3, 4), np.array([[1], [-1]], np.int64)],
+        13,
+        {"batch_dims": 1},
+    ),
     "scatter_nd": ("ScatterND", [floats(4, 3), np.array([[1], [-1]], np.int64), floats(2, 3)], 13, {}),
-    "scatter_elements add": ("ScatterElements", [floats(4, 3), np.array([[1, -1, 0]], np.int64), floats(1, 3)], 16, dict(reduction="add", axis=0)),
-    "einsum": ("Einsum", [floats(2, 3, 4), floats(2, 4, 5)], 12, dict(equation="bij,bjk->bik")),
-    "layer_norm three outputs": ("LayerNormalization", [floats(2, 3, 8), floats(3, 8), floats(3, 8)], 17, dict(axis=1, outputs=3)),
+    "scatter_elements add": (
+        "ScatterElements",
+        [floats(4, 3), np.array([[1, -1, 0]], np.int64), floats(1, 3)],
+        16,
+        {"reduction": "add", "axis": 0},
+    ),
+    "einsum": ("Einsum", [floats(2, 3, 4), floats(2, 4, 5)], 12, {"equation": "bij,bjk->bik"}),
+    "layer_norm three outputs": (
+        "LayerNormalization",
+        [floats(2, 3, 8), floats(3, 8), floats(3, 8)],
+        17,
+        {"axis": 1, "outputs": 3},
+    ),
     "instance_norm": ("InstanceNormalization", [floats(2, 3, 5, 5), floats(3), floats(3)], 6, {}),
-    "lrn": ("LRN", [floats(1, 7, 3, 3)], 13, dict(size=4, alpha=0.02, beta=0.6, bias=2.0)),
-    "depth_to_space crd": ("DepthToSpace", [floats(1, 8, 2, 3)], 13, dict(blocksize=2, mode="CRD")),
+    "lrn": ("LRN", [floats(1, 7, 3, 3)], 13, {"size": 5, "alpha": 0.02, "beta": 0.6, "bias": 2.0}),
+    "depth_to_space crd": ("DepthToSpace", [floats(1, 8, 2, 3)], 13, {"blocksize": 2, "mode": "CRD"}),
     "prelu channel": ("PRelu", [floats(1, 3, 4, 4), floats(3, 1, 1)], 9, {}),
-    "elu large": ("Elu", [np.array([-90.0, -1.0, 0.0, 5.0, 200.0], np.float32)], 6, dict(alpha=0.7)),
+    "elu large": ("Elu", [np.array([-90.0, -1.0, 0.0, 5.0, 200.0], np.float32)], 6, {"alpha": 0.7}),
     "softplus large": ("Softplus", [np.array([-90.0, -1.0, 0.0, 5.0, 200.0], np.float32)], 1, {}),
     "round half even": ("Round", [np.array([-2.5, -1.5, 0.5, 1.5, 2.5, 2.6], np.float32)], 11, {}),
-    "quantize_linear half even": ("QuantizeLinear", [np.array([0.5, 1.5, 2.5, -9e9, 9e9, 255.0], np.float32), np.float32(1.0), np.uint8(3)], 13, {}),
-    "quantize_linear per channel": ("QuantizeLinear", [floats(2, 3, 4) * 9, np.array([0.1, 0.2, 0.3], np.float32), np.array([1, -2, 3], np.int8)], 13, dict(axis=1)),
-    "dequantize_linear": ("DequantizeLinear", [RNG.integers(-128, 127, (2, 3)).astype(np.int8), np.float32(0.1), np.int8(-4)], 13, {}),
-    "matmul_integer": ("MatMulInteger", [RNG.integers(0, 255, (3, 70)).astype(np.uint8), RNG.integers(-128, 127, (70, 4)).astype(np.int8), np.uint8(12), np.int8(-3)], 10, {}),
-    "trilu": ("Trilu", [floats(3, 4)], 14, dict(upper=0)),
-    "grid_sample": ("GridSample", [floats(1, 2, 5, 6), np.tanh(floats(1, 4, 3, 2)) * 1.3], 16, dict(mode="bilinear", padding_mode="reflection", align_corners=1)),
-    "grid_sample border": ("GridSample", [floats(1, 2, 5, 6), np.tanh(floats(1, 4, 3, 2)) * 1.3], 16, dict(mode="bicubic", padding_mode="border")),
-    "reverse_sequence": ("ReverseSequence", [floats(4, 3), np.array([1, 4, 2], np.int64)], 10, dict(time_axis=0, batch_axis=1)),
-}  # fmt: skip
+    "quantize_linear half even": (
+        "QuantizeLinear",
+        [np.array([0.5, 1.5, 2.5, -9e9, 9e9, 255.0], np.float32), np.float32(1.0), np.uint8(3)],
+        13,
+        {},
+    ),
+    "quantize_linear per channel": (
+        "QuantizeLinear",
+        [floats(2, 3, 4) * 9, np.array([0.1, 0.2, 0.3], np.float32), np.array([1, -2, 3], np.int8)],
+        13,
+        {"axis": 1},
+    ),
+    "dequantize_linear": (
+        "DequantizeLinear",
+        [RNG.integers(-128, 127, (2, 3)).astype(np.int8), np.float32(0.1), np.int8(-4)],
+        13,
+        {},
+    ),
+    "matmul_integer": (
+        "MatMulInteger",
+        [
+            RNG.integers(0, 255, (3, 70)).astype(np.uint8),
+            RNG.integers(-128, 127, (70, 4)).astype(np.int8),
+            np.uint8(12),
+            np.int8(-3),
+        ],
+        10,
+        {},
+    ),
+    "trilu": ("Trilu", [floats(3, 4)], 14, {"upper": 0}),
+    "grid_sample": (
+        "GridSample",
+        [floats(1, 2, 5, 6), np.tanh(floats(1, 4, 3, 2)) * 1.3],
+        16,
+        {"mode": "bilinear", "padding_mode": "reflection", "align_corners": 1},
+    ),
+    "grid_sample border": (
+        "GridSample",
+        [floats(1, 2, 5, 6), np.tanh(floats(1, 4, 3, 2)) * 1.3],
+        16,
+        {"mode": "bilinear", "padding_mode": "border"},
+    ),
+    "reverse_sequence": (
+        "ReverseSequence",
+        [floats(4, 3), np.array([1, 4, 2], np.int64)],
+        10,
+        {"time_axis": 0, "batch_axis": 1},
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -134,22 +330,82 @@ def test_operator_agrees_with_onnx_runtime(case: str) -> None:
 
 
 SHAPED: dict[str, tuple[str, list[Any], int, dict[int, Any], dict[str, Any]]] = {
-    "resize linear half_pixel": ("Resize", [floats(1, 2, 4, 5), None], 13, {2: np.array([1, 1, 1.7, 2.3], np.float32)}, dict(mode="linear")),
-    "resize cubic align_corners": ("Resize", [floats(1, 1, 4, 5), None, None], 13, {3: np.array([1, 1, 7, 9], np.int64)}, dict(mode="cubic", coordinate_transformation_mode="align_corners")),
-    "resize nearest ceil asymmetric": ("Resize", [floats(1, 1, 4, 6), None, None], 13, {3: np.array([1, 1, 7, 4], np.int64)}, dict(mode="nearest", nearest_mode="ceil", coordinate_transformation_mode="asymmetric")),
-    "resize down pytorch_half_pixel": ("Resize", [floats(1, 1, 8, 8), None, None], 13, {3: np.array([1, 1, 3, 1], np.int64)}, dict(mode="linear", coordinate_transformation_mode="pytorch_half_pixel")),
+    "resize linear half_pixel": (
+        "Resize",
+        [floats(1, 2, 4, 5), None],
+        13,
+        {2: np.array([1, 1, 1.7, 2.3], np.float32)},
+        {"mode": "linear"},
+    ),
+    "resize cubic align_corners": (
+        "Resize",
+        [floats(1, 1, 4, 5), None, None],
+        13,
+        {3: np.array([1, 1, 7, 9], np.int64)},
+        {"mode": "cubic", "coordinate_transformation_mode": "align_corners"},
+    ),
+    "resize nearest ceil asymmetric": (
+        "Resize",
+        [floats(1, 1, 4, 6), None, None],
+        13,
+        {3: np.array([1, 1, 7, 4], np.int64)},
+        {"mode": "nearest", "nearest_mode": "ceil", "coordinate_transformation_mode": "asymmetric"},
+    ),
+    "resize down pytorch_half_pixel": (
+        "Resize",
+        [floats(1, 1, 8, 8), None, None],
+        13,
+        {3: np.array([1, 1, 3, 1], np.int64)},
+        {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"},
+    ),
     "slice backwards": ("Slice", [floats(5, 6)], 13, {1: [4, -1], 2: [-9, 0], 3: [0, 1], 4: [-2, -1]}, {}),
-    "pad edge with axes": ("Pad", [floats(3, 4), None, None], 18, {1: np.array([1, 2], np.int64), 3: np.array([-1], np.int64)}, dict(mode="edge")),
+    "pad edge with axes": (
+        "Pad",
+        [floats(3, 4)],
+        18,
+        {1: np.array([1, 2], np.int64), 2: np.float32(0), 3: np.array([-1], np.int64)},
+        {"mode": "edge"},
+    ),
     "pad negative": ("Pad", [floats(4, 5)], 13, {1: np.array([-1, 2, 0, -2], np.int64)}, {}),
-    "reduce_sum 13 axes input": ("ReduceSum", [floats(2, 3, 4)], 13, {1: np.array([1], np.int64)}, dict(keepdims=0)),
-    "reduce noop": ("ReduceSum", [floats(2, 3)], 13, {1: np.array([], np.int64)}, dict(noop_with_empty_axes=1)),
-    "top_k smallest": ("TopK", [floats(3, 7)], 11, {1: np.array([3], np.int64)}, dict(axis=1, largest=0, outputs=2)),
-    "cum_sum reverse exclusive": ("CumSum", [floats(3, 5)], 14, {1: np.array(1, np.int64)}, dict(reverse=1, exclusive=1)),
-    "one_hot": ("OneHot", [np.array([[0, -1], [2, 3]], np.int64)], 11, {1: np.array(4, np.int64), 2: np.array([0, 5], np.float32)}, dict(axis=1)),
+    "reduce_sum 13 axes input": (
+        "ReduceSum",
+        [floats(2, 3, 4)],
+        13,
+        {1: np.array([1], np.int64)},
+        {"keepdims": 0},
+    ),
+    "reduce noop": (
+        "ReduceSum",
+        [floats(2, 3)],
+        13,
+        {1: np.array([], np.int64)},
+        {"noop_with_empty_axes": 1},
+    ),
+    "top_k smallest": (
+        "TopK",
+        [floats(3, 7)],
+        11,
+        {1: np.array([3], np.int64)},
+        {"axis": 1, "largest": 0, "outputs": 2},
+    ),
+    "cum_sum reverse exclusive": (
+        "CumSum",
+        [floats(3, 5)],
+        14,
+        {1: np.array(1, np.int64)},
+        {"reverse": 1, "exclusive": 1},
+    ),
+    "one_hot": (
+        "OneHot",
+        [np.array([[0, -1], [2, 3]], np.int64)],
+        11,
+        {1: np.array(4, np.int64), 2: np.array([0, 5], np.float32)},
+        {"axis": 1},
+    ),
     "reshape copies and infers": ("Reshape", [floats(2, 3, 4)], 13, {1: np.array([0, -1], np.int64)}, {}),
     "expand": ("Expand", [floats(3, 1)], 13, {1: np.array([2, 1, 4], np.int64)}, {}),
     "tile": ("Tile", [floats(2, 3)], 13, {1: np.array([2, 2], np.int64)}, {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", SHAPED, ids=str)

@@ -93,7 +93,8 @@ def test_a_models_own_function_is_inlined_with_its_attributes() -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 18, "local" : 1]>
         agraph (float[3] x) => (float[3] y) { y = local.leaky <slope = 0.5> (x) }
-        <domain: "local", opset_import: ["" : 18]> leaky <slope> (v) => (w) { w = LeakyRelu <alpha: float = @slope> (v) }
+        <domain: "local", opset_import: ["" : 18]>
+        leaky <slope> (v) => (w) { w = LeakyRelu <alpha: float = @slope> (v) }
     """)
     (y,) = SubtuneBackend.run_model(model, [np.array([-2, 0, 3], np.float32)])
     np.testing.assert_array_equal(y, np.array([-1, 0, 3], np.float32))
@@ -153,7 +154,9 @@ def test_importing_leaves_tvms_converters_alone() -> None:
 
 
 def test_int64_constants_keep_their_dtype() -> None:
-    model = model_of("agraph (int64[2] x) => (int64[2] y) <int64[2] big = {5000000000, -1}> { y = Add (x, big) }")
+    model = model_of(
+        "agraph (int64[2] x) => (int64[2] y) <int64[2] big = {5000000000, -1}> { y = Add (x, big) }"
+    )
     (y,) = SubtuneBackend.run_model(model, [np.array([1, 1])])
     assert y.dtype == np.int64
     np.testing.assert_array_equal(y, [5000000001, 0])
