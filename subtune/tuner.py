@@ -207,9 +207,9 @@ class _Search:
             finally:
                 self._save_measurements()
             is_cut = len(self._outcomes) < len(proposals)
-            return self._confirm(session, order, not is_cut and time.monotonic() < deadline)
+            return self._confirm(session, order, not is_cut and time.monotonic() < deadline, hard)
 
-    def _confirm(self, session: Session, order: Sequence[Candidate], complete: bool) -> Record | None:
+    def _confirm(self, session: Session, order: Sequence[Candidate], complete: bool, hard: float) -> Record | None:
         """The record of the first candidate in `order` that is sound and faster than the default, or of the default."""
         default_timing: Timing | None = None
         for candidate in order:
@@ -224,6 +224,8 @@ class _Search:
             break
         if default_timing is None:
             timed = session.time(DEFAULT, _CONFIRM_S, math.inf)
+            if isinstance(timed, Failure) and time.monotonic() >= hard:
+                return None  # cut off, which says nothing about it
             if isinstance(timed, Failure):
                 raise SubtuneError(
                     f"the default schedule of workload {self._workload.key} fails ({timed.kind}): {timed.message}"
