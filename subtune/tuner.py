@@ -17,7 +17,7 @@ from subtune.errors import SubtuneError
 from subtune.measure import Built, Comparison, LocalMeasurer, Measurer, Session, halve
 from subtune.measure.halving import FULL_S
 from subtune.measurement import Failure, FailureKind, Measurement, Timing
-from subtune.progress import Progress
+from subtune.progress import Progress, ProgressCallback
 from subtune.record import Record
 from subtune.workload import Workload
 
@@ -30,6 +30,9 @@ _MIN_GAIN = 1.01
 """A winner must beat the default by this factor and by three standard errors, or the default is kept."""
 _OVERCOMMIT = 2.0
 """A workload may use this many times its share of the budget: most need less than their share."""
+
+_LEAST_S = 1.0
+"""Less than this is not worth beginning with: building and checking the default schedule takes half of it."""
 
 
 class Tunable(Protocol):
@@ -65,7 +68,7 @@ def tune_subgraph(
     database: Database | None = None,
     measurer: Measurer | None = None,
     deadline: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: ProgressCallback | None = None,
     candidates: Candidates | None = None,
 ) -> Record | None:
     """The best of the `topk` candidates of `workload`, confirmed against the default schedule.
@@ -86,7 +89,8 @@ def tune_subgraph(
     search = _Search(workload, device, topk, database, progress or _ignore, Progress(workload.key, 0, 1, 0, 0, 0, 0))
     proposals = search.proposals(candidates or _policy)
     with nullcontext(measurer) if measurer else LocalMeasurer() as used:
-        return search.run(used, proposals, math.inf if deadline is None else deadline)
+        hard = math.inf if deadline is None else deadline
+        return search.run(used, proposals, hard, hard)
 
 
 def tune(
@@ -97,7 +101,7 @@ def tune(
     budget_s: float | None = None,
     database: Database | None = None,
     measurer: Measurer | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: ProgressCallback | None = None,
     candidates: Candidates | None = None,
 ) -> Records:
     """Tune every distinct workload once, those with most time at stake first, within `budget_s` seconds.
@@ -106,8 +110,14 @@ def tune(
     """
     begin = time.monotonic()
     deadline = begin + (math.inf if budget_s is None else budget_s)
-    stakes = _stakes(subgraphs, device)
     records = Records()
+    static = []
+    for subgraph in subgraphs:
+        if _is_static(subgraph.workload):
+            static.append(subgraph)
+        else:
+            records.failures[subgraph.workload.key] = "it has a symbolic dim"
+    stakes = _stakes(static, device)
     waiting: list[tuple[Workload, float]] = []
     for workload, stake in stakes:
         found = database.lookup(workload, device.fingerprint()) if database else None
@@ -121,19 +131,18 @@ def tune(
     started = time.monotonic()
     try:
         with nullcontext(measurer) if measurer else LocalMeasurer() as used:
-            for index, (workload, stake) in enumerate(waiting):
+            for index, (workload, _) in enumerate(waiting):
                 now = time.monotonic()
                 if now >= deadline:
                     break
-                left = sum(other for _, other in waiting[index:])
-                share = min(1.0, _OVERCOMMIT * stake / left) if left > 0 and index + 1 < len(waiting) else 1.0
+                soft = now + _allowance_s(deadline - now, [other for _, other in waiting[index:]])
                 # Before anything is known of the pace, only the budget bounds the time to go.
                 eta = (now - started) / index * (len(waiting) - index) if index else deadline - now
                 state = Progress(workload.key, done + index, len(stakes), 0, 0, math.inf, min(eta, deadline - now))
                 search = _Search(workload, device, topk, database, progress or _ignore, state)
                 try:
                     proposals = search.proposals(candidates or _policy)
-                    record = search.run(used, proposals, now + share * (deadline - now))
+                    record = search.run(used, proposals, soft, deadline)
                 except SubtuneError as e:
                     _log.warning("workload %s keeps its default schedule: %s", workload.key, e)
                     records.failures[workload.key] = str(e)
@@ -154,7 +163,7 @@ class _Search:
         device: CPUModel,
         topk: int,
         database: Database | None,
-        progress: Callable[[Progress], None],
+        progress: ProgressCallback,
         state: Progress,
     ) -> None:
         self._workload = workload
@@ -176,7 +185,8 @@ class _Search:
         proposed += candidates(self._workload, self._device, self._topk)
         return tuple(dict.fromkeys(c for c in proposed if c != DEFAULT))
 
-    def run(self, measurer: Measurer, proposals: Sequence[Candidate], deadline: float) -> Record | None:
+    def run(self, measurer: Measurer, proposals: Sequence[Candidate], deadline: float, hard: float) -> Record | None:
+        """Nothing new begins after `deadline`, save the confirmation; at `hard` whatever still runs is ended."""
         begin = time.monotonic()
         if begin >= deadline:
             return None
@@ -184,7 +194,7 @@ class _Search:
         self._outcomes.update({c: known[c] for c in proposals if c in known})
         fresh = [c for c in proposals if c not in known]
         self._tell(len(proposals))
-        with measurer.session(self._workload, self._device, deadline) as session:
+        with measurer.session(self._workload, self._device, hard) as session:
             try:
                 build_deadline = begin + _BUILD_SHARE * (deadline - begin)
                 # The default comes first: without it nothing can be checked, and the record needs its hash.
@@ -197,9 +207,9 @@ class _Search:
             finally:
                 self._save_measurements()
             is_cut = len(self._outcomes) < len(proposals)
-            return self._confirm(session, order, not is_cut and time.monotonic() < deadline)
+            return self._confirm(session, order, not is_cut and time.monotonic() < deadline, hard)
 
-    def _confirm(self, session: Session, order: Sequence[Candidate], complete: bool) -> Record | None:
+    def _confirm(self, session: Session, order: Sequence[Candidate], complete: bool, hard: float) -> Record | None:
         """The record of the first candidate in `order` that is sound and faster than the default, or of the default."""
         default_timing: Timing | None = None
         for candidate in order:
@@ -214,6 +224,8 @@ class _Search:
             break
         if default_timing is None:
             timed = session.time(DEFAULT, _CONFIRM_S, math.inf)
+            if isinstance(timed, Failure) and time.monotonic() >= hard:
+                return None  # cut off, which says nothing about it
             if isinstance(timed, Failure):
                 raise SubtuneError(
                     f"the default schedule of workload {self._workload.key} fails ({timed.kind}): {timed.message}"
@@ -279,6 +291,14 @@ class _Search:
         self._database.add_measurements(self._workload, self._device.fingerprint(), measurements)
 
 
+def _allowance_s(left_s: float, stakes: Sequence[float]) -> float:
+    """Of `left_s` seconds what the first of the waiting workloads may use, by its part of all their `stakes`."""
+    if math.isinf(left_s) or len(stakes) == 1:
+        return left_s
+    share = _OVERCOMMIT * stakes[0] / max(sum(stakes), 1e-30)
+    return min(left_s, max(share * left_s, _LEAST_S))
+
+
 def _is_faster(comparison: Comparison) -> bool:
     return comparison.gain > max(_MIN_GAIN, math.exp(3 * comparison.noise))
 
@@ -296,12 +316,24 @@ def _stakes(subgraphs: Iterable[Tunable], device: CPUModel) -> list[tuple[Worklo
         workload = subgraph.workload
         if workload.key not in workloads:
             workloads[workload.key] = workload
-            # The roofline: a workload's time is at least that of its arithmetic and that of its bytes.
             stakes[workload.key] = 0.0
-        bound_s = max(workload.flops / device.peak_flops(), workload.nbytes / device.dram_bytes_per_s)
-        stakes[workload.key] += subgraph.uses * bound_s
+        stakes[workload.key] += subgraph.uses * _bound_s(workload, device)
     order = sorted(workloads, key=lambda key: (-stakes[key], key))
     return [(workloads[key], stakes[key]) for key in order]
+
+
+def _bound_s(workload: Workload, device: CPUModel) -> float:
+    """The roofline: a workload takes at least the time of its arithmetic and that of its bytes."""
+    try:
+        flops = workload.flops
+    except Exception as e:  # TVM counts no operations of a loop whose extent is data, for one
+        _log.debug("operations of workload %s: %s", workload.key, e)
+        flops = 0
+    return max(flops / device.peak_flops(), workload.nbytes / device.dram_bytes_per_s)
+
+
+def _is_static(workload: Workload) -> bool:
+    return all(isinstance(dim, int) for arg in workload.args for dim in arg.shape)
 
 
 def _policy(workload: Workload, device: CPUModel, topk: int) -> Sequence[Candidate]:

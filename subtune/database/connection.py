@@ -181,6 +181,8 @@ def _salvage(aside: Path, connection: sqlite3.Connection) -> None:
 def _copy_in_full_length(source: Path, copy: Path) -> None:
     """SQLite reads nothing of a file shorter than its header says: the lost end is filled with zeros."""
     shutil.copyfile(source, copy)
+    with contextlib.suppress(FileNotFoundError):  # what was committed last may be in the journal only
+        shutil.copyfile(f"{source}-wal", f"{copy}-wal")
     with copy.open("r+b") as file:
         header = file.read(100)
         if len(header) == 100 and header.startswith(b"SQLite format 3"):

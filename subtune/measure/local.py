@@ -144,7 +144,7 @@ class LocalSession:
                 worker = idle.pop()
                 worker.send(self._build_job(candidate), self._measurer.build_limit_s)
                 busy[worker] = candidate
-            finished = first_finished(list(busy), deadline)
+            finished = first_finished(list(busy), self._deadline)
             if finished is None:
                 for worker in busy:
                     worker.kill()

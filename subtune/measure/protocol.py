@@ -38,7 +38,8 @@ class Comparison:
 class Session(Protocol):
     """One workload on one device. Outcomes are values: no candidate, however broken, makes a method raise.
 
-    A `deadline` is a value of `time.monotonic()`; what would begin after it is left out.
+    A `deadline` is a value of `time.monotonic()`; what would begin after it is left out. What has begun may
+    finish, unless the session's own deadline comes first.
     """
 
     def build(self, candidates: Sequence[Candidate], deadline: float) -> dict[Candidate, Built | Failure]:

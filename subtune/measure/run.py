@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from subtune.device import CPUModel
+from subtune.kernel import Packing
 from subtune.measure.build import load_workload
 from subtune.measure.clock import time_calls, time_pairs
 from subtune.measure.guarded import Guarded, as_bytes, elements, numpy_dtype
@@ -52,6 +53,7 @@ class Bench:
         # In a network a kernel finds its arguments in L2 or L3, where others left them, never in L1: timed
         # calls rotate through copies that together exceed all L2 caches, unless one set already does.
         pool = min(4 * device.l2_bytes * device.threads, device.l3_bytes // 2)
+        self._pool: dict[tuple[int, int, Packing | None], Guarded] = {}
         self._copies = max(1, min(_MAX_COPIES, pool // max(1, workload.nbytes)))
         kernel = _load(default)
         self._references = [self._run(kernel, default, index)[0] for index in range(len(SETS))]
@@ -108,12 +110,7 @@ class Bench:
 
     def _caller(self, kernel: Any, library: Library) -> Callable[[], object]:
         """A function that calls the kernel on the next copy of its arguments; every copy was touched once."""
-        given = self._packed(library, 0)
-        calls = []
-        for _ in range(self._copies):
-            inputs = [Guarded.like(array, arg.dtype) for array, arg in zip(given, self._inputs, strict=True)]
-            outputs = [Guarded(arg.nbytes, elements(arg.shape), arg.dtype) for arg in self._outputs]
-            calls.append(partial(kernel, *(guarded.tensor for guarded in (*inputs, *outputs))))
+        calls = [partial(kernel, *self._arguments(library, copy)) for copy in range(self._copies)]
         begin = time.perf_counter()
         for call in calls:
             call()
@@ -123,6 +120,21 @@ class Bench:
             return calls[0]
         ring: Iterator[Callable[[], object]] = cycle(calls)
         return lambda: next(ring)()
+
+    def _arguments(self, library: Library, copy: int) -> list[Any]:
+        """The tensors of copy number `copy`. Candidates share them, save for constants packed differently."""
+        packings = dict(library.packings)
+        tensors = []
+        for position, arg in enumerate((*self._inputs, *self._outputs)):
+            key = (copy, position, packings.get(position))
+            if key not in self._pool:
+                if arg.is_output:
+                    self._pool[key] = Guarded(arg.nbytes, elements(arg.shape), arg.dtype)
+                else:
+                    array, packing = self._sets[0][position], packings.get(position)
+                    self._pool[key] = Guarded.like(packing(array) if packing else array, arg.dtype)
+            tensors.append(self._pool[key].tensor)
+        return tensors
 
     def _packed(self, library: Library, index: int) -> list[np.ndarray]:
         arrays = list(self._sets[index])

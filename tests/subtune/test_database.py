@@ -196,21 +196,29 @@ def test_export_takes_what_is_a_trace_and_says_why_it_leaves_the_rest(exported, 
         export_metaschedule(database, directory, device, SCHEDULE)
 
 
-def test_the_exported_database_schedules_a_relax_module(exported, device):
+def calling(func):
+    """A Relax module whose main calls `func`, which keeps the attributes it has."""
+    bb = relax.BlockBuilder()
+    square = relax.TensorType((16, 16), "float32")
+    x, y = relax.Var("x", square), relax.Var("y", square)
+    with bb.function("main", [x, y]):
+        out = bb.emit(relax.call_tir(bb.add_func(func, "matmul"), relax.Tuple([x, y]), square))
+        bb.emit_func_output(out)
+    return bb.get()
+
+
+def applied(mod, directory, target):
     from tvm.s_tir.meta_schedule.database import JSONDatabase
 
-    directory, _ = exported
-    func = matmul(16).func
-    bb = relax.BlockBuilder()
-    x, y = (relax.Var(name, relax.TensorType((16, 16), "float32")) for name in "xy")
-    with bb.function("main", [x, y]):
-        gv = bb.add_func(func.without_attr("global_symbol"), "matmul")
-        out = bb.emit(relax.call_tir(gv, relax.Tuple([x, y]), relax.TensorType((16, 16), "float32")))
-        bb.emit_func_output(out)
-    mod = bb.get()
-    target = device.target()
     with target, JSONDatabase(work_dir=str(directory)):
-        scheduled = relax.transform.MetaScheduleApplyDatabase()(mod)
+        return relax.transform.MetaScheduleApplyDatabase()(mod)
+
+
+def test_the_exported_database_schedules_a_relax_module(exported, device):
+    directory, _ = exported
+    target = device.target()
+    mod = calling(matmul(16).func.without_attr("global_symbol"))
+    scheduled = applied(mod, directory, target)
     assert scheduled["matmul"].attrs["tirx.is_scheduled"]
     assert not mod["matmul"].attrs.get("tirx.is_scheduled", False)
     assert "T.parallel" in scheduled["matmul"].script()
@@ -222,6 +230,14 @@ def test_the_exported_database_schedules_a_relax_module(exported, device):
         results.append(machine["main"](tvm.runtime.tensor(a), tvm.runtime.tensor(b)).numpy())
     np.testing.assert_allclose(results[1], a @ b, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("attribute", [("layout_free_buffers", [1]), ("global_symbol", "matmul")])
+def test_every_attribute_of_a_function_takes_part_in_the_look_up(exported, device, attribute):
+    directory, _ = exported
+    func = matmul(16).func.without_attr("global_symbol").with_attr(*attribute)
+    scheduled = applied(calling(func), directory, device.target())
+    assert not scheduled["matmul"].attrs.get("tirx.is_scheduled", False)
 
 
 def test_what_was_exported_can_be_imported_and_replayed(exported, device, tmp_path):

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import pytest
-from tvm import te
+from tvm import te, tirx
 
 from subtune.candidate import DEFAULT, Candidate
 from subtune.database import Database
@@ -261,3 +261,15 @@ def test_a_workload_without_a_working_default_does_not_stop_the_others(device):
     records = tune([Subgraph(bad), Subgraph(good)], device, measurer=OneBroken(outcomes(*[2.0] * 8)), candidates=policy)
     assert set(records) == {good.key}
     assert "cannot be built" in records.failures[bad.key]
+
+
+def test_a_symbolic_workload_is_left_to_its_default(device):
+    n = tirx.Var("n", "int64")
+    a = te.placeholder((n, 8), "float32", name="a")
+    symbolic = Workload.of(te.create_prim_func([a, te.compute((n, 8), lambda i, j: a[i, j] * 2)]), 1)
+    good = scale(64)
+    records = tune(
+        [Subgraph(symbolic), Subgraph(good)], device, measurer=ReplayMeasurer(outcomes(2.0)), candidates=policy
+    )
+    assert set(records) == {good.key}
+    assert records.failures == {symbolic.key: "it has a symbolic dim"}
