@@ -93,9 +93,7 @@ class SubtuneRep(BackendRep):
             constants = {name: arrays[name] for name in sorted(self._bound)}
             for name, array in constants.items():
                 if array.size > _MAX_BOUND_ELEMENTS:
-                    raise ModelError(
-                        f"input '{name}' decides shapes and has {array.size} elements: make it constant"
-                    )
+                    raise ModelError(f"input '{name}' decides shapes and has {array.size} elements: make it constant")
             shapes = {name: arrays[name].shape for name in self._open if name not in constants}
             values = tuple((a.shape, str(a.dtype), a.tobytes()) for a in constants.values())
             key = (*shapes.values(), *values)
@@ -147,9 +145,7 @@ class SubtuneBackend(Backend):
         ]
         outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
         graph = onnx.helper.make_graph([node], "node", infos, outputs)
-        opsets = [
-            onnx.helper.make_opsetid(node.domain, kwargs.get("opset_version", onnx.defs.onnx_opset_version()))
-        ]
+        opsets = [onnx.helper.make_opsetid(node.domain, kwargs.get("opset_version", onnx.defs.onnx_opset_version()))]
         model = onnx.helper.make_model(graph, opset_imports=opsets)
         return cls.prepare(model, device).run(arrays)
 

@@ -41,9 +41,7 @@ def leaky_relu(node: Node) -> Expr:
     alpha = node.attr("alpha", 0.01)
     if dtype(x) == "float32":
         return relax.op.nn.leakyrelu(x, alpha)
-    return relax.op.where(
-        relax.op.less(x, const(0, dtype(x))), relax.op.multiply(x, const(alpha, dtype(x))), x
-    )
+    return relax.op.where(relax.op.less(x, const(0, dtype(x))), relax.op.multiply(x, const(alpha, dtype(x))), x)
 
 
 def prelu(node: Node) -> Expr:

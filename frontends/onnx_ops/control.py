@@ -42,9 +42,7 @@ def scan(node: Node, run: RunBody) -> tuple[Any, ...]:
     count = node.attr("num_scan_inputs")
     states = list(node.inputs[: len(node.inputs) - count])
     scanned = [node.need(len(states) + i) for i in range(count)]
-    axes = [
-        axis_in(a, rank(x)) for a, x in zip(node.attr("scan_input_axes") or [0] * count, scanned, strict=True)
-    ]
+    axes = [axis_in(a, rank(x)) for a, x in zip(node.attr("scan_input_axes") or [0] * count, scanned, strict=True)]
     backwards = node.attr("scan_input_directions") or [0] * count
     steps = shape(scanned[0])[axes[0]]
     outputs = len(body.output) - len(states)

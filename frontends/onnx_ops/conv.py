@@ -83,10 +83,7 @@ def conv_transpose(node: Node) -> Expr:
     extra = tuple(node.attr("output_padding") or [0] * spatial)
     kernel = shape(w)[2:]
     before, out = _transposed_geometry(node, shape(x)[2:], kernel, strides, dilations, extra)
-    full = [
-        (i - 1) * s + (k - 1) * d + 1
-        for i, s, k, d in zip(shape(x)[2:], strides, kernel, dilations, strict=True)
-    ]
+    full = [(i - 1) * s + (k - 1) * d + 1 for i, s, k, d in zip(shape(x)[2:], strides, kernel, dilations, strict=True)]
     after = [f + e - b - o for f, e, b, o in zip(full, extra, before, out, strict=True)]
     simple = all(d == 1 for d in dilations) and all(e < s for e, s in zip(extra, strides, strict=True))
     if spatial == 2 and simple and min(*before, *after) >= 0:
@@ -161,9 +158,7 @@ def _transposed(
                 index.append(tirx.floordiv(moved, strides[i]))
                 inside += [moved >= 0, tirx.floormod(moved, strides[i]) == 0, index[-1] < spatial[i]]
             channel = tirx.floordiv(o, per_group_out) * per_group_in + c
-            value = t(n, channel, *index).astype(wide) * u(
-                channel, tirx.floormod(o, per_group_out), *taps
-            ).astype(wide)
+            value = t(n, channel, *index).astype(wide) * u(channel, tirx.floormod(o, per_group_out), *taps).astype(wide)
             return te.sum(tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, wide)), axis=[c, *taps])
 
         return te.compute((shape(x)[0], per_group_out * groups, *out), one, name="conv_transpose")

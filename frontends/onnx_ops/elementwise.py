@@ -128,9 +128,7 @@ def power(node: Node) -> Expr:
         bits = int(dtype(b).removeprefix("u").removeprefix("int"))
         result, base, one = tirx.const(1, p.ty), p, tirx.const(1, q.ty)
         for bit in range(min(bits, 6)):  # exponents up to 63 decide every 64-bit power but 0, 1 and -1
-            result = tirx.Select(
-                ((q >> tirx.const(bit, q.ty)) & one) != tirx.const(0, q.ty), result * base, result
-            )
+            result = tirx.Select(((q >> tirx.const(bit, q.ty)) & one) != tirx.const(0, q.ty), result * base, result)
             base = base * base
         return result
 
@@ -147,9 +145,7 @@ def shift(node: Node) -> Expr:
 
     def one(p: Any, q: Any) -> Any:
         zero = tirx.const(0, p.ty)
-        count = q.astype(
-            "int64"
-        )  # signed, because TVM's simplifier fails on comparisons of unsigned integers
+        count = q.astype("int64")  # signed, because TVM's simplifier fails on comparisons of unsigned integers
         fits = tirx.all(count >= tirx.const(0, "int64"), count < tirx.const(width, "int64"))
         amount = tirx.Select(fits, q, zero)
         moved = (p << amount) if left else (p >> amount)

@@ -53,9 +53,7 @@ def body_of(proto: onnx.NodeProto, domain: str, opset: int, inputs: tuple[Any, .
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
         types = [_type_of(value) for value in inputs]
         for version in sorted(versions, reverse=True):
-            data = schema.get_context_dependent_function_with_opset_version(
-                version, proto.SerializeToString(), types
-            )
+            data = schema.get_context_dependent_function_with_opset_version(version, proto.SerializeToString(), types)
             if data:
                 return _parsed(data, opset)
     if schema.has_function:
@@ -100,9 +98,7 @@ def defaults_of(domain: str, op: str, opset: int) -> dict[str, onnx.AttributePro
     }
 
 
-def bound_nodes(
-    body: onnx.FunctionProto, given: Mapping[str, onnx.AttributeProto]
-) -> Iterator[onnx.NodeProto]:
+def bound_nodes(body: onnx.FunctionProto, given: Mapping[str, onnx.AttributeProto]) -> Iterator[onnx.NodeProto]:
     """The body's nodes with references to the caller's attributes replaced; those not given are left out."""
     for node in body.node:
         if not _refers(node):

@@ -110,9 +110,7 @@ def one_hot(node: Node) -> Expr:
         def one(*i: Any) -> Any:
             outer = [v for a, v in enumerate(i) if a != axis]
             wanted = at(*outer).astype("int64")
-            wrapped = tirx.Select(
-                wanted < tirx.const(0, "int64"), wanted + tirx.const(depth, "int64"), wanted
-            )
+            wrapped = tirx.Select(wanted < tirx.const(0, "int64"), wanted + tirx.const(depth, "int64"), wanted)
             return tirx.Select(wrapped == i[axis].astype("int64"), pair(1), pair(0))
 
         return te.compute(dims, one, name="one_hot")

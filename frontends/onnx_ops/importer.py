@@ -163,9 +163,7 @@ class _Importer:
                 continue
             array = numpy_helper.to_array(tensor)
             if self._keep_params and array.size > _SMALL_ELEMENTS:
-                var = relax.Var(
-                    self._identifier(tensor.name), relax.TensorType(array.shape, str(array.dtype))
-                )
+                var = relax.Var(self._identifier(tensor.name), relax.TensorType(array.shape, str(array.dtype)))
                 params.append((var, array))
                 self._arrays[var] = array
                 values[tensor.name] = var
@@ -186,9 +184,7 @@ class _Importer:
                 continue
             if not info.type.HasField("tensor_type"):
                 kind = (info.type.WhichOneof("value") or "untyped").removesuffix("_type")
-                self._problems.append(
-                    f"input '{info.name}' is no tensor but a {kind}, which is not supported"
-                )
+                self._problems.append(f"input '{info.name}' is no tensor but a {kind}, which is not supported")
                 values[info.name] = _POISON
                 continue
             try:
@@ -248,9 +244,7 @@ class _Importer:
                 frozenset(self._wanted_inputs),
             )
 
-    def _walk(
-        self, nodes: Iterable[onnx.NodeProto], values: dict[str, Any], opsets: Mapping[str, int]
-    ) -> None:
+    def _walk(self, nodes: Iterable[onnx.NodeProto], values: dict[str, Any], opsets: Mapping[str, int]) -> None:
         """Imports nodes in order; `values` gains their outputs."""
         for proto in nodes:
             inputs = tuple(values[name] if name else None for name in proto.input)

@@ -17,9 +17,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 Expr: TypeAlias = Any  # a relax.Expr; TVM's classes are partly generated and do not type-check
-Converter: TypeAlias = Callable[
-    ["Node"], Any
-]  # an expression, or a tuple of them (None: an output never used)
+Converter: TypeAlias = Callable[["Node"], Any]  # an expression, or a tuple of them (None: an output never used)
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 SIGNED = ("int8", "int16", "int32", "int64")
@@ -52,9 +50,7 @@ def dtype_name(elem_type: int) -> str:
     except KeyError as e:
         raise Refused(f"has element type {elem_type}, which is not defined") from e
     if name not in SUPPORTED_DTYPES:
-        raise Refused(
-            f"uses dtype {onnx.TensorProto.DataType.Name(elem_type).lower()}, which is not supported"
-        )
+        raise Refused(f"uses dtype {onnx.TensorProto.DataType.Name(elem_type).lower()}, which is not supported")
     return name
 
 

@@ -37,9 +37,7 @@ def batch_normalization(node: Node) -> tuple[Expr, ...]:
     if len({dtype(v) for v in (x, scale, bias, mean, var)}) > 1:
         node.refuse("mixes dtypes")
     if not training:
-        result = node.emit(
-            relax.op.nn.batch_norm(x, scale, bias, mean, var, axis=1, epsilon=epsilon, training=False)
-        )
+        result = node.emit(relax.op.nn.batch_norm(x, scale, bias, mean, var, axis=1, epsilon=epsilon, training=False))
         y = node.emit(relax.TupleGetItem(result, 0))
         return (node.cast(y, dtype(node.x)), *[None] * (len(node.wanted) - 1))
     axes = [a for a in range(rank(x)) if a != 1]
@@ -99,9 +97,7 @@ def layer_normalization(node: Node) -> tuple[Expr, ...]:
 def instance_normalization(node: Node) -> Expr:
     x, scale, bias = (_wide(node, node.need(i)) for i in range(3))
     axes = list(range(2, rank(x)))
-    result = relax.op.nn.instance_norm(
-        x, scale, bias, channel_axis=1, axes=axes, epsilon=node.attr("epsilon", 1e-5)
-    )
+    result = relax.op.nn.instance_norm(x, scale, bias, channel_axis=1, axes=axes, epsilon=node.attr("epsilon", 1e-5))
     return node.cast(node.emit(result), dtype(node.x))
 
 

@@ -41,9 +41,7 @@ def pad(node: Node) -> Expr:
         node.refuse(f"pads {list(shape(x))} by {pads} with mode {mode}")
     if 0 in dims:
         return const(np.empty(dims), dtype(x))
-    if mode == "reflect" and any(
-        max(b, a) >= d and (b or a) for b, d, a in zip(before, shape(x), after, strict=True)
-    ):
+    if mode == "reflect" and any(max(b, a) >= d and (b or a) for b, d, a in zip(before, shape(x), after, strict=True)):
         node.refuse(f"reflects more than the extent of shape {list(shape(x))}")
     fill: Any = None
     if value is not None and mode == "constant":

@@ -91,9 +91,7 @@ def _with_indices(node: Node, x: Expr, window: Window) -> tuple[Expr, Expr]:
                 rest = tirx.floordiv(rest, extent)
             index = [
                 y * s + tap * d - b
-                for y, s, tap, d, b in zip(
-                    at, window.strides, taps, window.dilations, window.before, strict=True
-                )
+                for y, s, tap, d, b in zip(at, window.strides, taps, window.dilations, window.before, strict=True)
             ]
             inside = [cond for i, e in zip(index, spatial, strict=True) for cond in (i >= 0, i < e)]
             order = range(len(index))

@@ -49,15 +49,11 @@ def quantise(node: Node, x: Expr, scale: Expr, zero: Expr | None, to: str, axis:
     def whole(t: Any, *zeros: Any) -> Any:
         def one(*i: Any) -> Any:
             # Clamped before the conversion, so that no float is out of the integer's range.
-            bounded = tirx.max(
-                tirx.min(tirx.nearbyint(t(*i)), tirx.const(1e6, "float32")), tirx.const(-1e6, "float32")
-            )
+            bounded = tirx.max(tirx.min(tirx.nearbyint(t(*i)), tirx.const(1e6, "float32")), tirx.const(-1e6, "float32"))
             value = bounded.astype("int32")
             if zeros:
                 z = zeros[0]
-                index = [
-                    0 if int(d) == 1 else v for d, v in zip(z.shape, i[len(i) - len(z.shape) :], strict=True)
-                ]
+                index = [0 if int(d) == 1 else v for d, v in zip(z.shape, i[len(i) - len(z.shape) :], strict=True)]
                 value = value + z(*index)
             low, high = tirx.const(int(limits.min), "int32"), tirx.const(int(limits.max), "int32")
             return tirx.max(tirx.min(value, high), low).astype(to)

@@ -81,8 +81,7 @@ def upsample(node: Node) -> Expr:
         node.refuse("of opsets before 7 is not supported")
     scales = node.attr("scales") if node.opset < 9 else [float(v) for v in node.array(1, "its scales")]
     plan = {
-        a: _Axis(d, int(np.floor(d * s)), s, (0.0, 1.0))
-        for a, (d, s) in enumerate(zip(shape(x), scales, strict=True))
+        a: _Axis(d, int(np.floor(d * s)), s, (0.0, 1.0)) for a, (d, s) in enumerate(zip(shape(x), scales, strict=True))
     }
     return _resized(node, x, plan, "asymmetric", "floor")
 

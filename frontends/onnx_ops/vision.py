@@ -108,10 +108,7 @@ def col2im(node: Node) -> Expr:
     strides = node.attr("strides") or [1] * n
     dilations = node.attr("dilations") or [1] * n
     pads = node.attr("pads") or [0] * (2 * n)
-    steps = [
-        (image[i] + pads[i] + pads[n + i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1
-        for i in range(n)
-    ]
+    steps = [(image[i] + pads[i] + pads[n + i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1 for i in range(n)]
     channels = shape(x)[1] // prod(block)
 
     def whole(t: Any) -> Any:
@@ -153,9 +150,7 @@ def roi_align(node: Node) -> Expr:
     """Only a fixed number of samples per bin: an adaptive number depends on the boxes."""
     x, boxes, batch = node.need(0), node.need(1), node.need(2)
     ratio = node.attr("sampling_ratio", 0)
-    transform = node.attr(
-        "coordinate_transformation_mode", "half_pixel" if node.opset >= 16 else "output_half_pixel"
-    )
+    transform = node.attr("coordinate_transformation_mode", "half_pixel" if node.opset >= 16 else "output_half_pixel")
     if ratio <= 0 or node.attr("mode", "avg") != "avg" or dtype(x) != "float32":
         node.refuse("samples adaptively, takes the maximum, or is not float32")
     rows, columns = node.attr("output_height", 1), node.attr("output_width", 1)
@@ -178,9 +173,7 @@ def roi_align(node: Node) -> Expr:
                     length = tirx.max(length, c(1.0))
                 bin_size = length / c(cells)
                 return (
-                    begin
-                    + cell.astype("float32") * bin_size
-                    + (tap.astype("float32") + c(0.5)) * bin_size / c(ratio)
+                    begin + cell.astype("float32") * bin_size + (tap.astype("float32") + c(0.5)) * bin_size / c(ratio)
                 )
 
             y, x_at = along(1, 3, i, ky.var, rows), along(0, 2, j, kx.var, columns)

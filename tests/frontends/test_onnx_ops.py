@@ -34,8 +34,7 @@ def node_model(
     node = helper.make_node(op, names, [f"y{i}" for i in range(outputs)], **attrs)
     feeds = {f"x{i}": x for i, x in enumerate(inputs) if x is not None and i not in (constants or {})}
     infos = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
-        for n, x in feeds.items()
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for n, x in feeds.items()
     ]
     held = [numpy_helper.from_array(np.asarray(v), f"x{i}") for i, v in (constants or {}).items()]
     results = [helper.make_empty_tensor_value_info(f"y{i}") for i in range(outputs)]
@@ -44,12 +43,8 @@ def node_model(
     return onnx.shape_inference.infer_shapes(model), feeds
 
 
-def check(
-    model: onnx.ModelProto, feeds: dict[str, np.ndarray], rtol: float = 1e-4, atol: float = 1e-5
-) -> None:
-    expected = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(
-        None, feeds
-    )
+def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray], rtol: float = 1e-4, atol: float = 1e-5) -> None:
+    expected = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
     got = SubtuneBackend.prepare(model).run(feeds)
     assert len(got) == len(expected)
     for g, e in zip(got, expected, strict=True):

@@ -154,9 +154,7 @@ def test_importing_leaves_tvms_converters_alone() -> None:
 
 
 def test_int64_constants_keep_their_dtype() -> None:
-    model = model_of(
-        "agraph (int64[2] x) => (int64[2] y) <int64[2] big = {5000000000, -1}> { y = Add (x, big) }"
-    )
+    model = model_of("agraph (int64[2] x) => (int64[2] y) <int64[2] big = {5000000000, -1}> { y = Add (x, big) }")
     (y,) = SubtuneBackend.run_model(model, [np.array([1, 1])])
     assert y.dtype == np.int64
     np.testing.assert_array_equal(y, [5000000001, 0])

@@ -218,9 +218,7 @@ def counts(results: Sequence[CaseResult]) -> dict[str, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the official ONNX backend suite and count.")
-    parser.add_argument(
-        "patterns", nargs="*", help="regular expressions; a case runs if one is found in its name"
-    )
+    parser.add_argument("patterns", nargs="*", help="regular expressions; a case runs if one is found in its name")
     parser.add_argument("--plain", action="store_true", help="TVM's own importer and pipeline (the baseline)")
     parser.add_argument("--json", type=Path, help="write every case's outcome here")
     parser.add_argument("--workers", type=int, default=2)
