@@ -11,8 +11,11 @@ from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.vector_math import vectorize_math
 from subtune.workload import Workload
 
-_TEMPLATES = ("default", "contraction", "window", "rowwise", "elementwise")
-_EXACT_MATH = ("default",)  # the reference calls libm
+VERSION = 1
+"""Part of the database's keys: raise it whenever a template or `vector_math` makes other kernels of old candidates."""
+
+_TEMPLATES = ("default", "contraction", "window", "rowwise", "elementwise", "trace")
+_EXACT_MATH = ("default", "trace")  # the reference calls libm; a foreign trace means what it says
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:

@@ -23,7 +23,7 @@ from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable, Packing
 from subtune.stages import Stages, classify, inline
 from subtune.templates.padding import pad_axes
-from subtune.templates.prepack import split_prepack
+from subtune.templates.prepack import PREPROC_ATTR, split_prepack
 from subtune.templates.tile import names_equal, place_pad, vectorize_tile
 from subtune.workload import Workload, dtype_bits
 
@@ -95,6 +95,8 @@ def _schedule(
         dims = {axis: dim for dim, axis in enumerate(info.b.axes)}
         layout = [*leading, info.n.index, *k_axes]
         sch.transform_layout(block, ("read", info.b.read), _packed_index(dims, layout, info.n.index, nr))
+        if weights.is_constant:
+            sch.annotate(packed, PREPROC_ATTR, True)
         if weights.is_constant:
             packing = _packing(info, layout, nr)
 

@@ -13,6 +13,9 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
+PREPROC_ATTR = "meta_schedule_layout_rewrite_preproc"
+"""MetaSchedule's mark of a block that only packs a constant: TVM's SplitLayoutRewritePreproc takes such blocks out."""
+
 
 def split_prepack(func: Any, param: int) -> Any:
     """`func` with the blocks that only rearrange parameter `param` removed; the last buffer they write takes its place.

@@ -18,7 +18,7 @@ from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable, Packing
 from subtune.stages import Stages, inline
-from subtune.templates.prepack import split_prepack
+from subtune.templates.prepack import PREPROC_ATTR, split_prepack
 from subtune.templates.tile import extent_of, place_pad, vector_width, vectorize_tile
 from subtune.workload import Workload, dtype_bits
 
@@ -51,9 +51,10 @@ def _schedule(
         return NotApplicable(f"cb={cb} is no multiple of the {lanes} lanes that divide the channels")
     packings = []
     for operand in info.to_pack:
-        sch.cache_read(block, operand.read, "global")
+        packed = sch.cache_read(block, operand.read, "global")
         order = tuple(sorted(range(len(operand.axes)), key=lambda dim: operand.axes[dim] == info.of_role("n")[0].index))
         sch.transform_layout(block, ("read", operand.read), _permutation(order))
+        sch.annotate(packed, PREPROC_ATTR, True)
         packings.append((operand.param, Packing(tuple((extent,) for extent in operand.shape), order)))
     loops = sch.get_loops(block)
     rows = [loops[axis.index] for axis in info.of_role("m")]

@@ -15,7 +15,7 @@ from tvm.s_tir import Schedule
 from subtune.candidate import DEFAULT, Candidate
 from subtune.database import Database, export_metaschedule, import_metaschedule, store
 from subtune.errors import DatabaseError
-from subtune.kernel import Kernel, Packing
+from subtune.kernel import Kernel
 from subtune.measurement import Failure, FailureKind, Measurement, Timing
 from subtune.record import Record
 from subtune.workload import Workload
@@ -148,7 +148,7 @@ def test_a_database_of_a_newer_format_is_refused_and_left_alone(database, worklo
 
 
 def traced(workload, candidate, device):
-    """A template whose kernel is a trace of its workload; with `pack`, one whose signature differs."""
+    """A template whose kernel is a trace of its workload, or is none."""
     if candidate.template == "untraced":
         return Kernel(workload.func)
     sch = Schedule(tvm.IRModule({"main": workload.func}))
@@ -158,8 +158,7 @@ def traced(workload, candidate, device):
     sch.reorder(i, jo, k, ji)
     sch.vectorize(ji)
     sch.parallel(i)
-    packings = ((1, Packing(((16,), (16,)), (1, 0))),) if candidate.template == "packs" else ()
-    return Kernel(sch.mod["main"], packings, sch.trace)
+    return Kernel(sch.mod["main"], (), sch.trace)
 
 
 SCHEDULE = f"{__name__}:traced"
@@ -167,11 +166,11 @@ SCHEDULE = f"{__name__}:traced"
 
 @pytest.fixture
 def exported(database, device, tmp_path, monkeypatch):
-    """Three winners in a MetaSchedule database, of which one can go over."""
+    """Two winners, of which one can go over to a MetaSchedule database."""
     import sys
 
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or _this_module())
-    for n, template in ((16, "traced"), (8, "untraced"), (32, "packs")):
+    for n, template in ((16, "traced"), (8, "untraced")):
         w = matmul(n)
         database.add_record(w, record_of(w, device.fingerprint(), Candidate(template)))
     directory = tmp_path / "ms"
@@ -188,7 +187,6 @@ def test_export_takes_what_is_a_trace_and_says_why_it_leaves_the_rest(exported, 
     directory, result = exported
     assert result.count == 1
     reasons = dict(result.skipped)
-    assert "packs a constant" in reasons[matmul(32).key]
     assert "not a trace" in reasons[matmul(8).key]
     assert (directory / "database_workload.json").stat().st_size > 0
     assert (directory / "database_tuning_record.json").stat().st_size > 0

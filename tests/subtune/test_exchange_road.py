@@ -1,0 +1,50 @@
+"""A tuned model's winners, exported, schedule the same outlined module through MetaScheduleApplyDatabase."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+from subtune import models
+from subtune.compile import prepare
+from subtune.database import Database, export_metaschedule
+from subtune.device import CPUModel
+from subtune.measure import LocalMeasurer
+from subtune.tuner import tune
+
+
+@pytest.fixture(scope="module")
+def exported(device: CPUModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("exported")
+    prepared = prepare(models.reduced("mlp"))
+    with Database(directory / "t.db") as database, LocalMeasurer() as measurer:
+        records = tune(prepared.subgraphs, device, topk=3, database=database, measurer=measurer)
+        assert any(record.candidate.template == "contraction" for record in records.values())
+        result = export_metaschedule(database, directory / "ms", device)
+    assert result.count + len(result.skipped) == len(prepared.subgraphs)
+    assert result.count >= 1
+    return directory / "ms"
+
+
+def test_apply_database(exported: Path, device: CPUModel) -> None:
+    model = models.reduced("mlp")
+    mod = prepare(model).mod
+    target = device.target()
+    with target, JSONDatabase(work_dir=str(exported)):
+        scheduled = relax.transform.MetaScheduleApplyDatabase()(mod)
+    applied = [f for f in scheduled.functions.values() if f.attrs and f.attrs.get("tirx.is_scheduled", False)]
+    assert applied
+    (value,) = models.example_inputs(model).values()
+    results = [
+        relax.VirtualMachine(tvm.compile(m, target), tvm.cpu())["main"](tvm.runtime.tensor(value)).numpy()
+        for m in (mod, scheduled)
+    ]
+    assert np.abs(results[0] - results[1]).max() <= 1e-5 * np.abs(results[0]).max()
+    # the packing of constants leaves the functions again the way TVM's own does
+    split = relax.transform.SplitLayoutRewritePreproc()(scheduled)
+    assert any("layout_rewrite_preproc" in gvar.name_hint for gvar in split.functions)
