@@ -64,14 +64,12 @@ def import_onnx(
     shapes: Mapping[str, Sequence[int]] | None = None,
     *,
     constants: Mapping[str, np.ndarray] | None = None,
-    weights: Mapping[str, np.ndarray] | None = None,
     keep_params: bool = False,
 ) -> tvm.IRModule:
     """Imports `model` as one Relax function `main`.
 
     Args:
         shapes: input name -> static shape, for the inputs whose shape in the model is unknown or symbolic.
-        weights: initialisers that are not in the model itself (a loader that reads them from elsewhere).
         constants: input name -> value: these inputs become constants and are no arguments of `main`.
         keep_params: weights become arguments of `main` after the inputs, and the function attribute "params"
         holds
@@ -86,7 +84,7 @@ def import_onnx(
         UnsupportedOpsError: operators, attributes or dtypes that are not supported; all are listed.
         ModelError: the graph is inconsistent.
     """
-    return _Importer(model, dict(shapes or {}), dict(constants or {}), dict(weights or {}), keep_params).run()
+    return _Importer(model, dict(shapes or {}), dict(constants or {}), keep_params).run()
 
 
 class _Importer:
@@ -97,13 +95,11 @@ class _Importer:
         model: onnx.ModelProto,
         shapes: dict[str, Sequence[int]],
         constants: dict[str, np.ndarray],
-        weights: dict[str, np.ndarray],
         keep_params: bool,
     ) -> None:
         self._model = model
         self._shapes = shapes
         self._constants = constants
-        self._weights = weights
         self._keep_params = keep_params
         self._local = {(f.domain, f.name): f for f in model.functions}
         self._bb = relax.BlockBuilder()
@@ -119,9 +115,7 @@ class _Importer:
         opsets.setdefault("", opsets.get("ai.onnx", 1))
         values: dict[str, Any] = {}
         params: list[tuple[Expr, np.ndarray]] = []
-        check_order(graph, frozenset(self._weights))
-        for name, array in self._weights.items():
-            values[name] = self._weight(name, array, params)
+        check_order(graph)
         self._initialisers(graph, values, params)
         inputs = self._inputs(graph, values)
         arguments = inputs + [var for var, _ in params]
