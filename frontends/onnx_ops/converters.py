@@ -5,6 +5,7 @@ from __future__ import annotations
 from subtune.frontends.onnx_ops import (
     activation,
     cast,
+    contrib,
     conv,
     create,
     elementwise,
@@ -50,3 +51,4 @@ _FAMILIES = (
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", op): converter for family in _FAMILIES for op, converter in family.CONVERTERS.items()
 }
+CONVERTERS.update({("com.microsoft", op): converter for op, converter in contrib.CONVERTERS.items()})

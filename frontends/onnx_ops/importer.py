@@ -17,10 +17,11 @@ import tvm
 from onnx import numpy_helper
 from tvm import relax
 
-from subtune.errors import ModelError, ShapeError, UnsupportedOpsError
+from subtune.errors import ShapeError, UnsupportedOpsError
 from subtune.frontends.onnx_ops import fold, functions
 from subtune.frontends.onnx_ops.control import CONTROL
 from subtune.frontends.onnx_ops.converters import CONVERTERS
+from subtune.frontends.onnx_ops.graph import check_order, disagreement, onnx_numpy, title
 from subtune.frontends.onnx_ops.node import (
     ConstantWanted,
     Expr,
@@ -56,14 +57,6 @@ _POISON = _Poisoned()
 
 class _Reported(Exception):
     """A body could not be imported; the reasons are already collected."""
-
-
-def opset_of(model: onnx.ModelProto, domain: str = "") -> int:
-    """The version that the model imports of `domain`; 1 where it names none."""
-    for entry in model.opset_import:
-        if entry.domain == domain or (not domain and entry.domain == "ai.onnx"):
-            return entry.version
-    return 1
 
 
 def import_onnx(
@@ -122,7 +115,7 @@ class _Importer:
         opsets.setdefault("", opsets.get("ai.onnx", 1))
         values: dict[str, Any] = {}
         params: list[tuple[Expr, np.ndarray]] = []
-        _check_order(graph)
+        check_order(graph)
         self._initialisers(graph, values, params)
         inputs = self._inputs(graph, values)
         arguments = inputs + [var for var, _ in params]
@@ -161,17 +154,19 @@ class _Importer:
                 self._problems.append(f"initialiser '{tensor.name}' {e}")
                 values[tensor.name] = _POISON
                 continue
-            array = numpy_helper.to_array(tensor)
-            if self._keep_params and array.size > _SMALL_ELEMENTS:
-                var = relax.Var(self._identifier(tensor.name), relax.TensorType(array.shape, str(array.dtype)))
-                params.append((var, array))
-                self._arrays[var] = array
-                values[tensor.name] = var
-            else:
-                values[tensor.name] = array_const(array)
+            values[tensor.name] = self._weight(tensor.name, numpy_helper.to_array(tensor), params)
         for sparse in graph.sparse_initializer:
             self._problems.append(f"initialiser '{sparse.values.name}' is sparse, which is not supported")
             values[sparse.values.name] = _POISON
+
+    def _weight(self, name: str, array: np.ndarray, params: list[tuple[Expr, np.ndarray]]) -> Expr:
+        """A constant, or an argument of `main` if parameters are kept and it is no shape or axis."""
+        if not self._keep_params or array.size <= _SMALL_ELEMENTS:
+            return array_const(array)
+        var = relax.Var(self._identifier(name), relax.TensorType(array.shape, str(array.dtype)))
+        params.append((var, array))
+        self._arrays[var] = array
+        return var
 
     def _inputs(self, graph: onnx.GraphProto, values: dict[str, Any]) -> list[Expr]:
         """The arguments of `main` in the model's order, without initialisers and bound constants."""
@@ -222,6 +217,8 @@ class _Importer:
                 self._problems.append(f"output '{info.name}' is a sequence, which is not supported")
         if self._problems or self._wanted_inputs:
             return []
+        differ = [disagreement(info, values[info.name]) for info in graph.output]
+        self._problems += [text for text in differ if text]
         return [self._returned(values[info.name]) for info in graph.output]
 
     def _returned(self, value: Expr) -> Expr:
@@ -251,7 +248,7 @@ class _Importer:
             try:
                 outputs = self._node(proto, inputs, values, opsets)
             except Refused as e:
-                self._problems.append(f"{_title(proto)} {e}")
+                self._problems.append(f"{title(proto)} {e}")
                 outputs = (_POISON,) * len(proto.output)
             except _Reported:
                 outputs = (_POISON,) * len(proto.output)
@@ -259,7 +256,7 @@ class _Importer:
                 origins = self._origins.get(e.expr, frozenset())
                 self._wanted_inputs |= origins
                 if not origins:
-                    self._problems.append(f"{_title(proto)} needs {e.what} at compile time")
+                    self._problems.append(f"{title(proto)} needs {e.what} at compile time")
                 outputs = (_POISON,) * len(proto.output)
             for name, value in zip(proto.output, outputs, strict=False):
                 if name:
@@ -367,30 +364,3 @@ class _Importer:
         if (len(self._problems), len(self._wanted_inputs)) != before:
             raise _Reported
         return tuple(inner[info.name] for info in graph.output)
-
-
-def _check_order(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> None:
-    """Raises ModelError unless every value is computed before it is read."""
-    known = set(outer) | {t.name for t in graph.initializer} | {i.name for i in graph.input}
-    known |= {s.values.name for s in graph.sparse_initializer}
-    for proto in graph.node:
-        for name in proto.input:
-            if name and name not in known:
-                raise ModelError(f"{_title(proto)} reads '{name}', which nothing before it computes")
-        for attribute in proto.attribute:
-            if attribute.HasField("g"):
-                _check_order(attribute.g, frozenset(known))
-        known.update(proto.output)
-    for info in graph.output:
-        if info.name not in known:
-            raise ModelError(f"no node computes the graph's output '{info.name}'")
-
-
-def onnx_numpy(info: onnx.ValueInfoProto) -> Any:
-    """The numpy dtype of a graph input."""
-    return onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
-
-
-def _title(proto: onnx.NodeProto) -> str:
-    domain = f"{proto.domain}." if proto.domain not in ("", "ai.onnx") else ""
-    return f"{domain}{proto.op_type} node '{proto.name or (proto.output[0] if proto.output else '?')}'"

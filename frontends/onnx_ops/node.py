@@ -84,7 +84,7 @@ def const(value: Any, dtype: str) -> Expr:
 
 def array_const(array: np.ndarray) -> Expr:
     """A constant of the array's own dtype; `relax.const` alone narrows int64 and float64."""
-    return relax.const(np.array(array, order="C"), str(array.dtype))
+    return relax.const(np.asarray(array, order="C"), str(array.dtype))
 
 
 def axis_in(axis: int, ndim: int) -> int:

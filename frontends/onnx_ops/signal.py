@@ -31,10 +31,7 @@ def _transformed(node: Node, x: Expr, count: int, bins: int) -> Expr:
 def dft(node: Node) -> Expr:
     """The last axis holds real and imaginary parts. Since opset 20 the axis is an input."""
     x = node.x
-    if node.opset >= 20:
-        axis = -2 if node.get(2) is None else node.ints(2, "its axis")[0]
-    else:
-        axis = node.attr("axis", 1)
+    axis = (-2 if node.get(2) is None else node.ints(2, "its axis")[0]) if node.opset >= 20 else node.attr("axis", 1)
     axis = axis_in(axis, rank(x))
     onesided = bool(node.attr("onesided", 0))
     count = shape(x)[axis] if node.get(1) is None else node.ints(1, "its length")[0]

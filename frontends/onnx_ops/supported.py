@@ -12,6 +12,8 @@ from subtune.frontends.onnx_ops.functions import is_function
 
 # Handled by the importer itself: folded from shapes, or control flow.
 _BUILT_IN = frozenset({("", "Shape"), ("", "Size")}) | frozenset(CONTROL)
+# Defined by operators that cannot be imported in any form (RandomUniformLike).
+_HOPELESS = frozenset({("", "Bernoulli")})
 
 
 @functools.cache
@@ -26,4 +28,4 @@ def supported_ops() -> frozenset[tuple[str, str]]:
         for schema in defs.get_all_schemas()
         if schema.domain == "" and is_function("", schema.name, defs.onnx_opset_version())
     }
-    return frozenset(CONVERTERS) | _BUILT_IN | functions
+    return (frozenset(CONVERTERS) | _BUILT_IN | functions) - _HOPELESS

@@ -429,3 +429,27 @@ def test_recurrent_agrees_with_onnx_runtime(op: str, direction: str) -> None:
     if op == "GRU":
         attrs["linear_before_reset"] = 1
     check(*node_model(op, inputs, 14, 3 if op == "LSTM" else 2, **attrs))
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attrs"),
+    [
+        ("Gelu", [floats(3, 8)], {}),
+        ("BiasGelu", [floats(3, 8), floats(8)], {}),
+        ("FastGelu", [floats(3, 8), floats(8)], {}),
+        ("QuickGelu", [floats(3, 8)], {"alpha": 1.702}),
+        ("SkipLayerNormalization", [floats(2, 3, 8), floats(2, 3, 8), floats(8), floats(8), floats(8)], {}),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_contributed_operator_agrees_with_onnx_runtime(
+    op: str, inputs: list[np.ndarray], attrs: dict[str, Any]
+) -> None:
+    names = [f"x{i}" for i in range(len(inputs))]
+    node = helper.make_node(op, names, ["y"], domain="com.microsoft", **attrs)
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, x.shape) for n, x in zip(names, inputs, strict=True)]
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, inputs[0].shape)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], op, infos, [result])
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    check(model, dict(zip(names, inputs, strict=True)), atol=1e-4 if op == "FastGelu" else 1e-5)
