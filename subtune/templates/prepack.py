@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-PREPROC_ATTR = "meta_schedule_layout_rewrite_preproc"
+PREPROC_ATTR = "meta_schedule.layout_rewrite_preproc"
 """MetaSchedule's mark of a block that only packs a constant: TVM's SplitLayoutRewritePreproc takes such blocks out."""
 
 

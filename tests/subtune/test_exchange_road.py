@@ -47,4 +47,4 @@ def test_apply_database(exported: Path, device: CPUModel) -> None:
     assert np.abs(results[0] - results[1]).max() <= 1e-5 * np.abs(results[0]).max()
     # the packing of constants leaves the functions again the way TVM's own does
     split = relax.transform.SplitLayoutRewritePreproc()(scheduled)
-    assert any("layout_rewrite_preproc" in gvar.name_hint for gvar in split.functions)
+    assert len(split.functions) > len(scheduled.functions), [g.name_hint for g in split.functions]
