@@ -82,6 +82,23 @@ def _asinh(v: Any) -> Any:
     return tirx.Select(v < _c(0.0, v), -result, result)
 
 
+def _sinh(v: Any) -> Any:
+    """e^|x|/2 - e^-|x|/2 without overflow of the first term; small values, which cancel, by their series."""
+    magnitude = tirx.abs(v)
+    half = tirx.exp(magnitude - _c(0.6931471805599453, v))
+    square = v * v
+    series = _c(1.0, v) + square / _c(6.0, v) * (
+        _c(1.0, v) + square / _c(20.0, v) * (_c(1.0, v) + square / _c(42.0, v))
+    )
+    large = half - _c(0.25, v) / half
+    return tirx.Select(magnitude < _c(0.3, v), v * series, tirx.Select(v < _c(0.0, v), -large, large))
+
+
+def _cosh(v: Any) -> Any:
+    half = tirx.exp(tirx.abs(v) - _c(0.6931471805599453, v))
+    return half + _c(0.25, v) / half
+
+
 def _acosh(v: Any) -> Any:
     huge = tirx.log(v) + _c(0.6931471805599453, v)
     exact = tirx.log(v + tirx.sqrt(v - _c(1.0, v)) * tirx.sqrt(v + _c(1.0, v)))
@@ -135,8 +152,8 @@ CONVERTERS: dict[str, Converter] = {
     "Sin": through_float32(relax.op.sin),
     "Cos": through_float32(relax.op.cos),
     "Tan": through_float32(relax.op.tan),
-    "Sinh": through_float32(relax.op.sinh),
-    "Cosh": through_float32(relax.op.cosh),
+    "Sinh": by_te(_sinh),
+    "Cosh": by_te(_cosh),
     "Tanh": through_float32(relax.op.tanh),
     "Asin": through_float32(relax.op.asin),
     "Acos": through_float32(relax.op.acos),

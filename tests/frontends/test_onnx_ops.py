@@ -264,6 +264,8 @@ CASES: dict[str, tuple[str, list[Any], int, dict[str, Any]]] = {
     "prelu channel": ("PRelu", [floats(1, 3, 4, 4), floats(3, 1, 1)], 9, {}),
     "elu large": ("Elu", [np.array([-90.0, -1.0, 0.0, 5.0, 200.0], np.float32)], 6, {"alpha": 0.7}),
     "softplus large": ("Softplus", [np.array([-90.0, -1.0, 0.0, 5.0, 200.0], np.float32)], 1, {}),
+    "sinh": ("Sinh", [np.array([0, 1e-6, -1e-3, 0.29, -0.31, 5, -20, 88.9, -89.2], np.float32)], 9, {}),
+    "cosh": ("Cosh", [np.array([0, 1e-6, -1e-3, 0.29, -0.31, 5, -20, 88.9, -89.2], np.float32)], 9, {}),
     "round half even": ("Round", [np.array([-2.5, -1.5, 0.5, 1.5, 2.5, 2.6], np.float32)], 11, {}),
     "quantize_linear half even": (
         "QuantizeLinear",
