@@ -43,6 +43,11 @@ def fold(node: Node) -> tuple[np.ndarray, ...] | None:
     return (result,)
 
 
+def is_folded(domain: str, op: str) -> bool:
+    """Whether `fold` handles the operator in some form."""
+    return not domain and (op in ("Shape", "Size") or op in _FOLDS)
+
+
 def _slice_bound(node: Node, name: str, default: int | None) -> int | None:
     value = node.attr(name)
     return default if value is None else int(value)

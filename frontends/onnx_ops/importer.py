@@ -275,7 +275,8 @@ class _Importer:
         control = CONTROL.get((domain, proto.op_type))
         local = self._local.get((proto.domain, proto.op_type))
         if any(value is _POISON for value in inputs):
-            known = converter or local or control or functions.is_function(domain, proto.op_type, opset)
+            known = converter or local or control or fold.is_folded(domain, proto.op_type)
+            known = known or functions.is_function(domain, proto.op_type, opset)
             if not known:
                 raise Refused("is not supported")
             return (_POISON,) * len(proto.output)

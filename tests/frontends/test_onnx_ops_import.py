@@ -30,6 +30,7 @@ def test_all_unsupported_nodes_are_listed_at_once() -> None:
         a = NonZero (x)
         b = Cast <to = 17> (x)
         c = Nonsense (a)
+        d = Shape (a)
         y = Relu (x)
     }""")
     with pytest.raises(UnsupportedOpsError) as caught:
@@ -37,6 +38,7 @@ def test_all_unsupported_nodes_are_listed_at_once() -> None:
     text = str(caught.value)
     for part in ("input 's'", "NonZero node 'a'", "Cast node 'b'", "float8e4m3fn", "Nonsense node 'c'"):
         assert part in text
+    assert "Shape" not in text
 
 
 def test_symbolic_dimension_needs_a_shape() -> None:
