@@ -86,6 +86,8 @@ def _operand(walk: Walk, arg: Expr) -> Any:
 
 def _grows_too_much(shape: tuple[int, ...], dtype: str, operands: list[Any]) -> bool:
     size = int(np.prod(shape, dtype=np.int64)) * _itemsize(dtype)
+    if size == 0:  # TVM cannot store a constant without elements
+        return True
     given = 0
     for operand in operands:
         for part in operand if isinstance(operand, list) else [operand]:

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,11 @@ logger = logging.getLogger(__name__)
 
 SUFFIX = ".subtune"
 
-# What is left of TVM's default pipeline for a module in call_tir form: no legalisation, no fusion, no dispatch.
+# What is left of TVM's default pipeline for a module in call_tir form: no fusion, no dispatch; legalised are only the
+# ops that the partition left in main (sorts, scatters), reshapes being views.
 _LOWERING = (
+    relax.backend.DispatchSortScan,
+    partial(relax.transform.LegalizeOps, skip_ops=["relax.reshape"]),
     relax.transform.RewriteDataflowReshape,
     relax.transform.ToNonDataflow,
     relax.transform.RemovePurityChecking,

@@ -60,7 +60,7 @@ def _nest(sch: Schedule, name: str, device: CPUModel) -> None:
     *outer, last = spatial
     extent = sch.get(last).extent
     vector = None
-    if isinstance(extent, tirx.IntImm) and _is_contiguous(sch, block):
+    if isinstance(extent, tirx.IntImm) and _is_contiguous(sch, block) and _vectorises(sch.get(block)):
         if (width := vector_width(int(extent), lanes)) >= _MIN_VECTOR:
             last, vector = sch.split(last, [None, width])
             outer = [*outer, last]
@@ -87,6 +87,12 @@ def _is_contiguous(sch: Schedule, block: Any) -> bool:
     spatial = [iv.var for iv in node.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
     writes = node.writes
     return len(writes) == 1 and len(writes[0].region) > 0 and bool(writes[0].region[-1].min.same_as(spatial[-1]))
+
+
+def _vectorises(block: Any) -> bool:
+    """This TVM cannot lower vector stores of the types that it stores as integers of another width."""
+    dtypes = {str(region.source.dtype) for region in (*block.reads, *block.writes)}
+    return not any(dtype.startswith(("bfloat16", "float8", "float6", "float4")) for dtype in dtypes)
 
 
 def _is_pad(sch: Schedule, block: Any) -> bool:
