@@ -9,7 +9,7 @@ from typing import Any
 from tvm import relax
 from tvm.ir import Call, GenericConst, IRModule, Op
 
-from subtune.kernel import Kernel, Packing
+from subtune.kernel import ConstantTransform, Kernel
 from subtune.passes.outline_lower import OP_PATTERN_ATTR, OPAQUE_PATTERN
 
 
@@ -48,9 +48,9 @@ def _gvar(func: Any, name: str) -> Any:
 def _rewrite_calls(main: Any, kernels: Mapping[str, Kernel], gvars: Mapping[str, Any]) -> Any:
     """`main` calling the new GlobalVars, on packed constants; equal constants packed alike become one."""
     call_tir = Op.get("relax.call_tir")
-    cache: dict[tuple[bytes, str, tuple[int, ...], Packing], Any] = {}
+    cache: dict[tuple[bytes, str, tuple[int, ...], ConstantTransform], Any] = {}
 
-    def packed(name: str, index: int, const: Any, packing: Packing) -> Any:
+    def packed(name: str, index: int, const: Any, packing: ConstantTransform) -> Any:
         assert isinstance(const, GenericConst), f"argument {index} of {name} is packed, but no constant: {const}"
         array = const.value.numpy()
         dtype = str(const.ty.dtype)

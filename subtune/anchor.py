@@ -30,14 +30,16 @@ class Axis:
 class Operand:
     """One read of the anchor: position among the block's reads, shape, and the axis that runs along each dim.
 
-    `axes` has -1 for a dim that no single axis indexes (a window `h * stride + kh`, a constant); `param` is
-    the PrimFunc parameter that is read, or -1 for the result of a prologue block.
+    `axes` has -1 for a dim that no single axis indexes; where that is a window `h * stride + kh * dilation`, `windows`
+    has (axis h, stride, axis kh, dilation). `param` is the PrimFunc parameter that is read, or -1 for the result of a
+    prologue block.
     """
 
     read: int
     shape: tuple[int, ...]
     dtype: str
     axes: tuple[int, ...]
+    windows: tuple[tuple[int, int, int, int] | None, ...]
     param: int
     is_constant: bool
 
@@ -246,6 +248,44 @@ def _operand(func: Any, block: Any, load: Any, axes_of: dict[Any, int]) -> Opera
         shape=tuple(int(d) for d in load.source.shape),
         dtype=str(load.source.dtype),
         axes=tuple(axes_of.get(index, -1) if isinstance(index, ir.Var) else -1 for index in load.indices),
+        windows=tuple(_window_of(index, block, axes_of) for index in load.indices),
         param=param,
         is_constant=param in constants,
     )
+
+
+def _window_of(index: Any, block: Any, axes_of: dict[Any, int]) -> tuple[int, int, int, int] | None:
+    """`h * stride + kh * dilation` as (axis h, stride, axis kh, dilation), h spatial and kh reduced."""
+    if not isinstance(index, tirx.Add):
+        return None
+    terms = [_scaled(side, axes_of) for side in (index.a, index.b)]
+    if terms[0] is None or terms[1] is None:
+        return None
+    kinds = [int(block.iter_vars[axis].iter_type) for axis, _ in (terms[0], terms[1])]
+    if kinds == [tirx.IterVar.CommReduce, tirx.IterVar.DataPar]:
+        terms.reverse()
+    elif kinds != [tirx.IterVar.DataPar, tirx.IterVar.CommReduce]:
+        return None
+    (h, stride), (kh, dilation) = terms[0], terms[1]
+    return h, stride, kh, dilation
+
+
+def _scaled(expr: Any, axes_of: dict[Any, int]) -> tuple[int, int] | None:
+    """`axis * constant` as (axis, constant)."""
+    factor = 1
+    if isinstance(expr, tirx.Mul) and isinstance(expr.b, tirx.IntImm):
+        expr, factor = expr.a, int(expr.b)
+    return (axes_of[expr], factor) if isinstance(expr, ir.Var) and expr in axes_of else None
+
+
+def winograd_obstacle(info: Contraction) -> str:
+    """Why Winograd's algorithm does not apply; empty for a 3x3 convolution of stride 1, NHWC x constant OHWI."""
+    if info.acc_dtype != "float32" or info.a.dtype != "float32" or info.b.dtype != "float32":
+        return "not in float32"
+    if len(info.axes) != 7 or [axis.role for axis in info.axes] != ["m", "m", "m", "n", "k", "k", "k"]:
+        return "not a 2-D convolution"
+    if info.a.windows[1:3] != ((1, 1, 4, 1), (2, 1, 5, 1)) or info.a.axes != (0, -1, -1, 6):
+        return "not an NHWC convolution of stride and dilation 1"
+    if info.axes[4].extent != 3 or info.axes[5].extent != 3 or info.b.axes != (3, 4, 5, 6):
+        return "the window is not 3x3"
+    return "" if info.b.is_constant else "the weights are no constant"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,6 +34,15 @@ class Packing:
         return np.ascontiguousarray(array.reshape(parts).transpose(self.order))
 
 
+class ConstantTransform(Protocol):
+    """What happens once, at compile time, to a constant that a kernel takes in another form. Hashable."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __call__(self, array: np.ndarray) -> np.ndarray: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """`func` takes the workload's arguments in the workload's order; those named in `packings` in packed layout.
@@ -42,7 +51,7 @@ class Kernel:
     """
 
     func: Any  # tvm.tirx.PrimFunc, scheduled
-    packings: tuple[tuple[int, Packing], ...] = ()
+    packings: tuple[tuple[int, ConstantTransform], ...] = ()
     trace: Any | None = None  # tvm.s_tir.schedule.Trace
 
 

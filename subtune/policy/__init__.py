@@ -7,6 +7,7 @@ from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.policy.contraction import contraction_candidates
 from subtune.policy.memory_bound import elementwise_candidates, rowwise_candidates, window_candidates
+from subtune.policy.winograd import winograd_candidates
 from subtune.stages import summarise
 from subtune.workload import Workload
 
@@ -23,6 +24,8 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
     found: list[Candidate]
     if isinstance(anchor, Contraction):
         found = contraction_candidates(anchor, workload, device)
+        if sum(arg.is_output for arg in workload.args) == 1:
+            found += winograd_candidates(anchor, device)
     elif isinstance(anchor, Window):
         found = window_candidates(anchor, workload, device)
     elif isinstance(anchor, Rowwise):
@@ -31,7 +34,23 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
         found = elementwise_candidates(anchor, workload, device)
     else:
         found = []
-    return tuple(_diverse(sorted(found, key=lambda c: (c.predicted_s, c.knobs)), topk))
+    ranked = sorted(found, key=lambda c: (c.predicted_s, c.template, c.knobs))
+    return tuple(_diverse(_every_implementation(ranked, topk), topk))
+
+
+def _every_implementation(ranked: list[Candidate], topk: int) -> list[Candidate]:
+    """`ranked` with the best few of every implementation moved to the front, in their order.
+
+    The model compares two tiles of one implementation well, and two implementations less well: each gets a share.
+    """
+    share = max(1, topk // 4)
+    seen: dict[str, int] = {}
+    first: list[Candidate] = []
+    rest: list[Candidate] = []
+    for candidate in ranked:
+        seen[candidate.template] = seen.get(candidate.template, 0) + 1
+        (first if seen[candidate.template] <= share else rest).append(candidate)
+    return first + rest if len(seen) > 1 else ranked
 
 
 def _diverse(ranked: list[Candidate], topk: int, per_tile: int = 3) -> list[Candidate]:

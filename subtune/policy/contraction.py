@@ -8,16 +8,14 @@ Sources: Low et al., "Analytical Modeling Is Enough for High-Performance BLIS" (
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, prod
 
 from subtune.anchor import Contraction
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
+from subtune.policy.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 from subtune.workload import Workload, dtype_bits
 
-_LOADS_PER_CYCLE = 2.0  # vector loads; every x86 and Arm server core of the last ten years does two
-_L2_BYTES_PER_CYCLE = 32.0
-_L3_BYTES_PER_CYCLE = 12.0  # one thread; the recipes measured 97 GB/s at 3.7 GHz from 8 MB, 26 bytes a cycle
 _MICRO_KERNEL_START_CYCLES = 30.0
 _EPILOGUE_CYCLES_PER_VECTOR = 2.0  # per operand: bias, residual, store
 _MAX_ROWS = 30
@@ -71,10 +69,10 @@ def _predict(
     """Seconds of one run on all threads."""
     lanes = device.lanes(dtype_bits(anchor.acc_dtype))
     rows = anchor.of_role("m")
-    batch = _product(axis.extent for axis in anchor.of_role("batch"))
-    k = _product(axis.extent for axis in anchor.of_role("k"))
+    batch = prod(axis.extent for axis in anchor.of_role("batch"))
+    k = prod(axis.extent for axis in anchor.of_role("k"))
     last = rows[-1].extent if rows else 1
-    before = _product(axis.extent for axis in rows[:-1])
+    before = prod(axis.extent for axis in rows[:-1])
     nr = vectors * lanes
     n_tiles = ceil(anchor.n.extent / nr)
     m_micro = before * ceil(last / mr)  # micro-kernel rows of one batch
@@ -84,49 +82,27 @@ def _predict(
     bytes_in = dtype_bits(anchor.a.dtype) // 8
     panel_bytes = k * nr * bytes_in
     b_bytes = k * n_tiles * nr * bytes_in
-    a_bytes = min(_size(anchor.a.shape), m_micro * mr * k) * bytes_in
+    a_bytes = min(prod(anchor.a.shape), m_micro * mr * k) * bytes_in
     a_tile_bytes = a_bytes / m_outer
 
     fma = mr * vectors / device.fma_per_cycle
-    loads = (mr + vectors) / _LOADS_PER_CYCLE
+    loads = (mr + vectors) / LOADS_PER_CYCLE
     inner = k * max(fma, loads, float(device.fma_latency))
     epilogue_operands = sum(1 for arg in workload.args if not arg.is_constant) - 1
     epilogue = mr * vectors * _EPILOGUE_CYCLES_PER_VECTOR * epilogue_operands
     micro = inner + epilogue + _MICRO_KERNEL_START_CYCLES
     # B's panel: re-read by every micro-kernel of the tile; A's tile: re-read for every n tile
     b_level = panel_bytes if (order == "n" or micro_per_tile > 1) else b_bytes
-    micro = max(micro, panel_bytes / _bandwidth(b_level + mr * k * bytes_in, device))
+    micro = max(micro, panel_bytes / bytes_per_cycle(b_level + mr * k * bytes_in, device))
     total = micro * m_micro * n_tiles * batch
     if order == "n":
-        total += n_tiles * batch * a_bytes / _bandwidth(a_bytes, device) * 0.25
-        total += b_bytes * batch / _bandwidth(b_bytes, device)
+        total += n_tiles * batch * a_bytes / bytes_per_cycle(a_bytes, device) * 0.25
+        total += b_bytes * batch / bytes_per_cycle(b_bytes, device)
         grains = batch * n_tiles
     else:
         streams = m_outer * batch * b_bytes
-        total += streams / _bandwidth(b_bytes, device) * (0.25 if b_bytes <= device.l2_bytes // 2 else 1.0)
-        total += n_tiles * m_outer * batch * a_tile_bytes / _bandwidth(a_tile_bytes, device) * 0.25
+        total += streams / bytes_per_cycle(b_bytes, device) * (0.25 if b_bytes <= device.l2_bytes // 2 else 1.0)
+        total += n_tiles * m_outer * batch * a_tile_bytes / bytes_per_cycle(a_tile_bytes, device) * 0.25
         grains = batch * m_outer * (n_tiles if order == "mn" else 1)
     imbalance = ceil(grains / device.threads) * device.threads / grains
     return total * imbalance / device.threads / device.cycles_per_s
-
-
-def _bandwidth(working_set_bytes: float, device: CPUModel) -> float:
-    """Bytes per cycle from the smallest cache that holds the working set, half of each cache counted."""
-    if working_set_bytes <= device.l1d_bytes / 2:
-        return _LOADS_PER_CYCLE * device.vector_bytes
-    if working_set_bytes <= device.l2_bytes / 2:
-        return _L2_BYTES_PER_CYCLE
-    if working_set_bytes <= device.l3_bytes / 2:
-        return _L3_BYTES_PER_CYCLE
-    return device.dram_bytes_per_s / device.cycles_per_s / device.threads
-
-
-def _product(values: object) -> int:
-    result = 1
-    for value in values:  # type: ignore[attr-defined]
-        result *= value
-    return result
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    return _product(shape)
