@@ -51,7 +51,7 @@ def rowwise_candidates(anchor: Rowwise, workload: Workload, device: CPUModel) ->
     imbalance = ceil(anchor.rows / device.threads) * device.threads / max(anchor.rows, 1)
     lanes = device.lanes()
     return [
-        Candidate.make("rowwise", base * imbalance * (1 + abs(unroll - 4) / 16), unroll=unroll)
+        Candidate.make("rowwise", base * imbalance * (1 + unroll / 16), unroll=unroll)
         for unroll in (1, 2, 4, 8)
         if unroll * lanes <= max(anchor.length // 2, lanes)
     ]
@@ -65,7 +65,7 @@ def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUM
     for wide in wides:
         for unroll in (1, 4):
             found.append(
-                Candidate.make("elementwise", base * (1.0 + 0.01 / unroll), shape="flat", unroll=unroll, wide=wide)
+                Candidate.make("elementwise", base * (1.0 + 0.01 * unroll), shape="flat", unroll=unroll, wide=wide)
             )
         for shape, cost in (("rows", 1.02), ("tile", 1.05)):
             found.append(Candidate.make("elementwise", base * cost, shape=shape, unroll=1, wide=wide))
