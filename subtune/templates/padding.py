@@ -84,6 +84,49 @@ def pad_axes(func: Any, block_name: str, info: Contraction, extents: Mapping[int
     return tirx.PrimFunc(func.params, SBlockRealize([], True, new_root), func.ret_type, func.attrs)
 
 
+def pad_reductions(func: Any, multiple: int) -> Any | None:
+    """`func` with every reduction over one axis extended to a multiple, the rest adding the reduction's identity.
+
+    C = C + x[k]   k < 197     ->     C = C + (x[k] if k < 197 else 0)   k < 208
+
+    Shorter reductions than `multiple` stay as they are. None when there is nothing to extend.
+    """
+    root = func.body.block
+    stages = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    padded = [_pad_reduction(stage, multiple) for stage in stages]
+    if all(new is old for new, old in zip(padded, stages, strict=True)):
+        return None
+    new_root = SBlock(
+        root.iter_vars, root.reads, root.writes, root.name_hint,
+        tirx.SeqStmt(padded) if len(padded) > 1 else padded[0], root.init, root.alloc_buffers,
+    )  # fmt: skip
+    return tirx.PrimFunc(func.params, SBlockRealize([], True, new_root), func.ret_type, func.attrs)
+
+
+def _pad_reduction(stage: Any, multiple: int) -> Any:
+    block = _block(stage)
+    reduced = [i for i, iv in enumerate(block.iter_vars) if int(iv.iter_type) == tirx.IterVar.CommReduce]
+    if len(reduced) != 1 or block.init is None or not isinstance(block.body, tirx.BufferStore):
+        return stage
+    (axis,) = reduced
+    extent = int(block.iter_vars[axis].dom.extent)
+    value = block.body.value
+    if extent % multiple == 0 or extent < multiple or not isinstance(value, tirx.Add | tirx.Max | tirx.Min | tirx.Mul):
+        return stage
+    inside = block.iter_vars[axis].var < tirx.const(extent, "int64")
+    sides = [
+        side if _reads(side, block.body.buffer) else tirx.if_then_else(inside, side, block.init.value)
+        for side in (value.a, value.b)
+    ]
+    body = tirx.BufferStore(block.body.buffer, type(value)(*sides), list(block.body.indices))
+    padded = -(-extent // multiple) * multiple
+    return _nest(block.name_hint, block.iter_vars, {axis: padded}, body, block.init)
+
+
+def _reads(expr: Any, buffer: Any) -> bool:
+    return isinstance(expr, ir.TensorLoad) and expr.source.same_as(buffer)
+
+
 def _padded_dim(dim: Any, axis: int | None, extents: Mapping[int, int]) -> Any:
     return tirx.const(extents[axis], "int64") if axis is not None and axis in extents else dim
 

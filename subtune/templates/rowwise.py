@@ -16,23 +16,28 @@ from subtune.anchor import all_blocks, is_reduction
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
+from subtune.templates.padding import pad_reductions
 from subtune.templates.tile import extent_of, vector_width
 from subtune.workload import Workload
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
+    unroll, lanes = int(candidate["unroll"]), device.lanes()
     sch = Schedule(workload.func)
     try:
-        return _schedule(sch, int(candidate["unroll"]), device.lanes())
+        outputs = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
+        if len(outputs) != 1:
+            return NotApplicable("more than one output")
+        _inline_cheap(sch, outputs[0])
+        padded = pad_reductions(sch.mod["main"], lanes * unroll)
+        if padded is not None:
+            sch = Schedule(padded)
+        return _schedule(sch, outputs[0], unroll, lanes, exportable=padded is None)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
 
-def _schedule(sch: Schedule, unroll: int, lanes: int) -> Kernel | NotApplicable:
-    output_names = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
-    if len(output_names) != 1:
-        return NotApplicable("more than one output")
-    _inline_cheap(sch, output_names[0])
+def _schedule(sch: Schedule, output_name: str, unroll: int, lanes: int, exportable: bool) -> Kernel | NotApplicable:
     reductions = [b for b in all_blocks(sch) if is_reduction(sch.get(b))]
     if not reductions:
         return NotApplicable("no reduction")
@@ -41,7 +46,7 @@ def _schedule(sch: Schedule, unroll: int, lanes: int) -> Kernel | NotApplicable:
         return NotApplicable("the reductions do not share their rows")
 
     partials = [name for block in reductions if (name := _split_reduction(sch, block, rows, unroll, lanes))]
-    output = sch.get_sblock(output_names[0])
+    output = sch.get_sblock(output_name)
     if is_reduction(sch.get(output)):
         output = sch.cache_write(output, 0, "local")
     names = [sch.get(b).name_hint for b in all_blocks(sch)]
@@ -56,7 +61,7 @@ def _schedule(sch: Schedule, unroll: int, lanes: int) -> Kernel | NotApplicable:
             _accumulate(sch, block, lanes)
         elif not is_reduction(sch.get(block)):
             _map(sch, block, lanes)
-    return Kernel(sch.mod["main"], (), sch.trace)
+    return Kernel(sch.mod["main"], (), sch.trace if exportable else None)
 
 
 def _inline_cheap(sch: Schedule, output_name: str) -> None:
@@ -97,7 +102,7 @@ def _split_reduction(sch: Schedule, block: Any, rows: int, unroll: int, lanes: i
     fused = sch.fuse(*reduce) if len(reduce) > 1 else reduce[0]
     extent = extent_of(sch, fused)
     width = vector_width(extent, lanes * unroll)
-    if width == extent:  # a loop over the row must remain
+    while width * 2 > extent:  # a loop over the row must remain
         width //= 2
     if width < lanes // 2:
         return None
