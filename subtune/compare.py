@@ -108,7 +108,7 @@ def compare_model(
 ) -> ComparisonReport:
     """Tune `model` at both granularities and time both outcomes. Arguments as `subtune.compile.compile_model`.
 
-    `budget_s` is shared: half for the ops, half for the subgraphs.
+    `budget_s` is shared: half for the ops, half for the subgraphs. Ctrl-C raises KeyboardInterrupt.
     """
     device = device_model(target, threads, device_file)
     prepared = prepare(model, shapes)
@@ -119,7 +119,11 @@ def compare_model(
     with opened(database) as store, LocalMeasurer() as measurer:
         options: dict[str, Any] = {"topk": topk, "budget_s": share, "database": store, "measurer": measurer}
         op_records = tune(units, device, progress=progress, **options)
+        if op_records.interrupted:
+            raise KeyboardInterrupt  # what was tuned is in the database; half a comparison says nothing
         records = tune(prepared.subgraphs, device, progress=progress, **options)
+        if records.interrupted:
+            raise KeyboardInterrupt
         rows = [
             _compared(s, op_records.get(ops[s.name].key), records.get(s.workload.key), device, measurer)
             for s in prepared.subgraphs

@@ -30,13 +30,14 @@ from subtune.frontends import Imported
 from subtune.graph import PartitionGraph, Subgraph
 from subtune.kernel import Kernel, NotApplicable
 from subtune.manifest import KernelOrigin, Source
+from subtune.measure import Measurer
 from subtune.passes.extract import extract
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
 from subtune.passes.pipeline import normalize
 from subtune.passes.splice import splice
 from subtune.progress import ProgressCallback
-from subtune.record import Record
+from subtune.record import Record, func_hash
 from subtune.report import CompileReport, SubgraphRow
 from subtune.tuner import Records, tune
 
@@ -132,6 +133,7 @@ def compile_model(
     device_file: str | Path | None = None,
     verify: bool = True,
     tune: bool = True,
+    measurer: Measurer | None = None,
     progress: ProgressCallback | None = None,
 ) -> CompileReport:
     """Tune `model` and write its artifact to the directory `output`.
@@ -143,6 +145,7 @@ def compile_model(
         verify: compare the whole model with ONNX Runtime, or without it with the untuned build, before it is
             written; a model that disagrees is refused (VerificationError).
         tune: False takes what the database has, and default schedules for the rest.
+        measurer: worker processes that are warm already; None starts some and ends them.
         progress: called with a `subtune.progress.Progress` after every measured candidate.
 
     Ctrl-C while tuning keeps what was tuned, and the artifact is still written; the report says so.
@@ -153,10 +156,9 @@ def compile_model(
     with clock.stage("prepare"):
         prepared = prepare(model, shapes)
     with opened(database) as store, clock.stage("tune"):
-        records = _tuned(prepared.subgraphs, device, store, topk, budget_s, tune, progress)
+        records = _tuned(prepared.subgraphs, device, store, topk, budget_s, tune, measurer, progress)
     with clock.stage("build"):
-        chosen = {key: record.candidate for key, record in records.items()}
-        kernels = schedule_kernels(prepared.subgraphs, chosen, device)
+        kernels = _tuned_kernels(prepared.subgraphs, records, device)
         mod = splice(prepared.mod, kernels)
         checked = _verification(prepared, device) if verify else None
         artifact = write(
@@ -216,6 +218,7 @@ def _tuned(
     topk: int,
     budget_s: float | None,
     is_tuning: bool,
+    measurer: Measurer | None,
     progress: ProgressCallback | None,
 ) -> Records:
     return tune(
@@ -224,8 +227,22 @@ def _tuned(
         topk=topk,
         budget_s=budget_s if is_tuning else 0.0,
         database=store,
+        measurer=measurer,
         progress=progress,
     )
+
+
+def _tuned_kernels(subgraphs: Sequence[Subgraph], records: Records, device: CPUModel) -> dict[str, Kernel]:
+    """The winners' kernels. A record whose kernel is not the one that was timed any more is dropped from `records`."""
+    kernels = schedule_kernels(subgraphs, {key: record.candidate for key, record in records.items()}, device)
+    for subgraph in subgraphs:
+        record = records.get(subgraph.workload.key)
+        if record is None or func_hash(kernels[subgraph.name].func) == record.func_hash:
+            continue
+        logger.warning("%s: the database's record is of another kernel than %s", subgraph.name, record.candidate)
+        del records[subgraph.workload.key]
+        kernels |= schedule_kernels([subgraph], {}, device)
+    return kernels
 
 
 @contextmanager
