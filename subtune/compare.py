@@ -16,14 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from subtune import templates
 from subtune.artifact_writer import write
 from subtune.candidate import DEFAULT, Candidate
-from subtune.compile import Prepared, Shapes, device_model, opened, prepare, schedule_kernels
+from subtune.compile import Prepared, Shapes, applied, device_model, opened, prepare, schedule_kernels
 from subtune.database import Database
 from subtune.device import CPUModel
 from subtune.graph import Subgraph
-from subtune.kernel import NotApplicable
+from subtune.kernel import Kernel
 from subtune.measure import LocalMeasurer, Measurer
 from subtune.measurement import Failure, Timing
 from subtune.op_level import anchor_alone
@@ -153,7 +152,7 @@ def _transferred(
             continue
         record = op_records.get(op.key)
         candidate = record.candidate if record else DEFAULT
-        applies = not isinstance(templates.schedule(subgraph.workload, candidate, device), NotApplicable)
+        applies = isinstance(applied(subgraph.workload, candidate, device), Kernel)
         chosen[subgraph.workload.key] = candidate if applies else DEFAULT
     return chosen
 

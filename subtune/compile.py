@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtune import frontends, templates
+from subtune import frontends, runtime, templates
 from subtune.artifact import Artifact
 from subtune.artifact_writer import check_destination, compile_module, write
 from subtune.candidate import DEFAULT, Candidate
 from subtune.database import Database
-from subtune.device import CPU, CPUModel
+from subtune.device import CPU, CPUModel, usable_cores
 from subtune.errors import TargetError
 from subtune.frontends import Imported
 from subtune.graph import PartitionGraph, Subgraph
@@ -40,6 +40,7 @@ from subtune.progress import ProgressCallback
 from subtune.record import Record, func_hash
 from subtune.report import CompileReport, SubgraphRow
 from subtune.tuner import Records, tune
+from subtune.workload import Workload
 
 if TYPE_CHECKING:
     import tvm
@@ -91,13 +92,25 @@ def build_untuned(mod: tvm.IRModule, device: CPUModel) -> Any:
 
 
 def device_model(target: str = "auto", threads: int | None = None, device_file: Any = None) -> CPUModel:
-    """The device to tune for: `target`'s model, with the fields of the JSON file `device_file` in place of its own."""
+    """The device to tune for: `target`'s model, with the fields of the JSON file `device_file` in place of its own.
+
+    Raises:
+        TargetError: it is not known, or this machine cannot run what is built for it: kernels are timed here.
+    """
     if target.startswith(("cuda", "nvidia")):
         raise TargetError(f"target {target!r}: GPUs are not supported yet; use auto or a CPU's name")
     device = CPU(target, threads)
     if device_file is not None:
         device = device.overridden(device_file)
-    return device if threads is None else replace(device, threads=threads)
+    device = device if threads is None else replace(device, threads=threads)
+    if missing := runtime.missing_features(device.features):
+        raise TargetError(
+            f"target {target!r}: this processor lacks {', '.join(missing)}, and kernels are timed where they are "
+            "built; compile the model on that machine, or name an older processor"
+        )
+    if device.threads > usable_cores():
+        logger.warning("%d threads on %d cores will stall one another", device.threads, usable_cores())
+    return device
 
 
 def schedule_kernels(
@@ -111,13 +124,21 @@ def schedule_kernels(
     kernels = {}
     for subgraph in subgraphs:
         candidate = chosen.get(subgraph.workload.key, DEFAULT)
-        kernel = templates.schedule(subgraph.workload, candidate, device)
+        kernel = applied(subgraph.workload, candidate, device)
         if isinstance(kernel, NotApplicable):  # a record of another version of the templates
             logger.warning("%s: %s does not apply any more: %s", subgraph.name, candidate, kernel.reason)
             kernel = templates.schedule(subgraph.workload, DEFAULT, device)
         assert isinstance(kernel, Kernel)
         kernels[subgraph.name] = kernel
     return kernels
+
+
+def applied(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
+    """The kernel of a candidate that was chosen elsewhere, or why there is none: a template may not foresee it."""
+    try:
+        return templates.schedule(workload, candidate, device)
+    except Exception as e:  # as in a worker process, where it would cost the candidate only
+        return NotApplicable(f"{type(e).__name__}: {e}")
 
 
 def compile_model(

@@ -80,10 +80,29 @@ def versions() -> dict[str, str]:
 def load_executable(path: Path) -> Any:
     """The Relax VM of the shared library `path`, ready for calls on the CPU."""
     load_runtime()
-    executable = tvm_ffi.load_module(str(path.resolve()))["vm_load_executable"]()
+    executable = tvm_ffi.load_module(_spelled_anew(path))["vm_load_executable"]()
     cpu, device_index, pooled_allocator = 1, 0, 2
     executable["vm_initialization"](cpu, device_index, pooled_allocator)
     return executable
+
+
+def _spelled_anew(path: Path) -> str:
+    """`path` with one more `/.` for every other file that was loaded from there before.
+
+    The dynamic linker knows libraries by the name they were asked for: as long as a model is in use, the one that
+    replaced it on disk would get its code.
+    """
+    path = path.resolve()
+    status = path.stat()
+    files = _files_loaded.setdefault(path, [])
+    identity = (status.st_dev, status.st_ino)
+    if identity not in files:
+        files.append(identity)
+    return f"{path.parent}{'/.' * files.index(identity)}/{path.name}"
+
+
+_files_loaded: dict[Path, list[tuple[int, int]]] = {}
+"""Device and inode of every file loaded, by its path. An inode is not used again while its file is loaded."""
 
 
 def aligned_empty(nbytes: int) -> np.ndarray:

@@ -57,9 +57,12 @@ class LocalMeasurer:
         self._search_path = tuple(search_path)
         self._memory_bytes = _half_of_memory() if memory_bytes is None else memory_bytes
         count = builders or min(usable_cores(), _MAX_BUILDERS)
-        self._builders = [self._worker(threads=1) for _ in range(count)]
         self._runners: dict[int, Worker] = {}
-        self._directory = Path(tempfile.mkdtemp(prefix="subtune-"))
+        try:
+            self._builders = [self._worker(threads=1) for _ in range(count)]
+            self._directory = Path(tempfile.mkdtemp(prefix="subtune-"))
+        except OSError as e:
+            raise SubtuneError(f"tuning needs room for temporary files: {e}; name another place in TMPDIR") from e
 
     def start(self, device: CPUModel) -> None:
         """Begin to start all processes; returns at once. Later calls find them warm."""
