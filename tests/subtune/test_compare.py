@@ -1,0 +1,120 @@
+"""Op-level against subgraph-level tuning on a small model: what the report holds, and that it is about this model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from subtune.candidate import DEFAULT
+from subtune.compare import ComparisonReport, compare_model
+from subtune.compile import prepare
+from subtune.database import Database
+from subtune.progress import Progress
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """gelu-free and small: relu(conv(x)), its row of 8 * 14 * 14 numbers @ w + b, and the sum of the result.
+
+    Two subgraphs with an epilogue, a reduction without one.
+    """
+    rng = np.random.default_rng(0)
+    weights = {"k": (8, 3, 3, 3), "c": (8,), "w": (8 * 14 * 14, 16), "b": (16,)}
+    nodes = [
+        helper.make_node("Conv", ["x", "k", "c"], ["conv"]),
+        helper.make_node("Relu", ["conv"], ["relu"]),
+        helper.make_node("Flatten", ["relu"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "w"], ["product"]),
+        helper.make_node("Add", ["product", "b"], ["y"]),
+        helper.make_node("ReduceSum", ["y"], ["s"], keepdims=0),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "both",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, 16, 16])],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 16]),
+            helper.make_tensor_value_info("s", TensorProto.FLOAT, []),
+        ],
+        [
+            numpy_helper.from_array(0.1 * rng.standard_normal(shape, dtype=np.float32), name)
+            for name, shape in weights.items()
+        ],
+    )
+    path = tmp_path_factory.mktemp("compare") / "both.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def compared(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ComparisonReport, Path]:
+    database = tmp_path_factory.mktemp("database") / "t.db"
+    return compare_model(model, topk=3, threads=2, database=database), database
+
+
+def test_every_subgraph_with_an_epilogue_is_compared(compared: tuple[ComparisonReport, Path], model: Path) -> None:
+    report, _ = compared
+    anchors = {s.name: s.anchor for s in prepare(model).subgraphs}
+    assert {anchors[row.name] for row in report.rows} >= {"nn.conv2d", "matmul"}
+    assert "sum" not in {anchors[row.name] for row in report.rows}
+    for row in report.rows:
+        assert row.uses == 1
+        assert row.note == ""
+        assert row.op_s > 0
+        assert row.subgraph_s > 0
+        assert row.has_changed == (row.op_winner != row.subgraph_winner)
+        if not row.has_changed:
+            assert row.op_s == row.subgraph_s
+    assert report.op_model_s > 0
+    assert report.subgraph_model_s > 0
+
+
+def test_both_winners_come_from_the_database(compared: tuple[ComparisonReport, Path], model: Path) -> None:
+    report, path = compared
+    own = {s.workload.key: s.name for s in prepare(model).subgraphs}
+    with Database(path) as database:
+        records = database.list_records()
+    winners = {own[r.workload_key]: str(r.candidate) for r in records if r.workload_key in own}
+    assert len(records) == len(own) + len(report.rows), "the ops are workloads of their own"
+    for row in report.rows:
+        assert row.subgraph_winner == winners[row.name]
+    alone = {str(r.candidate) for r in records if r.workload_key not in own} | {str(DEFAULT)}
+    assert {row.op_winner for row in report.rows} <= alone
+
+
+def test_json_and_text_say_the_same(compared: tuple[ComparisonReport, Path]) -> None:
+    report, _ = compared
+    data = json.loads(report.to_json())
+    assert set(data) == {"rows", "op_model_s", "subgraph_model_s"}
+    assert [row["name"] for row in data["rows"]] == [row.name for row in report.rows]
+    assert [row["has_changed"] for row in data["rows"]] == [row.has_changed for row in report.rows]
+    text = str(report)
+    assert all(row.name in text and row.subgraph_winner in text for row in report.rows)
+    changed = sum(row.has_changed for row in report.rows)
+    assert f"{changed} of {len(report.rows)} subgraphs with an epilogue have another winner than their op" in text
+    assert f"ratio {report.op_model_s / report.subgraph_model_s:.3f}" in text
+
+
+def test_a_second_comparison_tunes_nothing(compared: tuple[ComparisonReport, Path], model: Path) -> None:
+    report, database = compared
+    seen: list[Progress] = []
+    again = compare_model(model, topk=3, threads=2, database=database, progress=seen.append)
+    assert not seen
+    names = [(row.name, row.op_winner, row.subgraph_winner) for row in report.rows]
+    assert [(row.name, row.op_winner, row.subgraph_winner) for row in again.rows] == names
+
+
+def test_ctrl_c_ends_it_and_keeps_what_was_tuned(model: Path, tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.done == 1:
+            raise KeyboardInterrupt
+
+    with Database(tmp_path / "t.db") as database:
+        with pytest.raises(KeyboardInterrupt):
+            compare_model(model, topk=1, threads=2, database=database, progress=interrupt)
+        assert len(database.list_records()) == 1
