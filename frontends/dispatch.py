@@ -31,6 +31,13 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes
         ModelError: the file cannot be read or is no valid model.
         ShapeError: a dimension has no value, or shapes contradict one another.
         UnsupportedOpsError: all operators that cannot be imported.
+
+    >>> imported = load("zoo:mlp?image=8&batch=2")
+    >>> print(*imported.inputs, "->", *imported.outputs)
+    input: float32[2, 8, 8, 3] -> output: float32[2, 10]
+    >>> load("zoo:mpl")
+    Traceback (most recent call last):
+    subtune.errors.ModelError: the zoo has no model 'mpl' (did you mean mlp?); it has ...
     """
     try:
         return _load(model, shapes or {})

@@ -30,6 +30,13 @@ def partition(mod: IRModule) -> PartitionGraph:
 
     Raises:
         SubtuneError: there is no `main`, it calls another function, or it holds control flow.
+
+    >>> from subtune import models
+    >>> from subtune.frontends import load
+    >>> from subtune.passes.pipeline import normalize
+    >>> graph = partition(normalize(load(models.reduced("mlp")).mod))
+    >>> [group.ops for group in graph.groups]
+    [('matmul_0', 'add_0', 'relu_0'), ('matmul_1', 'add_1', 'relu_1'), ('matmul_2', 'add_2')]
     """
     flow = read_dataflow(mod)
     results = flatten(flow.result)

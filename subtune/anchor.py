@@ -178,6 +178,8 @@ def window(sch: Schedule, block_rv: Any) -> Window | NotApplicable:
         return NotApplicable("the anchor has symbolic extents")
     store = block.body
     axes_of = {iv.var: i for i, iv in enumerate(block.iter_vars)}
+    if not store.indices:
+        return NotApplicable("the output is a scalar")
     last = store.indices[-1]
     if last not in axes_of:
         return NotApplicable("the innermost output index is no axis")

@@ -190,6 +190,15 @@ def load(path: str | os.PathLike[str], check: bool = False, threads: int | None 
     Args:
         threads: run on so many instead of the number it was tuned for.
         check: compare the SHA-256 of every file with the manifest's, too; sizes are always compared.
+
+    >>> import numpy as np
+    >>> import subtune
+    >>> path = subtune.compile("zoo:mlp?image=8&batch=2", tune=False).path
+    >>> artifact = load(path, check=True)
+    >>> print(*artifact.inputs, "->", *artifact.outputs)
+    input: float32[2, 8, 8, 3] -> output: float32[2, 10]
+    >>> artifact.run({"input": np.zeros((2, 8, 8, 3), "float32")})["output"].shape
+    (2, 10)
     """
     folder = Path(path)
     manifest = manifests.read(folder)

@@ -81,8 +81,16 @@ def tune_subgraph(
         candidates: gives the candidates, best first (default: `subtune.policy.candidates`).
 
     Raises:
-        SubtuneError: the default schedule cannot be built or run, so there is nothing to compare with.
+        SubtuneError: the default schedule cannot be built or run, so there is nothing to compare with; or
+            `candidates` fails.
         KeyboardInterrupt: the user pressed Ctrl-C; what was measured so far is in `database`.
+
+    >>> from subtune import models
+    >>> from subtune.compile import device_model, prepare
+    >>> subgraph = prepare(models.reduced("mlp")).subgraphs[-1]
+    >>> record = tune_subgraph(subgraph.workload, device_model(threads=1), topk=2)
+    >>> record.tried, record.complete, record.gain >= 1
+    (2, True, True)
     """
     if database and (found := _finished(database, workload, device, topk)):
         return found
@@ -182,7 +190,10 @@ class _Search:
             if found := self._database.lookup(self._workload, self._device.fingerprint()):
                 proposed.append(found.candidate)
             proposed += self._database.suggestions(self._workload)
-        proposed += candidates(self._workload, self._device, self._topk)
+        try:
+            proposed += candidates(self._workload, self._device, self._topk)
+        except Exception as e:  # a policy that does not foresee a workload costs that workload its tuning, no more
+            raise SubtuneError(f"no candidates for workload {self._workload.key}: {type(e).__name__}: {e}") from e
         return tuple(dict.fromkeys(c for c in proposed if c != DEFAULT))
 
     def run(self, measurer: Measurer, proposals: Sequence[Candidate], deadline: float, hard: float) -> Record | None:

@@ -19,6 +19,13 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
 
     The default schedule is not among them. Empty where only the default schedule applies. No build, no clock:
     the same inputs give the same candidates in the same order.
+
+    >>> from subtune import models
+    >>> from subtune.compile import prepare
+    >>> from subtune.device import CPU
+    >>> first, *_ = prepare(models.reduced("mlp")).subgraphs
+    >>> [candidate.template for candidate in candidates(first.workload, CPU("auto"), topk=2)]
+    ['contraction', 'contraction']
     """
     anchor = summarise(workload).anchor
     found: list[Candidate]

@@ -19,7 +19,18 @@ _EXACT_MATH = ("default", "trace")  # the reference calls libm; a foreign trace 
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    """Schedule `workload` as `candidate` says, with the template it names."""
+    """Schedule `workload` as `candidate` says, with the template it names.
+
+    >>> from subtune import models
+    >>> from subtune.candidate import DEFAULT
+    >>> from subtune.compile import prepare
+    >>> from subtune.device import CPU
+    >>> first, *_ = prepare(models.reduced("mlp")).subgraphs
+    >>> type(schedule(first.workload, DEFAULT, CPU("auto"))).__name__
+    'Kernel'
+    >>> schedule(first.workload, Candidate("magic"), CPU("auto"))
+    NotApplicable(reason="unknown template 'magic'")
+    """
     if candidate.template not in _TEMPLATES:
         return NotApplicable(f"unknown template {candidate.template!r}")
     module = importlib.import_module(f"subtune.templates.{candidate.template}")

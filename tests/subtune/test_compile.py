@@ -295,3 +295,32 @@ def test_a_machine_without_room_for_temporary_files(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     with pytest.raises(SubtuneError, match="temporary"):
         compile_model(small_model, tmp_path / "m.subtune", threads=2, database=tmp_path / "t.db")
+
+
+def test_a_policy_that_fails_costs_a_subgraph_its_tuning(
+    small_model: Path, workers: LocalMeasurer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = policy.candidates
+
+    def partial(workload: Any, device: Any, topk: int = 20) -> Any:
+        if len(workload.args) == 2:  # the row sums
+            raise IndexError("a case it does not foresee")
+        return real(workload, device, topk)
+
+    monkeypatch.setattr(policy, "candidates", partial)
+    options: dict[str, Any] = {"topk": 1, "threads": 2, "database": tmp_path / "t.db", "measurer": workers}
+    report = compile_model(small_model, tmp_path / "m.subtune", **options)
+    ((_, reason),) = report.failures
+    assert "IndexError: a case it does not foresee" in reason
+    assert sum(bool(row.tuned_s) for row in report.rows) == 1
+    assert agrees(tmp_path / "m.subtune", small_model)
+
+
+def test_a_reduction_to_a_scalar(workers: LocalMeasurer, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[4, 32] x) => (float s) { s = ReduceSum<keepdims = 0>(x) }'
+    )
+    options: dict[str, Any] = {"topk": 2, "threads": 2, "database": tmp_path / "t.db", "measurer": workers}
+    report = compile_model(model, tmp_path / "m.subtune", **options)
+    assert not report.failures
+    assert "agrees with ONNX Runtime" in report.verified
