@@ -25,7 +25,7 @@ from subtune.artifact_writer import check_destination, compile_module, write
 from subtune.candidate import DEFAULT, Candidate
 from subtune.database import Database
 from subtune.device import CPU, CPUModel, usable_cores
-from subtune.errors import TargetError
+from subtune.errors import TargetError, VerificationError
 from subtune.frontends import Imported
 from subtune.graph import PartitionGraph, Subgraph
 from subtune.kernel import Kernel, NotApplicable
@@ -91,8 +91,12 @@ def build_untuned(mod: tvm.IRModule, device: CPUModel) -> Any:
     return compile_module(splice(outlined, kernels), device)[0]
 
 
-def device_model(target: str = "auto", threads: int | None = None, device_file: Any = None) -> CPUModel:
+def device_model(
+    target: str = "auto", threads: int | None = None, device_file: Any = None, exact: bool = False
+) -> CPUModel:
     """The device to tune for: `target`'s model, with the fields of the JSON file `device_file` in place of its own.
+
+    `exact` allows only kernels that round as the model says (`CPUModel.exact_math`).
 
     Raises:
         TargetError: it is not known, or this machine cannot run what is built for it: kernels are timed here.
@@ -102,7 +106,7 @@ def device_model(target: str = "auto", threads: int | None = None, device_file: 
     device = CPU(target, threads)
     if device_file is not None:
         device = device.overridden(device_file)
-    device = device if threads is None else replace(device, threads=threads)
+    device = replace(device, threads=threads or device.threads, exact_math=exact or device.exact_math)
     if missing := runtime.missing_features(device.features):
         raise TargetError(
             f"target {target!r}: this processor lacks {', '.join(missing)}, and kernels are timed where they are "
@@ -152,6 +156,7 @@ def compile_model(
     threads: int | None = None,
     database: Database | str | Path | None = None,
     device_file: str | Path | None = None,
+    exact: bool = False,
     verify: bool = True,
     tune: bool = True,
     measurer: Measurer | None = None,
@@ -163,6 +168,7 @@ def compile_model(
         budget_s: wall-clock seconds for tuning, spent on the subgraphs with most time at stake first.
         topk: candidates per subgraph.
         database: an open database or its path; None is the one in the user's cache directory.
+        exact: only kernels that round as the model says: no Winograd, no polynomials for exp, tanh and erf.
         verify: compare the whole model with ONNX Runtime, or without it with the untuned build, before it is
             written; a model that disagrees is refused (VerificationError).
         tune: False takes what the database has, and default schedules for the rest.
@@ -172,7 +178,7 @@ def compile_model(
     Ctrl-C while tuning keeps what was tuned, and the artifact is still written; the report says so.
     """
     output = check_destination(output)
-    device = device_model(target, threads, device_file)
+    device = device_model(target, threads, device_file, exact)
     clock = _Clock()
     with clock.stage("prepare"):
         prepared = prepare(model, shapes)
@@ -294,14 +300,19 @@ class _Clock:
 class _Verification:
     """Compares an artifact with a reference before it is put in its place."""
 
-    def __init__(self, reference: Callable[..., Any], name: str, limits: Mapping[str, int]) -> None:
-        self._reference, self._name, self._limits = reference, name, limits
+    def __init__(self, reference: Callable[..., Any], name: str, limits: Mapping[str, int], is_exact: bool) -> None:
+        self._reference, self._name, self._limits, self._is_exact = reference, name, limits, is_exact
         self.summary = ""
 
     def run(self, artifact: Artifact) -> None:
         from subtune.verify import verify
 
-        report = verify(artifact, self._reference, self._name, limits=self._limits)
+        try:
+            report = verify(artifact, self._reference, self._name, limits=self._limits)
+        except VerificationError as e:
+            if self._is_exact:
+                raise
+            raise VerificationError(f"{e}; --exact leaves out the kernels that round differently") from e
         self.summary = f"agrees with {self._name}: largest relative error {report.max_rel:.1e}"
 
 
@@ -317,7 +328,7 @@ def _verification(prepared: Prepared, device: CPUModel) -> _Verification:
         import onnx
 
         source = onnx.load(source, load_external_data=False)
-    return _Verification(reference, name, integer_limits(source))
+    return _Verification(reference, name, integer_limits(source), device.exact_math)
 
 
 def _untuned_reference(prepared: Prepared, device: CPUModel) -> Callable[..., Any]:

@@ -50,6 +50,8 @@ class CPUModel:
     """Nominal; only ratios of predictions matter."""
     dram_bytes_per_s: float
     """Of all threads together; nominal."""
+    exact_math: bool = False
+    """Only kernels that round as the model says: no Winograd, and libm's exp, tanh and erf instead of polynomials."""
 
     def lanes(self, dtype_bits: int = 32) -> int:
         """Elements of `dtype_bits` bits in one vector register."""
@@ -74,7 +76,7 @@ class CPUModel:
         """Short text that is equal exactly for devices whose measurements may be exchanged."""
         caches = f"{self.l1d_bytes // 1024}K-{self.l2_bytes // 1024}K-{self.l3_bytes // 1024}K"
         isa = f"{self.triple.split('-')[0]}/{self.name or 'generic'}/{self.vector_bytes * 8}b"
-        return f"cpu/{isa}/{caches}/t{self.threads}"
+        return f"cpu/{isa}/{caches}/t{self.threads}" + ("/exact" if self.exact_math else "")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
@@ -204,6 +206,7 @@ def _check_override(path: Any, name: str, annotation: Any, value: Any) -> None:
         "str": isinstance(value, str),
         "int": is_number and float(value).is_integer() and value > 0,
         "float": is_number and value > 0,
+        "bool": isinstance(value, bool),
     }.get(wants, isinstance(value, list) and all(isinstance(v, str) for v in value))
     if not fits:
         raise TargetError(f"device description {path}: {name} must be a positive {wants}, not {value!r}")

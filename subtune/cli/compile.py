@@ -17,6 +17,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     arguments.add_tuning(parser)
     parser.add_argument("--no-verify", action="store_true", help="do not compare the result with a reference")
     parser.add_argument("--no-tune", action="store_true", help="use default schedules, and what the database has")
+    parser.add_argument("--exact", action="store_true", help="no Winograd, no polynomials for exp, tanh and erf")
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
             shapes=arguments.shapes_of(args),
             verify=not args.no_verify,
             tune=not args.no_tune,
+            exact=args.exact,
             progress=progress,
             **arguments.tuning_of(args),
         )

@@ -31,7 +31,7 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
     found: list[Candidate]
     if isinstance(anchor, Contraction):
         found = contraction_candidates(anchor, workload, device)
-        if sum(arg.is_output for arg in workload.args) == 1:
+        if not device.exact_math and sum(arg.is_output for arg in workload.args) == 1:
             found += winograd_candidates(anchor, device)
     elif isinstance(anchor, Window):
         found = window_candidates(anchor, workload, device)

@@ -35,6 +35,6 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         return NotApplicable(f"unknown template {candidate.template!r}")
     module = importlib.import_module(f"subtune.templates.{candidate.template}")
     result: Kernel | NotApplicable = module.schedule(workload, candidate, device)
-    if isinstance(result, NotApplicable) or candidate.template in _EXACT_MATH:
+    if isinstance(result, NotApplicable) or candidate.template in _EXACT_MATH or device.exact_math:
         return result
     return replace(result, func=vectorize_math(result.func))

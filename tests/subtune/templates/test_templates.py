@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,6 +139,16 @@ def test_winograd_says_why_it_does_not_apply(workload: Callable[[], Workload], r
     refused = templates.schedule(workload(), Candidate.make("winograd", m=2, mr=4, nr=16, fuse=False), device)
     assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
+
+
+def test_exact_math_leaves_out_what_rounds_differently(device: CPUModel) -> None:
+    exact = replace(device, exact_math=True)
+    assert exact.fingerprint() != device.fingerprint()
+    assert {c.template for c in policy.candidates(conv(28, 64, 64, 3), exact)} == {"contraction"}
+    gelu = dense(32, 64, 40)
+    candidate = policy.candidates(gelu, exact)[0]
+    scripts = [templates.schedule(gelu, candidate, d).func.script() for d in (exact, device)]
+    assert ["T.erf" in script for script in scripts] == [True, False]
 
 
 def test_every_implementation_gets_a_share(device: CPUModel) -> None:
