@@ -7,6 +7,7 @@ from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.policy.contraction import contraction_candidates
 from subtune.policy.memory_bound import elementwise_candidates, rowwise_candidates, window_candidates
+from subtune.policy.split_k import split_k_candidates
 from subtune.policy.winograd import winograd_candidates
 from subtune.stages import summarise
 from subtune.workload import Workload
@@ -31,6 +32,7 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
     found: list[Candidate]
     if isinstance(anchor, Contraction):
         found = contraction_candidates(anchor, workload, device)
+        found += split_k_candidates(anchor, device)
         if not device.exact_math and sum(arg.is_output for arg in workload.args) == 1:
             found += winograd_candidates(anchor, device)
     elif isinstance(anchor, Window):

@@ -94,11 +94,10 @@ def _schedule(
         leading = [axis.index for axis in info.of_role("batch")]
         dims = {axis: dim for dim, axis in enumerate(info.b.axes)}
         layout = [*leading, info.n.index, *k_axes]
-        sch.transform_layout(block, ("read", info.b.read), _packed_index(dims, layout, info.n.index, nr))
+        sch.transform_layout(block, ("read", info.b.read), packed_index(dims, layout, info.n.index, nr))
         if weights.is_constant:
             sch.annotate(packed, PREPROC_ATTR, True)
-        if weights.is_constant:
-            packing = _packing(info, layout, nr)
+            packing = packing_of(info, layout, nr)
 
     loops = sch.get_loops(block)
     batch = [loops[axis.index] for axis in info.of_role("batch")]
@@ -158,7 +157,7 @@ def _schedule(
     return Kernel(func, packings, sch.trace if exportable else None)
 
 
-def _packed_index(dims: dict[int, int], layout: list[int], n_axis: int, nr: int) -> Any:
+def packed_index(dims: dict[int, int], layout: list[int], n_axis: int, nr: int) -> Any:
     """Index map of B's dims to `[batch..., n / nr, k..., nr]`."""
 
     def index_map(*index: Any) -> list[Any]:
@@ -170,7 +169,7 @@ def _packed_index(dims: dict[int, int], layout: list[int], n_axis: int, nr: int)
     return tirx.IndexMap.from_func(index_map, ndim=len(dims))
 
 
-def _packing(info: Contraction, layout: list[int], nr: int) -> Packing:
+def packing_of(info: Contraction, layout: list[int], nr: int) -> Packing:
     split: list[tuple[int, ...]] = []
     position: dict[tuple[int, int], int] = {}
     count = 0

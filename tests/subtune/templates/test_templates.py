@@ -36,6 +36,7 @@ CASES = {
     "grouped": lambda: conv(7, 16, 32, 3, groups=4),
     "dense": lambda: dense(32, 64, 40),
     "dense, prime rows, odd columns": lambda: dense(37, 50, 24),
+    "dense, long reduction": lambda: dense(16, 32, 1024),
     "gemv": lambda: dense(1, 100, 64),
     "batch matmul": lambda: batch_matmul(3, 16, 32, 20),
     "attention scores": lambda: batch_matmul(3, 17, 19, 20, transposed=True),
@@ -139,6 +140,11 @@ def test_winograd_says_why_it_does_not_apply(workload: Callable[[], Workload], r
     refused = templates.schedule(workload(), Candidate.make("winograd", m=2, mr=4, nr=16, fuse=False), device)
     assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
+
+
+def test_split_k_is_proposed_for_long_reductions_only(device: CPUModel) -> None:
+    assert "split_k" in {c.template for c in policy.candidates(dense(16, 32, 1024), device)}
+    assert "split_k" not in {c.template for c in policy.candidates(dense(64, 64, 64), device)}
 
 
 def test_exact_math_leaves_out_what_rounds_differently(device: CPUModel) -> None:

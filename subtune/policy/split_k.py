@@ -1,0 +1,46 @@
+"""Candidates for split-K: chunks of k whose slices of A and B stay in L2, so that memory is read once."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from subtune.anchor import Contraction
+from subtune.candidate import Candidate
+from subtune.device import CPUModel
+from subtune.policy.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
+from subtune.workload import dtype_bits
+
+_MIN_CHUNK = 128  # elements of k: shorter ones store partial results more often than they compute
+_CHUNKS_TRIED = 4
+
+
+def split_k_candidates(anchor: Contraction, device: CPUModel) -> list[Candidate]:
+    """Empty for anything but a matrix times a constant matrix whose k axis is longer than its others."""
+    if [axis.role for axis in anchor.axes] != ["m", "n", "k"] or not anchor.b.is_constant:
+        return []
+    m, n, k = (axis.extent for axis in anchor.axes)
+    lanes = device.lanes(dtype_bits(anchor.acc_dtype))
+    if k < 2 * max(m, n) or n % lanes:
+        return []
+    item = dtype_bits(anchor.b.dtype) // 8
+    fits = [kc for kc in range(_MIN_CHUNK, k // 2 + 1) if k % kc == 0 and (m + n) * kc * item <= device.l2_bytes]
+    found = []
+    for kc in fits[-_CHUNKS_TRIED:]:
+        for vectors in (v for v in (1, 2, 3, 4, 6, 8) if n % (v * lanes) == 0):
+            for mr in (r for r in range(1, min(m, 28) + 1) if m % r == 0):
+                if mr * vectors + vectors + 1 <= device.vector_registers:
+                    seconds = _predict(m, n, k, kc, mr, vectors, item, lanes, device)
+                    found.append(Candidate.make("split_k", seconds, mr=mr, nr=vectors * lanes, kc=kc))
+    return found
+
+
+def _predict(m: int, n: int, k: int, kc: int, mr: int, vectors: int, item: int, lanes: int, device: CPUModel) -> float:
+    """Seconds: the products; A and B once from where they lie; partial results written and read once."""
+    chunks = k // kc
+    per_k = max(mr * vectors / device.fma_per_cycle, (mr + vectors) / LOADS_PER_CYCLE, float(device.fma_latency))
+    products = k * (m / mr) * (n / (vectors * lanes)) * per_k
+    operands = (m + n) * k * item
+    partials = chunks * m * n * 4
+    moved = operands / bytes_per_cycle(operands, device) + 2 * partials / bytes_per_cycle(partials, device)
+    imbalance = ceil(chunks / device.threads) * device.threads / chunks
+    return (products + moved) * imbalance / device.threads / device.cycles_per_s
