@@ -14,6 +14,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,11 +85,13 @@ def partitioned(mod: tvm.IRModule) -> tuple[PartitionGraph, tvm.IRModule]:
     return graph, outline(normalized, graph)
 
 
-def build_untuned(mod: tvm.IRModule, device: CPUModel) -> Any:
-    """An imported module with default schedules, as a Relax executable in this process: nothing is measured."""
-    _, outlined = partitioned(mod)
-    kernels = schedule_kernels(extract(outlined), {}, device)
-    return compile_module(splice(outlined, kernels), device)[0]
+def untuned(mod: tvm.IRModule, device: CPUModel, normalized: bool = True) -> tvm.IRModule:
+    """An imported module in call_tir form with default schedules: nothing is measured.
+
+    Without `normalized` the module is partitioned as it was imported: a reference for what the rewrites do.
+    """
+    outlined = partitioned(mod)[1] if normalized else outline(mod, partition(mod))
+    return splice(outlined, schedule_kernels(extract(outlined), {}, device))
 
 
 def device_model(
@@ -184,10 +187,10 @@ def compile_model(
         prepared = prepare(model, shapes)
     with opened(database) as store, clock.stage("tune"):
         records = _tuned(prepared.subgraphs, device, store, topk, budget_s, tune, measurer, progress)
-    with clock.stage("build"):
+    with clock.stage("build"), ThreadPoolExecutor(1) as beside:
         kernels = _tuned_kernels(prepared.subgraphs, records, device)
         mod = splice(prepared.mod, kernels)
-        checked = _verification(prepared, device) if verify else None
+        checked = _verification(prepared, device, beside) if verify else None
         artifact = write(
             output,
             mod=mod,
@@ -316,14 +319,15 @@ class _Verification:
         self.summary = f"agrees with {self._name}: largest relative error {report.max_rel:.1e}"
 
 
-def _verification(prepared: Prepared, device: CPUModel) -> _Verification:
+def _verification(prepared: Prepared, device: CPUModel, beside: Executor) -> _Verification:
+    """The comparison with ONNX Runtime, or with the untuned build, which `beside` compiles beside the tuned one."""
     from subtune.verify import integer_limits, onnxruntime_reference
 
     source = prepared.imported.source
     reference = onnxruntime_reference(source, threads=device.threads)
     name = "ONNX Runtime"
     if reference is None:
-        reference, name = _untuned_reference(prepared, device), "the untuned build"
+        reference, name = _untuned_reference(prepared, device, beside), "the untuned build"
     if isinstance(source, Path):
         import onnx
 
@@ -331,16 +335,18 @@ def _verification(prepared: Prepared, device: CPUModel) -> _Verification:
     return _Verification(reference, name, integer_limits(source), device.exact_math)
 
 
-def _untuned_reference(prepared: Prepared, device: CPUModel) -> Callable[..., Any]:
-    """The imported module, not normalised, partitioned or tuned, built by TVM's own default pipeline."""
+def _untuned_reference(prepared: Prepared, device: CPUModel, beside: Executor) -> Callable[..., Any]:
+    """The imported module, neither normalised nor tuned: default schedules."""
     import tvm
     from tvm import relax
 
-    executable = tvm.compile(prepared.imported.mod, target=device.target())
-    vm = relax.VirtualMachine(executable, tvm.cpu())
+    # Relax's Python builders keep global state: only what runs in C++ may leave this thread.
+    mod = untuned(prepared.imported.mod, device, normalized=False)
+    compiled = beside.submit(compile_module, mod, device)
     inputs, outputs = prepared.imported.inputs, prepared.imported.outputs
 
     def run(arrays: Mapping[str, Any]) -> dict[str, Any]:
+        vm = relax.VirtualMachine(compiled.result()[0], tvm.cpu())
         result = vm["main"](*(tvm.runtime.tensor(arrays[spec.name]) for spec in inputs))
         found = [result] if hasattr(result, "numpy") else list(result)
         return {spec.name: tensor.numpy() for spec, tensor in zip(outputs, found, strict=True)}

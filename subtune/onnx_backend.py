@@ -19,7 +19,8 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 from tvm import relax
 
-from subtune.compile import build_untuned
+from subtune.artifact_writer import compile_module
+from subtune.compile import untuned
 from subtune.device import CPU
 from subtune.errors import ModelError, SubtuneError
 from subtune.frontends.onnx_ops import ConstantInputsError, import_onnx
@@ -33,7 +34,9 @@ _ROUNDS = 8
 
 def _build(mod: tvm.IRModule) -> Compiled:
     """Compile `mod` with default schedules for this CPU; the result takes the inputs of `main` in order."""
-    main = relax.VirtualMachine(build_untuned(mod, CPU("auto", threads=1)), tvm.cpu())["main"]
+    device = CPU("auto", threads=1)
+    executable, _ = compile_module(untuned(mod, device), device)
+    main = relax.VirtualMachine(executable, tvm.cpu())["main"]
 
     def run(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         result = main(*(tvm.runtime.tensor(np.array(x, order="C")) for x in inputs))
