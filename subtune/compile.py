@@ -85,12 +85,9 @@ def partitioned(mod: tvm.IRModule) -> tuple[PartitionGraph, tvm.IRModule]:
     return graph, outline(normalized, graph)
 
 
-def untuned(mod: tvm.IRModule, device: CPUModel, normalized: bool = True) -> tvm.IRModule:
-    """An imported module in call_tir form with default schedules: nothing is measured.
-
-    Without `normalized` the module is partitioned as it was imported: a reference for what the rewrites do.
-    """
-    outlined = partitioned(mod)[1] if normalized else outline(mod, partition(mod))
+def untuned(mod: tvm.IRModule, device: CPUModel) -> tvm.IRModule:
+    """An imported module in call_tir form with default schedules: nothing is measured."""
+    _, outlined = partitioned(mod)
     return splice(outlined, schedule_kernels(extract(outlined), {}, device))
 
 
@@ -336,12 +333,13 @@ def _verification(prepared: Prepared, device: CPUModel, beside: Executor) -> _Ve
 
 
 def _untuned_reference(prepared: Prepared, device: CPUModel, beside: Executor) -> Callable[..., Any]:
-    """The imported module, neither normalised nor tuned: default schedules."""
+    """The imported module op by op, as TVM legalises it: none of our passes and templates has touched it."""
     import tvm
     from tvm import relax
 
     # Relax's Python builders keep global state: only what runs in C++ may leave this thread.
-    mod = untuned(prepared.imported.mod, device, normalized=False)
+    with device.target():
+        mod = relax.transform.LegalizeOps()(relax.backend.DispatchSortScan()(prepared.imported.mod))
     compiled = beside.submit(compile_module, mod, device)
     inputs, outputs = prepared.imported.inputs, prepared.imported.outputs
 
