@@ -118,7 +118,7 @@ class TestCompile:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "subtune.frontends", frontends)
             out = str(tmp_path / "o.subtune")
-            options = "--shape x=1,2 --budget 2m --topk 5 --threads 1 --db f.db --device d.json --no-verify"
+            options = "--shape x=1,2 --budget 2m --topk 5 --threads 1 --db f.db --device d.json --no-verify --exact"
             assert main(["compile", "m.onnx", "-o", out, *options.split()]) == 0
         ((args, kwargs),) = calls
         assert args == ("m.onnx", out)
@@ -134,6 +134,7 @@ class TestCompile:
             "device_file": "d.json",
             "verify": False,
             "tune": True,
+            "exact": True,
         }
         assert capsys.readouterr().out == "all is well\n"
 
