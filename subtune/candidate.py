@@ -27,6 +27,11 @@ class Candidate:
     def __getitem__(self, name: str) -> Knob:
         return dict(self.knobs)[name]
 
+    @property
+    def is_serial(self) -> bool:
+        """Whether the kernel runs on the calling thread alone, as very short ones should."""
+        return bool(dict(self.knobs).get("serial", False))
+
     def to_json(self) -> str:
         return json.dumps({"template": self.template, "knobs": dict(self.knobs)}, sort_keys=True)
 

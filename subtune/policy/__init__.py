@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from subtune.anchor import Contraction, Elementwise, Rowwise, Window
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
@@ -13,6 +15,10 @@ from subtune.stages import summarise
 from subtune.workload import Workload
 
 __all__ = ["candidates"]
+
+_PARALLEL_START_S = 3e-6  # TVM's thread pool, two threads, from the call to the first iteration
+_SERIAL_BELOW_S = 30e-6
+_SERIAL_TEMPLATES = ("contraction", "window", "rowwise", "elementwise")
 
 
 def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Candidate, ...]:
@@ -44,8 +50,22 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
         found = elementwise_candidates(anchor, workload, device)
     else:
         found = []
+    found = _with_serial(found, device)
     ranked = sorted(found, key=lambda c: (c.predicted_s, c.template, c.knobs))
     return tuple(_diverse(_every_implementation(ranked, topk), topk))
+
+
+def _with_serial(found: list[Candidate], device: CPUModel) -> list[Candidate]:
+    """Short kernels on one thread as well: there, starting the others costs more than they save."""
+    if device.threads == 1:
+        return found
+    serial = [
+        Candidate.make(c.template, c.predicted_s * device.threads, serial=True, **dict(c.knobs))
+        for c in found
+        if c.template in _SERIAL_TEMPLATES and c.predicted_s < _SERIAL_BELOW_S
+    ]
+    started = [replace(c, predicted_s=c.predicted_s + _PARALLEL_START_S) for c in found]
+    return started + serial
 
 
 def _every_implementation(ranked: list[Candidate], topk: int) -> list[Candidate]:
@@ -54,12 +74,13 @@ def _every_implementation(ranked: list[Candidate], topk: int) -> list[Candidate]
     The model compares two tiles of one implementation well, and two implementations less well: each gets a share.
     """
     share = max(1, topk // 4)
-    seen: dict[str, int] = {}
+    seen: dict[tuple[str, bool], int] = {}
     first: list[Candidate] = []
     rest: list[Candidate] = []
     for candidate in ranked:
-        seen[candidate.template] = seen.get(candidate.template, 0) + 1
-        (first if seen[candidate.template] <= share else rest).append(candidate)
+        kind = (candidate.template, candidate.is_serial)
+        seen[kind] = seen.get(kind, 0) + 1
+        (first if seen[kind] <= share else rest).append(candidate)
     return first + rest if len(seen) > 1 else ranked
 
 
@@ -72,7 +93,11 @@ def _diverse(ranked: list[Candidate], topk: int, per_tile: int = 3) -> list[Cand
     rest: list[Candidate] = []
     count: dict[tuple[object, ...], int] = {}
     for candidate in ranked:
-        tile = (candidate.template, *(value for name, value in candidate.knobs if name in ("mr", "nr", "cb")))
+        tile = (
+            candidate.template,
+            candidate.is_serial,
+            *(value for name, value in candidate.knobs if name in ("mr", "nr", "cb")),
+        )
         count[tile] = count.get(tile, 0) + 1
         (taken if count[tile] <= per_tile else rest).append(candidate)
         if len(taken) == topk:

@@ -56,7 +56,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         info = contraction(sch, block)
         assert not isinstance(info, NotApplicable), info.reason
     try:
-        return _schedule(sch, stages, info, weights, (mr, nr, mt, order), lanes, exportable=not padded)
+        return _schedule(sch, stages, info, weights, (mr, nr, mt, order), lanes, candidate.is_serial, not padded)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
@@ -75,6 +75,7 @@ def _schedule(
     weights: Operand,
     knobs: tuple[int, int, int, str],
     lanes: int,
+    is_serial: bool,
     exportable: bool,
 ) -> Kernel | NotApplicable:
     mr, nr, mt, order = knobs
@@ -138,13 +139,14 @@ def _schedule(
     fused = sch.fuse(*parallel)
     depth -= len(parallel) - 1
     if packs_online:
-        _place_online_pack(sch, packed, fused if batch else None, lanes)
+        _place_online_pack(sch, packed, fused if batch else None, is_serial)
     for pad in producers:
-        place_pad(sch, pad, fused if order == "m" else None, lanes)
+        place_pad(sch, pad, fused if order == "m" else None, lanes, is_serial)
     sch.vectorize(ni)
     sch.unroll(nv)
     sch.unroll(inner)
-    sch.parallel(fused)
+    if not is_serial:
+        sch.parallel(fused)
     sch.decompose_reduction(block, reduce[0])
     for output in outputs:
         vectorize_tile(sch, output, depth, lanes)
@@ -184,12 +186,12 @@ def packing_of(info: Contraction, layout: list[int], nr: int) -> Packing:
     return Packing(tuple(split), tuple(order))
 
 
-def _place_online_pack(sch: Schedule, packed: Any, at: Any | None, lanes: int) -> None:
+def _place_online_pack(sch: Schedule, packed: Any, at: Any | None, is_serial: bool) -> None:
     """Pack a non-constant B inside the kernel (GEBP): per batch inside the parallel loop, or once at the root."""
     if at is not None:
         sch.compute_at(packed, at)
     loops = sch.get_loops(packed)
-    if at is None:
+    if at is None and not is_serial:
         sch.parallel(sch.fuse(*loops[:2]))
     last = sch.get_loops(packed)[-1]
     sch.vectorize(last)

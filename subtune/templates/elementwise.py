@@ -29,23 +29,25 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     lanes = device.lanes(narrowest) if bool(candidate["wide"]) else device.lanes()
     try:
         for output in stages.outputs:
-            _nest(sch, output, str(candidate["shape"]), lanes, int(candidate["unroll"]))
+            outer = _nest(sch, output, str(candidate["shape"]), lanes, int(candidate["unroll"]))
+            if outer is not None and not candidate.is_serial:
+                sch.parallel(outer)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
     return Kernel(sch.mod["main"], (), sch.trace)
 
 
-def _nest(sch: Schedule, block: Any, shape: str, lanes: int, unroll: int) -> None:
+def _nest(sch: Schedule, block: Any, shape: str, lanes: int, unroll: int) -> Any | None:
+    """Arrange the loops; the one to run in parallel, or None for a scalar."""
     loops = sch.get_loops(block)
     if not loops:
-        return
+        return None
     if shape == "flat":
         fused = sch.fuse(*loops)
         outer, inner, vec = sch.split(fused, [None, unroll, vector_width(extent_of(sch, fused), lanes)])
-        sch.parallel(outer)
         sch.unroll(inner)
         sch.vectorize(vec)
-        return
+        return outer
     *rows, last = loops
     if shape == "tile" and rows:
         across = rows[-1] if extent_of(sch, rows[-1]) > 1 else max(rows, key=lambda loop: extent_of(sch, loop))
@@ -53,17 +55,17 @@ def _nest(sch: Schedule, block: Any, shape: str, lanes: int, unroll: int) -> Non
         ao, ai = sch.split(across, [None, vector_width(extent_of(sch, across), lanes)])
         lo, li = sch.split(last, [None, vector_width(extent_of(sch, last), lanes)])
         sch.reorder(*rows, ao, lo, ai, li)
-        sch.parallel(sch.fuse(*rows, ao, lo))
+        outer = sch.fuse(*rows, ao, lo)
         sch.unroll(ai)
         sch.vectorize(li)
-        return
+        return outer
     width = vector_width(extent_of(sch, last), lanes)
     if width == 1:
-        sch.parallel(sch.fuse(*loops[:-1]) if rows else last)
-        return
+        return sch.fuse(*rows) if rows else last
     lo, vec = sch.split(last, [None, width])
-    sch.parallel(sch.fuse(*rows) if rows and extent_of_all(sch, rows) > 1 else lo)
+    outer = sch.fuse(*rows) if rows and extent_of_all(sch, rows) > 1 else lo
     sch.vectorize(vec)
+    return outer
 
 
 def extent_of_all(sch: Schedule, loops: list[Any]) -> int:

@@ -32,12 +32,14 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         padded = pad_reductions(sch.mod["main"], lanes * unroll)
         if padded is not None:
             sch = Schedule(padded)
-        return _schedule(sch, outputs[0], unroll, lanes, exportable=padded is None)
+        return _schedule(sch, outputs[0], unroll, lanes, candidate.is_serial, padded is None)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
 
-def _schedule(sch: Schedule, output_name: str, unroll: int, lanes: int, exportable: bool) -> Kernel | NotApplicable:
+def _schedule(
+    sch: Schedule, output_name: str, unroll: int, lanes: int, is_serial: bool, exportable: bool
+) -> Kernel | NotApplicable:
     reductions = [b for b in all_blocks(sch) if is_reduction(sch.get(b))]
     if not reductions:
         return NotApplicable("no reduction")
@@ -51,7 +53,8 @@ def _schedule(sch: Schedule, output_name: str, unroll: int, lanes: int, exportab
         output = sch.cache_write(output, 0, "local")
     names = [sch.get(b).name_hint for b in all_blocks(sch)]
     fused = sch.fuse(*sch.get_loops(output)[:rows])
-    sch.parallel(fused)
+    if not is_serial:
+        sch.parallel(fused)
     for name in reversed(names):
         if name != sch.get(output).name_hint:
             sch.compute_at(sch.get_sblock(name), fused)

@@ -7,12 +7,12 @@ from typing import Any
 from tvm.s_tir import Schedule
 
 
-def place_pad(sch: Schedule, pad: Any, at: Any | None, lanes: int) -> None:
+def place_pad(sch: Schedule, pad: Any, at: Any | None, lanes: int, is_serial: bool) -> None:
     """Compute a padding's rows per tile inside the parallel loop `at`, or once, in parallel, at the root."""
     if at is not None:
         sch.compute_at(pad, at)
     loops = sch.get_loops(pad)
-    if at is None and len(loops) > 2:
+    if at is None and not is_serial and len(loops) > 2:
         sch.parallel(sch.fuse(*loops[:2]))
     width = vector_width(extent_of(sch, loops[-1]), lanes)
     if width > 1:

@@ -79,7 +79,7 @@ def _schedule(
     parallel = [*outer, ho, co] if by_channels else [*outer, ho]
     fused = sch.fuse(*parallel)
     for pad in stages.producers:
-        place_pad(sch, pad, None if by_channels else fused, device.lanes())
+        place_pad(sch, pad, None if by_channels else fused, device.lanes(), candidate.is_serial)
     depth = len(sch.get_loops(block)) - len(reduce) - 3
     sch.vectorize(ci)
     sch.unroll(cv)
@@ -90,7 +90,8 @@ def _schedule(
     if size <= _MAX_UNROLLED_WINDOW:
         for loop in reduce:
             sch.unroll(loop)
-    sch.parallel(fused)
+    if not candidate.is_serial:
+        sch.parallel(fused)
     sch.decompose_reduction(block, reduce[0])
     for output in outputs:
         vectorize_tile(sch, output, depth, lanes)
