@@ -95,6 +95,19 @@ class Elementwise:
 Anchor = Contraction | Window | Rowwise | Elementwise
 
 
+def root_stages(func: Any) -> list[Any]:
+    """The statements of the root block, one loop nest each, in program order."""
+    body = func.body.block.body
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def stage_block(stage: Any) -> Any:
+    """The outermost sblock of a stage."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(stage, (SBlock, found.append), order="pre")
+    return found[0]
+
+
 def all_blocks(sch: Schedule, func_name: str = "main") -> list[Any]:
     """Every sblock but the root, in program order (as block variables of `sch`)."""
     names: list[str] = []
@@ -218,7 +231,7 @@ def _added_product(block: Any) -> tuple[Any, Any] | None:
     """The two loads of `C[...] = C[...] + cast(A[...]) * cast(B[...])`, or None."""
     store = block.body
     value = store.value
-    if not isinstance(value, tirx.Add) or not _is_load_of(value.a, store.buffer):
+    if not isinstance(value, tirx.Add) or not is_load_of(value.a, store.buffer):
         return None
     product = value.b
     if isinstance(product, tirx.Cast):
@@ -237,7 +250,7 @@ def _single_load(expr: Any) -> Any | None:
     return expr if isinstance(expr, ir.TensorLoad) else None
 
 
-def _is_load_of(expr: Any, buffer: Any) -> bool:
+def is_load_of(expr: Any, buffer: Any) -> bool:
     return isinstance(expr, ir.TensorLoad) and expr.source.same_as(buffer)
 
 

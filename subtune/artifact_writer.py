@@ -30,8 +30,8 @@ from subtune.errors import ArtifactError
 from subtune.link import link_shared
 from subtune.manifest import FileEntry, KernelOrigin, Manifest, Source, SubgraphEntry, WeightEntry
 from subtune.passes.lift_constants import lift_constants
+from subtune.record import func_hash
 from subtune.tensorspec import TensorSpec
-from subtune.workload import Workload
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +54,6 @@ _LOWERING = (
     relax.transform.VMShapeLower,
     relax.transform.AttachGlobalSymbol,
 )
-
-
-def kernel_hash(func: PrimFunc) -> str:
-    """Structural hash of a kernel, its name left out, in 16 hex digits: of the measured and of the linked PrimFunc."""
-    return Workload.of(func, 0).key
 
 
 def check_destination(path: str | os.PathLike[str]) -> Path:
@@ -168,9 +163,7 @@ def compile_module(mod: tvm.IRModule, device: CPUModel) -> tuple[Any, dict[str, 
     target = device.target()
     with target:
         lowered = tvm.transform.Sequential([make() for make in _LOWERING])(mod)
-    hashes = {
-        gvar.name_hint: kernel_hash(func) for gvar, func in lowered.functions.items() if isinstance(func, PrimFunc)
-    }
+    hashes = {gvar.name_hint: func_hash(func) for gvar, func in lowered.functions.items() if isinstance(func, PrimFunc)}
     return tvm.compile(lowered, target=target, relax_pipeline=None), hashes
 
 

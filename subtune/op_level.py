@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 
-from subtune.anchor import variables
+from subtune.anchor import root_stages, stage_block, variables
 from subtune.kernel import NotApplicable
 from subtune.stages import inline
 from subtune.workload import CONSTANT_ARGS_ATTR, Workload
@@ -30,7 +29,7 @@ def anchor_alone(workload: Workload) -> Workload | NotApplicable:
     func = sch.mod["main"]
     dropped = {sch.get(block).name_hint for block in stages.outputs}
     root = func.body.block
-    kept = [stage for stage in root.body.seq if _name(stage) not in dropped]
+    kept = [stage for stage in root_stages(func) if stage_block(stage).name_hint not in dropped]
     result = sch.get(stages.anchors[0]).writes[0].source
     used = variables(kept)
     params = [param for param in func.params[: -workload.num_outputs] if param in used]
@@ -42,12 +41,6 @@ def anchor_alone(workload: Workload) -> Workload | NotApplicable:
     )  # fmt: skip
     alone = tirx.PrimFunc([*params, result], SBlockRealize([], True, body), func.ret_type, func.attrs)
     return Workload.of(alone.with_attr(CONSTANT_ARGS_ATTR, indices), 1)
-
-
-def _name(stage: Any) -> str:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(stage, (SBlock, found.append), order="pre")
-    return str(found[0].name_hint)
 
 
 def _index(params: Any, param: ir.Var) -> int:

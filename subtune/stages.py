@@ -10,6 +10,7 @@ from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.anchor import (
+    Anchor,
     Contraction,
     Elementwise,
     Rowwise,
@@ -92,7 +93,7 @@ def _reads_windows(sch: Schedule, block_rv: Any) -> bool:
 class Summary:
     """A workload as the policies see it: the anchor's form, or None where only the default schedule applies."""
 
-    anchor: Contraction | Window | Rowwise | Elementwise | None
+    anchor: Anchor | None
     reason: str
 
 

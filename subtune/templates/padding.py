@@ -17,15 +17,15 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from subtune.anchor import Contraction
+from subtune.anchor import Contraction, is_load_of, root_stages, stage_block
 
 
 def pad_axes(func: Any, block_name: str, info: Contraction, extents: Mapping[int, int]) -> Any:
     """`func` with the anchor's axes (by index) extended to `extents`. It computes the same as before."""
     root = func.body.block
-    stages = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    stages = root_stages(func)
     at = next(i for i, stage in enumerate(stages) if _holds(stage, block_name))
-    anchor = _block(stages[at])
+    anchor = stage_block(stages[at])
     axes = {iv.var: i for i, iv in enumerate(anchor.iter_vars)}
     store = anchor.body
     allocated = list(root.alloc_buffers)
@@ -77,7 +77,7 @@ def pad_axes(func: Any, block_name: str, info: Contraction, extents: Mapping[int
         return tirx.BufferLoad(c_padded, list(load.indices)) if load.source.same_as(store.buffer) else load
 
     for stage in stages[at + 1 :]:
-        block = _block(stage)
+        block = stage_block(stage)
         epilogue = tvm_ffi.structural_map(block.body, (ir.TensorLoad, follow))
         new_stages.append(_nest(block.name_hint, block.iter_vars, {}, epilogue, block.init))
     new_root = SBlock([], [], [], "root", tirx.SeqStmt(new_stages), None, allocated)
@@ -92,7 +92,7 @@ def pad_reductions(func: Any, multiple: int) -> Any | None:
     Shorter reductions than `multiple` stay as they are. None when there is nothing to extend.
     """
     root = func.body.block
-    stages = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    stages = root_stages(func)
     padded = [_pad_reduction(stage, multiple) for stage in stages]
     if all(new is old for new, old in zip(padded, stages, strict=True)):
         return None
@@ -104,7 +104,7 @@ def pad_reductions(func: Any, multiple: int) -> Any | None:
 
 
 def _pad_reduction(stage: Any, multiple: int) -> Any:
-    block = _block(stage)
+    block = stage_block(stage)
     reduced = [i for i, iv in enumerate(block.iter_vars) if int(iv.iter_type) == tirx.IterVar.CommReduce]
     if len(reduced) != 1 or block.init is None or not isinstance(block.body, tirx.BufferStore):
         return stage
@@ -115,7 +115,7 @@ def _pad_reduction(stage: Any, multiple: int) -> Any:
         return stage
     inside = block.iter_vars[axis].var < tirx.const(extent, "int64")
     sides = [
-        side if _reads(side, block.body.buffer) else tirx.if_then_else(inside, side, block.init.value)
+        side if is_load_of(side, block.body.buffer) else tirx.if_then_else(inside, side, block.init.value)
         for side in (value.a, value.b)
     ]
     body = tirx.BufferStore(block.body.buffer, type(value)(*sides), list(block.body.indices))
@@ -123,22 +123,12 @@ def _pad_reduction(stage: Any, multiple: int) -> Any:
     return _nest(block.name_hint, block.iter_vars, {axis: padded}, body, block.init)
 
 
-def _reads(expr: Any, buffer: Any) -> bool:
-    return isinstance(expr, ir.TensorLoad) and expr.source.same_as(buffer)
-
-
 def _padded_dim(dim: Any, axis: int | None, extents: Mapping[int, int]) -> Any:
     return tirx.const(extents[axis], "int64") if axis is not None and axis in extents else dim
 
 
 def _holds(stage: Any, block_name: str) -> bool:
-    return bool(_block(stage).name_hint == block_name)
-
-
-def _block(stage: Any) -> Any:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(stage, (SBlock, found.append), order="pre")
-    return found[0]
+    return bool(stage_block(stage).name_hint == block_name)
 
 
 def _padding_stage(source: Any, padded: Any) -> Any:

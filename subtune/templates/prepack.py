@@ -13,6 +13,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
+from subtune.anchor import root_stages
+
 PREPROC_ATTR = "meta_schedule.layout_rewrite_preproc"
 """MetaSchedule's mark of a block that only packs a constant: TVM's SplitLayoutRewritePreproc takes such blocks out."""
 
@@ -23,7 +25,7 @@ def split_prepack(func: Any, param: int) -> Any:
     All readers of the parameter must be such blocks: copies at the root of the function.
     """
     root = func.body.block
-    stages = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    stages = root_stages(func)
     source = func.params[param]
     kept = []
     for stage in stages:

@@ -20,7 +20,7 @@ import tvm_ffi
 from tvm import ir, te, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
 
-from subtune.anchor import Contraction, contraction, winograd_obstacle
+from subtune.anchor import Contraction, all_blocks, contraction, root_stages, stage_block, winograd_obstacle
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
@@ -202,8 +202,8 @@ def _graft(
     inner_root, root = body.block, func.body.block
     anchor = sch.get(stages.anchors[0]).name_hint
     merged: list[Any] = []
-    for stage in root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]:
-        merged += list(inner_root.body.seq) if _name(stage) == anchor else [stage]
+    for stage in root_stages(func):
+        merged += list(inner_root.body.seq) if stage_block(stage).name_hint == anchor else [stage]
     params = list(func.params)
     params[weights] = u
     new_root = SBlock([], [], [], "root", tirx.SeqStmt(merged), None, [*root.alloc_buffers, *inner_root.alloc_buffers])
@@ -213,15 +213,9 @@ def _graft(
     return grafted, _Geometry(outputs, pads)
 
 
-def _name(stage: Any) -> str:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(stage, (SBlock, found.append), order="pre")
-    return str(found[0].name_hint)
-
-
 def _schedule(sch: Schedule, names: _Geometry, m: int, mr: int, nr: int, fuse: bool, lanes: int) -> None:
     block = sch.get_sblock
-    has_xp = any(b == "wino_xp" for b in _block_names(sch))
+    has_xp = any(sch.get(b).name_hint == "wino_xp" for b in all_blocks(sch))
     if names.outputs != ("wino_out",):
         sch.compute_inline(block("wino_out"))
     if has_xp:
@@ -259,10 +253,8 @@ def _schedule(sch: Schedule, names: _Geometry, m: int, mr: int, nr: int, fuse: b
     e, s, p, c = sch.get_loops(stage)[-4:]
     po, pi = sch.split(p, [None, mr])
     co, cv, ci = sch.split(c, [None, nr // lanes, lanes])
-    if fuse:
-        sch.reorder(e, s, co, po, pi, cv, ci)
-    else:
-        sch.reorder(e, s, co, po, pi, cv, ci)
+    sch.reorder(e, s, co, po, pi, cv, ci)
+    if not fuse:
         sch.parallel(sch.fuse(e, s))
     sch.vectorize(ci)
     sch.unroll(cv)
@@ -305,9 +297,3 @@ def _schedule(sch: Schedule, names: _Geometry, m: int, mr: int, nr: int, fuse: b
         if not fuse:
             sch.parallel(sch.fuse(*loops[:2]))
     sch.decompose_reduction(gemm, k)
-
-
-def _block_names(sch: Schedule) -> list[str]:
-    found: list[str] = []
-    tvm_ffi.structural_walk(sch.mod["main"].body, (SBlock, lambda b: found.append(b.name_hint)), order="pre")
-    return found
