@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
+from subtune import affinity
 from subtune.errors import ArtifactError
 
 ALIGNMENT = 64
 """Bytes; TVM's kernels assume that every buffer starts on such a boundary."""
 
-_BIG_CORES = 1  # AffinityMode::kBig, the mode every pool starts in
+_SHARE_CORES = -3  # AffinityMode::kSpecifyThreadShareAllCore
 
 _fork_generation = 0
 _forked_thread: int | None = None
@@ -153,20 +154,24 @@ def _environment(**values: str) -> Iterator[None]:
 def use_threads(threads: int) -> bool:
     """Make the calling thread's pool run `threads` threads; False if it has fewer, or may have lost them in a fork.
 
-    TVM keeps one pool per calling thread, made at its first parallel region with as many threads as the environment
-    says then; later it can be told to use fewer, never more. Threads stay unbound: TVM's own binding leaves the
-    calling thread free to sit on the core it bound a worker to, which halves the speed.
+    TVM keeps one pool per calling thread. It is made with as many threads as it is told at its first use; later it can
+    be told to use fewer, never more. Only a list of cores tells it: the mere number is forgotten, and on x86 every
+    parallel region is then run by half of the machine's threads, or on a machine of two by one. `subtune.affinity`
+    binds the workers: TVM's own binding leaves the calling thread free to sit on the core it bound a worker to, which
+    halves the speed.
     """
     if _forked_thread is not None and threading.get_ident() == _forked_thread:
         return False
-    num_threads = _pool_function("runtime.NumThreads")
-    if getattr(_configured, "is_made", False) and num_threads() == threads:
+    if getattr(_configured, "threads", 0) == threads:
+        affinity.step_aside()
         return True
-    with _environment(TVM_NUM_THREADS=str(threads), TVM_BIND_THREADS=os.environ.get("TVM_BIND_THREADS", "0")):
-        if num_threads() != threads:
-            _pool_function("runtime.config_threadpool")(_BIG_CORES, threads)
-    _configured.is_made = True
-    return bool(num_threads() == threads)
+    with _environment(TVM_BIND_THREADS=os.environ.get("TVM_BIND_THREADS", "0")):
+        cores = [str(core) for core in range(threads)]
+        affinity.start_pool(lambda: _pool_function("runtime.config_threadpool")(_SHARE_CORES, threads, cores))
+    if _pool_function("runtime.NumThreads")() != threads:
+        return False
+    _configured.threads = threads
+    return True
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from subtune import affinity, runtime
 from subtune.device import CPUModel
 from subtune.kernel import Packing
 from subtune.measure.build import load_workload
@@ -29,6 +30,8 @@ _FILLS = (0xFF, 0x7F, 0xFF)
 
 def handle(job: PrepareJob | TimeJob | CompareJob) -> Any:
     if isinstance(job, PrepareJob):
+        runtime.use_threads(job.device.threads)
+        affinity.bind_caller()
         bench = Bench(load_workload(job.workload_json, job.num_outputs), job.device, job.default)
         _PREPARED[:] = [bench]
         return Prepared(bench.default_s)
