@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import cycle
 from typing import Any
 
@@ -19,6 +19,7 @@ from subtune.measure.guarded import Guarded, as_bytes, elements, numpy_dtype
 from subtune.measure.inputs import SETS, hazards, make_inputs
 from subtune.measure.messages import CompareJob, Library, Prepared, PrepareJob, TimeJob
 from subtune.measure.protocol import Comparison
+from subtune.measure.sentinel import Sentinel
 from subtune.measure.verdict import disagreement
 from subtune.measurement import Failure, FailureKind, Timing
 from subtune.workload import Arg, Workload
@@ -63,17 +64,21 @@ class Bench:
         begin = time.perf_counter()
         self._run(kernel, default, 0)
         self.default_s = time.perf_counter() - begin
+        self._sentinel = _sentinel(device)
+        self._sentinel.begin_workload()
 
     def time(self, job: TimeJob) -> Timing | Failure:
         kernel = _load(job.library)
         if not job.checked and (wrong := self._check(kernel, job.library, range(len(SETS)))):
             return Failure(FailureKind.WRONG_RESULT, wrong)
-        return time_calls(self._caller(kernel, job.library), job.seconds, job.stop_above_s)
+        call = self._caller(kernel, job.library)
+        timing: Timing = self._sentinel.undisturbed(lambda: time_calls(call, job.seconds, job.stop_above_s))
+        return timing
 
     def compare(self, job: CompareJob) -> Comparison | Failure:
         kernel, default = _load(job.library), _load(self._default)
         one, other = self._caller(kernel, job.library), self._caller(default, self._default)
-        comparison = Comparison(*time_pairs(one, other, job.seconds))
+        comparison: Comparison = self._sentinel.undisturbed(lambda: Comparison(*time_pairs(one, other, job.seconds)))
         # Once more after thousands of calls: a race between threads shows itself seldom.
         if wrong := self._check(kernel, job.library, range(1)):
             return Failure(FailureKind.WRONG_RESULT, f"in a later run {wrong}")
@@ -144,6 +149,11 @@ class Bench:
         for position, packing in library.packings:
             arrays[position] = packing(arrays[position])
         return arrays
+
+
+@cache
+def _sentinel(device: CPUModel) -> Sentinel:
+    return Sentinel(device)
 
 
 def _load(library: Library) -> Any:
