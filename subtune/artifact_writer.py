@@ -28,6 +28,7 @@ from subtune.artifact import Artifact, load
 from subtune.device import CPUModel
 from subtune.errors import ArtifactError
 from subtune.link import link_shared
+from subtune.lower import PIPELINE
 from subtune.manifest import FileEntry, KernelOrigin, Manifest, Source, SubgraphEntry, WeightEntry
 from subtune.passes.lift_constants import lift_constants
 from subtune.record import func_hash
@@ -164,7 +165,7 @@ def compile_module(mod: tvm.IRModule, device: CPUModel) -> tuple[Any, dict[str, 
     with target:
         lowered = tvm.transform.Sequential([make() for make in _LOWERING])(mod)
     hashes = {gvar.name_hint: func_hash(func) for gvar, func in lowered.functions.items() if isinstance(func, PrimFunc)}
-    return tvm.compile(lowered, target=target, relax_pipeline=None), hashes
+    return tvm.compile(lowered, target=target, relax_pipeline=None, tir_pipeline=PIPELINE), hashes
 
 
 def _build(mod: tvm.IRModule, device: CPUModel, library: Path) -> dict[str, str]:

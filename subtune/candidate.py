@@ -27,6 +27,10 @@ class Candidate:
     def __getitem__(self, name: str) -> Knob:
         return dict(self.knobs)[name]
 
+    def get(self, name: str) -> Knob | None:
+        """The knob `name`, None where the candidate leaves it out."""
+        return dict(self.knobs).get(name)
+
     @property
     def is_serial(self) -> bool:
         """Whether the kernel runs on the calling thread alone, as very short ones should."""

@@ -61,6 +61,13 @@ class CPUModel:
         """Floating-point operations per second in float32."""
         return 2.0 * self.lanes() * self.fma_per_cycle * self.cycles_per_s * (threads or self.threads)
 
+    def comes_from_memory(self, weights_bytes: int) -> bool:
+        """Whether a subgraph with so many bytes of weights belongs to a model whose weights do not stay in L3.
+
+        A thirty-second of L3 for one of a model's dozens of subgraphs: all of them together exceed it.
+        """
+        return 32 * weights_bytes >= self.l3_bytes
+
     def target(self) -> Any:
         """The `tvm.target.Target` kernels are built for."""
         from tvm.target import Target

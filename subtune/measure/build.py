@@ -36,8 +36,10 @@ def handle(job: BuildJob) -> Library | Failure:
         return Failure(FailureKind.INVALID, kernel.reason)
     import tvm
 
+    from subtune.lower import PIPELINE
+
     func = kernel.func.with_attr("global_symbol", "main")
-    module = tvm.compile(func, job.device.target()).mod
+    module = tvm.compile(func, job.device.target(), tir_pipeline=PIPELINE).mod
     path = _write(module, job.stem)
     return Library(path, func_hash(func), kernel.packings, time.perf_counter() - begin)
 

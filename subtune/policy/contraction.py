@@ -28,6 +28,8 @@ def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUM
     rows = anchor.of_role("m")
     last = rows[-1].extent if rows else 1
     outer = rows[-2].extent if len(rows) > 1 else None
+    weights = prod(anchor.b.shape) * dtype_bits(anchor.b.dtype) // 8
+    streams = anchor.b.is_constant and device.comes_from_memory(weights)
     found = []
     for vectors in _vector_counts(anchor.n.extent, lanes):
         for mr in _row_counts(last):
@@ -38,9 +40,23 @@ def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUM
                 if mt * mr > _MAX_TILE_ROWS * 8 and mt > 1:
                     continue
                 for order in ("m", "n", "mn"):
+                    knobs: dict[str, int | str | bool] = {"mr": mr, "nr": vectors * lanes, "mt": mt, "order": order}
+                    if streams and _passes(anchor, mr, mt, order) <= vectors * lanes:
+                        knobs["prefetch"] = True
                     seconds = _predict(anchor, workload, device, mr, vectors, mt, order)
-                    found.append(Candidate.make("contraction", seconds, mr=mr, nr=vectors * lanes, mt=mt, order=order))
+                    found.append(Candidate.make("contraction", seconds, **knobs))
     return found
+
+
+def _passes(anchor: Contraction, mr: int, mt: int, order: str) -> int:
+    """How often one panel of B is read in a row: of more than its width, a step's share would be no element."""
+    rows = anchor.of_role("m")
+    if not rows:
+        return 1
+    tiles = ceil(rows[-1].extent / mr)
+    if order == "n":
+        return tiles * prod(axis.extent for axis in rows[:-1])
+    return mt * tiles if len(rows) > 1 else mt
 
 
 def _vector_counts(n: int, lanes: int) -> list[int]:

@@ -29,6 +29,7 @@ def winograd_candidates(anchor: Contraction, device: CPUModel) -> list[Candidate
         return []
     found = []
     for m in (2, 4):
+        streams = device.comes_from_memory((m + 2) ** 2 * channels * out_channels * 4)
         tiles_h, tiles_w = ceil(out_h / m), ceil(out_w / m)
         for fuse in (False, True):
             rows = tiles_w if fuse else batch * tiles_h * tiles_w
@@ -38,7 +39,10 @@ def winograd_candidates(anchor: Contraction, device: CPUModel) -> list[Candidate
                         continue
                     tiles = (batch, tiles_h, tiles_w)
                     seconds = _predict(m, fuse, mr, vectors, tiles, channels, out_channels, device)
-                    found.append(Candidate.make("winograd", seconds, m=m, mr=mr, nr=vectors * lanes, fuse=fuse))
+                    knobs = {"m": m, "mr": mr, "nr": vectors * lanes, "fuse": fuse}
+                    if streams and rows // mr <= vectors * lanes:
+                        knobs["prefetch"] = True
+                    found.append(Candidate.make("winograd", seconds, **knobs))
     return found
 
 

@@ -25,6 +25,7 @@ from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
 from subtune.stages import Stages, inline
+from subtune.templates.prefetch import MicroKernel, prefetch_panels
 from subtune.workload import Workload
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -65,12 +66,12 @@ class WinogradWeights:
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         g = np.array(TRANSFORMS[self.m][1])
-        # one 3x3 -> (m+2)x(m+2) transform per pair of channels, as two small matrix products
-        rows = np.tensordot(g, array.astype(np.float64), axes=(1, 1))  # [a, OC, 3, IC]
-        u = np.tensordot(g, rows, axes=(1, 2))  # [a (columns), a (rows), OC, IC]
-        a = self.m + 2
-        packed = u.transpose(1, 0, 2, 3).reshape(a, a, self.out_channels // self.nr, self.nr, self.in_channels)
-        return np.ascontiguousarray(packed.transpose(0, 1, 2, 4, 3), dtype=array.dtype)
+        outer, a = self.out_channels // self.nr, self.m + 2
+        # The weights are brought into the packed order first, as the smaller of the two; then G w G^T of all pairs of
+        # channels is one product with the Kronecker square of G.
+        packed = array.reshape(outer, self.nr, 9, self.in_channels).transpose(2, 0, 3, 1)
+        u = np.kron(g, g) @ packed.reshape(9, -1).astype(np.float64)
+        return u.astype(array.dtype).reshape(a, a, outer, self.in_channels, self.nr)
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
@@ -97,7 +98,11 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
     weights = WinogradWeights(m, nr, info.n.extent, info.a.shape[-1])
-    return Kernel(rewritten.mod["main"], ((info.b.param, weights),))
+    scheduled = rewritten.mod["main"]
+    if candidate.get("prefetch"):
+        kernel = MicroKernel("wino_m_update", depth=5 if fuse else 3, rows=1, reduce=1)
+        scheduled = prefetch_panels(scheduled, scheduled.params[info.b.param], kernel)
+    return Kernel(scheduled, ((info.b.param, weights),))
 
 
 @dataclass(frozen=True, slots=True)
