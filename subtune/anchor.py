@@ -66,12 +66,14 @@ class Window:
     """C[..., c] = reduce over small windows of A[..., c]: depthwise convolution and pooling.
 
     The innermost axis `c` indexes every operand contiguously, so it is the vector axis, but for the constants in
-    `to_pack` (depthwise weights `[c, kh, kw, 1]`), which can be packed `[kh, kw, c]`.
+    `to_pack` (depthwise weights `[c, kh, kw, 1]`), which can be packed `[kh, kw, c]`. `is_padded`: a block computes
+    what is read, its padding most often.
     """
 
     axes: tuple[Axis, ...]
     acc_dtype: str
     to_pack: tuple[Operand, ...]
+    is_padded: bool
 
     def of_role(self, role: str) -> tuple[Axis, ...]:
         return tuple(axis for axis in self.axes if axis.role == role)
@@ -211,7 +213,10 @@ def window(sch: Schedule, block_rv: Any) -> Window | NotApplicable:
         Axis(i, extent, "k" if int(iv.iter_type) == tirx.IterVar.CommReduce else "n" if iv.var.same_as(last) else "m")
         for i, (iv, extent) in enumerate(zip(block.iter_vars, extents, strict=True))
     )
-    return Window(axes, str(store.buffer.dtype), tuple(to_pack))
+    sources = [load.source for load in loads(store.value) if not load.source.same_as(store.buffer)]
+    params = sch.mod["main"].params
+    is_padded = not all(any(source.same_as(param) for param in params) for source in sources)
+    return Window(axes, str(store.buffer.dtype), tuple(to_pack), is_padded)
 
 
 def _is_var_plus_units(index: Any, var: Any, unit: set[Any]) -> bool:

@@ -11,6 +11,8 @@ from subtune.workload import Workload, dtype_bits
 
 _GRAIN_COST_S = 2e-7  # starting one piece of parallel work
 _MAX_CHANNEL_VECTORS = 8
+_BRANCHES = 1.1
+_BYTES_PER_S = 100e9  # of all threads from L3, where a network's activations are
 
 
 def window_candidates(anchor: Window, workload: Workload, device: CPUModel) -> list[Candidate]:
@@ -37,11 +39,17 @@ def window_candidates(anchor: Window, workload: Workload, device: CPUModel) -> l
                     rate = min(2.0, vectors / device.fma_latency)
                     work = images * height * width * channels / lanes * taps / rate
                     overhead = images * height * width * channels / (mr * cb) * 10
-                    # rows that neighbouring tiles both pad and read
-                    halo = 1.0 + 2.0 / ht if order == "h" else 1.2
-                    seconds = (work * halo + overhead) / device.cycles_per_s / device.threads * imbalance
-                    seconds = max(seconds, workload.nbytes / device.dram_bytes_per_s) + grains * _GRAIN_COST_S / 10
-                    found.append(Candidate.make("window", seconds, ht=ht, mr=mr, cb=cb, order=order))
+                    for inline in (True, False) if anchor.is_padded else (False,):
+                        # a padding's copy, with the rows that neighbouring tiles both make, or a branch per load
+                        copy = 1.0 + (2.0 / ht if order == "h" else 0.2) if anchor.is_padded else 1.0
+                        padding = _BRANCHES if inline else copy
+                        seconds = (work * padding + overhead) / device.cycles_per_s / device.threads * imbalance
+                        moved = workload.nbytes + (
+                            2 * workload.args[0].nbytes if anchor.is_padded and not inline else 0
+                        )
+                        seconds = max(seconds, moved / _BYTES_PER_S) + grains * _GRAIN_COST_S / 10
+                        knobs: dict[str, int | str | bool] = {"ht": ht, "mr": mr, "cb": cb, "order": order}
+                        found.append(Candidate.make("window", seconds, **knobs, **({"inline": True} if inline else {})))
     return found
 
 

@@ -5,9 +5,10 @@
     micro-kernel:  for k:  for mr rows (unrolled), nr columns (vectors):  acc += a * b
 
 The accumulators of one micro-kernel (`mr` x `nr`) live in registers, the epilogue is computed on them before
-the store. A constant B is packed `[n / nr][k...][nr]` at compile time, so that the micro-kernel reads it with
-unit stride; with the knob `prefetch` the next panel of it is fetched meanwhile. Source: Goto & van de Geijn 2008; Low et al., "Analytical Modeling Is Enough for High-Performance
-BLIS", 2016; measured in the project's recipes.
+the store. A constant B is packed `[n / nr][k...][nr]` at compile time, so that the micro-kernel reads it with unit
+stride; with the knob `prefetch` the next panel of it is fetched meanwhile.
+Sources: Goto & van de Geijn 2008; Low et al., "Analytical Modeling Is Enough for High-Performance BLIS", 2016; measured
+in the project's recipes.
 """
 
 from __future__ import annotations

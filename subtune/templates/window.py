@@ -3,6 +3,8 @@
     for n, h tile (parallel) [or with the channel tile, when there are few rows]:
       for channel tile, h, w tile:  acc[mr pixels][cb channels] in registers;  for kh, kw: acc = reduce(acc, x)
 
+With the knob `inline` the padding is not stored: every load asks whether it is inside the image, a branch that is
+predicted, instead of a copy of the whole input. It pays wherever memory bounds the kernel.
 Source: XNNPACK's depthwise micro-kernels; measured in the project's recipes.
 """
 
@@ -68,6 +70,11 @@ def _schedule(
     ho, hi = sch.split(h, [None, ht])
     wo, wi = sch.split(w, [None, mr])
     sch.reorder(*outer, ho, co, hi, wo, *reduce, wi, cv, ci)
+    pads = list(stages.producers)
+    if candidate.get("inline"):
+        for pad in pads:
+            sch.compute_inline(pad)
+        pads = []
     outputs = list(stages.outputs)
     if outputs:
         sch.set_scope(block, 0, "local")
@@ -78,7 +85,7 @@ def _schedule(
     by_channels = candidate["order"] == "c"
     parallel = [*outer, ho, co] if by_channels else [*outer, ho]
     fused = sch.fuse(*parallel)
-    for pad in stages.producers:
+    for pad in pads:
         place_pad(sch, pad, None if by_channels else fused, device.lanes(), candidate.is_serial)
     depth = len(sch.get_loops(block)) - len(reduce) - 3
     sch.vectorize(ci)
