@@ -161,7 +161,7 @@ class _InputSlot:
                 f"input {spec.name} has dtype {array.dtype}, the model takes {spec}; convert it with "
                 f".astype({spec.dtype!r}) if that is meant"
             )
-        if array.flags.c_contiguous and array.ctypes.data % runtime.ALIGNMENT == 0 and array.flags.writeable:
+        if array.flags.c_contiguous and array.flags.aligned and array.flags.writeable:
             self.address = array.ctypes.data
             return _as_tensor(array, spec)
         if self._buffer is None:

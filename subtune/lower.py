@@ -1,6 +1,9 @@
-"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and small scratch buffers on the stack.
+"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and two changes of how memory is seen.
 
-TVM takes every buffer of scope "local" from its workspace pool, that is from memory: accumulators then stay in memory
+Parameters need no more than their element's alignment: TVM's 64 bytes would have every input array of numpy copied,
+and an unaligned load of an aligned address costs nothing.
+
+Small scratch buffers are on the stack: TVM takes every buffer of scope "local" from its workspace pool, that is from memory: accumulators then stay in memory
 for LLVM too, save where it can prove in a loop that nothing else touches them. On the stack they become registers.
 """
 
@@ -23,7 +26,24 @@ def _pipeline() -> tuple[Any, Any, Any]:
     from tvm.s_tir.pipeline import default_s_tir_pipeline
 
     lower, finalize_host, finalize_device = default_s_tir_pipeline()
-    return tvm.ir.transform.Sequential([lower, _small_buffers_on_stack()]), finalize_host, finalize_device
+    passes = [_any_alignment(), lower, _small_buffers_on_stack()]
+    return tvm.ir.transform.Sequential(passes), finalize_host, finalize_device
+
+
+def _any_alignment() -> Any:
+    @tirx.transform.prim_func_pass(opt_level=0)
+    def run(func: Any, _mod: Any, _ctx: Any) -> Any:
+        renamed = {param: _unaligned(param) for param in func.params if isinstance(param.ty, tirx.BufferType)}
+        body = tvm_ffi.structural_map(func.body, (tvm.ir.Var, lambda var: renamed.get(var, var)))
+        params = [renamed.get(param, param) for param in func.params]
+        return tirx.PrimFunc(params, body, func.ret_type, func.attrs)
+
+    return run
+
+
+def _unaligned(param: Any) -> Any:
+    alignment = max(1, tvm_ffi.dtype(str(param.dtype)).itemsize)
+    return tirx.decl_buffer(param.shape, param.dtype, param.name, scope=param.scope(), data_alignment=alignment)
 
 
 def _small_buffers_on_stack() -> Any:
