@@ -1,24 +1,33 @@
 """The hardware models: what the machine can do, read from the machine, and printable.
 
-`CPU(target)` describes the processor that a target names. The host's own properties (caches, cores that may
-really be used) come from the operating system, the instruction set from LLVM; a JSON file overrides any of them.
+`CPU(target)` describes the processor that a target names. The instruction set comes from LLVM; caches and cores of this
+machine from the operating system, of another from what is published (`processors.py`); a JSON file overrides any.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from subtune import runtime, triples
 from subtune.errors import TargetError
+from subtune.processors import ALIASES, PROCESSORS
 
-_SYSFS_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_SYSFS_DEVICES = Path("/sys/devices")
 
-# Used where the operating system does not tell: the smallest caches of any server core of the last ten years.
+# Used where neither the operating system nor `processors.py` tells: the smallest caches of any server core of the
+# last ten years; four cores, as small boards and small cloud machines have.
 _FALLBACK_CACHES = {"l1d": 32 * 1024, "l2": 256 * 1024, "l3": 8 * 1024 * 1024, "line": 64}
+_FALLBACK_CORES = 4
+
+_ARCHITECTURES = ("x86_64", "aarch64")
+_OTHER_TRIPLES = ("aarch64-linux-gnu", "x86_64-linux-gnu")
+_APPLE_TRIPLE = "arm64-apple-macosx11.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +84,31 @@ class CPUModel:
         config: dict[str, Any] = {"kind": "llvm", "mtriple": self.triple, "num-cores": self.threads}
         if self.name:
             config["mcpu"] = self.name
-        if self.triple.startswith("aarch64"):
+        if triples.architecture(self.triple) == "aarch64":
             config["mattr"] = ["+neon"]
         return Target(config)
+
+    def obstacle(self) -> str:
+        """Why what is built for this processor cannot run in this process; "" when it can."""
+        if not triples.is_here(self.triple):
+            return f"this machine is {triples.here()}"
+        if missing := runtime.missing_features(self.features):
+            return f"this processor lacks {', '.join(missing)}"
+        return ""
+
+    def stand_in(self) -> CPUModel:
+        """This model with the instruction set of the machine here: it schedules alike, and what is built runs here.
+
+        LLVM takes vectors of any width, so the very PrimFuncs that are built for the other machine can be checked.
+        """
+        here = CPU("auto")
+        threads = min(self.threads, usable_cores())
+        return replace(self, name=here.name, triple=here.triple, features=here.features, threads=threads)
 
     def fingerprint(self) -> str:
         """Short text that is equal exactly for devices whose measurements may be exchanged."""
         caches = f"{self.l1d_bytes // 1024}K-{self.l2_bytes // 1024}K-{self.l3_bytes // 1024}K"
-        isa = f"{self.triple.split('-')[0]}/{self.name or 'generic'}/{self.vector_bytes * 8}b"
+        isa = f"{triples.architecture(self.triple)}/{self.name or 'generic'}/{self.vector_bytes * 8}b"
         return f"cpu/{isa}/{caches}/t{self.threads}" + ("/exact" if self.exact_math else "")
 
     def to_json(self) -> str:
@@ -111,47 +137,37 @@ class CPUModel:
 
 
 def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) -> CPUModel:
-    """The model of the processor `target` names, running `threads` threads (default: the cores usable here).
+    """The model of the processor `target` names, running `threads` threads.
+
+    Without `threads`: on this machine its fast cores that are usable (of hyperthreads each counts, where the system
+    shows them); on another the target's `num-cores`, else what `processors.py` says, else 4.
 
     Args:
-        target: "auto" for this machine, an LLVM processor name ("znver4", "skylake-avx512", "apple-m1"),
-            or a mapping with `mcpu` and `mtriple`.
+        target: "auto" for this machine; an LLVM processor name ("znver4", "cortex-a76", "apple-m1"); a tag of TVM's
+            ("raspberry-pi/4b-aarch64"); or `mcpu`, `mtriple` and `num-cores` as a mapping or a JSON object.
     """
-    import tvm
-    from tvm.target import Target
-
-    if target == "auto":
-        name = str(tvm.get_global_func("target.llvm_get_system_cpu")())
-        triple = str(tvm.get_global_func("target.llvm_get_system_triple")())
-    elif isinstance(target, str):
-        name, triple = target, str(tvm.get_global_func("target.llvm_get_system_triple")())
-    else:
-        name = str(target.get("mcpu", ""))
-        triple = str(target.get("mtriple", "") or tvm.get_global_func("target.llvm_get_system_triple")())
+    name, triple, cores = _read_target(target)
     if threads is not None and threads < 1:
         raise TargetError(f"the number of threads must be at least 1, not {threads}")
-    is_arm = triple.startswith("aarch64")
-    config: dict[str, Any] = {"kind": "llvm", "mtriple": triple}
-    if name:
-        config["mcpu"] = name
-    arch_list = tvm.get_global_func("target.llvm_get_cpu_archlist")
-    archs = {str(arch) for arch in arch_list(Target({"kind": "llvm", "mtriple": triple}))}
-    if name and name not in archs:
+    if triples.architecture(triple) not in _ARCHITECTURES:
+        raise TargetError(f"target {target!r}: the policies know the processors of {' and '.join(_ARCHITECTURES)} only")
+    if name and ALIASES.get(name, name) not in _names(triple):
         raise TargetError(
             f"LLVM knows no processor {name!r} for {triple}; name one as `clang -mcpu=help` does, or use auto"
         )
-    features = {str(f) for f in dict(tvm.get_global_func("target.llvm_get_cpu_features")(Target(config)))}
-    if is_arm:
-        vector_bytes, registers, fma, latency = 16, 32, 2, 4
+    features = _features(name, triple)
+    published = PROCESSORS.get(name)
+    if triples.architecture(triple) == "aarch64":
+        vector_bytes, registers, fma, latency = 16, 32, 2, 4  # NEON, also where there is SVE
     elif "avx512f" in features:
-        # Zen 4 starts one 512-bit FMA a cycle in two halves; Zen 5 and Intel's server cores two.
-        vector_bytes, registers, fma, latency = 64, 32, 1 if name == "znver4" else 2, 4
+        vector_bytes, registers, fma, latency = 64, 32, 2, 4
     elif "avx2" in features:
         vector_bytes, registers, fma, latency = 32, 16, 2, 4
     else:
         vector_bytes, registers, fma, latency = 16, 16, 1, 8
-    caches = _caches()
-    return CPUModel(
+    if published:
+        fma, latency = published.fma_per_cycle, published.fma_latency
+    model = CPUModel(
         name=name,
         triple=triple,
         features=tuple(sorted(features & _RELEVANT_FEATURES)),
@@ -159,14 +175,103 @@ def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) ->
         vector_registers=registers,
         fma_per_cycle=fma,
         fma_latency=latency,
-        l1d_bytes=caches["l1d"],
-        l2_bytes=caches["l2"],
-        l3_bytes=caches["l3"],
-        line_bytes=caches["line"],
-        threads=threads or usable_cores(),
+        l1d_bytes=_FALLBACK_CACHES["l1d"],
+        l2_bytes=_FALLBACK_CACHES["l2"],
+        l3_bytes=_FALLBACK_CACHES["l3"],
+        line_bytes=_FALLBACK_CACHES["line"],
+        threads=threads or cores or _FALLBACK_CORES,
         cycles_per_s=3.5e9,
         dram_bytes_per_s=25e9,
     )
+    if published:
+        model = replace(
+            model,
+            l1d_bytes=published.l1d_bytes,
+            l2_bytes=published.l2_bytes,
+            l3_bytes=published.l3_bytes,
+            line_bytes=published.line_bytes,
+            threads=threads or cores or published.cores,
+        )
+    if not model.obstacle():
+        return replace(model, **_caches(), threads=threads or cores or len(_usable(fast=True)))
+    if published:
+        model = replace(model, cycles_per_s=published.cycles_per_s, dram_bytes_per_s=published.dram_bytes_per_s)
+    return model
+
+
+def source(device: CPUModel) -> str:
+    """Where the figures of `device` come from that LLVM does not know: caches, FMA units, clock."""
+    if not device.obstacle():
+        return "this machine's operating system; clock and memory bandwidth are nominal"
+    if published := PROCESSORS.get(device.name):
+        return f"published, not measured: {published.source}"
+    return "none for this processor: typical figures, which --device FILE.json overrides"
+
+
+def _read_target(target: str | Mapping[str, Any]) -> tuple[str, str, int | None]:
+    """LLVM's name of the processor, the triple, and the number of cores if the target gives one."""
+    from tvm.target import Target
+
+    if target == "auto":
+        return _global("target.llvm_get_system_cpu"), _global("target.llvm_get_system_triple"), None
+    fields: dict[str, Any]
+    if not isinstance(target, str):
+        fields = dict(target)
+    elif target.lstrip().startswith("{"):
+        try:
+            fields = json.loads(target)
+        except ValueError as e:
+            raise TargetError(f"target {target!r} is no JSON object: {e}") from e
+    elif target.startswith("llvm"):  # as TVM wrote targets before it took JSON only
+        fields = dict(re.findall(r"-(mcpu|mtriple|num-cores)=(\S+)", target))
+    elif "/" in target:
+        try:
+            fields = json.loads(str(Target(target)))
+        except (ValueError, RuntimeError) as e:
+            raise TargetError(f"TVM has no target tag {target!r}: see tvm.target.list_tags()") from e
+    else:
+        fields = {"mcpu": target}
+    if str(fields.get("kind", "llvm")) != "llvm":
+        raise TargetError(f"target {target!r}: only the kind llvm, CPUs, is supported")
+    cores = fields.get("num-cores")
+    if cores is not None and not str(cores).isdecimal():
+        raise TargetError(f"target {target!r}: num-cores must be a number, not {cores!r}")
+    name = str(fields.get("mcpu", ""))
+    return name, str(fields.get("mtriple") or _triple_of(name)), int(cores) if cores else None
+
+
+def _triple_of(name: str) -> str:
+    """The triple that processor `name` is meant for: this machine's if LLVM knows the name there."""
+    system = _global("target.llvm_get_system_triple")
+    known = ALIASES.get(name, name)
+    for triple in (system, *_OTHER_TRIPLES):
+        if not name or known in _names(triple):
+            is_apple = known.startswith("apple-") and triples.system(system) != "darwin"
+            return _APPLE_TRIPLE if is_apple and triples.architecture(system) != "aarch64" else triple
+    return system
+
+
+def _names(triple: str) -> frozenset[str]:
+    """LLVM's names of the processors of the triple's architecture."""
+    import tvm
+    from tvm.target import Target
+
+    names = tvm.get_global_func("target.llvm_get_cpu_archlist")(Target({"kind": "llvm", "mtriple": triple}))
+    return frozenset(str(name) for name in names)
+
+
+def _features(name: str, triple: str) -> frozenset[str]:
+    import tvm
+    from tvm.target import Target
+
+    config = {"kind": "llvm", "mtriple": triple, **({"mcpu": name} if name else {})}
+    return frozenset(str(f) for f in dict(tvm.get_global_func("target.llvm_get_cpu_features")(Target(config))))
+
+
+def _global(name: str) -> str:
+    import tvm
+
+    return str(tvm.get_global_func(name)())
 
 
 _RELEVANT_FEATURES = frozenset(
@@ -177,20 +282,52 @@ _RELEVANT_FEATURES = frozenset(
 
 def usable_cores() -> int:
     """Cores this process may run on: affinity and the container's quota, not what the machine has."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(_usable())
+
+
+def _usable(fast: bool = False) -> list[int]:
+    """Numbers of the cores this process may run on, no more than its quota; with `fast`, of the fastest kind only.
+
+    A parallel loop is cut into equal parts: one slow core among fast ones keeps all of them waiting.
+    """
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = sorted(affinity)
+    if fast:
+        cores = _fastest(cores)
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
         return cores
-    if quota == "max":
+    return cores if quota == "max" else cores[: max(1, int(quota) // int(period))]
+
+
+_FAST_CAPACITY = 0.6
+"""Of the fastest core's capacity: the middle cores of phones are above, the small ones at a third."""
+
+
+def _fastest(cores: list[int]) -> list[int]:
+    """Those of `cores` that are of the fast kind where the processor has two; all where the system does not tell."""
+    try:  # Intel's hybrids name them: "0-11" or "0,2,4-7"
+        listed = (_SYSFS_DEVICES / "cpu_core" / "cpus").read_text().strip()
+        spans = [span.partition("-") for span in listed.split(",")]
+        chosen = {core for low, _, high in spans for core in range(int(low), int(high or low) + 1)}
+        if fast := [core for core in cores if core in chosen]:
+            return fast
+    except (OSError, ValueError):
+        pass
+    try:
+        paths = {core: _SYSFS_DEVICES / "system" / "cpu" / f"cpu{core}" / "cpu_capacity" for core in cores}
+        capacity = {core: int(path.read_text()) for core, path in paths.items()}
+    except (OSError, ValueError):
         return cores
-    return max(1, min(cores, int(quota) // int(period)))
+    return [core for core in cores if capacity[core] >= _FAST_CAPACITY * max(capacity.values())]
 
 
-def _caches() -> dict[str, int]:
-    """Data cache sizes and line of core 0 from sysfs, in bytes."""
-    found = dict(_FALLBACK_CACHES)
-    for index in sorted(_SYSFS_CACHES.glob("index*")):
+def _caches() -> dict[str, Any]:
+    """The data caches of one of the fast cores from sysfs, in bytes, by the fields of `CPUModel`; what it tells."""
+    found: dict[str, int] = {}
+    folder = _SYSFS_DEVICES / "system" / "cpu" / f"cpu{_usable(fast=True)[0]}" / "cache"
+    for index in sorted(folder.glob("index*")):
         try:
             level = (index / "level").read_text().strip()
             kind = (index / "type").read_text().strip()
@@ -201,8 +338,11 @@ def _caches() -> dict[str, int]:
         if kind == "Instruction" or level not in "123" or not size[:-1].isdigit():
             continue
         scale = {"K": 1024, "M": 1024**2}.get(size[-1], 1)
-        found["l1d" if level == "1" else f"l{level}"] = int(size[:-1]) * scale
-        found["line"] = int(line) if line.isdigit() else found["line"]
+        found["l1d_bytes" if level == "1" else f"l{level}_bytes"] = int(size[:-1]) * scale
+        if line.isdigit():
+            found["line_bytes"] = int(line)
+    if "l2_bytes" in found:
+        found.setdefault("l3_bytes", found["l2_bytes"])  # small boards have no third level
     return found
 
 
