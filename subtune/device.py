@@ -294,11 +294,16 @@ def _usable(fast: bool = False) -> list[int]:
     cores = sorted(affinity)
     if fast:
         cores = _fastest(cores)
+    return cores[: _quota()]
+
+
+def _quota() -> int | None:
+    """Whole cores that the container may use, at least one; None if it is not limited."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, int(quota) // int(period)) if quota != "max" else None
     except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else cores[: max(1, int(quota) // int(period))]
+        return None
 
 
 _FAST_CAPACITY = 0.6

@@ -13,6 +13,9 @@ from subtune.errors import ArtifactError
 _COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang")
 _LINKERS = ("ld", "ld.lld", "ld.mold")
 
+# Debian's package lld gives only the linker for Linux a name without its version.
+_LD64 = ("ld64.lld", *(f"ld64.lld-{version}" for version in range(22, 13, -1)))
+
 # What ld64.lld wants to know beyond the architecture: the oldest system that may load the library.
 _MACOS_VERSION = "11.0"
 
@@ -62,7 +65,7 @@ def _cross_command(triple: str) -> tuple[str, ...]:
         )
     if system == "darwin":
         arch = "arm64" if architecture == "aarch64" else architecture
-        if path := shutil.which("ld64.lld"):
+        if path := next((found for name in _LD64 if (found := shutil.which(name))), None):
             version = ("-platform_version", "macos", _MACOS_VERSION, _MACOS_VERSION)
             return (path, "-dylib", "-arch", arch, *version, "-undefined", "dynamic_lookup")
         if path := shutil.which("zig"):

@@ -30,7 +30,8 @@ def system(triple: str) -> str:
 
 def is_here(triple: str) -> bool:
     """Whether this process is of the triple's architecture and system; the processor's extensions aside."""
-    return architecture(triple) == architecture(platform.machine()) and system(triple) in (sys.platform, "")
+    is_system = system(triple) == sys.platform or "-" not in triple
+    return is_system and architecture(triple) == architecture(platform.machine())
 
 
 def here() -> str:
