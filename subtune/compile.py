@@ -217,7 +217,9 @@ def compile_model(
         path=str(path),
         rows=tuple(_row(s, records.get(s.workload.key), guesses) for s in prepared.subgraphs),
         seconds=clock.seconds,
-        verified=checked.summary if checked else "",
+        verified=checked.summary + (", the same kernels built for this machine" if is_elsewhere else "")
+        if checked
+        else "",
         is_interrupted=records.interrupted,
         failures=tuple(sorted(records.failures.items())),
         notes=_notes(device, records, guesses) if is_elsewhere else (),
@@ -371,12 +373,9 @@ def _untuned_reference(prepared: Prepared, device: CPUModel, beside: Executor) -
 
 
 def _notes(device: CPUModel, records: Records, guesses: Mapping[str, Candidate]) -> tuple[str, ...]:
-    """What a report of a model for another machine must say."""
-    place = f"for {device.name or 'any'} {device.triple} with {device.threads} threads: {device.obstacle()}"
-    return (
-        f"{place}; kernels are {BASIS}: {len(guesses)} by the model, {len(records)} measured there from the database",
-        "what was compared, if anything, are the same kernels built for this machine",
-    )
+    """What the report of a model for another machine must say, in one line."""
+    place = f"{device.name or 'any'} {device.triple} with {device.threads} threads ({device.obstacle()})"
+    return (f"for {place}: {len(guesses)} kernels are {BASIS}, {len(records)} were measured there",)
 
 
 def _origins(

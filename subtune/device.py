@@ -233,11 +233,18 @@ def _read_target(target: str | Mapping[str, Any]) -> tuple[str, str, int | None]
         fields = {"mcpu": target}
     if str(fields.get("kind", "llvm")) != "llvm":
         raise TargetError(f"target {target!r}: only the kind llvm, CPUs, is supported")
+    name = str(fields.get("mcpu", ""))
+    triple = str(fields.get("mtriple") or _triple_of(name))
+    extensions = {str(extension) for extension in fields.get("mattr", ())}
+    if unknown := sorted(extensions - {f"+{feature}" for feature in _features(name, triple)}):
+        raise TargetError(
+            f"target {target!r}: mattr {', '.join(unknown)} is not what {name or 'any processor of ' + triple} has; "
+            "name the processor that has it as mcpu"
+        )
     cores = fields.get("num-cores")
     if cores is not None and not str(cores).isdecimal():
         raise TargetError(f"target {target!r}: num-cores must be a number, not {cores!r}")
-    name = str(fields.get("mcpu", ""))
-    return name, str(fields.get("mtriple") or _triple_of(name)), int(cores) if cores else None
+    return name, triple, int(cores) if cores else None
 
 
 def _triple_of(name: str) -> str:

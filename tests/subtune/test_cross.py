@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import stat
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from subtune import link, triples
+from subtune import link, models, triples
 from subtune.artifact import load
 from subtune.candidate import DEFAULT, Candidate
 from subtune.cli import main
@@ -85,9 +88,9 @@ class TestCompile:
         where = ["-o", str(tmp_path / "m.subtune"), "--db", str(tmp_path / "t.db")]
         assert main(["compile", str(small_model), "--target", FOREIGN, *where]) == 0
         text = capsys.readouterr().out
-        assert f"for {FOREIGN} {TRIPLE} with 4 threads: this machine is {triples.here()}; " in text
+        assert f"for {FOREIGN} {TRIPLE} with 4 threads (this machine is {triples.here()}): " in text
         assert text.count("predicted, not measured") >= 2
-        assert "agrees with" in text
+        assert re.search(r"agrees with .*, the same kernels built for this machine", text)
         assert main(["compile", str(small_model), "--target", FOREIGN, "--json", *where]) == 0
         report = json.loads(capsys.readouterr().out)
         assert all(row["predicted_s"] > 0 and row["tuned_s"] == 0 for row in report["rows"])
@@ -223,3 +226,44 @@ def test_macos(small_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.subtune"
     compile_model(small_model, path, target="apple-m1", verify=False, database=tmp_path / "t.db")
     assert (path / "model.so").read_bytes()[:4] == b"\xcf\xfa\xed\xfe"  # Mach-O, 64 bit, little-endian
+
+
+_RUN = """
+import platform, sys
+import numpy as np
+from subtune.artifact import load
+artifact = load(sys.argv[1], check=True)
+np.savez(sys.argv[3], machine=platform.machine(), **artifact.run(dict(np.load(sys.argv[2]))))
+"""
+
+
+@pytest.mark.skipif("SUBTUNE_AARCH64_PYTHON" not in os.environ, reason="SUBTUNE_AARCH64_PYTHON names no Python")
+@pytest.mark.parametrize("name", ["mlp", "resnet18", "bert"])
+def test_whole_models_are_right_there(name: str, tmp_path: Path) -> None:
+    """The command SUBTUNE_AARCH64_PYTHON is a Python for AArch64 with numpy, ml_dtypes, apache-tvm and -tvm-ffi.
+
+    In an emulator, for one: Debian's arm64 packages of Python unpacked into a folder, the wheels that `pip download
+    --platform manylinux_2_28_aarch64 --only-binary=:all:` finds unpacked beside it, and `qemu-aarch64 -L FOLDER`.
+    """
+    from subtune.random_inputs import random_inputs
+    from subtune.verify import onnxruntime_reference
+
+    model = models.reduced(name)
+    path = tmp_path / "m.subtune"
+    compile_model(model, path, target="cortex-a72", threads=2, verify=False, database=tmp_path / "t.db")
+    arrays = random_inputs(read(path).inputs)
+    np.savez(tmp_path / "in.npz", **arrays)  # type: ignore[arg-type]
+    command = [*os.environ["SUBTUNE_AARCH64_PYTHON"].split(), "-c", _RUN]
+    root = str(Path(__file__).resolve().parents[2])
+    subprocess.run(
+        [*command, str(path), str(tmp_path / "in.npz"), str(tmp_path / "out.npz")],
+        check=True,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    got = dict(np.load(tmp_path / "out.npz"))
+    assert str(got.pop("machine")) == "aarch64"
+    reference = onnxruntime_reference(prepare(model).imported.source, threads=1)
+    if reference is None:
+        pytest.skip("needs ONNX Runtime")
+    for key, expected in reference(arrays).items():
+        assert np.abs(got[key] - expected).max() <= 2e-5 * np.abs(expected).max(), key

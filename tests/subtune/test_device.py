@@ -49,6 +49,7 @@ def test_targets(target: object, name: str, triple: str, lanes: int, registers: 
         ("{mcpu}", "no JSON object"),
         ('{"kind": "vulkan"}', "only the kind llvm"),
         ("riscv/sifive-u54", "x86_64 and aarch64 only"),
+        ('{"mcpu": "cortex-a72", "mattr": ["+sve"]}', r"mattr \+sve is not what cortex-a72 has"),
         ('{"mcpu": "cortex-a72", "num-cores": "many"}', "num-cores must be a number"),
     ],
 )
