@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -16,9 +15,10 @@ from typing import Any
 
 from subtune import runtime, triples
 from subtune.errors import TargetError
+from subtune.host import caches, fast_cores
+from subtune.host import usable_cores as usable_cores  # callers take it from here
 from subtune.processors import ALIASES, PROCESSORS
-
-_SYSFS_DEVICES = Path("/sys/devices")
+from subtune.targets import features_of, processors_of, read_target
 
 # Used where neither the operating system nor `processors.py` tells: the smallest caches of any server core of the
 # last ten years; four cores, as small boards and small cloud machines have.
@@ -26,8 +26,6 @@ _FALLBACK_CACHES = {"l1d": 32 * 1024, "l2": 256 * 1024, "l3": 8 * 1024 * 1024, "
 _FALLBACK_CORES = 4
 
 _ARCHITECTURES = ("x86_64", "aarch64")
-_OTHER_TRIPLES = ("aarch64-linux-gnu", "x86_64-linux-gnu")
-_APPLE_TRIPLE = "arm64-apple-macosx11.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +144,16 @@ def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) ->
         target: "auto" for this machine; an LLVM processor name ("znver4", "cortex-a76", "apple-m1"); a tag of TVM's
             ("raspberry-pi/4b-aarch64"); or `mcpu`, `mtriple` and `num-cores` as a mapping or a JSON object.
     """
-    name, triple, cores = _read_target(target)
+    name, triple, cores = read_target(target)
     if threads is not None and threads < 1:
         raise TargetError(f"the number of threads must be at least 1, not {threads}")
     if triples.architecture(triple) not in _ARCHITECTURES:
         raise TargetError(f"target {target!r}: the policies know the processors of {' and '.join(_ARCHITECTURES)} only")
-    if name and ALIASES.get(name, name) not in _names(triple):
+    if name and ALIASES.get(name, name) not in processors_of(triple):
         raise TargetError(
             f"LLVM knows no processor {name!r} for {triple}; name one as `clang -mcpu=help` does, or use auto"
         )
-    features = _features(name, triple)
+    features = features_of(name, triple)
     published = PROCESSORS.get(name)
     if triples.architecture(triple) == "aarch64":
         vector_bytes, registers, fma, latency = 16, 32, 2, 4  # NEON, also where there is SVE
@@ -193,7 +191,7 @@ def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) ->
             threads=threads or cores or published.cores,
         )
     if not model.obstacle():
-        return replace(model, **_caches(), threads=threads or cores or len(_usable(fast=True)))
+        return replace(model, **caches(), threads=threads or cores or len(fast_cores()))
     if published:
         model = replace(model, cycles_per_s=published.cycles_per_s, dram_bytes_per_s=published.dram_bytes_per_s)
     return model
@@ -208,154 +206,10 @@ def source(device: CPUModel) -> str:
     return "none for this processor: typical figures, which --device FILE.json overrides"
 
 
-def _read_target(target: str | Mapping[str, Any]) -> tuple[str, str, int | None]:
-    """LLVM's name of the processor, the triple, and the number of cores if the target gives one."""
-    from tvm.target import Target
-
-    if target == "auto":
-        return _global("target.llvm_get_system_cpu"), _global("target.llvm_get_system_triple"), None
-    fields: dict[str, Any]
-    if not isinstance(target, str):
-        fields = dict(target)
-    elif target.lstrip().startswith("{"):
-        try:
-            fields = json.loads(target)
-        except ValueError as e:
-            raise TargetError(f"target {target!r} is no JSON object: {e}") from e
-    elif target.startswith("llvm"):  # as TVM wrote targets before it took JSON only
-        fields = dict(re.findall(r"-(mcpu|mtriple|num-cores)=(\S+)", target))
-    elif "/" in target:
-        try:
-            fields = json.loads(str(Target(target)))
-        except (ValueError, RuntimeError) as e:
-            raise TargetError(f"TVM has no target tag {target!r}: see tvm.target.list_tags()") from e
-    else:
-        fields = {"mcpu": target}
-    if str(fields.get("kind", "llvm")) != "llvm":
-        raise TargetError(f"target {target!r}: only the kind llvm, CPUs, is supported")
-    name = str(fields.get("mcpu", ""))
-    triple = str(fields.get("mtriple") or _triple_of(name))
-    extensions = {str(extension) for extension in fields.get("mattr", ())}
-    if unknown := sorted(extensions - {f"+{feature}" for feature in _features(name, triple)}):
-        raise TargetError(
-            f"target {target!r}: mattr {', '.join(unknown)} is not what {name or 'any processor of ' + triple} has; "
-            "name the processor that has it as mcpu"
-        )
-    cores = fields.get("num-cores")
-    if cores is not None and not str(cores).isdecimal():
-        raise TargetError(f"target {target!r}: num-cores must be a number, not {cores!r}")
-    return name, triple, int(cores) if cores else None
-
-
-def _triple_of(name: str) -> str:
-    """The triple that processor `name` is meant for: this machine's if LLVM knows the name there."""
-    system = _global("target.llvm_get_system_triple")
-    known = ALIASES.get(name, name)
-    for triple in (system, *_OTHER_TRIPLES):
-        if not name or known in _names(triple):
-            is_apple = known.startswith("apple-") and triples.system(system) != "darwin"
-            return _APPLE_TRIPLE if is_apple and triples.architecture(system) != "aarch64" else triple
-    return system
-
-
-def _names(triple: str) -> frozenset[str]:
-    """LLVM's names of the processors of the triple's architecture."""
-    import tvm
-    from tvm.target import Target
-
-    names = tvm.get_global_func("target.llvm_get_cpu_archlist")(Target({"kind": "llvm", "mtriple": triple}))
-    return frozenset(str(name) for name in names)
-
-
-def _features(name: str, triple: str) -> frozenset[str]:
-    import tvm
-    from tvm.target import Target
-
-    config = {"kind": "llvm", "mtriple": triple, **({"mcpu": name} if name else {})}
-    return frozenset(str(f) for f in dict(tvm.get_global_func("target.llvm_get_cpu_features")(Target(config))))
-
-
-def _global(name: str) -> str:
-    import tvm
-
-    return str(tvm.get_global_func(name)())
-
-
 _RELEVANT_FEATURES = frozenset(
     "sse4.2 avx avx2 fma f16c avx512f avx512bw avx512vl avx512vnni avx512bf16 avx512fp16 avxvnni "
     "amx-tile amx-int8 amx-bf16 neon fp-armv8 dotprod i8mm bf16 fullfp16 sve".split()
 )
-
-
-def usable_cores() -> int:
-    """Cores this process may run on: affinity and the container's quota, not what the machine has."""
-    return len(_usable())
-
-
-def _usable(fast: bool = False) -> list[int]:
-    """Numbers of the cores this process may run on, no more than its quota; with `fast`, of the fastest kind only.
-
-    A parallel loop is cut into equal parts: one slow core among fast ones keeps all of them waiting.
-    """
-    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    cores = sorted(affinity)
-    if fast:
-        cores = _fastest(cores)
-    return cores[: _quota()]
-
-
-def _quota() -> int | None:
-    """Whole cores that the container may use, at least one; None if it is not limited."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, int(quota) // int(period)) if quota != "max" else None
-    except (OSError, ValueError):
-        return None
-
-
-_FAST_CAPACITY = 0.6
-"""Of the fastest core's capacity: the middle cores of phones are above, the small ones at a third."""
-
-
-def _fastest(cores: list[int]) -> list[int]:
-    """Those of `cores` that are of the fast kind where the processor has two; all where the system does not tell."""
-    try:  # Intel's hybrids name them: "0-11" or "0,2,4-7"
-        listed = (_SYSFS_DEVICES / "cpu_core" / "cpus").read_text().strip()
-        spans = [span.partition("-") for span in listed.split(",")]
-        chosen = {core for low, _, high in spans for core in range(int(low), int(high or low) + 1)}
-        if fast := [core for core in cores if core in chosen]:
-            return fast
-    except (OSError, ValueError):
-        pass
-    try:
-        paths = {core: _SYSFS_DEVICES / "system" / "cpu" / f"cpu{core}" / "cpu_capacity" for core in cores}
-        capacity = {core: int(path.read_text()) for core, path in paths.items()}
-    except (OSError, ValueError):
-        return cores
-    return [core for core in cores if capacity[core] >= _FAST_CAPACITY * max(capacity.values())]
-
-
-def _caches() -> dict[str, Any]:
-    """The data caches of one of the fast cores from sysfs, in bytes, by the fields of `CPUModel`; what it tells."""
-    found: dict[str, int] = {}
-    folder = _SYSFS_DEVICES / "system" / "cpu" / f"cpu{_usable(fast=True)[0]}" / "cache"
-    for index in sorted(folder.glob("index*")):
-        try:
-            level = (index / "level").read_text().strip()
-            kind = (index / "type").read_text().strip()
-            size = (index / "size").read_text().strip()
-            line = (index / "coherency_line_size").read_text().strip()
-        except OSError:
-            continue
-        if kind == "Instruction" or level not in "123" or not size[:-1].isdigit():
-            continue
-        scale = {"K": 1024, "M": 1024**2}.get(size[-1], 1)
-        found["l1d_bytes" if level == "1" else f"l{level}_bytes"] = int(size[:-1]) * scale
-        if line.isdigit():
-            found["line_bytes"] = int(line)
-    if "l2_bytes" in found:
-        found.setdefault("l3_bytes", found["l2_bytes"])  # small boards have no third level
-    return found
 
 
 def _check_override(path: Any, name: str, annotation: Any, value: Any) -> None:

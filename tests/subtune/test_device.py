@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from subtune import device as devices
-from subtune import runtime, triples
+from subtune import host, runtime, triples
 from subtune.cli import main
 from subtune.device import CPU, CPUModel
 from subtune.errors import TargetError
@@ -90,7 +89,7 @@ def test_stand_in_schedules_alike_and_runs_here() -> None:
     here = model.stand_in()
     assert here.obstacle() == ""
     assert (here.lanes(), here.vector_registers, here.l2_bytes) == (4, 32, model.l2_bytes)
-    assert here.threads == devices.usable_cores()
+    assert here.threads == host.usable_cores()
 
 
 def test_a_device_file_of_the_other_machine_replaces_everything(tmp_path: Path) -> None:
@@ -113,9 +112,9 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.fixture
 def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty tree in the place of /sys/devices, on a machine of four cores without a quota."""
-    monkeypatch.setattr(devices, "_SYSFS_DEVICES", tmp_path)
+    monkeypatch.setattr(host, "_SYSFS_DEVICES", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr(devices, "_quota", lambda: None)
+    monkeypatch.setattr(host, "_quota", lambda: None)
     return tmp_path
 
 
@@ -138,7 +137,7 @@ def test_small_cores_are_left_out_and_the_fast_ones_caches_count(sysfs: Path) ->
     assert model.threads == 2
     assert (model.l1d_bytes, model.l2_bytes) == (64 * 1024, 512 * 1024)
     assert model.l3_bytes == model.l2_bytes  # there is none
-    assert devices.usable_cores() == 4
+    assert host.usable_cores() == 4
 
 
 def test_performance_cores_of_intels_hybrids(sysfs: Path) -> None:
