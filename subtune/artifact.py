@@ -20,7 +20,7 @@ import numpy as np
 import tvm_ffi
 
 from subtune import manifest as manifests
-from subtune import runtime
+from subtune import runtime, triples
 from subtune.errors import ArtifactError, InputError
 from subtune.manifest import Manifest
 from subtune.tensorspec import TensorSpec
@@ -202,6 +202,11 @@ def load(path: str | os.PathLike[str], check: bool = False, threads: int | None 
     """
     folder = Path(path)
     manifest = manifests.read(folder)
+    if (triple := manifest.triple) and not triples.is_here(triple):
+        raise ArtifactError(
+            f"{folder} was compiled for {triple} ({manifest.device}), this machine is {triples.here()}; run it on such "
+            "a machine, or compile the model for this one"
+        )
     _check_versions(folder, dict(manifest.versions))
     if missing := runtime.missing_features(manifest.features):
         raise ArtifactError(

@@ -85,12 +85,41 @@ def write(
     name: str | None = None,
     check: Callable[[Artifact], None] | None = None,
 ) -> Artifact:
-    """Build `mod` for `device` and put it at `path`, replacing an artifact that is there.
+    """Build `mod` for `device`, this machine, put it at `path` and load it; arguments and errors as `write_files`."""
+    return load(
+        write_files(
+            path,
+            mod=mod,
+            inputs=inputs,
+            outputs=outputs,
+            device=device,
+            kernels=kernels,
+            source=source,
+            name=name,
+            check=check,
+        )
+    )
+
+
+def write_files(
+    path: str | os.PathLike[str],
+    *,
+    mod: tvm.IRModule,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    device: CPUModel,
+    kernels: Sequence[KernelOrigin] = (),
+    source: Source | None = None,
+    name: str | None = None,
+    check: Callable[[Artifact], None] | None = None,
+) -> Path:
+    """Build `mod` for `device`, which may be another machine, and put it at `path`, replacing an artifact there.
 
     Args:
         mod: in call_tir form, with scheduled PrimFuncs; `main` takes the model's inputs in order, nothing else.
         kernels: where the PrimFuncs come from; those not named are recorded with their linked hash only.
-        check: called with the built artifact before it appears at `path`; if it raises, nothing is written.
+        check: called with the built artifact before it appears at `path`; if it raises, nothing is written. What is
+            for another machine cannot be loaded: `check` gets the same kernels, built for this one.
 
     Raises ArtifactError when `path` is taken by something else, the disk is full, or there is no linker.
     """
@@ -103,17 +132,24 @@ def write(
     try:
         try:
             _fill(staging, mod, inputs, outputs, device, kernels, source or Source(), name or _stem(folder))
+            loadable = staging
+            if check is not None and device.obstacle():
+                loadable = staging / "here"
+                loadable.mkdir()
+                _fill(loadable, mod, inputs, outputs, device.stand_in(), kernels, Source(), name or _stem(folder))
         except OSError as e:
             raise _cannot_write(folder, e) from e
         if check is not None:
-            check(load(staging))
+            check(load(loadable))
+        if loadable != staging:
+            shutil.rmtree(loadable)
         try:
             _replace(staging, folder)
         except OSError as e:
             raise _cannot_write(folder, e) from e
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return load(folder)
+    return folder
 
 
 def _stem(folder: Path) -> str:
@@ -174,7 +210,8 @@ def _build(mod: tvm.IRModule, device: CPUModel, library: Path) -> dict[str, str]
     executable, hashes = compile_module(mod, device)
     built = time.perf_counter()
     with _object_files(library.parent) as folder:
-        executable.export_library(str(library), fcompile=link_shared, workspace_dir=str(folder))
+        link = partial(link_shared, triple=device.triple)
+        executable.export_library(str(library), fcompile=link, workspace_dir=str(folder))
     logger.debug("%d kernels: build %.2f s, export %.2f s", len(hashes), built - start, time.perf_counter() - built)
     return hashes
 
@@ -216,6 +253,7 @@ def _subgraphs(hashes: dict[str, str], kernels: Sequence[KernelOrigin]) -> tuple
                 linked_hash=linked,
                 default_s=origin.default_s,
                 tuned_s=origin.tuned_s,
+                basis=origin.basis,
             )
         )
     return tuple(entries)

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtune import frontends, runtime, templates
+from subtune import frontends, templates
 from subtune.artifact import Artifact
-from subtune.artifact_writer import check_destination, compile_module, write
+from subtune.artifact_writer import check_destination, compile_module, write_files
 from subtune.candidate import DEFAULT, Candidate
 from subtune.database import Database
 from subtune.device import CPU, CPUModel, usable_cores
@@ -30,6 +30,7 @@ from subtune.errors import TargetError, VerificationError
 from subtune.frontends import Imported
 from subtune.graph import PartitionGraph, Subgraph
 from subtune.kernel import Kernel, NotApplicable
+from subtune.link import link_command
 from subtune.manifest import KernelOrigin, Source
 from subtune.measure import Measurer
 from subtune.passes.extract import extract
@@ -37,6 +38,7 @@ from subtune.passes.outline import outline
 from subtune.passes.partition import partition
 from subtune.passes.pipeline import normalize
 from subtune.passes.splice import splice
+from subtune.predict import BASIS, predict
 from subtune.progress import ProgressCallback
 from subtune.record import Record, func_hash
 from subtune.report import CompileReport, SubgraphRow
@@ -92,14 +94,19 @@ def untuned(mod: tvm.IRModule, device: CPUModel) -> tvm.IRModule:
 
 
 def device_model(
-    target: str = "auto", threads: int | None = None, device_file: Any = None, exact: bool = False
+    target: str = "auto",
+    threads: int | None = None,
+    device_file: Any = None,
+    exact: bool = False,
+    is_measured: bool = True,
 ) -> CPUModel:
     """The device to tune for: `target`'s model, with the fields of the JSON file `device_file` in place of its own.
 
     `exact` allows only kernels that round as the model says (`CPUModel.exact_math`).
 
     Raises:
-        TargetError: it is not known, or this machine cannot run what is built for it: kernels are timed here.
+        TargetError: it is not known; or `is_measured`, and this machine cannot run what is built for it.
+        ArtifactError: nothing here links for it.
     """
     if target.startswith(("cuda", "nvidia")):
         raise TargetError(f"target {target!r}: GPUs are not supported yet; use auto or a CPU's name")
@@ -107,12 +114,14 @@ def device_model(
     if device_file is not None:
         device = device.overridden(device_file)
     device = replace(device, threads=threads or device.threads, exact_math=exact or device.exact_math)
-    if missing := runtime.missing_features(device.features):
-        raise TargetError(
-            f"target {target!r}: this processor lacks {', '.join(missing)}, and kernels are timed where they are "
-            "built; compile the model on that machine, or name an older processor"
-        )
-    if device.threads > usable_cores():
+    if obstacle := device.obstacle():
+        if is_measured:
+            raise TargetError(
+                f"target {target!r}: {obstacle}, and kernels are timed where they are built; run this on that machine, "
+                "or name an older processor"
+            )
+        link_command(device.triple)  # a missing linker is better told before the work than after it
+    elif device.threads > usable_cores():
         logger.warning("%d threads on %d cores will stall one another", device.threads, usable_cores())
     return device
 
@@ -171,6 +180,8 @@ def compile_model(
         exact: only kernels that round as the model says: no Winograd, no polynomials for exp, tanh and erf.
         verify: compare the whole model with ONNX Runtime, or without it with the untuned build, before it is
             written; a model that disagrees is refused (VerificationError).
+        target: a machine that is not this one gets kernels that were measured there, if the database has them, and
+            for the rest those that the policy predicts to be the fastest.
         tune: False takes what the database has, and default schedules for the rest.
         measurer: worker processes that are warm already; None starts some and ends them.
         progress: called with a `subtune.progress.Progress` after every measured candidate.
@@ -178,34 +189,40 @@ def compile_model(
     Ctrl-C while tuning keeps what was tuned, and the artifact is still written; the report says so.
     """
     output = check_destination(output)
-    device = device_model(target, threads, device_file, exact)
+    device = device_model(target, threads, device_file, exact, is_measured=False)
+    is_elsewhere = bool(device.obstacle())
     clock = _Clock()
     with clock.stage("prepare"):
         prepared = prepare(model, shapes)
     with opened(database) as store, clock.stage("tune"):
-        records = _tuned(prepared.subgraphs, device, store, topk, budget_s, tune, measurer, progress)
+        is_tuning = tune and not is_elsewhere
+        records = _tuned(prepared.subgraphs, device, store, topk, budget_s, is_tuning, measurer, progress)
+        guesses = predict(prepared.subgraphs, device, known=records) if tune and is_elsewhere else {}
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
-        kernels = _tuned_kernels(prepared.subgraphs, records, device)
+        kernels = _tuned_kernels(prepared.subgraphs, records, guesses, device)
         mod = splice(prepared.mod, kernels)
-        checked = _verification(prepared, device, beside) if verify else None
-        artifact = write(
+        checked = _verification(prepared, device.stand_in() if is_elsewhere else device, beside) if verify else None
+        path = write_files(
             output,
             mod=mod,
             inputs=prepared.imported.inputs,
             outputs=prepared.imported.outputs,
             device=device,
-            kernels=_origins(prepared.subgraphs, records),
+            kernels=_origins(prepared.subgraphs, records, guesses),
             source=_source(model, shapes),
             name=prepared.imported.name,
             check=checked.run if checked else None,
         )
     return CompileReport(
-        path=str(artifact.path),
-        rows=tuple(_row(s, records.get(s.workload.key)) for s in prepared.subgraphs),
+        path=str(path),
+        rows=tuple(_row(s, records.get(s.workload.key), guesses) for s in prepared.subgraphs),
         seconds=clock.seconds,
-        verified=checked.summary if checked else "",
+        verified=checked.summary + (", the same kernels built for this machine" if is_elsewhere else "")
+        if checked
+        else "",
         is_interrupted=records.interrupted,
         failures=tuple(sorted(records.failures.items())),
+        notes=_notes(device, records, guesses) if is_elsewhere else (),
     )
 
 
@@ -259,9 +276,12 @@ def _tuned(
     )
 
 
-def _tuned_kernels(subgraphs: Sequence[Subgraph], records: Records, device: CPUModel) -> dict[str, Kernel]:
+def _tuned_kernels(
+    subgraphs: Sequence[Subgraph], records: Records, guesses: Mapping[str, Candidate], device: CPUModel
+) -> dict[str, Kernel]:
     """The winners' kernels. A record whose kernel is not the one that was timed any more is dropped from `records`."""
-    kernels = schedule_kernels(subgraphs, {key: record.candidate for key, record in records.items()}, device)
+    chosen = {key: record.candidate for key, record in records.items()}
+    kernels = schedule_kernels(subgraphs, {**guesses, **chosen}, device)
     for subgraph in subgraphs:
         record = records.get(subgraph.workload.key)
         if record is None or func_hash(kernels[subgraph.name].func) == record.func_hash:
@@ -352,12 +372,22 @@ def _untuned_reference(prepared: Prepared, device: CPUModel, beside: Executor) -
     return run
 
 
-def _origins(subgraphs: Sequence[Subgraph], records: Mapping[str, Record]) -> tuple[KernelOrigin, ...]:
+def _notes(device: CPUModel, records: Records, guesses: Mapping[str, Candidate]) -> tuple[str, ...]:
+    """What the report of a model for another machine must say, in one line."""
+    place = f"{device.name or 'any'} {device.triple} with {device.threads} threads ({device.obstacle()})"
+    return (f"for {place}: {len(guesses)} kernels are {BASIS}, {len(records)} were measured there",)
+
+
+def _origins(
+    subgraphs: Sequence[Subgraph], records: Mapping[str, Record], guesses: Mapping[str, Candidate]
+) -> tuple[KernelOrigin, ...]:
     origins = []
     for subgraph in subgraphs:
-        record = records.get(subgraph.workload.key)
+        key = subgraph.workload.key
+        record = records.get(key)
         if record is None:
-            origins.append(KernelOrigin(subgraph.name, subgraph.workload.key, str(DEFAULT)))
+            basis = BASIS if key in guesses else ""
+            origins.append(KernelOrigin(subgraph.name, key, str(guesses.get(key, DEFAULT)), basis=basis))
             continue
         origins.append(
             KernelOrigin(
@@ -367,6 +397,7 @@ def _origins(subgraphs: Sequence[Subgraph], records: Mapping[str, Record]) -> tu
                 record.func_hash,
                 record.default_timing.median_s,
                 record.timing.median_s,
+                basis="measured",
             )
         )
     return tuple(origins)
@@ -384,9 +415,11 @@ def _source(model: Any, shapes: Shapes | None) -> Source:
     return Source("", "", fixed)
 
 
-def _row(subgraph: Subgraph, record: Record | None) -> SubgraphRow:
+def _row(subgraph: Subgraph, record: Record | None, guesses: Mapping[str, Candidate]) -> SubgraphRow:
     if record is None:
-        return SubgraphRow(subgraph.name, subgraph.uses, str(DEFAULT), 0.0, 0.0, 0, 0)
+        guess = guesses.get(subgraph.workload.key, DEFAULT)
+        predicted_s = 0.0 if guess == DEFAULT else guess.predicted_s
+        return SubgraphRow(subgraph.name, subgraph.uses, str(guess), 0.0, 0.0, 0, 0, predicted_s)
     return SubgraphRow(
         subgraph.name,
         subgraph.uses,

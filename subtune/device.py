@@ -1,7 +1,7 @@
 """The hardware models: what the machine can do, read from the machine, and printable.
 
-`CPU(target)` describes the processor that a target names. The host's own properties (caches, cores that may
-really be used) come from the operating system, the instruction set from LLVM; a JSON file overrides any of them.
+`CPU(target)` describes the processor that a target names. The instruction set comes from LLVM; caches and cores of this
+machine from the operating system, of another from what is published (`processors.py`); a JSON file overrides any.
 """
 
 from __future__ import annotations
@@ -13,12 +13,19 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from subtune import runtime, triples
 from subtune.errors import TargetError
+from subtune.host import caches, fast_cores
+from subtune.host import usable_cores as usable_cores  # callers take it from here
+from subtune.processors import ALIASES, PROCESSORS
+from subtune.targets import features_of, processors_of, read_target
 
-_SYSFS_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-
-# Used where the operating system does not tell: the smallest caches of any server core of the last ten years.
+# Used where neither the operating system nor `processors.py` tells: the smallest caches of any server core of the
+# last ten years; four cores, as small boards and small cloud machines have.
 _FALLBACK_CACHES = {"l1d": 32 * 1024, "l2": 256 * 1024, "l3": 8 * 1024 * 1024, "line": 64}
+_FALLBACK_CORES = 4
+
+_ARCHITECTURES = ("x86_64", "aarch64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +82,31 @@ class CPUModel:
         config: dict[str, Any] = {"kind": "llvm", "mtriple": self.triple, "num-cores": self.threads}
         if self.name:
             config["mcpu"] = self.name
-        if self.triple.startswith("aarch64"):
+        if triples.architecture(self.triple) == "aarch64":
             config["mattr"] = ["+neon"]
         return Target(config)
+
+    def obstacle(self) -> str:
+        """Why what is built for this processor cannot run in this process; "" when it can."""
+        if not triples.is_here(self.triple):
+            return f"this machine is {triples.here()}"
+        if missing := runtime.missing_features(self.features):
+            return f"this processor lacks {', '.join(missing)}"
+        return ""
+
+    def stand_in(self) -> CPUModel:
+        """This model with the instruction set of the machine here: it schedules alike, and what is built runs here.
+
+        LLVM takes vectors of any width, so the very PrimFuncs that are built for the other machine can be checked.
+        """
+        here = CPU("auto")
+        threads = min(self.threads, usable_cores())
+        return replace(self, name=here.name, triple=here.triple, features=here.features, threads=threads)
 
     def fingerprint(self) -> str:
         """Short text that is equal exactly for devices whose measurements may be exchanged."""
         caches = f"{self.l1d_bytes // 1024}K-{self.l2_bytes // 1024}K-{self.l3_bytes // 1024}K"
-        isa = f"{self.triple.split('-')[0]}/{self.name or 'generic'}/{self.vector_bytes * 8}b"
+        isa = f"{triples.architecture(self.triple)}/{self.name or 'generic'}/{self.vector_bytes * 8}b"
         return f"cpu/{isa}/{caches}/t{self.threads}" + ("/exact" if self.exact_math else "")
 
     def to_json(self) -> str:
@@ -111,47 +135,37 @@ class CPUModel:
 
 
 def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) -> CPUModel:
-    """The model of the processor `target` names, running `threads` threads (default: the cores usable here).
+    """The model of the processor `target` names, running `threads` threads.
+
+    Without `threads`: on this machine its fast cores that are usable (of hyperthreads each counts, where the system
+    shows them); on another the target's `num-cores`, else what `processors.py` says, else 4.
 
     Args:
-        target: "auto" for this machine, an LLVM processor name ("znver4", "skylake-avx512", "apple-m1"),
-            or a mapping with `mcpu` and `mtriple`.
+        target: "auto" for this machine; an LLVM processor name ("znver4", "cortex-a76", "apple-m1"); a tag of TVM's
+            ("raspberry-pi/4b-aarch64"); or `mcpu`, `mtriple` and `num-cores` as a mapping or a JSON object.
     """
-    import tvm
-    from tvm.target import Target
-
-    if target == "auto":
-        name = str(tvm.get_global_func("target.llvm_get_system_cpu")())
-        triple = str(tvm.get_global_func("target.llvm_get_system_triple")())
-    elif isinstance(target, str):
-        name, triple = target, str(tvm.get_global_func("target.llvm_get_system_triple")())
-    else:
-        name = str(target.get("mcpu", ""))
-        triple = str(target.get("mtriple", "") or tvm.get_global_func("target.llvm_get_system_triple")())
+    name, triple, cores = read_target(target)
     if threads is not None and threads < 1:
         raise TargetError(f"the number of threads must be at least 1, not {threads}")
-    is_arm = triple.startswith("aarch64")
-    config: dict[str, Any] = {"kind": "llvm", "mtriple": triple}
-    if name:
-        config["mcpu"] = name
-    arch_list = tvm.get_global_func("target.llvm_get_cpu_archlist")
-    archs = {str(arch) for arch in arch_list(Target({"kind": "llvm", "mtriple": triple}))}
-    if name and name not in archs:
+    if triples.architecture(triple) not in _ARCHITECTURES:
+        raise TargetError(f"target {target!r}: the policies know the processors of {' and '.join(_ARCHITECTURES)} only")
+    if name and ALIASES.get(name, name) not in processors_of(triple):
         raise TargetError(
             f"LLVM knows no processor {name!r} for {triple}; name one as `clang -mcpu=help` does, or use auto"
         )
-    features = {str(f) for f in dict(tvm.get_global_func("target.llvm_get_cpu_features")(Target(config)))}
-    if is_arm:
-        vector_bytes, registers, fma, latency = 16, 32, 2, 4
+    features = features_of(name, triple)
+    published = PROCESSORS.get(name)
+    if triples.architecture(triple) == "aarch64":
+        vector_bytes, registers, fma, latency = 16, 32, 2, 4  # NEON, also where there is SVE
     elif "avx512f" in features:
-        # Zen 4 starts one 512-bit FMA a cycle in two halves; Zen 5 and Intel's server cores two.
-        vector_bytes, registers, fma, latency = 64, 32, 1 if name == "znver4" else 2, 4
+        vector_bytes, registers, fma, latency = 64, 32, 2, 4
     elif "avx2" in features:
         vector_bytes, registers, fma, latency = 32, 16, 2, 4
     else:
         vector_bytes, registers, fma, latency = 16, 16, 1, 8
-    caches = _caches()
-    return CPUModel(
+    if published:
+        fma, latency = published.fma_per_cycle, published.fma_latency
+    model = CPUModel(
         name=name,
         triple=triple,
         features=tuple(sorted(features & _RELEVANT_FEATURES)),
@@ -159,51 +173,43 @@ def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) ->
         vector_registers=registers,
         fma_per_cycle=fma,
         fma_latency=latency,
-        l1d_bytes=caches["l1d"],
-        l2_bytes=caches["l2"],
-        l3_bytes=caches["l3"],
-        line_bytes=caches["line"],
-        threads=threads or usable_cores(),
+        l1d_bytes=_FALLBACK_CACHES["l1d"],
+        l2_bytes=_FALLBACK_CACHES["l2"],
+        l3_bytes=_FALLBACK_CACHES["l3"],
+        line_bytes=_FALLBACK_CACHES["line"],
+        threads=threads or cores or _FALLBACK_CORES,
         cycles_per_s=3.5e9,
         dram_bytes_per_s=25e9,
     )
+    if published:
+        model = replace(
+            model,
+            l1d_bytes=published.l1d_bytes,
+            l2_bytes=published.l2_bytes,
+            l3_bytes=published.l3_bytes,
+            line_bytes=published.line_bytes,
+            threads=threads or cores or published.cores,
+        )
+    if not model.obstacle():
+        return replace(model, **caches(), threads=threads or cores or len(fast_cores()))
+    if published:
+        model = replace(model, cycles_per_s=published.cycles_per_s, dram_bytes_per_s=published.dram_bytes_per_s)
+    return model
+
+
+def source(device: CPUModel) -> str:
+    """Where the figures of `device` come from that LLVM does not know: caches, FMA units, clock."""
+    if not device.obstacle():
+        return "this machine's operating system; clock and memory bandwidth are nominal"
+    if published := PROCESSORS.get(device.name):
+        return f"published, not measured: {published.source}"
+    return "none for this processor: typical figures, which --device FILE.json overrides"
 
 
 _RELEVANT_FEATURES = frozenset(
     "sse4.2 avx avx2 fma f16c avx512f avx512bw avx512vl avx512vnni avx512bf16 avx512fp16 avxvnni "
     "amx-tile amx-int8 amx-bf16 neon fp-armv8 dotprod i8mm bf16 fullfp16 sve".split()
 )
-
-
-def usable_cores() -> int:
-    """Cores this process may run on: affinity and the container's quota, not what the machine has."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    if quota == "max":
-        return cores
-    return max(1, min(cores, int(quota) // int(period)))
-
-
-def _caches() -> dict[str, int]:
-    """Data cache sizes and line of core 0 from sysfs, in bytes."""
-    found = dict(_FALLBACK_CACHES)
-    for index in sorted(_SYSFS_CACHES.glob("index*")):
-        try:
-            level = (index / "level").read_text().strip()
-            kind = (index / "type").read_text().strip()
-            size = (index / "size").read_text().strip()
-            line = (index / "coherency_line_size").read_text().strip()
-        except OSError:
-            continue
-        if kind == "Instruction" or level not in "123" or not size[:-1].isdigit():
-            continue
-        scale = {"K": 1024, "M": 1024**2}.get(size[-1], 1)
-        found["l1d" if level == "1" else f"l{level}"] = int(size[:-1]) * scale
-        found["line"] = int(line) if line.isdigit() else found["line"]
-    return found
 
 
 def _check_override(path: Any, name: str, annotation: Any, value: Any) -> None:

@@ -46,6 +46,7 @@ class KernelOrigin:
     measured_hash: str = ""
     default_s: float = 0.0
     tuned_s: float = 0.0
+    basis: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class SubgraphEntry:
 
     `linked_hash` is the structural hash of the PrimFunc that was lowered into model.so, `measured_hash` of the one
     that was timed ("" when nothing was); they are equal. Latencies in seconds of one run; 0.0 when not measured.
+    `basis` says on what grounds the candidate was taken: "measured", "predicted, not measured", or "" for none.
     """
 
     name: str
@@ -63,6 +65,7 @@ class SubgraphEntry:
     linked_hash: str
     default_s: float = 0.0
     tuned_s: float = 0.0
+    basis: str = ""
 
     @property
     def gain(self) -> float:
@@ -94,6 +97,14 @@ class Manifest:
     subgraphs: tuple[SubgraphEntry, ...]
     weights: tuple[WeightEntry, ...]
     files: tuple[FileEntry, ...]
+
+    @property
+    def triple(self) -> str:
+        """LLVM triple of the machine the code is for; "" if the target does not say."""
+        try:
+            return str(json.loads(self.target).get("mtriple", ""))
+        except (ValueError, AttributeError):
+            return ""
 
     def to_json(self) -> str:
         data = {"format": FORMAT, **asdict(self)}

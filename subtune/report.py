@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class SubgraphRow:
-    """One distinct subgraph: latencies of one call in seconds, 0.0 when it was not measured."""
+    """One distinct subgraph: latencies of one call in seconds, 0.0 when it was not measured.
+
+    `predicted_s` is what the policy expects of a candidate that was taken without measuring it; else 0.0.
+    """
 
     name: str
     uses: int
@@ -17,6 +20,7 @@ class SubgraphRow:
     tuned_s: float
     tried: int
     failed: int
+    predicted_s: float = 0.0
 
     @property
     def gain(self) -> float:
@@ -36,6 +40,7 @@ class CompileReport:
     verified: str
     is_interrupted: bool
     failures: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def default_s(self) -> float:
@@ -56,9 +61,11 @@ class CompileReport:
     def __str__(self) -> str:
         width = max([len(row.name) for row in self.rows] + [8])
         lines = [f"{'subgraph':<{width}}  uses  default us   tuned us    gain  schedule"]
-        for row in sorted(self.rows, key=lambda r: -r.uses * r.default_s):
+        for row in sorted(self.rows, key=lambda r: -r.uses * (r.default_s or r.predicted_s)):
             if row.tuned_s:
                 figures = f"{row.default_s * 1e6:10.1f} {row.tuned_s * 1e6:10.1f} {row.gain:6.1f}x"
+            elif row.predicted_s:
+                figures = f"predicted, not measured {row.predicted_s * 1e6:6.1f}"
             else:
                 figures = f"{'-':>10} {'-':>10} {'-':>7}"
             lines.append(f"{row.name:<{width}}  {row.uses:4d}  {figures}  {row.candidate}")
@@ -70,6 +77,7 @@ class CompileReport:
                 f"{sum(row.failed for row in self.rows)} of them failed"
             )
         lines += [f"not tuned: {key}: {reason}" for key, reason in self.failures]
+        lines += self.notes
         if self.verified:
             lines.append(self.verified)
         stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())

@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
+import platform
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-from subtune import affinity
+from subtune import affinity, triples
 from subtune.errors import ArtifactError
 
 ALIGNMENT = 64
@@ -190,10 +191,12 @@ def cpu_flags() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
+    # An emulator may show the file of the machine below it, whose flags say nothing of the processor it makes.
+    wanted = "flags" if triples.architecture(platform.machine()) == "x86_64" else "features"
     flags: set[str] = set()
     for line in lines:
         key, _, value = line.partition(":")
-        if key.strip().lower() in ("flags", "features"):
+        if key.strip().lower() == wanted:
             flags.update(value.split())
             break
     arm = {"asimd": "neon", "asimddp": "dotprod", "asimdhp": "fullfp16", "fp": "fparmv8"}

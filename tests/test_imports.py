@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[1] / "subtune"
 # import other data types only.
 ROOMS = {
     "cli": (3, "cli"),
-    **dict.fromkeys(("compile", "compare", "tuner", "tune", "inspect", "onnx_backend", "api"), (2, "compile")),
+    **dict.fromkeys(
+        ("compile", "compare", "tuner", "tune", "predict", "inspect", "onnx_backend", "api"), (2, "compile")
+    ),
     **dict.fromkeys(("artifact", "artifact_writer", "verify", "bench", "bench_worker"), (1, "artifact")),
     **{room: (1, room) for room in ("frontends", "passes", "policy", "templates", "measure")},
 }

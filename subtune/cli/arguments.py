@@ -6,6 +6,10 @@ import argparse
 import math
 from typing import Any
 
+TARGET_HELP = (
+    "auto, LLVM's name of a processor (znver4, cortex-a76), a TVM tag, or JSON with mcpu and mtriple; "
+    "for a machine other than this one kernels are predicted, not measured"
+)
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -62,7 +66,7 @@ def shapes_of(args: argparse.Namespace) -> dict[str, tuple[int, ...]]:
 
 
 def add_tuning(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", default="auto", help="auto, or LLVM's name of a processor such as znver4")
+    parser.add_argument("--target", default="auto", help=TARGET_HELP)
     parser.add_argument("--device", dest="device_file", metavar="FILE.json", help="overrides what the machine reports")
     parser.add_argument("--threads", type=positive, metavar="N", help="threads the model runs on (default: all cores)")
     parser.add_argument("--budget", type=duration, metavar="TIME", help="longest time to tune: 60s, 2m (default: none)")

@@ -1,0 +1,80 @@
+"""What the operating system says of this machine: cores that may be used, which of them are fast, and their caches."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+_SYSFS_DEVICES = Path("/sys/devices")
+
+_FAST_CAPACITY = 0.6
+"""Of the fastest core's capacity: the middle cores of phones are above, the small ones at a third."""
+
+
+def usable_cores() -> int:
+    """Cores this process may run on: affinity and the container's quota, not what the machine has."""
+    return len(_allowed()[: _quota()])
+
+
+def fast_cores() -> list[int]:
+    """Numbers of the usable cores of the fastest kind, no more than the quota.
+
+    A parallel loop is cut into equal parts: one slow core among fast ones keeps all of them waiting.
+    """
+    return _fastest(_allowed())[: _quota()]
+
+
+def _allowed() -> list[int]:
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return sorted(affinity)
+
+
+def _quota() -> int | None:
+    """Whole cores that the container may use, at least one; None if it is not limited."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, int(quota) // int(period)) if quota != "max" else None
+    except (OSError, ValueError):
+        return None
+
+
+def _fastest(cores: list[int]) -> list[int]:
+    """Those of `cores` that are of the fast kind where the processor has two; all where the system does not tell."""
+    try:  # Intel's hybrids name them: "0-11" or "0,2,4-7"
+        listed = (_SYSFS_DEVICES / "cpu_core" / "cpus").read_text().strip()
+        spans = [span.partition("-") for span in listed.split(",")]
+        chosen = {core for low, _, high in spans for core in range(int(low), int(high or low) + 1)}
+        if fast := [core for core in cores if core in chosen]:
+            return fast
+    except (OSError, ValueError):
+        pass
+    try:
+        paths = {core: _SYSFS_DEVICES / "system" / "cpu" / f"cpu{core}" / "cpu_capacity" for core in cores}
+        capacity = {core: int(path.read_text()) for core, path in paths.items()}
+    except (OSError, ValueError):
+        return cores
+    return [core for core in cores if capacity[core] >= _FAST_CAPACITY * max(capacity.values())]
+
+
+def caches() -> dict[str, Any]:
+    """The data caches of one of the fast cores from sysfs, in bytes, by the fields of `CPUModel`; what it tells."""
+    found: dict[str, int] = {}
+    folder = _SYSFS_DEVICES / "system" / "cpu" / f"cpu{fast_cores()[0]}" / "cache"
+    for index in sorted(folder.glob("index*")):
+        try:
+            level = (index / "level").read_text().strip()
+            kind = (index / "type").read_text().strip()
+            size = (index / "size").read_text().strip()
+            line = (index / "coherency_line_size").read_text().strip()
+        except OSError:
+            continue
+        if kind == "Instruction" or level not in "123" or not size[:-1].isdigit():
+            continue
+        scale = {"K": 1024, "M": 1024**2}.get(size[-1], 1)
+        found["l1d_bytes" if level == "1" else f"l{level}_bytes"] = int(size[:-1]) * scale
+        if line.isdigit():
+            found["line_bytes"] = int(line)
+    if "l2_bytes" in found:
+        found.setdefault("l3_bytes", found["l2_bytes"])  # small boards have no third level
+    return found

@@ -1,0 +1,39 @@
+"""Target triples: which architecture and which system a library is for, and whether this machine is one of them."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+_ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
+_SYSTEMS = {"macos": "darwin", "macosx": "darwin", "ios": "darwin", "windows": "win32"}
+
+
+def architecture(triple: str) -> str:
+    """`x86_64`, `aarch64`, or whatever else the triple begins with."""
+    first = triple.partition("-")[0].lower()
+    return _ARCHITECTURES.get(first, first)
+
+
+def system(triple: str) -> str:
+    """The operating system under Python's name for it: `linux`, `darwin`, `win32`; "" if the triple names none.
+
+    >>> system("aarch64-linux-gnu"), system("x86_64-conda-linux-gnu"), system("arm64-apple-macosx11.0")
+    ('linux', 'linux', 'darwin')
+    """
+    for part in triple.lower().split("-")[1:]:
+        name = part.rstrip("0123456789.")
+        if name in ("linux", "darwin", *_SYSTEMS):
+            return _SYSTEMS.get(name, name)
+    return ""
+
+
+def is_here(triple: str) -> bool:
+    """Whether this process is of the triple's architecture and system; the processor's extensions aside."""
+    is_system = system(triple) == sys.platform or "-" not in triple
+    return is_system and architecture(triple) == architecture(platform.machine())
+
+
+def here() -> str:
+    """This machine, for messages: `x86_64 linux`."""
+    return f"{architecture(platform.machine())} {sys.platform}"
