@@ -3,8 +3,9 @@
 Parameters need no more than their element's alignment: TVM's 64 bytes would have every input array of numpy copied,
 and an unaligned load of an aligned address costs nothing.
 
-Small scratch buffers are on the stack: TVM takes every buffer of scope "local" from its workspace pool, that is from memory: accumulators then stay in memory
-for LLVM too, save where it can prove in a loop that nothing else touches them. On the stack they become registers.
+Small scratch buffers are on the stack: TVM takes every buffer of scope "local" from its workspace pool, that is from
+memory. Accumulators then stay in memory for LLVM too, save where it can prove in a loop that nothing else touches
+them. On the stack they become registers.
 """
 
 from __future__ import annotations
