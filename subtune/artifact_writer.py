@@ -30,7 +30,9 @@ from subtune.errors import ArtifactError
 from subtune.link import link_shared
 from subtune.lower import PIPELINE
 from subtune.manifest import FileEntry, KernelOrigin, Manifest, Source, SubgraphEntry, WeightEntry
+from subtune.memory import MemoryPlan
 from subtune.passes.lift_constants import lift_constants
+from subtune.passes.static_memory import plan_memory
 from subtune.record import func_hash
 from subtune.tensorspec import TensorSpec
 
@@ -39,13 +41,15 @@ logger = logging.getLogger(__name__)
 SUFFIX = ".subtune"
 
 # What is left of TVM's default pipeline for a module in call_tir form: no fusion, no dispatch; legalised are only the
-# ops that the partition left in main (sorts, scatters), reshapes being views.
-_LOWERING = (
+# ops that the partition left in main (sorts, scatters), reshapes being views. Memory is planned between the halves.
+_TO_CALLS = (
     relax.backend.DispatchSortScan,
     partial(relax.transform.LegalizeOps, skip_ops=["relax.reshape"]),
     relax.transform.RewriteDataflowReshape,
     relax.transform.ToNonDataflow,
     relax.transform.RemovePurityChecking,
+)
+_TO_PROGRAM = (
     relax.transform.CallTIRRewrite,
     relax.transform.StaticPlanBlockMemory,
     relax.transform.LowerAllocTensor,
@@ -136,7 +140,7 @@ def _fill(
 ) -> None:
     """Write the three files of the artifact into the directory `staging`."""
     lifted, weights = lift_constants(mod)
-    hashes = _build(lifted, device, staging / manifests.LIBRARY_NAME)
+    hashes, memory = _build(lifted, len(inputs), device, staging / manifests.LIBRARY_NAME)
     table = _write_weights(weights, staging / manifests.WEIGHTS_NAME)
     manifest = Manifest(
         name=name,
@@ -150,6 +154,7 @@ def _fill(
         source=source,
         subgraphs=_subgraphs(hashes, kernels),
         weights=table,
+        memory=memory,
         files=tuple(
             FileEntry(file, (staging / file).stat().st_size, manifests.sha256_of(staging / file))
             for file in (manifests.LIBRARY_NAME, manifests.WEIGHTS_NAME)
@@ -160,23 +165,43 @@ def _fill(
 
 
 def compile_module(mod: tvm.IRModule, device: CPUModel) -> tuple[Any, dict[str, str]]:
-    """A module in call_tir form as a Relax executable, and the hash of every PrimFunc as it enters lowering."""
-    target = device.target()
-    with target:
-        lowered = tvm.transform.Sequential([make() for make in _LOWERING])(mod)
+    """A module in call_tir form as a Relax executable, and the hash of every PrimFunc as it enters lowering.
+
+    Its `main` takes what the module's takes, and TVM allocates.
+    """
+    return _compile(_run_passes(_TO_CALLS, mod, device), device)
+
+
+def _run_passes(passes: Sequence[Callable[[], Any]], mod: tvm.IRModule, device: CPUModel) -> tvm.IRModule:
+    with device.target():
+        return tvm.transform.Sequential([make() for make in passes])(mod)
+
+
+def _compile(mod: tvm.IRModule, device: CPUModel, mode: str = "bytecode") -> tuple[Any, dict[str, str]]:
+    lowered = _run_passes(_TO_PROGRAM, mod, device)
     hashes = {gvar.name_hint: func_hash(func) for gvar, func in lowered.functions.items() if isinstance(func, PrimFunc)}
-    return tvm.compile(lowered, target=target, relax_pipeline=None, tir_pipeline=PIPELINE), hashes
+    return (
+        relax.build(
+            lowered, target=device.target(), relax_pipeline=None, tir_pipeline=PIPELINE, exec_mode=mode
+        ),
+        hashes,
+    )
 
 
-def _build(mod: tvm.IRModule, device: CPUModel, library: Path) -> dict[str, str]:
-    """Compile `mod` into the shared library and return the hash of every PrimFunc as it enters lowering, by name."""
+def _build(mod: tvm.IRModule, inputs: int, device: CPUModel, library: Path) -> tuple[dict[str, str], MemoryPlan]:
+    """Compile `mod`, whose `main` takes so many inputs and then weights, into the shared library.
+
+    Returns the hash of every PrimFunc as it enters lowering, by name, and where the tensors lie. The calls are compiled,
+    too: TVM's bytecode costs more for each of them than a small kernel takes.
+    """
     start = time.perf_counter()
-    executable, hashes = compile_module(mod, device)
+    planned, memory = plan_memory(_run_passes(_TO_CALLS, mod, device), inputs)
+    executable, hashes = _compile(planned, device, "compiled")
     built = time.perf_counter()
     with _object_files(library.parent) as folder:
         executable.export_library(str(library), fcompile=link_shared, workspace_dir=str(folder))
     logger.debug("%d kernels: build %.2f s, export %.2f s", len(hashes), built - start, time.perf_counter() - built)
-    return hashes
+    return hashes, memory
 
 
 @contextmanager

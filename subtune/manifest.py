@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from subtune.errors import ArtifactError
+from subtune.memory import MemoryPlan
 from subtune.tensorspec import TensorSpec
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST_NAME = "manifest.json"
 LIBRARY_NAME = "model.so"
 WEIGHTS_NAME = "weights.bin"
@@ -93,11 +94,17 @@ class Manifest:
     source: Source
     subgraphs: tuple[SubgraphEntry, ...]
     weights: tuple[WeightEntry, ...]
+    memory: MemoryPlan
     files: tuple[FileEntry, ...]
+
+    @property
+    def weights_nbytes(self) -> int:
+        return sum(weight.nbytes for weight in self.weights)
 
     def to_json(self) -> str:
         data = {"format": FORMAT, **asdict(self)}
         data["versions"] = dict(self.versions)
+        data["memory"] = self.memory.to_dict()
         data["source"]["shapes"] = {name: list(shape) for name, shape in self.source.shapes}
         data["subgraphs"] = [{**asdict(s), "gain": round(s.gain, 4)} for s in self.subgraphs]
         return json.dumps(data, indent=1)
@@ -121,6 +128,7 @@ class Manifest:
             ),
             subgraphs=tuple(SubgraphEntry(**{k: v for k, v in d.items() if k != "gain"}) for d in data["subgraphs"]),
             weights=tuple(WeightEntry(**{**d, "shape": tuple(d["shape"])}) for d in data["weights"]),
+            memory=MemoryPlan.from_dict(data["memory"]),
             files=tuple(FileEntry(**d) for d in data["files"]),
         )
 

@@ -10,11 +10,12 @@ import ctypes
 import functools
 import importlib.metadata
 import importlib.util
+import mmap
 import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,13 @@ import tvm_ffi
 
 from subtune import affinity
 from subtune.errors import ArtifactError
+from subtune.tensorspec import TensorSpec
 
 ALIGNMENT = 64
 """Bytes; TVM's kernels assume that every buffer starts on such a boundary."""
+
+HUGE_PAGE = 1 << 21
+"""Bytes, on x86 and on Arm with pages of 4 KiB."""
 
 _SHARE_CORES = -3  # AffinityMode::kSpecifyThreadShareAllCore
 
@@ -113,6 +118,25 @@ def aligned_empty(nbytes: int) -> np.ndarray:
     return raw[start : start + nbytes]
 
 
+def private_pages(nbytes: int) -> np.ndarray:
+    """Zeroed bytes on a page boundary, in huge pages where the system grants them; a fork gets its own.
+
+    They take memory only once they are written.
+    """
+    size = -(-nbytes // HUGE_PAGE) * HUGE_PAGE if nbytes >= HUGE_PAGE else max(nbytes, 1)
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return aligned_empty(nbytes)
+    # a mapping starts anywhere: one huge page more, so that the first one is whole
+    spare = HUGE_PAGE if nbytes >= HUGE_PAGE else 0
+    mapping = mmap.mmap(-1, size + spare, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = np.frombuffer(mapping, dtype=np.uint8)
+    start = -whole.ctypes.data % HUGE_PAGE if spare else 0
+    if spare and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return whole[start : start + nbytes]
+
+
 def tensor_over(data: np.ndarray, shape: tuple[int, ...], dtype: str) -> Any:
     """A tensor of any dtype over the contiguous, writeable bytes `data`; no copy.
 
@@ -125,6 +149,30 @@ def retyped(tensor: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """The same memory seen as another shape and dtype of no more bytes."""
     view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
     return view(tensor, tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype), 0)
+
+
+def is_direct(array: np.ndarray) -> bool:
+    """Whether kernels can take the array where it is. Read-only memory is left out: DLPack cannot say so."""
+    flags = array.flags
+    return bool(flags.c_contiguous and flags.writeable and array.ctypes.data % ALIGNMENT == 0)
+
+
+def as_tensor(array: np.ndarray, spec: TensorSpec) -> Any:
+    """The memory of an array that is_direct, as the tensor that `spec` says."""
+    if array.dtype.kind == "V" or array.dtype.isbuiltin != 1:
+        # DLPack of numpy knows none of ml_dtypes' types: pass the bytes and name the type.
+        return tensor_over(array.reshape(-1).view(np.uint8), spec.shape, spec.dtype)
+    tensor = tvm_ffi.from_dlpack(array)
+    return tensor if array.shape == spec.shape else retyped(tensor, spec.shape, spec.dtype)
+
+
+def as_numpy(tensor: Any, dtype: np.dtype) -> np.ndarray:
+    """A tensor's memory as an array of that dtype, which is the tensor's."""
+    if dtype.isbuiltin == 1:
+        return np.from_dlpack(tensor)
+    shape = tuple(tensor.shape)
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return np.from_dlpack(retyped(tensor, (nbytes,), "uint8")).view(dtype).reshape(shape)
 
 
 def numpy_dtype(name: str) -> np.dtype:
