@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from subtune import runtime
 from subtune.artifact import Artifact, load
 from subtune.device import CPUModel
 from subtune.errors import ArtifactError
+from subtune.exchange_paths import exchange
 from subtune.link import link_shared
 from subtune.lower import PIPELINE
 from subtune.manifest import FileEntry, KernelOrigin, Manifest, Source, SubgraphEntry, WeightEntry
@@ -34,11 +35,15 @@ from subtune.memory import MemoryPlan
 from subtune.passes.lift_constants import lift_constants
 from subtune.passes.static_memory import plan_memory
 from subtune.record import func_hash
+from subtune.scratch import abandoned, scratch
 from subtune.tensorspec import TensorSpec
 
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".subtune"
+STAGING = ".new"
+OLD = ".old"
+"""Ends of the names of hidden directories beside an artifact: what is being written, what is being replaced."""
 
 # What is left of TVM's default pipeline for a module in call_tir form: no fusion, no dispatch; legalised are only the
 # ops that the partition left in main (sorts, scatters), reshapes being views. Memory is planned between the halves.
@@ -100,10 +105,12 @@ def write(
     """
     folder = check_destination(path)
     assert len(mod["main"].params) == len(inputs), "main takes the model's inputs and nothing else"
+    _recover(folder)
     try:
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        place = scratch(f".{folder.name}.", STAGING, folder.parent)
     except OSError as e:
         raise _cannot_write(folder, e) from e
+    staging = place.path
     try:
         try:
             _fill(staging, mod, inputs, outputs, device, kernels, source or Source(), name or _stem(folder))
@@ -116,7 +123,7 @@ def write(
         except OSError as e:
             raise _cannot_write(folder, e) from e
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        place.remove()
     return load(folder)
 
 
@@ -274,12 +281,24 @@ def _replace(staging: Path, folder: Path) -> None:
     if not folder.exists():
         staging.rename(folder)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-    folder.rename(old / folder.name)
+    if exchange(staging, folder):  # the old one is what is thrown away
+        return
+    old = scratch(f".{folder.name}.", OLD, folder.parent)
+    folder.rename(old.path / folder.name)
     try:
         staging.rename(folder)
     except OSError:
-        (old / folder.name).rename(folder)
+        (old.path / folder.name).rename(folder)
         raise
     finally:
-        shutil.rmtree(old, ignore_errors=True)
+        old.remove()
+
+
+def _recover(folder: Path) -> None:
+    """Put back the artifact that a process set aside and was killed before it put the new one in its place."""
+    for old in abandoned(f".{folder.name}.", OLD, folder.parent):
+        if not folder.exists() and (old / folder.name).exists():
+            with suppress(OSError):
+                (old / folder.name).rename(folder)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)

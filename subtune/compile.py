@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-import shutil
 import sys
-import tempfile
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +38,7 @@ from subtune.passes.splice import splice
 from subtune.progress import ProgressCallback
 from subtune.record import Record, func_hash
 from subtune.report import CompileReport, SubgraphRow
+from subtune.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.tuner import Records, tune
 from subtune.workload import Workload
 
@@ -230,9 +229,9 @@ def compile(
     array([0., 0., 1., 2.], dtype=float32)
     """
     if output is None:
-        scratch = tempfile.mkdtemp(prefix="subtune-")
-        atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-        output = Path(scratch) / "model.subtune"
+        place = scratch(TEMPORARY, TEMPORARY_END)
+        atexit.register(place.remove)
+        output = place.path / "model.subtune"
     from subtune.artifact import load
 
     return load(compile_model(model, output, target=target, budget_s=budget, **options).path)
