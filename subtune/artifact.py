@@ -1,6 +1,6 @@
 """A compiled model on disk and in memory: load it, look at it, run it. Needs TVM's runtime, none of the tuner.
 
-`NAME.subtune/` holds model.so (kernels and the Relax VM's program), weights.bin (mapped into memory, never copied)
+`NAME.subtune/` holds model.so (kernels and the Relax VM's program), weights.bin (read into huge pages, or mapped)
 and manifest.json. `subtune.artifact_writer` writes it.
 """
 
@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -267,12 +268,16 @@ class _Input:
         )
 
 
-def load(path: str | os.PathLike[str], check: bool = False, threads: int | None = None) -> Artifact:
+def load(
+    path: str | os.PathLike[str], check: bool = False, threads: int | None = None, share_weights: bool = False
+) -> Artifact:
     """Load the artifact directory `path`.
 
     Args:
         threads: run on so many instead of the number it was tuned for.
         check: compare the SHA-256 of every file with the manifest's, too; sizes are always compared.
+        share_weights: use the weights as they lie in the file, so that processes that load it have them in memory once
+            and loading takes no time. Large models run a few percent slower so: the file has no huge pages.
 
     >>> import numpy as np
     >>> import subtune
@@ -297,7 +302,7 @@ def load(path: str | os.PathLike[str], check: bool = False, threads: int | None 
         executable = runtime.load_executable(folder / manifests.LIBRARY_NAME)
     except (RuntimeError, AttributeError, OSError) as e:
         raise ArtifactError(f"{folder / manifests.LIBRARY_NAME} cannot be loaded: {e}; compile the model again") from e
-    weights = _map_weights(folder / manifests.WEIGHTS_NAME, manifest)
+    weights = _load_weights(folder / manifests.WEIGHTS_NAME, manifest, share_weights)
     return Artifact(folder, manifest, executable, weights, threads or manifest.threads)
 
 
@@ -315,11 +320,29 @@ def _check_versions(path: Path, built_with: dict[str, str]) -> None:
         )
 
 
-def _map_weights(path: Path, manifest: Manifest) -> Weights:
-    """The mapped file's bytes by weight. Pages are shared between processes until written."""
+def _load_weights(path: Path, manifest: Manifest, is_shared: bool) -> Weights:
+    """The file's bytes by weight: mapped, or read into huge pages where they are many and the system has some.
+
+    With pages of 4 KiB, the processor's table of pages is what a model with large weights waits for.
+    """
     if not manifest.weights:
         return []
-    with path.open("rb") as f:
-        mapping = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)
-    whole = np.frombuffer(mapping, dtype=np.uint8)
+    size = path.stat().st_size
+    with path.open("rb", buffering=0) as f:
+        if is_shared or size < runtime.HUGE_PAGE or not runtime.has_huge_pages():
+            mapping = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)
+            whole = np.frombuffer(mapping, dtype=np.uint8)
+        else:
+            whole = runtime.private_pages(size)
+            _read(f, whole)
     return [whole[w.offset : w.offset + w.nbytes] for w in manifest.weights]
+
+
+def _read(file: FileIO, whole: np.ndarray) -> None:
+    """Fill `whole`; a system call reads at most 2 GiB."""
+    done = 0
+    while done < len(whole):
+        count = file.readinto(memoryview(whole)[done:])
+        if not count:
+            raise ArtifactError(f"{file.name!r} ended early: it was changed while it was read")
+        done += count

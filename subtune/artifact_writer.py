@@ -117,14 +117,14 @@ def write(
         except OSError as e:
             raise _cannot_write(folder, e) from e
         if check is not None:
-            check(load(staging))
+            check(load(staging, share_weights=True))
         try:
             _replace(staging, folder)
         except OSError as e:
             raise _cannot_write(folder, e) from e
     finally:
         place.remove()
-    return load(folder)
+    return load(folder, share_weights=True)
 
 
 def _stem(folder: Path) -> str:

@@ -205,6 +205,7 @@ def compile_model(
         verified=checked.summary if checked else "",
         is_interrupted=records.interrupted,
         failures=tuple(sorted(records.failures.items())),
+        memory=artifact.manifest.memory_summary(),
     )
 
 

@@ -17,6 +17,8 @@ MANIFEST_NAME = "manifest.json"
 LIBRARY_NAME = "model.so"
 WEIGHTS_NAME = "weights.bin"
 
+_MIB = float(1 << 20)
+
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
@@ -100,6 +102,14 @@ class Manifest:
     @property
     def weights_nbytes(self) -> int:
         return sum(weight.nbytes for weight in self.weights)
+
+    def memory_summary(self) -> str:
+        """One line: the memory that a loaded model takes beside its code, its inputs and its outputs."""
+        plan = self.memory
+        return (
+            f"weights {self.weights_nbytes / _MIB:.1f} MiB; activations {plan.arena_nbytes / _MIB:.1f} MiB in one arena "
+            f"(lower bound {plan.bound_nbytes / _MIB:.1f}, without reuse {plan.total_nbytes / _MIB:.1f})"
+        )
 
     def to_json(self) -> str:
         data = {"format": FORMAT, **asdict(self)}

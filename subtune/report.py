@@ -25,7 +25,8 @@ class SubgraphRow:
 
 @dataclass(frozen=True, slots=True)
 class CompileReport:
-    """`seconds` by stage; `verified` says with what the whole model was compared, "" when it was not.
+    """`seconds` by stage; `verified` says with what the whole model was compared, "" when it was not; `memory` what the
+    artifact takes when it is loaded.
 
     `failures` holds the workloads that could not be tuned, with the reason: they keep the default schedule.
     """
@@ -36,6 +37,7 @@ class CompileReport:
     verified: str
     is_interrupted: bool
     failures: tuple[tuple[str, str], ...] = ()
+    memory: str = ""
 
     @property
     def default_s(self) -> float:
@@ -70,8 +72,7 @@ class CompileReport:
                 f"{sum(row.failed for row in self.rows)} of them failed"
             )
         lines += [f"not tuned: {key}: {reason}" for key, reason in self.failures]
-        if self.verified:
-            lines.append(self.verified)
+        lines += [line for line in (self.verified, self.memory) if line]
         stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
         lines.append(f"{stages}; wrote {self.path}")
         if self.is_interrupted:

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,16 @@ def aligned_empty(nbytes: int) -> np.ndarray:
     return raw[start : start + nbytes]
 
 
+@functools.cache
+def has_huge_pages() -> bool:
+    """Whether the system gives huge pages to who asks for them."""
+    try:
+        modes = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return False
+    return hasattr(mmap, "MADV_HUGEPAGE") and "[never]" not in modes
+
+
 def private_pages(nbytes: int) -> np.ndarray:
     """Zeroed bytes on a page boundary, in huge pages where the system grants them; a fork gets its own.
 
@@ -131,9 +141,8 @@ def private_pages(nbytes: int) -> np.ndarray:
     mapping = mmap.mmap(-1, size + spare, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = np.frombuffer(mapping, dtype=np.uint8)
     start = -whole.ctypes.data % HUGE_PAGE if spare else 0
-    if spare and hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            mapping.madvise(mmap.MADV_HUGEPAGE)
+    if spare and has_huge_pages():
+        mapping.madvise(mmap.MADV_HUGEPAGE)
     return whole[start : start + nbytes]
 
 
