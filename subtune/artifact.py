@@ -220,7 +220,7 @@ class _Output:
         """`wanted` if kernels can write there, else a new array."""
         if wanted is not None and runtime.is_direct(wanted) and not any(np.may_share_memory(wanted, i) for i in inputs):
             return wanted
-        return runtime.aligned_empty(self._nbytes).view(self.dtype).reshape(self.spec.shape)
+        return runtime.aligned_array(self.spec.shape, self.dtype, self._nbytes)
 
     def check(self, array: Any) -> None:
         if not isinstance(array, np.ndarray) or array.shape != self.spec.shape or array.dtype != self.dtype:
@@ -251,7 +251,7 @@ class _Input:
         if runtime.is_direct(array):
             return array
         if self._buffer is None:
-            self._buffer = runtime.aligned_empty(array.nbytes).view(self.dtype).reshape(spec.shape)
+            self._buffer = runtime.aligned_array(spec.shape, self.dtype, array.nbytes)
         np.copyto(self._buffer, array)
         return self._buffer
 

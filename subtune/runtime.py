@@ -111,11 +111,20 @@ _files_loaded: dict[Path, list[tuple[int, int]]] = {}
 """Device and inode of every file loaded, by its path. An inode is not used again while its file is loaded."""
 
 
+def address(array: np.ndarray) -> int:
+    """Where the array's first element lies; `array.ctypes.data` takes three times as long."""
+    return int(array.__array_interface__["data"][0])
+
+
 def aligned_empty(nbytes: int) -> np.ndarray:
     """Uninitialised bytes that start on an ALIGNMENT boundary."""
+    return aligned_array((nbytes,), np.dtype(np.uint8), nbytes)
+
+
+def aligned_array(shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> np.ndarray:
+    """An uninitialised array, of `nbytes` as its shape and dtype say, that starts on an ALIGNMENT boundary."""
     raw = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + nbytes]
+    return np.ndarray(shape, dtype, raw, -address(raw) % ALIGNMENT)
 
 
 @functools.cache
@@ -140,7 +149,7 @@ def private_pages(nbytes: int) -> np.ndarray:
     spare = HUGE_PAGE if nbytes >= HUGE_PAGE else 0
     mapping = mmap.mmap(-1, size + spare, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = np.frombuffer(mapping, dtype=np.uint8)
-    start = -whole.ctypes.data % HUGE_PAGE if spare else 0
+    start = -address(whole) % HUGE_PAGE if spare else 0
     if spare and has_huge_pages():
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return whole[start : start + nbytes]
@@ -163,7 +172,7 @@ def retyped(tensor: Any, shape: tuple[int, ...], dtype: str) -> Any:
 def is_direct(array: np.ndarray) -> bool:
     """Whether kernels can take the array where it is. Read-only memory is left out: DLPack cannot say so."""
     flags = array.flags
-    return bool(flags.c_contiguous and flags.writeable and array.ctypes.data % ALIGNMENT == 0)
+    return bool(flags.c_contiguous and flags.writeable and address(array) % ALIGNMENT == 0)
 
 
 def as_tensor(array: np.ndarray, spec: TensorSpec) -> Any:
