@@ -116,6 +116,7 @@ def write(
             _fill(staging, mod, inputs, outputs, device, kernels, source or Source(), name or _stem(folder))
         except OSError as e:
             raise _cannot_write(folder, e) from e
+        del mod  # its constants, if nobody else has them: the file does
         if check is not None:
             check(load(staging, share_weights=True))
         try:

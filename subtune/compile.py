@@ -184,23 +184,24 @@ def compile_model(
     with opened(database) as store, clock.stage("tune"):
         records = _tuned(prepared.subgraphs, device, store, topk, budget_s, tune, measurer, progress)
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
-        kernels = _tuned_kernels(prepared.subgraphs, records, device)
-        mod = splice(prepared.mod, kernels)
-        checked = _verification(prepared, device, beside) if verify else None
+        subgraphs, imported = prepared.subgraphs, prepared.imported
+        kernels = _tuned_kernels(subgraphs, records, device)
+        checked = _verification(imported, shapes, device, beside) if verify else None
+        described = {"inputs": imported.inputs, "outputs": imported.outputs, "name": imported.name}
+        outlined = [prepared.mod]
+        del prepared, imported  # a large model's constants stay as long as somebody needs them, and no longer
         artifact = write(
             output,
-            mod=mod,
-            inputs=prepared.imported.inputs,
-            outputs=prepared.imported.outputs,
+            mod=splice(outlined.pop(), kernels),
             device=device,
-            kernels=_origins(prepared.subgraphs, records),
+            kernels=_origins(subgraphs, records),
             source=_source(model, shapes),
-            name=prepared.imported.name,
             check=checked.run if checked else None,
+            **described,
         )
     return CompileReport(
         path=str(artifact.path),
-        rows=tuple(_row(s, records.get(s.workload.key)) for s in prepared.subgraphs),
+        rows=tuple(_row(s, records.get(s.workload.key)) for s in subgraphs),
         seconds=clock.seconds,
         verified=checked.summary if checked else "",
         is_interrupted=records.interrupted,
@@ -298,50 +299,64 @@ class _Clock:
 
 
 class _Verification:
-    """Compares an artifact with a reference before it is put in its place."""
+    """Compares an artifact with a reference, which is made for it then, before it is put in its place."""
 
-    def __init__(self, reference: Callable[..., Any], name: str, limits: Mapping[str, int], is_exact: bool) -> None:
-        self._reference, self._name, self._limits, self._is_exact = reference, name, limits, is_exact
+    def __init__(
+        self, reference: Callable[[], tuple[Callable[..., Any], str]], limits: Mapping[str, int], is_exact: bool
+    ) -> None:
+        self._reference, self._limits, self._is_exact = reference, limits, is_exact
         self.summary = ""
 
     def run(self, artifact: Artifact) -> None:
         from subtune.verify import verify
 
+        reference, name = self._reference()
         try:
-            report = verify(artifact, self._reference, self._name, limits=self._limits)
+            report = verify(artifact, reference, name, limits=self._limits)
         except VerificationError as e:
             if self._is_exact:
                 raise
             raise VerificationError(f"{e}; --exact leaves out the kernels that round differently") from e
-        self.summary = f"agrees with {self._name}: largest relative error {report.max_rel:.1e}"
+        self.summary = f"agrees with {name}: largest relative error {report.max_rel:.1e}"
 
 
-def _verification(prepared: Prepared, device: CPUModel, beside: Executor) -> _Verification:
-    """The comparison with ONNX Runtime, or with the untuned build, which `beside` compiles beside the tuned one."""
+def _verification(imported: Imported, shapes: Shapes | None, device: CPUModel, beside: Executor) -> _Verification:
+    """The comparison with ONNX Runtime, or with the untuned build, which `beside` compiles beside the tuned one.
+
+    ONNX Runtime has copies of the weights of its own: it starts once ours are in the artifact's file. A model that it
+    cannot run is imported again.
+    """
+    from importlib.util import find_spec
+
     from subtune.verify import integer_limits, onnxruntime_reference
 
-    source = prepared.imported.source
-    reference = onnxruntime_reference(source, threads=device.threads)
-    name = "ONNX Runtime"
-    if reference is None:
-        reference, name = _untuned_reference(prepared, device, beside), "the untuned build"
+    source = imported.source
+    untuned = None if find_spec("onnxruntime") else _untuned_reference(imported, device, beside)
+
+    def reference() -> tuple[Callable[..., Any], str]:
+        found = None if untuned else onnxruntime_reference(source, threads=device.threads)
+        if found is not None:
+            return found, "ONNX Runtime"
+        return untuned or _untuned_reference(frontends.load(source, shapes), device, beside), "the untuned build"
+
+    model = source
     if isinstance(source, Path):
         import onnx
 
-        source = onnx.load(source, load_external_data=False)
-    return _Verification(reference, name, integer_limits(source), device.exact_math)
+        model = onnx.load(source, load_external_data=False)
+    return _Verification(reference, integer_limits(model), device.exact_math)
 
 
-def _untuned_reference(prepared: Prepared, device: CPUModel, beside: Executor) -> Callable[..., Any]:
+def _untuned_reference(imported: Imported, device: CPUModel, beside: Executor) -> Callable[..., Any]:
     """The imported module op by op, as TVM legalises it: none of our passes and templates has touched it."""
     import tvm
     from tvm import relax
 
     # Relax's Python builders keep global state: only what runs in C++ may leave this thread.
     with device.target():
-        mod = relax.transform.LegalizeOps()(relax.backend.DispatchSortScan()(prepared.imported.mod))
+        mod = relax.transform.LegalizeOps()(relax.backend.DispatchSortScan()(imported.mod))
     compiled = beside.submit(compile_module, mod, device)
-    inputs, outputs = prepared.imported.inputs, prepared.imported.outputs
+    inputs, outputs = imported.inputs, imported.outputs
 
     def run(arrays: Mapping[str, Any]) -> dict[str, Any]:
         vm = relax.VirtualMachine(compiled.result()[0], tvm.cpu())
