@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax
 from tvm.ir import Call, GenericConst, IRModule, Op
 
 from subtune.kernel import ConstantTransform, Kernel
-from subtune.passes.exprs import array_of
+from subtune.passes.exprs import array_of, make_const
 from subtune.passes.outline_lower import OP_PATTERN_ATTR, OPAQUE_PATTERN
 
 
@@ -48,14 +47,6 @@ def _gvar(func: Any, name: str) -> Any:
     return relax.BlockBuilder().add_func(func, name)
 
 
-def _constant(array: np.ndarray, dtype: str) -> Any:
-    """A constant over the array's own memory where that can be: weights are large."""
-    try:
-        return relax.const(tvm.runtime.from_dlpack(array), dtype)
-    except (BufferError, TypeError, RuntimeError):  # a dtype that DLPack of numpy does not know
-        return relax.const(array, dtype)
-
-
 def _rewrite_calls(main: Any, kernels: Mapping[str, Kernel], gvars: Mapping[str, Any]) -> Any:
     """`main` calling the new GlobalVars, on packed constants; equal constants packed alike become one."""
     call_tir = Op.get("relax.call_tir")
@@ -67,9 +58,9 @@ def _rewrite_calls(main: Any, kernels: Mapping[str, Kernel], gvars: Mapping[str,
         assert array is not None
         dtype = str(const.ty.dtype)
         content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        key = (hashlib.sha256(memoryview(content)).digest(), dtype, tuple(array.shape), packing)
+        key = (hashlib.sha256(content.data).digest(), dtype, tuple(array.shape), packing)
         if key not in cache:
-            cache[key] = _constant(packing(array), dtype)
+            cache[key] = make_const(packing(array))
         return cache[key]
 
     def rewrite(value: Any) -> Any:

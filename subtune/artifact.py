@@ -342,7 +342,7 @@ def _read(file: FileIO, whole: np.ndarray) -> None:
     """Fill `whole`; a system call reads at most 2 GiB."""
     done = 0
     while done < len(whole):
-        count = file.readinto(memoryview(whole)[done:])
+        count = file.readinto(whole[done:].data)
         if not count:
             raise ArtifactError(f"{file.name!r} ended early: it was changed while it was read")
         done += count

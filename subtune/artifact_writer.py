@@ -199,8 +199,8 @@ def _compile(mod: tvm.IRModule, device: CPUModel, mode: str = "bytecode") -> tup
 def _build(mod: tvm.IRModule, inputs: int, device: CPUModel, library: Path) -> tuple[dict[str, str], MemoryPlan]:
     """Compile `mod`, whose `main` takes so many inputs and then weights, into the shared library.
 
-    Returns the hash of every PrimFunc as it enters lowering, by name, and where the tensors lie. The calls are compiled,
-    too: TVM's bytecode costs more for each of them than a small kernel takes.
+    Returns the hash of every PrimFunc as it enters lowering, by name, and where the tensors lie. The calls are
+    compiled, too: TVM's bytecode costs more for each of them than a small kernel takes.
     """
     start = time.perf_counter()
     planned, memory = plan_memory(_run_passes(_TO_CALLS, mod, device), inputs)

@@ -187,17 +187,19 @@ def compile_model(
         subgraphs, imported = prepared.subgraphs, prepared.imported
         kernels = _tuned_kernels(subgraphs, records, device)
         checked = _verification(imported, shapes, device, beside) if verify else None
-        described = {"inputs": imported.inputs, "outputs": imported.outputs, "name": imported.name}
+        inputs, outputs, name = imported.inputs, imported.outputs, imported.name
         outlined = [prepared.mod]
         del prepared, imported  # a large model's constants stay as long as somebody needs them, and no longer
         artifact = write(
             output,
             mod=splice(outlined.pop(), kernels),
+            inputs=inputs,
+            outputs=outputs,
+            name=name,
             device=device,
             kernels=_origins(subgraphs, records),
             source=_source(model, shapes),
             check=checked.run if checked else None,
-            **described,
         )
     return CompileReport(
         path=str(artifact.path),

@@ -107,8 +107,8 @@ class Manifest:
         """One line: the memory that a loaded model takes beside its code, its inputs and its outputs."""
         plan = self.memory
         return (
-            f"weights {self.weights_nbytes / _MIB:.1f} MiB; activations {plan.arena_nbytes / _MIB:.1f} MiB in one arena "
-            f"(lower bound {plan.bound_nbytes / _MIB:.1f}, without reuse {plan.total_nbytes / _MIB:.1f})"
+            f"weights {self.weights_nbytes / _MIB:.1f} MiB; "
+            f"activations {plan.arena_nbytes / _MIB:.1f} MiB in one arena (lower bound {plan.bound_nbytes / _MIB:.1f}, without reuse {plan.total_nbytes / _MIB:.1f})"
         )
 
     def to_json(self) -> str:

@@ -23,6 +23,7 @@ import numpy as np
 import tvm_ffi
 
 from subtune import affinity
+from subtune.device import usable_cores
 from subtune.errors import ArtifactError
 from subtune.tensorspec import TensorSpec
 
@@ -231,6 +232,10 @@ def use_threads(threads: int) -> bool:
     if getattr(_configured, "threads", 0) == threads:
         affinity.step_aside()
         return True
+    if threads > usable_cores():
+        # TVM's workers yield 300000 times before they sleep, and finish that before they end: with more threads than
+        # cores a process takes minutes to exit. They ask at some time after they have started, hence no restoring.
+        os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
     with _environment(TVM_BIND_THREADS=os.environ.get("TVM_BIND_THREADS", "0")):
         cores = [str(core) for core in range(threads)]
         affinity.start_pool(lambda: _pool_function("runtime.config_threadpool")(_SHARE_CORES, threads, cores))

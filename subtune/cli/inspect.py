@@ -12,7 +12,9 @@ from subtune.errors import SubtuneError
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser("inspect", parents=[common], help="show a model's subgraphs, or an artifact's kernels and memory")
+    parser = commands.add_parser(
+        "inspect", parents=[common], help="show a model's subgraphs, or an artifact's kernels and memory"
+    )
     arguments.add_model(parser)
     parser.add_argument("--dot", metavar="FILE", help="write the partition as a Graphviz file")
     parser.add_argument("--svg", metavar="FILE", help="write the partition as a picture")

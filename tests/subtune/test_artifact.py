@@ -101,7 +101,10 @@ class TestRun:
         ("out", "message"),
         [
             ({"z": np.zeros((4, 16), np.float32)}, r"out has an array for z, and the model small gives y: float32"),
-            ({"y": np.zeros((4, 15), np.float32)}, r"out\['y'\] is float32\[4, 15\]; the output is y: float32\[4, 16\]"),
+            (
+                {"y": np.zeros((4, 15), np.float32)},
+                r"out\['y'\] is float32\[4, 15\]; the output is y: float32",
+            ),
             ({"s": np.zeros(4)}, r"out\['s'\] is float64\[4\]"),
             ({"s": [0.0] * 4}, r"out\['s'\] is list"),
             ({"s": np.broadcast_to(np.float32(0), 4)}, r"out\['s'\] is read-only"),
