@@ -108,7 +108,8 @@ class Manifest:
         plan = self.memory
         return (
             f"weights {self.weights_nbytes / _MIB:.1f} MiB; "
-            f"activations {plan.arena_nbytes / _MIB:.1f} MiB in one arena (lower bound {plan.bound_nbytes / _MIB:.1f}, without reuse {plan.total_nbytes / _MIB:.1f})"
+            f"activations {plan.arena_nbytes / _MIB:.1f} MiB in one arena "
+            f"(lower bound {plan.bound_nbytes / _MIB:.1f}, without reuse {plan.total_nbytes / _MIB:.1f})"
         )
 
     def to_json(self) -> str:
