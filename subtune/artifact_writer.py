@@ -188,12 +188,9 @@ def _run_passes(passes: Sequence[Callable[[], Any]], mod: tvm.IRModule, device: 
 def _compile(mod: tvm.IRModule, device: CPUModel, mode: str = "bytecode") -> tuple[Any, dict[str, str]]:
     lowered = _run_passes(_TO_PROGRAM, mod, device)
     hashes = {gvar.name_hint: func_hash(func) for gvar, func in lowered.functions.items() if isinstance(func, PrimFunc)}
-    return (
-        relax.build(
-            lowered, target=device.target(), relax_pipeline=None, tir_pipeline=PIPELINE, exec_mode=mode
-        ),
-        hashes,
-    )
+    target = device.target()
+    built = relax.build(lowered, target=target, relax_pipeline=None, tir_pipeline=PIPELINE, exec_mode=mode)
+    return built, hashes
 
 
 def _build(mod: tvm.IRModule, inputs: int, device: CPUModel, library: Path) -> tuple[dict[str, str], MemoryPlan]:
