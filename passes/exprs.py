@@ -10,6 +10,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from subtune.runtime import aligned_array, is_direct
+
 Expr = Any
 """A Relax expression; TVM's generated annotations do not type-check."""
 
@@ -75,8 +77,18 @@ def scalar_of(expr: Expr) -> float | None:
 
 
 def make_const(array: np.ndarray) -> Expr:
-    """A constant with exactly `array`'s dtype (`relax.const` alone would narrow int64 and float64)."""
-    return relax.const(np.ascontiguousarray(array).reshape(array.shape), str(array.dtype))
+    """A constant with exactly `array`'s dtype (`relax.const` alone would narrow int64 and float64).
+
+    It may share memory with `array`: do not write to that again.
+    """
+    own = array
+    if not is_direct(array):  # then there is one copy, where relax.const would make two
+        own = aligned_array(array.shape, array.dtype, array.nbytes)
+        np.copyto(own, array)
+    try:
+        return relax.const(tvm.runtime.from_dlpack(own), str(array.dtype))
+    except (BufferError, TypeError, RuntimeError):  # numpy's DLPack knows none of ml_dtypes' types
+        return relax.const(own, str(array.dtype))
 
 
 def transposed(array: np.ndarray, axes: Sequence[int]) -> np.ndarray:
@@ -90,7 +102,7 @@ def transposed(array: np.ndarray, axes: Sequence[int]) -> np.ndarray:
     in_order = sorted(groups)
     sizes = [int(np.prod([array.shape[axis] for axis in group], dtype=np.int64)) for group in in_order]
     moved = np.transpose(array.reshape(sizes), [in_order.index(group) for group in groups])
-    out = np.empty(moved.shape, array.dtype)
+    out = aligned_array(moved.shape, array.dtype, array.nbytes)  # a constant without a further copy
     if moved.ndim == 2:
         for start in range(0, moved.shape[1], _COLUMNS):  # whole rows at a time would miss the cache at every element
             out[:, start : start + _COLUMNS] = moved[:, start : start + _COLUMNS]

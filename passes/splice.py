@@ -6,10 +6,12 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from tvm import relax
 from tvm.ir import Call, GenericConst, IRModule, Op
 
 from subtune.kernel import ConstantTransform, Kernel
+from subtune.passes.exprs import array_of, make_const
 from subtune.passes.outline_lower import OP_PATTERN_ATTR, OPAQUE_PATTERN
 
 
@@ -52,11 +54,13 @@ def _rewrite_calls(main: Any, kernels: Mapping[str, Kernel], gvars: Mapping[str,
 
     def packed(name: str, index: int, const: Any, packing: ConstantTransform) -> Any:
         assert isinstance(const, GenericConst), f"argument {index} of {name} is packed, but no constant: {const}"
-        array = const.value.numpy()
+        array = array_of(const)
+        assert array is not None
         dtype = str(const.ty.dtype)
-        key = (hashlib.sha256(array.tobytes()).digest(), dtype, tuple(array.shape), packing)
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        key = (hashlib.sha256(content.data).digest(), dtype, tuple(array.shape), packing)
         if key not in cache:
-            cache[key] = relax.const(packing(array), dtype)
+            cache[key] = make_const(packing(array))
         return cache[key]
 
     def rewrite(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """A compiled model on disk and in memory: load it, look at it, run it. Needs TVM's runtime, none of the tuner.
 
-`NAME.subtune/` holds model.so (kernels and the Relax VM's program), weights.bin (mapped into memory, never copied)
+`NAME.subtune/` holds model.so (kernels and the Relax VM's program), weights.bin (read into huge pages, or mapped)
 and manifest.json. `subtune.artifact_writer` writes it.
 """
 
@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,7 +25,11 @@ from subtune import manifest as manifests
 from subtune import runtime, triples
 from subtune.errors import ArtifactError, InputError
 from subtune.manifest import Manifest
+from subtune.memory import Base, MemoryPlan, View
 from subtune.tensorspec import TensorSpec
+
+Weights = list[np.ndarray]
+"""The bytes of every weight."""
 
 
 class Artifact:
@@ -35,18 +41,21 @@ class Artifact:
         threads: threads that every run uses.
     """
 
-    def __init__(
-        self, path: Path, manifest: Manifest, executable: Any, weights: list[Any], weight_range: range, threads: int
-    ):
+    def __init__(self, path: Path, manifest: Manifest, executable: Any, weights: Weights, threads: int):
         self.path = path
         self.manifest = manifest
         self.threads = threads
-        self._main = executable["main"]
+        plan = manifest.memory
+        self._fixed = _Fixed(weights, plan)
+        moving = [view for view in plan.arguments if not view.base.is_fixed]
+        executable["save_function"](
+            "main", "bound", True, *(self._fixed.tensor(view) for view in plan.arguments if view.base.is_fixed)
+        )
+        self._main = executable["bound"]
         self._executable = executable
-        self._weights = weights
-        self._weight_range = weight_range
-        self._slots = tuple(_InputSlot(spec) for spec in manifest.inputs)
-        self._output_dtypes = tuple(runtime.numpy_dtype(spec.dtype) for spec in manifest.outputs)
+        self._inputs = tuple(_Input(spec) for spec in manifest.inputs)
+        self._outputs = tuple(_Output(spec) for spec in manifest.outputs)
+        self._arguments = tuple(_argument(view, manifest) for view in moving)
         self._lock = threading.Lock()
         self._own_thread: ThreadPoolExecutor | None = None
         self._fork_generation = runtime.fork_generation()
@@ -59,28 +68,37 @@ class Artifact:
     def outputs(self) -> tuple[TensorSpec, ...]:
         return self.manifest.outputs
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Compute the outputs, as arrays of their own, from one array per input.
+    def run(self, inputs: Mapping[str, Any], out: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        """Compute the outputs from one array per input.
 
         Args:
             inputs: by name; numpy arrays or anything with `__dlpack__` on the CPU, of exactly the declared shape and
                 dtype. Arrays that are not contiguous or not 64-byte aligned are copied first.
+            out: arrays to write outputs to, by name; the others are new arrays. One that is contiguous, 64-byte
+                aligned and apart from every input is written by the kernels themselves.
+
+        Returns:
+            every output; those named in `out` are the arrays given there.
         """
+        given = {} if out is None else self._checked(out)
         with self._lock:
-            outputs = self._call(inputs)
-            arrays = [_as_numpy(tensor, dtype) for tensor, dtype in zip(outputs, self._output_dtypes, strict=True)]
-            return {
-                spec.name: array.copy() if alias else array
-                for spec, array, alias in zip(self.outputs, arrays, self._aliases(arrays), strict=True)
-            }
+            results = self._call(inputs, given)
+        outputs = {}
+        for slot, array in zip(self._outputs, results, strict=True):
+            wanted = given.get(slot.spec.name)
+            if wanted is not None and wanted is not array:
+                np.copyto(wanted, array)
+            outputs[slot.spec.name] = array if wanted is None else wanted
+        return outputs
 
     def run_tensors(self, inputs: Mapping[str, Any]) -> dict[str, tvm_ffi.Tensor]:
-        """As `run`, giving `tvm_ffi.Tensor`s (they have `__dlpack__`).
-
-        An output that a model passes through unchanged may share memory with an input or a weight: do not write to it.
-        """
+        """As `run`, giving `tvm_ffi.Tensor`s (they have `__dlpack__`)."""
         with self._lock:
-            return dict(zip((spec.name for spec in self.outputs), self._call(inputs), strict=True))
+            arrays = self._call(inputs, {})
+        return {
+            slot.spec.name: runtime.as_tensor(array, slot.spec)
+            for slot, array in zip(self._outputs, arrays, strict=True)
+        }
 
     def benchmark(self, inputs: Mapping[str, Any] | None = None, repeats: int = 30, warmup: int = 3) -> float:
         """Median latency of `run` in seconds, on `inputs` or random ones."""
@@ -101,12 +119,24 @@ class Artifact:
         taken = ", ".join(map(str, self.outputs))
         return f"Artifact({self.manifest.name}: ({given}) -> ({taken}), {self.threads} threads, {self.manifest.device})"
 
-    def _call(self, inputs: Mapping[str, Any]) -> list[Any]:
-        if len(inputs) != len(self._slots) or any(slot.spec.name not in inputs for slot in self._slots):
+    def _call(self, inputs: Mapping[str, Any], out: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        if len(inputs) != len(self._inputs) or any(slot.spec.name not in inputs for slot in self._inputs):
             self._refuse_names(inputs)
-        args = [slot.tensor(inputs[slot.spec.name]) for slot in self._slots]
-        result = self._invoke(args)
-        return [result] if len(self.outputs) == 1 and isinstance(result, tvm_ffi.Tensor) else list(result)
+        taken = [slot.array(inputs[slot.spec.name]) for slot in self._inputs]
+        results = [slot.array(out.get(slot.spec.name), taken) for slot in self._outputs]
+        returned = self._invoke([argument.tensor(taken, results) for argument in self._arguments])
+        plan = self.manifest.memory
+        for output, view in plan.copies:
+            np.copyto(results[output], self._source(view, taken, results))
+        for output, tensor in zip(plan.returned, returned, strict=True):
+            np.copyto(results[output], runtime.as_numpy(tensor, results[output].dtype))
+        return results
+
+    def _source(self, view: View, taken: list[np.ndarray], results: list[np.ndarray]) -> np.ndarray:
+        """What an output is a copy of, as an array of the output's shape."""
+        if view.base.is_fixed:
+            return runtime.as_numpy(self._fixed.tensor(view), runtime.numpy_dtype(view.dtype))
+        return (taken if view.base is Base.INPUT else results)[view.place].reshape(view.shape)
 
     def _invoke(self, args: list[Any]) -> Any:
         """Call the VM on the calling thread where its pool can have the right size, else on a thread of our own."""
@@ -114,22 +144,26 @@ class Artifact:
             self._own_thread = None  # it stayed in the parent process
             self._fork_generation = runtime.fork_generation()
         if self._own_thread is None and runtime.use_threads(self.threads):
-            return self._main(*args, *self._weights)
+            return self._main(*args)
         if self._own_thread is None:
             self._own_thread = ThreadPoolExecutor(
                 1, thread_name_prefix="subtune", initializer=runtime.use_threads, initargs=(self.threads,)
             )
-        return self._own_thread.submit(self._main, *args, *self._weights).result()
+        return self._own_thread.submit(self._main, *args).result()
 
-    def _aliases(self, arrays: list[np.ndarray]) -> list[bool]:
-        """Per output, whether it shares memory with an input buffer, a weight, or an earlier output."""
-        taken = {slot.address for slot in self._slots}
-        flags = []
-        for array in arrays:
-            address = array.ctypes.data
-            flags.append(array.size > 0 and (address in taken or address in self._weight_range))
-            taken.add(address)
-        return flags
+    def _checked(self, out: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """`out`, if every array in it can take the output of its name."""
+        specs = {slot.spec.name: slot for slot in self._outputs}
+        for name, array in out.items():
+            if name not in specs:
+                made = ", ".join(map(str, self.outputs))
+                raise InputError(f"out has an array for {name}, and the model {self.manifest.name} gives {made}")
+            specs[name].check(array)
+        arrays = list(out.values())
+        for i, array in enumerate(arrays):
+            if any(np.may_share_memory(array, other) for other in arrays[:i]):
+                raise InputError(f"out[{list(out)[i]!r}] overlaps another of the arrays in out")
+        return out
 
     def _refuse_names(self, inputs: Mapping[str, Any]) -> None:
         expected = [spec.name for spec in self.inputs]
@@ -141,17 +175,70 @@ class Artifact:
         raise InputError(f"{'; '.join(parts)}: the model {self.manifest.name} takes {takes}")
 
 
-class _InputSlot:
+class _Fixed:
+    """The tensors whose address does not change: weights, and those inside the arena."""
+
+    def __init__(self, weights: Weights, plan: MemoryPlan):
+        self._weights = weights
+        self._arena = runtime.private_pages(plan.arena_nbytes)
+
+    def tensor(self, view: View) -> Any:
+        if view.base is Base.WEIGHT:
+            data = self._weights[view.place]
+        else:
+            nbytes = int(np.prod(view.shape, dtype=np.int64)) * runtime.numpy_dtype(view.dtype).itemsize
+            data = self._arena[view.place : view.place + nbytes]
+        return runtime.tensor_over(data, view.shape, view.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """An argument of `main` that is new in every run: input or output `place`, perhaps seen as another shape."""
+
+    spec: TensorSpec
+    is_input: bool
+    place: int
+
+    def tensor(self, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> Any:
+        return runtime.as_tensor((inputs if self.is_input else outputs)[self.place], self.spec)
+
+
+def _argument(view: View, manifest: Manifest) -> _Argument:
+    own = (manifest.inputs if view.base is Base.INPUT else manifest.outputs)[view.place]
+    return _Argument(TensorSpec(own.name, view.shape, view.dtype), view.base is Base.INPUT, view.place)
+
+
+class _Output:
+    """One output: its specification, and arrays for it."""
+
+    def __init__(self, spec: TensorSpec):
+        self.spec = spec
+        self.dtype = runtime.numpy_dtype(spec.dtype)
+        self._nbytes = int(np.prod(spec.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def array(self, wanted: np.ndarray | None, inputs: list[np.ndarray]) -> np.ndarray:
+        """`wanted` if kernels can write there, else a new array."""
+        if wanted is not None and runtime.is_direct(wanted) and not any(np.may_share_memory(wanted, i) for i in inputs):
+            return wanted
+        return runtime.aligned_array(self.spec.shape, self.dtype, self._nbytes)
+
+    def check(self, array: Any) -> None:
+        if not isinstance(array, np.ndarray) or array.shape != self.spec.shape or array.dtype != self.dtype:
+            found = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise InputError(f"out[{self.spec.name!r}] is {found}; the output is {self.spec}")
+        if not array.flags.writeable:
+            raise InputError(f"out[{self.spec.name!r}] is read-only")
+
+
+class _Input:
     """One input: its specification, and an aligned buffer for arrays that TVM cannot read where they are."""
 
     def __init__(self, spec: TensorSpec):
         self.spec = spec
         self.dtype = runtime.numpy_dtype(spec.dtype)
-        self.address = 0
         self._buffer: np.ndarray | None = None
-        self._tensor: Any = None
 
-    def tensor(self, value: Any) -> Any:
+    def array(self, value: Any) -> np.ndarray:
         array = value if isinstance(value, np.ndarray) else self._import(value)
         spec = self.spec
         if array.shape != spec.shape:
@@ -161,15 +248,12 @@ class _InputSlot:
                 f"input {spec.name} has dtype {array.dtype}, the model takes {spec}; convert it with "
                 f".astype({spec.dtype!r}) if that is meant"
             )
-        if array.flags.c_contiguous and array.flags.aligned and array.flags.writeable:
-            self.address = array.ctypes.data
-            return _as_tensor(array, spec)
+        if runtime.is_direct(array):
+            return array
         if self._buffer is None:
-            self._buffer = runtime.aligned_empty(array.nbytes).view(self.dtype).reshape(spec.shape)
-            self._tensor = _as_tensor(self._buffer, spec)
+            self._buffer = runtime.aligned_array(spec.shape, self.dtype, array.nbytes)
         np.copyto(self._buffer, array)
-        self.address = self._buffer.ctypes.data
-        return self._tensor
+        return self._buffer
 
     def _import(self, value: Any) -> np.ndarray:
         if hasattr(value, "__dlpack__"):
@@ -184,12 +268,16 @@ class _InputSlot:
         )
 
 
-def load(path: str | os.PathLike[str], check: bool = False, threads: int | None = None) -> Artifact:
+def load(
+    path: str | os.PathLike[str], check: bool = False, threads: int | None = None, share_weights: bool = False
+) -> Artifact:
     """Load the artifact directory `path`.
 
     Args:
         threads: run on so many instead of the number it was tuned for.
         check: compare the SHA-256 of every file with the manifest's, too; sizes are always compared.
+        share_weights: use the weights as they lie in the file, so that processes that load it have them in memory once
+            and loading takes no time. Large models run a few percent slower so: the file has no huge pages.
 
     >>> import numpy as np
     >>> import subtune
@@ -219,8 +307,8 @@ def load(path: str | os.PathLike[str], check: bool = False, threads: int | None 
         executable = runtime.load_executable(folder / manifests.LIBRARY_NAME)
     except (RuntimeError, AttributeError, OSError) as e:
         raise ArtifactError(f"{folder / manifests.LIBRARY_NAME} cannot be loaded: {e}; compile the model again") from e
-    weights, weight_range = _map_weights(folder / manifests.WEIGHTS_NAME, manifest)
-    return Artifact(folder, manifest, executable, weights, weight_range, threads or manifest.threads)
+    weights = _load_weights(folder / manifests.WEIGHTS_NAME, manifest, share_weights)
+    return Artifact(folder, manifest, executable, weights, threads or manifest.threads)
 
 
 def _check_versions(path: Path, built_with: dict[str, str]) -> None:
@@ -237,27 +325,29 @@ def _check_versions(path: Path, built_with: dict[str, str]) -> None:
         )
 
 
-def _map_weights(path: Path, manifest: Manifest) -> tuple[list[Any], range]:
-    """Tensors over the mapped file, and the addresses they cover. Pages are shared between processes until written."""
+def _load_weights(path: Path, manifest: Manifest, is_shared: bool) -> Weights:
+    """The file's bytes by weight: mapped, or read into huge pages where they are many and the system has some.
+
+    With pages of 4 KiB, the processor's table of pages is what a model with large weights waits for.
+    """
     if not manifest.weights:
-        return [], range(0)
-    with path.open("rb") as f:
-        mapping = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)
-    whole = np.frombuffer(mapping, dtype=np.uint8)
-    views = [runtime.tensor_over(whole[w.offset : w.offset + w.nbytes], w.shape, w.dtype) for w in manifest.weights]
-    return views, range(whole.ctypes.data, whole.ctypes.data + whole.nbytes)
+        return []
+    size = path.stat().st_size
+    with path.open("rb", buffering=0) as f:
+        if is_shared or size < runtime.HUGE_PAGE or not runtime.has_huge_pages():
+            mapping = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)
+            whole = np.frombuffer(mapping, dtype=np.uint8)
+        else:
+            whole = runtime.private_pages(size)
+            _read(f, whole)
+    return [whole[w.offset : w.offset + w.nbytes] for w in manifest.weights]
 
 
-def _as_tensor(array: np.ndarray, spec: TensorSpec) -> Any:
-    if array.dtype.kind != "V" and array.dtype.isbuiltin == 1:
-        return tvm_ffi.from_dlpack(array)
-    # DLPack of numpy knows none of ml_dtypes' types: pass the bytes and name the type.
-    return runtime.tensor_over(array.reshape(-1).view(np.uint8), spec.shape, spec.dtype)
-
-
-def _as_numpy(tensor: Any, dtype: np.dtype) -> np.ndarray:
-    if dtype.isbuiltin == 1:
-        return np.from_dlpack(tensor)
-    shape = tuple(tensor.shape)
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    return np.from_dlpack(runtime.retyped(tensor, (nbytes,), "uint8")).view(dtype).reshape(shape)
+def _read(file: FileIO, whole: np.ndarray) -> None:
+    """Fill `whole`; a system call reads at most 2 GiB."""
+    done = 0
+    while done < len(whole):
+        count = file.readinto(whole[done:].data)
+        if not count:
+            raise ArtifactError(f"{file.name!r} ended early: it was changed while it was read")
+        done += count

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,25 +27,34 @@ from subtune import runtime
 from subtune.artifact import Artifact, load
 from subtune.device import CPUModel
 from subtune.errors import ArtifactError
+from subtune.exchange_paths import exchange
 from subtune.link import link_shared
 from subtune.lower import PIPELINE
 from subtune.manifest import FileEntry, KernelOrigin, Manifest, Source, SubgraphEntry, WeightEntry
+from subtune.memory import MemoryPlan
 from subtune.passes.lift_constants import lift_constants
+from subtune.passes.static_memory import plan_memory
 from subtune.record import func_hash
+from subtune.scratch import abandoned, scratch
 from subtune.tensorspec import TensorSpec
 
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".subtune"
+STAGING = ".new"
+OLD = ".old"
+"""Ends of the names of hidden directories beside an artifact: what is being written, what is being replaced."""
 
 # What is left of TVM's default pipeline for a module in call_tir form: no fusion, no dispatch; legalised are only the
-# ops that the partition left in main (sorts, scatters), reshapes being views.
-_LOWERING = (
+# ops that the partition left in main (sorts, scatters), reshapes being views. Memory is planned between the halves.
+_TO_CALLS = (
     relax.backend.DispatchSortScan,
     partial(relax.transform.LegalizeOps, skip_ops=["relax.reshape"]),
     relax.transform.RewriteDataflowReshape,
     relax.transform.ToNonDataflow,
     relax.transform.RemovePurityChecking,
+)
+_TO_PROGRAM = (
     relax.transform.CallTIRRewrite,
     relax.transform.StaticPlanBlockMemory,
     relax.transform.LowerAllocTensor,
@@ -125,10 +134,12 @@ def write_files(
     """
     folder = check_destination(path)
     assert len(mod["main"].params) == len(inputs), "main takes the model's inputs and nothing else"
+    _recover(folder)
     try:
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        place = scratch(f".{folder.name}.", STAGING, folder.parent)
     except OSError as e:
         raise _cannot_write(folder, e) from e
+    staging = place.path
     try:
         try:
             _fill(staging, mod, inputs, outputs, device, kernels, source or Source(), name or _stem(folder))
@@ -139,8 +150,9 @@ def write_files(
                 _fill(loadable, mod, inputs, outputs, device.stand_in(), kernels, Source(), name or _stem(folder))
         except OSError as e:
             raise _cannot_write(folder, e) from e
+        del mod  # its constants, if nobody else has them: the file does
         if check is not None:
-            check(load(loadable))
+            check(load(loadable, share_weights=True))
         if loadable != staging:
             shutil.rmtree(loadable)
         try:
@@ -148,7 +160,7 @@ def write_files(
         except OSError as e:
             raise _cannot_write(folder, e) from e
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        place.remove()
     return folder
 
 
@@ -172,7 +184,7 @@ def _fill(
 ) -> None:
     """Write the three files of the artifact into the directory `staging`."""
     lifted, weights = lift_constants(mod)
-    hashes = _build(lifted, device, staging / manifests.LIBRARY_NAME)
+    hashes, memory = _build(lifted, len(inputs), device, staging / manifests.LIBRARY_NAME)
     table = _write_weights(weights, staging / manifests.WEIGHTS_NAME)
     manifest = Manifest(
         name=name,
@@ -186,6 +198,7 @@ def _fill(
         source=source,
         subgraphs=_subgraphs(hashes, kernels),
         weights=table,
+        memory=memory,
         files=tuple(
             FileEntry(file, (staging / file).stat().st_size, manifests.sha256_of(staging / file))
             for file in (manifests.LIBRARY_NAME, manifests.WEIGHTS_NAME)
@@ -196,24 +209,41 @@ def _fill(
 
 
 def compile_module(mod: tvm.IRModule, device: CPUModel) -> tuple[Any, dict[str, str]]:
-    """A module in call_tir form as a Relax executable, and the hash of every PrimFunc as it enters lowering."""
-    target = device.target()
-    with target:
-        lowered = tvm.transform.Sequential([make() for make in _LOWERING])(mod)
+    """A module in call_tir form as a Relax executable, and the hash of every PrimFunc as it enters lowering.
+
+    Its `main` takes what the module's takes, and TVM allocates.
+    """
+    return _compile(_run_passes(_TO_CALLS, mod, device), device)
+
+
+def _run_passes(passes: Sequence[Callable[[], Any]], mod: tvm.IRModule, device: CPUModel) -> tvm.IRModule:
+    with device.target():
+        return tvm.transform.Sequential([make() for make in passes])(mod)
+
+
+def _compile(mod: tvm.IRModule, device: CPUModel, mode: str = "bytecode") -> tuple[Any, dict[str, str]]:
+    lowered = _run_passes(_TO_PROGRAM, mod, device)
     hashes = {gvar.name_hint: func_hash(func) for gvar, func in lowered.functions.items() if isinstance(func, PrimFunc)}
-    return tvm.compile(lowered, target=target, relax_pipeline=None, tir_pipeline=PIPELINE), hashes
+    target = device.target()
+    built = relax.build(lowered, target=target, relax_pipeline=None, tir_pipeline=PIPELINE, exec_mode=mode)
+    return built, hashes
 
 
-def _build(mod: tvm.IRModule, device: CPUModel, library: Path) -> dict[str, str]:
-    """Compile `mod` into the shared library and return the hash of every PrimFunc as it enters lowering, by name."""
+def _build(mod: tvm.IRModule, inputs: int, device: CPUModel, library: Path) -> tuple[dict[str, str], MemoryPlan]:
+    """Compile `mod`, whose `main` takes so many inputs and then weights, into the shared library.
+
+    Returns the hash of every PrimFunc as it enters lowering, by name, and where the tensors lie. The calls are
+    compiled, too: TVM's bytecode costs more for each of them than a small kernel takes.
+    """
     start = time.perf_counter()
-    executable, hashes = compile_module(mod, device)
+    planned, memory = plan_memory(_run_passes(_TO_CALLS, mod, device), inputs)
+    executable, hashes = _compile(planned, device, "compiled")
     built = time.perf_counter()
     with _object_files(library.parent) as folder:
         link = partial(link_shared, triple=device.triple)
         executable.export_library(str(library), fcompile=link, workspace_dir=str(folder))
     logger.debug("%d kernels: build %.2f s, export %.2f s", len(hashes), built - start, time.perf_counter() - built)
-    return hashes
+    return hashes, memory
 
 
 @contextmanager
@@ -287,12 +317,24 @@ def _replace(staging: Path, folder: Path) -> None:
     if not folder.exists():
         staging.rename(folder)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-    folder.rename(old / folder.name)
+    if exchange(staging, folder):  # the old one is what is thrown away
+        return
+    old = scratch(f".{folder.name}.", OLD, folder.parent)
+    folder.rename(old.path / folder.name)
     try:
         staging.rename(folder)
     except OSError:
-        (old / folder.name).rename(folder)
+        (old.path / folder.name).rename(folder)
         raise
     finally:
-        shutil.rmtree(old, ignore_errors=True)
+        old.remove()
+
+
+def _recover(folder: Path) -> None:
+    """Put back the artifact that a process set aside and was killed before it put the new one in its place."""
+    for old in abandoned(f".{folder.name}.", OLD, folder.parent):
+        if not folder.exists() and (old / folder.name).exists():
+            with suppress(OSError):
+                (old / folder.name).rename(folder)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-import shutil
 import sys
-import tempfile
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtune import frontends, templates
+from subtune import manifest as manifests
 from subtune.artifact import Artifact
 from subtune.artifact_writer import check_destination, compile_module, write_files
 from subtune.candidate import DEFAULT, Candidate
@@ -42,6 +41,7 @@ from subtune.predict import BASIS, predict
 from subtune.progress import ProgressCallback
 from subtune.record import Record, func_hash
 from subtune.report import CompileReport, SubgraphRow
+from subtune.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.tuner import Records, tune
 from subtune.workload import Workload
 
@@ -199,23 +199,27 @@ def compile_model(
         records = _tuned(prepared.subgraphs, device, store, topk, budget_s, is_tuning, measurer, progress)
         guesses = predict(prepared.subgraphs, device, known=records) if tune and is_elsewhere else {}
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
-        kernels = _tuned_kernels(prepared.subgraphs, records, guesses, device)
-        mod = splice(prepared.mod, kernels)
-        checked = _verification(prepared, device.stand_in() if is_elsewhere else device, beside) if verify else None
+        subgraphs, imported = prepared.subgraphs, prepared.imported
+        kernels = _tuned_kernels(subgraphs, records, guesses, device)
+        runs_here = device.stand_in() if is_elsewhere else device
+        checked = _verification(imported, shapes, runs_here, beside) if verify else None
+        inputs, outputs, name = imported.inputs, imported.outputs, imported.name
+        outlined = [prepared.mod]
+        del prepared, imported  # a large model's constants stay as long as somebody needs them, and no longer
         path = write_files(
             output,
-            mod=mod,
-            inputs=prepared.imported.inputs,
-            outputs=prepared.imported.outputs,
+            mod=splice(outlined.pop(), kernels),
+            inputs=inputs,
+            outputs=outputs,
+            name=name,
             device=device,
-            kernels=_origins(prepared.subgraphs, records, guesses),
+            kernels=_origins(subgraphs, records, guesses),
             source=_source(model, shapes),
-            name=prepared.imported.name,
             check=checked.run if checked else None,
         )
     return CompileReport(
         path=str(path),
-        rows=tuple(_row(s, records.get(s.workload.key), guesses) for s in prepared.subgraphs),
+        rows=tuple(_row(s, records.get(s.workload.key), guesses) for s in subgraphs),
         seconds=clock.seconds,
         verified=checked.summary + (", the same kernels built for this machine" if is_elsewhere else "")
         if checked
@@ -223,6 +227,7 @@ def compile_model(
         is_interrupted=records.interrupted,
         failures=tuple(sorted(records.failures.items())),
         notes=_notes(device, records, guesses) if is_elsewhere else (),
+        memory=manifests.read(path).memory_summary(),
     )
 
 
@@ -247,9 +252,9 @@ def compile(
     array([0., 0., 1., 2.], dtype=float32)
     """
     if output is None:
-        scratch = tempfile.mkdtemp(prefix="subtune-")
-        atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-        output = Path(scratch) / "model.subtune"
+        place = scratch(TEMPORARY, TEMPORARY_END)
+        atexit.register(place.remove)
+        output = place.path / "model.subtune"
     from subtune.artifact import load
 
     return load(compile_model(model, output, target=target, budget_s=budget, **options).path)
@@ -318,50 +323,64 @@ class _Clock:
 
 
 class _Verification:
-    """Compares an artifact with a reference before it is put in its place."""
+    """Compares an artifact with a reference, which is made for it then, before it is put in its place."""
 
-    def __init__(self, reference: Callable[..., Any], name: str, limits: Mapping[str, int], is_exact: bool) -> None:
-        self._reference, self._name, self._limits, self._is_exact = reference, name, limits, is_exact
+    def __init__(
+        self, reference: Callable[[], tuple[Callable[..., Any], str]], limits: Mapping[str, int], is_exact: bool
+    ) -> None:
+        self._reference, self._limits, self._is_exact = reference, limits, is_exact
         self.summary = ""
 
     def run(self, artifact: Artifact) -> None:
         from subtune.verify import verify
 
+        reference, name = self._reference()
         try:
-            report = verify(artifact, self._reference, self._name, limits=self._limits)
+            report = verify(artifact, reference, name, limits=self._limits)
         except VerificationError as e:
             if self._is_exact:
                 raise
             raise VerificationError(f"{e}; --exact leaves out the kernels that round differently") from e
-        self.summary = f"agrees with {self._name}: largest relative error {report.max_rel:.1e}"
+        self.summary = f"agrees with {name}: largest relative error {report.max_rel:.1e}"
 
 
-def _verification(prepared: Prepared, device: CPUModel, beside: Executor) -> _Verification:
-    """The comparison with ONNX Runtime, or with the untuned build, which `beside` compiles beside the tuned one."""
+def _verification(imported: Imported, shapes: Shapes | None, device: CPUModel, beside: Executor) -> _Verification:
+    """The comparison with ONNX Runtime, or with the untuned build, which `beside` compiles beside the tuned one.
+
+    ONNX Runtime has copies of the weights of its own: it starts once ours are in the artifact's file. A model that it
+    cannot run is imported again.
+    """
+    from importlib.util import find_spec
+
     from subtune.verify import integer_limits, onnxruntime_reference
 
-    source = prepared.imported.source
-    reference = onnxruntime_reference(source, threads=device.threads)
-    name = "ONNX Runtime"
-    if reference is None:
-        reference, name = _untuned_reference(prepared, device, beside), "the untuned build"
+    source = imported.source
+    untuned = None if find_spec("onnxruntime") else _untuned_reference(imported, device, beside)
+
+    def reference() -> tuple[Callable[..., Any], str]:
+        found = None if untuned else onnxruntime_reference(source, threads=device.threads)
+        if found is not None:
+            return found, "ONNX Runtime"
+        return untuned or _untuned_reference(frontends.load(source, shapes), device, beside), "the untuned build"
+
+    model = source
     if isinstance(source, Path):
         import onnx
 
-        source = onnx.load(source, load_external_data=False)
-    return _Verification(reference, name, integer_limits(source), device.exact_math)
+        model = onnx.load(source, load_external_data=False)
+    return _Verification(reference, integer_limits(model), device.exact_math)
 
 
-def _untuned_reference(prepared: Prepared, device: CPUModel, beside: Executor) -> Callable[..., Any]:
+def _untuned_reference(imported: Imported, device: CPUModel, beside: Executor) -> Callable[..., Any]:
     """The imported module op by op, as TVM legalises it: none of our passes and templates has touched it."""
     import tvm
     from tvm import relax
 
     # Relax's Python builders keep global state: only what runs in C++ may leave this thread.
     with device.target():
-        mod = relax.transform.LegalizeOps()(relax.backend.DispatchSortScan()(prepared.imported.mod))
+        mod = relax.transform.LegalizeOps()(relax.backend.DispatchSortScan()(imported.mod))
     compiled = beside.submit(compile_module, mod, device)
-    inputs, outputs = prepared.imported.inputs, prepared.imported.outputs
+    inputs, outputs = imported.inputs, imported.outputs
 
     def run(arrays: Mapping[str, Any]) -> dict[str, Any]:
         vm = relax.VirtualMachine(compiled.result()[0], tvm.cpu())

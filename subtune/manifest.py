@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from subtune.errors import ArtifactError
+from subtune.memory import MemoryPlan
 from subtune.tensorspec import TensorSpec
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST_NAME = "manifest.json"
 LIBRARY_NAME = "model.so"
 WEIGHTS_NAME = "weights.bin"
+
+_MIB = float(1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class Manifest:
     source: Source
     subgraphs: tuple[SubgraphEntry, ...]
     weights: tuple[WeightEntry, ...]
+    memory: MemoryPlan
     files: tuple[FileEntry, ...]
 
     @property
@@ -106,9 +110,23 @@ class Manifest:
         except (ValueError, AttributeError):
             return ""
 
+    @property
+    def weights_nbytes(self) -> int:
+        return sum(weight.nbytes for weight in self.weights)
+
+    def memory_summary(self) -> str:
+        """One line: the memory that a loaded model takes beside its code, its inputs and its outputs."""
+        plan = self.memory
+        return (
+            f"weights {self.weights_nbytes / _MIB:.1f} MiB; "
+            f"activations {plan.arena_nbytes / _MIB:.1f} MiB in one arena "
+            f"(lower bound {plan.bound_nbytes / _MIB:.1f}, without reuse {plan.total_nbytes / _MIB:.1f})"
+        )
+
     def to_json(self) -> str:
         data = {"format": FORMAT, **asdict(self)}
         data["versions"] = dict(self.versions)
+        data["memory"] = self.memory.to_dict()
         data["source"]["shapes"] = {name: list(shape) for name, shape in self.source.shapes}
         data["subgraphs"] = [{**asdict(s), "gain": round(s.gain, 4)} for s in self.subgraphs]
         return json.dumps(data, indent=1)
@@ -132,6 +150,7 @@ class Manifest:
             ),
             subgraphs=tuple(SubgraphEntry(**{k: v for k, v in d.items() if k != "gain"}) for d in data["subgraphs"]),
             weights=tuple(WeightEntry(**{**d, "shape": tuple(d["shape"])}) for d in data["weights"]),
+            memory=MemoryPlan.from_dict(data["memory"]),
             files=tuple(FileEntry(**d) for d in data["files"]),
         )
 

@@ -29,7 +29,8 @@ class SubgraphRow:
 
 @dataclass(frozen=True, slots=True)
 class CompileReport:
-    """`seconds` by stage; `verified` says with what the whole model was compared, "" when it was not.
+    """`seconds` by stage; `verified` says with what the whole model was compared, "" when it was not; `memory` what the
+    artifact takes when it is loaded.
 
     `failures` holds the workloads that could not be tuned, with the reason: they keep the default schedule.
     """
@@ -41,6 +42,7 @@ class CompileReport:
     is_interrupted: bool
     failures: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    memory: str = ""
 
     @property
     def default_s(self) -> float:
@@ -78,8 +80,7 @@ class CompileReport:
             )
         lines += [f"not tuned: {key}: {reason}" for key, reason in self.failures]
         lines += self.notes
-        if self.verified:
-            lines.append(self.verified)
+        lines += [line for line in (self.verified, self.memory) if line]
         stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
         lines.append(f"{stages}; wrote {self.path}")
         if self.is_interrupted:

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import importlib.metadata
 import importlib.util
+import mmap
 import os
 import platform
 import sys
@@ -24,9 +25,14 @@ import tvm_ffi
 
 from subtune import affinity, triples
 from subtune.errors import ArtifactError
+from subtune.host import usable_cores
+from subtune.tensorspec import TensorSpec
 
 ALIGNMENT = 64
-"""Bytes; TVM's kernels assume that every buffer starts on such a boundary."""
+"""Bytes; a vector, or a cache line, starts on such a boundary. What is ours does; a caller's array need not."""
+
+HUGE_PAGE = 1 << 21
+"""Bytes, on x86 and on Arm with pages of 4 KiB."""
 
 _SHARE_CORES = -3  # AffinityMode::kSpecifyThreadShareAllCore
 
@@ -107,11 +113,48 @@ _files_loaded: dict[Path, list[tuple[int, int]]] = {}
 """Device and inode of every file loaded, by its path. An inode is not used again while its file is loaded."""
 
 
+def address(array: np.ndarray) -> int:
+    """Where the array's first element lies; `array.ctypes.data` takes three times as long."""
+    return int(array.__array_interface__["data"][0])
+
+
 def aligned_empty(nbytes: int) -> np.ndarray:
     """Uninitialised bytes that start on an ALIGNMENT boundary."""
+    return aligned_array((nbytes,), np.dtype(np.uint8), nbytes)
+
+
+def aligned_array(shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> np.ndarray:
+    """An uninitialised array, of `nbytes` as its shape and dtype say, that starts on an ALIGNMENT boundary."""
     raw = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + nbytes]
+    return np.ndarray(shape, dtype, raw, -address(raw) % ALIGNMENT)
+
+
+@functools.cache
+def has_huge_pages() -> bool:
+    """Whether the system gives huge pages to who asks for them."""
+    try:
+        modes = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return False
+    return hasattr(mmap, "MADV_HUGEPAGE") and "[never]" not in modes
+
+
+def private_pages(nbytes: int) -> np.ndarray:
+    """Zeroed bytes on a page boundary, in huge pages where the system grants them; a fork gets its own.
+
+    They take memory only once they are written.
+    """
+    size = -(-nbytes // HUGE_PAGE) * HUGE_PAGE if nbytes >= HUGE_PAGE else max(nbytes, 1)
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return aligned_empty(nbytes)
+    # a mapping starts anywhere: one huge page more, so that the first one is whole
+    spare = HUGE_PAGE if nbytes >= HUGE_PAGE else 0
+    mapping = mmap.mmap(-1, size + spare, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = np.frombuffer(mapping, dtype=np.uint8)
+    start = -address(whole) % HUGE_PAGE if spare else 0
+    if spare and has_huge_pages():
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return whole[start : start + nbytes]
 
 
 def tensor_over(data: np.ndarray, shape: tuple[int, ...], dtype: str) -> Any:
@@ -126,6 +169,30 @@ def retyped(tensor: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """The same memory seen as another shape and dtype of no more bytes."""
     view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
     return view(tensor, tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype), 0)
+
+
+def is_direct(array: np.ndarray) -> bool:
+    """Whether kernels can take the array where it is. Read-only memory is left out: DLPack cannot say so."""
+    flags = array.flags
+    return bool(flags.c_contiguous and flags.writeable and flags.aligned)
+
+
+def as_tensor(array: np.ndarray, spec: TensorSpec) -> Any:
+    """The memory of an array that is_direct, as the tensor that `spec` says."""
+    if array.dtype.kind == "V" or array.dtype.isbuiltin != 1:
+        # DLPack of numpy knows none of ml_dtypes' types: pass the bytes and name the type.
+        return tensor_over(array.reshape(-1).view(np.uint8), spec.shape, spec.dtype)
+    tensor = tvm_ffi.from_dlpack(array)
+    return tensor if array.shape == spec.shape else retyped(tensor, spec.shape, spec.dtype)
+
+
+def as_numpy(tensor: Any, dtype: np.dtype) -> np.ndarray:
+    """A tensor's memory as an array of that dtype, which is the tensor's."""
+    if dtype.isbuiltin == 1:
+        return np.from_dlpack(tensor)
+    shape = tuple(tensor.shape)
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return np.from_dlpack(retyped(tensor, (nbytes,), "uint8")).view(dtype).reshape(shape)
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -166,6 +233,10 @@ def use_threads(threads: int) -> bool:
     if getattr(_configured, "threads", 0) == threads:
         affinity.step_aside()
         return True
+    if threads > usable_cores():
+        # TVM's workers yield 300000 times before they sleep, and finish that before they end: with more threads than
+        # cores a process takes minutes to exit. They ask at some time after they have started, hence no restoring.
+        os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
     with _environment(TVM_BIND_THREADS=os.environ.get("TVM_BIND_THREADS", "0")):
         cores = [str(core) for core in range(threads)]
         affinity.start_pool(lambda: _pool_function("runtime.config_threadpool")(_SHARE_CORES, threads, cores))

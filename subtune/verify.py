@@ -121,6 +121,7 @@ def onnxruntime_reference(model: Any, threads: int = 1) -> Reference | None:
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.disable_prepacking", "1")  # a second copy of the weights, for a few runs
     source = model.SerializeToString() if hasattr(model, "SerializeToString") else model
     source = source if isinstance(source, bytes) else str(source)
     try:

@@ -26,10 +26,12 @@ ROOMS = {
 }
 DATA = (0, "data")
 
-# The writer lifts the weights out of the module, its own last step before lowering; nothing else may need the pass.
+# The writer lifts the weights out of the module and plans its memory, its own last steps before lowering; nothing else
+# may need the passes.
 # The database asks the templates for their version, part of every key.
 ALLOWED = {
     ("subtune.artifact_writer", "subtune.passes.lift_constants"),
+    ("subtune.artifact_writer", "subtune.passes.static_memory"),
     ("subtune.database.store", "subtune.templates"),
 }
 

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from subtune.artifact import load
     from subtune.random_inputs import random_inputs
 
-    artifact = load(args.artifact, check=args.check, threads=args.threads)
+    artifact = load(args.artifact, check=args.check, threads=args.threads, share_weights=True)  # for one run
     if args.input:
         inputs = {name: _read(name, path) for name, path in args.input}
     else:

@@ -18,6 +18,7 @@ from subtune.measure.messages import BuildJob, CompareJob, Library, Prepared, Pr
 from subtune.measure.process import Worker, first_finished
 from subtune.measure.protocol import Built, Comparison
 from subtune.measurement import Failure, Timing
+from subtune.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.workload import Workload
 
 SCHEDULE = "subtune.templates:schedule"
@@ -60,7 +61,7 @@ class LocalMeasurer:
         self._runners: dict[int, Worker] = {}
         try:
             self._builders = [self._worker(threads=1) for _ in range(count)]
-            self._directory = Path(tempfile.mkdtemp(prefix="subtune-"))
+            self._scratch = scratch(TEMPORARY, TEMPORARY_END)
         except OSError as e:
             raise SubtuneError(f"tuning needs room for temporary files: {e}; name another place in TMPDIR") from e
 
@@ -72,7 +73,7 @@ class LocalMeasurer:
     @contextmanager
     def session(self, workload: Workload, device: CPUModel, deadline: float = math.inf) -> Iterator[LocalSession]:
         self.start(device)
-        directory = Path(tempfile.mkdtemp(dir=self._directory))
+        directory = Path(tempfile.mkdtemp(dir=self._scratch.path))
         session = LocalSession(self, workload, device, self._builders, self._runner(device), directory, deadline)
         try:
             yield session
@@ -89,7 +90,7 @@ class LocalMeasurer:
     def close(self) -> None:
         for worker in (*self._builders, *self._runners.values()):
             worker.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._scratch.remove()
 
     def __enter__(self) -> LocalMeasurer:
         return self

@@ -160,8 +160,8 @@ def _schedule(
         func = split_prepack(func, weights.param)
         packings = ((weights.param, packing),)
         if prefetches:
-            rows = len(nest) - nest.index(no) - 1
-            kernel = MicroKernel(sch.get(block).name_hint, 1 + len(nest) - len(parallel), rows, len(reduce))
+            depth, passes = 1 + len(nest) - len(parallel), len(nest) - nest.index(no) - 1
+            kernel = MicroKernel(sch.get(block).name_hint, depth, passes, len(reduce))
             func = prefetch_panels(func, func.params[weights.param], kernel)
     return Kernel(func, packings, sch.trace if exportable and not prefetches else None)
 

@@ -62,6 +62,83 @@ class TestRun:
         artifact.run({"x": -X})
         np.testing.assert_allclose(first["y"], reference(X)["y"], rtol=1e-5, atol=1e-5)
 
+    def test_outputs_of_two_runs_share_no_memory(self, small_artifact, reference):
+        artifact = load(small_artifact)
+        runs = [artifact.run({"x": X * k}) for k in (1, 2, 3)]
+        arrays = [array for outputs in runs for array in outputs.values()]
+        assert not any(np.may_share_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
+        for k, outputs in zip((1, 2, 3), runs, strict=True):
+            np.testing.assert_allclose(outputs["y"], reference(X * np.float32(k))["y"], rtol=1e-5, atol=1e-5)
+
+    def test_two_artifacts_of_one_file_share_no_arena(self, small_artifact, reference):
+        one, two = load(small_artifact), load(small_artifact)
+        first = one.run({"x": X})
+        two.run({"x": -X})
+        np.testing.assert_allclose(first["s"], reference(X)["s"], rtol=1e-5, atol=1e-4)
+
+    def test_outputs_go_where_they_are_wanted(self, small_artifact, reference):
+        artifact, expected = load(small_artifact), reference(X)
+        direct = runtime.aligned_empty(256).view(np.float32).reshape(4, 16)
+        strided = np.zeros((4, 32), np.float32)[:, ::2]
+        for wanted in (direct, strided):
+            wanted[:] = 0
+            outputs = artifact.run({"x": X}, out={"y": wanted})
+            assert outputs["y"] is wanted
+            assert outputs["s"] is not wanted
+            np.testing.assert_allclose(wanted, expected["y"], rtol=1e-5, atol=1e-5)
+
+    def test_an_output_may_replace_an_input(self, build_artifact, tmp_path):
+        weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((8, 8), np.float32), "w")
+        node = helper.make_node("MatMul", ["x", "w"], ["y"])
+        model = one_node(node, [("x", TensorProto.FLOAT, [8, 8])], [("y", TensorProto.FLOAT, [8, 8])], (weight,))
+        artifact = build_artifact(model, tmp_path / "m.subtune")
+        x = runtime.aligned_empty(256).view(np.float32).reshape(8, 8)
+        x[:] = np.eye(8)
+        assert artifact.run({"x": x}, out={"y": x})["y"] is x
+        np.testing.assert_allclose(x, numpy_helper.to_array(weight), rtol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("out", "message"),
+        [
+            ({"z": np.zeros((4, 16), np.float32)}, r"out has an array for z, and the model small gives y: float32"),
+            (
+                {"y": np.zeros((4, 15), np.float32)},
+                r"out\['y'\] is float32\[4, 15\]; the output is y: float32",
+            ),
+            ({"s": np.zeros(4)}, r"out\['s'\] is float64\[4\]"),
+            ({"s": [0.0] * 4}, r"out\['s'\] is list"),
+            ({"s": np.broadcast_to(np.float32(0), 4)}, r"out\['s'\] is read-only"),
+        ],
+    )
+    def test_arrays_that_cannot_take_an_output_are_refused(self, small_artifact, out, message):
+        with pytest.raises(InputError, match=message):
+            load(small_artifact).run({"x": X}, out=out)
+
+    def test_arrays_for_outputs_that_overlap_are_refused(self, small_artifact):
+        y = np.zeros((4, 16), np.float32)
+        with pytest.raises(InputError, match=r"out\['s'\] overlaps"):
+            load(small_artifact).run({"x": X}, out={"y": y, "s": y[:, 0]})
+
+    @pytest.mark.parametrize("is_shared", [True, False])
+    def test_weights_are_mapped_or_read(self, build_artifact, tmp_path, is_shared):
+        values = np.random.default_rng(0).standard_normal((1024, 1024), np.float32)
+        node = helper.make_node("MatMul", ["x", "w"], ["y"])
+        shape = [2, 1024]
+        model = one_node(
+            node,
+            [("x", TensorProto.FLOAT, shape)],
+            [("y", TensorProto.FLOAT, shape)],
+            (numpy_helper.from_array(values, "w"),),
+        )
+        build_artifact(model, tmp_path / "m.subtune")
+        x = np.ones((2, 1024), np.float32)
+        artifact = load(tmp_path / "m.subtune", share_weights=is_shared)
+        np.testing.assert_allclose(artifact.run({"x": x})["y"], x @ values, rtol=1e-3, atol=1e-3)
+        assert artifact.manifest.weights_nbytes == values.nbytes
+        lines = Path("/proc/self/maps").read_text() if Path("/proc/self/maps").exists() else ""
+        if lines and runtime.has_huge_pages():
+            assert (str(tmp_path / "m.subtune" / "weights.bin") in lines) == is_shared
+
     def test_any_memory_layout_is_taken(self, small_artifact, reference):
         artifact, expected = load(small_artifact), reference(X)["y"]
         raw = np.empty(X.nbytes + 1, np.uint8)
@@ -248,6 +325,9 @@ class TestLoad:
         assert said.subgraphs
         assert all(weight.offset % 64 == 0 for weight in said.weights)
         assert Manifest.from_json(said.to_json()) == said
+        assert said.weights_nbytes == (32 * 16 + 16) * 4
+        assert said.memory.bound_nbytes <= said.memory.arena_nbytes <= said.memory.total_nbytes + 64
+        assert "MiB in one arena" in said.memory_summary()
 
     def test_nothing_there(self, tmp_path):
         with pytest.raises(ArtifactError, match="there is no artifact at"):
@@ -270,7 +350,7 @@ class TestLoad:
         with pytest.raises(ArtifactError, match=rf"{file} is damaged: it has {size // 2} bytes"):
             load(own_artifact)
 
-    @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', "\x00\x01"])
+    @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 2}', "\x00\x01"])
     def test_damaged_manifest(self, own_artifact, text):
         (own_artifact / "manifest.json").write_text(text)
         with pytest.raises(ArtifactError, match=r"manifest\.json is damaged"):

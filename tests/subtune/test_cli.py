@@ -193,6 +193,15 @@ class TestCompareAndInspect:
         assert calls[0][0] == ("m.onnx",)
         assert calls[0][1]["topk"] == 3
 
+    def test_inspect_of_an_artifact(self, small_artifact, capsys):
+        assert main(["inspect", str(small_artifact)]) == 0
+        text = capsys.readouterr().out
+        assert text.startswith("small: (x: float32[4, 32]) -> (y: float32[4, 16], s: float32[4])")
+        assert "activations 0.0 MiB in one arena" in text
+        assert main(["inspect", str(small_artifact), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["memory"]["weights_nbytes"] == (32 * 16 + 16) * 4
+        assert main(["inspect", str(small_artifact), "--svg", "x.svg"]) == 2
+
     def test_inspect_writes_text_json_and_pictures(self, small_model, capsys, tmp_path):
         dot, svg = tmp_path / "m.dot", tmp_path / "m.svg"
         assert main(["inspect", str(small_model), "--dot", str(dot), "--svg", str(svg)]) == 0
