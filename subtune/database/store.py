@@ -182,11 +182,19 @@ class Database:
         workload = self.workload(found[0])
         assert workload is not None
         rows = self._read(
-            "SELECT candidate, predicted_s, kind, message, median_s, min_s, spread, samples, build_s "
-            "FROM measurements WHERE key = ? AND versions = ? ORDER BY median_s IS NULL, median_s, candidate",
+            f"SELECT {_MEASUREMENT_COLUMNS} FROM measurements WHERE key = ? AND versions = ? "
+            "ORDER BY median_s IS NULL, median_s, candidate",
             (found[0], versions()),
         )
         return workload, self.list_records(found[0]), tuple(_measurement(row) for row in rows)
+
+    def measurements(self, key: str, device: str) -> tuple[Measurement, ...]:
+        """Every candidate of the workload `key` that was tried on `device` under the present versions."""
+        rows = self._read(
+            f"SELECT {_MEASUREMENT_COLUMNS} FROM measurements WHERE key = ? AND device = ? AND versions = ?",
+            (key, device, versions()),
+        )
+        return tuple(_measurement(row) for row in rows)
 
     def workload(self, key: str) -> Workload | None:
         rows = self._read("SELECT func, num_outputs FROM workloads WHERE key = ?", (key,))
@@ -270,6 +278,7 @@ def _insert_workload(workload: Workload) -> _Statement:
     )  # fmt: skip
 
 
+_MEASUREMENT_COLUMNS = "candidate, predicted_s, kind, message, median_s, min_s, spread, samples, build_s"
 _RECORD_COLUMNS = (
     "key, device, candidate, predicted_s, median_s, min_s, spread, samples, "
     "default_median_s, default_min_s, default_spread, default_samples, gain, func_hash, topk, tried, failed, complete"

@@ -1,0 +1,126 @@
+"""`bench`: the latency and the memory of one artifact beside other frameworks."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from subtune import manifest as manifests
+from subtune.bench.job import BenchError, Job
+from subtune.bench.peers import AGAINST
+from subtune.bench.race import FOREIGN_LIMIT, BenchRow, Pace, cores_for, race, write_inputs
+from subtune.manifest import Manifest
+from subtune.random_inputs import random_inputs
+
+DEFAULT_AGAINST = ("onnxruntime", "default")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """`failures` holds (framework, reason) of those that could not be timed.
+
+    `foreign_cores`: cores that other processes kept busy while frameworks were timed: the figures suffer above 0.
+    """
+
+    name: str
+    threads: int
+    device: str
+    rows: tuple[BenchRow, ...]
+    failures: tuple[tuple[str, str], ...] = ()
+    foreign_cores: float = 0.0
+
+    @property
+    def is_disturbed(self) -> bool:
+        return self.foreign_cores > FOREIGN_LIMIT
+
+    def row(self, framework: str) -> BenchRow | None:
+        return next((row for row in self.rows if row.framework == framework), None)
+
+    def to_json(self) -> str:
+        rows = [{**asdict(row), "model_bytes": row.model_bytes} for row in self.rows]
+        return json.dumps({**asdict(self), "rows": rows, "failures": dict(self.failures)}, indent=1)
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}, {self.threads} threads, {self.device}"]
+        lines.append(f"{'':<14}{'median ms':>12}{'min ms':>12}{'ratio':>8}{'peak MB':>10}{'model MB':>10}{'error':>10}")
+        for row in self.rows:
+            lines.append(
+                f"{row.framework:<14}{row.median_s * 1e3:>12.3f}{row.min_s * 1e3:>12.3f}{row.ratio:>8.2f}"
+                f"{row.peak_rss_bytes / 1e6:>10.0f}{row.model_bytes / 1e6:>10.1f}{row.max_rel:>10.1e}"
+            )
+        lines += [f"{framework:<14}not timed: {reason}" for framework, reason in self.failures]
+        lines += [f"{row.framework} gives other outputs than subtune" for row in self.rows if not row.agrees]
+        if self.is_disturbed:
+            lines.append(
+                f"other processes kept {self.foreign_cores:.1f} cores busy meanwhile: do not trust these figures"
+            )
+        return "\n".join(lines)
+
+
+def bench(
+    artifact: str | os.PathLike[str],
+    *,
+    model: str | os.PathLike[str] | None = None,
+    against: Sequence[str] = DEFAULT_AGAINST,
+    threads: int | None = None,
+    rounds: int = 7,
+    round_s: float = 0.5,
+    limits: dict[str, int] | None = None,
+    timeout_s: float = 600.0,
+) -> BenchReport:
+    """Time the artifact and each framework of `against` in turn, `rounds` times, on the same random inputs.
+
+    Args:
+        artifact: the artifact's directory.
+        model: the ONNX file it was compiled from, which the other frameworks run.
+        threads: for all of them; default is the artifact's own number.
+        round_s: about how long a framework is timed in a round, in seconds; three calls at least.
+        limits: exclusive upper bounds of integer inputs (`subtune.verify.integer_limits`).
+    """
+    folder = Path(artifact)
+    manifest = manifests.read(folder)
+    require_known(against)
+    if against and model is None:
+        raise BenchError(f"{folder} can be timed against {', '.join(against)} only with its model file")
+    with tempfile.TemporaryDirectory(prefix="subtune-bench-") as scratch:
+        count = threads or manifest.threads
+        jobs = _jobs(folder, manifest, str(model), dict.fromkeys(against), count, limits or {}, Path(scratch))
+        result = race(jobs, Pace(rounds, round_s, timeout_s))
+    return BenchReport(manifest.name, count, manifest.device, result.rows, result.failures, result.foreign_cores)
+
+
+def require_known(frameworks: Sequence[str]) -> None:
+    """Raise BenchError naming those that there are not."""
+    if unknown := [name for name in frameworks if name not in AGAINST]:
+        raise BenchError(f"unknown framework {', '.join(unknown)}; known are {', '.join(AGAINST)}")
+
+
+def _jobs(
+    folder: Path,
+    manifest: Manifest,
+    model: str,
+    against: dict[str, None],
+    threads: int,
+    limits: dict[str, int],
+    scratch: Path,
+) -> list[Job]:
+    arrays = random_inputs(manifest.inputs, 0, limits)
+    inputs = write_inputs(scratch / "inputs.npz", list(arrays.values()))
+    return [
+        Job(
+            framework,
+            str(folder) if framework == "subtune" else model,
+            threads,
+            inputs,
+            tuple(arrays),
+            tuple(spec.dtype for spec in manifest.inputs),
+            str(scratch / f"{framework}.npz"),
+            manifest.target,
+            cores=cores_for(threads),
+        )
+        for framework in ("subtune", *against)
+    ]

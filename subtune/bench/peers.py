@@ -1,0 +1,166 @@
+"""The frameworks, each as one function that loads a model; runs in a worker process of its own.
+
+Libraries are imported inside the functions: a process holds the framework it times and nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from subtune.bench.job import Job
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A loaded model: `call` runs it on the inputs, `outputs` makes arrays, in the model's order, of what it gave."""
+
+    call: Callable[[], Any]
+    outputs: Callable[[Any], list[np.ndarray]] = list
+
+
+def load(job: Job, inputs: Arrays) -> Peer:
+    return _LOADERS[job.framework](job, inputs)
+
+
+def import_libraries(job: Job) -> None:
+    """What the framework is made of, loaded ahead of the model, so that memory tells the two apart."""
+    for module in _LIBRARIES[job.framework]:
+        importlib.import_module(module)
+    if job.framework == "subtune":
+        from subtune.runtime import load_runtime
+
+        load_runtime()
+
+
+def _subtune(job: Job, inputs: Arrays) -> Peer:
+    from subtune.artifact import load as load_artifact
+
+    artifact = load_artifact(job.path, threads=job.threads)
+    return Peer(lambda: artifact.run(inputs), lambda result: list(result.values()))
+
+
+def _onnxruntime(job: Job, inputs: Arrays) -> Peer:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = job.threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    session = ort.InferenceSession(job.path, options, providers=["CPUExecutionProvider"])
+    return Peer(lambda: session.run(None, inputs))
+
+
+def _openvino(job: Job, inputs: Arrays) -> Peer:
+    """OpenVINO; with -f32 it may not compute in bfloat16, which it does by default where the processor can."""
+    import openvino
+
+    options: dict[str, Any] = {"INFERENCE_NUM_THREADS": job.threads, "PERFORMANCE_HINT": "LATENCY"}
+    if job.framework == "openvino-f32":
+        options["INFERENCE_PRECISION_HINT"] = "f32"
+    core = openvino.Core()
+    compiled = core.compile_model(core.read_model(job.path), "CPU", options)
+    request = compiled.create_infer_request()
+    feed = [next(inputs[name] for name in port.names if name in inputs) for port in compiled.inputs]
+
+    def call() -> Any:
+        return request.infer(feed, share_inputs=True, share_outputs=True)
+
+    return Peer(call, lambda result: [np.array(value) for value in result.to_tuple()])
+
+
+def _torch(job: Job, inputs: Arrays) -> Peer:
+    """PyTorch, eager or compiled by inductor with frozen weights, of the ONNX model converted by onnx2torch."""
+    import torch
+
+    from subtune.bench.torch_model import converted
+
+    torch.set_num_threads(job.threads)
+    if job.framework == "torch-compile":
+        from torch._inductor import config
+
+        config.freezing = True  # weights are constants: packed and folded while compiling, as others do
+    module = converted(job.path)
+    run = torch.compile(module) if job.framework == "torch-compile" else module
+    tensors = [torch.from_numpy(inputs[name]) for name in job.names]
+
+    def call() -> Any:
+        with torch.inference_mode():
+            return run(*tensors)
+
+    def outputs(result: Any) -> list[np.ndarray]:
+        found = result if isinstance(result, tuple | list) else [result]
+        return [tensor.detach().contiguous().numpy() for tensor in found]
+
+    return Peer(call, outputs)
+
+
+def _numpy(job: Job, inputs: Arrays) -> Peer:
+    from subtune.bench.numpy_model import NumpyModel
+
+    model = NumpyModel(job.path, inputs)
+    return Peer(model.run)
+
+
+def _default(job: Job, inputs: Arrays) -> Peer:
+    """TVM's own importer and default pipeline, for this processor."""
+    import onnx
+    import tvm
+    from tvm import relax
+    from tvm.relax.frontend.onnx import from_onnx
+
+    shapes = {name: list(array.shape) for name, array in inputs.items()}
+    mod = from_onnx(onnx.load(job.path), shape_dict=shapes, keep_params_in_input=False)
+    target = tvm.target.Target(json.loads(job.target))
+    with target:
+        mod = relax.get_pipeline("zero")(mod)
+    machine = relax.VirtualMachine(tvm.compile(mod, target=target), tvm.cpu())
+    args = [tvm.runtime.tensor(inputs[name]) for name in job.names]  # in the model's order, as main's parameters are
+
+    def outputs(result: Any) -> list[np.ndarray]:
+        return [tensor.numpy() for tensor in ([result] if hasattr(result, "numpy") else result)]
+
+    return Peer(lambda: machine["main"](*args), outputs)
+
+
+def _limit(job: Job, inputs: Arrays) -> Peer:
+    from subtune.bench.limits import load_kernel
+
+    return Peer(load_kernel(job.path, job.threads))
+
+
+_LOADERS: Mapping[str, Callable[[Job, Arrays], Peer]] = {
+    "subtune": _subtune,
+    "onnxruntime": _onnxruntime,
+    "openvino-f32": _openvino,
+    "openvino": _openvino,
+    "torch-compile": _torch,
+    "torch": _torch,
+    "numpy": _numpy,
+    "default": _default,
+    "fma": _limit,
+    "copy": _limit,
+}
+
+_LIBRARIES: Mapping[str, tuple[str, ...]] = {
+    "subtune": ("subtune.artifact",),
+    "onnxruntime": ("onnxruntime",),
+    "openvino-f32": ("openvino",),
+    "openvino": ("openvino",),
+    "torch-compile": ("torch", "onnx2torch", "torch._inductor.compile_fx"),
+    "torch": ("torch", "onnx2torch"),
+    "numpy": ("onnx",),
+    "default": ("onnx", "tvm", "tvm.relax.frontend.onnx"),
+    "fma": ("subtune.runtime",),
+    "copy": ("subtune.runtime",),
+}
+
+AGAINST = tuple(name for name in _LOADERS if name not in ("subtune", "fma", "copy"))
+"""Every framework that subtune can be timed against."""

@@ -1,0 +1,73 @@
+"""What the suites share: compile something, then race it; settings, and cases chosen by name."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from subtune.bench.job import BenchError
+from subtune.bench.race import Pace
+from subtune.compile import Shapes, compile_model, device_model
+from subtune.database import Database
+from subtune.device import CPUModel
+from subtune.progress import ProgressCallback
+from subtune.report import CompileReport
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a suite compiles and times, the same for all of it.
+
+    Attributes:
+        options: for `compile_model`: target, threads, budget_s, topk, device_file, exact, precision ...
+        tell: called with one line before each step.
+    """
+
+    database: Database
+    against: tuple[str, ...]
+    options: tuple[tuple[str, Any], ...] = ()
+    pace: Pace = field(default_factory=Pace)
+    progress: ProgressCallback | None = None
+    tell: Callable[[str], None] = lambda line: None
+
+    def option(self, name: str) -> Any:
+        return dict(self.options).get(name)
+
+    def device(self) -> CPUModel:
+        given = {name: self.option(name) for name in ("threads", "device_file")}
+        return device_model(self.option("target") or "auto", exact=bool(self.option("exact")), **given)
+
+    def compile(self, model: Any, output: Path, shapes: Shapes | None = None) -> CompileReport:
+        return compile_model(
+            model, output, shapes=shapes, database=self.database, progress=self.progress, **dict(self.options)
+        )
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_N = TypeVar("_N", bound=Named)
+
+
+def chosen(cases: Sequence[_N], patterns: Iterable[str], suite: str) -> tuple[_N, ...]:
+    """The cases that one of `patterns` names (`*` as in a shell), in their own order; all without patterns.
+
+    Raises BenchError for a pattern that names none.
+    """
+    wanted = list(patterns)
+    for pattern in wanted:
+        if not any(fnmatch.fnmatchcase(case.name, pattern) for case in cases):
+            names = ", ".join(case.name for case in cases)
+            raise BenchError(f"suite {suite} has no {pattern!r}; it has {names}")
+    return tuple(case for case in cases if not wanted or any(fnmatch.fnmatchcase(case.name, p) for p in wanted))
+
+
+def reason(error: BaseException) -> str:
+    """One line about what went wrong."""
+    text = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}: {text}"

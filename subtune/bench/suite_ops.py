@@ -1,0 +1,209 @@
+"""`subtune bench --suite cpu-ops`: single operators beside other frameworks and beside the processor's own limits."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from subtune import manifest as manifests
+from subtune.bench import limits
+from subtune.bench.job import BenchError, Job
+from subtune.bench.op_case import TO_NHWC, OpCase
+from subtune.bench.ops_compute import COMPUTE
+from subtune.bench.ops_memory import MEMORY
+from subtune.bench.quality import Quality, WorkloadQuality, of_workloads, summarize
+from subtune.bench.race import Race, best_peer, cores_for, race, write_inputs
+from subtune.bench.suite import Settings, reason
+from subtune.manifest import Manifest
+from subtune.report import CompileReport
+
+AGAINST = ("onnxruntime", "openvino-f32", "torch", "numpy")
+CASES = (*COMPUTE, *MEMORY)
+
+_PEAK_BAR = 0.9
+"""Of the multiply-adds the processor can do; being ahead of the best peer will do as well."""
+_COPY_BAR = 0.85
+_NHWC_FRAMEWORKS = ("subtune", "torch", "torch-compile")
+
+
+@dataclass(frozen=True, slots=True)
+class OpRow:
+    """One operator. Where `failure` says why, it was not timed.
+
+    Attributes:
+        kernel_s: sum of the medians the tuner measured, without a call's overhead; 0.0 if nothing was tuned.
+        share, kernel_share: of the limit, which is `fma` (operations) or `copy` (bytes): of a whole call, and of the
+            kernels alone. Above 1 where Winograd needs fewer operations, or where little of what is read is written.
+        best: the fastest peer that agrees, "" if there is none; `ratio` is its latency over subtune's.
+        verdict: yes, no, or kernel: the bar is reached by the kernels, not by a whole call.
+    """
+
+    name: str
+    failure: str = ""
+    limit: str = ""
+    kernel_s: float = 0.0
+    share: float = 0.0
+    kernel_share: float = 0.0
+    best: str = ""
+    ratio: float = 0.0
+    verdict: str = ""
+    winners: tuple[str, ...] = ()
+    tune_s: float = 0.0
+    race: Race | None = None
+    quality: tuple[WorkloadQuality, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpsReport:
+    """As `CpuReport`. `peak_flops` is the highest that the peak's own kernel reached in any row, 0.0 if none."""
+
+    threads: int
+    device: str
+    against: tuple[str, ...]
+    rows: tuple[OpRow, ...]
+    quality: Quality
+    peak_flops: float
+    is_interrupted: bool = False
+
+
+def run_ops(
+    cases: Iterable[OpCase], settings: Settings, keep: Callable[[OpsReport], Any] = lambda report: None
+) -> OpsReport:
+    """Compile and race every case; failures and Ctrl-C as `suite_cpu.run_cpu`."""
+    rows: list[OpRow] = []
+    report = _report(rows, settings, False)
+    for case in cases:
+        try:
+            rows.append(_run(case, settings))
+        except KeyboardInterrupt:
+            report = _report(rows, settings, True)
+            keep(report)
+            return report
+        report = _report(rows, settings, False)
+        keep(report)
+    return report
+
+
+def _run(case: OpCase, settings: Settings) -> OpRow:
+    with tempfile.TemporaryDirectory(prefix="subtune-suite-") as folder:
+        scratch = Path(folder)
+        artifact = scratch / "op.subtune"
+        settings.tell(case.name)
+        try:
+            compiled = settings.compile(case.model(nhwc=True), artifact)
+        except Exception as e:  # whatever one operator meets, the others are still to be measured
+            return OpRow(case.name, failure=f"not compiled: {reason(e)}")
+        if compiled.is_interrupted:
+            raise KeyboardInterrupt
+        manifest = manifests.read(artifact)
+        device = settings.device()
+        library = scratch / "limit.so"
+        if case.flops:
+            limits.build_fma(library, device)
+            work, most = case.flops, limits.fma_flops(device)
+        else:
+            work = _nbytes(manifest)
+            most = limits.build_copy(library, device, int(work))
+        jobs = _jobs(case, artifact, manifest, settings.against, library, scratch)
+        try:
+            result = race(jobs, settings.pace)
+        except BenchError as e:
+            return OpRow(case.name, failure=f"not timed: {e}")
+        return _row(
+            case,
+            result,
+            work,
+            most,
+            compiled,
+            of_workloads(settings.database, [entry.workload for entry in manifest.subgraphs], manifest.device),
+        )
+
+
+def _jobs(
+    case: OpCase, artifact: Path, manifest: Manifest, against: Sequence[str], library: Path, scratch: Path
+) -> list[Job]:
+    """subtune, the peers, and the limit."""
+    cores = cores_for(manifest.threads)
+    arrays = {nhwc: write_inputs(scratch / f"inputs-{nhwc}.npz", case.arrays(nhwc)) for nhwc in (False, True)}
+    models = {nhwc: scratch / f"model-{nhwc}.onnx" for nhwc in (False, True)}
+    for nhwc, path in models.items():
+        onnx.save(case.model(nhwc), path)
+    names = tuple(spec.name for spec in manifest.inputs)
+    jobs = []
+    for framework in ("subtune", *against):
+        nhwc = framework in _NHWC_FRAMEWORKS
+        jobs.append(
+            Job(
+                framework,
+                str(artifact if framework == "subtune" else models[nhwc]),
+                manifest.threads,
+                arrays[nhwc],
+                names,
+                outputs=str(scratch / f"{framework}.npz"),
+                target=manifest.target,
+                to_ours=TO_NHWC if case.is_image and not nhwc else (),
+                cores=cores,
+            )
+        )
+    return [*jobs, Job("fma" if case.flops else "copy", str(library), manifest.threads, cores=cores)]
+
+
+def _nbytes(manifest: Manifest) -> float:
+    """Of all inputs and outputs, float32: what has to be read and written at least."""
+    return sum(4.0 * math.prod(spec.shape) for spec in (*manifest.inputs, *manifest.outputs))
+
+
+def _row(
+    case: OpCase, result: Race, work: float, most: float, compiled: CompileReport, quality: tuple[WorkloadQuality, ...]
+) -> OpRow:
+    ours = result.row("subtune")
+    limit = result.row("fma" if case.flops else "copy")
+    assert ours is not None
+    # The ratio is the limit's latency over subtune's, so this is subtune's speed over the limit's.
+    share = work / most * limit.ratio if limit else 0.0
+    kernel_share = share * ours.median_s / compiled.tuned_s if compiled.tuned_s else 0.0
+    best = best_peer(result.rows, (case.rival,) if case.rival else [r.framework for r in result.rows[1:] if r != limit])
+    ratio = best.ratio if best else 0.0
+    if case.bar:
+        verdict = "yes" if ratio >= case.bar else "no"
+    else:
+        bar = _PEAK_BAR if case.flops else _COPY_BAR
+        is_ahead = bool(case.flops) and ratio >= 1
+        verdict = "yes" if share >= bar or is_ahead else "kernel" if kernel_share >= bar else "no"
+    # numpy is a peer where it has a function, and no loss where it has none
+    failures = tuple(f for f in result.failures if not (f[0] == "numpy" and "NotImplementedError" in f[1]))
+    return OpRow(
+        case.name,
+        limit="fma" if case.flops else "copy",
+        kernel_s=compiled.tuned_s,
+        share=share,
+        kernel_share=kernel_share,
+        best=best.framework if best else "",
+        ratio=ratio,
+        verdict=verdict,
+        winners=tuple(row.candidate for row in compiled.rows),
+        tune_s=compiled.seconds.get("tune", 0.0),
+        race=Race(result.rows, failures, result.foreign_cores),
+        quality=quality,
+    )
+
+
+def _report(rows: list[OpRow], settings: Settings, is_interrupted: bool) -> OpsReport:
+    device = settings.device()
+    peaks = [row.race.row("fma") for row in rows if row.race is not None]
+    fastest = min((peak.median_s for peak in peaks if peak), default=0.0)
+    return OpsReport(
+        device.threads,
+        device.fingerprint(),
+        settings.against,
+        tuple(rows),
+        summarize(one for row in rows for one in row.quality),
+        limits.fma_flops(device) / fastest if fastest else 0.0,
+        is_interrupted,
+    )
