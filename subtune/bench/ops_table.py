@@ -10,11 +10,14 @@ from subtune.bench.table import aligned, race_notes, ratio_text
 
 
 def ops_table(report: OpsReport) -> str:
-    """Latencies as ratios to subtune's; the share is of the multiply-adds or of the copy bandwidth there is."""
+    """Latencies as ratios to subtune's; the shares are of the multiply-adds or of the copy bandwidth there is.
+
+    A call takes and gives numpy arrays; the kernels' times are the tuner's. op/op: `OpRow.op_ratio`.
+    """
     lines = [f"suite cpu-ops, f32, {report.threads} threads, {report.device}"]
     if report.peak_flops:
         lines.append(f"peak of multiply-adds measured here: {report.peak_flops / 1e9:.0f} GFLOP/s")
-    rows = [["operator", "call us", "kernel us", *report.against, "limit", "call %", "kernel %", "met"]]
+    rows = [["operator", "call us", "kernel us", *report.against, "op/op", "limit", "call %", "kernel %", "met"]]
     for row in report.rows:
         if row.race is None:
             continue
@@ -23,7 +26,8 @@ def ops_table(report: OpsReport) -> str:
         rows.append(
             [
                 row.name, f"{ours.median_s * 1e6:.1f}", f"{row.kernel_s * 1e6:.1f}" if row.kernel_s else "-",
-                *(ratio_text(row.race.row(name)) for name in report.against), row.limit, f"{row.share:.0%}",
+                *(ratio_text(row.race.row(name)) for name in report.against),
+                f"{row.op_ratio:.2f}" if row.op_ratio else "-", row.limit, f"{row.share:.0%}",
                 f"{row.kernel_share:.0%}" if row.kernel_s else "-", row.verdict,
             ]
         )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,14 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A loaded model: `call` runs it on the inputs, `outputs` makes arrays, in the model's order, of what it gave."""
+    """A loaded model: `call` runs it on the inputs, `outputs` makes arrays, in the model's order, of what it gave.
+
+    `seconds`, where there is one, makes so many calls and gives the framework's own account of each.
+    """
 
     call: Callable[[], Any]
     outputs: Callable[[Any], list[np.ndarray]] = list
+    seconds: Callable[[int], list[float]] | None = None
 
 
 def load(job: Job, inputs: Arrays) -> Peer:
@@ -32,6 +37,8 @@ def load(job: Job, inputs: Arrays) -> Peer:
 
 def import_libraries(job: Job) -> None:
     """What the framework is made of, loaded ahead of the model, so that memory tells the two apart."""
+    if not job.framework.startswith("torch"):
+        sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi imports it wherever it is installed: 200 MB
     for module in _LIBRARIES[job.framework]:
         importlib.import_module(module)
     if job.framework == "subtune":
@@ -55,16 +62,25 @@ def _onnxruntime(job: Job, inputs: Arrays) -> Peer:
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     session = ort.InferenceSession(job.path, options, providers=["CPUExecutionProvider"])
+    if job.framework == "onnxruntime-ops":
+        from subtune.bench.own_account import onnxruntime_seconds
+
+        return Peer(
+            lambda: session.run(None, inputs),
+            seconds=lambda calls: onnxruntime_seconds(job.path, options, inputs, calls),
+        )
     return Peer(lambda: session.run(None, inputs))
 
 
 def _openvino(job: Job, inputs: Arrays) -> Peer:
-    """OpenVINO; with -f32 it may not compute in bfloat16, which it does by default where the processor can."""
+    """OpenVINO; with f32 it may not compute in bfloat16, which it does by default where the processor can."""
     import openvino
 
     options: dict[str, Any] = {"INFERENCE_NUM_THREADS": job.threads, "PERFORMANCE_HINT": "LATENCY"}
-    if job.framework == "openvino-f32":
+    if job.framework != "openvino":
         options["INFERENCE_PRECISION_HINT"] = "f32"
+    if job.framework == "openvino-ops":
+        options["PERF_COUNT"] = True
     core = openvino.Core()
     compiled = core.compile_model(core.read_model(job.path), "CPU", options)
     request = compiled.create_infer_request()
@@ -73,7 +89,14 @@ def _openvino(job: Job, inputs: Arrays) -> Peer:
     def call() -> Any:
         return request.infer(feed, share_inputs=True, share_outputs=True)
 
-    return Peer(call, lambda result: [np.array(value) for value in result.to_tuple()])
+    def outputs(result: Any) -> list[np.ndarray]:
+        return [np.array(value) for value in result.to_tuple()]
+
+    if job.framework == "openvino-ops":
+        from subtune.bench.own_account import openvino_seconds
+
+        return Peer(call, outputs, lambda calls: [openvino_seconds(request) for _ in range(calls) if call()])
+    return Peer(call, outputs)
 
 
 def _torch(job: Job, inputs: Arrays) -> Peer:
@@ -145,6 +168,8 @@ _LOADERS: Mapping[str, Callable[[Job, Arrays], Peer]] = {
     "torch": _torch,
     "numpy": _numpy,
     "default": _default,
+    "onnxruntime-ops": _onnxruntime,
+    "openvino-ops": _openvino,
     "fma": _limit,
     "copy": _limit,
 }
@@ -158,9 +183,13 @@ _LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch", "onnx2torch"),
     "numpy": ("onnx",),
     "default": ("onnx", "tvm", "tvm.relax.frontend.onnx"),
+    "onnxruntime-ops": ("onnxruntime",),
+    "openvino-ops": ("openvino",),
     "fma": ("subtune.runtime",),
     "copy": ("subtune.runtime",),
 }
 
-AGAINST = tuple(name for name in _LOADERS if name not in ("subtune", "fma", "copy"))
+OWN_ACCOUNTS = {"onnxruntime": "onnxruntime-ops", "openvino-f32": "openvino-ops"}
+"""Frameworks that say what their operators took, by the name under which their word is taken."""
+AGAINST = tuple(name for name in _LOADERS if name not in ("subtune", "fma", "copy", *OWN_ACCOUNTS.values()))
 """Every framework that subtune can be timed against."""

@@ -25,7 +25,6 @@ _THREAD_VARIABLES = (
 _ENVIRONMENT = {
     "TVM_BIND_THREADS": "0",  # TVM leaves the calling thread free to sit on the core it bound a worker to
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # above 1 it keeps helper processes
-    "TVM_FFI_DISABLE_TORCH_C_DLPACK": "1",  # tvm_ffi imports torch where it is installed: 200 MB
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from subtune.bench.job import BenchError
 from subtune.bench.race import Pace
-from subtune.compile import Shapes, compile_model, device_model
+from subtune.compile import compile_model, device_model
 from subtune.database import Database
 from subtune.device import CPUModel
 from subtune.progress import ProgressCallback
@@ -40,9 +40,9 @@ class Settings:
         given = {name: self.option(name) for name in ("threads", "device_file")}
         return device_model(self.option("target") or "auto", exact=bool(self.option("exact")), **given)
 
-    def compile(self, model: Any, output: Path, shapes: Shapes | None = None) -> CompileReport:
+    def compile(self, model: Any, output: Path, verify: bool = True) -> CompileReport:
         return compile_model(
-            model, output, shapes=shapes, database=self.database, progress=self.progress, **dict(self.options)
+            model, output, verify=verify, database=self.database, progress=self.progress, **dict(self.options)
         )
 
 

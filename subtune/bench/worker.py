@@ -16,7 +16,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         try:
-            reply = _time(peer.call, order["calls"], order["warmup"])
+            reply = _time(peer, order["calls"], order["warmup"])
         except Exception as e:
             print(json.dumps({"error": _reason(e)}), file=replies)
             return
@@ -86,16 +85,20 @@ def _read_inputs(job: Job) -> dict[str, np.ndarray]:
     return found
 
 
-def _time(call: Callable[[], Any], calls: int, warmup: int) -> dict[str, Any]:
+def _time(peer: Peer, calls: int, warmup: int) -> dict[str, Any]:
+    call = peer.call
     for _ in range(warmup):
         call()
     seconds = []
     clock = time.perf_counter
     busy, own, begin = _machine_busy_s(), time.process_time(), clock()
-    for _ in range(calls):
-        start = clock()
-        call()
-        seconds.append(clock() - start)
+    if peer.seconds is not None:
+        seconds = peer.seconds(calls)
+    else:
+        for _ in range(calls):
+            start = clock()
+            call()
+            seconds.append(clock() - start)
     wall_s = clock() - begin
     return {
         "seconds": seconds,

@@ -32,12 +32,12 @@ MLP = "zoo:mlp?image=8&batch=4&hidden=32"
 
 
 @pytest.fixture
-def settings(tmp_path, measurer):
+def settings(tmp_path):
     with Database(tmp_path / "tuning.db") as database:
         yield Settings(
             database,
             ("onnxruntime", "torch-compile"),
-            (("threads", 1), ("topk", 4)),
+            (("threads", 1), ("topk", 3)),
             Pace(2, 0.002, 120),
         )
 
