@@ -36,6 +36,8 @@ def ops_table(report: OpsReport) -> str:
     for row in report.rows:
         if row.failure:
             lines.append(f"{row.name}: {row.failure}")
+        if row.untuned:
+            lines.append(f"{row.name}: {row.untuned} of {len(row.winners)} kernels were not tuned")
         if row.race is not None:
             lines += race_notes(row.name, row.race.rows, row.race.failures, row.race.foreign_cores)
     lines.append(str(report.quality))

@@ -61,6 +61,7 @@ class ModelRow:
         ratio: its latency over subtune's.
         tune_s, compile_s: seconds of tuning alone (0 from a full database), and of the whole compile.
         tried, failed: candidates of the model's subgraphs, this run's or an earlier one's.
+        untuned: subgraphs that run on the default schedule because nothing was measured: the budget, or a failure.
         verified: with what the compile compared the whole model.
     """
 
@@ -74,6 +75,7 @@ class ModelRow:
     subgraphs: int = 0
     tried: int = 0
     failed: int = 0
+    untuned: int = 0
     verified: str = ""
     report: BenchReport | None = None
     quality: tuple[WorkloadQuality, ...] = ()
@@ -141,6 +143,7 @@ def _run(case: ModelCase, settings: Settings) -> ModelRow:
             "compile_s": sum(compiled.seconds.values()),
             "subgraphs": len(compiled.rows),
             "tried": sum(row.tried for row in compiled.rows),
+            "untuned": sum(not row.tuned_s for row in compiled.rows),
             "failed": sum(row.failed for row in compiled.rows),
             "verified": compiled.verified,
             "quality": of_workloads(settings.database, keys, manifest.device),

@@ -39,13 +39,14 @@ class OpRow:
     """One operator. Where `failure` says why, it was not timed.
 
     Attributes:
-        kernel_s: sum of the medians the tuner measured, without a call's overhead; 0.0 if nothing was tuned.
+        kernel_s: sum of the medians the tuner measured, without a call's overhead; 0.0 if a kernel was not tuned.
         share, kernel_share: of the limit, which is `fma` (operations) or `copy` (bytes): of a whole call, and of the
             kernels alone. Above 1 where Winograd needs fewer operations, or where little of what is read is written.
         best: the fastest peer that agrees, "" if there is none; `ratio` is its latency over subtune's.
         op_ratio: of an image operator, the least time that a peer says its operators took (without its layout changes
             and without the call) over `kernel_s`; 0.0 if none says.
         verdict: yes, no, or kernel: the bar is reached by the kernels, not by a whole call.
+        untuned: kernels that run on the default schedule because nothing was measured.
     """
 
     name: str
@@ -59,6 +60,7 @@ class OpRow:
     op_ratio: float = 0.0
     verdict: str = ""
     winners: tuple[str, ...] = ()
+    untuned: int = 0
     tune_s: float = 0.0
     race: Race | None = None
     quality: tuple[WorkloadQuality, ...] = ()
@@ -174,15 +176,17 @@ def _row(
     ours = result.row("subtune")
     limit = result.row("fma" if case.flops else "copy")
     assert ours is not None
+    untuned = sum(not row.tuned_s for row in compiled.rows)
+    kernel_s = 0.0 if untuned else compiled.tuned_s
     # The ratio is the limit's latency over subtune's, so this is subtune's speed over the limit's.
     share = work / most * limit.ratio if limit else 0.0
-    kernel_share = share * ours.median_s / compiled.tuned_s if compiled.tuned_s else 0.0
+    kernel_share = share * ours.median_s / kernel_s if kernel_s else 0.0
     accounts = OWN_ACCOUNTS.values()
     peers = [r.framework for r in result.rows[1:] if r != limit and r.framework not in accounts]
     best = best_peer(result.rows, (case.rival,) if case.rival else peers)
     ratio = best.ratio if best else 0.0
     said = best_peer(result.rows, tuple(accounts))
-    op_ratio = said.median_s / compiled.tuned_s if said and compiled.tuned_s else 0.0
+    op_ratio = said.median_s / kernel_s if said and kernel_s else 0.0
     if case.bar:
         verdict = "yes" if ratio >= case.bar else "no"
     else:
@@ -194,7 +198,7 @@ def _row(
     return OpRow(
         case.name,
         limit="fma" if case.flops else "copy",
-        kernel_s=compiled.tuned_s,
+        kernel_s=kernel_s,
         share=share,
         kernel_share=kernel_share,
         best=best.framework if best else "",
@@ -202,6 +206,7 @@ def _row(
         op_ratio=op_ratio,
         verdict=verdict,
         winners=tuple(row.candidate for row in compiled.rows),
+        untuned=untuned,
         tune_s=compiled.seconds.get("tune", 0.0),
         race=Race(result.rows, failures, result.foreign_cores),
         quality=quality,

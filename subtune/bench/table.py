@@ -61,6 +61,8 @@ def notes(rows: Iterable[ModelRow]) -> list[str]:
     for row in rows:
         if row.failure:
             lines.append(f"{row.name}: {row.failure}")
+        if row.untuned:
+            lines.append(f"{row.name}: {row.untuned} of {row.subgraphs} subgraphs were not tuned")
         if row.report is not None:
             lines += race_notes(row.name, row.report.rows, row.report.failures, row.report.foreign_cores)
     return lines

@@ -148,11 +148,12 @@ def _die_with_parent() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The last line that says something, with the kind of error in front."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """The line that says what happened, with the kind of error in front: the first, or the last of a traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
     if isinstance(error, ModuleNotFoundError):
-        return f"not installed ({lines[-1]})"
-    return f"{type(error).__name__}: {' '.join(lines[-1:])[:_REASON_CHARS]}"
+        return f"not installed ({line})"
+    return f"{type(error).__name__}: {line[:_REASON_CHARS]}"
 
 
 if __name__ == "__main__":

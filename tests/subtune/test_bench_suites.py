@@ -158,9 +158,23 @@ class TestOperators:
             assert row.winners
         assert report.rows[0].race.row("numpy") is not None
         assert report.rows[1].race.row("numpy") is None
+        # ONNX Runtime's own account of the convolution, where its layout changes are left out
+        assert report.rows[0].race.row("onnxruntime-ops") is None
+        account = report.rows[1].race.row("onnxruntime-ops")
+        assert account is not None
+        assert account.samples >= 3
+        assert report.rows[1].op_ratio == pytest.approx(account.median_s / report.rows[1].kernel_s)
         assert report.peak_flops > 1e9
         assert json.loads(ops_json(report))["suite"] == "cpu-ops"
         assert "dense-8x16x32" in ops_table(report)
+
+    def test_a_rival_of_its_own(self, settings):
+        """Inputs that keep exp finite, and numpy as the only one to be ahead of."""
+        quick = Settings(settings.database, ("numpy",), (("threads", 1), ("topk", 1)), settings.pace)
+        (row,) = run_ops([matmul_exp_matmul(16, 2048, 8, 4)], quick).rows
+        assert row.failure == ""
+        assert row.best == "numpy"
+        assert row.verdict == ("yes" if row.ratio >= 1.1 else "no")
 
     def test_exp_of_products_stays_finite(self):
         case = matmul_exp_matmul(16, 2048, 8, 4)
