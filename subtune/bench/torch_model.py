@@ -6,6 +6,8 @@ import math
 from functools import cache
 from typing import Any
 
+from subtune.bench.onnx_constants import fold_shapes
+
 _SAME_AS = {
     ("BatchNormalization", 7): 9,
     ("Gemm", 7): 9,
@@ -22,8 +24,36 @@ def converted(path: str) -> Any:
 
     _teach()
     model = onnx.load(path)
+    fold_shapes(model)
     _write_out_pads(model)
-    return onnx2torch.convert(model).eval()
+    return _with_plain_numbers(onnx2torch.convert(model)).eval()
+
+
+def _with_plain_numbers(module: Any) -> Any:
+    """Reshapes to a constant shape, and gathers of one constant index, take numbers.
+
+    onnx2torch's take tensors, which inductor cannot follow.
+    """
+    for node in list(module.graph.nodes):
+        if node.op != "call_module" or len(node.args) != 2 or getattr(node.args[1], "op", "") != "get_attr":
+            continue
+        converted_node = module.get_submodule(node.target)
+        data, constant = node.args
+        owner, _, name = constant.target.rpartition(".")
+        value = getattr(module.get_submodule(owner), name)
+        with module.graph.inserting_before(node):
+            if type(converted_node).__name__ == "OnnxReshape":
+                dims = [int(dim) for dim in value]
+                sizes = [module.graph.call_method("size", (data, i)) if dim == 0 else dim for i, dim in enumerate(dims)]
+                plain = module.graph.call_method("reshape", (data, *sizes))
+            elif type(converted_node).__name__ == "OnnxGather" and value.ndim == 0:
+                plain = module.graph.call_method("select", (data, converted_node._axis, int(value)))
+            else:
+                continue
+        node.replace_all_uses_with(plain)
+        module.graph.erase_node(node)
+    module.recompile()
+    return module
 
 
 @cache
