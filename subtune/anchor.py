@@ -7,7 +7,8 @@ output, a *k* axis is reduced. Names of functions, blocks or buffers are never l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import tvm_ffi
@@ -88,13 +89,26 @@ class Rowwise:
 
 
 @dataclass(frozen=True, slots=True)
+class Columns:
+    """Reductions that keep the innermost axis: `outer` times `columns` independent ones of `length` elements each.
+
+    `group` adjacent columns belong together (group norm).
+    """
+
+    outer: int
+    columns: int
+    length: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
 class Elementwise:
     """No reduction: `extent` output elements."""
 
     extent: int
 
 
-Anchor = Contraction | Window | Rowwise | Elementwise
+Anchor = Contraction | Window | Rowwise | Columns | Elementwise
 
 
 def root_stages(func: Any) -> list[Any]:
@@ -217,6 +231,36 @@ def window(sch: Schedule, block_rv: Any) -> Window | NotApplicable:
     params = sch.mod["main"].params
     is_padded = not all(any(source.same_as(param) for param in params) for source in sources)
     return Window(axes, str(store.buffer.dtype), tuple(to_pack), is_padded)
+
+
+def columns(sch: Schedule, reductions: list[Any]) -> Columns | NotApplicable:
+    """The reductions as ones that keep the innermost axis, or why they are none. The longest ones decide."""
+    extents = {block: _extents(sch.get(block)) for block in reductions}
+    if any(found is None for found in extents.values()):
+        return NotApplicable("symbolic extents")
+    longest = max(prod(found or ()) for found in extents.values())
+    group = 1
+    result = None
+    for block_rv, found in extents.items():
+        block = sch.get(block_rv)
+        kept = [iv.var for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
+        indices = block.writes[0].region
+        if not kept or not indices or not indices[-1].min.same_as(kept[-1]):
+            return NotApplicable("a reduction's innermost axis is not kept")
+        sizes = {iv.var: extent for iv, extent in zip(block.iter_vars, found or (), strict=True)}
+        spatial = prod(sizes[var] for var in kept)
+        if prod(found or ()) < longest:
+            if sizes[kept[-1]] > 0 and result is not None and result.columns % sizes[kept[-1]] == 0:
+                group = max(group, result.columns // sizes[kept[-1]])
+            continue
+        for region in block.reads:
+            if len(region.region) and not _is_var_plus_units(
+                region.region[-1].min, kept[-1], {var for var, extent in sizes.items() if extent == 1}
+            ):
+                return NotApplicable("an operand is not contiguous along the innermost kept axis")
+        columns = sizes[kept[-1]]
+        result = Columns(spatial // columns, columns, longest // spatial, 1)
+    return replace(result, group=group) if result is not None else NotApplicable("no reduction")
 
 
 def _is_var_plus_units(index: Any, var: Any, unit: set[Any]) -> bool:

@@ -16,6 +16,7 @@ from subtune.anchor import (
     Rowwise,
     Window,
     all_blocks,
+    columns,
     contraction,
     is_reduction,
     loads,
@@ -127,7 +128,10 @@ def summarise(workload: Workload) -> Summary:
 
 
 def _rowwise(sch: Schedule, reductions: list[Any]) -> Summary:
-    """Rows are the axes all reductions share; they must come first in every one."""
+    """Rows are the axes all reductions share, and come first in every one; columns where they are the innermost axis."""
+    by_columns = columns(sch, reductions)
+    if not isinstance(by_columns, NotApplicable):
+        return Summary(by_columns, "")
     rows, length = None, 1
     for block in reductions:
         spatial: list[int] = []

@@ -1,10 +1,10 @@
-"""Candidates for subgraphs that memory bounds: pooling and depthwise windows, rows, elementwise."""
+"""Candidates for subgraphs that memory bounds: pooling and depthwise windows, rows, columns, elementwise."""
 
 from __future__ import annotations
 
 from math import ceil, prod
 
-from subtune.anchor import Elementwise, Rowwise, Window
+from subtune.anchor import Columns, Elementwise, Rowwise, Window
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.workload import Workload, dtype_bits
@@ -13,11 +13,13 @@ _GRAIN_COST_S = 2e-7  # starting one piece of parallel work
 _MAX_CHANNEL_VECTORS = 8
 _BRANCHES = 1.1
 _BYTES_PER_S = 100e9  # of all threads from L3, where a network's activations are
+_MIN_COLUMN = 8  # elements: a reduction that long may be one of a whole axis
 
 
 def window_candidates(anchor: Window, workload: Workload, device: CPUModel) -> list[Candidate]:
     """Row tiles, pixels and channel blocks whose accumulators fit the registers."""
     channels = anchor.of_role("n")[0].extent
+    found = _as_columns(anchor, workload, device)
     rows = [axis.extent for axis in anchor.of_role("m")]
     width, height = (rows[-1] if rows else 1), (rows[-2] if len(rows) > 1 else 1)
     images = prod(rows[:-2]) if len(rows) > 2 else 1
@@ -25,7 +27,6 @@ def window_candidates(anchor: Window, workload: Workload, device: CPUModel) -> l
     while lanes > 1 and channels % lanes:
         lanes //= 2
     taps = prod(axis.extent for axis in anchor.of_role("k"))
-    found = []
     for cb in (lanes * v for v in range(1, _MAX_CHANNEL_VECTORS + 1) if channels % (lanes * v) == 0):
         for mr in (m for m in range(1, 15) if width % m == 0):
             vectors = mr * cb // lanes
@@ -53,6 +54,16 @@ def window_candidates(anchor: Window, workload: Workload, device: CPUModel) -> l
     return found
 
 
+def _as_columns(anchor: Window, workload: Workload, device: CPUModel) -> list[Candidate]:
+    """Whole axes that are reduced, as by a global pooling, are no windows."""
+    taps = prod(axis.extent for axis in anchor.of_role("k"))
+    if taps < _MIN_COLUMN or anchor.to_pack:
+        return []
+    columns = anchor.of_role("n")[0].extent
+    outer = prod(axis.extent for axis in anchor.of_role("m"))
+    return columns_candidates(Columns(outer, columns, taps, 1), workload, device)
+
+
 def rowwise_candidates(anchor: Rowwise, workload: Workload, device: CPUModel) -> list[Candidate]:
     """One to eight vectors of partial results per reduction."""
     base = max(workload.nbytes / device.dram_bytes_per_s, 1e-6)
@@ -63,6 +74,24 @@ def rowwise_candidates(anchor: Rowwise, workload: Workload, device: CPUModel) ->
         for unroll in (1, 2, 4, 8)
         if unroll * lanes <= max(anchor.length // 2, lanes)
     ]
+
+
+def columns_candidates(anchor: Columns, workload: Workload, device: CPUModel) -> list[Candidate]:
+    """Tiles of one to eight vectors of columns, and all columns of a row."""
+    lanes = device.lanes()
+    widths = {cb for cb in range(lanes, 8 * lanes + 1, lanes) if anchor.columns % cb == 0 and cb % anchor.group == 0}
+    if anchor.columns <= 64 * lanes:
+        widths.add(anchor.columns)
+    found = []
+    for cb in sorted(widths):
+        grains = anchor.outer * anchor.columns // cb
+        imbalance = ceil(grains / device.threads) * device.threads / grains
+        is_cached = anchor.length * cb * 4 <= device.l2_bytes
+        # few accumulators do not hide the latency of the sums; narrow tiles read short pieces of lines far apart
+        stalls = 1.0 + 2.0 / max(cb / lanes, 0.5)
+        seconds = workload.nbytes / device.dram_bytes_per_s * imbalance * stalls * (1.0 if is_cached else 2.0)
+        found.append(Candidate.make("columns", seconds + grains * _GRAIN_COST_S / 10, cb=cb))
+    return found
 
 
 def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUModel) -> list[Candidate]:

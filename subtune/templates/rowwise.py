@@ -28,7 +28,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         outputs = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
         if len(outputs) != 1:
             return NotApplicable("more than one output")
-        _inline_cheap(sch, outputs[0])
+        inline_cheap(sch, outputs[0])
         padded = pad_reductions(sch.mod["main"], lanes * unroll)
         if padded is not None:
             sch = Schedule(padded)
@@ -67,7 +67,7 @@ def _schedule(
     return Kernel(sch.mod["main"], (), sch.trace if exportable else None)
 
 
-def _inline_cheap(sch: Schedule, output_name: str) -> None:
+def inline_cheap(sch: Schedule, output_name: str) -> None:
     """Inline elementwise stages; one with a function call (exp) that several stages read is computed once."""
     for name in [sch.get(b).name_hint for b in all_blocks(sch)]:
         block = sch.get_sblock(name)
