@@ -53,9 +53,17 @@ class Contraction:
     a: Operand
     b: Operand
     acc_dtype: str
+    per_group: int = 0
+    """Columns n of one group in a grouped convolution, where A is read at `n // per_group * K + k`; 0: no groups."""
 
     def of_role(self, role: str) -> tuple[Axis, ...]:
         return tuple(axis for axis in self.axes if axis.role == role)
+
+    def lanes(self, widest: int) -> int:
+        """Elements of a vector along n: `widest`, or for groups the widest power of two that divides one."""
+        while self.per_group % widest:
+            widest //= 2
+        return widest
 
     @property
     def n(self) -> Axis:
@@ -171,6 +179,13 @@ def contraction(sch: Schedule, block_rv: Any) -> Contraction | NotApplicable:
         {axes_of[v] for v in variables(list(load.indices)) if v in axes_of} for load in (first, second)
     )
     last = out_axes[-1]
+    per_group = 0
+    if last in in_first and last in in_second:
+        groups = [group_size(load, block.iter_vars[last].var) for load in (first, second)]
+        per_group = max(groups)
+        for axes_in, group in zip((in_first, in_second), groups, strict=True):
+            if group:
+                axes_in.discard(last)
     if (last in in_first) == (last in in_second):
         return NotApplicable("the innermost output axis indexes both operands: no n axis")
     if last in in_first:
@@ -194,7 +209,21 @@ def contraction(sch: Schedule, block_rv: Any) -> Contraction | NotApplicable:
         _operand(func, block, first, axes_of),
         _operand(func, block, second, axes_of),
         str(store.buffer.dtype),
+        per_group,
     )
+
+
+def group_size(load: Any, column: Any) -> int:
+    """g where the load's innermost index is `column // g * K + k` and no other index has the column; else 0."""
+    *others, index = load.indices
+    if column in variables(others) or not isinstance(index, tirx.Add):
+        return 0
+    for group, k in ((index.a, index.b), (index.b, index.a)):
+        if isinstance(group, tirx.Mul) and isinstance(group.b, tirx.IntImm):
+            group = group.a
+        if isinstance(group, tirx.FloorDiv) and group.a.same_as(column) and isinstance(group.b, tirx.IntImm):
+            return 0 if column in variables(k) else int(group.b)
+    return 0
 
 
 def window(sch: Schedule, block_rv: Any) -> Window | NotApplicable:

@@ -43,7 +43,9 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     info = contraction(sch, block)
     if isinstance(info, NotApplicable):
         return info
-    lanes = device.lanes(dtype_bits(info.acc_dtype))
+    lanes = info.lanes(device.lanes(dtype_bits(info.acc_dtype)))
+    if info.per_group % nr:
+        return NotApplicable(f"nr={nr} does not divide the {info.per_group} columns of a group")
     if nr % lanes:
         return NotApplicable(f"nr={nr} is no multiple of the {lanes} vector lanes")
 
