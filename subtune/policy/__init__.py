@@ -8,6 +8,7 @@ from subtune.anchor import Columns, Contraction, Elementwise, Rowwise, Window
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.policy.contraction import contraction_candidates
+from subtune.policy.grouped import grouped_candidates
 from subtune.policy.memory_bound import (
     columns_candidates,
     elementwise_candidates,
@@ -45,6 +46,7 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
     if isinstance(anchor, Contraction):
         found = contraction_candidates(anchor, workload, device)
         found += split_k_candidates(anchor, device)
+        found += grouped_candidates(anchor, device)
         if not device.exact_math and sum(arg.is_output for arg in workload.args) == 1:
             found += winograd_candidates(anchor, device)
     elif isinstance(anchor, Window):
