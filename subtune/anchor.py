@@ -111,9 +111,10 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """No reduction: `extent` output elements."""
+    """No reduction: `extent` output elements; `is_crosswise` where an operand is contiguous along another axis."""
 
     extent: int
+    is_crosswise: bool = False
 
 
 Anchor = Contraction | Window | Rowwise | Columns | Elementwise

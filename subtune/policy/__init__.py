@@ -24,7 +24,7 @@ __all__ = ["candidates"]
 
 _PARALLEL_START_S = 3e-6  # TVM's thread pool, two threads, from the call to the first iteration
 _SERIAL_BELOW_S = 30e-6
-_SERIAL_TEMPLATES = ("contraction", "window", "rowwise", "columns", "elementwise")
+_SERIAL_TEMPLATES = ("contraction", "window", "rowwise", "columns", "grouped", "elementwise", "transpose")
 
 
 def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Candidate, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, prod
 
 from subtune.anchor import Columns, Elementwise, Rowwise, Window
@@ -13,6 +14,7 @@ _GRAIN_COST_S = 2e-7  # starting one piece of parallel work
 _MAX_CHANNEL_VECTORS = 8
 _BRANCHES = 1.1
 _BYTES_PER_S = 100e9  # of all threads from L3, where a network's activations are
+_SCALAR = 3.0  # crosswise operands one element at a time instead of in turned vectors
 _MIN_COLUMN = 8  # elements: a reduction that long may be one of a whole axis
 
 
@@ -95,7 +97,7 @@ def columns_candidates(anchor: Columns, workload: Workload, device: CPUModel) ->
 
 
 def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUModel) -> list[Candidate]:
-    """The three loop shapes, the vector by the widest or by the narrowest element."""
+    """The three loop shapes, the vector by the widest or by the narrowest element; tiles for crosswise operands."""
     base = workload.nbytes / device.dram_bytes_per_s
     wides = (False, True) if any(dtype_bits(arg.dtype) < 32 for arg in workload.args) else (False,)
     found = []
@@ -106,4 +108,7 @@ def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUM
             )
         for shape, cost in (("rows", 1.02), ("tile", 1.05)):
             found.append(Candidate.make("elementwise", base * cost, shape=shape, unroll=1, wide=wide))
+    if anchor.is_crosswise:
+        found = [replace(candidate, predicted_s=candidate.predicted_s * _SCALAR) for candidate in found]
+        found += [Candidate.make("transpose", base * cost, inner=inner) for inner, cost in (("a", 1.0), ("b", 1.1))]
     return found

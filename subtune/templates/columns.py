@@ -1,4 +1,4 @@
-"""Reductions that keep the innermost axis: softmax over channels, instance and group norm channels last, sums over rows.
+"""Reductions that keep the innermost axis: softmax over channels, instance norm channels last, sums over rows.
 
     for kept outer axes and tile of `cb` columns (parallel):
       for each stage:  for the other axes:  cb columns as vectors; a reduction's sums stay in registers
