@@ -8,6 +8,7 @@ All stages of one tile run before the next tile, so that what several of them re
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import tvm_ffi
@@ -15,14 +16,17 @@ from tvm import tirx
 from tvm.s_tir import SBlockRealize, Schedule, ScheduleError
 
 from subtune.anchor import all_blocks, is_reduction, variables
+from subtune.anchor import columns as columns_of
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
-from subtune.templates.rowwise import inline_cheap
+from subtune.templates.rowwise import is_costly, kept_axes
 from subtune.templates.tile import extent_of, vector_width
 from subtune.workload import Workload
 
 _MAX_UNROLLED = 16  # vectors
+_SMALL = 8
+"""A stage with so many times fewer elements than the output is computed for itself."""
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
@@ -31,7 +35,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         outputs = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
         if len(outputs) != 1:
             return NotApplicable("more than one output")
-        inline_cheap(sch, outputs[0])
+        _inline(sch, outputs[0])
         return _schedule(sch, outputs[0], int(candidate["cb"]), device.lanes(), candidate.is_serial)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
@@ -47,7 +51,7 @@ def _schedule(sch: Schedule, output_name: str, cb: int, lanes: int, is_serial: b
             return NotApplicable("a reduction of several values is the output")
         output = sch.cache_write(output, 0, "local")
     output_name = sch.get(output).name_hint
-    kept = _kept_axes(sch, output, reductions)
+    kept = kept_axes(sch, output, reductions)
     node = sch.get(output)
     if len(node.iter_vars) - 1 not in kept:
         return NotApplicable("the innermost axis is reduced")
@@ -56,8 +60,11 @@ def _schedule(sch: Schedule, output_name: str, cb: int, lanes: int, is_serial: b
         return NotApplicable("the output's loops are not its axes")
     *outer, columns = [loops[axis] for axis in kept]
     rest = [loop for axis, loop in enumerate(loops) if axis not in kept]
-    if extent_of(sch, columns) % cb:
-        return NotApplicable(f"a tile of {cb} columns does not divide {extent_of(sch, columns)}")
+    info = columns_of(sch, reductions)
+    if isinstance(info, NotApplicable):
+        return info
+    if extent_of(sch, columns) % cb or cb % info.group:
+        return NotApplicable(f"a tile of {cb} columns does not divide {info.columns} in groups of {info.group}")
     names = [sch.get(b).name_hint for b in all_blocks(sch)]
     tile, inner = sch.split(columns, [None, cb])
     sch.reorder(*outer, tile, *rest, inner)
@@ -72,24 +79,20 @@ def _schedule(sch: Schedule, output_name: str, cb: int, lanes: int, is_serial: b
     return Kernel(sch.mod["main"], (), sch.trace)
 
 
-def _kept_axes(sch: Schedule, output: Any, reductions: list[Any]) -> list[int]:
-    """The output's axes that index what a reduction computed: those that are not reduced."""
-    reduced = [region.source for b in reductions for region in sch.get(b).writes]
-    made: list[Any] = list(reduced)
-    for block in all_blocks(sch):  # what is computed from reductions alone (a group's mean for each channel) as well
-        node = sch.get(block)
-        if node.reads and all(any(r.source.same_as(b) for b in made) for r in node.reads):
-            made += [region.source for region in node.writes]
-    node = sch.get(output)
-    if any(node.writes[0].source.same_as(b) for b in made):
-        return list(range(len(node.iter_vars)))
-    axes = {iv.var: i for i, iv in enumerate(node.iter_vars)}
-    found: set[int] = set()
-    for region in node.reads:
-        if any(region.source.same_as(b) for b in made):
-            used = variables([dim.min for dim in region.region])
-            found |= {axes[var] for var in used if var in axes}
-    return sorted(found)
+def _inline(sch: Schedule, output_name: str) -> None:
+    """Inline what is computed for every element; what is computed once for a column (its scale) stays a stage."""
+    size = _size(sch, sch.get_sblock(output_name))
+    for name in [sch.get(b).name_hint for b in all_blocks(sch)]:
+        block = sch.get_sblock(name)
+        if name == output_name or is_reduction(sch.get(block)) or _size(sch, block) * _SMALL <= size:
+            continue
+        if is_costly(sch.get(block)) and len(sch.get_consumers(block)) > 1:
+            continue
+        sch.compute_inline(block)
+
+
+def _size(sch: Schedule, block: Any) -> int:
+    return prod(int(iv.dom.extent) for iv in sch.get(block).iter_vars)
 
 
 def _stage(sch: Schedule, block: Any, lanes: int) -> None:
