@@ -90,9 +90,7 @@ def upsample(node: Node) -> Expr:
     return _resized(node, x, plan, "asymmetric", "floor")
 
 
-def _resized(
-    node: Node, x: Expr, plan: dict[int, _Axis], transform: str, nearest: str, is_moved: bool = False
-) -> Expr:
+def _resized(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, nearest: str, is_moved: bool = False) -> Expr:
     mode = node.attr("mode", "nearest")
     mode = {"bilinear": "linear", "trilinear": "linear"}.get(mode, mode)
     if mode not in ("nearest", "linear", "cubic"):
