@@ -25,7 +25,6 @@ from subtune.frontends.onnx_ops.node import (
     shape,
 )
 
-
 _MIN_CHANNELS = 8
 """Fewer of them make no vectors."""
 
