@@ -11,6 +11,7 @@ from subtune.policy.contraction import contraction_candidates
 from subtune.policy.grouped import grouped_candidates
 from subtune.policy.memory_bound import (
     columns_candidates,
+    dot_candidates,
     elementwise_candidates,
     rowwise_candidates,
     window_candidates,
@@ -47,6 +48,7 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
         found = contraction_candidates(anchor, workload, device)
         found += split_k_candidates(anchor, device)
         found += grouped_candidates(anchor, device)
+        found += dot_candidates(anchor, workload, device)
         if not device.exact_math and sum(arg.is_output for arg in workload.args) == 1:
             found += winograd_candidates(anchor, device)
     elif isinstance(anchor, Window):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, prod
 
-from subtune.anchor import Columns, Elementwise, Rowwise, Window
+from subtune.anchor import Columns, Contraction, Elementwise, Rowwise, Window
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.workload import Workload, dtype_bits
@@ -76,6 +76,17 @@ def rowwise_candidates(anchor: Rowwise, workload: Workload, device: CPUModel) ->
         for unroll in (1, 2, 4, 8)
         if unroll * lanes <= max(anchor.length // 2, lanes)
     ]
+
+
+def dot_candidates(anchor: Contraction, workload: Workload, device: CPUModel) -> list[Candidate]:
+    """A matrix times a vector where the matrix lies along k: each row a dot product, the matrix read once, unpacked."""
+    k = anchor.of_role("k")
+    m, n = prod(axis.extent for axis in anchor.of_role("m")), anchor.n.extent
+    matrix = anchor.b if m == 1 else anchor.a
+    if len(k) != 1 or min(m, n) != 1 or matrix.axes[-1] != k[0].index or (m == 1 and anchor.b.is_constant):
+        return []
+    rows = prod(axis.extent for axis in anchor.axes if axis.role != "k")
+    return rowwise_candidates(Rowwise(rows, k[0].extent), workload, device)
 
 
 def columns_candidates(anchor: Columns, workload: Workload, device: CPUModel) -> list[Candidate]:
