@@ -103,13 +103,11 @@ def instance_normalization(node: Node) -> Expr:
 
 
 def group_normalization(node: Node) -> Expr:
-    """Up to opset 20 one scale and bias per group, then one per channel."""
+    """With one scale and bias per channel, as from opset 21 on; ONNX's checker refuses the older form."""
     x, scale, bias = (_wide(node, node.need(i)) for i in range(3))
     groups, channels = node.attr("num_groups"), shape(x)[1]
-    if rank(x) < 3 or channels % groups:
+    if rank(x) < 3 or channels % groups or shape(scale) != (channels,) or shape(bias) != (channels,):
         raise UseBody
-    if shape(scale)[0] == groups != channels:
-        scale, bias = (node.emit(relax.op.repeat(one, channels // groups, 0)) for one in (scale, bias))
     axes = list(range(2, rank(x)))
     result = relax.op.nn.group_norm(x, scale, bias, groups, 1, axes, node.attr("epsilon", 1e-5))
     return node.cast(node.emit(result), dtype(node.x))
