@@ -162,6 +162,7 @@ class _Writer:
         out = self._out_access()
         if is_copy:
             access = access_of(store.value, self._axes)
+            assert access is not None, "crosswise() has read it"
             stmts, vectors = self._turned(store.value, access, "x")
             for j, vector in enumerate(vectors):
                 stmts.append(tirx.BufferStore(store.buffer, vector, self._indices(out, {b: j, a: (lanes,)})))
