@@ -26,7 +26,7 @@ _LAYOUTS = {
 
 
 def as_convolution(walk: Walk, call: Any) -> Expr | None:
-    """The rule. Not for groups, dilations, weights that vary, or output padding that no kernel tap reaches."""
+    """The rule. Not for dilations, weights that vary, or output padding that no kernel tap reaches."""
     data_layout, kernel_layout, conv = _LAYOUTS[op_name(call)]
     attrs = call.attrs
     if (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)) != (
@@ -35,8 +35,9 @@ def as_convolution(walk: Walk, call: Any) -> Expr | None:
         data_layout,
     ):
         return None
-    if int(attrs.groups) != 1 or any(d != 1 for d in ints(attrs.dilation)):
+    if any(d != 1 for d in ints(attrs.dilation)):
         return None
+    groups = int(attrs.groups)
     weight, shape, out = array_of(call.args[1]), shape_of(call.args[0]), shape_of(call)
     if weight is None or shape is None or out is None:
         return None
@@ -52,8 +53,9 @@ def as_convolution(walk: Walk, call: Any) -> Expr | None:
     spatial = data_layout[2:]
     result = conv(
         relax.op.permute_dims(call.args[0], [0, *range(2, rank), 1]),
-        make_const(_phases(weight, strides, taps)),
+        make_const(np.concatenate([_phases(part, strides, taps) for part in np.split(weight, groups)])),
         padding=[t - 1 for t in taps] * 2,
+        groups=groups,
         data_layout=f"N{spatial}C",
         kernel_layout=f"O{spatial}I",
         out_layout=f"N{spatial}C",
@@ -62,9 +64,9 @@ def as_convolution(walk: Walk, call: Any) -> Expr | None:
     channels = weight.shape[1]
     if any(s > 1 for s in strides):
         coarse = [e + t - 1 for e, t in zip(extents, taps, strict=True)]
-        split = relax.op.reshape(result, (shape[0], *coarse, *strides, channels))
-        order = [0, *(axis for i in range(n) for axis in (1 + i, 1 + n + i)), 1 + 2 * n]
-        result = relax.op.reshape(relax.op.permute_dims(split, order), (shape[0], *full, channels))
+        split = relax.op.reshape(result, (shape[0], *coarse, groups, *strides, channels))
+        order = [0, *(axis for i in range(n) for axis in (1 + i, 2 + n + i)), 1 + n, 2 + 2 * n]
+        result = relax.op.reshape(relax.op.permute_dims(split, order), (shape[0], *full, groups * channels))
     if sizes != full:
         ends = [b + size for b, size in zip(before, sizes, strict=True)]
         result = relax.op.strided_slice(result, list(range(1, 1 + n)), list(before), ends, [1] * n)

@@ -105,6 +105,8 @@ def _two_pass_norm(bb: Any, call: Any, groups: int, channel_axis: int, attrs: An
     kept = [axis for axis in range(rank) if axis not in reduced and axis != channel_axis]
     in_group = dims[channel_axis] // groups
     count = in_group * prod(dims[axis] for axis in reduced)
+    if channel_axis == rank - 1 and in_group > 1:
+        return _norm_by_channels(bb, call, in_group, reduced, count, name)
 
     def te_norm(data: Any, gamma: Any, beta: Any) -> Any:
         stats = [*(dims[axis] for axis in kept), groups]
@@ -119,7 +121,9 @@ def _two_pass_norm(bb: Any, call: Any, groups: int, channel_axis: int, attrs: An
                     at[axis] = i
                 for axis, k in zip(reduced, axes, strict=True):
                     at[axis] = k
-                return te.sum(what(data(*at).astype(accumulator), index), axis=[*axes, rc])
+                # in the order of memory: a template's vectors lie along the last of them
+                order = [rc, *axes] if channel_axis < min(reduced, default=rank) else [*axes, rc]
+                return te.sum(what(data(*at).astype(accumulator), index), axis=order)
 
             return te.compute(stats, compute, name=label)
 
@@ -134,6 +138,63 @@ def _two_pass_norm(bb: Any, call: Any, groups: int, channel_axis: int, attrs: An
             scale = tirx.rsqrt(variance + tirx.const(float(attrs.epsilon), accumulator))
             x = (data(*index).astype(accumulator) - mean(*at)) * scale
             return (x * gamma(channel).astype(accumulator) + beta(channel).astype(accumulator)).astype(dtype)
+
+        return te.compute(dims, normalized, name=f"T_{name}")
+
+    return bb.call_te(te_norm, *call.args, primfunc_name_hint=name)
+
+
+def _norm_by_channels(bb: Any, call: Any, in_group: int, reduced: list[int], count: int, name: str) -> Any:
+    """Group norm channels last: sums for every channel, in vectors, and those of a group added after."""
+    dims, dtype = _dims(call), str(call.ty.dtype)
+    channels, groups = dims[-1], dims[-1] // in_group
+    accumulator = "float64" if dtype == "float64" else "float32"
+    kept = [axis for axis in range(len(dims) - 1) if axis not in reduced]
+    outer = [dims[axis] for axis in kept]
+
+    def te_norm(data: Any, gamma: Any, beta: Any) -> Any:
+        def mean_of(what: Callable[..., Any], label: str) -> Any:
+            """For every channel, the mean over its group of `what(x, index)`."""
+            axes = [te.reduce_axis((0, dims[axis]), name=f"k{axis}") for axis in reduced]
+
+            def total(*index: Any) -> Any:
+                at: list[Any] = [index[-1]] * len(dims)
+                for axis, i in zip(kept, index, strict=False):
+                    at[axis] = i
+                for axis, k in zip(reduced, axes, strict=True):
+                    at[axis] = k
+                return te.sum(what(data(*at).astype(accumulator), index), axis=axes)
+
+            by_channel = te.compute([*outer, channels], total, name=f"{label}_by_channel")
+            rc = te.reduce_axis((0, in_group), name="rc")
+            by_group = te.compute(
+                [*outer, groups],
+                lambda *index: te.sum(by_channel(*index[:-1], index[-1] * in_group + rc), axis=rc),
+                name=f"{label}_by_group",
+            )
+            return te.compute(
+                [*outer, channels],
+                lambda *index: (
+                    by_group(*index[:-1], tirx.floordiv(index[-1], in_group)) / tirx.const(count, accumulator)
+                ),
+                name=label,
+            )
+
+        mean = mean_of(lambda x, _: x, "norm_mean")
+        variance = mean_of(lambda x, index: (x - mean(*index)) * (x - mean(*index)), "norm_var")
+        scale = te.compute(
+            [*outer, channels],
+            lambda *index: (
+                tirx.rsqrt(variance(*index) + tirx.const(float(call.attrs.epsilon), accumulator))
+                * gamma(index[-1]).astype(accumulator)
+            ),
+            name="norm_scale",
+        )
+
+        def normalized(*index: Any) -> Any:
+            at = [*(index[axis] for axis in kept), index[-1]]
+            x = (data(*index).astype(accumulator) - mean(*at)) * scale(*at)
+            return (x + beta(index[-1]).astype(accumulator)).astype(dtype)
 
         return te.compute(dims, normalized, name=f"T_{name}")
 

@@ -126,6 +126,28 @@ def _kept_axes(reduction: Any, rank: int) -> tuple[int, ...]:
     return tuple(sorted(positive_axis(axis, rank) for axis in ints(reduction.attrs.axis)))
 
 
+def recognise_group_norm(walk: Walk, call: Any) -> Expr | None:
+    """The rule on reshape: `reshape(instance_norm(reshape(x, [N, G, ...])), shape of x)`, as PyTorch exports it."""
+    norm = walk.defined_by(call.args[0], "relax.nn.instance_norm")
+    if norm is None or not walk.has_one_use(call.args[0]):
+        return None
+    inner = walk.defined_by(norm.args[0], "relax.reshape")
+    if inner is None:
+        return None
+    x, shape, split = inner.args[0], shape_of(call), shape_of(inner)
+    params = [array_of(arg) for arg in norm.args[1:]]
+    if shape is None or split is None or shape_of(x) != shape or len(shape) < 3 or any(p is None for p in params):
+        return None
+    axes = [positive_axis(axis, len(split)) for axis in ints(norm.attrs.axes)]
+    groups = split[1]
+    if axes != list(range(2, len(split))) or positive_axis(norm.attrs.channel_axis, len(split)) != 1:
+        return None
+    if split[0] != shape[0] or shape[1] % groups:
+        return None
+    values = (make_const(np.repeat(np.asarray(p), shape[1] // groups)) for p in params)
+    return relax.op.nn.group_norm(x, *values, groups, 1, list(range(2, len(shape))), float(norm.attrs.epsilon))
+
+
 def absorb_affine(walk: Walk, call: Any) -> Expr | None:
     """`layer_norm(x, g, b) * c` and `... + c` -> the constant in g and b; the other norms likewise."""
     data, constant = call.args if is_const(call.args[1]) else (call.args[1], call.args[0])
@@ -155,13 +177,13 @@ def absorb_affine(walk: Walk, call: Any) -> Expr | None:
     )
 
 
-_AFFINE = ("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.instance_norm")
+_AFFINE = ("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.instance_norm", "relax.nn.group_norm")
 
 
 def _affine_axis(norm: Any) -> int | None:
     """The axis along which the norm's scale and shift lie, if it is one."""
     rank = len(norm.ty.shape)
-    if op_name(norm) == "relax.nn.instance_norm":
+    if op_name(norm) in ("relax.nn.instance_norm", "relax.nn.group_norm"):
         return positive_axis(norm.attrs.channel_axis, rank)
     axes = ints(norm.attrs.axes)
     return positive_axis(axes[0], rank) if len(axes) == 1 else None
@@ -171,9 +193,10 @@ NORMS: Rules = {
     "relax.divide": (recognise_norm,),
     "relax.multiply": (recognise_norm, absorb_affine),
     "relax.add": (absorb_affine,),
+    "relax.reshape": (recognise_group_norm,),
 }
 
 
 def recognise_norms(mod: tvm.IRModule) -> tvm.IRModule:
-    """LayerNorm and RMSNorm that were written out -> one operator each."""
+    """LayerNorm, RMSNorm and GroupNorm that were written out -> one operator each."""
     return rewrite(mod, NORMS)

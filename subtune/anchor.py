@@ -7,7 +7,8 @@ output, a *k* axis is reduced. Names of functions, blocks or buffers are never l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import tvm_ffi
@@ -52,9 +53,17 @@ class Contraction:
     a: Operand
     b: Operand
     acc_dtype: str
+    per_group: int = 0
+    """Columns n of one group in a grouped convolution, where A is read at `n // per_group * K + k`; 0: no groups."""
 
     def of_role(self, role: str) -> tuple[Axis, ...]:
         return tuple(axis for axis in self.axes if axis.role == role)
+
+    def lanes(self, widest: int) -> int:
+        """Elements of a vector along n: `widest`, or for groups the widest power of two that divides one."""
+        while self.per_group % widest:
+            widest //= 2
+        return widest
 
     @property
     def n(self) -> Axis:
@@ -88,13 +97,27 @@ class Rowwise:
 
 
 @dataclass(frozen=True, slots=True)
+class Columns:
+    """Reductions that keep the innermost axis: `outer` times `columns` independent ones of `length` elements each.
+
+    `group` adjacent columns belong together (group norm).
+    """
+
+    outer: int
+    columns: int
+    length: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
 class Elementwise:
-    """No reduction: `extent` output elements."""
+    """No reduction: `extent` output elements; `is_crosswise` where an operand is contiguous along another axis."""
 
     extent: int
+    is_crosswise: bool = False
 
 
-Anchor = Contraction | Window | Rowwise | Elementwise
+Anchor = Contraction | Window | Rowwise | Columns | Elementwise
 
 
 def root_stages(func: Any) -> list[Any]:
@@ -157,6 +180,13 @@ def contraction(sch: Schedule, block_rv: Any) -> Contraction | NotApplicable:
         {axes_of[v] for v in variables(list(load.indices)) if v in axes_of} for load in (first, second)
     )
     last = out_axes[-1]
+    per_group = 0
+    if last in in_first and last in in_second:
+        groups = [group_size(load, block.iter_vars[last].var) for load in (first, second)]
+        per_group = max(groups)
+        for axes_in, group in zip((in_first, in_second), groups, strict=True):
+            if group:
+                axes_in.discard(last)
     if (last in in_first) == (last in in_second):
         return NotApplicable("the innermost output axis indexes both operands: no n axis")
     if last in in_first:
@@ -180,7 +210,21 @@ def contraction(sch: Schedule, block_rv: Any) -> Contraction | NotApplicable:
         _operand(func, block, first, axes_of),
         _operand(func, block, second, axes_of),
         str(store.buffer.dtype),
+        per_group,
     )
+
+
+def group_size(load: Any, column: Any) -> int:
+    """g where the load's innermost index is `column // g * K + k` and no other index has the column; else 0."""
+    *others, index = load.indices
+    if column in variables(others) or not isinstance(index, tirx.Add):
+        return 0
+    for group, k in ((index.a, index.b), (index.b, index.a)):
+        if isinstance(group, tirx.Mul) and isinstance(group.b, tirx.IntImm):
+            group = group.a
+        if isinstance(group, tirx.FloorDiv) and group.a.same_as(column) and isinstance(group.b, tirx.IntImm):
+            return 0 if column in variables(k) else int(group.b)
+    return 0
 
 
 def window(sch: Schedule, block_rv: Any) -> Window | NotApplicable:
@@ -217,6 +261,36 @@ def window(sch: Schedule, block_rv: Any) -> Window | NotApplicable:
     params = sch.mod["main"].params
     is_padded = not all(any(source.same_as(param) for param in params) for source in sources)
     return Window(axes, str(store.buffer.dtype), tuple(to_pack), is_padded)
+
+
+def columns(sch: Schedule, reductions: list[Any]) -> Columns | NotApplicable:
+    """The reductions as ones that keep the innermost axis, or why they are none. The longest ones decide."""
+    extents = {block: _extents(sch.get(block)) for block in reductions}
+    if any(found is None for found in extents.values()):
+        return NotApplicable("symbolic extents")
+    longest = max(prod(found or ()) for found in extents.values())
+    group = 1
+    result = None
+    for block_rv, found in extents.items():
+        block = sch.get(block_rv)
+        kept = [iv.var for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
+        indices = block.writes[0].region
+        if not kept or not indices or not indices[-1].min.same_as(kept[-1]):
+            return NotApplicable("a reduction's innermost axis is not kept")
+        sizes = {iv.var: extent for iv, extent in zip(block.iter_vars, found or (), strict=True)}
+        spatial = prod(sizes[var] for var in kept)
+        if prod(found or ()) < longest:
+            if sizes[kept[-1]] > 0 and result is not None and result.columns % sizes[kept[-1]] == 0:
+                group = max(group, result.columns // sizes[kept[-1]])
+            continue
+        for region in block.reads:
+            if len(region.region) and not _is_var_plus_units(
+                region.region[-1].min, kept[-1], {var for var, extent in sizes.items() if extent == 1}
+            ):
+                return NotApplicable("an operand is not contiguous along the innermost kept axis")
+        columns = sizes[kept[-1]]
+        result = Columns(spatial // columns, columns, longest // spatial, 1)
+    return replace(result, group=group) if result is not None else NotApplicable("no reduction")
 
 
 def _is_var_plus_units(index: Any, var: Any, unit: set[Any]) -> bool:

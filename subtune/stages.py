@@ -16,6 +16,7 @@ from subtune.anchor import (
     Rowwise,
     Window,
     all_blocks,
+    columns,
     contraction,
     is_reduction,
     loads,
@@ -23,6 +24,7 @@ from subtune.anchor import (
     window,
 )
 from subtune.kernel import NotApplicable
+from subtune.movement import Crosswise, crosswise
 from subtune.workload import Workload
 
 
@@ -114,7 +116,8 @@ def summarise(workload: Workload) -> Summary:
         if stages.producers:
             return Summary(None, "stages that cannot be inlined")
         extent = max(_size(arg.shape) for arg in workload.args if arg.is_output)
-        return Summary(Elementwise(extent), "no reduction")
+        turns = len(stages.outputs) == 1 and isinstance(crosswise(sch.get(stages.outputs[0])), Crosswise)
+        return Summary(Elementwise(extent, turns), "no reduction")
     found: Contraction | Window | NotApplicable = contraction(sch, stages.anchors[0])
     reasons = []
     if isinstance(found, NotApplicable):
@@ -127,7 +130,10 @@ def summarise(workload: Workload) -> Summary:
 
 
 def _rowwise(sch: Schedule, reductions: list[Any]) -> Summary:
-    """Rows are the axes all reductions share; they must come first in every one."""
+    """Rows are the axes all reductions share, and come first in every one; columns where those are innermost."""
+    by_columns = columns(sch, reductions)
+    if not isinstance(by_columns, NotApplicable):
+        return Summary(by_columns, "")
     rows, length = None, 1
     for block in reductions:
         spatial: list[int] = []

@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
+from subtune.frontends.onnx_ops.functions import UseBody
 from subtune.frontends.onnx_ops.node import (
     Converter,
     Expr,
@@ -101,6 +102,17 @@ def instance_normalization(node: Node) -> Expr:
     return node.cast(node.emit(result), dtype(node.x))
 
 
+def group_normalization(node: Node) -> Expr:
+    """With one scale and bias per channel, as from opset 21 on; ONNX's checker refuses the older form."""
+    x, scale, bias = (_wide(node, node.need(i)) for i in range(3))
+    groups, channels = node.attr("num_groups"), shape(x)[1]
+    if rank(x) < 3 or channels % groups or shape(scale) != (channels,) or shape(bias) != (channels,):
+        raise UseBody
+    axes = list(range(2, rank(x)))
+    result = relax.op.nn.group_norm(x, scale, bias, groups, 1, axes, node.attr("epsilon", 1e-5))
+    return node.cast(node.emit(result), dtype(node.x))
+
+
 def lrn(node: Node) -> Expr:
     """Across channels: x / (bias + alpha/size * sum of squares in the window)**beta."""
     x = _wide(node, node.x)
@@ -143,6 +155,7 @@ CONVERTERS: dict[str, Converter] = {
     "BatchNormalization": batch_normalization,
     "LayerNormalization": layer_normalization,
     "InstanceNormalization": instance_normalization,
+    "GroupNormalization": group_normalization,
     "LRN": lrn,
     "LpNormalization": lp_normalization,
 }

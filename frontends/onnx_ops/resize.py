@@ -25,6 +25,9 @@ from subtune.frontends.onnx_ops.node import (
     shape,
 )
 
+_MIN_CHANNELS = 8
+"""Fewer of them make no vectors."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
@@ -86,13 +89,15 @@ def upsample(node: Node) -> Expr:
     return _resized(node, x, plan, "asymmetric", "floor")
 
 
-def _resized(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, nearest: str) -> Expr:
+def _resized(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, nearest: str, is_moved: bool = False) -> Expr:
     mode = node.attr("mode", "nearest")
     mode = {"bilinear": "linear", "trilinear": "linear"}.get(mode, mode)
     if mode not in ("nearest", "linear", "cubic"):
         node.refuse(f"has mode {mode}")
     source = dtype(x)
     outside = None
+    if mode != "nearest" and transform != "tf_crop_and_resize" and not is_moved and _is_image(x, plan):
+        return _channels_last(node, x, plan, transform, nearest)
     result = x if mode == "nearest" else node.cast(x, "float64" if source == "float64" else "float32")
     for axis, one in plan.items():
         if one.out < 1:
@@ -118,6 +123,23 @@ def _resized(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, neares
     if mode != "nearest" and not is_float(x):
         node.refuse(f"interpolates dtype {source}")
     return node.cast(result, source)
+
+
+def _is_image(x: Expr, plan: dict[int, _Axis]) -> bool:
+    resized = [axis for axis, one in plan.items() if one.out != one.extent]
+    return rank(x) > 2 and min(resized, default=0) >= 2 and shape(x)[1] >= _MIN_CHANNELS
+
+
+def _channels_last(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, nearest: str) -> Expr:
+    """The same between two permutations, which cancel with those of the convolutions round it.
+
+    A weighted gather along the innermost axis reads single elements; with the channels there it reads vectors.
+    """
+    last = [0, *range(2, rank(x)), 1]
+    moved = node.emit(relax.op.permute_dims(x, last))
+    below = {last.index(axis): one for axis, one in plan.items()}
+    result = _resized(node, moved, below, transform, nearest, is_moved=True)
+    return node.emit(relax.op.permute_dims(result, [0, rank(x) - 1, *range(1, rank(x) - 1)]))
 
 
 def _origins(node: Node, axis: _Axis, transform: str) -> np.ndarray:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from subtune.anchor import Contraction, Elementwise, Rowwise, Window
+from subtune.anchor import Columns, Contraction, Elementwise, Rowwise, Window
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.policy.contraction import contraction_candidates
-from subtune.policy.memory_bound import elementwise_candidates, rowwise_candidates, window_candidates
+from subtune.policy.grouped import grouped_candidates
+from subtune.policy.memory_bound import (
+    columns_candidates,
+    dot_candidates,
+    elementwise_candidates,
+    rowwise_candidates,
+    window_candidates,
+)
 from subtune.policy.split_k import split_k_candidates
 from subtune.policy.winograd import winograd_candidates
 from subtune.stages import summarise
@@ -18,7 +25,7 @@ __all__ = ["candidates"]
 
 _PARALLEL_START_S = 3e-6  # TVM's thread pool, two threads, from the call to the first iteration
 _SERIAL_BELOW_S = 30e-6
-_SERIAL_TEMPLATES = ("contraction", "window", "rowwise", "elementwise")
+_SERIAL_TEMPLATES = ("contraction", "window", "rowwise", "columns", "grouped", "elementwise", "transpose")
 
 
 def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Candidate, ...]:
@@ -40,12 +47,16 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
     if isinstance(anchor, Contraction):
         found = contraction_candidates(anchor, workload, device)
         found += split_k_candidates(anchor, device)
+        found += grouped_candidates(anchor, device)
+        found += dot_candidates(anchor, workload, device)
         if not device.exact_math and sum(arg.is_output for arg in workload.args) == 1:
             found += winograd_candidates(anchor, device)
     elif isinstance(anchor, Window):
         found = window_candidates(anchor, workload, device)
     elif isinstance(anchor, Rowwise):
         found = rowwise_candidates(anchor, workload, device)
+    elif isinstance(anchor, Columns):
+        found = columns_candidates(anchor, workload, device)
     elif isinstance(anchor, Elementwise):
         found = elementwise_candidates(anchor, workload, device)
     else:

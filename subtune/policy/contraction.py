@@ -25,14 +25,16 @@ _MAX_TILE_ROWS = 64
 
 def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUModel) -> list[Candidate]:
     """Every legal register tile with every sensible outer tile, each with its predicted time."""
-    lanes = device.lanes(dtype_bits(anchor.acc_dtype))
+    lanes = anchor.lanes(device.lanes(dtype_bits(anchor.acc_dtype)))
     rows = anchor.of_role("m")
     last = rows[-1].extent if rows else 1
     outer = rows[-2].extent if len(rows) > 1 else None
     weights = prod(anchor.b.shape) * dtype_bits(anchor.b.dtype) // 8
     streams = anchor.b.is_constant and device.comes_from_memory(weights)
     found = []
-    for vectors in _vector_counts(anchor.n.extent, lanes):
+    for vectors in _vector_counts(anchor.per_group or anchor.n.extent, lanes):
+        if anchor.per_group % (vectors * lanes):
+            continue
         for mr in _row_counts(last):
             if mr * vectors + vectors + 1 > device.vector_registers:
                 continue
@@ -84,7 +86,7 @@ def _predict(
     anchor: Contraction, workload: Workload, device: CPUModel, mr: int, vectors: int, mt: int, order: str
 ) -> float:
     """Seconds of one run on all threads."""
-    lanes = device.lanes(dtype_bits(anchor.acc_dtype))
+    lanes = anchor.lanes(device.lanes(dtype_bits(anchor.acc_dtype)))
     rows = anchor.of_role("m")
     batch = prod(axis.extent for axis in anchor.of_role("batch"))
     k = prod(axis.extent for axis in anchor.of_role("k"))

@@ -11,10 +11,22 @@ from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.vector_math import vectorize_math
 from subtune.workload import Workload
 
-VERSION = 1
+VERSION = 2
 """Part of the database's keys: raise it whenever a template or `vector_math` makes other kernels of old candidates."""
 
-_TEMPLATES = ("default", "contraction", "window", "rowwise", "elementwise", "trace", "winograd", "split_k")
+_TEMPLATES = (
+    "default",
+    "contraction",
+    "window",
+    "rowwise",
+    "elementwise",
+    "trace",
+    "winograd",
+    "split_k",
+    "columns",
+    "grouped",
+    "transpose",
+)
 _EXACT_MATH = ("default", "trace")  # the reference calls libm; a foreign trace means what it says
 
 

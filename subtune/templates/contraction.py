@@ -23,6 +23,7 @@ from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable, Packing
 from subtune.stages import Stages, classify, inline
+from subtune.templates.online_pack import place_online_pack, turn_marked
 from subtune.templates.padding import pad_axes
 from subtune.templates.prefetch import MicroKernel, prefetch_panels
 from subtune.templates.prepack import PREPROC_ATTR, split_prepack
@@ -43,7 +44,9 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     info = contraction(sch, block)
     if isinstance(info, NotApplicable):
         return info
-    lanes = device.lanes(dtype_bits(info.acc_dtype))
+    lanes = info.lanes(device.lanes(dtype_bits(info.acc_dtype)))
+    if info.per_group % nr:
+        return NotApplicable(f"nr={nr} does not divide the {info.per_group} columns of a group")
     if nr % lanes:
         return NotApplicable(f"nr={nr} is no multiple of the {lanes} vector lanes")
 
@@ -141,8 +144,9 @@ def _schedule(
     depth = len(sch.get_loops(block)) - len(reduce) - 3
     fused = sch.fuse(*parallel)
     depth -= len(parallel) - 1
-    if packs_online:
-        _place_online_pack(sch, packed, fused if batch else None, is_serial)
+    turns = packs_online and place_online_pack(
+        sch, packed, fused if batch else None, weights.axes[-1] == info.n.index, lanes, is_serial
+    )
     for pad in producers:
         place_pad(sch, pad, fused if order == "m" else None, lanes, is_serial)
     sch.vectorize(ni)
@@ -154,7 +158,7 @@ def _schedule(
     for output in outputs:
         vectorize_tile(sch, output, depth, lanes)
 
-    func = sch.mod["main"]
+    func = turn_marked(sch.mod["main"]) if turns else sch.mod["main"]
     packings: tuple[tuple[int, Packing], ...] = ()
     if packing is not None:
         func = split_prepack(func, weights.param)
@@ -163,7 +167,7 @@ def _schedule(
             depth, passes = 1 + len(nest) - len(parallel), len(nest) - nest.index(no) - 1
             kernel = MicroKernel(sch.get(block).name_hint, depth, passes, len(reduce))
             func = prefetch_panels(func, func.params[weights.param], kernel)
-    return Kernel(func, packings, sch.trace if exportable and not prefetches else None)
+    return Kernel(func, packings, sch.trace if exportable and not prefetches and not turns else None)
 
 
 def packed_index(dims: dict[int, int], layout: list[int], n_axis: int, nr: int) -> Any:
@@ -191,14 +195,3 @@ def packing_of(info: Contraction, layout: list[int], nr: int) -> Packing:
             count += 1
     order = [position[axis, 0] for axis in layout] + [position[info.n.index, 1]]
     return Packing(tuple(split), tuple(order))
-
-
-def _place_online_pack(sch: Schedule, packed: Any, at: Any | None, is_serial: bool) -> None:
-    """Pack a non-constant B inside the kernel (GEBP): per batch inside the parallel loop, or once at the root."""
-    if at is not None:
-        sch.compute_at(packed, at)
-    loops = sch.get_loops(packed)
-    if at is None and not is_serial:
-        sch.parallel(sch.fuse(*loops[:2]))
-    last = sch.get_loops(packed)[-1]
-    sch.vectorize(last)

@@ -12,10 +12,11 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import all_blocks, is_reduction
+from subtune.anchor import all_blocks, is_reduction, variables
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
+from subtune.templates.horizontal import fold_partials
 from subtune.templates.padding import pad_reductions
 from subtune.templates.tile import extent_of, vector_width
 from subtune.workload import Workload
@@ -28,7 +29,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         outputs = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
         if len(outputs) != 1:
             return NotApplicable("more than one output")
-        _inline_cheap(sch, outputs[0])
+        inline_cheap(sch, outputs[0])
         padded = pad_reductions(sch.mod["main"], lanes * unroll)
         if padded is not None:
             sch = Schedule(padded)
@@ -47,11 +48,17 @@ def _schedule(
     if rows == 0 or any(_count(sch, block, tirx.IterVar.DataPar) != rows for block in reductions):
         return NotApplicable("the reductions do not share their rows")
 
+    output = sch.get_sblock(output_name)
+    if not is_reduction(sch.get(output)) and any(axis >= rows for axis in kept_axes(sch, output, reductions)):
+        return NotApplicable("the output's rows are not its outermost axes")
     partials = [name for block in reductions if (name := _split_reduction(sch, block, rows, unroll, lanes))]
     output = sch.get_sblock(output_name)
     if is_reduction(sch.get(output)):
         output = sch.cache_write(output, 0, "local")
     names = [sch.get(b).name_hint for b in all_blocks(sch)]
+    totals = [name for name in names if is_reduction(sch.get(sch.get_sblock(name)))]
+    if not _split_groups(sch, output, reductions[0], rows):
+        return NotApplicable("the output's rows are not those of the reductions")
     fused = sch.fuse(*sch.get_loops(output)[:rows])
     if not is_serial:
         sch.parallel(fused)
@@ -64,22 +71,43 @@ def _schedule(
             _accumulate(sch, block, lanes)
         elif not is_reduction(sch.get(block)):
             _map(sch, block, lanes)
-    return Kernel(sch.mod["main"], (), sch.trace if exportable else None)
+    folded = fold_partials(sch.mod["main"], [name for name in totals if name not in partials], lanes)
+    return Kernel(folded, (), sch.trace if exportable and not partials else None)
 
 
-def _inline_cheap(sch: Schedule, output_name: str) -> None:
+def inline_cheap(sch: Schedule, output_name: str) -> None:
     """Inline elementwise stages; one with a function call (exp) that several stages read is computed once."""
     for name in [sch.get(b).name_hint for b in all_blocks(sch)]:
         block = sch.get_sblock(name)
         node = sch.get(block)
         if name == output_name or is_reduction(node):
             continue
-        if _calls(node) and len(sch.get_consumers(block)) > 1:
+        if is_costly(node) and len(sch.get_consumers(block)) > 1:
             continue
         sch.compute_inline(block)
 
 
-def _calls(node: Any) -> bool:
+def kept_axes(sch: Schedule, output: Any, reductions: list[Any]) -> list[int]:
+    """The output's axes that index what a reduction computed: those that are not reduced."""
+    reduced = [region.source for b in reductions for region in sch.get(b).writes]
+    made: list[Any] = list(reduced)
+    for block in all_blocks(sch):  # what is computed from reductions alone (a group's mean for each channel) as well
+        node = sch.get(block)
+        if node.reads and all(any(r.source.same_as(b) for b in made) for r in node.reads):
+            made += [region.source for region in node.writes]
+    node = sch.get(output)
+    if any(node.writes[0].source.same_as(b) for b in made):
+        return list(range(len(node.iter_vars)))
+    axes = {iv.var: i for i, iv in enumerate(node.iter_vars)}
+    found: set[int] = set()
+    for region in node.reads:
+        if any(region.source.same_as(b) for b in made):
+            used = variables([dim.min for dim in region.region])
+            found |= {axes[var] for var in used if var in axes}
+    return sorted(found)
+
+
+def is_costly(node: Any) -> bool:
     found: list[Any] = []
     tvm_ffi.structural_walk(node.body, (ir.Call, found.append), order="post")
     return bool(found)
@@ -97,6 +125,20 @@ def _map(sch: Schedule, block: Any, lanes: int) -> None:
     if width > 1:
         _, vec = sch.split(loops[-1], [None, width])
         sch.vectorize(vec)
+
+
+def _split_groups(sch: Schedule, output: Any, reduction: Any, rows: int) -> bool:
+    """Make the output's outermost loops the reductions' rows, where those are groups of its rows (group norm)."""
+    kinds = sch.get(reduction).iter_vars
+    extents = [int(iv.dom.extent) for iv in kinds if int(iv.iter_type) == tirx.IterVar.DataPar]
+    loops = sch.get_loops(output)[:rows]
+    for i, (loop, extent) in enumerate(zip(loops, extents, strict=True)):
+        if extent_of(sch, loop) == extent:
+            continue
+        if i != rows - 1 or extent_of(sch, loop) % extent:
+            return False
+        sch.split(loop, [extent, None])
+    return True
 
 
 def _split_reduction(sch: Schedule, block: Any, rows: int, unroll: int, lanes: int) -> str | None:

@@ -1,13 +1,15 @@
-"""exp, tanh, erf and sigmoid in float32 as polynomials that vectorise.
+"""exp, log, log1p, tanh, erf, sigmoid and some powers in float32 as polynomials that vectorise.
 
 LLVM lowers a vector `exp` to one libm call per lane. These use only arithmetic that it keeps in vectors. Worst
 errors over the whole range, against float64 (tests/subtune/templates/test_vector_math.py): exp 2 ulp (results
-below 1.2e-38 become 0), tanh and erf 5e-7 relative, sigmoid 3 ulp. NaN and infinities are kept.
-Sources: Cephes (expf), Eigen's rational approximations of tanh and erf.
+below 1.2e-38 become 0), tanh and erf 5e-7 relative, sigmoid 3 ulp, log 2 ulp, log1p 4 ulp, x**y for a constant y with
+0 < |y| < 1 8e-6 relative at the ends of the range. NaN and infinities are kept.
+Sources: Cephes (expf, logf), Eigen's rational approximations of tanh and erf.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,14 +18,17 @@ from tvm import ir, tirx
 
 
 def vectorize_math(func: Any) -> Any:
-    """`func` with the float32 calls of exp, tanh, erf and sigmoid replaced by vectorisable arithmetic."""
+    """`func` with the float32 calls of the functions above replaced by vectorisable arithmetic."""
 
     def rewrite(call: Any) -> Any:
         name = call.op.name if isinstance(call.op, ir.Op) else ""
-        replacement = _REPLACEMENTS.get(name.rpartition(".")[2])
-        if replacement is None or str(call.ty.dtype) != "float32":
+        short = name.rpartition(".")[2]
+        if str(call.ty.dtype) != "float32":
             return call
-        return replacement(call.args[0])
+        if short == "pow":
+            return _pow(call)
+        replacement = _REPLACEMENTS.get(short)
+        return call if replacement is None else replacement(call.args[0])
 
     body = tvm_ffi.structural_map(func.body, (ir.Call, rewrite))
     return func if body.same_as(func.body) else func.with_body(body)
@@ -33,9 +38,9 @@ def _f(value: float) -> Any:
     return tirx.const(value, "float32")
 
 
-def _let(value: Any, body: Callable[[Any], Any]) -> Any:
+def _let(value: Any, body: Callable[[Any], Any], dtype: str = "float32") -> Any:
     """Name `value`, so that the expression tree stays linear in size."""
-    var = tirx.Var("t", "float32")
+    var = tirx.Var("t", dtype)
     return tirx.Let(var, value, body(var))
 
 
@@ -134,4 +139,78 @@ def _sigmoid(x: Any) -> Any:
     return _f(1.0) / (_f(1.0) + _exp(_f(0.0) - x))
 
 
-_REPLACEMENTS: dict[str, Callable[[Any], Any]] = {"exp": _exp, "tanh": _tanh, "erf": _erf, "sigmoid": _sigmoid}
+_LOG = (
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+    -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
+_SQRT_HALF_BITS = 0x3F3504F3
+_ONE_BITS = 0x3F800000
+_SMALLEST_NORMAL = 1.17549435e-38
+
+
+def _i(value: int) -> Any:
+    return tirx.const(value, "int32")
+
+
+def _log(x: Any) -> Any:
+    """x = m * 2**e with m between sqrt(1/2) and sqrt(2); log(m) as a polynomial in m - 1."""
+
+    def of(x: Any) -> Any:
+        is_tiny = x < _f(_SMALLEST_NORMAL)  # not normal: scaled by 2**23 first
+
+        def split(bits: Any) -> Any:
+            e = tirx.Cast("float32", (bits >> _i(23)) - _i(127)) - tirx.Select(is_tiny, _f(23.0), _f(0.0))
+            m = tirx.reinterpret("float32", (bits & _i(0x007FFFFF)) + _i(_SQRT_HALF_BITS))
+
+            def polynomial(f: Any) -> Any:
+                square = f * f
+                tail = f * square * _horner(f, _LOG) + e * _f(-2.12194440e-4) - _f(0.5) * square
+                value = f + tail + e * _f(0.693359375)
+                value = tirx.Select(x == _f(0.0), _f(-math.inf), value)
+                value = tirx.Select(x < _f(0.0), _f(math.nan), value)
+                return tirx.Select(tirx.any(tirx.isnan(x), x == _f(math.inf)), x, value)
+
+            return _let(m - _f(1.0), polynomial)
+
+        scaled = tirx.Select(is_tiny, x * _f(8388608.0), x)
+        return _let(tirx.reinterpret("int32", scaled) + _i(_ONE_BITS - _SQRT_HALF_BITS), split, "int32")
+
+    return _let(x, of)
+
+
+def _log1p(x: Any) -> Any:
+    def of(x: Any) -> Any:
+        def corrected(u: Any) -> Any:
+            value = _log(u) * (x / (u - _f(1.0)))
+            return tirx.Select(tirx.any(u == _f(1.0), u == _f(math.inf)), x, value)
+
+        return _let(_f(1.0) + x, corrected)
+
+    return _let(x, of)
+
+
+def _pow(call: Any) -> Any:
+    """Small whole exponents as products, roots by exp and log; other powers need more digits than these have."""
+    base, exponent = call.args
+    if not isinstance(exponent, tirx.FloatImm):
+        return call
+    y = float(exponent.value)
+    if y == 2.0:
+        return _let(base, lambda x: x * x)
+    if y == 3.0:
+        return _let(base, lambda x: x * x * x)
+    if 0.0 < abs(y) < 1.0:
+        return _let(
+            base, lambda x: tirx.Select(x == _f(math.inf), _f(math.inf if y > 0 else 0.0), _exp(_f(y) * _log(x)))
+        )
+    return call
+
+
+_REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
+    "exp": _exp,
+    "log": _log,
+    "log1p": _log1p,
+    "tanh": _tanh,
+    "erf": _erf,
+    "sigmoid": _sigmoid,
+}

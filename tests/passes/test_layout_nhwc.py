@@ -114,8 +114,22 @@ def test_transposed_convolution_is_a_convolution(kernel, stride, pad, out_pad, m
     agree(before, after, 1e-5)
 
 
-def test_grouped_transposed_convolution_stays(module, const):
-    before = module([X], lambda x: op.nn.conv2d_transpose(x, const(4, 3, 2, 2), groups=2))
+@pytest.mark.parametrize(("groups", "kernel", "stride", "pad"), [(2, 4, 2, 1), (4, 2, 2, 0), (2, 3, 1, 1)])
+def test_grouped_transposed_convolution_is_a_grouped_convolution(
+    groups, kernel, stride, pad, module, ops, agree, const
+):
+    def body(x):
+        return op.nn.conv2d_transpose(x, const(4, 3, kernel, kernel), strides=stride, padding=pad, groups=groups)
+
+    before = module([X], body)
+    after = layout(before)
+    assert ops(after)["nn.conv2d"] == 1
+    assert ops(after)["nn.conv2d_transpose"] == 0
+    agree(before, after, 1e-5)
+
+
+def test_dilated_transposed_convolution_stays(module, const):
+    before = module([X], lambda x: op.nn.conv2d_transpose(x, const(4, 3, 2, 2), dilation=2))
     assert layout(before).same_as(before)
 
 

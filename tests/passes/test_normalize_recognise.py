@@ -222,3 +222,18 @@ def test_keeps_a_broadcast_that_widens_the_result(module, agree):
 
     before = module([((3,), "float32"), ((1, 3), "float32")], body)
     agree(before, unstack_nary(before), 1e-6)
+
+
+@pytest.mark.parametrize("inner", [(2, 3, -1), (2, 3, 2, 20)])
+def test_group_norm_that_reshapes_round_an_instance_norm(inner, module, ops, agree, const):
+    """PyTorch's export: groups made channels, then scale and shift for every channel."""
+    axes = list(range(2, len(inner)))
+
+    def body(x):
+        groups = op.nn.instance_norm(op.reshape(x, inner), const(3), const(3), 1, axes)
+        return op.add(op.multiply(op.reshape(groups, (2, 6, 4, 5)), const(6, 1, 1)), const(6, 1, 1))
+
+    before = module([((2, 6, 4, 5), "float32")], body)
+    after = recognise_norms(before)
+    assert ops(after) == {"nn.group_norm": 1}
+    agree(before, after, 1e-5)

@@ -1,0 +1,147 @@
+"""Grouped convolutions, reductions by columns, transposes, packing turned in registers: right on odd shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm.relax import op
+from workloads import batch_matmul, build, conv, global_pool, layer_norm, softmax
+
+from subtune import policy, templates
+from subtune.candidate import Candidate
+from subtune.device import CPU, CPUModel
+from subtune.kernel import Kernel, NotApplicable
+from subtune.workload import Workload
+
+Run = Callable[[Workload, Kernel | None], np.ndarray]
+
+
+def _permuted(shape: tuple[int, ...], order: tuple[int, ...]) -> Workload:
+    return build(lambda emit, x: op.permute_dims(x, order), [shape])
+
+
+def _permuted_with_bias(*shape: int) -> Workload:
+    """relu(x^T + b) of a slice: the operand lies crosswise, the bias does not."""
+
+    def body(emit: Any, x: Any, b: Any) -> Any:
+        inner = emit(op.strided_slice(x, [1], [1], [shape[1]], [1]))
+        return op.nn.relu(emit(op.permute_dims(emit(op.add(inner, b)), [0, 3, 1, 2])))
+
+    return build(body, [shape], [(1, 1, 1, shape[-1])])
+
+
+def _softmax(axis: int, *shape: int) -> Workload:
+    return build(lambda emit, x: op.nn.softmax(x, axis), [shape])
+
+
+def _instance_norm(*shape: int) -> Workload:
+    def body(emit: Any, x: Any, g: Any, b: Any) -> Any:
+        return op.nn.relu(emit(op.nn.instance_norm(x, g, b, channel_axis=3, axes=[1, 2])))
+
+    return build(body, [shape], [(shape[-1],), (shape[-1],)])
+
+
+def _group_norm(groups: int, *shape: int, channel_axis: int = 3) -> Workload:
+    axes = [axis for axis in range(1, len(shape)) if axis != channel_axis]
+    channels = (shape[channel_axis],)
+
+    def body(emit: Any, x: Any, g: Any, b: Any) -> Any:
+        return op.nn.silu(emit(op.nn.group_norm(x, g, b, groups, channel_axis, axes)))
+
+    return build(body, [shape], [channels, channels])
+
+
+def _argmax(axis: int, *shape: int) -> Workload:
+    return build(lambda emit, x: op.argmax(x, axis, keepdims=True), [shape])
+
+
+CASES: dict[str, tuple[Callable[[], Workload], str]] = {
+    "4 channels to a group": (lambda: conv(8, 32, 32, 3, groups=8), "grouped"),
+    "8 channels to a group, stride 2": (lambda: conv(9, 32, 32, 3, stride=2, groups=4), "grouped"),
+    "a depthwise multiplier of 2": (lambda: conv(7, 16, 32, 3, groups=16), "grouped"),
+    "3 channels to a group": (lambda: conv(6, 48, 48, 3, groups=16), "grouped"),
+    "16 channels to a group": (lambda: conv(7, 32, 64, 3, groups=4), "contraction"),
+    "20 channels to a group, 1x1": (lambda: conv(7, 24, 60, 1, groups=3), "contraction"),
+    "grouped, two images, narrow rows": (lambda: conv(5, 32, 32, 1, groups=2, batch=2), "contraction"),
+    "softmax over channels": (lambda: _softmax(1, 1, 21, 6, 32), "columns"),
+    "softmax, few columns": (lambda: _softmax(1, 3, 7, 5, 4), "columns"),
+    "instance norm": (lambda: _instance_norm(2, 5, 7, 48), "columns"),
+    "group norm": (lambda: _group_norm(8, 1, 9, 5, 32), "columns"),
+    "group norm, odd groups": (lambda: _group_norm(8, 2, 6, 5, 80), "columns"),
+    "group norm, channels first": (lambda: _group_norm(3, 2, 12, 5, 7, channel_axis=1), "rowwise"),
+    "argmax over channels": (lambda: _argmax(1, 1, 5, 3, 32), "columns"),
+    "global pool": (lambda: global_pool(7, 40), "columns"),
+    "softmax, rows end in shuffles": (lambda: softmax(6, 96), "rowwise"),
+    "layer norm, odd": (lambda: layer_norm(3, 75), "rowwise"),
+    "transpose": (lambda: _permuted((33, 47), (1, 0)), "transpose"),
+    "transpose of merged axes": (lambda: _permuted((2, 20, 5, 7), (0, 2, 3, 1)), "transpose"),
+    "transpose back": (lambda: _permuted((2, 5, 7, 20), (0, 3, 1, 2)), "transpose"),
+    "transpose of all axes": (lambda: _permuted((18, 3, 17), (2, 1, 0)), "transpose"),
+    "image to channels last": (lambda: _permuted((2, 3, 5, 7), (0, 2, 3, 1)), "transpose"),
+    "image to channels first": (lambda: _permuted((2, 5, 7, 3), (0, 3, 1, 2)), "transpose"),
+    "heads": (lambda: _permuted((1, 19, 2, 24), (0, 2, 3, 1)), "transpose"),
+    "slice, bias, transpose": (lambda: _permuted_with_bias(2, 6, 5, 37), "transpose"),
+    "scores": (lambda: batch_matmul(3, 17, 32, 48, transposed=True), "contraction"),
+    "scores, one batch": (lambda: batch_matmul(1, 17, 48, 32, transposed=True), "contraction"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
+    make, template = CASES[case]
+    workload = make()
+    expected = run(workload, None)
+    scale = max(float(np.abs(expected).max()), 1e-6)
+    proposed = [c for c in policy.candidates(workload, device, topk=40) if c.template == template]
+    assert proposed, f"no candidate of {template}"
+    for candidate in [*proposed[:2], *proposed[2::15]]:
+        kernel = templates.schedule(workload, candidate, device)
+        assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
+        assert np.abs(run(workload, kernel) - expected).max() <= 3e-6 * scale, f"{candidate} on {case}"
+
+
+@pytest.mark.parametrize("case", ["4 channels to a group", "transpose", "transpose back", "scores", "layer norm, odd"])
+def test_narrower_vectors_are_right(case: str, run: Run) -> None:
+    """An AVX2 machine's candidates, on this machine."""
+    device = CPU("haswell", threads=2)
+    workload = CASES[case][0]()
+    expected = run(workload, None)
+    for candidate in policy.candidates(workload, device)[:3]:
+        kernel = templates.schedule(workload, candidate, device)
+        assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
+        assert np.abs(run(workload, kernel) - expected).max() <= 3e-6 * np.abs(expected).max()
+
+
+def test_turned_tiles_use_shuffles_only(device: CPUModel) -> None:
+    """Whole vectors are loaded and stored: no gather, no element by itself."""
+    workload = _permuted((64, 48), (1, 0))
+    kernel = templates.schedule(workload, Candidate.make("transpose", inner="a"), device)
+    assert isinstance(kernel, Kernel)
+    script = kernel.func.script()
+    lanes = device.lanes()
+    assert script.count("T.Shuffle(") == lanes * (lanes.bit_length() - 1)
+    assert "vectorized" not in script
+
+
+@pytest.mark.parametrize(
+    ("workload", "candidate", "reason"),
+    [
+        (lambda: conv(7, 32, 64, 3, groups=4), Candidate.make("contraction", mr=7, nr=32, mt=1, order="m"), "group"),
+        (lambda: conv(8, 16, 32, 3), Candidate.make("grouped", ht=1, mr=4, cb=16), "not a grouped convolution"),
+        (lambda: conv(8, 32, 32, 3, groups=8), Candidate.make("grouped", ht=3, mr=4, cb=16), "does not divide"),
+        (lambda: softmax(8, 64), Candidate.make("columns", cb=16), "is reduced"),
+        (lambda: _group_norm(8, 2, 6, 5, 80), Candidate.make("columns", cb=16), "groups of 10"),
+        (lambda: _softmax(1, 1, 21, 6, 32), Candidate.make("rowwise", unroll=1), "outermost"),
+        (lambda: _permuted((4, 6, 20), (1, 0, 2)), Candidate.make("transpose", inner="a"), "crosswise"),
+        (lambda: _permuted((5, 7), (1, 0)), Candidate.make("transpose", inner="a"), "shorter than a vector"),
+    ],
+)
+def test_what_does_not_apply_says_why(
+    workload: Callable[[], Workload], candidate: Candidate, reason: str, device: CPUModel
+) -> None:
+    refused = templates.schedule(workload(), candidate, device)
+    assert isinstance(refused, NotApplicable), refused
+    assert reason in refused.reason
