@@ -1,0 +1,196 @@
+"""Two contractions in a row, fused over the rows they share: matmul-exp-matmul, feed-forward, attention.
+
+    for batch, blocks of mb rows (parallel):
+      for column panels, tiles of rows:  micro-kernel over k, f on its registers       -> t[mb, n], in cache
+      softmax: the rows' largest element, exp, one over the sum
+      for column panels, tiles of rows:  micro-kernel over n, epilogue on its registers -> out
+
+What lies between the contractions never leaves the cache. Micro-kernels are those of `contraction`. A softmax is not
+normalised before the second contraction but after it: n2 instead of n multiplications a row.
+Source: Dao et al., "FlashAttention", 2022, for rows that fit the cache; Goto & van de Geijn 2008 for the micro-kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir
+from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
+
+from subtune.anchor import all_blocks
+from subtune.candidate import Candidate
+from subtune.chain import ChainForm, chain
+from subtune.device import CPUModel
+from subtune.kernel import Kernel, NotApplicable
+from subtune.templates.chain_stages import ChainTile, rewrite, working_set
+from subtune.templates.tile import extent_of, vector_width, vectorize_tile
+from subtune.workload import Workload
+
+_STACK_BYTES = 1024
+"""This TVM puts buffers of constant size below this on the stack, where LLVM can see that they die."""
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
+    """`candidate` holds the fields of `ChainTile`."""
+    form = chain(workload.func, workload.num_outputs)
+    if isinstance(form, NotApplicable):
+        return form
+    tile = ChainTile(
+        *(int(candidate[name]) for name in ("mb", "mr", "nr", "mr2", "nr2")),
+        str(candidate["pack"]),
+        bool(candidate["pack_e"]),
+        bool(candidate["copy_a"]),
+    )
+    lanes = device.lanes()
+    if obstacle := _obstacle(form, tile, lanes, device):
+        return NotApplicable(obstacle)
+    func, packings = rewrite(workload.func, form, tile, lanes)
+    sch = Schedule(func)
+    try:
+        _schedule(sch, form, tile, lanes, candidate.is_serial)
+    except ScheduleError as e:
+        return NotApplicable(str(e).strip().splitlines()[-1])
+    return Kernel(_in_place(sch, "s_update", "t"), packings)
+
+
+def _in_place(sch: Schedule, first: str, second: str) -> Any:
+    """The function with what block `first` writes kept where `second`, elementwise in it, stores its own result.
+
+    A buffer of accumulators has one address for all tiles, and LLVM would keep its last values in registers through
+    all later loops, to store them in the end. Here every tile has its own address, whose first value is overwritten.
+    """
+    old, new = (sch.get(sch.get_sblock(name)).writes[0].source for name in (first, second))
+    func = sch.mod["main"]
+    body = tvm_ffi.structural_map(func.body, (ir.Var, lambda var: new if var.same_as(old) else var))
+    root = body.block
+    kept = [b for i, b in enumerate(root.alloc_buffers) if not any(b.same_as(c) for c in root.alloc_buffers[:i])]
+    block = SBlock(
+        root.iter_vars, root.reads, root.writes, root.name_hint, root.body, root.init, kept,
+        root.match_buffers, root.annotations,
+    )  # fmt: skip
+    return func.with_body(SBlockRealize([], True, block))
+
+
+def _obstacle(form: ChainForm, tile: ChainTile, lanes: int, device: CPUModel) -> str:
+    if tile.nr % lanes or tile.nr2 % lanes:
+        return f"nr={tile.nr} or nr2={tile.nr2} is no multiple of the {lanes} vector lanes"
+    if tile.mb % tile.mr or tile.mb % tile.mr2:
+        return f"tiles of {tile.mr} and {tile.mr2} rows do not divide a block of {tile.mb}"
+    if tile.pack not in ("once", "batch", "panel"):
+        return f"no packing {tile.pack!r}"
+    if not tile.pack_e and form.extents[form.j] % tile.nr2:
+        return "columns read where they lie must be whole panels"
+    if form.chain.is_softmax and working_set(form, tile) > device.l3_bytes // 2:
+        return "the rows between the contractions do not fit the cache: an online softmax is not implemented"
+    return ""
+
+
+def _schedule(sch: Schedule, form: ChainForm, tile: ChainTile, lanes: int, is_serial: bool) -> None:
+    names = {sch.get(b).name_hint for b in all_blocks(sch)}
+    sums = []  # (reduction, its loop): decomposed last, since annotations must come before
+    # the second contraction carries the loops that all others are placed in
+    rows, panel, mm = _tile_loops(sch, "done", tile.mb, tile.mr2, tile.nr2, lanes)
+    if tile.mr2 * tile.nr2 * 4 >= _STACK_BYTES:
+        sch.set_scope(sch.get_sblock("done"), 0, "local")
+        sch.set_scope(sch.get_sblock("o"), 0, "local")
+    sch.reverse_compute_at(sch.get_sblock("out"), mm, preserve_unit_loops=True)
+    sums.append(_micro_kernel(sch, "o", mm, lanes))
+    vectorize_tile(sch, sch.get_sblock("out"), len(form.outer) + 3, lanes)
+    *outer, rows = sch.get_loops(sch.get_sblock("done"))[: len(form.outer) + 1]
+    batch = None
+    if tile.pack == "batch" and outer and {"b_packed", "e_packed"} & names:
+        outermost = batch = sch.fuse(*outer) if len(outer) > 1 else outer[0]
+    else:
+        outermost = rows = sch.fuse(*outer, rows) if outer else rows
+    if "e_packed" in names:
+        _place_packing(sch, "e_packed", {"batch": batch, "panel": panel}.get(tile.pack), is_serial, lanes)
+    if "p" in names:
+        sums += _rowwise(sch, "inverse", ("total", "total_part"), rows, lanes)
+        sums += _rowwise(sch, "p", ("largest", "largest_part"), rows, lanes)
+    sch.compute_at(sch.get_sblock("t"), rows, preserve_unit_loops=True)
+    _, panel, mm = _tile_loops(sch, "t", tile.mr, tile.mr, tile.nr, lanes)
+    sums.append(_micro_kernel(sch, "s", mm, lanes))
+    if "b_packed" in names:
+        _place_packing(sch, "b_packed", {"batch": batch, "panel": panel}.get(tile.pack), is_serial, lanes)
+    if "a_rows" in names:
+        stage = sch.get_sblock("a_rows")
+        sch.compute_at(stage, rows, preserve_unit_loops=True)
+        _vectorize_last(sch, stage, lanes)
+    for name in {"a_rows", "p" if "p" in names else "t"} & {*names}:
+        # rows an odd number of vectors apart: a multiple of 4 KB would put all rows of a tile into one cache set
+        sch.storage_align(sch.get_sblock(name), 0, -2, 2 * lanes, lanes)
+    if not is_serial:
+        sch.parallel(outermost)
+    for block, loop in sums:
+        sch.decompose_reduction(block, loop)
+
+
+def _tile_loops(sch: Schedule, name: str, mb: int, mr: int, nr: int, lanes: int) -> tuple[Any, Any, Any]:
+    """Tile the last two loops [m, n] of a stage; its loops over blocks of rows, column panels and tiles of rows."""
+    *_, m, n = sch.get_loops(sch.get_sblock(name))
+    mo, mm, mi = sch.split(m, [None, mb // mr, mr])
+    no, nv, ni = sch.split(n, [None, nr // lanes, lanes])
+    sch.reorder(mo, no, mm, mi, nv, ni)
+    sch.vectorize(ni)
+    sch.unroll(nv)
+    sch.unroll(mi)
+    return mo, no, mm
+
+
+def _micro_kernel(sch: Schedule, name: str, at: Any, lanes: int) -> tuple[Any, Any]:
+    """Compute a contraction's tile in registers, where loop `at` needs it; the block and its reduced loop."""
+    block = sch.get_sblock(name)
+    sch.compute_at(block, at, preserve_unit_loops=True)
+    *_, mi, n, k = sch.get_loops(block)
+    nv, ni = sch.split(n, [None, lanes])
+    sch.reorder(k, mi, nv, ni)
+    sch.vectorize(ni)
+    sch.unroll(nv)
+    sch.unroll(mi)
+    return block, k
+
+
+def _place_packing(sch: Schedule, name: str, at: Any | None, is_serial: bool, lanes: int) -> None:
+    block = sch.get_sblock(name)
+    if at is not None:
+        sch.compute_at(block, at, preserve_unit_loops=True)
+    loops = sch.get_loops(block)
+    import os
+    mode=os.environ.get("PK","v")
+    if mode=="v": sch.vectorize(loops[-1])
+    elif mode=="l": _vectorize_last(sch, block, lanes)
+    elif mode=="s":
+        sch.reorder(loops[-1],loops[-2]); sch.vectorize(sch.split(loops[-2],[None,16])[1])
+    elif mode=="u":
+        sch.reorder(loops[-1],loops[-2]); sch.unroll(sch.split(loops[-2],[None,16])[1])
+    elif mode=="n":
+        pass
+    if at is None and not is_serial:
+        sch.parallel(sch.fuse(*loops[:-2]))
+
+
+def _rowwise(sch: Schedule, name: str, inner: tuple[str, str], rows: Any, lanes: int) -> list[tuple[Any, Any]]:
+    """Place `name` in the block of rows, and what it needs of each row inside its loop over them."""
+    stage = sch.get_sblock(name)
+    sch.compute_at(stage, rows, preserve_unit_loops=True)
+    row = sch.get_loops(stage)[-2 if name == "p" else -1]
+    if name == "p":
+        _vectorize_last(sch, stage, lanes)
+    whole, part = (sch.get_sblock(n) for n in inner)
+    sch.compute_at(whole, row, preserve_unit_loops=True)
+    sch.compute_at(part, row, preserve_unit_loops=True)
+    *_, lane, chunk = sch.get_loops(part)
+    sch.reorder(chunk, lane)
+    sch.vectorize(lane)
+    last = sch.get_loops(whole)[-1]
+    sch.unroll(last)
+    return [(part, chunk), (whole, last)]
+
+
+def _vectorize_last(sch: Schedule, block: Any, lanes: int) -> None:
+    last = sch.get_loops(block)[-1]
+    width = vector_width(extent_of(sch, last), lanes)
+    if width > 1:
+        _, vec = sch.split(last, [None, width])
+        sch.vectorize(vec)
