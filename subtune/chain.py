@@ -29,26 +29,50 @@ class Chain:
     """What policies need: both contractions over axes (batch..., m, n, k); `m` is the axis whose rows are shared.
 
     The first one's n axis is the second one's k axis. An operand's `param` is -1 where it is computed on the way.
-    `is_softmax`: rows are normalised between the two; `reads_by_column`: f reads a tensor along n (a mask, a bias).
+    `is_softmax`: rows are normalised between the two. `b_is_contiguous`, `e_is_contiguous`: the right operands lie
+    with their columns side by side, so that packing them, or reading them where they lie, moves whole vectors.
     """
 
     first: Contraction
     second: Contraction
     is_softmax: bool
-    reads_by_column: bool
+    b_is_contiguous: bool
+    e_is_contiguous: bool
 
     @property
     def batch(self) -> int:
         return prod(axis.extent for axis in self.first.of_role("batch"))
 
     @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """m, n of the first, n of the second, k of the first."""
-        return tuple(c.of_role(r)[0].extent for c, r in zip(self._owners, "mnnk", strict=True))  # type: ignore[return-value]
+    def m(self) -> int:
+        return self.first.of_role("m")[0].extent
 
     @property
-    def _owners(self) -> tuple[Contraction, ...]:
-        return self.first, self.first, self.second, self.first
+    def n1(self) -> int:
+        return self.first.n.extent
+
+    @property
+    def n2(self) -> int:
+        return self.second.n.extent
+
+    @property
+    def k(self) -> int:
+        return self.first.of_role("k")[0].extent
+
+    def cached_bytes(self, mb: int, nr: int) -> int:
+        """What `mb` rows hold between the contractions, their columns padded to whole panels of `nr`."""
+        return mb * padded(self.n1, nr) * 4 * (2 if self.is_softmax else 1)
+
+
+def padded(extent: int, tile: int) -> int:
+    return -(-extent // tile) * tile
+
+
+def packs_ahead(operand: Operand) -> bool:
+    """Whether an operand is a constant that can be packed at compile time: every dim one axis, or of extent one."""
+    named = [axis for axis in operand.axes if axis >= 0]
+    plain = all(axis >= 0 or dim == 1 for axis, dim in zip(operand.axes, operand.shape, strict=True))
+    return operand.is_constant and plain and len(set(named)) == len(named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +177,18 @@ def _assemble(
     for expr in (a, b, f, e, out):
         if not all(scope.blocks.is_param(load.source) for load in loads(expr)):
             return NotApplicable("an operand is computed by another reduction")
-        if "float32" != str(expr.ty.dtype):
+        if str(expr.ty.dtype) != "float32":
             return NotApplicable("not in float32")
     axes = {v: i for i, v in enumerate((*outer, m, n, k))}
     axes2 = {v: i for i, v in enumerate((*outer, m, j, n))}
+    read = [load.source for expr in (a, b, f, e, out) for load in loads(expr)]
+    once = {p for p in scope.blocks.params if sum(p.same_as(source) for source in read) == 1}
     chained = Chain(
-        _contraction(scope, axes, a, b, len(outer)),
-        _contraction(scope, axes2, f, e, len(outer)),
+        _contraction(scope, axes, (a, b), len(outer), once),
+        _contraction(scope, axes2, (f, e), len(outer), once),
         is_softmax,
-        any(n in variables(list(load.indices)) for load in loads(f)),
+        _is_contiguous(scope, b, n),
+        _is_contiguous(scope, e, j),
     )
     extents = {v: scope.extent(v) for v in (*outer, m, n, j, k)}
     return ChainForm(chained, outer, m, n, j, k, score, total, a, b, f, e, out, indices, extents)
@@ -324,18 +351,30 @@ def _epilogue(scope: _Scope, second: Any, total: Any) -> tuple[Any, tuple[Any, .
     return stored, tuple(scope.analyzer.simplify(substitute(i, moved)) for i in block.body.indices)
 
 
-def _contraction(scope: _Scope, axes: dict[Any, int], a: Any, b: Any, batch: int) -> Contraction:
+def _contraction(
+    scope: _Scope, axes: dict[Any, int], sides: tuple[Any, Any], batch: int, read_once: set[Any]
+) -> Contraction:
     roles = ["batch"] * batch + ["m", "n", "k"]
     found = tuple(Axis(i, scope.extent(v), roles[i]) for v, i in axes.items())
-    return Contraction(found, _operand(scope, axes, a), _operand(scope, axes, b), "float32")
+    first, second = (_operand(scope, axes, side, read_once) for side in sides)
+    return Contraction(found, first, second, "float32")
 
 
-def _operand(scope: _Scope, axes: dict[Any, int], expr: Any) -> Operand:
+def _operand(scope: _Scope, axes: dict[Any, int], expr: Any, read_once: set[Any]) -> Operand:
     """A plain read of a parameter, or `param` -1 for what is computed."""
-    if isinstance(expr, ir.TensorLoad) and scope.blocks.is_param(expr.source):
-        param = next(i for i, p in enumerate(scope.blocks.params) if p.same_as(expr.source))
-        along = tuple(axes.get(i, -1) if isinstance(i, ir.Var) else -1 for i in expr.indices)
-        shape = tuple(int(d) for d in expr.source.shape)
-        dtype = str(expr.source.dtype)
-        return Operand(-1, shape, dtype, along, (None,) * len(shape), param, param in scope.blocks.constants)
-    return Operand(-1, (), "float32", (), (), -1, False)
+    if not isinstance(expr, ir.TensorLoad):
+        return Operand(-1, (), "float32", (), (), -1, False)
+    params = scope.blocks.params
+    param = next(i for i, p in enumerate(params) if p.same_as(expr.source))
+    along = tuple(axes.get(i, -1) if isinstance(i, ir.Var) else -1 for i in expr.indices)
+    shape = tuple(int(d) for d in expr.source.shape)
+    is_constant = param in scope.blocks.constants and params[param] in read_once
+    return Operand(-1, shape, str(expr.source.dtype), along, (None,) * len(shape), param, is_constant)
+
+
+def _is_contiguous(scope: _Scope, expr: Any, along: Any) -> bool:
+    """Whether `expr` reads neighbours for neighbouring values of `along`."""
+    if not isinstance(expr, ir.TensorLoad):
+        return False
+    *others, last = expr.indices
+    return along not in variables(others) and along not in variables(scope.analyzer.simplify(last - along))

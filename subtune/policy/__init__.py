@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from subtune.anchor import Contraction, Elementwise, Rowwise, Window
 from subtune.candidate import Candidate
+from subtune.chain import Chain
 from subtune.device import CPUModel
+from subtune.policy.chain import chain_candidates
 from subtune.policy.contraction import contraction_candidates
 from subtune.policy.memory_bound import elementwise_candidates, rowwise_candidates, window_candidates
 from subtune.policy.split_k import split_k_candidates
@@ -18,7 +20,7 @@ __all__ = ["candidates"]
 
 _PARALLEL_START_S = 3e-6  # TVM's thread pool, two threads, from the call to the first iteration
 _SERIAL_BELOW_S = 30e-6
-_SERIAL_TEMPLATES = ("contraction", "window", "rowwise", "elementwise")
+_SERIAL_TEMPLATES = ("contraction", "window", "rowwise", "elementwise", "chain")
 
 
 def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Candidate, ...]:
@@ -46,6 +48,8 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
         found = window_candidates(anchor, workload, device)
     elif isinstance(anchor, Rowwise):
         found = rowwise_candidates(anchor, workload, device)
+    elif isinstance(anchor, Chain):
+        found = chain_candidates(anchor, device)
     elif isinstance(anchor, Elementwise):
         found = elementwise_candidates(anchor, workload, device)
     else:

@@ -23,7 +23,7 @@ from subtune.candidate import Candidate
 from subtune.chain import ChainForm, chain
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
-from subtune.templates.chain_stages import ChainTile, rewrite, working_set
+from subtune.templates.chain_stages import ChainTile, rewrite
 from subtune.templates.tile import extent_of, vector_width, vectorize_tile
 from subtune.workload import Workload
 
@@ -36,12 +36,9 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     form = chain(workload.func, workload.num_outputs)
     if isinstance(form, NotApplicable):
         return form
-    tile = ChainTile(
-        *(int(candidate[name]) for name in ("mb", "mr", "nr", "mr2", "nr2")),
-        str(candidate["pack"]),
-        bool(candidate["pack_e"]),
-        bool(candidate["copy_a"]),
-    )
+    mb, mr, nr, mr2, nr2 = (int(candidate[name]) for name in ("mb", "mr", "nr", "mr2", "nr2"))
+    copies = bool(candidate["pack_e"]), bool(candidate["copy_a"])
+    tile = ChainTile(mb, mr, nr, mr2, nr2, str(candidate["pack"]), *copies)
     lanes = device.lanes()
     if obstacle := _obstacle(form, tile, lanes, device):
         return NotApplicable(obstacle)
@@ -77,12 +74,12 @@ def _obstacle(form: ChainForm, tile: ChainTile, lanes: int, device: CPUModel) ->
         return f"nr={tile.nr} or nr2={tile.nr2} is no multiple of the {lanes} vector lanes"
     if tile.mb % tile.mr or tile.mb % tile.mr2:
         return f"tiles of {tile.mr} and {tile.mr2} rows do not divide a block of {tile.mb}"
-    if tile.pack not in ("once", "batch", "panel"):
+    if tile.pack not in ("once", "batch"):
         return f"no packing {tile.pack!r}"
-    if not tile.pack_e and form.extents[form.j] % tile.nr2:
+    if not tile.pack_e and form.chain.n2 % tile.nr2:
         return "columns read where they lie must be whole panels"
-    if form.chain.is_softmax and working_set(form, tile) > device.l3_bytes // 2:
-        return "the rows between the contractions do not fit the cache: an online softmax is not implemented"
+    if form.chain.cached_bytes(tile.mb, tile.nr) > device.l2_bytes:
+        return f"{tile.mb} rows between the contractions do not fit the cache, and no online softmax is implemented"
     return ""
 
 
@@ -90,7 +87,7 @@ def _schedule(sch: Schedule, form: ChainForm, tile: ChainTile, lanes: int, is_se
     names = {sch.get(b).name_hint for b in all_blocks(sch)}
     sums = []  # (reduction, its loop): decomposed last, since annotations must come before
     # the second contraction carries the loops that all others are placed in
-    rows, panel, mm = _tile_loops(sch, "done", tile.mb, tile.mr2, tile.nr2, lanes)
+    _, mm = _tile_loops(sch, "done", tile.mb, tile.mr2, tile.nr2, lanes)
     if tile.mr2 * tile.nr2 * 4 >= _STACK_BYTES:
         sch.set_scope(sch.get_sblock("done"), 0, "local")
         sch.set_scope(sch.get_sblock("o"), 0, "local")
@@ -104,15 +101,15 @@ def _schedule(sch: Schedule, form: ChainForm, tile: ChainTile, lanes: int, is_se
     else:
         outermost = rows = sch.fuse(*outer, rows) if outer else rows
     if "e_packed" in names:
-        _place_packing(sch, "e_packed", {"batch": batch, "panel": panel}.get(tile.pack), is_serial, lanes)
+        _place_packing(sch, "e_packed", batch, is_serial)
     if "p" in names:
-        sums += _rowwise(sch, "inverse", ("total", "total_part"), rows, lanes)
+        sums += _rowwise(sch, "inverse", ("total_part",), rows, lanes)
         sums += _rowwise(sch, "p", ("largest", "largest_part"), rows, lanes)
     sch.compute_at(sch.get_sblock("t"), rows, preserve_unit_loops=True)
-    _, panel, mm = _tile_loops(sch, "t", tile.mr, tile.mr, tile.nr, lanes)
+    _, mm = _tile_loops(sch, "t", tile.mr, tile.mr, tile.nr, lanes)
     sums.append(_micro_kernel(sch, "s", mm, lanes))
     if "b_packed" in names:
-        _place_packing(sch, "b_packed", {"batch": batch, "panel": panel}.get(tile.pack), is_serial, lanes)
+        _place_packing(sch, "b_packed", batch, is_serial)
     if "a_rows" in names:
         stage = sch.get_sblock("a_rows")
         sch.compute_at(stage, rows, preserve_unit_loops=True)
@@ -126,8 +123,8 @@ def _schedule(sch: Schedule, form: ChainForm, tile: ChainTile, lanes: int, is_se
         sch.decompose_reduction(block, loop)
 
 
-def _tile_loops(sch: Schedule, name: str, mb: int, mr: int, nr: int, lanes: int) -> tuple[Any, Any, Any]:
-    """Tile the last two loops [m, n] of a stage; its loops over blocks of rows, column panels and tiles of rows."""
+def _tile_loops(sch: Schedule, name: str, mb: int, mr: int, nr: int, lanes: int) -> tuple[Any, Any]:
+    """Tile the last two loops [m, n] of a stage; its loops over blocks of rows and over tiles of rows."""
     *_, m, n = sch.get_loops(sch.get_sblock(name))
     mo, mm, mi = sch.split(m, [None, mb // mr, mr])
     no, nv, ni = sch.split(n, [None, nr // lanes, lanes])
@@ -135,7 +132,7 @@ def _tile_loops(sch: Schedule, name: str, mb: int, mr: int, nr: int, lanes: int)
     sch.vectorize(ni)
     sch.unroll(nv)
     sch.unroll(mi)
-    return mo, no, mm
+    return mo, mm
 
 
 def _micro_kernel(sch: Schedule, name: str, at: Any, lanes: int) -> tuple[Any, Any]:
@@ -151,41 +148,30 @@ def _micro_kernel(sch: Schedule, name: str, at: Any, lanes: int) -> tuple[Any, A
     return block, k
 
 
-def _place_packing(sch: Schedule, name: str, at: Any | None, is_serial: bool, lanes: int) -> None:
+def _place_packing(sch: Schedule, name: str, at: Any | None, is_serial: bool) -> None:
     block = sch.get_sblock(name)
     if at is not None:
         sch.compute_at(block, at, preserve_unit_loops=True)
     loops = sch.get_loops(block)
-    import os
-    mode=os.environ.get("PK","v")
-    if mode=="v": sch.vectorize(loops[-1])
-    elif mode=="l": _vectorize_last(sch, block, lanes)
-    elif mode=="s":
-        sch.reorder(loops[-1],loops[-2]); sch.vectorize(sch.split(loops[-2],[None,16])[1])
-    elif mode=="u":
-        sch.reorder(loops[-1],loops[-2]); sch.unroll(sch.split(loops[-2],[None,16])[1])
-    elif mode=="n":
-        pass
+    sch.vectorize(loops[-1])
     if at is None and not is_serial:
         sch.parallel(sch.fuse(*loops[:-2]))
 
 
-def _rowwise(sch: Schedule, name: str, inner: tuple[str, str], rows: Any, lanes: int) -> list[tuple[Any, Any]]:
-    """Place `name` in the block of rows, and what it needs of each row inside its loop over them."""
+def _rowwise(sch: Schedule, name: str, inner: tuple[str, ...], rows: Any, lanes: int) -> list[tuple[Any, Any]]:
+    """Place `name` in the block of rows, and what it needs of each row inside its loop over them, partials last."""
     stage = sch.get_sblock(name)
     sch.compute_at(stage, rows, preserve_unit_loops=True)
     row = sch.get_loops(stage)[-2 if name == "p" else -1]
     if name == "p":
         _vectorize_last(sch, stage, lanes)
-    whole, part = (sch.get_sblock(n) for n in inner)
-    sch.compute_at(whole, row, preserve_unit_loops=True)
-    sch.compute_at(part, row, preserve_unit_loops=True)
-    *_, lane, chunk = sch.get_loops(part)
+    for part in inner:
+        sch.compute_at(sch.get_sblock(part), row, preserve_unit_loops=True)
+    partial = sch.get_sblock(inner[-1])
+    *_, lane, chunk = sch.get_loops(partial)
     sch.reorder(chunk, lane)
     sch.vectorize(lane)
-    last = sch.get_loops(whole)[-1]
-    sch.unroll(last)
-    return [(part, chunk), (whole, last)]
+    return [(partial, chunk)]
 
 
 def _vectorize_last(sch: Schedule, block: Any, lanes: int) -> None:

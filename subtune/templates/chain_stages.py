@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import tvm_ffi
@@ -22,10 +21,11 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune.anchor import Operand, loads, variables
-from subtune.chain import ChainForm, substitute
+from subtune.chain import ChainForm, packs_ahead, padded, substitute
 from subtune.kernel import Packing
 
 _REDUCE = tirx.IterVar.CommReduce
+_Right = Callable[[Any, Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,9 @@ class ChainTile:
     nr: int
     mr2: int
     nr2: int
-    pack: str  # "once": before all rows; "batch": per batch; "panel": per block of rows, column panel by panel
+    pack: str  # "once": before everything else; "batch": by the thread that computes a batch
     pack_e: bool  # False: the second right operand is read where it lies
     copy_a: bool  # the block's rows of the first left operand are copied first
-
-
-def padded(extent: int, tile: int) -> int:
-    return -(-extent // tile) * tile
 
 
 def rewrite(func: Any, form: ChainForm, tile: ChainTile, lanes: int) -> tuple[Any, tuple[tuple[int, Packing], ...]]:
@@ -60,50 +56,38 @@ def rewrite(func: Any, form: ChainForm, tile: ChainTile, lanes: int) -> tuple[An
     def inside(index: Any, of: Any, size: int) -> Any:
         return index if size == extent[of] else tirx.min(index, tirx.const(extent[of] - 1, "int64"))
 
-    # the right operands, as functions of (outer..., column, reduced)
-    panels = []
-    for expr, operand, column, reduced, nr, packs in (
-        (form.b, form.chain.first.b, form.n, form.k, tile.nr, True),
-        (form.e, form.chain.second.b, form.j, form.n, tile.nr2, tile.pack_e),
-    ):
+    def right(name: str, expr: Any, operand: Operand, axis: tuple[Any, Any], nr: int, packs: bool) -> _Right:
+        """A right operand as a function of (the outer axes and m, column, reduced index)."""
+        column, reduced = axis
         own = [v for v in form.outer if v in variables(expr)]
-        name = "b_packed" if column is form.n else "e_packed"
-        shape = [*(extent[v] for v in own), padded(extent[column], nr) // nr, extent[reduced], nr]
+        panels = [*(extent[v] for v in own), padded(extent[column], nr) // nr, extent[reduced], nr]
         if packs_ahead(operand):
             packing = _packing(operand, nr)
             packed = tirx.decl_buffer([tirx.const(d, "int64") for d in packing.shape], "float32", name)
             stages.params[operand.param] = packed
             packings.append((operand.param, packing))
-            lead = len(packing.shape) - len(shape)
-            panels.append(_panel(packed, own, nr, lead))
-        elif packs:
-            # fmt: skip
-            def pack(*i: Any, expr=expr, own=own, column=column, reduced=reduced, nr=nr) -> Any:  # type: ignore[no-untyped-def]
-                at = i[len(own)] * tirx.const(nr, "int64") + i[-1]
-                env = {**dict(zip(own, i, strict=False)), reduced: i[-2]}
-                if extent[column] % nr == 0:
-                    return substitute(expr, {**env, column: at})
-                last = tirx.min(at, tirx.const(extent[column] - 1, "int64"))
-                return substitute(expr, {**env, column: last})
+            return _panel(packed, own, nr, len(packing.shape) - len(panels))
+        if not packs:
+            return lambda env, at, of: substitute(expr, {**env, column: at, reduced: of})
 
-            panels.append(_panel(stages.add(name, shape, pack), own, nr, 0))
-        else:
+        def pack(*i: Any) -> Any:
+            at = inside(i[-3] * tirx.const(nr, "int64") + i[-1], column, padded(extent[column], nr))
+            return substitute(expr, {**dict(zip(own, i, strict=False)), reduced: i[-2], column: at})
 
-            def where_it_lies(env: Any, at: Any, of: Any, expr=expr, column=column, reduced=reduced) -> Any:  # type: ignore[no-untyped-def]
-                return substitute(expr, {**env, column: at, reduced: of})
+        return _panel(stages.add(name, panels, pack), own, nr, 0)
 
-            panels.append(where_it_lies)
+    b = right("b_packed", form.b, form.chain.first.b, (form.n, form.k), tile.nr, True)
+    e = right("e_packed", form.e, form.chain.second.b, (form.j, form.n), tile.nr2, tile.pack_e)
 
     def left(*i: Any) -> Any:
         *o, m, k = i
         return substitute(form.a, {**axes(*o, inside(m, form.m, rows)), form.k: k})
 
-    if tile.copy_a:
-        copied = stages.add("a_rows", [*outer, rows, extent[form.k]], left)
-        left = lambda *i: tirx.BufferLoad(copied, list(i))  # noqa: E731
+    copied = stages.add("a_rows", [*outer, rows, extent[form.k]], left) if tile.copy_a else None
+    a = left if copied is None else lambda *i: tirx.BufferLoad(copied, list(i))
     s = stages.add(
         "s", [*outer, rows, columns],
-        lambda *i: left(*i[:-2], i[-1]) * panels[0](axes(*i), i[-2], i[-1]),
+        lambda *i: a(*i[:-2], i[-1]) * b(axes(*i), i[-2], i[-1]),
         reduce=extent[form.k],
     )  # fmt: skip
 
@@ -124,7 +108,7 @@ def rewrite(func: Any, form: ChainForm, tile: ChainTile, lanes: int) -> tuple[An
     second_columns = padded(extent[form.j], tile.nr2)
     total = stages.add(
         "o", [*outer, rows, second_columns],
-        lambda *i: tirx.BufferLoad(p, [*i[:-2], i[-1]]) * panels[1](axes(*i), i[-2], i[-1]),
+        lambda *i: tirx.BufferLoad(p, [*i[:-2], i[-1]]) * e(axes(*i), i[-2], i[-1]),
         reduce=extent[form.n],
     )  # fmt: skip
 
@@ -142,13 +126,6 @@ def rewrite(func: Any, form: ChainForm, tile: ChainTile, lanes: int) -> tuple[An
 
     stages.add("out", [*outer, extent[form.m], extent[form.j]], result, into=(func.params[-1], place))
     return stages.function(func), tuple(packings)
-
-
-def packs_ahead(operand: Operand) -> bool:
-    """Whether an operand is a constant that can be packed at compile time: every dim one axis, or of extent one."""
-    named = [axis for axis in operand.axes if axis >= 0]
-    plain = all(axis >= 0 or dim == 1 for axis, dim in zip(operand.axes, operand.shape, strict=True))
-    return operand.is_constant and plain and len(set(named)) == len(named)
 
 
 def _packing(operand: Operand, nr: int) -> Packing:
@@ -170,14 +147,12 @@ def _packing(operand: Operand, nr: int) -> Packing:
     return Packing(tuple(split), tuple(place[key] for key in order))
 
 
-def _panel(packed: Any, own: Sequence[Any], nr: int, lead: int) -> Callable[[Any, Any, Any], Any]:
+def _panel(packed: Any, own: Sequence[Any], nr: int, lead: int) -> _Right:
     zero, width = tirx.const(0, "int64"), tirx.const(nr, "int64")
 
     def read(env: Any, at: Any, of: Any) -> Any:
         batch = [env[v] for v in own]
-        return tirx.BufferLoad(
-            packed, [*[zero] * lead, *batch, tirx.floordiv(at, width), of, tirx.floormod(at, width)]
-        )
+        return tirx.BufferLoad(packed, [*[zero] * lead, *batch, tirx.floordiv(at, width), of, tirx.floormod(at, width)])
 
     return read
 
@@ -189,19 +164,28 @@ def _softmax(stages: _Stages, t: Any, rows: list[int], columns: int, lanes: int)
     def chunk(buffer: Any) -> Callable[..., Any]:
         return lambda *i: tirx.BufferLoad(buffer, [*i[:-2], i[-1] * tirx.const(lanes, "int64") + i[-2]])
 
-    def load(buffer: Any) -> Callable[..., Any]:
-        return lambda *i: tirx.BufferLoad(buffer, list(i))
+    def across(buffer: Any, combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+        """All lanes of a partial result, halves at a time: four steps one after another where a loop takes sixteen."""
+
+        def value(*i: Any) -> Any:
+            terms = [tirx.BufferLoad(buffer, [*i, tirx.const(lane, "int64")]) for lane in range(lanes)]
+            while len(terms) > 1:
+                half = len(terms) // 2
+                terms = [combine(x, y) for x, y in zip(terms[:half], terms[half:], strict=True)]
+            return terms[0]
+
+        return value
 
     chunks = columns // lanes
     part = stages.add("largest_part", [*rows, lanes], chunk(t), reduce=chunks, combine=tirx.max, start=lowest)
-    largest = stages.add("largest", rows, load(part), reduce=lanes, combine=tirx.max, start=lowest)
+    largest = stages.add("largest", rows, across(part, tirx.max))
     p = stages.add(
         "p", [*rows, columns],
         lambda *i: tirx.exp(tirx.BufferLoad(t, list(i)) - tirx.BufferLoad(largest, list(i[:-1]))),
     )  # fmt: skip
     part = stages.add("total_part", [*rows, lanes], chunk(p), reduce=chunks)
-    total = stages.add("total", rows, load(part), reduce=lanes)
-    inverse = stages.add("inverse", rows, lambda *i: tirx.const(1.0, "float32") / tirx.BufferLoad(total, list(i)))
+    total = across(part, lambda x, y: x + y)
+    inverse = stages.add("inverse", rows, lambda *i: tirx.const(1.0, "float32") / total(*i))
     return p, inverse
 
 
@@ -273,8 +257,3 @@ def _nest(name: str, ivs: list[Any], body: Any, init: Any) -> Any:
 
 def _point(buffer: Any, indices: Any) -> Any:
     return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(i, tirx.const(1, "int64")) for i in indices])
-
-
-def working_set(form: ChainForm, tile: ChainTile) -> int:
-    """Bytes of the block's rows between the contractions."""
-    return prod((tile.mb, padded(form.extents[form.n], tile.nr), 4 * (2 if form.chain.is_softmax else 1)))
