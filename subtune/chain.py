@@ -124,7 +124,7 @@ def chain(func: Any, num_outputs: int) -> ChainForm | NotApplicable:
     weights = reading[0]
     e = sides[0] if weights is sides[1] else sides[1]
 
-    softmax = _softmax(scope, weights, others) if others else None
+    softmax = _softmax(scope, weights, others, n) if others else None
     if isinstance(softmax, NotApplicable):
         return softmax
     f = weights if softmax is None else softmax
@@ -284,7 +284,7 @@ def _replace_loads(expr: Any, source: Any, by: Any) -> Any:
     return tvm_ffi.structural_map(expr, (ir.TensorLoad, lambda load: by if load.source.same_as(source) else load))
 
 
-def _softmax(scope: _Scope, weights: Any, others: list[Any]) -> Any:
+def _softmax(scope: _Scope, weights: Any, others: list[Any], along: Any) -> Any:
     """f where `weights` is exp(f - max f) / sum of exp(f - max f), both over the row; else why not."""
     why = NotApplicable("what lies between the contractions is no softmax")
     if not isinstance(weights, tirx.Div) or not isinstance(weights.b, ir.TensorLoad):
@@ -304,23 +304,19 @@ def _softmax(scope: _Scope, weights: Any, others: list[Any]) -> Any:
     is_sum = isinstance(sums.body.value, tirx.Add) and is_load_of(sums.body.value.a, sums.body.buffer)
     if not is_max or not is_sum:
         return why
-    if not _reduces(scope, maxima, largest, f) or not _reduces(scope, sums, divisor, numerator):
+    if not _reduces(scope, maxima, largest, f, along) or not _reduces(scope, sums, divisor, numerator, along):
         return NotApplicable("the softmax does not run over the rows between the contractions")
     return f
 
 
-def _reduces(scope: _Scope, block: Any, load: Any, term: Any) -> bool:
-    """Whether `block`, read at `load`, reduces `term` over the only axis of `term` that `load` does not name."""
+def _reduces(scope: _Scope, block: Any, load: Any, term: Any, along: Any) -> bool:
+    """Whether `block`, read at `load`, reduces `term` over the axis `along`."""
     scope.enter(block)
     reduced = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce and int(iv.dom.extent) > 1]
-    free = [v for v in variables(term) - variables(load) if isinstance(v.ty, ir.PrimType)]
-    candidates = [v for v in free if len(reduced) == 1 and scope.extent(v) == int(reduced[0].dom.extent)]
-    own = dict(zip(block.body.indices, load.indices, strict=True))
-    for v in candidates:
-        value = scope.expand(substitute(block.body.value.b, {**own, reduced[0].var: v}))
-        if _equal(value, term):
-            return True
-    return False
+    if len(reduced) != 1 or int(reduced[0].dom.extent) != scope.extent(along) or along in variables(load):
+        return False
+    env = {**dict(zip(block.body.indices, load.indices, strict=True)), reduced[0].var: along}
+    return _equal(scope.expand(substitute(block.body.value.b, env)), term)
 
 
 def _epilogue(scope: _Scope, second: Any, total: Any) -> tuple[Any, tuple[Any, ...]] | NotApplicable:
