@@ -22,7 +22,8 @@ from subtune.anchor import (
     variables,
     window,
 )
-from subtune.chain import Chain, ChainForm, chain
+from subtune.chain import Chain
+from subtune.chain_form import ChainForm, chain
 from subtune.kernel import NotApplicable
 from subtune.workload import Workload
 

@@ -11,7 +11,7 @@ from itertools import product
 from math import ceil
 
 from subtune.candidate import Candidate
-from subtune.chain import Chain, packs_ahead, padded
+from subtune.chain import Chain, cache_limit_bytes, packs_ahead, padded
 from subtune.device import CPUModel
 from subtune.policy.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 
@@ -59,7 +59,8 @@ def _blocks(chain: Chain, mr: int, nr: int, device: CPUModel) -> list[int]:
     return [
         mr * count
         for count in sorted(counts)
-        if chain.cached_bytes(mr * count, nr) <= device.l2_bytes and padded(chain.m, mr * count) / chain.m <= _MAX_WASTE
+        if chain.cached_bytes(mr * count, nr) <= cache_limit_bytes(device)
+        and padded(chain.m, mr * count) / chain.m <= _MAX_WASTE
     ]
 
 

@@ -20,7 +20,8 @@ from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
 
 from subtune.anchor import all_blocks
 from subtune.candidate import Candidate
-from subtune.chain import ChainForm, chain
+from subtune.chain import cache_limit_bytes
+from subtune.chain_form import ChainForm, chain
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.chain_stages import ChainTile, rewrite
@@ -78,7 +79,7 @@ def _obstacle(form: ChainForm, tile: ChainTile, lanes: int, device: CPUModel) ->
         return f"no packing {tile.pack!r}"
     if not tile.pack_e and form.chain.n2 % tile.nr2:
         return "columns read where they lie must be whole panels"
-    if form.chain.cached_bytes(tile.mb, tile.nr) > device.l2_bytes:
+    if form.chain.cached_bytes(tile.mb, tile.nr) > cache_limit_bytes(device):
         return f"{tile.mb} rows between the contractions do not fit the cache, and no online softmax is implemented"
     return ""
 

@@ -21,7 +21,8 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune.anchor import Operand, loads, variables
-from subtune.chain import ChainForm, packs_ahead, padded, substitute
+from subtune.chain import packs_ahead, padded
+from subtune.chain_form import ChainForm, substitute
 from subtune.kernel import Packing
 
 _REDUCE = tirx.IterVar.CommReduce

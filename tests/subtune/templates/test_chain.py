@@ -15,7 +15,8 @@ from workloads import batch_matmul, dense, layer_norm, softmax
 
 from subtune import policy, templates
 from subtune.candidate import Candidate
-from subtune.chain import Chain, ChainForm, chain
+from subtune.chain import Chain, cache_limit_bytes
+from subtune.chain_form import ChainForm, chain
 from subtune.device import CPU, CPUModel
 from subtune.kernel import Kernel, NotApplicable
 from subtune.measure import LocalMeasurer
@@ -296,12 +297,13 @@ def test_illegal_tiles_say_why(knobs: dict[str, Any], reason: str, device: CPUMo
 
 
 def test_rows_too_long_for_the_cache_are_refused(device: CPUModel) -> None:
-    workload = gpt2_attention(1, 4096, 16)
-    refused = templates.schedule(workload, tile(mb=64), device)
+    workload = gpt2_attention(1, 8192, 16)
+    refused = templates.schedule(workload, tile(mb=128), device)
     assert isinstance(refused, NotApplicable)
     assert "online softmax" in refused.reason
+    found = form_of(workload).chain
     for candidate in policy.candidates(workload, device):
-        assert form_of(workload).chain.cached_bytes(int(candidate["mb"]), int(candidate["nr"])) <= device.l2_bytes
+        assert found.cached_bytes(int(candidate["mb"]), int(candidate["nr"])) <= cache_limit_bytes(device)
 
 
 @pytest.mark.parametrize("name", ["znver4", "haswell", "x86-64"])
@@ -319,7 +321,7 @@ def test_candidates_fit_the_machine(name: str) -> None:
         vectors = max(nr, nr2) // device.lanes()
         assert mr * vectors + vectors + 1 <= device.vector_registers
         assert mb % mr == 0
-        assert found.cached_bytes(mb, nr) <= device.l2_bytes
+        assert found.cached_bytes(mb, nr) <= cache_limit_bytes(device)
         assert candidate["pack"] == "once" or found.batch > 1
 
 
