@@ -14,9 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
-from tvm import ir
-from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
+from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.anchor import all_blocks
 from subtune.candidate import Candidate
@@ -27,9 +25,6 @@ from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.chain_stages import ChainTile, rewrite
 from subtune.templates.tile import extent_of, vector_width, vectorize_tile
 from subtune.workload import Workload
-
-_STACK_BYTES = 1024
-"""This TVM puts buffers of constant size below this on the stack, where LLVM can see that they die."""
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
@@ -49,25 +44,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         _schedule(sch, form, tile, lanes, candidate.is_serial)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
-    return Kernel(_in_place(sch, "s_update", "t"), packings)
-
-
-def _in_place(sch: Schedule, first: str, second: str) -> Any:
-    """The function with what block `first` writes kept where `second`, elementwise in it, stores its own result.
-
-    A buffer of accumulators has one address for all tiles, and LLVM would keep its last values in registers through
-    all later loops, to store them in the end. Here every tile has its own address, whose first value is overwritten.
-    """
-    old, new = (sch.get(sch.get_sblock(name)).writes[0].source for name in (first, second))
-    func = sch.mod["main"]
-    body = tvm_ffi.structural_map(func.body, (ir.Var, lambda var: new if var.same_as(old) else var))
-    root = body.block
-    kept = [b for i, b in enumerate(root.alloc_buffers) if not any(b.same_as(c) for c in root.alloc_buffers[:i])]
-    block = SBlock(
-        root.iter_vars, root.reads, root.writes, root.name_hint, root.body, root.init, kept,
-        root.match_buffers, root.annotations,
-    )  # fmt: skip
-    return func.with_body(SBlockRealize([], True, block))
+    return Kernel(sch.mod["main"], packings)
 
 
 def _obstacle(form: ChainForm, tile: ChainTile, lanes: int, device: CPUModel) -> str:
@@ -89,9 +66,7 @@ def _schedule(sch: Schedule, form: ChainForm, tile: ChainTile, lanes: int, is_se
     sums = []  # (reduction, its loop): decomposed last, since annotations must come before
     # the second contraction carries the loops that all others are placed in
     _, mm = _tile_loops(sch, "done", tile.mb, tile.mr2, tile.nr2, lanes)
-    if tile.mr2 * tile.nr2 * 4 >= _STACK_BYTES:
-        sch.set_scope(sch.get_sblock("done"), 0, "local")
-        sch.set_scope(sch.get_sblock("o"), 0, "local")
+    sch.set_scope(sch.get_sblock("done"), 0, "local")
     sch.reverse_compute_at(sch.get_sblock("out"), mm, preserve_unit_loops=True)
     sums.append(_micro_kernel(sch, "o", mm, lanes))
     vectorize_tile(sch, sch.get_sblock("out"), len(form.outer) + 3, lanes)
@@ -139,6 +114,7 @@ def _tile_loops(sch: Schedule, name: str, mb: int, mr: int, nr: int, lanes: int)
 def _micro_kernel(sch: Schedule, name: str, at: Any, lanes: int) -> tuple[Any, Any]:
     """Compute a contraction's tile in registers, where loop `at` needs it; the block and its reduced loop."""
     block = sch.get_sblock(name)
+    sch.set_scope(block, 0, "local")
     sch.compute_at(block, at, preserve_unit_loops=True)
     *_, mi, n, k = sch.get_loops(block)
     nv, ni = sch.split(n, [None, lanes])
@@ -169,6 +145,7 @@ def _rowwise(sch: Schedule, name: str, inner: tuple[str, ...], rows: Any, lanes:
     for part in inner:
         sch.compute_at(sch.get_sblock(part), row, preserve_unit_loops=True)
     partial = sch.get_sblock(inner[-1])
+    sch.set_scope(partial, 0, "local")
     *_, lane, chunk = sch.get_loops(partial)
     sch.reorder(chunk, lane)
     sch.vectorize(lane)

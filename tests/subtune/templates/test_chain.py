@@ -19,6 +19,7 @@ from subtune.chain import Chain, cache_limit_bytes
 from subtune.chain_form import ChainForm, chain
 from subtune.device import CPU, CPUModel
 from subtune.kernel import Kernel, NotApplicable
+from subtune.lower import PIPELINE
 from subtune.measure import LocalMeasurer
 from subtune.measurement import Timing
 from subtune.stages import summarise
@@ -88,7 +89,7 @@ def tile(**knobs: Any) -> Candidate:
     return Candidate.make("chain", **{**TILE, **knobs})
 
 
-def inputs_of(workload: Workload) -> list[np.ndarray]:
+def inputs_of(workload: Workload) -> list[Any]:
     rng = np.random.default_rng(1)
     made = [rng.standard_normal(arg.shape).astype(arg.dtype) for arg in workload.args if not arg.is_output]
     for i, arg in enumerate(workload.args[:-1]):
@@ -97,16 +98,17 @@ def inputs_of(workload: Workload) -> list[np.ndarray]:
     return made
 
 
-def compute(workload: Workload, kernel: Kernel, inputs: list[np.ndarray], device: CPUModel) -> np.ndarray:
+def compute(workload: Workload, kernel: Kernel, inputs: list[Any], device: CPUModel) -> np.ndarray:
     arrays = [*inputs, np.full(workload.args[-1].shape, np.nan, np.float32)]
     for index, packing in kernel.packings:
         arrays[index] = packing(arrays[index])
     tensors = [tvm.runtime.tensor(array) for array in arrays]
-    tvm.compile(kernel.func.with_attr("global_symbol", "main"), target=device.target())["main"](*tensors)
+    func = kernel.func.with_attr("global_symbol", "main")
+    tvm.compile(func, target=device.target(), tir_pipeline=PIPELINE)["main"](*tensors)
     return tensors[-1].numpy()
 
 
-def check(workload: Workload, candidate: Candidate, inputs: list[np.ndarray], want: Any, device: CPUModel) -> None:
+def check(workload: Workload, candidate: Candidate, inputs: list[Any], want: Any, device: CPUModel) -> None:
     kernel = templates.schedule(workload, candidate, device)
     assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
     got = compute(workload, kernel, inputs, device)
@@ -114,7 +116,7 @@ def check(workload: Workload, candidate: Candidate, inputs: list[np.ndarray], wa
     assert np.nanmax(np.abs(got - want)) <= 2e-6 * np.nanmax(np.abs(want)), str(candidate)
 
 
-def in_double(inputs: list[np.ndarray]) -> list[np.ndarray]:
+def in_double(inputs: list[Any]) -> list[Any]:
     return [x if x.dtype == bool else x.astype(float) for x in inputs]
 
 
