@@ -23,6 +23,8 @@ from subtune.anchor import (
     variables,
     window,
 )
+from subtune.chain import Chain
+from subtune.chain_form import ChainForm, chain
 from subtune.kernel import NotApplicable
 from subtune.movement import Crosswise, crosswise
 from subtune.workload import Workload
@@ -95,7 +97,7 @@ def _reads_windows(sch: Schedule, block_rv: Any) -> bool:
 class Summary:
     """A workload as the policies see it: the anchor's form, or None where only the default schedule applies."""
 
-    anchor: Anchor | None
+    anchor: Anchor | Chain | None
     reason: str
 
 
@@ -107,6 +109,9 @@ def summarise(workload: Workload) -> Summary:
     except (ScheduleError, ValueError, RuntimeError) as e:
         return Summary(None, f"not made of schedulable blocks: {str(e).strip().splitlines()[-1]}")
     if len(reductions) > 1:
+        form = chain(workload.func, workload.num_outputs)
+        if isinstance(form, ChainForm):
+            return Summary(form.chain, "")
         return _rowwise(sch, reductions)
     rowwise = _rowwise(sch, reductions) if reductions else None
     stages = inline(sch)

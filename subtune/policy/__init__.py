@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from subtune.anchor import Columns, Contraction, Elementwise, Rowwise, Window
 from subtune.candidate import Candidate
+from subtune.chain import Chain
 from subtune.device import CPUModel
+from subtune.policy.chain import chain_candidates
 from subtune.policy.contraction import contraction_candidates
 from subtune.policy.grouped import grouped_candidates
 from subtune.policy.memory_bound import (
@@ -25,7 +27,7 @@ __all__ = ["candidates"]
 
 _PARALLEL_START_S = 3e-6  # TVM's thread pool, two threads, from the call to the first iteration
 _SERIAL_BELOW_S = 30e-6
-_SERIAL_TEMPLATES = ("contraction", "window", "rowwise", "columns", "grouped", "elementwise", "transpose")
+_SERIAL_TEMPLATES = ("contraction", "window", "rowwise", "columns", "grouped", "elementwise", "chain", "transpose")
 
 
 def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Candidate, ...]:
@@ -57,6 +59,8 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
         found = rowwise_candidates(anchor, workload, device)
     elif isinstance(anchor, Columns):
         found = columns_candidates(anchor, workload, device)
+    elif isinstance(anchor, Chain):
+        found = chain_candidates(anchor, device)
     elif isinstance(anchor, Elementwise):
         found = elementwise_candidates(anchor, workload, device)
     else:

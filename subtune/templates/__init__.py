@@ -26,6 +26,7 @@ _TEMPLATES = (
     "columns",
     "grouped",
     "transpose",
+    "chain",
 )
 _EXACT_MATH = ("default", "trace")  # the reference calls libm; a foreign trace means what it says
 
