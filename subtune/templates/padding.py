@@ -69,7 +69,7 @@ def pad_axes(func: Any, block_name: str, info: Contraction, extents: Mapping[int
     value = tvm_ffi.structural_map(store.value, (ir.TensorLoad, rewrite_load))
     body = tirx.BufferStore(c_padded, value, list(store.indices))
     init = tirx.BufferStore(c_padded, anchor.init.value, list(store.indices))
-    new_stages.append(_nest(anchor.name_hint, anchor.iter_vars, extents, body, init))
+    new_stages.append(nest(anchor.name_hint, anchor.iter_vars, extents, body, init))
     if is_output:
         new_stages.append(_copy_stage(c_padded, store.buffer))
 
@@ -79,7 +79,7 @@ def pad_axes(func: Any, block_name: str, info: Contraction, extents: Mapping[int
     for stage in stages[at + 1 :]:
         block = stage_block(stage)
         epilogue = tvm_ffi.structural_map(block.body, (ir.TensorLoad, follow))
-        new_stages.append(_nest(block.name_hint, block.iter_vars, {}, epilogue, block.init))
+        new_stages.append(nest(block.name_hint, block.iter_vars, {}, epilogue, block.init))
     new_root = SBlock([], [], [], "root", tirx.SeqStmt(new_stages), None, allocated)
     return tirx.PrimFunc(func.params, SBlockRealize([], True, new_root), func.ret_type, func.attrs)
 
@@ -120,7 +120,7 @@ def _pad_reduction(stage: Any, multiple: int) -> Any:
     ]
     body = tirx.BufferStore(block.body.buffer, type(value)(*sides), list(block.body.indices))
     padded = -(-extent // multiple) * multiple
-    return _nest(block.name_hint, block.iter_vars, {axis: padded}, body, block.init)
+    return nest(block.name_hint, block.iter_vars, {axis: padded}, body, block.init)
 
 
 def _padded_dim(dim: Any, axis: int | None, extents: Mapping[int, int]) -> Any:
@@ -138,7 +138,7 @@ def _padding_stage(source: Any, padded: Any) -> Any:
     iter_vars = [
         tirx.IterVar(ir.Range(tirx.const(0, "int64"), dim), var, 0) for var, dim in zip(axes, padded.shape, strict=True)
     ]
-    return _nest(padded.name, iter_vars, {}, tirx.BufferStore(padded, value, list(axes)), None)
+    return nest(padded.name, iter_vars, {}, tirx.BufferStore(padded, value, list(axes)), None)
 
 
 def _copy_stage(padded: Any, output: Any) -> Any:
@@ -147,14 +147,14 @@ def _copy_stage(padded: Any, output: Any) -> Any:
         tirx.IterVar(ir.Range(tirx.const(0, "int64"), dim), var, 0) for var, dim in zip(axes, output.shape, strict=True)
     ]
     body = tirx.BufferStore(output, tirx.BufferLoad(padded, list(axes)), list(axes))
-    return _nest(f"{output.name}_store", iter_vars, {}, body, None)
+    return nest(f"{output.name}_store", iter_vars, {}, body, None)
 
 
 def _same(a: Any, b: Any) -> bool:
     return int(a) == int(b)
 
 
-def _nest(name: str, iter_vars: Any, extents: Mapping[int, int], body: Any, init: Any | None) -> Any:
+def nest(name: str, iter_vars: Any, extents: Mapping[int, int], body: Any, init: Any | None) -> Any:
     """A perfect loop nest round one sblock, its access regions read off `body`."""
     fresh = [
         tirx.IterVar(
@@ -176,7 +176,11 @@ def _nest(name: str, iter_vars: Any, extents: Mapping[int, int], body: Any, init
 
 
 def _point(buffer: Any, indices: Any) -> Any:
-    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(i, tirx.const(1, "int64")) for i in indices])
+    """The one element that `indices` name, or the few, where one of them is a ramp."""
+    first = [i.base if isinstance(i, tirx.Ramp) else i for i in indices]
+    extents = [int(i.lanes) if isinstance(i, tirx.Ramp) else 1 for i in indices]
+    ranges = [ir.Range.from_min_extent(i, tirx.const(n, "int64")) for i, n in zip(first, extents, strict=True)]
+    return tirx.BufferRegion(buffer, ranges)
 
 
 def _unique(regions: list[Any]) -> list[Any]:
