@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from subtune.graph import Kind, OpNode
+from subtune.graph import Kind, OpNode, Origin
 from subtune.passes.opkind import CHEAP, COSTLY, DUPLICATING
 
 MAX_OUTPUTS = 2
@@ -36,6 +36,8 @@ def refuses_epilogue(anchor: OpNode, op: OpNode) -> str | None:
         return f"{anchor.name} has {len(anchor.outputs)} outputs"
     if anchor.kind is Kind.OTHER:
         return f"{anchor.name} is lowered alone"
+    if op.op == "astype" and op.inputs[0].tensor.dtype == "bfloat16" and op.output.dtype == "float32":
+        return f"{op.name} widens bfloat16: done where it is read, it costs half the bytes"
     if op.output.shape != anchor.output.shape:
         return f"{op.name} makes {op.output}, another shape than the tile's {anchor.output}"
     return None
@@ -80,6 +82,8 @@ def is_costly(op: OpNode) -> bool:
 
 
 def _into_contraction(anchor: OpNode, producer: OpNode) -> str | None:
+    if producer.op == "astype" and producer.output.dtype == "bfloat16" and producer.inputs[0].origin is Origin.OP:
+        return _stays(producer, "rounded to bfloat16 where it is made, it costs half the bytes")
     if producer.op in CASTS:
         return None
     if producer.op == "nn.pad" and "conv" in anchor.op:

@@ -8,6 +8,7 @@ from subtune.anchor import Contraction, Elementwise, Rowwise, Window
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.policy.contraction import contraction_candidates
+from subtune.policy.contraction_bf16 import contraction_bf16_candidates
 from subtune.policy.memory_bound import elementwise_candidates, rowwise_candidates, window_candidates
 from subtune.policy.split_k import split_k_candidates
 from subtune.policy.winograd import winograd_candidates
@@ -18,7 +19,7 @@ __all__ = ["candidates"]
 
 _PARALLEL_START_S = 3e-6  # TVM's thread pool, two threads, from the call to the first iteration
 _SERIAL_BELOW_S = 30e-6
-_SERIAL_TEMPLATES = ("contraction", "window", "rowwise", "elementwise")
+_SERIAL_TEMPLATES = ("contraction", "contraction_bf16", "window", "rowwise", "elementwise")
 
 
 def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Candidate, ...]:
@@ -38,8 +39,10 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
     anchor = summarise(workload).anchor
     found: list[Candidate]
     if isinstance(anchor, Contraction):
-        found = contraction_candidates(anchor, workload, device)
-        found += split_k_candidates(anchor, device)
+        found = contraction_bf16_candidates(anchor, workload, device)
+        if not found:
+            found = contraction_candidates(anchor, workload, device)
+            found += split_k_candidates(anchor, device)
         if not device.exact_math and sum(arg.is_output for arg in workload.args) == 1:
             found += winograd_candidates(anchor, device)
     elif isinstance(anchor, Window):
