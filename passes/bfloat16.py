@@ -120,7 +120,7 @@ class _Writer:
         if value.origin is Origin.CONSTANT:
             return self._flow.constants[value.source]
         is_inside = group is not None and value.source in group.ops
-        if value not in self._half or value in self._full and (group is None or is_inside):
+        if value not in self._half or (value in self._full and (group is None or is_inside)):
             return self._full[value]
         key = (group.anchor if group is not None else "", value)
         if key not in self._widened:
