@@ -46,6 +46,7 @@ class _Writer:
         self._full: dict[Value, Any] = {}
         self._half: dict[Value, Any] = {}
         self._widened: dict[tuple[str, Value], Any] = {}
+        self._rounded: dict[Value, Any] = {}
         self._group = {name: group for group in graph.groups for name in group.ops}
 
     def write(self, mod: IRModule) -> IRModule:
@@ -112,7 +113,8 @@ class _Writer:
                 self._half[value] = made
                 continue
             self._full[value] = made
-            if value.tensor.dtype == _FULL and group is not None and value in group.outputs:
+            travels = group is not None and value in group.outputs and value not in self._graph.results
+            if value.tensor.dtype == _FULL and travels:
                 self._half[value] = self._bb.emit(relax.op.astype(made, _HALF))
 
     def _own(self, value: Value, group: Group | None) -> Any:
@@ -137,7 +139,9 @@ class _Writer:
             return relax.const(array_of(self._flow.constants[value.source]).astype(ml_dtypes.bfloat16), _HALF)
         if value in self._half:
             return self._half[value]
-        return self._bb.emit(relax.op.astype(self._own(value, group), _HALF))
+        if value not in self._rounded:
+            self._rounded[value] = self._bb.emit(relax.op.astype(self._own(value, group), _HALF))
+        return self._rounded[value]
 
     def _rebuilt(self, arg: Any, leaf: Any) -> Any:
         resolved: Resolved = self._flow.values_of(arg)

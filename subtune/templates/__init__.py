@@ -16,7 +16,17 @@ from subtune.workload import Workload
 VERSION = 1
 """Part of the database's keys: raise it whenever a template or `vector_math` makes other kernels of old candidates."""
 
-_TEMPLATES = ("default", "contraction", "window", "rowwise", "elementwise", "trace", "winograd", "split_k", "contraction_bf16")
+_TEMPLATES = (
+    "default",
+    "contraction",
+    "window",
+    "rowwise",
+    "elementwise",
+    "trace",
+    "winograd",
+    "split_k",
+    "contraction_bf16",
+)
 _EXACT_MATH = ("default", "trace")  # the reference calls libm; a foreign trace means what it says
 
 

@@ -152,7 +152,7 @@ def _feeders(sch: Schedule, paired: Paired) -> list[Any]:
 def _place_online_pack(sch: Schedule, pairs: Any, info: Contraction, at: Any | None, is_serial: bool) -> None:
     """Pair and pack a B that is no constant inside the kernel: per batch inside the parallel loop, or at the root."""
     if at is not None:
-        sch.compute_at(pairs, at)
+        sch.compute_at(pairs, at, preserve_unit_loops=True)
     loops = sch.get_loops(pairs)[-len(info.b.axes) :]
     inside = loops[1:] if at is not None else loops
     n_dim = info.b.axes.index(info.n.index)
