@@ -136,7 +136,9 @@ class _Writer:
     def _narrow(self, value: Value, group: Group | None) -> Any:
         """`value` in bfloat16, an operand of a product."""
         if value.origin is Origin.CONSTANT:
-            return relax.const(array_of(self._flow.constants[value.source]).astype(ml_dtypes.bfloat16), _HALF)
+            array = array_of(self._flow.constants[value.source])
+            assert array is not None, f"{value.source} is no constant"
+            return relax.const(array.astype(ml_dtypes.bfloat16), _HALF)
         if value in self._half:
             return self._half[value]
         if value not in self._rounded:
