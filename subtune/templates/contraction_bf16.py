@@ -22,6 +22,7 @@ from subtune.templates.bf16_ops import DOT_LANES, FEATURE
 from subtune.templates.bf16_pairs import Paired, PairPacking, in_pairs
 from subtune.templates.contraction import packed_index, packing_of
 from subtune.templates.padding import pad_axes
+from subtune.templates.prefetch import MicroKernel, prefetch_panels
 from subtune.templates.prepack import split_prepack
 from subtune.templates.tile import extent_of, place_pad, vector_width, vectorize_tile
 from subtune.workload import Workload
@@ -129,6 +130,11 @@ def _schedule(paired: Paired, name: str, param: int, candidate: Candidate) -> Ke
     if packs_online:
         return Kernel(sch.mod["main"])
     func = split_prepack(sch.mod["main"], param)
+    if candidate.get("prefetch"):
+        rows = len(nest) - nest.index(no) - 1
+        func = prefetch_panels(
+            func, func.params[param], MicroKernel(f"{name}_update", 1 + len(nest) - len(parallel), rows, len(reduce))
+        )
     return Kernel(func, ((param, PairPacking(paired.k_dim, packing_of(info, layout, nr))),))
 
 

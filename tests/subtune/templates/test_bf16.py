@@ -246,7 +246,7 @@ def assert_right(result: np.ndarray, workload: Workload, reference: Callable[...
     expected = reference(*given)
     ulp = 2.0**-8 if result.dtype == BF16 else 0.0
     scale = np.sqrt(np.mean(expected**2))
-    assert np.all(np.abs(result.astype(np.float64) - expected) <= 1.01 * ulp * np.abs(expected) + 1e-5 * scale)
+    assert np.all(np.abs(result.astype(np.float64) - expected) <= 1.01 * ulp * np.abs(expected) + 5e-5 * scale)
 
 
 @needs_bf16
@@ -254,8 +254,10 @@ def assert_right(result: np.ndarray, workload: Workload, reference: Callable[...
 def test_candidates_are_right(case: str) -> None:
     workload, reference = CASES[case]
     proposed = policy.candidates(workload, ZEN4, topk=40)
-    picked = {proposed[0], proposed[-1], proposed[len(proposed) // 2], *[c for c in proposed if not c.is_serial][:1]}
-    assert (case in CONTRACTIONS) == all(c.template == "contraction_bf16" for c in proposed)
+    picked = {proposed[0], proposed[-1], *[c for c in proposed if not c.is_serial][:1]}
+    picked |= set([candidate for candidate in proposed if candidate.template == "winograd"][:1])
+    assert (case == "conv3x3") == any(c.template == "winograd" for c in proposed)  # in float32, of bfloat16
+    assert (case in CONTRACTIONS) == any(c.template == "contraction_bf16" for c in proposed)
     for candidate in [DEFAULT, *sorted(picked, key=str)]:
         kernel = templates.schedule(workload, candidate, ZEN4)
         if not isinstance(kernel, NotApplicable):
