@@ -52,6 +52,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     func = result.func
     if candidate.template not in _EXACT_MATH and not device.exact_math:
         func = vectorize_math(func)
-    stored = explicit_bfloat16(func, FEATURE in device.features)
+    # the instruction flushes denormals
+    stored = explicit_bfloat16(func, has_instruction=FEATURE in device.features and not device.exact_math)
     # TVM's replay of a trace knows nothing of what is done to bfloat16 here
     return replace(result, func=stored, trace=result.trace if stored.same_as(func) else None)

@@ -31,7 +31,8 @@ def explicit_bfloat16(func: Any, has_instruction: bool) -> Any:
     """`func`, a scheduled PrimFunc, without arithmetic on bfloat16; unchanged where it has none.
 
     Args:
-        has_instruction: the processor rounds to bfloat16 itself (`avx512bf16`).
+        has_instruction: the processor rounds to bfloat16 itself (`avx512bf16`), denormals to zero; integer
+            arithmetic rounds them as any other number.
     """
     inner = _inner_buffers(func)
     if not inner and not any(_is_bf16(param.dtype) for param in func.params if hasattr(param, "dtype")):

@@ -132,9 +132,8 @@ def _schedule(paired: Paired, name: str, param: int, candidate: Candidate) -> Ke
     func = split_prepack(sch.mod["main"], param)
     if candidate.get("prefetch"):
         rows = len(nest) - nest.index(no) - 1
-        func = prefetch_panels(
-            func, func.params[param], MicroKernel(f"{name}_update", 1 + len(nest) - len(parallel), rows, len(reduce))
-        )
+        kernel = MicroKernel(sch.get(block).name_hint, 1 + len(nest) - len(parallel), rows, len(reduce))
+        func = prefetch_panels(func, func.params[param], kernel)
     return Kernel(func, ((param, PairPacking(paired.k_dim, packing_of(info, layout, nr))),))
 
 

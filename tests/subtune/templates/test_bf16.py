@@ -20,6 +20,7 @@ from subtune import policy, templates
 from subtune.candidate import DEFAULT, Candidate
 from subtune.device import CPU, CPUModel
 from subtune.kernel import Kernel, NotApplicable, Packing
+from subtune.lower import PIPELINE
 from subtune.passes.extract import extract
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
@@ -221,7 +222,7 @@ def arguments(workload: Workload) -> list[np.ndarray]:
 
 
 def module(kernel: Kernel, device: CPUModel) -> Any:
-    return tvm.compile(kernel.func.with_attr("global_symbol", "main"), device.target())
+    return tvm.compile(kernel.func.with_attr("global_symbol", "main"), device.target(), tir_pipeline=PIPELINE)
 
 
 def run(workload: Workload, kernel: Kernel, device: CPUModel) -> np.ndarray:
@@ -293,6 +294,17 @@ def test_the_inner_loop_is_dot_products_in_registers(workload: Workload, knobs: 
     inner = code[code.index("vdpbf16ps") : code.rindex("vdpbf16ps")]
     assert "vpslld" not in inner
     assert "vcvtneps2bf16" not in inner
+
+
+@needs_bf16
+@pytest.mark.parametrize("order", ["m", "n", "mn"])
+@pytest.mark.parametrize("case", ["dense", "conv3x3", "stem"])
+def test_prefetching_changes_nothing(case: str, order: str) -> None:
+    workload, reference = CONTRACTIONS[case]
+    candidate = Candidate.make("contraction_bf16", mr=5, nr=32, mt=1, order=order, prefetch=True)
+    kernel = scheduled(workload, candidate)
+    assert "prefetch" in str(kernel.func)
+    assert_right(run(workload, kernel, ZEN4), workload, reference)
 
 
 def test_no_bf16_instructions_no_bf16_template() -> None:
