@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.s_tir import SBlock
+from tvm.s_tir import SBlock, SBlockRealize
 
+from subtune.anchor import variables
 from subtune.templates.bf16_ops import rounded, with_instructions
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
@@ -43,7 +44,29 @@ def explicit_bfloat16(func: Any, has_instruction: bool) -> Any:
     except _Unsupported:
         return func
     body = tvm_ffi.structural_map(body, (ir.Var, lambda var: inner.get(var, var)))
+    body = tvm_ffi.structural_map(body, (tirx.For, _serial_if_constant))
     return with_instructions(func.with_body(body))
+
+
+def _serial_if_constant(loop: Any) -> Any:
+    """A vectorised loop that stores one bfloat16 for all its lanes -> a serial one: TVM cannot broadcast bfloat16."""
+    if int(loop.kind) != int(tirx.ForKind.VECTORIZED):
+        return loop
+    varying = {loop.loop_var}
+    constant: list[Any] = []
+
+    def realize(node: Any) -> None:
+        pairs = zip(node.block.iter_vars, node.iter_values, strict=True)
+        varying.update(iv.var for iv, value in pairs if variables(value) & varying)
+
+    def store(node: Any) -> None:
+        if _is_bf16(node.buffer.dtype) and not variables(node.value) & varying:
+            constant.append(node)
+
+    tvm_ffi.structural_walk(loop.body, [(SBlockRealize, realize), (tirx.BufferStore, store)], order="pre")
+    if not constant:
+        return loop
+    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
 
 def _inner_buffers(func: Any) -> dict[Any, Any]:

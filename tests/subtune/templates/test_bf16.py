@@ -330,6 +330,21 @@ def test_constants_are_packed_in_pairs(k: int) -> None:
         np.testing.assert_array_equal(pairs[n // 2, :, n % 2].reshape(-1).astype(np.float32), padded[n])
 
 
+@pytest.mark.parametrize("has_instruction", [pytest.param(True, marks=needs_bf16), False])
+def test_sums_in_bfloat16_are_rounded_at_every_step(has_instruction: bool) -> None:
+    """A model that is bfloat16 itself; its zero is stored as a vector, which TVM cannot do with bfloat16."""
+    device = ZEN4 if has_instruction else CPU("auto", threads=2)
+    if not has_instruction:
+        device = dataclasses.replace(device, features=tuple(f for f in device.features if f != "avx512bf16"))
+    workload = build(lambda e, x, y: op.einsum([x, y], "bij,bjk->bik"), [(5, 2, 3), (5, 3, 4)])
+    a, b, _ = (array.astype(np.float32) for array in arguments(workload))
+    expected = np.zeros((5, 2, 4), np.float32)
+    for k in range(3):
+        expected = (expected + a[:, :, k, None] * b[:, None, k]).astype(BF16).astype(np.float32)
+    result = run(workload, scheduled(workload, DEFAULT, device), device).astype(np.float32)
+    np.testing.assert_allclose(result, expected, rtol=2.0**-7)  # a fused multiply-add may round once instead of twice
+
+
 @needs_bf16
 def test_rounding_is_to_nearest_even_and_keeps_what_is_not_finite() -> None:
     workload = build(lambda emit, x: op.astype(x, "bfloat16"), [(64, "f")])
