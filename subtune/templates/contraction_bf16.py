@@ -131,8 +131,8 @@ def _schedule(paired: Paired, name: str, param: int, candidate: Candidate) -> Ke
         return Kernel(sch.mod["main"])
     func = split_prepack(sch.mod["main"], param)
     if candidate.get("prefetch"):
-        rows = len(nest) - nest.index(no) - 1
-        kernel = MicroKernel(sch.get(block).name_hint, 1 + len(nest) - len(parallel), rows, len(reduce))
+        depth, inside = 1 + len(nest) - len(parallel), len(nest) - nest.index(no) - 1
+        kernel = MicroKernel(sch.get(block).name_hint, depth, inside, len(reduce))
         func = prefetch_panels(func, func.params[param], kernel)
     return Kernel(func, ((param, PairPacking(paired.k_dim, packing_of(info, layout, nr))),))
 
