@@ -1,8 +1,9 @@
 """Candidates for contractions of bfloat16 operands: those of a float32 contraction over pairs.
 
 `vdpbf16ps` multiplies two bfloat16 pairs and adds both products per 32-bit lane, at the rate of a float32 fused
-multiply-add (measured on Zen 4: one 512-bit instruction a cycle), so that a contraction of K bfloat16 costs what one
-of K / 2 float32 costs, in arithmetic, in loads and in bytes of both operands.
+multiply-add (measured on Zen 5: two 512-bit instructions a cycle), so that a contraction of K bfloat16 costs what one
+of K / 2 float32 costs, in arithmetic, in loads and in bytes of both operands. Its result takes longer (six cycles on
+Zen 5 where a float32 takes four), so that more accumulators are needed to keep the pipelines busy.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from subtune.policy.contraction import contraction_candidates
 from subtune.workload import Workload
 
 _FEATURE = "avx512bf16"
+_LATENCY = 6  # cycles
 
 
 def contraction_bf16_candidates(anchor: Contraction, workload: Workload, device: CPUModel) -> list[Candidate]:
@@ -31,7 +33,7 @@ def contraction_bf16_candidates(anchor: Contraction, workload: Workload, device:
         _in_pairs(anchor.b, pair),
         anchor.acc_dtype,
     )
-    found = contraction_candidates(halved, workload, device)
+    found = contraction_candidates(halved, workload, replace(device, fma_latency=max(device.fma_latency, _LATENCY)))
     return [replace(candidate, template="contraction_bf16") for candidate in found]
 
 
