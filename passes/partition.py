@@ -10,12 +10,13 @@ from collections.abc import Iterable
 import networkx as nx
 from tvm.ir import IRModule
 
-from subtune.graph import Group, Kind, Left, Origin, PartitionGraph, Value
+from subtune.graph import Group, Kind, Left, OpNode, Origin, PartitionGraph, Value
 from subtune.passes.partition_draft import Draft, Drafts
 from subtune.passes.partition_read import flatten, read_dataflow
 from subtune.passes.partition_rules import (
     MAX_ELEMENTWISE_OUTPUTS,
     MAX_OUTPUTS,
+    is_rounding,
     refuses_epilogue,
     refuses_inline,
     refuses_prologue,
@@ -141,7 +142,7 @@ def _grow_prologue(drafts: Drafts, draft: Draft) -> None:
         users = set(drafts.dag.successors(name))
         reason = _shared(drafts, draft.ops, name)
         if reason is None and not users & draft.epilogue:
-            reason = refuses_prologue(anchor, op)
+            reason = refuses_prologue(anchor, op) or _refuses_rounding(drafts, op)
         for user in sorted(users & draft.ops - {draft.anchor}, key=drafts.rank.__getitem__):
             reason = reason or refuses_inline(drafts.op(user), op, is_epilogue=user in draft.epilogue)
         if reason is None and len(op.outputs) > 1:
@@ -152,6 +153,15 @@ def _grow_prologue(drafts: Drafts, draft: Draft) -> None:
                 draft.epilogue.add(name)
         else:
             draft.refused[name] = reason
+
+
+def _refuses_rounding(drafts: Drafts, op: OpNode) -> str | None:
+    """Why a cast to bfloat16 belongs to the kernel that makes its input, if there is one."""
+    if not is_rounding(op) or op.inputs[0].origin is not Origin.OP:
+        return None
+    if drafts.op(op.inputs[0].source).kind in (Kind.VIEW, Kind.OPAQUE):
+        return None
+    return f"{op.name} stays out: rounded where it is made, its input costs half the bytes"
 
 
 def _ascending_producers(drafts: Drafts, region: set[str]) -> Iterable[str]:

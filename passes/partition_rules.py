@@ -36,6 +36,8 @@ def refuses_epilogue(anchor: OpNode, op: OpNode) -> str | None:
         return f"{anchor.name} has {len(anchor.outputs)} outputs"
     if anchor.kind is Kind.OTHER:
         return f"{anchor.name} is lowered alone"
+    if is_widening(op):
+        return f"{op.name} widens bfloat16: done where it is read, it costs half the bytes"
     if op.output.shape != anchor.output.shape:
         return f"{op.name} makes {op.output}, another shape than the tile's {anchor.output}"
     return None
@@ -66,9 +68,19 @@ def refuses_inline(consumer: OpNode, producer: OpNode, is_epilogue: bool) -> str
     if consumer.op in DUPLICATING and is_costly(producer):
         return _stays(producer, f"it is costly and {consumer.short} reads an element several times")
     times = consumer.output.numel // max(producer.output.numel, 1)
-    if times > 1 and consumer.kind is Kind.ELEMENTWISE:
+    if times > 1 and consumer.kind is Kind.ELEMENTWISE and not is_widening(producer):
         return _stays(producer, f"it would be computed {times} times for each element")
     return None
+
+
+def is_widening(op: OpNode) -> bool:
+    """Whether `op` casts bfloat16 to float32: a shift, which costs less than the bytes it saves where it is read."""
+    return op.op == "astype" and op.inputs[0].tensor.dtype == "bfloat16" and op.output.dtype == "float32"
+
+
+def is_rounding(op: OpNode) -> bool:
+    """Whether `op` casts float32 to bfloat16."""
+    return op.op == "astype" and op.inputs[0].tensor.dtype == "float32" and op.output.dtype == "bfloat16"
 
 
 def is_cheap(op: OpNode) -> bool:

@@ -373,8 +373,11 @@ def _scaled(expr: Any, axes_of: dict[Any, int]) -> tuple[int, int] | None:
 
 
 def winograd_obstacle(info: Contraction) -> str:
-    """Why Winograd's algorithm does not apply; empty for a 3x3 convolution of stride 1, NHWC x constant OHWI."""
-    if info.acc_dtype != "float32" or info.a.dtype != "float32" or info.b.dtype != "float32":
+    """Why Winograd's algorithm does not apply; empty for a 3x3 convolution of stride 1, NHWC x constant OHWI.
+
+    Operands of bfloat16 are widened: transforms and products are in float32.
+    """
+    if info.acc_dtype != "float32" or (info.a.dtype, info.b.dtype) not in (("float32",) * 2, ("bfloat16",) * 2):
         return "not in float32"
     if len(info.axes) != 7 or [axis.role for axis in info.axes] != ["m", "m", "m", "n", "k", "k", "k"]:
         return "not a 2-D convolution"

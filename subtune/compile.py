@@ -25,13 +25,14 @@ from subtune.artifact_writer import check_destination, compile_module, write_fil
 from subtune.candidate import DEFAULT, Candidate
 from subtune.database import Database
 from subtune.device import CPU, CPUModel, usable_cores
-from subtune.errors import TargetError, VerificationError
+from subtune.errors import SubtuneError, TargetError, VerificationError
 from subtune.frontends import Imported
 from subtune.graph import PartitionGraph, Subgraph
 from subtune.kernel import Kernel, NotApplicable
 from subtune.link import link_command
 from subtune.manifest import KernelOrigin, Source
 from subtune.measure import Measurer
+from subtune.passes.bfloat16 import to_bfloat16
 from subtune.passes.extract import extract
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
@@ -52,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 Shapes = Mapping[str, Sequence[int]]
 
+PRECISIONS = ("fp32", "bf16")
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -63,26 +66,31 @@ class Prepared:
     subgraphs: tuple[Subgraph, ...]
 
 
-def prepare(model: Any, shapes: Shapes | None = None) -> Prepared:
+def prepare(model: Any, shapes: Shapes | None = None, precision: str = "fp32") -> Prepared:
     """Import, normalise, partition and outline a model.
 
     Args:
         model: a path, bytes, an `onnx.ModelProto`, or `zoo:NAME`.
         shapes: fixed shapes of inputs with symbolic dims, by input name.
+        precision: "fp32" keeps the model's types; "bf16" multiplies in bfloat16 (`passes.bfloat16`).
     """
     imported = frontends.load(model, shapes)
-    return prepare_imported(imported)
+    return prepare_imported(imported, precision)
 
 
-def prepare_imported(imported: Imported) -> Prepared:
+def prepare_imported(imported: Imported, precision: str = "fp32") -> Prepared:
     """`prepare` for a model that is imported already."""
-    graph, mod = partitioned(imported.mod)
+    graph, mod = partitioned(imported.mod, precision)
     return Prepared(imported, graph, mod, extract(mod))
 
 
-def partitioned(mod: tvm.IRModule) -> tuple[PartitionGraph, tvm.IRModule]:
+def partitioned(mod: tvm.IRModule, precision: str = "fp32") -> tuple[PartitionGraph, tvm.IRModule]:
     """An imported module normalised, partitioned and outlined: one unscheduled PrimFunc per subgraph."""
+    if precision not in PRECISIONS:
+        raise SubtuneError(f"there is no precision {precision!r}: choose {' or '.join(PRECISIONS)}")
     normalized = normalize(mod)
+    if precision == "bf16":
+        normalized = to_bfloat16(normalized)
     graph = partition(normalized)
     return graph, outline(normalized, graph)
 
@@ -126,6 +134,13 @@ def device_model(
     return device
 
 
+def check_precision(precision: str, device: CPUModel, remedy: str = "; use fp32") -> None:
+    """Raise TargetError if `device` cannot multiply in that precision."""
+    if precision == "bf16" and "avx512bf16" not in device.features:
+        what = device.name or "this one"
+        raise TargetError(f"precision bf16 needs a processor with AVX512-BF16, which {what} has not{remedy}")
+
+
 def schedule_kernels(
     subgraphs: Sequence[Subgraph], chosen: Mapping[str, Candidate], device: CPUModel
 ) -> dict[str, Kernel]:
@@ -166,6 +181,7 @@ def compile_model(
     database: Database | str | Path | None = None,
     device_file: str | Path | None = None,
     exact: bool = False,
+    precision: str = "fp32",
     verify: bool = True,
     tune: bool = True,
     measurer: Measurer | None = None,
@@ -178,6 +194,9 @@ def compile_model(
         topk: candidates per subgraph.
         database: an open database or its path; None is the one in the user's cache directory.
         exact: only kernels that round as the model says: no Winograd, no polynomials for exp, tanh and erf.
+        precision: "fp32", the model as it is, or "bf16": products of bfloat16 with sums and all else in float32,
+            activations in memory as bfloat16, inputs and results in their own types. The comparison with the reference
+            allows what that costs, and the report says how much it was.
         verify: compare the whole model with ONNX Runtime, or without it with the untuned build, before it is
             written; a model that disagrees is refused (VerificationError).
         target: a machine that is not this one gets kernels that were measured there, if the database has them, and
@@ -191,9 +210,13 @@ def compile_model(
     output = check_destination(output)
     device = device_model(target, threads, device_file, exact, is_measured=False)
     is_elsewhere = bool(device.obstacle())
+    runs_here = device.stand_in() if is_elsewhere else device
+    check_precision(precision, device)
+    if verify and is_elsewhere:
+        check_precision(precision, runs_here, ", to verify it here; compile with --no-verify")
     clock = _Clock()
     with clock.stage("prepare"):
-        prepared = prepare(model, shapes)
+        prepared = prepare(model, shapes, precision)
     with opened(database) as store, clock.stage("tune"):
         is_tuning = tune and not is_elsewhere
         records = _tuned(prepared.subgraphs, device, store, topk, budget_s, is_tuning, measurer, progress)
@@ -201,8 +224,7 @@ def compile_model(
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
         subgraphs, imported = prepared.subgraphs, prepared.imported
         kernels = _tuned_kernels(subgraphs, records, guesses, device)
-        runs_here = device.stand_in() if is_elsewhere else device
-        checked = _verification(imported, shapes, runs_here, beside) if verify else None
+        checked = _verification(imported, shapes, runs_here, beside, precision) if verify else None
         inputs, outputs, name = imported.inputs, imported.outputs, imported.name
         outlined = [prepared.mod]
         del prepared, imported  # a large model's constants stay as long as somebody needs them, and no longer
@@ -214,7 +236,7 @@ def compile_model(
             name=name,
             device=device,
             kernels=_origins(subgraphs, records, guesses),
-            source=_source(model, shapes),
+            source=replace(_source(model, shapes), precision=precision),
             check=checked.run if checked else None,
         )
     return CompileReport(
@@ -228,6 +250,7 @@ def compile_model(
         failures=tuple(sorted(records.failures.items())),
         notes=_notes(device, records, guesses) if is_elsewhere else (),
         memory=manifests.read(path).memory_summary(),
+        precision=precision,
     )
 
 
@@ -326,9 +349,14 @@ class _Verification:
     """Compares an artifact with a reference, which is made for it then, before it is put in its place."""
 
     def __init__(
-        self, reference: Callable[[], tuple[Callable[..., Any], str]], limits: Mapping[str, int], is_exact: bool
+        self,
+        reference: Callable[[], tuple[Callable[..., Any], str]],
+        limits: Mapping[str, int],
+        is_exact: bool,
+        precision: str,
     ) -> None:
         self._reference, self._limits, self._is_exact = reference, limits, is_exact
+        self._precision = precision
         self.summary = ""
 
     def run(self, artifact: Artifact) -> None:
@@ -336,15 +364,25 @@ class _Verification:
 
         reference, name = self._reference()
         try:
-            report = verify(artifact, reference, name, limits=self._limits)
+            report = verify(artifact, reference, name, limits=self._limits, precision=self._precision)
         except VerificationError as e:
+            if self._precision == "bf16":
+                raise VerificationError(f"{e}; bf16 costs this model too much, use --precision fp32") from e
             if self._is_exact:
                 raise
             raise VerificationError(f"{e}; --exact leaves out the kernels that round differently") from e
+        if self._precision == "bf16":
+            self.summary = (
+                f"against {name} in float32: largest error {report.max_rel:.1e} of the largest value, "
+                f"cosine similarity {report.min_cosine:.5f}"
+            )
+            return
         self.summary = f"agrees with {name}: largest relative error {report.max_rel:.1e}"
 
 
-def _verification(imported: Imported, shapes: Shapes | None, device: CPUModel, beside: Executor) -> _Verification:
+def _verification(
+    imported: Imported, shapes: Shapes | None, device: CPUModel, beside: Executor, precision: str
+) -> _Verification:
     """The comparison with ONNX Runtime, or with the untuned build, which `beside` compiles beside the tuned one.
 
     ONNX Runtime has copies of the weights of its own: it starts once ours are in the artifact's file. A model that it
@@ -368,7 +406,7 @@ def _verification(imported: Imported, shapes: Shapes | None, device: CPUModel, b
         import onnx
 
         model = onnx.load(source, load_external_data=False)
-    return _Verification(reference, integer_limits(model), device.exact_math)
+    return _Verification(reference, integer_limits(model), device.exact_math, precision)
 
 
 def _untuned_reference(imported: Imported, device: CPUModel, beside: Executor) -> Callable[..., Any]:

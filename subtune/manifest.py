@@ -78,11 +78,15 @@ class SubgraphEntry:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The model that was compiled: a path or `zoo:NAME`, the file's SHA-256 ("" if built in memory), fixed shapes."""
+    """The model that was compiled: a path or `zoo:NAME`, the file's SHA-256 ("" if built in memory), fixed shapes.
+
+    `precision` is what was asked for: "fp32", the model as it is, or "bf16".
+    """
 
     model: str = ""
     sha256: str = ""
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    precision: str = "fp32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,10 @@ class Manifest:
             threads=int(data["threads"]),
             versions=tuple(data["versions"].items()),
             source=Source(
-                source["model"], source["sha256"], tuple((name, tuple(s)) for name, s in source["shapes"].items())
+                source["model"],
+                source["sha256"],
+                tuple((name, tuple(s)) for name, s in source["shapes"].items()),
+                source.get("precision", "fp32"),
             ),
             subgraphs=tuple(SubgraphEntry(**{k: v for k, v in d.items() if k != "gain"}) for d in data["subgraphs"]),
             weights=tuple(WeightEntry(**{**d, "shape": tuple(d["shape"])}) for d in data["weights"]),

@@ -33,6 +33,7 @@ class CompileReport:
     artifact takes when it is loaded.
 
     `failures` holds the workloads that could not be tuned, with the reason: they keep the default schedule.
+    `precision` is "fp32" or "bf16".
     """
 
     path: str
@@ -43,6 +44,7 @@ class CompileReport:
     failures: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     memory: str = ""
+    precision: str = "fp32"
 
     @property
     def default_s(self) -> float:
@@ -80,6 +82,8 @@ class CompileReport:
             )
         lines += [f"not tuned: {key}: {reason}" for key, reason in self.failures]
         lines += self.notes
+        if self.precision != "fp32":
+            lines.append(f"precision {self.precision}: products of bfloat16, sums and all else in float32")
         lines += [line for line in (self.verified, self.memory) if line]
         stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
         lines.append(f"{stages}; wrote {self.path}")

@@ -102,7 +102,11 @@ class Bench:
     def _run(self, kernel: Any, library: Library, index: int) -> tuple[list[np.ndarray], str]:
         """One call between guard zones: copies of the outputs, and what it wrote that it must not."""
         given = self._packed(library, index)
-        inputs = [Guarded.like(array, arg.dtype) for array, arg in zip(given, self._inputs, strict=True)]
+        packed = dict(library.packings)
+        inputs = [
+            Guarded.like(array, str(array.dtype) if i in packed else arg.dtype)
+            for i, (array, arg) in enumerate(zip(given, self._inputs, strict=True))
+        ]
         outputs = [Guarded(arg.nbytes, elements(arg.shape), arg.dtype) for arg in self._outputs]
         for output in outputs:
             output.fill(_FILLS[index])
@@ -147,7 +151,8 @@ class Bench:
                 if arg.is_output:
                     self._pool[key] = Guarded(arg.nbytes, elements(arg.shape), arg.dtype)
                 else:
-                    self._pool[key] = Guarded.like(self._first_set(position, packings.get(position)), arg.dtype)
+                    array = self._first_set(position, packings.get(position))
+                    self._pool[key] = Guarded.like(array, str(array.dtype) if position in packings else arg.dtype)
             tensors.append(self._pool[key].tensor)
         return tensors
 

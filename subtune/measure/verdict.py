@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 1e-2, "bfloat16": 4e-2}
-"""Relative to |reference| + the output's scale. A few times what Winograd F(4x4) and long sums lose."""
+TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 1e-2, "bfloat16": 1.6e-2}
+"""Relative to |reference| + the output's scale. A few times what Winograd F(4x4) and long sums lose; of bfloat16 two
+steps of up to 7.8e-3: sums in another order may round the other way, and once more inside the kernel."""
 _TOLERANCE_OTHER = 0.25  # float8
 
 

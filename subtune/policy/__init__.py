@@ -10,6 +10,7 @@ from subtune.chain import Chain
 from subtune.device import CPUModel
 from subtune.policy.chain import chain_candidates
 from subtune.policy.contraction import contraction_candidates
+from subtune.policy.contraction_bf16 import contraction_bf16_candidates
 from subtune.policy.grouped import grouped_candidates
 from subtune.policy.memory_bound import (
     columns_candidates,
@@ -27,7 +28,9 @@ __all__ = ["candidates"]
 
 _PARALLEL_START_S = 3e-6  # TVM's thread pool, two threads, from the call to the first iteration
 _SERIAL_BELOW_S = 30e-6
-_SERIAL_TEMPLATES = ("contraction", "window", "rowwise", "columns", "grouped", "elementwise", "chain", "transpose")
+_SERIAL_TEMPLATES = (
+    "contraction", "contraction_bf16", "window", "rowwise", "columns", "grouped", "elementwise", "chain", "transpose",
+)  # fmt: skip
 
 
 def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Candidate, ...]:
@@ -47,10 +50,12 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
     anchor = summarise(workload).anchor
     found: list[Candidate]
     if isinstance(anchor, Contraction):
-        found = contraction_candidates(anchor, workload, device)
-        found += split_k_candidates(anchor, device)
-        found += grouped_candidates(anchor, device)
-        found += dot_candidates(anchor, workload, device)
+        found = contraction_bf16_candidates(anchor, workload, device)
+        if not found:
+            found = contraction_candidates(anchor, workload, device)
+            found += split_k_candidates(anchor, device)
+            found += grouped_candidates(anchor, device)
+            found += dot_candidates(anchor, workload, device)
         if not device.exact_math and sum(arg.is_output for arg in workload.args) == 1:
             found += winograd_candidates(anchor, device)
     elif isinstance(anchor, Window):

@@ -8,10 +8,12 @@ from dataclasses import replace
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
+from subtune.templates.bf16_ops import FEATURE
+from subtune.templates.bf16_storage import explicit_bfloat16
 from subtune.templates.vector_math import vectorize_math
 from subtune.workload import Workload
 
-VERSION = 2
+VERSION = 3
 """Part of the database's keys: raise it whenever a template or `vector_math` makes other kernels of old candidates."""
 
 _TEMPLATES = (
@@ -27,6 +29,7 @@ _TEMPLATES = (
     "grouped",
     "transpose",
     "chain",
+    "contraction_bf16",
 )
 _EXACT_MATH = ("default", "trace")  # the reference calls libm; a foreign trace means what it says
 
@@ -48,6 +51,12 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         return NotApplicable(f"unknown template {candidate.template!r}")
     module = importlib.import_module(f"subtune.templates.{candidate.template}")
     result: Kernel | NotApplicable = module.schedule(workload, candidate, device)
-    if isinstance(result, NotApplicable) or candidate.template in _EXACT_MATH or device.exact_math:
+    if isinstance(result, NotApplicable):
         return result
-    return replace(result, func=vectorize_math(result.func))
+    func = result.func
+    if candidate.template not in _EXACT_MATH and not device.exact_math:
+        func = vectorize_math(func)
+    # the instruction flushes denormals
+    stored = explicit_bfloat16(func, has_instruction=FEATURE in device.features and not device.exact_math)
+    # TVM's replay of a trace knows nothing of what is done to bfloat16 here
+    return replace(result, func=stored, trace=result.trace if stored.same_as(func) else None)

@@ -92,7 +92,7 @@ def _is_contiguous(sch: Schedule, block: Any) -> bool:
 def _vectorises(block: Any) -> bool:
     """This TVM cannot lower vector stores of the types that it stores as integers of another width."""
     dtypes = {str(region.source.dtype) for region in (*block.reads, *block.writes)}
-    return not any(dtype.startswith(("bfloat16", "float8", "float6", "float4")) for dtype in dtypes)
+    return not any(dtype.startswith(("float8", "float6", "float4")) for dtype in dtypes)
 
 
 def _is_pad(sch: Schedule, block: Any) -> bool:

@@ -176,7 +176,11 @@ def nest(name: str, iter_vars: Any, extents: Mapping[int, int], body: Any, init:
 
 
 def _point(buffer: Any, indices: Any) -> Any:
-    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(i, tirx.const(1, "int64")) for i in indices])
+    """The one element that `indices` name, or the few, where one of them is a ramp."""
+    first = [i.base if isinstance(i, tirx.Ramp) else i for i in indices]
+    extents = [int(i.lanes) if isinstance(i, tirx.Ramp) else 1 for i in indices]
+    ranges = [ir.Range.from_min_extent(i, tirx.const(n, "int64")) for i, n in zip(first, extents, strict=True)]
+    return tirx.BufferRegion(buffer, ranges)
 
 
 def _unique(regions: list[Any]) -> list[Any]:

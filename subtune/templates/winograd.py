@@ -71,7 +71,7 @@ class WinogradWeights:
         # channels is one product with the Kronecker square of G.
         packed = array.reshape(outer, self.nr, 9, self.in_channels).transpose(2, 0, 3, 1)
         u = np.kron(g, g) @ packed.reshape(9, -1).astype(np.float64)
-        return u.astype(array.dtype).reshape(a, a, outer, self.in_channels, self.nr)
+        return u.astype(np.float32).reshape(a, a, outer, self.in_channels, self.nr)
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
@@ -147,19 +147,21 @@ def _rewrite(sch: Schedule, stages: Stages, info: Contraction, m: int, nr: int) 
     a = m + 2
     bt, _, at = TRANSFORMS[m]
 
-    data = te.placeholder(_dims(n, height, width, channels), "float32", name="data")
+    dtype = str(source.dtype)  # bfloat16 is widened where the input's transform reads it
+    data = te.placeholder(_dims(n, height, width, channels), dtype, name="data")
     u = te.placeholder(_dims(a, a, out_c // nr, channels, nr), "float32", name="u")
     covers = tiles_h * m + 2 <= height and tiles_w * m + 2 <= width
     xp = data if covers else te.compute(
         _dims(n, tiles_h * m + 2, tiles_w * m + 2, channels),
         lambda i, h, w, c: te.if_then_else(
-            te.all(h < height, w < width), data[i, h, w, c], tirx.const(0, "float32")
+            te.all(h < height, w < width), data[i, h, w, c], tirx.const(0, dtype)
         ),
         name="wino_xp",
     )  # fmt: skip
 
     def pixel(p: Any, h: Any, w: Any, c: Any) -> Any:
-        return xp[p // (tiles_h * tiles_w), p // tiles_w % tiles_h * m + h, p % tiles_w * m + w, c]
+        value = xp[p // (tiles_h * tiles_w), p // tiles_w % tiles_h * m + h, p % tiles_w * m + w, c]
+        return value if dtype == "float32" else value.astype("float32")
 
     t = te.compute(
         _dims(tiles, a, a, channels),

@@ -1,0 +1,161 @@
+"""bfloat16 mode: matrix products and convolutions of bfloat16, everything else in float32, bfloat16 in between.
+
+    conv2d(x, w) -> add(b) -> relu -> layer_norm
+->  conv2d(x16, w16, out_dtype=float32) -> add(b) -> relu -> astype(bfloat16)  |  astype(float32) -> layer_norm -> ...
+
+The casts stand where the partition of the float32 model ends its groups, so that they become epilogues and prologues
+of the same groups: activations travel through memory as bfloat16, and inside a kernel nothing is rounded but the
+operands of a product. Inputs and results of the model keep their types.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import tvm
+from tvm import relax
+from tvm.ir import IRModule
+
+from subtune.graph import Group, Kind, OpNode, Origin, PartitionGraph, Value
+from subtune.passes.exprs import array_of
+from subtune.passes.outline_main import assemble, same_call
+from subtune.passes.partition import partition
+from subtune.passes.partition_read import Dataflow, Resolved, flatten, read_dataflow
+
+_HALF, _FULL = "bfloat16", "float32"
+_CONVOLUTIONS = {"nn.conv1d": relax.op.nn.conv1d, "nn.conv2d": relax.op.nn.conv2d, "nn.conv3d": relax.op.nn.conv3d}
+_GATHERS = frozenset({"take", "gather_elements", "gather_nd", "index_tensor"})
+
+
+def to_bfloat16(mod: IRModule) -> IRModule:
+    """A normalised module -> the same in bfloat16 mode, ready for the partition."""
+    flow = read_dataflow(mod)
+    graph = partition(mod)
+    if any(call.args and isinstance(call.args[0], tvm.ir.GlobalVar) for call in flow.calls.values()):
+        return mod  # loops that the importer wrote: their types are fixed
+    return _Writer(flow, graph).write(mod)
+
+
+class _Writer:
+    """Writes the new main. `_full` holds every float32 tensor as computed, `_half` those that exist as bfloat16."""
+
+    def __init__(self, flow: Dataflow, graph: PartitionGraph) -> None:
+        self._flow, self._graph = flow, graph
+        self._bb = relax.BlockBuilder()
+        self._full: dict[Value, Any] = {}
+        self._half: dict[Value, Any] = {}
+        self._widened: dict[tuple[str, Value], Any] = {}
+        self._rounded: dict[Value, Any] = {}
+        self._group = {name: group for group in graph.groups for name in group.ops}
+
+    def write(self, mod: IRModule) -> IRModule:
+        main = self._flow.func
+        for param in main.params:
+            if isinstance(value := self._flow.resolved[param], Value):
+                self._full[value] = param
+        attrs = {key: main.attrs[key] for key in main.attrs.keys()} if main.attrs else {}  # noqa: SIM118
+        with self._bb.function("main", list(main.params), attrs=attrs):
+            with self._bb.dataflow():
+                for name in self._flow.dag:
+                    self._write_op(self._graph.op(name))
+                output = self._bb.emit_output(assemble(self._flow.result, lambda value: self._own(value, None)))
+            self._bb.emit_func_output(output)
+        made = self._bb.get()
+        for key in mod.attrs.keys() if mod.attrs else ():
+            made = made.with_attr(key, mod.attrs[key])
+        return relax.transform.DeadCodeElimination(["main"])(made)
+
+    def _write_op(self, node: OpNode) -> None:
+        group, call = self._group.get(node.name), self._flow.calls[node.name]
+        if node.kind is Kind.CONTRACTION and _is_dense(node, call):
+            self._define(node, self._contraction(node, call, group), group)
+            return
+        if self._moves_halves(node):
+            args = [self._rebuilt(arg, lambda value: self._moved(value, group)) for arg in call.args]
+            self._define(node, self._bb.emit(tvm.ir.Call(call.op, args, call.attrs, call.ty_args)), group)
+            if node.kind is not Kind.VIEW or not all(v in self._full for v in node.inputs if v.origin is Origin.OP):
+                return
+        args = [self._rebuilt(arg, lambda value: self._own(value, group)) for arg in call.args]
+        self._define(node, self._bb.emit(same_call(call, args), node.name), group)
+
+    def _contraction(self, node: OpNode, call: Any, group: Group | None) -> Any:
+        data, weight = (self._narrow(value, group) for value in node.inputs[:2])
+        if node.op == "matmul":
+            return self._bb.emit(relax.op.matmul(data, weight, _FULL), node.name)
+        attrs = call.attrs
+        conv = _CONVOLUTIONS[node.op](
+            data, weight, strides=list(attrs.strides), padding=list(attrs.padding), dilation=list(attrs.dilation),
+            groups=1, data_layout=str(attrs.data_layout), kernel_layout=str(attrs.kernel_layout),
+            out_layout=str(attrs.out_layout), out_dtype=_FULL,
+        )  # fmt: skip
+        return self._bb.emit(conv, node.name)
+
+    def _moves_halves(self, node: OpNode) -> bool:
+        """Whether the op only moves elements, and all the float32 it moves exists as bfloat16."""
+        if node.kind not in (Kind.MOVEMENT, Kind.VIEW) and node.op not in _GATHERS:
+            return False
+        floats = [value for value in node.inputs if value.tensor.dtype == _FULL]
+        if not floats or any(value not in self._half for value in floats):
+            return False
+        if node.op == "nn.pad":  # before a depthwise window, padding what is widened already costs less
+            users = [self._graph.op(user) for user in self._flow.dag.successors(node.name)]
+            return any(user.kind is Kind.CONTRACTION and _is_dense(user, self._flow.calls[user.name]) for user in users)
+        return True
+
+    def _define(self, node: OpNode, var: Any, group: Group | None) -> None:
+        """Enter what an op made; what leaves its group in float32 gets its bfloat16."""
+        values = flatten(self._flow.outputs[node.name])
+        single = isinstance(self._flow.outputs[node.name], Value)
+        for i, value in enumerate(values):
+            made = var if single else self._bb.emit(relax.TupleGetItem(var, i))
+            if value.tensor.dtype == _FULL and str(made.ty.dtype) == _HALF:
+                self._half[value] = made
+                continue
+            self._full[value] = made
+            travels = group is not None and value in group.outputs and value not in self._graph.results
+            if value.tensor.dtype == _FULL and travels:
+                self._half[value] = self._bb.emit(relax.op.astype(made, _HALF))
+
+    def _own(self, value: Value, group: Group | None) -> Any:
+        """`value` in its own type, as `group` (or what stays in main) reads it."""
+        if value.origin is Origin.CONSTANT:
+            return self._flow.constants[value.source]
+        is_inside = group is not None and value.source in group.ops
+        if value not in self._half or (value in self._full and (group is None or is_inside)):
+            return self._full[value]
+        key = (group.anchor if group is not None else "", value)
+        if key not in self._widened:
+            self._widened[key] = self._bb.emit(relax.op.astype(self._half[value], _FULL))
+        return self._widened[key]
+
+    def _moved(self, value: Value, group: Group | None) -> Any:
+        """`value` as an op reads it that moves bfloat16: an index, say, in its own type."""
+        return self._half[value] if value in self._half else self._own(value, group)
+
+    def _narrow(self, value: Value, group: Group | None) -> Any:
+        """`value` in bfloat16, an operand of a product."""
+        if value.origin is Origin.CONSTANT:
+            array = array_of(self._flow.constants[value.source])
+            assert array is not None, f"{value.source} is no constant"
+            return relax.const(array.astype(ml_dtypes.bfloat16), _HALF)
+        if value in self._half:
+            return self._half[value]
+        if value not in self._rounded:
+            self._rounded[value] = self._bb.emit(relax.op.astype(self._own(value, group), _HALF))
+        return self._rounded[value]
+
+    def _rebuilt(self, arg: Any, leaf: Any) -> Any:
+        resolved: Resolved = self._flow.values_of(arg)
+        return arg if resolved is None or resolved == () else assemble(resolved, leaf)
+
+
+def _is_dense(node: OpNode, call: Any) -> bool:
+    """Whether the products are of float32 and long enough for pairs: not depthwise, not grouped, not one channel."""
+    if any(value.tensor.dtype != _FULL or not value.tensor.is_static for value in node.inputs[:2]):
+        return False
+    if node.op == "matmul":
+        return all(len(value.tensor.shape) >= 2 for value in node.inputs) and int(node.inputs[0].tensor.shape[-1]) > 1
+    if node.op not in _CONVOLUTIONS or int(call.attrs.groups) != 1 or not str(call.attrs.data_layout).endswith("C"):
+        return False
+    return int(node.inputs[0].tensor.shape[-1]) > 1
