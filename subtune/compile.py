@@ -1,4 +1,4 @@
-"""The road of one model, in order: import, normalise, partition, outline, extract, tune, schedule, splice, write.
+"""The road of one model, in order: import, normalise, partition, outline, extract, tune, choose, splice, write.
 
 This is the only module that knows all the rooms. `subtune.compile(...)` is `compile` below: the module itself is
 made callable, because importing it binds the package's attribute `compile` to it.
@@ -24,6 +24,7 @@ from subtune import frontends, templates
 from subtune.artifact import Artifact
 from subtune.artifact_writer import check_destination, compile_module, write_files
 from subtune.candidate import DEFAULT, Candidate
+from subtune.choose import choose
 from subtune.database import Database
 from subtune.device import CPU, CPUModel, usable_cores
 from subtune.errors import TargetError, VerificationError
@@ -41,6 +42,7 @@ from subtune.passes.splice import splice
 from subtune.predict import BASIS, predict
 from subtune.progress import ProgressCallback
 from subtune.record import Record, func_hash
+from subtune.regions import alternatives_to, chosen_partition, foreseen
 from subtune.report import CompileReport, SubgraphRow
 from subtune.tuner import Records, tune
 from subtune.workload import Workload
@@ -55,9 +57,13 @@ Shapes = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model ready to be tuned. `mod` is frozen: tuning and building use this very module."""
+    """A model ready to be tuned. `mod` is frozen: tuning and building use this very module.
+
+    `normalized` is the module that `graph` partitions, from which another partition can be outlined.
+    """
 
     imported: Imported
+    normalized: tvm.IRModule
     graph: PartitionGraph
     mod: tvm.IRModule
     subgraphs: tuple[Subgraph, ...]
@@ -76,20 +82,25 @@ def prepare(model: Any, shapes: Shapes | None = None) -> Prepared:
 
 def prepare_imported(imported: Imported) -> Prepared:
     """`prepare` for a model that is imported already."""
-    graph, mod = partitioned(imported.mod)
-    return Prepared(imported, graph, mod, extract(mod))
-
-
-def partitioned(mod: tvm.IRModule) -> tuple[PartitionGraph, tvm.IRModule]:
-    """An imported module normalised, partitioned and outlined: one unscheduled PrimFunc per subgraph."""
-    normalized = normalize(mod)
+    normalized = normalize(imported.mod)
     graph = partition(normalized)
-    return graph, outline(normalized, graph)
+    return _outlined(imported, normalized, graph)
+
+
+def _outlined(imported: Imported, normalized: tvm.IRModule, graph: PartitionGraph) -> Prepared:
+    mod = outline(normalized, graph)
+    return Prepared(imported, normalized, graph, mod, extract(mod))
+
+
+def arranged(prepared: Prepared, graph: PartitionGraph) -> Prepared:
+    """The same model under another partition of its ops."""
+    return prepared if graph is prepared.graph else _outlined(prepared.imported, prepared.normalized, graph)
 
 
 def untuned(mod: tvm.IRModule, device: CPUModel) -> tvm.IRModule:
     """An imported module in call_tir form with default schedules: nothing is measured."""
-    _, outlined = partitioned(mod)
+    normalized = normalize(mod)
+    outlined = outline(normalized, partition(normalized))
     return splice(outlined, schedule_kernels(extract(outlined), {}, device))
 
 
@@ -194,9 +205,14 @@ def compile_model(
     clock = _Clock()
     with clock.stage("prepare"):
         prepared = prepare(model, shapes)
+        others = alternatives_to(prepared.normalized, prepared.graph, prepared.subgraphs)
     with opened(database) as store, clock.stage("tune"):
         is_tuning = tune and not is_elsewhere
-        records = _tuned(prepared.subgraphs, device, store, topk, budget_s, is_tuning, measurer, progress)
+        later, reasons = foreseen(others.subgraphs, device, store)
+        records = _tuned(prepared.subgraphs, later, device, store, topk, budget_s, is_tuning, measurer, progress)
+    with clock.stage("choose"):
+        choices = choose(others, records, reasons | records.failures)
+        prepared = arranged(prepared, chosen_partition(prepared.graph, others, choices))
         guesses = predict(prepared.subgraphs, device, known=records) if tune and is_elsewhere else {}
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
         kernels = _tuned_kernels(prepared.subgraphs, records, guesses, device)
@@ -221,8 +237,9 @@ def compile_model(
         if checked
         else "",
         is_interrupted=records.interrupted,
-        failures=tuple(sorted(records.failures.items())),
+        failures=_failures(prepared.subgraphs, records),
         notes=_notes(device, records, guesses) if is_elsewhere else (),
+        choices=choices,
     )
 
 
@@ -255,8 +272,15 @@ def compile(
     return load(compile_model(model, output, target=target, budget_s=budget, **options).path)
 
 
+def _failures(subgraphs: Sequence[Subgraph], records: Records) -> tuple[tuple[str, str], ...]:
+    """Of what ships; alternatives that failed were not taken."""
+    keys = {subgraph.workload.key for subgraph in subgraphs}
+    return tuple(sorted((key, reason) for key, reason in records.failures.items() if key in keys))
+
+
 def _tuned(
     subgraphs: Sequence[Subgraph],
+    later: Sequence[Subgraph],
     device: CPUModel,
     store: Database,
     topk: int,
@@ -273,6 +297,7 @@ def _tuned(
         database=store,
         measurer=measurer,
         progress=progress,
+        later=later,
     )
 
 

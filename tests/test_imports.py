@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1] / "subtune"
 ROOMS = {
     "cli": (3, "cli"),
     **dict.fromkeys(
-        ("compile", "compare", "tuner", "tune", "predict", "inspect", "onnx_backend", "api"), (2, "compile")
+        ("compile", "compare", "tuner", "tune", "predict", "inspect", "regions", "onnx_backend", "api"), (2, "compile")
     ),
     **dict.fromkeys(("artifact", "artifact_writer", "verify", "bench", "bench_worker"), (1, "artifact")),
     **{room: (1, room) for room in ("frontends", "passes", "policy", "templates", "measure")},
