@@ -95,7 +95,7 @@ def report() -> CompileReport:
         Alternatives((region("r", FUSED, SPLIT, lowered("x", "x")), region("s", FUSED, SPLIT, lowered("x", "x"))), ()),
         records(ab=10e-6, a=1e-6, b=3e-6),
     )
-    return CompileReport("m.subtune", (), {"tune": 1.0}, "", False, (), choices)
+    return CompileReport("m.subtune", (), {"tune": 1.0}, "", False, choices=choices)
 
 
 def test_the_report_shows_every_way_and_what_it_saved(report: CompileReport) -> None:
