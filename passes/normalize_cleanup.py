@@ -7,7 +7,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from subtune.passes.exprs import Expr, dtype_of, ints, is_float, op_name, positive_axis, scalar_of, shape_of
+from subtune.passes.exprs import Expr, array_of, dtype_of, ints, is_float, op_name, positive_axis, scalar_of, shape_of
 from subtune.passes.rewriter import Rules, Walk, rewrite
 
 _RESHAPES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
@@ -138,6 +138,21 @@ def drop_neutral(walk: Walk, call: Any) -> Expr | None:
     return None
 
 
+def take_is_slice(walk: Walk, call: Any) -> Expr | None:
+    """`take` of known neighbours along one axis -> a slice, which other kernels can read through; a gather they cannot.
+
+    `take(x: [4, 3, 8], 1, axis=1): [4, 8]` -> `reshape(x[:, 1:2, :])`
+    """
+    source, shape, index = shape_of(call.args[0]), shape_of(call), array_of(call.args[1])
+    if source is None or shape is None or index is None or index.ndim > 1 or not index.size:
+        return None
+    axis = positive_axis(call.attrs.axis, len(source)) if call.attrs.axis is not None else 0
+    begin, end = int(index.flat[0]), int(index.flat[0]) + index.size
+    if not 0 <= begin < end <= source[axis] or list(index.flat) != list(range(begin, end)):
+        return None
+    return relax.op.reshape(relax.op.strided_slice(call.args[0], [axis], [begin], [end]), shape)
+
+
 CLEANUP: Rules = {
     "tuple_get_item": (drop_dropout, project_tuple),
     "relax.astype": (drop_cast,),
@@ -145,6 +160,7 @@ CLEANUP: Rules = {
     "relax.permute_dims": (merge_permutes,),
     "relax.broadcast_to": (drop_broadcast,),
     "relax.concat": (drop_single_concat,),
+    "relax.take": (take_is_slice,),
     **dict.fromkeys(("relax.multiply", "relax.divide", "relax.subtract"), (drop_neutral,)),
 }
 

@@ -2,6 +2,7 @@
 
     matmul(x[B, S, K], W[K, N])   ->  reshape(matmul(reshape(x, [B * S, K]), W), [B, S, N])
     matmul(x * c, W)              ->  matmul(x, W * c)             for a number c and a constant W
+    matmul(x * c, y)              ->  matmul(x, y) * c             for any y: the epilogue multiplies, not the operand
 
 and the reshape moves down through what follows row by row (bias, activation, residual, layer norm), so that the chain
 of a transformer stays two-dimensional from one matmul to the next. Reshapes cost nothing.
@@ -9,6 +10,7 @@ of a transformer stays two-dimensional from one matmul to the next. Reshapes cos
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from subtune.passes.elementwise import BINARY, UNARY, rebuilt
 from subtune.passes.exprs import (
     Expr,
     array_of,
+    dtype_of,
     ints,
     is_float,
     make_const,
@@ -53,6 +56,38 @@ def absorb_factor(walk: Walk, call: Any) -> Expr | None:
         if value is not None and shape_of(data) == shape_of(product):
             scaled = (weight.astype(np.float64) * value).astype(weight.dtype)
             return relax.op.matmul(data, make_const(scaled), call.attrs.out_dtype)
+    return None
+
+
+def release_factor(walk: Walk, call: Any) -> Expr | None:
+    """The rule on matmul: numbers that scale its operands, before a transpose or not -> behind it.
+
+    In float16 scaling first may be what keeps the product finite, so there it stays.
+    """
+    if dtype_of(call) not in ("float32", "float64") or array_of(call.args[1]) is not None:
+        return None
+    scaled = [_scaled(walk, arg) for arg in call.args]
+    if scaled == [None, None]:
+        return None
+    operands = [arg if one is None else one[0] for arg, one in zip(call.args, scaled, strict=True)]
+    factor = math.prod(one[1] for one in scaled if one is not None)
+    product = relax.op.matmul(*operands, call.attrs.out_dtype)
+    return relax.op.multiply(product, relax.const(factor, dtype_of(call)))
+
+
+def _scaled(walk: Walk, expr: Expr) -> tuple[Expr, float] | None:
+    """`expr` without the number it is multiplied by, and that number; None if there is none."""
+    if not walk.has_one_use(expr):
+        return None
+    permute = walk.defined_by(expr, "relax.permute_dims")
+    if permute is not None:
+        inner = _scaled(walk, permute.args[0])
+        return None if inner is None else (relax.op.permute_dims(inner[0], permute.attrs.axes), inner[1])
+    product = walk.defined_by(expr, "relax.multiply")
+    for data, number in (product.args, reversed(product.args)) if product is not None else ():
+        value = scalar_of(number)
+        if value is not None and shape_of(data) == shape_of(product):
+            return data, float(value)
     return None
 
 
@@ -126,7 +161,7 @@ def sink_last_axis(walk: Walk, call: Any) -> Expr | None:
 
 
 MATMUL: Rules = {
-    "relax.matmul": (flatten_rows, absorb_factor),
+    "relax.matmul": (flatten_rows, absorb_factor, release_factor),
     **dict.fromkeys(UNARY, (sink_unary,)),
     **dict.fromkeys(BINARY, (sink_binary,)),
     **dict.fromkeys(("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.softmax"), (sink_last_axis,)),

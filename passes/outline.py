@@ -6,6 +6,7 @@ The module is frozen from here on: tuning and building use these very PrimFuncs.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -13,6 +14,7 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm_ffi import structural_equal, structural_hash
 
+from subtune.errors import SubtuneError
 from subtune.graph import Group, OpNode, Origin, PartitionGraph, Value
 from subtune.passes.opkind import INLINE_0D, INLINE_SCALARS
 from subtune.passes.outline_lower import lower
@@ -38,11 +40,11 @@ def outline(mod: IRModule, graph: PartitionGraph) -> IRModule:
     assert set(flow.dag) == set(graph.dag), "the partition is of another module"
     functions = [_primitive(flow, graph, group) for group in graph.groups]
     distinct = _distinct([function for function, _ in functions])
-    first = {index: position for position, index in reversed(list(enumerate(distinct)))}
+    first = _first_of_each(distinct)
     lowered = lower(
-        [functions[first[index]][0] for index in range(len(first))],
-        [graph.groups[first[index]].name for index in range(len(first))],
-        {gvar: flow.functions[gvar.name_hint] for gvar in mod.get_global_vars() if gvar.name_hint in flow.functions},
+        [functions[position][0] for position in first],
+        [graph.groups[position].name for position in first],
+        _prim_funcs(mod, flow),
     )
     names, primfuncs = _named(graph, [lowered[index] for index in distinct], functions)
     sites = {
@@ -55,6 +57,37 @@ def outline(mod: IRModule, graph: PartitionGraph) -> IRModule:
         for name, (_, group) in primfuncs.items()
     }
     return write_main(mod, flow, graph, primfuncs_only, sites).with_attr(SUBGRAPHS_ATTR, json.dumps(ops))
+
+
+def workloads_of(mod: IRModule, graph: PartitionGraph, groups: Sequence[Group]) -> tuple[Workload | SubtuneError, ...]:
+    """What `outline` would make of each of `groups`, which are over `graph`'s ops; or why it would not."""
+    flow = read_dataflow(mod)
+    functions = [_primitive(flow, graph, group)[0] for group in groups]
+    distinct = _distinct(functions)
+    prim_funcs = _prim_funcs(mod, flow)
+    made = [_lowered(functions[i], groups[i], prim_funcs) for i in _first_of_each(distinct)]
+    return tuple(made[index] for index in distinct)
+
+
+def _lowered(function: Any, group: Group, prim_funcs: Mapping[Any, Any]) -> Workload | SubtuneError:
+    try:
+        (func,) = lower([function], [group.name], prim_funcs)
+        return Workload.of(func, len(group.outputs))
+    except SubtuneError as e:
+        return e
+    except Exception as e:  # TVM's passes may not foresee a group that the partition would not make
+        return SubtuneError(f"TVM cannot lower the subgraph {group.name} to one kernel: {type(e).__name__}: {e}")
+
+
+def _first_of_each(classes: Sequence[int]) -> list[int]:
+    """The first position of each class."""
+    first = {index: position for position, index in reversed(list(enumerate(classes)))}
+    return [first[index] for index in range(len(first))]
+
+
+def _prim_funcs(mod: IRModule, flow: Dataflow) -> dict[Any, Any]:
+    """The PrimFuncs that main calls already."""
+    return {gvar: flow.functions[gvar.name_hint] for gvar in mod.get_global_vars() if gvar.name_hint in flow.functions}
 
 
 def _primitive(flow: Dataflow, graph: PartitionGraph, group: Group) -> tuple[Any, tuple[Value, ...]]:

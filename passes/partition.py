@@ -273,9 +273,7 @@ def _freeze(drafts: Drafts, draft: Draft, names: dict[str, int]) -> Group:
     ops = tuple(sorted(draft.ops, key=drafts.rank.__getitem__))
     epilogue = tuple(name for name in ops if name in draft.epilogue)
     prologue = tuple(name for name in ops if name not in draft.epilogue and name != draft.anchor)
-    base = "_".join(drafts.op(name).short for name in ops)
-    if len(base) > 60:
-        base = f"{base[:48].rstrip('_')}_and_{len(ops) - base[:48].count('_')}_more"
+    base = drafts.label(ops)
     count = names[base] = names.get(base, -1) + 1
     outputs = tuple(
         Value(Origin.OP, source, drafts.op(source).outputs[index], index) for source, index in drafts.outputs(draft.ops)

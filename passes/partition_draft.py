@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import networkx as nx
@@ -99,6 +100,14 @@ class Drafts:
         """The values `ops` read from outside, each once, in order of first use."""
         values = (value for name in sorted(ops, key=self.rank.__getitem__) for value in self.op(name).inputs)
         return tuple(dict.fromkeys(v for v in values if v.origin is not Origin.OP or v.source not in ops))
+
+    def label(self, ops: Iterable[str]) -> str:
+        """A readable name of at most about 70 characters for a group of `ops`, in their order."""
+        shorts = [self.op(name).short for name in ops]
+        base = "_".join(shorts)
+        if len(base) <= 60:
+            return base
+        return f"{base[:48].rstrip('_')}_and_{len(shorts) - base[:48].count('_')}_more"
 
     def is_result(self, name: str) -> bool:
         return any(source == name for source, _ in self.results)

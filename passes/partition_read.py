@@ -159,7 +159,8 @@ def _node(flow: Dataflow, name: str, call: Any) -> OpNode:
     kind = _kind(call, inputs, outputs)
     if function is not None and kind is not Kind.OPAQUE:
         kind = _KIND_OF_PATTERN.get(int(function.attrs["op_pattern"]), Kind.OTHER)
-    return OpNode(name, op_name(call), kind, inputs, outputs)
+    movement = _movement(flow, call) if kind is Kind.MOVEMENT else ""
+    return OpNode(name, op_name(call), kind, inputs, outputs, _keeps_rows(call), movement)
 
 
 def _callee(flow: Dataflow, call: Any) -> Any | None:
@@ -195,6 +196,21 @@ def _kind(call: Any, inputs: tuple[Value, ...], outputs: tuple[Tensor, ...]) -> 
     if op == "permute_dims" and is_unit_permutation(inputs[0].tensor.shape, permutation(call)):
         return Kind.VIEW
     return kind_of(op, call.op.get_attr("FLegalize") is not None)
+
+
+def _keeps_rows(call: Any) -> bool:
+    """True if the op permutes other axes than the last, or is a softmax along the last."""
+    op = op_name(call)
+    if op == "permute_dims":
+        axes = permutation(call)
+        return axes[-1:] == (len(axes) - 1,)
+    if op in ("nn.softmax", "nn.log_softmax"):
+        return int(call.attrs.axis) in (-1, int(call.args[0].ty.ndim) - 1)
+    return False
+
+
+def _movement(flow: Dataflow, call: Any) -> str:
+    return " ".join([str(call.attrs), *(str(arg) for arg in call.args if not flatten(flow.values_of(arg)))])
 
 
 def permutation(call: Any) -> tuple[int, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import ceil
-
 from subtune.graph import Kind, OpNode
 from subtune.passes.opkind import CHEAP, COSTLY, DUPLICATING
 
@@ -12,12 +10,6 @@ MAX_OUTPUTS = 2
 
 MAX_ELEMENTWISE_OUTPUTS = 4
 """Outputs of an elementwise group: more streams than this exhaust a core's write-combining buffers."""
-
-MAX_RECOMPUTED = 4
-"""A cheap producer may be computed this often per element; a DRAM round trip costs about as much."""
-
-REUSE_TILE = 64
-"""Output channels (columns) a contraction computes from one read of its input: the usual register-blocked tile."""
 
 CASTS = frozenset({"astype", "dequantize"})
 
@@ -100,32 +92,9 @@ def _into_contraction(anchor: OpNode, producer: OpNode) -> str | None:
         return None
     if producer.kind is Kind.MOVEMENT:
         return _stays(producer, "it moves data")
-    if not is_cheap(producer):
-        return _stays(producer, f"it is costly and {anchor.short} reads its input several times")
-    times = recomputations(anchor, producer.name)
-    if times > MAX_RECOMPUTED:
-        return _stays(producer, f"it would be computed about {times} times for each element")
-    return None
-
-
-def recomputations(anchor: OpNode, producer: str) -> int:
-    """How often a contraction computes one element of its operand made by `producer`, if that is fused."""
-    shapes = [value.tensor for value in anchor.inputs]
-    side = next((i for i, value in enumerate(anchor.inputs) if value.source == producer), 0)
-    if anchor.op == "matmul":
-        other = shapes[1 - side]
-        free = other.shape[-1] if side == 0 else (other.shape[-2] if len(other.shape) > 1 else 1)
-        return ceil(int(free) / REUSE_TILE)
-    # every weight of a filter meets each pixel once; filters that share a tile share the read
-    weights, data = shapes[1], shapes[0]
-    macs = anchor.output.numel * weights.numel // max(_channels(anchor), 1)
-    return max(1, macs // max(data.numel, 1) // min(REUSE_TILE, _channels(anchor)))
-
-
-def _channels(conv: OpNode) -> int:
-    """Output channels: the last dim in our channels-last layout, the second in the layouts that stayed."""
-    weights, output = conv.inputs[1].tensor, conv.output
-    return int(output.shape[-1] if output.shape[-1] in weights.shape else output.shape[1])
+    # templates block a contraction of loads, or casts of loads: with anything else in its innermost loop it would lose
+    # far more than one pass over memory costs
+    return _stays(producer, f"{anchor.short} would compute it for each of its multiplications")
 
 
 def _stays(op: OpNode, reason: str) -> str:

@@ -1,4 +1,4 @@
-"""The road of one model, in order: import, normalise, partition, outline, extract, tune, schedule, splice, write.
+"""The road of one model, in order: import, normalise, partition, outline, extract, tune, choose, splice, write.
 
 This is the only module that knows all the rooms. `subtune.compile(...)` is `compile` below: the module itself is
 made callable, because importing it binds the package's attribute `compile` to it.
@@ -23,6 +23,7 @@ from subtune import manifest as manifests
 from subtune.artifact import Artifact
 from subtune.artifact_writer import check_destination, compile_module, write_files
 from subtune.candidate import DEFAULT, Candidate
+from subtune.choose import choose
 from subtune.database import Database
 from subtune.device import CPU, CPUModel, usable_cores
 from subtune.errors import SubtuneError, TargetError, VerificationError
@@ -41,6 +42,7 @@ from subtune.passes.splice import splice
 from subtune.predict import BASIS, predict
 from subtune.progress import ProgressCallback
 from subtune.record import Record, func_hash
+from subtune.regions import alternatives_to, chosen_partition, foreseen
 from subtune.report import CompileReport, SubgraphRow
 from subtune.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.tuner import Records, tune
@@ -58,9 +60,13 @@ PRECISIONS = ("fp32", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model ready to be tuned. `mod` is frozen: tuning and building use this very module."""
+    """A model ready to be tuned. `mod` is frozen: tuning and building use this very module.
+
+    `normalized` is the module that `graph` partitions, from which another partition can be outlined.
+    """
 
     imported: Imported
+    normalized: tvm.IRModule
     graph: PartitionGraph
     mod: tvm.IRModule
     subgraphs: tuple[Subgraph, ...]
@@ -80,24 +86,32 @@ def prepare(model: Any, shapes: Shapes | None = None, precision: str = "fp32") -
 
 def prepare_imported(imported: Imported, precision: str = "fp32") -> Prepared:
     """`prepare` for a model that is imported already."""
-    graph, mod = partitioned(imported.mod, precision)
-    return Prepared(imported, graph, mod, extract(mod))
+    normalized = _normalized(imported.mod, precision)
+    graph = partition(normalized)
+    return _outlined(imported, normalized, graph)
 
 
-def partitioned(mod: tvm.IRModule, precision: str = "fp32") -> tuple[PartitionGraph, tvm.IRModule]:
-    """An imported module normalised, partitioned and outlined: one unscheduled PrimFunc per subgraph."""
+def _normalized(mod: tvm.IRModule, precision: str) -> tvm.IRModule:
     if precision not in PRECISIONS:
         raise SubtuneError(f"there is no precision {precision!r}: choose {' or '.join(PRECISIONS)}")
     normalized = normalize(mod)
-    if precision == "bf16":
-        normalized = to_bfloat16(normalized)
-    graph = partition(normalized)
-    return graph, outline(normalized, graph)
+    return to_bfloat16(normalized) if precision == "bf16" else normalized
+
+
+def _outlined(imported: Imported, normalized: tvm.IRModule, graph: PartitionGraph) -> Prepared:
+    mod = outline(normalized, graph)
+    return Prepared(imported, normalized, graph, mod, extract(mod))
+
+
+def arranged(prepared: Prepared, graph: PartitionGraph) -> Prepared:
+    """The same model under another partition of its ops."""
+    return prepared if graph is prepared.graph else _outlined(prepared.imported, prepared.normalized, graph)
 
 
 def untuned(mod: tvm.IRModule, device: CPUModel) -> tvm.IRModule:
     """An imported module in call_tir form with default schedules: nothing is measured."""
-    _, outlined = partitioned(mod)
+    normalized = normalize(mod)
+    outlined = outline(normalized, partition(normalized))
     return splice(outlined, schedule_kernels(extract(outlined), {}, device))
 
 
@@ -217,9 +231,14 @@ def compile_model(
     clock = _Clock()
     with clock.stage("prepare"):
         prepared = prepare(model, shapes, precision)
+        others = alternatives_to(prepared.normalized, prepared.graph, prepared.subgraphs)
     with opened(database) as store, clock.stage("tune"):
         is_tuning = tune and not is_elsewhere
-        records = _tuned(prepared.subgraphs, device, store, topk, budget_s, is_tuning, measurer, progress)
+        later, reasons = foreseen(others.subgraphs, device, store)
+        records = _tuned(prepared.subgraphs, later, device, store, topk, budget_s, is_tuning, measurer, progress)
+    with clock.stage("choose"):
+        choices = choose(others, records, reasons | records.failures)
+        prepared = arranged(prepared, chosen_partition(prepared.graph, others, choices))
         guesses = predict(prepared.subgraphs, device, known=records) if tune and is_elsewhere else {}
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
         subgraphs, imported = prepared.subgraphs, prepared.imported
@@ -247,10 +266,11 @@ def compile_model(
         if checked
         else "",
         is_interrupted=records.interrupted,
-        failures=tuple(sorted(records.failures.items())),
+        failures=_failures(subgraphs, records),
         notes=_notes(device, records, guesses) if is_elsewhere else (),
         memory=manifests.read(path).memory_summary(),
         precision=precision,
+        choices=choices,
     )
 
 
@@ -283,8 +303,15 @@ def compile(
     return load(compile_model(model, output, target=target, budget_s=budget, **options).path)
 
 
+def _failures(subgraphs: Sequence[Subgraph], records: Records) -> tuple[tuple[str, str], ...]:
+    """Of what ships; alternatives that failed were not taken."""
+    keys = {subgraph.workload.key for subgraph in subgraphs}
+    return tuple(sorted((key, reason) for key, reason in records.failures.items() if key in keys))
+
+
 def _tuned(
     subgraphs: Sequence[Subgraph],
+    later: Sequence[Subgraph],
     device: CPUModel,
     store: Database,
     topk: int,
@@ -301,6 +328,7 @@ def _tuned(
         database=store,
         measurer=measurer,
         progress=progress,
+        later=later,
     )
 
 

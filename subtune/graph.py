@@ -1,4 +1,7 @@
-"""The partition of a model, and its subgraphs, as plain data: who belongs to which group, and why it ends there."""
+"""The partition of a model, and its subgraphs, as plain data: who belongs to which group, and why it ends there.
+
+Where a rule is not sure, the partition has a `Region` with several `Way`s; measurements choose (`subtune.choose`).
+"""
 
 from __future__ import annotations
 
@@ -83,13 +86,19 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class OpNode:
-    """One Relax op of the model. `op` is its name without `relax.`; `name` says which one: `conv2d_3`."""
+    """One Relax op of the model. `op` is its name without `relax.`; `name` says which one: `conv2d_3`.
+
+    `keeps_rows` holds for a transpose that leaves the last axis last, and for a softmax along it. `movement` is the
+    text of what an op that moves data moves where: its attributes and arguments that are no tensors.
+    """
 
     name: str
     op: str
     kind: Kind
     inputs: tuple[Value, ...]
     outputs: tuple[Tensor, ...]
+    keeps_rows: bool = False
+    movement: str = ""
 
     @property
     def output(self) -> Tensor:
@@ -106,7 +115,8 @@ class Group:
     """Ops that become one PrimFunc.
 
     `ops` = prologue + anchor + epilogue in execution order. Of a run of injective ops without a true anchor, the
-    anchor is its last op. `outputs` are the values used outside; `boundary` says why the group ends where it does.
+    anchor is its last op; of several anchors (a chain of contractions) the last contraction, and the others are part
+    of the prologue. `outputs` are the values used outside; `boundary` says why the group ends where it does.
     """
 
     name: str
@@ -167,6 +177,43 @@ class PartitionGraph:
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """One way to compute a region: groups over its ops. `why` says what is gained if it wins.
+
+    Views that a way computes inside a group are among that group's ops; in other ways they stay in main.
+    """
+
+    name: str
+    why: str
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Neighbouring groups of a partition, and the ways to compute them; the first way is the partition's own."""
+
+    name: str
+    ways: tuple[Way, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredWay:
+    """A way with its workloads' keys, one for each group; without keys, `refusal` says why it cannot be lowered."""
+
+    way: Way
+    keys: tuple[str, ...]
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredRegion:
+    """A region whose ways are lowered to workloads: ready to be measured."""
+
+    name: str
+    ways: tuple[LoweredWay, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Subgraph:
     """A distinct workload of an outlined module. `name` is its GlobalVar, `uses` the number of its call sites."""
 
@@ -203,3 +250,11 @@ class Subgraph:
             "nbytes": self.nbytes,
             "intensity": round(self.intensity, 3),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """What may be tried beside a partition: its regions, and the workloads that only their other ways have."""
+
+    regions: tuple[LoweredRegion, ...]
+    subgraphs: tuple[Subgraph, ...]

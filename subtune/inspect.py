@@ -11,7 +11,9 @@ from typing import Any
 
 import networkx as nx
 
+from subtune.choose import Choice
 from subtune.graph import Group, Kind, Origin, PartitionGraph, Subgraph, Value
+from subtune.report import choices_json, choices_text
 
 COLOURS = {
     Kind.CONTRACTION: "#cfe3ff",
@@ -47,8 +49,11 @@ def rows(graph: PartitionGraph, subgraphs: Iterable[Subgraph] = (), calls: Itera
     return tuple(Row(group, subgraph) for group, subgraph in zip(graph.groups, found, strict=True))
 
 
-def to_text(graph: PartitionGraph, table: Sequence[Row], *, why: bool = True) -> str:
-    """A table, one row a group; under it, if `why`, the reasons why the group ends where it does."""
+def to_text(graph: PartitionGraph, table: Sequence[Row], choices: Sequence[Choice] = (), *, why: bool = True) -> str:
+    """A table, one row a group; under it, if `why`, the reasons why the group ends where it does.
+
+    Last come the regions that may be grouped in other ways: what is known of each, and which is taken.
+    """
     header = ("#", "subgraph", "anchor", "prologue", "epilogue", "inputs", "output", "MFLOP", "KiB", "FLOP/B", "uses")
     body = [_cells(graph, i, row) for i, row in enumerate(table)]
     reasons = [row.group.boundary for row in table]
@@ -70,11 +75,12 @@ def to_text(graph: PartitionGraph, table: Sequence[Row], *, why: bool = True) ->
     for left in graph.left:
         lines.append(f"{'':{widths[0]}}  {left.name} stays in main ({left.reason})")
     lines.append(_total(graph, table))
+    lines += choices_text(choices, why=why)
     return "\n".join(lines)
 
 
-def to_json(graph: PartitionGraph, table: Sequence[Row]) -> str:
-    """The same for machines: groups in execution order, and what is left in main."""
+def to_json(graph: PartitionGraph, table: Sequence[Row], choices: Sequence[Choice] = ()) -> str:
+    """The same for machines: groups in execution order, what is left in main, and the regions."""
     groups = [
         {
             "name": row.group.name,
@@ -89,7 +95,7 @@ def to_json(graph: PartitionGraph, table: Sequence[Row]) -> str:
         for row in table
     ]
     left = [{"name": item.name, "op": graph.op(item.name).op, "reason": item.reason} for item in graph.left]
-    return json.dumps({"groups": groups, "left": left}, indent=1)
+    return json.dumps({"groups": groups, "left": left, "regions": choices_json(choices)}, indent=1)
 
 
 def to_dot(graph: PartitionGraph, table: Sequence[Row]) -> str:

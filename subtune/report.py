@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
+
+from subtune.choose import Choice, MeasuredWay
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class CompileReport:
 
     `failures` holds the workloads that could not be tuned, with the reason: they keep the default schedule.
     `precision` is "fp32" or "bf16".
+    `choices` says where more than one grouping of the ops was measured, and which was taken.
     """
 
     path: str
@@ -45,6 +50,7 @@ class CompileReport:
     notes: tuple[str, ...] = ()
     memory: str = ""
     precision: str = "fp32"
+    choices: tuple[Choice, ...] = ()
 
     @property
     def default_s(self) -> float:
@@ -57,8 +63,17 @@ class CompileReport:
         return sum(row.uses * row.tuned_s for row in self.rows)
 
     def to_json(self) -> str:
+        found = asdict(self)
+        regions = choices_json(self.choices)
+        del found["choices"]
         return json.dumps(
-            {**asdict(self), "default_s": self.default_s, "tuned_s": self.tuned_s, "failures": dict(self.failures)},
+            {
+                **found,
+                "default_s": self.default_s,
+                "tuned_s": self.tuned_s,
+                "failures": dict(self.failures),
+                "regions": regions,
+            },
             indent=2,
         )
 
@@ -84,9 +99,61 @@ class CompileReport:
         lines += self.notes
         if self.precision != "fp32":
             lines.append(f"precision {self.precision}: products of bfloat16, sums and all else in float32")
+        lines += choices_text(self.choices)
         lines += [line for line in (self.verified, self.memory) if line]
         stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
         lines.append(f"{stages}; wrote {self.path}")
         if self.is_interrupted:
             lines.append("interrupted: what was tuned by then is in the artifact and in the database")
         return "\n".join(lines)
+
+
+SHOWN_WAYS = 8
+"""Of a region; combinations of what is shown make up most of the rest."""
+
+
+def choices_text(choices: Sequence[Choice], *, why: bool = False) -> list[str]:
+    """A block of lines for each region: its ways, their latencies, and `>` before the one that is taken."""
+    if not choices:
+        return []
+    saved = sum(choice.uses * (choice.ways[0].seconds - choice.way.seconds) for choice in choices)
+    taken = sum(choice.uses for choice in choices if choice.taken)
+    total = sum(choice.uses for choice in choices)
+    lines = [f"regions with alternatives: {total}; another way than the partition's is taken in {taken}"]
+    if saved:
+        lines[0] += f", which saves {saved * 1e6:.1f} us"
+    width = max(len(choice.ways[index].name) for choice in choices for index in _shown(choice))
+    for choice in choices:
+        lines.append(f"  at {choice.regions[0]}" + (f", and {choice.uses - 1} more alike" if choice.uses > 1 else ""))
+        for index in _shown(choice):
+            way = choice.ways[index]
+            mark = ">" if index == choice.taken else " "
+            figure = f"{way.seconds * 1e6:10.1f} us" if way.seconds else f"{'-':>10}   "
+            gain = f"  {choice.gain:.2f}x" if index == choice.taken and choice.taken else ""
+            note = f"  ({way.note})" if way.note else ""
+            lines.append(f"  {mark} {way.name:<{width}} {figure}  {_kernels(way)}{gain}{note}")
+            if why and way.why:
+                lines.append(f"      {way.why}")
+        if len(choice.ways) > SHOWN_WAYS:
+            lines.append(f"    and {len(choice.ways) - SHOWN_WAYS} more ways, slower or not measured")
+    return lines
+
+
+def _kernels(way: MeasuredWay) -> str:
+    return "1 kernel" if len(way.kernels) == 1 else f"{len(way.kernels)} kernels"
+
+
+def _shown(choice: Choice) -> list[int]:
+    """The partition's own way, the one taken, and the fastest or else first of the others."""
+    order = sorted(range(len(choice.ways)), key=lambda i: (i not in (0, choice.taken), *_speed(choice, i), i))
+    return sorted(order[:SHOWN_WAYS])
+
+
+def _speed(choice: Choice, index: int) -> tuple[bool, float]:
+    seconds = choice.ways[index].seconds
+    return not seconds, seconds
+
+
+def choices_json(choices: Sequence[Choice]) -> list[dict[str, Any]]:
+    """The same for machines; latencies in seconds, 0.0 where a way was not measured."""
+    return [{**asdict(choice), "uses": choice.uses, "gain": choice.gain} for choice in choices]

@@ -111,39 +111,47 @@ def tune(
     measurer: Measurer | None = None,
     progress: ProgressCallback | None = None,
     candidates: Candidates | None = None,
+    later: Iterable[Tunable] = (),
 ) -> Records:
     """Tune every distinct workload once, those with most time at stake first, within `budget_s` seconds.
 
     Ctrl-C ends the search; what was confirmed by then is returned, with `interrupted` set.
+
+    Args:
+        later: tuned in the same way, with what time is left when all of `subgraphs` are done.
     """
     begin = time.monotonic()
     deadline = begin + (math.inf if budget_s is None else budget_s)
     records = Records()
-    static = []
-    for subgraph in subgraphs:
-        if _is_static(subgraph.workload):
-            static.append(subgraph)
-        else:
-            records.failures[subgraph.workload.key] = "it has a symbolic dim"
-    stakes = _stakes(static, device)
-    waiting: list[tuple[Workload, float]] = []
-    for workload, stake in stakes:
+    stakes: dict[str, tuple[Workload, float, bool]] = {}
+    for part, is_later in ((subgraphs, False), (later, True)):
+        static = []
+        for subgraph in part:
+            if _is_static(subgraph.workload):
+                static.append(subgraph)
+            else:
+                records.failures[subgraph.workload.key] = "it has a symbolic dim"
+        for workload, stake in _stakes(static, device):
+            stakes.setdefault(workload.key, (workload, stake, is_later))
+    waiting: list[tuple[Workload, float, bool]] = []
+    for workload, stake, is_later in stakes.values():
         found = database.lookup(workload, device.fingerprint()) if database else None
         if found:
             records[workload.key] = found
         if not (found and found.complete and found.topk >= topk):
-            waiting.append((workload, stake))
+            waiting.append((workload, stake, is_later))
     if not waiting:
         return records
     done = len(stakes) - len(waiting)
     started = time.monotonic()
     try:
         with nullcontext(measurer) if measurer else LocalMeasurer() as used:
-            for index, (workload, _) in enumerate(waiting):
+            for index, (workload, _, is_later) in enumerate(waiting):
                 now = time.monotonic()
                 if now >= deadline:
                     break
-                soft = now + _allowance_s(deadline - now, [other for _, other in waiting[index:]])
+                rivals = [stake for _, stake, too_late in waiting[index:] if too_late == is_later]
+                soft = now + _allowance_s(deadline - now, rivals)
                 # Before anything is known of the pace, only the budget bounds the time to go.
                 eta = (now - started) / index * (len(waiting) - index) if index else deadline - now
                 state = Progress(workload.key, done + index, len(stakes), 0, 0, math.inf, min(eta, deadline - now))

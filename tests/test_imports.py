@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[1] / "subtune"
 ROOMS = {
     "cli": (3, "cli"),
     **dict.fromkeys(
-        ("compile", "compare", "bench", "tuner", "tune", "predict", "inspect", "onnx_backend", "api"), (2, "compile")
+        ("compile", "compare", "bench", "tuner", "tune", "predict", "inspect", "regions", "onnx_backend", "api"),
+        (2, "compile"),
     ),
     **dict.fromkeys(("artifact", "artifact_writer", "verify"), (1, "artifact")),
     **{room: (1, room) for room in ("frontends", "passes", "policy", "templates", "measure")},

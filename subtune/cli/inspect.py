@@ -1,14 +1,18 @@
-"""`subtune inspect MODEL|ARTIFACT`: the partition, and why it is so; or an artifact's kernels and memory."""
+"""`subtune inspect MODEL|ARTIFACT`: the partition, why it is so, and where measurements decide; or an artifact."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from subtune.cli import arguments
 from subtune.errors import SubtuneError
+
+if TYPE_CHECKING:
+    from subtune.choose import Choice
+    from subtune.compile import Prepared
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -18,6 +22,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     arguments.add_model(parser)
     parser.add_argument("--dot", metavar="FILE", help="write the partition as a Graphviz file")
     parser.add_argument("--svg", metavar="FILE", help="write the partition as a picture")
+    parser.add_argument("--target", default="auto", help="the processor whose measurements to show (default: this one)")
+    parser.add_argument("--threads", type=arguments.positive, metavar="N", help="and its threads (default: all cores)")
+    parser.add_argument("--db", metavar="FILE", help="tuning database (default: in the user's cache directory)")
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -35,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         _write(args.dot, inspect.to_dot(prepared.graph, rows))
     if args.svg:
         _write(args.svg, inspect.to_svg(prepared.graph, rows))
-    print((inspect.to_json if args.json else inspect.to_text)(prepared.graph, rows))
+    print((inspect.to_json if args.json else inspect.to_text)(prepared.graph, rows, _choices(args, prepared)))
     return 0
 
 
@@ -61,6 +68,21 @@ def _artifact(args: argparse.Namespace) -> int:
             figures = f"{'-':>10} {'-':>10} {'-':>7}"
         print(f"{kernel.name:<{width}}  {figures}  {kernel.candidate}")
     return 0
+
+
+def _choices(args: argparse.Namespace, prepared: Prepared) -> tuple[Choice, ...]:
+    """What the database, if there is one, says of the alternatives to the partition."""
+    from subtune.compile import device_model
+    from subtune.database.store import Database, default_path
+    from subtune.regions import alternatives_to, recorded_choices
+
+    others = alternatives_to(prepared.normalized, prepared.graph, prepared.subgraphs)
+    device = device_model(args.target, args.threads, is_measured=False)
+    path = Path(args.db) if args.db else default_path()
+    if not args.db and not path.exists():
+        return recorded_choices(others, prepared.subgraphs, device, None)
+    with Database(path) as database:
+        return recorded_choices(others, prepared.subgraphs, device, database)
 
 
 def _write(path: str, text: str) -> None:

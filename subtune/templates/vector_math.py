@@ -23,7 +23,7 @@ def vectorize_math(func: Any) -> Any:
     def rewrite(call: Any) -> Any:
         name = call.op.name if isinstance(call.op, ir.Op) else ""
         short = name.rpartition(".")[2]
-        if str(call.ty.dtype) != "float32":
+        if str(getattr(call.ty, "dtype", "")) != "float32":  # an address has no dtype
             return call
         if short == "pow":
             return _pow(call)

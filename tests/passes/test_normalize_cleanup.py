@@ -109,3 +109,23 @@ def test_dead_code_goes_and_the_argument_stays():
 )
 def test_which_types_hold_which(wide, narrow, holds):
     assert holds_every(wide, narrow) is holds
+
+
+def test_take_of_known_neighbours_is_a_slice(module, ops, agree):
+    def body(x):
+        one = op.take(x, relax.const(np.int64(2)), axis=1)
+        return one, op.take(x, relax.const(np.array([1, 2], "int64")), axis=2)
+
+    before = module([((2, 4, 3), "float32")], body)
+    after = clean_up(before)
+    assert ops(after) == {"strided_slice": 2, "reshape": 1}
+    agree(before, after, 0.0)
+
+
+def test_take_of_others_stays(module, ops):
+    def body(x):
+        return op.take(x, relax.const(np.array([2, 1], "int64")), axis=1), op.take(
+            x, relax.const(np.array([[1]], "int64")), axis=1
+        )
+
+    assert ops(clean_up(module([((2, 4, 3), "float32")], body))) == {"take": 2}

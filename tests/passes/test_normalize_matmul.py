@@ -52,3 +52,38 @@ def test_gemm_becomes_a_matmul_with_a_k_by_n_constant(transposed, module, ops, a
 def test_a_factor_per_column_stays(module, const):
     before = module([((3, 8), "float32")], lambda x: op.matmul(op.multiply(x, const(8)), const(8, 6)))
     assert flatten_matmuls(before).same_as(before)
+
+
+def test_factors_of_operands_move_behind_the_product(module, ops, agree):
+    def body(q, k):
+        q, k = op.multiply(q, relax.const(0.5)), op.multiply(k, relax.const(0.25))
+        return op.matmul(q, op.permute_dims(k, [0, 2, 1]))
+
+    shapes = [((2, 6, 8), "float32"), ((2, 4, 8), "float32")]
+    before = module(shapes, body)
+    after = flatten_matmuls(before)
+    assert [b.value.op.name for b in after["main"].body.blocks[0].bindings[:3]] == [
+        "relax.permute_dims",
+        "relax.matmul",
+        "relax.multiply",
+    ]
+    assert ops(after) == {"permute_dims": 1, "matmul": 1, "multiply": 1}
+    agree(before, after, 1e-5)
+
+
+def test_factors_stay_in_float16_and_where_the_scaled_tensor_is_needed(module):
+    def halves(x, y):
+        return op.matmul(op.multiply(x, relax.const(0.5, "float16")), y)
+
+    before = module([((6, 8), "float16"), ((8, 4), "float16")], halves)
+    assert flatten_matmuls(before).same_as(before)
+
+    def shared(x, y):
+        scaled = op.multiply(x, relax.const(0.5))
+        return op.matmul(scaled, y), op.nn.relu(scaled)
+
+    before = module([((6, 8), "float32"), ((8, 4), "float32")], shared)
+    assert (
+        sum(b.value.op.name == "relax.multiply" for b in flatten_matmuls(before)["main"].body.blocks[0].bindings[:-1])
+        == 1
+    )

@@ -273,3 +273,29 @@ def test_a_symbolic_workload_is_left_to_its_default(device):
     )
     assert set(records) == {good.key}
     assert records.failures == {symbolic.key: "it has a symbolic dim"}
+
+
+def test_what_comes_later_takes_what_is_left(device, database):
+    """However much time is at stake in it."""
+    order = []
+    small, large = scale(64), scale(1 << 20)
+
+    def noting(workload, device, topk):
+        order.append(workload.key)
+        return CANDIDATES[:topk]
+
+    options = {"topk": 4, "candidates": noting, "database": database}
+    measurer = ReplayMeasurer(outcomes(2.0, 3.0, 4.0, 5.0))
+    records = tune([Subgraph(small)], device, measurer=measurer, later=[Subgraph(large), Subgraph(small)], **options)
+    assert order == [small.key, large.key]
+    assert set(records) == {small.key, large.key}
+    again = ReplayMeasurer({DEFAULT: 1.0})
+    assert tune([Subgraph(small)], device, measurer=again, later=[Subgraph(large)], **options) == records
+    assert again.log == []
+
+
+def test_later_work_does_not_shorten_the_first(device):
+    slow = ReplayMeasurer(outcomes(*range(2, 10)), call_s=0.02)
+    huge = [Subgraph(scale((1 << 20) + i)) for i in range(4)]
+    records = tune([Subgraph(scale(64))], device, measurer=slow, budget_s=1.5, candidates=policy, topk=8, later=huge)
+    assert records[scale(64).key].complete

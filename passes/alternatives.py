@@ -1,0 +1,137 @@
+"""Alternatives: where fusing more or less than the partition does might win, so that measuring has to say.
+
+Analysis only. Every proposal replaces a few neighbouring groups; proposals that share a group make one region, and
+every set of proposals that do not share one is a way of it. Few: an alternative costs tuning time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import networkx as nx
+
+from subtune.graph import Group, PartitionGraph, Region, Way
+from subtune.passes.alternatives_merge import merges
+from subtune.passes.alternatives_split import splits
+from subtune.passes.neighbours import Neighbours, Proposal
+from subtune.passes.regroup import drafts_of, group_of_ops, rearrange
+
+AS_PARTITIONED = "as partitioned"
+
+MAX_WAYS = 64
+"""Ways of one region. Sets of proposals cost no tuning time of their own: their kernels are the proposals'."""
+
+MIN_SHARE = 0.005
+"""An alternative that could spare less of the model's time than this is not worth tuning a contraction for seconds."""
+
+MIN_INJECTIVE_SHARE = 0.003
+"""The same where only copies and elementwise kernels have to be tuned, which is done in a moment."""
+
+OPS_PER_BYTE = 10
+"""Operations a CPU does in the time of one byte from memory: cores have 50 to 200 GFLOP/s and 5 to 20 GB/s each."""
+
+
+def alternatives(graph: PartitionGraph) -> tuple[Region, ...]:
+    """The regions of `graph` with two or more ways, the first being the partition's own; no group is in two regions.
+
+    >>> from subtune import models
+    >>> from subtune.frontends import load
+    >>> from subtune.passes.partition import partition
+    >>> from subtune.passes.pipeline import normalize
+    >>> alternatives(partition(normalize(load(models.reduced("mlp")).mod)))
+    ()
+    """
+    around = Neighbours(graph)
+    proposals = [p for propose in (merges, splits) for p in propose(around)]
+    proposals = _worthwhile(around, proposals)
+    trials = [_Trial(p, frozenset(around.home[op].anchor for op in p.ops if op in around.home)) for p in proposals]
+    return tuple(region for component in _components(trials) if len((region := _region(graph, component)).ways) > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A proposal and the groups it replaces, by their anchors."""
+
+    proposal: Proposal
+    replaced: frozenset[str]
+
+
+def _worthwhile(around: Neighbours, proposals: Iterable[Proposal]) -> list[Proposal]:
+    """Those whose like, over all repetitions in the model, might spare a part of the model's time that one notices."""
+    proposals = list(proposals)
+    total = sum(_bytes_or_equivalent(around, group) for group in around.graph.groups)
+    stakes: dict[object, int] = {}
+    kinds = [_kind(around, p) for p in proposals]
+    for kind, proposal in zip(kinds, proposals, strict=True):
+        stakes[kind] = stakes.get(kind, 0) + proposal.stake_bytes
+    return [p for kind, p in zip(kinds, proposals, strict=True) if stakes[kind] >= _least_share(around, p) * total]
+
+
+def _least_share(around: Neighbours, proposal: Proposal) -> float:
+    needs_anchor = any(around.op(name).kind.is_anchor for name in proposal.ops)
+    return MIN_SHARE if needs_anchor else MIN_INJECTIVE_SHARE
+
+
+def _kind(around: Neighbours, proposal: Proposal) -> object:
+    """Equal for the same proposal in every layer of a model."""
+    ops = [around.graph.op(name) for part in proposal.parts for name in sorted(part, key=around.rank.__getitem__)]
+    return proposal.name, tuple((op.op, op.movement, tuple(v.tensor for v in op.inputs), op.outputs) for op in ops)
+
+
+def _bytes_or_equivalent(around: Neighbours, group: Group) -> float:
+    """The roofline in bytes: what the group moves, or the bytes that could move while it computes."""
+    traffic = sum(value.tensor.nbytes for value in (*group.inputs, *group.outputs) if value.tensor.is_static)
+    return max(traffic, sum(around.operations(op) for op in group.ops) / OPS_PER_BYTE)
+
+
+def _components(trials: list[_Trial]) -> list[list[_Trial]]:
+    """Trials that share groups, directly or through others, together; in execution order."""
+    shared = nx.Graph()
+    shared.add_nodes_from(range(len(trials)))
+    by_group: dict[str, int] = {}
+    for index, trial in enumerate(trials):
+        for anchor in sorted(trial.replaced):
+            shared.add_edge(by_group.setdefault(anchor, index), index)
+    found = sorted(sorted(component) for component in nx.connected_components(shared))
+    return [[trials[index] for index in component] for component in found]
+
+
+def _region(graph: PartitionGraph, trials: list[_Trial]) -> Region:
+    """Every set of trials that replace different groups is a way, the single ones first."""
+    anchors = frozenset().union(*(trial.replaced for trial in trials))
+    own = tuple(group for group in graph.groups if group.anchor in anchors)
+    drafts = drafts_of(graph)
+    made = {
+        id(trial): tuple(group_of_ops(drafts, part, trial.proposal.why) for part in trial.proposal.parts)
+        for trial in trials
+    }
+    ways = [Way(AS_PARTITIONED, "", own)]
+    for chosen in _disjoint_sets(trials):
+        replaced = frozenset[str]().union(*(trial.replaced for trial in chosen))
+        kept = (group for group in own if group.anchor not in replaced)
+        way = Way(
+            " + ".join(trial.proposal.name for trial in chosen),
+            "; ".join(trial.proposal.why for trial in chosen),
+            (*kept, *(group for trial in chosen for group in made[id(trial)])),
+        )
+        if _is_possible(graph, way):
+            ways.append(way)
+    return Region(own[0].anchor, tuple(ways))
+
+
+def _disjoint_sets(trials: list[_Trial]) -> list[tuple[_Trial, ...]]:
+    """At most `MAX_WAYS` - 1 sets of trials that replace different groups, the small ones first."""
+    found: list[tuple[int, ...]] = [()]
+    for members in found:  # grows meanwhile
+        replaced = frozenset[str]().union(*(trials[index].replaced for index in members))
+        for index in range(members[-1] + 1 if members else 0, len(trials)):
+            if len(found) < MAX_WAYS and not replaced & trials[index].replaced:
+                found.append((*members, index))
+    return [tuple(trials[index] for index in members) for members in found[1:]]
+
+
+def _is_possible(graph: PartitionGraph, way: Way) -> bool:
+    """False if groups would depend on each other."""
+    names = {group.ops for group in rearrange(graph, [way]).groups}
+    return all(group.ops in names for group in way.groups)

@@ -1,0 +1,148 @@
+"""Fusing more than the partition does: chains of contractions, and data movement inside the anchors it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from subtune.graph import Group, Kind, OpNode
+from subtune.passes.neighbours import Link, Neighbours, Proposal, nbytes
+
+SOFTMAXES = frozenset({"nn.softmax"})
+
+INDEX_MAPS = frozenset({"permute_dims", "strided_slice"})
+"""Movements that only say where else to read. A concat has to ask, which costs a contraction its blocking."""
+
+MAX_ROW_BYTES = 64 * 1024
+"""A row of a chain's intermediate: sixteen of them, the rows of one register tile, must stay in a core's L2."""
+
+
+def merges(around: Neighbours) -> Iterator[Proposal]:
+    """Proposals to compute several groups of a partition in one kernel."""
+    for group in around.graph.groups:
+        kind = around.anchor(group).kind
+        if kind is Kind.CONTRACTION:
+            yield from _chain(around, group)
+            yield from _permuted_store(around, group)
+        if kind.is_anchor:
+            yield from _moved_inputs(around, group)
+        if around.is_injective(group):
+            yield from _through_view(around, group)
+
+
+def _chain(around: Neighbours, first: Group) -> Iterator[Proposal]:
+    """contraction -> elementwise ops, softmax -> contraction, over the same rows: attention, two-layer perceptrons."""
+    if around.anchor(first).op != "matmul":
+        return
+    middle: list[Group] = []
+    views: list[str] = []
+    group = first
+    while True:
+        link = around.after(group)
+        if link is None or not _keeps_rows(around, group, link):
+            return
+        views += link.views
+        group = link.user
+        if around.anchor(group).kind is Kind.CONTRACTION:
+            break
+        if not _is_rowwise(around, group):
+            return
+        middle.append(group)
+    second, op = group, around.anchor(group)
+    left = op.inputs[0].tensor
+    if op.op != "matmul" or left.numel != first.outputs[0].tensor.numel:
+        return
+    if not _is_left_operand(around, second, views, middle[-1] if middle else first):
+        return
+    if int(left.shape[-1]) * 4 > MAX_ROW_BYTES:
+        return
+    core = [first, *middle, second]
+    what = "softmax" if any(around.anchor(g).op in SOFTMAXES for g in middle) else "what lies between"
+    why = f"{first.anchor}, {what} and {second.anchor} share their rows, which then never leave the cache"
+    stake = 2 * sum(nbytes(g) for g in core[:-1])
+    yield Proposal("one kernel", why, (_ops(core, views),), stake)
+    store = next(_permuted_store(around, second), None)
+    if store is not None:
+        yield Proposal("one kernel, permuted", f"{why}; {store.why}", (_ops(core, views) | store.ops,), stake)
+    around_core = _ops(core, views) | (store.ops if store else frozenset())
+    moved = [p for g in (first, second) if (p := next(_moved_inputs(around, g), None))]
+    if moved:
+        ops = around_core.union(*(p.ops for p in moved))
+        more = sum(p.stake_bytes for p in moved)
+        yield Proposal("one kernel, inputs moved", f"{why}; {moved[0].why}", (ops,), stake + more)
+
+
+def _ops(groups: list[Group], views: list[str]) -> frozenset[str]:
+    return frozenset(views).union(*(group.ops for group in groups))
+
+
+def _keeps_rows(around: Neighbours, group: Group, link: Link) -> bool:
+    """True if the views between leave the last axis alone."""
+    last = group.outputs[0].tensor.shape[-1:]
+    return all(around.op(view).output.shape[-1:] == last for view in link.views)
+
+
+def _is_rowwise(around: Neighbours, group: Group) -> bool:
+    """Softmax along the last axis with what is fused to it, or elementwise ops."""
+    anchor = around.anchor(group)
+    if any(around.op(name).kind is not Kind.ELEMENTWISE for name in group.ops if name != group.anchor):
+        return False
+    if anchor.kind is Kind.ELEMENTWISE:
+        return anchor.output.shape == group.outputs[0].tensor.shape
+    return anchor.op in SOFTMAXES and anchor.keeps_rows
+
+
+def _is_left_operand(around: Neighbours, second: Group, views: list[str], producer: Group) -> bool:
+    """True if the second contraction reads the chain as its left operand, unchanged, and nowhere else."""
+    value = around.anchor(second).inputs[0]
+    return value.source in (producer.outputs[0].source, *views) and all(
+        around.anchor(second).name == user for user in around.graph.dag.successors(value.source)
+    )
+
+
+def _permuted_store(around: Neighbours, group: Group) -> Iterator[Proposal]:
+    """A transpose after a contraction, done by the contraction's stores."""
+    link = around.after(group)
+    if link is None or link.views or len(link.user.ops) != 1:
+        return
+    (name,) = link.user.ops
+    if around.op(name).op != "permute_dims" or not around.op(name).keeps_rows:
+        return
+    why = f"{name} only says where {group.anchor} stores its rows: no copy"
+    yield Proposal("permuted store", why, (_ops([group, link.user], []),), 2 * nbytes(group))
+
+
+def _moved_inputs(around: Neighbours, group: Group) -> Iterator[Proposal]:
+    """Copies (slices, transposes, concatenations) that only an anchor reads: it may read their source itself."""
+    anchor = around.anchor(group)
+    found = [(g, link) for g, link in around.before(group) if _may_feed(around, g, anchor)]
+    if not found:
+        return
+    names = [name for g, _ in found for name in g.ops]
+    ops = _ops([group, *(g for g, _ in found)], [view for _, link in found for view in link.views])
+    why = f"{anchor.name} reads what {', '.join(names)} would copy"
+    yield Proposal("no copy", why, (ops,), 2 * sum(nbytes(g) for g, _ in found))
+
+
+def _may_feed(around: Neighbours, group: Group, anchor: OpNode) -> bool:
+    moves = {around.op(name).op for name in group.ops}
+    if anchor.kind is Kind.POOLING:
+        return moves == {"concat"}  # which part a vector of channels is in is known where the vector begins
+    if not moves <= INDEX_MAPS:
+        return False
+    if anchor.kind in (Kind.REDUCTION, Kind.NORMALIZATION) or anchor.op == "matmul":
+        return True
+    # a window reads each pixel several times, and every time from another row: measured 4x slower
+    filters = anchor.inputs[1].tensor.shape if anchor.kind is Kind.CONTRACTION and len(anchor.inputs) > 1 else ()
+    return len(filters) == 4 and filters[1:3] == (1, 1)
+
+
+def _through_view(around: Neighbours, group: Group) -> Iterator[Proposal]:
+    """Movement, a view, and more injective ops: one copy in place of two."""
+    link = around.after(group)
+    if link is None or not link.views or not around.is_injective(link.user):
+        return
+    if not around.is_movement(group) and not around.is_movement(link.user):
+        return
+    ops = _ops([group, link.user], list(link.views))
+    why = f"{link.user.anchor} can read through {', '.join(link.views)}: one copy in place of two"
+    yield Proposal("one copy", why, (ops,), 2 * nbytes(group))

@@ -1,0 +1,81 @@
+"""Other groupings of a partition: a group of any ops, and a partition with some of its groups replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import networkx as nx
+
+from subtune.graph import Group, Kind, Origin, PartitionGraph, Value, Way
+from subtune.passes.partition_draft import Drafts
+
+
+def drafts_of(graph: PartitionGraph) -> Drafts:
+    """The order of `graph`'s ops, and what sets of them read and write."""
+    return Drafts(graph.dag, frozenset((v.source, v.index) for v in graph.results if v.origin is Origin.OP))
+
+
+def group_of_ops(drafts: Drafts, ops: Iterable[str], why: str) -> Group:
+    """The group that computes `ops`: the anchor is their last contraction, else their last anchor, else their last op.
+
+    What the anchor is computed from is the prologue, everything else the epilogue.
+    """
+    members = tuple(sorted(ops, key=drafts.rank.__getitem__))
+    anchors = [name for name in members if drafts.op(name).kind.is_anchor]
+    contractions = [name for name in anchors if drafts.op(name).kind is Kind.CONTRACTION]
+    anchor = (contractions or anchors or list(members))[-1]
+    before = nx.ancestors(drafts.dag.subgraph(members), anchor)
+    outputs = tuple(
+        Value(Origin.OP, source, drafts.op(source).outputs[index], index)
+        for source, index in drafts.outputs(set(members))
+    )
+    return Group(
+        name=drafts.label(members),
+        anchor=anchor,
+        prologue=tuple(name for name in members if name in before),
+        epilogue=tuple(name for name in members if name not in before and name != anchor),
+        ops=members,
+        inputs=drafts.inputs(set(members)),
+        outputs=outputs,
+        boundary=(why,),
+    )
+
+
+def rearrange(graph: PartitionGraph, ways: Iterable[Way]) -> PartitionGraph:
+    """`graph` with each way's groups in place of those that hold the same ops.
+
+    A way that would make groups depend on each other, together with those before it, is left out.
+    """
+    groups, left = graph.groups, graph.left
+    for way in ways:
+        ops = {op for group in way.groups for op in group.ops}
+        changed = (*(group for group in groups if not ops & set(group.ops)), *way.groups)
+        # a view that a way computes itself no longer stays in main
+        candidate = PartitionGraph(graph.dag, changed, tuple(v for v in left if v.name not in ops), graph.results)
+        if nx.is_directed_acyclic_graph(candidate.quotient()):
+            groups, left = candidate.groups, candidate.left
+    return PartitionGraph(graph.dag, _named(_ordered(graph, groups)), left, graph.results)
+
+
+def _ordered(graph: PartitionGraph, groups: tuple[Group, ...]) -> list[Group]:
+    """Execution order, as close to the order in main as can be."""
+    position = {name: i for i, name in enumerate(graph.dag)}
+    first = {group.anchor: min(position[op] for op in group.ops) for group in groups}
+    by_anchor = {group.anchor: group for group in groups}
+    quotient = PartitionGraph(graph.dag, groups, (), ()).quotient()
+    order = nx.lexicographical_topological_sort(quotient, key=lambda name: first.get(name, position[name]))
+    return [by_anchor[name] for name in order if name in by_anchor]
+
+
+def _named(groups: list[Group]) -> tuple[Group, ...]:
+    """No two groups of one name."""
+    taken: set[str] = set()
+    result = []
+    for group in groups:
+        name, count = group.name, 1
+        while name in taken:
+            name, count = f"{group.name}_{count}", count + 1
+        taken.add(name)
+        result.append(replace(group, name=name))
+    return tuple(result)

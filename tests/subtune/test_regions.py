@@ -1,0 +1,206 @@
+"""Alternatives on the whole road: every way computes the model, and the fastest ships."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import tvm
+from tvm import relax
+
+import subtune
+from subtune import models
+from subtune.artifact_writer import compile_module
+from subtune.candidate import DEFAULT
+from subtune.cli.main import main
+from subtune.compile import Prepared, arranged, compile_model, prepare, schedule_kernels
+from subtune.database import Database
+from subtune.device import CPUModel
+from subtune.graph import Alternatives
+from subtune.measure import LocalMeasurer
+from subtune.measurement import Timing
+from subtune.passes.regroup import rearrange
+from subtune.passes.splice import splice
+from subtune.random_inputs import random_inputs
+from subtune.record import Record, func_hash
+from subtune.regions import alternatives_to, foreseen, recorded_choices
+from subtune.verify import onnxruntime_reference, output_error
+
+road = sys.modules["subtune.compile"]
+
+
+def others_of(prepared: Prepared) -> Alternatives:
+    return alternatives_to(prepared.normalized, prepared.graph, prepared.subgraphs)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "squeezenet", "unet"])
+def test_every_way_of_every_region_computes_the_model(name: str, device: CPUModel) -> None:
+    """Way i of all regions at once, as deep as the ways go, but each set of kernels once; default schedules."""
+    model = models.reduced(name)
+    prepared = prepare(model)
+    others = others_of(prepared)
+    assert others.regions
+    assert not [way.refusal for region in others.regions for way in region.ways if way.refusal]
+    reference = onnxruntime_reference(model)
+    assert reference is not None
+    inputs = random_inputs(prepared.imported.inputs, 0)
+    expected = reference(inputs)
+    untried = {subgraph.workload.key for subgraph in others.subgraphs}
+    while untried:
+        chosen = []
+        for region in others.regions:
+            best = max(region.ways, key=lambda way: len(untried & set(way.keys)))
+            chosen.append(best.way)
+        changed = arranged(prepared, rearrange(prepared.graph, chosen))
+        tried = untried & {subgraph.workload.key for subgraph in changed.subgraphs}
+        assert tried, "a way's workload is not in the module outlined with it"
+        untried -= tried
+        mod = splice(changed.mod, schedule_kernels(changed.subgraphs, {}, device))
+        vm = relax.VirtualMachine(compile_module(mod, device)[0], tvm.cpu())
+        result = vm["main"](*(tvm.runtime.tensor(inputs[spec.name]) for spec in prepared.imported.inputs))
+        arrays = [result] if hasattr(result, "numpy") else list(result)
+        for spec, array in zip(prepared.imported.outputs, arrays, strict=True):
+            assert output_error(spec.name, array.numpy(), expected[spec.name]).is_within
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vgg16"])
+def test_models_of_plain_convolutions_have_nothing_more_to_tune(name: str) -> None:
+    assert others_of(prepare(models.reduced(name))).subgraphs == ()
+
+
+# -- from measurement to model -----------------------------------------------------------------------------
+
+
+def fake(workload: Any, device: CPUModel, seconds: float) -> Record:
+    """As if the default schedule had been measured: the road links it only if the hash is that of its kernel."""
+    kernel = road.applied(workload, DEFAULT, device)
+    timing = Timing(seconds, seconds, 0.0, 9)
+    return Record(
+        workload.key, device.fingerprint(), DEFAULT, timing, timing, 1.0, func_hash(kernel.func), 20, 1, 0, True
+    )
+
+
+@pytest.fixture(scope="module")
+def squeezenet() -> onnx.ModelProto:
+    return models.reduced("squeezenet")
+
+
+def fill(path: Path, model: onnx.ModelProto, device: CPUModel) -> Path:
+    """A database in which every kernel takes 1 ms: fewer kernels win."""
+    prepared = prepare(model)
+    with Database(path) as database:
+        for subgraph in (*prepared.subgraphs, *others_of(prepared).subgraphs):
+            database.add_record(subgraph.workload, fake(subgraph.workload, device, 1e-3))
+    return path
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "bert"])
+def test_the_fastest_ways_are_what_ships(name: str, device: CPUModel, tmp_path: Path) -> None:
+    model = models.reduced(name)
+    options: dict[str, Any] = {"database": fill(tmp_path / "t.db", model, device), "tune": False, "threads": 2}
+    report = compile_model(model, tmp_path / "m.subtune", **options)
+    assert report.choices
+    for choice in report.choices:
+        assert len(choice.way.kernels) == min(len(way.kernels) for way in choice.ways)
+        assert choice.gain == pytest.approx(len(choice.ways[0].kernels) / len(choice.way.kernels))
+    assert {row.tuned_s for row in report.rows} == {1e-3}
+    assert "agrees with ONNX Runtime" in report.verified
+    kernels = subtune.load(tmp_path / "m.subtune").manifest.subgraphs
+    assert {kernel.name for kernel in kernels} == {row.name for row in report.rows}
+    assert all(kernel.measured_hash == kernel.linked_hash != "" for kernel in kernels)
+    own = {subgraph.name for subgraph in prepare(model).subgraphs}
+    assert {row.name for row in report.rows} - own
+
+
+def test_an_empty_database_leaves_the_partition(squeezenet: onnx.ModelProto, tmp_path: Path) -> None:
+    report = compile_model(squeezenet, tmp_path / "m.subtune", database=tmp_path / "e.db", tune=False, verify=False)
+    assert report.choices
+    assert not any(choice.taken for choice in report.choices)
+    assert {row.name for row in report.rows} == {subgraph.name for subgraph in prepare(squeezenet).subgraphs}
+
+
+def test_inspect_shows_what_the_database_says(
+    squeezenet: onnx.ModelProto, device: CPUModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(squeezenet, tmp_path / "s.onnx")
+    command = ["inspect", str(tmp_path / "s.onnx"), "--threads", "2", "--db"]
+    assert main([*command, str(fill(tmp_path / "t.db", squeezenet, device))]) == 0
+    text = capsys.readouterr().out
+    assert "another way than the partition's is taken in" in text
+    assert "> no copy" in text
+    assert "reads what concat_1 would copy" in text
+    assert main([*command, str(tmp_path / "none.db"), "--json"]) == 0
+    regions = json.loads(capsys.readouterr().out)["regions"]
+    assert regions
+    assert all(region["taken"] == 0 and not region["ways"][1]["seconds"] for region in regions)
+
+
+def test_what_no_policy_foresees_is_not_measured(
+    squeezenet: onnx.ModelProto, device: CPUModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = prepare(squeezenet)
+    others = others_of(prepared)
+    broken = others.subgraphs[0].workload.key
+
+    def partial(workload: Any, device: Any, topk: int = 20) -> Any:
+        if workload.key == broken:
+            raise IndexError("a case it does not foresee")
+        return (DEFAULT,)
+
+    monkeypatch.setattr("subtune.policy.candidates", partial)
+    found, reasons = foreseen(others.subgraphs, device, None)
+    assert [subgraph.workload.key for subgraph in found] == [s.workload.key for s in others.subgraphs[1:]]
+    assert reasons == {broken: "no template schedules it"}
+    choices = recorded_choices(others, prepared.subgraphs, device, None)
+    assert any("no template schedules it" in way.note for choice in choices for way in choice.ways)
+
+
+# -- for real ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[LocalMeasurer]:
+    with LocalMeasurer() as used:
+        yield used
+
+
+@pytest.mark.parametrize("name", ["bert", pytest.param("resnet18", marks=pytest.mark.slow)])
+def test_a_model_with_and_one_without_regions_end_to_end(name: str, workers: LocalMeasurer, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"topk": 1, "threads": 2, "database": tmp_path / "t.db", "measurer": workers}
+    model = models.reduced(name, **({"layers": 1} if name == "bert" else {}))
+    report = compile_model(model, tmp_path / "m.subtune", **options)
+    assert "agrees with ONNX Runtime" in report.verified
+    assert not report.failures
+    assert all(row.tuned_s for row in report.rows)
+    assert bool(report.choices) == (name == "bert")
+    assert all(choice.ways[0].seconds for choice in report.choices), "the partition's own way is always measured"
+    seen: list[Any] = []
+    again = compile_model(model, tmp_path / "m.subtune", **options, progress=seen.append)
+    assert not seen, "the database holds the alternatives as well"
+    assert again.choices == report.choices
+    assert again.rows == report.rows
+
+
+def test_a_short_budget_goes_to_the_partition_first(tmp_path: Path, workers: LocalMeasurer) -> None:
+    seen: list[str] = []
+    model = models.reduced("squeezenet")
+
+    def stop(progress: Any) -> None:
+        seen.append(progress.workload_key)
+        if progress.done == 3:
+            raise KeyboardInterrupt
+
+    own = {subgraph.workload.key for subgraph in prepare(model).subgraphs}
+    report = compile_model(
+        model, tmp_path / "m.subtune", topk=1, threads=2, database=tmp_path / "t.db", measurer=workers, progress=stop,
+        verify=False,
+    )  # fmt: skip
+    assert report.is_interrupted
+    assert set(seen) <= own
+    assert not any(choice.taken for choice in report.choices)
+    assert {row.name for row in report.rows} == {subgraph.name for subgraph in prepare(model).subgraphs}
