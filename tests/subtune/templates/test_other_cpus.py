@@ -93,7 +93,7 @@ def test_kernels_for_narrower_vectors_are_right(name: str, case: str, run: Run) 
 def test_all_templates_are_among_the_cases() -> None:
     device = CPU("haswell", threads=2)
     seen = {c.template for make in CASES.values() for c, _ in first_of_each_template(make(), device)}
-    assert seen == {"contraction", "split_k", "winograd", "window", "rowwise", "elementwise"}
+    assert seen >= {"contraction", "split_k", "winograd", "window", "rowwise", "elementwise"}
 
 
 @pytest.mark.parametrize("case", ["conv", "dense, primes", "dense, long reduction", "depthwise, odd", "softmax, odd"])
