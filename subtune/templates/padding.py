@@ -134,7 +134,9 @@ def _holds(stage: Any, block_name: str) -> bool:
 def _padding_stage(source: Any, padded: Any) -> Any:
     axes = [tirx.Var(f"p{i}", "int64") for i in range(len(source.shape))]
     inside = [var < dim for var, dim, new in zip(axes, source.shape, padded.shape, strict=True) if not _same(dim, new)]
-    value = tirx.if_then_else(tirx.all(*inside), tirx.BufferLoad(source, list(axes)), tirx.const(0, str(source.dtype)))
+    value: Any = tirx.BufferLoad(source, list(axes))
+    if inside:
+        value = tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, str(source.dtype)))
     iter_vars = [
         tirx.IterVar(ir.Range(tirx.const(0, "int64"), dim), var, 0) for var, dim in zip(axes, padded.shape, strict=True)
     ]
