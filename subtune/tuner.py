@@ -15,7 +15,7 @@ from subtune.database import Database
 from subtune.device import CPUModel
 from subtune.errors import SubtuneError
 from subtune.measure import Built, Comparison, LocalMeasurer, Measurer, Session, halve
-from subtune.measure.halving import FULL_S
+from subtune.measure.halving import FULL_S, GIVE_UP, LOOK_S
 from subtune.measurement import Failure, FailureKind, Measurement, Timing
 from subtune.progress import Progress, ProgressCallback
 from subtune.record import Record
@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 _BUILD_SHARE = 0.6
 """Of a workload's time, how much may pass before builds stop and timing begins."""
 _CONFIRM_S = 2 * FULL_S
+_TWO_WAVES = 8
+"""So many candidates are built in two waves, the second without those that the first shows to be hopeless."""
+_HOPE = 1.1
 _MIN_GAIN = 1.01
 """A winner must beat the default by this factor and by three standard errors, or the default is kept."""
 _OVERCOMMIT = 2.0
@@ -190,6 +193,7 @@ class _Search:
         self._state = replace(state, best_s=math.inf)
         self._outcomes: dict[Candidate, Timing | Failure] = {}
         self._built: dict[Candidate, Built] = {}
+        self._hopeless = 0
 
     def proposals(self, candidates: Candidates) -> tuple[Candidate, ...]:
         """What to try, in order: an unfinished run's winner, imported candidates, then the policy's."""
@@ -216,17 +220,50 @@ class _Search:
         with measurer.session(self._workload, self._device, hard) as session:
             try:
                 build_deadline = begin + _BUILD_SHARE * (deadline - begin)
+                first, rest = (fresh, []) if len(fresh) < _TWO_WAVES else (fresh[: -(-len(fresh) // 2)], fresh)
                 # The default comes first: without it nothing can be checked, and the record needs its hash.
-                attempts = session.build([DEFAULT, *fresh], build_deadline)
-                self._note_builds(attempts)
+                self._note_builds(attempts := session.build([DEFAULT, *first], build_deadline))
                 if DEFAULT not in attempts:
                     return None
+                rest = self._worth_building(session, first, rest[len(first) :], build_deadline)
+                self._note_builds(session.build(rest, build_deadline) if rest else {})
                 timed = [c for c in fresh if c in self._built]
                 order = halve(session, timed, deadline - _CONFIRM_S, self._note_timing)
             finally:
                 self._save_measurements()
-            is_cut = len(self._outcomes) < len(proposals)
+            is_cut = len(self._outcomes) + self._hopeless < len(proposals)
             return self._confirm(session, order, not is_cut and time.monotonic() < deadline, hard)
+
+    def _worth_building(
+        self, session: Session, first: Sequence[Candidate], rest: Sequence[Candidate], deadline: float
+    ) -> list[Candidate]:
+        """Of `rest` what may still win, after a short look at each of `first`.
+
+        The model's error is mostly a factor for each implementation: the most that one of them was better than
+        predicted is granted to all of its kind, and a tenth more.
+        """
+        seen: dict[Candidate, Timing] = {}
+        for candidate in first if rest else ():
+            if candidate not in self._built or time.monotonic() >= deadline:
+                continue
+            outcome = session.time(candidate, LOOK_S, GIVE_UP * min((t.min_s for t in seen.values()), default=math.inf))
+            if isinstance(outcome, Timing):
+                seen[candidate] = outcome
+            elif time.monotonic() < deadline:
+                self._note_timing(candidate, outcome)
+                self._built.pop(candidate)
+        if not seen or any(candidate.predicted_s <= 0 for candidate in (*seen, *rest)):
+            return list(rest)
+        factors: dict[tuple[str, bool], float] = {}
+        for candidate, timing in seen.items():
+            kind = (candidate.template, candidate.is_serial)
+            factors[kind] = min(factors.get(kind, math.inf), timing.min_s / candidate.predicted_s)
+        limit_s = _HOPE * min(timing.min_s for timing in seen.values())
+        unseen = min(factors.values())
+        hopeful = [c for c in rest if c.predicted_s * factors.get((c.template, c.is_serial), unseen) <= limit_s]
+        self._hopeless = len(rest) - len(hopeful)
+        _log.info("workload %s: %d of %d candidates cannot win", self._workload.key, self._hopeless, len(rest))
+        return hopeful
 
     def _confirm(self, session: Session, order: Sequence[Candidate], complete: bool, hard: float) -> Record | None:
         """The record of the first candidate in `order` that is sound and faster than the default, or of the default."""

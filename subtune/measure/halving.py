@@ -13,8 +13,9 @@ from subtune.measurement import Failure, FailureKind, Timing
 FULL_S = 0.1
 """Seconds of a full measurement. 20 candidates cost 1.25 + 1.25 + 1.25 + 1.5 = 5.25 of these."""
 _FIRST_SHARE = 1 / 16
+LOOK_S = FULL_S * _FIRST_SHARE
 _LAST_SHARE = 1 / 2
-_GIVE_UP = 3.0
+GIVE_UP = 3.0
 """A candidate whose first calls take this many times the best so far is not looked at any longer."""
 _NOISE = 0.01
 """Differences below this are no differences: the earlier, that is the simpler or likelier, candidate wins."""
@@ -40,7 +41,7 @@ def halve(
             if time.monotonic() >= deadline:
                 return ranked(candidates, seen)
             best_s = min((timing.min_s for timing in seen.values()), default=math.inf)
-            outcome = session.time(candidate, share * full_s, _GIVE_UP * best_s)
+            outcome = session.time(candidate, share * full_s, GIVE_UP * best_s)
             if isinstance(outcome, Failure) and outcome.kind == FailureKind.TIMEOUT and time.monotonic() >= deadline:
                 return ranked(candidates, seen)  # it was cut off, which says nothing about it
             report(candidate, outcome)
@@ -54,7 +55,7 @@ def halve(
             break
         keep = max(2, math.ceil(len(alive) / 2))
         best_s = seen[alive[0]].min_s
-        alive = [candidate for candidate in alive[:keep] if seen[candidate].min_s <= _GIVE_UP * best_s]
+        alive = [candidate for candidate in alive[:keep] if seen[candidate].min_s <= GIVE_UP * best_s]
         if len(alive) <= 1:
             break
         share = _LAST_SHARE if len(alive) <= 3 else min(_LAST_SHARE, 2 * share)
