@@ -25,6 +25,7 @@ from subtune.measurement import Failure, FailureKind, Timing
 from subtune.workload import Arg, Workload
 
 _MAX_COPIES = 32
+_PACKED_KEPT = 3 * len(SETS)
 _FILLS = (0xFF, 0x7F, 0xFF)
 """Bytes that outputs hold before a call, one for each input set: NaN, then 3.4e38, as float32."""
 
@@ -62,7 +63,7 @@ class Bench:
         if device.comes_from_memory(constants):
             pool = max(pool, device.l3_bytes + device.l3_bytes // 4)
         self._pool: dict[tuple[int, int, Packing | None], Guarded] = {}
-        self._last_packed: tuple[Any, ...] = ()
+        self._packed_arrays: dict[tuple[int, int, Packing], np.ndarray] = {}
         self._pool_bytes = pool
         kernel = _load(default)
         self._references = [self._run(kernel, default, index)[0] for index in range(len(SETS))]
@@ -157,18 +158,21 @@ class Bench:
         return tensors
 
     def _first_set(self, position: int, packing: Packing | None) -> np.ndarray:
-        """Argument `position` of the first input set; a packing is done once for all copies."""
-        if packing is None:
-            return self._sets[0][position]
-        if self._last_packed[:2] != (position, packing):
-            self._last_packed = (position, packing, packing(self._sets[0][position]))
-        array: np.ndarray = self._last_packed[2]
-        return array
+        return self._packed_array(0, position, packing) if packing else self._sets[0][position]
+
+    def _packed_array(self, index: int, position: int, packing: Packing) -> np.ndarray:
+        """Argument `position` of input set `index`, packed. Many candidates share a packing: the last ones are kept."""
+        key = (index, position, packing)
+        if key not in self._packed_arrays:
+            while len(self._packed_arrays) >= _PACKED_KEPT:
+                self._packed_arrays.pop(next(iter(self._packed_arrays)))
+            self._packed_arrays[key] = packing(self._sets[index][position])
+        return self._packed_arrays[key]
 
     def _packed(self, library: Library, index: int) -> list[np.ndarray]:
         arrays = list(self._sets[index])
         for position, packing in library.packings:
-            arrays[position] = packing(arrays[position])
+            arrays[position] = self._packed_array(index, position, packing)
         return arrays
 
 
