@@ -106,13 +106,9 @@ def _torch(job: Job, inputs: Arrays) -> Peer:
     from subtune.bench.torch_model import converted
 
     torch.set_num_threads(job.threads)
-    if job.framework == "torch-compile":
-        from torch._inductor import config
-
-        config.freezing = True  # weights are constants: packed and folded while compiling, as others do
     module = converted(job.path)
-    run = torch.compile(module) if job.framework == "torch-compile" else module
     tensors = [torch.from_numpy(inputs[name]) for name in job.names]
+    run = _compiled_by_inductor(module, tensors) if job.framework == "torch-compile" else module
 
     def call() -> Any:
         with torch.inference_mode():
@@ -123,6 +119,28 @@ def _torch(job: Job, inputs: Arrays) -> Peer:
         return [tensor.detach().contiguous().numpy() for tensor in found]
 
     return Peer(call, outputs)
+
+
+def _compiled_by_inductor(module: Any, tensors: list[Any]) -> Any:
+    """`module` compiled; without inductor's pattern matcher where that fails, as on BERT's masked attention."""
+    import torch
+    from torch._inductor import config
+
+    config.freezing = True  # weights are constants: packed and folded while compiling, as others do
+    try:
+        return _tried(torch.compile(module), tensors)
+    except Exception:
+        torch._dynamo.reset()
+        config.pattern_matcher = False
+        return _tried(torch.compile(module), tensors)
+
+
+def _tried(run: Any, tensors: list[Any]) -> Any:
+    import torch
+
+    with torch.inference_mode():
+        run(*tensors)
+    return run
 
 
 def _numpy(job: Job, inputs: Arrays) -> Peer:

@@ -30,10 +30,11 @@ def converted(path: str) -> Any:
 
 
 def _with_plain_numbers(module: Any) -> Any:
-    """Reshapes to a constant shape, and gathers of one constant index, take numbers.
+    """Reshapes to a constant shape, gathers of one constant index, and arithmetic with one number take numbers.
 
-    onnx2torch's take tensors, which inductor cannot follow.
+    onnx2torch's take tensors, which inductor cannot follow: attention whose scale is a tensor is one it refuses.
     """
+    _numbers_in_arithmetic(module)
     for node in list(module.graph.nodes):
         if node.op != "call_module" or len(node.args) != 2 or getattr(node.args[1], "op", "") != "get_attr":
             continue
@@ -54,6 +55,19 @@ def _with_plain_numbers(module: Any) -> Any:
         module.graph.erase_node(node)
     module.recompile()
     return module
+
+
+def _numbers_in_arithmetic(module: Any) -> None:
+    """`x / c` for a constant `c` without dimensions: `c` becomes a number of Python. (`c / x` stays.)"""
+    for node in module.graph.nodes:
+        if node.op != "call_module" or len(node.args) != 2 or getattr(node.args[1], "op", "") != "get_attr":
+            continue
+        data, constant = node.args
+        owner, _, name = constant.target.rpartition(".")
+        value = getattr(module.get_submodule(owner), name)
+        is_arithmetic = "BinaryMath" in type(module.get_submodule(node.target)).__name__
+        if is_arithmetic and value.ndim == 0 and getattr(data, "op", "") != "get_attr":
+            node.args = (data, value.item())
 
 
 @cache
