@@ -43,7 +43,9 @@ def read_target(target: str | Mapping[str, Any]) -> tuple[str, str, int | None]:
     name = str(fields.get("mcpu", ""))
     triple = str(fields.get("mtriple") or _triple_of(name))
     extensions = {str(extension) for extension in fields.get("mattr", ())}
-    if unknown := sorted(extensions - {f"+{feature}" for feature in features_of(name, triple)}):
+    is_known = not name or ALIASES.get(name, name) in processors_of(triple)  # LLVM prints a line for one that is not
+    had = {f"+{feature}" for feature in features_of(name, triple)} if extensions and is_known else set()
+    if unknown := sorted(extensions - had):
         raise TargetError(
             f"target {target!r}: mattr {', '.join(unknown)} is not what {name or 'any processor of ' + triple} has; "
             "name the processor that has it as mcpu"

@@ -118,7 +118,8 @@ class TestCompile:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "subtune.frontends", frontends)
             out = str(tmp_path / "o.subtune")
-            options = "--shape x=1,2 --budget 2m --topk 5 --threads 1 --db f.db --device d.json --no-verify --exact"
+            options = "--shape x=1,2 --budget 2m --topk 5 --threads 1 --db f.db --device d.json --no-verify --exact "
+            options += "--precision bf16"
             assert main(["compile", "m.onnx", "-o", out, *options.split()]) == 0
         ((args, kwargs),) = calls
         assert args == ("m.onnx", out)
@@ -135,6 +136,7 @@ class TestCompile:
             "verify": False,
             "tune": True,
             "exact": True,
+            "precision": "bf16",
         }
         assert capsys.readouterr().out == "all is well\n"
 

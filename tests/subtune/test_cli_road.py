@@ -141,7 +141,7 @@ def test_device(place: Path) -> None:
 def test_db(place: Path, compiled: Compiled, tmp_path: Path) -> None:
     out, _ = call("db", "list", "--json", cwd=place)
     records = json.loads(out)
-    assert len(records) == 3
+    assert len(records) >= 3  # the alternatives that were measured are among them
     out, _ = call("db", "list", cwd=place)
     assert all(record["workload_key"] in out for record in records)
     key = records[0]["workload_key"]
@@ -151,7 +151,7 @@ def test_db(place: Path, compiled: Compiled, tmp_path: Path) -> None:
     assert len(shown["measurements"]) == records[0]["tried"]
     out, _ = call("db", "export", tmp_path / "ms", "--threads", 2, "--json", cwd=place)
     exported = json.loads(out)
-    assert exported["exported"] + len(exported["skipped"]) == 3
+    assert exported["exported"] + len(exported["skipped"]) == len(records)
     out, _ = call("db", "import", tmp_path / "ms", "--db", tmp_path / "other.db", "--json", cwd=place)
     assert json.loads(out)["imported"] == exported["exported"]
     out, _ = call("db", "gc", cwd=place)

@@ -145,7 +145,7 @@ def test_two_compiles_share_a_database(lstm: Path, tmp_path: Path) -> None:
     for i in range(2):
         manifest = subtune.load(tmp_path / f"{i}.subtune", check=True).manifest
         assert all(s.measured_hash for s in manifest.subgraphs)
-    assert len(recorded(database)) == len(manifest.subgraphs)
+    assert {s.workload for s in manifest.subgraphs} <= recorded(database)  # and the alternatives that lost
 
 
 # -- the database ------------------------------------------------------------------------------------------
