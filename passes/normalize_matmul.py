@@ -62,9 +62,11 @@ def absorb_factor(walk: Walk, call: Any) -> Expr | None:
 def release_factor(walk: Walk, call: Any) -> Expr | None:
     """The rule on matmul: numbers that scale its operands, before a transpose or not -> behind it.
 
-    In float16 scaling first may be what keeps the product finite, so there it stays.
+    In float16 scaling first may be what keeps the product finite, and it rounds: there it stays.
     """
-    if dtype_of(call) not in ("float32", "float64") or array_of(call.args[1]) is not None:
+    if any(dtype_of(value) not in ("float32", "float64") for value in (call, *call.args)):
+        return None
+    if array_of(call.args[1]) is not None:
         return None
     scaled = [_scaled(walk, arg) for arg in call.args]
     if scaled == [None, None]:
