@@ -23,7 +23,7 @@ from subtune.verify import OutputError, onnxruntime_reference, output_error
 
 FLOAT32 = 1e-4
 FLOAT16 = 2e-2
-BUDGET_S = 3.0
+BUDGET_S = 8.0  # enough for one subgraph also on a loaded machine, where timing waits for quiet
 VARIANTS = [("unet", {"upsample": "resize"}), ("lstm", {"bidirectional": True})]
 BATCHED = ("bert", "lstm", "mobilenet_v2")
 
