@@ -72,6 +72,24 @@ def load_runtime() -> ctypes.CDLL:
     raise ArtifactError(f"TVM's runtime library {name} is in none of {', '.join(map(str, folders))}")
 
 
+@functools.cache
+def has_cuda() -> bool:
+    """Whether this TVM came with its CUDA runtime, which is loaded then, for the life of the process."""
+    spec = importlib.util.find_spec("tvm")
+    folders = [Path(p) / "lib" for p in (spec.submodule_search_locations or ())] if spec else []
+    if override := os.environ.get("TVM_LIBRARY_PATH"):
+        folders.insert(0, Path(override))
+    load_runtime()
+    for path in (folder / "libtvm_runtime_cuda.so" for folder in folders):
+        if path.is_file():
+            try:
+                ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+            except OSError:  # linked against a CUDA that is not here
+                return False
+            return True
+    return tvm_ffi.get_global_func("device_api.cuda", allow_missing=True) is not None
+
+
 def versions() -> dict[str, str]:
     """Installed versions of what an artifact was built with."""
     import subtune

@@ -7,6 +7,7 @@ from dataclasses import replace
 from subtune.anchor import Columns, Contraction, Elementwise, Rowwise, Window
 from subtune.candidate import Candidate
 from subtune.chain import Chain
+from subtune.cuda import CUDAModel
 from subtune.device import CPUModel
 from subtune.policy.chain import chain_candidates
 from subtune.policy.contraction import contraction_candidates
@@ -33,7 +34,7 @@ _SERIAL_TEMPLATES = (
 )  # fmt: skip
 
 
-def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Candidate, ...]:
+def candidates(workload: Workload, device: CPUModel | CUDAModel, topk: int = 20) -> tuple[Candidate, ...]:
     """At most `topk` candidates for `workload` on `device`, the one predicted fastest first.
 
     The default schedule is not among them. Empty where only the default schedule applies. No build, no clock:
@@ -47,6 +48,10 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
     >>> best.predicted_s <= second.predicted_s
     True
     """
+    if isinstance(device, CUDAModel):
+        from subtune.policy import cuda
+
+        return cuda.candidates(workload, device, topk)
     anchor = summarise(workload).anchor
     found: list[Candidate]
     if isinstance(anchor, Contraction):

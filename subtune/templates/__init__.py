@@ -6,6 +6,7 @@ import importlib
 from dataclasses import replace
 
 from subtune.candidate import Candidate
+from subtune.cuda import CUDAModel
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.bf16_ops import FEATURE
@@ -34,7 +35,7 @@ _TEMPLATES = (
 _EXACT_MATH = ("default", "trace")  # the reference calls libm; a foreign trace means what it says
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
+def schedule(workload: Workload, candidate: Candidate, device: CPUModel | CUDAModel) -> Kernel | NotApplicable:
     """Schedule `workload` as `candidate` says, with the template it names.
 
     >>> from subtune import models
@@ -47,6 +48,8 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     >>> schedule(first.workload, Candidate("magic"), CPU("auto"))
     NotApplicable(reason="unknown template 'magic'")
     """
+    if isinstance(device, CUDAModel):
+        return importlib.import_module("subtune.templates.cuda").schedule(workload, candidate, device)  # type: ignore[no-any-return]
     if candidate.template not in _TEMPLATES:
         return NotApplicable(f"unknown template {candidate.template!r}")
     module = importlib.import_module(f"subtune.templates.{candidate.template}")

@@ -1,0 +1,24 @@
+"""One schedule family per file for CUDA: PrimFunc and candidate in, kernel or the reason why not out."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+
+from subtune.candidate import Candidate
+from subtune.cuda import CUDAModel
+from subtune.kernel import Kernel, NotApplicable
+from subtune.workload import Workload
+
+PREFIX = "cuda."
+"""Before the name of every candidate's template but `default`."""
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
+    """Schedule `workload` as `candidate` says; its template `cuda.NAME` is the module NAME of this package."""
+    name = candidate.template.removeprefix(PREFIX)
+    is_foreign = not candidate.template.startswith(PREFIX) and name != "default"
+    if is_foreign or not name.isidentifier() or find_spec(f"{__name__}.{name}") is None:
+        return NotApplicable(f"unknown template {candidate.template!r}")
+    result: Kernel | NotApplicable = importlib.import_module(f"{__name__}.{name}").schedule(workload, candidate, device)
+    return result
