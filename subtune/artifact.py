@@ -53,8 +53,8 @@ class Artifact:
         )
         self._main = executable["bound"]
         self._executable = executable
-        self._inputs = tuple(_Input(spec) for spec in manifest.inputs)
-        self._outputs = tuple(_Output(spec) for spec in manifest.outputs)
+        self._inputs = tuple(Input(spec) for spec in manifest.inputs)
+        self._outputs = tuple(Output(spec) for spec in manifest.outputs)
         self._arguments = tuple(_argument(view, manifest) for view in moving)
         self._lock = threading.Lock()
         self._own_thread: ThreadPoolExecutor | None = None
@@ -208,7 +208,7 @@ def _argument(view: View, manifest: Manifest) -> _Argument:
     return _Argument(TensorSpec(own.name, view.shape, view.dtype), view.base is Base.INPUT, view.place)
 
 
-class _Output:
+class Output:
     """One output: its specification, and arrays for it."""
 
     def __init__(self, spec: TensorSpec):
@@ -230,7 +230,7 @@ class _Output:
             raise InputError(f"out[{self.spec.name!r}] is read-only")
 
 
-class _Input:
+class Input:
     """One input: its specification, and an aligned buffer for arrays that TVM cannot read where they are."""
 
     def __init__(self, spec: TensorSpec):
@@ -296,13 +296,17 @@ def load(
             "a machine, or compile the model for this one"
         )
     _check_versions(folder, dict(manifest.versions))
+    if check:
+        manifests.check_hashes(folder, manifest)
+    if manifest.kind == "cuda":
+        from subtune.artifact_cuda import load_cuda
+
+        return load_cuda(folder, manifest)
     if missing := runtime.missing_features(manifest.features):
         raise ArtifactError(
             f"{folder} was compiled for {manifest.device} and uses {', '.join(missing)}, which this processor lacks; "
             "compile the model on this machine"
         )
-    if check:
-        manifests.check_hashes(folder, manifest)
     try:
         executable = runtime.load_executable(folder / manifests.LIBRARY_NAME)
     except (RuntimeError, AttributeError, OSError) as e:

@@ -25,11 +25,14 @@ from tvm.tirx import PrimFunc
 from subtune import manifest as manifests
 from subtune import runtime
 from subtune.artifact import Artifact, load
+from subtune.cuda import CUDAModel
+from subtune.cuda_binaries import write_binaries
 from subtune.device import CPUModel
 from subtune.errors import ArtifactError
 from subtune.exchange_paths import exchange
 from subtune.link import link_shared
 from subtune.lower import PIPELINE
+from subtune.lower_cuda import default_schedule, pipeline
 from subtune.manifest import FileEntry, KernelOrigin, Manifest, Source, SubgraphEntry, WeightEntry
 from subtune.memory import MemoryPlan
 from subtune.passes.lift_constants import lift_constants
@@ -39,6 +42,8 @@ from subtune.scratch import abandoned, scratch
 from subtune.tensorspec import TensorSpec
 
 logger = logging.getLogger(__name__)
+
+Device = CPUModel | CUDAModel
 
 SUFFIX = ".subtune"
 STAGING = ".new"
@@ -88,7 +93,7 @@ def write(
     mod: tvm.IRModule,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
-    device: CPUModel,
+    device: Device,
     kernels: Sequence[KernelOrigin] = (),
     source: Source | None = None,
     name: str | None = None,
@@ -116,7 +121,7 @@ def write_files(
     mod: tvm.IRModule,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
-    device: CPUModel,
+    device: Device,
     kernels: Sequence[KernelOrigin] = (),
     source: Source | None = None,
     name: str | None = None,
@@ -145,6 +150,7 @@ def write_files(
             _fill(staging, mod, inputs, outputs, device, kernels, source or Source(), name or _stem(folder))
             loadable = staging
             if check is not None and device.obstacle():
+                assert isinstance(device, CPUModel), "what is for a GPU that is not here cannot be checked"
                 loadable = staging / "here"
                 loadable.mkdir()
                 _fill(loadable, mod, inputs, outputs, device.stand_in(), kernels, Source(), name or _stem(folder))
@@ -177,14 +183,23 @@ def _fill(
     mod: tvm.IRModule,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
-    device: CPUModel,
+    device: Device,
     kernels: Sequence[KernelOrigin],
     source: Source,
     name: str,
 ) -> None:
     """Write the three files of the artifact into the directory `staging`."""
     lifted, weights = lift_constants(mod)
-    hashes, memory = _build(lifted, len(inputs), device, staging / manifests.LIBRARY_NAME)
+    files = [manifests.LIBRARY_NAME, manifests.WEIGHTS_NAME]
+    if isinstance(device, CUDAModel):
+        from subtune.cuda_compiler import collected
+
+        with collected(device.exact_math) as binaries:
+            hashes, memory = _build(lifted, len(inputs), device, staging / manifests.LIBRARY_NAME)
+        write_binaries(staging / manifests.BINARIES_NAME, binaries)
+        files.append(manifests.BINARIES_NAME)
+    else:
+        hashes, memory = _build(lifted, len(inputs), device, staging / manifests.LIBRARY_NAME)
     table = _write_weights(weights, staging / manifests.WEIGHTS_NAME)
     manifest = Manifest(
         name=name,
@@ -201,14 +216,14 @@ def _fill(
         memory=memory,
         files=tuple(
             FileEntry(file, (staging / file).stat().st_size, manifests.sha256_of(staging / file))
-            for file in (manifests.LIBRARY_NAME, manifests.WEIGHTS_NAME)
+            for file in files
         ),
     )
     (staging / manifests.MANIFEST_NAME).write_text(manifest.to_json())
     staging.chmod(0o755)  # mkdtemp's is private
 
 
-def compile_module(mod: tvm.IRModule, device: CPUModel) -> tuple[Any, dict[str, str]]:
+def compile_module(mod: tvm.IRModule, device: Device) -> tuple[Any, dict[str, str]]:
     """A module in call_tir form as a Relax executable, and the hash of every PrimFunc as it enters lowering.
 
     Its `main` takes what the module's takes, and TVM allocates.
@@ -216,28 +231,34 @@ def compile_module(mod: tvm.IRModule, device: CPUModel) -> tuple[Any, dict[str, 
     return _compile(_run_passes(_TO_CALLS, mod, device), device)
 
 
-def _run_passes(passes: Sequence[Callable[[], Any]], mod: tvm.IRModule, device: CPUModel) -> tvm.IRModule:
+def _run_passes(passes: Sequence[Callable[[], Any]], mod: tvm.IRModule, device: Device) -> tvm.IRModule:
+    scheduled = {gvar.name_hint for gvar, func in mod.functions_items() if isinstance(func, PrimFunc)}
     with device.target():
-        return tvm.transform.Sequential([make() for make in passes])(mod)
+        made = tvm.transform.Sequential([make() for make in passes])(mod)
+    # what TVM legalises has no thread bindings; a CPU needs none
+    return default_schedule(made, device.target(), keep=scheduled) if isinstance(device, CUDAModel) else made
 
 
-def _compile(mod: tvm.IRModule, device: CPUModel, mode: str = "bytecode") -> tuple[Any, dict[str, str]]:
+def _compile(mod: tvm.IRModule, device: Device, mode: str = "bytecode") -> tuple[Any, dict[str, str]]:
     lowered = _run_passes(_TO_PROGRAM, mod, device)
     hashes = {gvar.name_hint: func_hash(func) for gvar, func in lowered.functions.items() if isinstance(func, PrimFunc)}
     target = device.target()
-    built = relax.build(lowered, target=target, relax_pipeline=None, tir_pipeline=PIPELINE, exec_mode=mode)
+    lowering = pipeline() if isinstance(device, CUDAModel) else PIPELINE
+    built = relax.build(lowered, target=target, relax_pipeline=None, tir_pipeline=lowering, exec_mode=mode)
     return built, hashes
 
 
-def _build(mod: tvm.IRModule, inputs: int, device: CPUModel, library: Path) -> tuple[dict[str, str], MemoryPlan]:
+def _build(mod: tvm.IRModule, inputs: int, device: Device, library: Path) -> tuple[dict[str, str], MemoryPlan]:
     """Compile `mod`, whose `main` takes so many inputs and then weights, into the shared library.
 
     Returns the hash of every PrimFunc as it enters lowering, by name, and where the tensors lie. The calls are
-    compiled, too: TVM's bytecode costs more for each of them than a small kernel takes.
+    compiled, too: TVM's bytecode costs more for each of them than a small kernel takes. Not those of a GPU: they are
+    captured once.
     """
     start = time.perf_counter()
     planned, memory = plan_memory(_run_passes(_TO_CALLS, mod, device), inputs)
-    executable, hashes = _compile(planned, device, "compiled")
+    mode = "bytecode" if isinstance(device, CUDAModel) else "compiled"
+    executable, hashes = _compile(planned, device, mode)
     built = time.perf_counter()
     with _object_files(library.parent) as folder:
         link = partial(link_shared, triple=device.triple)

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from subtune import triples
 from subtune.cuda_devices import Published, limits_of, named, representative
 from subtune.cuda_driver import DriverDevice, driver_device
 from subtune.errors import TargetError
+from subtune.host import usable_cores
 
 _OLDEST = 60  # what NVRTC of CUDA 12 still builds for
 
@@ -66,6 +68,25 @@ class CUDAModel:
         """float32 operations per second of the CUDA cores."""
         return 2.0 * self.fma_per_cycle * self.sms * self.cycles_per_s
 
+    @property
+    def threads(self) -> int:
+        """Of the host, for what runs beside the kernels."""
+        return usable_cores()
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Extensions that the host's code needs: none beyond its architecture's."""
+        return ()
+
+    @property
+    def triple(self) -> str:
+        """LLVM's triple of the host: this machine."""
+        return triples.llvm_triple_here()
+
+    def peak_flops(self) -> float:
+        """The most operations per second of any kind that a kernel can reach; for lower bounds."""
+        return max(self.fma_flops(), *(self.mma_flops(dtype) for dtype, _ in self.mma_flops_per_cycle), 1.0)
+
     def target(self) -> Any:
         """The `tvm.target.Target` kernels are built for, with this machine's processor as its host."""
         from tvm.target import Target
@@ -81,7 +102,7 @@ class CUDAModel:
                 "registers_per_block": self.registers_per_sm,
                 "l2_cache_size_bytes": self.l2_bytes,
             },
-            host="llvm",
+            host={"kind": "llvm", "mtriple": self.triple},
         )
 
     def obstacle(self) -> str:
@@ -136,7 +157,7 @@ def CUDA(target: Any = "auto") -> CUDAModel:
 
     Args:
         target: "auto" or "cuda" for the GPU of this machine; a device ("H200", "RTX 4090"); a tag of TVM's
-            ("nvidia/nvidia-h100"); an architecture ("sm_90a": the figures of a device that has it); a `tvm.target.Target`
+            ("nvidia/nvidia-h100"); an architecture ("sm_90a": the figures of a device that has it); a TVM target
             or its fields as a mapping or JSON object, `max_shared_memory_per_block` and the like included.
 
     Raises:
@@ -306,7 +327,7 @@ _ATTRIBUTES = {
 
 
 def _with_attributes(model: CUDAModel, fields: Mapping[str, Any]) -> CUDAModel:
-    """What a target says beside its architecture. TVM's tags say 48 KB of shared memory of all GPUs: that says nothing."""
+    """What a target says beside its architecture; 48 KB of shared memory, as TVM's tags say of all, says nothing."""
     found = {}
     for attribute, field in _ATTRIBUTES.items():
         value = fields.get(attribute)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 _K, _M = 1024, 1024 * 1024
 
 Rates = tuple[tuple[str, int], ...]
-"""(dtype, operations per cycle of one multiprocessor), two for a multiply-add; dense operands, sums in float32/int32."""
+"""(dtype, operations per cycle of one SM), two for a multiply-add; dense operands, sums in float32 or int32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def limits_of(capability: int) -> Limits:
 
 
 def named(text: str) -> Published | None:
-    """The device that `text` names: "H200", "nvidia/nvidia-h200", "NVIDIA H100 80GB HBM3", "rtx-4090", "Tesla V100-SXM2".
+    """The device that `text` names, in NVIDIA's or in TVM's spelling.
 
     >>> named("nvidia/geforce-rtx-4090").name, named("NVIDIA A100-SXM4-80GB").name, named("magic")
     ('RTX 4090', 'A100', None)

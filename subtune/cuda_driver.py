@@ -53,15 +53,20 @@ class DriverDevice:
 
 
 @cache
-def driver_device() -> DriverDevice | str:
-    """The first GPU that the driver shows (`CUDA_VISIBLE_DEVICES` is obeyed), or why there is none, as a clause."""
-    library = None
+def driver_library() -> ctypes.CDLL | None:
+    """The driver's library, where it is installed."""
     for name in ("libcuda.so.1", "nvcuda.dll"):
         try:
-            library = ctypes.CDLL(name)
-            break
+            return ctypes.CDLL(name)
         except OSError:
             continue
+    return None
+
+
+@cache
+def driver_device() -> DriverDevice | str:
+    """The first GPU that the driver shows (`CUDA_VISIBLE_DEVICES` is obeyed), or why there is none, as a clause."""
+    library = driver_library()
     if library is None:
         return "this machine has no CUDA driver"
     if code := library.cuInit(0):

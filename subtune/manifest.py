@@ -16,6 +16,8 @@ FORMAT = 2
 MANIFEST_NAME = "manifest.json"
 LIBRARY_NAME = "model.so"
 WEIGHTS_NAME = "weights.bin"
+BINARIES_NAME = "kernels.cubin"
+"""Only of an artifact for CUDA: the GPU's machine code (`subtune.cuda_binaries`)."""
 
 _MIB = float(1 << 20)
 
@@ -107,12 +109,21 @@ class Manifest:
     files: tuple[FileEntry, ...]
 
     @property
+    def kind(self) -> str:
+        """What runs the kernels: `cpu` or `cuda`."""
+        return "cuda" if self._target().get("kind") == "cuda" else "cpu"
+
+    @property
     def triple(self) -> str:
-        """LLVM triple of the machine the code is for; "" if the target does not say."""
+        """LLVM triple of the machine the code is for, of a GPU's host; "" if the target does not say."""
+        target = self._target()
+        return str(target.get("host", {}).get("mtriple", "") if self.kind == "cuda" else target.get("mtriple", ""))
+
+    def _target(self) -> dict[str, Any]:
         try:
-            return str(json.loads(self.target).get("mtriple", ""))
-        except (ValueError, AttributeError):
-            return ""
+            return dict(json.loads(self.target))
+        except (ValueError, TypeError):
+            return {}
 
     @property
     def weights_nbytes(self) -> int:

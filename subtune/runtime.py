@@ -81,13 +81,25 @@ def has_cuda() -> bool:
         folders.insert(0, Path(override))
     load_runtime()
     for path in (folder / "libtvm_runtime_cuda.so" for folder in folders):
-        if path.is_file():
-            try:
-                ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
-            except OSError:  # linked against a CUDA that is not here
-                return False
+        if path.is_file() and (_loads(path) or (_loads_cudart() and _loads(path))):
             return True
     return tvm_ffi.get_global_func("device_api.cuda", allow_missing=True) is not None
+
+
+def _loads(path: Path) -> bool:
+    try:
+        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+    except OSError:
+        return False
+    return True
+
+
+def _loads_cudart() -> bool:
+    """CUDA's runtime library from NVIDIA's Python packages, which no dynamic linker finds by itself."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    found = [path for folder in folders for path in Path(folder).glob("*/lib/libcudart.so.*")]
+    return any(_loads(path) for path in found)
 
 
 def versions() -> dict[str, str]:
@@ -103,12 +115,15 @@ def versions() -> dict[str, str]:
     return {"subtune": subtune.__version__, "tvm": installed("apache-tvm"), "ffi": installed("apache-tvm-ffi")}
 
 
-def load_executable(path: Path) -> Any:
-    """The Relax VM of the shared library `path`, ready for calls on the CPU."""
+_CPU, _CUDA, _POOLED_ALLOCATOR = 1, 2, 2
+
+
+def load_executable(path: Path, on_cuda: bool = False) -> Any:
+    """The Relax VM of the shared library `path`, ready for calls on the CPU, or on the first GPU."""
     load_runtime()
     executable = tvm_ffi.load_module(_spelled_anew(path))["vm_load_executable"]()
-    cpu, device_index, pooled_allocator = 1, 0, 2
-    executable["vm_initialization"](cpu, device_index, pooled_allocator)
+    devices = (_CUDA, 0, _POOLED_ALLOCATOR) if on_cuda else ()
+    executable["vm_initialization"](*devices, _CPU, 0, _POOLED_ALLOCATOR)
     return executable
 
 
@@ -187,6 +202,14 @@ def retyped(tensor: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """The same memory seen as another shape and dtype of no more bytes."""
     view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
     return view(tensor, tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype), 0)
+
+
+def host_copy(tensor: Any) -> Any:
+    """A tensor of a GPU as one of the CPU."""
+    target = tvm_ffi.from_dlpack(aligned_empty(int(np.prod(tensor.shape, dtype=np.int64)) * tensor.dtype.itemsize))
+    target = retyped(target, tuple(tensor.shape), str(tensor.dtype))
+    tvm_ffi.get_global_func("runtime.TVMTensorCopyFromTo")(tensor, target)
+    return target
 
 
 def is_direct(array: np.ndarray) -> bool:

@@ -34,6 +34,12 @@ def is_here(triple: str) -> bool:
     return is_system and architecture(triple) == architecture(platform.machine())
 
 
+def llvm_triple_here() -> str:
+    """A triple of this machine that LLVM and `is_here` understand, without asking LLVM."""
+    known = {"linux": "linux-gnu", "darwin": "apple-macosx", "win32": "pc-windows-msvc"}
+    return f"{architecture(platform.machine())}-{known.get(sys.platform, sys.platform)}"
+
+
 def here() -> str:
     """This machine, for messages: `x86_64 linux`."""
     return f"{architecture(platform.machine())} {sys.platform}"

@@ -49,7 +49,9 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel | CUDAMo
     NotApplicable(reason="unknown template 'magic'")
     """
     if isinstance(device, CUDAModel):
-        return importlib.import_module("subtune.templates.cuda").schedule(workload, candidate, device)  # type: ignore[no-any-return]
+        from subtune.templates import cuda
+
+        return cuda.schedule(workload, candidate, device)
     if candidate.template not in _TEMPLATES:
         return NotApplicable(f"unknown template {candidate.template!r}")
     module = importlib.import_module(f"subtune.templates.{candidate.template}")
