@@ -1,11 +1,11 @@
-"""bfloat16 mode: matrix products and convolutions of bfloat16, everything else in float32, bfloat16 in between.
+"""Half precision: matrix products and convolutions of bfloat16 or float16, all else in float32, halves in between.
 
     conv2d(x, w) -> add(b) -> relu -> layer_norm
 ->  conv2d(x16, w16, out_dtype=float32) -> add(b) -> relu -> astype(bfloat16)  |  astype(float32) -> layer_norm -> ...
 
 The casts stand where the partition of the float32 model ends its groups, so that they become epilogues and prologues
 of the same groups: activations travel through memory as bfloat16, and inside a kernel nothing is rounded but the
-operands of a product. Inputs and results of the model keep their types.
+operands of a product. Inputs and results of the model keep their types. With float16 it is the same.
 """
 
 from __future__ import annotations
@@ -23,25 +23,30 @@ from subtune.passes.outline_main import assemble, same_call
 from subtune.passes.partition import partition
 from subtune.passes.partition_read import Dataflow, Resolved, flatten, read_dataflow
 
-_HALF, _FULL = "bfloat16", "float32"
+_FULL = "float32"
 _CONVOLUTIONS = {"nn.conv1d": relax.op.nn.conv1d, "nn.conv2d": relax.op.nn.conv2d, "nn.conv3d": relax.op.nn.conv3d}
 _GATHERS = frozenset({"take", "gather_elements", "gather_nd", "index_tensor"})
 
 
 def to_bfloat16(mod: IRModule) -> IRModule:
     """A normalised module -> the same in bfloat16 mode, ready for the partition."""
+    return to_half(mod, "bfloat16")
+
+
+def to_half(mod: IRModule, half: str) -> IRModule:
+    """A normalised module -> the same with products of `half`: bfloat16 or float16."""
     flow = read_dataflow(mod)
     graph = partition(mod)
     if any(call.args and isinstance(call.args[0], tvm.ir.GlobalVar) for call in flow.calls.values()):
         return mod  # loops that the importer wrote: their types are fixed
-    return _Writer(flow, graph).write(mod)
+    return _Writer(flow, graph, half).write(mod)
 
 
 class _Writer:
-    """Writes the new main. `_full` holds every float32 tensor as computed, `_half` those that exist as bfloat16."""
+    """Writes the new main. `_full` holds every float32 tensor as computed, `_half` those that exist in half."""
 
-    def __init__(self, flow: Dataflow, graph: PartitionGraph) -> None:
-        self._flow, self._graph = flow, graph
+    def __init__(self, flow: Dataflow, graph: PartitionGraph, half: str) -> None:
+        self._flow, self._graph, self._dtype = flow, graph, half
         self._bb = relax.BlockBuilder()
         self._full: dict[Value, Any] = {}
         self._half: dict[Value, Any] = {}
@@ -92,7 +97,7 @@ class _Writer:
         return self._bb.emit(conv, node.name)
 
     def _moves_halves(self, node: OpNode) -> bool:
-        """Whether the op only moves elements, and all the float32 it moves exists as bfloat16."""
+        """Whether the op only moves elements, and all the float32 it moves exists in half."""
         if node.kind not in (Kind.MOVEMENT, Kind.VIEW) and node.op not in _GATHERS:
             return False
         floats = [value for value in node.inputs if value.tensor.dtype == _FULL]
@@ -104,18 +109,18 @@ class _Writer:
         return True
 
     def _define(self, node: OpNode, var: Any, group: Group | None) -> None:
-        """Enter what an op made; what leaves its group in float32 gets its bfloat16."""
+        """Enter what an op made; what leaves its group in float32 gets its half."""
         values = flatten(self._flow.outputs[node.name])
         single = isinstance(self._flow.outputs[node.name], Value)
         for i, value in enumerate(values):
             made = var if single else self._bb.emit(relax.TupleGetItem(var, i))
-            if value.tensor.dtype == _FULL and str(made.ty.dtype) == _HALF:
+            if value.tensor.dtype == _FULL and str(made.ty.dtype) == self._dtype:
                 self._half[value] = made
                 continue
             self._full[value] = made
             travels = group is not None and value in group.outputs and value not in self._graph.results
             if value.tensor.dtype == _FULL and travels:
-                self._half[value] = self._bb.emit(relax.op.astype(made, _HALF))
+                self._half[value] = self._bb.emit(relax.op.astype(made, self._dtype))
 
     def _own(self, value: Value, group: Group | None) -> Any:
         """`value` in its own type, as `group` (or what stays in main) reads it."""
@@ -130,19 +135,21 @@ class _Writer:
         return self._widened[key]
 
     def _moved(self, value: Value, group: Group | None) -> Any:
-        """`value` as an op reads it that moves bfloat16: an index, say, in its own type."""
+        """`value` as an op reads it that moves halves: an index, say, in its own type."""
         return self._half[value] if value in self._half else self._own(value, group)
 
     def _narrow(self, value: Value, group: Group | None) -> Any:
-        """`value` in bfloat16, an operand of a product."""
+        """`value` in half, an operand of a product."""
         if value.origin is Origin.CONSTANT:
             array = array_of(self._flow.constants[value.source])
             assert array is not None, f"{value.source} is no constant"
-            return relax.const(array.astype(ml_dtypes.bfloat16), _HALF)
+            return relax.const(
+                array.astype(ml_dtypes.bfloat16 if self._dtype == "bfloat16" else self._dtype), self._dtype
+            )
         if value in self._half:
             return self._half[value]
         if value not in self._rounded:
-            self._rounded[value] = self._bb.emit(relax.op.astype(self._own(value, group), _HALF))
+            self._rounded[value] = self._bb.emit(relax.op.astype(self._own(value, group), self._dtype))
         return self._rounded[value]
 
     def _rebuilt(self, arg: Any, leaf: Any) -> Any:

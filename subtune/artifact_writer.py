@@ -27,7 +27,7 @@ from subtune import runtime
 from subtune.artifact import Artifact, load
 from subtune.cuda import CUDAModel
 from subtune.cuda_binaries import write_binaries
-from subtune.device import CPUModel
+from subtune.device import CPUModel, Device
 from subtune.errors import ArtifactError
 from subtune.exchange_paths import exchange
 from subtune.link import link_shared
@@ -42,8 +42,6 @@ from subtune.scratch import abandoned, scratch
 from subtune.tensorspec import TensorSpec
 
 logger = logging.getLogger(__name__)
-
-Device = CPUModel | CUDAModel
 
 SUFFIX = ".subtune"
 STAGING = ".new"
@@ -215,8 +213,7 @@ def _fill(
         weights=table,
         memory=memory,
         files=tuple(
-            FileEntry(file, (staging / file).stat().st_size, manifests.sha256_of(staging / file))
-            for file in files
+            FileEntry(file, (staging / file).stat().st_size, manifests.sha256_of(staging / file)) for file in files
         ),
     )
     (staging / manifests.MANIFEST_NAME).write_text(manifest.to_json())

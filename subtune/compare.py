@@ -20,7 +20,7 @@ from subtune.artifact_writer import write
 from subtune.candidate import DEFAULT, Candidate
 from subtune.compile import Prepared, Shapes, applied, device_model, opened, prepare, schedule_kernels
 from subtune.database import Database
-from subtune.device import CPUModel
+from subtune.device import Device
 from subtune.graph import Subgraph
 from subtune.kernel import Kernel
 from subtune.measure import LocalMeasurer, Measurer
@@ -104,12 +104,13 @@ def compare_model(
     database: Database | str | Path | None = None,
     device_file: str | Path | None = None,
     progress: ProgressCallback | None = None,
+    gpu: Mapping[str, Any] | None = None,
 ) -> ComparisonReport:
     """Tune `model` at both granularities and time both outcomes. Arguments as `subtune.compile.compile_model`.
 
     `budget_s` is shared: half for the ops, half for the subgraphs. Ctrl-C raises KeyboardInterrupt.
     """
-    device = device_model(target, threads, device_file)
+    device = device_model(target, threads, device_file, gpu=gpu)
     prepared = prepare(model, shapes)
     alone = {s.name: anchor_alone(s.workload) for s in prepared.subgraphs}
     ops = {name: workload for name, workload in alone.items() if isinstance(workload, Workload)}
@@ -142,7 +143,7 @@ def _transferred(
     ops: Mapping[str, Workload],
     op_records: Mapping[str, Record],
     records: Mapping[str, Record],
-    device: CPUModel,
+    device: Device,
 ) -> dict[str, Candidate]:
     """By subgraph workload: the op's winner where the subgraph has an epilogue, else the subgraph's own."""
     chosen = _winners(subgraphs, records)
@@ -158,7 +159,7 @@ def _transferred(
 
 
 def _compared(
-    subgraph: Subgraph, op: Record | None, own: Record | None, device: CPUModel, measurer: Measurer
+    subgraph: Subgraph, op: Record | None, own: Record | None, device: Device, measurer: Measurer
 ) -> ComparedSubgraph:
     """Both winners on the subgraph, in turns."""
     pair = (op.candidate if op else DEFAULT, own.candidate if own else DEFAULT)
@@ -183,7 +184,7 @@ def _compared(
 
 
 def _end_to_end(
-    prepared: Prepared, choices: tuple[Mapping[str, Candidate], ...], device: CPUModel
+    prepared: Prepared, choices: tuple[Mapping[str, Candidate], ...], device: Device
 ) -> tuple[float, float]:
     """Latency of the model built with each choice of candidates: medians of interleaved rounds."""
     imported = prepared.imported

@@ -24,8 +24,10 @@ from subtune.artifact import Artifact
 from subtune.artifact_writer import check_destination, compile_module, write_files
 from subtune.candidate import DEFAULT, Candidate
 from subtune.choose import choose
+from subtune.cuda import CUDA, CUDAModel, is_cuda_target
+from subtune.cuda_compiler import require_compiler
 from subtune.database import Database
-from subtune.device import CPU, CPUModel, usable_cores
+from subtune.device import CPU, CPUModel, Device, usable_cores
 from subtune.errors import SubtuneError, TargetError, VerificationError
 from subtune.frontends import Imported
 from subtune.graph import PartitionGraph, Subgraph
@@ -33,7 +35,7 @@ from subtune.kernel import Kernel, NotApplicable
 from subtune.link import link_command
 from subtune.manifest import KernelOrigin, Source
 from subtune.measure import Measurer
-from subtune.passes.bfloat16 import to_bfloat16
+from subtune.passes.bfloat16 import to_half
 from subtune.passes.extract import extract
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
@@ -55,7 +57,8 @@ logger = logging.getLogger(__name__)
 
 Shapes = Mapping[str, Sequence[int]]
 
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "fp16")
+_HALVES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ def prepare(model: Any, shapes: Shapes | None = None, precision: str = "fp32") -
     Args:
         model: a path, bytes, an `onnx.ModelProto`, or `zoo:NAME`.
         shapes: fixed shapes of inputs with symbolic dims, by input name.
-        precision: "fp32" keeps the model's types; "bf16" multiplies in bfloat16 (`passes.bfloat16`).
+        precision: "fp32" keeps the model's types; "bf16" multiplies in bfloat16, "fp16" in float16
+            (`passes.bfloat16`).
     """
     imported = frontends.load(model, shapes)
     return prepare_imported(imported, precision)
@@ -95,7 +99,7 @@ def _normalized(mod: tvm.IRModule, precision: str) -> tvm.IRModule:
     if precision not in PRECISIONS:
         raise SubtuneError(f"there is no precision {precision!r}: choose {' or '.join(PRECISIONS)}")
     normalized = normalize(mod)
-    return to_bfloat16(normalized) if precision == "bf16" else normalized
+    return to_half(normalized, _HALVES[precision]) if precision in _HALVES else normalized
 
 
 def _outlined(imported: Imported, normalized: tvm.IRModule, graph: PartitionGraph) -> Prepared:
@@ -108,7 +112,7 @@ def arranged(prepared: Prepared, graph: PartitionGraph) -> Prepared:
     return prepared if graph is prepared.graph else _outlined(prepared.imported, prepared.normalized, graph)
 
 
-def untuned(mod: tvm.IRModule, device: CPUModel) -> tvm.IRModule:
+def untuned(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
     """An imported module in call_tir form with default schedules: nothing is measured."""
     normalized = normalize(mod)
     outlined = outline(normalized, partition(normalized))
@@ -121,17 +125,21 @@ def device_model(
     device_file: Any = None,
     exact: bool = False,
     is_measured: bool = True,
-) -> CPUModel:
+    gpu: Mapping[str, Any] | None = None,
+) -> Device:
     """The device to tune for: `target`'s model, with the fields of the JSON file `device_file` in place of its own.
 
-    `exact` allows only kernels that round as the model says (`CPUModel.exact_math`).
+    `exact` allows only kernels that round as the model says (`CPUModel.exact_math`). `gpu` holds the switches of
+    `CUDAModel`, for a target that is one: `tensor_core`, `allow_tf32`, `wgmma`.
 
     Raises:
         TargetError: it is not known; or `is_measured`, and this machine cannot run what is built for it.
         ArtifactError: nothing here links for it.
     """
-    if target.startswith(("cuda", "nvidia")):
-        raise TargetError(f"target {target!r}: GPUs are not supported yet; use auto or a CPU's name")
+    if is_cuda_target(target):
+        return _gpu_model(target, device_file, {"exact_math": exact, **(gpu or {})}, is_measured)
+    if gpu:
+        raise TargetError(f"{', '.join(gpu)} means something for a GPU only, and the target is {target}")
     device = CPU(target, threads)
     if device_file is not None:
         device = device.overridden(device_file)
@@ -148,15 +156,32 @@ def device_model(
     return device
 
 
-def check_precision(precision: str, device: CPUModel, remedy: str = "; use fp32") -> None:
+def _gpu_model(target: str, device_file: Any, switches: Mapping[str, Any], is_measured: bool) -> CUDAModel:
+    device = CUDA(target)
+    if device_file is not None:
+        device = device.overridden(device_file)
+    device = replace(device, **switches)
+    require_compiler()
+    if (obstacle := device.obstacle()) and is_measured:
+        raise TargetError(f"target {target!r}: {obstacle}, and kernels are timed on the GPU they are built for")
+    return device
+
+
+def check_precision(precision: str, device: Device, remedy: str = "; use fp32") -> None:
     """Raise TargetError if `device` cannot multiply in that precision."""
+    if isinstance(device, CUDAModel):
+        if precision == "bf16" and device.capability < 80:
+            raise TargetError(f"precision bf16 needs a GPU of sm_80 or newer, not {device.arch}{remedy}")
+        return
+    if precision == "fp16":
+        raise TargetError(f"precision fp16 is for GPUs, and the target is {device.name or 'a CPU'}{remedy}")
     if precision == "bf16" and "avx512bf16" not in device.features:
         what = device.name or "this one"
         raise TargetError(f"precision bf16 needs a processor with AVX512-BF16, which {what} has not{remedy}")
 
 
 def schedule_kernels(
-    subgraphs: Sequence[Subgraph], chosen: Mapping[str, Candidate], device: CPUModel
+    subgraphs: Sequence[Subgraph], chosen: Mapping[str, Candidate], device: Device
 ) -> dict[str, Kernel]:
     """Each subgraph's candidate, scheduled on the frozen PrimFunc; the default schedule where none was chosen.
 
@@ -175,7 +200,7 @@ def schedule_kernels(
     return kernels
 
 
-def applied(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
+def applied(workload: Workload, candidate: Candidate, device: Device) -> Kernel | NotApplicable:
     """The kernel of a candidate that was chosen elsewhere, or why there is none: a template may not foresee it."""
     try:
         return templates.schedule(workload, candidate, device)
@@ -200,6 +225,7 @@ def compile_model(
     tune: bool = True,
     measurer: Measurer | None = None,
     progress: ProgressCallback | None = None,
+    gpu: Mapping[str, Any] | None = None,
 ) -> CompileReport:
     """Tune `model` and write its artifact to the directory `output`.
 
@@ -210,7 +236,8 @@ def compile_model(
         exact: only kernels that round as the model says: no Winograd, no polynomials for exp, tanh and erf.
         precision: "fp32", the model as it is, or "bf16": products of bfloat16 with sums and all else in float32,
             activations in memory as bfloat16, inputs and results in their own types. The comparison with the reference
-            allows what that costs, and the report says how much it was.
+            allows what that costs, and the report says how much it was. "fp16", for a GPU: the same with float16.
+        gpu: switches of a GPU's model: `tensor_core`, `allow_tf32`, `wgmma`.
         verify: compare the whole model with ONNX Runtime, or without it with the untuned build, before it is
             written; a model that disagrees is refused (VerificationError).
         target: a machine that is not this one gets kernels that were measured there, if the database has them, and
@@ -222,12 +249,16 @@ def compile_model(
     Ctrl-C while tuning keeps what was tuned, and the artifact is still written; the report says so.
     """
     output = check_destination(output)
-    device = device_model(target, threads, device_file, exact, is_measured=False)
+    device = device_model(target, threads, device_file, exact, is_measured=False, gpu=gpu)
     is_elsewhere = bool(device.obstacle())
-    runs_here = device.stand_in() if is_elsewhere else device
     check_precision(precision, device)
-    if verify and is_elsewhere:
-        check_precision(precision, runs_here, ", to verify it here; compile with --no-verify")
+    if isinstance(device, CUDAModel):
+        runs_here = replace(CPU("auto"), exact_math=device.exact_math)  # for the reference; a GPU has no stand-in
+        verify = verify and not is_elsewhere
+    else:
+        runs_here = device.stand_in() if is_elsewhere else device
+        if verify and is_elsewhere:
+            check_precision(precision, runs_here, ", to verify it here; compile with --no-verify")
     clock = _Clock()
     with clock.stage("prepare"):
         prepared = prepare(model, shapes, precision)
@@ -312,7 +343,7 @@ def _failures(subgraphs: Sequence[Subgraph], records: Records) -> tuple[tuple[st
 def _tuned(
     subgraphs: Sequence[Subgraph],
     later: Sequence[Subgraph],
-    device: CPUModel,
+    device: Device,
     store: Database,
     topk: int,
     budget_s: float | None,
@@ -333,7 +364,7 @@ def _tuned(
 
 
 def _tuned_kernels(
-    subgraphs: Sequence[Subgraph], records: Records, guesses: Mapping[str, Candidate], device: CPUModel
+    subgraphs: Sequence[Subgraph], records: Records, guesses: Mapping[str, Candidate], device: Device
 ) -> dict[str, Kernel]:
     """The winners' kernels. A record whose kernel is not the one that was timed any more is dropped from `records`."""
     chosen = {key: record.candidate for key, record in records.items()}
@@ -394,12 +425,14 @@ class _Verification:
         try:
             report = verify(artifact, reference, name, limits=self._limits, precision=self._precision)
         except VerificationError as e:
-            if self._precision == "bf16":
-                raise VerificationError(f"{e}; bf16 costs this model too much, use --precision fp32") from e
+            if self._precision in _HALVES:
+                raise VerificationError(
+                    f"{e}; {self._precision} costs this model too much, use --precision fp32"
+                ) from e
             if self._is_exact:
                 raise
             raise VerificationError(f"{e}; --exact leaves out the kernels that round differently") from e
-        if self._precision == "bf16":
+        if self._precision in _HALVES:
             self.summary = (
                 f"against {name} in float32: largest error {report.max_rel:.1e} of the largest value, "
                 f"cosine similarity {report.min_cosine:.5f}"
@@ -457,8 +490,13 @@ def _untuned_reference(imported: Imported, device: CPUModel, beside: Executor) -
     return run
 
 
-def _notes(device: CPUModel, records: Records, guesses: Mapping[str, Candidate]) -> tuple[str, ...]:
+def _notes(device: Device, records: Records, guesses: Mapping[str, Candidate]) -> tuple[str, ...]:
     """What the report of a model for another machine must say, in one line."""
+    if isinstance(device, CUDAModel):
+        return (
+            f"for {device.name} ({device.arch}; {device.obstacle()}): {len(guesses)} kernels are {BASIS}, "
+            f"{len(records)} were measured on such a GPU; the model was not verified, which needs the GPU",
+        )
     place = f"{device.name or 'any'} {device.triple} with {device.threads} threads ({device.obstacle()})"
     return (f"for {place}: {len(guesses)} kernels are {BASIS}, {len(records)} were measured there",)
 

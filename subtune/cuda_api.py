@@ -75,14 +75,16 @@ class Memory:
 
     def write(self, array: np.ndarray, offset: int = 0) -> None:
         """Copy a contiguous array's bytes here."""
-        assert array.flags.c_contiguous and offset + array.nbytes <= self.nbytes
+        assert array.flags.c_contiguous
+        assert offset + array.nbytes <= self.nbytes
         if array.nbytes:
             source = ctypes.c_void_p(array.__array_interface__["data"][0])
             _call("cuMemcpyHtoD_v2", ctypes.c_uint64(self.address + offset), source, ctypes.c_size_t(array.nbytes))
 
     def read_into(self, array: np.ndarray, offset: int = 0) -> None:
         """Copy as many bytes from here as the contiguous `array` has."""
-        assert array.flags.c_contiguous and offset + array.nbytes <= self.nbytes
+        assert array.flags.c_contiguous
+        assert offset + array.nbytes <= self.nbytes
         if array.nbytes:
             target = ctypes.c_void_p(array.__array_interface__["data"][0])
             _call("cuMemcpyDtoH_v2", target, ctypes.c_uint64(self.address + offset), ctypes.c_size_t(array.nbytes))
@@ -97,7 +99,9 @@ class Memory:
         """Set bytes to `value`."""
         count = self.nbytes - offset if nbytes is None else nbytes
         if count:
-            _call("cuMemsetD8_v2", ctypes.c_uint64(self.address + offset), ctypes.c_ubyte(value), ctypes.c_size_t(count))
+            _call(
+                "cuMemsetD8_v2", ctypes.c_uint64(self.address + offset), ctypes.c_ubyte(value), ctypes.c_size_t(count)
+            )
 
 
 def copy_on_device(target: int, source: int, nbytes: int) -> None:

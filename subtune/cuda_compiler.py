@@ -24,7 +24,9 @@ _EXACT_NVRTC = "TVM_CUDA_NVRTC_EXTRA_OPTS"
 def compiler() -> str:
     """`nvrtc`, `nvcc`, or "" where there is neither."""
     asked = os.environ.get("TVM_CUDA_COMPILE_MODE", "").lower()
-    found = [name for name, is_there in (("nvrtc", _has_nvrtc()), ("nvcc", shutil.which("nvcc") is not None)) if is_there]
+    found = [
+        name for name, is_there in (("nvrtc", _has_nvrtc()), ("nvcc", shutil.which("nvcc") is not None)) if is_there
+    ]
     return asked if asked in found else (found or [""])[0]
 
 
@@ -40,7 +42,7 @@ def require_compiler() -> None:
     """Raise TargetError where nothing compiles CUDA."""
     if not compiler():
         raise TargetError(
-            "nothing here compiles CUDA: install NVRTC (pip install cuda-bindings nvidia-cuda-nvrtc) or the CUDA toolkit"
+            "nothing here compiles CUDA: install NVRTC (the packages cuda-bindings and nvidia-cuda-nvrtc) or nvcc"
         )
 
 
@@ -61,7 +63,9 @@ def compile_source(source: str, target: Any) -> bytes:
             with target:
                 made = compile_cuda(source, target_format="cubin", compiler=compiler())
         except RuntimeError as e:
-            if any(words in str(e) for words in ("Unsupported gpu architecture", "invalid value for --gpu-architecture")):
+            if any(
+                words in str(e) for words in ("Unsupported gpu architecture", "invalid value for --gpu-architecture")
+            ):
                 raise TargetError(f"the CUDA compiler here ({compiler()}) does not build for {arch}") from e
             raise RuntimeError(_complaint(str(e))) from e
         while len(_known) >= _KNOWN_LIMIT:

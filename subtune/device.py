@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from subtune import runtime, triples
+from subtune.cuda import CUDAModel
 from subtune.errors import TargetError
 from subtune.host import caches, fast_cores
 from subtune.host import usable_cores as usable_cores  # callers take it from here
@@ -133,6 +134,10 @@ class CPUModel:
         if "features" in data:
             data["features"] = tuple(data["features"])
         return replace(self, **data)
+
+
+Device = CPUModel | CUDAModel
+"""What kernels can be built for."""
 
 
 def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) -> CPUModel:

@@ -1,7 +1,7 @@
 """TVM's tensor intrinsics in two seconds instead of fifteen.
 
-Every TVMScript function asks `inspect.stack()` for the frames around it, which reads and parses the source file of each.
-Only the frames themselves are looked at.
+Every TVMScript function asks `inspect.stack()` for the frames around it, which reads and parses the source file of
+each. Only the frames themselves are looked at.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class SubgraphEntry:
 class Source:
     """The model that was compiled: a path or `zoo:NAME`, the file's SHA-256 ("" if built in memory), fixed shapes.
 
-    `precision` is what was asked for: "fp32", the model as it is, or "bf16".
+    `precision` is what was asked for: "fp32", the model as it is, "bf16" or "fp16".
     """
 
     model: str = ""

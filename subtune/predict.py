@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable
+from typing import Any
 
 import tvm
 
 from subtune import policy, templates
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.cuda import CUDAModel
+from subtune.device import Device
 from subtune.graph import Subgraph
 from subtune.kernel import NotApplicable
+from subtune.lower_cuda import pipeline
 from subtune.workload import Workload
 
 _log = logging.getLogger(__name__)
@@ -22,7 +25,7 @@ _TRIED = 5
 BASIS = "predicted, not measured"
 
 
-def predict(subgraphs: Iterable[Subgraph], device: CPUModel, known: Container[str] = ()) -> dict[str, Candidate]:
+def predict(subgraphs: Iterable[Subgraph], device: Device, known: Container[str] = ()) -> dict[str, Candidate]:
     """The candidate that the policy expects to be the fastest, of every distinct workload; none where none builds.
 
     Args:
@@ -47,7 +50,15 @@ def predict(subgraphs: Iterable[Subgraph], device: CPUModel, known: Container[st
     return chosen
 
 
-def _first_that_builds(workload: Workload, device: CPUModel) -> Candidate | None:
+def _lower(func: Any, device: Device) -> None:
+    """Raise what building raises. CUDA's own compiler, which takes seconds, is left out: it gets what TVM's accepts."""
+    if isinstance(device, CUDAModel):
+        tvm.compile(func, target=device.target(), tir_pipeline=pipeline())
+        return
+    tvm.compile(func, target=device.target())
+
+
+def _first_that_builds(workload: Workload, device: Device) -> Candidate | None:
     try:
         candidates = policy.candidates(workload, device, _TRIED)
     except Exception as e:  # a policy that does not foresee a workload leaves it its default schedule
@@ -59,7 +70,7 @@ def _first_that_builds(workload: Workload, device: CPUModel) -> Candidate | None
             if isinstance(kernel, NotApplicable):
                 _log.info("%s of workload %s: %s", candidate, workload.key, kernel.reason)
                 continue
-            tvm.compile(kernel.func.with_attr("global_symbol", "main"), target=device.target())
+            _lower(kernel.func.with_attr("global_symbol", "main"), device)
         except Exception as e:  # as in a worker process, where it would cost the candidate only
             _log.info("%s of workload %s: %s: %s", candidate, workload.key, type(e).__name__, e)
             continue

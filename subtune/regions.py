@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from subtune import policy
 from subtune.choose import Choice, choose, chosen_ways
 from subtune.database import Database
-from subtune.device import CPUModel
+from subtune.device import Device
 from subtune.graph import Alternatives, PartitionGraph, Subgraph
 from subtune.passes.alternatives import alternatives
 from subtune.passes.alternatives_lower import lower_regions
@@ -35,7 +35,7 @@ def alternatives_to(mod: tvm.IRModule, graph: PartitionGraph, own: Sequence[Subg
 
 
 def foreseen(
-    subgraphs: Sequence[Subgraph], device: CPUModel, database: Database | None
+    subgraphs: Sequence[Subgraph], device: Device, database: Database | None
 ) -> tuple[list[Subgraph], dict[str, str]]:
     """The alternatives that have a candidate; and, by workload key, why the others are not worth a measurement.
 
@@ -50,7 +50,7 @@ def foreseen(
     return found, reasons
 
 
-def _has_candidate(workload: Workload, device: CPUModel, database: Database | None) -> bool:
+def _has_candidate(workload: Workload, device: Device, database: Database | None) -> bool:
     if database and (database.lookup(workload, device.fingerprint()) or database.suggestions(workload)):
         return True
     try:
@@ -71,7 +71,7 @@ def chosen_partition(graph: PartitionGraph, others: Alternatives, choices: Seque
 
 
 def recorded_choices(
-    others: Alternatives, own: Sequence[Subgraph], device: CPUModel, database: Database | None
+    others: Alternatives, own: Sequence[Subgraph], device: Device, database: Database | None
 ) -> tuple[Choice, ...]:
     """What would be chosen by what `database` holds: nothing is measured."""
     records: Mapping[str, Record] = {

@@ -37,7 +37,7 @@ class CompileReport:
     artifact takes when it is loaded.
 
     `failures` holds the workloads that could not be tuned, with the reason: they keep the default schedule.
-    `precision` is "fp32" or "bf16".
+    `precision` is "fp32", "bf16" or "fp16".
     `choices` says where more than one grouping of the ops was measured, and which was taken.
     """
 
@@ -98,7 +98,8 @@ class CompileReport:
         lines += [f"not tuned: {key}: {reason}" for key, reason in self.failures]
         lines += self.notes
         if self.precision != "fp32":
-            lines.append(f"precision {self.precision}: products of bfloat16, sums and all else in float32")
+            half = {"bf16": "bfloat16", "fp16": "float16"}[self.precision]
+            lines.append(f"precision {self.precision}: products of {half}, sums and all else in float32")
         lines += choices_text(self.choices)
         lines += [line for line in (self.verified, self.memory) if line]
         stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from subtune.candidate import DEFAULT, Candidate
 from subtune.database import Database
-from subtune.device import CPUModel
+from subtune.device import Device
 from subtune.errors import SubtuneError
 from subtune.measure import Built, Comparison, LocalMeasurer, Measurer, Session, halve
 from subtune.measure.halving import FULL_S, GIVE_UP, LOOK_S
@@ -60,12 +60,12 @@ class Records(dict[str, Record]):
         self.failures: dict[str, str] = {}
 
 
-Candidates = Callable[[Workload, CPUModel, int], Sequence[Candidate]]
+Candidates = Callable[[Workload, Device, int], Sequence[Candidate]]
 
 
 def tune_subgraph(
     workload: Workload,
-    device: CPUModel,
+    device: Device,
     *,
     topk: int = 20,
     database: Database | None = None,
@@ -106,7 +106,7 @@ def tune_subgraph(
 
 def tune(
     subgraphs: Iterable[Tunable],
-    device: CPUModel,
+    device: Device,
     *,
     topk: int = 20,
     budget_s: float | None = None,
@@ -179,7 +179,7 @@ class _Search:
     def __init__(
         self,
         workload: Workload,
-        device: CPUModel,
+        device: Device,
         topk: int,
         database: Database | None,
         progress: ProgressCallback,
@@ -359,12 +359,12 @@ def _is_faster(comparison: Comparison) -> bool:
     return comparison.gain > max(_MIN_GAIN, math.exp(3 * comparison.noise))
 
 
-def _finished(database: Database, workload: Workload, device: CPUModel, topk: int) -> Record | None:
+def _finished(database: Database, workload: Workload, device: Device, topk: int) -> Record | None:
     found = database.lookup(workload, device.fingerprint())
     return found if found and found.complete and found.topk >= topk else None
 
 
-def _stakes(subgraphs: Iterable[Tunable], device: CPUModel) -> list[tuple[Workload, float]]:
+def _stakes(subgraphs: Iterable[Tunable], device: Device) -> list[tuple[Workload, float]]:
     """Distinct workloads with the seconds that all their uses take at best, most first."""
     workloads: dict[str, Workload] = {}
     stakes: dict[str, float] = {}
@@ -378,7 +378,7 @@ def _stakes(subgraphs: Iterable[Tunable], device: CPUModel) -> list[tuple[Worklo
     return [(workloads[key], stakes[key]) for key in order]
 
 
-def _bound_s(workload: Workload, device: CPUModel) -> float:
+def _bound_s(workload: Workload, device: Device) -> float:
     """The roofline: a workload takes at least the time of its arithmetic and that of its bytes."""
     try:
         flops = workload.flops
@@ -392,7 +392,7 @@ def _is_static(workload: Workload) -> bool:
     return all(isinstance(dim, int) for arg in workload.args for dim in arg.shape)
 
 
-def _policy(workload: Workload, device: CPUModel, topk: int) -> Sequence[Candidate]:
+def _policy(workload: Workload, device: Device, topk: int) -> Sequence[Candidate]:
     from subtune.policy import candidates  # type: ignore[attr-defined]
 
     found: Any = candidates(workload, device, topk)

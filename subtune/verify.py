@@ -18,10 +18,10 @@ Reference = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 _TOLERANCES = {"float64": 1e-4, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
-_BF16_TOLERANCE = 5e-2
-_BF16_COSINE = 0.99
-"""In bf16 mode outputs lose what hundreds of roundings to eight bits lose: few percent of the largest value at worst,
-and next to nothing of the direction. A wrong kernel loses both."""
+_HALF_LIMITS = {"bf16": (5e-2, 0.99), "fp16": (1e-2, 0.9999)}
+"""By precision: the largest error, of the largest value, and the least cosine. In bf16 mode outputs lose what hundreds
+of roundings to eight bits lose: few percent of the largest value at worst, and next to nothing of the direction. A
+wrong kernel loses both. float16 has three bits more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def output_error(name: str, got: np.ndarray, expected: np.ndarray, precision: st
     """The error of `got`; infinite if shapes differ or one has a NaN or an infinity where the other has none.
 
     Args:
-        precision: "bf16" judges floating-point outputs as what bf16 mode computes.
+        precision: "bf16" and "fp16" judge floating-point outputs as what these modes compute.
     """
     dtype = str(expected.dtype)
     tolerance = _TOLERANCES.get(dtype, 0.0)
@@ -90,18 +90,20 @@ def output_error(name: str, got: np.ndarray, expected: np.ndarray, precision: st
     if not finite.any():
         return OutputError(name, dtype, 0.0, 0.0, tolerance)
     a, b = a[finite], b[finite]
-    if precision == "bf16":
-        return _bf16_error(name, dtype, a, b)
+    if precision in _HALF_LIMITS:
+        return _half_error(name, dtype, a, b, *_HALF_LIMITS[precision])
     scale = float(np.sqrt(np.mean(b * b))) or 1.0
     difference = np.abs(a - b)
     return OutputError(name, dtype, float(difference.max()), float((difference / (np.abs(b) + scale)).max()), tolerance)
 
 
-def _bf16_error(name: str, dtype: str, a: np.ndarray, b: np.ndarray) -> OutputError:
+def _half_error(
+    name: str, dtype: str, a: np.ndarray, b: np.ndarray, tolerance: float, least_cosine: float
+) -> OutputError:
     worst, largest = float(np.abs(a - b).max()), float(np.abs(b).max())
     lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
     cosine = float(np.dot(a, b)) / lengths if lengths else float(worst == 0.0)
-    return OutputError(name, dtype, worst, worst / (largest or 1.0), _BF16_TOLERANCE, cosine, _BF16_COSINE)
+    return OutputError(name, dtype, worst, worst / (largest or 1.0), tolerance, cosine, least_cosine)
 
 
 def verify(
@@ -116,7 +118,7 @@ def verify(
     """Run both on the same random inputs, once per seed, and report the largest error of each output.
 
     Raises VerificationError naming every output above its tolerance (1e-4 float32, 2e-2 float16, integers exact;
-    in bf16 mode 5e-2 of the largest value and a cosine similarity of 0.99).
+    in bf16 mode 5e-2 of the largest value and a cosine similarity of 0.99, in fp16 mode 1e-2 and 0.9999).
     """
     worst: dict[str, OutputError] = {}
     for seed in seeds:

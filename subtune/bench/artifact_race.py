@@ -11,7 +11,7 @@ from pathlib import Path
 
 from subtune import manifest as manifests
 from subtune.bench.job import BenchError, Job
-from subtune.bench.peers import AGAINST
+from subtune.bench.peers import AGAINST, GPU_AGAINST
 from subtune.bench.race import FOREIGN_LIMIT, BenchRow, Pace, cores_for, race, write_inputs
 from subtune.manifest import Manifest
 from subtune.random_inputs import random_inputs
@@ -83,7 +83,7 @@ def bench(
     """
     folder = Path(artifact)
     manifest = manifests.read(folder)
-    require_known(against)
+    require_known(against, manifest.kind)
     if against and model is None:
         raise BenchError(f"{folder} can be timed against {', '.join(against)} only with its model file")
     with tempfile.TemporaryDirectory(prefix="subtune-bench-") as scratch:
@@ -93,10 +93,25 @@ def bench(
     return BenchReport(manifest.name, count, manifest.device, result.rows, result.failures, result.foreign_cores)
 
 
-def require_known(frameworks: Sequence[str]) -> None:
-    """Raise BenchError naming those that there are not."""
-    if unknown := [name for name in frameworks if name not in AGAINST]:
-        raise BenchError(f"unknown framework {', '.join(unknown)}; known are {', '.join(AGAINST)}")
+def require_known(frameworks: Sequence[str], kind: str = "cpu") -> None:
+    """Raise BenchError naming those that there are not, on such a device."""
+    known = GPU_AGAINST if kind == "cuda" else AGAINST
+    if unknown := [name for name in frameworks if name not in known]:
+        raise BenchError(f"unknown framework {', '.join(unknown)}; known are {', '.join(known)}")
+
+
+def default_against(kind: str) -> tuple[str, ...]:
+    return GPU_AGAINST if kind == "cuda" else DEFAULT_AGAINST
+
+
+def _untuned(manifest: Manifest, path: Path) -> Path:
+    """The same model with the default schedules, which on CUDA are dlight's."""
+    from subtune.compile import compile_model
+
+    source = manifest.source
+    options = {"shapes": dict(source.shapes), "precision": source.precision, "verify": False, "tune": False}
+    compile_model(source.model, path, target=manifest.target, database=path.with_suffix(".db"), **options)  # type: ignore[arg-type]
+    return path
 
 
 def _jobs(
@@ -108,19 +123,25 @@ def _jobs(
     limits: dict[str, int],
     scratch: Path,
 ) -> list[Job]:
+    is_gpu = manifest.kind == "cuda"
+    paths = {"subtune": str(folder)}
+    if "dlight" in against:
+        paths["dlight"] = str(_untuned(manifest, scratch / "dlight.subtune"))
     arrays = random_inputs(manifest.inputs, 0, limits)
     inputs = write_inputs(scratch / "inputs.npz", list(arrays.values()))
     return [
         Job(
             framework,
-            str(folder) if framework == "subtune" else model,
+            paths.get(framework, model),
             threads,
             inputs,
             tuple(arrays),
             tuple(spec.dtype for spec in manifest.inputs),
             str(scratch / f"{framework}.npz"),
             manifest.target,
-            cores=cores_for(threads),
+            cores=() if is_gpu else cores_for(threads),
+            precision=manifest.source.precision,
+            allow_tf32="/tf32" in manifest.device,
         )
         for framework in ("subtune", *against)
     ]

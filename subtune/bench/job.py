@@ -23,6 +23,7 @@ class Job:
         outputs: where the worker leaves the outputs of its first call, likewise; "" if nobody looks at them.
         to_ours: axes that turn each of its outputs into subtune's, where the two were given different layouts.
         cores: the worker's affinity; empty leaves it alone.
+        precision: what frameworks on a GPU compute in, as `compile`'s; `allow_tf32` as the artifact was compiled.
     """
 
     framework: str
@@ -35,6 +36,8 @@ class Job:
     target: str = ""
     to_ours: tuple[int, ...] = ()
     cores: tuple[int, ...] = ()
+    precision: str = "fp32"
+    allow_tf32: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

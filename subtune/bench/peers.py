@@ -32,11 +32,34 @@ class Peer:
 
 
 def load(job: Job, inputs: Arrays) -> Peer:
+    if is_gpu(job):
+        return _gpu_loaders()[job.framework](job, inputs)
     return _LOADERS[job.framework](job, inputs)
+
+
+def is_gpu(job: Job) -> bool:
+    return bool(job.target) and json.loads(job.target).get("kind") == "cuda"
+
+
+def _gpu_loaders() -> Mapping[str, Callable[[Job, Arrays], Peer]]:
+    from subtune.bench import peers_cuda
+
+    return {
+        "subtune": peers_cuda.artifact,
+        "dlight": peers_cuda.artifact,
+        "torch-graph": peers_cuda.torch_graph,
+        "torch-max-autotune": peers_cuda.torch_compiled,
+    }
+
+
+GPU_AGAINST = ("torch-graph", "torch-max-autotune", "dlight")
+"""Every framework that an artifact for a GPU can be timed against."""
 
 
 def import_libraries(job: Job) -> None:
     """What the framework is made of, loaded ahead of the model, so that memory tells the two apart."""
+    if is_gpu(job):
+        return  # memory there is not the process's
     if not job.framework.startswith("torch"):
         sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi imports it wherever it is installed: 200 MB
     for module in _LIBRARIES[job.framework]:

@@ -37,8 +37,11 @@ class Settings:
         return dict(self.options).get(name)
 
     def device(self) -> CPUModel:
-        given = {name: self.option(name) for name in ("threads", "device_file")}
-        return device_model(self.option("target") or "auto", exact=bool(self.option("exact")), **given)
+        given = {name: self.option(name) for name in ("threads", "device_file", "gpu")}
+        device = device_model(self.option("target") or "auto", exact=bool(self.option("exact")), **given)
+        if not isinstance(device, CPUModel):
+            raise BenchError(f"this suite is for CPUs, and the target is {device.name}")
+        return device
 
     def compile(self, model: Any, output: Path, verify: bool = True) -> CompileReport:
         return compile_model(

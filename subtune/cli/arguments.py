@@ -6,8 +6,11 @@ import argparse
 import math
 from typing import Any
 
+from subtune.errors import ModelError
+
 TARGET_HELP = (
     "auto, LLVM's name of a processor (znver4, cortex-a76), a TVM tag, or JSON with mcpu and mtriple; "
+    "for a GPU cuda (the one here), sm_90a, H100 or nvidia/nvidia-h100; "
     "for a machine other than this one kernels are predicted, not measured"
 )
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -72,6 +75,9 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", type=duration, metavar="TIME", help="longest time to tune: 60s, 2m (default: none)")
     parser.add_argument("--topk", type=positive, default=20, metavar="K", help="candidates per subgraph (default: 20)")
     parser.add_argument("--db", metavar="FILE", help="tuning database (default: in the user's cache directory)")
+    parser.add_argument("--tensor-core", choices=("auto", "off", "only"), help="of a GPU (default: auto, the fastest)")
+    parser.add_argument("--allow-tf32", action="store_true", help="on a GPU: float32 products may be rounded to tf32")
+    parser.add_argument("--no-wgmma", action="store_true", help="on Hopper: without its warpgroup instructions")
 
 
 def tuning_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -83,7 +89,49 @@ def tuning_of(args: argparse.Namespace) -> dict[str, Any]:
         "budget_s": args.budget,
         "topk": args.topk,
         "database": args.db,
+        "gpu": gpu_of(args),
     }
+
+
+def gpu_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The GPU's switches that were given, as fields of its model."""
+    given: dict[str, Any] = {"tensor_core": args.tensor_core} if args.tensor_core else {}
+    if args.allow_tf32:
+        given["allow_tf32"] = True
+    if args.no_wgmma:
+        given["wgmma"] = False
+    return given
+
+
+DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--precision",
+        choices=tuple(DTYPES.values()),
+        help="bf16, fp16 (on a GPU): products of such operands, sums in float32; inputs and results keep their types",
+    )
+    parser.add_argument("--dtype", choices=tuple(DTYPES), help="the same under NumPy's names")
+
+
+def precision_of(args: argparse.Namespace) -> str | None:
+    """What `add_precision` added; None where nothing was said."""
+    given: str | None = args.precision or DTYPES.get(args.dtype or "")
+    return given
+
+
+def model_of(args: argparse.Namespace, model: str) -> str:
+    """`model`, of the zoo with the `--batch` that was given."""
+    if args.batch is None:
+        return model
+    if not model.startswith("zoo:"):
+        raise ModelError(f"--batch is for models of the zoo; give {model} the batch as --shape INPUT=N,… instead")
+    return f"{model}{'&' if '?' in model else '?'}batch={args.batch}"
+
+
+def add_batch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch", type=positive, metavar="N", help="batch size of a model of the zoo")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

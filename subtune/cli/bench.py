@@ -33,11 +33,13 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "--against",
         metavar="LIST",
         help="of onnxruntime, openvino-f32, openvino, torch-compile, torch, numpy, default (TVM's own pipeline), or "
-        "none; by default onnxruntime and default, and for a suite all that it is about",
+        "none; by default onnxruntime and default, and for a suite all that it is about; on a GPU of torch-graph "
+        "(eager, channels last), torch-max-autotune, dlight, by default all",
     )
     arguments.add_tuning(parser)
     parser.add_argument("--exact", action="store_true", help="compile without Winograd and polynomials")
-    parser.add_argument("--precision", metavar="TYPE", help="compile with bf16 multiplications; as compile's")
+    arguments.add_precision(parser)
+    arguments.add_batch(parser)
     parser.add_argument("--rounds", type=arguments.positive, metavar="N", help="interleaved rounds (default: 7)")
     parser.add_argument("--round-time", type=arguments.duration, metavar="TIME", help="of each framework in a round")
     parser.add_argument(
@@ -64,16 +66,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _one(args: argparse.Namespace) -> int:
     from subtune import manifest as manifests
-    from subtune.bench.artifact_race import DEFAULT_AGAINST, bench, require_known
+    from subtune.bench.artifact_race import bench, default_against, require_known
     from subtune.bench.source import onnx_file
+    from subtune.cuda import is_cuda_target
 
-    against = _against(args, DEFAULT_AGAINST)
-    require_known(against)
+    if not Path(args.subject).is_dir():  # said before minutes of tuning, not after
+        require_known(_against(args, ()), "cuda" if is_cuda_target(args.target) else "cpu")
     with tempfile.TemporaryDirectory(prefix="subtune-bench-") as scratch:
         artifact = Path(args.subject)
         if not artifact.is_dir() and artifact.suffix != ".subtune":
             artifact = _compile(args, Path(scratch))
         manifest = manifests.read(artifact)
+        against = _against(args, default_against(manifest.kind))
         is_asked = args.against is not None
         with onnx_file(manifest.source, Path(scratch), needed=is_asked and bool(against)) as (model, limits):
             report = bench(
@@ -97,7 +101,8 @@ def _compile(args: argparse.Namespace, scratch: Path) -> Path:
 
     output = scratch / default_output(args.subject)
     with progress_bar() as progress:
-        compile_model(args.subject, output, shapes=arguments.shapes_of(args), progress=progress, **_options(args))
+        model = arguments.model_of(args, args.subject)
+        compile_model(model, output, shapes=arguments.shapes_of(args), progress=progress, **_options(args))
     return output
 
 
@@ -148,7 +153,8 @@ def _against(args: argparse.Namespace, default: tuple[str, ...]) -> tuple[str, .
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     """For `compile_model`; `precision` only where it was given."""
     options = {**arguments.tuning_of(args), "exact": args.exact}
-    return {**options, "precision": args.precision} if args.precision else options
+    precision = arguments.precision_of(args)
+    return {**options, "precision": precision} if precision else options
 
 
 def _show(args: argparse.Namespace, text: str, as_json: str) -> None:

@@ -18,9 +18,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-verify", action="store_true", help="do not compare the result with a reference")
     parser.add_argument("--no-tune", action="store_true", help="use default schedules, and what the database has")
     parser.add_argument("--exact", action="store_true", help="no Winograd, no polynomials for exp, tanh and erf")
-    parser.add_argument(
-        "--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: products of bfloat16, sums in float32"
-    )
+    arguments.add_precision(parser)
+    arguments.add_batch(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -40,13 +39,13 @@ def run(args: argparse.Namespace) -> int:
     check_destination(output)  # before minutes of tuning, not after
     with progress_bar() as progress:
         report = compile_model(
-            args.model,
+            arguments.model_of(args, args.model),
             output,
             shapes=arguments.shapes_of(args),
             verify=not args.no_verify,
             tune=not args.no_tune,
             exact=args.exact,
-            precision=args.precision,
+            precision=arguments.precision_of(args) or "fp32",
             progress=progress,
             **arguments.tuning_of(args),
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from subtune.candidate import Candidate
 from subtune.database.store import Database
-from subtune.device import CPUModel
+from subtune.device import Device
 from subtune.errors import DatabaseError
 from subtune.kernel import Kernel
 from subtune.workload import Workload
@@ -30,7 +30,7 @@ class Exchanged:
 def export_metaschedule(
     database: Database,
     directory: str | os.PathLike[str],
-    device: CPUModel,
+    device: Device,
     schedule: str = "subtune.templates:schedule",
 ) -> Exchanged:
     """Write the winners measured on `device` into `directory`, made if missing.

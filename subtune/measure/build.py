@@ -14,6 +14,7 @@ import time
 from functools import lru_cache
 from typing import Any
 
+from subtune.cuda import CUDAModel
 from subtune.kernel import NotApplicable
 from subtune.measure.messages import BuildJob, Library
 from subtune.measurement import Failure, FailureKind
@@ -39,6 +40,13 @@ def handle(job: BuildJob) -> Library | Failure:
     from subtune.lower import PIPELINE
 
     func = kernel.func.with_attr("global_symbol", "main")
+    if isinstance(job.device, CUDAModel):
+        from subtune.measure import build_cuda
+
+        path, found = build_cuda.build(func, job.device, job.stem)
+        if job.is_optional and (reason := build_cuda.complaint(found, job.device)):
+            return Failure(FailureKind.INVALID, reason)
+        return Library(path, func_hash(func), kernel.packings, time.perf_counter() - begin)
     module = tvm.compile(func, job.device.target(), tir_pipeline=PIPELINE).mod
     path = _write(module, job.stem)
     return Library(path, func_hash(func), kernel.packings, time.perf_counter() - begin)

@@ -6,8 +6,11 @@ import math
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 from subtune.measurement import Timing
+
+Sampler = Callable[[Any, int], float]
 
 _SAMPLE_S = 300e-6
 """Least length of a sample: the clock and the loop around it are then below 0.1 %."""
@@ -17,13 +20,18 @@ _TIGHT = 0.003
 _DISTURBED = 1.05
 
 
-def time_calls(call: Callable[[], object], seconds: float, stop_above_s: float = math.inf) -> Timing:
-    """Latency of `call`, sampled for about `seconds`; given up when the first calls all exceed `stop_above_s`."""
+def time_calls(call: Any, seconds: float, stop_above_s: float = math.inf, sample: Sampler | None = None) -> Timing:
+    """Latency of `call`, sampled for about `seconds`; given up when the first calls all exceed `stop_above_s`.
+
+    Args:
+        sample: seconds per call over so many calls in a row (default: `call()` by the host's clock).
+    """
+    sample = sample or _sample
     begin = time.perf_counter()
     first: list[float] = []
     # One call may have been disturbed from outside: a candidate is given up when several are slow.
     while len(first) < _MIN_SAMPLES and (not first or min(first) > stop_above_s):
-        first.append(_sample(call, 1))
+        first.append(sample(call, 1))
         if time.perf_counter() - begin > seconds:
             break
     if min(first) > stop_above_s:
@@ -32,7 +40,7 @@ def time_calls(call: Callable[[], object], seconds: float, stop_above_s: float =
     samples: list[float] = []
     begin = time.perf_counter()
     while True:
-        samples.append(_sample(call, calls))
+        samples.append(sample(call, calls))
         if len(samples) < _MIN_SAMPLES:
             continue
         # Half of the samples well above the fastest: another process is at work. Twice the time may outlast it.
@@ -45,21 +53,22 @@ def time_calls(call: Callable[[], object], seconds: float, stop_above_s: float =
 
 
 def time_pairs(
-    first: Callable[[], object], second: Callable[[], object], seconds: float
+    first: Any, second: Any, seconds: float, sample: Sampler | None = None
 ) -> tuple[Timing, Timing, float, float]:
     """Both latencies sampled in turns, the median of `second` over `first`, and its logarithm's standard error.
 
     Sampling takes about `seconds`; a quarter when the winner is clear, three times that while it is not.
     """
+    sample = sample or _sample
     calls = (first, second)
-    counts = [calls_per_sample(_sample(call, 1)) for call in calls]
+    counts = [calls_per_sample(sample(call, 1)) for call in calls]
     samples: tuple[list[float], list[float]] = ([], [])
     ratios: list[float] = []
     begin = time.perf_counter()
     while True:
         # The order alternates: whichever runs second finds the caches as the other left them.
         for which in (0, 1) if len(ratios) % 2 == 0 else (1, 0):
-            samples[which].append(_sample(calls[which], counts[which]))
+            samples[which].append(sample(calls[which], counts[which]))
         ratios.append(samples[1][-1] / samples[0][-1])
         if len(ratios) < _MIN_SAMPLES:
             continue

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-_GUARD_BYTES = 4096
+GUARD_BYTES = 4096
 """On either side. One vector beyond the end is 64; a whole page also catches a tile row that runs over."""
 _ALIGN = 64
-_CANARY = np.frombuffer(bytes((i * 37 + 11) % 251 + 2 for i in range(_GUARD_BYTES)), np.uint8)
+CANARY = np.frombuffer(bytes((i * 37 + 11) % 251 + 2 for i in range(GUARD_BYTES)), np.uint8)
 
 
 class Guarded:
@@ -18,13 +18,13 @@ class Guarded:
     def __init__(self, nbytes: int, shape: tuple[int, ...], dtype: str) -> None:
         import tvm
 
-        raw = np.empty(nbytes + 2 * _GUARD_BYTES + _ALIGN, np.uint8)
-        first = _GUARD_BYTES + (-(raw.ctypes.data + _GUARD_BYTES)) % _ALIGN
-        self._before = raw[first - _GUARD_BYTES : first]
+        raw = np.empty(nbytes + 2 * GUARD_BYTES + _ALIGN, np.uint8)
+        first = GUARD_BYTES + (-(raw.ctypes.data + GUARD_BYTES)) % _ALIGN
+        self._before = raw[first - GUARD_BYTES : first]
         self.bytes = raw[first : first + nbytes]
-        self._after = raw[first + nbytes : first + nbytes + _GUARD_BYTES]
-        self._before[:] = _CANARY
-        self._after[:] = _CANARY
+        self._after = raw[first + nbytes : first + nbytes + GUARD_BYTES]
+        self._before[:] = CANARY
+        self._after[:] = CANARY
         # numpy cannot export bfloat16 and its like: the view gets its type from TVM, over the same bytes.
         self.tensor: Any = tvm.runtime.from_dlpack(self.bytes)._create_view(shape, dtype)
 
@@ -39,11 +39,11 @@ class Guarded:
 
     def overwritten(self) -> str:
         """Which guard zone was written to, and how far from the array; empty when both are whole."""
-        if not np.array_equal(self._before, _CANARY):
-            distance = _GUARD_BYTES - int(np.flatnonzero(self._before != _CANARY)[0])
+        if not np.array_equal(self._before, CANARY):
+            distance = GUARD_BYTES - int(np.flatnonzero(self._before != CANARY)[0])
             return f"{distance} bytes before its start"
-        if not np.array_equal(self._after, _CANARY):
-            return f"{int(np.flatnonzero(self._after != _CANARY)[0])} bytes behind its end"
+        if not np.array_equal(self._after, CANARY):
+            return f"{int(np.flatnonzero(self._after != CANARY)[0])} bytes behind its end"
         return ""
 
 

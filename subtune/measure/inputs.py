@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -75,18 +76,25 @@ def hazards(workload: Workload) -> Hazards:
 
 def make_inputs(workload: Workload, name: str, dangers: Hazards) -> list[np.ndarray]:
     """The arguments of set `name` in the workload's order, outputs left out; equal in every process."""
-    inputs = [arg for arg in workload.args if not arg.is_output]
-    arrays = []
-    for index, arg in enumerate(inputs):
-        is_shared = arg.is_constant and arg.nbytes > _LARGE_CONSTANT_BYTES
-        kind = "random" if is_shared else name
-        rng = np.random.default_rng([SETS.index(kind), index])
-        arrays.append(_array(arg, kind, rng, dangers.index_extent.get(index), dangers))
-    return arrays
+    count = sum(not arg.is_output for arg in workload.args)
+    return [make_input(workload, index, name, dangers) for index in range(count)]
 
 
-def _array(arg: Arg, kind: str, rng: np.random.Generator, extent: int | None, dangers: Hazards) -> np.ndarray:
+def make_input(workload: Workload, index: int, name: str, dangers: Hazards, limit: int | None = None) -> np.ndarray:
+    """Argument `index` of set `name`; of one that is no constant and has more elements than `limit`, only so many."""
+    arg = workload.args[index]
+    is_shared = arg.is_constant and arg.nbytes > _LARGE_CONSTANT_BYTES
+    kind = "random" if is_shared else name
+    rng = np.random.default_rng([SETS.index(kind), index])
     shape = elements(arg.shape)
+    if limit is not None and not arg.is_constant and prod(shape) > limit:
+        shape = (limit,)
+    return _array(arg, shape, kind, rng, dangers.index_extent.get(index), dangers)
+
+
+def _array(
+    arg: Arg, shape: tuple[int, ...], kind: str, rng: np.random.Generator, extent: int | None, dangers: Hazards
+) -> np.ndarray:
     dtype = numpy_dtype(arg.dtype)
     if arg.dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from subtune.candidate import DEFAULT, Candidate
-from subtune.device import CPUModel, usable_cores
+from subtune.cuda import CUDAModel
+from subtune.device import Device, usable_cores
 from subtune.errors import SubtuneError
 from subtune.measure.messages import BuildJob, CompareJob, Library, Prepared, PrepareJob, TimeJob
 from subtune.measure.process import Worker, first_finished
@@ -21,6 +24,8 @@ from subtune.measurement import Failure, Timing
 from subtune.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.workload import Workload
 
+_log = logging.getLogger(__name__)
+
 SCHEDULE = "subtune.templates:schedule"
 _MAX_BUILDERS = 16  # each holds TVM and LLVM in memory, about 150 MB
 _REFERENCE_LIMIT_S = 120.0
@@ -28,6 +33,11 @@ _REFERENCE_LIMIT_S = 120.0
 
 
 _LEAST_LIMIT_S = 0.2
+
+_GPU = -1
+"""Key of the process that has the GPU, among runners that are known by their number of threads."""
+
+_REFERENCE = Candidate("cuda.reference")
 
 
 class LocalMeasurer:
@@ -39,7 +49,9 @@ class LocalMeasurer:
         search_path: directories in which the workers look for that module before the installed ones.
         build_limit_s: seconds a build may take.
         run_limit_s: seconds that checking and timing a candidate may take beyond the time asked for.
-        memory_bytes: address space of each worker; default: half of the machine's memory.
+        memory_bytes: address space of each worker; default: half of the machine's memory. Not for a GPU, whose driver
+            reserves more than the machine has.
+        gpu_mode: what a kernel on a GPU finds in L2 when it is timed (`PrepareJob.mode`).
     """
 
     def __init__(
@@ -51,44 +63,51 @@ class LocalMeasurer:
         build_limit_s: float = 30.0,
         run_limit_s: float = 5.0,
         memory_bytes: int | None = None,
+        gpu_mode: str = "rotating",
     ) -> None:
+        self.gpu_mode = gpu_mode
         self.schedule = schedule
         self.build_limit_s = build_limit_s
         self.run_limit_s = run_limit_s
         self._search_path = tuple(search_path)
         self._memory_bytes = _half_of_memory() if memory_bytes is None else memory_bytes
-        count = builders or min(usable_cores(), _MAX_BUILDERS)
+        self._count = builders or min(usable_cores(), _MAX_BUILDERS)
         self._runners: dict[int, Worker] = {}
+        self._builders: dict[bool, list[Worker]] = {}
         try:
-            self._builders = [self._worker(threads=1) for _ in range(count)]
             self._scratch = scratch(TEMPORARY, TEMPORARY_END)
         except OSError as e:
-            raise SubtuneError(f"tuning needs room for temporary files: {e}; name another place in TMPDIR") from e
+            raise _no_room(e) from e
 
-    def start(self, device: CPUModel) -> None:
+    def start(self, device: Device) -> None:
         """Begin to start all processes; returns at once. Later calls find them warm."""
-        for worker in (*self._builders, self._runner(device)):
+        try:
+            workers = (*self._builders_of(device), self._runner(device))
+        except OSError as e:
+            raise _no_room(e) from e
+        for worker in workers:
             worker.start()
 
     @contextmanager
-    def session(self, workload: Workload, device: CPUModel, deadline: float = math.inf) -> Iterator[LocalSession]:
+    def session(self, workload: Workload, device: Device, deadline: float = math.inf) -> Iterator[LocalSession]:
         self.start(device)
         directory = Path(tempfile.mkdtemp(dir=self._scratch.path))
-        session = LocalSession(self, workload, device, self._builders, self._runner(device), directory, deadline)
+        builders = self._builders_of(device)
+        session = LocalSession(self, workload, device, builders, self._runner(device), directory, deadline)
         try:
             yield session
         except SubtuneError:
             raise
         except BaseException:
             # Ctrl-C, most likely: whoever still works does so for nobody.
-            for worker in (*self._builders, self._runner(device)):
+            for worker in (*builders, self._runner(device)):
                 worker.kill()
             raise
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
-        for worker in (*self._builders, *self._runners.values()):
+        for worker in (*chain.from_iterable(self._builders.values()), *self._runners.values()):
             worker.close()
         self._scratch.remove()
 
@@ -100,15 +119,25 @@ class LocalMeasurer:
     ) -> None:
         self.close()
 
-    def _runner(self, device: CPUModel) -> Worker:
-        if device.threads not in self._runners:
-            self._runners[device.threads] = self._worker(device.threads)
-        return self._runners[device.threads]
+    def _builders_of(self, device: Device) -> list[Worker]:
+        is_cuda = isinstance(device, CUDAModel)
+        if is_cuda not in self._builders:
+            # a builder that sees a GPU takes some of its memory
+            env = {"CUDA_VISIBLE_DEVICES": ""} if is_cuda else {}
+            self._builders[is_cuda] = [self._worker(1, is_cuda, env) for _ in range(self._count)]
+        return self._builders[is_cuda]
 
-    def _worker(self, threads: int) -> Worker:
+    def _runner(self, device: Device) -> Worker:
+        is_cuda = isinstance(device, CUDAModel)
+        key = _GPU if is_cuda else device.threads
+        if key not in self._runners:
+            self._runners[key] = self._worker(device.threads, is_cuda)
+        return self._runners[key]
+
+    def _worker(self, threads: int, is_cuda: bool = False, more: Mapping[str, str] = MappingProxyType({})) -> Worker:
         # TVM reads both before it is loaded. Bound, its pool puts a worker on the core the main thread may be on.
-        env = {"TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0"}
-        return Worker(env, self._search_path, self._memory_bytes)
+        env = {"TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0", **more}
+        return Worker(env, self._search_path, 0 if is_cuda else self._memory_bytes)
 
 
 class LocalSession:
@@ -118,7 +147,7 @@ class LocalSession:
         self,
         measurer: LocalMeasurer,
         workload: Workload,
-        device: CPUModel,
+        device: Device,
         builders: Sequence[Worker],
         runner: Worker,
         directory: Path,
@@ -136,6 +165,8 @@ class LocalSession:
         self._checked: set[Candidate] = set()
         self._prepared_in = 0  # which start of the runner holds the reference
         self._default_s = 0.0
+        self._reference: Library | None = None
+        self._has_reference = not isinstance(device, CUDAModel)
 
     def build(self, candidates: Sequence[Candidate], deadline: float) -> dict[Candidate, Built | Failure]:
         waiting = list(reversed(candidates))
@@ -199,7 +230,8 @@ class LocalSession:
         default = self._libraries.get(DEFAULT)
         if default is None:
             default = self._build_default()
-        job = PrepareJob(self._text, self._workload.num_outputs, self._device, default)
+        mode = self._measurer.gpu_mode
+        job = PrepareJob(self._text, self._workload.num_outputs, self._device, default, self._build_reference(), mode)
         answer: Prepared | Failure = self._runner.call(job, self._until_deadline(_REFERENCE_LIMIT_S))
         if isinstance(answer, Failure):
             if time.monotonic() >= self._deadline:
@@ -220,9 +252,24 @@ class LocalSession:
         self._libraries[DEFAULT] = built
         return built
 
+    def _build_reference(self) -> Library | None:
+        if not self._has_reference:
+            built = self._builders[0].call(self._build_job(_REFERENCE), self._measurer.build_limit_s)
+            self._reference = built if isinstance(built, Library) else None
+            self._has_reference = True
+            if isinstance(built, Failure):
+                _log.info("workload %s has no float64 reference: %s", self._workload.key, built.message)
+        return self._reference
+
     def _build_job(self, candidate: Candidate) -> BuildJob:
         stem = str(self._directory / f"k{len(list(self._directory.iterdir()))}-{hash(candidate) & 0xFFFFFFFF:08x}")
-        return BuildJob(self._text, self._workload.num_outputs, self._device, candidate, self._measurer.schedule, stem)
+        is_optional = candidate not in (DEFAULT, _REFERENCE)
+        schedule = SCHEDULE if candidate == _REFERENCE else self._measurer.schedule
+        return BuildJob(self._text, self._workload.num_outputs, self._device, candidate, schedule, stem, is_optional)
+
+
+def _no_room(error: OSError) -> SubtuneError:
+    return SubtuneError(f"tuning needs room for temporary files: {error}; name another place in TMPDIR")
 
 
 def _half_of_memory() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.device import Device
 from subtune.kernel import Packing
 
 
@@ -15,10 +15,12 @@ class BuildJob:
 
     workload_json: str
     num_outputs: int
-    device: CPUModel
+    device: Device
     candidate: Candidate
     schedule: str
     stem: str
+    is_optional: bool = True
+    """False for the default schedule and for references: they are built whatever they take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,12 @@ class PrepareJob:
 
     workload_json: str
     num_outputs: int
-    device: CPUModel
+    device: Device
     default: Library
+    reference: Library | None = None
+    """For a GPU: the workload in float64; None where that cannot be built."""
+    mode: str = "rotating"
+    """For a GPU: `rotating` through copies of the arguments, `hot` on one, or `cold`, with nothing in L2."""
 
 
 @dataclass(frozen=True, slots=True)

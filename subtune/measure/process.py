@@ -137,6 +137,8 @@ class Worker:
             return Failure(FailureKind.TIMEOUT, f"did not finish within {self._limit_s:.1f} s")
         if "bad_alloc" in log or "MemoryError" in log or "out of memory" in log.lower():
             return Failure(FailureKind.MEMORY, f"the process ran out of its memory allowance: {log}")
+        if "CUDA_ERROR" in log and code > 0:  # its last words, see `measure.run_cuda`
+            return Failure(FailureKind.CRASH, f"the GPU's context was lost: {log}")
         if "symbol lookup error" in log:  # the dynamic linker's last words before it ends the process
             return Failure(FailureKind.LAUNCH, log)
         if code == -signal.SIGKILL:

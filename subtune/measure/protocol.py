@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.device import Device
 from subtune.measurement import Failure, Timing
 from subtune.workload import Workload
 
@@ -59,7 +59,7 @@ class Session(Protocol):
 
 
 class Measurer(Protocol):
-    def session(self, workload: Workload, device: CPUModel, deadline: float) -> AbstractContextManager[Session]:
+    def session(self, workload: Workload, device: Device, deadline: float) -> AbstractContextManager[Session]:
         """Ready to measure candidates of `workload`; `compare` and `time` build the default when it is needed.
 
         At `deadline` (`time.monotonic()`) whatever still runs is ended: it counts as a failure of kind timeout.

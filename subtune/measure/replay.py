@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from subtune.candidate import DEFAULT, Candidate
-from subtune.device import CPUModel
+from subtune.device import Device
 from subtune.measure.protocol import Built, Comparison
 from subtune.measurement import Failure, FailureKind, Timing
 from subtune.workload import Workload
@@ -32,7 +32,7 @@ class ReplayMeasurer:
         self.log: list[tuple[str, Candidate]] = []
 
     @contextmanager
-    def session(self, workload: Workload, device: CPUModel, deadline: float = math.inf) -> Iterator[ReplaySession]:
+    def session(self, workload: Workload, device: Device, deadline: float = math.inf) -> Iterator[ReplaySession]:
         yield ReplaySession(self._outcomes, self._spread, self._call_s, self.log)
 
 

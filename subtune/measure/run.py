@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from subtune import affinity, runtime
+from subtune.cuda import CUDAModel
 from subtune.device import CPUModel
 from subtune.kernel import Packing
 from subtune.measure.build import load_workload
@@ -31,7 +32,16 @@ _FILLS = (0xFF, 0x7F, 0xFF)
 
 
 def handle(job: PrepareJob | TimeJob | CompareJob) -> Any:
+    if isinstance(job, PrepareJob) and isinstance(job.device, CUDAModel):
+        from subtune.measure.run_cuda import CudaBench
+
+        workload = load_workload(job.workload_json, job.num_outputs)
+        _PREPARED.clear()  # its memory is wanted
+        on_gpu = CudaBench(workload, job.device, job.default, job.reference, job.mode)
+        _PREPARED[:] = [on_gpu]
+        return Prepared(on_gpu.default_s)
     if isinstance(job, PrepareJob):
+        assert isinstance(job.device, CPUModel)
         runtime.use_threads(job.device.threads)
         affinity.bind_caller()
         bench = Bench(load_workload(job.workload_json, job.num_outputs), job.device, job.default)
@@ -41,7 +51,7 @@ def handle(job: PrepareJob | TimeJob | CompareJob) -> Any:
     return bench.time(job) if isinstance(job, TimeJob) else bench.compare(job)
 
 
-_PREPARED: list[Bench] = []
+_PREPARED: list[Any] = []
 """The workload this process is measuring: it stays between jobs, as the process itself does."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tvm
@@ -17,50 +16,22 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from subtune.device import CPUModel
+from subtune.measure.sentinel_base import Patience
 
-_SLOWER = 1.2
-"""Above this the machine counts as disturbed; its frequency moves by less."""
-_SAMPLES, _CALLS = 3, 8
-_PAUSE_S = 0.02
-_PATIENCE_S = 1.0
-"""For one job, and for all jobs of a workload together twice that: then the machine is taken as it is."""
+_CALLS = 8
 
 
-class Sentinel:
+class Sentinel(Patience):
     def __init__(self, device: CPUModel) -> None:
-        self._call = _kernel(device)
-        self._best_s = min(self._sample() for _ in range(20))
-        self._left_s = 0.0
-        self.begin_workload()
+        call = _kernel(device)
 
-    def begin_workload(self) -> None:
-        self._left_s = 2 * _PATIENCE_S
-
-    def undisturbed(self, look: Callable[[], Any]) -> Any:
-        """What `look` returns when the machine was itself before it and after it, as far as patience reaches."""
-        end = time.perf_counter() + min(_PATIENCE_S, self._left_s)
-        while True:
+        def sample() -> float:
             begin = time.perf_counter()
-            while self.slowdown() > _SLOWER and time.perf_counter() < end:
-                time.sleep(_PAUSE_S)
-            waited = time.perf_counter() - begin
-            found = look()
-            is_disturbed = self.slowdown() > _SLOWER
-            self._left_s -= waited if not is_disturbed else time.perf_counter() - begin
-            if not is_disturbed or time.perf_counter() >= end:
-                return found
+            for _ in range(_CALLS):
+                call()
+            return (time.perf_counter() - begin) / _CALLS
 
-    def slowdown(self) -> float:
-        """The kernel's time now over its best, 1.0 or a little more when nothing disturbs."""
-        now_s = min(self._sample() for _ in range(_SAMPLES))
-        self._best_s = min(self._best_s, now_s)
-        return now_s / self._best_s
-
-    def _sample(self) -> float:
-        begin = time.perf_counter()
-        for _ in range(_CALLS):
-            self._call()
-        return (time.perf_counter() - begin) / _CALLS
+        super().__init__(sample)
 
 
 def _kernel(device: CPUModel) -> Callable[[], object]:

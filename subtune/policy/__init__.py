@@ -8,7 +8,7 @@ from subtune.anchor import Columns, Contraction, Elementwise, Rowwise, Window
 from subtune.candidate import Candidate
 from subtune.chain import Chain
 from subtune.cuda import CUDAModel
-from subtune.device import CPUModel
+from subtune.device import CPUModel, Device
 from subtune.policy.chain import chain_candidates
 from subtune.policy.contraction import contraction_candidates
 from subtune.policy.contraction_bf16 import contraction_bf16_candidates
@@ -34,7 +34,7 @@ _SERIAL_TEMPLATES = (
 )  # fmt: skip
 
 
-def candidates(workload: Workload, device: CPUModel | CUDAModel, topk: int = 20) -> tuple[Candidate, ...]:
+def candidates(workload: Workload, device: Device, topk: int = 20) -> tuple[Candidate, ...]:
     """At most `topk` candidates for `workload` on `device`, the one predicted fastest first.
 
     The default schedule is not among them. Empty where only the default schedule applies. No build, no clock:

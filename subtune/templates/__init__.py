@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from subtune.candidate import Candidate
 from subtune.cuda import CUDAModel
-from subtune.device import CPUModel
+from subtune.device import Device
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.bf16_ops import FEATURE
 from subtune.templates.bf16_storage import explicit_bfloat16
@@ -35,7 +35,7 @@ _TEMPLATES = (
 _EXACT_MATH = ("default", "trace")  # the reference calls libm; a foreign trace means what it says
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CPUModel | CUDAModel) -> Kernel | NotApplicable:
+def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel | NotApplicable:
     """Schedule `workload` as `candidate` says, with the template it names.
 
     >>> from subtune import models

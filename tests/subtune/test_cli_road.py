@@ -182,7 +182,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "a zoo model that is none": ("compile zoo:resnet19", "did you mean"),
     "a zoo argument that is none": ("inspect zoo:mlp?depth=3", "depth"),
     "a target that is none": ("compile {model} --target pdp11", "pdp11"),
-    "a GPU": ("compile {model} --target cuda", "not supported yet"),
+    "a GPU that is none": ("compile {model} --target sm_9", "sm_90a"),
     "a duration that is none": ("compile {model} --budget soon", "is not a duration"),
     "no candidates": ("compile {model} --topk 0", "whole number above zero"),
     "an output in the way": ("compile {model} -o {tmp}/text.onnx", "in the way"),

@@ -1,0 +1,47 @@
+"""Waiting while the machine is not itself, as a fixed piece of work tells that is timed before and after a look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+SLOWER = 1.2
+"""Above this the machine counts as disturbed; its frequency moves by less."""
+_SAMPLES = 3
+_PAUSE_S = 0.02
+_PATIENCE_S = 1.0
+"""For one job, and for all jobs of a workload together twice that: then the machine is taken as it is."""
+
+
+class Patience:
+    """`sample` gives the seconds that the fixed work took just now."""
+
+    def __init__(self, sample: Callable[[], float]) -> None:
+        self._sample = sample
+        self._best_s = min(sample() for _ in range(20))
+        self._left_s = 0.0
+        self.begin_workload()
+
+    def begin_workload(self) -> None:
+        self._left_s = 2 * _PATIENCE_S
+
+    def undisturbed(self, look: Callable[[], Any]) -> Any:
+        """What `look` returns when the machine was itself before it and after it, as far as patience reaches."""
+        end = time.perf_counter() + min(_PATIENCE_S, self._left_s)
+        while True:
+            begin = time.perf_counter()
+            while self.slowdown() > SLOWER and time.perf_counter() < end:
+                time.sleep(_PAUSE_S)
+            waited = time.perf_counter() - begin
+            found = look()
+            is_disturbed = self.slowdown() > SLOWER
+            self._left_s -= waited if not is_disturbed else time.perf_counter() - begin
+            if not is_disturbed or time.perf_counter() >= end:
+                return found
+
+    def slowdown(self) -> float:
+        """The work's time now over its best, 1.0 or a little more when nothing disturbs."""
+        now_s = min(self._sample() for _ in range(_SAMPLES))
+        self._best_s = min(self._best_s, now_s)
+        return now_s / self._best_s
