@@ -156,7 +156,7 @@ def _grow_prologue(drafts: Drafts, draft: Draft) -> None:
 
 
 def _refuses_rounding(drafts: Drafts, op: OpNode) -> str | None:
-    """Why a cast to bfloat16 belongs to the kernel that makes its input, if there is one."""
+    """Why a cast to a half belongs to the kernel that makes its input, if there is one."""
     if not is_rounding(op) or op.inputs[0].origin is not Origin.OP:
         return None
     if drafts.op(op.inputs[0].source).kind in (Kind.VIEW, Kind.OPAQUE):

@@ -11,6 +11,8 @@ MAX_OUTPUTS = 2
 MAX_ELEMENTWISE_OUTPUTS = 4
 """Outputs of an elementwise group: more streams than this exhaust a core's write-combining buffers."""
 
+HALVES = frozenset({"bfloat16", "float16"})
+
 CASTS = frozenset({"astype", "dequantize"})
 
 
@@ -29,7 +31,7 @@ def refuses_epilogue(anchor: OpNode, op: OpNode) -> str | None:
     if anchor.kind is Kind.OTHER:
         return f"{anchor.name} is lowered alone"
     if is_widening(op):
-        return f"{op.name} widens bfloat16: done where it is read, it costs half the bytes"
+        return f"{op.name} widens {op.inputs[0].tensor.dtype}: done where it is read, it costs half the bytes"
     if op.output.shape != anchor.output.shape:
         return f"{op.name} makes {op.output}, another shape than the tile's {anchor.output}"
     return None
@@ -66,13 +68,13 @@ def refuses_inline(consumer: OpNode, producer: OpNode, is_epilogue: bool) -> str
 
 
 def is_widening(op: OpNode) -> bool:
-    """Whether `op` casts bfloat16 to float32: a shift, which costs less than the bytes it saves where it is read."""
-    return op.op == "astype" and op.inputs[0].tensor.dtype == "bfloat16" and op.output.dtype == "float32"
+    """Whether `op` casts a half to float32, which costs less than the bytes it saves where it is read."""
+    return op.op == "astype" and op.inputs[0].tensor.dtype in HALVES and op.output.dtype == "float32"
 
 
 def is_rounding(op: OpNode) -> bool:
-    """Whether `op` casts float32 to bfloat16."""
-    return op.op == "astype" and op.inputs[0].tensor.dtype == "float32" and op.output.dtype == "bfloat16"
+    """Whether `op` casts float32 to a half."""
+    return op.op == "astype" and op.inputs[0].tensor.dtype == "float32" and op.output.dtype in HALVES
 
 
 def is_cheap(op: OpNode) -> bool:

@@ -17,6 +17,7 @@ from subtune.errors import TargetError
 _collecting: list[dict[str, bytes]] = []
 _known: dict[tuple[str, str, str], bytes] = {}
 _KNOWN_LIMIT = 256
+_MANY = 6
 _EXACT = "TVM_CUDA_NVCC_NO_FAST_MATH"
 _EXACT_NVRTC = "TVM_CUDA_NVRTC_EXTRA_OPTS"
 
@@ -61,7 +62,9 @@ def compile_source(source: str, target: Any) -> bytes:
 
         try:
             with target:
-                made = compile_cuda(source, target_format="cubin", compiler=compiler())
+                # many kernels in one source: their functions are optimised side by side
+                options = ["--split-compile=0"] if source.count("__global__") > _MANY else None
+                made = compile_cuda(source, target_format="cubin", options=options, compiler=compiler())
         except RuntimeError as e:
             if any(
                 words in str(e) for words in ("Unsupported gpu architecture", "invalid value for --gpu-architecture")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Container
 from importlib.util import find_spec
 from typing import Any
+
+_log = logging.getLogger(__name__)
 
 _PIPELINE_MODULE = "subtune.templates.cuda.pipeline"
 
@@ -26,16 +29,27 @@ def default_schedule(mod: Any, target: Any, keep: Container[str] = ()) -> Any:
     todo = {g: f for g, f in mod.functions_items() if isinstance(f, PrimFunc) and g.name_hint not in keep}
     if not todo:
         return mod
-    rules = (
-        dlight.gpu.Matmul(),
-        dlight.gpu.GEMV(),
-        dlight.gpu.Reduction(),
-        dlight.gpu.GeneralReduction(),
-        dlight.gpu.Fallback(),
-    )
-    with target:
-        scheduled = dlight.ApplyDefaultSchedule(*rules)(tvm.IRModule(todo))
+    gpu = dlight.gpu
+    rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
     made = mod.clone()
-    for gvar in todo:
-        made.update_func(gvar, scheduled[gvar.name_hint])
+    for gvar, func in todo.items():
+        made.update_func(gvar, _scheduled(func, rules, target))
     return made
+
+
+def _scheduled(func: Any, rules: tuple[Any, ...], target: Any) -> Any:
+    """By the first rule that applies. Some fail instead of saying that they do not: the next one is asked."""
+    import tvm
+    from tvm.s_tir import dlight
+
+    for first in range(len(rules)):
+        try:
+            with target:
+                mod = dlight.ApplyDefaultSchedule(*rules[first:])(tvm.IRModule({"main": func}))
+        except Exception as e:
+            if first == len(rules) - 1:
+                raise
+            _log.debug("dlight's %s: %s: %s", type(rules[first]).__name__, type(e).__name__, e)
+            continue
+        return mod["main"]
+    raise AssertionError("the last rule returns or raises")

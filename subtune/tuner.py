@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from subtune.candidate import DEFAULT, Candidate
+from subtune.cuda import CUDAModel
 from subtune.database import Database
 from subtune.device import Device
 from subtune.errors import SubtuneError
@@ -161,7 +163,9 @@ def tune(
                 search = _Search(workload, device, topk, database, progress or _ignore, state)
                 try:
                     proposals = search.proposals(candidates or _policy)
-                    record = search.run(used, proposals, soft, deadline)
+                    following = [w for w, *_ in waiting[index + 1 : index + 2]]
+                    ahead = partial(_build_ahead, used, following, device, topk, database, candidates or _policy)
+                    record = search.run(used, proposals, soft, deadline, ahead)
                 except SubtuneError as e:
                     _log.warning("workload %s keeps its default schedule: %s", workload.key, e)
                     records.failures[workload.key] = str(e)
@@ -208,25 +212,41 @@ class _Search:
             raise SubtuneError(f"no candidates for workload {self._workload.key}: {type(e).__name__}: {e}") from e
         return tuple(dict.fromkeys(c for c in proposed if c != DEFAULT))
 
-    def run(self, measurer: Measurer, proposals: Sequence[Candidate], deadline: float, hard: float) -> Record | None:
-        """Nothing new begins after `deadline`, save the confirmation; at `hard` whatever still runs is ended."""
+    def fresh(self, proposals: Sequence[Candidate]) -> list[Candidate]:
+        """Those of which it is not known that they fail."""
+        known = self._database.known_failures(self._workload, self._device.fingerprint()) if self._database else {}
+        self._outcomes.update({c: known[c] for c in proposals if c in known})
+        return [c for c in proposals if c not in known]
+
+    def run(
+        self,
+        measurer: Measurer,
+        proposals: Sequence[Candidate],
+        deadline: float,
+        hard: float,
+        then: Callable[[], None] = lambda: None,
+    ) -> Record | None:
+        """Nothing new begins after `deadline`, save the confirmation; at `hard` whatever still runs is ended.
+
+        `then` is called when all is built, before it is timed.
+        """
         begin = time.monotonic()
         if begin >= deadline:
             return None
-        known = self._database.known_failures(self._workload, self._device.fingerprint()) if self._database else {}
-        self._outcomes.update({c: known[c] for c in proposals if c in known})
-        fresh = [c for c in proposals if c not in known]
+        fresh = self.fresh(proposals)
         self._tell(len(proposals))
         with measurer.session(self._workload, self._device, hard) as session:
             try:
                 build_deadline = begin + _BUILD_SHARE * (deadline - begin)
-                first, rest = (fresh, []) if len(fresh) < _TWO_WAVES else (fresh[: -(-len(fresh) // 2)], fresh)
+                is_one_wave = len(fresh) < _TWO_WAVES or isinstance(self._device, CUDAModel)
+                first, rest = (fresh, []) if is_one_wave else (fresh[: -(-len(fresh) // 2)], fresh)
                 # The default comes first: without it nothing can be checked, and the record needs its hash.
                 self._note_builds(attempts := session.build([DEFAULT, *first], build_deadline))
                 if DEFAULT not in attempts:
                     return None
                 rest = self._worth_building(session, first, rest[len(first) :], build_deadline)
                 self._note_builds(session.build(rest, build_deadline) if rest else {})
+                then()
                 timed = [c for c in fresh if c in self._built]
                 order = halve(session, timed, deadline - _CONFIRM_S, self._note_timing)
             finally:
@@ -345,6 +365,26 @@ class _Search:
             for candidate, outcome in self._outcomes.items()
         ]
         self._database.add_measurements(self._workload, self._device.fingerprint(), measurements)
+
+
+def _build_ahead(
+    measurer: Measurer,
+    following: Sequence[Workload],
+    device: Device,
+    topk: int,
+    database: Database | None,
+    candidates: Candidates,
+) -> None:
+    """Let the next workload be built while this one is timed, which on a GPU takes none of the host's cores."""
+    if not isinstance(device, CUDAModel) or not isinstance(measurer, LocalMeasurer):
+        return
+    for workload in following:
+        search = _Search(workload, device, topk, database, _ignore, Progress(workload.key, 0, 1, 0, 0, 0, 0))
+        try:
+            proposals = search.fresh(search.proposals(candidates))
+        except SubtuneError:
+            return  # said when its turn comes
+        measurer.prefetch(workload, device, proposals)
 
 
 def _allowance_s(left_s: float, stakes: Sequence[float]) -> float:

@@ -80,7 +80,7 @@ class _Probe:
         source, target = cuda_api.Memory(_COPIED), cuda_api.Memory(_COPIED)
         source.fill(1)
         kernel = self._binary.kernel("copy")
-        blocks = 32 * self._device.sms
+        blocks = _COPIED // 16 // 512
         args = (_U64(source.address), _U64(target.address), _U64(_COPIED // 16))
         return 2 * _COPIED / self._seconds(lambda: kernel(self._stream, blocks, 512, *args))
 

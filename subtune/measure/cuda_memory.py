@@ -10,7 +10,6 @@ import numpy as np
 from subtune import cuda_api
 from subtune.measure.cuda_source import binary, grid_for, is_float_kind
 from subtune.measure.guarded import CANARY, GUARD_BYTES, as_bytes, numpy_dtype
-from subtune.measure.verdict import TOLERANCE, TOLERANCE_OTHER
 
 _U64 = ctypes.c_uint64
 
@@ -79,7 +78,9 @@ class Judge:
         _, _, sum_bits = self._launch("summarise", count, *arguments, ctypes.c_double(largest), limit)
         return largest * float(np.sqrt(float(np.array(sum_bits, np.uint64).view(np.float64)) / int(finite)))
 
-    def disagreement(self, out: GpuBuffer, reference: GpuBuffer, scale: float, is_adversarial: bool) -> str:
+    def disagreement(
+        self, out: GpuBuffer, reference: GpuBuffer, tolerance: float, scale: float, is_adversarial: bool
+    ) -> str:
         """What is wrong with `out`, in words; empty when it agrees with `reference`."""
         count = _elements(out)
         kind, want = is_float_kind(out.dtype), is_float_kind(reference.dtype)
@@ -91,7 +92,6 @@ class Judge:
             size = ctypes.c_int(out.nbytes // max(count, 1))
             found = self._launch("judge_bytes", count, _U64(out.address), _U64(reference.address), _U64(count), size)
         else:
-            tolerance = TOLERANCE.get(out.dtype, TOLERANCE_OTHER)
             found = self._launch(
                 "judge", count, _U64(out.address), ctypes.c_int(kind), _U64(reference.address), ctypes.c_int(want),
                 _U64(count), *map(ctypes.c_double, (tolerance, scale, _limit(out.dtype))),

@@ -106,8 +106,10 @@ extern "C" __global__ void spin(float* out, int rounds) {
   if (sum == 12345.0f) out[0] = sum;
 }
 
+// One element a thread: blocks that come and go keep more of memory busy than loops do.
 extern "C" __global__ void copy(const uint4* from, uint4* to, u64 n) {
-  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < n; i += gridDim.x * (u64)blockDim.x) to[i] = from[i];
+  u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+  if (i < n) to[i] = from[i];
 }
 
 // Every block reads all of a buffer that stays in L2, each from another place on; n is a power of two.

@@ -6,10 +6,11 @@ import logging
 import math
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
@@ -74,6 +75,9 @@ class LocalMeasurer:
         self._count = builders or min(usable_cores(), _MAX_BUILDERS)
         self._runners: dict[int, Worker] = {}
         self._builders: dict[bool, list[Worker]] = {}
+        self._ahead: _Ahead | None = None
+        self.building = threading.Lock()
+        """Held by whoever gives work to the builders."""
         try:
             self._scratch = scratch(TEMPORARY, TEMPORARY_END)
         except OSError as e:
@@ -88,12 +92,36 @@ class LocalMeasurer:
         for worker in workers:
             worker.start()
 
-    @contextmanager
-    def session(self, workload: Workload, device: Device, deadline: float = math.inf) -> Iterator[LocalSession]:
+    def prefetch(self, workload: Workload, device: Device, candidates: Sequence[Candidate]) -> None:
+        """Begin to build what the next session will ask for, where building leaves alone what measures: on a GPU."""
+        if isinstance(device, CUDAModel):
+            self._drop_ahead()
+            self._ahead = _Ahead(self._new_session(workload, device, math.inf), candidates)
+
+    def _new_session(self, workload: Workload, device: Device, deadline: float) -> LocalSession:
         self.start(device)
         directory = Path(tempfile.mkdtemp(dir=self._scratch.path))
-        builders = self._builders_of(device)
-        session = LocalSession(self, workload, device, builders, self._runner(device), directory, deadline)
+        return LocalSession(
+            self, workload, device, self._builders_of(device), self._runner(device), directory, deadline
+        )
+
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.thread.join()
+            shutil.rmtree(self._ahead.session.directory, ignore_errors=True)
+            self._ahead = None
+
+    @contextmanager
+    def session(self, workload: Workload, device: Device, deadline: float = math.inf) -> Iterator[LocalSession]:
+        ahead, builders = self._ahead, self._builders_of(device)
+        if ahead is not None and ahead.session.is_for(workload, device):
+            self._ahead = None
+            session = ahead.session
+            session.deadline = deadline
+            ahead.wait_until(deadline)
+        else:
+            session = self._new_session(workload, device, deadline)
+        directory = session.directory
         try:
             yield session
         except SubtuneError:
@@ -107,6 +135,11 @@ class LocalMeasurer:
             shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.session.give_up()
+            for worker in chain.from_iterable(self._builders.values()):
+                worker.kill()
+            self._drop_ahead()
         for worker in (*chain.from_iterable(self._builders.values()), *self._runners.values()):
             worker.close()
         self._scratch.remove()
@@ -159,39 +192,52 @@ class LocalSession:
         self._device = device
         self._builders = builders
         self._runner = runner
-        self._directory = directory
-        self._deadline = deadline
+        self.directory = directory
+        self.deadline = deadline
         self._libraries: dict[Candidate, Library] = {}
+        self._outcomes: dict[Candidate, Library | Failure] = {}
+        self._is_given_up = False
+        self._numbers = count()
         self._checked: set[Candidate] = set()
         self._prepared_in = 0  # which start of the runner holds the reference
         self._default_s = 0.0
-        self._reference: Library | None = None
-        self._has_reference = not isinstance(device, CUDAModel)
+    def is_for(self, workload: Workload, device: Device) -> bool:
+        return (workload.key, device) == (self._workload.key, self._device)
+
+    def give_up(self) -> None:
+        """Nobody will ask for what is being built."""
+        self._is_given_up = True
 
     def build(self, candidates: Sequence[Candidate], deadline: float) -> dict[Candidate, Built | Failure]:
-        waiting = list(reversed(candidates))
+        with self._measurer.building:
+            self._build([candidate for candidate in candidates if candidate not in self._outcomes], deadline)
+        return {
+            candidate: Built(o.build_s, o.func_hash) if isinstance(o, Library) else o
+            for candidate in candidates
+            if (o := self._outcomes.get(candidate)) is not None
+        }
+
+    def _build(self, candidates: Sequence[Candidate], deadline: float) -> None:
+        wanted = list(candidates)
+        if DEFAULT in wanted and isinstance(self._device, CUDAModel):
+            wanted.insert(wanted.index(DEFAULT) + 1, _REFERENCE)  # it will be asked for
+        waiting = list(reversed(wanted))
         idle = list(self._builders)
         busy: dict[Worker, Candidate] = {}
-        outcomes: dict[Candidate, Library | Failure] = {}
-        while busy or (waiting and time.monotonic() < deadline):
-            while idle and waiting and time.monotonic() < deadline:
+        while busy or (waiting and time.monotonic() < deadline and not self._is_given_up):
+            while idle and waiting and time.monotonic() < deadline and not self._is_given_up:
                 candidate = waiting.pop()
                 worker = idle.pop()
                 worker.send(self._build_job(candidate), self._measurer.build_limit_s)
                 busy[worker] = candidate
-            finished = first_finished(list(busy), self._deadline)
+            finished = first_finished(list(busy), self.deadline)
             if finished is None:
                 for worker in busy:
                     worker.kill()
                 break
-            outcomes[busy.pop(finished)] = finished.receive()
+            self._outcomes[busy.pop(finished)] = finished.receive()
             idle.append(finished)
-        self._libraries.update({c: library for c, library in outcomes.items() if isinstance(library, Library)})
-        return {
-            candidate: Built(o.build_s, o.func_hash) if isinstance(o, Library) else o
-            for candidate in candidates
-            if (o := outcomes.get(candidate)) is not None
-        }
+        self._libraries.update({c: library for c, library in self._outcomes.items() if isinstance(library, Library)})
 
     def time(self, candidate: Candidate, seconds: float, stop_above_s: float) -> Timing | Failure:
         library = self._libraries[candidate]
@@ -216,7 +262,7 @@ class LocalSession:
 
     def _until_deadline(self, limit_s: float) -> float:
         """`limit_s`, or less when the deadline comes first; a little is always left for one call."""
-        return max(_LEAST_LIMIT_S, min(limit_s, self._deadline - time.monotonic()))
+        return max(_LEAST_LIMIT_S, min(limit_s, self.deadline - time.monotonic()))
 
     def _prepare(self) -> Failure | None:
         """See to it that the runner, which may be a new process, holds the reference of this workload.
@@ -231,10 +277,10 @@ class LocalSession:
         if default is None:
             default = self._build_default()
         mode = self._measurer.gpu_mode
-        job = PrepareJob(self._text, self._workload.num_outputs, self._device, default, self._build_reference(), mode)
+        job = PrepareJob(self._text, self._workload.num_outputs, self._device, default, self._float64(), mode)
         answer: Prepared | Failure = self._runner.call(job, self._until_deadline(_REFERENCE_LIMIT_S))
         if isinstance(answer, Failure):
-            if time.monotonic() >= self._deadline:
+            if time.monotonic() >= self.deadline:
                 return answer
             raise SubtuneError(
                 f"the default schedule of workload {self._workload.key} does not run ({answer.kind}): {answer.message}"
@@ -244,28 +290,51 @@ class LocalSession:
         return None
 
     def _build_default(self) -> Library:
-        built: Library | Failure = self._builders[0].call(self._build_job(DEFAULT), self._measurer.build_limit_s)
+        self.build([DEFAULT], math.inf)
+        built = self._outcomes[DEFAULT]
         if isinstance(built, Failure):
             raise SubtuneError(
                 f"the default schedule of workload {self._workload.key} cannot be built ({built.kind}): {built.message}"
             )
-        self._libraries[DEFAULT] = built
         return built
 
-    def _build_reference(self) -> Library | None:
-        if not self._has_reference:
-            built = self._builders[0].call(self._build_job(_REFERENCE), self._measurer.build_limit_s)
-            self._reference = built if isinstance(built, Library) else None
-            self._has_reference = True
-            if isinstance(built, Failure):
-                _log.info("workload %s has no float64 reference: %s", self._workload.key, built.message)
-        return self._reference
+    def _float64(self) -> Library | None:
+        """The workload in float64, which was built with the default schedule; None where that failed."""
+        built = self._outcomes.get(_REFERENCE)
+        if isinstance(built, Failure):
+            _log.info("workload %s has no float64 reference: %s", self._workload.key, built.message)
+        return built if isinstance(built, Library) else None
 
     def _build_job(self, candidate: Candidate) -> BuildJob:
-        stem = str(self._directory / f"k{len(list(self._directory.iterdir()))}-{hash(candidate) & 0xFFFFFFFF:08x}")
+        stem = str(self.directory / f"k{next(self._numbers)}-{hash(candidate) & 0xFFFFFFFF:08x}")
         is_optional = candidate not in (DEFAULT, _REFERENCE)
         schedule = SCHEDULE if candidate == _REFERENCE else self._measurer.schedule
         return BuildJob(self._text, self._workload.num_outputs, self._device, candidate, schedule, stem, is_optional)
+
+
+class _Ahead:
+    """A session that is being built by a thread of its own while another one is measured."""
+
+    def __init__(self, session: LocalSession, candidates: Sequence[Candidate]) -> None:
+        self.session = session
+        self._error: BaseException | None = None
+        self.thread = threading.Thread(target=self._work, args=((DEFAULT, *candidates),), daemon=True)
+        self.thread.start()
+
+    def _work(self, candidates: Sequence[Candidate]) -> None:
+        try:
+            self.session.build(candidates, math.inf)
+        except Exception as e:  # for whoever waits
+            self._error = e
+
+    def wait_until(self, deadline: float) -> None:
+        """Wait for the thread; after `deadline` it begins nothing new."""
+        self.thread.join(None if math.isinf(deadline) else max(0.0, deadline - time.monotonic()))
+        if self.thread.is_alive():
+            self.session.give_up()
+            self.thread.join()
+        if self._error is not None:
+            raise self._error
 
 
 def _no_room(error: OSError) -> SubtuneError:

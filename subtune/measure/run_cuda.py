@@ -7,6 +7,7 @@ as crashed, and the next job starts a new one.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from subtune.measure.inputs import SETS, hazards, make_input
 from subtune.measure.messages import CompareJob, Library, TimeJob
 from subtune.measure.protocol import Comparison
 from subtune.measure.sentinel_base import Patience
+from subtune.measure.verdict import TOLERANCE, TOLERANCE_OTHER
 from subtune.measurement import Failure, FailureKind, Timing
 from subtune.workload import Arg, Workload
 
@@ -37,6 +39,8 @@ _BLOCK = 1_000_003
 _LOST = 70
 """Exit code of a process whose GPU context is gone."""
 _FILLS = (0xFF, 0x7F, 0xFF)
+
+_ROUNDING = re.compile(r'[Cc]ast\("(b?float16)"')
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -80,6 +84,7 @@ class CudaBench:
         self._stream = cuda_api.Stream()
         self._judge = Judge(device.arch, device.sms, self._stream)
         self._patience = Patience(Spin(device.arch, device.sms, self._stream).seconds)
+        self._rounded = frozenset(_ROUNDING.findall(workload.func.script()))
         dangers = hazards(workload)
         self._blocks = [
             [make_input(workload, i, name, dangers, _BLOCK) for i in range(len(self._inputs))] for name in SETS
@@ -150,9 +155,13 @@ class CudaBench:
             for out, ref, scale, arg in zip(
                 self._results, self._references[index], self._scales[index], self._outputs, strict=True
             ):
-                if wrong := self._judge.disagreement(out, ref, scale, is_adversarial):
+                if wrong := self._judge.disagreement(out, ref, self._tolerance(arg), scale, is_adversarial):
                     return f"output {arg.name} on {SETS[index]} inputs: {wrong}"
         return ""
+
+    def _tolerance(self, arg: Arg) -> float:
+        """By the output's type, or by the coarsest that the workload rounds to on the way."""
+        return max(TOLERANCE.get(dtype, TOLERANCE_OTHER) for dtype in (arg.dtype, *self._rounded))
 
     def _run(self, kernel: Any, library: Library, index: int, outputs: list[GpuBuffer]) -> str:
         """One call between guard zones: what it wrote that it must not, in words."""
