@@ -349,7 +349,7 @@ def _of_driver(here: DriverDevice) -> CUDAModel:
         model = _of_published(published)
     else:
         model = replace(_of_arch(_arch_of(here.capability)), name=here.name)
-    known = {
+    known: dict[str, Any] = {
         "sms": here.sms,
         "warp_size": here.warp_size,
         "max_threads_per_block": here.max_threads_per_block,
@@ -378,7 +378,7 @@ _ATTRIBUTES = {
 
 def _with_attributes(model: CUDAModel, fields: Mapping[str, Any]) -> CUDAModel:
     """What a target says beside its architecture; 48 KB of shared memory, as TVM's tags say of all, says nothing."""
-    found = {}
+    found: dict[str, Any] = {}
     for attribute, field in _ATTRIBUTES.items():
         value = fields.get(attribute)
         if value is None or (attribute == "max_shared_memory_per_block" and int(value) == 48 * 1024):

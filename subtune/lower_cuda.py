@@ -22,7 +22,6 @@ def pipeline() -> str:
 
 def default_schedule(mod: Any, target: Any, keep: Container[str] = ()) -> Any:
     """Dlight's schedule, in the order of TVM's own pipeline for CUDA, of every PrimFunc whose name is not in `keep`."""
-    import tvm
     from tvm.s_tir import dlight
     from tvm.tirx import PrimFunc
 

@@ -108,7 +108,12 @@ class _Probe:
         """Seconds per kernel in a graph of kernels that do nothing."""
         count = 200
         kernel = self._binary.kernel("nothing")
-        graph = self._stream.capture(lambda: [kernel(self._stream, 1, 32) for _ in range(count)])
+
+        def kernels() -> None:
+            for _ in range(count):
+                kernel(self._stream, 1, 32)
+
+        graph = self._stream.capture(kernels)
         return self._seconds(lambda: graph.launch(self._stream)) / count
 
     def fma(self) -> float:

@@ -201,6 +201,7 @@ class LocalSession:
         self._checked: set[Candidate] = set()
         self._prepared_in = 0  # which start of the runner holds the reference
         self._default_s = 0.0
+
     def is_for(self, workload: Workload, device: Device) -> bool:
         return (workload.key, device) == (self._workload.key, self._device)
 

@@ -1,4 +1,4 @@
-"""`subtune.templates.schedule` for workers, with templates for y = 2 x + 1 on a GPU that are right, wrong or ruinous."""
+"""`subtune.templates.schedule` for workers: y = 2 x + 1 on a GPU, right, wrong or ruinous."""
 
 from __future__ import annotations
 

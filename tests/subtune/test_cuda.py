@@ -185,7 +185,7 @@ def test_a_model_is_built_for_a_gpu_that_is_not_here(tmp_path, capsys, monkeypat
     library = (out / manifests.LIBRARY_NAME).read_bytes()
     assert all(cuda_binaries.token(key).encode() in library for key in binaries)
     assert b"__global__" not in library
-    with pytest.raises(ArtifactError, match="compiled for CUDA .*, and this machine has no such GPU"):
+    with pytest.raises(ArtifactError, match=r"compiled for CUDA .*, and this machine has no such GPU"):
         load(out, check=True)
     assert main(["inspect", str(out)]) == 0
     assert "cuda/sm_80" in capsys.readouterr().out
