@@ -6,6 +6,7 @@ and manifest.json. `subtune.artifact_writer` writes it.
 
 from __future__ import annotations
 
+import importlib
 import mmap
 import os
 import threading
@@ -30,6 +31,10 @@ from subtune.tensorspec import TensorSpec
 
 Weights = list[np.ndarray]
 """The bytes of every weight."""
+
+
+_OTHER_KINDS = {"cuda": "subtune.artifact_cuda"}
+"""Modules whose `load_for` loads what does not run on the CPU: `Artifact`s of their own, built on this one."""
 
 
 class Artifact:
@@ -298,10 +303,9 @@ def load(
     _check_versions(folder, dict(manifest.versions))
     if check:
         manifests.check_hashes(folder, manifest)
-    if manifest.kind == "cuda":
-        from subtune.artifact_cuda import load_cuda
-
-        return load_cuda(folder, manifest)
+    if manifest.kind in _OTHER_KINDS:
+        loaded: Artifact = importlib.import_module(_OTHER_KINDS[manifest.kind]).load_for(folder, manifest)
+        return loaded
     if missing := runtime.missing_features(manifest.features):
         raise ArtifactError(
             f"{folder} was compiled for {manifest.device} and uses {', '.join(missing)}, which this processor lacks; "

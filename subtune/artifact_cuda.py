@@ -141,7 +141,7 @@ class CudaArtifact(Artifact):
         return super().__repr__().replace(f"{self.threads} threads", "a CUDA graph" if self.is_captured else "kernels")
 
 
-def load_cuda(folder: Path, manifest: Manifest) -> CudaArtifact:
+def load_for(folder: Path, manifest: Manifest) -> CudaArtifact:
     """Load an artifact for a GPU; the manifest's versions have been checked.
 
     Raises:

@@ -17,7 +17,7 @@ def pipeline() -> str:
     """The TIR pipeline of CUDA kernels: that of the templates, which their kernels need, else TVM's own."""
     if find_spec(_PIPELINE_MODULE) is None:
         return "s_tir"
-    return str(importlib.import_module(_PIPELINE_MODULE).PIPELINE)
+    return str(importlib.import_module(_PIPELINE_MODULE).register())
 
 
 def default_schedule(mod: Any, target: Any, keep: Container[str] = ()) -> Any:

@@ -22,7 +22,7 @@ ROOMS = {
         ("compile", "compare", "bench", "tuner", "tune", "predict", "inspect", "regions", "onnx_backend", "api"),
         (2, "compile"),
     ),
-    **dict.fromkeys(("artifact", "artifact_writer", "verify"), (1, "artifact")),
+    **dict.fromkeys(("artifact", "artifact_cuda", "artifact_writer", "verify"), (1, "artifact")),
     **{room: (1, room) for room in ("frontends", "passes", "policy", "templates", "measure")},
 }
 DATA = (0, "data")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from subtune.bench.job import Job
-from subtune.bench.peers import Arrays, Peer
+from subtune.bench.peer import Arrays, Peer
 
 _HALF = {"fp16": "float16", "bf16": "bfloat16"}
 
