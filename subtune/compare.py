@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from subtune.artifact_writer import write
+from subtune.artifact import load
+from subtune.artifact_writer import write_files
 from subtune.candidate import DEFAULT, Candidate
 from subtune.compile import Prepared, Shapes, applied, device_model, opened, prepare, schedule_kernels
 from subtune.database import Database
@@ -189,12 +190,14 @@ def _end_to_end(
     imported = prepared.imported
     with tempfile.TemporaryDirectory(prefix="subtune-compare-") as scratch:
         artifacts = [
-            write(
-                Path(scratch) / f"{index}.subtune",
-                mod=splice(prepared.mod, schedule_kernels(prepared.subgraphs, chosen, device)),
-                inputs=imported.inputs,
-                outputs=imported.outputs,
-                device=device,
+            load(
+                write_files(
+                    Path(scratch) / f"{index}.subtune",
+                    mod=splice(prepared.mod, schedule_kernels(prepared.subgraphs, chosen, device)),
+                    inputs=imported.inputs,
+                    outputs=imported.outputs,
+                    device=device,
+                )
             )
             for index, chosen in enumerate(choices)
         ]
