@@ -220,12 +220,13 @@ class _Search:
         with measurer.session(self._workload, self._device, hard) as session:
             try:
                 build_deadline = begin + _BUILD_SHARE * (deadline - begin)
-                first, rest = (fresh, []) if len(fresh) < _TWO_WAVES else (fresh[: -(-len(fresh) // 2)], fresh)
+                wave = len(fresh) if len(fresh) < _TWO_WAVES else -(-len(fresh) // 2)
+                first = fresh[:wave]
                 # The default comes first: without it nothing can be checked, and the record needs its hash.
                 self._note_builds(attempts := session.build([DEFAULT, *first], build_deadline))
                 if DEFAULT not in attempts:
                     return None
-                rest = self._worth_building(session, first, rest[len(first) :], build_deadline)
+                rest = self._worth_building(session, first, fresh[wave:], build_deadline)
                 self._note_builds(session.build(rest, build_deadline) if rest else {})
                 timed = [c for c in fresh if c in self._built]
                 order = halve(session, timed, deadline - _CONFIRM_S, self._note_timing)
