@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from subtune.op_level import anchor_alone
 from subtune.passes.splice import splice
 from subtune.progress import ProgressCallback
 from subtune.record import Record
+from subtune.scratch import temporary
 from subtune.tuner import tune
 from subtune.workload import Workload
 
@@ -188,11 +188,11 @@ def _end_to_end(
 ) -> tuple[float, float]:
     """Latency of the model built with each choice of candidates: medians of interleaved rounds."""
     imported = prepared.imported
-    with tempfile.TemporaryDirectory(prefix="subtune-compare-") as scratch:
+    with temporary() as folder:
         artifacts = [
             load(
                 write_files(
-                    Path(scratch) / f"{index}.subtune",
+                    folder / f"{index}.subtune",
                     mod=splice(prepared.mod, schedule_kernels(prepared.subgraphs, chosen, device)),
                     inputs=imported.inputs,
                     outputs=imported.outputs,

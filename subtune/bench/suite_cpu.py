@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from subtune import manifest as manifests
@@ -15,6 +13,7 @@ from subtune.bench.race import best_peer
 from subtune.bench.source import onnx_file
 from subtune.bench.suite import Settings, reason
 from subtune.errors import SubtuneError
+from subtune.scratch import temporary
 
 AGAINST = ("onnxruntime", "openvino-f32", "openvino", "torch-compile")
 _F32_PEERS = ("onnxruntime", "openvino-f32", "torch-compile")
@@ -126,8 +125,8 @@ def run_cpu(
 
 
 def _run(case: ModelCase, settings: Settings) -> ModelRow:
-    with tempfile.TemporaryDirectory(prefix="subtune-suite-") as scratch:
-        artifact = Path(scratch) / f"{case.name}.subtune"
+    with temporary() as scratch:
+        artifact = scratch / f"{case.name}.subtune"
         settings.tell(f"{case.name}: compile")
         try:
             compiled = settings.compile(case.model, artifact)
@@ -150,7 +149,7 @@ def _run(case: ModelCase, settings: Settings) -> ModelRow:
         }
         settings.tell(f"{case.name}: time")
         try:
-            with onnx_file(manifest.source, Path(scratch)) as (model, limits):
+            with onnx_file(manifest.source, scratch) as (model, limits):
                 report = bench(
                     artifact,
                     model=model,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from subtune.bench.race import Race, best_peer, cores_for, race, write_inputs
 from subtune.bench.suite import Settings, reason
 from subtune.manifest import Manifest
 from subtune.report import CompileReport
+from subtune.scratch import temporary
 
 AGAINST = ("onnxruntime", "openvino-f32", "torch", "numpy")
 CASES = (*COMPUTE, *MEMORY)
@@ -98,8 +98,7 @@ def run_ops(
 
 
 def _run(case: OpCase, settings: Settings) -> OpRow:
-    with tempfile.TemporaryDirectory(prefix="subtune-suite-") as folder:
-        scratch = Path(folder)
+    with temporary() as scratch:
         artifact = scratch / "op.subtune"
         settings.tell(case.name)
         try:
