@@ -11,7 +11,7 @@ from subtune.bench.artifact_race import BenchReport, bench
 from subtune.bench.quality import Quality, WorkloadQuality, of_workloads, summarize
 from subtune.bench.race import best_peer
 from subtune.bench.source import onnx_file
-from subtune.bench.suite import Settings, reason
+from subtune.bench.suite import Settings, reason, run_cases
 from subtune.errors import SubtuneError
 from subtune.scratch import temporary
 
@@ -110,18 +110,12 @@ def run_cpu(
     Args:
         keep: called with the report so far after every case.
     """
-    rows: list[ModelRow] = []
-    report = _report(rows, settings, False)
-    for case in cases:
-        try:
-            rows.append(_run(case, settings))
-        except KeyboardInterrupt:
-            report = _report(rows, settings, True)
-            keep(report)
-            return report
-        report = _report(rows, settings, False)
-        keep(report)
-    return report
+    return run_cases(
+        cases,
+        lambda case: _run(case, settings),
+        lambda rows, is_interrupted: _report(rows, settings, is_interrupted),
+        keep,
+    )
 
 
 def _run(case: ModelCase, settings: Settings) -> ModelRow:
