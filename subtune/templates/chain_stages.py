@@ -22,8 +22,9 @@ from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune.anchor import Operand, loads, variables
 from subtune.chain import packs_ahead, padded
-from subtune.chain_form import ChainForm, substitute
+from subtune.chain_form import ChainForm
 from subtune.kernel import Packing
+from subtune.substitute import substitute
 
 _REDUCE = tirx.IterVar.CommReduce
 _Right = Callable[[Any, Any, Any], Any]

@@ -18,6 +18,7 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune.anchor import Contraction, is_load_of, root_stages, stage_block
+from subtune.substitute import substitute
 
 
 def pad_axes(func: Any, block_name: str, info: Contraction, extents: Mapping[int, int]) -> Any:
@@ -63,8 +64,7 @@ def pad_axes(func: Any, block_name: str, info: Contraction, extents: Mapping[int
             return tirx.BufferLoad(b_new, list(load.indices))
         if load.source.same_as(b_old):
             return load
-        clamp = (ir.Var, lambda var: clamped.get(var, var))
-        return tirx.BufferLoad(load.source, [tvm_ffi.structural_map(i, clamp) for i in load.indices])
+        return tirx.BufferLoad(load.source, [substitute(i, clamped) for i in load.indices])
 
     value = tvm_ffi.structural_map(store.value, (ir.TensorLoad, rewrite_load))
     body = tirx.BufferStore(c_padded, value, list(store.indices))

@@ -16,6 +16,8 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
+from subtune.substitute import substitute
+
 _L2_AND_BEYOND = 2  # llvm.prefetch's locality; the micro-kernel's own lines stay in L1
 
 
@@ -77,7 +79,7 @@ def _prefetch(loops: Sequence[Any], tile: Any, panels: Any, kernel: MicroKernel)
     found: list[Any] = []
     tvm_ffi.structural_walk(tile.block.body.value, (ir.TensorLoad, found.append))
     (load,) = (load for load in found if load.source.same_as(panels))
-    indices = [_substitute(_substitute(index, axes), start) for index in load.indices]
+    indices = [substitute(substitute(index, axes), start) for index in load.indices]
     step: Any = zero
     for loop in loops[kernel.depth - kernel.rows :]:
         step = step * loop.extent + loop.loop_var
@@ -95,7 +97,3 @@ def _holds(stmt: Any, name: str) -> bool:
     found: list[Any] = []
     tvm_ffi.structural_walk(stmt, (SBlock, found.append))
     return any(block.name_hint == name for block in found)
-
-
-def _substitute(expr: Any, values: dict[Any, Any]) -> Any:
-    return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))

@@ -20,8 +20,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import tvm_ffi
-from tvm import ir, te, tirx
+from tvm import te, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
 
 from subtune.anchor import Contraction, all_blocks, contraction, root_stages, stage_block, winograd_obstacle
@@ -29,6 +28,7 @@ from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
 from subtune.stages import Stages, inline
+from subtune.substitute import substitute
 from subtune.templates.prefetch import MicroKernel, prefetch_panels
 from subtune.workload import Workload
 
@@ -217,10 +217,7 @@ def _graft(
 ) -> tuple[Any, _Geometry]:
     """Put the stages of `inner(data, u, conv)` in the place of the anchor of `func`."""
     data, u, conv = inner.params
-    renamed = {data: source, conv: result}
-    swap = (ir.Var, lambda var: renamed.get(var, var))
-    body = tvm_ffi.structural_map(inner.body, swap)
-    inner_root, root = body.block, func.body.block
+    inner_root, root = substitute(inner.body, {data: source, conv: result}).block, func.body.block
     anchor = sch.get(stages.anchors[0]).name_hint
     merged: list[Any] = []
     for stage in root_stages(func):
