@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm_ffi
 from tvm import ir, tirx
@@ -76,6 +76,27 @@ def classify(sch: Schedule) -> Stages | NotApplicable:
         else:
             return NotApplicable(f"block {block.name_hint} between the anchor and the outputs cannot be inlined")
     return Stages(tuple(producers), tuple(anchors), tuple(outputs))
+
+
+_A = TypeVar("_A", Contraction, Window)
+
+
+def anchored(
+    workload: Workload, read: Callable[[Schedule, Any], _A | NotApplicable]
+) -> tuple[Schedule, Stages, _A] | NotApplicable:
+    """`workload` inlined, its stages, and its only anchor as `read` understands it; or why that is none.
+
+    Args:
+        read: `anchor.contraction` or `anchor.window`.
+    """
+    sch = Schedule(workload.func)
+    stages = inline(sch)
+    if isinstance(stages, NotApplicable):
+        return stages
+    if len(stages.anchors) != 1:
+        return NotApplicable(f"{len(stages.anchors)} reductions: no single anchor")
+    info = read(sch, stages.anchors[0])
+    return info if isinstance(info, NotApplicable) else (sch, stages, info)
 
 
 def with_stages(func: Any, stages: Sequence[Any], buffers: Sequence[Any], params: Sequence[Any] | None = None) -> Any:

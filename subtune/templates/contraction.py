@@ -22,7 +22,7 @@ from subtune.anchor import Contraction, Operand, contraction
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.stages import Stages, classify, inline
+from subtune.stages import Stages, anchored, classify
 from subtune.templates.online_pack import place_online_pack, turn_marked
 from subtune.templates.padding import pad_axes
 from subtune.templates.prefetch import MicroKernel, prefetch_panels
@@ -34,16 +34,10 @@ from subtune.workload import Workload, dtype_bits
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
     mr, nr, mt = (int(candidate[name]) for name in ("mr", "nr", "mt"))
     order = str(candidate["order"])
-    sch = Schedule(workload.func)
-    stages = inline(sch)
-    if isinstance(stages, NotApplicable):
-        return stages
-    if len(stages.anchors) != 1:
-        return NotApplicable(f"{len(stages.anchors)} reductions, a contraction has one")
-    block = stages.anchors[0]
-    info = contraction(sch, block)
-    if isinstance(info, NotApplicable):
-        return info
+    found = anchored(workload, contraction)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
     lanes = info.lanes(device.lanes(dtype_bits(info.acc_dtype)))
     if info.per_group % nr:
         return NotApplicable(f"nr={nr} does not divide the {info.per_group} columns of a group")
@@ -53,13 +47,12 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     weights = info.b
     padded = _padding(info, mr, nr)
     if padded:
-        name = sch.get(block).name_hint
-        sch = Schedule(pad_axes(sch.mod["main"], name, info, padded))
-        stages = classify(sch)
-        assert not isinstance(stages, NotApplicable), stages.reason
-        block = stages.anchors[0]
-        info = contraction(sch, block)
-        assert not isinstance(info, NotApplicable), info.reason
+        sch = Schedule(pad_axes(sch.mod["main"], sch.get(stages.anchors[0]).name_hint, info, padded))
+        wider = classify(sch)
+        assert isinstance(wider, Stages), wider.reason
+        wider_info = contraction(sch, wider.anchors[0])
+        assert isinstance(wider_info, Contraction), wider_info.reason
+        stages, info = wider, wider_info
     knobs = (mr, nr, mt, order, bool(candidate.get("prefetch")))
     try:
         return _schedule(sch, stages, info, weights, knobs, lanes, candidate.is_serial, not padded)

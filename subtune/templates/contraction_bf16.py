@@ -17,7 +17,7 @@ from subtune.anchor import Contraction, contraction
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
-from subtune.stages import classify, inline
+from subtune.stages import anchored, classify
 from subtune.templates.bf16_ops import DOT_LANES, FEATURE
 from subtune.templates.bf16_pairs import Paired, PairPacking, in_pairs
 from subtune.templates.contraction import packed_index, packing_of
@@ -32,15 +32,10 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     mr, nr = int(candidate["mr"]), int(candidate["nr"])
     if FEATURE not in device.features:
         return NotApplicable("the processor has no AVX512-BF16")
-    sch = Schedule(workload.func)
-    stages = inline(sch)
-    if isinstance(stages, NotApplicable):
-        return stages
-    if len(stages.anchors) != 1:
-        return NotApplicable(f"{len(stages.anchors)} reductions, a contraction has one")
-    info = contraction(sch, stages.anchors[0])
-    if isinstance(info, NotApplicable):
-        return info
+    found = anchored(workload, contraction)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
     if info.acc_dtype != "float32" or nr % DOT_LANES:
         return NotApplicable(f"needs float32 accumulators in vectors of {DOT_LANES}")
     name = sch.get(stages.anchors[0]).name_hint

@@ -21,7 +21,7 @@ from subtune.anchor import Contraction, all_blocks, contraction, is_reduction, r
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.stages import inline, with_stages
+from subtune.stages import anchored, with_stages
 from subtune.templates.padding import nest
 from subtune.templates.prepack import PREPROC_ATTR, split_prepack
 from subtune.templates.tile import extent_of, vector_width, vectorize_tile
@@ -31,15 +31,10 @@ _MAX_UNROLLED = 36  # products of one pixel
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    sch = Schedule(workload.func)
-    stages = inline(sch)
-    if isinstance(stages, NotApplicable):
-        return stages
-    if len(stages.anchors) != 1:
-        return NotApplicable(f"{len(stages.anchors)} reductions, a convolution has one")
-    info = contraction(sch, stages.anchors[0])
-    if isinstance(info, NotApplicable):
-        return info
+    found = anchored(workload, contraction)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
     if not info.per_group or not info.b.is_constant or -1 in info.b.axes:
         return NotApplicable("not a grouped convolution with constant weights")
     name = sch.get(stages.anchors[0]).name_hint

@@ -27,7 +27,7 @@ from subtune.anchor import Contraction, all_blocks, contraction, root_stages, st
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
-from subtune.stages import Stages, inline, with_stages
+from subtune.stages import Stages, anchored, with_stages
 from subtune.substitute import substitute
 from subtune.templates.prefetch import MicroKernel, prefetch_panels
 from subtune.workload import Workload
@@ -91,15 +91,10 @@ class WinogradWeights:
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
     m, mr, nr = (int(candidate[name]) for name in ("m", "mr", "nr"))
     fuse = bool(candidate["fuse"])
-    sch = Schedule(workload.func)
-    stages = inline(sch)
-    if isinstance(stages, NotApplicable):
-        return stages
-    if len(stages.anchors) != 1:
-        return NotApplicable(f"{len(stages.anchors)} reductions, a convolution has one")
-    info = contraction(sch, stages.anchors[0])
-    if isinstance(info, NotApplicable):
-        return info
+    found = anchored(workload, contraction)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
     if reason := winograd_obstacle(info):
         return NotApplicable(reason)
     lanes = device.lanes()
