@@ -30,6 +30,7 @@ _TEMPLATES = (
     "transpose",
     "chain",
     "contraction_bf16",
+    "strassen",
 )
 _EXACT_MATH = ("default", "trace")  # the reference calls libm; a foreign trace means what it says
 

@@ -1,0 +1,299 @@
+"""Strassen's matrix product: seven products of blocks where the definition has eight.
+
+    V   for every product its sum of blocks of A:  [rows / s, 7^levels, k / s]
+    G   the products, as one GEMM each on packed sums of blocks of B:  [rows / s, 7^levels, n / s]
+    Y   every block of C as its sum of products, and the epilogue on it, before the store
+
+    order "n":  V (parallel over rows);  for n tile (parallel):  for product:  for m tile:  micro-kernel;  then Y
+    order "m":  for rows (parallel):  V;  for n tile:  for product:  for m tile:  micro-kernel;  then Y
+
+The blocks of A are its rows by their remainder (row i of block x is row `s i + x`) and the halves of k; those of C its
+rows likewise and every second vector of columns, so that a tile of Y is contiguous in all of them. The sums of blocks
+of B are made once, at compile time. The rounding error grows by a small factor (relative to the largest element of C,
+measured for k = 768: 1.5e-6 against 6e-7), so `--exact` forbids it.
+Sources: Strassen, "Gaussian Elimination is not Optimal", 1969; Huang et al., "Strassen's Algorithm Reloaded" (SC'16),
+for sums inside the packing and the micro-kernel's neighbourhood; error: Higham, "Accuracy and Stability", 23.2.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from tvm import te, tirx
+from tvm.s_tir import Schedule, ScheduleError
+
+from subtune.anchor import Axis, Contraction, contraction, loads, root_stages, stage_block
+from subtune.candidate import Candidate
+from subtune.device import CPUModel
+from subtune.kernel import Kernel, NotApplicable
+from subtune.stages import Stages, anchored, with_stages
+from subtune.strassen_form import PRODUCTS, strassen_obstacle, terms
+from subtune.substitute import substitute
+from subtune.templates.prefetch import MicroKernel, prefetch_panels
+from subtune.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class StrassenWeights:
+    """Constant B as its sums of blocks, one panel of `nr` columns after another: `[n / s / nr * 7^levels, taps..., k / s, nr]`.
+
+    `order` brings B's dims to `[taps..., k, n]`; `lanes` columns go to one block, the next `lanes` to the next.
+    """
+
+    levels: int
+    nr: int
+    lanes: int
+    order: tuple[int, ...]
+    extents: tuple[int, ...]
+    """Of B's dims in that order."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *taps, k, n = self.extents
+        s = 2**self.levels
+        return (n // s // self.nr * PRODUCTS**self.levels, *taps, k // s, self.nr)
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        *taps, k, n = self.extents
+        s, products = 2**self.levels, PRODUCTS**self.levels
+        panels, t = n // s // self.nr, prod(taps)
+        b = array.transpose(self.order).reshape(t, s, k // s, panels, self.nr // self.lanes, s, self.lanes)
+        out = np.empty((panels, products, t, k // s, self.nr // self.lanes, self.lanes), np.float32)
+        for p, row in enumerate(terms(self.levels).b):
+            total = sum(sign * b[:, i, :, :, :, j].astype(np.float64) for (i, j), sign in row)
+            out[:, p] = total.transpose(2, 0, 1, 3, 4)  # type: ignore[union-attr]
+        return out.reshape(self.shape)
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
+    levels, mr, nr, mb = (int(candidate[name]) for name in ("levels", "mr", "nr", "mb"))
+    found = anchored(workload, contraction)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
+    lanes, s = device.lanes(), 2**levels
+    if reason := strassen_obstacle(info, lanes * s):
+        return NotApplicable(reason)
+    if nr % lanes or info.n.extent % (nr * s):
+        return NotApplicable(f"{info.n.extent} columns are no multiple of {s} blocks of nr={nr}, vectors of {lanes}")
+    rows = -(-prod(axis.extent for axis in info.of_role("m")) // s)
+    if rows % mb or mb % mr:
+        return NotApplicable(f"{rows} rows of a block are no multiple of mb={mb}, or that none of mr={mr}")
+    spatial = [axis.extent for axis in info.axes if axis.role != "k"]
+    for output in stages.outputs:
+        extents = [int(iv.dom.extent) for iv in sch.get(output).iter_vars]
+        if len(stages.outputs) > 1 or extents != spatial:
+            return NotApplicable("the output is not written in the anchor's order")
+    func, names = _rewrite(sch, stages, info, levels, nr, lanes)
+    rewritten = Schedule(func)
+    try:
+        _schedule(rewritten, names, levels, mr, nr, mb if candidate["order"] == "m" else 0, lanes)
+    except ScheduleError as e:
+        return NotApplicable(str(e).strip().splitlines()[-1])
+    order, extents = _b_order(info)
+    weights = StrassenWeights(levels, nr, lanes, order, extents)
+    scheduled = rewritten.mod["main"]
+    if candidate.get("prefetch"):
+        reduce = len(info.of_role("k"))
+        kernel = MicroKernel("strassen_g_update", 3 if candidate["order"] == "n" else 4, rows=1, reduce=reduce)
+        scheduled = prefetch_panels(scheduled, scheduled.params[info.b.param], kernel)
+    return Kernel(scheduled, ((info.b.param, weights),))
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Of the rewritten function's blocks that the workload named."""
+
+    outputs: tuple[str, ...]
+    pads: tuple[str, ...]
+
+
+def _b_order(info: Contraction) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dims of B as [taps..., k, n], and their extents."""
+    dims = tuple(info.b.axes.index(axis.index) for axis in (*info.of_role("k"), info.n))
+    return dims, tuple(info.b.shape[dim] for dim in dims)
+
+
+def _dims(*extents: int) -> list[Any]:
+    return [tirx.const(extent, "int64") for extent in extents]
+
+
+def _signed_sum(values: list[tuple[int, Any]]) -> Any:
+    """Sum of +-values; one with a plus is first."""
+    (_, total), *rest = sorted(values, key=lambda term: -term[0])
+    for sign, value in rest:
+        total = total + value if sign > 0 else total - value
+    return total
+
+
+def _choose(conditions: list[Any], values: list[Any]) -> Any:
+    """The value whose condition holds, the last one where none does; folds when the loops in it are unrolled."""
+    result = values[-1]
+    for condition, value in reversed(list(zip(conditions, values, strict=False))[: len(values) - 1]):
+        result = tirx.Select(condition, value, result)
+    return result
+
+
+def _rewrite(sch: Schedule, stages: Stages, info: Contraction, levels: int, nr: int, lanes: int) -> tuple[Any, _Names]:
+    """The workload with its contraction computed by Strassen's algorithm, its weights already summed."""
+    s, products = 2**levels, PRODUCTS**levels
+    table = terms(levels)
+    func = sch.mod["main"]
+    anchor = sch.get(stages.anchors[0])
+    source, result = anchor.reads[info.a.read].source, anchor.writes[0].source
+    m_axes, k_axes = info.of_role("m"), info.of_role("k")
+    height, n = prod(axis.extent for axis in m_axes), info.n.extent
+    rows, depth = -(-height // s), k_axes[-1].extent // s
+    taps = [axis.extent for axis in k_axes[:-1]]
+    (load,) = (found for found in loads(anchor.body.value) if found.source.same_as(source))
+
+    data = te.placeholder([int_(d) for d in source.shape], str(source.dtype), name="data")
+    u = te.placeholder(_dims(n // s // nr * products, *taps, depth, nr), "float32", name="u")
+
+    def a(row: Any, tap: tuple[Any, ...], k: Any) -> Any:
+        values = dict(zip((anchor.iter_vars[axis.index].var for axis in m_axes), _unfold(row, m_axes), strict=True))
+        values |= {anchor.iter_vars[axis.index].var: v for axis, v in zip(k_axes, (*tap, k), strict=True)}
+        return data[tuple(substitute(index, values) for index in load.indices)]
+
+    def v_of(m: Any, p: Any, *position: Any) -> Any:
+        *tap, k = position
+        sums = [
+            _signed_sum([(sign, a(_clamp(m * s + i, height), tuple(tap), k + j * depth)) for (i, j), sign in row])
+            for row in table.a
+        ]
+        return _choose([p == q for q in range(products)], sums)
+
+    v = te.compute(_dims(rows, products, *taps, depth), v_of, name="strassen_v")
+    reduced = [te.reduce_axis((_dims(0)[0], _dims(extent)[0]), f"k{i}") for i, extent in enumerate([*taps, depth])]
+    g = te.compute(
+        _dims(rows, products, n // s),
+        lambda m, p, o: te.sum(v[(m, p, *reduced)] * u[(o // nr * products + p, *reduced, o % nr)], axis=reduced),
+        name="strassen_g",
+    )
+    blocks = [(i, j) for i in range(s) for j in range(s)]
+
+    def y_of(x: Any, z: Any, m: Any, o: Any, lane: Any) -> Any:
+        sums = [
+            _signed_sum([(sign, g[m, p, o * lanes + lane]) for p, sign in table.c[i][j]]) for i, j in blocks
+        ]  # fmt: skip
+        return _choose([tirx.all(x == i, z == j) for i, j in blocks], sums)
+
+    y = te.compute(_dims(s, s, rows, n // s // lanes, lanes), y_of, name="strassen_y")
+
+    def out_of(*index: Any) -> Any:
+        *position, o = index
+        row = _fold(position, m_axes)
+        return y[row % s, o // lanes % s, row // s, o // (lanes * s), o % lanes]
+
+    out = te.compute([int_(d) for d in result.shape], out_of, name="strassen_out")
+    inner = te.create_prim_func([data, u, out])
+    return _graft(func, inner, sch, stages, (source, result), info.b.param)
+
+
+def int_(dim: Any) -> Any:
+    return tirx.const(int(dim), "int64")
+
+
+def _unfold(row: Any, axes: tuple[Axis, ...]) -> list[Any]:
+    """The m axes' positions in row `row` of A."""
+    position = []
+    for axis in reversed(axes[1:]):
+        position.append(row % axis.extent)
+        row = row // axis.extent
+    return [row, *reversed(position)]
+
+
+def _fold(position: list[Any], axes: tuple[Axis, ...]) -> Any:
+    row, *rest = position
+    for index, axis in zip(rest, axes[1:], strict=True):
+        row = row * axis.extent + index
+    return row
+
+
+def _clamp(row: Any, height: int) -> Any:
+    """Blocks may have a row more than A: computed from A's last one, and never read."""
+    return tirx.min(row, int_(height - 1))
+
+
+def _graft(
+    func: Any, inner: Any, sch: Schedule, stages: Stages, ends: tuple[Any, Any], weights: int
+) -> tuple[Any, _Names]:
+    """Put the stages of `inner(data, u, out)` in the place of the anchor of `func`."""
+    data, u, out = inner.params
+    root = substitute(inner.body, dict(zip((data, out), ends, strict=True))).block
+    anchor = sch.get(stages.anchors[0]).name_hint
+    merged: list[Any] = []
+    for stage in root_stages(func):
+        merged += list(root.body.seq) if stage_block(stage).name_hint == anchor else [stage]
+    params = list(func.params)
+    params[weights] = u
+    buffers = [*func.body.block.alloc_buffers, *root.alloc_buffers]
+    outputs = tuple(sch.get(b).name_hint for b in stages.outputs)
+    pads = tuple(sch.get(b).name_hint for b in stages.producers)
+    return with_stages(func, merged, buffers, params), _Names(outputs, pads)
+
+
+def _schedule(sch: Schedule, names: _Names, levels: int, mr: int, nr: int, mb: int, lanes: int) -> None:
+    """`mb`: rows of a block that one thread takes at a time, for order "m"; 0 for order "n"."""
+    block, s = sch.get_sblock, 2**levels
+    for pad in names.pads:
+        sch.compute_inline(block(pad))
+    if names.outputs:
+        sch.compute_inline(block("strassen_out"))
+    copy = sch.cache_write(block("strassen_g"), 0, "local")
+
+    *rows, n = sch.get_loops(block((*names.outputs, "strassen_out")[0]))
+    m, x = sch.split(sch.fuse(*rows) if len(rows) > 1 else rows[0], [None, s])
+    panel, vector, z, lane = sch.split(n, [None, nr // lanes, s, lanes])
+    if mb:
+        mo, m = sch.split(m, [None, mb])
+        sch.reorder(mo, panel, m, vector, x, z, lane)
+        sch.parallel(mo)
+    else:
+        sch.reorder(panel, m, vector, x, z, lane)
+        sch.parallel(panel)
+    sch.vectorize(lane)
+    sch.unroll(x)
+    sch.unroll(z)
+    stage = block("strassen_y")
+    sch.set_scope(stage, 0, "local")
+    sch.compute_at(stage, vector)
+    *unrolled, last = sch.get_loops(stage)[-3:]
+    sch.vectorize(last)
+    for loop in unrolled:
+        sch.unroll(loop)
+
+    sch.compute_at(copy, panel)
+    r, p, c = sch.get_loops(copy)[-3:]
+    ro, ri = sch.split(r, [None, mr])
+    cv, ci = sch.split(c, [None, lanes])
+    sch.reorder(p, ro, ri, cv, ci)
+    sch.vectorize(ci)
+    sch.unroll(cv)
+    sch.unroll(ri)
+    gemm = block("strassen_g")
+    sch.compute_at(gemm, ro)
+    reduced = len([iv for iv in sch.get(gemm).iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce])
+    r, c, *k = sch.get_loops(gemm)[-2 - reduced :]
+    cv, ci = sch.split(c, [None, lanes])
+    sch.reorder(*k, r, cv, ci)
+    sch.vectorize(ci)
+    sch.unroll(cv)
+    sch.unroll(r)
+
+    stage = block("strassen_v")
+    if mb:
+        sch.compute_at(stage, mo)
+    m, p, *taps, depth = sch.get_loops(stage)[-2 - reduced :]
+    ko, ki = sch.split(depth, [None, lanes])
+    sch.reorder(m, *taps, ko, p, ki)
+    sch.vectorize(ki)
+    sch.unroll(p)
+    if not mb:
+        sch.parallel(m)
+    # rows and products an odd number of lines apart: they would share a few sets of L1 otherwise
+    sch.storage_align(stage, 0, 1, 2 * lanes, lanes)
+    sch.decompose_reduction(gemm, k[0])
