@@ -22,7 +22,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from tvm import te, tirx
+import tvm_ffi
+from tvm import ir, te, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.anchor import Axis, Contraction, contraction, loads, root_stages, stage_block
@@ -32,13 +33,17 @@ from subtune.kernel import Kernel, NotApplicable
 from subtune.stages import Stages, anchored, with_stages
 from subtune.strassen_form import PRODUCTS, strassen_obstacle, terms
 from subtune.substitute import substitute
+from subtune.templates.choices import choose, fold_choices
+from subtune.templates.padding import nest
 from subtune.templates.prefetch import MicroKernel, prefetch_panels
 from subtune.workload import Workload
+
+_OUT = "strassen_out"
 
 
 @dataclass(frozen=True, slots=True)
 class StrassenWeights:
-    """Constant B as its sums of blocks, one panel of `nr` columns after another: `[n / s / nr * 7^levels, taps..., k / s, nr]`.
+    """Constant B as sums of blocks, panel by panel of `nr` columns: `[n / s / nr * 7^levels, taps..., k / s, nr]`.
 
     `order` brings B's dims to `[taps..., k, n]`; `lanes` columns go to one block, the next `lanes` to the next.
     """
@@ -82,39 +87,49 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     rows = -(-prod(axis.extent for axis in info.of_role("m")) // s)
     if rows % mb or mb % mr:
         return NotApplicable(f"{rows} rows of a block are no multiple of mb={mb}, or that none of mr={mr}")
-    spatial = [axis.extent for axis in info.axes if axis.role != "k"]
-    for output in stages.outputs:
-        extents = [int(iv.dom.extent) for iv in sch.get(output).iter_vars]
-        if len(stages.outputs) > 1 or extents != spatial:
-            return NotApplicable("the output is not written in the anchor's order")
-    func, names = _rewrite(sch, stages, info, levels, nr, lanes)
+    if not _is_written_in_order(sch, stages):
+        return NotApplicable("the output is not written in the anchor's order")
+    pads = tuple(sch.get(pad).name_hint for pad in stages.producers)
+    func = _rewrite(sch, stages, info, levels, nr, lanes)
     rewritten = Schedule(func)
     try:
-        _schedule(rewritten, names, levels, mr, nr, mb if candidate["order"] == "m" else 0, lanes)
+        _schedule(rewritten, pads, levels, mr, nr, mb if candidate["order"] == "m" else 0, lanes)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
     order, extents = _b_order(info)
     weights = StrassenWeights(levels, nr, lanes, order, extents)
-    scheduled = rewritten.mod["main"]
+    scheduled = fold_choices(rewritten.mod["main"], ("strassen_v", "strassen_y"))
     if candidate.get("prefetch"):
-        reduce = len(info.of_role("k"))
-        kernel = MicroKernel("strassen_g_update", 3 if candidate["order"] == "n" else 4, rows=1, reduce=reduce)
+        depth = 3 if candidate["order"] == "n" else 4
+        kernel = MicroKernel("strassen_g_update", depth, rows=1, reduce=len(_reduced(info)))
         scheduled = prefetch_panels(scheduled, scheduled.params[info.b.param], kernel)
     return Kernel(scheduled, ((info.b.param, weights),))
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """Of the rewritten function's blocks that the workload named."""
-
-    outputs: tuple[str, ...]
-    pads: tuple[str, ...]
+def _is_written_in_order(sch: Schedule, stages: Stages) -> bool:
+    """Whether one block at most follows the anchor, and its axes are those of the anchor's result."""
+    if not stages.outputs:
+        return True
+    anchor, (first, *others) = sch.get(stages.anchors[0]), stages.outputs
+    block = sch.get(first)
+    axes = [iv.var for iv in block.iter_vars]
+    taken = [load for load in loads(block.body.value) if load.source.same_as(anchor.writes[0].source)]
+    return not others and all(
+        len(load.indices) == len(axes) and all(i.same_as(axis) for i, axis in zip(load.indices, axes, strict=True))
+        for load in taken
+    )
 
 
 def _b_order(info: Contraction) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The dims of B as [taps..., k, n], and their extents."""
     dims = tuple(info.b.axes.index(axis.index) for axis in (*info.of_role("k"), info.n))
-    return dims, tuple(info.b.shape[dim] for dim in dims)
+    return dims, (*(axis.extent for axis in _reduced(info)), info.n.extent)
+
+
+def _reduced(info: Contraction) -> tuple[Axis, ...]:
+    """The k axes without those of one element, but with the last one."""
+    *taps, last = info.of_role("k")
+    return (*(axis for axis in taps if axis.extent > 1), last)
 
 
 def _dims(*extents: int) -> list[Any]:
@@ -129,33 +144,27 @@ def _signed_sum(values: list[tuple[int, Any]]) -> Any:
     return total
 
 
-def _choose(conditions: list[Any], values: list[Any]) -> Any:
-    """The value whose condition holds, the last one where none does; folds when the loops in it are unrolled."""
-    result = values[-1]
-    for condition, value in reversed(list(zip(conditions, values, strict=False))[: len(values) - 1]):
-        result = tirx.Select(condition, value, result)
-    return result
-
-
-def _rewrite(sch: Schedule, stages: Stages, info: Contraction, levels: int, nr: int, lanes: int) -> tuple[Any, _Names]:
+def _rewrite(sch: Schedule, stages: Stages, info: Contraction, levels: int, nr: int, lanes: int) -> Any:
     """The workload with its contraction computed by Strassen's algorithm, its weights already summed."""
     s, products = 2**levels, PRODUCTS**levels
     table = terms(levels)
     func = sch.mod["main"]
     anchor = sch.get(stages.anchors[0])
-    source, result = anchor.reads[info.a.read].source, anchor.writes[0].source
-    m_axes, k_axes = info.of_role("m"), info.of_role("k")
+    source = anchor.reads[info.a.read].source
+    m_axes, k_axes = info.of_role("m"), _reduced(info)
     height, n = prod(axis.extent for axis in m_axes), info.n.extent
     rows, depth = -(-height // s), k_axes[-1].extent // s
     taps = [axis.extent for axis in k_axes[:-1]]
     (load,) = (found for found in loads(anchor.body.value) if found.source.same_as(source))
 
-    data = te.placeholder([int_(d) for d in source.shape], str(source.dtype), name="data")
+    data = te.placeholder([_int(d) for d in source.shape], str(source.dtype), name="data")
     u = te.placeholder(_dims(n // s // nr * products, *taps, depth, nr), "float32", name="u")
 
     def a(row: Any, tap: tuple[Any, ...], k: Any) -> Any:
-        values = dict(zip((anchor.iter_vars[axis.index].var for axis in m_axes), _unfold(row, m_axes), strict=True))
-        values |= {anchor.iter_vars[axis.index].var: v for axis, v in zip(k_axes, (*tap, k), strict=True)}
+        position = {axis.index: _int(0) for axis in info.of_role("k")}
+        position |= {axis.index: v for axis, v in zip(m_axes, _unfold(row, m_axes), strict=True)}
+        position |= {axis.index: v for axis, v in zip(k_axes, (*tap, k), strict=True)}
+        values = {anchor.iter_vars[index].var: v for index, v in position.items()}
         return data[tuple(substitute(index, values) for index in load.indices)]
 
     def v_of(m: Any, p: Any, *position: Any) -> Any:
@@ -164,7 +173,7 @@ def _rewrite(sch: Schedule, stages: Stages, info: Contraction, levels: int, nr: 
             _signed_sum([(sign, a(_clamp(m * s + i, height), tuple(tap), k + j * depth)) for (i, j), sign in row])
             for row in table.a
         ]
-        return _choose([p == q for q in range(products)], sums)
+        return choose((p,), [((q,), total) for q, total in enumerate(sums)])
 
     v = te.compute(_dims(rows, products, *taps, depth), v_of, name="strassen_v")
     reduced = [te.reduce_axis((_dims(0)[0], _dims(extent)[0]), f"k{i}") for i, extent in enumerate([*taps, depth])]
@@ -176,24 +185,18 @@ def _rewrite(sch: Schedule, stages: Stages, info: Contraction, levels: int, nr: 
     blocks = [(i, j) for i in range(s) for j in range(s)]
 
     def y_of(x: Any, z: Any, m: Any, o: Any, lane: Any) -> Any:
-        sums = [
-            _signed_sum([(sign, g[m, p, o * lanes + lane]) for p, sign in table.c[i][j]]) for i, j in blocks
-        ]  # fmt: skip
-        return _choose([tirx.all(x == i, z == j) for i, j in blocks], sums)
+        values = [
+            ((i, j), _signed_sum([(sign, g[m, p, o * lanes + lane]) for p, sign in table.c[i][j]])) for i, j in blocks
+        ]
+        return choose((x, z), values)
 
     y = te.compute(_dims(s, s, rows, n // s // lanes, lanes), y_of, name="strassen_y")
 
-    def out_of(*index: Any) -> Any:
-        *position, o = index
-        row = _fold(position, m_axes)
-        return y[row % s, o // lanes % s, row // s, o // (lanes * s), o % lanes]
-
-    out = te.compute([int_(d) for d in result.shape], out_of, name="strassen_out")
-    inner = te.create_prim_func([data, u, out])
-    return _graft(func, inner, sch, stages, (source, result), info.b.param)
+    inner = te.create_prim_func([data, u, y])
+    return _graft(func, inner, sch, stages, info, source)
 
 
-def int_(dim: Any) -> Any:
+def _int(dim: Any) -> Any:
     return tirx.const(int(dim), "int64")
 
 
@@ -206,48 +209,66 @@ def _unfold(row: Any, axes: tuple[Axis, ...]) -> list[Any]:
     return [row, *reversed(position)]
 
 
-def _fold(position: list[Any], axes: tuple[Axis, ...]) -> Any:
-    row, *rest = position
-    for index, axis in zip(rest, axes[1:], strict=True):
-        row = row * axis.extent + index
-    return row
-
-
 def _clamp(row: Any, height: int) -> Any:
     """Blocks may have a row more than A: computed from A's last one, and never read."""
-    return tirx.min(row, int_(height - 1))
+    return tirx.min(row, _int(height - 1))
 
 
-def _graft(
-    func: Any, inner: Any, sch: Schedule, stages: Stages, ends: tuple[Any, Any], weights: int
-) -> tuple[Any, _Names]:
-    """Put the stages of `inner(data, u, out)` in the place of the anchor of `func`."""
-    data, u, out = inner.params
-    root = substitute(inner.body, dict(zip((data, out), ends, strict=True))).block
-    anchor = sch.get(stages.anchors[0]).name_hint
+def _graft(func: Any, inner: Any, sch: Schedule, stages: Stages, info: Contraction, source: Any) -> Any:
+    """Put the stages of `inner(data, u, y)` in the anchor's place, and the output's over rows and columns last."""
+    data, u, y = inner.params
+    blocks = tirx.decl_buffer(y.shape, y.dtype, "strassen_y")
+    root = substitute(inner.body, {data: source, y: blocks}).block
+    anchor = sch.get(stages.anchors[0])
+    output = sch.get(stages.outputs[0]) if stages.outputs else anchor
+    replaced = {anchor.name_hint: list(root.body.seq), output.name_hint: []}
+    if output is anchor:
+        replaced = {anchor.name_hint: list(root.body.seq)}
     merged: list[Any] = []
     for stage in root_stages(func):
-        merged += list(root.body.seq) if stage_block(stage).name_hint == anchor else [stage]
+        merged += replaced.get(stage_block(stage).name_hint, [stage])
+    merged.append(_output_stage(output, anchor.writes[0].source, blocks, info))
     params = list(func.params)
-    params[weights] = u
-    buffers = [*func.body.block.alloc_buffers, *root.alloc_buffers]
-    outputs = tuple(sch.get(b).name_hint for b in stages.outputs)
-    pads = tuple(sch.get(b).name_hint for b in stages.producers)
-    return with_stages(func, merged, buffers, params), _Names(outputs, pads)
+    params[info.b.param] = u
+    buffers = [*func.body.block.alloc_buffers, *root.alloc_buffers, blocks]
+    return with_stages(func, merged, buffers, params)
 
 
-def _schedule(sch: Schedule, names: _Names, levels: int, mr: int, nr: int, mb: int, lanes: int) -> None:
+def _output_stage(block: Any, result: Any, y: Any, info: Contraction) -> Any:
+    """The epilogue, or the bare result, over rows and columns; what it took of the anchor comes from `y`."""
+    s, lanes = int(y.shape[0]), int(y.shape[-1])
+    m_axes = info.of_role("m")
+    row, column = tirx.Var("row", "int64"), tirx.Var("column", "int64")
+    taken = tirx.BufferLoad(
+        y, [row % s, column // lanes % s, row // s, column // (lanes * s), column % lanes]
+    )  # fmt: skip
+    spatial = [iv.var for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
+    position = dict(zip(spatial, [*_unfold(row, m_axes), column], strict=True))
+    indices = [substitute(index, position) for index in block.body.indices]
+    value: Any = taken
+    if not block.body.buffer.same_as(result):
+        value = tvm_ffi.structural_map(
+            substitute(block.body.value, position),
+            (ir.TensorLoad, lambda load: taken if load.source.same_as(result) else load),
+        )
+    extents = (prod(axis.extent for axis in m_axes), info.n.extent)
+    iter_vars = [
+        tirx.IterVar(ir.Range(_int(0), _int(extent)), var, tirx.IterVar.DataPar)
+        for var, extent in zip((row, column), extents, strict=True)
+    ]
+    return nest(_OUT, iter_vars, {}, tirx.BufferStore(block.body.buffer, value, indices), None)
+
+
+def _schedule(sch: Schedule, pads: tuple[str, ...], levels: int, mr: int, nr: int, mb: int, lanes: int) -> None:
     """`mb`: rows of a block that one thread takes at a time, for order "m"; 0 for order "n"."""
     block, s = sch.get_sblock, 2**levels
-    for pad in names.pads:
+    for pad in pads:
         sch.compute_inline(block(pad))
-    if names.outputs:
-        sch.compute_inline(block("strassen_out"))
     copy = sch.cache_write(block("strassen_g"), 0, "local")
 
-    *rows, n = sch.get_loops(block((*names.outputs, "strassen_out")[0]))
-    m, x = sch.split(sch.fuse(*rows) if len(rows) > 1 else rows[0], [None, s])
-    panel, vector, z, lane = sch.split(n, [None, nr // lanes, s, lanes])
+    rows, columns = sch.get_loops(block(_OUT))
+    m, x = sch.split(rows, [None, s])
+    panel, vector, z, lane = sch.split(columns, [None, nr // lanes, s, lanes])
     if mb:
         mo, m = sch.split(m, [None, mb])
         sch.reorder(mo, panel, m, vector, x, z, lane)
@@ -276,7 +297,7 @@ def _schedule(sch: Schedule, names: _Names, levels: int, mr: int, nr: int, mb: i
     sch.unroll(ri)
     gemm = block("strassen_g")
     sch.compute_at(gemm, ro)
-    reduced = len([iv for iv in sch.get(gemm).iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce])
+    reduced = sum(int(iv.iter_type) == tirx.IterVar.CommReduce for iv in sch.get(gemm).iter_vars)
     r, c, *k = sch.get_loops(gemm)[-2 - reduced :]
     cv, ci = sch.split(c, [None, lanes])
     sch.reorder(*k, r, cv, ci)
