@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from subtune.anchor import Contraction
+from subtune.anchor import Contraction, winograd_obstacle
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.policy.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
@@ -25,7 +25,9 @@ _LEAST_DEPTH = 32  # of one product: below, the sums cost more than an eighth of
 
 
 def strassen_candidates(anchor: Contraction, workload: Workload, device: CPUModel) -> list[Candidate]:
-    """Empty where the algorithm does not apply, or the extents are no multiples of the blocks' vectors."""
+    """Empty where the algorithm does not apply, the extents are no multiples of vectors, or Winograd's saves more."""
+    if not winograd_obstacle(anchor):
+        return []
     lanes = device.lanes()
     height = prod(axis.extent for axis in anchor.of_role("m"))
     found = []

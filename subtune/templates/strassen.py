@@ -85,8 +85,8 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     if nr % lanes or info.n.extent % (nr * s):
         return NotApplicable(f"{info.n.extent} columns are no multiple of {s} blocks of nr={nr}, vectors of {lanes}")
     rows = -(-prod(axis.extent for axis in info.of_role("m")) // s)
-    if rows % mb or mb % mr:
-        return NotApplicable(f"{rows} rows of a block are no multiple of mb={mb}, or that none of mr={mr}")
+    if rows % mb or mb % mr or mr == 1:
+        return NotApplicable(f"{rows} rows of a block are no multiple of mb={mb}, or that none of mr={mr} above 1")
     if not _is_written_in_order(sch, stages):
         return NotApplicable("the output is not written in the anchor's order")
     pads = tuple(sch.get(pad).name_hint for pad in stages.producers)
