@@ -85,34 +85,6 @@ def check_destination(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def write(
-    path: str | os.PathLike[str],
-    *,
-    mod: tvm.IRModule,
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    device: Device,
-    kernels: Sequence[KernelOrigin] = (),
-    source: Source | None = None,
-    name: str | None = None,
-    check: Callable[[Artifact], None] | None = None,
-) -> Artifact:
-    """Build `mod` for `device`, this machine, put it at `path` and load it; arguments and errors as `write_files`."""
-    return load(
-        write_files(
-            path,
-            mod=mod,
-            inputs=inputs,
-            outputs=outputs,
-            device=device,
-            kernels=kernels,
-            source=source,
-            name=name,
-            check=check,
-        )
-    )
-
-
 def write_files(
     path: str | os.PathLike[str],
     *,

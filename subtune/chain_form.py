@@ -23,6 +23,7 @@ from tvm.s_tir import SBlock
 from subtune.anchor import Axis, Contraction, Operand, is_load_of, is_reduction, loads, root_stages, variables
 from subtune.chain import Chain
 from subtune.kernel import NotApplicable
+from subtune.substitute import substitute
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +205,6 @@ class _Scope:
             return tvm_ffi.structural_map(inlined, (ir.TensorLoad, follow))
 
         return self.analyzer.simplify(tvm_ffi.structural_map(expr, (ir.TensorLoad, follow)))
-
-
-def substitute(expr: Any, env: Mapping[Any, Any]) -> Any:
-    return tvm_ffi.structural_map(expr, (ir.Var, lambda var: env.get(var, var)))
 
 
 def _product(block: Any) -> tuple[Any, Any] | None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from subtune.artifact_writer import write
+from subtune.artifact import load
+from subtune.artifact_writer import write_files
 from subtune.candidate import DEFAULT, Candidate
 from subtune.compile import Prepared, Shapes, applied, device_model, opened, prepare, schedule_kernels
 from subtune.database import Database
@@ -29,6 +29,7 @@ from subtune.op_level import anchor_alone
 from subtune.passes.splice import splice
 from subtune.progress import ProgressCallback
 from subtune.record import Record
+from subtune.scratch import temporary
 from subtune.tuner import tune
 from subtune.workload import Workload
 
@@ -188,14 +189,16 @@ def _end_to_end(
 ) -> tuple[float, float]:
     """Latency of the model built with each choice of candidates: medians of interleaved rounds."""
     imported = prepared.imported
-    with tempfile.TemporaryDirectory(prefix="subtune-compare-") as scratch:
+    with temporary() as folder:
         artifacts = [
-            write(
-                Path(scratch) / f"{index}.subtune",
-                mod=splice(prepared.mod, schedule_kernels(prepared.subgraphs, chosen, device)),
-                inputs=imported.inputs,
-                outputs=imported.outputs,
-                device=device,
+            load(
+                write_files(
+                    folder / f"{index}.subtune",
+                    mod=splice(prepared.mod, schedule_kernels(prepared.subgraphs, chosen, device)),
+                    inputs=imported.inputs,
+                    outputs=imported.outputs,
+                    device=device,
+                )
             )
             for index, chosen in enumerate(choices)
         ]

@@ -114,7 +114,7 @@ def arranged(prepared: Prepared, graph: PartitionGraph) -> Prepared:
 
 def untuned(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
     """An imported module in call_tir form with default schedules: nothing is measured."""
-    normalized = normalize(mod)
+    normalized = _normalized(mod, "fp32")
     outlined = outline(normalized, partition(normalized))
     return splice(outlined, schedule_kernels(extract(outlined), {}, device))
 

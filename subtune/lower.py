@@ -16,6 +16,8 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from subtune.substitute import substitute
+
 _STACK_BYTES = 16384
 """Largest buffer on the stack: a thread's has megabytes, and no more than a few buffers are alive together."""
 _KEEP_ON_STACK = "disable_lower_builtin"  # tirx.transform.kDisableLowerTVMBuiltin
@@ -35,9 +37,8 @@ def _any_alignment() -> Any:
     @tirx.transform.prim_func_pass(opt_level=0)
     def run(func: Any, _mod: Any, _ctx: Any) -> Any:
         renamed = {param: _unaligned(param) for param in func.params if isinstance(param.ty, tirx.BufferType)}
-        body = tvm_ffi.structural_map(func.body, (tvm.ir.Var, lambda var: renamed.get(var, var)))
         params = [renamed.get(param, param) for param in func.params]
-        return tirx.PrimFunc(params, body, func.ret_type, func.attrs)
+        return tirx.PrimFunc(params, substitute(func.body, renamed), func.ret_type, func.attrs)
 
     return run
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import ir, tirx
-from tvm.s_tir import SBlock, SBlockRealize, Schedule
+from tvm import ir
+from tvm.s_tir import Schedule
 
 from subtune.anchor import root_stages, stage_block, variables
 from subtune.kernel import NotApplicable
-from subtune.stages import inline
+from subtune.stages import inline, with_stages
 from subtune.workload import CONSTANT_ARGS_ATTR, Workload
 
 
@@ -28,18 +28,14 @@ def anchor_alone(workload: Workload) -> Workload | NotApplicable:
         return NotApplicable("no epilogue: the op is the subgraph")
     func = sch.mod["main"]
     dropped = {sch.get(block).name_hint for block in stages.outputs}
-    root = func.body.block
     kept = [stage for stage in root_stages(func) if stage_block(stage).name_hint not in dropped]
     result = sch.get(stages.anchors[0]).writes[0].source
     used = variables(kept)
     params = [param for param in func.params[: -workload.num_outputs] if param in used]
     constants = {int(i) for i in func.attrs.get(CONSTANT_ARGS_ATTR, ())}
     indices = [i for i, param in enumerate(params) if _index(func.params, param) in constants]
-    body = SBlock(
-        [], [], [], "root", tirx.SeqStmt(kept) if len(kept) > 1 else kept[0], None,
-        [buffer for buffer in root.alloc_buffers if not buffer.same_as(result) and buffer in used],
-    )  # fmt: skip
-    alone = tirx.PrimFunc([*params, result], SBlockRealize([], True, body), func.ret_type, func.attrs)
+    buffers = [buffer for buffer in func.body.block.alloc_buffers if not buffer.same_as(result) and buffer in used]
+    alone = with_stages(func, kept, buffers, [*params, result])
     return Workload.of(alone.with_attr(CONSTANT_ARGS_ATTR, indices), 1)
 
 

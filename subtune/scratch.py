@@ -60,6 +60,16 @@ def scratch(prefix: str, suffix: str = "", parent: Path | None = None) -> Scratc
             os.close(lock)
 
 
+@contextlib.contextmanager
+def temporary() -> Iterator[Path]:
+    """A directory of subtune's own among the system's temporary files, until the end of the `with`."""
+    place = scratch(TEMPORARY, TEMPORARY_END)
+    try:
+        yield place.path
+    finally:
+        place.remove()
+
+
 def abandoned(prefix: str, suffix: str, parent: Path) -> Iterator[Path]:
     """Directories that `scratch` made and whose process has ended; each stays locked until the next is asked for."""
     if fcntl is None:

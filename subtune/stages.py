@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
 
 from subtune.anchor import (
     Anchor,
@@ -75,6 +76,43 @@ def classify(sch: Schedule) -> Stages | NotApplicable:
         else:
             return NotApplicable(f"block {block.name_hint} between the anchor and the outputs cannot be inlined")
     return Stages(tuple(producers), tuple(anchors), tuple(outputs))
+
+
+_A = TypeVar("_A", Contraction, Window)
+
+
+def anchored(
+    workload: Workload, read: Callable[[Schedule, Any], _A | NotApplicable]
+) -> tuple[Schedule, Stages, _A] | NotApplicable:
+    """`workload` inlined, its stages, and its only anchor as `read` understands it; or why that is none.
+
+    Args:
+        read: `anchor.contraction` or `anchor.window`.
+    """
+    sch = Schedule(workload.func)
+    stages = inline(sch)
+    if isinstance(stages, NotApplicable):
+        return stages
+    if len(stages.anchors) != 1:
+        return NotApplicable(f"{len(stages.anchors)} reductions: no single anchor")
+    info = read(sch, stages.anchors[0])
+    return info if isinstance(info, NotApplicable) else (sch, stages, info)
+
+
+def with_stages(func: Any, stages: Sequence[Any], buffers: Sequence[Any], params: Sequence[Any] | None = None) -> Any:
+    """`func` whose root block holds `stages` (`anchor.root_stages`) and allocates `buffers`, and nothing else.
+
+    Args:
+        params: in place of its own.
+    """
+    root = func.body.block
+    block = SBlock(
+        root.iter_vars, root.reads, root.writes, root.name_hint,
+        tirx.SeqStmt(list(stages)) if len(stages) > 1 else stages[0],
+        root.init, list(buffers), root.match_buffers, root.annotations,
+    )  # fmt: skip
+    own = func.params if params is None else list(params)
+    return tirx.PrimFunc(own, SBlockRealize([], True, block), func.ret_type, func.attrs)
 
 
 def _is_conditional(block: Any) -> bool:

@@ -239,12 +239,13 @@ class _Search:
             try:
                 build_deadline = begin + _BUILD_SHARE * (deadline - begin)
                 is_one_wave = len(fresh) < _TWO_WAVES or isinstance(self._device, CUDAModel)
-                first, rest = (fresh, []) if is_one_wave else (fresh[: -(-len(fresh) // 2)], fresh)
+                wave = len(fresh) if is_one_wave else -(-len(fresh) // 2)
+                first = fresh[:wave]
                 # The default comes first: without it nothing can be checked, and the record needs its hash.
                 self._note_builds(attempts := session.build([DEFAULT, *first], build_deadline))
                 if DEFAULT not in attempts:
                     return None
-                rest = self._worth_building(session, first, rest[len(first) :], build_deadline)
+                rest = self._worth_building(session, first, fresh[wave:], build_deadline)
                 self._note_builds(session.build(rest, build_deadline) if rest else {})
                 then()
                 timed = [c for c in fresh if c in self._built]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from subtune.bench.peers import AGAINST, GPU_AGAINST
 from subtune.bench.race import FOREIGN_LIMIT, BenchRow, Pace, cores_for, race, write_inputs
 from subtune.manifest import Manifest
 from subtune.random_inputs import random_inputs
+from subtune.scratch import temporary
 
 DEFAULT_AGAINST = ("onnxruntime", "default")
 
@@ -86,9 +86,9 @@ def bench(
     require_known(against, manifest.kind)
     if against and model is None:
         raise BenchError(f"{folder} can be timed against {', '.join(against)} only with its model file")
-    with tempfile.TemporaryDirectory(prefix="subtune-bench-") as scratch:
+    with temporary() as scratch:
         count = threads or manifest.threads
-        jobs = _jobs(folder, manifest, str(model), dict.fromkeys(against), count, limits or {}, Path(scratch))
+        jobs = _jobs(folder, manifest, str(model), dict.fromkeys(against), count, limits or {}, scratch)
         result = race(jobs, Pace(rounds, round_s, timeout_s))
     return BenchReport(manifest.name, count, manifest.device, result.rows, result.failures, result.foreign_cores)
 

@@ -49,6 +49,38 @@ class Settings:
         )
 
 
+_Case = TypeVar("_Case")
+_Row = TypeVar("_Row")
+_Report = TypeVar("_Report")
+
+
+def run_cases(
+    cases: Iterable[_Case],
+    run: Callable[[_Case], _Row],
+    summary: Callable[[list[_Row], bool], _Report],
+    keep: Callable[[_Report], Any],
+) -> _Report:
+    """The report of every case's row. Ctrl-C, KeyboardInterrupt from `run`, ends the suite after what is done.
+
+    Args:
+        summary: the report of the rows so far, and of whether the suite was interrupted.
+        keep: called with the report so far after every case.
+    """
+    rows: list[_Row] = []
+    report = summary(rows, False)
+    for case in cases:
+        is_interrupted = False
+        try:
+            rows.append(run(case))
+        except KeyboardInterrupt:
+            is_interrupted = True
+        report = summary(rows, is_interrupted)
+        keep(report)
+        if is_interrupted:
+            break
+    return report
+
+
 class Named(Protocol):
     @property
     def name(self) -> str: ...

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from subtune import manifest as manifests
@@ -13,8 +11,9 @@ from subtune.bench.artifact_race import BenchReport, bench
 from subtune.bench.quality import Quality, WorkloadQuality, of_workloads, summarize
 from subtune.bench.race import best_peer
 from subtune.bench.source import onnx_file
-from subtune.bench.suite import Settings, reason
+from subtune.bench.suite import Settings, reason, run_cases
 from subtune.errors import SubtuneError
+from subtune.scratch import temporary
 
 AGAINST = ("onnxruntime", "openvino-f32", "openvino", "torch-compile")
 _F32_PEERS = ("onnxruntime", "openvino-f32", "torch-compile")
@@ -111,23 +110,17 @@ def run_cpu(
     Args:
         keep: called with the report so far after every case.
     """
-    rows: list[ModelRow] = []
-    report = _report(rows, settings, False)
-    for case in cases:
-        try:
-            rows.append(_run(case, settings))
-        except KeyboardInterrupt:
-            report = _report(rows, settings, True)
-            keep(report)
-            return report
-        report = _report(rows, settings, False)
-        keep(report)
-    return report
+    return run_cases(
+        cases,
+        lambda case: _run(case, settings),
+        lambda rows, is_interrupted: _report(rows, settings, is_interrupted),
+        keep,
+    )
 
 
 def _run(case: ModelCase, settings: Settings) -> ModelRow:
-    with tempfile.TemporaryDirectory(prefix="subtune-suite-") as scratch:
-        artifact = Path(scratch) / f"{case.name}.subtune"
+    with temporary() as scratch:
+        artifact = scratch / f"{case.name}.subtune"
         settings.tell(f"{case.name}: compile")
         try:
             compiled = settings.compile(case.model, artifact)
@@ -150,7 +143,7 @@ def _run(case: ModelCase, settings: Settings) -> ModelRow:
         }
         settings.tell(f"{case.name}: time")
         try:
-            with onnx_file(manifest.source, Path(scratch)) as (model, limits):
+            with onnx_file(manifest.source, scratch) as (model, limits):
                 report = bench(
                     artifact,
                     model=model,

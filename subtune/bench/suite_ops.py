@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,10 @@ from subtune.bench.ops_memory import MEMORY
 from subtune.bench.peers import OWN_ACCOUNTS
 from subtune.bench.quality import Quality, WorkloadQuality, of_workloads, summarize
 from subtune.bench.race import Race, best_peer, cores_for, race, write_inputs
-from subtune.bench.suite import Settings, reason
+from subtune.bench.suite import Settings, reason, run_cases
 from subtune.manifest import Manifest
 from subtune.report import CompileReport
+from subtune.scratch import temporary
 
 AGAINST = ("onnxruntime", "openvino-f32", "torch", "numpy")
 CASES = (*COMPUTE, *MEMORY)
@@ -83,23 +83,16 @@ def run_ops(
     cases: Iterable[OpCase], settings: Settings, keep: Callable[[OpsReport], Any] = lambda report: None
 ) -> OpsReport:
     """Compile and race every case; failures and Ctrl-C as `suite_cpu.run_cpu`."""
-    rows: list[OpRow] = []
-    report = _report(rows, settings, False)
-    for case in cases:
-        try:
-            rows.append(_run(case, settings))
-        except KeyboardInterrupt:
-            report = _report(rows, settings, True)
-            keep(report)
-            return report
-        report = _report(rows, settings, False)
-        keep(report)
-    return report
+    return run_cases(
+        cases,
+        lambda case: _run(case, settings),
+        lambda rows, is_interrupted: _report(rows, settings, is_interrupted),
+        keep,
+    )
 
 
 def _run(case: OpCase, settings: Settings) -> OpRow:
-    with tempfile.TemporaryDirectory(prefix="subtune-suite-") as folder:
-        scratch = Path(folder)
+    with temporary() as scratch:
         artifact = scratch / "op.subtune"
         settings.tell(case.name)
         try:

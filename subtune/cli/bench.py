@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from subtune.cli import arguments
 from subtune.cli.progressbar import progress_bar
+from subtune.scratch import temporary
 
 _PRINT = "-"
 
@@ -72,14 +72,14 @@ def _one(args: argparse.Namespace) -> int:
 
     if not Path(args.subject).is_dir():  # said before minutes of tuning, not after
         require_known(_against(args, ()), "cuda" if is_cuda_target(args.target) else "cpu")
-    with tempfile.TemporaryDirectory(prefix="subtune-bench-") as scratch:
+    with temporary() as scratch:
         artifact = Path(args.subject)
         if not artifact.is_dir() and artifact.suffix != ".subtune":
-            artifact = _compile(args, Path(scratch))
+            artifact = _compile(args, scratch)
         manifest = manifests.read(artifact)
         against = _against(args, default_against(manifest.kind))
         is_asked = args.against is not None
-        with onnx_file(manifest.source, Path(scratch), needed=is_asked and bool(against)) as (model, limits):
+        with onnx_file(manifest.source, scratch, needed=is_asked and bool(against)) as (model, limits):
             report = bench(
                 artifact,
                 model=model,

@@ -7,12 +7,12 @@ import logging
 import os
 import shutil
 import sqlite3
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from subtune.errors import DatabaseError
+from subtune.scratch import temporary
 
 _log = logging.getLogger(__name__)
 
@@ -166,8 +166,8 @@ def _move_aside(path: Path, damage: Exception) -> Path | None:
 def _salvage(aside: Path, connection: sqlite3.Connection) -> None:
     """Copy every row of the damaged file that can still be read, from both ends of each table."""
     kept = 0
-    with contextlib.suppress(sqlite3.Error, OSError), tempfile.TemporaryDirectory() as directory:
-        copy = Path(directory) / "copy.db"
+    with contextlib.suppress(sqlite3.Error, OSError), temporary() as directory:
+        copy = directory / "copy.db"
         _copy_in_full_length(aside, copy)
         with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as old:
             for table in TABLES:

@@ -21,6 +21,7 @@ from subtune.policy.memory_bound import (
     window_candidates,
 )
 from subtune.policy.split_k import split_k_candidates
+from subtune.policy.strassen import strassen_candidates
 from subtune.policy.winograd import winograd_candidates
 from subtune.stages import summarise
 from subtune.workload import Workload
@@ -63,6 +64,7 @@ def candidates(workload: Workload, device: Device, topk: int = 20) -> tuple[Cand
             found += dot_candidates(anchor, workload, device)
         if not device.exact_math and sum(arg.is_output for arg in workload.args) == 1:
             found += winograd_candidates(anchor, device)
+            found += strassen_candidates(anchor, workload, device)
     elif isinstance(anchor, Window):
         found = window_candidates(anchor, workload, device)
     elif isinstance(anchor, Rowwise):
@@ -99,11 +101,11 @@ def _every_implementation(ranked: list[Candidate], topk: int) -> list[Candidate]
     The model compares two tiles of one implementation well, and two implementations less well: each gets a share.
     """
     share = max(1, topk // 4)
-    seen: dict[tuple[str, bool], int] = {}
+    seen: dict[tuple[object, ...], int] = {}
     first: list[Candidate] = []
     rest: list[Candidate] = []
     for candidate in ranked:
-        kind = (candidate.template, candidate.is_serial)
+        kind = (candidate.template, candidate.is_serial, candidate.get("levels"))
         seen[kind] = seen.get(kind, 0) + 1
         (first if seen[kind] <= share else rest).append(candidate)
     return first + rest if len(seen) > 1 else ranked

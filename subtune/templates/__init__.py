@@ -14,7 +14,7 @@ from subtune.templates.bf16_storage import explicit_bfloat16
 from subtune.templates.vector_math import vectorize_math
 from subtune.workload import Workload
 
-VERSION = 3
+VERSION = 4
 """Part of the database's keys: raise it whenever a template or `vector_math` makes other kernels of old candidates."""
 
 _TEMPLATES = (
@@ -31,6 +31,7 @@ _TEMPLATES = (
     "transpose",
     "chain",
     "contraction_bf16",
+    "strassen",
 )
 _EXACT_MATH = ("default", "trace")  # the reference calls libm; a foreign trace means what it says
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune.anchor import Axis, Contraction, loads, root_stages, stage_block, variables
 from subtune.kernel import NotApplicable, Packing
+from subtune.stages import with_stages
 from subtune.templates.bf16_ops import dot
 from subtune.templates.padding import nest
 
@@ -107,12 +107,8 @@ def in_pairs(func: Any, block_name: str, info: Contraction) -> Paired | NotAppli
         for i, iv in enumerate(anchor.iter_vars)
     ]
     rewritten = nest(anchor.name_hint, iter_vars, {}, body, anchor.init)
-    root = func.body.block
-    new_root = SBlock(
-        [], [], [], "root", tirx.SeqStmt([*stages[:at], *made, rewritten, *stages[at + 1 :]]), None,
-        [*root.alloc_buffers, b_buffer, *([a_buffer] if a_copy else [])],
-    )  # fmt: skip
-    paired = tirx.PrimFunc(func.params, SBlockRealize([], True, new_root), func.ret_type, func.attrs)
+    buffers = [*func.body.block.alloc_buffers, b_buffer, *([a_buffer] if a_copy else [])]
+    paired = with_stages(func, [*stages[:at], *made, rewritten, *stages[at + 1 :]], buffers)
     a = replace(info.a, read=0, shape=_dims(a_buffer), param=-1 if a_copy else info.a.param)
     b = replace(info.b, read=1, shape=_dims(b_buffer), dtype="int32", param=-1)
     return Paired(paired, Contraction(axes, a, b, info.acc_dtype), b_buffer.name, a_copy, k_dim)

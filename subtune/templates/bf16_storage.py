@@ -18,6 +18,7 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune.anchor import variables
+from subtune.substitute import substitute
 from subtune.templates.bf16_ops import rounded, with_instructions
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
@@ -43,8 +44,7 @@ def explicit_bfloat16(func: Any, has_instruction: bool) -> Any:
         body = tvm_ffi.structural_map(func.body, (tirx.BufferStore, rewriter.store), order="pre")
     except _Unsupported:
         return func
-    body = tvm_ffi.structural_map(body, (ir.Var, lambda var: inner.get(var, var)))
-    body = tvm_ffi.structural_map(body, (tirx.For, _serial_if_constant))
+    body = tvm_ffi.structural_map(substitute(body, inner), (tirx.For, _serial_if_constant))
     return with_instructions(func.with_body(body))
 
 

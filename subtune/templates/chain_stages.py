@@ -22,8 +22,10 @@ from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune.anchor import Operand, loads, variables
 from subtune.chain import packs_ahead, padded
-from subtune.chain_form import ChainForm, substitute
+from subtune.chain_form import ChainForm
 from subtune.kernel import Packing
+from subtune.stages import with_stages
+from subtune.substitute import substitute
 
 _REDUCE = tirx.IterVar.CommReduce
 _Right = Callable[[Any, Any, Any], Any]
@@ -237,8 +239,7 @@ class _Stages:
 
     def function(self, func: Any) -> Any:
         params = [self.params.get(i, p) for i, p in enumerate(func.params)]
-        root = SBlock([], [], [], "root", tirx.SeqStmt(self.nests), None, self.buffers)
-        return tirx.PrimFunc(params, SBlockRealize([], True, root), func.ret_type, func.attrs)
+        return with_stages(func, self.nests, self.buffers, params)
 
 
 def _nest(name: str, ivs: list[Any], body: Any, init: Any) -> Any:

@@ -15,13 +15,13 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
+from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.anchor import Contraction, all_blocks, contraction, is_reduction, root_stages, stage_block
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.stages import inline
+from subtune.stages import anchored, with_stages
 from subtune.templates.padding import nest
 from subtune.templates.prepack import PREPROC_ATTR, split_prepack
 from subtune.templates.tile import extent_of, vector_width, vectorize_tile
@@ -31,15 +31,10 @@ _MAX_UNROLLED = 36  # products of one pixel
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    sch = Schedule(workload.func)
-    stages = inline(sch)
-    if isinstance(stages, NotApplicable):
-        return stages
-    if len(stages.anchors) != 1:
-        return NotApplicable(f"{len(stages.anchors)} reductions, a convolution has one")
-    info = contraction(sch, stages.anchors[0])
-    if isinstance(info, NotApplicable):
-        return info
+    found = anchored(workload, contraction)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
     if not info.per_group or not info.b.is_constant or -1 in info.b.axes:
         return NotApplicable("not a grouped convolution with constant weights")
     name = sch.get(stages.anchors[0]).name_hint
@@ -56,7 +51,6 @@ _SPREAD = "spread"
 
 def _spread(func: Any, name: str, info: Contraction) -> Any:
     """`func` whose anchor reads a copy of its first operand with a place for every output channel and k."""
-    root = func.body.block
     stages = root_stages(func)
     at = next(i for i, stage in enumerate(stages) if stage_block(stage).name_hint == name)
     anchor = stage_block(stages[at])
@@ -83,9 +77,7 @@ def _spread(func: Any, name: str, info: Contraction) -> Any:
 
     body = tvm_ffi.structural_map(anchor.body, (ir.TensorLoad, follow))
     stages[at] = nest(name, anchor.iter_vars, {}, body, anchor.init)
-    new_root = SBlock([], [], [], "root", tirx.SeqStmt([*stages[:at], copy, *stages[at:]]), None,
-                      [*root.alloc_buffers, spread])  # fmt: skip
-    return tirx.PrimFunc(func.params, SBlockRealize([], True, new_root), func.ret_type, func.attrs)
+    return with_stages(func, [*stages[:at], copy, *stages[at:]], [*func.body.block.alloc_buffers, spread])
 
 
 def _channel_axis(anchor: Any, info: Contraction) -> Any:

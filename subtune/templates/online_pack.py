@@ -12,6 +12,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 
+from subtune.substitute import substitute
 from subtune.templates.shuffle import turned
 from subtune.templates.tile import extent_of, vector_width
 
@@ -73,8 +74,7 @@ def _turn(loop: Any, lanes: int) -> Any:
 
     def at(indices: Any, k: int, n: int) -> list[Any]:
         numbers = {loop.loop_var: tirx.const(k, "int64"), inner.loop_var: tirx.const(n, "int64")}
-        bound = [tvm_ffi.structural_map(i, (ir.Var, lambda var: values.get(var, var))) for i in indices]
-        return [tvm_ffi.structural_map(i, (ir.Var, lambda var: numbers.get(var, var))) for i in bound]
+        return [substitute(substitute(i, values), numbers) for i in indices]
 
     def along(indices: list[Any]) -> list[Any]:
         *others, last = indices

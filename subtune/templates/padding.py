@@ -18,17 +18,18 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune.anchor import Contraction, is_load_of, root_stages, stage_block
+from subtune.stages import with_stages
+from subtune.substitute import substitute
 
 
 def pad_axes(func: Any, block_name: str, info: Contraction, extents: Mapping[int, int]) -> Any:
     """`func` with the anchor's axes (by index) extended to `extents`. It computes the same as before."""
-    root = func.body.block
     stages = root_stages(func)
     at = next(i for i, stage in enumerate(stages) if _holds(stage, block_name))
     anchor = stage_block(stages[at])
     axes = {iv.var: i for i, iv in enumerate(anchor.iter_vars)}
     store = anchor.body
-    allocated = list(root.alloc_buffers)
+    allocated = list(func.body.block.alloc_buffers)
     new_stages = stages[:at]
 
     # the output, with room for the padding
@@ -63,8 +64,7 @@ def pad_axes(func: Any, block_name: str, info: Contraction, extents: Mapping[int
             return tirx.BufferLoad(b_new, list(load.indices))
         if load.source.same_as(b_old):
             return load
-        clamp = (ir.Var, lambda var: clamped.get(var, var))
-        return tirx.BufferLoad(load.source, [tvm_ffi.structural_map(i, clamp) for i in load.indices])
+        return tirx.BufferLoad(load.source, [substitute(i, clamped) for i in load.indices])
 
     value = tvm_ffi.structural_map(store.value, (ir.TensorLoad, rewrite_load))
     body = tirx.BufferStore(c_padded, value, list(store.indices))
@@ -80,8 +80,7 @@ def pad_axes(func: Any, block_name: str, info: Contraction, extents: Mapping[int
         block = stage_block(stage)
         epilogue = tvm_ffi.structural_map(block.body, (ir.TensorLoad, follow))
         new_stages.append(nest(block.name_hint, block.iter_vars, {}, epilogue, block.init))
-    new_root = SBlock([], [], [], "root", tirx.SeqStmt(new_stages), None, allocated)
-    return tirx.PrimFunc(func.params, SBlockRealize([], True, new_root), func.ret_type, func.attrs)
+    return with_stages(func, new_stages, allocated)
 
 
 def pad_reductions(func: Any, multiple: int) -> Any | None:
@@ -91,16 +90,11 @@ def pad_reductions(func: Any, multiple: int) -> Any | None:
 
     Shorter reductions than `multiple` stay as they are. None when there is nothing to extend.
     """
-    root = func.body.block
     stages = root_stages(func)
     padded = [_pad_reduction(stage, multiple) for stage in stages]
     if all(new is old for new, old in zip(padded, stages, strict=True)):
         return None
-    new_root = SBlock(
-        root.iter_vars, root.reads, root.writes, root.name_hint,
-        tirx.SeqStmt(padded) if len(padded) > 1 else padded[0], root.init, root.alloc_buffers,
-    )  # fmt: skip
-    return tirx.PrimFunc(func.params, SBlockRealize([], True, new_root), func.ret_type, func.attrs)
+    return with_stages(func, padded, func.body.block.alloc_buffers)
 
 
 def _pad_reduction(stage: Any, multiple: int) -> Any:

@@ -14,7 +14,11 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.s_tir import SBlock, SBlockRealize
+from tvm.s_tir import SBlock
+
+from subtune.anchor import root_stages
+from subtune.stages import with_stages
+from subtune.substitute import substitute
 
 _L2_AND_BEYOND = 2  # llvm.prefetch's locality; the micro-kernel's own lines stay in L1
 
@@ -44,17 +48,11 @@ def prefetch_panels(func: Any, panels: Any, kernel: MicroKernel) -> Any:
 
     Behind the last panel it asks for memory that nobody reads; a prefetch cannot fault.
     """
-    return func.with_body(_insert(func.body, [], panels, kernel))
+    stages = [_insert(s, [], panels, kernel) if _holds(s, kernel.update) else s for s in root_stages(func)]
+    return with_stages(func, stages, func.body.block.alloc_buffers)
 
 
 def _insert(stmt: Any, loops: list[Any], panels: Any, kernel: MicroKernel) -> Any:
-    if isinstance(stmt, SBlockRealize):  # the root
-        block = stmt.block
-        new_block = SBlock(
-            block.iter_vars, block.reads, block.writes, block.name_hint, _insert(block.body, loops, panels, kernel),
-            block.init, block.alloc_buffers, block.match_buffers, block.annotations,
-        )  # fmt: skip
-        return SBlockRealize(stmt.iter_values, stmt.predicate, new_block)
     if isinstance(stmt, tirx.SeqStmt):
         return tirx.SeqStmt([_insert(s, loops, panels, kernel) if _holds(s, kernel.update) else s for s in stmt.seq])
     assert isinstance(stmt, tirx.For), type(stmt)
@@ -77,7 +75,7 @@ def _prefetch(loops: Sequence[Any], tile: Any, panels: Any, kernel: MicroKernel)
     found: list[Any] = []
     tvm_ffi.structural_walk(tile.block.body.value, (ir.TensorLoad, found.append))
     (load,) = (load for load in found if load.source.same_as(panels))
-    indices = [_substitute(_substitute(index, axes), start) for index in load.indices]
+    indices = [substitute(substitute(index, axes), start) for index in load.indices]
     step: Any = zero
     for loop in loops[kernel.depth - kernel.rows :]:
         step = step * loop.extent + loop.loop_var
@@ -95,7 +93,3 @@ def _holds(stmt: Any, name: str) -> bool:
     found: list[Any] = []
     tvm_ffi.structural_walk(stmt, (SBlock, found.append))
     return any(block.name_hint == name for block in found)
-
-
-def _substitute(expr: Any, values: dict[Any, Any]) -> Any:
-    return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))

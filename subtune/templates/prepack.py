@@ -11,9 +11,10 @@ from typing import Any
 
 import tvm_ffi
 from tvm import tirx
-from tvm.s_tir import SBlock, SBlockRealize
+from tvm.s_tir import SBlock
 
 from subtune.anchor import root_stages
+from subtune.stages import with_stages
 
 PREPROC_ATTR = "meta_schedule.layout_rewrite_preproc"
 """MetaSchedule's mark of a block that only packs a constant: TVM's SplitLayoutRewritePreproc takes such blocks out."""
@@ -24,7 +25,6 @@ def split_prepack(func: Any, param: int) -> Any:
 
     All readers of the parameter must be such blocks: copies at the root of the function.
     """
-    root = func.body.block
     stages = root_stages(func)
     source = func.params[param]
     kept = []
@@ -40,18 +40,8 @@ def split_prepack(func: Any, param: int) -> Any:
     assert not source.same_as(func.params[param]), "no block packs the parameter"
     params = list(func.params)
     params[param] = source
-    new_root = SBlock(
-        root.iter_vars,
-        root.reads,
-        root.writes,
-        root.name_hint,
-        tirx.SeqStmt(kept) if len(kept) > 1 else kept[0],
-        root.init,
-        [b for b in root.alloc_buffers if not b.same_as(source) and _is_used(b, kept)],
-        root.match_buffers,
-        root.annotations,
-    )
-    return tirx.PrimFunc(params, SBlockRealize([], True, new_root), func.ret_type, func.attrs)
+    buffers = [b for b in func.body.block.alloc_buffers if not b.same_as(source) and _is_used(b, kept)]
+    return with_stages(func, kept, buffers, params)
 
 
 def _is_copy(blocks: list[Any]) -> bool:

@@ -16,7 +16,7 @@ from subtune.anchor import Contraction, contraction
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
-from subtune.stages import Stages, inline
+from subtune.stages import Stages, anchored
 from subtune.templates.contraction import packed_index, packing_of
 from subtune.templates.prepack import PREPROC_ATTR, split_prepack
 from subtune.templates.tile import vectorize_tile
@@ -25,15 +25,12 @@ from subtune.workload import Workload, dtype_bits
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
     mr, nr, kc = (int(candidate[name]) for name in ("mr", "nr", "kc"))
-    sch = Schedule(workload.func)
-    stages = inline(sch)
-    if isinstance(stages, NotApplicable):
-        return stages
-    if len(stages.anchors) != 1 or stages.producers:
-        return NotApplicable("split-K is for a single matrix product")
-    info = contraction(sch, stages.anchors[0])
-    if isinstance(info, NotApplicable):
-        return info
+    found = anchored(workload, contraction)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
+    if stages.producers:
+        return NotApplicable("split-K is for a matrix product alone")
     lanes = device.lanes(dtype_bits(info.acc_dtype))
     if [axis.role for axis in info.axes] != ["m", "n", "k"] or not info.b.is_constant or -1 in info.b.axes:
         return NotApplicable("split-K is for a matrix times a constant matrix")

@@ -22,7 +22,7 @@ from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
 from subtune.movement import Access, Crosswise, access_of, crosswise
-from subtune.stages import inline
+from subtune.stages import inline, with_stages
 from subtune.templates.shuffle import interleaved, taken_apart, turned
 from subtune.workload import Workload, dtype_bits
 
@@ -47,9 +47,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     body = writer.body()
     if isinstance(body, NotApplicable):
         return body
-    root = SBlockRealize([], True, SBlock([], [], [], "root", body))
-    func = sch.mod["main"]
-    return Kernel(tirx.PrimFunc(func.params, root, func.ret_type, func.attrs))
+    return Kernel(with_stages(sch.mod["main"], [body], []))
 
 
 class _Writer:

@@ -19,7 +19,7 @@ from subtune.anchor import Window, window
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.stages import Stages, inline
+from subtune.stages import Stages, anchored
 from subtune.templates.prepack import PREPROC_ATTR, split_prepack
 from subtune.templates.tile import extent_of, place_pad, vector_width, vectorize_tile
 from subtune.workload import Workload, dtype_bits
@@ -28,15 +28,10 @@ _MAX_UNROLLED_WINDOW = 49  # elements: a 7x7 window; larger ones stay loops
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    sch = Schedule(workload.func)
-    stages = inline(sch)
-    if isinstance(stages, NotApplicable):
-        return stages
-    if len(stages.anchors) != 1:
-        return NotApplicable(f"{len(stages.anchors)} reductions, a window reduction has one")
-    info = window(sch, stages.anchors[0])
-    if isinstance(info, NotApplicable):
-        return info
+    found = anchored(workload, window)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
     try:
         return _schedule(sch, stages, info, candidate, device)
     except ScheduleError as e:

@@ -20,15 +20,15 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import tvm_ffi
-from tvm import ir, te, tirx
-from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
+from tvm import te, tirx
+from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.anchor import Contraction, all_blocks, contraction, root_stages, stage_block, winograd_obstacle
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable
-from subtune.stages import Stages, inline
+from subtune.stages import Stages, anchored, with_stages
+from subtune.substitute import substitute
 from subtune.templates.prefetch import MicroKernel, prefetch_panels
 from subtune.workload import Workload
 
@@ -91,15 +91,10 @@ class WinogradWeights:
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
     m, mr, nr = (int(candidate[name]) for name in ("m", "mr", "nr"))
     fuse = bool(candidate["fuse"])
-    sch = Schedule(workload.func)
-    stages = inline(sch)
-    if isinstance(stages, NotApplicable):
-        return stages
-    if len(stages.anchors) != 1:
-        return NotApplicable(f"{len(stages.anchors)} reductions, a convolution has one")
-    info = contraction(sch, stages.anchors[0])
-    if isinstance(info, NotApplicable):
-        return info
+    found = anchored(workload, contraction)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
     if reason := winograd_obstacle(info):
         return NotApplicable(reason)
     lanes = device.lanes()
@@ -217,21 +212,17 @@ def _graft(
 ) -> tuple[Any, _Geometry]:
     """Put the stages of `inner(data, u, conv)` in the place of the anchor of `func`."""
     data, u, conv = inner.params
-    renamed = {data: source, conv: result}
-    swap = (ir.Var, lambda var: renamed.get(var, var))
-    body = tvm_ffi.structural_map(inner.body, swap)
-    inner_root, root = body.block, func.body.block
+    inner_root = substitute(inner.body, {data: source, conv: result}).block
     anchor = sch.get(stages.anchors[0]).name_hint
     merged: list[Any] = []
     for stage in root_stages(func):
         merged += list(inner_root.body.seq) if stage_block(stage).name_hint == anchor else [stage]
     params = list(func.params)
     params[weights] = u
-    new_root = SBlock([], [], [], "root", tirx.SeqStmt(merged), None, [*root.alloc_buffers, *inner_root.alloc_buffers])
+    buffers = [*func.body.block.alloc_buffers, *inner_root.alloc_buffers]
     outputs = tuple(sch.get(b).name_hint for b in stages.outputs) or ("wino_out",)
     pads = tuple(sch.get(b).name_hint for b in stages.producers)
-    grafted = tirx.PrimFunc(params, SBlockRealize([], True, new_root), func.ret_type, func.attrs)
-    return grafted, _Geometry(outputs, pads)
+    return with_stages(func, merged, buffers, params), _Geometry(outputs, pads)
 
 
 def _schedule(sch: Schedule, names: _Geometry, m: int, mr: int, nr: int, fuse: bool, lanes: int) -> None:

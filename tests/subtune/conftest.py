@@ -100,7 +100,8 @@ def builder() -> Builder:
     from tvm import relax
     from tvm.relax.frontend.onnx import from_onnx
 
-    from subtune.artifact_writer import write
+    from subtune.artifact import load
+    from subtune.artifact_writer import write_files
     from subtune.device import CPU
 
     def build(model: onnx.ModelProto, path: Path, threads: int = 2, **options: Any) -> Any:
@@ -109,7 +110,7 @@ def builder() -> Builder:
         inputs = specs_of(value for value in model.graph.input if value.name not in weight_names)
         outputs = specs_of(model.graph.output)
         device = CPU(threads=threads)
-        return write(path, mod=mod, inputs=inputs, outputs=outputs, device=device, **options)
+        return load(write_files(path, mod=mod, inputs=inputs, outputs=outputs, device=device, **options))
 
     return build
 

@@ -224,9 +224,11 @@ class TestDtypes:
             builder.emit_func_output(builder.emit(relax.op.add(x, x)))
         mod = relax.transform.LegalizeOps()(builder.get())
         spec = TensorSpec("x", (2, 3), "bfloat16")
-        artifact = artifact_writer.write(
-            tmp_path / "m.subtune", mod=mod, inputs=[spec], outputs=[TensorSpec("y", (2, 3), "bfloat16")], device=CPU()
+        outputs = [TensorSpec("y", (2, 3), "bfloat16")]
+        path = artifact_writer.write_files(
+            tmp_path / "m.subtune", mod=mod, inputs=[spec], outputs=outputs, device=CPU()
         )
+        artifact = load(path)
         value = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
         y = artifact.run({"x": value})["y"]
         assert y.dtype == ml_dtypes.bfloat16

@@ -11,7 +11,7 @@ import pytest
 
 from subtune import artifact_writer
 from subtune.exchange_paths import exchange
-from subtune.scratch import abandoned, scratch
+from subtune.scratch import abandoned, scratch, temporary
 
 needs_locks = pytest.mark.skipif(sys.platform == "win32", reason="no flock")
 
@@ -50,6 +50,14 @@ def test_what_is_in_use_or_not_ours_stays(tmp_path: Path) -> None:
     assert kept == {*names, ".m.abcdefgh.new", first.path.name, second.path.name}
     first.remove()
     second.remove()
+
+
+def test_a_temporary_place_goes_with_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with temporary() as place:
+        (place / "file").write_text("x")
+        assert place.parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_exchange(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def assembly(kernel: Kernel, device: CPUModel, folder: Path) -> str:
 
 
 def check(candidate: Candidate, got: np.ndarray, expected: np.ndarray) -> None:
-    tolerance = 2e-5 if candidate.template == "winograd" else 2e-6
+    tolerance = 2e-5 if candidate.template in ("winograd", "strassen") else 2e-6
     assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max(), str(candidate)
 
 

@@ -62,7 +62,7 @@ def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
         kernel = templates.schedule(workload, candidate, device)
         assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
         got = run(workload, kernel)
-        tolerance = 2e-5 if candidate.template == "winograd" else 2e-6
+        tolerance = 2e-5 if candidate.template in ("winograd", "strassen") else 2e-6
         assert np.abs(got - expected).max() <= tolerance * scale, f"{candidate} on {case}"
 
 
@@ -166,7 +166,7 @@ def test_what_does_not_apply_says_why(device: CPUModel) -> None:
     contraction = Candidate.make("contraction", mr=4, nr=32, mt=1, order="m")
     reason = templates.schedule(elementwise(4, 32), contraction, device)
     assert isinstance(reason, NotApplicable)
-    assert "a contraction has one" in reason.reason
+    assert "no single anchor" in reason.reason
     narrow = templates.schedule(dense(32, 64, 40), Candidate.make("contraction", mr=4, nr=24, mt=1, order="m"), device)
     assert isinstance(narrow, NotApplicable)
     assert "vector lanes" in narrow.reason
