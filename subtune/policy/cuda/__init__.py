@@ -20,6 +20,9 @@ _POLICIES: dict[str, tuple[str, ...]] = {
 }
 """By the kind of the anchor: the modules NAME here whose `NAME_candidates(anchor, workload, device)` are asked."""
 
+_HOPE = 4.0
+"""Times the best prediction: beyond, no error of the model makes up for it."""
+
 
 def candidates(workload: Workload, device: CUDAModel, topk: int = 20) -> tuple[Candidate, ...]:
     """At most `topk` candidates for `workload` on `device`, the one predicted fastest first."""
@@ -36,14 +39,17 @@ def candidates(workload: Workload, device: CUDAModel, topk: int = 20) -> tuple[C
 def _every_implementation(ranked: list[Candidate], topk: int) -> list[Candidate]:
     """`ranked`, with the best few of every implementation among the first `topk`.
 
-    The model compares two tiles of one implementation well, and two implementations less well: each gets a share.
+    The model compares two tiles of one implementation well, and two implementations less well: each gets a share, unless
+    it is hopeless.
     """
     share = max(1, topk // 5)
+    limit_s = _HOPE * min((candidate.predicted_s for candidate in ranked), default=0.0)
     seen: dict[str, int] = {}
     first: list[Candidate] = []
     rest: list[Candidate] = []
     for candidate in ranked:
         seen[candidate.template] = seen.get(candidate.template, 0) + 1
-        (first if seen[candidate.template] <= share else rest).append(candidate)
+        has_hope = seen[candidate.template] <= share and candidate.predicted_s <= limit_s
+        (first if has_hope else rest).append(candidate)
     room = max(0, topk - len(first))
     return sorted(first + rest[:room], key=lambda c: (c.predicted_s, c.template, c.knobs)) + rest[room:]
