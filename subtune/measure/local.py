@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, count
@@ -21,7 +22,7 @@ from subtune.errors import SubtuneError
 from subtune.measure.messages import BuildJob, CompareJob, Library, Prepared, PrepareJob, TimeJob
 from subtune.measure.process import Worker, first_finished
 from subtune.measure.protocol import Built, Comparison
-from subtune.measurement import Failure, Timing
+from subtune.measurement import Failure, FailureKind, Timing
 from subtune.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.workload import Workload
 
@@ -36,7 +37,11 @@ _REFERENCE_LIMIT_S = 120.0
 _LEAST_LIMIT_S = 0.2
 
 _GPU = -1
-"""Key of the process that has the GPU, among runners that are known by their number of threads."""
+_SPARE = -2
+"""Keys of the process that has the GPU, and of its successor, among runners that are known by their threads."""
+
+_MAX_CRASHES = 3
+"""Of one template's kernels on a GPU: each costs seconds, and the next one would most likely crash as well."""
 
 _REFERENCE = Candidate("cuda.reference")
 
@@ -117,7 +122,7 @@ class LocalMeasurer:
         if ahead is not None and ahead.session.is_for(workload, device):
             self._ahead = None
             session = ahead.session
-            session.deadline = deadline
+            session.take_over(self._runner(device), deadline)
             ahead.wait_until(deadline)
         else:
             session = self._new_session(workload, device, deadline)
@@ -165,7 +170,20 @@ class LocalMeasurer:
         key = _GPU if is_cuda else device.threads
         if key not in self._runners:
             self._runners[key] = self._worker(device.threads, is_cuda)
+            if is_cuda:
+                self._runners[_SPARE] = self._worker(device.threads, is_cuda)
+                self._runners[_SPARE].start()
         return self._runners[key]
+
+    def replace_runner(self, device: Device) -> Worker:
+        """Another runner in the place of one that died, on a GPU one that has been waiting with TVM loaded."""
+        old = self._runner(device)
+        if not isinstance(device, CUDAModel):
+            return old
+        old.kill()
+        self._runners[_GPU], self._runners[_SPARE] = self._runners[_SPARE], old
+        old.start()
+        return self._runners[_GPU]
 
     def _worker(self, threads: int, is_cuda: bool = False, more: Mapping[str, str] = MappingProxyType({})) -> Worker:
         # TVM reads both before it is loaded. Bound, its pool puts a worker on the core the main thread may be on.
@@ -199,11 +217,16 @@ class LocalSession:
         self._is_given_up = False
         self._numbers = count()
         self._checked: set[Candidate] = set()
-        self._prepared_in = 0  # which start of the runner holds the reference
+        self._prepared_in: tuple[Worker, int] | None = None  # which start of which runner holds the reference
+        self._crashes: Counter[str] = Counter()
         self._default_s = 0.0
 
     def is_for(self, workload: Workload, device: Device) -> bool:
         return (workload.key, device) == (self._workload.key, self._device)
+
+    def take_over(self, runner: Worker, deadline: float) -> None:
+        """Measuring begins: with the runner of now, which may be another one than when building began."""
+        self._runner, self.deadline = runner, deadline
 
     def give_up(self) -> None:
         """Nobody will ask for what is being built."""
@@ -242,12 +265,16 @@ class LocalSession:
 
     def time(self, candidate: Candidate, seconds: float, stop_above_s: float) -> Timing | Failure:
         library = self._libraries[candidate]
+        if self._crashes[candidate.template] >= _MAX_CRASHES and candidate not in self._checked:
+            return Failure(FailureKind.CRASH, f"not tried: {_MAX_CRASHES} kernels of {candidate.template} crashed")
         if failure := self._prepare():
             return failure
         job = TimeJob(library, seconds, stop_above_s, candidate in self._checked)
         outcome: Timing | Failure = self._runner.call(job, self._limit(seconds))
         if isinstance(outcome, Timing):
             self._checked.add(candidate)
+        elif outcome.kind is FailureKind.CRASH and isinstance(self._device, CUDAModel):
+            self._crashes[candidate.template] += 1
         return outcome
 
     def compare(self, candidate: Candidate, seconds: float) -> Comparison | Failure:
@@ -271,8 +298,10 @@ class LocalSession:
         Raises:
             SubtuneError: there is no reference, as the default schedule cannot be built or run.
         """
+        if not self._runner.is_running:
+            self._runner = self._measurer.replace_runner(self._device)
         self._runner.start()
-        if self._prepared_in == self._runner.starts:
+        if self._prepared_in == (self._runner, self._runner.starts):
             return None
         default = self._libraries.get(DEFAULT)
         if default is None:
@@ -286,7 +315,7 @@ class LocalSession:
             raise SubtuneError(
                 f"the default schedule of workload {self._workload.key} does not run ({answer.kind}): {answer.message}"
             )
-        self._prepared_in = self._runner.starts
+        self._prepared_in = (self._runner, self._runner.starts)
         self._default_s = answer.default_s
         return None
 

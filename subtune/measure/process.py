@@ -44,6 +44,10 @@ class Worker:
         self._is_ready = False
         self.starts = 0
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
     def start(self) -> None:
         """Begin to start the process, if it does not run; it loads TVM meanwhile."""
         if self._process is not None:

@@ -39,8 +39,8 @@ def candidates(workload: Workload, device: CUDAModel, topk: int = 20) -> tuple[C
 def _every_implementation(ranked: list[Candidate], topk: int) -> list[Candidate]:
     """`ranked`, with the best few of every implementation among the first `topk`.
 
-    The model compares two tiles of one implementation well, and two implementations less well: each gets a share, unless
-    it is hopeless.
+    The model compares two tiles of one implementation well, and two implementations less well: each gets a share, if it
+    has any hope.
     """
     share = max(1, topk // 5)
     limit_s = _HOPE * min((candidate.predicted_s for candidate in ranked), default=0.0)

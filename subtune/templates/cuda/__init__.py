@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from importlib.util import find_spec
 
 from subtune.candidate import Candidate
@@ -13,6 +14,9 @@ from subtune.workload import Workload
 PREFIX = "cuda."
 """Before the name of every candidate's template but `default`."""
 
+_LINKED = {"tirx.noalias": True, "op_pattern": 8}
+"""What splicing marks every kernel with; one that was written anew gets it before it is measured."""
+
 
 def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
     """Schedule `workload` as `candidate` says; its template `cuda.NAME` is the module NAME of this package."""
@@ -21,4 +25,6 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
     if is_foreign or not name.isidentifier() or find_spec(f"{__name__}.{name}") is None:
         return NotApplicable(f"unknown template {candidate.template!r}")
     result: Kernel | NotApplicable = importlib.import_module(f"{__name__}.{name}").schedule(workload, candidate, device)
-    return result
+    if isinstance(result, NotApplicable):
+        return result
+    return replace(result, func=result.func.with_attrs(_LINKED))
