@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,10 @@ class CudaArtifact(Artifact):
         executable["save_function"]("main", "bound", True, *(self._tensor(view) for view in plan.arguments))
         self._main = executable["bound"]
         self._returned: Any = None
-        self._graph = self._captured()
+        # Memory that a kernel takes while it runs is its thread's, and TVM frees it when that thread needs more: a
+        # graph needs a thread that runs nothing else.
+        self._own = ThreadPoolExecutor(1, thread_name_prefix="subtune")
+        self._graph = self._own.submit(self._captured).result()
 
     @property
     def is_captured(self) -> bool:
@@ -110,10 +114,15 @@ class CudaArtifact(Artifact):
         if self._graph is not None:
             self._graph.launch(self._stream)
             return
+        self._own.submit(self._run_kernels).result()
+
+    def _run_kernels(self) -> None:
+        cuda_api.activate()
         with self._stream.used():
             self._returned = self._main()
 
     def _captured(self) -> cuda_api.Graph | None:
+        cuda_api.activate()
         with self._stream.used():
             self._main()  # loads the code, which a capture must not
         self._stream.synchronize()

@@ -10,6 +10,7 @@ import ctypes
 import logging
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from subtune import cuda_api
 from subtune.measure.cuda_source import binary
@@ -34,25 +35,32 @@ class TimedCalls:
         self._begin, self._end = cuda_api.Event(), cuda_api.Event()
         self._graph: cuda_api.Graph | None = None
         self._per_graph = 1
-        with stream.used():
-            for call in calls:
-                call()  # loads the code and touches every copy
-        stream.synchronize()
-        if flush is None:
-            self._capture(self._one_by_one(2 * len(calls)))
+        # Memory that a kernel takes while it runs is its thread's, and TVM frees it when that thread needs more: what
+        # is in a graph must stay where it is.
+        self._own = ThreadPoolExecutor(1)
+        self._own.submit(self._prepare).result()
 
     def seconds(self, calls: int) -> float:
         """Seconds per call, over about so many."""
         if self._flush is not None:
-            return min(self._after_flush(i) for i in range(max(1, min(calls, 8))))
+            return min(self._own.submit(self._after_flush, i).result() for i in range(max(1, min(calls, 8))))
         if self._graph is None:
-            return self._one_by_one(max(1, calls))
+            return self._own.submit(self._one_by_one, max(1, calls)).result()
         launches = max(1, round(calls / self._per_graph))
         self._begin.record(self._stream)
         for _ in range(launches):
             self._graph.launch(self._stream)
         self._end.record(self._stream)
         return self._end.seconds_since(self._begin) / (launches * self._per_graph)
+
+    def _prepare(self) -> None:
+        cuda_api.activate()
+        with self._stream.used():
+            for call in self._calls:
+                call()  # loads the code and touches every copy
+        self._stream.synchronize()
+        if self._flush is None:
+            self._capture(self._one_by_one(2 * len(self._calls)))
 
     def _capture(self, call_s: float) -> None:
         count = min(_MAX_CALLS, max(1, math.ceil(_GRAPH_S / max(call_s, 1e-6))))

@@ -35,6 +35,12 @@ class GpuBuffer:
             cuda_api.copy_on_device(self.address + done, self.address, count)
             done += count
 
+    def copy(self) -> GpuBuffer:
+        """Another buffer with the same bytes."""
+        other = GpuBuffer(self.nbytes, self.shape, self.dtype)
+        cuda_api.copy_on_device(other.address, self.address, self.nbytes)
+        return other
+
     def fill(self, value: int) -> None:
         self._memory.fill(value, self.nbytes, GUARD_BYTES)
 

@@ -45,6 +45,8 @@ _MAX_CRASHES = 3
 
 _REFERENCE = Candidate("cuda.reference")
 
+_CUDA_BUILD_S = 10.0
+
 
 class LocalMeasurer:
     """Worker processes that start on first use and stay warm over many sessions; close it, or use `with`.
@@ -162,7 +164,9 @@ class LocalMeasurer:
         if is_cuda not in self._builders:
             # a builder that sees a GPU takes some of its memory
             env = {"CUDA_VISIBLE_DEVICES": ""} if is_cuda else {}
-            self._builders[is_cuda] = [self._worker(1, is_cuda, env) for _ in range(self._count)]
+            # half as many again: 20 candidates on 16 cores would take two rounds, the second mostly idle
+            count = min(self._count + self._count // 2, _MAX_BUILDERS + _MAX_BUILDERS // 2) if is_cuda else self._count
+            self._builders[is_cuda] = [self._worker(1, is_cuda, env) for _ in range(count)]
         return self._builders[is_cuda]
 
     def _runner(self, device: Device) -> Worker:
@@ -252,7 +256,7 @@ class LocalSession:
             while idle and waiting and time.monotonic() < deadline and not self._is_given_up:
                 candidate = waiting.pop()
                 worker = idle.pop()
-                worker.send(self._build_job(candidate), self._measurer.build_limit_s)
+                worker.send(self._build_job(candidate), self._build_limit(candidate))
                 busy[worker] = candidate
             finished = first_finished(list(busy), self.deadline)
             if finished is None:
@@ -283,6 +287,11 @@ class LocalSession:
             return failure
         outcome: Comparison | Failure = self._runner.call(CompareJob(library, seconds), self._limit(seconds))
         return outcome
+
+    def _build_limit(self, candidate: Candidate) -> float:
+        """Of a GPU's candidates all wait for the slowest: one that takes ten times as long as others is left out."""
+        is_waited_for = isinstance(self._device, CUDAModel) and candidate not in (DEFAULT, _REFERENCE)
+        return min(self._measurer.build_limit_s, _CUDA_BUILD_S if is_waited_for else math.inf)
 
     def _limit(self, seconds: float) -> float:
         """A candidate many times slower than the default may be killed: it could not win."""
