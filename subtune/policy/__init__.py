@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from subtune.anchor import Columns, Contraction, Elementwise, Rowwise, Window
+from subtune.bottleneck import Bottleneck
 from subtune.candidate import Candidate
 from subtune.chain import Chain
 from subtune.device import CPUModel
+from subtune.policy.bottleneck import bottleneck_candidates
 from subtune.policy.chain import chain_candidates
 from subtune.policy.contraction import contraction_candidates
 from subtune.policy.contraction_bf16 import contraction_bf16_candidates
@@ -68,6 +70,8 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
         found = columns_candidates(anchor, workload, device)
     elif isinstance(anchor, Chain):
         found = chain_candidates(anchor, device)
+    elif isinstance(anchor, Bottleneck):
+        found = bottleneck_candidates(anchor, device)
     elif isinstance(anchor, Elementwise):
         found = elementwise_candidates(anchor, workload, device)
     else:
