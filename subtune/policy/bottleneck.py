@@ -7,7 +7,6 @@ Sources: those of `contraction`; line buffers as in Halide's sliding windows (Ra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 from math import ceil
 
@@ -18,7 +17,8 @@ from subtune.policy.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 
 _START_CYCLES = 20.0  # of a micro-kernel
 _STORE_CYCLES = 3.0  # per vector of a finished tile, with the operations on it
-_MAX_CANDIDATES = 8  # they differ little, and each costs a build
+_MAX_CANDIDATES = 6  # they differ little, and each costs a build
+_MAX_TWICE = 1 / 3  # rows computed twice, of what could be won: not all of that is won
 _MAX_PIXELS = 16  # of a tile: more gain nothing, and the code grows
 _MAX_WINDOWS = 8  # beside one another: what several of them read stays in registers, too
 
@@ -32,7 +32,7 @@ def bottleneck_candidates(block: Bottleneck, device: CPUModel) -> list[Candidate
     if block.channels % lanes or not _is_worthwhile(block, device):
         return []
     found = []
-    for nr, (step, dr), blocks in product(_panels(block, lanes), _steps(block), _blocks(block, device)):
+    for nr, (step, dr), blocks in product(_panels(block, lanes), _STEPS, _blocks(block, device)):
         rows = ceil(block.out_height / blocks)
         last = block.out_height - (blocks - 1) * rows
         if last < 1 or rows % step or last % step or block.cached_bytes(step) > device.l2_bytes:
@@ -53,7 +53,7 @@ def _is_worthwhile(block: Bottleneck, device: CPUModel) -> bool:
         between += block.images * block.channels * 4 * block.height * block.width
     won = 2 * between / bytes_per_cycle(2 * between, device)
     twice = _twice(block, max(1, ceil(device.threads / block.images))) * block.width * block.images
-    return twice * block.inputs * block.channels / device.lanes() / device.fma_per_cycle < won
+    return twice * block.inputs * block.channels / device.lanes() / device.fma_per_cycle < _MAX_TWICE * won
 
 
 def _twice(block: Bottleneck, blocks: int) -> int:
@@ -65,12 +65,8 @@ def _panels(block: Bottleneck, lanes: int) -> list[int]:
     return [lanes * v for v in (1, 2, 3, 4) if block.channels % (lanes * v) == 0]
 
 
-def _steps(block: Bottleneck) -> Iterator[tuple[int, int]]:
-    """Rows of a step, and of a window."""
-    for step in (1, 2, 4, 7):
-        yield step, 1
-        if step % 2 == 0:
-            yield step, 2
+_STEPS = ((1, 1), (2, 2))
+"""Rows of a step, and of a window: two read every row of the ring once for both, one keeps the ring smaller."""
 
 
 def _blocks(block: Bottleneck, device: CPUModel) -> list[int]:
