@@ -20,8 +20,9 @@ from tvm import ir, sym, tirx
 
 from subtune.anchor import is_reduction, loads, variables
 from subtune.bottleneck import Bottleneck, Taps
-from subtune.chain_form import Blocks, Scope, common_indices, product, replace_loads, substitute
+from subtune.chain_form import Blocks, Scope, common_indices, product, replace_loads
 from subtune.kernel import NotApplicable
+from subtune.substitute import substitute
 
 
 @dataclass(frozen=True, slots=True)

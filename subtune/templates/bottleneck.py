@@ -23,7 +23,7 @@ from tvm import tirx
 from subtune.anchor import variables
 from subtune.bottleneck_form import BottleneckForm, Weights, bottleneck
 from subtune.candidate import Candidate
-from subtune.chain_form import substitute
+from subtune.substitute import substitute
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable, Packing
 from subtune.templates.statements import (
@@ -334,4 +334,6 @@ def split_start(expr: Any, total: Any) -> tuple[Any, Any]:
         return add
 
     rest = tvm_ffi.structural_map(expr, (tirx.Add, follow))
-    return (found[0], rest) if len(found) == 1 else (tirx.const(0.0, "float32"), expr)
+    if not found or any(not tvm_ffi.structural_equal(other, found[0]) for other in found):
+        return tirx.const(0.0, "float32"), expr
+    return found[0], rest
