@@ -1,4 +1,4 @@
-"""What policies and templates know of a mobile network's block: 1x1 convolution, depthwise convolution, 1x1 convolution."""
+"""What policies and templates know of a mobile network's block: 1x1, depthwise, and 1x1 convolution."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, sym, tirx
 
 from subtune.anchor import is_reduction, loads, variables

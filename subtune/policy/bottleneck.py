@@ -72,7 +72,7 @@ _STEPS = ((1, 1), (2, 2))
 def _blocks(block: Bottleneck, device: CPUModel) -> list[int]:
     """One for each thread, or twice as many where that is more even."""
     least = ceil(device.threads / block.images)
-    return [count for count in ((least, 2 * least) if block.out_height % least else (least,))]
+    return [least, 2 * least] if block.out_height % least else [least]
 
 
 def _vectors(n: int, lanes: int) -> int:
@@ -92,7 +92,7 @@ def _micro_cycles(extent: int, mr: int, vectors: int, device: CPUModel) -> float
     """Per step of k, of all tiles of an axis."""
     whole, rest = divmod(extent, mr)
     return sum(
-        count * max(rows * vectors / device.fma_per_cycle, (rows + vectors) / LOADS_PER_CYCLE, float(device.fma_latency))
+        count * max(rows * vectors / device.fma_per_cycle, (rows + vectors) / LOADS_PER_CYCLE, device.fma_latency)
         for count, rows in ((whole, mr), (1, rest))
         if count and rows
     )

@@ -23,9 +23,9 @@ from tvm import tirx
 from subtune.anchor import variables
 from subtune.bottleneck_form import BottleneckForm, Weights, bottleneck
 from subtune.candidate import Candidate
-from subtune.substitute import substitute
 from subtune.device import CPUModel
 from subtune.kernel import Kernel, NotApplicable, Packing
+from subtune.substitute import substitute
 from subtune.templates.statements import (
     buffer,
     in_tiles,
@@ -174,7 +174,8 @@ class _Writer:
         if self.expand is None:
             inside = serial(self.block.width, lambda x: self._copy(image, row, slot, x, panel))
         else:
-            inside = sequence(*in_tiles(self.block.width, self.knobs.mr, partial(self._expand, image, row, slot, panel)))
+            body = partial(self._expand, image, row, slot, panel)
+            inside = sequence(*in_tiles(self.block.width, self.knobs.mr, body))
         reach = (self.block.out_height - 1) * self.block.rows.stride + self.block.rows.span
         if self.block.rows.pad == 0 and reach <= self.block.height:
             return inside
@@ -219,9 +220,7 @@ class _Writer:
         rows = self.block.rows
         top = (first + ahead) * integer(rows.stride)
         slots = [tirx.Var(f"slot{j}", "int64") for j in range(self.block.ring_rows(self.knobs.dr))]
-        binds = [
-            tirx.Bind(slot, tirx.floormod(top + integer(j), integer(self.kept))) for j, slot in enumerate(slots)
-        ]
+        binds = [tirx.Bind(slot, tirx.floormod(top + integer(j), integer(self.kept))) for j, slot in enumerate(slots)]
 
         def vector(v: Any) -> Any:
             body = partial(self._window, image, first, ahead, panel, v * integer(self.lanes), slots)
@@ -257,7 +256,8 @@ class _Writer:
             return store(sums, at(begin, r, i, c), r * integer(pixels) + i, c)
 
         def finish(r: Any, i: Any, c: Any) -> Any:
-            return store(self.between, at(rest, r, i, c), (ahead + r) * integer(self.block.out_width) + start + i, channel + c)
+            pixel = (ahead + r) * integer(self.block.out_width) + start + i
+            return store(self.between, at(rest, r, i, c), pixel, channel + c)
 
         # row by row of the ring, so that what several windows read is loaded once
         taps = sorted(

@@ -55,11 +55,10 @@ def block(
             y = on_arrays(x @ first[0][:, 0, 0].T + first[1])
         y = np.pad(y, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
         rows, columns = ((size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for size in (height, width))
+        ends = rows * stride, columns * stride
         taps = [(i, j) for i in range(kernel) for j in range(kernel)]
-        y = sum(
-            y[:, i * dilation :, j * dilation :][:, : rows * stride : stride, : columns * stride : stride] * wd[:, i, j, 0]
-            for i, j in taps
-        )
+        moved = [y[:, i * dilation :, j * dilation :][:, : ends[0] : stride, : ends[1] : stride] for i, j in taps]
+        y = sum(part * wd[:, i, j, 0] for part, (i, j) in zip(moved, taps, strict=True))
         y = on_arrays(y + bd) @ wp[:, 0, 0].T + bp
         return x + y if residual else y
 
