@@ -147,8 +147,10 @@ class _Reader:
             a = substitute(own, {**_pairs(axes_of.store[:3], place), axes_of.reduced[0]: k})
             inputs = self.scope.extent(axes_of.reduced[0])
         self._need_params((a, f, g, e), (expand, taps, last))
+        images, _, _, channels = axes.sizes
+        _, out_height, out_width, outputs = outer.sizes
         block = Bottleneck(
-            axes.sizes[0], *size, inputs, axes.sizes[3], outer.sizes[3], *outer.sizes[1:3], rows, columns
+            images, *size, inputs, channels, outputs, out_height, out_width, rows=rows, columns=columns
         )
         return BottleneckForm(
             block, image, row, column, k, channel, out, score, mean, total, a, f, g, e, expand, taps, last
@@ -249,9 +251,10 @@ class _Reader:
     def _epilogue(self, project: Any, total: Any, place: tuple[Any, ...]) -> Any:
         output = self.blocks.params[-1]
         block = self.blocks.made.get(output)
-        _need(block is not None and (block is project or not is_reduction(block)), "the output is another reduction's")
         if block is project:
             return total
+        _need(block is not None and not is_reduction(block), "the output is another reduction's")
+        assert block is not None
         axes = self._axes(block)
         value = self.scope.expand(block.body.value)
         at = common_indices(value, project.body.buffer)

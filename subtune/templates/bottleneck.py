@@ -105,7 +105,8 @@ class _Writer:
     def _packed(self, weights: Weights, nr: int, name: str) -> Any:
         """`[ones..., output / nr, input, nr]`."""
         column, reduced = weights.dims
-        split, place = [], {}
+        split: list[tuple[int, ...]] = []
+        place: dict[int, int] = {}
         for dim, size in enumerate(weights.shape):
             place[dim] = sum(len(parts) for parts in split)
             split.append((-(-size // nr), nr) if dim == column else (size,))
@@ -195,7 +196,8 @@ class _Writer:
         return tile(1, self.knobs.nr, self.lanes, element)
 
     def _expand(self, image: Any, row: Any, slot: Any, panel: Any, start: Any, rows: int) -> Any:
-        form, nr = self.form, self.knobs.nr
+        form, nr, weights = self.form, self.knobs.nr, self.expand
+        assert weights is not None
         sums = buffer("sums", (rows, nr), "local")
 
         def factor(i: Any, k: Any) -> Any:
@@ -211,7 +213,7 @@ class _Writer:
         def finish(i: Any, c: Any) -> Any:
             return store(self.ring, at(rest, i, c), panel, slot, start + i + integer(self.block.columns.pad), c)
 
-        weight = lambda k, c: self.expand(panel, k, c)  # noqa: E731
+        weight = lambda k, c: weights(panel, k, c)  # noqa: E731
         last = tile(rows, nr, self.lanes, finish)
         return self._micro_kernel(sums, (rows, nr), self.block.inputs, factor, weight, last, partial(at, begin))
 
