@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from subtune.graph import Group, Kind, OpNode
+from subtune.passes.alternatives_bottleneck import bottlenecks
 from subtune.passes.neighbours import Link, Neighbours, Proposal, nbytes
 
 SOFTMAXES = frozenset({"nn.softmax"})
@@ -22,6 +23,7 @@ def merges(around: Neighbours) -> Iterator[Proposal]:
         kind = around.anchor(group).kind
         if kind is Kind.CONTRACTION:
             yield from _chain(around, group)
+            yield from bottlenecks(around, group)
             yield from _permuted_store(around, group)
         if kind.is_anchor:
             yield from _moved_inputs(around, group)

@@ -54,21 +54,21 @@ def chain(func: Any, num_outputs: int) -> ChainForm | NotApplicable:
     """The form of an unscheduled PrimFunc that is a chain, or why it is none."""
     if num_outputs != 1:
         return NotApplicable("several outputs")
-    blocks = _Blocks.of(func)
+    blocks = Blocks.of(func)
     if isinstance(blocks, NotApplicable):
         return blocks
-    contractions = [block for block in blocks.made.values() if _product(block) is not None]
-    others = [block for block in blocks.made.values() if is_reduction(block) and _product(block) is None]
+    contractions = [block for block in blocks.made.values() if product(block) is not None]
+    others = [block for block in blocks.made.values() if is_reduction(block) and product(block) is None]
     if len(contractions) != 2 or len(others) not in (0, 2):
         return NotApplicable(f"{len(contractions)} contractions and {len(others)} other reductions are no chain")
     first, second = contractions
-    scope = _Scope(blocks, sym.Analyzer())
+    scope = Scope(blocks, sym.Analyzer())
     spatial, reduced = scope.enter(second)
     if len(reduced) != 1:
         return NotApplicable("the second contraction reduces over several axes")
     n = reduced[0]
     source = first.body.buffer
-    sides = [scope.expand(side) for side in _product(second) or ()]
+    sides = [scope.expand(side) for side in product(second) or ()]
     reading = [side for side in sides if any(load.source.same_as(source) for load in loads(side))]
     if len(reading) != 1:
         return NotApplicable("the second contraction does not read the first through one operand")
@@ -79,7 +79,7 @@ def chain(func: Any, num_outputs: int) -> ChainForm | NotApplicable:
     if isinstance(softmax, NotApplicable):
         return softmax
     f = weights if softmax is None else softmax
-    at = _common_indices(f, source)
+    at = common_indices(f, source)
     if at is None:
         return NotApplicable("the first contraction's result is read at several places")
     if any(not isinstance(i, ir.Var | tirx.IntImm) for i in at):
@@ -91,14 +91,14 @@ def chain(func: Any, num_outputs: int) -> ChainForm | NotApplicable:
     if len(inner_reduced) != 1:
         return NotApplicable("the first contraction reduces over several axes")
     k = inner_reduced[0]
-    a, b = (scope.expand(substitute(side, moved)) for side in _product(first) or ())
+    a, b = (scope.expand(substitute(side, moved)) for side in product(first) or ())
     if n in variables(a):
         a, b = b, a
     return _assemble(scope, (second, spatial), (n, k), (a, b, f, e), source, softmax is not None)
 
 
 def _assemble(
-    scope: _Scope, owner: tuple[Any, list[Any]], reduced: tuple[Any, Any], parts: tuple[Any, ...], source: Any,
+    scope: Scope, owner: tuple[Any, list[Any]], reduced: tuple[Any, Any], parts: tuple[Any, ...], source: Any,
     is_softmax: bool,
 ) -> ChainForm | NotApplicable:  # fmt: skip
     second, spatial = owner
@@ -113,14 +113,14 @@ def _assemble(
     rows = [v for v in spatial if v is not j and v not in variables(b) and v not in variables(e)]
     if not rows:
         return NotApplicable("no rows share the operands: the kernel is a matrix times a vector")
-    at = _common_indices(f, source)
+    at = common_indices(f, source)
     assert at is not None
     if not {v for v in spatial if v is not j} <= variables(list(at)):
         return NotApplicable("the first contraction would be computed several times")
     m = rows[-1]
     outer = tuple(v for v in spatial if v is not j and v is not m)
     score, total = tirx.Var("score", "float32"), tirx.Var("total", "float32")
-    f = _replace_loads(f, source, score)
+    f = replace_loads(f, source, score)
     epilogue = _epilogue(scope, second, total)
     if isinstance(epilogue, NotApplicable):
         return epilogue
@@ -146,7 +146,7 @@ def _assemble(
 
 
 @dataclass(frozen=True, slots=True)
-class _Blocks:
+class Blocks:
     """The blocks of a function by the buffer they write, in program order."""
 
     made: dict[Any, Any]
@@ -154,7 +154,7 @@ class _Blocks:
     constants: frozenset[int]
 
     @classmethod
-    def of(cls, func: Any) -> _Blocks | NotApplicable:
+    def of(cls, func: Any) -> Blocks | NotApplicable:
         made: dict[Any, Any] = {}
         for stage in root_stages(func):
             found: list[Any] = []
@@ -176,10 +176,10 @@ class _Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scope:
+class Scope:
     """Axes with known ranges, and the blocks whose values may be put in place of loads."""
 
-    blocks: _Blocks
+    blocks: Blocks
     analyzer: Any
 
     def enter(self, block: Any) -> tuple[list[Any], list[Any]]:
@@ -207,16 +207,16 @@ class _Scope:
         return self.analyzer.simplify(tvm_ffi.structural_map(expr, (ir.TensorLoad, follow)))
 
 
-def _product(block: Any) -> tuple[Any, Any] | None:
+def product(block: Any) -> tuple[Any, Any] | None:
     """The two factors of `C[...] = C[...] + x * y`."""
     value = block.body.value
     if not is_reduction(block) or not isinstance(value, tirx.Add) or not is_load_of(value.a, block.body.buffer):
         return None
-    product = value.b
-    return (product.a, product.b) if isinstance(product, tirx.Mul) and str(product.ty.dtype) == "float32" else None
+    term = value.b
+    return (term.a, term.b) if isinstance(term, tirx.Mul) and str(term.ty.dtype) == "float32" else None
 
 
-def _common_indices(expr: Any, source: Any) -> tuple[Any, ...] | None:
+def common_indices(expr: Any, source: Any) -> tuple[Any, ...] | None:
     """The indices at which `expr` reads `source`, when they are the same everywhere."""
     found = [tuple(load.indices) for load in loads(expr) if load.source.same_as(source)]
     same = all(_equal(i, j) for at in found[1:] for i, j in zip(at, found[0], strict=True))
@@ -227,11 +227,11 @@ def _equal(x: Any, y: Any) -> bool:
     return bool(tvm_ffi.structural_equal(x, y, map_free_vars=False))
 
 
-def _replace_loads(expr: Any, source: Any, by: Any) -> Any:
+def replace_loads(expr: Any, source: Any, by: Any) -> Any:
     return tvm_ffi.structural_map(expr, (ir.TensorLoad, lambda load: by if load.source.same_as(source) else load))
 
 
-def _softmax(scope: _Scope, weights: Any, others: list[Any], along: Any) -> Any:
+def _softmax(scope: Scope, weights: Any, others: list[Any], along: Any) -> Any:
     """f where `weights` is exp(f - max f) / sum of exp(f - max f), both over the row; else why not."""
     why = NotApplicable("what lies between the contractions is no softmax")
     if not isinstance(weights, tirx.Div) or not isinstance(weights.b, ir.TensorLoad):
@@ -256,7 +256,7 @@ def _softmax(scope: _Scope, weights: Any, others: list[Any], along: Any) -> Any:
     return f
 
 
-def _reduces(scope: _Scope, block: Any, load: Any, term: Any, along: Any) -> bool:
+def _reduces(scope: Scope, block: Any, load: Any, term: Any, along: Any) -> bool:
     """Whether `block`, read at `load`, reduces `term` over the axis `along`."""
     scope.enter(block)
     reduced = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce and int(iv.dom.extent) > 1]
@@ -266,7 +266,7 @@ def _reduces(scope: _Scope, block: Any, load: Any, term: Any, along: Any) -> boo
     return _equal(scope.expand(substitute(block.body.value.b, env)), term)
 
 
-def _epilogue(scope: _Scope, second: Any, total: Any) -> tuple[Any, tuple[Any, ...]] | NotApplicable:
+def _epilogue(scope: Scope, second: Any, total: Any) -> tuple[Any, tuple[Any, ...]] | NotApplicable:
     """What is stored for element (o, m, j) of the second contraction, and where in the output."""
     output = scope.blocks.params[-1]
     block = scope.blocks.made.get(output)
@@ -278,7 +278,7 @@ def _epilogue(scope: _Scope, second: Any, total: Any) -> tuple[Any, tuple[Any, .
         return NotApplicable("a reduction follows the second contraction")
     spatial, _ = scope.enter(block)
     value = scope.expand(block.body.value)
-    at = _common_indices(value, second.body.buffer)
+    at = common_indices(value, second.body.buffer)
     if at is None:
         return NotApplicable("the output does not read the second contraction at one place")
     shape = [scope.extent(v) for v in spatial]
@@ -290,12 +290,12 @@ def _epilogue(scope: _Scope, second: Any, total: Any) -> tuple[Any, tuple[Any, .
     except (RuntimeError, ValueError) as e:
         return NotApplicable(f"the output is no rearrangement of the second contraction: {str(e).splitlines()[-1]}")
     moved = dict(zip(spatial, inverse.map_indices([v for _, v in read]), strict=True))
-    stored = scope.analyzer.simplify(_replace_loads(substitute(value, moved), second.body.buffer, total))
+    stored = scope.analyzer.simplify(replace_loads(substitute(value, moved), second.body.buffer, total))
     return stored, tuple(scope.analyzer.simplify(substitute(i, moved)) for i in block.body.indices)
 
 
 def _contraction(
-    scope: _Scope, axes: dict[Any, int], sides: tuple[Any, Any], batch: int, read_once: set[Any]
+    scope: Scope, axes: dict[Any, int], sides: tuple[Any, Any], batch: int, read_once: set[Any]
 ) -> Contraction:
     roles = ["batch"] * batch + ["m", "n", "k"]
     found = tuple(Axis(i, scope.extent(v), roles[i]) for v, i in axes.items())
@@ -303,7 +303,7 @@ def _contraction(
     return Contraction(found, first, second, "float32")
 
 
-def _operand(scope: _Scope, axes: dict[Any, int], expr: Any, read_once: set[Any]) -> Operand:
+def _operand(scope: Scope, axes: dict[Any, int], expr: Any, read_once: set[Any]) -> Operand:
     """A plain read of a parameter, or `param` -1 for what is computed."""
     if not isinstance(expr, ir.TensorLoad):
         return Operand(-1, (), "float32", (), (), -1, False)
@@ -315,7 +315,7 @@ def _operand(scope: _Scope, axes: dict[Any, int], expr: Any, read_once: set[Any]
     return Operand(-1, shape, str(expr.source.dtype), along, (None,) * len(shape), param, is_constant)
 
 
-def _is_contiguous(scope: _Scope, expr: Any, along: Any) -> bool:
+def _is_contiguous(scope: Scope, expr: Any, along: Any) -> bool:
     """Whether `expr` reads neighbours for neighbouring values of `along`."""
     if not isinstance(expr, ir.TensorLoad):
         return False

@@ -9,12 +9,16 @@ from subtune.graph import Alternatives, LoweredRegion, LoweredWay, Way
 from subtune.record import Record
 
 MIN_GAIN = 1.03
-"""Sums of medians from different minutes differ by as much without a reason: less is no gain."""
+"""Sums of times from different minutes differ by as much without a reason: less is no gain."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWay:
-    """One way: its kernels, and their tuned latencies added up, in seconds; 0.0 if `note` says why there are none."""
+    """One way: its kernels, and their least latencies added up, in seconds; 0.0 if `note` says why there are none.
+
+    The least, not the median: the ways were timed in different minutes, and what else the machine did meanwhile
+    lengthens half of all samples before it lengthens the shortest.
+    """
 
     name: str
     why: str
@@ -79,7 +83,7 @@ def _measured(lowered: LoweredWay, records: Mapping[str, Record], reasons: Mappi
     missing = {key: name for key, name in kernels if key not in records}
     known = [f"{name}: {reasons[key]}" for key, name in missing.items() if key in reasons]
     notes = [lowered.refusal] if lowered.refusal else known or [f"{name}: not tuned" for name in missing.values()]
-    seconds = 0.0 if notes else sum(records[key].timing.median_s for key, _ in kernels)
+    seconds = 0.0 if notes else sum(records[key].timing.min_s for key, _ in kernels)
     return MeasuredWay(lowered.way.name, lowered.way.why, names, seconds, notes[0] if notes else "")
 
 

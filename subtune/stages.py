@@ -24,6 +24,8 @@ from subtune.anchor import (
     variables,
     window,
 )
+from subtune.bottleneck import Bottleneck
+from subtune.bottleneck_form import BottleneckForm, bottleneck
 from subtune.chain import Chain
 from subtune.chain_form import ChainForm, chain
 from subtune.kernel import NotApplicable
@@ -135,7 +137,7 @@ def _reads_windows(sch: Schedule, block_rv: Any) -> bool:
 class Summary:
     """A workload as the policies see it: the anchor's form, or None where only the default schedule applies."""
 
-    anchor: Anchor | Chain | None
+    anchor: Anchor | Chain | Bottleneck | None
     reason: str
 
 
@@ -150,6 +152,9 @@ def summarise(workload: Workload) -> Summary:
         form = chain(workload.func, workload.num_outputs)
         if isinstance(form, ChainForm):
             return Summary(form.chain, "")
+        block = bottleneck(workload.func, workload.num_outputs)
+        if isinstance(block, BottleneckForm):
+            return Summary(block.block, "")
         return _rowwise(sch, reductions)
     rowwise = _rowwise(sch, reductions) if reductions else None
     stages = inline(sch)

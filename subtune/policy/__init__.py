@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from subtune.anchor import Columns, Contraction, Elementwise, Rowwise, Window
+from subtune.bottleneck import Bottleneck
 from subtune.candidate import Candidate
 from subtune.chain import Chain
 from subtune.cuda import CUDAModel
 from subtune.device import CPUModel, Device
+from subtune.policy.bottleneck import bottleneck_candidates
 from subtune.policy.chain import chain_candidates
 from subtune.policy.contraction import contraction_candidates
 from subtune.policy.contraction_bf16 import contraction_bf16_candidates
@@ -73,6 +75,8 @@ def candidates(workload: Workload, device: Device, topk: int = 20) -> tuple[Cand
         found = columns_candidates(anchor, workload, device)
     elif isinstance(anchor, Chain):
         found = chain_candidates(anchor, device)
+    elif isinstance(anchor, Bottleneck):
+        found = bottleneck_candidates(anchor, device)
     elif isinstance(anchor, Elementwise):
         found = elementwise_candidates(anchor, workload, device)
     else:

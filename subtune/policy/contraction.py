@@ -42,13 +42,19 @@ def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUM
             for mt in _divisors(outer if outer is not None else tiles):
                 if mt * mr > _MAX_TILE_ROWS * 8 and mt > 1:
                     continue
-                for order in ("m", "n", "mn"):
+                for order in _orders(anchor, vectors * lanes, device):
                     knobs: dict[str, int | str | bool] = {"mr": mr, "nr": vectors * lanes, "mt": mt, "order": order}
-                    if streams and _passes(anchor, mr, mt, order) <= vectors * lanes:
+                    if streams and order != "nm" and _passes(anchor, mr, mt, order) <= vectors * lanes:
                         knobs["prefetch"] = True
                     seconds = _predict(anchor, workload, device, mr, vectors, mt, order)
                     found.append(Candidate.make("contraction", seconds, **knobs))
     return found
+
+
+def _orders(anchor: Contraction, nr: int, device: CPUModel) -> tuple[str, ...]:
+    """"nm" shares panels that the threads cannot share evenly, so that they still read little of B each."""
+    orders = ("m", "n", "mn")
+    return (*orders, "nm") if ceil(anchor.n.extent / nr) % device.threads else orders
 
 
 def _passes(anchor: Contraction, mr: int, mt: int, order: str) -> int:
@@ -113,13 +119,13 @@ def _predict(
     epilogue = mr * vectors * _EPILOGUE_CYCLES_PER_VECTOR * epilogue_operands
     micro = inner + epilogue + _MICRO_KERNEL_START_CYCLES
     # B's panel: re-read by every micro-kernel of the tile; A's tile: re-read for every n tile
-    b_level = panel_bytes if (order == "n" or micro_per_tile > 1) else b_bytes
+    b_level = panel_bytes if (order in ("n", "nm") or micro_per_tile > 1) else b_bytes
     micro = max(micro, panel_bytes / bytes_per_cycle(b_level + mr * k * bytes_in, device))
     total = micro * m_micro * n_tiles * batch
-    if order == "n":
+    if order in ("n", "nm"):
         total += n_tiles * batch * a_bytes / bytes_per_cycle(a_bytes, device) * 0.25
         total += b_bytes * batch / bytes_per_cycle(b_bytes, device)
-        grains = batch * n_tiles
+        grains = batch * n_tiles * (m_outer if order == "nm" else 1)
     else:
         streams = m_outer * batch * b_bytes
         total += streams / bytes_per_cycle(b_bytes, device) * (0.25 if b_bytes <= device.l2_bytes // 2 else 1.0)

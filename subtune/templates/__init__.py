@@ -30,6 +30,7 @@ _TEMPLATES = (
     "grouped",
     "transpose",
     "chain",
+    "bottleneck",
     "contraction_bf16",
     "strassen",
 )

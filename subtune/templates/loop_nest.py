@@ -3,6 +3,7 @@
 order "m":   for batch, m outer (parallel):          for n tile:  for m tile:  micro-kernel
 order "n":   for batch, n tile (parallel):           for m outer, m tile:  micro-kernel
 order "mn":  for batch, m outer, n tile (parallel):  for m tile:  micro-kernel
+order "nm":  for batch, n tile, m outer (parallel):  for m tile:  micro-kernel
 micro-kernel:  for k:  for mr rows (unrolled), nr columns (vectors):  acc += a * b
 """
 
@@ -85,6 +86,9 @@ def place(
     if tiling.order == "n":
         nest, parallel = [*batch, no, *outer, *middle], [*batch, no]
         passes = len(outer) + len(middle)
+    elif tiling.order == "nm":
+        nest, parallel = [*batch, no, *outer, *middle], [*batch, no, *outer]
+        passes = len(middle)
     else:
         nest, passes = [*batch, *outer, no, *middle], len(middle)
         parallel = [*batch, *outer] if tiling.order == "m" else [*batch, *outer, no]

@@ -332,3 +332,32 @@ def test_a_deep_perceptron_is_one_region_of_bounded_size() -> None:
     assert len(found) > 1
     _, (region,) = regions(body, (4096, 32))
     assert len(region.ways) <= MAX_WAYS
+
+
+# -- depthwise convolutions between 1x1 convolutions -------------------------------------------------------
+
+
+def inverted_residual(emit: Any, x: Any, w: Any, v: Any, u: Any, between: Any = lambda emit, y: y) -> Any:
+    nhwc = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}
+    y = emit(op.clip(emit(op.nn.conv2d(x, w, **nhwc)), 0, 6))
+    y = between(emit, emit(op.clip(emit(op.nn.conv2d(y, v, padding=1, groups=64, **nhwc)), 0, 6)))
+    return emit(op.add(emit(op.nn.conv2d(y, u, **nhwc)), x))
+
+
+BLOCK = ((1, 16, 16, 16), (64, 1, 1, 16), (64, 3, 3, 1), (16, 1, 1, 64))
+
+
+def test_a_mobile_networks_block_may_be_one_kernel() -> None:
+    found = ways(inverted_residual, *BLOCK)
+    assert op_sets(found["one kernel"]) == {
+        frozenset({"conv2d_0", "clip_0", "conv2d_1", "clip_1", "conv2d_2", "add_0"}),
+    }
+
+
+def test_a_block_whose_depthwise_result_is_needed_elsewhere_stays_apart() -> None:
+    def body(emit: Any, x: Any, w: Any, v: Any, u: Any) -> Any:
+        kept: list[Any] = []
+        y = inverted_residual(emit, x, w, v, u, lambda emit, y: kept.append(y) or y)
+        return emit(op.add(y, emit(op.strided_slice(kept[0], [3], [0], [16], [1]))))
+
+    assert "one kernel" not in ways(body, *BLOCK)

@@ -185,3 +185,19 @@ def test_the_trace_replays_the_schedule(device: CPUModel, run: Run) -> None:
     replayed = Schedule(workload.func)
     kernel.trace.apply_to_schedule(replayed, remove_postproc=False)
     assert np.array_equal(run(workload, Kernel(replayed.mod["main"])), run(workload, kernel))
+
+
+@pytest.mark.parametrize("make", [lambda: conv(7, 24, 80, 1), lambda: conv(9, 16, 48, 3), lambda: dense(21, 48, 40)])
+def test_rows_shared_as_well_as_panels(make: Callable[[], Workload], run: Run, device: CPUModel) -> None:
+    """Order "nm", which the policy proposes where the threads cannot share the panels evenly."""
+    workload = make()
+    kernel = templates.schedule(workload, Candidate.make("contraction", mr=4, nr=16, mt=1, order="nm"), device)
+    assert isinstance(kernel, Kernel), kernel
+    assert np.allclose(run(workload, kernel), run(workload, None), rtol=1e-4, atol=1e-4)
+
+
+def test_panels_that_divide_evenly_are_not_shared_by_rows() -> None:
+    device = CPU("znver4", threads=2)
+    even, uneven = (policy.candidates(conv(7, 960, n, 1), device, topk=10**4) for n in (64, 160))
+    assert {c["nr"] for c in uneven if c.template == "contraction" and c["order"] == "nm"} >= {32}
+    assert 32 not in {c["nr"] for c in even if c.template == "contraction" and c["order"] == "nm"}
