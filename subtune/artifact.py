@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -208,19 +209,31 @@ def _argument(view: View, manifest: Manifest) -> _Argument:
     return _Argument(TensorSpec(own.name, view.shape, view.dtype), view.base is Base.INPUT, view.place)
 
 
+_OWN_REFERENCES = 3
+"""To the memory of an output that nobody outside uses: the attribute, the variable, the argument of `getrefcount`."""
+
+
 class _Output:
-    """One output: its specification, and arrays for it."""
+    """One output: its specification, and arrays for it.
+
+    The memory of the last one is kept, and used again when no array is left that lies in it: the system hands out new
+    memory page by page, which takes longer than many an operator takes to write it.
+    """
 
     def __init__(self, spec: TensorSpec):
         self.spec = spec
         self.dtype = runtime.numpy_dtype(spec.dtype)
         self._nbytes = int(np.prod(spec.shape, dtype=np.int64)) * self.dtype.itemsize
+        self._memory: np.ndarray | None = None
 
     def array(self, wanted: np.ndarray | None, inputs: list[np.ndarray]) -> np.ndarray:
         """`wanted` if kernels can write there, else a new array."""
         if wanted is not None and runtime.is_direct(wanted) and not any(np.may_share_memory(wanted, i) for i in inputs):
             return wanted
-        return runtime.aligned_array(self.spec.shape, self.dtype, self._nbytes)
+        memory = self._memory
+        if memory is None or sys.getrefcount(memory) > _OWN_REFERENCES:
+            memory = self._memory = runtime.aligned_empty(self._nbytes)
+        return np.ndarray(self.spec.shape, self.dtype, memory)
 
     def check(self, array: Any) -> None:
         if not isinstance(array, np.ndarray) or array.shape != self.spec.shape or array.dtype != self.dtype:

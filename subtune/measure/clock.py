@@ -12,6 +12,8 @@ from subtune.measurement import Timing
 _SAMPLE_S = 300e-6
 """Least length of a sample: the clock and the loop around it are then below 0.1 %."""
 _MIN_SAMPLES = 3
+_WARM_CALLS = 16
+"""So many calls say whether a short kernel is slow: one by itself takes a microsecond of waking threads and cold code."""
 _TIGHT = 0.003
 """Sampling ends early when the standard error of the median is below this share of it."""
 _DISTURBED = 1.05
@@ -23,7 +25,7 @@ def time_calls(call: Callable[[], object], seconds: float, stop_above_s: float =
     first: list[float] = []
     # One call may have been disturbed from outside: a candidate is given up when several are slow.
     while len(first) < _MIN_SAMPLES and (not first or min(first) > stop_above_s):
-        first.append(_sample(call, 1))
+        first.append(_sample(call, min(_WARM_CALLS, calls_per_sample(min(first))) if first else 1))
         if time.perf_counter() - begin > seconds:
             break
     if min(first) > stop_above_s:
