@@ -80,29 +80,33 @@ def _horner(x: Any, coefficients: Sequence[float]) -> Any:
     return result
 
 
-_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5, 1.0, 1.0)
+_EXP = (1.3814596459e-3, 8.3687128499e-3, 4.1668388993e-2, 1.6666521132e-1, 4.9999994040e-1, 1.0, 1.0)
+"""Fitted for the least relative error, 4e-9, where |r| <= log(2) / 2."""
 _EXP_LARGEST = 88.72283172607422
 """The largest float32 whose exp is one: the polynomial of what 128 * log(2) leaves of it is below 1."""
 _EXP_SMALLEST = -87.33654022216797
+_WHOLE = 12582912.0
+"""1.5 * 2**23: a float32 near it has whole numbers for its last bits, so that adding it rounds."""
 
 
 def _exp(x: Any) -> Any:
-    """x = n * log(2) + r; the polynomial of r, n added to the bits of its exponent. NaN stays NaN on the way."""
+    """x = n * log(2) + r; the polynomial of r, n added to the bits of its exponent. NaN stays NaN on the way.
+
+    What lies outside of the range is computed as well, as nonsense, and replaced in the end.
+    """
 
     def of(x: Any) -> Any:
-        above = tirx.Select(x > _f(_EXP_LARGEST), _f(_EXP_LARGEST), x)
-
-        def reduce(clamped: Any) -> Any:
-            def scale(n: Any) -> Any:
-                r = clamped - n * _f(0.693359375) - n * _f(-2.12194440e-4)
+        def scale(shifted: Any) -> Any:
+            def polynomial(n: Any) -> Any:
+                r = x - n * _f(0.693359375) - n * _f(-2.12194440e-4)
                 bits = _let(r, lambda r: tirx.reinterpret("int32", _horner(r, _EXP)))
-                value = tirx.reinterpret("float32", bits + (tirx.Cast("int32", n) << tirx.const(23, "int32")))
+                value = tirx.reinterpret("float32", bits + (tirx.reinterpret("int32", shifted) << _i(23)))
                 value = tirx.Select(x < _f(_EXP_SMALLEST), _f(0.0), value)
                 return tirx.Select(x > _f(_EXP_LARGEST), tirx.infinity("float32"), value)
 
-            return _let(tirx.floor(clamped * _f(1.44269504088896341) + _f(0.5)), scale)
+            return _let(shifted - _f(_WHOLE), polynomial)
 
-        return _let(tirx.Select(above < _f(_EXP_SMALLEST), _f(_EXP_SMALLEST), above), reduce)
+        return _let(x * _f(1.44269504088896341) + _f(_WHOLE), scale)
 
     return _let(x, of)
 
