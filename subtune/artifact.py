@@ -225,6 +225,7 @@ class _Output:
         self.dtype = runtime.numpy_dtype(spec.dtype)
         self._nbytes = int(np.prod(spec.shape, dtype=np.int64)) * self.dtype.itemsize
         self._memory: np.ndarray | None = None
+        self._offset = 0
 
     def array(self, wanted: np.ndarray | None, inputs: list[np.ndarray]) -> np.ndarray:
         """`wanted` if kernels can write there, else a new array."""
@@ -232,8 +233,10 @@ class _Output:
             return wanted
         memory = self._memory
         if memory is None or sys.getrefcount(memory) > _OWN_REFERENCES:
-            memory = self._memory = runtime.aligned_empty(self._nbytes)
-        return np.ndarray(self.spec.shape, self.dtype, memory)
+            memory = self._memory = np.empty(self._nbytes + runtime.ALIGNMENT, np.uint8)
+            self._offset = -runtime.address(memory) % runtime.ALIGNMENT
+        # A view of a view refers to what owns the memory, which `memory` does: all of them are counted.
+        return np.ndarray(self.spec.shape, self.dtype, memory, self._offset)
 
     def check(self, array: Any) -> None:
         if not isinstance(array, np.ndarray) or array.shape != self.spec.shape or array.dtype != self.dtype:

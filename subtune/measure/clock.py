@@ -13,7 +13,7 @@ _SAMPLE_S = 300e-6
 """Least length of a sample: the clock and the loop around it are then below 0.1 %."""
 _MIN_SAMPLES = 3
 _WARM_CALLS = 16
-"""So many calls say whether a short kernel is slow: one by itself takes a microsecond of waking threads and cold code."""
+"""So many calls say whether a short kernel is slow: one by itself takes a microsecond to wake threads and code."""
 _TIGHT = 0.003
 """Sampling ends early when the standard error of the median is below this share of it."""
 _DISTURBED = 1.05

@@ -16,10 +16,11 @@ _TILE_CYCLES = 10.0  # beginning and ending a window's tile of accumulators
 _BRANCH_CYCLES = 0.1  # asking whether a pixel lies inside the image; LLVM asks once for what is unrolled
 _FREE_ACCUMULATORS = 16  # with more, what an unrolled window's loads keep in registers spills
 _SPILL = 0.15  # of the work, for each accumulator above
-_ROW_PASSES = 2.0  # over a row that wait for sums: softmax has its largest and its sum, a norm its mean and its variance
+_ROW_PASSES = 2.0  # that wait for a result of the row: the largest and the sum, or the mean and the variance
 _ROW_CYCLES = 60.0  # folding vectors of partial results into one number, in every pass
 _ROW_VECTOR_CYCLES = 6.0  # of all else that is done to a row's vector: loads, exp or scale, store
 _MIN_COLUMN = 8  # elements: a reduction that long may be one of a whole axis
+_STRIP = 4  # tiles
 _GATHERED_CYCLES = 1.5  # an element that is loaded by itself
 
 
@@ -76,7 +77,7 @@ def _window_s(
     if anchor.is_padded and not knobs.get("inline"):  # a copy, with the rows that neighbouring tiles both make
         cycles += 2 * read / 4 / lanes * (1.0 + (2.0 / ht if knobs["order"] == "h" else 0.2))
         moved += 2 * read
-    # A narrow tile reads one line of every pixel; where pixels lie a power of two apart, all of them in a few sets of L1.
+    # A narrow tile reads one line of every pixel; pixels a power of two apart lie in a few sets of L1.
     scattered = 1.2 if channels * 4 % (8 * device.line_bytes) == 0 else 0.3
     memory_s = stream_s(moved, device) * (1.0 + scattered / vectors**2 if cb < channels else 1.0)
     seconds = max(cycles / device.cycles_per_s / device.threads, memory_s) + 0.25 * min(
@@ -146,9 +147,7 @@ def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUM
     wides = (False, True) if any(dtype_bits(arg.dtype) < 32 for arg in workload.args) else (False,)
     outputs = [arg.shape for arg in workload.args if arg.is_output]
     # An element of the output reads one of each input at most: a slice leaves the rest of it where it is.
-    base = stream_s(
-        sum(min(arg.nbytes, anchor.extent * dtype_bits(arg.dtype) / 8) for arg in workload.args), device
-    )
+    base = stream_s(sum(min(arg.nbytes, anchor.extent * dtype_bits(arg.dtype) / 8) for arg in workload.args), device)
     alike = all(arg.shape in outputs or prod(map(int, arg.shape)) == 1 for arg in workload.args)
     parts = sum(prod(map(int, arg.shape)) * 8 > anchor.extent for arg in workload.args if not arg.is_output)
     # Where operands are not alike, a flat index is taken apart again, and every unrolled piece of several inputs
@@ -166,4 +165,7 @@ def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUM
     ]
     if anchor.is_crosswise:
         found += [Candidate.make("transpose", base * cost, inner=inner) for inner, cost in (("a", 1.2), ("b", 1.3))]
+        # four tiles side by side: whole runs of lines are read or written, which prefetchers follow
+        for inner, cost in (("a", 1.21), ("b", 1.31)):
+            found.append(Candidate.make("transpose", base * cost, inner=inner, strip=_STRIP))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,10 @@ def _permuted_with_bias(*shape: int) -> Workload:
         return op.nn.relu(emit(op.permute_dims(emit(op.add(inner, b)), [0, 3, 1, 2])))
 
     return build(body, [shape], [(1, 1, 1, shape[-1])])
+
+
+def _joined(rows: int, columns: int) -> Workload:
+    return build(lambda emit, x, y: op.concat((x, y), 1), [(rows, columns), (rows, columns)])
 
 
 def _softmax(axis: int, *shape: int) -> Workload:
@@ -84,6 +89,7 @@ CASES: dict[str, tuple[Callable[[], Workload], str]] = {
     "image to channels first": (lambda: _permuted((2, 5, 7, 3), (0, 3, 1, 2)), "transpose"),
     "heads": (lambda: _permuted((1, 19, 2, 24), (0, 2, 3, 1)), "transpose"),
     "slice, bias, transpose": (lambda: _permuted_with_bias(2, 6, 5, 37), "transpose"),
+    "joined": (lambda: _joined(6, 32), "elementwise"),
     "scores": (lambda: batch_matmul(3, 17, 32, 48, transposed=True), "contraction"),
     "scores, one batch": (lambda: batch_matmul(1, 17, 48, 32, transposed=True), "contraction"),
 }
@@ -99,6 +105,8 @@ def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
     assert proposed, f"no candidate of {template}"
     for candidate in [*proposed[:2], *proposed[2::15]]:
         kernel = templates.schedule(workload, candidate, device)
+        if candidate.get("strip") and isinstance(kernel, NotApplicable):
+            continue  # too few tiles side by side
         assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
         assert np.abs(run(workload, kernel) - expected).max() <= 3e-6 * scale, f"{candidate} on {case}"
 
@@ -113,6 +121,38 @@ def test_narrower_vectors_are_right(case: str, run: Run) -> None:
         kernel = templates.schedule(workload, candidate, device)
         assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
         assert np.abs(run(workload, kernel) - expected).max() <= 3e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("inner", ["a", "b"])
+@pytest.mark.parametrize("shape", [(192, 128), (2, 128, 250)])
+def test_strips_of_tiles_cover_everything(shape: tuple[int, ...], inner: str, run: Run, device: CPUModel) -> None:
+    workload = _permuted(shape, (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2))
+    kernel = templates.schedule(workload, Candidate.make("transpose", inner=inner, strip=4), device)
+    assert isinstance(kernel, Kernel)
+    assert np.array_equal(run(workload, kernel), run(workload, None))
+
+
+def test_strips_need_tiles_side_by_side(device: CPUModel) -> None:
+    refused = templates.schedule(_permuted((40, 40), (1, 0)), Candidate.make("transpose", inner="a", strip=4), device)
+    assert isinstance(refused, NotApplicable)
+    assert "strip" in refused.reason
+
+
+def test_a_row_is_divided_by_multiplying(device: CPUModel) -> None:
+    kernel = templates.schedule(softmax(8, 64), Candidate.make("rowwise", unroll=1), device)
+    assert isinstance(kernel, Kernel)
+    assert "1.0) / T_softmax_expsum" in kernel.func.script()
+    exact = templates.schedule(softmax(8, 64), Candidate.make("rowwise", unroll=1), replace(device, exact_math=True))
+    assert isinstance(exact, Kernel)
+    assert "1.0) / T_softmax_expsum" not in exact.func.script()
+
+
+def test_joined_inputs_are_copied_without_questions(device: CPUModel) -> None:
+    """Where a vector of a row comes from is known when the row is unrolled."""
+    rows = Candidate.make("elementwise", shape="rows", unroll=1, wide=False)
+    kernel = templates.schedule(_joined(6, 32), rows, device)
+    assert isinstance(kernel, Kernel)
+    assert "T.unroll" in kernel.func.script()
 
 
 def test_turned_tiles_use_shuffles_only(device: CPUModel) -> None:
