@@ -13,12 +13,16 @@ from math import ceil, prod
 from subtune.anchor import Contraction
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
-from subtune.policy.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
+from subtune.policy.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle, stream_s
 from subtune.workload import Workload, dtype_bits
 
 _MICRO_KERNEL_START_CYCLES = 30.0
 _EPILOGUE_CYCLES_PER_VECTOR = 2.0  # per operand: bias, residual, store
 _HIDDEN = 0.03
+_FAR_CYCLES = 11.0  # to begin another row of B on another page; measured on Zen 5, one row times a 2048 x 2048 matrix
+_CONFLICT_CYCLES = 4.0  # a line of L2 instead of L1
+_PAGE_BYTES = 4096
+_REUSED = 4  # micro-kernels that read a panel: for fewer, it is not worth the packing
 _MAX_ROWS = 30
 _MAX_TILE_ROWS = 64
 
@@ -47,8 +51,38 @@ def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUM
                     if streams and _passes(anchor, mr, mt, order) <= vectors * lanes:
                         knobs["prefetch"] = True
                     seconds = _predict(anchor, workload, device, mr, vectors, mt, order)
-                    found.append(Candidate.make("contraction", seconds, **knobs))
+                    where = _unpacked_s(anchor, device, mr, vectors * lanes, mt, order)
+                    found.append(Candidate.make("contraction", seconds + where, **knobs))
+                    if where and len(rows) == 1 and tiles >= _REUSED:
+                        knobs["pack"] = True
+                        found.append(Candidate.make("contraction", seconds + _packing_s(anchor, device), **knobs))
     return found
+
+
+def _unpacked_s(anchor: Contraction, device: CPUModel, mr: int, nr: int, mt: int, order: str) -> float:
+    """Seconds that the distance between B's rows costs where it is read as it lies; 0.0 where it is packed.
+
+    Each piece of `nr` columns begins a line that no prefetcher foresees when rows are as long as a page. Rows a multiple
+    of a page apart also lie in the same few sets of L1: every micro-kernel fetches them anew.
+    """
+    if anchor.b.is_constant or anchor.b.axes[-1] != anchor.n.index:
+        return 0.0
+    pitch = anchor.b.shape[-1] * dtype_bits(anchor.b.dtype) // 8
+    k, batch = (prod(axis.extent for axis in anchor.of_role(role)) for role in ("k", "batch"))
+    if pitch * k <= device.l1d_bytes:
+        return 0.0
+    rows = prod(axis.extent for axis in anchor.of_role("m"))
+    columns, micro_kernels = ceil(anchor.n.extent / nr), ceil(rows / mr)
+    fetches = 1.0 if order == "n" else micro_kernels / mt
+    cycles = k * columns * fetches * _FAR_CYCLES if pitch >= _PAGE_BYTES else 0.0
+    if pitch % _PAGE_BYTES == 0:
+        cycles = max(cycles, k * columns * micro_kernels * nr * 4 / device.line_bytes * _CONFLICT_CYCLES)
+    return batch * cycles / device.threads / device.cycles_per_s
+
+
+def _packing_s(anchor: Contraction, device: CPUModel) -> float:
+    """Seconds to copy B in panels: read where it lies, written, and read again by who multiplies."""
+    return 2 * stream_s(prod(anchor.b.shape) * dtype_bits(anchor.b.dtype) / 8, device)
 
 
 def _passes(anchor: Contraction, mr: int, mt: int, order: str) -> int:

@@ -20,6 +20,8 @@ _ROW_PASSES = 2.0  # that wait for a result of the row: the largest and the sum,
 _ROW_CYCLES = 60.0  # folding vectors of partial results into one number, in every pass
 _ROW_VECTOR_CYCLES = 6.0  # of all else that is done to a row's vector: loads, exp or scale, store
 _MIN_COLUMN = 8  # elements: a reduction that long may be one of a whole axis
+_FEW_INPUTS = 4
+_CROSSWISE = 4.0  # times each line of an operand is fetched, one element at a time, where it does not stay in L1
 _STRIP = 4  # tiles
 _GATHERED_CYCLES = 1.5  # an element that is loaded by itself
 
@@ -155,9 +157,15 @@ def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUM
     flat = 1.0 if alike else 1.1 if parts < 2 else 1.2
     costs = {("flat", 1): flat, ("flat", 4): 0.99 if alike else flat if parts < 2 else 4.0,
              ("rows", 1): 1.0 if not alike else 1.02, ("tile", 1): 1.05 if alike else 1.4}  # fmt: skip
+    joined = len(workload.args) - len(outputs)
+    if not alike and joined > _FEW_INPUTS:  # a chain of questions for every vector; a tile asks once for its rows
+        costs = {
+            how: cost * joined / (_FEW_INPUTS if how[0] != "tile" else 4 * _FEW_INPUTS) for how, cost in costs.items()
+        }
     gathered_s = 0.0
     if anchor.is_crosswise:
-        gathered_s = anchor.extent * _GATHERED_CYCLES / device.cycles_per_s / device.threads
+        gathered_s = base + anchor.extent * _GATHERED_CYCLES / device.cycles_per_s / device.threads
+        gathered_s = max(gathered_s, base * _CROSSWISE)
     found = [
         Candidate.make("elementwise", max(base, gathered_s) * cost, shape=shape, unroll=unroll, wide=wide)
         for wide in wides

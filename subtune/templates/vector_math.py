@@ -54,12 +54,17 @@ def multiply_by_reciprocals(func: Any) -> Any:
 
     def rewrite(division: Any) -> Any:
         over, under = division.a, division.b
-        if str(over.ty.dtype) != "float32" or not loads(under) or not variables(under) < variables(over):
+        if str(over.ty.dtype) != "float32" or not loads(under) or not _indices(under) < _indices(over):
             return division
         return over * (_f(1.0) / under)
 
     body = tvm_ffi.structural_map(func.body, (tirx.Div, rewrite))
     return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _indices(expr: Any) -> set[Any]:
+    """The variables by which an expression's loads are indexed."""
+    return {var for load in loads(expr) for var in variables(list(load.indices))}
 
 
 def _f(value: float) -> Any:
