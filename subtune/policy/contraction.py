@@ -62,8 +62,8 @@ def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUM
 def _unpacked_s(anchor: Contraction, device: CPUModel, mr: int, nr: int, mt: int, order: str) -> float:
     """Seconds that the distance between B's rows costs where it is read as it lies; 0.0 where it is packed.
 
-    Each piece of `nr` columns begins a line that no prefetcher foresees when rows are as long as a page. Rows a multiple
-    of a page apart also lie in the same few sets of L1: every micro-kernel fetches them anew.
+    Each piece of `nr` columns begins a line that no prefetcher foresees when rows are as long as a page. Rows a
+    multiple of a page apart also lie in the same few sets of L1: every micro-kernel fetches them anew.
     """
     if anchor.b.is_constant or anchor.b.axes[-1] != anchor.n.index:
         return 0.0
