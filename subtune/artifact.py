@@ -209,10 +209,6 @@ def _argument(view: View, manifest: Manifest) -> _Argument:
     return _Argument(TensorSpec(own.name, view.shape, view.dtype), view.base is Base.INPUT, view.place)
 
 
-_OWN_REFERENCES = 3
-"""To the memory of an output that nobody outside uses: the attribute, the variable, the argument of `getrefcount`."""
-
-
 class _Output:
     """One output: its specification, and arrays for it.
 
@@ -226,17 +222,19 @@ class _Output:
         self._nbytes = int(np.prod(spec.shape, dtype=np.int64)) * self.dtype.itemsize
         self._memory: np.ndarray | None = None
         self._offset = 0
+        self._alone = 0
+        """References to the memory when no array lies in it: Python's versions count their own differently."""
 
     def array(self, wanted: np.ndarray | None, inputs: list[np.ndarray]) -> np.ndarray:
         """`wanted` if kernels can write there, else a new array."""
         if wanted is not None and runtime.is_direct(wanted) and not any(np.may_share_memory(wanted, i) for i in inputs):
             return wanted
-        memory = self._memory
-        if memory is None or sys.getrefcount(memory) > _OWN_REFERENCES:
-            memory = self._memory = np.empty(self._nbytes + runtime.ALIGNMENT, np.uint8)
-            self._offset = -runtime.address(memory) % runtime.ALIGNMENT
-        # A view of a view refers to what owns the memory, which `memory` does: all of them are counted.
-        return np.ndarray(self.spec.shape, self.dtype, memory, self._offset)
+        if self._memory is None or sys.getrefcount(self._memory) > self._alone:
+            self._memory = np.empty(self._nbytes + runtime.ALIGNMENT, np.uint8)
+            self._offset = -runtime.address(self._memory) % runtime.ALIGNMENT
+            self._alone = sys.getrefcount(self._memory)
+        # A view of a view refers to what owns the memory, which this array does: all of them are counted.
+        return np.ndarray(self.spec.shape, self.dtype, self._memory, self._offset)
 
     def check(self, array: Any) -> None:
         if not isinstance(array, np.ndarray) or array.shape != self.spec.shape or array.dtype != self.dtype:

@@ -53,7 +53,7 @@ def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUM
                     seconds = _predict(anchor, workload, device, mr, vectors, mt, order)
                     where = _unpacked_s(anchor, device, mr, vectors * lanes, mt, order)
                     found.append(Candidate.make("contraction", seconds + where, **knobs))
-                    if where and len(rows) == 1 and tiles >= _REUSED:
+                    if where and len(rows) == 1 and not anchor.of_role("batch") and tiles >= _REUSED:
                         knobs["pack"] = True
                         found.append(Candidate.make("contraction", seconds + _packing_s(anchor, device), **knobs))
     return found

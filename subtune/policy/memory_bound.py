@@ -116,14 +116,21 @@ def rowwise_candidates(anchor: Rowwise, workload: Workload, device: CPUModel) ->
 
 
 def dot_candidates(anchor: Contraction, workload: Workload, device: CPUModel) -> list[Candidate]:
-    """A matrix times a vector where the matrix lies along k: each row a dot product, the matrix read once, unpacked."""
+    """A matrix times a vector where the matrix lies along k: each row a dot product, the matrix read once, unpacked.
+
+    Also a convolution to one channel, where every tap is a dot product along the input's channels.
+    """
     k = anchor.of_role("k")
     m, n = prod(axis.extent for axis in anchor.of_role("m")), anchor.n.extent
-    matrix = anchor.b if m == 1 else anchor.a
-    if len(k) != 1 or min(m, n) != 1 or matrix.axes[-1] != k[0].index or (m == 1 and anchor.b.is_constant):
+    matrix, other = (anchor.b, anchor.a) if m == 1 else (anchor.a, anchor.b)
+    if min(m, n) != 1 or (m == 1 and anchor.b.is_constant) or not k:
+        return []
+    if any(operand.axes[-1] != k[-1].index for operand in ((matrix, other) if len(k) > 1 else (matrix,))):
         return []
     rows = prod(axis.extent for axis in anchor.axes if axis.role != "k")
-    return rowwise_candidates(Rowwise(rows, k[0].extent), workload, device)
+    found = rowwise_candidates(Rowwise(rows, prod(axis.extent for axis in k)), workload, device)
+    lanes = device.lanes()
+    return [c for c in found if len(k) == 1 or k[-1].extent % (lanes * int(c["unroll"])) == 0]
 
 
 def columns_candidates(anchor: Columns, workload: Workload, device: CPUModel) -> list[Candidate]:
