@@ -52,6 +52,8 @@ def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUM
                         knobs["prefetch"] = True
                     seconds = _predict(anchor, workload, device, mr, vectors, mt, order)
                     where = _unpacked_s(anchor, device, mr, vectors * lanes, mt, order)
+                    if anchor.n.extent % (vectors * lanes) and not anchor.b.is_constant:
+                        where += _packing_s(anchor, device)  # its padding is a copy, too
                     found.append(Candidate.make("contraction", seconds + where, **knobs))
                     if where and len(rows) == 1 and not anchor.of_role("batch") and tiles >= _REUSED:
                         knobs["pack"] = True
