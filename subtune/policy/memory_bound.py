@@ -22,7 +22,6 @@ _ROW_VECTOR_CYCLES = 6.0  # of all else that is done to a row's vector: loads, e
 _MIN_COLUMN = 8  # elements: a reduction that long may be one of a whole axis
 _FEW_INPUTS = 4
 _CROSSWISE = 4.0  # times each line of an operand is fetched, one element at a time, where it does not stay in L1
-_STRIP = 4  # tiles
 _GATHERED_CYCLES = 1.5  # an element that is loaded by itself
 
 
@@ -180,7 +179,4 @@ def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUM
     ]
     if anchor.is_crosswise:
         found += [Candidate.make("transpose", base * cost, inner=inner) for inner, cost in (("a", 1.2), ("b", 1.3))]
-        # four tiles side by side: whole runs of lines are read or written, which prefetchers follow
-        for inner, cost in (("a", 1.21), ("b", 1.31)):
-            found.append(Candidate.make("transpose", base * cost, inner=inner, strip=_STRIP))
     return found

@@ -1,6 +1,6 @@
 """Transposes and elementwise subgraphs that read an operand crosswise: square tiles, turned in vector registers.
 
-    for outer axes, strips of tiles along one axis (parallel):  for tiles along the other:  for the tiles of a strip:
+    for outer axes, tiles along one axis (parallel):  for tiles along the other:
       16 vectors of the operand, turned by four rounds of shuffles, make 16 vectors of the output
 
 Loads and stores are whole vectors, so that memory is the limit; loops over scalars issue one element a cycle. The last
@@ -43,8 +43,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     dtypes = {str(region.source.dtype) for region in (*block.reads, *block.writes)}
     if any(dtype_bits(dtype) != 32 for dtype in dtypes):
         return NotApplicable(f"turns elements of 32 bits, not {', '.join(sorted(dtypes))}")
-    strip = int(candidate.get("strip") or 1)
-    writer = _Writer(block, info, device.lanes(), str(candidate["inner"]), strip, candidate.is_serial)
+    writer = _Writer(block, info, device.lanes(), str(candidate["inner"]), candidate.is_serial)
     body = writer.body()
     if isinstance(body, NotApplicable):
         return body
@@ -54,9 +53,8 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
 class _Writer:
     """Writes the loops round one tile, and the tile."""
 
-    def __init__(self, block: Any, info: Crosswise, lanes: int, inner: str, strip: int, is_serial: bool) -> None:
+    def __init__(self, block: Any, info: Crosswise, lanes: int, inner: str, is_serial: bool) -> None:
         self._block, self._info, self._lanes, self._inner, self._is_serial = block, info, lanes, inner, is_serial
-        self._strip = strip
         self._axes = {iv.var: i for i, iv in enumerate(block.iter_vars)}
         self._start: dict[int, Any] = {}
 
@@ -73,17 +71,11 @@ class _Writer:
         first, second = (b, a) if self._inner == "a" else (a, b)
         loops = [(group, extents[group]) for group in range(len(extents)) if group not in (a, b)]
         tiles = {axis: -(-extents[axis] // lanes) for axis in (a, b)}
-        strips = -(-tiles[first] // self._strip)
-        if self._strip > 1 and (narrow or strips * self._strip > 1.25 * tiles[first]):
-            return NotApplicable(f"a strip of {self._strip} tiles does not divide {tiles[first]}")
-        beside = tirx.Var("beside", "int64")
         outer = tirx.Var("outer", "int64")
         rest: Any = outer
         count = 1
-        for group, extent in [*reversed([*loops, (first, strips)])]:
+        for group, extent in [*reversed([*loops, (first, tiles[first])])]:
             at = rest % extent if group != (loops[0][0] if loops else first) else rest
-            if group == first and self._strip > 1:
-                at = at * self._strip + beside
             self._start[group] = at if group != first else self._tile_start(first, at)
             rest = tirx.floordiv(rest, extent)
             count *= extent
@@ -94,8 +86,6 @@ class _Writer:
         regions = [[tirx.BufferRegion(r.source, [ir.Range(_c(0), d) for d in r.source.shape]) for r in regions]
                    for regions in (self._block.reads, self._block.writes)]  # fmt: skip
         tile = SBlockRealize([], True, SBlock([], *regions, "tile", tirx.SeqStmt(body), None, local))
-        if self._strip > 1:
-            tile = tirx.For(beside, _c(0), _c(self._strip), tirx.ForKind.SERIAL, tile)
         row = tirx.For(inner, _c(0), _c(tiles[second]), tirx.ForKind.SERIAL, tile)
         kind = tirx.ForKind.SERIAL if self._is_serial else tirx.ForKind.PARALLEL
         return tirx.For(outer, _c(0), _c(count), kind, row)
@@ -106,8 +96,7 @@ class _Writer:
         if extent <= lanes:
             return _c(0)
         start = at * lanes
-        is_whole = extent % (lanes * self._strip) == 0
-        return start if is_whole else tirx.Min(start, _c(extent - lanes))
+        return start if extent % lanes == 0 else tirx.Min(start, _c(extent - lanes))
 
     def _adjoin(self, narrow: int) -> bool:
         """Whether the narrow axis follows the other one directly where it is the contiguous one."""
