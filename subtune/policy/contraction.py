@@ -36,11 +36,13 @@ def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUM
     weights = prod(anchor.b.shape) * dtype_bits(anchor.b.dtype) // 8
     streams = anchor.b.is_constant and device.comes_from_memory(weights)
     found = []
-    for vectors in _vector_counts(anchor.per_group or anchor.n.extent, lanes):
+    is_one_row = all(axis.extent == 1 for axis in rows)
+    for vectors in _vector_counts(anchor.per_group or anchor.n.extent, lanes, is_one_row):
         if anchor.per_group % (vectors * lanes):
             continue
         for mr in _row_counts(last):
-            if mr * vectors + vectors + 1 > device.vector_registers:
+            # vectors of B that only one row multiplies are read by the multiplication itself
+            if mr * vectors + (1 if is_one_row else vectors) + 1 > device.vector_registers:
                 continue
             tiles = ceil(last / mr)
             for mt in _divisors(outer if outer is not None else tiles):
@@ -98,10 +100,10 @@ def _passes(anchor: Contraction, mr: int, mt: int, order: str) -> int:
     return mt * tiles if len(rows) > 1 else mt
 
 
-def _vector_counts(n: int, lanes: int) -> list[int]:
-    """Vectors per micro-kernel row: no more than needed to cover `n`."""
+def _vector_counts(n: int, lanes: int, is_one_row: bool) -> list[int]:
+    """Vectors per micro-kernel row: no more than needed to cover `n`. One row alone reads B in long pieces, too."""
     needed = ceil(n / lanes)
-    return sorted({min(count, needed) for count in (1, 2, 3, 4, 6, 8)})
+    return sorted({min(count, needed) for count in ((1, 2, 3, 4, 6, 8, 16) if is_one_row else (1, 2, 3, 4, 6, 8))})
 
 
 def _row_counts(extent: int) -> list[int]:
