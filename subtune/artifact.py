@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import mmap
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -214,18 +215,31 @@ def _argument(view: View, manifest: Manifest) -> _Argument:
 
 
 class Output:
-    """One output: its specification, and arrays for it."""
+    """One output: its specification, and arrays for it.
+
+    The memory of the last one is kept, and used again when no array is left that lies in it: the system hands out new
+    memory page by page, which takes longer than many an operator takes to write it.
+    """
 
     def __init__(self, spec: TensorSpec):
         self.spec = spec
         self.dtype = runtime.numpy_dtype(spec.dtype)
         self._nbytes = int(np.prod(spec.shape, dtype=np.int64)) * self.dtype.itemsize
+        self._memory: np.ndarray | None = None
+        self._offset = 0
+        self._alone = 0
+        """References to the memory when no array lies in it: Python's versions count their own differently."""
 
     def array(self, wanted: np.ndarray | None, inputs: list[np.ndarray]) -> np.ndarray:
         """`wanted` if kernels can write there, else a new array."""
         if wanted is not None and runtime.is_direct(wanted) and not any(np.may_share_memory(wanted, i) for i in inputs):
             return wanted
-        return runtime.aligned_array(self.spec.shape, self.dtype, self._nbytes)
+        if self._memory is None or sys.getrefcount(self._memory) > self._alone:
+            self._memory = np.empty(self._nbytes + runtime.ALIGNMENT, np.uint8)
+            self._offset = -runtime.address(self._memory) % runtime.ALIGNMENT
+            self._alone = sys.getrefcount(self._memory)
+        # A view of a view refers to what owns the memory, which this array does: all of them are counted.
+        return np.ndarray(self.spec.shape, self.dtype, self._memory, self._offset)
 
     def check(self, array: Any) -> None:
         if not isinstance(array, np.ndarray) or array.shape != self.spec.shape or array.dtype != self.dtype:

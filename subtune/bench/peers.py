@@ -183,7 +183,7 @@ def _default(job: Job, inputs: Arrays) -> Peer:
 def _limit(job: Job, inputs: Arrays) -> Peer:
     from subtune.bench.limits import load_kernel
 
-    return Peer(load_kernel(job.path, job.threads))
+    return Peer(load_kernel(job.path, job.threads, is_cold=job.framework == "copy-cold"))
 
 
 _LOADERS: Mapping[str, Callable[[Job, Arrays], Peer]] = {
@@ -199,6 +199,7 @@ _LOADERS: Mapping[str, Callable[[Job, Arrays], Peer]] = {
     "openvino-ops": _openvino,
     "fma": _limit,
     "copy": _limit,
+    "copy-cold": _limit,
 }
 
 _LIBRARIES: Mapping[str, tuple[str, ...]] = {
@@ -214,9 +215,11 @@ _LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "openvino-ops": ("openvino",),
     "fma": ("subtune.runtime",),
     "copy": ("subtune.runtime",),
+    "copy-cold": ("subtune.runtime",),
 }
 
 OWN_ACCOUNTS = {"onnxruntime": "onnxruntime-ops", "openvino-f32": "openvino-ops"}
 """Frameworks that say what their operators took, by the name under which their word is taken."""
-AGAINST = tuple(name for name in _LOADERS if name not in ("subtune", "fma", "copy", *OWN_ACCOUNTS.values()))
+LIMITS = ("fma", "copy", "copy-cold")
+AGAINST = tuple(name for name in _LOADERS if name not in ("subtune", *LIMITS, *OWN_ACCOUNTS.values()))
 """Every framework that subtune can be timed against."""

@@ -16,7 +16,7 @@ from subtune.bench.job import BenchError, Job
 from subtune.bench.op_case import TO_NHWC, OpCase
 from subtune.bench.ops_compute import COMPUTE
 from subtune.bench.ops_memory import MEMORY
-from subtune.bench.peers import OWN_ACCOUNTS
+from subtune.bench.peers import LIMITS, OWN_ACCOUNTS
 from subtune.bench.quality import Quality, WorkloadQuality, of_workloads, summarize
 from subtune.bench.race import Race, best_peer, cores_for, race, write_inputs
 from subtune.bench.suite import Settings, reason, run_cases
@@ -41,7 +41,8 @@ class OpRow:
     Attributes:
         kernel_s: sum of the medians the tuner measured, without a call's overhead; 0.0 if a kernel was not tuned.
         share, kernel_share: of the limit, which is `fma` (operations) or `copy` (bytes): of a whole call, and of the
-            kernels alone. Above 1 where Winograd needs fewer operations, or where little of what is read is written.
+            kernels alone, whose copy comes from L3 at best, as their arguments do. Above 1 where Winograd needs fewer
+            operations, or where little of what is read is written.
         best: the fastest peer that agrees, "" if there is none; `ratio` is its latency over subtune's.
         op_ratio: of an image operator, the least time that a peer says its operators took (without its layout changes
             and without the call) over `kernel_s`; 0.0 if none says.
@@ -155,7 +156,8 @@ def _jobs(
                 cores=cores,
             )
         )
-    return [*jobs, Job("fma" if case.flops else "copy", str(library), manifest.threads, cores=cores)]
+    limit_names = ("fma",) if case.flops else ("copy", "copy-cold")
+    return [*jobs, *(Job(name, str(library), manifest.threads, cores=cores) for name in limit_names)]
 
 
 def _nbytes(manifest: Manifest) -> float:
@@ -173,9 +175,11 @@ def _row(
     kernel_s = 0.0 if untuned else compiled.tuned_s
     # The ratio is the limit's latency over subtune's, so this is subtune's speed over the limit's.
     share = work / most * limit.ratio if limit else 0.0
-    kernel_share = share * ours.median_s / kernel_s if kernel_s else 0.0
+    # The tuner's kernels find their arguments in L3 at best: so does the copy that they are compared with.
+    cold = limit if case.flops else result.row("copy-cold")
+    kernel_share = work / most * cold.median_s / kernel_s if cold and kernel_s else 0.0
     accounts = OWN_ACCOUNTS.values()
-    peers = [r.framework for r in result.rows[1:] if r != limit and r.framework not in accounts]
+    peers = [r.framework for r in result.rows[1:] if r.framework not in (*LIMITS, *accounts)]
     best = best_peer(result.rows, (case.rival,) if case.rival else peers)
     ratio = best.ratio if best else 0.0
     said = best_peer(result.rows, tuple(accounts))

@@ -15,6 +15,8 @@ Sampler = Callable[[Any, int], float]
 _SAMPLE_S = 300e-6
 """Least length of a sample: the clock and the loop around it are then below 0.1 %."""
 _MIN_SAMPLES = 3
+_WARM_CALLS = 16
+"""So many calls say whether a short kernel is slow: one by itself takes a microsecond to wake threads and code."""
 _TIGHT = 0.003
 """Sampling ends early when the standard error of the median is below this share of it."""
 _DISTURBED = 1.05
@@ -31,7 +33,7 @@ def time_calls(call: Any, seconds: float, stop_above_s: float = math.inf, sample
     first: list[float] = []
     # One call may have been disturbed from outside: a candidate is given up when several are slow.
     while len(first) < _MIN_SAMPLES and (not first or min(first) > stop_above_s):
-        first.append(sample(call, 1))
+        first.append(sample(call, min(_WARM_CALLS, calls_per_sample(min(first))) if first else 1))
         if time.perf_counter() - begin > seconds:
             break
     if min(first) > stop_above_s:

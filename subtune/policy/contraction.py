@@ -13,12 +13,16 @@ from math import ceil, prod
 from subtune.anchor import Contraction
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
-from subtune.policy.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
+from subtune.policy.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle, stream_s
 from subtune.workload import Workload, dtype_bits
 
 _MICRO_KERNEL_START_CYCLES = 30.0
 _EPILOGUE_CYCLES_PER_VECTOR = 2.0  # per operand: bias, residual, store
 _HIDDEN = 0.03
+_FAR_CYCLES = 11.0  # to begin another row of B on another page; measured on Zen 5, one row times a 2048 x 2048 matrix
+_CONFLICT_CYCLES = 4.0  # a line of L2 instead of L1
+_PAGE_BYTES = 4096
+_REUSED = 4  # micro-kernels that read a panel: for fewer, it is not worth the packing
 _MAX_ROWS = 30
 _MAX_TILE_ROWS = 64
 
@@ -32,11 +36,13 @@ def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUM
     weights = prod(anchor.b.shape) * dtype_bits(anchor.b.dtype) // 8
     streams = anchor.b.is_constant and device.comes_from_memory(weights)
     found = []
-    for vectors in _vector_counts(anchor.per_group or anchor.n.extent, lanes):
+    is_one_row = all(axis.extent == 1 for axis in rows)
+    for vectors in _vector_counts(anchor.per_group or anchor.n.extent, lanes, is_one_row):
         if anchor.per_group % (vectors * lanes):
             continue
         for mr in _row_counts(last):
-            if mr * vectors + vectors + 1 > device.vector_registers:
+            # vectors of B that only one row multiplies are read by the multiplication itself
+            if mr * vectors + (1 if is_one_row else vectors) + 1 > device.vector_registers:
                 continue
             tiles = ceil(last / mr)
             for mt in _divisors(outer if outer is not None else tiles):
@@ -47,7 +53,13 @@ def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUM
                     if streams and order != "nm" and _passes(anchor, mr, mt, order) <= vectors * lanes:
                         knobs["prefetch"] = True
                     seconds = _predict(anchor, workload, device, mr, vectors, mt, order)
-                    found.append(Candidate.make("contraction", seconds, **knobs))
+                    where = _unpacked_s(anchor, device, mr, vectors * lanes, mt, order)
+                    if anchor.n.extent % (vectors * lanes) and not anchor.b.is_constant:
+                        where += _packing_s(anchor, device)  # its padding is a copy, too
+                    found.append(Candidate.make("contraction", seconds + where, **knobs))
+                    if where and len(rows) == 1 and not anchor.of_role("batch") and tiles >= _REUSED:
+                        knobs["pack"] = True
+                        found.append(Candidate.make("contraction", seconds + _packing_s(anchor, device), **knobs))
     return found
 
 
@@ -55,6 +67,32 @@ def _orders(anchor: Contraction, nr: int, device: CPUModel) -> tuple[str, ...]:
     """"nm" shares panels that the threads cannot share evenly, so that they still read little of B each."""
     orders = ("m", "n", "mn")
     return (*orders, "nm") if ceil(anchor.n.extent / nr) % device.threads else orders
+
+
+def _unpacked_s(anchor: Contraction, device: CPUModel, mr: int, nr: int, mt: int, order: str) -> float:
+    """Seconds that the distance between B's rows costs where it is read as it lies; 0.0 where it is packed.
+
+    Each piece of `nr` columns begins a line that no prefetcher foresees when rows are as long as a page. Rows a
+    multiple of a page apart also lie in the same few sets of L1: every micro-kernel fetches them anew.
+    """
+    if anchor.b.is_constant or anchor.b.axes[-1] != anchor.n.index:
+        return 0.0
+    pitch = anchor.b.shape[-1] * dtype_bits(anchor.b.dtype) // 8
+    k, batch = (prod(axis.extent for axis in anchor.of_role(role)) for role in ("k", "batch"))
+    if pitch * k <= device.l1d_bytes:
+        return 0.0
+    rows = prod(axis.extent for axis in anchor.of_role("m"))
+    columns, micro_kernels = ceil(anchor.n.extent / nr), ceil(rows / mr)
+    fetches = 1.0 if order == "n" else micro_kernels / mt
+    cycles = k * columns * fetches * _FAR_CYCLES if pitch >= _PAGE_BYTES else 0.0
+    if pitch % _PAGE_BYTES == 0:
+        cycles = max(cycles, k * columns * micro_kernels * nr * 4 / device.line_bytes * _CONFLICT_CYCLES)
+    return batch * cycles / device.threads / device.cycles_per_s
+
+
+def _packing_s(anchor: Contraction, device: CPUModel) -> float:
+    """Seconds to copy B in panels: read where it lies, written, and read again by who multiplies."""
+    return 2 * stream_s(prod(anchor.b.shape) * dtype_bits(anchor.b.dtype) / 8, device)
 
 
 def _passes(anchor: Contraction, mr: int, mt: int, order: str) -> int:
@@ -68,10 +106,10 @@ def _passes(anchor: Contraction, mr: int, mt: int, order: str) -> int:
     return mt * tiles if len(rows) > 1 else mt
 
 
-def _vector_counts(n: int, lanes: int) -> list[int]:
-    """Vectors per micro-kernel row: no more than needed to cover `n`."""
+def _vector_counts(n: int, lanes: int, is_one_row: bool) -> list[int]:
+    """Vectors per micro-kernel row: no more than needed to cover `n`. One row alone reads B in long pieces, too."""
     needed = ceil(n / lanes)
-    return sorted({min(count, needed) for count in (1, 2, 3, 4, 6, 8)})
+    return sorted({min(count, needed) for count in ((1, 2, 3, 4, 6, 8, 16) if is_one_row else (1, 2, 3, 4, 6, 8))})
 
 
 def _row_counts(extent: int) -> list[int]:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil, prod
 
 from subtune.anchor import Columns, Contraction, Elementwise, Rowwise, Window
 from subtune.candidate import Candidate
 from subtune.device import CPUModel
+from subtune.policy.bandwidth import LOADS_PER_CYCLE, stream_s
 from subtune.workload import Workload, dtype_bits
 
-_GRAIN_COST_S = 2e-7  # starting one piece of parallel work
+_GRAIN_COST_S = 2e-8  # taking one piece of parallel work
 _MAX_CHANNEL_VECTORS = 8
-_BRANCHES = 1.1
-_BYTES_PER_S = 100e9  # of all threads from L3, where a network's activations are
-_SCALAR = 3.0  # crosswise operands one element at a time instead of in turned vectors
+_TILE_CYCLES = 10.0  # beginning and ending a window's tile of accumulators
+_BRANCH_CYCLES = 0.1  # asking whether a pixel lies inside the image; LLVM asks once for what is unrolled
+_FREE_ACCUMULATORS = 16  # with more, what an unrolled window's loads keep in registers spills
+_SPILL = 0.15  # of the work, for each accumulator above
+_ROW_PASSES = 2.0  # that wait for a result of the row: the largest and the sum, or the mean and the variance
+_ROW_CYCLES = 60.0  # folding vectors of partial results into one number, in every pass
+_ROW_VECTOR_CYCLES = 6.0  # of all else that is done to a row's vector: loads, exp or scale, store
 _MIN_COLUMN = 8  # elements: a reduction that long may be one of a whole axis
+_FEW_INPUTS = 4
+_CROSSWISE = 4.0  # times each line of an operand is fetched, one element at a time, where it does not stay in L1
+_GATHERED_CYCLES = 1.5  # an element that is loaded by itself
 
 
 def window_candidates(anchor: Window, workload: Workload, device: CPUModel) -> list[Candidate]:
@@ -28,32 +35,56 @@ def window_candidates(anchor: Window, workload: Workload, device: CPUModel) -> l
     lanes = device.lanes(dtype_bits(anchor.acc_dtype))
     while lanes > 1 and channels % lanes:
         lanes //= 2
-    taps = prod(axis.extent for axis in anchor.of_role("k"))
     for cb in (lanes * v for v in range(1, _MAX_CHANNEL_VECTORS + 1) if channels % (lanes * v) == 0):
         for mr in (m for m in range(1, 15) if width % m == 0):
-            vectors = mr * cb // lanes
-            if vectors + cb // lanes + 1 > device.vector_registers:
+            if mr * cb // lanes + cb // lanes + 1 > device.vector_registers:
                 continue
             for ht in (h for h in range(1, height + 1) if height % h == 0 and h <= 28):
                 for order in ("h", "c"):
-                    grains = images * height // ht * (channels // cb if order == "c" else 1)
-                    imbalance = ceil(grains / device.threads) * device.threads / grains
-                    # vector operations per cycle: two, unless too few accumulators hide their latency
-                    rate = min(2.0, vectors / device.fma_latency)
-                    work = images * height * width * channels / lanes * taps / rate
-                    overhead = images * height * width * channels / (mr * cb) * 10
                     for inline in (True, False) if anchor.is_padded else (False,):
-                        # a padding's copy, with the rows that neighbouring tiles both make, or a branch per load
-                        copy = 1.0 + (2.0 / ht if order == "h" else 0.2) if anchor.is_padded else 1.0
-                        padding = _BRANCHES if inline else copy
-                        seconds = (work * padding + overhead) / device.cycles_per_s / device.threads * imbalance
-                        moved = workload.nbytes + (
-                            2 * workload.args[0].nbytes if anchor.is_padded and not inline else 0
-                        )
-                        seconds = max(seconds, moved / _BYTES_PER_S) + grains * _GRAIN_COST_S / 10
                         knobs: dict[str, int | str | bool] = {"ht": ht, "mr": mr, "cb": cb, "order": order}
-                        found.append(Candidate.make("window", seconds, **knobs, **({"inline": True} if inline else {})))
+                        if inline:
+                            knobs["inline"] = True
+                        grid = (images, height, width, channels)
+                        seconds = _window_s(anchor, workload, device, grid, lanes, knobs)
+                        found.append(Candidate.make("window", seconds, **knobs))
     return found
+
+
+def _window_s(
+    anchor: Window,
+    workload: Workload,
+    device: CPUModel,
+    grid: tuple[int, int, int, int],
+    lanes: int,
+    knobs: dict[str, int | str | bool],
+) -> float:
+    """Seconds: the vectors' arithmetic and loads, or the bytes, whichever takes longer."""
+    images, height, width, channels = grid
+    ht, mr, cb = (int(knobs[name]) for name in ("ht", "mr", "cb"))
+    vectors = cb // lanes
+    taps = prod(axis.extent for axis in anchor.of_role("k"))
+    grains = images * height // ht * (channels // cb if knobs["order"] == "c" else 1)
+    imbalance = ceil(grains / device.threads) * device.threads / grains
+    loads = (mr + (1 if anchor.to_pack else 0)) * vectors / LOADS_PER_CYCLE
+    per_tap = max(mr * vectors / 2.0, loads, float(device.fma_latency))
+    if anchor.is_padded and knobs.get("inline"):
+        per_tap += mr * _BRANCH_CYCLES
+    spills = 1.0 + _SPILL * max(0, mr * vectors - _FREE_ACCUMULATORS) * 32 / device.vector_registers
+    tiles = images * height * width * channels / (mr * cb)
+    cycles = tiles * (taps * per_tap * spills + mr * vectors + _TILE_CYCLES)
+    read = max((arg.nbytes for arg in workload.args if not arg.is_output), default=0)
+    moved = float(workload.nbytes)
+    if anchor.is_padded and not knobs.get("inline"):  # a copy, with the rows that neighbouring tiles both make
+        cycles += 2 * read / 4 / lanes * (1.0 + (2.0 / ht if knobs["order"] == "h" else 0.2))
+        moved += 2 * read
+    # A narrow tile reads one line of every pixel; pixels a power of two apart lie in a few sets of L1.
+    scattered = 1.2 if channels * 4 % (8 * device.line_bytes) == 0 else 0.3
+    memory_s = stream_s(moved, device) * (1.0 + scattered / vectors**2 if cb < channels else 1.0)
+    seconds = max(cycles / device.cycles_per_s / device.threads, memory_s) + 0.25 * min(
+        cycles / device.cycles_per_s / device.threads, memory_s
+    )
+    return seconds * imbalance + grains * _GRAIN_COST_S
 
 
 def _as_columns(anchor: Window, workload: Workload, device: CPUModel) -> list[Candidate]:
@@ -67,26 +98,38 @@ def _as_columns(anchor: Window, workload: Workload, device: CPUModel) -> list[Ca
 
 
 def rowwise_candidates(anchor: Rowwise, workload: Workload, device: CPUModel) -> list[Candidate]:
-    """One to eight vectors of partial results per reduction."""
-    base = max(workload.nbytes / device.dram_bytes_per_s, 1e-6)
-    imbalance = ceil(anchor.rows / device.threads) * device.threads / max(anchor.rows, 1)
+    """One to eight vectors of partial results per reduction: more hide the latency of sums, and cost at a row's end."""
     lanes = device.lanes()
-    return [
-        Candidate.make("rowwise", base * imbalance * (1 + unroll / 16), unroll=unroll)
-        for unroll in (1, 2, 4, 8)
-        if unroll * lanes <= max(anchor.length // 2, lanes)
-    ]
+    imbalance = ceil(anchor.rows / device.threads) * device.threads / max(anchor.rows, 1)
+    memory_s = stream_s(workload.nbytes, device)
+    found = []
+    for unroll in (1, 2, 4, 8):
+        if unroll * lanes > max(anchor.length // 2, lanes):
+            continue
+        vectors = ceil(anchor.length / (lanes * unroll)) * unroll  # rows are padded to whole steps
+        waits = _ROW_PASSES * vectors * max(0.5, device.fma_latency / unroll)
+        per_row = waits + _ROW_PASSES * (_ROW_CYCLES + 2.0 * unroll) + vectors * _ROW_VECTOR_CYCLES
+        seconds = anchor.rows * per_row / device.cycles_per_s / device.threads
+        found.append(Candidate.make("rowwise", max(seconds, memory_s) * imbalance + 0.1 * seconds, unroll=unroll))
+    return found
 
 
 def dot_candidates(anchor: Contraction, workload: Workload, device: CPUModel) -> list[Candidate]:
-    """A matrix times a vector where the matrix lies along k: each row a dot product, the matrix read once, unpacked."""
+    """A matrix times a vector where the matrix lies along k: each row a dot product, the matrix read once, unpacked.
+
+    Also a convolution to one channel, where every tap is a dot product along the input's channels.
+    """
     k = anchor.of_role("k")
     m, n = prod(axis.extent for axis in anchor.of_role("m")), anchor.n.extent
-    matrix = anchor.b if m == 1 else anchor.a
-    if len(k) != 1 or min(m, n) != 1 or matrix.axes[-1] != k[0].index or (m == 1 and anchor.b.is_constant):
+    matrix, other = (anchor.b, anchor.a) if m == 1 else (anchor.a, anchor.b)
+    if min(m, n) != 1 or (m == 1 and anchor.b.is_constant) or not k:
+        return []
+    if any(operand.axes[-1] != k[-1].index for operand in ((matrix, other) if len(k) > 1 else (matrix,))):
         return []
     rows = prod(axis.extent for axis in anchor.axes if axis.role != "k")
-    return rowwise_candidates(Rowwise(rows, k[0].extent), workload, device)
+    found = rowwise_candidates(Rowwise(rows, prod(axis.extent for axis in k)), workload, device)
+    lanes = device.lanes()
+    return [c for c in found if len(k) == 1 or k[-1].extent % (lanes * int(c["unroll"])) == 0]
 
 
 def columns_candidates(anchor: Columns, workload: Workload, device: CPUModel) -> list[Candidate]:
@@ -102,24 +145,38 @@ def columns_candidates(anchor: Columns, workload: Workload, device: CPUModel) ->
         is_cached = anchor.length * cb * 4 <= device.l2_bytes
         # few accumulators do not hide the latency of the sums; narrow tiles read short pieces of lines far apart
         stalls = 1.0 + 2.0 / max(cb / lanes, 0.5)
-        seconds = workload.nbytes / device.dram_bytes_per_s * imbalance * stalls * (1.0 if is_cached else 2.0)
-        found.append(Candidate.make("columns", seconds + grains * _GRAIN_COST_S / 10, cb=cb))
+        seconds = stream_s(workload.nbytes, device) * imbalance * stalls * (1.0 if is_cached else 2.0)
+        found.append(Candidate.make("columns", seconds + grains * _GRAIN_COST_S, cb=cb))
     return found
 
 
 def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUModel) -> list[Candidate]:
     """The three loop shapes, the vector by the widest or by the narrowest element; tiles for crosswise operands."""
-    base = workload.nbytes / device.dram_bytes_per_s
     wides = (False, True) if any(dtype_bits(arg.dtype) < 32 for arg in workload.args) else (False,)
-    found = []
-    for wide in wides:
-        for unroll in (1, 4):
-            found.append(
-                Candidate.make("elementwise", base * (1.0 + 0.01 * unroll), shape="flat", unroll=unroll, wide=wide)
-            )
-        for shape, cost in (("rows", 1.02), ("tile", 1.05)):
-            found.append(Candidate.make("elementwise", base * cost, shape=shape, unroll=1, wide=wide))
+    outputs = [arg.shape for arg in workload.args if arg.is_output]
+    # An element of the output reads one of each input at most: a slice leaves the rest of it where it is.
+    base = stream_s(sum(min(arg.nbytes, anchor.extent * dtype_bits(arg.dtype) / 8) for arg in workload.args), device)
+    alike = all(arg.shape in outputs or prod(map(int, arg.shape)) == 1 for arg in workload.args)
+    parts = sum(prod(map(int, arg.shape)) * 8 > anchor.extent for arg in workload.args if not arg.is_output)
+    # Where operands are not alike, a flat index is taken apart again, and every unrolled piece of several inputs
+    # joined asks where it comes from.
+    flat = 1.0 if alike else 1.1 if parts < 2 else 1.2
+    costs = {("flat", 1): flat, ("flat", 4): 0.99 if alike else flat if parts < 2 else 4.0,
+             ("rows", 1): 1.0 if not alike else 1.02, ("tile", 1): 1.05 if alike else 1.4}  # fmt: skip
+    joined = len(workload.args) - len(outputs)
+    if not alike and joined > _FEW_INPUTS:  # a chain of questions for every vector; a tile asks once for its rows
+        costs = {
+            how: cost * joined / (_FEW_INPUTS if how[0] != "tile" else 4 * _FEW_INPUTS) for how, cost in costs.items()
+        }
+    gathered_s = 0.0
     if anchor.is_crosswise:
-        found = [replace(candidate, predicted_s=candidate.predicted_s * _SCALAR) for candidate in found]
-        found += [Candidate.make("transpose", base * cost, inner=inner) for inner, cost in (("a", 1.0), ("b", 1.1))]
+        gathered_s = base + anchor.extent * _GATHERED_CYCLES / device.cycles_per_s / device.threads
+        gathered_s = max(gathered_s, base * _CROSSWISE)
+    found = [
+        Candidate.make("elementwise", max(base, gathered_s) * cost, shape=shape, unroll=unroll, wide=wide)
+        for wide in wides
+        for (shape, unroll), cost in costs.items()
+    ]
+    if anchor.is_crosswise:
+        found += [Candidate.make("transpose", base * cost, inner=inner) for inner, cost in (("a", 1.2), ("b", 1.3))]
     return found

@@ -11,10 +11,10 @@ from subtune.device import Device
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.bf16_ops import FEATURE
 from subtune.templates.bf16_storage import explicit_bfloat16
-from subtune.templates.vector_math import vectorize_math
+from subtune.templates.vector_math import multiply_by_reciprocals, vectorize_math
 from subtune.workload import Workload
 
-VERSION = 4
+VERSION = 5
 """Part of the database's keys: raise it whenever a template or `vector_math` makes other kernels of old candidates."""
 
 _TEMPLATES = (
@@ -35,6 +35,8 @@ _TEMPLATES = (
     "strassen",
 )
 _EXACT_MATH = ("default", "trace")  # the reference calls libm; a foreign trace means what it says
+
+_PER_ROW = ("rowwise", "columns")
 
 
 def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel | NotApplicable:
@@ -62,6 +64,8 @@ def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel
         return result
     func = result.func
     if candidate.template not in _EXACT_MATH and not device.exact_math:
+        if candidate.template in _PER_ROW:
+            func = multiply_by_reciprocals(func)
         func = vectorize_math(func)
     # the instruction flushes denormals
     stored = explicit_bfloat16(func, has_instruction=FEATURE in device.features and not device.exact_math)

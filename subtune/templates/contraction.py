@@ -2,7 +2,8 @@
 
 The accumulators of one micro-kernel (`mr` x `nr`) live in registers, the epilogue is computed on them before
 the store. A constant B is packed `[n / nr][k...][nr]` at compile time, so that the micro-kernel reads it with unit
-stride; with the knob `prefetch` the next panel of it is fetched meanwhile.
+stride; with the knob `prefetch` the next panel of it is fetched meanwhile. Another B is packed first, in the same
+kernel, where it does not lie along n, and with the knob `pack` where it does.
 Sources: Goto & van de Geijn 2008; Low et al., "Analytical Modeling Is Enough for High-Performance BLIS", 2016; measured
 in the project's recipes.
 """
@@ -49,7 +50,8 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         assert isinstance(wider_info, Contraction), wider_info.reason
         stages, info = wider, wider_info
     try:
-        return _schedule(sch, stages, info, weights, tiling, bool(candidate.get("prefetch")), not padded)
+        knobs = bool(candidate.get("prefetch")), bool(candidate.get("pack"))
+        return _schedule(sch, stages, info, weights, tiling, knobs, not padded)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
@@ -60,14 +62,15 @@ def _schedule(
     info: Contraction,
     weights: Operand,
     tiling: Tiling,
-    prefetches: bool,
+    knobs: tuple[bool, bool],
     exportable: bool,
 ) -> Kernel | NotApplicable:
+    prefetches, packs = knobs
     block, nr = stages.anchors[0], tiling.nr
     producers = list(stages.producers)
     packed = None
     packing = None
-    if weights.is_constant or info.b.axes[-1] != info.n.index:
+    if packs or weights.is_constant or info.b.axes[-1] != info.n.index:
         if -1 in info.b.axes:
             return NotApplicable("B is indexed by more than its own axes: it cannot be packed")
         packed = sch.cache_read(block, info.b.read, "global")

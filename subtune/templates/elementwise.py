@@ -17,6 +17,9 @@ from subtune.stages import inline
 from subtune.templates.tile import extent_of, vector_width
 from subtune.workload import Workload, dtype_bits
 
+_MAX_UNROLLED = 16
+"""Vectors of a row written one after the other: which of several joined inputs each comes from is then known."""
+
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
     sch = Schedule(workload.func)
@@ -63,9 +66,12 @@ def _nest(sch: Schedule, block: Any, shape: str, lanes: int, unroll: int) -> Any
     if width == 1:
         return sch.fuse(*rows) if rows else last
     lo, vec = sch.split(last, [None, width])
-    outer = sch.fuse(*rows) if rows and extent_of_all(sch, rows) > 1 else lo
     sch.vectorize(vec)
-    return outer
+    if not rows or extent_of_all(sch, rows) == 1:
+        return lo
+    if extent_of(sch, lo) <= _MAX_UNROLLED:
+        sch.unroll(lo)
+    return sch.fuse(*rows)
 
 
 def extent_of_all(sch: Schedule, loops: list[Any]) -> int:

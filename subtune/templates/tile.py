@@ -12,8 +12,8 @@ def place_pad(sch: Schedule, pad: Any, at: Any | None, lanes: int, is_serial: bo
     if at is not None:
         sch.compute_at(pad, at)
     loops = sch.get_loops(pad)
-    if at is None and not is_serial and len(loops) > 2:
-        sch.parallel(sch.fuse(*loops[:2]))
+    if at is None and not is_serial and len(loops) > 1:
+        sch.parallel(sch.fuse(*loops[:2]) if len(loops) > 2 else loops[0])
     width = vector_width(extent_of(sch, loops[-1]), lanes)
     if width > 1:
         _, vec = sch.split(loops[-1], [None, width])

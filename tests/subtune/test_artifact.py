@@ -70,6 +70,17 @@ class TestRun:
         for k, outputs in zip((1, 2, 3), runs, strict=True):
             np.testing.assert_allclose(outputs["y"], reference(X * np.float32(k))["y"], rtol=1e-5, atol=1e-5)
 
+    def test_memory_that_nobody_sees_is_used_again(self, small_artifact):
+        artifact = load(small_artifact)
+        begin = artifact.run({"x": X})["y"].ctypes.data
+        again = artifact.run({"x": X})["y"]
+        part = again[1:].reshape(-1)[::2]
+        assert again.ctypes.data == begin
+        kept = part.copy()
+        del again
+        assert artifact.run({"x": -X})["y"].ctypes.data != begin
+        assert np.array_equal(part, kept)
+
     def test_two_artifacts_of_one_file_share_no_arena(self, small_artifact, reference):
         one, two = load(small_artifact), load(small_artifact)
         first = one.run({"x": X})

@@ -156,6 +156,7 @@ class TestOperators:
             assert all(one.max_rel < 1e-4 for one in row.race.rows)
             assert row.share > 0
             assert row.winners
+        assert report.rows[2].race.row("copy-cold").median_s > 0
         assert report.rows[0].race.row("numpy") is not None
         assert report.rows[1].race.row("numpy") is None
         # ONNX Runtime's own account of the convolution, where its layout changes are left out
@@ -211,6 +212,19 @@ class TestLimits:
             out[...] = -1
             tvm_ffi.load_module(str(path))[name](tvm_ffi.from_dlpack(source), tvm_ffi.from_dlpack(out))
             np.testing.assert_array_equal(out, source)
+
+    def test_a_cold_copy_takes_other_arrays_in_every_call(self, tmp_path, monkeypatch):
+        device = CPU("auto", threads=2)
+        path = tmp_path / "copy.so"
+        nbytes = limits.build_copy(path, device, 400_000)
+        made = []
+        allocate = runtime.aligned_empty
+        monkeypatch.setattr(runtime, "aligned_empty", lambda n: made.append(n) or allocate(n))
+        for is_cold in (False, True):
+            limits.load_kernel(str(path), 2, is_cold)()
+            assert (sum(made) >= 2 * device.l2_bytes * device.threads) == is_cold
+            made.clear()
+        assert nbytes < device.l2_bytes
 
     def test_kernels_are_loaded_with_their_arrays(self, tmp_path):
         device = CPU("auto", threads=1)

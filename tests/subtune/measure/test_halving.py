@@ -90,6 +90,13 @@ def test_a_slow_call_is_given_up_after_three():
     assert time_calls(slow, 5.0, stop_above_s=0.001).samples == len(calls) == 3
 
 
+def test_a_short_call_by_itself_is_no_reason_to_give_up():
+    calls = []
+    timing = time_calls(lambda: calls.append(1), 5.0, stop_above_s=0.0)
+    assert timing.samples == 3
+    assert len(calls) == 1 + 2 * 16
+
+
 def test_pairs_are_interleaved_and_the_ratio_is_second_over_first():
     order = []
     first, second, gain, noise = time_pairs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,14 @@ def _permuted_with_bias(*shape: int) -> Workload:
         return op.nn.relu(emit(op.permute_dims(emit(op.add(inner, b)), [0, 3, 1, 2])))
 
     return build(body, [shape], [(1, 1, 1, shape[-1])])
+
+
+def _joined(rows: int, columns: int) -> Workload:
+    return build(lambda emit, x, y: op.concat((x, y), 1), [(rows, columns), (rows, columns)])
+
+
+def _product(m: int, n: int, k: int) -> Workload:
+    return build(lambda emit, a, b: op.matmul(a, b), [(m, k), (k, n)])
 
 
 def _softmax(axis: int, *shape: int) -> Workload:
@@ -84,6 +93,8 @@ CASES: dict[str, tuple[Callable[[], Workload], str]] = {
     "image to channels first": (lambda: _permuted((2, 5, 7, 3), (0, 3, 1, 2)), "transpose"),
     "heads": (lambda: _permuted((1, 19, 2, 24), (0, 2, 3, 1)), "transpose"),
     "slice, bias, transpose": (lambda: _permuted_with_bias(2, 6, 5, 37), "transpose"),
+    "to one channel": (lambda: conv(6, 32, 1, 3), "rowwise"),
+    "joined": (lambda: _joined(6, 32), "elementwise"),
     "scores": (lambda: batch_matmul(3, 17, 32, 48, transposed=True), "contraction"),
     "scores, one batch": (lambda: batch_matmul(1, 17, 48, 32, transposed=True), "contraction"),
 }
@@ -113,6 +124,60 @@ def test_narrower_vectors_are_right(case: str, run: Run) -> None:
         kernel = templates.schedule(workload, candidate, device)
         assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
         assert np.abs(run(workload, kernel) - expected).max() <= 3e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("order", ["m", "n", "mn"])
+def test_a_matrix_that_lies_well_can_be_packed_too(order: str, run: Run, device: CPUModel) -> None:
+    workload = _product(33, 45, 20)
+    knobs = {"mr": 4, "nr": 32, "mt": 3, "order": order}
+    packed, read = (
+        templates.schedule(workload, Candidate.make("contraction", **knobs, **more), device)
+        for more in ({"pack": True}, {})
+    )
+    assert isinstance(packed, Kernel)
+    assert isinstance(read, Kernel)
+    assert packed.func.script() != read.func.script()
+    assert np.allclose(run(workload, packed), run(workload, None), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("width", "packs"), [(1024, True), (256, False)])
+def test_rows_of_whole_pages_are_packed_first(width: int, packs: bool, device: CPUModel) -> None:
+    """Read as they lie, all rows of such a matrix would lie in the same few sets of L1."""
+    proposed = policy.candidates(_product(256, width, 512), device)
+    assert [bool(c.get("pack")) for c in proposed[:3]] == [packs] * 3
+
+
+def test_a_slice_costs_what_it_reads(device: CPUModel) -> None:
+
+    def first(rows: int) -> Workload:
+        return build(lambda emit, x: op.strided_slice(x, [0], [0], [rows], [1]), [(640, 1024)])
+
+    few, many = (policy.candidates(first(rows), device)[0] for rows in (1, 320))
+    assert few.is_serial
+    assert not many.is_serial
+    assert 100 * few.predicted_s < many.predicted_s
+
+
+def test_many_joined_inputs_are_taken_by_tiles(device: CPUModel) -> None:
+    rows = build(lambda emit, *x: op.concat(x, 0), [(1, 256)] * 40)
+    assert policy.candidates(rows, device)[0]["shape"] == "tile"
+
+
+def test_a_row_is_divided_by_multiplying(device: CPUModel) -> None:
+    kernel = templates.schedule(softmax(8, 64), Candidate.make("rowwise", unroll=1), device)
+    assert isinstance(kernel, Kernel)
+    assert "1.0) / T_softmax_expsum" in kernel.func.script()
+    exact = templates.schedule(softmax(8, 64), Candidate.make("rowwise", unroll=1), replace(device, exact_math=True))
+    assert isinstance(exact, Kernel)
+    assert "1.0) / T_softmax_expsum" not in exact.func.script()
+
+
+def test_joined_inputs_are_copied_without_questions(device: CPUModel) -> None:
+    """Where a vector of a row comes from is known when the row is unrolled."""
+    rows = Candidate.make("elementwise", shape="rows", unroll=1, wide=False)
+    kernel = templates.schedule(_joined(6, 32), rows, device)
+    assert isinstance(kernel, Kernel)
+    assert "T.unroll" in kernel.func.script()
 
 
 def test_turned_tiles_use_shuffles_only(device: CPUModel) -> None:
