@@ -77,6 +77,9 @@ def sum_parts(sch: Schedule, parts: Any, store: Any, vector: int, threads: int =
     reason = inline_epilogue(sch, store)
     if reason:
         return reason
+    for crop in sch.get_producers(store):
+        if not is_reduction(sch.get(crop)):
+            sch.compute_inline(crop)  # where padding was added
     width = min(vector, _COMPUTED)
     fused = sch.fuse(*sch.get_loops(store))
     block, thread, v = sch.split(fused, [None, threads, width])

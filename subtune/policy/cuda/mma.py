@@ -1,0 +1,87 @@
+"""Candidates for products on tensor cores: every tile that fits, timed by the model, the best of each kind kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product as choices
+
+from subtune.candidate import Candidate
+from subtune.cuda import CUDAModel
+from subtune.gemm import Gemm, gemm
+from subtune.kernel import NotApplicable
+from subtune.policy.cuda.diverse import diverse
+from subtune.policy.cuda.score import BlockShape, seconds
+from subtune.tensor_core import MmaTile, inner_of, tensor_core_obstacle, tile_obstacle
+from subtune.workload import Workload, dtype_bits
+
+_EXTENTS = (16, 32, 64, 128, 256)
+_DEPTH_BYTES = (64, 128, 256)
+_WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
+_SPLITS = (1, 2, 4, 8, 16)
+_OF_WGMMA = 0.62  # of a Hopper tensor core's rate that mma.sync reaches at most: measured
+_KEPT = 24
+
+
+def mma_candidates(anchor: object, workload: Workload, device: CUDAModel) -> list[Candidate]:
+    """Best first; empty where tensor cores do not apply (`tensor_core_obstacle` says why)."""
+    form = gemm(workload)
+    if isinstance(form, NotApplicable) or tensor_core_obstacle(form, device):
+        return []
+    packs = _packs(form, workload)
+    found = []
+    for tile in _tiles(form, device):
+        predicted = seconds(_shape(tile, form, device, packs), form, device)
+        if predicted == float("inf"):
+            continue
+        knobs: dict[str, int | str | bool] = {name: getattr(tile, name) for name in MmaTile.__slots__}
+        if packs:
+            knobs["pack"] = True
+        found.append(Candidate.make("cuda.mma", predicted, **knobs))
+    return diverse(found, _KEPT, ("bm", "bn"), ("bm", "bn", "bk", "wm", "wn", "stages"))
+
+
+def _tiles(form: Gemm, device: CUDAModel) -> Iterator[MmaTile]:
+    itemsize = dtype_bits(form.a.dtype) // 8
+    rows = [bm for bm in _EXTENTS if bm < 2 * max(16, form.m)]
+    columns = [bn for bn in _EXTENTS if bn < 2 * max(16, form.n)]
+    for bm, bn, depth, (wm, wn) in choices(rows, columns, _DEPTH_BYTES, _WARPS):
+        if not 16 <= bm // wm <= 128 or not 16 <= bn // wn <= 128 or bm // wm * (bn // wn) > 64 * 64:
+            continue
+        if bm // wm * (bn // wn) < 32 * 32 and wm * wn > 2:
+            continue  # fragments of one 16 x 16 product: more is loaded than computed
+        for stages, split in choices((1, 2, 3, 4), _SPLITS):
+            base = MmaTile(bm, bn, depth // itemsize, wm, wn, stages, 1, split)
+            if split > 1 and (base.blocks(form) // split > device.sms or base.steps(form) < 4):
+                continue  # enough blocks without it, or nothing left to walk through
+            if tile_obstacle(base, form, device):
+                continue
+            yield base
+            if -(-form.m // bm) >= 16 and -(-form.n // bn) >= 16:
+                yield MmaTile(bm, bn, depth // itemsize, wm, wn, stages, 8, split)
+
+
+def _packs(form: Gemm, workload: Workload) -> bool:
+    """A constant matrix B that cannot be fetched 16 bytes at a time, or lies the wrong way round for `ldmatrix`."""
+    side = form.b
+    if not side.is_constant or side.param < 0 or form.batch > 1 or len(workload.args[side.param].shape) != 2:
+        return False
+    return side.inner != inner_of(form, "b") or side.vector * dtype_bits(side.dtype) < 128
+
+
+def _shape(tile: MmaTile, form: Gemm, device: CUDAModel, packs: bool) -> BlockShape:
+    itemsize = dtype_bits(form.a.dtype) // 8
+    rate = dict(device.mma_flops_per_cycle).get("tfloat32" if form.a.dtype == "float32" else form.a.dtype, 0)
+    if device.capability >= 90:
+        rate *= _OF_WGMMA
+    written = (tile.bm + tile.bn) * tile.bk * itemsize
+    read = (tile.bm * tile.wn + tile.bn * tile.wm) * tile.bk * itemsize
+    slow = 0.0  # copies of less than 4 bytes are no asynchronous ones: every element an instruction or two
+    for name, rows in (("a", tile.bm), ("b", tile.bn)):
+        vector = tile.vector(form, name) if not (packs and name == "b") else 16 // itemsize
+        if vector * itemsize < 16:
+            slow += rows * tile.bk * itemsize * (16 / (vector * itemsize) - 1) / 4
+    return BlockShape(
+        bm=tile.bm, bn=tile.bn, bk=tile.bk, steps=tile.steps(form), blocks=tile.blocks(form), threads=tile.threads,
+        shared_bytes=tile.shared_bytes(form), registers=tile.registers(form), stages=tile.stages, raster=tile.raster,
+        flops_per_cycle=max(1.0, rate), shared_bytes_per_step=written + read + slow, split=tile.split,
+    )  # fmt: skip

@@ -1,0 +1,61 @@
+"""Candidates for products on CUDA cores: register tiles, double-buffered through registers or asynchronous copies."""
+
+from __future__ import annotations
+
+from itertools import product as choices
+
+from subtune.candidate import Candidate
+from subtune.cuda import CUDAModel
+from subtune.cuda_core import SimtTile, simt_tile_obstacle
+from subtune.gemm import Gemm, gemm
+from subtune.kernel import NotApplicable
+from subtune.policy.cuda.diverse import diverse
+from subtune.policy.cuda.score import BlockShape, seconds
+from subtune.tensor_core import tensor_core_obstacle
+from subtune.workload import Workload, dtype_bits
+
+_EXTENTS = (16, 32, 64, 128, 256)
+_DEPTHS = (8, 16, 32)
+_THREAD_TILES = ((8, 8), (16, 8), (8, 4), (4, 8), (4, 4))
+_COPIES = (("registers", 2), ("async", 2), ("async", 3))
+_ISSUE = 0.9  # multiply-adds of all instructions at best: loads and addresses are issued beside them
+_KEPT = 16
+
+
+def simt_candidates(anchor: object, workload: Workload, device: CUDAModel) -> list[Candidate]:
+    """Best first; empty where the workload is no product, or tensor cores alone are asked for and can do it."""
+    form = gemm(workload)
+    if isinstance(form, NotApplicable) or form.batch * form.m * form.n == 1:
+        return []
+    if device.tensor_core == "only" and not tensor_core_obstacle(form, device):
+        return []
+    found = []
+    rows = [bm for bm in _EXTENTS if bm < 2 * max(16, form.m)]
+    columns = [bn for bn in _EXTENTS[1:] if bn < 2 * max(32, form.n)]
+    for bm, bn, bk, (tm, tn), (copy, stages) in choices(rows, columns, _DEPTHS, _THREAD_TILES, _COPIES):
+        for raster in (1, 8) if -(-form.m // bm) >= 16 and -(-form.n // bn) >= 16 else (1,):
+            tile = SimtTile(bm, bn, bk, tm, tn, stages, copy, raster)
+            if simt_tile_obstacle(tile, form, device) or not 32 <= tile.threads <= 512:
+                continue
+            predicted = seconds(_shape(tile, form, device), form, device)
+            if predicted < float("inf"):
+                knobs: dict[str, int | str | bool] = {name: getattr(tile, name) for name in SimtTile.__slots__}
+                found.append(Candidate.make("cuda.simt", predicted, **knobs))
+    return diverse(found, _KEPT, ("bm", "bn"), ("bm", "bn", "bk", "tm", "tn", "copy", "stages"))
+
+
+def _shape(tile: SimtTile, form: Gemm, device: CUDAModel) -> BlockShape:
+    itemsize = max(dtype_bits(form.a.dtype), dtype_bits(form.b.dtype)) // 8
+    rows, columns = tile.warps
+    fragments = 4 * (tile.tm * 4 + tile.tn * 8) * rows * columns * tile.bk  # as float32: broadcasts are free
+    written = (tile.bm + tile.bn) * tile.bk * itemsize
+    for name, extent in (("a", tile.bm), ("b", tile.bn)):
+        written += extent * tile.bk * itemsize * (4 / tile.vector(form, name) - 1)
+    computed = tile.tm * tile.tn
+    loaded = (tile.tm + tile.tn) / 4
+    return BlockShape(
+        bm=tile.bm, bn=tile.bn, bk=tile.bk, steps=tile.steps(form), blocks=tile.blocks(form), threads=tile.threads,
+        shared_bytes=tile.shared_bytes(form), registers=tile.registers(form), stages=tile.stages, raster=tile.raster,
+        flops_per_cycle=2.0 * device.fma_per_cycle * _ISSUE * computed / (computed + loaded),
+        shared_bytes_per_step=fragments + written,
+    )  # fmt: skip
