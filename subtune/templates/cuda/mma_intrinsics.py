@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from subtune.fast_import import cheap_stack
 from subtune.workload import dtype_bits
 
 LANES = 32
@@ -92,7 +93,8 @@ def _register(name: str, make: Any) -> None:
     from tvm.s_tir import TensorIntrin
 
     if TensorIntrin.get(name, allow_missing=True) is None:
-        TensorIntrin.register(name, *make())
+        with cheap_stack():
+            TensorIntrin.register(name, *make())
 
 
 def _ldmatrix(dtype: str, shape: tuple[int, int], is_transposed: bool, fragment: Any, offset: Any) -> tuple[Any, Any]:
