@@ -12,7 +12,7 @@ from subtune.workload import dtype_bits
 
 WARP_ROWS, WARP_COLUMNS = 4, 8  # lanes of a warp over its tile: a float4 of A for 4, one of B for 8 distinct addresses
 VECTOR = 4
-_OVERHEAD = 32  # registers: addresses and counters
+_OVERHEAD = 20  # registers: addresses and counters
 
 
 @dataclass(frozen=True, slots=True)

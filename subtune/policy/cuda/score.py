@@ -18,8 +18,11 @@ from subtune.workload import dtype_bits
 
 _DRAM_LATENCY_CYCLES = 800.0
 _L2_LATENCY_CYCLES = 270.0
-_BARRIER_CYCLES = 30.0  # per step: the threads of a block wait for one another
-_BLOCK_START_CYCLES = 700.0  # launch of a block, its first addresses
+_BARRIER_CYCLES = (250.0, 30.0)  # per step: the threads of a block wait for one another; alone on its SM, and not
+_BLOCK_START_CYCLES = 400.0  # launch of a block, its first addresses
+_WINDOW_CYCLES = 5.0  # per 16 bytes a warp copies through windows, on four schedulers: pixel and tap from an index
+_L2_BEYOND = 1.5  # what copies reach over the calibrated rate, as neighbours ask for the same lines at the same time
+_PART_S = 0.15e-6  # per part of a split sum: it is read after the one before
 _L2_SHARE = 0.7  # of L2 that a wave's tiles may fill before they push one another out
 _HIDDEN = 0.08  # of what does not bound a step: it still takes issue slots
 _WARPS_TO_SATURATE = 8  # per multiprocessor, so that its four schedulers always have an instruction ready
@@ -73,7 +76,7 @@ def seconds(shape: BlockShape, gemm: Gemm, device: CUDAModel) -> float:
     if shape.split > 1:  # the parts are written and read once more, and added by a second kernel
         parts = 2.0 * shape.split * gemm.m * gemm.n * gemm.batch * 4
         speed = device.l2_bytes_per_s if parts < _L2_SHARE * device.l2_bytes else device.dram_bytes_per_s
-        total += device.launch_s + parts / speed
+        total += device.launch_s + parts / speed + shape.split * _PART_S
     return total
 
 
@@ -87,10 +90,12 @@ def _wave_cycles(shape: BlockShape, gemm: Gemm, device: CUDAModel, blocks: int) 
     compute /= min(1.0, warps / _WARPS_TO_SATURATE)
     shared = per_sm * shape.shared_bytes_per_step / device.shared_bytes_per_cycle
     loaded = blocks * (shape.bm * a_bytes + shape.bn * b_bytes) * shape.bk
-    l2_rate = device.l2_bytes_per_s / device.cycles_per_s * min(1.0, 2 * busy / device.sms)
+    l2_rate = _L2_BEYOND * device.l2_bytes_per_s / device.cycles_per_s * min(1.0, 2 * busy / device.sms)
     dram = _distinct_bytes(shape, gemm, device, blocks, a_bytes, b_bytes) / device.dram_bytes_per_s * device.cycles_per_s
     times = (compute, shared, loaded / l2_rate, dram)
-    step = max(times) + _HIDDEN * (sum(times) - max(times)) + _BARRIER_CYCLES
+    step = max(times) + _HIDDEN * (sum(times) - max(times)) + _BARRIER_CYCLES[per_sm > 1]
+    if gemm.is_window:
+        step += _WINDOW_CYCLES * per_sm * shape.bm * shape.bk * a_bytes / 16 / 32
     fits = gemm.a.nbytes + gemm.b.nbytes < _L2_SHARE * device.l2_bytes
     latency = _L2_LATENCY_CYCLES if fits else _DRAM_LATENCY_CYCLES
     exposed = max(0.0, latency - (shape.stages - 1) * step) / per_sm

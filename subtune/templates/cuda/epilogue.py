@@ -7,6 +7,7 @@ from typing import Any
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.anchor import all_blocks, is_reduction
+from subtune.templates.tile import extent_of, vector_width
 from subtune.workload import dtype_bits
 
 LANES = 32
@@ -72,7 +73,7 @@ def store_rows(sch: Schedule, store: Any, vector: int) -> None:
     sch.vectorize(sch.fuse(*sch.get_loops(written)[depth:]))
 
 
-def sum_parts(sch: Schedule, parts: Any, store: Any, vector: int, threads: int = 256) -> str:
+def sum_parts(sch: Schedule, parts: Any, store: Any, vector: int, threads: int = 64) -> str:
     """The second kernel of split-K: add the parts and compute the epilogue, `vector` elements a thread."""
     reason = inline_epilogue(sch, store)
     if reason:
@@ -80,12 +81,23 @@ def sum_parts(sch: Schedule, parts: Any, store: Any, vector: int, threads: int =
     for crop in sch.get_producers(store):
         if not is_reduction(sch.get(crop)):
             sch.compute_inline(crop)  # where padding was added
-    width = min(vector, _COMPUTED)
-    fused = sch.fuse(*sch.get_loops(store))
-    block, thread, v = sch.split(fused, [None, threads, width])
-    sch.bind(block, "blockIdx.x")
-    sch.bind(thread, "threadIdx.x")
+    *rows, columns = sch.get_loops(store)
+    extent = extent_of(sch, columns)
+    width = vector_width(extent, min(vector, _COMPUTED))
+    across = vector_width(extent // width, threads)
+    row = sch.fuse(*rows) if len(rows) > 1 else rows[0] if rows else sch.add_unit_loop(columns)
+    r0, r1 = sch.split(row, [None, threads // across])
+    c0, c1, v = sch.split(columns, [None, across, width])
+    sch.reorder(r0, c0, r1, c1, v)
+    sch.bind(sch.fuse(r0, c0), "blockIdx.x")
+    sch.bind(r1, "threadIdx.y")
+    sch.bind(c1, "threadIdx.x")
+    thread = c1
     sch.set_scope(parts, 0, "local")
     sch.compute_at(parts, thread, preserve_unit_loops=True)
+    *elements, part = sch.get_loops(parts)[3:]
+    sch.reorder(part, *elements)
+    for loop in (part, *elements):
+        sch.unroll(loop)  # all parts are asked for at once
     sch.vectorize(v)
     return ""
