@@ -11,12 +11,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from subtune.artifact import Artifact, load
     from subtune.compile import compile
+    from subtune.cuda import CUDA
+    from subtune.fast_dlight import (
+        ApplyFastTuning,
+        DefaultPolicy,
+        TensorCorePolicy,
+        apply_and_build,
+        get_tensorized_func_and_tags,
+    )
 
 __version__ = "0.1.0"
 
-_PUBLIC = {"Artifact": "subtune.artifact", "load": "subtune.artifact", "compile": "subtune.compile"}
+_PUBLIC = {
+    "Artifact": "subtune.artifact",
+    "load": "subtune.artifact",
+    "compile": "subtune.compile",
+    "CUDA": "subtune.cuda",
+    "ApplyFastTuning": "subtune.fast_dlight",
+    "DefaultPolicy": "subtune.fast_dlight",
+    "TensorCorePolicy": "subtune.fast_dlight",
+    "apply_and_build": "subtune.fast_dlight",
+    "get_tensorized_func_and_tags": "subtune.fast_dlight",
+}
 
-__all__ = ["Artifact", "__version__", "compile", "load"]
+__all__ = [
+    "CUDA", "ApplyFastTuning", "Artifact", "DefaultPolicy", "TensorCorePolicy", "__version__", "apply_and_build",
+    "compile", "get_tensorized_func_and_tags", "load",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -117,7 +117,6 @@ def _product(
     sums = sch.cache_write(tile_block, 0, "warp")
     sch.reverse_compute_at(sums, j1, preserve_unit_loops=True)
     sch.reverse_compute_at(shared_sums, j1, preserve_unit_loops=True)
-    sch.storage_align(sums, 0, -2, 32, 8)
 
     shapes = [(TILE, fragments.k) if axis == "k" else (fragments.k, TILE) for axis in inner]
     tiled = [_tiled(sch, load, *shape) for load, shape in zip(loads, shapes, strict=True)]
@@ -133,7 +132,9 @@ def _product(
     (inner_block,) = sch.get_child_blocks(tile_block)
     sch.tensorize(sch.get_loops(init_inner)[-2], fragments.fill)
     sch.tensorize(sch.get_loops(inner_block)[-3], fragments.compute)
-    sch.tensorize(stored, fragments.store)
+    stored_block = sch.blockize(stored)
+    sch.storage_align(stored_block, 0, -2, 32, 8)  # rows of a fragment in different banks
+    sch.tensorize(stored_block, fragments.store)
 
     if tile.split > 1:
         store_rows(sch, shared_sums, 4)
