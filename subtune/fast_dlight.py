@@ -30,6 +30,7 @@ from subtune.gemm import gemm
 from subtune.kernel import Kernel, NotApplicable
 from subtune.lower_cuda import pipeline
 from subtune.measurement import Failure, FailureKind, Timing
+from subtune.templates.cuda.gemm_form import widened
 from subtune.tensor_core import tensor_core_obstacle
 from subtune.workload import Workload
 
@@ -107,7 +108,10 @@ class BuildResult:
 
 
 def workload_of(func: Any) -> Workload:
-    """The PrimFunc as a workload. Its outputs are the parameters that it stores to, and come last."""
+    """The PrimFunc as a workload. Its outputs are the parameters that it stores to, and come last.
+
+    Sums of half precision are float32 in it, as every library has them: a sum of many halves is no reference.
+    """
     import tvm_ffi
 
     stored: list[Any] = []
@@ -116,7 +120,7 @@ def workload_of(func: Any) -> Workload:
     count = sum(is_output)
     if not count or not all(is_output[-count:]):
         raise SubtuneError("the function must take its inputs first and then the buffers it writes; give it that form.")
-    return Workload.of(func, count)
+    return Workload.of(widened(func), count)
 
 
 def tensor_core_reason(func: Any, arch: CUDAModel) -> str:
@@ -241,7 +245,7 @@ class ApplyFastTuning:
                 tuned[workload.key] = best = self._tune(workload)
                 _log.info("%s: %s in %.1f s", gvar.name_hint, best and best.config, time.monotonic() - started)
                 if best is not None and best.kernel is not None:
-                    records.append((gvar.name_hint, workload, best))
+                    records.append((gvar.name_hint, func, best))
             best = tuned[workload.key]
             if best is None or best.kernel is None or best.config == DEFAULT:
                 continue
@@ -261,21 +265,21 @@ class ApplyFastTuning:
         return best
 
 
-def _write_database(records: Sequence[tuple[str, Workload, BuildResult]], arch: CUDAModel, directory: Path) -> None:
+def _write_database(records: Sequence[tuple[str, Any, BuildResult]], arch: CUDAModel, directory: Path) -> None:
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
     from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
     directory.mkdir(parents=True, exist_ok=True)
     database = JSONDatabase(work_dir=str(directory))
     normalise = tvm.get_global_func("tvm.s_tir.meta_schedule.normalize_mod")
-    for name, workload, best in records:
+    for name, func, best in records:
         assert best.kernel is not None
-        if best.kernel.trace is None:
+        if best.kernel.trace is None or not widened(func).same_as(func):
             _log.warning("%s: the winner %s is no trace of its function: not in %s", name, best.config, directory)
             continue
         seconds = best.outcome.median_s if isinstance(best.outcome, Timing) else best.config.predicted_s
-        stored = database.commit_workload(normalise(workload.func))
-        arguments = ArgInfo.from_prim_func(workload.func)
+        stored = database.commit_workload(normalise(func))
+        arguments = ArgInfo.from_prim_func(func)
         database.commit_tuning_record(
             TuningRecord(best.kernel.trace, stored, [float(seconds)], arch.target(), arguments)
         )

@@ -104,7 +104,7 @@ def test_tune_a_module_and_reuse_its_database(tmp_path: Path, caplog: pytest.Log
     )
     with database, CUDA(target).target():
         again = relax.transform.MetaScheduleApplyDatabase(enable_warning=True)(relax_mod)
-    equal = [n for n in names if tvm_ffi.structural_equal(again[n].body, tuned[n].body)]
+    equal = [n for n in names if tvm_ffi.structural_equal(again[n].body, tuned[n].body, map_free_vars=True)]
     assert len(equal) == 1
 
 
