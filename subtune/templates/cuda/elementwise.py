@@ -40,20 +40,20 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
         by_shape.setdefault(tuple(int(iv.dom.extent) for iv in block.iter_vars), []).append(block)
     threads, lanes, unroll = (int(candidate[name]) for name in ("threads", "lanes", "unroll"))
     try:
-        kernels = [_kernel(blocks, shape, threads, lanes, unroll) for shape, blocks in by_shape.items()]
+        kernels = [_kernel(blocks, shape, threads, lanes, unroll, device.exact_math) for shape, blocks in by_shape.items()]
     except (Unsupported, ScheduleError) as e:
         return not_applicable(e)
     return Kernel(prim_func(sch.mod["main"], kernels))
 
 
-def _kernel(blocks: list[Any], shape: tuple[int, ...], threads: int, lanes: int, unroll: int) -> Any:
+def _kernel(blocks: list[Any], shape: tuple[int, ...], threads: int, lanes: int, unroll: int, exact: bool) -> Any:
     total = prod(shape)
     while total % lanes:
         lanes //= 2
     runs = total // lanes
     threads = min(threads, -(-runs // 32) * 32)
     grid = -(-runs // (threads * unroll))
-    code = Code()
+    code = Code(exact)
     bx, tx = code.thread("blockIdx.x", grid), code.thread("threadIdx.x", threads)
     starts, guards = [], []
     for u in range(unroll):

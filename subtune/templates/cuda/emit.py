@@ -28,9 +28,13 @@ def const(value: int) -> Any:
 
 
 class Code:
-    """One kernel while it is written. `analyzer` knows the range of every variable that was made here."""
+    """One kernel while it is written. `analyzer` knows the range of every variable that was made here.
 
-    def __init__(self) -> None:
+    `exact`: every operation rounds as the model says; else quotients and exponentials may take the fast instructions.
+    """
+
+    def __init__(self, exact: bool = False) -> None:
+        self.exact = exact
         self.analyzer = Analyzer()
         self._threads: list[tuple[Any, str, int]] = []
         self._buffers: list[Any] = []

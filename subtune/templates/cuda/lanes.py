@@ -66,6 +66,8 @@ class Lanes:
             return tirx.Cast(wide(dtype_of(expr)), self._value(expr.value, guard))
         if isinstance(expr, tirx.Not):
             return tirx.Not(self._value(expr.a, guard))
+        if isinstance(expr, tirx.Div) and not self.code.exact and wide(dtype_of(expr)) == "float32":
+            return self._quotient(expr, self._value(expr.a, guard), self._value(expr.b, guard))
         if isinstance(expr, _BINARY):
             return type(expr)(self._value(expr.a, guard), self._value(expr.b, guard))
         if isinstance(expr, tirx.Select):
@@ -86,7 +88,22 @@ class Lanes:
         args = [self._value(arg, guard) for arg in expr.args]
         if "reinterpret" in name and any(dtype_of(arg) in _NARROW for arg in expr.args):
             raise Unsupported("the bits of a 16-bit float")
+        if name == "tirx.exp" and dtype_of(expr) in _NARROW and not self.code.exact:
+            return tirx.call_pure_extern("float32", "__expf", args[0])
         return ir.Call(expr.op, args, expr.attrs, ret_ty=wide(dtype_of(expr)))
+
+    def _quotient(self, expr: Any, a: Any, b: Any) -> Any:
+        """`a / b`; a product with the reciprocal where all lanes divide by one number, as a division costs ten times it."""
+        is_one = isinstance(expr.a, tirx.FloatImm)
+        if not is_one and not isinstance(b, tirx.FloatImm) and self.lane not in variables(b):
+            key = ("reciprocal", tvm_ffi.StructuralKey(b))
+            if key not in self._read:
+                self._read[key] = registers = self.code.local("float32", 1, "reciprocal")
+                self.code.store(registers, const(0), tirx.FloatImm("float32", 1.0) / b)
+            return a * load(self._read[key], const(0))
+        if dtype_of(expr) in _NARROW:
+            return tirx.call_pure_extern("float32", "__fdividef", a, b)
+        return a / b
 
     def _condition(self, expr: Any, guard: Any) -> Any:
         """The condition, simplified so that it names the lane only where it differs between lanes."""
