@@ -19,6 +19,7 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym.analyzer import Analyzer
+from tvm.tirx.op import tvm_storage_sync
 
 FULL_WARP = 0xFFFFFFFF
 
@@ -84,7 +85,7 @@ class Code:
         return var
 
     def sync(self) -> None:
-        self.emit(tirx.Evaluate(tirx.tvm_storage_sync("shared")))
+        self.emit(tirx.Evaluate(tvm_storage_sync("shared")))
 
     def unrolled(self, extent: int, name: str = "v") -> Any:
         return self._loop(extent, name, tirx.ForKind.UNROLLED)

@@ -29,10 +29,13 @@ from subtune.workload import dtype_bits
 _BINARY = (
     tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.FloorMod, tirx.Mod, tirx.Min, tirx.Max,
     tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.And, tirx.Or,
+    tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor, tirx.LShift, tirx.RShift,
 )  # fmt: skip
 _NARROW = ("float16", "bfloat16")
 _COMPARED = {tirx.LE: (True, True), tirx.GT: (False, True), tirx.GE: (True, False)}
 ACCESS_BYTES = 16
+_MANTISSA = 1 << 23
+_MAGIC_BITS = 0x4B000000  # of the float32 2**23: a smaller whole number in its last bits is added to it
 
 
 class Unsupported(Exception):
@@ -53,23 +56,23 @@ class Lanes:
 
     def compute(self, expr: Any, axes: dict[Any, Any]) -> Any:
         """`expr` with `axes` substituted, for lane `lane`; the loads that it needs are emitted now."""
-        return self._value(tvm_ffi.structural_map(expr, (ir.Var, lambda var: axes.get(var, var))), None)
+        return self._value(substituted(expr, axes), None)
 
     def _value(self, expr: Any, guard: Any) -> Any:
         if isinstance(expr, ir.TensorLoad):
             return self._load(expr, guard)
         if isinstance(expr, tirx.FloatImm):
-            return tirx.FloatImm(wide(dtype_of(expr)), expr.value)
+            return widened_constant(expr)
         if isinstance(expr, tirx.IntImm | ir.Var):
             return expr
         if isinstance(expr, tirx.Cast):
-            return tirx.Cast(wide(dtype_of(expr)), self._value(expr.value, guard))
+            return self._cast(expr, self._value(expr.value, guard))
         if isinstance(expr, tirx.Not):
             return tirx.Not(self._value(expr.a, guard))
         if isinstance(expr, tirx.Div) and not self.code.exact and wide(dtype_of(expr)) == "float32":
             return self._quotient(expr, self._value(expr.a, guard), self._value(expr.b, guard))
         if isinstance(expr, _BINARY):
-            return type(expr)(self._value(expr.a, guard), self._value(expr.b, guard))
+            return type(expr)(*alike(self._value(expr.a, guard), self._value(expr.b, guard)))
         if isinstance(expr, tirx.Select):
             return tirx.Select(*(self._value(e, guard) for e in (expr.condition, expr.true_value, expr.false_value)))
         if isinstance(expr, ir.Call):
@@ -91,6 +94,16 @@ class Lanes:
         if name == "tirx.exp" and dtype_of(expr) in _NARROW and not self.code.exact:
             return tirx.call_pure_extern("float32", "__expf", args[0])
         return ir.Call(expr.op, args, expr.attrs, ret_ty=wide(dtype_of(expr)))
+
+    def _cast(self, expr: Any, value: Any) -> Any:
+        """A small whole number becomes a float by its bits: the conversion instruction has a quarter of the rate."""
+        dtype, source = wide(dtype_of(expr)), dtype_of(expr.value)
+        if dtype == "float32" and source.startswith(("int", "uint")) and not self.code.exact:
+            bound = self.code.analyzer.const_int_bound(expr.value)
+            if bound.min_value >= 0 and bound.max_value <= _MANTISSA - 1:
+                bits = tirx.Cast("int32", value) + tirx.const(_MAGIC_BITS, "int32")
+                return tirx.reinterpret("float32", bits) - tirx.FloatImm("float32", float(_MANTISSA))
+        return tirx.Cast(dtype, value)
 
     def _quotient(self, expr: Any, a: Any, b: Any) -> Any:
         """`a / b`; a product with the reciprocal where all lanes divide by one number, as a division costs ten times it."""
@@ -128,9 +141,9 @@ class Lanes:
         indices = [self._value(index, guard) if loads_in(index) else index for index in expr.indices]
         if (known := self._known(buffer, indices)) is not None:
             return known
-        if not is_global(buffer):
-            raise Unsupported(f"{buffer.name} is read before it is known")
         dtype = dtype_of(expr)
+        if not is_global(buffer):  # the template's own: registers or shared memory
+            return widened(load(buffer, indices[-1]), dtype)
         flat = self.flat(buffer, indices)
         lane_free_guard = guard is None or self.lane not in variables(guard)
         if loads_in(flat) or not lane_free_guard:
@@ -216,6 +229,39 @@ class Lanes:
         return [(start, width) for start in range(0, count, width)]
 
 
+def substituted(expr: Any, axes: dict[Any, Any]) -> Any:
+    """`expr` with its axes replaced; indices of 32 bits become ones of 64, as the kernels' variables are."""
+    if isinstance(expr, ir.Var):
+        return axes.get(expr, expr)
+    if isinstance(expr, ir.TensorLoad):
+        return tirx.BufferLoad(expr.source, [substituted(index, axes) for index in expr.indices])
+    if isinstance(expr, _BINARY):
+        return type(expr)(*alike(substituted(expr.a, axes), substituted(expr.b, axes)))
+    if isinstance(expr, tirx.Cast):
+        return tirx.Cast(dtype_of(expr), substituted(expr.value, axes))
+    if isinstance(expr, tirx.Not):
+        return tirx.Not(substituted(expr.a, axes))
+    if isinstance(expr, tirx.Select):
+        condition, yes, no = (substituted(e, axes) for e in (expr.condition, expr.true_value, expr.false_value))
+        return tirx.Select(condition, *alike(yes, no))
+    if isinstance(expr, ir.Call):
+        args = [substituted(arg, axes) for arg in expr.args]
+        return ir.Call(expr.op, args, expr.attrs, ret_ty=dtype_of(expr))
+    return expr
+
+
+def alike(a: Any, b: Any) -> tuple[Any, Any]:
+    """Both as int64 where one of two integers is."""
+    left, right = dtype_of(a), dtype_of(b)
+    if left == right or "int64" not in (left, right) or not (left.startswith("int") and right.startswith("int")):
+        return a, b
+    return tuple(_as_int64(x) for x in (a, b))  # type: ignore[return-value]
+
+
+def _as_int64(value: Any) -> Any:
+    return const(int(value)) if isinstance(value, tirx.IntImm) else value.astype("int64")
+
+
 def decoded(number: Any, shape: Sequence[int], analyzer: Any) -> list[Any]:
     """The indices of element `number` of an array of `shape`, row by row."""
     result = []
@@ -242,6 +288,11 @@ def widened(value: Any, dtype: str) -> Any:
 def rounded(value: Any, dtype: str) -> Any:
     """`value` as it is stored in a buffer of `dtype`."""
     return value if dtype_of(value) == dtype else tirx.Cast(dtype, value)
+
+
+def widened_constant(value: Any) -> Any:
+    """A number, in float32 where it is of a 16-bit type."""
+    return tirx.FloatImm(wide(dtype_of(value)), value.value) if isinstance(value, tirx.FloatImm) else value
 
 
 def is_global(buffer: Any) -> bool:

@@ -22,7 +22,7 @@ from tvm import tirx
 
 from subtune.anchor import is_load_of, is_reduction
 from subtune.templates.cuda.emit import Code, const, load
-from subtune.templates.cuda.lanes import Lanes, Unsupported, decoded, dtype_of, rounded, wide
+from subtune.templates.cuda.lanes import Lanes, Unsupported, decoded, rounded, wide, widened_constant
 from subtune.templates.cuda.totals import totals_across, totals_along
 
 _COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
@@ -187,11 +187,12 @@ class _LineWriter:
         step = 1 if self._across else plan.lanes
         runs = []
         for number in numbers:
-            first = (number * plan.threads + self._t) * step
+            run, guard = number * plan.threads + self._t, None
             is_last = not isinstance(number, int) or number == self._runs - 1
-            exact = lines.length % (plan.threads * step) == 0 and not is_ragged
-            guard = tirx.LT(first, const(lines.length)) if is_last and not exact else None
-            runs.append(_Run(first if self._across else first + self._lane, guard, self._new_reader(plan.lanes)))
+            if is_last and (is_ragged or lines.length % (plan.threads * step)):
+                run = self._code.bind("run", run, lines.length // step)  # true where the guard is
+                guard = tirx.LT(run, const(lines.length // step))
+            runs.append(_Run(run if self._across else run * step + self._lane, guard, self._new_reader(plan.lanes)))
         return runs
 
     def _axes(self, block: Any, kind: str, point: int, at: Any) -> dict[Any, Any]:
@@ -209,7 +210,7 @@ class _LineWriter:
 
     def _reduce_stage(self, block: Any) -> Callable[[list[_Run]], None]:
         code, plan = self._code, self._plan
-        _, element, identity = _combination(block)
+        _, element, identity = combination(block)
         dtype = wide(str(block.body.buffer.dtype))
         points = len(self._points)
         partials = plan.lanes
@@ -217,7 +218,7 @@ class _LineWriter:
             partials //= 2
         sums = code.local(dtype, points * partials, "sum")
         with code.unrolled(points * partials) as i:
-            code.store(sums, i, rounded(_widened_constant(identity), dtype))
+            code.store(sums, i, rounded(widened_constant(identity), dtype))
         self._kept[block.body.buffer] = sums
 
         def stage(runs: list[_Run]) -> None:
@@ -324,7 +325,7 @@ def _size(block: Any, kind: int) -> int:
     return prod(int(iv.dom.extent) for iv in block.iter_vars if int(iv.iter_type) == kind)
 
 
-def _combination(block: Any) -> tuple[type, Any, Any]:
+def combination(block: Any) -> tuple[type, Any, Any]:
     """The combiner of `C = combiner(C, element)`, the element, and what C begins with."""
     value = block.body.value
     if not isinstance(value, _COMBINERS) or not is_load_of(value.a, block.body.buffer) or block.init is None:
@@ -333,10 +334,5 @@ def _combination(block: Any) -> tuple[type, Any, Any]:
 
 
 def _combined(block: Any, a: Any, b: Any) -> Any:
-    return _combination(block)[0](a, b)
+    return combination(block)[0](a, b)
 
-
-def _widened_constant(value: Any) -> Any:
-    if isinstance(value, tirx.FloatImm):
-        return tirx.FloatImm(wide(dtype_of(value)), value.value)
-    return value

@@ -62,13 +62,22 @@ def schedule_lines(
 
 
 def _inline(sch: Schedule, lines: Any, keep: bool, outputs: set[str]) -> None:
-    """Inline stages with a value per element; those that cost much and are read twice stay where they can be kept."""
+    """Inline stages with a value per element; those that cost much and are read twice stay where they can be kept.
+
+    What is computed from totals alone, one value per line, stays a stage.
+    """
+    totals: set[Any] = set()
     for block in all_blocks(sch):
         node = sch.get(block)
-        if is_reduction(node) or node.writes[0].source.name in outputs:
+        target = node.writes[0].source
+        if is_reduction(node) or (node.reads and all(region.source in totals for region in node.reads)):
+            totals.add(target)
+        if is_reduction(node) or target.name in outputs:
             continue
         is_full = prod(int(iv.dom.extent) for iv in node.iter_vars) != lines.outer * lines.columns
-        if is_full and not (keep and is_costly(node) and len(sch.get_consumers(block)) > 1):
+        is_kept = not is_full and any(region.source in totals for region in node.reads)
+        is_twice = is_full and keep and is_costly(node) and len(sch.get_consumers(block)) > 1
+        if not is_kept and not is_twice:
             sch.compute_inline(block)
 
 

@@ -1,0 +1,58 @@
+"""Columns on a GPU: reductions that keep the innermost axis; global pooling channels last, sums over rows, batch statistics.
+
+A thread takes `lanes` neighbouring columns (16 bytes), `threads` of them share the length of a column.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.s_tir import Schedule, ScheduleError
+
+from subtune.anchor import all_blocks, is_reduction, loads
+from subtune.candidate import Candidate
+from subtune.cuda import CUDAModel
+from subtune.kernel import Kernel, NotApplicable
+from subtune.templates.cuda.lines import Plan
+from subtune.templates.cuda.rowwise import schedule_lines
+from subtune.workload import Workload
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
+    """Knobs: `threads` of a column, `chunks` (runs of `lanes` columns) of a block, `unroll`, `keep`, `split`."""
+    try:
+        sch = Schedule(workload.func)
+        reductions = [sch.get(b) for b in all_blocks(sch) if is_reduction(sch.get(b))]
+    except ScheduleError as e:
+        return NotApplicable(str(e).strip().splitlines()[-1])
+    if not reductions:
+        return NotApplicable("no reduction")
+    columns = neighbours(reductions[0])
+    if columns < 2:
+        return NotApplicable("the reduction does not keep its innermost axis")
+    threads, chunks, lanes = (int(candidate[name]) for name in ("threads", "chunks", "lanes"))
+    plan = Plan(threads, chunks, lanes, 1, 1, int(candidate.get("unroll") or 4), bool(candidate.get("keep")),
+                device.exact_math)  # fmt: skip
+    return schedule_lines(workload, plan, columns, int(candidate.get("split") or 1), int(candidate.get("final") or 8))
+
+
+def neighbours(reduction: Any) -> int:
+    """Elements that are neighbours in memory and are all kept: the kept axes inside the innermost reduced one."""
+    kinds = {iv.var: int(iv.iter_type) for iv in reduction.iter_vars}
+    extents = {iv.var: int(iv.dom.extent) for iv in reduction.iter_vars if isinstance(iv.dom.extent, tirx.IntImm)}
+    if not isinstance(reduction.body, tirx.BufferStore):
+        return 1
+    own = reduction.body.buffer
+    for load in loads(reduction.body.value):
+        if load.source.same_as(own):
+            continue
+        inside = []
+        for index in reversed(list(load.indices)):
+            if not isinstance(index, ir.Var) or kinds.get(index) != tirx.IterVar.DataPar:
+                break
+            inside.append(extents.get(index, 0))
+        if inside and len(inside) < len(load.indices):
+            return prod(inside)
+    return 1
