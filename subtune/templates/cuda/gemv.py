@@ -8,6 +8,7 @@ What the matrix is made of (int4 weights and their scales) is computed in regist
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from tvm.s_tir import Schedule, ScheduleError
@@ -38,17 +39,17 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
         return NotApplicable(str(e).strip().splitlines()[-1])
     if isinstance(info, NotApplicable):
         return info
-    vectors = vectors_of(info)
-    if isinstance(vectors, NotApplicable):
-        return vectors
-    is_across = is_along_n(info)
+    form = gemv_form(info)
+    if isinstance(form, NotApplicable):
+        return form
+    is_across = form.is_across
     tile = int(candidate.get("tile") or 1)
     plan = Plan(
         threads=int(candidate["threads"]),
         groups=int(candidate["groups"]),
         lanes=int(candidate["lanes"]),
-        tile=vectors if is_across else tile,
-        batch=1 if is_across else vectors,
+        tile=form.vectors if is_across else tile * form.vectors if form.is_swapped else tile,
+        batch=1 if is_across or form.is_swapped else form.vectors,
         unroll=int(candidate.get("unroll") or 4),
         exact=device.exact_math,
     )
@@ -56,16 +57,28 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
     return schedule_lines(workload, plan, columns, int(candidate.get("split") or 1), int(candidate.get("final") or 8))
 
 
-def vectors_of(info: Contraction) -> int | NotApplicable:
-    """M, where it is small and there is no batch."""
+@dataclass(frozen=True, slots=True)
+class GemvForm:
+    """`rows` x `length` the matrix, `vectors` how many it is multiplied with."""
+
+    rows: int
+    length: int
+    vectors: int
+    is_across: bool
+    """The matrix is contiguous along its rows, as [k, n] is."""
+    is_swapped: bool
+    """The matrix is the first operand: its rows are m, the vectors n."""
+
+
+def gemv_form(info: Contraction) -> GemvForm | NotApplicable:
+    """The product as a matrix with few vectors."""
     if info.of_role("batch") or info.per_group:
         return NotApplicable("a batch of products")
-    if info.axes[-1].role != "k" or any(info.a.windows) or any(info.b.windows):
+    if info.axes[-1].role != "k" or len(info.of_role("k")) != 1 or any(info.a.windows) or any(info.b.windows):
         return NotApplicable("not a matrix product")
-    vectors = prod(axis.extent for axis in info.of_role("m"))
-    return vectors if vectors <= MAX_VECTORS else NotApplicable(f"{vectors} vectors, at most {MAX_VECTORS}")
-
-
-def is_along_n(info: Contraction) -> bool:
-    """Whether the matrix is contiguous along n, as [k, n] is."""
-    return info.b.axes[-1] == info.n.index
+    m, n, k = prod(axis.extent for axis in info.of_role("m")), info.n.extent, info.axes[-1].extent
+    if m <= MAX_VECTORS:
+        return GemvForm(n, k, m, info.b.axes[-1] == info.n.index, False)
+    if n <= MAX_VECTORS and info.a.axes[-1] == info.axes[-1].index:
+        return GemvForm(m, k, n, False, True)
+    return NotApplicable(f"{min(m, n)} vectors, at most {MAX_VECTORS}")
