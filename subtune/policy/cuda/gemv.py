@@ -30,9 +30,9 @@ def _along(form: GemvForm, workload: Workload, device: CUDAModel, widest: int, b
     found = []
     lanes = _divisor(form.length, widest)
     work = form.rows * form.length * (1.0 + form.vectors) + form.rows * form.length * form.vectors
-    for threads in (16, 32, 64, 128, 256):
+    for threads in (8, 16, 32, 64, 128, 256):
         for tile in (1, 2, 4):
-            if tile * form.vectors > _MAX_SUMS or form.rows % tile or threads * lanes > form.length:
+            if tile * form.vectors > _MAX_SUMS or form.rows % tile or (threads > 8 and threads * lanes > form.length):
                 continue
             runs = ceil(form.length / (threads * lanes))
             for unroll in (1, 2, 4, 8):

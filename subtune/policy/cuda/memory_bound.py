@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, prod
 
 from subtune.anchor import Columns, Elementwise, Rowwise
 from subtune.candidate import Candidate
 from subtune.cuda import CUDAModel
-from subtune.policy.cuda.streaming import barrier_s, resident_blocks, streaming_s
+from subtune.policy.cuda.streaming import barrier_s, narrow, resident_blocks, streaming_s
 from subtune.workload import Workload, dtype_bits
 
 _ACCESS_BITS = 128
@@ -33,14 +34,15 @@ def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CUDA
     narrowest = min(dtype_bits(arg.dtype) for arg in workload.args)
     element_bytes = sum(dtype_bits(arg.dtype) for arg in workload.args) // 8
     found = []
-    for lanes in _lanes(narrowest, anchor.extent):
+    widths = _lanes(narrowest, anchor.extent)
+    for lanes in widths:
         for unroll in (1, 2, 4):
             for threads in (128, 256, 512):
                 blocks = ceil(anchor.extent / (threads * lanes * unroll))
                 in_flight = lanes * unroll * element_bytes
                 seconds = streaming_s(device, workload.nbytes, blocks, threads, in_flight, 24 + in_flight // 3,
                                       operations=anchor.extent * (4 + 20 / lanes))  # fmt: skip
-                found.append(Candidate.make("cuda.elementwise", seconds * (1 + 0.002 * unroll) * (
+                found.append(Candidate.make("cuda.elementwise", seconds * (1 + 0.002 * unroll) * narrow(lanes, widths[0]) * (
                     _SCALAR if anchor.is_crosswise else 1.0), threads=threads, lanes=lanes, unroll=unroll))  # fmt: skip
     if anchor.is_crosswise:
         widest = max(dtype_bits(arg.dtype) for arg in workload.args)
@@ -62,7 +64,8 @@ def rowwise_candidates(anchor: Rowwise, workload: Workload, device: CUDAModel) -
     bits = _element_bits(anchor.rows * anchor.length, workload)
     outputs = sum(prod(int(d) for d in arg.shape) for arg in workload.args if arg.is_output)
     found = []
-    for lanes in _lanes(bits, anchor.length, 2):
+    widths = _lanes(bits, anchor.length, 2)
+    for lanes in widths:
         for threads in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
             runs = ceil(anchor.length / (threads * lanes))
             if threads > device.max_threads_per_block or (threads > 1 and threads * lanes > 2 * anchor.length):
@@ -72,8 +75,9 @@ def rowwise_candidates(anchor: Rowwise, workload: Workload, device: CUDAModel) -
                     continue
                 for block in (128, 256) if threads <= 128 else (threads,):
                     for unroll in (1,) if keep else (1, 2, 4):
-                        found += _row_candidates(anchor, workload, device, lanes, threads, runs, keep, block, unroll,
-                                                 outputs == anchor.rows)  # fmt: skip
+                        made = _row_candidates(anchor, workload, device, lanes, threads, runs, keep, block, unroll,
+                                               outputs == anchor.rows)  # fmt: skip
+                        found += _slowed(made, narrow(lanes, widths[0]))
     return found
 
 
@@ -112,14 +116,16 @@ def columns_candidates(anchor: Columns, workload: Workload, device: CUDAModel) -
     outputs = sum(prod(int(d) for d in arg.shape) for arg in workload.args if arg.is_output)
     is_total = outputs * anchor.length <= total
     found = []
-    for lanes in _lanes(_element_bits(total, workload), anchor.columns, 4):
+    widths = _lanes(_element_bits(total, workload), anchor.columns, 4)
+    for lanes in widths:
         for chunks in (8, 16, 32, 64):
             if chunks // 2 * lanes >= anchor.columns and chunks > 8:
                 continue
             for threads in (1, 2, 4, 8, 16, 32):
                 if not 64 <= threads * chunks <= 512 or threads >= 2 * anchor.length:
                     continue
-                found += _column_candidates(anchor, workload, device, lanes, chunks, threads, is_total)
+                made = _column_candidates(anchor, workload, device, lanes, chunks, threads, is_total)
+                found += _slowed(made, narrow(lanes, widths[0]))
     return found
 
 
@@ -150,6 +156,10 @@ def _column_candidates(
             parts = streaming_s(device, nbytes, blocks * split, threads * chunks, in_flight, registers, shared, operations)
             found.append(Candidate.make("cuda.columns", parts + 2 * device.launch_s, split=split, **common))
     return [candidate for candidate in found if candidate.predicted_s < float("inf")]
+
+
+def _slowed(found: list[Candidate], factor: float) -> list[Candidate]:
+    return [replace(candidate, predicted_s=candidate.predicted_s * factor) for candidate in found]
 
 
 def _element_bits(elements: int, workload: Workload) -> int:

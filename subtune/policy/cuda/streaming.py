@@ -52,6 +52,11 @@ def streaming_s(
     return device.launch_s + _LATENCY_S + max(moving, issuing) * tail + 0.15 * min(moving, issuing)
 
 
+def narrow(lanes: int, widest: int) -> float:
+    """By how much accesses of `lanes` elements instead of `widest` slow a kernel down: there are more of them."""
+    return 1.0 + 0.02 * (widest.bit_length() - lanes.bit_length())
+
+
 def barrier_s(blocks: int, resident: int, device: CUDAModel) -> float:
     """What the barriers of totals add: less where other blocks of an SM load meanwhile."""
     waves = max(1.0, blocks / (device.sms * max(resident, 1)))

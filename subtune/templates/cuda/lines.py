@@ -200,8 +200,12 @@ class _LineWriter:
         analyzer = self._code.analyzer
         spatial = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
         reduced = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce]
-        number = self._full_index(point, at) if kind == "full" else self._kept_index(point)
-        indices = decoded(number, [int(iv.dom.extent) for iv in spatial], analyzer)
+        shape = [int(iv.dom.extent) for iv in spatial]
+        column = self._column + self._lane if self._across else const(0)
+        parts = [(self._points[point], self._lines.outer), (column, self._lines.columns)]
+        if kind == "full":
+            parts.insert(1, (at, self._lines.length))
+        indices = _by_parts(parts, shape, analyzer)
         axes = {iv.var: index for iv, index in zip(spatial, indices, strict=True)}
         if reduced:
             places = decoded(at, [int(iv.dom.extent) for iv in reduced], analyzer)
@@ -319,6 +323,27 @@ class _LineWriter:
                 self._full[buffer] = made
 
         return stage
+
+
+def _by_parts(parts: list[tuple[Any, int]], shape: list[int], analyzer: Any) -> list[Any]:
+    """The indices of an element of `shape` whose number is that of the parts (number, size) in their order.
+
+    Each part is decoded by itself where the axes fall apart as the parts do: such indices simplify best.
+    """
+    groups: list[list[int]] = []
+    rest = list(shape)
+    for _, size in parts:
+        group: list[int] = []
+        while rest and (prod(group) < size or rest[0] == 1):
+            group.append(rest.pop(0))
+        groups.append(group)
+    if not rest and all(prod(group) == size for group, (_, size) in zip(groups, parts, strict=True)):
+        return [index for group, (number, _) in zip(groups, parts, strict=True)
+                for index in decoded(number, group, analyzer)]  # fmt: skip
+    number: Any = const(0)
+    for part, size in parts:
+        number = number * size + part
+    return decoded(number, shape, analyzer)
 
 
 def _size(block: Any, kind: int) -> int:
