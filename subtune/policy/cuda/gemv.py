@@ -7,12 +7,12 @@ from math import ceil
 from subtune.anchor import Contraction
 from subtune.candidate import Candidate
 from subtune.cuda import CUDAModel
+from subtune.gemv_form import GemvForm, gemv_form
 from subtune.kernel import NotApplicable
 from subtune.policy.cuda.streaming import streaming_s
-from subtune.templates.cuda.gemv import GemvForm, gemv_form
 from subtune.workload import Workload, dtype_bits
 
-_MAX_SUMS = 16  # of one thread along k: rows times vectors
+_MAX_SUMS = 32  # of one thread along k: rows times vectors
 
 
 def gemv_candidates(anchor: Contraction, workload: Workload, device: CUDAModel) -> list[Candidate]:
@@ -29,7 +29,7 @@ def gemv_candidates(anchor: Contraction, workload: Workload, device: CUDAModel) 
 def _along(form: GemvForm, workload: Workload, device: CUDAModel, widest: int, bits: int) -> list[Candidate]:
     found = []
     lanes = _divisor(form.length, widest)
-    work = form.rows * form.length * (1.0 + form.vectors) + form.rows * form.length * form.vectors
+    work = form.rows * form.length * (1.0 + form.vectors)
     for threads in (8, 16, 32, 64, 128, 256):
         for tile in (1, 2, 4):
             if tile * form.vectors > _MAX_SUMS or form.rows % tile or (threads > 8 and threads * lanes > form.length):
@@ -44,9 +44,9 @@ def _along(form: GemvForm, workload: Workload, device: CUDAModel, widest: int, b
                     groups = block // threads
                     blocks = ceil(form.rows / (groups * tile))
                     in_flight = unroll * tile * lanes * bits // 8
-                    registers = 32 + in_flight // 4 + unroll * form.vectors * lanes * bits // 32 + 8
+                    registers = 36 + in_flight // 4 + unroll * form.vectors * lanes * bits // 32 + 2 * tile * form.vectors
                     # the vectors come from L1: a load for each 16 bytes of a row, shared by the tile
-                    vectors = form.rows / tile * form.vectors * form.length / lanes * 4
+                    vectors = form.rows / tile * form.vectors * form.length * (1.0 + 4 / lanes)
                     totals = form.rows * form.vectors * threads * 10
                     seconds = streaming_s(device, workload.nbytes, blocks, block, in_flight, registers,
                                           operations=work + vectors + totals)  # fmt: skip
@@ -69,7 +69,7 @@ def _across(form: GemvForm, workload: Workload, device: CUDAModel, widest: int) 
                 shared = threads * chunks * lanes * form.vectors * 4
                 if shared > 48 * 1024:
                     continue
-                work = form.rows * form.length * (1.0 + form.vectors)
+                work = form.rows * form.length * (1.0 + form.vectors + 4.0 * form.vectors / lanes)
                 for split in (1, 2, 4, 8, 16):
                     if form.length % split or form.length // split < threads or (split > 1 and blocks * split > 16 *
                                                                                  device.sms):  # fmt: skip

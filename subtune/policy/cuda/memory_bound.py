@@ -16,6 +16,7 @@ _MAX_KEPT = 64  # elements of a row in one thread's registers
 _SCALAR = 6.0  # crosswise operands element by element
 _MAX_LANES = 32
 _COST = 8  # instructions for an element of a row: conversions, an exponential, sums
+_COST_OF_TOTAL, _COST_OF_PRODUCT, _COST_OF_VECTOR = 2.2, 2.5, 2.0
 
 
 def memory_bound_candidates(
@@ -68,7 +69,7 @@ def rowwise_candidates(anchor: Rowwise, workload: Workload, device: CUDAModel) -
     for lanes in widths:
         for threads in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
             runs = ceil(anchor.length / (threads * lanes))
-            if threads > device.max_threads_per_block or (threads > 1 and threads * lanes > 2 * anchor.length):
+            if threads > device.max_threads_per_block or (threads > 1 and threads * lanes >= 2 * anchor.length):
                 continue
             for keep in (True, False):
                 if keep == (runs * lanes > _MAX_KEPT):
@@ -76,20 +77,24 @@ def rowwise_candidates(anchor: Rowwise, workload: Workload, device: CUDAModel) -
                 for block in (128, 256) if threads <= 128 else (threads,):
                     for unroll in (1,) if keep else (1, 2, 4):
                         made = _row_candidates(anchor, workload, device, lanes, threads, runs, keep, block, unroll,
-                                               outputs == anchor.rows)  # fmt: skip
+                                               outputs == anchor.rows, bits)  # fmt: skip
                         found += _slowed(made, narrow(lanes, widths[0]))
     return found
 
 
 def _row_candidates(
     anchor: Rowwise, workload: Workload, device: CUDAModel, lanes: int, threads: int, runs: int, keep: bool,
-    block: int, unroll: int, is_total: bool,
+    block: int, unroll: int, is_total: bool, bits: int,
 ) -> list[Candidate]:  # fmt: skip
     rows = max(1, block // threads)
+    is_product = is_total and len(workload.args) > 2  # something is read beside the rows
     in_flight = lanes * (runs if keep else unroll) * workload.nbytes // max(1, anchor.rows * anchor.length)
     registers = 28 + (runs * lanes * 3 // 2 if keep else unroll * lanes)
     nbytes = workload.nbytes if keep or is_total else workload.nbytes * 1.5
-    work = anchor.rows * (anchor.length * _COST + threads * 12)
+    cost = _COST_OF_TOTAL if is_total else _COST
+    if is_product:
+        cost = _COST_OF_PRODUCT * (2 if bits < 8 else 1)
+    work = anchor.rows * (anchor.length * (cost + (_COST_OF_VECTOR if is_product else 0)) + threads * 12)
     common: dict[str, int | str | bool] = {"threads": threads, "rows": rows, "lanes": lanes}
     common |= {"keep": True} if keep else {"unroll": unroll}
     blocks = ceil(anchor.rows / rows)
@@ -100,6 +105,14 @@ def _row_candidates(
     if keep and runs * lanes <= 8 and not is_total:
         tiled = streaming_s(device, nbytes, ceil(blocks / 2), block, 2 * max(1, in_flight), registers + 16, 0, work)
         found.append(Candidate.make("cuda.rowwise", tiled, tile=2, **common))
+    if is_product and not keep:
+        for tile in (2, 4):
+            if anchor.rows % tile or lanes * unroll * tile > 128:
+                continue
+            work = anchor.rows * (anchor.length * (cost + _COST_OF_VECTOR / tile) + threads * 12)
+            held = registers + (tile - 1) * unroll * lanes * bits // 32 + lanes * unroll // 2
+            tiled = streaming_s(device, nbytes, ceil(blocks / tile), block, max(1, in_flight) * tile, held, 0, work)
+            found.append(Candidate.make("cuda.rowwise", tiled, tile=tile, **common))
     if is_total and not keep and anchor.rows < 4 * device.sms:
         for split in (4, 16, 64, 256):
             part = anchor.length // split

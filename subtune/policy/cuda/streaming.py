@@ -8,6 +8,8 @@ from subtune.cuda import CUDAModel
 
 _LATENCY_S = 7e-7  # of DRAM under load
 _REACHED = 0.93  # of the published bandwidth: 4.4 TB/s of an H200's 4.8, measured
+_OVERLAPPING_WARPS = 8.0  # so many of an SM compute while others wait for memory: measured on an H200
+_ALONE = 0.25  # a block that is alone on its SM loads nothing while it begins and ends
 _BARRIER_S = 1.0e-6  # totals of a block: shuffles, shared memory, and nobody loads meanwhile
 
 
@@ -49,7 +51,10 @@ def streaming_s(
     tail = ceil(waves) / waves if waves < 4 and waves > 1 else 1.0 + 0.25 / max(waves, 1.0)
     moving = nbytes / (device.dram_bytes_per_s * _REACHED * reached)
     issuing = operations / (device.sms * device.fma_per_cycle * device.cycles_per_s * min(1.0, blocks / device.sms))
-    return device.launch_s + _LATENCY_S + max(moving, issuing) * tail + 0.15 * min(moving, issuing)
+    warps = at_a_time * threads / device.warp_size
+    alone = 1.0 + _ALONE / resident**2 if waves > 1 else 1.0
+    apart = min(1.0, _OVERLAPPING_WARPS / warps)
+    return device.launch_s + max(moving, issuing) * tail * alone + apart * min(moving, issuing)
 
 
 def narrow(lanes: int, widest: int) -> float:

@@ -12,6 +12,7 @@ from subtune.policy.cuda.streaming import streaming_s
 from subtune.workload import Workload, dtype_bits
 
 _MAX_UNROLLED = 300
+_MAX_PIXELS = 8
 _MIN_COLUMN = 16  # elements: a reduction that long may be one of a whole axis
 _L1_BYTES_PER_CYCLE = 64  # per SM, as loads of 16 bytes reach
 
@@ -35,8 +36,8 @@ def window_candidates(anchor: Window | Contraction, workload: Workload, device: 
     side = max(axis.extent for axis in anchor.of_role("k"))
     for wide in {lanes, max(1, lanes // 2)}:
         for rows in (r for r in (1, 2, 3, 4) if r <= height):
-            for cols in (c for c in (1, 2, 3, 4, 7, 8) if c <= width):
-                if rows * cols * taps > _MAX_UNROLLED:
+            for cols in (c for c in (1, 2, 3, 4) if c <= width):
+                if rows * cols * taps > _MAX_UNROLLED or rows * cols > _MAX_PIXELS:
                     continue
                 for threads in (128, 256):
                     found.append(_candidate(workload, device, (images, height, width, channels), (taps, side), wide,
@@ -58,8 +59,9 @@ def _candidate(
     element_bytes = dtype_bits(workload.args[0].dtype) // 8
     loads_bytes = items * lanes * element_bytes * (read + (taps if has_weights else 0))
     l1_s = loads_bytes / (device.sms * _L1_BYTES_PER_CYCLE * device.cycles_per_s)
-    registers = 40 + pixels * lanes + min(read, 3 * side) * lanes * element_bytes // 4
-    operations = items * lanes * (pixels * taps * 1.2 + read * 1.0 + pixels * 3) + items * (read * 8 + 40)
+    registers = 24 + pixels * lanes + 5 * lanes * rows // 2  # as compiled for depthwise 3x3 in float16
+    converted = read + (taps if has_weights else pixels * taps)
+    operations = items * lanes * (pixels * taps * 1.1 + converted + pixels * 3) + items * (read * 6 + 40)
     # rows that blocks below one another both read come from L2
     again = 1.0 + 0.25 * (side - stride) / (rows * stride)
     seconds = streaming_s(device, workload.nbytes * again, ceil(items / threads), threads, lanes * element_bytes *

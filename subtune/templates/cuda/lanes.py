@@ -100,9 +100,10 @@ class Lanes:
         dtype, source = wide(dtype_of(expr)), dtype_of(expr.value)
         if dtype == "float32" and source.startswith(("int", "uint")) and not self.code.exact:
             bound = self.code.analyzer.const_int_bound(expr.value)
-            if bound.min_value >= 0 and bound.max_value <= _MANTISSA - 1:
-                bits = tirx.Cast("int32", value) + tirx.const(_MAGIC_BITS, "int32")
-                return tirx.reinterpret("float32", bits) - tirx.FloatImm("float32", float(_MANTISSA))
+            if loads_in(expr.value) and bound.min_value >= 0 and bound.max_value <= _MANTISSA - 1:
+                bits = tirx.bitwise_or(tirx.Cast("int32", value), tirx.const(_MAGIC_BITS, "int32"))
+                number = tirx.call_pure_extern("float32", "__int_as_float", bits)
+                return number - tirx.FloatImm("float32", float(_MANTISSA))
         return tirx.Cast(dtype, value)
 
     def _quotient(self, expr: Any, a: Any, b: Any) -> Any:

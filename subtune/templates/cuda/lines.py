@@ -26,7 +26,7 @@ from subtune.templates.cuda.lanes import Lanes, Unsupported, decoded, rounded, w
 from subtune.templates.cuda.totals import totals_across, totals_along
 
 _COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
-_MAX_PARTIALS = 8
+_MAX_PARTIALS = 8  # sums of a thread: where lines are few, several of each, which do not wait for one another
 
 
 @dataclass(frozen=True, slots=True)
