@@ -22,7 +22,7 @@ def gemv_candidates(anchor: Contraction, workload: Workload, device: CUDAModel) 
         return []
     bits = dtype_bits(anchor.a.dtype if form.is_swapped else anchor.b.dtype)
     widest = max(1, 128 // bits)
-    found = _across(form, workload, device, widest) if form.is_across else _along(form, workload, device, widest, bits)
+    found = _across(form, workload, device, widest, bits) if form.is_across else _along(form, workload, device, widest, bits)
     return [candidate for candidate in found if candidate.predicted_s < float("inf")]
 
 
@@ -55,7 +55,7 @@ def _along(form: GemvForm, workload: Workload, device: CUDAModel, widest: int, b
     return found
 
 
-def _across(form: GemvForm, workload: Workload, device: CUDAModel, widest: int) -> list[Candidate]:
+def _across(form: GemvForm, workload: Workload, device: CUDAModel, widest: int, bits: int) -> list[Candidate]:
     found = []
     full = _divisor(form.rows, widest)
     for lanes in {full, max(1, full // 2)}:
@@ -69,16 +69,23 @@ def _across(form: GemvForm, workload: Workload, device: CUDAModel, widest: int) 
                 shared = threads * chunks * lanes * form.vectors * 4
                 if shared > 48 * 1024:
                     continue
-                work = form.rows * form.length * (1.0 + form.vectors + 4.0 * form.vectors / lanes)
+                # a vector's element is a load of four bytes at most, at a quarter of the rate, and a conversion
+                work = form.rows * form.length * (1.0 + form.vectors + 10.0 * form.vectors / lanes)
+                short = _short(chunks * lanes * bits // 8)
                 for split in (1, 2, 4, 8, 16):
                     if form.length % split or form.length // split < threads or (split > 1 and blocks * split > 16 *
                                                                                  device.sms):  # fmt: skip
                         continue
                     seconds = streaming_s(device, workload.nbytes, blocks * split, threads * chunks, in_flight, registers,
-                                          shared, work) + (2 * device.launch_s if split > 1 else 0.0)  # fmt: skip
+                                          shared, work) * short + (2 * device.launch_s if split > 1 else 0.0)  # fmt: skip
                     knobs = {"threads": threads, "groups": chunks, "lanes": lanes, "unroll": 4}
                     found.append(Candidate.make("cuda.gemv", seconds, **knobs, **({"split": split} if split > 1 else {})))
     return found
+
+
+def _short(run_bytes: int) -> float:
+    """What short runs of neighbours cost: DRAM gives 64 bytes at a time, and rows of a matrix are far apart."""
+    return 1.15 if run_bytes < 128 else 1.03 if run_bytes < 256 else 1.0
 
 
 def _divisor(extent: int, lanes: int) -> int:

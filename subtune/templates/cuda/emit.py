@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
+import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym.analyzer import Analyzer
@@ -125,8 +127,27 @@ class Code:
 
 def prim_func(func: Any, kernels: Sequence[Any], workspaces: Sequence[Any] = ()) -> Any:
     """`func` with the kernels, launched in order, as its body; `workspaces` are buffers between them."""
-    block = SBlock([], [], [], "root", _seq(list(kernels)), None, list(workspaces))
+    flat = {w: tirx.decl_buffer([const(prod(int(d) for d in w.shape))], str(w.dtype), w.name) for w in workspaces}
+    body = _seq([*(tirx.AllocBuffer(buffer) for buffer in flat.values()), *(_flattened(k, flat) for k in kernels)])
+    block = SBlock([], [], [], "root", body)
     return tirx.PrimFunc(func.params, SBlockRealize([], True, block), func.ret_type, func.attrs)
+
+
+def _flattened(kernel: Any, flat: dict[Any, Any]) -> Any:
+    """Workspaces as buffers of one dim: TVM shrinks an allocation to what it takes for its dims' ranges."""
+
+    def loaded(expr: Any) -> Any:
+        return tirx.BufferLoad(flat[expr.source], [expr.indices[-1]]) if expr.source in flat else expr
+
+    def stored(stmt: Any) -> Any:
+        found = flat.get(stmt.buffer)
+        return stmt if found is None else tirx.BufferStore(found, stmt.value, [stmt.indices[-1]])
+
+    if not flat:
+        return kernel
+    return tvm_ffi.structural_map(
+        tvm_ffi.structural_map(kernel, (ir.TensorLoad, loaded)), (tirx.BufferStore, stored)
+    )
 
 
 def ramp(base: Any, lanes: int) -> Any:
