@@ -22,7 +22,8 @@ def gemv_candidates(anchor: Contraction, workload: Workload, device: CUDAModel) 
         return []
     bits = dtype_bits(anchor.a.dtype if form.is_swapped else anchor.b.dtype)
     widest = max(1, 128 // bits)
-    found = _across(form, workload, device, widest, bits) if form.is_across else _along(form, workload, device, widest, bits)
+    candidates_of = _across if form.is_across else _along
+    found = candidates_of(form, workload, device, widest, bits)
     return [candidate for candidate in found if candidate.predicted_s < float("inf")]
 
 
@@ -44,7 +45,8 @@ def _along(form: GemvForm, workload: Workload, device: CUDAModel, widest: int, b
                     groups = block // threads
                     blocks = ceil(form.rows / (groups * tile))
                     in_flight = unroll * tile * lanes * bits // 8
-                    registers = 36 + in_flight // 4 + unroll * form.vectors * lanes * bits // 32 + 2 * tile * form.vectors
+                    held = unroll * form.vectors * lanes * bits // 32
+                    registers = 36 + in_flight // 4 + held + 2 * tile * form.vectors
                     # the vectors come from L1: a load for each 16 bytes of a row, shared by the tile
                     vectors = form.rows / tile * form.vectors * form.length * (1.0 + 4 / lanes)
                     totals = form.rows * form.vectors * threads * 10
@@ -58,7 +60,7 @@ def _along(form: GemvForm, workload: Workload, device: CUDAModel, widest: int, b
 def _across(form: GemvForm, workload: Workload, device: CUDAModel, widest: int, bits: int) -> list[Candidate]:
     found = []
     full = _divisor(form.rows, widest)
-    for lanes in {full, max(1, full // 2)}:
+    for lanes in sorted({full, max(1, full // 2) if form.vectors == 1 else full}):
         for chunks in (8, 16, 32):
             for threads in (4, 8, 16, 32):
                 if not 128 <= threads * chunks <= 512 or threads > form.length or lanes * form.vectors > 64:
@@ -76,10 +78,13 @@ def _across(form: GemvForm, workload: Workload, device: CUDAModel, widest: int, 
                     if form.length % split or form.length // split < threads or (split > 1 and blocks * split > 16 *
                                                                                  device.sms):  # fmt: skip
                         continue
-                    seconds = streaming_s(device, workload.nbytes, blocks * split, threads * chunks, in_flight, registers,
-                                          shared, work) * short + (2 * device.launch_s if split > 1 else 0.0)  # fmt: skip
+                    seconds = short * streaming_s(device, workload.nbytes, blocks * split, threads * chunks, in_flight,
+                                                  registers, shared, work)  # fmt: skip
                     knobs = {"threads": threads, "groups": chunks, "lanes": lanes, "unroll": 4}
-                    found.append(Candidate.make("cuda.gemv", seconds, **knobs, **({"split": split} if split > 1 else {})))
+                    if split > 1:
+                        seconds += 2 * device.launch_s
+                        knobs["split"] = split
+                    found.append(Candidate.make("cuda.gemv", seconds, **knobs))
     return found
 
 

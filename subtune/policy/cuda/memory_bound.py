@@ -1,4 +1,4 @@
-"""Candidates for what memory bounds on a GPU: elementwise, transposes, rows and columns. Every one is legal on the device."""
+"""Candidates for what memory bounds on a GPU: elementwise, transposes, rows and columns; every one legal there."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CUDA
                 in_flight = lanes * unroll * element_bytes
                 seconds = streaming_s(device, workload.nbytes, blocks, threads, in_flight, 24 + in_flight // 3,
                                       operations=anchor.extent * (4 + 20 / lanes))  # fmt: skip
-                found.append(Candidate.make("cuda.elementwise", seconds * (1 + 0.002 * unroll) * narrow(lanes, widths[0]) * (
-                    _SCALAR if anchor.is_crosswise else 1.0), threads=threads, lanes=lanes, unroll=unroll))  # fmt: skip
+                seconds *= (1 + 0.002 * unroll) * narrow(lanes, widths[0]) * (_SCALAR if anchor.is_crosswise else 1.0)
+                found.append(Candidate.make("cuda.elementwise", seconds, threads=threads, lanes=lanes, unroll=unroll))
     if anchor.is_crosswise:
         widest = max(dtype_bits(arg.dtype) for arg in workload.args)
         for side in (32, 64, 128):
@@ -118,7 +118,8 @@ def _row_candidates(
             part = anchor.length // split
             if anchor.length % split or part % lanes or part < threads * lanes or anchor.rows * split > 16 * device.sms:
                 continue
-            parts = streaming_s(device, nbytes, ceil(anchor.rows * split / rows), block, max(1, in_flight), registers, 0, work)
+            parts = streaming_s(device, nbytes, ceil(anchor.rows * split / rows), block, max(1, in_flight), registers,
+                                operations=work)  # fmt: skip
             found.append(Candidate.make("cuda.rowwise", parts + 2 * device.launch_s, split=split, **common))
     return [candidate for candidate in found if candidate.predicted_s < float("inf")]
 
@@ -166,7 +167,8 @@ def _column_candidates(
         for split in (4, 8, 16, 32, 64, 128):
             if anchor.length % split or anchor.length // split < threads or blocks * split > 16 * device.sms:
                 continue
-            parts = streaming_s(device, nbytes, blocks * split, threads * chunks, in_flight, registers, shared, operations)
+            parts = streaming_s(device, nbytes, blocks * split, threads * chunks, in_flight, registers, shared,
+                                operations)  # fmt: skip
             found.append(Candidate.make("cuda.columns", parts + 2 * device.launch_s, split=split, **common))
     return [candidate for candidate in found if candidate.predicted_s < float("inf")]
 

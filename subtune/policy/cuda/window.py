@@ -27,14 +27,14 @@ def window_candidates(anchor: Window | Contraction, workload: Workload, device: 
     found = []
     if taps >= _MIN_COLUMN and not anchor.to_pack and not anchor.is_padded:
         found += columns_candidates(Columns(prod(shape), channels, taps, 1), workload, device)
-    height, width = ([1, 1] + shape)[-2:]
+    height, width = [1, 1, *shape][-2:]
     images = prod(shape[:-2]) if len(shape) > 2 else 1
     bits = min(dtype_bits(arg.dtype) for arg in workload.args)
     lanes = max(1, 128 // bits)
     while channels % lanes:
         lanes //= 2
     side = max(axis.extent for axis in anchor.of_role("k"))
-    for wide in {lanes, max(1, lanes // 2)}:
+    for wide in sorted({lanes, max(1, lanes // 2)}):
         for rows in (r for r in (1, 2, 3, 4) if r <= height):
             for cols in (c for c in (1, 2, 3, 4) if c <= width):
                 if rows * cols * taps > _MAX_UNROLLED or rows * cols > _MAX_PIXELS:

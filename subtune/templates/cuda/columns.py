@@ -1,4 +1,4 @@
-"""Columns on a GPU: reductions that keep the innermost axis; global pooling channels last, sums over rows, batch statistics.
+"""Columns on a GPU: reductions that keep the innermost axis; global pooling, sums over rows, statistics.
 
 A thread takes `lanes` neighbouring columns (16 bytes), `threads` of them share the length of a column.
 """

@@ -40,7 +40,8 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
         by_shape.setdefault(tuple(int(iv.dom.extent) for iv in block.iter_vars), []).append(block)
     threads, lanes, unroll = (int(candidate[name]) for name in ("threads", "lanes", "unroll"))
     try:
-        kernels = [_kernel(blocks, shape, threads, lanes, unroll, device.exact_math) for shape, blocks in by_shape.items()]
+        knobs = threads, lanes, unroll, device.exact_math
+        kernels = [_kernel(blocks, shape, *knobs) for shape, blocks in by_shape.items()]
     except (Unsupported, ScheduleError) as e:
         return not_applicable(e)
     return Kernel(prim_func(sch.mod["main"], kernels))

@@ -1,4 +1,4 @@
-"""Writing CUDA kernels statement by statement: threads, registers, shared memory, loops, and how they become a PrimFunc.
+"""Writing CUDA kernels statement by statement: threads, registers, shared memory, loops; then a PrimFunc of them.
 
     code = Code()
     bx, tx = code.thread("blockIdx.x", 1024), code.thread("threadIdx.x", 256)
@@ -145,9 +145,7 @@ def _flattened(kernel: Any, flat: dict[Any, Any]) -> Any:
 
     if not flat:
         return kernel
-    return tvm_ffi.structural_map(
-        tvm_ffi.structural_map(kernel, (ir.TensorLoad, loaded)), (tirx.BufferStore, stored)
-    )
+    return tvm_ffi.structural_map(tvm_ffi.structural_map(kernel, (ir.TensorLoad, loaded)), (tirx.BufferStore, stored))
 
 
 def ramp(base: Any, lanes: int) -> Any:

@@ -22,7 +22,7 @@ from subtune.workload import Workload
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    """Knobs: `threads` that share a sum, `groups` of them in a block, `lanes`, `tile` (rows of a thread), `unroll`, `split`."""
+    """Knobs: `threads` that share a sum, `groups` in a block, `lanes`, `tile` (rows of a thread), `unroll`, `split`."""
     try:
         sch = Schedule(workload.func)
         stages = inline(sch)

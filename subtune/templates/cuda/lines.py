@@ -1,4 +1,4 @@
-"""Reductions along lines, and what is computed from them: the kernel that rows, columns and matrix-vector products share.
+"""Reductions along lines, and what is computed from them: the kernel of rows, columns and matrix-vector products.
 
 An array is `outer` x `length` x `columns`; every line of `length` elements is reduced to one. Stages have one of
 three domains: *full* (all elements), *kept* (one per line), or they reduce the full one to the kept one.
@@ -67,7 +67,7 @@ def line_kernel(blocks: Sequence[Any], lines: Lines, plan: Plan, outputs: Sequen
 
 
 def domain(block: Any, lines: Lines) -> str:
-    """"reduce", "full" or "kept"."""
+    """What the block computes: `reduce`, `full` or `kept`."""
     kept, reduced = _size(block, tirx.IterVar.DataPar), _size(block, tirx.IterVar.CommReduce)
     if is_reduction(block):
         if (kept, reduced) == (lines.outer * lines.columns, lines.length):
@@ -143,7 +143,7 @@ class _LineWriter:
 
     def _known(self, source: Any, indices: list[Any]) -> Any:
         """The registers that stand for a buffer that was computed in this kernel."""
-        point, run = self._now
+        point, _ = self._now
         if source in self._kept:
             expected, registers = self._kept_index(point), self._kept[source]
             place = const(point * self._plan.lanes) + self._lane if self._across else const(point)
@@ -234,11 +234,10 @@ class _LineWriter:
                         axes = self._axes(block, "reduce", point, run.at)
                         values.append((run, point, run.reader.compute(element, axes)))
             for run, point, value in values:
-                with code.when(run.guard):
-                    with code.unrolled(plan.lanes) as v:
-                        place = const(point * partials) + v % partials
-                        x = rounded(run.reader.at(value, v), dtype)
-                        code.store(sums, place, _combined(block, load(sums, place), x))
+                with code.when(run.guard), code.unrolled(plan.lanes) as v:
+                    place = const(point * partials) + v % partials
+                    x = rounded(run.reader.at(value, v), dtype)
+                    code.store(sums, place, _combined(block, load(sums, place), x))
 
         return stage
 
@@ -268,9 +267,8 @@ class _LineWriter:
         return tirx.EQ(self._t, const(0)) if self._plan.threads > 1 else None
 
     def _store_kept(self, block: Any, point: int, value: Any) -> None:
-        axes = self._axes(block, "kept", point, None) if not is_reduction(block) else self._axes(
-            block, "reduce", point, const(0)
-        )
+        kind = "reduce" if is_reduction(block) else "kept"
+        axes = self._axes(block, kind, point, const(0))
         indices = [axes.get(index, index) for index in block.body.indices]
         if self._across:
             self._reader.write(block.body.buffer, indices, value)
@@ -360,4 +358,3 @@ def combination(block: Any) -> tuple[type, Any, Any]:
 
 def _combined(block: Any, a: Any, b: Any) -> Any:
     return combination(block)[0](a, b)
-

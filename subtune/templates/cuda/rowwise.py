@@ -18,13 +18,13 @@ from subtune.cuda import CUDAModel
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.cuda.emit import prim_func
 from subtune.templates.cuda.lanes import Unsupported, not_applicable
-from subtune.templates.cuda.lines import Plan, domain, line_kernel, lines_of
+from subtune.templates.cuda.lines import Plan, line_kernel, lines_of
 from subtune.templates.rowwise import is_costly
 from subtune.workload import Workload
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    """Knobs: `threads` of a row, `rows` side by side in a block, `lanes`, `tile` (rows of a thread), `keep`, `split`."""
+    """Knobs: `threads` of a row, `rows` of a block, `lanes`, `tile` (rows of a thread), `keep`, `unroll`, `split`."""
     plan = Plan(
         threads=int(candidate["threads"]),
         groups=int(candidate["rows"]),

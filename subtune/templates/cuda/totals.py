@@ -1,7 +1,7 @@
 """Partial results of the threads that share a line become its total, known to every one of them.
 
-    along a line:  partials of a thread, then `shfl.xor` within a warp, then one value per warp in shared memory
-    across lines:  every thread's columns in shared memory, summed by each thread for its own columns
+along a line:  partials of a thread, then `shfl.xor` within a warp, then one value per warp in shared memory
+across lines:  every thread's columns in shared memory, summed by each thread for its own columns
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from subtune.kernel import Kernel, NotApplicable
 from subtune.movement import Crosswise, access_of, crosswise
 from subtune.stages import inline
 from subtune.templates.cuda.emit import Code, const, load, prim_func
-from subtune.templates.cuda.lanes import ACCESS_BYTES, Lanes, Unsupported, decoded, not_applicable, widened
+from subtune.templates.cuda.lanes import ACCESS_BYTES, Lanes, Unsupported, decoded, not_applicable
 from subtune.workload import Workload, dtype_bits
 
 
@@ -45,7 +45,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
 
 
 class _TileWriter:
-    """Axes of the output in groups (see `Crosswise`): `a` is contiguous in the output, `b` in the crosswise operands."""
+    """Axes of the output in groups (see `Crosswise`): `a` is contiguous in the output, `b` in crosswise operands."""
 
     def __init__(self, block: Any, info: Crosswise, side: int, threads: int, exact: bool) -> None:
         self._block, self._info, self._side, self._threads = block, info, side, threads

@@ -193,7 +193,8 @@ def test_every_template_of_every_kind_becomes_cuda(kind):
     for candidate in taken:
         text = source(kernel_of(kind, candidate), "sm_90a")
         bounds = [int(n) for n in re.findall(r"__launch_bounds__\((\d+)\)", text)]
-        assert bounds and all(32 <= n <= 1024 for n in bounds), f"{candidate}: {bounds}"
+        assert bounds
+        assert all(32 <= n <= 1024 for n in bounds), f"{candidate}: {bounds}"
 
 
 @needs_compiler
@@ -292,7 +293,8 @@ def test_results_are_those_of_the_unscheduled_function(kind):
     for candidate in chosen(kind, "sm_90a"):
         kernel = schedule(given, candidate, CUDA("auto"))
         assert isinstance(kernel, Kernel)
-        run = tvm.compile(kernel.func.with_attr("global_symbol", "main"), CUDA("auto").target(), tir_pipeline=pipeline())
+        func = kernel.func.with_attr("global_symbol", "main")
+        run = tvm.compile(func, CUDA("auto").target(), tir_pipeline=pipeline())
         packed = dict(kernel.packings)
         inputs = [tvm.runtime.tensor(packed[i](a) if i in packed else a, device) for i, a in enumerate(arrays)]
         run["main"](*inputs)
