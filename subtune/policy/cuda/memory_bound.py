@@ -188,7 +188,7 @@ def _lanes(bits: int, extent: int, count: int = 3) -> list[int]:
     lanes = min(_MAX_LANES, max(1, _ACCESS_BITS // max(bits, 1)))
     while extent % lanes:
         lanes //= 2
-    found = []
+    found: list[int] = []
     while lanes and len(found) < count:
         found.append(lanes)
         lanes //= 2
