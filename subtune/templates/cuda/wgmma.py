@@ -50,7 +50,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
     epilogue = epilogue_of(sch, stages, info)
     if isinstance(epilogue, NotApplicable):
         return epilogue
-    source = _source(sch, stages, info)
+    source = source_of(sch, stages, info)
     if isinstance(source, NotApplicable):
         return source
 
@@ -106,7 +106,7 @@ def _maps(
     return a, b
 
 
-def _source(
+def source_of(
     sch: Schedule, stages: Stages, info: Contraction
 ) -> tuple[int, tuple[int, ...], tuple[int, ...]] | NotApplicable:
     """The parameter that A is read from: its extents (dims of one element left out), and where it begins before them."""

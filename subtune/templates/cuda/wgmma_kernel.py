@@ -186,7 +186,7 @@ def wgmma_func(
                 T.ptx.wgmma.wait_group.sync.aligned(0)
                 if lane == 0:
                     T.ptx.mbarrier.arrive.shared.b64(empty.ptr_to([before]), T.uint32(1))
-                store.emit(sums, staged, bound(where(tile)), first, consumer, lane)
+                store.emit(sums, staged, bound(where(tile)), first, consumer, lane, m64)
                 if t.alternate:
                     skipped: T.let[T.int32] = stage + (t.consumers - 1) * steps
                     phase = (phase + skipped // t.stages) % 2

@@ -75,12 +75,14 @@ class Store:
     def index(self, indices: Any, at: dict[int, Any]) -> list[Any]:
         return [Rebuild(self.env(at))(i) for i in indices]
 
-    def emit(self, sums: Any, staging: Any, corner: dict[int, Any], first: Any, consumer: Any, lane: Any) -> None:
-        """Store the tile at `corner`; `first` is the consumer's first row, `lane` its thread of 128."""
+    def emit(
+        self, sums: Any, staging: Any, corner: dict[int, Any], first: Any, consumer: Any, lane: Any, m64: int
+    ) -> None:
+        """Store `m64` times 64 rows of the tile at `corner`, from `first` on; `lane` is the consumer's thread of 128."""
         t, view, vector = self.tiling, self.view, self.vector
         width, pitch = chunk_columns(t.columns, self.dtype), chunk_pitch(t.columns, self.dtype)
         n, out = view.n, self.buffers[self.epilogue.out]
-        per_row, m64, count = width // vector, t.m_consumer // 64, t.columns // 2
+        per_row, count = width // vector, t.columns // 2
         is_16 = dtype_bits(self.dtype) == 16
         is_plain = self.first is self.epilogue.value
         columns = view.extent(n)
@@ -111,6 +113,19 @@ class Store:
 
         def indices(at: dict[int, Any], column: Any) -> list[Any]:
             return self.index(self.epilogue.indices, placed(at, column))
+
+        def load_wide(others: list[Any], at: dict[int, Any], column: Any) -> None:
+            for load, local in zip(self.wide, others, strict=True):
+                with T.vectorized(vector) as v:
+                    source = self.buffers[load.source]
+                    value = tirx.BufferLoad(source, self.index(load.indices, placed(at, column + v)))
+                    T.buffer_store(local, value, [v])
+
+        def loaded(others: list[Any], v: Any) -> dict[Any, Any]:
+            return {
+                load: local[v].astype("float32") if str(load.source.dtype) in NARROW else local[v]
+                for load, local in zip(self.wide, others, strict=True)
+            }
 
         # fmt: off
         @T.inline
@@ -153,19 +168,6 @@ class Store:
                                     T.buffer_store(out, results[v], indices(at, column + v))
                     T.cuda.warp_sync()
         # fmt: on
-
-        def load_wide(others: list[Any], at: dict[int, Any], column: Any) -> None:
-            for load, local in zip(self.wide, others, strict=True):
-                with T.vectorized(vector) as v:
-                    source = self.buffers[load.source]
-                    value = tirx.BufferLoad(source, self.index(load.indices, placed(at, column + v)))
-                    T.buffer_store(local, value, [v])
-
-        def loaded(others: list[Any], v: Any) -> dict[Any, Any]:
-            return {
-                load: local[v].astype("float32") if str(load.source.dtype) in NARROW else local[v]
-                for load, local in zip(self.wide, others, strict=True)
-            }
 
         body()
 
