@@ -142,6 +142,15 @@ def split(value: Any, acc: Any, rows: set[Any]) -> Any:
     return parts[0] if parts and all(_same(parts[0], part) for part in parts[1:]) else acc
 
 
+def loads_beside(value: Any, part: Any) -> list[Any]:
+    """The loads in `value` that are not in `part`."""
+    if type(value) is type(part) and _same(value, part):
+        return []
+    if isinstance(value, ir.TensorLoad):
+        return [value]
+    return [load for child in _children(value) for load in loads_beside(child, part)]
+
+
 def _children(node: Any) -> tuple[Any, ...]:
     if isinstance(node, tirx.Cast):
         return (node.value,)

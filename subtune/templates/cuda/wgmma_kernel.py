@@ -47,7 +47,7 @@ def wgmma_func(
     bk = ROW_BYTES // size
     a_elements, b_elements = t.m * bk, t.columns * bk
     a_bytes, b_bytes = a_elements * size, b_elements * size
-    acc_dtype = "int32" if a_map.dtype in ("int8", "uint8") else "float32"
+    register = "uint32" if a_map.dtype in ("int8", "uint8") else "float32"
     row_tiles = [ceil(view.groups[g].extent / rows) for g, rows in zip(view.rows, t.rows, strict=True)]
     m_tiles, n_tiles = prod(row_tiles), ceil(view.extent(view.n) / t.columns)
     tiles = view.extent(*view.batch) * m_tiles * n_tiles
@@ -75,7 +75,7 @@ def wgmma_func(
         per_batch = m_tiles * n_tiles
         within = tile % per_batch if view.batch else tile
         band = within // (t.raster * n_tiles)
-        height = tirx.min(m_tiles - band * t.raster, t.raster)
+        height = tirx.min(m_tiles - band * t.raster, t.raster) if m_tiles % t.raster else t.raster
         rest = within - band * (t.raster * n_tiles)
         m = band * t.raster + rest % height if t.raster > 1 else within // n_tiles
         n = rest // height if t.raster > 1 else within % n_tiles
@@ -93,7 +93,7 @@ def wgmma_func(
 
     def flags() -> tuple[Any, ...]:
         """What follows `accumulate`: signs of A and B, and whether they are across k (16 bits only)."""
-        if acc_dtype == "int32":
+        if register == "uint32":
             return ()
         across = (int(not a_map.is_along_k), int(not b_map.is_along_k)) if is_16 else ()
         return (1, 1, *across)
@@ -152,7 +152,7 @@ def wgmma_func(
             consumer: T.let[T.int32] = group - 1
             first: T.let[T.int32] = 0 if t.alternate else consumer * t.m_consumer
             lane: T.let[T.int32] = tid % 128
-            sums = T.alloc_local((m64 * acc,), acc_dtype)
+            sums = T.alloc_local((m64 * acc,), register)
             desc_a: T.uint64
             desc_b: T.uint64
             T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_a), shared_a.ptr_to([first * bk]), a_leading, 64, 3)

@@ -16,10 +16,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from subtune.anchor import loads, variables
+from subtune.anchor import variables
 from subtune.gemm_view import GemmView
 from subtune.kernel import NotApplicable
-from subtune.templates.cuda.wgmma_epilogue import NARROW, STORED, Epilogue, Rebuild, split
+from subtune.templates.cuda.wgmma_epilogue import NARROW, STORED, Epilogue, Rebuild, loads_beside, split
 from subtune.wgmma_tiling import Tiling, chunk_columns, chunk_pitch
 from subtune.workload import dtype_bits
 
@@ -63,6 +63,8 @@ class Store:
         if self.view.extent(n) % self.tiling.columns:
             column = tirx.min(column, self.view.extent(n) - 1)  # what is loaded beyond is not stored
         known = {g: at[g] for g in self.view.batch} | {n: column}
+        if str(total.ty.dtype) == "uint32":  # registers of an integer multiplication
+            total = tirx.reinterpret("int32", total)
         value = Rebuild(self.env(known), {self.epilogue.acc: total}, self.buffers)(self.first)
         return value.astype(self.dtype)
 
@@ -86,6 +88,8 @@ class Store:
         is_16 = dtype_bits(self.dtype) == 16
         is_plain = self.first is self.epilogue.value
         columns = view.extent(n)
+        # codegen vectorises a load only where it sees in the index itself that it is aligned
+        aligned = corner[n] // vector * vector
 
         def of_row(row: Any) -> dict[int, Any]:
             at = dict(corner)
@@ -153,7 +157,7 @@ class Store:
                         r: T.let[T.int32] = (turn * 32 + own) // per_row
                         c: T.let[T.int32] = (turn * 32 + own) % per_row * vector
                         at = T.meta_var(bound(of_row(first + m * 64 + lane // 32 * 16 + r)))
-                        column: T.let[T.int32] = corner[n] + chunk * width + c
+                        column = T.meta_var(aligned + chunk * width + c)
                         if inside(at, column):
                             for v in T.vectorized(vector):
                                 values[v] = staging[base + r * pitch + c + v]
@@ -184,7 +188,7 @@ def store_of(epilogue: Epilogue, view: GemmView, tiling: Tiling, buffers: dict[A
     vector = _aligned(epilogue.out, epilogue.indices, column, _VECTOR_BYTES // size)
     wide: list[Any] = []
     if first is not epilogue.value:
-        rest = [load for load in loads(epilogue.value) if column in variables(list(load.indices))]
+        rest = [load for load in loads_beside(epilogue.value, first) if column in variables(list(load.indices))]
         narrowest = [_VECTOR_BYTES * 8 // dtype_bits(str(load.source.dtype)) for load in rest]
         vector = min([vector, *narrowest])
         for load in rest:
