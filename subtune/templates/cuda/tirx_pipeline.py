@@ -36,8 +36,7 @@ def lower_by_kind(mod: Any, lower_scheduled: Callable[[Any], Any]) -> Any:
 
 
 def pipeline() -> tuple[Any, Any, Any]:
-    """Of a module of `tvm.tirx` kernels alone."""
-    x = tirx.transform
-    host = tvm.ir.transform.Sequential([x.LowerTVMBuiltin(), x.LowerIntrin()])
-    device = tvm.ir.transform.Sequential([x.LowerWarpMemory(), x.StmtSimplify(), x.LowerIntrin()])
-    return tvm.ir.transform.Sequential(tirx_passes()), host, device
+    """Of a module of `tvm.tirx` kernels alone, as `register_tir_pipeline` takes it."""
+    from tvm.tirx.compilation_pipeline import finalize_device_passes, finalize_host_passes
+
+    return tvm.ir.transform.Sequential(tirx_passes()), finalize_host_passes, finalize_device_passes

@@ -72,6 +72,8 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
         return store
     if why := tiling.obstacle(store.dtype, device.shared_per_block_bytes, device.shared_per_sm_bytes):
         return NotApplicable(why)
+    if tiling.columns == 256 and info.a.dtype in ("int8", "uint8"):
+        return NotApplicable("integer multiplications have at most 224 columns")
     a_param, extents, offsets = source
     maps = _maps(info, view, tiling, extents, offsets)
     if isinstance(maps, NotApplicable):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import tvm_ffi
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -193,7 +194,7 @@ def store_of(epilogue: Epilogue, view: GemmView, tiling: Tiling, buffers: dict[A
         vector = min([vector, *narrowest])
         for load in rest:
             fits = _aligned(load.source, load.indices, column, vector) == vector
-            if vector > 1 and fits and not any(load.same_as(known) for known in wide):
+            if vector > 1 and fits and not any(tvm_ffi.structural_equal(load, known) for known in wide):
                 wide.append(load)
     return Store(epilogue, first, dtype, vector, tuple(wide), view, tiling, buffers)
 

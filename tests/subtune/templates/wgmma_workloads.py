@@ -1,0 +1,106 @@
+"""Workloads in 16 bits and less, made by the road itself, for the tensor-core templates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from subtune.passes.extract import extract
+from subtune.passes.outline import outline
+from subtune.passes.partition import partition
+from subtune.workload import Workload
+
+Shape = Sequence[int]
+
+
+def build(body: Callable[..., Any], shapes: Sequence[Shape], constants: Sequence[Shape], dtype: str) -> Workload:
+    """The one workload of `body(emit, inputs..., constants...)`."""
+    bb = relax.BlockBuilder()
+    inputs = [relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)]
+    numpy_dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    weights = [relax.const(np.ones(shape, numpy_dtype)) for shape in constants]
+    with bb.function("main", inputs):
+        with bb.dataflow():
+            result = bb.emit_output(body(bb.emit, *inputs, *weights))
+        bb.emit_func_output(result)
+    mod = bb.get()
+    subgraphs = extract(outline(mod, partition(mod)))
+    assert len(subgraphs) == 1, [s.name for s in subgraphs]
+    return subgraphs[0].workload
+
+
+def dense(
+    m: int, n: int, k: int, residual: bool = False, act: str = "relu", dtype: str = "float16", sum_dtype: str = ""
+) -> Workload:
+    """act(x @ w + b [+ r]) with constant w and b; `sum_dtype`: what the product is in."""
+
+    def body(emit: Any, x: Any, *rest: Any) -> Any:
+        *r, w, b = rest
+        y = emit(op.matmul(x, w, out_dtype=sum_dtype or None))
+        y = emit(op.add(y, emit(op.astype(b, sum_dtype)) if sum_dtype else b))
+        for other in r:
+            y = emit(op.add(y, other))
+        y = emit({"relu": op.nn.relu, "gelu": op.nn.gelu, "silu": op.nn.silu}[act](y))
+        return op.astype(y, dtype) if sum_dtype else y
+
+    return build(body, [(m, k), *([(m, n)] if residual else [])], [(k, n), (n,)], dtype)
+
+
+def conv(size: int, cin: int, cout: int, kernel: int, stride: int = 1, batch: int = 2, residual: bool = True) -> Workload:
+    """NHWC convolution + bias [+ residual] + relu in float16."""
+    pad = kernel // 2
+    out = (size + 2 * pad - kernel) // stride + 1
+
+    def body(emit: Any, x: Any, *rest: Any) -> Any:
+        *r, w, b = rest
+        layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}
+        y = emit(op.add(emit(op.nn.conv2d(x, w, strides=stride, padding=pad, **layouts)), b))
+        for other in r:
+            y = emit(op.add(y, other))
+        return op.nn.relu(y)
+
+    shapes = [(batch, size, size, cin), *([(batch, out, out, cout)] if residual else [])]
+    return build(body, shapes, [(cout, kernel, kernel, cin), (1, 1, 1, cout)], "float16")
+
+
+def attention(batch: int, heads: int, m: int, n: int, k: int, transposed: bool = False) -> Workload:
+    """a @ b, or a @ b^T, for every head."""
+
+    def body(emit: Any, a: Any, b: Any) -> Any:
+        return op.matmul(a, emit(op.permute_dims(b, [0, 1, 3, 2])) if transposed else b)
+
+    last = (n, k) if transposed else (k, n)
+    return build(body, [(batch, heads, m, k), (batch, heads, *last)], [], "float16")
+
+
+def split_heads(batch: int, length: int, heads: int, width: int, k: int) -> Workload:
+    """x @ w + b as `[batch, heads, length, width]`."""
+
+    def body(emit: Any, x: Any, w: Any, b: Any) -> Any:
+        y = emit(op.reshape(emit(op.add(emit(op.matmul(x, w)), b)), (batch, length, heads, width)))
+        return op.permute_dims(y, [0, 2, 1, 3])
+
+    return build(body, [(batch, length, k)], [(k, heads * width), (heads * width,)], "float16")
+
+
+def quantised(m: int, n: int, k: int) -> Workload:
+    """int8 x @ w, requantised."""
+
+    def body(emit: Any, x: Any, w: Any) -> Any:
+        y = emit(op.astype(emit(op.matmul(x, w, out_dtype="int32")), "float32"))
+        y = emit(op.clip(emit(op.round(emit(op.multiply(y, relax.const(0.01))))), -128, 127))
+        return op.astype(y, "int8")
+
+    return build(body, [(m, k)], [(k, n)], "int8")
+
+
+def strided(m: int, n: int, k: int) -> Workload:
+    """A product with every second row of a."""
+    return build(
+        lambda emit, a, b: op.matmul(emit(op.strided_slice(a, [1], [1], [2 * k], [2])), b), [(m, 2 * k + 1), (k, n)], [], "float16"
+    )
