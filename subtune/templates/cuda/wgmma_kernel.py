@@ -116,12 +116,15 @@ def wgmma_func(
         staged = pool.alloc((store.shared_elements(),), store.dtype, align=128)
         full = pool.alloc((t.stages,), "uint64", align=8)
         empty = pool.alloc((t.stages,), "uint64", align=8)
+        turn = pool.alloc((2,), "uint64", align=8)
         pool.commit()
         group: T.let[T.int32] = T.tvm_warp_shuffle(0xFFFFFFFF, tid // 128, 0, 32, 32)
         if tid == 0:
             for i in T.unroll(t.stages):
                 T.ptx.mbarrier.init.shared.b64(full.ptr_to([i]), T.uint32(1))
                 T.ptx.mbarrier.init.shared.b64(empty.ptr_to([i]), T.uint32(free_by))
+            for i in T.unroll(2):
+                T.ptx.mbarrier.init.shared.b64(turn.ptr_to([i]), T.uint32(1))
             T.ptx.fence.mbarrier_init.release.cluster()
             T.ptx.fence.proxy.async_.shared__cta()
         T.cuda.cta_sync()
@@ -161,8 +164,12 @@ def wgmma_func(
                 tile = block + consumer * grid
                 stage = consumer * steps % t.stages
                 phase = consumer * steps // t.stages % 2
+            odd: T.int32 = 0
             while tile < tiles:
                 before: T.int32 = 0
+                if t.alternate:  # a phase has one bit: whoever waits must not be two rounds of the ring ahead
+                    T.cuda.mbarrier_wait(turn.ptr_to([consumer]), (odd + 1 - consumer) % 2)
+                    odd = 1 - odd
                 for step in T.serial(steps):
                     T.cuda.mbarrier_wait(full.ptr_to([stage]), phase)
                     T.ptx.wgmma.fence.sync.aligned()
@@ -183,6 +190,9 @@ def wgmma_func(
                     if stage == t.stages:
                         stage = 0
                         phase = phase ^ 1
+                if t.alternate:
+                    if lane == 0:
+                        T.ptx.mbarrier.arrive.shared.b64(turn.ptr_to([1 - consumer]), T.uint32(1))
                 T.ptx.wgmma.wait_group.sync.aligned(0)
                 if lane == 0:
                     T.ptx.mbarrier.arrive.shared.b64(empty.ptr_to([before]), T.uint32(1))
