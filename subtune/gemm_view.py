@@ -10,6 +10,7 @@ rows. What is left of an operand are the dims that a tensor map walks: extent, s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from subtune.anchor import Contraction, Operand
@@ -94,7 +95,11 @@ def gemm_view(info: Contraction) -> GemmView | NotApplicable:
     groups: list[Group] = []
     for axis in (axis for axis in info.axes if axis.extent > 1):
         before = groups[-1] if groups else None
-        if before is not None and before.role == axis.role and _joins(before.axes[-1], axis.index, axis.role, joined, info):
+        if (
+            before is not None
+            and before.role == axis.role
+            and _joins(before.axes[-1], axis.index, axis.role, joined, info)
+        ):
             groups[-1] = Group(axis.role, (*before.axes, axis.index), (*before.extents, axis.extent))
         else:
             groups.append(Group(axis.role, (axis.index,), (axis.extent,)))
@@ -145,7 +150,7 @@ def _adjacent(reads: list[_Read], extents: dict[int, int]) -> set[tuple[int, int
     """Pairs of axes that the operand holds one right outside the other."""
     return {
         (outer[2][0][0], inner[2][0][0])
-        for outer, inner in zip(reads, reads[1:], strict=False)
+        for outer, inner in pairwise(reads)
         if _is_plain(outer, extents) and _is_plain(inner, extents) and outer[1] == inner[0] * inner[1]
     }
 
@@ -176,9 +181,7 @@ def _dims(reads: list[_Read], groups: list[Group]) -> tuple[Dim, ...]:
     return tuple(found)
 
 
-def _view(
-    groups: tuple[Group, ...], a: tuple[Dim, ...], b: tuple[Dim, ...], packs: bool
-) -> GemmView | NotApplicable:
+def _view(groups: tuple[Group, ...], a: tuple[Dim, ...], b: tuple[Dim, ...], packs: bool) -> GemmView | NotApplicable:
     def ordered(dims: tuple[Dim, ...], role: str) -> tuple[int, ...]:
         used = [g for dim in dims for g in (dim.group, dim.window) if g >= 0 and groups[g].role == role]
         return tuple(dict.fromkeys(used))
@@ -191,7 +194,9 @@ def _view(
     n = next(g for g, group in enumerate(groups) if group.role == "n")
     if sum(dim.group == n for dim in b) != 1:
         return NotApplicable("B is not read along n")
-    plain = [g for g in reduced if all(sum(d.group == g and d.scale == 1 and d.window < 0 for d in x) == 1 for x in (a, b))]
+    plain = [
+        g for g in reduced if all(sum(d.group == g and d.scale == 1 and d.window < 0 for d in x) == 1 for x in (a, b))
+    ]
     ends = [dims[-1].group for dims in (a, b) if groups[dims[-1].group].role == "k"]
     if not plain or any(g not in plain for g in ends) or len(set(ends)) > 1:
         return NotApplicable("the operands share no contiguous k")

@@ -36,8 +36,10 @@ class Tiling:
     @classmethod
     def of(cls, candidate: Candidate) -> Tiling:
         return cls(
-            tuple(int(rows) for rows in str(candidate["rows"]).split("x")),
-            *(int(candidate[name]) for name in ("columns", "stages", "consumers")),
+            rows=tuple(int(rows) for rows in str(candidate["rows"]).split("x")),
+            columns=int(candidate["columns"]),
+            stages=int(candidate["stages"]),
+            consumers=int(candidate["consumers"]),
             alternate=bool(candidate["alternate"]),
             blocks_per_sm=int(candidate["blocks_per_sm"]),
             raster=int(candidate["raster"]),
@@ -87,7 +89,7 @@ class Tiling:
             return f"{self.m} rows are no multiple of 64 for each of {self.consumers} consumers"
         if self.columns % 16 or not 16 <= self.columns <= 256:
             return f"{self.columns} columns: a multiplication has 16, 32, ... 256"
-        if not 2 <= self.stages or self.consumers not in _REGISTERS or (self.alternate and self.consumers != 2):
+        if self.stages < 2 or self.consumers not in _REGISTERS or (self.alternate and self.consumers != 2):
             return "stages or consumers out of range"
         needed = self.shared_bytes(stored)
         if needed > shared_bytes or self.blocks_per_sm * (needed + 1024) > shared_per_sm_bytes:

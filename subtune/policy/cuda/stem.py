@@ -1,4 +1,4 @@
-"""Candidates for a network's first convolution on Hopper: rows of pixels to a block, warpgroups, blocks side by side."""
+"""Candidates for a network's first convolution on Hopper: rows of pixels to a block, warpgroups, blocks."""
 
 from __future__ import annotations
 

@@ -116,7 +116,9 @@ def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAMode
     dram_per_cycle = device.dram_bytes_per_s / device.sms / device.cycles_per_s
     m, n = tiling.m, tiling.columns
     multiply = 2.0 * m * n * bk / flops_per_cycle
-    read_b = (n + 64) / (n * 64) * m * n * ROW_BYTES / device.shared_bytes_per_cycle  # 64 rows of A and all of B at once
+    read_b = (
+        (n + 64) / (n * 64) * m * n * ROW_BYTES / device.shared_bytes_per_cycle
+    )  # 64 rows of A and all of B at once
     copy = (m + n) * ROW_BYTES / l2_per_cycle
     busy = steps * max(multiply, read_b, copy)
     elements = view.extent(*view.batch) * view.extent(*view.rows) * view.extent(view.n)

@@ -54,7 +54,7 @@ class StemPacking:
 
 @dataclass(frozen=True, slots=True)
 class Stem:
-    """Sizes of the convolution: `rows` of output pixels to a block; `row` elements of one window row, zeros included."""
+    """Sizes of the convolution: `rows` of output pixels to a block; `row` elements of a window row, zeros included."""
 
     height: int
     width: int  # of a row of the input, in words of two elements
@@ -180,6 +180,15 @@ def stem_func(
         """First word of a pixel's window."""
         return m // stem.out_width * (stem.stride * stem.pitch) + m % stem.out_width * step
 
+    def inside(r: Any, c: Any) -> Any:
+        return tirx.all(r >= 0, r < stem.height, c >= 0, c < stem.width)
+
+    def registers(local: Any, begin: Any, count: int) -> list[Any]:
+        return [local[begin + i] for i in range(count)]
+
+    def wide(index: Any, factor: int) -> Any:
+        return T.uint64(factor) * T.cast(index, "uint64")
+
     def of_k(j: Any, h: Any) -> Any:
         """Words from the first of a window to element `16 j + 8 h` of k."""
         k = j * 16 + h * 8
@@ -187,7 +196,7 @@ def stem_func(
 
     # fmt: off
     @T.prim_func(check_well_formed=False)
-    def main():
+    def main() -> None:
         declare()
         map_b: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         T.call_packed("runtime.cuTensorMapEncodeTiled", map_b, dtype, 2, b.data, *map_arguments)
@@ -217,12 +226,12 @@ def stem_func(
             if w < words:
                 r: T.let[T.int32] = top * stem.stride - stem.before[0] + w // stem.pitch
                 c: T.let[T.int32] = w % stem.pitch - stem.before[1]
-                patch[w] = T.if_then_else(tirx.all(r >= 0, r < stem.height, c >= 0, c < stem.width), source[(image * stem.height + r) * stem.width + c], T.uint32(0))
+                patch[w] = T.if_then_else(inside(r, c), source[(image * stem.height + r) * stem.width + c], T.uint32(0))
         T.cuda.cta_sync()
         T.cuda.mbarrier_wait(arrived.ptr_to([0]), 0)
         sums = T.alloc_local((sums_count,), "float32")
         pair = T.alloc_local((stem.k16 * 4,), "uint32")
-        desc_b: T.uint64
+        desc_b: T.uint64 = T.uint64(0)
         T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_b), weights.ptr_to([0]), 1, 64, 3)
         for i in T.serial(m_tiles):
             first: T.let[T.int32] = (i * tiling.consumers + group) * 64
@@ -235,12 +244,11 @@ def stem_func(
             T.ptx.wgmma.fence.sync.aligned()
             for j in T.unroll(stem.k16):
                 T.ptx[multiply](
-                    *[sums[s] for s in range(sums_count)], pair[j * 4], pair[j * 4 + 1], pair[j * 4 + 2], pair[j * 4 + 3],
-                    desc_b + T.uint64(columns * 128 // 16) * T.cast(j // 4, "uint64") + T.uint64(2) * T.cast(j % 4, "uint64"),
+                    *registers(sums, 0, sums_count), *registers(pair, j * 4, 4),
+                    desc_b + wide(j // 4, columns * 128 // 16) + wide(j % 4, 2),
                     j > 0, 1, 1, 0)
             T.ptx.wgmma.commit_group.sync.aligned()
             T.ptx.wgmma.wait_group.sync.aligned(0)
             store.emit(sums, staging, corner(image, top), first, group, lane, 1)
     # fmt: on
     return main
-

@@ -1,4 +1,4 @@
-"""Two kinds of kernels in one module: schedules of TIR, and kernels written in `tvm.tirx`, each lowered by its own passes."""
+"""Two kinds of kernels in one module: schedules of TIR and those written in `tvm.tirx`, each lowered its way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tirx_passes() -> tuple[Any, ...]:
 
 
 def lower_by_kind(mod: Any, lower_scheduled: Callable[[Any], Any]) -> Any:
-    """Functions with `TIRX_ATTR` through TVM's tirx pipeline, the others through `lower_scheduled`; one module again."""
+    """Functions with `TIRX_ATTR` through the tirx passes, the others through `lower_scheduled`; one module again."""
     written = {name: func for name, func in mod.functions.items() if func.attrs and TIRX_ATTR in func.attrs}
     scheduled = {name: func for name, func in mod.functions.items() if name not in written}
     lowered = tvm.IRModule({}, attrs=mod.attrs)

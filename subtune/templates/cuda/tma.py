@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from subtune.gemm_view import Dim, GemmView
+from subtune.gemm_view import Dim
 from subtune.kernel import NotApplicable
 from subtune.wgmma_tiling import ROW_BYTES
 from subtune.workload import dtype_bits
@@ -55,7 +56,7 @@ def tensor_map(
     tile: Mapping[int, int],
     inner: int,
 ) -> TensorMap | NotApplicable:
-    """The map of an operand whose dims have `extents` elements in memory and begin `offsets` before those of the view.
+    """The map of an operand whose dims have `extents` elements in memory, one after the other, and begin `offsets` into the view's.
 
     Args:
         tile: elements of each group in a box; 1 where it is left out.
@@ -74,7 +75,7 @@ def tensor_map(
             return NotApplicable(f"a stride of {step}, a tensor map has at most {_MAX_STEP}")
         if boxes[-1] > _MAX_BOX:
             return NotApplicable(f"a box of {boxes[-1]} elements, a tensor map has at most {_MAX_BOX}")
-    strides = [dim.stride * size for dim in dims[:-1]]
+    strides = [prod(extents[d + 1 :]) * size for d in range(len(dims) - 1)]
     if any(stride % 16 for stride in strides):
         return NotApplicable("rows that are no multiple of 16 bytes long")
     arguments = (*extents[::-1], *strides[::-1], *boxes[::-1], *steps[::-1], 0, _SWIZZLE_128B, _L2_PROMOTION_128B, 0)

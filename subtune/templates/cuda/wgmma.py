@@ -19,9 +19,9 @@ from subtune.cuda import CUDAModel
 from subtune.gemm_view import GemmView, gemm_view, packed_order
 from subtune.kernel import Kernel, NotApplicable, Packing
 from subtune.stages import Stages, inline
-from subtune.templates.cuda.wgmma_epilogue import epilogue_of
 from subtune.templates.cuda.tirx_pipeline import TIRX_ATTR
 from subtune.templates.cuda.tma import TensorMap, tensor_map
+from subtune.templates.cuda.wgmma_epilogue import epilogue_of
 from subtune.templates.cuda.wgmma_kernel import wgmma_func
 from subtune.templates.cuda.wgmma_store import store_of
 from subtune.wgmma_tiling import ROW_BYTES, Tiling
@@ -80,7 +80,9 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
         return maps
     a, b = buffers[params[a_param]], buffers[params[info.b.param]]
     func = wgmma_func(tuple(buffers.values()), a, b, maps, view, tiling, store, device.sms)
-    return Kernel(func.with_attrs({"global_symbol": "main", TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True}), packings)
+    return Kernel(
+        func.with_attrs({"global_symbol": "main", TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True}), packings
+    )
 
 
 def is_multiplied(dtype: str, device: CUDAModel) -> bool:
@@ -111,7 +113,7 @@ def _maps(
 def source_of(
     sch: Schedule, stages: Stages, info: Contraction
 ) -> tuple[int, tuple[int, ...], tuple[int, ...]] | NotApplicable:
-    """The parameter that A is read from: its extents (dims of one element left out), and where it begins before them."""
+    """The parameter that A is read from: its extents (dims of one element left out), and the padding before."""
     if info.b.param < 0 or len(stages.producers) > int(info.a.param < 0):
         return NotApplicable("an operand is computed before it is read")
     merged = gemm_view(info)

@@ -1,6 +1,6 @@
 """What is stored for an element of a contraction, as an expression over its sum and its axes, read from the TIR.
 
-    out[indices] = value(sum, axes)        bias, residual, scale, activation, casts: whatever the epilogue blocks compute
+    out[indices] = value(sum, axes)        bias, residual, scale, activation, casts, as the blocks say
 
 A kernel that is no schedule of the workload rebuilds these expressions where it has the sum in registers: over its own
 indices, in int32, and in float32 where the model computes in 16 bits (a value is rounded where it is stored, not

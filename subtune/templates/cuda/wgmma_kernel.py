@@ -1,4 +1,4 @@
-"""The warp-specialised kernel for Hopper: one warpgroup copies (TMA), one to three multiply (wgmma), over a ring of stages.
+"""The warp-specialised kernel for Hopper: one warpgroup copies (TMA), one to three multiply (wgmma), a ring between.
 
     copying:      for tile of this block, for step of k:  wait empty[stage];  box of A, box of B -> stage;  full[stage]
     multiplying:  for tile of this block:  for step of k:  wait full[stage];  acc += A * B;  free the stage before
@@ -91,6 +91,9 @@ def wgmma_func(
     def accumulators(m: Any, registers: Any) -> list[Any]:
         return [registers[m * acc + i] for i in range(acc)]
 
+    def wide(index: Any, factor: int) -> Any:
+        return T.uint64(factor) * T.cast(index, "uint64")
+
     def flags() -> tuple[Any, ...]:
         """What follows `accumulate`: signs of A and B, and whether they are across k (16 bits only)."""
         if register == "uint32":
@@ -100,7 +103,7 @@ def wgmma_func(
 
     # fmt: off
     @T.prim_func(check_well_formed=False)
-    def main():
+    def main() -> None:
         declare()
         map_a: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         T.call_packed("runtime.cuTensorMapEncodeTiled", map_a, a_map.dtype, a_map.rank, a.data, *a_map.arguments)
@@ -141,9 +144,15 @@ def wgmma_func(
                         T.cuda.mbarrier_wait(empty.ptr_to([stage]), phase ^ 1)
                         T.ptx.mbarrier.arrive.expect_tx.shared.b64(full.ptr_to([stage]), T.uint32(a_bytes + b_bytes))
                         for box in T.unroll(a_boxes):
-                            T.ptx[copy_a](shared_a.ptr_to([stage * a_elements + box * (bk * bk)]), T.address_of(map_a), *a_map.coordinates(moved(corner | of_step(step), view.rows[-1], box * bk, a_boxes)), full.ptr_to([stage]))
+                            T.ptx[copy_a](
+                                shared_a.ptr_to([stage * a_elements + box * (bk * bk)]), T.address_of(map_a),
+                                *a_map.coordinates(moved(corner | of_step(step), view.rows[-1], box * bk, a_boxes)),
+                                full.ptr_to([stage]))
                         for box in T.unroll(b_boxes):
-                            T.ptx[copy_b](shared_b.ptr_to([stage * b_elements + box * (bk * bk)]), T.address_of(map_b), *b_map.coordinates(moved(corner | of_step(step), view.n, box * bk, b_boxes)), full.ptr_to([stage]))
+                            T.ptx[copy_b](
+                                shared_b.ptr_to([stage * b_elements + box * (bk * bk)]), T.address_of(map_b),
+                                *b_map.coordinates(moved(corner | of_step(step), view.n, box * bk, b_boxes)),
+                                full.ptr_to([stage]))
                         stage = stage + 1
                         if stage == t.stages:
                             stage = 0
@@ -156,8 +165,8 @@ def wgmma_func(
             first: T.let[T.int32] = 0 if t.alternate else consumer * t.m_consumer
             lane: T.let[T.int32] = tid % 128
             sums = T.alloc_local((m64 * acc,), register)
-            desc_a: T.uint64
-            desc_b: T.uint64
+            desc_a: T.uint64 = T.uint64(0)
+            desc_b: T.uint64 = T.uint64(0)
             T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_a), shared_a.ptr_to([first * bk]), a_leading, 64, 3)
             T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_b), shared_b.ptr_to([0]), b_leading, 64, 3)
             if t.alternate:
@@ -177,8 +186,8 @@ def wgmma_func(
                         for m in T.unroll(m64):
                             T.ptx[multiply](
                                 *accumulators(m, sums),
-                                desc_a + T.uint64(a_bytes // 16) * T.cast(stage, "uint64") + T.uint64(a_step) * T.cast(k, "uint64") + T.uint64(64 * ROW_BYTES // 16) * T.cast(m, "uint64"),
-                                desc_b + T.uint64(b_bytes // 16) * T.cast(stage, "uint64") + T.uint64(b_step) * T.cast(k, "uint64"),
+                                desc_a + wide(stage, a_bytes // 16) + wide(k, a_step) + wide(m, 64 * ROW_BYTES // 16),
+                                desc_b + wide(stage, b_bytes // 16) + wide(k, b_step),
                                 step + k > 0, *flags())
                     T.ptx.wgmma.commit_group.sync.aligned()
                     if step > 0:
@@ -190,7 +199,7 @@ def wgmma_func(
                     if stage == t.stages:
                         stage = 0
                         phase = phase ^ 1
-                if t.alternate:
+                if t.alternate:  # noqa: SIM102 - the one is decided here, the other on the device
                     if lane == 0:
                         T.ptx.mbarrier.arrive.shared.b64(turn.ptr_to([1 - consumer]), T.uint32(1))
                 T.ptx.wgmma.wait_group.sync.aligned(0)

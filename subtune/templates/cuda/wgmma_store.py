@@ -30,9 +30,9 @@ _MATRICES = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """How a tile is stored: `first` of the epilogue is staged as `dtype`; `vector` elements of a row are stored at once.
+    """How a tile is stored: `first` of the epilogue is staged as `dtype`; `vector` elements of a row go at once.
 
-    `wide`: loads of the rest that a thread does as one vector. `buffers`: the kernel's buffer for each of the workload's.
+    `wide`: loads of the rest that a thread does as one vector. `buffers`: the kernel's, for each of the workload's.
     """
 
     epilogue: Epilogue
@@ -81,7 +81,7 @@ class Store:
     def emit(
         self, sums: Any, staging: Any, corner: dict[int, Any], first: Any, consumer: Any, lane: Any, m64: int
     ) -> None:
-        """Store `m64` times 64 rows of the tile at `corner`, from `first` on; `lane` is the consumer's thread of 128."""
+        """Store `m64` times 64 rows of the tile at `corner`, from `first` on; `lane`: the consumer's thread of 128."""
         t, view, vector = self.tiling, self.view, self.vector
         width, pitch = chunk_columns(t.columns, self.dtype), chunk_pitch(t.columns, self.dtype)
         n, out = view.n, self.buffers[self.epilogue.out]
@@ -134,7 +134,7 @@ class Store:
 
         # fmt: off
         @T.inline
-        def body():
+        def body() -> None:
             base: T.let[T.int32] = (consumer * 4 + lane // 32) * (16 * pitch)
             own: T.let[T.int32] = lane % 32
             eight = T.alloc_local((8,), self.dtype)
@@ -145,14 +145,18 @@ class Store:
                 for chunk in T.unroll(t.columns // width):
                     for j in T.unroll(width // 16):
                         for e in T.unroll(8):
-                            eight[e] = self.staged(sums[m * count + chunk * (width // 2) + j * 8 + e], corner, corner[n] + chunk * width + first_of(j, e // 2) + e % 2)
+                            total = T.meta_var(sums[m * count + chunk * (width // 2) + j * 8 + e])
+                            at_n = T.meta_var(corner[n] + chunk * width + first_of(j, e // 2) + e % 2)
+                            eight[e] = self.staged(total, corner, at_n)
                         if is_16:
                             words = eight.view("uint32")
-                            T.ptx[_MATRICES](staging.ptr_to([base + (lane % 16) * pitch + j * 16 + own // 16 * 8]), words[0], words[1], words[2], words[3])
+                            where = T.meta_var(base + lane % 16 * pitch + j * 16 + own // 16 * 8)
+                            T.ptx[_MATRICES](staging.ptr_to([where]), words[0], words[1], words[2], words[3])
                         else:
                             for h in T.unroll(4):
                                 for v in T.vectorized(2):
-                                    staging[base + (own // 4 + h % 2 * 8) * pitch + first_of(j, h) + v] = eight[h * 2 + v]
+                                    row = T.meta_var(own // 4 + h % 2 * 8)
+                                    staging[base + row * pitch + first_of(j, h) + v] = eight[h * 2 + v]
                     T.cuda.warp_sync()
                     for turn in T.unroll(16 * per_row // 32):
                         r: T.let[T.int32] = (turn * 32 + own) // per_row

@@ -8,9 +8,9 @@ from math import prod
 import numpy as np
 import pytest
 import tvm
-from tests.subtune.templates.wgmma_workloads import attention, conv, dense, quantised, split_heads, strided
 from tvm import tirx
 from tvm.s_tir import Schedule
+from wgmma_workloads import attention, conv, dense, quantised, split_heads, strided
 
 from subtune import templates
 from subtune.anchor import contraction
@@ -21,7 +21,7 @@ from subtune.kernel import Kernel, NotApplicable, Packing
 from subtune.policy.cuda.wgmma import wgmma_candidates
 from subtune.stages import inline, summarise
 from subtune.templates.cuda.stem import Stem, StemPacking
-from subtune.templates.cuda.tirx_pipeline import TIRX_ATTR, lower_by_kind, pipeline
+from subtune.templates.cuda.tirx_pipeline import TIRX_ATTR, lower_by_kind
 from subtune.templates.cuda.tma import tensor_map
 from subtune.templates.cuda.wgmma import padded_param, source_of
 from subtune.templates.cuda.wgmma_epilogue import Rebuild, epilogue_of, split
@@ -162,8 +162,9 @@ def test_a_padding_is_seen_through():
     assert padded_param(block, list(sch.mod["main"].params)) == (0, (2, 14, 14, 64), (0, 1, 1, 0))
     found = tensor_map(view.a, (2, 14, 14, 64), (0, 1, 1, 0), "float16", {0: 2, 1: 8, 2: 8, view.inner: 64}, view.inner)
     assert found.arguments[:4] == (64, 14, 14, 2)
+    assert found.arguments[4:7] == (64 * 2, 14 * 64 * 2, 14 * 14 * 64 * 2)  # strides of the operand, not of the padding
     assert found.arguments[7:11] == (64, 8, 8, 2)  # the box
-    at = {g: 0 for g in range(len(view.groups))}
+    at = dict.fromkeys(range(len(view.groups)), 0)
     assert found.coordinates({**at, 1: 8, view.steps[0]: 2}) == [0, -1, 9, 0]
 
 
@@ -210,14 +211,22 @@ def test_tiles_that_do_not_fit_are_refused():
 
 
 def source(func):
-    """CUDA source of a kernel."""
+    """CUDA source of a kernel, built beside a schedule of TIR."""
+    from tvm.s_tir.pipeline import default_s_tir_pipeline
     from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
-    register_tir_pipeline("subtune_tirx_test", pipeline)
-    lowered = lower_by_kind(tvm.IRModule({"main": func}), lambda mod: mod)
-    assert [f for f in lowered.functions.values() if str(f.attrs.get("target", "")).startswith('{"kind":"cuda"')] or True
-    executable = tvm.compile(tvm.IRModule({"main": func}), H200.target(), tir_pipeline="subtune_tirx_test")
-    return executable.mod.imports[0].inspect_source()
+    lower, host, device = default_s_tir_pipeline()
+
+    @tvm.transform.module_pass(opt_level=0)
+    def by_kind(mod, _context):
+        return lower_by_kind(mod, lower)
+
+    register_tir_pipeline("subtune_tirx_test", lambda: (by_kind, host, device))
+    other = templates.schedule(dense(8, 16, 8), Candidate("default"), H200).func.with_attr("global_symbol", "other")
+    mod = tvm.IRModule({"main": func, "other": other})
+    text = tvm.compile(mod, H200.target(), tir_pipeline="subtune_tirx_test").mod.imports[0].inspect_source()
+    assert "other_kernel" in text
+    return text
 
 
 BUILT = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from tvm import relax
+from tvm import relax, te
 from tvm.relax import op
 
 from subtune.passes.extract import extract
@@ -42,7 +42,7 @@ def dense(
     def body(emit: Any, x: Any, *rest: Any) -> Any:
         *r, w, b = rest
         y = emit(op.matmul(x, w, out_dtype=sum_dtype or None))
-        y = emit(op.add(y, emit(op.astype(b, sum_dtype)) if sum_dtype else b))
+        y = emit(op.add(y, relax.const(np.ones(n, sum_dtype)) if sum_dtype else b))
         for other in r:
             y = emit(op.add(y, other))
         y = emit({"relu": op.nn.relu, "gelu": op.nn.gelu, "silu": op.nn.silu}[act](y))
@@ -51,7 +51,9 @@ def dense(
     return build(body, [(m, k), *([(m, n)] if residual else [])], [(k, n), (n,)], dtype)
 
 
-def conv(size: int, cin: int, cout: int, kernel: int, stride: int = 1, batch: int = 2, residual: bool = True) -> Workload:
+def conv(
+    size: int, cin: int, cout: int, kernel: int, stride: int = 1, batch: int = 2, residual: bool = True
+) -> Workload:
     """NHWC convolution + bias [+ residual] + relu in float16."""
     pad = kernel // 2
     out = (size + 2 * pad - kernel) // stride + 1
@@ -79,13 +81,14 @@ def attention(batch: int, heads: int, m: int, n: int, k: int, transposed: bool =
 
 
 def split_heads(batch: int, length: int, heads: int, width: int, k: int) -> Workload:
-    """x @ w + b as `[batch, heads, length, width]`."""
-
-    def body(emit: Any, x: Any, w: Any, b: Any) -> Any:
-        y = emit(op.reshape(emit(op.add(emit(op.matmul(x, w)), b)), (batch, length, heads, width)))
-        return op.permute_dims(y, [0, 2, 1, 3])
-
-    return build(body, [(batch, length, k)], [(k, heads * width), (heads * width,)], "float16")
+    """x @ w + b as `[batch, heads, length, width]`, which the partition would leave to another kernel."""
+    x = te.placeholder((batch, length, k), "float16", "x")
+    w = te.placeholder((k, heads * width), "float16", "w")
+    b = te.placeholder((heads * width,), "float16", "b")
+    i = te.reduce_axis((0, k), "i")
+    y = te.compute((batch, length, heads * width), lambda o, m, n: te.sum(x[o, m, i] * w[i, n], i), "y")
+    z = te.compute((batch, heads, length, width), lambda o, h, m, v: y[o, m, h * width + v] + b[h * width + v], "z")
+    return Workload.of(te.create_prim_func([x, w, b, z]).with_attr("layout_free_buffers", [1, 2]), 1)
 
 
 def quantised(m: int, n: int, k: int) -> Workload:
@@ -102,5 +105,8 @@ def quantised(m: int, n: int, k: int) -> Workload:
 def strided(m: int, n: int, k: int) -> Workload:
     """A product with every second row of a."""
     return build(
-        lambda emit, a, b: op.matmul(emit(op.strided_slice(a, [1], [1], [2 * k], [2])), b), [(m, 2 * k + 1), (k, n)], [], "float16"
+        lambda emit, a, b: op.matmul(emit(op.strided_slice(a, [1], [1], [2 * k], [2])), b),
+        [(m, 2 * k + 1), (k, n)],
+        [],
+        "float16",
     )
