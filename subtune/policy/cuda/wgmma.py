@@ -22,10 +22,10 @@ _COLUMNS = (16, 32, 64, 96, 128, 192, 256)
 _CONSUMERS = ((1, False), (2, False), (2, True), (3, False))
 _MAX_STAGES = 8
 _WASTE = 1.5  # padded rows or columns to real ones, unless nothing wastes less
-_SHAPES = 3  # of tiles over several groups of rows, per number of rows
+_SHAPES = 2  # of tiles over several groups of rows, per number of rows: of least waste, and most compact
 _RASTER = 8
 _FILL_S = 1.2e-6  # the first stage's way from memory, and the last tile's way there
-_L2_SHARE = 1.6  # of the published rate that boxes of 128-byte rows reach (measured: 7.9 TB/s at 8192, MMA-bound)
+_L2_SHARE = 2.2  # of the published rate, which boxes of 128-byte rows exceed (measured: 50 bytes a cycle and SM)
 _MMA_SHARE = 0.88  # of the peak that the best kernels sustain (power)
 _STORE_CYCLES = 4.0  # of a warp per 32 elements: epilogue, exchange
 _DTYPES = ("float16", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2")
@@ -80,8 +80,9 @@ def _row_tiles(view: GemmView) -> list[tuple[int, ...]]:
                 waste = prod(ceil(e / s) * s for e, s in zip(extents, shape, strict=True)) / prod(extents)
                 # neighbouring pixels share what a window reads of them
                 shapes.append((waste, -min(shape[1:]), shape))
-        shapes.sort()
-        found += [shape for waste, _, shape in shapes[:_SHAPES] if waste <= _WASTE * shapes[0][0]]
+        shapes = [shape for shape in sorted(shapes) if shape[0] <= _WASTE * min(shapes)[0]]
+        compact = sorted(shapes, key=lambda shape: (shape[1], shape[0], shape[2]))
+        found += dict.fromkeys(shape for _, _, shape in (*shapes[:_SHAPES], *compact[:_SHAPES]))
     return found
 
 

@@ -56,7 +56,7 @@ def tensor_map(
     tile: Mapping[int, int],
     inner: int,
 ) -> TensorMap | NotApplicable:
-    """The map of an operand whose dims have `extents` elements in memory, one after the other, and begin `offsets` into the view's.
+    """The map of a contiguous operand whose dims have `extents` elements in memory, `offsets` into the view's dims.
 
     Args:
         tile: elements of each group in a box; 1 where it is left out.
