@@ -71,7 +71,7 @@ def _row_tiles(view: GemmView) -> list[tuple[int, ...]]:
     extents = [view.groups[g].extent for g in view.rows]
     if len(extents) == 1:
         return [(m,) for m in (64, 128, 192, 256) if m <= 64 or ceil(extents[0] / m) * m <= extents[0] * _WASTE]
-    found = []
+    found: list[tuple[int, ...]] = []
     for m in (64, 128, 256):
         shapes = []
         sides = [[1 << i for i in range(m.bit_length()) if 1 << i < 2 * extent] for extent in extents]
