@@ -10,7 +10,7 @@ import pytest
 import tvm
 from tvm import tirx
 from tvm.s_tir import Schedule
-from wgmma_workloads import attention, conv, dense, quantised, split_heads, strided
+from wgmma_workloads import attention, conv, dense, product, quantised, split_heads, strided
 
 from subtune import templates
 from subtune.anchor import contraction
@@ -239,12 +239,15 @@ BUILT = [
     (attention(2, 12, 512, 512, 64), Tiling((128,), 128, 2), "m64n128k16.f32.f16"),
     (split_heads(2, 128, 12, 64, 768), Tiling((64,), 64, 4, 1), "m64n64k16.f32.f16"),
     (quantised(512, 512, 512), Tiling((128,), 128, 4), "m64n128k32.s32.s8.s8"),
+    (product(512, 512, 512, "float8_e4m3fn"), Tiling((128,), 128, 4), "m64n128k32.f32.e4m3.e4m3"),
+    (product(512, 512, 512, "float32"), Tiling((128,), 128, 4), "m64n128k8.f32.tf32.tf32"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("workload", "tiling", "instruction"), BUILT, ids=str)
 def test_kernels_build_for_hopper(workload, tiling, instruction):
-    kernel = templates.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), H200)
+    device = replace(H200, allow_tf32=True)
+    kernel = templates.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), device)
     assert isinstance(kernel, Kernel), kernel
     for i, (param, arg) in enumerate(zip(kernel.func.params, workload.args, strict=True)):
         packed = dict(kernel.packings).get(i)

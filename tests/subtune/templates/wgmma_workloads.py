@@ -110,3 +110,11 @@ def strided(m: int, n: int, k: int) -> Workload:
     return Workload.of(
         te.create_prim_func([a, b, te.compute((m, n), lambda x, y: te.sum(a[x, i * 2] * b[i, y], i))]), 1
     )
+
+
+def product(m: int, n: int, k: int, dtype: str) -> Workload:
+    """a @ b^T, summed in float32."""
+    a, b = te.placeholder((m, k), dtype, "a"), te.placeholder((n, k), dtype, "b")
+    i = te.reduce_axis((0, k), "i")
+    c = te.compute((m, n), lambda x, y: te.sum(a[x, i].astype("float32") * b[y, i].astype("float32"), i))
+    return Workload.of(te.create_prim_func([a, b, c]), 1)
