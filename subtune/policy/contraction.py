@@ -27,8 +27,14 @@ _MAX_ROWS = 30
 _MAX_TILE_ROWS = 64
 
 
-def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUModel) -> list[Candidate]:
-    """Every legal register tile with every sensible outer tile, each with its predicted time."""
+def contraction_candidates(
+    anchor: Contraction, workload: Workload, device: CPUModel, *, always_packs: bool = False
+) -> list[Candidate]:
+    """Every legal register tile with every sensible outer tile, each with its predicted time.
+
+    Args:
+        always_packs: the template never reads B as it lies.
+    """
     lanes = anchor.lanes(device.lanes(dtype_bits(anchor.acc_dtype)))
     rows = anchor.of_role("m")
     last = rows[-1].extent if rows else 1
@@ -54,7 +60,9 @@ def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUM
                         knobs["prefetch"] = True
                     seconds = _predict(anchor, workload, device, mr, vectors, mt, order)
                     where = _unpacked_s(anchor, device, mr, vectors * lanes, mt, order)
-                    if anchor.n.extent % (vectors * lanes) and not anchor.b.is_constant:
+                    if always_packs:
+                        where = 0.0
+                    elif anchor.n.extent % (vectors * lanes) and not anchor.b.is_constant:
                         where += _packing_s(anchor, device)  # its padding is a copy, too
                     found.append(Candidate.make("contraction", seconds + where, **knobs))
                     if where and len(rows) == 1 and not anchor.of_role("batch") and tiles >= _REUSED:
