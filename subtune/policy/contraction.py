@@ -27,8 +27,14 @@ _MAX_ROWS = 30
 _MAX_TILE_ROWS = 64
 
 
-def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUModel) -> list[Candidate]:
-    """Every legal register tile with every sensible outer tile, each with its predicted time."""
+def contraction_candidates(
+    anchor: Contraction, workload: Workload, device: CPUModel, *, always_packs: bool = False
+) -> list[Candidate]:
+    """Every legal register tile with every sensible outer tile, each with its predicted time.
+
+    Args:
+        always_packs: the template never reads B as it lies.
+    """
     lanes = anchor.lanes(device.lanes(dtype_bits(anchor.acc_dtype)))
     rows = anchor.of_role("m")
     last = rows[-1].extent if rows else 1
@@ -37,6 +43,7 @@ def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUM
     streams = anchor.b.is_constant and device.comes_from_memory(weights)
     found = []
     is_one_row = all(axis.extent == 1 for axis in rows)
+    is_read_as_it_lies = not (always_packs or anchor.b.is_constant) and anchor.b.axes[-1] == anchor.n.index
     for vectors in _vector_counts(anchor.per_group or anchor.n.extent, lanes, is_one_row):
         if anchor.per_group % (vectors * lanes):
             continue
@@ -53,9 +60,11 @@ def contraction_candidates(anchor: Contraction, workload: Workload, device: CPUM
                     if streams and order != "nm" and _passes(anchor, mr, mt, order) <= vectors * lanes:
                         knobs["prefetch"] = True
                     seconds = _predict(anchor, workload, device, mr, vectors, mt, order)
-                    where = _unpacked_s(anchor, device, mr, vectors * lanes, mt, order)
-                    if anchor.n.extent % (vectors * lanes) and not anchor.b.is_constant:
-                        where += _packing_s(anchor, device)  # its padding is a copy, too
+                    where = 0.0
+                    if is_read_as_it_lies:
+                        where = _unpacked_s(anchor, device, mr, vectors * lanes, mt, order)
+                        if anchor.n.extent % (vectors * lanes):
+                            where += _packing_s(anchor, device)  # its padding is a copy, too
                     found.append(Candidate.make("contraction", seconds + where, **knobs))
                     if where and len(rows) == 1 and not anchor.of_role("batch") and tiles >= _REUSED:
                         knobs["pack"] = True
@@ -70,13 +79,11 @@ def _orders(anchor: Contraction, nr: int, device: CPUModel) -> tuple[str, ...]:
 
 
 def _unpacked_s(anchor: Contraction, device: CPUModel, mr: int, nr: int, mt: int, order: str) -> float:
-    """Seconds that the distance between B's rows costs where it is read as it lies; 0.0 where it is packed.
+    """Seconds that the distance between B's rows costs where it is read as it lies.
 
     Each piece of `nr` columns begins a line that no prefetcher foresees when rows are as long as a page. Rows a
     multiple of a page apart also lie in the same few sets of L1: every micro-kernel fetches them anew.
     """
-    if anchor.b.is_constant or anchor.b.axes[-1] != anchor.n.index:
-        return 0.0
     pitch = anchor.b.shape[-1] * dtype_bits(anchor.b.dtype) // 8
     k, batch = (prod(axis.extent for axis in anchor.of_role(role)) for role in ("k", "batch"))
     if pitch * k <= device.l1d_bytes:

@@ -33,7 +33,8 @@ def contraction_bf16_candidates(anchor: Contraction, workload: Workload, device:
         _in_pairs(anchor.b, pair),
         anchor.acc_dtype,
     )
-    found = contraction_candidates(halved, workload, replace(device, fma_latency=max(device.fma_latency, _LATENCY)))
+    slower = replace(device, fma_latency=max(device.fma_latency, _LATENCY))
+    found = contraction_candidates(halved, workload, slower, always_packs=True)
     return [replace(candidate, template="contraction_bf16") for candidate in found]
 
 
