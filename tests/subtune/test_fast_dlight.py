@@ -75,7 +75,7 @@ def test_what_does_not_qualify(caplog: pytest.LogCaptureFixture) -> None:
         _, tags = get_tensorized_func_and_tags(func, target)
     assert tags is None
     assert "tf32 is not allowed" in caplog.text
-    with pytest.raises(SubtuneError, match="tf32 is not allowed.*DefaultPolicy"):
+    with pytest.raises(SubtuneError, match=r"tf32 is not allowed.*DefaultPolicy"):
         TensorCorePolicy(func, CUDA(target)).emit_config(20)
 
 
