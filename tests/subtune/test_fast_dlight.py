@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tvm_ffi
 from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
@@ -104,8 +103,9 @@ def test_tune_a_module_and_reuse_its_database(tmp_path: Path, caplog: pytest.Log
     )
     with database, CUDA(target).target():
         again = relax.transform.MetaScheduleApplyDatabase(enable_warning=True)(relax_mod)
-    equal = [n for n in names if tvm_ffi.structural_equal(again[n].body, tuned[n].body, map_free_vars=True)]
-    assert len(equal) == 1
+    replayed = [name for name in names if "ldmatrix" in again[name].script()]
+    assert replayed == [name for name in names if "tirx.is_scheduled" in again[name].attrs]
+    assert len(replayed) == 1
 
 
 def test_public_names() -> None:
