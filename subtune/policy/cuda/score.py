@@ -109,7 +109,7 @@ def _wave_cycles(shape: BlockShape, gemm: Gemm, device: CUDAModel, blocks: int) 
 def _distinct_bytes(
     shape: BlockShape, gemm: Gemm, device: CUDAModel, blocks: int, a_bytes: float, b_bytes: float
 ) -> float:
-    """Bytes from DRAM in one step of a wave: its blocks cover a rectangle of tiles, whose rows and columns L2 shares."""
+    """Bytes from DRAM in one step of a wave: its blocks cover a rectangle of tiles; L2 shares rows and columns."""
     rows, columns = ceil(gemm.m / shape.bm), ceil(gemm.n / shape.bn)
     per_product = max(1, blocks // (gemm.batch * shape.split))
     if shape.raster > 1:
