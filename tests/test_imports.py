@@ -20,9 +20,18 @@ ROOMS = {
     "cli": (3, "cli"),
     **dict.fromkeys(
         (
-            "compile", "compare", "bench", "tuner", "tune", "predict", "inspect", "regions", "onnx_backend", "api",
+            "compile",
+            "compare",
+            "bench",
+            "tuner",
+            "tune",
+            "predict",
+            "inspect",
+            "regions",
+            "onnx_backend",
+            "api",
             "fast_dlight",
-        ),  # fmt: skip
+        ),
         (2, "compile"),
     ),
     **dict.fromkeys(("artifact", "artifact_cuda", "artifact_writer", "verify"), (1, "artifact")),
