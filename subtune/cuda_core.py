@@ -34,8 +34,10 @@ class SimtTile:
 
     @classmethod
     def of(cls, candidate: Candidate) -> SimtTile:
-        numbers = [int(candidate[name]) for name in cls.__slots__ if name not in ("copy", "raster")]
-        return cls(*numbers, str(candidate["copy"]), int(candidate["raster"]))
+        bm, bn, bk, tm, tn, stages, raster = (
+            int(candidate[name]) for name in ("bm", "bn", "bk", "tm", "tn", "stages", "raster")
+        )
+        return cls(bm, bn, bk, tm, tn, stages, str(candidate["copy"]), raster)
 
     @property
     def warps(self) -> tuple[int, int]:

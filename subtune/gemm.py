@@ -147,7 +147,7 @@ def _operand(
     store = block.body
     params = list(sch.mod["main"].params)
     read = loads(store.value)
-    dims = [index for index in store.indices]
+    dims = list(store.indices)
     extents = {iv.var: int(iv.dom.extent) for iv in block.iter_vars}
     role_of = {index: role for index, role in zip(dims, roles, strict=True) if isinstance(index, ir.Var)}
     inner, elements = "k", 1

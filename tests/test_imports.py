@@ -19,7 +19,19 @@ ROOT = Path(__file__).parents[1] / "subtune"
 ROOMS = {
     "cli": (3, "cli"),
     **dict.fromkeys(
-        ("compile", "compare", "bench", "tuner", "tune", "predict", "inspect", "regions", "onnx_backend", "api"),
+        (
+            "compile",
+            "compare",
+            "bench",
+            "tuner",
+            "tune",
+            "predict",
+            "inspect",
+            "regions",
+            "onnx_backend",
+            "api",
+            "fast_dlight",
+        ),
         (2, "compile"),
     ),
     **dict.fromkeys(("artifact", "artifact_cuda", "artifact_writer", "verify"), (1, "artifact")),

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tvm_ffi
 from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
@@ -75,7 +74,7 @@ def test_what_does_not_qualify(caplog: pytest.LogCaptureFixture) -> None:
         _, tags = get_tensorized_func_and_tags(func, target)
     assert tags is None
     assert "tf32 is not allowed" in caplog.text
-    with pytest.raises(SubtuneError, match="tf32 is not allowed.*DefaultPolicy"):
+    with pytest.raises(SubtuneError, match=r"tf32 is not allowed.*DefaultPolicy"):
         TensorCorePolicy(func, CUDA(target)).emit_config(20)
 
 
@@ -104,8 +103,9 @@ def test_tune_a_module_and_reuse_its_database(tmp_path: Path, caplog: pytest.Log
     )
     with database, CUDA(target).target():
         again = relax.transform.MetaScheduleApplyDatabase(enable_warning=True)(relax_mod)
-    equal = [n for n in names if tvm_ffi.structural_equal(again[n].body, tuned[n].body, map_free_vars=True)]
-    assert len(equal) == 1
+    replayed = [name for name in names if "ldmatrix" in again[name].script()]
+    assert replayed == [name for name in names if "tirx.is_scheduled" in again[name].attrs]
+    assert len(replayed) == 1
 
 
 def test_public_names() -> None:

@@ -70,7 +70,8 @@ def _packs(form: Gemm, workload: Workload) -> bool:
 
 def _shape(tile: MmaTile, form: Gemm, device: CUDAModel, packs: bool) -> BlockShape:
     itemsize = dtype_bits(form.a.dtype) // 8
-    rate = dict(device.mma_flops_per_cycle).get("tfloat32" if form.a.dtype == "float32" else form.a.dtype, 0)
+    dtype = "tfloat32" if form.a.dtype == "float32" else form.a.dtype
+    rate = float(dict(device.mma_flops_per_cycle).get(dtype, 0))
     if device.capability >= 90:
         rate *= _OF_WGMMA
     written = (tile.bm + tile.bn) * tile.bk * itemsize

@@ -91,7 +91,9 @@ def _wave_cycles(shape: BlockShape, gemm: Gemm, device: CUDAModel, blocks: int) 
     shared = per_sm * shape.shared_bytes_per_step / device.shared_bytes_per_cycle
     loaded = blocks * (shape.bm * a_bytes + shape.bn * b_bytes) * shape.bk
     l2_rate = _L2_BEYOND * device.l2_bytes_per_s / device.cycles_per_s * min(1.0, 2 * busy / device.sms)
-    dram = _distinct_bytes(shape, gemm, device, blocks, a_bytes, b_bytes) / device.dram_bytes_per_s * device.cycles_per_s
+    dram = (
+        _distinct_bytes(shape, gemm, device, blocks, a_bytes, b_bytes) / device.dram_bytes_per_s * device.cycles_per_s
+    )
     times = (compute, shared, loaded / l2_rate, dram)
     step = max(times) + _HIDDEN * (sum(times) - max(times)) + _BARRIER_CYCLES[per_sm > 1]
     if gemm.is_window:
@@ -99,13 +101,15 @@ def _wave_cycles(shape: BlockShape, gemm: Gemm, device: CUDAModel, blocks: int) 
     fits = gemm.a.nbytes + gemm.b.nbytes < _L2_SHARE * device.l2_bytes
     latency = _L2_LATENCY_CYCLES if fits else _DRAM_LATENCY_CYCLES
     exposed = max(0.0, latency - (shape.stages - 1) * step) / per_sm
-    return _BLOCK_START_CYCLES + latency + shape.steps * (step + exposed) + _epilogue_cycles(shape, gemm, device, blocks)
+    return (
+        _BLOCK_START_CYCLES + latency + shape.steps * (step + exposed) + _epilogue_cycles(shape, gemm, device, blocks)
+    )
 
 
 def _distinct_bytes(
     shape: BlockShape, gemm: Gemm, device: CUDAModel, blocks: int, a_bytes: float, b_bytes: float
 ) -> float:
-    """Bytes from DRAM in one step of a wave: its blocks cover a rectangle of tiles, whose rows and columns L2 shares."""
+    """Bytes from DRAM in one step of a wave: its blocks cover a rectangle of tiles; L2 shares rows and columns."""
     rows, columns = ceil(gemm.m / shape.bm), ceil(gemm.n / shape.bn)
     per_product = max(1, blocks // (gemm.batch * shape.split))
     if shape.raster > 1:

@@ -48,7 +48,7 @@ def _shape(tile: SimtTile, form: Gemm, device: CUDAModel) -> BlockShape:
     itemsize = max(dtype_bits(form.a.dtype), dtype_bits(form.b.dtype)) // 8
     rows, columns = tile.warps
     fragments = 4 * (tile.tm * 4 + tile.tn * 8) * rows * columns * tile.bk  # as float32: broadcasts are free
-    written = (tile.bm + tile.bn) * tile.bk * itemsize
+    written = float((tile.bm + tile.bn) * tile.bk * itemsize)
     for name, extent in (("a", tile.bm), ("b", tile.bn)):
         written += extent * tile.bk * itemsize * (4 / tile.vector(form, name) - 1)
     computed = tile.tm * tile.tn

@@ -78,11 +78,10 @@ def _fusing(roles: list[str], extents: list[Any], order: list[str]) -> Any:
     return tirx.IndexMap(axes, [fused.get(role, tirx.IntImm(extents[0].ty, 0)) for role in order], None)
 
 
-
 def widened(func: Any) -> Any:
     """`func` with a reduction that sums 16-bit floats summing in float32; what reads the sums rounds them.
 
-        C: float16;  C += A * B        ->     C': float32;  C' += float32(A) * float32(B);  ... = float16(C')
+    C: float16;  C += A * B        ->     C': float32;  C' += float32(A) * float32(B);  ... = float16(C')
     """
     import tvm_ffi
 

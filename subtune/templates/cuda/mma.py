@@ -5,8 +5,8 @@
         for k step of 32 bytes:                 ldmatrix -> fragments;  mma.sync 16x16 per pair of fragments
       sums -> shared memory -> epilogue, row by row, 16-byte stores
 
-The prologue is computed on the way in, the epilogue on the float32 (int32) sums on the way out. With split-K the sums of
-every part go to memory, and a second kernel adds them and computes the epilogue.
+The prologue is computed on the way in, the epilogue on the float32 (int32) sums on the way out. With split-K the sums
+of every part go to memory, and a second kernel adds them and computes the epilogue.
 Sources: PTX ISA; CUTLASS' documentation of its GEMM hierarchy; measured in the project's recipes.
 """
 
@@ -151,9 +151,7 @@ def _product(
     return reason
 
 
-def _to_shared(
-    sch: Schedule, block: Any, index: int, at: Any, tile: MmaTile, vector: int, row: int, dtype: str
-) -> Any:
+def _to_shared(sch: Schedule, block: Any, index: int, at: Any, tile: MmaTile, vector: int, row: int, dtype: str) -> Any:
     shared = sch.cache_read(block, index, "shared.dyn")
     sch.compute_at(shared, at, preserve_unit_loops=True)
     fused = sch.fuse(*sch.get_loops(shared)[-2:])
@@ -189,6 +187,7 @@ def _tiled(sch: Schedule, block: Any, rows: int, columns: int) -> Any:
 
 def _fragment_map(shape: tuple[int, int], fragment: Any) -> Any:
     """[..., row, column] -> [..., tile row, tile column, lane, element]."""
+
     def index_map(*index: Any) -> list[Any]:
         *outer, row, column = index
         rows, columns = shape
@@ -200,5 +199,3 @@ def _fragment_map(shape: tuple[int, int], fragment: Any) -> Any:
 
 def _divisor(extent: int, most: int) -> int:
     return next(d for d in range(min(extent, most), 0, -1) if extent % d == 0)
-
-

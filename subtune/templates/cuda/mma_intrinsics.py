@@ -46,7 +46,8 @@ def mma_intrinsics(dtype: str, acc_dtype: str, a_inner: str, b_inner: str) -> Mm
     Args:
         a_inner: "k" for tiles [m, k], "m" for [k, m] (16-bit dtypes only); b_inner: "k" or "n" likewise.
     """
-    assert dtype in _PTX and acc_dtype in _ACC_PTX
+    assert dtype in _PTX
+    assert acc_dtype in _ACC_PTX
     assert dtype_bits(dtype) == 16 or (a_inner, b_inner) == ("k", "k")
     k = mma_k(dtype)
     chunk = k // 2  # elements of one row of an 8 x 8 matrix

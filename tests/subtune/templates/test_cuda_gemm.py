@@ -28,9 +28,11 @@ FP32 = {"dtype": "float32", "acc": "float32"}
 DEVICES = {name: replace(CUDA(name), allow_tf32=True) for name in ("A100", "RTX 4090", "H100")}
 
 
-def mma(bm: int, bn: int, bk: int, wm: int, wn: int, stages: int, raster: int = 1, split: int = 1, **more: Any) -> Candidate:
-    knobs = {"bm": bm, "bn": bn, "bk": bk, "wm": wm, "wn": wn, "stages": stages, "raster": raster, "split": split}
-    return Candidate.make("cuda.mma", **knobs, **more)
+def mma(
+    bm: int, bn: int, bk: int, wm: int, wn: int, stages: int, raster: int = 1, split: int = 1, **more: Any
+) -> Candidate:  # fmt: skip
+    tile: dict[str, Any] = {"bm": bm, "bn": bn, "bk": bk, "wm": wm, "wn": wn, "stages": stages}
+    return Candidate.make("cuda.mma", **tile, raster=raster, split=split, **more)
 
 
 def simt(bm: int, bn: int, bk: int, tm: int, tn: int, stages: int, copy: str) -> Candidate:
@@ -100,7 +102,8 @@ def test_copies_are_asynchronous_and_wide() -> None:
 def test_int8_is_swizzled() -> None:
     source = source_of(scheduled("int8", DEVICES["A100"]).func, DEVICES["A100"])
     copies = [line for line in source.splitlines() if line.lstrip().startswith("ptx_cp_async")]
-    assert copies and all("^" in line for line in copies)
+    assert copies
+    assert all("^" in line for line in copies)
 
 
 @pytest.mark.parametrize("name", ["nt", "tails", "int8", "convolution", "tf32", "nn"])
