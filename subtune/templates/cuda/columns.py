@@ -50,9 +50,19 @@ def neighbours(reduction: Any) -> int:
             continue
         inside = []
         for index in reversed(list(load.indices)):
-            if not isinstance(index, ir.Var) or kinds.get(index) != tirx.IterVar.DataPar:
+            axis = _axis(index, extents)
+            if axis is None or (kinds[axis] != tirx.IterVar.DataPar and extents[axis] > 1):
                 break
-            inside.append(extents.get(index, 0))
+            inside.append(extents[axis])
         if inside and len(inside) < len(load.indices):
             return prod(inside)
     return 1
+
+
+def _axis(index: Any, extents: dict[Any, int]) -> Any:
+    """The axis that an index is, axes of one value left out; None where it is more than an axis."""
+    if isinstance(index, tirx.Add):
+        for one, other in ((index.a, index.b), (index.b, index.a)):
+            if isinstance(other, ir.Var) and extents.get(other) == 1:
+                return _axis(one, extents)
+    return index if isinstance(index, ir.Var) and index in extents else None
