@@ -149,9 +149,7 @@ class _Reader:
         self._need_params((a, f, g, e), (expand, taps, last))
         images, _, _, channels = axes.sizes
         _, out_height, out_width, outputs = outer.sizes
-        block = Bottleneck(
-            images, *size, inputs, channels, outputs, out_height, out_width, rows=rows, columns=columns
-        )
+        block = Bottleneck(images, *size, inputs, channels, outputs, out_height, out_width, rows=rows, columns=columns)
         return BottleneckForm(
             block, image, row, column, k, channel, out, score, mean, total, a, f, g, e, expand, taps, last
         )

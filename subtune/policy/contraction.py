@@ -73,7 +73,7 @@ def contraction_candidates(
 
 
 def _orders(anchor: Contraction, nr: int, device: CPUModel) -> tuple[str, ...]:
-    """"nm" shares panels that the threads cannot share evenly, so that they still read little of B each."""
+    """ "nm" shares panels that the threads cannot share evenly, so that they still read little of B each."""
     orders = ("m", "n", "mn")
     return (*orders, "nm") if ceil(anchor.n.extent / nr) % device.threads else orders
 
