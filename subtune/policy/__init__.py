@@ -109,7 +109,7 @@ def _every_implementation(ranked: list[Candidate], topk: int) -> list[Candidate]
     first: list[Candidate] = []
     rest: list[Candidate] = []
     for candidate in ranked:
-        kind = (candidate.template, candidate.is_serial, candidate.get("levels"))
+        kind = (candidate.template, candidate.is_serial, candidate.get("levels"), candidate.get("pack") is True)
         seen[kind] = seen.get(kind, 0) + 1
         (first if seen[kind] <= share else rest).append(candidate)
     return first + rest if len(seen) > 1 else ranked

@@ -145,6 +145,7 @@ def test_rows_of_whole_pages_are_packed_first(width: int, packs: bool, device: C
     """Read as they lie, all rows of such a matrix would lie in the same few sets of L1."""
     proposed = policy.candidates(_product(256, width, 512), device)
     assert [bool(c.get("pack")) for c in proposed[:3]] == [packs] * 3
+    assert not all(c.get("pack") for c in proposed)
 
 
 def test_a_slice_costs_what_it_reads(device: CPUModel) -> None:
