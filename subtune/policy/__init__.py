@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from subtune.anchor import Columns, Contraction, Elementwise, Rowwise, Window
 from subtune.bottleneck import Bottleneck
@@ -32,6 +33,7 @@ __all__ = ["candidates"]
 
 _PARALLEL_START_S = 1e-6  # from the call to the first iteration on a warm pool; median over 110 kernels on Zen 5
 _SERIAL_BELOW_S = 30e-6
+_MUST_SAVE = 0.97
 _SERIAL_TEMPLATES = (
     "contraction", "contraction_bf16", "window", "rowwise", "columns", "grouped", "elementwise", "chain", "transpose",
 )  # fmt: skip
@@ -66,7 +68,7 @@ def candidates(workload: Workload, device: Device, topk: int = 20) -> tuple[Cand
             found += dot_candidates(anchor, workload, device)
         if not device.exact_math and sum(arg.is_output for arg in workload.args) == 1:
             found += winograd_candidates(anchor, device)
-            found += strassen_candidates(anchor, workload, device)
+            found += _hopeful(strassen_candidates(anchor, workload, device), found)
     elif isinstance(anchor, Window):
         found = window_candidates(anchor, workload, device)
     elif isinstance(anchor, Rowwise):
@@ -84,6 +86,12 @@ def candidates(workload: Workload, device: Device, topk: int = 20) -> tuple[Cand
     found = _with_serial(found, device)
     ranked = sorted(found, key=lambda c: (c.predicted_s, c.template, c.knobs))
     return tuple(_diverse(_every_implementation(ranked, topk), topk))
+
+
+def _hopeful(fewer_products: list[Candidate], others: list[Candidate]) -> list[Candidate]:
+    """Strassen's candidates that would win by more than what the model leaves out of their sums."""
+    least = min((c.predicted_s for c in others), default=inf)
+    return [c for c in fewer_products if c.predicted_s < _MUST_SAVE * least]
 
 
 def _with_serial(found: list[Candidate], device: CPUModel) -> list[Candidate]:
