@@ -137,6 +137,7 @@ class TestCompile:
             "tune": True,
             "exact": True,
             "precision": "bf16",
+            "gpu": {},
         }
         assert capsys.readouterr().out == "all is well\n"
 
