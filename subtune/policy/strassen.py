@@ -44,6 +44,9 @@ def strassen_candidates(anchor: Contraction, workload: Workload, device: CPUMode
                 if mr * vectors + vectors + 1 > device.vector_registers:
                     continue
                 for order, mb in [("n", rows), *(("m", b) for b in _blocks(rows, mr, device))]:
+                    sums_bytes = products * k * 4 * (rows if order == "n" else mb * device.threads)
+                    if sums_bytes > device.l3_bytes / 2:
+                        continue  # the sums of A would go through memory
                     nr = vectors * lanes
                     seconds = _predict(levels, (rows, k, n), (mr, vectors, mb), order, workload, device)
                     knobs: dict[str, int | str | bool] = {"mr": mr, "nr": nr, "mb": mb, "order": order}
@@ -72,6 +75,7 @@ def _predict(
     micro = k * per_k + _START_CYCLES + mr * vectors
     cycles = products * (rows / mr) * panels * micro
     cycles += products * rows * k / lanes * _SUM_CYCLES
+    cycles += 2 * products * rows * k * 4 / bytes_per_cycle(products * mb * k * 4, device)
 
     additions = terms(levels).additions[1]
     operands = sum(1 for arg in workload.args if not arg.is_constant) - 1
