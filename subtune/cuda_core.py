@@ -7,7 +7,7 @@ from math import ceil
 
 from subtune.candidate import Candidate
 from subtune.cuda import CUDAModel
-from subtune.gemm import Gemm
+from subtune.gemm import Gemm, block_obstacle
 from subtune.workload import dtype_bits
 
 WARP_ROWS, WARP_COLUMNS = 4, 8  # lanes of a warp over its tile: a float4 of A for 4, one of B for 8 distinct addresses
@@ -79,15 +79,8 @@ def simt_tile_obstacle(tile: SimtTile, gemm: Gemm, device: CUDAModel) -> str:
         return "the tile is no multiple of a warp's"
     if tile.tm % VECTOR or tile.tn % VECTOR:
         return f"a thread's tile is no multiple of {VECTOR}"
-    if tile.threads > device.max_threads_per_block:
-        return f"{tile.threads} threads, a block has at most {device.max_threads_per_block}"
-    if tile.shared_bytes(gemm) > device.shared_per_block_bytes:
-        return f"{tile.shared_bytes(gemm)} bytes of shared memory, a block has {device.shared_per_block_bytes}"
-    registers = min(device.max_registers_per_thread, device.registers_per_sm // tile.threads)
-    if tile.registers(gemm) > registers:
-        return f"about {tile.registers(gemm)} registers per thread, there are {registers}"
-    if tile.stages > max(1, tile.steps(gemm)):
-        return f"{tile.stages} stages for {tile.steps(gemm)} steps"
+    if reason := block_obstacle(tile, gemm, device):
+        return reason
     if tile.copy == "registers" and tile.stages != 2:
         return "copies through registers alternate between two buffers"
     if tile.copy == "async" and device.capability < 80:

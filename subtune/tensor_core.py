@@ -7,7 +7,7 @@ from math import ceil
 
 from subtune.candidate import Candidate
 from subtune.cuda import CUDAModel
-from subtune.gemm import Gemm
+from subtune.gemm import Gemm, block_obstacle
 from subtune.workload import dtype_bits
 
 WARP_TILE = 16
@@ -110,15 +110,8 @@ def tile_obstacle(tile: MmaTile, gemm: Gemm, device: CUDAModel) -> str:
     k = 256 // dtype_bits(gemm.a.dtype)
     if tile.bm % (WARP_TILE * tile.wm) or tile.bn % (WARP_TILE * tile.wn) or tile.bk % k:
         return f"the tile is no multiple of {WARP_TILE}x{WARP_TILE}x{k} per warp"
-    if tile.threads > device.max_threads_per_block:
-        return f"{tile.threads} threads, a block has at most {device.max_threads_per_block}"
-    if tile.shared_bytes(gemm) > device.shared_per_block_bytes:
-        return f"{tile.shared_bytes(gemm)} bytes of shared memory, a block has {device.shared_per_block_bytes}"
-    registers = min(device.max_registers_per_thread, device.registers_per_sm // tile.threads)
-    if tile.registers(gemm) > registers:
-        return f"about {tile.registers(gemm)} registers per thread, there are {registers}"
-    if tile.stages > max(1, tile.steps(gemm)):
-        return f"{tile.stages} stages for {tile.steps(gemm)} steps"
+    if reason := block_obstacle(tile, gemm, device):
+        return reason
     if tile.split > 1 and gemm.batch > 1:
         return "split-K of a batch"
     if (tile.bm * tile.bk) % tile.threads or (tile.bn * tile.bk) % tile.threads:

@@ -34,12 +34,7 @@ def _fold(stmt: Any, names: Sequence[str]) -> Any:
         block = stmt.block
         if block.name_hint in names:
             return _decided(stmt)
-        body = _fold(block.body, names)
-        new_block = SBlock(
-            block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init, block.alloc_buffers,
-            block.match_buffers, block.annotations,
-        )  # fmt: skip
-        return SBlockRealize(stmt.iter_values, stmt.predicate, new_block)
+        return _with_body(stmt, _fold(block.body, names))
     if isinstance(stmt, tirx.SeqStmt):
         return tirx.SeqStmt([_fold(s, names) for s in stmt.seq])
     if not isinstance(stmt, tirx.For):
@@ -76,6 +71,11 @@ def _decided(realize: Any) -> Any:
         return expr
 
     body = tirx.BufferStore(block.body.buffer, substitute(decide(block.body.value), known), list(block.body.indices))
+    return _with_body(realize, body)
+
+
+def _with_body(realize: Any, body: Any) -> Any:
+    block = realize.block
     new_block = SBlock(
         block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init, block.alloc_buffers,
         block.match_buffers, block.annotations,

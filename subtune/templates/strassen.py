@@ -36,6 +36,7 @@ from subtune.substitute import substitute
 from subtune.templates.choices import choose, fold_choices
 from subtune.templates.padding import nest
 from subtune.templates.prefetch import MicroKernel, prefetch_panels
+from subtune.templates.tile import place_in_registers
 from subtune.workload import Workload
 
 _OUT = "strassen_out"
@@ -133,7 +134,7 @@ def _reduced(info: Contraction) -> tuple[Axis, ...]:
 
 
 def _dims(*extents: int) -> list[Any]:
-    return [tirx.const(extent, "int64") for extent in extents]
+    return [_int(extent) for extent in extents]
 
 
 def _signed_sum(values: list[tuple[int, Any]]) -> Any:
@@ -221,9 +222,7 @@ def _graft(func: Any, inner: Any, sch: Schedule, stages: Stages, info: Contracti
     root = substitute(inner.body, {data: source, y: blocks}).block
     anchor = sch.get(stages.anchors[0])
     output = sch.get(stages.outputs[0]) if stages.outputs else anchor
-    replaced = {anchor.name_hint: list(root.body.seq), output.name_hint: []}
-    if output is anchor:
-        replaced = {anchor.name_hint: list(root.body.seq)}
+    replaced = {output.name_hint: [], anchor.name_hint: list(root.body.seq)}
     merged: list[Any] = []
     for stage in root_stages(func):
         merged += replaced.get(stage_block(stage).name_hint, [stage])
@@ -279,13 +278,7 @@ def _schedule(sch: Schedule, pads: tuple[str, ...], levels: int, mr: int, nr: in
     sch.vectorize(lane)
     sch.unroll(x)
     sch.unroll(z)
-    stage = block("strassen_y")
-    sch.set_scope(stage, 0, "local")
-    sch.compute_at(stage, vector)
-    *unrolled, last = sch.get_loops(stage)[-3:]
-    sch.vectorize(last)
-    for loop in unrolled:
-        sch.unroll(loop)
+    place_in_registers(sch, block("strassen_y"), vector)
 
     sch.compute_at(copy, panel)
     r, p, c = sch.get_loops(copy)[-3:]

@@ -50,3 +50,13 @@ def extent_of(sch: Schedule, loop: Any) -> int:
 
 def names_equal(sch: Schedule, a: Any, b: Any) -> bool:
     return bool(sch.get(a).name_hint == sch.get(b).name_hint)
+
+
+def place_in_registers(sch: Schedule, stage: Any, loop: Any) -> None:
+    """A stage computed where it is used: its three inner loops two unrolled ones round a vector."""
+    sch.set_scope(stage, 0, "local")
+    sch.compute_at(stage, loop)
+    *unrolled, last = sch.get_loops(stage)[-3:]
+    sch.vectorize(last)
+    for inner in unrolled:
+        sch.unroll(inner)

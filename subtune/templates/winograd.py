@@ -30,6 +30,7 @@ from subtune.kernel import Kernel, NotApplicable
 from subtune.stages import Stages, anchored, with_stages
 from subtune.substitute import substitute
 from subtune.templates.prefetch import MicroKernel, prefetch_panels
+from subtune.templates.tile import place_in_registers
 from subtune.workload import Workload
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -250,13 +251,7 @@ def _schedule(sch: Schedule, names: _Geometry, m: int, mr: int, nr: int, fuse: b
     tile_rows = sch.fuse(n, th)
     sch.parallel(tile_rows)
     for name in ("wino_y", "wino_s"):
-        stage = block(name)
-        sch.set_scope(stage, 0, "local")
-        sch.compute_at(stage, oo)
-        *unrolled, last = sch.get_loops(stage)[-3:]
-        sch.vectorize(last)
-        for loop in unrolled:
-            sch.unroll(loop)
+        place_in_registers(sch, block(name), oo)
 
     # products
     stage = copy
@@ -292,13 +287,7 @@ def _schedule(sch: Schedule, names: _Geometry, m: int, mr: int, nr: int, fuse: b
     sch.unroll(s)
     if not fuse:
         sch.parallel(p)
-    stage = block("wino_t")
-    sch.set_scope(stage, 0, "local")
-    sch.compute_at(stage, co)
-    *unrolled, last = sch.get_loops(stage)[-3:]
-    sch.vectorize(last)
-    for loop in unrolled:
-        sch.unroll(loop)
+    place_in_registers(sch, block("wino_t"), co)
     if padded is not None:
         stage = block(padded)
         if fuse:

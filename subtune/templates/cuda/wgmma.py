@@ -18,7 +18,7 @@ from subtune.candidate import Candidate
 from subtune.cuda import CUDAModel
 from subtune.gemm_view import GemmView, gemm_view, packed_order
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.stages import Stages, inline
+from subtune.stages import Stages, anchored
 from subtune.templates.cuda.tirx_pipeline import TIRX_ATTR
 from subtune.templates.cuda.tma import TensorMap, tensor_map
 from subtune.templates.cuda.wgmma_epilogue import epilogue_of
@@ -33,15 +33,10 @@ DTYPES = ("float16", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"
 def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
     if device.arch != "sm_90a" or not device.wgmma or device.tensor_core == "off":
         return NotApplicable("wgmma needs sm_90a, and the user's leave")
-    sch = Schedule(workload.func)
-    stages = inline(sch)
-    if isinstance(stages, NotApplicable):
-        return stages
-    if len(stages.anchors) != 1:
-        return NotApplicable(f"{len(stages.anchors)} reductions, a contraction has one")
-    info = contraction(sch, stages.anchors[0])
-    if isinstance(info, NotApplicable):
-        return info
+    found = anchored(workload, contraction)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
     if info.a.dtype != info.b.dtype or not is_multiplied(info.a.dtype, device):
         return NotApplicable(f"wgmma does not multiply {info.a.dtype} by {info.b.dtype} here")
     view = gemm_view(info)

@@ -20,7 +20,7 @@ from subtune.anchor import Window, window
 from subtune.candidate import Candidate
 from subtune.cuda import CUDAModel
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.stages import Stages, inline
+from subtune.stages import Stages, anchored
 from subtune.templates.cuda.emit import Code, const, load, prim_func
 from subtune.templates.cuda.lanes import Lanes, Unsupported, decoded, not_applicable, wide, widened_constant
 from subtune.templates.cuda.lines import combination
@@ -31,16 +31,11 @@ _MAX_UNROLLED = 300  # window elements of a thread: a 7x7 window over six pixels
 
 def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
     """Knobs: `threads` of a block, `lanes`, `rows` and `cols` (output pixels of a thread)."""
-    sch = Schedule(workload.func)
     try:
-        stages = inline(sch)
-        if isinstance(stages, NotApplicable):
-            return stages
-        if len(stages.anchors) != 1:
-            return NotApplicable(f"{len(stages.anchors)} reductions, a window reduction has one")
-        info = window(sch, stages.anchors[0])
-        if isinstance(info, NotApplicable):
-            return info
+        found = anchored(workload, window)
+        if isinstance(found, NotApplicable):
+            return found
+        sch, stages, info = found
         for pad in stages.producers:
             sch.compute_inline(pad)
         return _schedule(sch, stages, info, candidate, device)
