@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -14,19 +15,35 @@ from subtune.errors import ModelError
 from subtune.frontends.imported import Imported
 from subtune.frontends.onnx import load_onnx
 from subtune.frontends.onnx_file import read_bytes, read_file, read_proto
+from subtune.frontends.parameters import Parameters
 
 _ZOO = "zoo:"
+
+_RELAY_SUFFIXES = (".relay", ".txt", ".json")
+_RELAY_START = re.compile(
+    r"\ufeff?\s*(?:(?://[^\n]*|/\*.*?\*/)\s*)*"
+    r"(?:#\[version|v0\.0\.\d|def @|type \w+|extern type|free_var %|fn ?[(\[]|"
+    r"\{\s*\"(?:root|nodes|attrs|b64ndarrays)\")",
+    re.DOTALL,
+)
+_HEAD = 4096
 
 Shapes = Mapping[str, "Sequence[int] | int"]
 
 
-def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes | None = None) -> Imported:
+def load(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    shapes: Shapes | None = None,
+    parameters: Parameters | None = None,
+) -> Imported:
     """Import a model.
 
     Args:
-        model: a path to an ONNX file, its bytes, an `onnx.ModelProto` (never changed), or `zoo:NAME`, with the
-            builder's arguments behind a question mark: `zoo:resnet18?batch=8&dtype=float16`.
+        model: a path to an ONNX file or to Relay's text or JSON, the bytes of one of them, a Relay text itself, an
+            `onnx.ModelProto` (never changed), or `zoo:NAME`, with the builder's arguments behind a question mark:
+            `zoo:resnet18?batch=8&dtype=float16`.
         shapes: input name -> its whole shape, or symbol -> its one value; needed for symbolic dimensions.
+        parameters: the weights of a Relay model, whose file seldom holds them.
     Raises:
         ModelError: the file cannot be read or is no valid model.
         ShapeError: a dimension has no value, or shapes contradict one another.
@@ -40,12 +57,20 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes
     subtune.errors.ModelError: the zoo has no model 'mpl' (did you mean mlp?); it has ...
     """
     try:
-        return _load(model, shapes or {})
+        return _load(model, shapes or {}, parameters or Parameters())
     except UnicodeDecodeError as error:  # protobuf checks the encoding of a name only when it is read
         raise ModelError("The model has a name that is not valid UTF-8: the file is damaged.") from error
 
 
-def _load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes) -> Imported:
+def _load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes, parameters: Parameters) -> Imported:
+    relay = _relay_of(model)
+    if relay is not None:
+        from subtune.frontends.relay import load_relay  # late: the parser library is for such models only
+
+        text, name = relay
+        return load_relay(text, shapes, parameters, name)
+    if parameters:
+        raise ModelError("Parameters are for Relay models: an ONNX model holds its own.")
     if isinstance(model, onnx.ModelProto):
         return load_onnx(read_proto(model, name=model.graph.name or "model"), shapes)
     if isinstance(model, bytes | bytearray | memoryview):
@@ -57,6 +82,47 @@ def _load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shape
         # Another file format is told by its suffix or its first bytes here, and gets its own read_* and load_*.
         return load_onnx(read_file(Path(os.fspath(model))), shapes)
     raise ModelError(f"A model is a path, bytes, an onnx.ModelProto or zoo:NAME, not {type(model).__name__}.")
+
+
+def is_relay_text(model: object) -> bool:
+    """Whether a string is a Relay model itself, not the name of a file."""
+    return isinstance(model, str) and bool(_RELAY_START.match(model)) and ("\n" in model or "{" in model)
+
+
+def is_relay(model: object) -> bool:
+    """Whether `load` would read a Relay model."""
+    return _relay_of(model) is not None
+
+
+def _relay_of(model: object) -> tuple[str, str] | None:
+    """The text or JSON of a Relay model and its name; None for what is something else, or cannot be read."""
+    if is_relay_text(model):
+        return str(model), "relay"
+    if isinstance(model, bytes | bytearray | memoryview):
+        head = bytes(model[:_HEAD])
+        return (_decoded(bytes(model), "the model"), "relay") if _RELAY_START.match(_leniently(head)) else None
+    if not isinstance(model, str | os.PathLike) or os.fspath(model)[: len(_ZOO)] == _ZOO:
+        return None
+    path = Path(os.fspath(model))
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+            if path.suffix.lower() in _RELAY_SUFFIXES or _RELAY_START.match(_leniently(head)):
+                return _decoded(head + file.read(), str(path)), path.stem
+    except (OSError, ValueError):  # ValueError: a NUL in the path; the reader of ONNX files says what is wrong
+        return None
+    return None
+
+
+def _leniently(head: bytes) -> str:
+    return head.decode("utf-8", errors="replace")
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{name!r} is no text (byte {error.start}), so no Relay model.") from error
 
 
 def _build_zoo_model(text: str) -> tuple[onnx.ModelProto, str]:

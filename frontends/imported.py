@@ -19,11 +19,13 @@ class Imported:
         mod: `mod["main"]` takes the inputs, in the order of `inputs`, and gives one tensor, or a tuple in the order
             of `outputs` when there are several. Weights are constants; every shape is static.
         source: what a reference runtime can run for verification: the model's file, or its protobuf (the very object
-            given to `load`, not a copy) when there is no file.
+            given to `load`, not a copy) when there is no file; None where nothing else runs such models.
+        notes: what the frontend decided that a user should hear of, a line each.
     """
 
     mod: tvm.IRModule
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     name: str
-    source: Path | onnx.ModelProto
+    source: Path | onnx.ModelProto | None
+    notes: tuple[str, ...] = ()

@@ -190,6 +190,15 @@ def sink_take(walk: Walk, call: Any) -> Expr | None:
     return relax.op.permute_dims(below, q) if q else below
 
 
+def sink_repeat(walk: Walk, call: Any) -> Expr | None:
+    found = moved(walk, call.args[0])
+    if found is None or call.attrs.axis is None:
+        return None
+    y, p = found
+    axis = p[positive_axis(call.attrs.axis, len(p))]
+    return relax.op.permute_dims(relax.op.repeat(y, int(call.attrs.repeats), axis), p)
+
+
 def sink_pad(walk: Walk, call: Any) -> Expr | None:
     found = moved(walk, call.args[0])
     if found is None:
@@ -295,6 +304,7 @@ SINK: Rules = {
     "tuple_get_item": (sink_split,),
     "relax.strided_slice": (sink_slice,),
     "relax.take": (sink_take,),
+    "relax.repeat": (sink_repeat,),
     "relax.nn.pad": (sink_pad,),
     "relax.broadcast_to": (sink_broadcast_to,),
     "relax.reshape": (sink_reshape,),

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from subtune.artifact import Artifact, load
     from subtune.compile import compile
-    from subtune.cuda import CUDA
+    from subtune.devices.cuda import CUDA
     from subtune.fast_dlight import (
         ApplyFastTuning,
         DefaultPolicy,
         TensorCorePolicy,
         apply_and_build,
+        apply_opt_before_tuning,
         get_tensorized_func_and_tags,
     )
 
@@ -26,17 +27,18 @@ _PUBLIC = {
     "Artifact": "subtune.artifact",
     "load": "subtune.artifact",
     "compile": "subtune.compile",
-    "CUDA": "subtune.cuda",
+    "CUDA": "subtune.devices.cuda",
     "ApplyFastTuning": "subtune.fast_dlight",
     "DefaultPolicy": "subtune.fast_dlight",
     "TensorCorePolicy": "subtune.fast_dlight",
     "apply_and_build": "subtune.fast_dlight",
+    "apply_opt_before_tuning": "subtune.fast_dlight",
     "get_tensorized_func_and_tags": "subtune.fast_dlight",
 }
 
 __all__ = [
     "CUDA", "ApplyFastTuning", "Artifact", "DefaultPolicy", "TensorCorePolicy", "__version__", "apply_and_build",
-    "compile", "get_tensorized_func_and_tags", "load",
+    "apply_opt_before_tuning", "compile", "get_tensorized_func_and_tags", "load",
 ]  # fmt: skip
 
 

@@ -12,12 +12,14 @@ import functools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 _TASKS = Path("/proc/self/task")
 _starting = threading.Lock()
 _local = threading.local()
+_LOOK_S = 1e-3
 
 
 def start_pool(start: Callable[[], object]) -> None:
@@ -32,7 +34,14 @@ def start_pool(start: Callable[[], object]) -> None:
 
 
 def step_aside() -> None:
-    """Move the calling thread to a core that none of its workers is bound to, if it sits on one that is."""
+    """Move the calling thread to a core that none of its workers is bound to, if it sits on one that is.
+
+    Looked at once in a millisecond: Linux moves threads about as often, and a small operator takes less than looking.
+    """
+    now = time.perf_counter()
+    if now < getattr(_local, "looks_again", 0.0):
+        return
+    _local.looks_again = now + _LOOK_S
     taken: frozenset[int] = getattr(_local, "taken", frozenset())
     if taken and _current_core() in taken:
         allowed = os.sched_getaffinity(0)

@@ -13,19 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from subtune.artifact import load
-from subtune.artifact_writer import write_files
+from subtune.artifact.writer import write_files
 from subtune.candidate import DEFAULT, Candidate
-from subtune.compile import Prepared, Shapes, applied, device_model, opened, prepare, schedule_kernels
+from subtune.compile import Prepared, Shapes, applied, device_model, opened, parameters_of, prepare, schedule_kernels
 from subtune.database import Database
-from subtune.device import Device
+from subtune.devices.cpu import Device
+from subtune.forms.op_level import anchor_alone
 from subtune.graph import Subgraph
 from subtune.kernel import Kernel
 from subtune.measure import LocalMeasurer, Measurer
 from subtune.measurement import Failure, Timing
-from subtune.op_level import anchor_alone
 from subtune.passes.splice import splice
 from subtune.progress import ProgressCallback
 from subtune.record import Record
@@ -86,6 +86,19 @@ class ComparisonReport:
         return "\n".join(lines)
 
 
+class ComparableSubgraph(Protocol):
+    """What `compare_subgraphs` needs to know of a subgraph."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def workload(self) -> Workload: ...
+
+    @property
+    def uses(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Unit:
     """A workload to tune and how often the model runs it."""
@@ -106,33 +119,63 @@ def compare_model(
     device_file: str | Path | None = None,
     progress: ProgressCallback | None = None,
     gpu: Mapping[str, Any] | None = None,
+    **parameters: Any,
 ) -> ComparisonReport:
     """Tune `model` at both granularities and time both outcomes. Arguments as `subtune.compile.compile_model`.
+
+    `parameters` are its `params`, `random_params` and `inputs`.
 
     `budget_s` is shared: half for the ops, half for the subgraphs. Ctrl-C raises KeyboardInterrupt.
     """
     device = device_model(target, threads, device_file, gpu=gpu)
-    prepared = prepare(model, shapes)
-    alone = {s.name: anchor_alone(s.workload) for s in prepared.subgraphs}
-    ops = {name: workload for name, workload in alone.items() if isinstance(workload, Workload)}
-    units = [_Unit(ops[s.name], s.uses) for s in prepared.subgraphs if s.name in ops]
-    share = None if budget_s is None else budget_s / 2
+    prepared = prepare(model, shapes, parameters=parameters_of(**parameters))
     with opened(database) as store, LocalMeasurer() as measurer:
-        options: dict[str, Any] = {"topk": topk, "budget_s": share, "database": store, "measurer": measurer}
-        op_records = tune(units, device, progress=progress, **options)
-        if op_records.interrupted:
-            raise KeyboardInterrupt  # what was tuned is in the database; half a comparison says nothing
-        records = tune(prepared.subgraphs, device, progress=progress, **options)
-        if records.interrupted:
-            raise KeyboardInterrupt
-        rows = [
-            _compared(s, op_records.get(ops[s.name].key), records.get(s.workload.key), device, measurer)
-            for s in prepared.subgraphs
-            if s.name in ops
-        ]
-    transferred = _transferred(prepared.subgraphs, ops, op_records, records, device)
-    op_s, subgraph_s = _end_to_end(prepared, (transferred, _winners(prepared.subgraphs, records)), device)
-    return ComparisonReport(tuple(rows), op_s, subgraph_s)
+        found = compare_subgraphs(prepared.subgraphs, device, store, measurer, topk, budget_s, progress)
+    transferred = _transferred(prepared.subgraphs, found.ops, found.op_records, found.records, device)
+    op_s, subgraph_s = _end_to_end(prepared, (transferred, _winners(prepared.subgraphs, found.records)), device)
+    return ComparisonReport(found.rows, op_s, subgraph_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedUnits:
+    """What tuning at both granularities found; `ops` holds the anchors alone, by their subgraphs' names."""
+
+    rows: tuple[ComparedSubgraph, ...]
+    ops: Mapping[str, Workload]
+    op_records: Mapping[str, Record]
+    records: Mapping[str, Record]
+
+
+def compare_subgraphs(
+    subgraphs: Sequence[ComparableSubgraph],
+    device: Device,
+    database: Database,
+    measurer: LocalMeasurer,
+    topk: int = 20,
+    budget_s: float | None = None,
+    progress: ProgressCallback | None = None,
+) -> ComparedUnits:
+    """Tune every subgraph that has an epilogue, and its anchor alone; both winners timed in turns on the subgraph.
+
+    Ctrl-C raises KeyboardInterrupt: what was tuned is in the database, half a comparison says nothing.
+    """
+    alone = {s.name: anchor_alone(s.workload) for s in subgraphs}
+    ops = {name: workload for name, workload in alone.items() if isinstance(workload, Workload)}
+    units = [_Unit(ops[s.name], s.uses) for s in subgraphs if s.name in ops]
+    share = None if budget_s is None else budget_s / 2
+    options: dict[str, Any] = {"topk": topk, "budget_s": share, "database": database, "measurer": measurer}
+    op_records = tune(units, device, progress=progress, **options)
+    if op_records.interrupted:
+        raise KeyboardInterrupt
+    records = tune(subgraphs, device, progress=progress, **options)
+    if records.interrupted:
+        raise KeyboardInterrupt
+    rows = [
+        _compared(s, op_records.get(ops[s.name].key), records.get(s.workload.key), device, measurer)
+        for s in subgraphs
+        if s.name in ops
+    ]
+    return ComparedUnits(tuple(rows), ops, op_records, records)
 
 
 def _winners(subgraphs: Sequence[Subgraph], records: Mapping[str, Record]) -> dict[str, Candidate]:
@@ -160,7 +203,7 @@ def _transferred(
 
 
 def _compared(
-    subgraph: Subgraph, op: Record | None, own: Record | None, device: Device, measurer: Measurer
+    subgraph: ComparableSubgraph, op: Record | None, own: Record | None, device: Device, measurer: Measurer
 ) -> ComparedSubgraph:
     """Both winners on the subgraph, in turns."""
     pair = (op.candidate if op else DEFAULT, own.candidate if own else DEFAULT)

@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any
 from subtune import frontends, templates
 from subtune import manifest as manifests
 from subtune.artifact import Artifact
-from subtune.artifact_writer import check_destination, compile_module, write_files
+from subtune.artifact.writer import check_destination, compile_module, write_files
+from subtune.build.cuda_compiler import require_compiler
+from subtune.build.link import link_command
 from subtune.candidate import DEFAULT, Candidate
 from subtune.choose import choose
-from subtune.cuda import CUDA, CUDAModel, is_cuda_target
-from subtune.cuda_compiler import require_compiler
 from subtune.database import Database
-from subtune.device import CPU, CPUModel, Device, usable_cores
+from subtune.devices.cpu import CPU, CPUModel, Device, usable_cores
+from subtune.devices.cuda import CUDA, CUDAModel, is_cuda_target
 from subtune.errors import SubtuneError, TargetError, VerificationError
-from subtune.frontends import Imported
+from subtune.frontends import Imported, Parameters
 from subtune.graph import PartitionGraph, Subgraph
 from subtune.kernel import Kernel, NotApplicable
-from subtune.link import link_command
 from subtune.manifest import KernelOrigin, Source
 from subtune.measure import Measurer
 from subtune.passes.bfloat16 import to_half
@@ -75,17 +75,25 @@ class Prepared:
     subgraphs: tuple[Subgraph, ...]
 
 
-def prepare(model: Any, shapes: Shapes | None = None, precision: str = "fp32") -> Prepared:
+def prepare(
+    model: Any, shapes: Shapes | None = None, precision: str = "fp32", parameters: Parameters | None = None
+) -> Prepared:
     """Import, normalise, partition and outline a model.
 
     Args:
-        model: a path, bytes, an `onnx.ModelProto`, or `zoo:NAME`.
+        model: a path, bytes, an `onnx.ModelProto`, a Relay text, or `zoo:NAME`.
         shapes: fixed shapes of inputs with symbolic dims, by input name.
         precision: "fp32" keeps the model's types; "bf16" multiplies in bfloat16, "fp16" in float16
             (`passes.bfloat16`).
+        parameters: the weights of a Relay model.
     """
-    imported = frontends.load(model, shapes)
+    imported = frontends.load(model, shapes, parameters)
     return prepare_imported(imported, precision)
+
+
+def parameters_of(params: Any = None, random_params: bool = False, inputs: Sequence[str] | None = None) -> Parameters:
+    """`compile_model`'s arguments as the frontends take them."""
+    return Parameters(params, random_params, None if inputs is None else tuple(inputs))
 
 
 def prepare_imported(imported: Imported, precision: str = "fp32") -> Prepared:
@@ -226,6 +234,9 @@ def compile_model(
     measurer: Measurer | None = None,
     progress: ProgressCallback | None = None,
     gpu: Mapping[str, Any] | None = None,
+    params: Mapping[str, Any] | str | Path | bytes | None = None,
+    random_params: bool = False,
+    inputs: Sequence[str] | None = None,
 ) -> CompileReport:
     """Tune `model` and write its artifact to the directory `output`.
 
@@ -245,6 +256,10 @@ def compile_model(
         tune: False takes what the database has, and default schedules for the rest.
         measurer: worker processes that are warm already; None starts some and ends them.
         progress: called with a `subtune.progress.Progress` after every measured candidate.
+        params: the weights of a Relay model: name -> array, or a file (or its bytes) that `relay.save_param_dict` or
+            `numpy.savez` wrote.
+        random_params: weights of a Relay model that have no value get random ones.
+        inputs: the names of all parameters of a Relay model that are its inputs; None leaves it to their use.
 
     Ctrl-C while tuning keeps what was tuned, and the artifact is still written; the report says so.
     """
@@ -261,7 +276,7 @@ def compile_model(
             check_precision(precision, runs_here, ", to verify it here; compile with --no-verify")
     clock = _Clock()
     with clock.stage("prepare"):
-        prepared = prepare(model, shapes, precision)
+        prepared = prepare(model, shapes, precision, parameters_of(params, random_params, inputs))
         others = alternatives_to(prepared.normalized, prepared.graph, prepared.subgraphs)
     with opened(database) as store, clock.stage("tune"):
         is_tuning = tune and not is_elsewhere
@@ -275,13 +290,13 @@ def compile_model(
         subgraphs, imported = prepared.subgraphs, prepared.imported
         kernels = _tuned_kernels(subgraphs, records, guesses, device)
         checked = _verification(imported, shapes, runs_here, beside, precision) if verify else None
-        inputs, outputs, name = imported.inputs, imported.outputs, imported.name
+        specs, outputs, name, notes = imported.inputs, imported.outputs, imported.name, imported.notes
         outlined = [prepared.mod]
         del prepared, imported  # a large model's constants stay as long as somebody needs them, and no longer
         path = write_files(
             output,
             mod=splice(outlined.pop(), kernels),
-            inputs=inputs,
+            inputs=specs,
             outputs=outputs,
             name=name,
             device=device,
@@ -298,7 +313,7 @@ def compile_model(
         else "",
         is_interrupted=records.interrupted,
         failures=_failures(subgraphs, records),
-        notes=_notes(device, records, guesses) if is_elsewhere else (),
+        notes=notes + (_notes(device, records, guesses) if is_elsewhere else ()),
         memory=manifests.read(path).memory_summary(),
         precision=precision,
         choices=choices,
@@ -454,6 +469,9 @@ def _verification(
     from subtune.verify import integer_limits, onnxruntime_reference
 
     source = imported.source
+    if source is None:  # no other runtime knows such models
+        own = _untuned_reference(imported, device, beside)
+        return _Verification(lambda: (own, "the untuned build"), {}, device.exact_math, precision)
     untuned = None if find_spec("onnxruntime") else _untuned_reference(imported, device, beside)
 
     def reference() -> tuple[Callable[..., Any], str]:
@@ -533,6 +551,8 @@ def _source(model: Any, shapes: Shapes | None) -> Source:
     if isinstance(model, str | Path):
         from subtune.manifest import sha256_of
 
+        if frontends.is_relay_text(model):
+            return Source("", "", fixed)
         path = Path(model).resolve()
         return Source(str(path), sha256_of(path), fixed)
     return Source("", "", fixed)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from subtune.cuda_driver import driver_device, driver_library
+from subtune.devices.cuda_driver import driver_device, driver_library
 from subtune.errors import SubtuneError
 
 _THREAD_LOCAL_CAPTURE = 1

@@ -23,15 +23,16 @@ import tvm
 from tvm import tirx
 
 from subtune import policy, templates
+from subtune.build.lower_cuda import pipeline
 from subtune.candidate import DEFAULT, Candidate
-from subtune.cuda import CUDA, CUDAModel
+from subtune.compile import parameters_of, prepare
+from subtune.devices.cuda import CUDA, CUDAModel
 from subtune.errors import SubtuneError
-from subtune.gemm import gemm
+from subtune.forms.gemm import gemm
+from subtune.forms.tensor_core import tensor_core_obstacle
 from subtune.kernel import Kernel, NotApplicable
-from subtune.lower_cuda import pipeline
 from subtune.measurement import Failure, FailureKind, Timing
 from subtune.templates.cuda.gemm_form import widened
-from subtune.tensor_core import tensor_core_obstacle
 from subtune.workload import Workload
 
 _log = logging.getLogger(__name__)
@@ -206,6 +207,25 @@ def _source(func: Any) -> str:
     return str(lib.mod.imports[0].inspect_source())
 
 
+def apply_opt_before_tuning(relay_mod: Any, params: Any, target: Any) -> Any:
+    """A Relay model as the Relax module that `ApplyFastTuning` takes: imported, normalised, fused, one unscheduled
+    PrimFunc per subgraph, the weights constants.
+
+        relax_mod = apply_opt_before_tuning(relay_mod_text, params, target)
+        relax_mod = ApplyFastTuning(topk=20, target=target)(relax_mod)
+
+    Args:
+        relay_mod: Relay's text or JSON, or a path to it.
+        params: name -> array, or the file or bytes that `relay.save_param_dict` wrote; None: random weights.
+        target: what is tuned for next; the module is the same for all GPUs.
+
+    Raises ModelError (`frontends.load`), TargetError.
+    """
+    if not isinstance(target, CUDAModel):
+        CUDA(target)
+    return prepare(relay_mod, parameters=parameters_of(params, params is None)).mod
+
+
 @tvm.transform.module_pass(opt_level=0, name="ApplyFastTuning")  # type: ignore[untyped-decorator]
 class ApplyFastTuning:
     """Tune every PrimFunc of a Relax module that is not scheduled yet: a module pass.
@@ -217,7 +237,7 @@ class ApplyFastTuning:
         meta_database_dir: where a MetaSchedule database of the winners is written, for
             `relax.transform.MetaScheduleApplyDatabase`; None: none. Winners that are no trace of their function are not
             in it: the pass logs which, and why. Kernels on tensor cores need subtune's TIR pipeline
-            (`subtune.lower_cuda.pipeline()`) as the argument `tir_pipeline` of `relax.build`.
+            (`subtune.build.lower_cuda.pipeline()`) as the argument `tir_pipeline` of `relax.build`.
     """
 
     def __init__(
@@ -287,5 +307,5 @@ def _write_database(records: Sequence[tuple[str, Any, BuildResult]], arch: CUDAM
 
 __all__ = [
     "ApplyFastTuning", "BuildResult", "DefaultPolicy", "TensorCorePolicy", "apply_and_build",
-    "get_tensorized_func_and_tags", "tensor_core_reason", "workload_of",
+    "apply_opt_before_tuning", "get_tensorized_func_and_tags", "tensor_core_reason", "workload_of",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ MANIFEST_NAME = "manifest.json"
 LIBRARY_NAME = "model.so"
 WEIGHTS_NAME = "weights.bin"
 BINARIES_NAME = "kernels.cubin"
-"""Only of an artifact for CUDA: the GPU's machine code (`subtune.cuda_binaries`)."""
+"""Only of an artifact for CUDA: the GPU's machine code (`subtune.build.cuda_binaries`)."""
 
 _MIB = float(1 << 20)
 

@@ -19,9 +19,9 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 from tvm import relax
 
-from subtune.artifact_writer import compile_module
+from subtune.artifact.writer import compile_module
 from subtune.compile import untuned
-from subtune.device import CPU
+from subtune.devices.cpu import CPU
 from subtune.errors import ModelError, SubtuneError
 from subtune.frontends.onnx_ops import ConstantInputsError, import_onnx
 

@@ -9,12 +9,12 @@ from typing import Any
 import tvm
 
 from subtune import policy, templates
+from subtune.build.lower_cuda import pipeline
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
-from subtune.device import Device
+from subtune.devices.cpu import Device
+from subtune.devices.cuda import CUDAModel
 from subtune.graph import Subgraph
 from subtune.kernel import NotApplicable
-from subtune.lower_cuda import pipeline
 from subtune.workload import Workload
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def predict(subgraphs: Iterable[Subgraph], device: Device, known: Container[str]
 
     >>> from subtune import models
     >>> from subtune.compile import prepare
-    >>> from subtune.device import CPU
+    >>> from subtune.devices.cpu import CPU
     >>> subgraphs = prepare(models.reduced("mlp")).subgraphs
     >>> {candidate.template for candidate in predict(subgraphs[:1], CPU("cortex-a76")).values()}
     {'contraction'}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from subtune import policy
 from subtune.choose import Choice, choose, chosen_ways
 from subtune.database import Database
-from subtune.device import Device
+from subtune.devices.cpu import Device
 from subtune.graph import Alternatives, PartitionGraph, Subgraph
 from subtune.passes.alternatives import alternatives
 from subtune.passes.alternatives_lower import lower_regions

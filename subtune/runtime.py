@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-from subtune import affinity, triples
+from subtune import affinity
+from subtune.devices import triples
+from subtune.devices.host import usable_cores
 from subtune.errors import ArtifactError
-from subtune.host import usable_cores
 from subtune.tensorspec import TensorSpec
 
 ALIGNMENT = 64
@@ -58,32 +59,36 @@ def fork_generation() -> int:
 
 @functools.cache
 def load_runtime() -> ctypes.CDLL:
-    """Load `libtvm_runtime`, for the life of the process."""
-    spec = importlib.util.find_spec("tvm")
-    if spec is None or not spec.submodule_search_locations:
-        raise ArtifactError("the package apache-tvm is not installed: an artifact needs its runtime library")
+    """Load `libtvm_runtime`, for the life of the process, and what models that sort call besides, where it is there."""
     name = {"darwin": "libtvm_runtime.dylib", "win32": "tvm_runtime.dll"}.get(sys.platform, "libtvm_runtime.so")
-    folders = [Path(p) / "lib" for p in spec.submodule_search_locations]
-    if override := os.environ.get("TVM_LIBRARY_PATH"):
-        folders.insert(0, Path(override))
+    folders = _library_folders()
+    if not folders:
+        raise ArtifactError("the package apache-tvm is not installed: an artifact needs its runtime library")
     for path in (folder / name for folder in folders):
         if path.is_file():
-            return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+            loaded = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+            _loads(path.with_stem(f"{path.stem}_extra"))
+            return loaded
     raise ArtifactError(f"TVM's runtime library {name} is in none of {', '.join(map(str, folders))}")
 
 
 @functools.cache
 def has_cuda() -> bool:
     """Whether this TVM came with its CUDA runtime, which is loaded then, for the life of the process."""
-    spec = importlib.util.find_spec("tvm")
-    folders = [Path(p) / "lib" for p in (spec.submodule_search_locations or ())] if spec else []
-    if override := os.environ.get("TVM_LIBRARY_PATH"):
-        folders.insert(0, Path(override))
     load_runtime()
-    for path in (folder / "libtvm_runtime_cuda.so" for folder in folders):
+    for path in (folder / "libtvm_runtime_cuda.so" for folder in _library_folders()):
         if path.is_file() and (_loads(path) or (_loads_cudart() and _loads(path))):
             return True
     return tvm_ffi.get_global_func("device_api.cuda", allow_missing=True) is not None
+
+
+def _library_folders() -> list[Path]:
+    """Where TVM's libraries may lie; none without TVM."""
+    spec = importlib.util.find_spec("tvm")
+    if spec is None or not spec.submodule_search_locations:
+        return []
+    override = os.environ.get("TVM_LIBRARY_PATH")
+    return [*([Path(override)] if override else []), *(Path(p) / "lib" for p in spec.submodule_search_locations)]
 
 
 def _loads(path: Path) -> bool:
@@ -214,14 +219,17 @@ def host_copy(tensor: Any) -> Any:
 
 def is_direct(array: np.ndarray) -> bool:
     """Whether kernels can take the array where it is. Read-only memory is left out: DLPack cannot say so."""
-    flags = array.flags
-    return bool(flags.c_contiguous and flags.writeable and flags.aligned)
+    return bool(array.flags.carray)  # contiguous, writeable and aligned
+
+
+def is_numpys(dtype: np.dtype) -> bool:
+    """Whether numpy's DLPack knows the dtype; it knows none of ml_dtypes'."""
+    return dtype.kind != "V" and dtype.isbuiltin == 1
 
 
 def as_tensor(array: np.ndarray, spec: TensorSpec) -> Any:
     """The memory of an array that is_direct, as the tensor that `spec` says."""
-    if array.dtype.kind == "V" or array.dtype.isbuiltin != 1:
-        # DLPack of numpy knows none of ml_dtypes' types: pass the bytes and name the type.
+    if not is_numpys(array.dtype):  # pass the bytes and name the type
         return tensor_over(array.reshape(-1).view(np.uint8), spec.shape, spec.dtype)
     tensor = tvm_ffi.from_dlpack(array)
     return tensor if array.shape == spec.shape else retyped(tensor, spec.shape, spec.dtype)

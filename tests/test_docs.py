@@ -13,7 +13,7 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 
 DOCUMENTED = {
     "subtune.compile": "compile",
-    "subtune.artifact": "load",
+    "subtune.artifact.model": "load",
     "subtune.frontends.dispatch": "load",
     "subtune.passes.partition": "partition",
     "subtune.policy": "candidates",

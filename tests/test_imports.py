@@ -43,8 +43,9 @@ DATA = (0, "data")
 # may need the passes.
 # The database asks the templates for their version, part of every key.
 ALLOWED = {
-    ("subtune.artifact_writer", "subtune.passes.lift_constants"),
-    ("subtune.artifact_writer", "subtune.passes.static_memory"),
+    ("subtune.artifact.writer", "subtune.passes.join_kernels"),
+    ("subtune.artifact.writer", "subtune.passes.lift_constants"),
+    ("subtune.artifact.writer", "subtune.passes.static_memory"),
     ("subtune.database.store", "subtune.templates"),
 }
 

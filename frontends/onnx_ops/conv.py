@@ -99,7 +99,7 @@ def conv_transpose(node: Node) -> Expr:
             )
         )
     else:
-        y = _transposed(node, x, w, before, out, strides, dilations, groups, wide)
+        y = transposed(node, x, w, before, out, strides, dilations, groups, wide)
     return node.cast(with_bias(node, y, _widened(node, node.get(2), wide)), dtype(x))
 
 
@@ -133,7 +133,7 @@ def _transposed_geometry(
     return pads[:n], [full[i] - pads[i] - pads[n + i] for i in range(n)]
 
 
-def _transposed(
+def transposed(
     node: Node,
     x: Expr,
     w: Expr,
@@ -144,6 +144,7 @@ def _transposed(
     groups: int,
     wide: str,
 ) -> Expr:
+    """The sum of `conv_transpose` for any dtype; `before` may be negative, `out` is what is kept from there on."""
     per_group_in, per_group_out = shape(x)[1] // groups, shape(w)[1]
     spatial = shape(x)[2:]
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeAlias
 import ml_dtypes
 import numpy as np
 import onnx
+import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
@@ -83,8 +84,8 @@ def const(value: Any, dtype: str) -> Expr:
 
 
 def array_const(array: np.ndarray) -> Expr:
-    """A constant of the array's own dtype; `relax.const` alone narrows int64 and float64."""
-    return relax.const(np.asarray(array, order="C"), str(array.dtype))
+    """A constant of the array's own dtype; `relax.const` of an array narrows int64 and float64, or copies it twice."""
+    return relax.const(tvm.runtime.tensor(np.asarray(array, order="C")))
 
 
 def axis_in(axis: int, ndim: int) -> int:

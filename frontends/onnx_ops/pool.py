@@ -58,6 +58,11 @@ def max_pool(node: Node) -> Expr | tuple[Expr, ...]:
     window = _window(node)
     if node.wants(1):
         return _with_indices(node, x, window)
+    return maximum(node, x, window)
+
+
+def maximum(node: Node, x: Expr, window: Window) -> Expr:
+    """The maximum of every window; pads do not count."""
     if rank(x) == 4 and dtype(x) in ("float32", "float64", "float16"):
         return relax.op.nn.max_pool2d(
             x, window.kernel, window.strides, window.padding, window.dilations, ceil_mode=False
@@ -120,13 +125,15 @@ def _strides(spatial: tuple[int, ...], column_major: bool) -> list[int]:
 
 def average_pool(node: Node) -> Expr:
     """The mean of each window; pads count if count_include_pad, what lies beyond them in ceil mode never."""
-    x = node.x
-    window = _window(node)
-    include = bool(node.attr("count_include_pad", 0))
+    return average(node, node.x, _window(node), bool(node.attr("count_include_pad", 0)))
+
+
+def average(node: Node, x: Expr, window: Window, include: bool) -> Expr:
+    """The mean of each window, pads included or not; 0 where a window has nothing that counts."""
     beyond = any(r > a for r, a in zip(window.reach, window.after, strict=True))
     plain = all(d == 1 for d in window.dilations)
-    if rank(x) == 4 and plain and dtype(x) in ("float32", "float64") and not (include and beyond):
-        return relax.op.nn.avg_pool2d(
+    if rank(x) == 4 and plain and dtype(x) in ("float32", "float64"):
+        mean = relax.op.nn.avg_pool2d(
             x,
             window.kernel,
             window.strides,
@@ -135,13 +142,18 @@ def average_pool(node: Node) -> Expr:
             ceil_mode=False,
             count_include_pad=include,
         )
+        if not (include and beyond):
+            return mean
+        # Every window was divided by its whole size, those that reach beyond the pads as well.
+        share = prod(window.kernel) / window_counts(window, shape(x)[2:], include)
+        return relax.op.multiply(node.emit(mean), const(share[None, None], dtype(x)))
     total = _reduced(node, x, window, largest=False)
-    counts = _counts(window, shape(x)[2:], include)
+    counts = window_counts(window, shape(x)[2:], include)
     mean = node.emit(relax.op.divide(total, const(counts[None, None], dtype(total))))
     return node.cast(mean, dtype(x))
 
 
-def _counts(window: Window, spatial: tuple[int, ...], include: bool) -> np.ndarray:
+def window_counts(window: Window, spatial: tuple[int, ...], include: bool) -> np.ndarray:
     """How many positions of every window count."""
     per_axis = []
     for i, extent in enumerate(spatial):
@@ -153,7 +165,7 @@ def _counts(window: Window, spatial: tuple[int, ...], include: bool) -> np.ndarr
     counts = np.ones(window.out)
     for axis, count in enumerate(per_axis):
         counts = counts * count.reshape([-1 if a == axis else 1 for a in range(len(spatial))])
-    return counts
+    return np.maximum(counts, 1)
 
 
 def lp_pool(node: Node) -> Expr:

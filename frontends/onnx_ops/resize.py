@@ -2,7 +2,7 @@
 
 For each resized axis two tables are made: which input positions an output position reads, and with which
 weights. All modes, coordinate transformations, antialiasing and cropping are then one weighted gather per
-axis.
+axis, or per two axes of two taps.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from subtune.frontends.onnx_ops.node import (
 
 _MIN_CHANNELS = 8
 """Fewer of them make no vectors."""
+_MAX_TAPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ def _resized(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, neares
     outside = None
     if mode != "nearest" and transform != "tf_crop_and_resize" and not is_moved and _is_image(x, plan):
         return _channels_last(node, x, plan, transform, nearest)
+    sums: list[tuple[int, np.ndarray, np.ndarray]] = []
     result = x if mode == "nearest" else node.cast(x, "float64" if source == "float64" else "float32")
     for axis, one in plan.items():
         if one.out < 1:
@@ -112,10 +114,18 @@ def _resized(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, neares
             outside = mask if outside is None else outside | mask
         if mode == "nearest":
             taps = np.clip(_nearest(node, origin, nearest), 0, one.extent - 1)
-            result = node.emit(relax.op.take(result, const(taps, "int64"), axis=axis, mode="clip"))
+            times = one.out // one.extent
+            if np.array_equal(taps, np.arange(one.extent).repeat(times)):  # plain index arithmetic fuses with others
+                result = node.emit(relax.op.repeat(result, times, axis))
+            else:
+                result = node.emit(relax.op.take(result, const(taps, "int64"), axis=axis, mode="clip"))
         else:
-            taps, weights = _weights(node, one, origin, mode)
-            result = _weighted(node, result, axis, taps, weights)
+            sums.append((axis, *_weights(node, one, origin, mode)))
+    while sums:
+        # two axes at a time where that is no more arithmetic: what lies between would go through memory
+        together = 2 if len(sums) > 1 and sums[0][1].shape[1] * sums[1][1].shape[1] <= _MAX_TAPS else 1
+        result = _weighted(node, result, sums[:together])
+        del sums[:together]
     if outside is not None and outside.any():
         fill = const(node.attr("extrapolation_value", 0.0), dtype(result))
         mask = np.broadcast_to(outside, shape(result))
@@ -208,21 +218,26 @@ def _weights(node: Node, axis: _Axis, origin: np.ndarray, mode: str) -> tuple[np
     return np.clip(taps, 0, axis.extent - 1), weights
 
 
-def _weighted(node: Node, x: Expr, axis: int, taps: np.ndarray, weights: np.ndarray) -> Expr:
-    out, count = taps.shape
-    dims = [out if a == axis else d for a, d in enumerate(shape(x))]
+def _weighted(node: Node, x: Expr, sums: list[tuple[int, np.ndarray, np.ndarray]]) -> Expr:
+    """Weighted sums over taps (out, n) of one axis, or of several at once: (axis, taps, weights) of each."""
+    extents = {axis: taps.shape[0] for axis, taps, _ in sums}
+    dims = [extents.get(a, d) for a, d in enumerate(shape(x))]
 
-    def whole(t: Any, at: Any, by: Any) -> Any:
-        k = te.reduce_axis((0, count), name="k")
+    def whole(t: Any, *tables: Any) -> Any:
+        ks = [te.reduce_axis((0, taps.shape[1]), name=f"k{axis}") for axis, taps, _ in sums]
 
         def one(*i: Any) -> Any:
             where = list(i)
-            where[axis] = at(i[axis], k)
-            return te.sum(t(*where) * by(i[axis], k), axis=k)
+            weight: Any = None
+            for (axis, _, _), k, at, by in zip(sums, ks, tables[::2], tables[1::2], strict=True):
+                where[axis] = at(i[axis], k)
+                weight = by(i[axis], k) if weight is None else weight * by(i[axis], k)
+            return te.sum(t(*where) * weight, axis=ks)
 
         return te.compute(dims, one, name="interpolate")
 
-    return node.te(whole, x, const(taps, "int64"), const(weights, dtype(x)))
+    tables = [table for _, taps, weights in sums for table in (const(taps, "int64"), const(weights, dtype(x)))]
+    return node.te(whole, x, *tables)
 
 
 CONVERTERS: dict[str, Converter] = {"Resize": resize, "Upsample": upsample}

@@ -15,7 +15,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
 
 _STEPS = 100_000
 """Multiply-adds that each accumulator goes through in a call: half a millisecond at one a cycle per accumulator."""
@@ -56,12 +56,14 @@ def build_fma(path: Path, device: CPUModel) -> None:
 
 
 def build_copy(path: Path, device: CPUModel, nbytes: int) -> int:
-    """Write the library `path`: an array copied by all threads, in two ways. The bytes that are read and written.
+    """Write the library `path`: an array copied by all threads, in three ways. The bytes that are read and written.
 
     Args:
         nbytes: of both arrays together; rounded to whole lines.
     """
     from tvm.script import tirx as T
+
+    from subtune.build.streaming import streamed
 
     threads, lanes = device.threads, device.lanes()
     step = max(lanes, device.line_bytes // 4) * 4
@@ -82,14 +84,16 @@ def build_copy(path: Path, device: CPUModel, nbytes: int) -> int:
     def library(source: T.Buffer((threads, part), "float32"), out: T.Buffer((threads, part), "float32")):  # type: ignore
         T.func_attr({"global_symbol": "library", "tirx.noalias": True})
         for thread in T.parallel(threads):
-            # libc's knows when to store past the caches
+            # libc's knows what the processor's own instruction for it is good for
             T.evaluate(
                 T.call_extern(
                     "handle", "memcpy", T.address_of(out[thread, 0]), T.address_of(source[thread, 0]), part * 4
                 )
             )
 
-    _export(path, device, {"vectors": vectors, "library": library}, (threads, part), (threads, part))
+    kernels = {"vectors": vectors, "library": library}
+    kernels["streamed"] = streamed(vectors).with_attr("global_symbol", "streamed")
+    _export(path, device, kernels, (threads, part), (threads, part))
     return 2 * 4 * threads * part
 
 
@@ -149,9 +153,10 @@ def _export(path: Path, device: CPUModel, kernels: dict[str, Any], *shapes: tupl
     """Write the library, and beside it what it holds: the kernels' names, and the shapes of their two arrays."""
     import tvm
 
-    from subtune.link import link_shared
+    from subtune.build.link import link_shared
+    from subtune.build.lower import PIPELINE
 
-    module = tvm.compile(tvm.IRModule(kernels), target=device.target())
+    module = tvm.compile(tvm.IRModule(kernels), target=device.target(), tir_pipeline=PIPELINE)
     module.export_library(str(path), fcompile=link_shared)
     pool = min(4 * device.l2_bytes * device.threads, device.l3_bytes // 2)  # as `measure.run`
     _about(path).write_text(json.dumps({"kernels": list(kernels), "shapes": shapes, "pool_bytes": pool}))

@@ -29,8 +29,10 @@ def is_gpu(job: Job) -> bool:
 
 def _gpu_loaders() -> Mapping[str, Callable[[Job, Arrays], Peer]]:
     from subtune.bench import peers_cuda
+    from subtune.bench.torch_op import torch_op
 
     return {
+        OPERATOR: torch_op,
         "subtune": peers_cuda.artifact,
         "dlight": peers_cuda.artifact,
         "torch-graph": peers_cuda.torch_graph,
@@ -38,6 +40,8 @@ def _gpu_loaders() -> Mapping[str, Callable[[Job, Arrays], Peer]]:
     }
 
 
+OPERATOR = "torch-op"
+"""One operator of a GPU suite in PyTorch, whose description is the job's path."""
 GPU_AGAINST = ("torch-graph", "torch-max-autotune", "dlight")
 """Every framework that an artifact for a GPU can be timed against."""
 

@@ -86,6 +86,15 @@ def _on_gpu(job: Job, inputs: Arrays) -> tuple[Any, list[Any]]:
         tensor = torch.from_numpy(inputs[name]).cuda()
         tensor = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
         tensors.append(tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor)
+    if dtype is None:
+        return module, tensors
+    try:
+        with torch.inference_mode():
+            module(*tensors)
+    except RuntimeError:  # constants of the graph stay float32 and meet halves: PyTorch's own way with such models
+        with torch.autocast("cuda", dtype), torch.inference_mode():
+            module(*tensors)
+        return torch.autocast("cuda", dtype)(module), tensors
     return module, tensors
 
 

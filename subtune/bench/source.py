@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from subtune.errors import ArtifactError
+from subtune.frontends.dispatch import is_relay
 from subtune.manifest import Source
 from subtune.verify import integer_limits
 
@@ -37,4 +38,9 @@ def onnx_file(source: Source, scratch: Path, needed: bool = True) -> Iterator[tu
             return
         if source.sha256 and hashlib.sha256(path.read_bytes()).hexdigest() != source.sha256:
             raise ArtifactError(f"{path} has changed since the artifact was compiled from it; compile it again")
+    if is_relay(path):
+        if needed:
+            raise ArtifactError(f"the artifact was compiled from {path}: no other framework runs Relay models")
+        yield None, {}
+        return
     yield path, integer_limits(onnx.load(path, load_external_data=False))

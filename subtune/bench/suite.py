@@ -12,7 +12,7 @@ from subtune.bench.job import BenchError
 from subtune.bench.race import Pace
 from subtune.compile import compile_model, device_model
 from subtune.database import Database
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
 from subtune.progress import ProgressCallback
 from subtune.report import CompileReport
 
@@ -43,10 +43,9 @@ class Settings:
             raise BenchError(f"this suite is for CPUs, and the target is {device.name}")
         return device
 
-    def compile(self, model: Any, output: Path, verify: bool = True) -> CompileReport:
-        return compile_model(
-            model, output, verify=verify, database=self.database, progress=self.progress, **dict(self.options)
-        )
+    def compile(self, model: Any, output: Path, verify: bool = True, **more: Any) -> CompileReport:
+        options = {**dict(self.options), **more}
+        return compile_model(model, output, verify=verify, database=self.database, progress=self.progress, **options)
 
 
 _Case = TypeVar("_Case")

@@ -49,7 +49,7 @@ def assignment(text: str) -> tuple[str, str]:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="an ONNX file, or zoo:NAME")
+    parser.add_argument("model", metavar="MODEL", help="an ONNX file, Relay's text or JSON, or zoo:NAME")
     parser.add_argument(
         "--shape",
         action="append",
@@ -57,6 +57,21 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=D0,D1,…",
         help="the shape of an input, or the value of a symbolic dimension; may be repeated",
     )
+
+
+def add_parameters(parser: argparse.ArgumentParser) -> None:
+    relay = parser.add_argument_group("Relay models")
+    relay.add_argument(
+        "--params", metavar="FILE", help="weights: of relay.save_param_dict, or an .npz of arrays by name"
+    )
+    relay.add_argument("--random-params", action="store_true", help="random weights where there are no others")
+    relay.add_argument("--inputs", metavar="NAME,…", help="the parameters that are inputs (default: told by their use)")
+
+
+def parameters_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What `add_parameters` added, under the names of the Python API."""
+    names = None if args.inputs is None else tuple(name.strip() for name in args.inputs.split(",") if name.strip())
+    return {"params": args.params, "random_params": args.random_params, "inputs": names}
 
 
 def shapes_of(args: argparse.Namespace) -> dict[str, tuple[int, ...]]:

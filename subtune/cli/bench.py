@@ -1,10 +1,13 @@
-"""`subtune bench ARTIFACT|MODEL`, `subtune bench --suite cpu|cpu-ops`: latency and memory beside other frameworks."""
+"""`subtune bench ARTIFACT|MODEL`, `subtune bench --suite NAME`: latency and memory beside other frameworks."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from subtune.cli.progressbar import progress_bar
 from subtune.scratch import temporary
 
 _PRINT = "-"
+_GPU_SUITES = ("fastdlight", "tensorcore")
+_SUITES = ("cpu", "cpu-ops", *_GPU_SUITES, "op-vs-subgraph")
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -21,7 +26,10 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "subject", nargs="?", metavar="ARTIFACT|MODEL", help="a model is compiled first, into a temporary place"
     )
     parser.add_argument(
-        "--suite", choices=("cpu", "cpu-ops"), help="the zoo, or single operators, instead of one model"
+        "--suite",
+        choices=_SUITES,
+        help="instead of one model: the zoo, or single operators, on the CPU; on a GPU the rows of the FastDlight RFC "
+        "and of apache/tvm#4105; tuning ops against tuning subgraphs (apache/tvm#10650), on either",
     )
     parser.add_argument(
         "--models", "--ops", default="", metavar="LIST", help="of a suite, only these; * stands for anything"
@@ -58,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.subject and not args.suite and args.json not in (None, _PRINT):
         args.subject, args.json = args.json, _PRINT  # `bench --json ARTIFACT`
     if bool(args.subject) == bool(args.suite):
-        raise BenchError("give an ARTIFACT, a MODEL, or --suite cpu or cpu-ops")
+        raise BenchError(f"give an ARTIFACT, a MODEL, or --suite {', '.join(_SUITES)}")
     if args.json not in (None, _PRINT) and not Path(args.json).resolve().parent.is_dir():
         raise BenchError(f"cannot write {args.json}: there is no such directory")
     return _suite(args) if args.suite else _one(args)
@@ -68,7 +76,7 @@ def _one(args: argparse.Namespace) -> int:
     from subtune import manifest as manifests
     from subtune.bench.artifact_race import bench, default_against, require_known
     from subtune.bench.source import onnx_file
-    from subtune.cuda import is_cuda_target
+    from subtune.devices.cuda import is_cuda_target
 
     if not Path(args.subject).is_dir():  # said before minutes of tuning, not after
         require_known(_against(args, ()), "cuda" if is_cuda_target(args.target) else "cpu")
@@ -107,41 +115,88 @@ def _compile(args: argparse.Namespace, scratch: Path) -> Path:
 
 
 def _suite(args: argparse.Namespace) -> int:
-    from subtune.bench import suite_cpu, suite_ops
-    from subtune.bench.artifact_race import require_known
-    from subtune.bench.ops_table import ops_json, ops_table
     from subtune.bench.race import Pace
     from subtune.bench.suite import Settings, chosen
-    from subtune.bench.table import cpu_json, cpu_table
     from subtune.database import Database
 
-    is_models = args.suite == "cpu"
-    cases: Any = suite_cpu.MODELS if is_models else suite_ops.CASES
-    cases = chosen(cases, [name for name in args.models.split(",") if name], args.suite)
-    against = _against(args, suite_cpu.AGAINST if is_models else suite_ops.AGAINST)
-    require_known(against)
+    suite = _suite_of(args.suite)
+    cases = chosen(suite.cases, [name for name in args.models.split(",") if name], args.suite)
+    against = _against(args, suite.against)
+    if args.against not in (None, "none"):
+        suite.require(against)
     options = _options(args)
-    table: Any = cpu_table if is_models else ops_table
-    to_json: Any = cpu_json if is_models else ops_json
     with Database(options.pop("database")) as database, progress_bar() as progress:
         settings = Settings(
             database,
-            against,
+            against if args.against != "none" or args.suite not in _GPU_SUITES else ("none",),
             tuple(options.items()),
-            Pace(args.rounds or 7, args.round_time or (0.5 if is_models else 0.2)),
+            Pace(args.rounds or suite.rounds, args.round_time or suite.round_s),
             progress,
             lambda line: print(line, file=sys.stderr, flush=True),
         )
-        settings.device()  # a target that this machine cannot run is refused now
+        suite.check(settings)  # a target that this machine cannot run is refused now
 
         def keep(report: Any) -> None:
             if args.json not in (None, _PRINT):
-                _write(Path(args.json), to_json(report))
+                _write(Path(args.json), suite.to_json(report))
 
-        run_suite: Any = suite_cpu.run_cpu if is_models else suite_ops.run_ops
-        report = run_suite(cases, settings, keep)
-    _show(args, table(report), to_json(report))
+        report = suite.run(cases, settings, keep)
+    _show(args, suite.table(report), suite.to_json(report))
     return 130 if report.is_interrupted else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Suite:
+    """`check` refuses a device that the suite is not for; `require` frameworks that it does not know."""
+
+    cases: Any
+    against: tuple[str, ...]
+    run: Callable[..., Any]
+    table: Callable[[Any], str]
+    to_json: Callable[[Any], str]
+    check: Callable[[Any], Any]
+    require: Callable[[Any], None]
+    rounds: int
+    round_s: float
+
+
+def _suite_of(name: str) -> _Suite:
+    from subtune.bench.artifact_race import require_known
+
+    if name == "cpu":
+        from subtune.bench import suite_cpu
+        from subtune.bench.table import cpu_json, cpu_table
+
+        of_cpu = (suite_cpu.run_cpu, cpu_table, cpu_json, _cpu_of, require_known, 7, 0.5)
+        return _Suite(suite_cpu.MODELS, suite_cpu.AGAINST, *of_cpu)
+    if name == "cpu-ops":
+        from subtune.bench import suite_ops
+        from subtune.bench.ops_table import ops_json, ops_table
+
+        of_ops = (suite_ops.run_ops, ops_table, ops_json, _cpu_of, require_known, 7, 0.2)
+        return _Suite(suite_ops.CASES, suite_ops.AGAINST, *of_ops)
+    if name in _GPU_SUITES:
+        from subtune.bench import gpu_rows, suite_gpu
+        from subtune.bench.gpu_table import gpu_json, gpu_table
+
+        cases = gpu_rows.FASTDLIGHT if name == "fastdlight" else gpu_rows.TENSORCORE
+        of_gpu = (partial(suite_gpu.run_gpu, name), gpu_table, gpu_json, suite_gpu.gpu_of)
+        return _Suite(cases, suite_gpu.AGAINST, *of_gpu, partial(require_known, kind="cuda"), 5, 0.05)
+    from subtune.bench import suite_levels as levels
+
+    of_levels = (levels.run_levels, levels.levels_table, levels.levels_json, levels.device_of, _no_framework)
+    return _Suite(levels.CASES, (), *of_levels, 5, 0.05)
+
+
+def _cpu_of(settings: Any) -> Any:
+    return settings.device()
+
+
+def _no_framework(against: Any) -> None:
+    from subtune.bench.job import BenchError
+
+    if against:
+        raise BenchError("suite op-vs-subgraph compares subtune with itself: leave --against out")
 
 
 def _against(args: argparse.Namespace, default: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from subtune.cli.progressbar import progress_bar
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser("compare", parents=[common], help="compare op-level with subgraph-level tuning")
     arguments.add_model(parser)
+    arguments.add_parameters(parser)
     arguments.add_tuning(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
@@ -22,7 +23,11 @@ def run(args: argparse.Namespace) -> int:
 
     with progress_bar() as progress:
         report = compare_model(
-            args.model, shapes=arguments.shapes_of(args), progress=progress, **arguments.tuning_of(args)
+            args.model,
+            shapes=arguments.shapes_of(args),
+            progress=progress,
+            **arguments.parameters_of(args),
+            **arguments.tuning_of(args),
         )
     print(report.to_json() if args.json else report)
     return 0

@@ -13,6 +13,7 @@ from subtune.cli.progressbar import progress_bar
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser("compile", parents=[common], help="tune a model and write an artifact")
     arguments.add_model(parser)
+    arguments.add_parameters(parser)
     parser.add_argument("-o", "--output", metavar="OUT.subtune", help="the artifact (default: MODEL.subtune, here)")
     arguments.add_tuning(parser)
     parser.add_argument("--no-verify", action="store_true", help="do not compare the result with a reference")
@@ -32,7 +33,7 @@ def default_output(model: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    from subtune.artifact_writer import check_destination
+    from subtune.artifact.writer import check_destination
     from subtune.compile import compile_model
 
     output = args.output or default_output(args.model)
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
             exact=args.exact,
             precision=arguments.precision_of(args) or "fp32",
             progress=progress,
+            **arguments.parameters_of(args),
             **arguments.tuning_of(args),
         )
     print(report.to_json() if args.json else report)

@@ -71,7 +71,7 @@ def _show(args: argparse.Namespace, database: Database) -> tuple[Any, list[str]]
 
 def _export(args: argparse.Namespace, database: Database) -> tuple[Any, list[str]]:
     from subtune.database import export_metaschedule
-    from subtune.device import CPU
+    from subtune.devices.cpu import CPU
 
     return _exchanged("exported", export_metaschedule(database, args.folder, CPU("auto", args.threads)))
 

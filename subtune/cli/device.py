@@ -23,8 +23,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from subtune.cuda import is_cuda_target
-    from subtune.device import CPU, source
+    from subtune.devices.cpu import CPU, source
+    from subtune.devices.cuda import is_cuda_target
     from subtune.errors import TargetError
 
     if is_cuda_target(args.target):
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _gpu(args: argparse.Namespace) -> int:
-    from subtune.cuda import CUDA
+    from subtune.devices.cuda import CUDA
     from subtune.errors import TargetError
 
     device = CUDA(args.target)

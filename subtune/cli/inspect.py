@@ -20,6 +20,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "inspect", parents=[common], help="show a model's subgraphs, or an artifact's kernels and memory"
     )
     arguments.add_model(parser)
+    arguments.add_parameters(parser)
     parser.add_argument("--dot", metavar="FILE", help="write the partition as a Graphviz file")
     parser.add_argument("--svg", metavar="FILE", help="write the partition as a picture")
     parser.add_argument("--target", default="auto", help="the processor whose measurements to show (default: this one)")
@@ -33,10 +34,11 @@ def run(args: argparse.Namespace) -> int:
     if (Path(args.model) / "manifest.json").is_file():
         return _artifact(args)
     from subtune import inspect
-    from subtune.compile import prepare
+    from subtune.compile import parameters_of, prepare
     from subtune.passes.extract import call_names
 
-    prepared = prepare(args.model, arguments.shapes_of(args))
+    parameters = parameters_of(**arguments.parameters_of(args))
+    prepared = prepare(args.model, arguments.shapes_of(args), parameters=parameters)
     rows = inspect.rows(prepared.graph, prepared.subgraphs, call_names(prepared.mod))
     if args.dot:
         _write(args.dot, inspect.to_dot(prepared.graph, rows))

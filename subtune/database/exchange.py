@@ -11,7 +11,7 @@ from typing import Any
 
 from subtune.candidate import Candidate
 from subtune.database.store import Database
-from subtune.device import Device
+from subtune.devices.cpu import Device
 from subtune.errors import DatabaseError
 from subtune.kernel import Kernel
 from subtune.workload import Workload

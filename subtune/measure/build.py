@@ -14,7 +14,7 @@ import time
 from functools import lru_cache
 from typing import Any
 
-from subtune.cuda import CUDAModel
+from subtune.devices.cuda import CUDAModel
 from subtune.kernel import NotApplicable
 from subtune.measure.messages import BuildJob, Library
 from subtune.measurement import Failure, FailureKind
@@ -37,7 +37,7 @@ def handle(job: BuildJob) -> Library | Failure:
         return Failure(FailureKind.INVALID, kernel.reason)
     import tvm
 
-    from subtune.lower import PIPELINE
+    from subtune.build.lower import PIPELINE
 
     func = kernel.func.with_attr("global_symbol", "main")
     if isinstance(job.device, CUDAModel):

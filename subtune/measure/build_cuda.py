@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from subtune.cubin import Resources, resources
-from subtune.cuda import CUDAModel
-from subtune.cuda_binaries import write_binaries
-from subtune.cuda_compiler import collected
-from subtune.link import link_shared
-from subtune.lower_cuda import pipeline
+from subtune.build.cubin import Resources, resources
+from subtune.build.cuda_binaries import write_binaries
+from subtune.build.cuda_compiler import collected
+from subtune.build.link import link_shared
+from subtune.build.lower_cuda import pipeline
+from subtune.devices.cuda import CUDAModel
 
 
 def build(func: Any, device: CUDAModel, stem: str) -> tuple[str, tuple[Resources, ...]]:

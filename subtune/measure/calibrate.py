@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from subtune import cuda_api
-from subtune.cuda import CUDAModel, calibration_path
+from subtune.devices.cuda import CUDAModel, calibration_path
 from subtune.measure.cuda_source import binary
 
 _U64 = ctypes.c_uint64

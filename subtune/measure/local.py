@@ -11,20 +11,21 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, count
+from itertools import count
+from math import prod
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
 from subtune.candidate import DEFAULT, Candidate
-from subtune.cuda import CUDAModel
-from subtune.device import Device, usable_cores
+from subtune.devices.cpu import Device, usable_cores
+from subtune.devices.cuda import CUDAModel
 from subtune.errors import SubtuneError
 from subtune.measure.messages import BuildJob, CompareJob, Library, Prepared, PrepareJob, TimeJob
 from subtune.measure.process import Worker, first_finished
 from subtune.measure.protocol import Built, Comparison
 from subtune.measurement import Failure, FailureKind, Timing
 from subtune.scratch import TEMPORARY, TEMPORARY_END, scratch
-from subtune.workload import Workload
+from subtune.workload import Workload, dtype_bits
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ _MAX_CRASHES = 3
 _REFERENCE = Candidate("cuda.reference")
 
 _CUDA_BUILD_S = 10.0
+_POLL_S = 0.02
+"""How long a session waits for one of its own builders before it looks for others."""
 
 
 class LocalMeasurer:
@@ -81,10 +84,8 @@ class LocalMeasurer:
         self._memory_bytes = _half_of_memory() if memory_bytes is None else memory_bytes
         self._count = builders or min(usable_cores(), _MAX_BUILDERS)
         self._runners: dict[int, Worker] = {}
-        self._builders: dict[bool, list[Worker]] = {}
-        self._ahead: _Ahead | None = None
-        self.building = threading.Lock()
-        """Held by whoever gives work to the builders."""
+        self._builders: dict[bool, _Builders] = {}
+        self._ahead: list[_Ahead] = []
         try:
             self._scratch = scratch(TEMPORARY, TEMPORARY_END)
         except OSError as e:
@@ -93,17 +94,24 @@ class LocalMeasurer:
     def start(self, device: Device) -> None:
         """Begin to start all processes; returns at once. Later calls find them warm."""
         try:
-            workers = (*self._builders_of(device), self._runner(device))
+            workers = (*self._builders_of(device).workers, self._runner(device))
         except OSError as e:
             raise _no_room(e) from e
         for worker in workers:
             worker.start()
 
     def prefetch(self, workload: Workload, device: Device, candidates: Sequence[Candidate]) -> None:
-        """Begin to build what the next session will ask for, where building leaves alone what measures: on a GPU."""
+        """Begin to build what a later session will ask for, where building leaves alone what measures: on a GPU.
+
+        Sessions are built in the order of these calls, each as soon as builders have nothing to do for those before.
+        """
         if isinstance(device, CUDAModel):
-            self._drop_ahead()
-            self._ahead = _Ahead(self._new_session(workload, device, math.inf), candidates)
+            before = self._ahead[-1].session if self._ahead else None
+            self._ahead.append(_Ahead(self._new_session(workload, device, math.inf), candidates, before))
+
+    def is_ahead(self, workload: Workload, device: Device) -> bool:
+        """Whether `prefetch` has been called for this session, which has not begun."""
+        return any(ahead.session.is_for(workload, device) for ahead in self._ahead)
 
     def _new_session(self, workload: Workload, device: Device, deadline: float) -> LocalSession:
         self.start(device)
@@ -112,17 +120,20 @@ class LocalMeasurer:
             self, workload, device, self._builders_of(device), self._runner(device), directory, deadline
         )
 
-    def _drop_ahead(self) -> None:
-        if self._ahead is not None:
-            self._ahead.thread.join()
-            shutil.rmtree(self._ahead.session.directory, ignore_errors=True)
-            self._ahead = None
+    def _drop(self, ahead: Sequence[_Ahead]) -> None:
+        for one in ahead:
+            one.session.give_up()
+        for one in ahead:
+            one.thread.join()
+            shutil.rmtree(one.session.directory, ignore_errors=True)
 
     @contextmanager
     def session(self, workload: Workload, device: Device, deadline: float = math.inf) -> Iterator[LocalSession]:
-        ahead, builders = self._ahead, self._builders_of(device)
-        if ahead is not None and ahead.session.is_for(workload, device):
-            self._ahead = None
+        builders = self._builders_of(device).workers
+        found = next((i for i, one in enumerate(self._ahead) if one.session.is_for(workload, device)), -1)
+        if found >= 0:
+            skipped, ahead, self._ahead = self._ahead[:found], self._ahead[found], self._ahead[found + 1 :]
+            self._drop(skipped)
             session = ahead.session
             session.take_over(self._runner(device), deadline)
             ahead.wait_until(deadline)
@@ -142,12 +153,14 @@ class LocalMeasurer:
             shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
-        if self._ahead is not None:
-            self._ahead.session.give_up()
-            for worker in chain.from_iterable(self._builders.values()):
+        builders = [worker for builders in self._builders.values() for worker in builders.workers]
+        for one in self._ahead:
+            one.session.give_up()
+        if self._ahead:
+            for worker in builders:
                 worker.kill()
-            self._drop_ahead()
-        for worker in (*chain.from_iterable(self._builders.values()), *self._runners.values()):
+        self._drop(self._ahead)
+        for worker in (*builders, *self._runners.values()):
             worker.close()
         self._scratch.remove()
 
@@ -159,14 +172,14 @@ class LocalMeasurer:
     ) -> None:
         self.close()
 
-    def _builders_of(self, device: Device) -> list[Worker]:
+    def _builders_of(self, device: Device) -> _Builders:
         is_cuda = isinstance(device, CUDAModel)
         if is_cuda not in self._builders:
             # a builder that sees a GPU takes some of its memory
             env = {"CUDA_VISIBLE_DEVICES": ""} if is_cuda else {}
             # half as many again: 20 candidates on 16 cores would take two rounds, the second mostly idle
             count = min(self._count + self._count // 2, _MAX_BUILDERS + _MAX_BUILDERS // 2) if is_cuda else self._count
-            self._builders[is_cuda] = [self._worker(1, is_cuda, env) for _ in range(count)]
+            self._builders[is_cuda] = _Builders([self._worker(1, is_cuda, env) for _ in range(count)])
         return self._builders[is_cuda]
 
     def _runner(self, device: Device) -> Worker:
@@ -203,7 +216,7 @@ class LocalSession:
         measurer: LocalMeasurer,
         workload: Workload,
         device: Device,
-        builders: Sequence[Worker],
+        builders: _Builders,
         runner: Worker,
         directory: Path,
         deadline: float,
@@ -219,6 +232,8 @@ class LocalSession:
         self._libraries: dict[Candidate, Library] = {}
         self._outcomes: dict[Candidate, Library | Failure] = {}
         self._is_given_up = False
+        self.is_given_out = threading.Event()
+        """Set when builders have, or have had, all of a `build`."""
         self._numbers = count()
         self._checked: set[Candidate] = set()
         self._prepared_in: tuple[Worker, int] | None = None  # which start of which runner holds the reference
@@ -237,34 +252,54 @@ class LocalSession:
         self._is_given_up = True
 
     def build(self, candidates: Sequence[Candidate], deadline: float) -> dict[Candidate, Built | Failure]:
-        with self._measurer.building:
+        try:
             self._build([candidate for candidate in candidates if candidate not in self._outcomes], deadline)
+        finally:
+            self.is_given_out.set()
         return {
-            candidate: Built(o.build_s, o.func_hash) if isinstance(o, Library) else o
+            candidate: Built(o.build_s, o.func_hash, self._weights_bytes(o)) if isinstance(o, Library) else o
             for candidate in candidates
             if (o := self._outcomes.get(candidate)) is not None
         }
+
+    def _weights_bytes(self, library: Library) -> int:
+        packed = {index: prod(packing.shape) for index, packing in library.packings}
+        return sum(
+            packed[i] * dtype_bits(arg.dtype) // 8 if i in packed else arg.nbytes
+            for i, arg in enumerate(self._workload.args)
+            if arg.is_constant
+        )
 
     def _build(self, candidates: Sequence[Candidate], deadline: float) -> None:
         wanted = list(candidates)
         if DEFAULT in wanted and isinstance(self._device, CUDAModel):
             wanted.insert(wanted.index(DEFAULT) + 1, _REFERENCE)  # it will be asked for
         waiting = list(reversed(wanted))
-        idle = list(self._builders)
         busy: dict[Worker, Candidate] = {}
-        while busy or (waiting and time.monotonic() < deadline and not self._is_given_up):
-            while idle and waiting and time.monotonic() < deadline and not self._is_given_up:
-                candidate = waiting.pop()
-                worker = idle.pop()
-                worker.send(self._build_job(candidate), self._build_limit(candidate))
-                busy[worker] = candidate
-            finished = first_finished(list(busy), self.deadline)
-            if finished is None:
-                for worker in busy:
-                    worker.kill()
-                break
-            self._outcomes[busy.pop(finished)] = finished.receive()
-            idle.append(finished)
+        try:
+            while busy or (waiting and time.monotonic() < deadline and not self._is_given_up):
+                while waiting and time.monotonic() < deadline and not self._is_given_up:
+                    worker = self._builders.take(_POLL_S if not busy else 0.0)
+                    if worker is None:
+                        break
+                    busy[worker] = candidate = waiting.pop()
+                    worker.send(self._build_job(candidate), self._build_limit(candidate))
+                if not waiting:
+                    self.is_given_out.set()
+                if not busy:
+                    continue
+                # another session's builders may become free at any time
+                until = min(self.deadline, time.monotonic() + _POLL_S) if waiting else self.deadline
+                finished = first_finished(list(busy), until)
+                if finished is not None:
+                    self._outcomes[busy.pop(finished)] = finished.receive()
+                    self._builders.give(finished)
+                elif time.monotonic() >= self.deadline:
+                    break
+        finally:
+            for worker in busy:  # nobody waits for it any more
+                worker.kill()
+                self._builders.give(worker)
         self._libraries.update({c: library for c, library in self._outcomes.items() if isinstance(library, Library)})
 
     def time(self, candidate: Candidate, seconds: float, stop_above_s: float) -> Timing | Failure:
@@ -351,17 +386,44 @@ class LocalSession:
         return BuildJob(self._text, self._workload.num_outputs, self._device, candidate, schedule, stem, is_optional)
 
 
-class _Ahead:
-    """A session that is being built by a thread of its own while another one is measured."""
+class _Builders:
+    """Processes that compile, of which sessions take those that are idle."""
 
-    def __init__(self, session: LocalSession, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = list(workers)
+        self._idle = list(workers)
+        self._changed = threading.Condition()
+
+    def take(self, seconds: float) -> Worker | None:
+        """An idle one, or None when there is none within so many seconds."""
+        with self._changed:
+            if not self._idle:
+                self._changed.wait(seconds)
+            return self._idle.pop() if self._idle else None
+
+    def give(self, worker: Worker) -> None:
+        with self._changed:
+            self._idle.append(worker)
+            self._changed.notify()
+
+
+class _Ahead:
+    """A session that is being built by a thread of its own while another one is measured.
+
+    It begins when builders have all of the session `before`.
+    """
+
+    def __init__(self, session: LocalSession, candidates: Sequence[Candidate], before: LocalSession | None) -> None:
         self.session = session
+        self._before = before
         self._error: BaseException | None = None
         self.thread = threading.Thread(target=self._work, args=((DEFAULT, *candidates),), daemon=True)
         self.thread.start()
 
     def _work(self, candidates: Sequence[Candidate]) -> None:
         try:
+            if self._before is not None:
+                self._before.is_given_out.wait()
             self.session.build(candidates, math.inf)
         except Exception as e:  # for whoever waits
             self._error = e

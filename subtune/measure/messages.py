@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from subtune.candidate import Candidate
-from subtune.device import Device
+from subtune.devices.cpu import Device
 from subtune.kernel import Packing
 
 

@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from subtune.candidate import Candidate
-from subtune.device import Device
+from subtune.devices.cpu import Device
 from subtune.measurement import Failure, Timing
 from subtune.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A candidate that compiled: seconds it took, and the structural hash of its scheduled PrimFunc."""
+    """A candidate that compiled: seconds it took, the structural hash of its scheduled PrimFunc, and the bytes of the
+    workload's constants as it wants them packed."""
 
     build_s: float
     func_hash: str
+    weights_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from subtune.candidate import DEFAULT, Candidate
-from subtune.device import Device
+from subtune.devices.cpu import Device
 from subtune.measure.protocol import Built, Comparison
 from subtune.measurement import Failure, FailureKind, Timing
 from subtune.workload import Workload

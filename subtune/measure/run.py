@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from subtune import affinity, runtime
-from subtune.cuda import CUDAModel
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.devices.cuda import CUDAModel
 from subtune.kernel import Packing
 from subtune.measure.build import load_workload
 from subtune.measure.clock import time_calls, time_pairs

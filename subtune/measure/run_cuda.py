@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from subtune import cuda_api, runtime
-from subtune.cuda import CUDAModel
-from subtune.cuda_binaries import provided, read_binaries
+from subtune.build.cuda_binaries import provided, read_binaries
+from subtune.devices.cuda import CUDAModel
 from subtune.kernel import ConstantTransform
 from subtune.measure.build_cuda import binaries_of
 from subtune.measure.clock import time_calls, time_pairs
@@ -29,7 +29,7 @@ from subtune.measure.inputs import SETS, hazards, make_input
 from subtune.measure.messages import CompareJob, Library, TimeJob
 from subtune.measure.protocol import Comparison
 from subtune.measure.sentinel_base import Patience
-from subtune.measure.verdict import TOLERANCE, TOLERANCE_OTHER
+from subtune.measure.verdict import TOLERANCE, TOLERANCE_OTHER, TOLERANCE_SUMS_OF_FLOAT8, TOLERANCE_TF32
 from subtune.measurement import Failure, FailureKind, Timing
 from subtune.workload import Arg, Workload
 
@@ -162,7 +162,10 @@ class CudaBench:
 
     def _tolerance(self, arg: Arg) -> float:
         """By the output's type, or by the coarsest that the workload rounds to on the way."""
-        return max(TOLERANCE.get(dtype, TOLERANCE_OTHER) for dtype in (arg.dtype, *self._rounded))
+        least = TOLERANCE_TF32 if self._device.allow_tf32 and arg.dtype == "float32" else 0.0
+        if any(given.dtype.startswith("float8") for given in self._inputs):
+            least = TOLERANCE_SUMS_OF_FLOAT8
+        return max(least, *(TOLERANCE.get(dtype, TOLERANCE_OTHER) for dtype in (arg.dtype, *self._rounded)))
 
     def _run(self, kernel: Any, library: Library, index: int, outputs: list[GpuBuffer]) -> str:
         """One call between guard zones: what it wrote that it must not, in words."""

@@ -15,7 +15,7 @@ import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
 from subtune.measure.sentinel_base import Patience
 
 _CALLS = 8

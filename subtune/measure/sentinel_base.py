@@ -12,6 +12,9 @@ _SAMPLES = 3
 _PAUSE_S = 0.02
 _PATIENCE_S = 1.0
 """For one job, and for all jobs of a workload together twice that: then the machine is taken as it is."""
+_CREDIT_S = 4.0
+_CREDIT_PER_WORKLOAD_S = 0.2
+"""A machine that is disturbed for minutes is not waited for at every workload: this much, and a little for each."""
 
 
 class Patience:
@@ -20,11 +23,13 @@ class Patience:
     def __init__(self, sample: Callable[[], float]) -> None:
         self._sample = sample
         self._best_s = min(sample() for _ in range(20))
+        self._credit_s = _CREDIT_S
         self._left_s = 0.0
         self.begin_workload()
 
     def begin_workload(self) -> None:
-        self._left_s = 2 * _PATIENCE_S
+        self._credit_s = min(_CREDIT_S, self._credit_s + _CREDIT_PER_WORKLOAD_S)
+        self._left_s = min(2 * _PATIENCE_S, self._credit_s)
 
     def undisturbed(self, look: Callable[[], Any]) -> Any:
         """What `look` returns when the machine was itself before it and after it, as far as patience reaches."""
@@ -36,7 +41,9 @@ class Patience:
             waited = time.perf_counter() - begin
             found = look()
             is_disturbed = self.slowdown() > SLOWER
-            self._left_s -= waited if not is_disturbed else time.perf_counter() - begin
+            spent = waited if not is_disturbed else time.perf_counter() - begin
+            self._left_s -= spent
+            self._credit_s -= spent
             if not is_disturbed or time.perf_counter() >= end:
                 return found
 

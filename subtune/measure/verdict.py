@@ -8,6 +8,10 @@ TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 1e-2, "bfloat16": 1.6
 """Relative to |reference| + the output's scale. A few times what Winograd F(4x4) and long sums lose; of bfloat16 two
 steps of up to 7.8e-3: sums in another order may round the other way, and once more inside the kernel."""
 TOLERANCE_OTHER = 0.25  # float8
+TOLERANCE_TF32 = 5e-3
+"""Of float32 where its products may be rounded to tf32: tensor cores drop 13 bits of an operand, 1e-3 of it at most."""
+TOLERANCE_SUMS_OF_FLOAT8 = 2e-2
+"""Hopper's tensor cores keep about 14 bits of a sum of float8 products: measured 4e-4 over 512, the more the longer."""
 
 
 def disagreement(out: np.ndarray, ref: np.ndarray, is_adversarial: bool) -> str:

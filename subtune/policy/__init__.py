@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from subtune.anchor import Columns, Contraction, Elementwise, Rowwise, Window
-from subtune.bottleneck import Bottleneck
 from subtune.candidate import Candidate
-from subtune.chain import Chain
-from subtune.cuda import CUDAModel
-from subtune.device import CPUModel, Device
+from subtune.devices.cpu import CPUModel, Device
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.anchor import Columns, Contraction, Elementwise, Rowwise, Window
+from subtune.forms.bottleneck import Bottleneck
+from subtune.forms.chain import Chain
+from subtune.forms.stages import summarise
 from subtune.policy.bottleneck import bottleneck_candidates
 from subtune.policy.chain import chain_candidates
 from subtune.policy.contraction import contraction_candidates
@@ -26,14 +27,15 @@ from subtune.policy.memory_bound import (
 from subtune.policy.split_k import split_k_candidates
 from subtune.policy.strassen import strassen_candidates
 from subtune.policy.winograd import winograd_candidates
-from subtune.stages import summarise
 from subtune.workload import Workload
 
 __all__ = ["candidates"]
 
 _PARALLEL_START_S = 1e-6  # from the call to the first iteration on a warm pool; median over 110 kernels on Zen 5
-_SERIAL_BELOW_S = 30e-6
+_SERIAL_BELOW_S = 6e-6  # of all threads; half of it is what a second one saves
 _MUST_SAVE = 0.97
+_STREAMED = 0.75  # of the time: a copy reads one line and writes one, instead of reading two
+_STREAMED_TEMPLATES = ("elementwise", "transpose", "rowwise", "columns", "window")
 _SERIAL_TEMPLATES = (
     "contraction", "contraction_bf16", "window", "rowwise", "columns", "grouped", "elementwise", "chain", "transpose",
 )  # fmt: skip
@@ -47,7 +49,7 @@ def candidates(workload: Workload, device: Device, topk: int = 20) -> tuple[Cand
 
     >>> from subtune import models
     >>> from subtune.compile import prepare
-    >>> from subtune.device import CPU
+    >>> from subtune.devices.cpu import CPU
     >>> first, *_ = prepare(models.reduced("mlp")).subgraphs
     >>> best, second = candidates(first.workload, CPU("auto"), topk=2)
     >>> best.predicted_s <= second.predicted_s
@@ -83,7 +85,7 @@ def candidates(workload: Workload, device: Device, topk: int = 20) -> tuple[Cand
         found = elementwise_candidates(anchor, workload, device)
     else:
         found = []
-    found = _with_serial(found, device)
+    found = _with_streamed(_with_serial(found, device), workload, device)
     ranked = sorted(found, key=lambda c: (c.predicted_s, c.template, c.knobs))
     return tuple(_diverse(_every_implementation(ranked, topk), topk))
 
@@ -107,6 +109,19 @@ def _with_serial(found: list[Candidate], device: CPUModel) -> list[Candidate]:
     return started + serial
 
 
+def _with_streamed(found: list[Candidate], workload: Workload, device: CPUModel) -> list[Candidate]:
+    """Outputs that no cache keeps until they are read are stored past the caches as well."""
+    largest = max((arg.nbytes for arg in workload.args if arg.is_output), default=0)
+    if largest < device.l3_bytes / 2:
+        return found
+    streamed = [
+        Candidate.make(c.template, c.predicted_s * _STREAMED, stream=True, **dict(c.knobs))
+        for c in found
+        if c.template in _STREAMED_TEMPLATES
+    ]
+    return found + streamed
+
+
 def _every_implementation(ranked: list[Candidate], topk: int) -> list[Candidate]:
     """`ranked` with the best few of every implementation moved to the front, in their order.
 
@@ -117,7 +132,10 @@ def _every_implementation(ranked: list[Candidate], topk: int) -> list[Candidate]
     first: list[Candidate] = []
     rest: list[Candidate] = []
     for candidate in ranked:
-        kind = (candidate.template, candidate.is_serial, candidate.get("levels"), candidate.get("pack") is True)
+        kind = (
+            candidate.template, candidate.is_serial, candidate.get("levels"), candidate.get("pack") is True,
+            candidate.get("stream"),
+        )  # fmt: skip
         seen[kind] = seen.get(kind, 0) + 1
         (first if seen[kind] <= share else rest).append(candidate)
     return first + rest if len(seen) > 1 else ranked
@@ -135,6 +153,7 @@ def _diverse(ranked: list[Candidate], topk: int, per_tile: int = 3) -> list[Cand
         tile = (
             candidate.template,
             candidate.is_serial,
+            candidate.get("stream"),
             *(value for name, value in candidate.knobs if name in ("mr", "nr", "cb")),
         )
         count[tile] = count.get(tile, 0) + 1

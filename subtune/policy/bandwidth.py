@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
 
 LOADS_PER_CYCLE = 2.0
 """Vector loads; every x86 and Arm server core of the last ten years does two."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 from itertools import product
 from math import ceil
 
-from subtune.bottleneck import Bottleneck
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.bottleneck import Bottleneck
 from subtune.policy.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 
 _START_CYCLES = 20.0  # of a micro-kernel
 _STORE_CYCLES = 3.0  # per vector of a finished tile, with the operations on it
-_MAX_CANDIDATES = 6  # they differ little, and each costs a build
+_MAX_CANDIDATES = 4  # they differ little, and each costs a build
 _MAX_TWICE = 1 / 3  # rows computed twice, of what could be won: not all of that is won
 _MAX_PIXELS = 16  # of a tile: more gain nothing, and the code grows
 _MAX_WINDOWS = 8  # beside one another: what several of them read stays in registers, too

@@ -11,8 +11,8 @@ from itertools import product
 from math import ceil
 
 from subtune.candidate import Candidate
-from subtune.chain import Chain, cache_limit_bytes, packs_ahead, padded
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.chain import Chain, cache_limit_bytes, packs_ahead, padded
 from subtune.policy.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 
 _START_CYCLES = 30.0  # of a micro-kernel

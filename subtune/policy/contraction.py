@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from subtune.anchor import Contraction
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import Contraction
 from subtune.policy.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle, stream_s
 from subtune.workload import Workload, dtype_bits
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from subtune.anchor import Contraction, Operand
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import Contraction, Operand
 from subtune.policy.contraction import contraction_candidates
 from subtune.workload import Workload
 

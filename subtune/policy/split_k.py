@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import ceil
 
-from subtune.anchor import Contraction
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import Contraction
 from subtune.policy.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 from subtune.workload import dtype_bits
 

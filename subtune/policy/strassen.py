@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from subtune.anchor import Contraction, winograd_obstacle
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import Contraction, winograd_obstacle
+from subtune.forms.strassen_form import PRODUCTS, strassen_obstacle, terms
 from subtune.policy.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
-from subtune.strassen_form import PRODUCTS, strassen_obstacle, terms
 from subtune.workload import Workload
 
 _START_CYCLES = 30.0  # of a micro-kernel

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from subtune.anchor import Contraction, winograd_obstacle
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import Contraction, winograd_obstacle
 from subtune.policy.bandwidth import bytes_per_cycle
 
 _TRANSFORM_OPS_PER_ELEMENT = {2: 4.0, 4: 9.0}  # vector additions and multiplications per element of V and of M

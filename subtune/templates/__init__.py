@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib
 from dataclasses import replace
 
+from subtune.build.streaming import streamed
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
-from subtune.device import Device
+from subtune.devices.cpu import Device
+from subtune.devices.cuda import CUDAModel
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.bf16_ops import FEATURE
 from subtune.templates.bf16_storage import explicit_bfloat16
 from subtune.templates.vector_math import multiply_by_reciprocals, vectorize_math
 from subtune.workload import Workload
 
-VERSION = 6
+VERSION = 7
 """Part of the database's keys: raise it whenever a template or `vector_math` makes other kernels of old candidates."""
 
 _TEMPLATES = (
@@ -45,7 +46,7 @@ def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel
     >>> from subtune import models
     >>> from subtune.candidate import DEFAULT
     >>> from subtune.compile import prepare
-    >>> from subtune.device import CPU
+    >>> from subtune.devices.cpu import CPU
     >>> first, *_ = prepare(models.reduced("mlp")).subgraphs
     >>> type(schedule(first.workload, DEFAULT, CPU("auto"))).__name__
     'Kernel'
@@ -69,5 +70,7 @@ def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel
         func = vectorize_math(func)
     # the instruction flushes denormals
     stored = explicit_bfloat16(func, has_instruction=FEATURE in device.features and not device.exact_math)
-    # TVM's replay of a trace knows nothing of what is done to bfloat16 here
+    if candidate.get("stream"):
+        stored = streamed(stored)
+    # TVM's replay of a trace knows nothing of what is done to bfloat16 or to stores here
     return replace(result, func=stored, trace=result.trace if stored.same_as(func) else None)

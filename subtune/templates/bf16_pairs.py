@@ -17,9 +17,9 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
 
-from subtune.anchor import Axis, Contraction, loads, root_stages, stage_block, variables
+from subtune.forms.anchor import Axis, Contraction, loads, root_stages, stage_block, variables
+from subtune.forms.stages import with_stages
 from subtune.kernel import NotApplicable, Packing
-from subtune.stages import with_stages
 from subtune.templates.bf16_ops import dot
 from subtune.templates.padding import nest
 

@@ -17,8 +17,8 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from subtune.anchor import variables
-from subtune.substitute import substitute
+from subtune.forms.anchor import variables
+from subtune.forms.substitute import substitute
 from subtune.templates.bf16_ops import rounded, with_instructions
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)

@@ -20,12 +20,12 @@ from typing import Any
 import tvm_ffi
 from tvm import tirx
 
-from subtune.anchor import variables
-from subtune.bottleneck_form import BottleneckForm, Weights, bottleneck
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import variables
+from subtune.forms.bottleneck_form import BottleneckForm, Weights, bottleneck
+from subtune.forms.substitute import substitute
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.substitute import substitute
 from subtune.templates.statements import (
     buffer,
     in_tiles,

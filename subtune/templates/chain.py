@@ -16,11 +16,11 @@ from typing import Any
 
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import all_blocks
 from subtune.candidate import Candidate
-from subtune.chain import cache_limit_bytes
-from subtune.chain_form import ChainForm, chain
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import all_blocks
+from subtune.forms.chain import cache_limit_bytes
+from subtune.forms.chain_form import ChainForm, chain
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.chain_stages import ChainTile, rewrite
 from subtune.templates.tile import extent_of, vector_width, vectorize_tile

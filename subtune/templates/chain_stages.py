@@ -20,12 +20,12 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from subtune.anchor import Operand, loads, variables
-from subtune.chain import packs_ahead, padded
-from subtune.chain_form import ChainForm
+from subtune.forms.anchor import Operand, loads, variables
+from subtune.forms.chain import packs_ahead, padded
+from subtune.forms.chain_form import ChainForm
+from subtune.forms.stages import with_stages
+from subtune.forms.substitute import substitute
 from subtune.kernel import Packing
-from subtune.stages import with_stages
-from subtune.substitute import substitute
 
 _REDUCE = tirx.IterVar.CommReduce
 _Right = Callable[[Any, Any, Any], Any]

@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from subtune.substitute import substitute
+from subtune.forms.substitute import substitute
 
 
 def choose(axes: Sequence[Any], values: Sequence[tuple[tuple[int, ...], Any]]) -> Any:

@@ -3,7 +3,8 @@
     for kept outer axes and tile of `cb` columns (parallel):
       for each stage:  for the other axes:  cb columns as vectors; a reduction's sums stay in registers
 
-All stages of one tile run before the next tile, so that what several of them read stays in the cache.
+All stages of one tile run before the next tile, so that what several of them read stays in the cache. With the knob
+`ahead`, rows to come are asked for while this one is read.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlockRealize, Schedule, ScheduleError
 
-from subtune.anchor import all_blocks, is_reduction, variables
-from subtune.anchor import columns as columns_of
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import all_blocks, is_reduction, variables
+from subtune.forms.anchor import columns as columns_of
 from subtune.kernel import Kernel, NotApplicable
+from subtune.templates.prefetch import prefetch_rows
 from subtune.templates.rowwise import is_costly, kept_axes
 from subtune.templates.tile import extent_of, vector_width
 from subtune.workload import Workload
@@ -36,9 +38,12 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         if len(outputs) != 1:
             return NotApplicable("more than one output")
         _inline(sch, outputs[0])
-        return _schedule(sch, outputs[0], int(candidate["cb"]), device.lanes(), candidate.is_serial)
+        kernel = _schedule(sch, outputs[0], int(candidate["cb"]), device.lanes(), candidate.is_serial)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
+    if isinstance(kernel, NotApplicable) or not candidate.get("ahead"):
+        return kernel
+    return Kernel(prefetch_rows(kernel.func, [f"{sch.get(b).name_hint}" for b in all_blocks(sch)]))
 
 
 def _schedule(sch: Schedule, output_name: str, cb: int, lanes: int, is_serial: bool) -> Kernel | NotApplicable:

@@ -15,11 +15,11 @@ from typing import Any
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import Contraction, Operand, contraction
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import Contraction, Operand, contraction
+from subtune.forms.stages import Stages, anchored, classify
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.stages import Stages, anchored, classify
 from subtune.templates.loop_nest import Tiling, mark, place, prefetched
 from subtune.templates.online_pack import place_online_pack, turn_marked
 from subtune.templates.padding import pad_axes

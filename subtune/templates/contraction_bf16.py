@@ -13,11 +13,11 @@ from typing import Any
 
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import Contraction, contraction
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import Contraction, contraction
+from subtune.forms.stages import anchored, classify
 from subtune.kernel import Kernel, NotApplicable
-from subtune.stages import anchored, classify
 from subtune.templates.bf16_ops import DOT_LANES, FEATURE
 from subtune.templates.bf16_pairs import Paired, PairPacking, in_pairs
 from subtune.templates.contraction import packed_index, packing_of

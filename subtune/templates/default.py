@@ -7,9 +7,9 @@ from typing import Any
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import all_blocks
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import all_blocks
 from subtune.kernel import Kernel
 from subtune.templates.tile import vector_width
 from subtune.workload import Workload

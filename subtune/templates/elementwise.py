@@ -11,9 +11,9 @@ from typing import Any
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.stages import inline
 from subtune.kernel import Kernel, NotApplicable
-from subtune.stages import inline
 from subtune.templates.tile import extent_of, vector_width
 from subtune.workload import Workload, dtype_bits
 

@@ -17,11 +17,11 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import Contraction, all_blocks, contraction, is_reduction, root_stages, stage_block
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import Contraction, all_blocks, contraction, is_reduction, root_stages, stage_block
+from subtune.forms.stages import anchored, with_stages
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.stages import anchored, with_stages
 from subtune.templates.padding import nest
 from subtune.templates.prepack import PREPROC_ATTR, split_prepack
 from subtune.templates.tile import extent_of, vector_width, vectorize_tile

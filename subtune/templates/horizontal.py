@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from subtune.anchor import is_load_of
+from subtune.forms.anchor import is_load_of
 from subtune.templates.shuffle import shuffled
 
 

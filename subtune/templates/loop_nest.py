@@ -15,8 +15,8 @@ from typing import Any
 
 from tvm.s_tir import Schedule
 
-from subtune.anchor import Contraction
 from subtune.candidate import Candidate
+from subtune.forms.anchor import Contraction
 from subtune.templates.prefetch import MicroKernel, prefetch_panels
 from subtune.templates.tile import place_pad, vectorize_tile
 

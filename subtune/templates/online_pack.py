@@ -12,7 +12,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 
-from subtune.substitute import substitute
+from subtune.forms.substitute import substitute
 from subtune.templates.shuffle import turned
 from subtune.templates.tile import extent_of, vector_width
 

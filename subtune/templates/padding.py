@@ -17,9 +17,9 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from subtune.anchor import Contraction, is_load_of, root_stages, stage_block
-from subtune.stages import with_stages
-from subtune.substitute import substitute
+from subtune.forms.anchor import Contraction, is_load_of, root_stages, stage_block
+from subtune.forms.stages import with_stages
+from subtune.forms.substitute import substitute
 
 
 def pad_axes(func: Any, block_name: str, info: Contraction, extents: Mapping[int, int]) -> Any:

@@ -8,18 +8,21 @@ from memory: 83 % of the FMA peak without, 98 % with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.s_tir import SBlock
+from tvm.s_tir import SBlock, SBlockRealize
 
-from subtune.anchor import root_stages
-from subtune.stages import with_stages
-from subtune.substitute import substitute
+from subtune.forms.anchor import root_stages
+from subtune.forms.stages import with_stages
+from subtune.forms.substitute import substitute
 
+_AHEAD_BYTES = 4096
+L1 = 3
 _L2_AND_BEYOND = 2  # llvm.prefetch's locality; the micro-kernel's own lines stay in L1
 
 
@@ -50,6 +53,52 @@ def prefetch_panels(func: Any, panels: Any, kernel: MicroKernel) -> Any:
     """
     stages = [_insert(s, [], panels, kernel) if _holds(s, kernel.update) else s for s in root_stages(func)]
     return with_stages(func, stages, func.body.block.alloc_buffers)
+
+
+def prefetch_rows(func: Any, updates: Collection[str], length: int = 0) -> Any:
+    """`func` asking for what lies `_AHEAD_BYTES` behind each vector that the blocks `updates` read of a parameter.
+
+    While a row that has arrived is worked on, nothing is fetched; hardware prefetchers begin anew on every page.
+
+    Args:
+        length: elements of a row, by default those of the buffer's last dim; whole rows are skipped.
+    """
+
+    def insert(loop: Any) -> Any:
+        realize = loop.body
+        if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(realize, SBlockRealize):
+            return loop
+        if realize.block.name_hint not in updates:
+            return loop
+        axes = {axis.var: value for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
+        first = {loop.loop_var: tirx.IntImm("int64", 0)}
+        found: list[Any] = []
+        tvm_ffi.structural_walk(realize.block.body.value, (ir.TensorLoad, found.append))
+        given = [load for load in found if load.indices and any(load.source.same_as(param) for param in func.params)]
+        if not given:
+            return loop
+        largest = max(_nbytes(load.source) for load in given)
+        asked: dict[Any, Any] = {}
+        for load in given:
+            if 2 * _nbytes(load.source) >= largest and load.source not in asked:
+                elements = length or int(load.source.shape[-1])
+                row = elements * tvm_ffi.dtype(str(load.source.dtype)).itemsize
+                indices = [substitute(substitute(index, axes), first) for index in load.indices]
+                indices[-1] = indices[-1] + tirx.IntImm("int64", elements * -(-_AHEAD_BYTES // row))
+                asked[load.source] = ask(load.source, indices, L1)
+        return tirx.SeqStmt([*asked.values(), loop])
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, insert)))
+
+
+def _nbytes(buffer: Any) -> int:
+    return prod(int(extent) for extent in buffer.shape) * tvm_ffi.dtype(str(buffer.dtype)).itemsize
+
+
+def ask(source: Any, indices: Sequence[Any], locality: int, writes: bool = False) -> Any:
+    """The statement that asks for the line where `source` has the element at `indices`, which may lie outside."""
+    address = tirx.address_of(tirx.BufferLoad(source, list(indices)))
+    return tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, int(writes), locality, 1))
 
 
 def _insert(stmt: Any, loops: list[Any], panels: Any, kernel: MicroKernel) -> Any:
@@ -85,8 +134,7 @@ def _prefetch(loops: Sequence[Any], tile: Any, panels: Any, kernel: MicroKernel)
     indices[-1] = step * -(-int(panels.shape[-1]) // passes)
     which = len(indices) - 2 - kernel.reduce
     indices[which] = indices[which] + 1
-    address = tirx.address_of(tirx.BufferLoad(panels, indices))
-    return tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, 0, _L2_AND_BEYOND, 1))
+    return ask(panels, indices, _L2_AND_BEYOND)
 
 
 def _holds(stmt: Any, name: str) -> bool:

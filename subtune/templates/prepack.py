@@ -13,8 +13,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock
 
-from subtune.anchor import root_stages
-from subtune.stages import with_stages
+from subtune.forms.anchor import root_stages
+from subtune.forms.stages import with_stages
 
 PREPROC_ATTR = "meta_schedule.layout_rewrite_preproc"
 """MetaSchedule's mark of a block that only packs a constant: TVM's SplitLayoutRewritePreproc takes such blocks out."""

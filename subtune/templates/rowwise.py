@@ -2,22 +2,26 @@
 
 for rows (parallel):
   for each stage:  over the row, vectorised; reductions keep `unroll` vectors of partial results
+
+With the knob `ahead`, rows to come are asked for while this one is read (`prefetch.prefetch_rows`).
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import all_blocks, is_reduction, variables
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import all_blocks, is_reduction, variables
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.horizontal import fold_partials
 from subtune.templates.padding import pad_reductions
+from subtune.templates.prefetch import prefetch_rows
 from subtune.templates.tile import extent_of, vector_width
 from subtune.workload import Workload
 
@@ -33,13 +37,14 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         padded = pad_reductions(sch.mod["main"], lanes * unroll)
         if padded is not None:
             sch = Schedule(padded)
-        return _schedule(sch, outputs[0], unroll, lanes, candidate.is_serial, padded is None)
+        ahead = bool(candidate.get("ahead"))
+        return _schedule(sch, outputs[0], unroll, lanes, candidate.is_serial, padded is None, ahead)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
 
 def _schedule(
-    sch: Schedule, output_name: str, unroll: int, lanes: int, is_serial: bool, exportable: bool
+    sch: Schedule, output_name: str, unroll: int, lanes: int, is_serial: bool, exportable: bool, ahead: bool
 ) -> Kernel | NotApplicable:
     reductions = [b for b in all_blocks(sch) if is_reduction(sch.get(b))]
     if not reductions:
@@ -48,6 +53,8 @@ def _schedule(
     if rows == 0 or any(_count(sch, block, tirx.IterVar.DataPar) != rows for block in reductions):
         return NotApplicable("the reductions do not share their rows")
 
+    kinds = sch.get(reductions[0]).iter_vars
+    length = prod(int(iv.dom.extent) for iv in kinds if int(iv.iter_type) == tirx.IterVar.CommReduce)
     output = sch.get_sblock(output_name)
     if not is_reduction(sch.get(output)) and any(axis >= rows for axis in kept_axes(sch, output, reductions)):
         return NotApplicable("the output's rows are not its outermost axes")
@@ -71,7 +78,13 @@ def _schedule(
             _accumulate(sch, block, lanes)
         elif not is_reduction(sch.get(block)):
             _map(sch, block, lanes)
+            if name != sch.get(output).name_hint:
+                sch.set_scope(block, 0, "local")  # on the stack, if it fits: memory from the pool costs a call a row
     folded = fold_partials(sch.mod["main"], [name for name in totals if name not in partials], lanes)
+    if ahead:
+        if not partials:
+            return NotApplicable("rows too short to be asked for ahead")
+        folded = prefetch_rows(folded, (f"{partials[0]}_update",), length)
     return Kernel(folded, (), sch.trace if exportable and not partials else None)
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import Contraction, contraction
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import Contraction, contraction
+from subtune.forms.stages import Stages, anchored
 from subtune.kernel import Kernel, NotApplicable
-from subtune.stages import Stages, anchored
 from subtune.templates.contraction import packed_index, packing_of
 from subtune.templates.prepack import PREPROC_ATTR, split_prepack
 from subtune.templates.tile import vectorize_tile

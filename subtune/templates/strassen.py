@@ -26,13 +26,13 @@ import tvm_ffi
 from tvm import ir, te, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import Axis, Contraction, contraction, loads, root_stages, stage_block
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import Axis, Contraction, contraction, loads, root_stages, stage_block
+from subtune.forms.stages import Stages, anchored, with_stages
+from subtune.forms.strassen_form import PRODUCTS, strassen_obstacle, terms
+from subtune.forms.substitute import substitute
 from subtune.kernel import Kernel, NotApplicable
-from subtune.stages import Stages, anchored, with_stages
-from subtune.strassen_form import PRODUCTS, strassen_obstacle, terms
-from subtune.substitute import substitute
 from subtune.templates.choices import choose, fold_choices
 from subtune.templates.padding import nest
 from subtune.templates.prefetch import MicroKernel, prefetch_panels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
 from subtune.kernel import Kernel, NotApplicable
 from subtune.workload import Workload
 

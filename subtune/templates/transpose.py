@@ -19,10 +19,10 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.movement import Access, Crosswise, access_of, crosswise
+from subtune.forms.stages import inline, with_stages
 from subtune.kernel import Kernel, NotApplicable
-from subtune.movement import Access, Crosswise, access_of, crosswise
-from subtune.stages import inline, with_stages
 from subtune.templates.shuffle import interleaved, taken_apart, turned
 from subtune.workload import Workload, dtype_bits
 

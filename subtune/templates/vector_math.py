@@ -16,7 +16,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
-from subtune.anchor import loads, variables
+from subtune.forms.anchor import loads, variables
 
 
 def vectorize_math(func: Any) -> Any:

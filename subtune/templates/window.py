@@ -15,11 +15,11 @@ from typing import Any
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import Window, window
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import Window, window
+from subtune.forms.stages import Stages, anchored
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.stages import Stages, anchored
 from subtune.templates.prepack import PREPROC_ATTR, split_prepack
 from subtune.templates.tile import extent_of, place_pad, vector_width, vectorize_tile
 from subtune.workload import Workload, dtype_bits

@@ -23,12 +23,12 @@ import numpy as np
 from tvm import te, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import Contraction, all_blocks, contraction, root_stages, stage_block, winograd_obstacle
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
+from subtune.forms.anchor import Contraction, all_blocks, contraction, root_stages, stage_block, winograd_obstacle
+from subtune.forms.stages import Stages, anchored, with_stages
+from subtune.forms.substitute import substitute
 from subtune.kernel import Kernel, NotApplicable
-from subtune.stages import Stages, anchored, with_stages
-from subtune.substitute import substitute
 from subtune.templates.prefetch import MicroKernel, prefetch_panels
 from subtune.templates.tile import place_in_registers
 from subtune.workload import Workload

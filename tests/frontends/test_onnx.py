@@ -15,6 +15,8 @@ from tvm import relax
 from subtune import models
 from subtune.errors import ModelError
 from subtune.frontends import Imported, TensorSpec, load
+from subtune.passes.partition import partition
+from subtune.passes.pipeline import normalize
 
 MLP = """
 <ir_version: 8, opset_import: ["" : 13]>
@@ -316,6 +318,20 @@ def test_resize_before_opset_11_is_converted() -> None:
         '<float[4] scales = {1,1,2,2}> { y = Resize<mode="nearest">(x, scales) }'
     )
     agree(model, {"x": np.arange(4, dtype="float32").reshape(1, 1, 2, 2)})
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_an_image_is_resized_in_one_kernel(mode: str) -> None:
+    """One axis after the other would write what lies between to memory, and read it again."""
+    corner = 'mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"'
+    attributes = corner if mode == "nearest" else 'mode="linear"'
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1,8,3,5] x) => (float[1,8,6,15] y)'
+        f"<float[4] scales = {{1,1,2,3}}> {{ y = Resize<{attributes}>(x, , scales) }}"
+    )
+    agree(model, {"x": np.random.default_rng(0).standard_normal((1, 8, 3, 5), dtype=np.float32)})
+    groups = partition(normalize(load(model).mod)).groups
+    assert sum(any("permute_dims" not in name for name in group.ops) for group in groups) == 1
 
 
 def test_opset_below_7_is_converted() -> None:

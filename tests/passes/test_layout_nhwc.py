@@ -46,6 +46,7 @@ BETWEEN = {
     "broadcast": lambda y, c: op.broadcast_to(op.mean(y, [2, 3], keepdims=True), (1, 4, 5, 5)),
     "flat pixels": lambda y, c: op.reshape(op.exp(op.reshape(y, (1, 4, 36))), (1, 4, 6, 6)),
     "gather": lambda y, c: op.take(y, relax.const([3, 1, 0, 2], "int64"), 1),
+    "repeat": lambda y, c: op.repeat(op.repeat(y, 2, 2), 3, -1),
     "last to first": lambda y, c: op.permute_dims(op.nn.gelu(op.permute_dims(y, [0, 2, 3, 1])), [0, 3, 1, 2]),
 }
 

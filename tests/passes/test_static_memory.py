@@ -10,8 +10,8 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from subtune.artifact_writer import _TO_CALLS, _compile, _run_passes
-from subtune.device import CPU
+from subtune.artifact.writer import _TO_CALLS, _compile, _run_passes
+from subtune.devices.cpu import CPU
 from subtune.memory import Base, MemoryPlan, View
 from subtune.passes.static_memory import plan_memory
 

@@ -9,7 +9,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune import templates
 from subtune.candidate import DEFAULT, Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
 from subtune.kernel import Kernel, NotApplicable
 from subtune.workload import Workload
 

@@ -17,7 +17,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from subtune.device import CPU, CPUModel
+from subtune.devices.cpu import CPU, CPUModel
 from subtune.measure import LocalMeasurer
 
 Builder = Callable[..., Any]
@@ -101,8 +101,8 @@ def builder() -> Builder:
     from tvm.relax.frontend.onnx import from_onnx
 
     from subtune.artifact import load
-    from subtune.artifact_writer import write_files
-    from subtune.device import CPU
+    from subtune.artifact.writer import write_files
+    from subtune.devices.cpu import CPU
 
     def build(model: onnx.ModelProto, path: Path, threads: int = 2, **options: Any) -> Any:
         mod = relax.get_pipeline("zero")(from_onnx(model, keep_params_in_input=False))

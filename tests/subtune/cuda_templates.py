@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 
 from subtune import templates
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
+from subtune.devices.cuda import CUDAModel
 from subtune.kernel import Kernel, NotApplicable
 from subtune.workload import Workload
 

@@ -61,7 +61,7 @@ def test_all_threads_compute_without_help_from_the_environment(artifact, threads
 
 
 _PLACES = """
-import os, sys, numpy as np
+import os, sys, time, numpy as np
 from subtune import affinity
 from subtune.artifact import load
 mine = sorted(os.sched_getaffinity(0))[:2]
@@ -74,6 +74,7 @@ artifact.run(inputs)
 (core,) = os.sched_getaffinity(int(worker))
 os.sched_setaffinity(0, {core})  # onto the worker's core ...
 os.sched_setaffinity(0, mine)
+time.sleep(0.01)  # it looks once in a while
 affinity.step_aside()  # ... and off it again, as every run begins
 print(affinity._current_core() != core, os.sched_getaffinity(0) == set(mine))
 """

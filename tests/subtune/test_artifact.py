@@ -17,8 +17,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import subtune
-from subtune import artifact_writer, manifest, runtime
+from subtune import manifest, runtime
 from subtune.artifact import load
+from subtune.artifact import writer as artifact_writer
 from subtune.errors import ArtifactError, InputError, VerificationError
 from subtune.manifest import KernelOrigin, Manifest
 
@@ -163,6 +164,15 @@ class TestRun:
         for array in (misaligned, aligned, read_only, strided, np.asfortranarray(X)):
             np.testing.assert_allclose(artifact.run({"x": array})["y"], expected, rtol=1e-5, atol=1e-5)
 
+    def test_arguments_in_another_order_than_the_inputs(self, build_artifact, tmp_path):
+        names, shape = ("a", "b"), [8, 16]
+        node = helper.make_node("Sub", ["b", "a"], ["y"])
+        infos = [(name, TensorProto.FLOAT, shape) for name in names]
+        artifact = build_artifact(one_node(node, infos, [("y", TensorProto.FLOAT, shape)]), tmp_path / "m.subtune")
+        a, b = np.random.default_rng(0).standard_normal((2, *shape), dtype=np.float32)
+        assert np.array_equal(artifact.run({"b": b, "a": a})["y"], b - a)
+        assert np.array_equal(artifact.run({"a": a, "b": b}, out={"y": np.empty(shape, np.float32)})["y"], b - a)
+
     def test_dlpack_in_and_out(self, small_artifact, reference):
         import tvm_ffi
 
@@ -226,7 +236,7 @@ class TestDtypes:
         import ml_dtypes
         from tvm import relax
 
-        from subtune.device import CPU
+        from subtune.devices.cpu import CPU
         from subtune.tensorspec import TensorSpec
 
         builder = relax.BlockBuilder()
@@ -278,6 +288,19 @@ class TestProcess:
         assert has_tvm == "False"
         rooms = ("tuner", "policy", "templates", "frontends", "passes", "measure", "compile", "artifact_writer")
         assert not [module for module in loaded if module.split(".")[1:2] and module.split(".")[1] in rooms]
+
+    def test_a_model_that_sorts(self, build_artifact, tmp_path):
+        """TVM's sorting functions are in a library of their own, which the compiler loads and the runtime does not."""
+        inputs = [("x", TensorProto.FLOAT, [2, 5])]
+        outputs = [("values", TensorProto.FLOAT, [2, 3]), ("indices", TensorProto.INT64, [2, 3])]
+        k = numpy_helper.from_array(np.array([3], np.int64), "k")
+        model = one_node(helper.make_node("TopK", ["x", "k"], ["values", "indices"]), inputs, outputs, (k,))
+        build_artifact(model, tmp_path / "a.subtune")
+        code = (
+            "import sys, subtune, numpy as np\n"
+            "print(subtune.load(sys.argv[1]).run({'x': np.float32([[1, 5, 2, 4, 3]] * 2)})['indices'].tolist())"
+        )
+        assert in_subprocess(code, tmp_path / "a.subtune") == "[[1, 3, 4], [1, 3, 4]]"
 
     def test_tvm_may_be_imported_before_and_after(self, small_artifact):
         code = (
@@ -494,7 +517,7 @@ class TestWrite:
         assert not (tmp_path / "c.subtune").exists()
 
     def test_no_linker(self, monkeypatch):
-        from subtune import link
+        from subtune.build import link
 
         for variable in ("CC", "CXX"):
             monkeypatch.delenv(variable, raising=False)

@@ -25,7 +25,7 @@ from subtune.bench.table import cpu_json, cpu_table
 from subtune.candidate import Candidate
 from subtune.cli import main
 from subtune.database import Database
-from subtune.device import CPU
+from subtune.devices.cpu import CPU
 from subtune.measurement import Failure, FailureKind, Measurement, Timing
 
 MLP = "zoo:mlp?image=8&batch=4&hidden=32"

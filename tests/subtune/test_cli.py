@@ -126,6 +126,9 @@ class TestCompile:
         progress = kwargs.pop("progress")
         assert progress is None  # stderr is no terminal here
         assert kwargs == {
+            "params": None,
+            "random_params": False,
+            "inputs": None,
             "target": "auto",
             "shapes": {"x": (1, 2)},
             "budget_s": 120.0,
@@ -298,7 +301,7 @@ class TestDatabase:
 
         from subtune.candidate import DEFAULT, Candidate
         from subtune.database import Database
-        from subtune.device import CPU
+        from subtune.devices.cpu import CPU
         from subtune.measurement import Failure, FailureKind, Measurement, Timing
         from subtune.record import Record
         from subtune.workload import Workload

@@ -12,13 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from subtune import link, models, triples
+from subtune import models
 from subtune.artifact import load
+from subtune.build import link
 from subtune.candidate import DEFAULT, Candidate
 from subtune.cli import main
 from subtune.compile import compile_model, device_model, prepare, schedule_kernels
 from subtune.database import Database
-from subtune.device import CPU
+from subtune.devices import triples
+from subtune.devices.cpu import CPU
 from subtune.errors import ArtifactError, TargetError, VerificationError
 from subtune.manifest import read
 from subtune.measurement import Timing

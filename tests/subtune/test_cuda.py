@@ -11,17 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from subtune import cuda_binaries, models, policy, templates
 from subtune import manifest as manifests
+from subtune import models, policy, templates
 from subtune.artifact import load
+from subtune.build import cuda_binaries
+from subtune.build.cubin import resources
+from subtune.build.cuda_compiler import compile_source, compiler
 from subtune.candidate import DEFAULT, Candidate
 from subtune.cli.main import main
 from subtune.compile import compile_model, device_model, prepare
-from subtune.cubin import resources
-from subtune.cuda import CUDA, CUDAModel, is_cuda_target
-from subtune.cuda_compiler import compile_source, compiler
-from subtune.cuda_devices import DEVICES, limits_of
-from subtune.cuda_driver import driver_device
+from subtune.devices.cuda import CUDA, CUDAModel, is_cuda_target
+from subtune.devices.cuda_devices import DEVICES, limits_of
+from subtune.devices.cuda_driver import driver_device
 from subtune.errors import ArtifactError, TargetError
 from subtune.kernel import NotApplicable
 from subtune.measure import Comparison, LocalMeasurer

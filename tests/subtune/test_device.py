@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from subtune import host, runtime, triples
+from subtune import runtime
 from subtune.cli import main
-from subtune.device import CPU, CPUModel
+from subtune.devices import host, triples
+from subtune.devices.cpu import CPU, CPUModel
+from subtune.devices.processors import PROCESSORS
 from subtune.errors import TargetError
-from subtune.processors import PROCESSORS
 
 ARM = "aarch64-linux-gnu"
 

@@ -13,7 +13,7 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase
 from subtune import models
 from subtune.compile import prepare
 from subtune.database import Database, export_metaschedule
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
 from subtune.measure import LocalMeasurer
 from subtune.tuner import tune
 

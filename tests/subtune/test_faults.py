@@ -16,7 +16,7 @@ import pytest
 
 from subtune.candidate import DEFAULT, Candidate
 from subtune.database import Database, connection
-from subtune.device import CPU
+from subtune.devices.cpu import CPU
 from subtune.errors import DatabaseError
 from subtune.measure import ReplayMeasurer
 from subtune.measurement import FailureKind

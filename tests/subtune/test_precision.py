@@ -12,7 +12,7 @@ from subtune import models
 from subtune.artifact import load
 from subtune.cli.main import main
 from subtune.compile import check_precision, compile_model, prepare
-from subtune.device import CPU
+from subtune.devices.cpu import CPU
 from subtune.errors import SubtuneError, TargetError, VerificationError
 from subtune.measure import LocalMeasurer
 from subtune.verify import output_error, verify

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from subtune import artifact_writer
+from subtune.artifact import writer as artifact_writer
 from subtune.exchange_paths import exchange
 from subtune.scratch import abandoned, scratch, temporary
 

@@ -16,7 +16,7 @@ from tvm import te  # noqa: E402
 
 from subtune.candidate import DEFAULT, Candidate  # noqa: E402
 from subtune.database import Database  # noqa: E402
-from subtune.device import CPU  # noqa: E402
+from subtune.devices.cpu import CPU  # noqa: E402
 from subtune.measure import LocalMeasurer, ReplayMeasurer  # noqa: E402
 from subtune.tuner import tune, tune_subgraph  # noqa: E402
 from subtune.workload import Workload  # noqa: E402

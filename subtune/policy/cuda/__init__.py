@@ -6,12 +6,12 @@ import importlib
 from importlib.util import find_spec
 
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
-from subtune.stages import summarise
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.stages import summarise
 from subtune.workload import Workload
 
 _POLICIES: dict[str, tuple[str, ...]] = {
-    "Contraction": ("wgmma", "mma", "simt", "gemv", "window"),
+    "Contraction": ("wgmma", "mma", "fma", "winograd", "simt", "gemv", "window"),
     "Window": ("window",),
     "Rowwise": ("memory_bound",),
     "Columns": ("memory_bound",),
@@ -20,7 +20,7 @@ _POLICIES: dict[str, tuple[str, ...]] = {
 }
 """By the kind of the anchor: the modules NAME here whose `NAME_candidates(anchor, workload, device)` are asked."""
 
-_HOPE = 4.0
+_HOPE = 2.5
 """Times the best prediction: beyond, no error of the model makes up for it."""
 
 

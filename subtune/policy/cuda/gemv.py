@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import ceil
 
-from subtune.anchor import Contraction
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
-from subtune.gemv_form import GemvForm, gemv_form
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.anchor import Contraction
+from subtune.forms.gemv_form import GemvForm, gemv_form
 from subtune.kernel import NotApplicable
 from subtune.policy.cuda.streaming import streaming_s
 from subtune.workload import Workload, dtype_bits

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, prod
 
-from subtune.anchor import Columns, Elementwise, Rowwise
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.anchor import Columns, Elementwise, Rowwise
 from subtune.policy.cuda.streaming import barrier_s, narrow, resident_blocks, streaming_s
 from subtune.workload import Workload, dtype_bits
 
 _ACCESS_BITS = 128
+_MAX_TILED_TOTAL = 32  # elements of each of two rows in one thread's registers, where only their totals are wanted
 _MAX_KEPT = 64  # elements of a row in one thread's registers
 _SCALAR = 6.0  # crosswise operands element by element
 _MAX_LANES = 32
@@ -102,7 +103,8 @@ def _row_candidates(
     if threads > 32:
         seconds += barrier_s(blocks, resident_blocks(device, block, registers), device)
     found = [Candidate.make("cuda.rowwise", seconds, **common)]
-    if keep and runs * lanes <= 8 and not is_total:
+    most = _MAX_TILED_TOTAL if is_total and anchor.rows >= 2 * rows * device.sms else 0 if is_total else 8
+    if keep and runs * lanes <= most:
         tiled = streaming_s(device, nbytes, ceil(blocks / 2), block, 2 * max(1, in_flight), registers + 16, 0, work)
         found.append(Candidate.make("cuda.rowwise", tiled, tile=2, **common))
     if is_product and not keep:

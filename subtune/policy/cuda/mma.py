@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from itertools import product as choices
 
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
-from subtune.gemm import Gemm, gemm
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.gemm import Gemm, gemm
+from subtune.forms.tensor_core import MmaTile, inner_of, tensor_core_obstacle, tile_obstacle
 from subtune.kernel import NotApplicable
 from subtune.policy.cuda.diverse import diverse
 from subtune.policy.cuda.score import BlockShape, seconds
-from subtune.tensor_core import MmaTile, inner_of, tensor_core_obstacle, tile_obstacle
 from subtune.workload import Workload, dtype_bits
 
 _EXTENTS = (16, 32, 64, 128, 256)
@@ -20,6 +20,8 @@ _WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
 _SPLITS = (1, 2, 4, 8, 16)
 _OF_WGMMA = 0.62  # of a Hopper tensor core's rate that mma.sync reaches at most: measured
 _KEPT = 24
+_FRAGMENT_CYCLES = 14.0  # of a warp per 32 bytes of k: `ldmatrix`, which its products wait for
+_ELEMENT_CYCLES = 45.0  # of a thread that copies one element at a time: loaded, waited for, stored
 
 
 def mma_candidates(anchor: object, workload: Workload, device: CUDAModel) -> list[Candidate]:
@@ -77,12 +79,17 @@ def _shape(tile: MmaTile, form: Gemm, device: CUDAModel, packs: bool) -> BlockSh
     written = (tile.bm + tile.bn) * tile.bk * itemsize
     read = (tile.bm * tile.wn + tile.bn * tile.wm) * tile.bk * itemsize
     slow = 0.0  # copies of less than 4 bytes are no asynchronous ones: every element an instruction or two
+    products = (tile.bm // tile.wm // 16) * (tile.bn // tile.wn // 8)
+    cycles = 2.0 * 16 * 8 * (32 // itemsize) / max(1.0, rate / 4)  # of one, on one of four schedulers
+    chain = tile.bk * itemsize / 32 * (_FRAGMENT_CYCLES + products * cycles)
     for name, rows in (("a", tile.bm), ("b", tile.bn)):
         vector = tile.vector(form, name) if not (packs and name == "b") else 16 // itemsize
         if vector * itemsize < 16:
             slow += rows * tile.bk * itemsize * (16 / (vector * itemsize) - 1) / 4
+        if vector * itemsize < 4:
+            chain += rows * tile.bk / vector / tile.threads * _ELEMENT_CYCLES
     return BlockShape(
         bm=tile.bm, bn=tile.bn, bk=tile.bk, steps=tile.steps(form), blocks=tile.blocks(form), threads=tile.threads,
         shared_bytes=tile.shared_bytes(form), registers=tile.registers(form), stages=tile.stages, raster=tile.raster,
-        flops_per_cycle=max(1.0, rate), shared_bytes_per_step=written + read + slow, split=tile.split,
+        flops_per_cycle=max(1.0, rate), shared_bytes_per_step=written + read + slow, split=tile.split, chain=chain,
     )  # fmt: skip

@@ -12,20 +12,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, sqrt
 
-from subtune.cuda import CUDAModel
-from subtune.gemm import Gemm
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.gemm import Gemm
 from subtune.workload import dtype_bits
 
 _DRAM_LATENCY_CYCLES = 800.0
-_L2_LATENCY_CYCLES = 270.0
-_BARRIER_CYCLES = (250.0, 30.0)  # per step: the threads of a block wait for one another; alone on its SM, and not
-_BLOCK_START_CYCLES = 400.0  # launch of a block, its first addresses
+_L2_LATENCY_CYCLES = 450.0
+_BARRIER_CYCLES = (140.0, 20.0)  # per step: the threads of a block wait for one another; alone on its SM, and not
+_BLOCK_START_CYCLES = 50.0  # launch of a block, its first addresses
 _WINDOW_CYCLES = 5.0  # per 16 bytes a warp copies through windows, on four schedulers: pixel and tap from an index
-_L2_BEYOND = 1.5  # what copies reach over the calibrated rate, as neighbours ask for the same lines at the same time
-_PART_S = 0.15e-6  # per part of a split sum: it is read after the one before
+_L2_BEYOND = 2.0  # what copies reach over the calibrated rate, as neighbours ask for the same lines at the same time
+_PART_S = 0.35e-6  # per part of a split sum: it is read after the one before
 _L2_SHARE = 0.7  # of L2 that a wave's tiles may fill before they push one another out
-_HIDDEN = 0.08  # of what does not bound a step: it still takes issue slots
-_WARPS_TO_SATURATE = 8  # per multiprocessor, so that its four schedulers always have an instruction ready
+_HIDDEN = 0.2  # of what does not bound a step: it still takes issue slots
+_TOGETHER = 0.3  # of the lesser of what DRAM moves at least and what the waves take
+_WARPS_TO_SATURATE = 10  # per multiprocessor, so that its four schedulers always have an instruction ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class BlockShape:
     shared_bytes_per_step: float
     """Written and read, conflicts counted."""
     split: int = 1
+    chain: float = 0.0
+    """Cycles that a step takes a warp by itself: its instructions wait for one another."""
 
 
 def resident_blocks(shape: BlockShape, device: CUDAModel) -> int:
@@ -71,8 +74,8 @@ def seconds(shape: BlockShape, gemm: Gemm, device: CUDAModel) -> float:
     cycles = full * _wave_cycles(shape, gemm, device, at_once)
     if rest:
         cycles += _wave_cycles(shape, gemm, device, rest)
-    total = device.launch_s + cycles / device.cycles_per_s
-    total = max(total, device.launch_s + gemm.compulsory_bytes / device.dram_bytes_per_s)
+    moving, working = gemm.compulsory_bytes / device.dram_bytes_per_s, cycles / device.cycles_per_s
+    total = device.launch_s + max(moving, working) + _TOGETHER * min(moving, working)
     if shape.split > 1:  # the parts are written and read once more, and added by a second kernel
         parts = 2.0 * shape.split * gemm.m * gemm.n * gemm.batch * 4
         speed = device.l2_bytes_per_s if parts < _L2_SHARE * device.l2_bytes else device.dram_bytes_per_s
@@ -94,12 +97,14 @@ def _wave_cycles(shape: BlockShape, gemm: Gemm, device: CUDAModel, blocks: int) 
     dram = (
         _distinct_bytes(shape, gemm, device, blocks, a_bytes, b_bytes) / device.dram_bytes_per_s * device.cycles_per_s
     )
-    times = (compute, shared, loaded / l2_rate, dram)
+    times = (max(compute, shape.chain), shared, loaded / l2_rate, dram)
     step = max(times) + _HIDDEN * (sum(times) - max(times)) + _BARRIER_CYCLES[per_sm > 1]
     if gemm.is_window:
-        step += _WINDOW_CYCLES * per_sm * shape.bm * shape.bk * a_bytes / 16 / 32
-    fits = gemm.a.nbytes + gemm.b.nbytes < _L2_SHARE * device.l2_bytes
-    latency = _L2_LATENCY_CYCLES if fits else _DRAM_LATENCY_CYCLES
+        copied = per_sm * shape.bm * shape.bk * a_bytes / 16 / 32
+        step += _WINDOW_CYCLES * copied / min(1.0, warps / _WARPS_TO_SATURATE)
+    # blocks of one wave all ask for what nobody has asked for yet
+    is_warm = shape.blocks > blocks and gemm.a.nbytes + gemm.b.nbytes < _L2_SHARE * device.l2_bytes
+    latency = _L2_LATENCY_CYCLES if is_warm else _DRAM_LATENCY_CYCLES
     exposed = max(0.0, latency - (shape.stages - 1) * step) / per_sm
     return (
         _BLOCK_START_CYCLES + latency + shape.steps * (step + exposed) + _epilogue_cycles(shape, gemm, device, blocks)

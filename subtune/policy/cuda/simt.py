@@ -5,21 +5,28 @@ from __future__ import annotations
 from itertools import product as choices
 
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
-from subtune.cuda_core import SimtTile, simt_tile_obstacle
-from subtune.gemm import Gemm, gemm
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.cuda_core import SimtTile, simt_tile_obstacle
+from subtune.forms.gemm import Gemm, gemm
+from subtune.forms.tensor_core import tensor_core_obstacle
 from subtune.kernel import NotApplicable
 from subtune.policy.cuda.diverse import diverse
+from subtune.policy.cuda.fma import is_fma
 from subtune.policy.cuda.score import BlockShape, seconds
-from subtune.tensor_core import tensor_core_obstacle
 from subtune.workload import Workload, dtype_bits
 
 _EXTENTS = (16, 32, 64, 128, 256)
 _DEPTHS = (8, 16, 32)
 _THREAD_TILES = ((8, 8), (16, 8), (8, 4), (4, 8), (4, 4))
 _COPIES = (("registers", 2), ("async", 2), ("async", 3))
-_ISSUE = 0.9  # multiply-adds of all instructions at best: loads and addresses are issued beside them
+_ISSUE, _ISSUE_OF_FEW = 0.89, 0.775
+"""Multiply-adds of the peak, but for loads: more than 64 sums a thread leave registers for eight warps, which do not
+hide one another's waiting. 0.75 at 8 x 8, 0.68 at 16 x 8, measured (50 and 45 TFLOP/s of an H200's 67)."""
+_LOADED = 3.0  # instructions that a load of 16 bytes from shared memory keeps waiting
+_ONE_BY_ONE = 0.65  # asynchronous copies are of one element each
+_FEW_SUMS = 64
 _KEPT = 16
+_BESIDE_FMA = 4  # where the other template does the same faster, if it applies
 
 
 def simt_candidates(anchor: object, workload: Workload, device: CUDAModel) -> list[Candidate]:
@@ -41,7 +48,8 @@ def simt_candidates(anchor: object, workload: Workload, device: CUDAModel) -> li
             if predicted < float("inf"):
                 knobs: dict[str, int | str | bool] = {name: getattr(tile, name) for name in SimtTile.__slots__}
                 found.append(Candidate.make("cuda.simt", predicted, **knobs))
-    return diverse(found, _KEPT, ("bm", "bn"), ("bm", "bn", "bk", "tm", "tn", "copy", "stages"))
+    kept = _KEPT if not is_fma(form, device) else _BESIDE_FMA
+    return diverse(found, kept, ("bm", "bn"), ("bm", "bn", "bk", "tm", "tn", "copy", "stages"))
 
 
 def _shape(tile: SimtTile, form: Gemm, device: CUDAModel) -> BlockShape:
@@ -53,9 +61,12 @@ def _shape(tile: SimtTile, form: Gemm, device: CUDAModel) -> BlockShape:
         written += extent * tile.bk * itemsize * (4 / tile.vector(form, name) - 1)
     computed = tile.tm * tile.tn
     loaded = (tile.tm + tile.tn) / 4
+    issue = _ISSUE if computed <= _FEW_SUMS else _ISSUE_OF_FEW
+    if tile.copy == "async":
+        issue *= _ONE_BY_ONE
     return BlockShape(
         bm=tile.bm, bn=tile.bn, bk=tile.bk, steps=tile.steps(form), blocks=tile.blocks(form), threads=tile.threads,
         shared_bytes=tile.shared_bytes(form), registers=tile.registers(form), stages=tile.stages, raster=tile.raster,
-        flops_per_cycle=2.0 * device.fma_per_cycle * _ISSUE * computed / (computed + loaded),
+        flops_per_cycle=2.0 * device.fma_per_cycle * issue * computed / (computed + _LOADED * loaded),
         shared_bytes_per_step=fragments + written,
     )  # fmt: skip

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import product
 from math import ceil
 
-from subtune.anchor import Contraction
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
-from subtune.gemm_view import GemmView
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.anchor import Contraction
+from subtune.forms.gemm_view import GemmView
 from subtune.workload import Workload
 
 _MAX_CHANNELS = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from subtune.cuda import CUDAModel
+from subtune.devices.cuda import CUDAModel
 
 _LATENCY_S = 7e-7  # of DRAM under load
 _REACHED = 0.93  # of the published bandwidth: 4.4 TB/s of an H200's 4.8, measured

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from subtune.anchor import Columns, Contraction, Window
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.anchor import Columns, Contraction, Window
 from subtune.policy.cuda.memory_bound import columns_candidates
 from subtune.policy.cuda.streaming import streaming_s
 from subtune.workload import Workload, dtype_bits

@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
+from subtune.devices.cuda import CUDAModel
 from subtune.kernel import Kernel, NotApplicable
 from subtune.workload import Workload
 

@@ -11,9 +11,9 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import all_blocks, is_reduction, loads
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.anchor import all_blocks, is_reduction, loads
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.cuda.lines import Plan
 from subtune.templates.cuda.rowwise import schedule_lines

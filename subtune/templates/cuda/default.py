@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from subtune.build.lower_cuda import default_schedule
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
+from subtune.devices.cuda import CUDAModel
 from subtune.kernel import Kernel
-from subtune.lower_cuda import default_schedule
 from subtune.workload import Workload
 
 

@@ -14,9 +14,9 @@ from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.stages import inline
 from subtune.kernel import Kernel, NotApplicable
-from subtune.stages import inline
 from subtune.templates.cuda.emit import Code, const, prim_func
 from subtune.templates.cuda.lanes import Lanes, Unsupported, decoded, not_applicable
 from subtune.workload import Workload

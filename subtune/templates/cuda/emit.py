@@ -24,6 +24,7 @@ from tvm.sym.analyzer import Analyzer
 from tvm.tirx.op import tvm_storage_sync
 
 FULL_WARP = 0xFFFFFFFF
+_MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 
 
 def const(value: int) -> Any:
@@ -56,6 +57,10 @@ class Code:
 
     def shared(self, dtype: str, size: int, name: str = "s") -> Any:
         return self._buffer(dtype, size, name, "shared")
+
+    def dynamic(self, dtype: str, size: int, name: str = "s") -> Any:
+        """Shared memory of a size known at launch: more than 48 KB are allowed."""
+        return self._buffer(dtype, size, name, "shared.dyn")
 
     def _buffer(self, dtype: str, size: int, name: str, scope: str) -> Any:
         buffer = tirx.decl_buffer([const(size)], dtype, self._name(name), scope=scope)
@@ -115,10 +120,16 @@ class Code:
         elif body:
             self.emit(tirx.IfThenElse(condition, _seq(body), None))
 
-    def kernel(self) -> Any:
-        """The statement: thread extents round the buffers and the code."""
+    def kernel(self, blocks: int = 0) -> Any:
+        """The statement: thread extents round the buffers and the code.
+
+        Args:
+            blocks: what registers must leave room for on a multiprocessor; 0 leaves that to the compiler.
+        """
         assert len(self._open) == 1, "a loop is still open"
         body = _seq([*(tirx.AllocBuffer(buffer) for buffer in self._buffers), *self._open[0]])
+        if blocks:
+            body = tirx.AttrStmt(tirx.const(0, "int32"), _MIN_BLOCKS, tirx.const(blocks, "int32"), body)
         for var, tag, extent in reversed(self._threads):
             it = tirx.IterVar(ir.Range(const(0), const(extent)), var, tirx.IterVar.ThreadIndex, tag)
             body = tirx.AttrStmt(it, "thread_extent", const(extent), body)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import all_blocks, is_reduction
+from subtune.forms.anchor import all_blocks, is_reduction
 from subtune.templates.tile import extent_of, vector_width
 from subtune.workload import dtype_bits
 

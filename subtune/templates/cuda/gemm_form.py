@@ -15,8 +15,8 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 
-from subtune.anchor import Contraction, is_load_of, is_reduction, loads, root_stages, stage_block
-from subtune.gemm import anchor_of, reindexed_roles
+from subtune.forms.anchor import Contraction, is_load_of, is_reduction, loads, root_stages, stage_block
+from subtune.forms.gemm import anchor_of, reindexed_roles
 from subtune.kernel import NotApplicable
 
 

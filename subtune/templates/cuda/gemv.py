@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import contraction
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
-from subtune.gemv_form import gemv_form
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.anchor import contraction
+from subtune.forms.gemv_form import gemv_form
+from subtune.forms.stages import inline
 from subtune.kernel import Kernel, NotApplicable
-from subtune.stages import inline
 from subtune.templates.cuda.lines import Plan
 from subtune.templates.cuda.rowwise import schedule_lines
 from subtune.workload import Workload

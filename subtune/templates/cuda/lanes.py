@@ -21,7 +21,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
-from subtune.anchor import variables
+from subtune.forms.anchor import variables
 from subtune.kernel import NotApplicable
 from subtune.templates.cuda.emit import Code, const, load, ramp
 from subtune.workload import dtype_bits

@@ -20,7 +20,7 @@ from typing import Any
 
 from tvm import tirx
 
-from subtune.anchor import is_load_of, is_reduction
+from subtune.forms.anchor import is_load_of, is_reduction
 from subtune.templates.cuda.emit import Code, const, load
 from subtune.templates.cuda.lanes import Lanes, Unsupported, decoded, rounded, wide, widened_constant
 from subtune.templates.cuda.totals import totals_across, totals_along

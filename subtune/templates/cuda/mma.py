@@ -17,15 +17,15 @@ from typing import Any
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
-from subtune.gemm import Gemm, gemm, inline_producers
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.gemm import Gemm, gemm, inline_producers
+from subtune.forms.tensor_core import MmaTile, inner_of, tensor_core_obstacle, tile_obstacle
 from subtune.kernel import Kernel, NotApplicable, Packing
 from subtune.templates.cuda.epilogue import inline_epilogue, merge_epilogue, store_rows, sum_parts
 from subtune.templates.cuda.gemm_form import GemmBlocks, gemm_form, widened
 from subtune.templates.cuda.mma_intrinsics import LANES, TILE, MmaIntrinsics, mma_intrinsics
 from subtune.templates.cuda.swizzle import SWIZZLE_ATTR, can_swizzle
 from subtune.templates.prepack import split_prepack
-from subtune.tensor_core import MmaTile, inner_of, tensor_core_obstacle, tile_obstacle
 from subtune.workload import Workload, dtype_bits
 
 

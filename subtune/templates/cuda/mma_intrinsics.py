@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from subtune.fast_import import cheap_stack
+from subtune.build.fast_import import cheap_stack
 from subtune.workload import dtype_bits
 
 LANES = 32

@@ -15,6 +15,7 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
+from subtune.templates.cuda.printable import printable
 from subtune.templates.cuda.swizzle import swizzle
 from subtune.templates.cuda.tirx_pipeline import lower_by_kind
 
@@ -57,7 +58,9 @@ def lower_s_tir(mod: Any) -> Any:
 
 def finalize_device() -> Any:
     x = tirx.transform
-    return tvm.ir.transform.Sequential([*([x.LowerWarpMemory()] * _WARP_BUFFERS), x.StmtSimplify(), x.LowerIntrin()])
+    return tvm.ir.transform.Sequential(
+        [*([x.LowerWarpMemory()] * _WARP_BUFFERS), x.StmtSimplify(), x.LowerIntrin(), printable]
+    )
 
 
 def finalize_host() -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
+from subtune.build.lower_cuda import default_schedule
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
+from subtune.devices.cuda import CUDAModel
 from subtune.kernel import Kernel, NotApplicable
-from subtune.lower_cuda import default_schedule
 from subtune.workload import Workload
 
 CANDIDATE = Candidate("cuda.reference")

@@ -12,9 +12,9 @@ from typing import Any
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import all_blocks, is_reduction
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.anchor import all_blocks, is_reduction
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.cuda.emit import prim_func
 from subtune.templates.cuda.lanes import Unsupported, not_applicable

@@ -15,9 +15,9 @@ from typing import Any
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
-from subtune.cuda_core import VECTOR, WARP_COLUMNS, WARP_ROWS, SimtTile, simt_tile_obstacle
-from subtune.gemm import Gemm, gemm, inline_producers
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.cuda_core import VECTOR, WARP_COLUMNS, WARP_ROWS, SimtTile, simt_tile_obstacle
+from subtune.forms.gemm import Gemm, gemm, inline_producers
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.cuda.epilogue import inline_epilogue, merge_epilogue
 from subtune.templates.cuda.gemm_form import gemm_form, widened
@@ -96,9 +96,11 @@ def _schedule(sch: Schedule, product: Gemm, tile: SimtTile) -> str:
     width = min(product.out_vector, 16 // (dtype_bits(str(sch.get(sums).writes[0].source.dtype)) // 8), VECTOR)
     _, vector = sch.split(sch.get_loops(sums)[-1], [None, width])
     sch.vectorize(vector)
-    sch.decompose_reduction(block, k0)
-    for loop in (k1, it, jt):
+    init = sch.decompose_reduction(block, k0)
+    for loop in (k1, it, jt, *sch.get_loops(init)[-2:], *sch.get_loops(sums)[-3:-1]):
         sch.unroll(loop)
+    # by the compiler: written out, thousands of statements took it 8 s instead of 1.5
+    sch.annotate(k1, "pragma_unroll_explicit", 0)
     if tile.copy == "registers":
         # load to registers, compute with the tile before, store: A's and B's loads, the product, A's and B's stores
         sch.annotate(k0, "software_pipeline_stage", [0, 0, 0, 0, 1])

@@ -8,7 +8,7 @@ A fragment is read in words of two elements: where the padding is odd, a zero we
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -17,19 +17,20 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
-from subtune.anchor import contraction
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
-from subtune.gemm_view import GemmView, gemm_view
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.anchor import contraction
+from subtune.forms.gemm_view import GemmView, gemm_view
+from subtune.forms.stages import inline
+from subtune.forms.wgmma_tiling import Tiling
 from subtune.kernel import Kernel, NotApplicable
-from subtune.stages import inline
 from subtune.templates.cuda.tirx_pipeline import TIRX_ATTR
 from subtune.templates.cuda.tma import copy_instruction
 from subtune.templates.cuda.wgmma import source_of
 from subtune.templates.cuda.wgmma_epilogue import epilogue_of
 from subtune.templates.cuda.wgmma_kernel import instruction
 from subtune.templates.cuda.wgmma_store import Store, store_of
-from subtune.wgmma_tiling import Tiling
+from subtune.templates.cuda.wgmma_walk import Walk
 from subtune.workload import Workload
 
 
@@ -122,9 +123,10 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
                     buffer_name=p.name)
         for i, p in enumerate(params)
     }  # fmt: skip
-    store = store_of(epilogue, view, tiling, buffers)
+    store = store_of(epilogue, Walk(view, tiling, dtype, device.sms), buffers)
     if isinstance(store, NotApplicable):
         return store
+    store = replace(store, fetched=())
     images = view.extent(*view.rows[:-2])
     a, b = buffers[params[param]], buffers[params[info.b.param]]
     func = stem_func(tuple(buffers.values()), a, b, stem, images, view, tiling, store)

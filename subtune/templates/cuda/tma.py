@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from subtune.gemm_view import Dim
+from subtune.forms.gemm_view import Dim
+from subtune.forms.wgmma_tiling import ROW_BYTES
 from subtune.kernel import NotApplicable
-from subtune.wgmma_tiling import ROW_BYTES
 from subtune.workload import dtype_bits
 
 _MAX_BOX = 256
@@ -34,6 +34,7 @@ class TensorMap:
     dims: tuple[Dim, ...]
     offsets: tuple[int, ...]
     is_along_k: bool
+    box_bytes: int
 
     def coordinates(self, at: Mapping[int, Any]) -> list[Any]:
         """Where a box begins, innermost dim first; `at` has every group's first index."""
@@ -63,12 +64,13 @@ def tensor_map(
         inner: the group of k that is read in chunks.
     """
     size = dtype_bits(dtype) // 8
-    boxes, steps = [], []
+    boxes, steps, elements = [], [], 1
     for dim in dims:
         count = tile.get(dim.group, 1)
         if dim is dims[-1]:
             count = ROW_BYTES // size
         step = dim.scale if count > 1 else 1
+        elements *= count
         boxes.append((count - 1) * step + 1)
         steps.append(step)
         if step > _MAX_STEP:
@@ -79,8 +81,9 @@ def tensor_map(
     if any(stride % 16 for stride in strides):
         return NotApplicable("rows that are no multiple of 16 bytes long")
     arguments = (*extents[::-1], *strides[::-1], *boxes[::-1], *steps[::-1], 0, _SWIZZLE_128B, _L2_PROMOTION_128B, 0)
-    return TensorMap(dtype, len(dims), arguments, dims, offsets, dims[-1].group == inner)
+    return TensorMap(dtype, len(dims), arguments, dims, offsets, dims[-1].group == inner, elements * size)
 
 
-def copy_instruction(rank: int) -> str:
-    return f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+def copy_instruction(rank: int, multicast: bool = False) -> str:
+    name = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    return f"{name}.multicast::cluster" if multicast else name

@@ -16,10 +16,10 @@ from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.movement import Crosswise, access_of, crosswise
+from subtune.forms.stages import inline
 from subtune.kernel import Kernel, NotApplicable
-from subtune.movement import Crosswise, access_of, crosswise
-from subtune.stages import inline
 from subtune.templates.cuda.emit import Code, const, load, prim_func
 from subtune.templates.cuda.lanes import ACCESS_BYTES, Lanes, Unsupported, decoded, not_applicable
 from subtune.workload import Workload, dtype_bits

@@ -6,6 +6,7 @@ The workload is recognised, not scheduled: its anchor becomes tensor maps (`gemm
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import tvm_ffi
@@ -13,18 +14,19 @@ from tvm import ir, tirx
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
-from subtune.anchor import Contraction, contraction
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
-from subtune.gemm_view import GemmView, gemm_view, packed_order
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.anchor import Contraction, contraction
+from subtune.forms.gemm_view import GemmView, gemm_view, packed_order
+from subtune.forms.stages import Stages, anchored
+from subtune.forms.wgmma_tiling import ROW_BYTES, Tiling
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.stages import Stages, anchored
 from subtune.templates.cuda.tirx_pipeline import TIRX_ATTR
 from subtune.templates.cuda.tma import TensorMap, tensor_map
 from subtune.templates.cuda.wgmma_epilogue import epilogue_of
 from subtune.templates.cuda.wgmma_kernel import wgmma_func
 from subtune.templates.cuda.wgmma_store import store_of
-from subtune.wgmma_tiling import ROW_BYTES, Tiling
+from subtune.templates.cuda.wgmma_walk import Walk
 from subtune.workload import Workload, dtype_bits
 
 DTYPES = ("float16", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2")
@@ -62,11 +64,15 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
         for param, shape in zip(params, shapes, strict=True)
     }
     tiling = Tiling.of(candidate)
-    store = store_of(epilogue, view, tiling, buffers)
+    walk = Walk(view, tiling, info.a.dtype, device.sms)
+    store = store_of(epilogue, walk, buffers)
     if isinstance(store, NotApplicable):
         return store
-    if why := tiling.obstacle(store.dtype, device.shared_per_block_bytes, device.shared_per_sm_bytes):
+    limits = store.dtype, device.shared_per_block_bytes, device.shared_per_sm_bytes
+    if why := tiling.obstacle(*limits):
         return NotApplicable(why)
+    if tiling.obstacle(*limits, len(store.fetched)):
+        store = replace(store, fetched=())  # no room: they are loaded where they are used
     if tiling.columns == 256 and info.a.dtype in ("int8", "uint8"):
         return NotApplicable("integer multiplications have at most 224 columns")
     a_param, extents, offsets = source
@@ -74,7 +80,9 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
     if isinstance(maps, NotApplicable):
         return maps
     a, b = buffers[params[a_param]], buffers[params[info.b.param]]
-    func = wgmma_func(tuple(buffers.values()), a, b, maps, view, tiling, store, device.sms)
+    if why := walk.obstacle():
+        return NotApplicable(why)
+    func = wgmma_func(tuple(buffers.values()), a, b, maps, walk, store)
     return Kernel(
         func.with_attrs({"global_symbol": "main", TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True}), packings
     )
@@ -92,16 +100,21 @@ def _maps(
         return NotApplicable(f"a tile of {len(tiling.rows)} groups of rows, the contraction has {len(view.rows)}")
     bk = ROW_BYTES * 8 // dtype_bits(info.a.dtype)
     a_tile = dict(zip(view.rows, tiling.rows, strict=True)) | {view.inner: bk}
-    b_tile = {view.n: tiling.columns, view.inner: bk}
+    if len(view.rows) == 1 and view.a[-1].group == view.inner:
+        # rows that are never stored need not be filled, with zeros that is slow
+        a_tile[view.rows[0]] = min(tiling.rows[0], view.extent(view.rows[0]))
+    b_tile = {view.n: tiling.columns // tiling.cluster, view.inner: bk}
     a = tensor_map(view.a, extents, offsets, info.a.dtype, a_tile, view.inner)
     if isinstance(a, NotApplicable):
         return a
     b = tensor_map(view.b, tuple(d.extent for d in view.b), (0,) * len(view.b), info.b.dtype, b_tile, view.inner)
     if isinstance(b, NotApplicable):
         return b
-    for map_, width in ((a, tiling.m_consumer), (b, tiling.columns)):
+    for map_, width in ((a, tiling.m_consumer), (b, tiling.columns // tiling.cluster)):
         if not map_.is_along_k and (bk != 64 or width % 64):
             return NotApplicable("an operand across k needs elements of 16 bits and tiles of 64")
+    if tiling.boxes > 1 and not a.is_along_k:
+        return NotApplicable("several boxes of rows are copied along k only")
     return a, b
 
 

@@ -18,9 +18,9 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import Schedule
 
-from subtune.anchor import Contraction, loads, variables
+from subtune.forms.anchor import Contraction, loads, variables
+from subtune.forms.stages import Stages
 from subtune.kernel import NotApplicable
-from subtune.stages import Stages
 
 NARROW = ("float16", "bfloat16")
 STORED = ("float32", "float16", "bfloat16", "int8", "uint8", "int32")

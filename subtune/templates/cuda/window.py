@@ -16,11 +16,11 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.anchor import Window, window
 from subtune.candidate import Candidate
-from subtune.cuda import CUDAModel
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.anchor import Window, window
+from subtune.forms.stages import Stages, anchored
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.stages import Stages, anchored
 from subtune.templates.cuda.emit import Code, const, load, prim_func
 from subtune.templates.cuda.lanes import Lanes, Unsupported, decoded, not_applicable, wide, widened_constant
 from subtune.templates.cuda.lines import combination

@@ -13,7 +13,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from subtune.candidate import Candidate
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
 from subtune.kernel import Kernel, NotApplicable, Packing
 from subtune.workload import Workload
 

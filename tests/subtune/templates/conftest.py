@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tvm
 
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
 from subtune.kernel import Kernel
 from subtune.workload import Workload
 

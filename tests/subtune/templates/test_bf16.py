@@ -17,10 +17,10 @@ from tvm.relax import op
 from tvm.s_tir import SBlock
 
 from subtune import policy, templates
+from subtune.build.lower import PIPELINE
 from subtune.candidate import DEFAULT, Candidate
-from subtune.device import CPU, CPUModel
+from subtune.devices.cpu import CPU, CPUModel
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.lower import PIPELINE
 from subtune.passes.extract import extract
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition

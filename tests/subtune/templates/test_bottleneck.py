@@ -14,13 +14,13 @@ from tvm.relax import op
 from workloads import conv
 
 from subtune import policy, templates
-from subtune.bottleneck import Taps
-from subtune.bottleneck_form import BottleneckForm, bottleneck
+from subtune.build.lower import PIPELINE
 from subtune.candidate import Candidate
-from subtune.device import CPU, CPUModel
+from subtune.devices.cpu import CPU, CPUModel
+from subtune.forms.bottleneck import Taps
+from subtune.forms.bottleneck_form import BottleneckForm, bottleneck
+from subtune.forms.stages import summarise
 from subtune.kernel import Kernel, NotApplicable
-from subtune.lower import PIPELINE
-from subtune.stages import summarise
 from subtune.workload import Workload
 
 NHWC = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}

@@ -14,15 +14,15 @@ from tvm.relax import op
 from workloads import batch_matmul, dense, layer_norm, softmax
 
 from subtune import policy, templates
+from subtune.build.lower import PIPELINE
 from subtune.candidate import Candidate
-from subtune.chain import Chain, cache_limit_bytes
-from subtune.chain_form import ChainForm, chain
-from subtune.device import CPU, CPUModel
+from subtune.devices.cpu import CPU, CPUModel
+from subtune.forms.chain import Chain, cache_limit_bytes
+from subtune.forms.chain_form import ChainForm, chain
+from subtune.forms.stages import summarise
 from subtune.kernel import Kernel, NotApplicable
-from subtune.lower import PIPELINE
 from subtune.measure import LocalMeasurer
 from subtune.measurement import Timing
-from subtune.stages import summarise
 from subtune.workload import Workload
 
 Reference = Callable[..., np.ndarray]

@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 import tvm
+from tvm import te, tirx
+from tvm.s_tir import Schedule
 
+from subtune.build.cubin import resources
+from subtune.build.cuda_compiler import compile_source, compiler
 from subtune.candidate import Candidate
-from subtune.cubin import resources
-from subtune.cuda import CUDA, CUDAModel
-from subtune.cuda_compiler import compile_source, compiler
-from subtune.gemm import Gemm, gemm
+from subtune.devices.cuda import CUDA, CUDAModel
+from subtune.forms.anchor import all_blocks
+from subtune.forms.gemm import Gemm, gemm
+from subtune.forms.tensor_core import MmaTile, tensor_core_obstacle, tile_obstacle
 from subtune.kernel import Kernel, NotApplicable
 from subtune.policy.cuda.mma import mma_candidates
 from subtune.policy.cuda.simt import simt_candidates
 from subtune.templates.cuda import schedule
 from subtune.templates.cuda.pipeline import lower_s_tir, register
-from subtune.tensor_core import MmaTile, tensor_core_obstacle, tile_obstacle
 from subtune.workload import Workload
 from tests.subtune.templates.gemm_workloads import convolution, product
 
@@ -222,3 +225,27 @@ def test_one_built_of_each_policy() -> None:
             kernel = schedule(workload, best, DEVICES["H100"])
             assert isinstance(kernel, Kernel), kernel.reason
             assert "__global__" in source_of(kernel.func, DEVICES["H100"])
+
+
+def of_conditions() -> Any:
+    """x > 0 as float32, two elements of a thread at once."""
+    x = te.placeholder((128,), "float16", "x")
+    sign = te.compute(x.shape, lambda i: (x[i] > tirx.const(0, "float16")).astype("float32"))
+    sch = Schedule(te.create_prim_func([x, sign]))
+    outer, inner = sch.split(sch.get_loops(all_blocks(sch)[0])[0], [None, 2])
+    sch.bind(outer, "threadIdx.x")
+    sch.vectorize(inner)
+    return sch.mod["main"]
+
+
+@pytest.mark.skipif(not compiler(), reason="neither NVRTC nor nvcc is installed")
+def test_padded_bytes_and_cast_conditions_compile() -> None:
+    """A matrix of bytes that ends within a tile, and a condition in two lanes: TVM prints neither as CUDA."""
+    device = CUDA("H100")
+    ragged = schedule(product(72, 32, 128, "nt", **INT8), mma(32, 32, 64, 1, 2, 2), device)
+    assert isinstance(ragged, Kernel)
+    for func, word in ((ragged.func, "make_int4(0, 0, 0, 0)"), (of_conditions(), "ushort2")):
+        built = tvm.compile(func.with_attr("global_symbol", "main"), device.target(), tir_pipeline=register())
+        text = built.mod.imports[0].inspect_source()
+        assert word in text
+        compile_source(text, device.target())

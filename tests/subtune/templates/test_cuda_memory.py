@@ -14,13 +14,13 @@ import pytest
 import tvm
 from tvm import te, tirx, topi
 
+from subtune.build.cubin import resources
+from subtune.build.cuda_compiler import compile_source, compiler
+from subtune.build.lower_cuda import pipeline
 from subtune.candidate import Candidate
-from subtune.cubin import resources
-from subtune.cuda import CUDA
-from subtune.cuda_compiler import compile_source, compiler
-from subtune.cuda_driver import driver_device
+from subtune.devices.cuda import CUDA
+from subtune.devices.cuda_driver import driver_device
 from subtune.kernel import Kernel, NotApplicable
-from subtune.lower_cuda import pipeline
 from subtune.policy.cuda import candidates
 from subtune.templates import schedule
 from subtune.workload import Workload
@@ -167,7 +167,7 @@ def made(kind: str) -> Workload:
     return KINDS[kind]()
 
 
-PRODUCTS = ("cuda.mma", "cuda.simt", "cuda.wgmma", "cuda.stem")
+PRODUCTS = ("cuda.mma", "cuda.simt", "cuda.fma", "cuda.winograd", "cuda.wgmma", "cuda.stem")
 
 
 def chosen(kind: str, arch: str) -> list[Candidate]:

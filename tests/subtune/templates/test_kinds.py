@@ -13,7 +13,7 @@ from workloads import batch_matmul, build, conv, global_pool, layer_norm, softma
 
 from subtune import policy, templates
 from subtune.candidate import Candidate
-from subtune.device import CPU, CPUModel
+from subtune.devices.cpu import CPU, CPUModel
 from subtune.kernel import Kernel, NotApplicable
 from subtune.workload import Workload
 

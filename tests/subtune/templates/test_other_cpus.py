@@ -31,7 +31,7 @@ from workloads import (
 
 from subtune import policy, templates
 from subtune.candidate import Candidate
-from subtune.device import CPU, CPUModel
+from subtune.devices.cpu import CPU, CPUModel
 from subtune.kernel import Kernel
 from subtune.workload import Workload
 

@@ -11,13 +11,13 @@ from tvm.relax import op
 from workloads import batch_matmul, build, conv, dense
 
 from subtune import policy, templates
-from subtune.anchor import Contraction
 from subtune.candidate import Candidate
-from subtune.device import CPU, CPUModel
+from subtune.devices.cpu import CPU, CPUModel
+from subtune.forms.anchor import Contraction
+from subtune.forms.stages import summarise
+from subtune.forms.strassen_form import PRODUCTS, terms
 from subtune.kernel import Kernel, NotApplicable
 from subtune.policy.strassen import strassen_candidates
-from subtune.stages import summarise
-from subtune.strassen_form import PRODUCTS, terms
 from subtune.workload import Workload
 
 Run = Callable[[Workload, Kernel | None], np.ndarray]

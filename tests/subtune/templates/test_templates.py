@@ -21,7 +21,7 @@ from workloads import (
 
 from subtune import policy, templates
 from subtune.candidate import DEFAULT, Candidate
-from subtune.device import CPU, CPUModel
+from subtune.devices.cpu import CPU, CPUModel
 from subtune.kernel import Kernel, NotApplicable
 from subtune.workload import Workload
 

@@ -10,7 +10,7 @@ import pytest
 import tvm
 from tvm import te, tirx
 
-from subtune.device import CPUModel
+from subtune.devices.cpu import CPUModel
 from subtune.templates.vector_math import vectorize_math
 
 _erf = np.vectorize(math.erf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import prod
 
@@ -13,19 +14,19 @@ from tvm.s_tir import Schedule
 from wgmma_workloads import attention, conv, dense, product, quantised, split_heads, strided
 
 from subtune import templates
-from subtune.anchor import contraction
 from subtune.candidate import Candidate
-from subtune.cuda import CUDA
-from subtune.gemm_view import GemmView, gemm_view, packed_order
+from subtune.devices.cuda import CUDA
+from subtune.forms.anchor import contraction
+from subtune.forms.gemm_view import GemmView, gemm_view, packed_order
+from subtune.forms.stages import inline, summarise
+from subtune.forms.wgmma_tiling import Tiling
 from subtune.kernel import Kernel, NotApplicable, Packing
 from subtune.policy.cuda.wgmma import wgmma_candidates
-from subtune.stages import inline, summarise
 from subtune.templates.cuda.stem import Stem, StemPacking
 from subtune.templates.cuda.tirx_pipeline import TIRX_ATTR, lower_by_kind
 from subtune.templates.cuda.tma import tensor_map
 from subtune.templates.cuda.wgmma import padded_param, source_of
 from subtune.templates.cuda.wgmma_epilogue import Rebuild, epilogue_of, split
-from subtune.wgmma_tiling import Tiling
 
 H200 = CUDA("H200")
 
@@ -241,6 +242,11 @@ BUILT = [
     (quantised(512, 512, 512), Tiling((128,), 128, 4), "m64n128k32.s32.s8.s8"),
     (product(512, 512, 512, "float8_e4m3fn"), Tiling((128,), 128, 4), "m64n128k32.f32.e4m3.e4m3"),
     (product(512, 512, 512, "float32"), Tiling((128,), 128, 4), "m64n128k8.f32.tf32.tf32"),
+    (dense(1000, 1000, 1000), Tiling((64,), 128, 6, 1, cluster=2), "m64n128k16.f32.f16"),
+    (attention(2, 12, 512, 512, 64), Tiling((128,), 256, 2, cluster=2), "m64n256k16.f32.f16"),
+    (dense(64, 1024, 8192, act="gelu"), Tiling((64,), 128, 6, 1, split=8), "m64n128k16.f32.f16"),
+    (quantised(128, 512, 4096), Tiling((128,), 128, 4, split=4), "m64n128k32.s32.s8.s8"),
+    (conv(7, 512, 512, 3, batch=128), Tiling((64, 1, 1), 128, 4, 3, boxes=3), "m64n128k16.f32.f16"),
 ]  # fmt: skip
 
 
@@ -259,6 +265,59 @@ def test_kernels_build_for_hopper(workload, tiling, instruction):
     assert f"wgmma.mma_async.sync.aligned.{instruction}" in text
     assert "cp.async.bulk.tensor" in text
     assert prod(workload.args[-1].shape) > 0
+
+
+def kernel_source(workload, tiling):
+    kernel = templates.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), H200)
+    assert isinstance(kernel, Kernel), kernel
+    return source(kernel.func)
+
+
+def test_blocks_of_a_cluster_share_copies():
+    """Half of B each, for both; slots are freed in both blocks; what one block sends is all that it announces."""
+    text = kernel_source(dense(1024, 1024, 1024), Tiling((128,), 256, 4, cluster=2))
+    assert ".multicast::cluster" in text
+    assert "mbarrier.arrive.shared::cluster.b64" in text
+    assert f"(uint){(128 + 256) * 128})" in text
+    plain = kernel_source(dense(1024, 1024, 1024), Tiling((128,), 256, 4))
+    assert "cluster_ctarank" not in plain
+
+
+def test_parts_of_a_sum_meet_in_shared_memory():
+    text = kernel_source(dense(64, 1024, 8192), Tiling((64,), 128, 6, 1, split=8))
+    assert text.count("barrier.cluster.arrive.release") == 1  # one function, called by all
+    assert "for (int local = 0; local < 16; ++local)" in text  # 128 steps in 8 parts
+    assert "ring_of_7" in text
+    for k, parts in ((64, 2), (520, 8)):  # steps of k: 1 and 9, a part would be empty
+        tiling = Tiling((64,), 64, 6, 1, split=parts)
+        found = templates.schedule(dense(64, 64, k), Candidate.make("cuda.wgmma", **tiling.knobs()), H200)
+        assert isinstance(found, NotApplicable)
+
+
+def test_columns_operands_are_fetched_once():
+    """The bias is read before the tile is multiplied, not between its stores."""
+    text = kernel_source(dense(1024, 1024, 1024), Tiling((128,), 256, 4))
+    (bias,) = set(re.findall(r"\bp2_ptr\[", text))
+    assert text.count(bias) == 2  # 256 columns, 128 threads
+    assert text.rindex(bias) < text.index("wait_group_wait_group_sync_aligned_0();")
+
+
+def test_boxes_need_not_be_neighbours():
+    """Three boxes of 64 images at one pixel each: 7x7 pixels of 128 images are 33 tiles of 192 rows."""
+    text = kernel_source(conv(7, 512, 512, 3, batch=128), Tiling((64, 1, 1), 128, 4, 3, boxes=3))
+    assert "< 132))" in text  # 33 times 4 of columns
+    assert len(re.findall(r"bulk_tensor_4d\w*\(tvm_builtin_cuda_cvta", text)) == 4  # three of A, one of B
+
+
+def test_candidates_for_few_tiles_and_for_rows_that_straddle():
+    def knobs(workload):
+        return [dict(c.knobs) for c in wgmma_candidates(summarise(workload).anchor, workload, H200)]
+
+    assert {k.get("split", 1) for k in knobs(dense(64, 1024, 8192))} == {1, 2, 4, 8}
+    assert {k.get("split", 1) for k in knobs(dense(4096, 4096, 4096))} == {1}
+    assert any(k.get("cluster") == 2 for k in knobs(dense(1000, 1000, 1000)))
+    assert not any("cluster" in k for k in knobs(dense(1024, 1024, 1024)))
+    assert any(k.get("boxes") == 3 for k in knobs(conv(7, 512, 512, 3, batch=128)))
 
 
 def test_wide_accesses():

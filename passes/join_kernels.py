@@ -1,0 +1,159 @@
+"""Short kernels that run one after the other become one function with one launch of the thread pool.
+
+The PrimFuncs are lowered as they would be alone, and their loops put in a row: what was timed is what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import tvm
+from tvm import ir, relax, tirx
+
+from subtune.build.launches import Stage, one_launch, steps
+from subtune.build.lower import FLAT, flat
+from subtune.forms.substitute import substitute
+
+_MOST = 16
+"""Kernels of one function: more save little, and LLVM takes longer the longer a function is."""
+
+
+def join_kernels(mod: tvm.IRModule, target: Any, short: Collection[str]) -> tvm.IRModule:
+    """Join what lies side by side in `main`.
+
+    Args:
+        mod: what is left to do is to build it: `main` calls PrimFuncs by name, in destination-passing style.
+        short: names of PrimFuncs that may be joined.
+
+    Runs of the same kernels on arguments that coincide in the same way, as in a network's equal layers, become one
+    function. Kernels with memory of their own for all threads stay alone: together they would need the sum.
+    """
+    names = {gvar.name_hint for gvar, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)} & set(short)
+    kernels = _flat({name: mod[name] for name in names}, target)
+    joiner = _Joiner(mod.clone(), kernels)
+    main = mod["main"]
+    blocks = [relax.BindingBlock(list(joiner.bindings(block.bindings))) for block in main.body.blocks]
+    body = relax.SeqExpr(blocks, main.body.body)
+    joiner.mod.update_func(
+        mod.get_global_var("main"), relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+    )
+    return joiner.without_unused(names)
+
+
+def _flat(kernels: dict[str, Any], target: Any) -> dict[str, Any]:
+    if not kernels:
+        return {}
+    private = {name: func.without_attr("global_symbol") for name, func in kernels.items()}
+    bound = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(private))
+    lowered = {gvar.name_hint: func for gvar, func in flat(bound).functions_items()}
+    found = {name: steps(func) for name, func in lowered.items()}
+    return {name: lowered[name] for name, parts in found.items() if parts is not None and not parts.has_memory}
+
+
+class _Joiner:
+    """Joined functions made so far, by the kernels in them and by how their arguments coincide."""
+
+    def __init__(self, mod: tvm.IRModule, kernels: dict[str, Any]) -> None:
+        self.mod = mod
+        self._kernels = kernels
+        self._made: dict[tuple[Any, ...], Any] = {}
+        self._called: dict[str, list[tuple[Stage, Any]]] = {}
+
+    def bindings(self, bindings: Sequence[Any]) -> Iterator[Any]:
+        run: list[Any] = []
+        for binding in bindings:
+            call = binding.value
+            fits = (
+                isinstance(call, ir.Call) and isinstance(call.op, ir.GlobalVar) and call.op.name_hint in self._kernels
+            )
+            if run and (not fits or len(run) == _MOST):
+                yield from self._joined(run)
+                run = []
+            if fits:
+                run.append(binding)
+            else:
+                yield binding
+        yield from self._joined(run)
+
+    def _joined(self, run: list[Any]) -> list[Any]:
+        if len(run) < 2:
+            return run
+        calls = [binding.value for binding in run]
+        places: dict[Any, int] = {}
+        pattern = tuple(tuple(places.setdefault(arg, len(places)) for arg in call.args) for call in calls)
+        names = tuple(call.op.name_hint for call in calls)
+        if (names, pattern) not in self._made:
+            self._made[names, pattern] = self._function(names, pattern, [arg.name for arg in places])
+        call = ir.Call(self._made[names, pattern], list(places), ret_ty=calls[0].ty)
+        return [relax.VarBinding(run[-1].var, call)]
+
+    def _function(self, names: Sequence[str], pattern: Sequence[Sequence[int]], labels: Sequence[str]) -> Any:
+        params: dict[int, Any] = {}
+        stages = []
+        for name, places in zip(names, pattern, strict=True):
+            for param, place in zip(self._kernels[name].params, places, strict=True):
+                if place not in params:
+                    params[place] = _like(param, labels[place])
+            data = [params[place].data for place in places]
+            stages += [_calling(stage, gvar, data) for stage, gvar in self._stages(name)]
+        first = self._kernels[names[0]]
+        ordered = [params[i] for i in range(len(params))]
+        func = tirx.PrimFunc(ordered, one_launch(stages), first.ret_type, first.attrs)
+        return self._add(f"launch_{len(self._made)}", func, is_private=False)
+
+    def _stages(self, name: str) -> list[tuple[Stage, Any]]:
+        """Each stage of a kernel with a function for one iteration: called in many places, it is compiled once."""
+        if name not in self._called:
+            kernel = self._kernels[name]
+            found = steps(kernel)
+            assert found is not None, name
+            self._called[name] = [
+                (stage, self._add(f"{name}_stage{i}", _iteration(kernel, stage, found.buffers), is_private=True))
+                for i, stage in enumerate(found.stages)
+            ]
+        return self._called[name]
+
+    def _add(self, name: str, func: Any, is_private: bool) -> Any:
+        gvar = ir.GlobalVar(name)
+        assert all(other.name_hint != name for other in self.mod.get_global_vars()), name
+        self.mod.update_func(
+            gvar, (func if is_private else func.with_attr("global_symbol", name)).with_attr(FLAT, True)
+        )
+        return gvar
+
+    def without_unused(self, names: Collection[str]) -> tvm.IRModule:
+        used = {
+            binding.value.op.name_hint
+            for block in self.mod["main"].body.blocks
+            for binding in block.bindings
+            if isinstance(binding.value, ir.Call) and isinstance(binding.value.op, ir.GlobalVar)
+        }
+        for name in set(names) - used:
+            del self.mod[self.mod.get_global_var(name)]
+        return self.mod
+
+
+def _like(param: Any, name: str) -> Any:
+    return tirx.decl_buffer(param.shape, param.dtype, name, data_alignment=param.data_alignment)
+
+
+def _calling(stage: Stage, gvar: Any, data: Sequence[Any]) -> Stage:
+    loop = stage.loop
+    index = tirx.Var(loop.loop_var.name, loop.loop_var.ty)
+    call = tirx.Evaluate(ir.Call(gvar, [index, *data], ret_ty=ir.PrimType("int32")))
+    return Stage(tirx.For(index, loop.min, loop.extent, loop.kind, call), stage.is_serial)
+
+
+def _iteration(kernel: Any, stage: Stage, buffers: Sequence[Any]) -> Any:
+    """`(iteration, address of every argument)`: what the loop does in it."""
+    index = tirx.Var(stage.loop.loop_var.name, stage.loop.loop_var.ty)
+    seen = [_like(param, param.name) for param in kernel.params]
+    addresses = [tirx.Var(buffer.name, buffer.data.ty) for buffer in seen]
+    declared = [tirx.DeclBuffer(buffer, data=address) for buffer, address in zip(seen, addresses, strict=True)]
+    body = tirx.SeqStmt([*declared, *buffers, stage.loop.body])
+    values = {stage.loop.loop_var: index, **dict(zip(kernel.params, seen, strict=True))}
+    device = {"device_id": 0, "device_type": 1}  # where memory that an iteration asks for comes from
+    for key, value in device.items():
+        body = tirx.AttrStmt(ir.StringImm("default"), key, tirx.const(value, "int32"), body)
+    return tirx.PrimFunc([index, *addresses], substitute(body, values), ir.PrimType("int32"), kernel.attrs)

@@ -1,0 +1,1 @@
+"""From scheduled PrimFuncs to machine code: lowering, compilers, linkers."""

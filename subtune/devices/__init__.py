@@ -1,0 +1,1 @@
+"""The hardware models, CPU and CUDA: read from the machine, or from published figures."""

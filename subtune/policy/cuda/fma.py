@@ -1,0 +1,95 @@
+"""Candidates for float32 products and convolutions with constant weights on CUDA cores (`templates.cuda.fma`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product as choices
+
+from subtune.candidate import Candidate
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.cuda_core import VECTOR, FmaTile
+from subtune.forms.gemm import Gemm, gemm
+from subtune.kernel import NotApplicable
+from subtune.policy.cuda.diverse import diverse
+from subtune.policy.cuda.score import BlockShape, seconds
+from subtune.workload import Workload
+
+_ROWS, _COLUMNS, _DEPTHS = (32, 64, 128, 256), (32, 64, 128), (8, 16)
+_THREAD_TILES = ((16, 8), (8, 8), (4, 8), (4, 4))
+_STAGES = (4, 3)
+_KEPT = 8
+_ISSUE, _LOADED = 0.95, 1.2
+"""Multiply-adds of all instructions at best; and instructions that a load of 16 bytes keeps waiting. 16 x 8 sums a
+thread: 45 TFLOP/s of an H200's 67, 8 x 8: 42, measured."""
+_HOPE = 1.3
+_MAX_REGISTERS = 255
+_LIMITS = (128, 168, _MAX_REGISTERS)
+_MAX_WASTE = 2.0
+_MAX_COPIED = 8  # rows whose addresses a thread holds
+
+
+def fma_candidates(anchor: object, workload: Workload, device: CUDAModel) -> list[Candidate]:
+    """Best first; empty where the workload is no product of float32 with a constant."""
+    form = gemm(workload)
+    if isinstance(form, NotApplicable) or not is_fma(form, device):
+        return []
+    found = []
+    for tile in tiles(form, device):
+        predicted = seconds(shape_of(tile, form, device), form, device)
+        if predicted < float("inf"):
+            found.append(candidate_of("cuda.fma", tile, predicted))
+    return diverse(hopeful(found), _KEPT, ("tm", "tn"), ("bm", "bn", "bk", "tm", "tn"))
+
+
+def hopeful(found: list[Candidate]) -> list[Candidate]:
+    """Those that an error of the model may have kept from being the fastest: they are of one template."""
+    limit_s = _HOPE * min((candidate.predicted_s for candidate in found), default=0.0)
+    return [candidate for candidate in found if candidate.predicted_s <= limit_s]
+
+
+def is_fma(form: Gemm, device: CUDAModel) -> bool:
+    """Whether the template computes a product of this form, as far as can be told without its TIR."""
+    dtypes = {form.a.dtype, form.b.dtype, form.acc_dtype}
+    is_read = form.a.is_copy and form.a.inner == "k" and form.b.is_copy and form.b.is_constant
+    return dtypes == {"float32"} and is_read and form.n % VECTOR == 0 and form.m > 1 and device.capability >= 80
+
+
+def tiles(form: Gemm, device: CUDAModel) -> list[FmaTile]:
+    """Every tile that fits the device and does not waste most of its work on `form`."""
+    found = []
+    vector = min(form.a.vector, VECTOR)
+    for bm, bn, bk, (tm, tn) in choices(_ROWS, _COLUMNS, _DEPTHS, _THREAD_TILES):
+        wasted = -(-form.m // bm) * bm * -(-form.n // bn) * bn / (form.m * form.n)
+        tile = FmaTile(bm, bn, bk, tm, tn, _STAGES[0], 1)
+        if wasted > _MAX_WASTE and (bm, bn) != (_ROWS[0], _COLUMNS[0]):
+            continue
+        if tile.threads not in (64, 128, 256) or tile.rows_copied(vector) not in range(1, _MAX_COPIED + 1):
+            continue
+        least, room = -(-tile.registers // 8) * 8, device.registers_per_sm // tile.threads
+        for blocks in {room // limit for limit in _LIMITS if limit >= least} - {0}:
+            fitted = [
+                replace(tile, stages=stages, blocks=blocks)
+                for stages in _STAGES
+                if blocks * (replace(tile, stages=stages).shared_bytes + 1024) <= device.shared_per_sm_bytes
+            ]
+            found += [x for x in fitted[:1] if not x.obstacle(vector, device)]
+    return found
+
+
+def shape_of(tile: FmaTile, form: Gemm, device: CUDAModel) -> BlockShape:
+    warps = tile.threads // 32
+    fragments = 4 * (tile.tm * 4 + tile.tn * 8) * warps * tile.bk
+    computed, loaded = tile.tm * tile.tn, tile.tm + tile.tn
+    return BlockShape(
+        bm=tile.bm, bn=tile.bn, bk=tile.bk, steps=-(-form.k // tile.bk),
+        blocks=-(-form.m // tile.bm) * -(-form.n // tile.bn) * form.batch, threads=tile.threads,
+        shared_bytes=tile.shared_bytes, registers=min(_MAX_REGISTERS, device.registers_per_sm // tile.threads
+                                                      // tile.blocks),
+        stages=tile.stages, raster=1,
+        flops_per_cycle=2.0 * device.fma_per_cycle * _ISSUE * computed / (computed + _LOADED * loaded),
+        shared_bytes_per_step=float(fragments + (tile.bm + tile.bn) * tile.bk * 4),
+    )  # fmt: skip
+
+
+def candidate_of(template: str, tile: FmaTile, predicted_s: float, **more: int) -> Candidate:
+    return Candidate.make(template, predicted_s, **more, **{name: getattr(tile, name) for name in FmaTile.__slots__})

@@ -1,0 +1,240 @@
+"""Matrix products and convolutions of float32 on CUDA cores, implicit GEMM over NHWC, with constant weights.
+
+The anchor is recognised (`gemm_view`), not scheduled: rows of the product are pixels, k runs over the taps of a window
+and the channels. Weights are packed `[*taps, channels, columns]`. The epilogue is computed on the sums in registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import ScheduleError
+
+from subtune.candidate import Candidate
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.anchor import Contraction, contraction
+from subtune.forms.cuda_core import FmaTile
+from subtune.forms.gemm_view import Dim, GemmView, gemm_view
+from subtune.forms.stages import Stages, anchored
+from subtune.kernel import Kernel, NotApplicable, Packing
+from subtune.templates.cuda.emit import Code, const, load, prim_func
+from subtune.templates.cuda.fma_kernel import Sums, Walk, multiply
+from subtune.templates.cuda.fma_source import address
+from subtune.templates.cuda.lanes import Lanes, Unsupported, decoded, not_applicable
+from subtune.templates.cuda.wgmma import source_of
+from subtune.workload import Workload
+
+_LANES = 4
+_MAX_TAPS = 16
+_FEW = 8  # channels, fewer than which are walked together with the pixels of a window's row
+_MAX_ELEMENTS = 1 << 31
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
+    """Knobs: those of `FmaTile`."""
+    try:
+        found = anchored(workload, contraction)
+        if isinstance(found, NotApplicable):
+            return found
+        return _schedule(*found, FmaTile.of(candidate), device)
+    except (ScheduleError, Unsupported) as e:
+        return not_applicable(e)
+
+
+def _schedule(sch: Any, stages: Stages, info: Contraction, tile: FmaTile, device: CUDAModel) -> Kernel | NotApplicable:
+    if (info.a.dtype, info.b.dtype, info.acc_dtype) != ("float32",) * 3 or not info.b.is_constant:
+        return NotApplicable("no product of float32 with a constant")
+    view, source = gemm_view(info), source_of(sch, stages, info)
+    if isinstance(view, NotApplicable):
+        return view
+    if isinstance(source, NotApplicable):
+        return source
+    param, extents, offsets = source
+    reading = _reading(view, extents, offsets)
+    if isinstance(reading, NotApplicable):
+        return reading
+    n = view.extent(view.n)
+    if n % _LANES or prod(extents) >= _MAX_ELEMENTS:
+        return NotApplicable(f"{n} columns, {prod(extents)} elements")
+    if reason := tile.obstacle(reading.walk.vector, device):
+        return NotApplicable(reason)
+    packing = _packing(info, view, reading)
+    if isinstance(packing, NotApplicable):
+        return packing
+    func = sch.mod["main"]
+    weights = tirx.decl_buffer(list(packing.shape), "float32", "packed")
+    writer = _Writer(sch.get(stages.anchors[0]), [sch.get(b) for b in stages.outputs], view, tile, device.exact_math)
+    written = prim_func(func, [writer.write(func.params[param], weights, reading)])
+    params = [weights if i == info.b.param else p for i, p in enumerate(func.params)]
+    return Kernel(tirx.PrimFunc(params, written.body, func.ret_type, func.attrs), ((info.b.param, packing),))
+
+
+@dataclass(frozen=True, slots=True)
+class _Dim:
+    """A dim of A outside of the channels: rows of the product begin at `scale * group - offset`, taps follow."""
+
+    group: int  # of rows; -1: none
+    scale: int
+    offset: int
+    stride: int  # elements
+    tap: int = -1  # group
+    taps: int = 1
+    apart: int = 0  # pixels from tap to tap
+    size: int = 0  # pixels that exist, where some windows leave them; else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Where A's elements lie: the walk over k, and of every row (and batch) the window it begins at.
+
+    `walked`: positions in `dims` of the two axes of the window, or fewer. `k`: the groups of k in B's packed order.
+    """
+
+    walk: Walk
+    dims: tuple[_Dim, ...]
+    walked: tuple[int, ...]
+    k: tuple[int, ...]
+
+    def window(self, at: dict[int, Any]) -> tuple[Any, Any, Any]:
+        """The first element, and the first pixel along both axes of the window."""
+        begins = [(at[d.group] * d.scale if d.group >= 0 else const(0)) - d.offset for d in self.dims]
+        base: Any = const(0)
+        for dim, begin in zip(self.dims, begins, strict=True):
+            base = base + begin * dim.stride
+        pixels = [begins[d] for d in self.walked] + [const(0)] * (2 - len(self.walked))
+        if self.walk.edge:
+            pixels[1] = begins[-1] * self.dims[-1].stride
+        return base, pixels[0], pixels[1]
+
+
+def _reading(view: GemmView, extents: tuple[int, ...], offsets: tuple[int, ...]) -> _Reading | NotApplicable:
+    *outer, inner = view.a
+    if inner.group != view.inner or offsets[-1]:
+        return NotApplicable("A is not contiguous along k")
+    dims = tuple(_dim(view, dim, d, extents, offsets) for d, dim in enumerate(outer))
+    channels, edge = view.extent(view.inner), 0
+    k: tuple[int, ...] = (view.inner,)
+    last = dims[-1] if dims else None
+    if channels < _FEW and last is not None and last.apart == 1 and last.stride == channels == extents[-1]:
+        k, channels = (last.tap, view.inner), last.taps * channels
+        edge = last.size * last.stride
+        dims = (*dims[:-1], replace(last, tap=-1, taps=1, apart=0, size=0))
+    walked = tuple(d for d, dim in enumerate(dims) if dim.tap >= 0 or dim.size)
+    if len(walked) > 2 - bool(edge) or any(dims[d].taps > _MAX_TAPS for d in walked):
+        return NotApplicable("windows of more than two axes, or of more than 16 pixels")
+    k = (*(dims[d].tap for d in walked if dims[d].tap >= 0), *k)
+    if sorted(k) != sorted((*view.steps, view.inner)):
+        return NotApplicable("a reduced axis that A is not walked along")
+    aligned = [channels, *(dim.stride * x for dim in dims for x in (dim.scale, dim.offset, dim.apart))]
+    vector = next(v for v in (4, 2, 1) if all(number % v == 0 for number in aligned))
+    two = [*(dims[d] for d in walked), *[_Dim(-1, 0, 0, 0)] * (2 - len(walked))]
+    walk = Walk(
+        channels, (two[0].taps, two[1].taps), (two[0].stride * two[0].apart, two[1].stride * two[1].apart),
+        (two[0].apart, two[1].apart), (two[0].size, two[1].size), vector, edge,
+    )  # fmt: skip
+    return _Reading(walk, dims, walked, k)
+
+
+def _dim(view: GemmView, dim: Dim, d: int, extents: tuple[int, ...], offsets: tuple[int, ...]) -> _Dim:
+    is_step = dim.group in view.steps
+    group = -1 if is_step else dim.group
+    tap = dim.window if dim.window >= 0 else dim.group if is_step else -1
+    apart = dim.dilation if dim.window >= 0 else dim.scale if is_step else 0
+    taps = view.extent(tap) if tap >= 0 else 1
+    last = (view.extent(group) - 1) * dim.scale if group >= 0 else 0
+    leaves = offsets[d] > 0 or last + (taps - 1) * apart - offsets[d] >= extents[d]
+    size = extents[d] if leaves else 0
+    return _Dim(group, dim.scale, offsets[d], prod(extents[d + 1 :]), tap, taps, apart, size)
+
+
+def _packing(info: Contraction, view: GemmView, reading: _Reading) -> Packing | NotApplicable:
+    wanted = [axis for g in (*view.batch, *reading.k, view.n) for axis in view.groups[g].axes]
+    if any(axis not in info.b.axes for axis in wanted):
+        return NotApplicable("B is indexed by more than its own axes")
+    unit = [dim for dim, axis in enumerate(info.b.axes) if axis not in wanted]
+    if any(info.b.shape[dim] > 1 for dim in unit):
+        return NotApplicable("B has a dim that no axis runs along")
+    return Packing(tuple((d,) for d in info.b.shape), (*unit, *(info.b.axes.index(axis) for axis in wanted)))
+
+
+class _Writer:
+    def __init__(self, anchor: Any, outputs: list[Any], view: GemmView, tile: FmaTile, exact: bool) -> None:
+        self._anchor, self._outputs, self._view, self._tile = anchor, outputs, view, tile
+        self._code = Code(exact)
+
+    def write(self, a: Any, b: Any, reading: _Reading) -> Any:
+        code, tile, view, walk = self._code, self._tile, self._view, reading.walk
+        m, n = view.extent(*view.rows), view.extent(view.n)
+        across = -(-n // tile.bn)
+        block = code.thread("blockIdx.x", -(-m // tile.bm) * across)
+        batch = code.thread("blockIdx.z", view.extent(*view.batch)) if view.batch else const(0)
+        thread = code.thread("threadIdx.x", tile.threads)
+        first = tirx.floordiv(block, const(across)) * tile.bm, tirx.floormod(block, const(across)) * tile.bn
+        batches = self._unraveled(batch, view.batch)
+
+        def window(row: Any) -> tuple[Any, Any, Any]:
+            return reading.window(batches | self._unraveled(row, view.rows))
+
+        operands = address(a, const(0)), address(b, batch * (walk.k * n))
+        sums = multiply(code, tile, walk, (m, n), first, operands, window, thread)
+        lane = code.variable("lane", _LANES)
+        for j in range(tile.tn // _LANES):
+            with code.unrolled(tile.tm) as i:
+                row, column = sums.row(i), sums.column(j)
+                inside = [tirx.LT(row, const(m))] if m % tile.bm else []
+                inside += [tirx.LT(column, const(n))] if n % tile.bn else []
+                with code.when(tirx.all(*inside) if inside else None):
+                    row = code.bind("row", row, m)
+                    at = batches | self._unraveled(row, view.rows) | {view.n: column + lane}
+                    self._store(sums, at, i * tile.tn + j * _LANES, lane)
+        return code.kernel(tile.blocks)
+
+    def _unraveled(self, index: Any, groups: tuple[int, ...]) -> dict[int, Any]:
+        shape = [self._view.extent(g) for g in groups]
+        return dict(zip(groups, decoded(index, shape, self._code.analyzer), strict=True))
+
+    def _store(self, sums: Sums, at: dict[int, Any], number: Any, lane: Any) -> None:
+        """The epilogue of four sums of a row, from `number` on."""
+        code, store = self._code, self._anchor.body
+        axes = [iv.var for iv in self._anchor.iter_vars]
+        values = dict.fromkeys(axes, const(0))
+        for g, index in at.items():
+            group = self._view.groups[g]
+            values |= zip((axes[a] for a in group.axes), decoded(index, group.extents, code.analyzer), strict=True)
+        place = [values.get(index, index) for index in store.indices]
+        store_epilogue(code, store.buffer, self._outputs, place, lane, _LANES, load(sums.registers, number + lane))
+
+
+def store_epilogue(
+    code: Code, buffer: Any, outputs: list[Any], place: list[Any], lane: Any, width: int, total: Any
+) -> None:
+    """Store what `outputs` (sblocks) compute of `total`, the anchor's result at `place` in `buffer`, for all lanes."""
+    shape = tuple(int(d) for d in buffer.shape)
+    expected: Any = const(0)
+    for index, extent in zip(place, shape, strict=True):
+        expected = expected * extent + index
+
+    def known(source: Any, indices: list[Any]) -> Any:
+        if not source.same_as(buffer):
+            return None
+        number: Any = const(0)
+        for index, extent in zip(indices, shape, strict=True):
+            number = number * extent + index
+        if not reader.is_zero(number - expected):
+            raise Unsupported("the epilogue reads other sums than it stores")
+        return total
+
+    reader = Lanes(code, lane, width, known)
+    if not outputs:
+        reader.write(buffer, place, total)
+    for block in outputs:
+        extents = tuple(int(iv.dom.extent) for iv in block.iter_vars)
+        if prod(extents) != prod(shape):
+            raise Unsupported("an output has another shape than the sums")
+        indices = place if extents == shape else decoded(expected, extents, code.analyzer)
+        axes = {iv.var: index for iv, index in zip(block.iter_vars, indices, strict=True)}
+        value = reader.compute(block.body.value, axes)
+        reader.write(block.body.buffer, [axes.get(index, index) for index in block.body.indices], value)

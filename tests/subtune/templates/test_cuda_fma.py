@@ -1,0 +1,154 @@
+"""Products and convolutions of float32 on CUDA cores, and Winograd's algorithm there, without a GPU."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from subtune.build.cubin import resources
+from subtune.build.cuda_compiler import compile_source, compiler
+from subtune.devices.cuda import CUDA
+from subtune.forms.cuda_core import FmaTile
+from subtune.forms.gemm import Gemm, gemm
+from subtune.forms.stages import summarise
+from subtune.kernel import Kernel, NotApplicable
+from subtune.policy.cuda import candidates
+from subtune.policy.cuda.fma import fma_candidates
+from subtune.policy.cuda.winograd import winograd_candidates
+from subtune.templates.cuda import schedule
+from subtune.templates.cuda.pipeline import lower_s_tir, register
+from subtune.workload import Workload
+from tests.subtune.templates.fma_workloads import CASES, FP32, tiled
+from tests.subtune.templates.gemm_workloads import convolution, product
+
+DEVICES = {name: CUDA(name) for name in ("A100", "RTX 4090", "H100")}
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_COMPILE_FORCE_FALLBACK", "1")  # the source is all that is looked at
+
+
+def scheduled(name: str, device: str = "H100") -> Kernel:
+    workload, candidate = CASES[name]
+    kernel = schedule(workload, candidate, DEVICES[device])
+    assert isinstance(kernel, Kernel), kernel.reason
+    return kernel
+
+
+def source_of(name: str, device: str = "H100") -> str:
+    mod = tvm.IRModule({"main": scheduled(name, device).func})
+    lib = tvm.compile(mod, target=DEVICES[device].target(), tir_pipeline=register())
+    return str(lib.mod.imports[0].inspect_source())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CASES)
+def test_lowers_to_cuda(name: str, device: str) -> None:
+    source = source_of(name, device)
+    workload, candidate = CASES[name]
+    is_winograd = candidate.template == "cuda.winograd"
+    assert source.count(">::run(") == 1, "one main loop"
+    assert ("::input<" in source) == ("::output<" in source) == is_winograd
+    assert len(source.splitlines()) < 1200, "its loops stay loops"
+    if "unpadded" not in name and int(workload.args[0].shape[-1]) % 4 == 0:
+        assert "= *(float4*)(" in source, "16-byte stores"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_memory_of_its_own_is_whole(name: str) -> None:
+    """TVM shrinks an allocation to what it sees used, and it does not see what a function in C++ uses."""
+    workload, candidate = CASES[name]
+    tile = FmaTile.of(candidate)
+    with DEVICES["H100"].target():
+        text = lower_s_tir(tvm.IRModule({"main": scheduled(name).func.with_attr("target", DEVICES["H100"].target())}))
+    lowered = text.script()
+    launched = re.findall(r"T\.int64\((\d+)\), launch_params=\[[^]]*use_dyn_shared_memory", lowered)
+    assert launched == [str(tile.shared_bytes)]
+    if candidate.template == "cuda.winograd":
+        m = int(candidate["m"])
+        batch, size, _, columns = (int(d) for d in workload.args[-1].shape)
+        count = (m + 2) ** 2 * batch * (-(-size // m)) ** 2
+        sizes = [int(size) for size in re.findall(r"(?:v|products) = T\.alloc_buffer\(\((\d+),\)\)", lowered)]
+        assert sizes == [count * int(workload.args[0].shape[-1]), count * columns]
+
+
+@pytest.mark.parametrize("name", ["3x3", "few channels", "HWIO", "dense nn", "dense nt", "batch"])
+def test_weights_are_packed_by_k(name: str) -> None:
+    ((param, packing),) = scheduled(name).packings
+    workload, _ = CASES[name]
+    array = np.arange(np.prod(workload.args[param].shape)).reshape(workload.args[param].shape)
+    if name in ("HWIO", "dense nn", "batch"):
+        wanted = array
+    else:
+        wanted = np.moveaxis(array, 0, -1)
+    assert np.array_equal(packing(array).reshape(-1), wanted.reshape(-1))
+
+
+@pytest.mark.skipif(not compiler(), reason="nothing compiles CUDA here")
+@pytest.mark.parametrize("name", ["3x3", "few channels", "F(4)"])
+def test_nothing_spills(name: str) -> None:
+    for kernel in resources(compile_source(source_of(name), DEVICES["H100"].target())):
+        assert kernel.stack_bytes == 0, kernel
+
+
+REASONS = [
+    (convolution(1, 14, 16, 32, 3), "fma", CUDA("H100"), "no product of float32"),
+    (product(64, 64, 64, "nn", **FP32), "fma", CUDA("H100"), "no product of float32 with a constant"),
+    (product(64, 64, 64, "tn", constant=True, **FP32), "fma", CUDA("H100"), "not contiguous along k"),
+    (product(64, 10, 64, "nn", constant=True, **FP32), "fma", CUDA("H100"), "10 columns"),
+    (convolution(1, 14, 16, 32, 3, **FP32), "fma", CUDA("V100"), "no asynchronous copies"),
+    (convolution(1, 14, 16, 32, 3, 2, **FP32), "winograd", CUDA("H100"), "stride"),
+    (convolution(1, 14, 16, 32, 5, **FP32), "winograd", CUDA("H100"), "not 3x3"),
+    (convolution(1, 14, 16, 32, 3, **FP32), "winograd", replace(CUDA("H100"), exact_math=True), "rounds otherwise"),
+]
+
+
+@pytest.mark.parametrize(("workload", "template", "device", "reason"), REASONS, ids=[reason for *_, reason in REASONS])
+def test_why_not(workload: Workload, template: str, device: Any, reason: str) -> None:
+    refused = schedule(
+        workload, tiled(template, 32, 32, 8, 4, 4, **({"m": 4} if template == "winograd" else {})), device
+    )
+    assert isinstance(refused, NotApplicable)
+    assert reason in refused.reason
+    policy = {"fma": fma_candidates, "winograd": winograd_candidates}[template]
+    if "along k" not in reason:
+        assert policy(summarise(workload).anchor, workload, device) == []
+
+
+POLICY_CASES = {
+    "large": convolution(128, 28, 128, 128, 3, bias=True, **FP32),
+    "one image": convolution(1, 7, 512, 512, 3, **FP32),
+    "few channels": convolution(128, 224, 3, 64, 7, 2, **FP32),
+    "dense": product(128, 1000, 512, "nn", constant=True, bias=True, **FP32),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", POLICY_CASES)
+def test_every_candidate_fits(name: str, device: str) -> None:
+    workload, model = POLICY_CASES[name], DEVICES[device]
+    form = gemm(workload)
+    assert isinstance(form, Gemm)
+    found = fma_candidates(None, workload, model) + winograd_candidates(summarise(workload).anchor, workload, model)
+    assert found
+    for candidate in found:
+        tile = FmaTile.of(candidate)
+        assert tile.obstacle(min(4, form.a.vector), model) == ""
+        assert tile.blocks * (tile.shared_bytes + 1024) <= model.shared_per_sm_bytes
+        assert tile.blocks * tile.threads * tile.registers <= model.registers_per_sm
+        flops = form.flops / (4 if candidate.template == "cuda.winograd" else 1)
+        assert candidate.predicted_s > flops / model.fma_flops()
+
+
+def test_winograd_is_first_where_it_saves_most() -> None:
+    first = candidates(POLICY_CASES["large"], DEVICES["H100"])[0]
+    assert (first.template, first["m"]) == ("cuda.winograd", 4)
+    exact = candidates(POLICY_CASES["large"], replace(DEVICES["H100"], exact_math=True))
+    assert exact[0].template in ("cuda.fma", "cuda.simt")
+    assert all(candidate.template != "cuda.winograd" for candidate in exact)

@@ -1,0 +1,135 @@
+"""Stores past the caches, and lines asked for ahead: the same results, other instructions, where they can pay."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm.relax import op
+from workloads import build, elementwise, global_pool, layer_norm, max_pool, softmax, transpose
+
+from subtune import policy, templates
+from subtune.build.lower import PIPELINE
+from subtune.build.streaming import is_streamed
+from subtune.candidate import Candidate
+from subtune.devices.cpu import CPU, CPUModel
+from subtune.kernel import Kernel
+from subtune.workload import Workload
+
+CASES: dict[str, tuple[Callable[[], Workload], Candidate]] = {
+    "elementwise": (lambda: elementwise(37, 33), Candidate.make("elementwise", shape="rows", unroll=1, wide=False)),
+    "flat": (lambda: elementwise(40, 32), Candidate.make("elementwise", shape="flat", unroll=4, wide=False)),
+    "transpose": (lambda: transpose(1, 16, 6, 48), Candidate.make("transpose", inner="a")),
+    "rows": (lambda: layer_norm(13, 96), Candidate.make("rowwise", unroll=2)),
+    "softmax": (lambda: softmax(7, 256), Candidate.make("rowwise", unroll=4)),
+    "pool": (lambda: max_pool(8, 32), Candidate.make("window", ht=1, mr=1, cb=16, order="h")),
+    "joined": (
+        lambda: build(lambda emit, x, y: op.concat((x, y), 1), [(9, 32), (9, 16)]),
+        Candidate.make("elementwise", shape="rows", unroll=1, wide=False),
+    ),
+}
+AHEAD: dict[str, tuple[Callable[[], Workload], Candidate]] = {
+    "rows": CASES["rows"],
+    "softmax": CASES["softmax"],
+    "columns": (lambda: global_pool(7, 48), Candidate.make("columns", cb=16)),
+}
+
+
+def with_knob(candidate: Candidate, name: str) -> Candidate:
+    return Candidate.make(candidate.template, **{**dict(candidate.knobs), name: True})
+
+
+def scheduled(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel:
+    kernel = templates.schedule(workload, candidate, device)
+    assert isinstance(kernel, Kernel), kernel
+    return kernel
+
+
+def compiled(kernel: Kernel, device: CPUModel) -> Any:
+    func = kernel.func.with_attr("global_symbol", "main")
+    return tvm.compile(func, target=device.target(), tir_pipeline=PIPELINE)
+
+
+def output(kernel: Kernel, workload: Workload, device: CPUModel, shift: int = 0) -> np.ndarray:
+    """What the kernel writes, `shift` elements behind the beginning of a line."""
+    rng = np.random.default_rng(2)
+    *given, last = workload.args
+    arrays = [rng.standard_normal(arg.shape).astype(arg.dtype) for arg in given]
+    raw = np.full(last.nbytes // 4 + 64, np.nan, "float32")
+    start = -raw.ctypes.data % 64 // 4 + shift
+    result = raw[start : start + last.nbytes // 4].reshape(last.shape)
+    compiled(kernel, device)["main"](*arrays, result)
+    assert np.isnan(raw[:start]).all()
+    assert np.isnan(raw[start + result.size :]).all()
+    return result
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_streamed_kernels_write_the_same_wherever_the_output_begins(case: str, device: CPUModel) -> None:
+    make, candidate = CASES[case]
+    workload = make()
+    plain = scheduled(workload, candidate, device)
+    past = scheduled(workload, with_knob(candidate, "stream"), device)
+    assert is_streamed(past.func)
+    assert not is_streamed(plain.func)
+    assert past.trace is None, "TVM's replay would store as ever"
+    expected = output(plain, workload, device)
+    for shift in (0, 1):
+        assert np.array_equal(output(past, workload, device, shift), expected)
+
+
+@pytest.mark.parametrize(("target", "instruction"), [("skylake-avx512", "movnt"), ("haswell", "movnt")])
+def test_only_streamed_kernels_store_past_the_caches(target: str, instruction: str) -> None:
+    if platform.machine() != "x86_64":
+        pytest.skip("x86's instructions")
+    device = CPU(target)
+    make, candidate = CASES["flat"]
+    for knob, expected in (("stream", True), ("wide", False)):
+        kernel = scheduled(make(), with_knob(candidate, knob), device)
+        text = str(compiled(kernel, device).mod.inspect_source("asm"))
+        assert (instruction in text) == expected
+
+
+def test_only_outputs_that_no_cache_keeps_are_streamed(device: CPUModel) -> None:
+    small = replace(device, l3_bytes=1 << 14)
+    workload = elementwise(64, 64)  # 16 KB
+    assert any(c.get("stream") for c in policy.candidates(workload, small))
+    assert any(not c.get("stream") for c in policy.candidates(workload, small)), "measuring decides"
+    assert not any(c.get("stream") for c in policy.candidates(workload, device))
+    assert not any(c.get("stream") for c in policy.candidates(global_pool(64, 64), small)), "little is written"
+
+
+@pytest.mark.parametrize("case", AHEAD)
+def test_what_is_asked_for_ahead_changes_no_result(case: str, device: CPUModel) -> None:
+    make, candidate = AHEAD[case]
+    workload = make()
+    plain = scheduled(workload, candidate, device)
+    ahead = scheduled(workload, with_knob(candidate, "ahead"), device)
+    assert "prefetch" in ahead.func.script()
+    assert "prefetch" not in plain.func.script()
+    assert np.array_equal(output(ahead, workload, device), output(plain, workload, device))
+
+
+def test_rows_are_asked_for_ahead_where_they_come_from_afar(device: CPUModel) -> None:
+    near, far = layer_norm(8, 64), layer_norm(2048, 2 * device.l2_bytes // 4 // 2048)
+    assert not any(c.get("ahead") for c in policy.candidates(near, device))
+    assert any(c.get("ahead") for c in policy.candidates(far, device))
+
+
+def test_two_streamed_kernels_live_in_one_module(device: CPUModel) -> None:
+    make, candidate = CASES["flat"]
+    func = scheduled(make(), with_knob(candidate, "stream"), device).func
+    module = tvm.IRModule({name: func.with_attr("global_symbol", name) for name in ("one", "two")})
+    library = tvm.compile(module, target=device.target(), tir_pipeline=PIPELINE)
+    rng = np.random.default_rng(3)
+    given = [rng.standard_normal(arg.shape).astype("float32") for arg in make().args[:-1]]
+    results = [np.full((40, 32), np.nan, "float32") for _ in range(2)]
+    for name, result in zip(("one", "two"), results, strict=True):
+        library[name](*given, result)
+    assert np.array_equal(*results)
+    assert np.isfinite(results[0]).all()

@@ -1,0 +1,79 @@
+"""The three headers that NVRTC gets in place of libcu++'s: what TVM's sources take of them, and nothing left behind."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from subtune.build import cuda_compiler
+from subtune.build.cuda_headers import small_headers
+from subtune.devices.cuda import CUDA
+
+SOURCE = """
+#include <cuda/std/cstdint>
+#include <cuda/std/type_traits>
+#include <cuda/std/limits>
+using cuda::std::int32_t;
+using cuda::std::uint8_t;
+static_assert(cuda::std::is_same_v<int32_t, int> && sizeof(uint8_t) == 1, "");
+static_assert(cuda::std::is_signed<float>::value && cuda::std::is_unsigned<uint8_t>::value, "");
+static_assert(cuda::std::is_integral<long>::value && !cuda::std::is_signed<uint8_t>::value, "");
+typedef cuda::std::conditional<true, int, float>::type chosen;
+extern "C" __global__ void k(float* x) { x[chosen(0)] = cuda::std::numeric_limits<float>::infinity(); }
+"""
+
+
+def test_programs_get_them_inside_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+    nvrtc = SimpleNamespace(nvrtcCreateProgram=lambda *args: seen.append(args))
+    bindings = ModuleType("cuda.bindings")
+    bindings.nvrtc = nvrtc  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    before = nvrtc.nvrtcCreateProgram
+    with small_headers():
+        nvrtc.nvrtcCreateProgram(b"source", b"name", 0, None, None)
+    assert nvrtc.nvrtcCreateProgram is before
+    (_, _, count, texts, names), *_ = seen
+    assert names == [b"cuda/std/cstdint", b"cuda/std/type_traits", b"cuda/std/limits"]
+    assert count == len(texts) == 3
+
+
+@pytest.mark.skipif(cuda_compiler.compiler() != "nvrtc", reason="NVRTC is not installed")
+def test_sources_compile_with_them() -> None:
+    with CUDA("H100").target(), small_headers():
+        from tvm.support.nvcc import compile_cuda
+
+        assert bytes(compile_cuda(SOURCE, target_format="cubin", compiler="nvrtc"))[:4] == b"\x7fELF"
+
+
+def test_what_needs_more_gets_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that these headers do not suffice for is compiled once more, with the standard ones."""
+    from tvm.support import nvcc
+
+    is_small = False
+    calls = []
+
+    class Small:
+        def __enter__(self) -> None:
+            nonlocal is_small
+            is_small = True
+
+        def __exit__(self, *_: object) -> None:
+            nonlocal is_small
+            is_small = False
+
+    def compile_cuda(*_: Any, **__: Any) -> bytes:
+        calls.append(is_small)
+        if is_small:
+            raise RuntimeError("Compilation error: no such type")
+        return b"code"
+
+    monkeypatch.setattr(cuda_compiler, "compiler", lambda: "nvrtc")
+    monkeypatch.setattr(cuda_compiler, "small_headers", Small)
+    monkeypatch.setattr(nvcc, "compile_cuda", compile_cuda)
+    assert cuda_compiler._compiled("source of a kernel") == b"code"
+    assert calls == [True, False]
