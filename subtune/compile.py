@@ -536,7 +536,7 @@ def _origins(
                 subgraph.workload.key,
                 str(record.candidate),
                 record.func_hash,
-                record.default_timing.median_s,
+                record.default_s,
                 record.timing.median_s,
                 basis="measured",
             )
@@ -567,7 +567,7 @@ def _row(subgraph: Subgraph, record: Record | None, guesses: Mapping[str, Candid
         subgraph.name,
         subgraph.uses,
         str(record.candidate),
-        record.default_timing.median_s,
+        record.default_s,
         record.timing.median_s,
         record.tried,
         record.failed,

@@ -39,6 +39,14 @@ class Record:
     def is_default(self) -> bool:
         return self.candidate == DEFAULT
 
+    @property
+    def default_s(self) -> float:
+        """What the default takes where the winner takes its median, in seconds: the pairs say it.
+
+        The median of the default's samples alone may come from another state of the machine.
+        """
+        return self.gain * self.timing.median_s
+
 
 def func_hash(func: object) -> str:
     """Structural hash of a PrimFunc, 16 hexadecimal digits, whatever global symbol it carries."""

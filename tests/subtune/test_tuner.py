@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from tvm import te, tirx
@@ -65,6 +65,7 @@ def test_the_fastest_sound_candidate_wins(workload, device):
     assert record.timing.median_s == 2.0
     assert record.default_timing.median_s == 10.0
     assert record.gain == 5.0
+    assert record.default_s == 10.0
     assert record.func_hash == f"hash-of-{CANDIDATES[2]}"
     assert (record.tried, record.failed, record.complete) == (8, 2, True)
     assert (record.workload_key, record.device) == (workload.key, device.fingerprint())
@@ -77,6 +78,13 @@ def test_never_slower_than_the_default(workload, device):
     assert record.gain == 1.0
     assert record.timing == record.default_timing
     assert record.func_hash == f"hash-of-{DEFAULT}"
+
+
+def test_what_the_default_takes_is_said_by_the_pairs(workload, device):
+    """Medians of two rows of samples may come from different states of the machine, and then contradict the pairs."""
+    record = search(workload, device, ReplayMeasurer(outcomes(4.0, *[20.0] * 7)))
+    drifted = replace(record, gain=1.25, default_timing=replace(record.default_timing, median_s=3.9))
+    assert drifted.default_s == 5.0
 
 
 def test_a_gain_within_the_noise_is_no_gain(workload, device):
