@@ -9,12 +9,13 @@ from subtune.graph import Alternatives, LoweredRegion, LoweredWay, Way
 from subtune.record import Record
 
 MIN_GAIN = 1.03
-"""Sums of times from different minutes differ by as much without a reason: less is no gain."""
+"""Sums of times from different minutes differ by as much without a reason: for more kernels, less is no gain."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWay:
-    """One way: its kernels, and their least latencies added up, in seconds; 0.0 if `note` says why there are none.
+    """One way: its kernels, and their least latencies added up, in seconds, with what lies between two kernels; 0.0 if
+    `note` says why there are none.
 
     The least, not the median: the ways were timed in different minutes, and what else the machine did meanwhile
     lengthens half of all samples before it lengthens the shortest.
@@ -50,15 +51,19 @@ class Choice:
 
 
 def choose(
-    alternatives: Alternatives, records: Mapping[str, Record], reasons: Mapping[str, str] | None = None
+    alternatives: Alternatives,
+    records: Mapping[str, Record],
+    reasons: Mapping[str, str] | None = None,
+    between_s: float = 0.0,
 ) -> tuple[Choice, ...]:
     """The fastest way of every region.
 
-    Another way than the partition's own is taken only when all kernels of both were measured and it is faster by
-    `MIN_GAIN`. Regions with the same workloads choose the same.
+    Another way than the partition's own is taken only when all kernels of both were measured and it is faster, by
+    `MIN_GAIN` unless it has fewer kernels. Regions with the same workloads choose the same.
 
     Args:
         records: winners by workload key.
+        between_s: what a kernel costs in a network and not alone, `device.between_kernels_s`.
         reasons: by workload key, why a workload has no record.
     """
     alike: dict[tuple[tuple[str, ...], ...], list[LoweredRegion]] = {}
@@ -66,7 +71,7 @@ def choose(
         alike.setdefault(tuple(way.keys for way in region.ways), []).append(region)
     choices = []
     for regions in alike.values():
-        ways = tuple(_measured(way, records, reasons or {}) for way in regions[0].ways)
+        ways = tuple(_measured(way, records, reasons or {}, between_s) for way in regions[0].ways)
         choices.append(Choice(tuple(region.name for region in regions), ways, _fastest(ways)))
     return tuple(choices)
 
@@ -77,13 +82,16 @@ def chosen_ways(alternatives: Alternatives, choices: Sequence[Choice]) -> tuple[
     return tuple(region.ways[taken[region.name]].way for region in alternatives.regions if taken[region.name])
 
 
-def _measured(lowered: LoweredWay, records: Mapping[str, Record], reasons: Mapping[str, str]) -> MeasuredWay:
+def _measured(
+    lowered: LoweredWay, records: Mapping[str, Record], reasons: Mapping[str, str], between_s: float
+) -> MeasuredWay:
     names = tuple(group.name for group in lowered.way.groups)
     kernels = list(zip(lowered.keys, names, strict=False))
     missing = {key: name for key, name in kernels if key not in records}
     known = [f"{name}: {reasons[key]}" for key, name in missing.items() if key in reasons]
     notes = [lowered.refusal] if lowered.refusal else known or [f"{name}: not tuned" for name in missing.values()]
-    seconds = 0.0 if notes else sum(records[key].timing.min_s for key, _ in kernels)
+    alone = [0.0 if notes else records[key].timing.min_s for key, _ in kernels]
+    seconds = 0.0 if notes else sum(alone) + between_s * (len(alone) - 1)
     return MeasuredWay(lowered.way.name, lowered.way.why, names, seconds, notes[0] if notes else "")
 
 
@@ -93,4 +101,5 @@ def _fastest(ways: Sequence[MeasuredWay]) -> int:
     if not own or not measured:
         return 0
     best = min(measured, key=lambda index: (ways[index].seconds, index))
-    return best if own >= MIN_GAIN * ways[best].seconds else 0
+    least = 1.0 if len(ways[best].kernels) < len(ways[0].kernels) else MIN_GAIN
+    return best if own >= least * ways[best].seconds else 0

@@ -283,7 +283,7 @@ def compile_model(
         later, reasons = foreseen(others.subgraphs, device, store)
         records = _tuned(prepared.subgraphs, later, device, store, topk, budget_s, is_tuning, measurer, progress)
     with clock.stage("choose"):
-        choices = choose(others, records, reasons | records.failures)
+        choices = choose(others, records, reasons | records.failures, device.between_kernels_s)
         prepared = arranged(prepared, chosen_partition(prepared.graph, others, choices))
         guesses = predict(prepared.subgraphs, device, known=records) if tune and is_elsewhere else {}
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:

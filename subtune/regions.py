@@ -79,4 +79,4 @@ def recorded_choices(
         for subgraph in (*own, *others.subgraphs)
         if database and (record := database.lookup(subgraph.workload, device.fingerprint()))
     }
-    return choose(others, records, foreseen(others.subgraphs, device, database)[1])
+    return choose(others, records, foreseen(others.subgraphs, device, database)[1], device.between_kernels_s)

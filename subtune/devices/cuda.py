@@ -61,6 +61,11 @@ class CUDAModel:
     exact_math: bool = False
     """Only kernels that round as the model says."""
 
+    @property
+    def between_kernels_s(self) -> float:
+        """As a CPU's: nothing that was measured; kernels are timed with cold caches, and launched by a graph."""
+        return 0.0
+
     def mma_flops(self, dtype: str) -> float:
         """Tensor-core operations per second of the whole device on operands of `dtype`; 0.0 where it has none."""
         kind = "float8" if dtype.startswith("float8") else dtype

@@ -55,6 +55,21 @@ def test_ties_and_differences_within_the_noise_stay_with_the_partition() -> None
     assert decide(region("r", FUSED, SPLIT), ab=5.0, a=0.0, b=5.0 / (MIN_GAIN + 0.001)).taken == 1
 
 
+def test_what_lies_between_kernels_counts_and_fewer_kernels_need_no_margin() -> None:
+    apart = region("r", lowered("as partitioned", "a", "b", "c"), FUSED)
+    seconds = {"a": 3.0, "b": 2.0, "c": 1.0}
+
+    def taken(between_s: float, fused: float) -> Choice:
+        return choose(Alternatives((apart,), ()), records(ab=fused, **seconds), between_s=between_s)[0]
+
+    assert taken(0.0, 6.1).taken == 0
+    assert taken(0.0, 5.99).taken == 1
+    assert taken(0.5, 6.9).way.seconds == 6.9
+    assert taken(0.5, 7.1).way.seconds == 7.0
+    split = region("r", FUSED, SPLIT)
+    assert choose(Alternatives((split,), ()), records(ab=5.5, a=3.0, b=2.0), between_s=0.5)[0].taken == 0
+
+
 def test_of_several_faster_ways_the_fastest_and_of_equal_ones_the_first() -> None:
     found = region("r", FUSED, SPLIT, lowered("x", "x"), lowered("y", "y"))
     assert decide(found, ab=10.0, a=3.0, b=3.0, x=4.0, y=5.0).way.name == "x"
