@@ -6,12 +6,13 @@ The PrimFuncs are lowered as they would be alone, and their loops put in a row: 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import ir, relax, tirx
 
-from subtune.build.launches import Stage, one_launch, steps
+from subtune.build.launches import Stage, Steps, one_launch, steps
 from subtune.build.lower import FLAT, flat
 from subtune.forms.substitute import substitute
 
@@ -41,20 +42,33 @@ def join_kernels(mod: tvm.IRModule, target: Any, short: Collection[str]) -> tvm.
     return joiner.without_unused(names)
 
 
-def _flat(kernels: dict[str, Any], target: Any) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """A PrimFunc with flat buffers, and the loops it consists of."""
+
+    func: Any
+    steps: Steps
+
+
+def _flat(kernels: dict[str, Any], target: Any) -> dict[str, _Kernel]:
+    """Those of `kernels` that can be joined."""
     if not kernels:
         return {}
     private = {name: func.without_attr("global_symbol") for name, func in kernels.items()}
     bound = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(private))
     lowered = {gvar.name_hint: func for gvar, func in flat(bound).functions_items()}
     found = {name: steps(func) for name, func in lowered.items()}
-    return {name: lowered[name] for name, parts in found.items() if parts is not None and not parts.has_memory}
+    return {
+        name: _Kernel(lowered[name], parts)
+        for name, parts in found.items()
+        if parts is not None and not parts.has_memory
+    }
 
 
 class _Joiner:
     """Joined functions made so far, by the kernels in them and by how their arguments coincide."""
 
-    def __init__(self, mod: tvm.IRModule, kernels: dict[str, Any]) -> None:
+    def __init__(self, mod: tvm.IRModule, kernels: dict[str, _Kernel]) -> None:
         self.mod = mod
         self._kernels = kernels
         self._made: dict[tuple[Any, ...], Any] = {}
@@ -92,12 +106,12 @@ class _Joiner:
         params: dict[int, Any] = {}
         stages = []
         for name, places in zip(names, pattern, strict=True):
-            for param, place in zip(self._kernels[name].params, places, strict=True):
+            for param, place in zip(self._kernels[name].func.params, places, strict=True):
                 if place not in params:
                     params[place] = _like(param, labels[place])
             data = [params[place].data for place in places]
             stages += [_calling(stage, gvar, data) for stage, gvar in self._stages(name)]
-        first = self._kernels[names[0]]
+        first = self._kernels[names[0]].func
         ordered = [params[i] for i in range(len(params))]
         func = tirx.PrimFunc(ordered, one_launch(stages), first.ret_type, first.attrs)
         return self._add(f"launch_{len(self._made)}", func, is_private=False)
@@ -106,11 +120,9 @@ class _Joiner:
         """Each stage of a kernel with a function for one iteration: called in many places, it is compiled once."""
         if name not in self._called:
             kernel = self._kernels[name]
-            found = steps(kernel)
-            assert found is not None, name
             self._called[name] = [
-                (stage, self._add(f"{name}_stage{i}", _iteration(kernel, stage, found.buffers), is_private=True))
-                for i, stage in enumerate(found.stages)
+                (stage, self._add(f"{name}_stage{i}", _iteration(kernel, stage), is_private=True))
+                for i, stage in enumerate(kernel.steps.stages)
             ]
         return self._called[name]
 
@@ -145,15 +157,15 @@ def _calling(stage: Stage, gvar: Any, data: Sequence[Any]) -> Stage:
     return Stage(tirx.For(index, loop.min, loop.extent, loop.kind, call), stage.is_serial)
 
 
-def _iteration(kernel: Any, stage: Stage, buffers: Sequence[Any]) -> Any:
+def _iteration(kernel: _Kernel, stage: Stage) -> Any:
     """`(iteration, address of every argument)`: what the loop does in it."""
     index = tirx.Var(stage.loop.loop_var.name, stage.loop.loop_var.ty)
-    seen = [_like(param, param.name) for param in kernel.params]
+    seen = [_like(param, param.name) for param in kernel.func.params]
     addresses = [tirx.Var(buffer.name, buffer.data.ty) for buffer in seen]
     declared = [tirx.DeclBuffer(buffer, data=address) for buffer, address in zip(seen, addresses, strict=True)]
-    body = tirx.SeqStmt([*declared, *buffers, stage.loop.body])
-    values = {stage.loop.loop_var: index, **dict(zip(kernel.params, seen, strict=True))}
+    body = tirx.SeqStmt([*declared, *kernel.steps.buffers, stage.loop.body])
+    values = {stage.loop.loop_var: index, **dict(zip(kernel.func.params, seen, strict=True))}
     device = {"device_id": 0, "device_type": 1}  # where memory that an iteration asks for comes from
     for key, value in device.items():
         body = tirx.AttrStmt(ir.StringImm("default"), key, tirx.const(value, "int32"), body)
-    return tirx.PrimFunc([index, *addresses], substitute(body, values), ir.PrimType("int32"), kernel.attrs)
+    return tirx.PrimFunc([index, *addresses], substitute(body, values), ir.PrimType("int32"), kernel.func.attrs)
