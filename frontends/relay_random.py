@@ -18,6 +18,7 @@ from subtune.frontends.relay_ast import Tensor
 from subtune.frontends.relay_roles import Use
 
 _SMALL = 0.2
+_PRODUCTS = frozenset(("qnn.conv2d", "qnn.conv2d_transpose", "qnn.dense"))
 _QUANTISED = {"int8": (-64, 64), "uint8": (64, 192), "int32": (-64, 64)}
 
 
@@ -43,7 +44,7 @@ def random_weight(name: str, kind: Tensor, use: Use, seed: int = 0) -> np.ndarra
 def _interval(shape: tuple[int, ...], use: Use) -> tuple[float, float]:
     """The least and the largest value of a weight of floats."""
     op, operand, attrs = use.weight or ("", 0, {})
-    if op.startswith("qnn."):  # a scale
+    if op.startswith("qnn.") and not (op in _PRODUCTS and operand == 1):  # a scale
         return 0.02, 0.05
     if op == "nn.prelu":
         return 0.1, 0.3

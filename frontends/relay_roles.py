@@ -2,7 +2,8 @@
 
 The walk follows every parameter through the operators that only move or rescale it, to where it meets the data:
 
-1. Used as a weight (a convolution's kernel, a bias, a table's rows): a weight, first in line or not.
+1. Used as a weight (a convolution's kernel, a bias, a table's rows): a weight, first in line or not. Named as PyTorch's
+   importer names a module's own tensors: the same.
 2. Integers and truth values: an input.
 3. Used as the data of such an operator, or of a pooling, a softmax, ...: an input.
 4. Broadcast against computed values, with at most one dimension above 1 or two of 1: a weight, unless its name is an
@@ -49,17 +50,22 @@ WEIGHT_OPERANDS: Mapping[str, tuple[int, ...]] = {
 
 _LAYOUT = frozenset(
     "transpose reshape squeeze expand_dims cast layout_transform copy strided_slice split concatenate stack "
-    "broadcast_to tile repeat reverse nn.batch_flatten nn.pad contrib_reverse_reshape negative abs exp "
+    "broadcast_to broadcast_to_like reshape_like slice_like cast_like "
+    "tile repeat reverse nn.batch_flatten nn.pad contrib_reverse_reshape negative abs exp "
     "nn.dropout clip annotation.stop_fusion on_device device_copy identity gather gather_nd take "
     "nn.contrib_conv2d_winograd_weight_transform nn.conv2d_winograd_weight_transform".split()
 )
+_QUANTISING = frozenset(("qnn.quantize", "qnn.dequantize", "qnn.requantize"))
 _POSITIVE = frozenset(("sqrt", "rsqrt", "log", "log2", "log10"))
 _BINARY = frozenset("add subtract multiply divide maximum minimum power".split())
+
+_OWNED_NAME = re.compile(r"(aten|quantized|torchvision)(::|__)\w+[._]\w")
+"""What PyTorch's importer calls a module's own tensors: `aten::add_3.anchors`, by their first use."""
 
 _INPUT_NAME = re.compile(r"input|data|mask|hidden|state|cache|image|ids\b|token_type|pixel|position_ids|past", re.I)
 _WEIGHT_NAME = re.compile(
     r"weight|kernel|bias|gamma|beta|mean|var(iance)?\b|scale|embed|running|alpha|proj|param|conv|norm|(^|_|\.)bn|"
-    r"[_.][wb]\d*$|^w\d*$|(^|_)fc|dense|table",
+    r"[_.][wb]\d*$|^w\d*$|(^|_)fc|dense|table|anchor|^onnx::",
     re.I,
 )
 
@@ -107,7 +113,7 @@ def uses(module: Module, main: Function) -> dict[Source, Use]:
 
 def is_weight(var: Var, use: Use, is_first: bool) -> bool:
     """The rule at the head of this file."""
-    if use.weight:
+    if use.weight or (_OWNED_NAME.match(var.name) and not is_first):
         return True
     if isinstance(var.type, Tensor) and not var.type.dtype.startswith(("float", "bfloat")):
         return use.is_broadcast and bool(_WEIGHT_NAME.search(var.name)) and not is_first
@@ -138,6 +144,10 @@ class _Uses:
             weights = (0,)
         if op == "nn.batch_matmul" and len(flows) > 1 and flows[1].sources and self._is_matrix(flows[1]):
             weights = (1,)
+        if op in _QUANTISING and flows and flows[0].sources:  # PyTorch's float weights, quantised in the graph
+            for index, flow in enumerate(flows[1:], 1):
+                self._note(flow, op, index, attrs, True)
+            return flows[0]
         if weights:
             for index, flow in enumerate(flows):
                 self._note(flow, op, index, attrs, index in weights)

@@ -24,6 +24,11 @@ def _scalar(call: Call, index: int, name: str, default: float) -> float:
     return call.refuse(f"needs {name} at compile time") if known is None else float(known.reshape(-1)[0])
 
 
+def _limit(call: Call, index: int, name: str, n: int) -> int:
+    """How many boxes are kept at most; negative: all. ONNX's exporters write int64's largest number for all."""
+    return int(min(_scalar(call, index, name, -1), n))
+
+
 def _column(call: Call, data: Expr, index: int) -> Expr:
     """data[:, :, index]."""
     if not 0 <= index < shape(data)[2]:
@@ -115,7 +120,7 @@ def non_max_suppression(call: Call) -> Value:
     """
     data, count = _boxes(call), call.cast(call.arg(1), "int32")
     rows, n, _ = shape(data)
-    limit = int(_scalar(call, 3, "max_output_size", -1))
+    limit = _limit(call, 3, "max_output_size", n)
     threshold = _scalar(call, 4, "iou_threshold", 0.5)
     score, index = one_int(call, "score_index", 1), one_int(call, "id_index", 0)
     top = one_int(call, "top_k", -1)
@@ -202,7 +207,7 @@ def all_class_non_max_suppression(call: Call) -> tuple[Expr, ...]:
     """
     boxes, scores = _boxes(call), call.arg(1)
     batch, classes, n = shape(scores)
-    limit = int(_scalar(call, 2, "max_output_boxes_per_class", -1))
+    limit = _limit(call, 2, "max_output_boxes_per_class", n)
     overlap = Overlap(_scalar(call, 3, "iou_threshold", 0.5))
     above = tirx.const(_scalar(call, 4, "score_threshold", 0.0), dtype(scores))
     rows = call.emit(relax.op.reshape(scores, (batch * classes, n)))

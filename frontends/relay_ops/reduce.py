@@ -43,7 +43,7 @@ def _reduction(op: str, bools: bool = False) -> Converter:
             call.refuse(f"has dtype {dtype(x)}, which is not supported")
         axes = _axes(call, rank(x))
         keep = int(bool(call.attr("keepdims", False)))
-        if axes and op in _FOLDS and not is_float(x) and (value := small(x)) is not None and value.size:
+        if axes and op in _FOLDS and (value := small(x)) is not None and value.size:
             return array_const(_FOLDS[op](value, axis=tuple(axes), keepdims=bool(keep)).astype(value.dtype))
         return call.onnx(op, x, indices(axes), keepdims=keep) if axes else x
 

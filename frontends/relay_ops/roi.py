@@ -57,6 +57,7 @@ def roi_align(call: Call) -> Expr:
     if mode == "avg" and ratio > 0:
         n = shape(rois)[0]
         image = call.cast(to_shape(call, cut(call, rois, [Range(1, 0, 1, 1)]), [n]), "int64")
+        image = call.emit(relax.op.clip(image, 0, shape(x)[0] - 1))  # reads no other memory, whatever the regions say
         made = call.onnx(
             "RoiAlign",
             x,

@@ -58,6 +58,17 @@ def test_floats_on_the_way() -> None:
     ) == [(2, 3)]
 
 
+def test_the_largest_of_a_batch_of_images() -> None:
+    assert outputs(
+        '%0 = shape_of(%x, dtype="float32");',
+        "%1 = max(%0);",
+        '%2 = cast(%1, dtype="int32");',
+        "%3 = (%2, 5);",
+        "%4 = stack(%3, axis=0);",
+        'dyn.zeros(%4, shape=[], dtype="float32")',
+    ) == [(6, 5)]
+
+
 def test_a_range_of_a_size() -> None:
     assert outputs(
         '%0 = ndarray_size(%x, dtype="int32");',
