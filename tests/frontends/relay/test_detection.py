@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from subtune.frontends.relay_ops.roi import CONVERTERS as REGIONS
+from subtune.frontends.relay.ops.roi import CONVERTERS as REGIONS
 from tests.frontends.relay.expect import RNG, Expect, check, floats, refused
 from tests.frontends.relay.test_nms import iou
 

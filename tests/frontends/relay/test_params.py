@@ -11,10 +11,10 @@ import tvm
 
 from subtune.errors import ModelError, ShapeError
 from subtune.frontends import Parameters, load
-from subtune.frontends.relay_ast import Tensor
-from subtune.frontends.relay_params import load_params
-from subtune.frontends.relay_random import random_weight
-from subtune.frontends.relay_roles import Use
+from subtune.frontends.relay.nodes import Tensor
+from subtune.frontends.relay.params import load_params
+from subtune.frontends.relay.random_weights import random_weight
+from subtune.frontends.relay.roles import Use
 from tests.frontends.relay.run import executable, run_text
 
 X = np.float32([[1, 2, 3], [-1, 0, 1]])

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from subtune.errors import UnsupportedOpsError
-from subtune.frontends.onnx_ops.node import array_const
+from subtune.frontends.onnx.ops.node import array_const
 from subtune.frontends.parameters import Parameters
-from subtune.frontends.relay import load_relay
-from subtune.frontends.relay_fold import fold
-from subtune.frontends.relay_ops.converters import CONVERTERS
-from subtune.frontends.relay_ops.refused import REFUSED
+from subtune.frontends.relay.fold import fold
+from subtune.frontends.relay.load import load_relay
+from subtune.frontends.relay.ops.converters import CONVERTERS
+from subtune.frontends.relay.ops.refused import REFUSED
 
 HEAD = '#[version = "0.0.5"]\ndef @main(%x: Tensor[(2, 3, 4, 6), float32]) {\n'
 

@@ -7,8 +7,8 @@ import pytest
 
 from subtune.errors import ModelError, SubtuneError
 from subtune.frontends import Parameters, load
-from subtune.frontends.relay_ast import Call, Constant, Tensor, TupleExpr, TupleOf
-from subtune.frontends.relay_text import read_text
+from subtune.frontends.relay.nodes import Call, Constant, Tensor, TupleExpr, TupleOf
+from subtune.frontends.relay.text import read_text
 from tests.frontends.relay.run import run_text
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
