@@ -13,8 +13,8 @@ import onnx
 
 from subtune.errors import ModelError
 from subtune.frontends.imported import Imported
-from subtune.frontends.onnx import load_onnx
-from subtune.frontends.onnx_file import read_bytes, read_file, read_proto
+from subtune.frontends.onnx.file import read_bytes, read_file, read_proto
+from subtune.frontends.onnx.load import load_onnx
 from subtune.frontends.parameters import Parameters
 
 _ZOO = "zoo:"
@@ -65,7 +65,7 @@ def load(
 def _load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes, parameters: Parameters) -> Imported:
     relay = _relay_of(model)
     if relay is not None:
-        from subtune.frontends.relay import load_relay  # late: the parser library is for such models only
+        from subtune.frontends.relay.load import load_relay  # late: the parser library is for such models only
 
         text, name = relay
         return load_relay(text, shapes, parameters, name)

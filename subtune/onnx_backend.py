@@ -23,7 +23,7 @@ from subtune.artifact.writer import compile_module
 from subtune.compile import untuned
 from subtune.devices.cpu import CPU
 from subtune.errors import ModelError, SubtuneError
-from subtune.frontends.onnx_ops import ConstantInputsError, import_onnx
+from subtune.frontends.onnx.ops import ConstantInputsError, import_onnx
 
 Compiled: TypeAlias = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 

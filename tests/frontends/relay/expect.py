@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from subtune.frontends.onnx_ops.node import Refused
+from subtune.frontends.onnx.ops.node import Refused
 from tests.frontends.relay.run import Case, evaluate, evaluate_many
 
 RNG = np.random.default_rng(5)

@@ -13,9 +13,9 @@ from tvm import relax
 from subtune.artifact.writer import compile_module
 from subtune.devices.cpu import CPU
 from subtune.frontends import Parameters, load
-from subtune.frontends.onnx_ops.node import array_const
-from subtune.frontends.relay_ops.call import Call, Converter
-from subtune.frontends.relay_ops.converters import CONVERTERS
+from subtune.frontends.onnx.ops.node import array_const
+from subtune.frontends.relay.ops.call import Call, Converter
+from subtune.frontends.relay.ops.converters import CONVERTERS
 
 
 @dataclass(frozen=True, slots=True)

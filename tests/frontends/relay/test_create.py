@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from subtune.frontends.relay_ops.identity import CONVERTERS as IDENTITIES
+from subtune.frontends.relay.ops.identity import CONVERTERS as IDENTITIES
 from tests.frontends.relay.expect import Expect, check, floats, ints, refused
 from tests.frontends.relay.run import Known
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from subtune.frontends.relay_ops.roi import CONVERTERS as REGIONS
+from subtune.frontends.relay.ops.roi import CONVERTERS as REGIONS
 from tests.frontends.relay.expect import RNG, Expect, check, floats, refused
 from tests.frontends.relay.test_nms import iou
 
@@ -88,9 +88,9 @@ def sample(image: np.ndarray, y: float, x: float) -> np.ndarray:
     return top * (1 - y + y0) + bottom * (y - y0)
 
 
-def aligned(size: tuple[int, int], scale: float, ratio: int, mode: str) -> np.ndarray:
-    out = np.zeros((len(ROIS), 3, *size), "float32")
-    for r, (image, left, top, right, bottom) in enumerate(ROIS):
+def aligned(size: tuple[int, int], scale: float, ratio: int, mode: str, rois: np.ndarray = ROIS) -> np.ndarray:
+    out = np.zeros((len(rois), 3, *size), "float32")
+    for r, (image, left, top, right, bottom) in enumerate(rois):
         h, w = max((bottom - top) * scale, 1) / size[0], max((right - left) * scale, 1) / size[1]
         ny, nx = (ratio, ratio) if ratio > 0 else (math.ceil(h), math.ceil(w))
         for i, j in np.ndindex(*size):
@@ -210,6 +210,12 @@ CASES = [
         for scale in (0.5, 1.0)
         for case in region("vision.roi_pool", pooled((3, 2), scale), {"pooled_size": [3, 2], "spatial_scale": scale})
     ],
+    Expect(  # PyTorch's importer moves the images' numbers with the corners: the nearest image, no other memory
+        "vision.roi_align",
+        (MAP, ROIS * np.float32([9, 1, 1, 1, 1])),
+        aligned((2, 3), 0.5, 2, "avg", ROIS),
+        {"pooled_size": [2, 3], "spatial_scale": 0.5, "sample_ratio": 2},
+    ),
     rpn(),
     rpn(iou_loss=True, threshold=0.7),
     rpn(rpn_min_size=60, rpn_pre_nms_top_n=-1, rpn_post_nms_top_n=40, threshold=0.3),

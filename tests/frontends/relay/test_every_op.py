@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from subtune.frontends.relay_ops.converters import _FAMILIES, CONVERTERS
-from subtune.frontends.relay_ops.refused import REFUSED
+from subtune.frontends.relay.ops.converters import _FAMILIES, CONVERTERS
+from subtune.frontends.relay.ops.refused import REFUSED
 
 HERE = Path(__file__).parent
 

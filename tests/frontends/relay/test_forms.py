@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from subtune.frontends.onnx_ops.node import array_const
-from subtune.frontends.relay_ops.call import Call
-from subtune.frontends.relay_ops.converters import CONVERTERS
+from subtune.frontends.onnx.ops.node import array_const
+from subtune.frontends.relay.ops.call import Call
+from subtune.frontends.relay.ops.converters import CONVERTERS
 from subtune.passes.partition import partition
 from subtune.passes.pipeline import normalize
 from tests.frontends.relay.agree import floats, ints

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from subtune.errors import SubtuneError
 from subtune.frontends import Parameters, load
-from subtune.frontends.relay_params import load_params
+from subtune.frontends.relay.params import load_params
 from tests.frontends.relay.test_json import conv_document
 
 SEEDS = (

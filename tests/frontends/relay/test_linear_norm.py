@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from subtune.frontends.onnx_ops.node import Refused
+from subtune.frontends.onnx.ops.node import Refused
 from tests.frontends.relay.agree import Agree, Together, floats, ints
 from tests.frontends.relay.run import Known, evaluate
 

@@ -179,6 +179,8 @@ CASES = [
     every_class(-1, 0.3, 0.2, "onnx"),
     every_class(2, 0.1, 0.0, "onnx"),
     every_class(3, 0.4, 0.5, "tensorflow"),
+    every_class(2**63 - 1, 0.3, 0.2, "onnx"),
+    nms(2**31 - 1, return_indices=False),
 ]
 TESTED = {case.op for case in CASES}
 

@@ -11,10 +11,10 @@ import tvm
 
 from subtune.errors import ModelError, ShapeError
 from subtune.frontends import Parameters, load
-from subtune.frontends.relay_ast import Tensor
-from subtune.frontends.relay_params import load_params
-from subtune.frontends.relay_random import random_weight
-from subtune.frontends.relay_roles import Use
+from subtune.frontends.relay.nodes import Tensor
+from subtune.frontends.relay.params import load_params
+from subtune.frontends.relay.random_weights import random_weight
+from subtune.frontends.relay.roles import Use
 from tests.frontends.relay.run import executable, run_text
 
 X = np.float32([[1, 2, 3], [-1, 0, 1]])
@@ -121,6 +121,18 @@ F = "Tensor[(2, 3), float32]"
          "nn.dense(concatenate((%x, %h), axis=1), concatenate((%w, %u), axis=1))", ["x", "h"]),
         ("%x: Tensor[(1, 4, 8, 8), int8], %w: Tensor[(2, 4, 1, 1), int8]",
          'nn.conv2d(%x, %w, kernel_size=[1, 1], channels=2, out_dtype="int32")', ["x"]),
+        (f"%x: {F}, %w: Tensor[(3, 3), float32]", "nn.dense(qnn.dequantize(qnn.quantize(%x, 0.1f, 0), 0.1f, 0), "
+         "qnn.dequantize(qnn.quantize(%w, 0.1f, 0), 0.1f, 0), units=3)", ["x"]),
+        (f"%x: {F}, %alpha_1: Tensor[(1, 3), float32]",
+         "nn.prelu(reshape(%x, newshape=[-1]), reshape(broadcast_to_like(%alpha_1, %x), newshape=[-1]), axis=0)",
+         ["x"]),
+        (f"%x: {F}, %offsets: Tensor[(1, 1, 4, 5), float32]",
+         "add(nn.relu(%x), reshape(slice_like(%offsets, zeros(shape=[1, 1, 2, 3], dtype=\"float32\"), axes=[2, 3]), "
+         "newshape=[2, 3]))", ["x"]),
+        (f"%x: {F}, %aten::add_3.an: {F}", "add(nn.relu(%x), exp(%aten::add_3.an))", ["x"]),
+        (f"%x: {F}, %stage_anchors: {F}", "add(nn.relu(%x), exp(%stage_anchors))", ["x"]),
+        (f"%x: {F}, %onnx::Add_387: {F}", "add(nn.relu(%x), reshape(%onnx::Add_387, newshape=[2, 3]))", ["x"]),
+        (f"%onnx::Add_0: {F}, %y: {F}", "add(%onnx::Add_0, nn.relu(%y))", ["onnx::Add_0", "y"]),
         (f"%x: {F}, %t: ({F}, {F})", "add(%x, add(%t.0, %t.1))", ["x", "t_0", "t_1"]),
     ],
 )  # fmt: skip
@@ -183,6 +195,9 @@ def test_random_weights():
     assert random_weight("v", Tensor((9,), "float16"), Use(is_positive=True)).dtype == np.float16
     assert random_weight("s", Tensor((), "float32"), Use(weight=("qnn.conv2d", 4, {}))) > 0
     assert random_weight("z", Tensor((), "int32"), Use(weight=("qnn.conv2d", 2, {}))) == 0
+    floats = random_weight("f", Tensor((64, 32, 3, 3), "float32"), Use(weight=("qnn.conv2d", 1, {})))  # then quantised
+    assert floats.min() < -0.05
+    assert floats.max() > 0.05
     quantised = random_weight("q", Tensor((99,), "int8"), Use(weight=("qnn.conv2d", 1, {})))
     assert quantised.dtype == np.int8
     assert np.ptp(quantised) > 50

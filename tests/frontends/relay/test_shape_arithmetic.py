@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from subtune.errors import UnsupportedOpsError
-from subtune.frontends.onnx_ops.node import array_const
+from subtune.frontends.onnx.ops.node import array_const
 from subtune.frontends.parameters import Parameters
-from subtune.frontends.relay import load_relay
-from subtune.frontends.relay_fold import fold
-from subtune.frontends.relay_ops.converters import CONVERTERS
-from subtune.frontends.relay_ops.refused import REFUSED
+from subtune.frontends.relay.fold import fold
+from subtune.frontends.relay.load import load_relay
+from subtune.frontends.relay.ops.converters import CONVERTERS
+from subtune.frontends.relay.ops.refused import REFUSED
 
 HEAD = '#[version = "0.0.5"]\ndef @main(%x: Tensor[(2, 3, 4, 6), float32]) {\n'
 
@@ -56,6 +56,17 @@ def test_floats_on_the_way() -> None:
         "%7 = maximum(%6, 1i64);",
         'dyn.zeros(%7, shape=[], dtype="float32")',
     ) == [(2, 3)]
+
+
+def test_the_largest_of_a_batch_of_images() -> None:
+    assert outputs(
+        '%0 = shape_of(%x, dtype="float32");',
+        "%1 = max(%0);",
+        '%2 = cast(%1, dtype="int32");',
+        "%3 = (%2, 5);",
+        "%4 = stack(%3, axis=0);",
+        'dyn.zeros(%4, shape=[], dtype="float32")',
+    ) == [(6, 5)]
 
 
 def test_a_range_of_a_size() -> None:

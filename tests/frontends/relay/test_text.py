@@ -7,8 +7,8 @@ import pytest
 
 from subtune.errors import ModelError, SubtuneError
 from subtune.frontends import Parameters, load
-from subtune.frontends.relay_ast import Call, Constant, Tensor, TupleExpr, TupleOf
-from subtune.frontends.relay_text import read_text
+from subtune.frontends.relay.nodes import Call, Constant, Tensor, TupleExpr, TupleOf
+from subtune.frontends.relay.text import read_text
 from tests.frontends.relay.run import run_text
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
@@ -62,6 +62,18 @@ PROGRAMS = {
 def test_programs(name):
     body, expected = PROGRAMS[name]
     np.testing.assert_allclose(run_text(main(body), X)[0], expected, rtol=1e-6)
+
+
+def test_devices_of_parameters_and_functions():
+    device = (
+        "VirtualDevice(device_type=1, virtual_device_id=0, target=Target(id=5571f2d8, kind='llvm', keys={'cpu'}, "
+        "attrs={'mcpu': \"core-avx2\", 'libs': [\"mkl\"]}, host=Target(id=7f00, kind='llvm')))"
+    )
+    text = f"""#[version = "0.0.5"]
+    def @main(%x {{virtual_device={device}}}: {TYPE}, hash="a1", virtual_device={device}) -> {TYPE} {{
+      on_device(nn.relu(%x), virtual_device={device}, constrain_result=True)
+    }}"""
+    np.testing.assert_array_equal(run_text(text, X)[0], RELU)
 
 
 def test_several_functions_are_inlined():

@@ -1,0 +1,96 @@
+"""Operators that make tensors or mask them: constants, ranges, diagonals, dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import numpy_helper
+from tvm import relax, te, tirx
+
+from subtune.frontends.onnx.ops.node import (
+    Converter,
+    Expr,
+    Node,
+    array_const,
+    const,
+    dtype,
+    dtype_name,
+    shape,
+)
+
+
+def constant(node: Node) -> Expr:
+    for name, value in node.attrs.items():
+        if name == "value":
+            dtype_name(value.data_type)
+            return array_const(numpy_helper.to_array(value))
+        if name in ("value_float", "value_floats"):
+            return const(value, "float32")
+        if name in ("value_int", "value_ints"):
+            return const(value, "int64")
+    node.refuse("holds a string or a sparse tensor, which is not supported")
+
+
+def trilu(node: Node) -> Expr:
+    x = node.x
+    k = 0 if node.get(1) is None else node.ints(1, "its diagonal")[0]
+    upper = node.attr("upper", 1)
+
+    def whole(t: Any) -> Any:
+        def one(*i: Any) -> Any:
+            row, column = i[-2], i[-1]
+            kept = (column - row >= k) if upper else (column - row <= k)
+            return tirx.Select(kept, t(*i), tirx.const(0, t.dtype))
+
+        return te.compute(t.shape, one, name="trilu")
+
+    return node.te(whole, x)
+
+
+def eye_like(node: Node) -> Expr:
+    rows, columns = shape(node.x)
+    to = dtype_name(node.attr("dtype")) if node.attr("dtype") else dtype(node.x)
+    return const(np.eye(rows, columns, k=node.attr("k", 0)), to)
+
+
+def constant_of_shape(node: Node) -> Expr:
+    dims = node.ints(0, "its shape")
+    value = node.attr("value")
+    if value is None:
+        return relax.op.full(tuple(dims), const(0, "float32"), "float32")
+    to = dtype_name(value.data_type)
+    fill = numpy_helper.to_array(value).reshape(-1)[0]
+    if 0 in dims:
+        return const(np.empty(dims), to)
+    return relax.op.full(tuple(dims), const(fill, to), to)
+
+
+def range_(node: Node) -> Expr:
+    start, limit, delta = (node.array(i, "its bounds").reshape(()) for i in range(3))
+    return array_const(np.arange(start.item(), limit.item(), delta.item()).astype(start.dtype))
+
+
+def dropout(node: Node) -> tuple[Expr, ...]:
+    """Inference: the identity and an all-true mask. Training is refused unless nothing is dropped."""
+    x = node.x
+    if node.opset >= 12:
+        training = node.get(2) is not None and bool(node.array(2, "its training_mode").reshape(()))
+        if training and (node.get(1) is None or float(node.array(1, "its ratio").reshape(())) != 0.0):
+            node.refuse("drops at random (training_mode is true)")
+    elif node.opset < 7 and not node.attr("is_test", 0):
+        node.refuse("drops at random (is_test is 0)")
+    if not node.wants(1):
+        return (x, None) if len(node.wanted) > 1 else (x,)
+    mask_dtype = "bool" if node.opset >= 10 else dtype(x)
+    return x, relax.op.full(shape(x), const(1, mask_dtype), mask_dtype)
+
+
+CONVERTERS: dict[str, Converter] = {
+    "Constant": constant,
+    "Trilu": trilu,
+    "EyeLike": eye_like,
+    "ConstantOfShape": constant_of_shape,
+    "Range": range_,
+    "Dropout": dropout,
+}

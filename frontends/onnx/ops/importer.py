@@ -1,0 +1,367 @@
+"""ONNX graph -> Relax module, one node at a time, all shapes static.
+
+Shape arithmetic is folded while walking (`fold.py`). An operator without a converter whose ONNX definition is
+a function of other operators is imported as that function's body (`functions.py`). Every node that cannot be
+imported is collected; one error lists them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from onnx import numpy_helper
+from tvm import relax
+
+from subtune.errors import ShapeError, UnsupportedOpsError
+from subtune.frontends.onnx.ops import fold, functions
+from subtune.frontends.onnx.ops.control import CONTROL
+from subtune.frontends.onnx.ops.converters import CONVERTERS
+from subtune.frontends.onnx.ops.graph import check_order, disagreement, onnx_numpy, title
+from subtune.frontends.onnx.ops.node import (
+    ConstantWanted,
+    Expr,
+    Node,
+    Refused,
+    array_const,
+    dtype,
+    dtype_name,
+    known_array,
+    shape,
+)
+
+# A parameter of at most this many elements stays a constant with `keep_params`: axes, scales, paddings.
+_SMALL_ELEMENTS = 16
+_MAX_LISTED = 20
+
+
+class ConstantInputsError(UnsupportedOpsError):
+    """Graph inputs decide a shape or an attribute inside the graph; `names` says which have to be bound."""
+
+    def __init__(self, message: str, names: frozenset[str]) -> None:
+        super().__init__(message)
+        self.names = names
+
+
+@dataclass(frozen=True, slots=True)
+class _Poisoned:
+    """Stands for the output of a node that could not be imported."""
+
+
+_POISON = _Poisoned()
+
+
+class _Reported(Exception):
+    """A body could not be imported; the reasons are already collected."""
+
+
+def import_onnx(
+    model: onnx.ModelProto,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    *,
+    constants: Mapping[str, np.ndarray] | None = None,
+    keep_params: bool = False,
+) -> tvm.IRModule:
+    """Imports `model` as one Relax function `main`.
+
+    Args:
+        shapes: input name -> static shape, for the inputs whose shape in the model is unknown or symbolic.
+        constants: input name -> value: these inputs become constants and are no arguments of `main`.
+        keep_params: weights become arguments of `main` after the inputs, and the function attribute "params"
+        holds
+            their values in that order; otherwise they are constants in the module.
+
+    The function attribute "num_input" counts the inputs proper. Argument names are the ONNX names made
+    identifiers; their order is the model's.
+
+    Raises:
+        ShapeError: an input's shape is unknown or symbolic and `shapes` does not give it.
+        ConstantInputsError: an operator needs the value of a graph input at compile time.
+        UnsupportedOpsError: operators, attributes or dtypes that are not supported; all are listed.
+        ModelError: the graph is inconsistent.
+    """
+    return _Importer(model, dict(shapes or {}), dict(constants or {}), keep_params).run()
+
+
+class _Importer:
+    """The state of one import."""
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        shapes: dict[str, Sequence[int]],
+        constants: dict[str, np.ndarray],
+        keep_params: bool,
+    ) -> None:
+        self._model = model
+        self._shapes = shapes
+        self._constants = constants
+        self._keep_params = keep_params
+        self._local = {(f.domain, f.name): f for f in model.functions}
+        self._bb = relax.BlockBuilder()
+        self._arrays: dict[Expr, np.ndarray] = {}
+        self._origins: dict[Expr, frozenset[str]] = {}
+        self._problems: list[str] = []
+        self._wanted_inputs: set[str] = set()
+        self._names: set[str] = set()
+
+    def run(self) -> tvm.IRModule:
+        graph = self._model.graph
+        opsets = {entry.domain: entry.version for entry in self._model.opset_import}
+        opsets.setdefault("", opsets.get("ai.onnx", 1))
+        values: dict[str, Any] = {}
+        params: list[tuple[Expr, np.ndarray]] = []
+        check_order(graph)
+        self._initialisers(graph, values, params)
+        inputs = self._inputs(graph, values)
+        arguments = inputs + [var for var, _ in params]
+        with self._bb.function("main", params=arguments):
+            with self._bb.dataflow():
+                self._walk(graph.node, values, opsets)
+                outputs = self._outputs(graph, values)
+                result = self._bb.emit_output(outputs[0] if len(outputs) == 1 else relax.Tuple(outputs))
+            self._bb.emit_func_output(result)
+        self._raise_collected()
+        mod = self._bb.get()
+        attrs: dict[str, Any] = {"num_input": len(inputs)}
+        if self._keep_params:
+            attrs["params"] = [tvm.runtime.tensor(array) for _, array in params]
+        mod["main"] = mod["main"].with_attrs(attrs)
+        return mod
+
+    def _identifier(self, name: str) -> str:
+        """A unique Python-like identifier for an ONNX name."""
+        text = "".join(c if c.isalnum() or c == "_" else "_" for c in name) or "_"
+        text = text if text[0].isalpha() or text[0] == "_" else f"input_{text}"
+        unique, n = text, 0
+        while unique in self._names:
+            n += 1
+            unique = f"{text}_{n}"
+        self._names.add(unique)
+        return unique
+
+    def _initialisers(
+        self, graph: onnx.GraphProto, values: dict[str, Any], params: list[tuple[Expr, np.ndarray]]
+    ) -> None:
+        for tensor in graph.initializer:
+            try:
+                dtype_name(tensor.data_type)
+            except Refused as e:
+                self._problems.append(f"initialiser '{tensor.name}' {e}")
+                values[tensor.name] = _POISON
+                continue
+            values[tensor.name] = self._weight(tensor.name, numpy_helper.to_array(tensor), params)
+        for sparse in graph.sparse_initializer:
+            self._problems.append(f"initialiser '{sparse.values.name}' is sparse, which is not supported")
+            values[sparse.values.name] = _POISON
+
+    def _weight(self, name: str, array: np.ndarray, params: list[tuple[Expr, np.ndarray]]) -> Expr:
+        """A constant, or an argument of `main` if parameters are kept and it is no shape or axis."""
+        if not self._keep_params or array.size <= _SMALL_ELEMENTS:
+            return array_const(array)
+        var = relax.Var(self._identifier(name), relax.TensorType(array.shape, str(array.dtype)))
+        params.append((var, array))
+        self._arrays[var] = array
+        return var
+
+    def _inputs(self, graph: onnx.GraphProto, values: dict[str, Any]) -> list[Expr]:
+        """The arguments of `main` in the model's order, without initialisers and bound constants."""
+        arguments = []
+        for info in graph.input:
+            if info.name in values:
+                continue
+            if info.name in self._constants:
+                values[info.name] = array_const(self._constants[info.name])
+                continue
+            if not info.type.HasField("tensor_type"):
+                kind = (info.type.WhichOneof("value") or "untyped").removesuffix("_type")
+                self._problems.append(f"input '{info.name}' is no tensor but a {kind}, which is not supported")
+                values[info.name] = _POISON
+                continue
+            try:
+                elem = dtype_name(info.type.tensor_type.elem_type)
+            except Refused as e:
+                self._problems.append(f"input '{info.name}' {e}")
+                values[info.name] = _POISON
+                continue
+            dims = self._input_shape(info)
+            if 0 in dims:  # nothing to feed: an empty tensor is known
+                values[info.name] = array_const(np.empty(dims, dtype=onnx_numpy(info)))
+            var = relax.Var(self._identifier(info.name), relax.TensorType(dims, elem))
+            arguments.append(var)
+            values.setdefault(info.name, var)
+            self._origins[var] = frozenset([info.name])
+        return arguments
+
+    def _input_shape(self, info: onnx.ValueInfoProto) -> tuple[int, ...]:
+        if info.name in self._shapes:
+            return tuple(int(d) for d in self._shapes[info.name])
+        if not info.type.tensor_type.HasField("shape"):
+            raise ShapeError(f"input '{info.name}' has no shape in the model: give it one")
+        dims = []
+        for position, dim in enumerate(info.type.tensor_type.shape.dim):
+            if not dim.HasField("dim_value"):
+                name = f"symbolic dimension '{dim.dim_param}'" if dim.dim_param else "an unknown dimension"
+                raise ShapeError(f"input '{info.name}' has {name} at axis {position}: give its shape")
+            dims.append(dim.dim_value)
+        return tuple(dims)
+
+    def _outputs(self, graph: onnx.GraphProto, values: dict[str, Any]) -> list[Expr]:
+        """The graph's outputs; none if something could not be imported."""
+        for info in graph.output:
+            if isinstance(values.get(info.name), tuple):
+                self._problems.append(f"output '{info.name}' is a sequence, which is not supported")
+        if self._problems or self._wanted_inputs:
+            return []
+        differ = [disagreement(info, values[info.name]) for info in graph.output]
+        self._problems += [text for text in differ if text]
+        return [self._returned(values[info.name]) for info in graph.output]
+
+    def _returned(self, value: Expr) -> Expr:
+        """An empty constant cannot be stored in a module: it is made at run time."""
+        if 0 in shape(value):
+            return self._bb.emit(relax.op.zeros(shape(value), dtype(value)))
+        return value
+
+    def _raise_collected(self) -> None:
+        """Raises what the walk has collected, after the builder's scopes are closed."""
+        if self._problems:
+            listed = self._problems[:_MAX_LISTED]
+            more = len(self._problems) - len(listed)
+            text = "; ".join(listed) + (f"; and {more} more" if more else "")
+            raise UnsupportedOpsError(f"the model cannot be imported: {text}")
+        if self._wanted_inputs:
+            names = ", ".join(f"'{n}'" for n in sorted(self._wanted_inputs))
+            raise ConstantInputsError(
+                f"the value of input {names} decides shapes inside the model: make it an initialiser",
+                frozenset(self._wanted_inputs),
+            )
+
+    def _walk(self, nodes: Iterable[onnx.NodeProto], values: dict[str, Any], opsets: Mapping[str, int]) -> None:
+        """Imports nodes in order; `values` gains their outputs."""
+        for proto in nodes:
+            inputs = tuple(values[name] if name else None for name in proto.input)
+            try:
+                outputs = self._node(proto, inputs, values, opsets)
+            except Refused as e:
+                self._problems.append(f"{title(proto)} {e}")
+                outputs = (_POISON,) * len(proto.output)
+            except _Reported:
+                outputs = (_POISON,) * len(proto.output)
+            except ConstantWanted as e:
+                origins = self._origins.get(e.expr, frozenset())
+                self._wanted_inputs |= origins
+                if not origins:
+                    self._problems.append(f"{title(proto)} needs {e.what} at compile time")
+                outputs = (_POISON,) * len(proto.output)
+            for name, value in zip(proto.output, outputs, strict=False):
+                if name:
+                    values[name] = value
+
+    def _node(
+        self,
+        proto: onnx.NodeProto,
+        inputs: tuple[Any, ...],
+        values: dict[str, Any],
+        opsets: Mapping[str, int],
+    ) -> Sequence[Any]:
+        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        opset = opsets.get(domain, 1)
+        converter = CONVERTERS.get((domain, proto.op_type))
+        control = CONTROL.get((domain, proto.op_type))
+        local = self._local.get((proto.domain, proto.op_type))
+        if any(value is _POISON for value in inputs):
+            known = converter or local or control or fold.is_folded(domain, proto.op_type)
+            known = known or functions.is_function(domain, proto.op_type, opset)
+            if not known:
+                raise Refused("is not supported")
+            return (_POISON,) * len(proto.output)
+        node = Node(
+            bb=self._bb,
+            op=proto.op_type,
+            domain=domain,
+            opset=opset,
+            inputs=inputs,
+            attrs={a.name: functions.attribute_value(a) for a in proto.attribute},
+            wanted=tuple(bool(name) for name in proto.output),
+            arrays=self._arrays,
+        )
+        if local is not None:
+            return self._function(local, proto, inputs, {})
+        if control is not None:
+            outputs = control(node, lambda graph, given: self._body(graph, given, values, opsets))
+            return outputs[: len(proto.output)]
+        folded = fold.fold(node)
+        if folded is not None:
+            return tuple(array_const(array) for array in folded)
+        if converter is None:
+            body = functions.body_of(proto, domain, opset, inputs)
+            return self._function(body, proto, inputs, functions.defaults_of(domain, proto.op_type, opset))
+        try:
+            converted = converter(node)
+        except functions.UseBody:
+            body = functions.body_of(proto, domain, opset, inputs)
+            return self._function(body, proto, inputs, functions.defaults_of(domain, proto.op_type, opset))
+        outputs = converted if isinstance(converted, tuple) else (converted,)
+        if len(outputs) < len(proto.output):
+            raise Refused(f"has {len(proto.output)} outputs, of which only {len(outputs)} are supported")
+        origins = frozenset().union(*(self._origins_of(value) for value in inputs))
+        return tuple(self._bind(value, origins) for value in outputs[: len(proto.output)])
+
+    def _origins_of(self, value: Any) -> frozenset[str]:
+        if isinstance(value, tuple):
+            return frozenset().union(*(self._origins_of(v) for v in value))
+        return self._origins.get(value, frozenset()) if isinstance(value, relax.Var) else frozenset()
+
+    def _bind(self, value: Any, origins: frozenset[str]) -> Any:
+        """Binds an output to a variable and remembers the graph inputs that it depends on."""
+        if value is None:
+            return _POISON
+        if isinstance(value, tuple):
+            return tuple(self._bind(v, origins) for v in value)
+        if known_array(value, self._arrays) is not None:
+            return value
+        if not isinstance(value, relax.Var):
+            value = self._bb.emit(value)
+        if origins and value not in self._origins:
+            self._origins[value] = origins
+        return value
+
+    def _function(
+        self,
+        body: onnx.FunctionProto,
+        proto: onnx.NodeProto,
+        inputs: tuple[Any, ...],
+        defaults: Mapping[str, onnx.AttributeProto],
+    ) -> Sequence[Any]:
+        """Imports a function's body in place of the node that calls it."""
+        given = {**defaults, **{a.name: a for a in body.attribute_proto}}
+        given.update({a.name: a for a in proto.attribute})
+        values = dict(zip(body.input, (*inputs, *[None] * len(body.input)), strict=False))
+        opsets = {("" if e.domain == "ai.onnx" else e.domain): e.version for e in body.opset_import}
+        before = len(self._problems)
+        self._walk(functions.bound_nodes(body, given), values, opsets)
+        if len(self._problems) > before:  # name the node that the user knows, not those of the expansion
+            reasons = "; ".join(self._problems[before:])
+            del self._problems[before:]
+            raise Refused(f"is not supported in this form: its definition's {reasons}")
+        return tuple(values.get(name) for name in body.output[: len(proto.output)])
+
+    def _body(
+        self, graph: onnx.GraphProto, given: Sequence[Any], values: dict[str, Any], opsets: Mapping[str, int]
+    ) -> tuple[Any, ...]:
+        """Imports the graph of an attribute within the scope `values`; its constants stay constants."""
+        inner = dict(values)
+        inner.update(zip((info.name for info in graph.input), given, strict=True))
+        keep, self._keep_params = self._keep_params, False
+        self._initialisers(graph, inner, [])
+        self._keep_params = keep
+        before = len(self._problems), len(self._wanted_inputs)
+        self._walk(graph.node, inner, opsets)
+        if (len(self._problems), len(self._wanted_inputs)) != before:
+            raise _Reported
+        return tuple(inner[info.name] for info in graph.output)

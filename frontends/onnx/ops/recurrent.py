@@ -1,0 +1,209 @@
+"""LSTM, GRU and RNN, unrolled over time.
+
+The input's product with the weights is one matrix product over all time steps; what remains in a step is the
+hidden state's product and the gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from subtune.frontends.onnx.ops.linear import product
+from subtune.frontends.onnx.ops.movement import slice_axis
+from subtune.frontends.onnx.ops.node import Converter, Expr, Node, const, dtype, shape
+
+_MAX_STEPS = 512
+_ACTIVATIONS: dict[str, Callable[[Expr], Expr]] = {
+    "sigmoid": relax.op.sigmoid,
+    "tanh": relax.op.tanh,
+    "relu": relax.op.nn.relu,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Direction:
+    """One direction's weights, transposed for x @ w.
+
+    Attributes:
+        w, r: (input, gates*hidden) and (hidden, gates*hidden).
+        wb, rb: the biases (gates*hidden,), None where there are none.
+        peephole: (3*hidden,) of an LSTM, or None.
+        activations: as many as the cell uses.
+    """
+
+    w: Expr
+    r: Expr
+    wb: Expr | None
+    rb: Expr | None
+    peephole: Expr | None
+    activations: tuple[Callable[[Expr], Expr], ...]
+    hidden: int
+
+
+type_step = Callable[[Node, _Direction, Expr, tuple[Expr, ...]], tuple[Expr, ...]]
+
+
+def _row(node: Node, x: Expr | None, direction: int) -> Expr | None:
+    """x[direction] without the leading axis."""
+    if x is None:
+        return None
+    return node.emit(relax.op.reshape(slice_axis(node, x, 0, direction, direction + 1), shape(x)[1:]))
+
+
+def _part(node: Node, x: Expr, index: int, hidden: int) -> Expr:
+    """The index-th gate's columns."""
+    return slice_axis(node, x, len(shape(x)) - 1, index * hidden, (index + 1) * hidden)
+
+
+def _direction(node: Node, index: int, gates: int, defaults: list[str]) -> _Direction:
+    hidden = shape(node.need(2))[-1]
+    named = [a.lower() for a in node.attr("activations") or []]
+    count = len(defaults)
+    names = named[index * count : (index + 1) * count] if named else defaults
+    unknown = [n for n in names if n not in _ACTIVATIONS]
+    if unknown or len(names) != count:
+        node.refuse(f"has activations {names}")
+    w = node.emit(relax.op.permute_dims(_row(node, node.need(1), index)))
+    r = node.emit(relax.op.permute_dims(_row(node, node.need(2), index)))
+    bias = _row(node, node.get(3), index)
+    wb = None if bias is None else slice_axis(node, bias, 0, 0, gates * hidden)
+    rb = None if bias is None else slice_axis(node, bias, 0, gates * hidden, 2 * gates * hidden)
+    peephole = _row(node, node.get(7), index) if node.op == "LSTM" else None
+    return _Direction(w, r, wb, rb, peephole, tuple(_ACTIVATIONS[n] for n in names), hidden)
+
+
+def _plus(node: Node, x: Expr, bias: Expr | None) -> Expr:
+    return x if bias is None else node.emit(relax.op.add(x, bias))
+
+
+def _lstm(node: Node, d: _Direction, projected: Expr, state: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Gates in the order i, o, f, c; peepholes in the order i, o, f."""
+    h, c = state
+    f, g, act = d.activations
+    total = _plus(node, node.emit(relax.op.add(projected, product(node, h, d.r))), d.rb)
+    i, o, forget, cell = (_part(node, total, k, d.hidden) for k in range(4))
+
+    def peep(gate: Expr, which: int, value: Expr) -> Expr:
+        if d.peephole is None:
+            return gate
+        weight = _part(node, d.peephole, which, d.hidden)
+        return node.emit(relax.op.add(gate, relax.op.multiply(weight, value)))
+
+    i = node.emit(f(peep(i, 0, c)))
+    forget = node.emit(f(peep(forget, 2, c)))
+    kept, new = relax.op.multiply(forget, c), relax.op.multiply(i, g(cell))
+    c = node.emit(relax.op.add(kept, new))
+    h = node.emit(relax.op.multiply(f(peep(o, 1, c)), act(c)))
+    return h, c
+
+
+def _gru(node: Node, d: _Direction, projected: Expr, state: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Gates in the order z, r, h."""
+    (h,) = state
+    f, g = d.activations
+    width = d.hidden
+    xz, xr, xh = (_part(node, projected, k, width) for k in range(3))
+    bz, br, bh = (None,) * 3 if d.rb is None else tuple(_part(node, d.rb, k, width) for k in range(3))
+    rz, rr, rh = (_part(node, d.r, k, width) for k in range(3))
+    z = node.emit(f(_plus(node, node.emit(relax.op.add(xz, product(node, h, rz))), bz)))
+    r = node.emit(f(_plus(node, node.emit(relax.op.add(xr, product(node, h, rr))), br)))
+    if node.attr("linear_before_reset", 0):
+        inner = relax.op.multiply(r, _plus(node, product(node, h, rh), bh))
+    else:
+        inner = _plus(node, product(node, node.emit(relax.op.multiply(r, h)), rh), bh)
+    new = node.emit(g(node.emit(relax.op.add(xh, inner))))
+    one = const(1.0, dtype(h))
+    mixed = relax.op.add(relax.op.multiply(relax.op.subtract(one, z), new), relax.op.multiply(z, h))
+    return (node.emit(mixed),)
+
+
+def _rnn(node: Node, d: _Direction, projected: Expr, state: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    (h,) = state
+    total = _plus(node, node.emit(relax.op.add(projected, product(node, h, d.r))), d.rb)
+    return (node.emit(d.activations[0](total)),)
+
+
+def _recurrent(gates: int, defaults: list[str], step: type_step, states: int) -> Converter:
+    def convert(node: Node) -> tuple[Expr, ...]:
+        if node.attr("clip") is not None or node.attr("input_forget", 0):
+            node.refuse("clips its gates or couples input and forget gate")
+        if node.attr("activation_alpha") or node.attr("activation_beta"):
+            node.refuse("has activation_alpha or activation_beta")
+        batch_first = bool(node.attr("layout", 0))
+        x = node.x
+        if batch_first:
+            x = node.emit(relax.op.permute_dims(x, [1, 0, 2]))
+        steps, batch, width = shape(x)
+        if not 0 < steps <= _MAX_STEPS:
+            node.refuse(f"has {steps} time steps, of which at most {_MAX_STEPS} are unrolled")
+        way = node.attr("direction", "forward")
+        runs = [w == "reverse" for w in (("forward", "reverse") if way == "bidirectional" else (way,))]
+        alive = _alive(node, steps, batch, dtype(x))
+        outputs, finals = [], []
+        for index, backwards in enumerate(runs):
+            d = _direction(node, index, gates, defaults)
+            flat = node.emit(relax.op.reshape(x, (steps * batch, width)))
+            projected = _plus(node, product(node, flat, d.w), d.wb)
+            state = tuple(_initial(node, 5 + k, index, batch, d.hidden, batch_first) for k in range(states))
+            hiddens: list[Any] = [None] * steps
+            for t in reversed(range(steps)) if backwards else range(steps):
+                rows = slice_axis(node, projected, 0, t * batch, (t + 1) * batch)
+                new = step(node, d, rows, state)
+                if alive is not None:
+                    on = slice_axis(node, alive, 0, t, t + 1)
+                    on = node.emit(relax.op.reshape(on, (batch, 1)))
+                    new = tuple(node.emit(relax.op.where(on, n, s)) for n, s in zip(new, state, strict=True))
+                    hiddens[t] = node.emit(relax.op.where(on, new[0], const(0.0, dtype(x))))
+                else:
+                    hiddens[t] = new[0]
+                state = new
+            outputs.append(_stacked(node, hiddens, 0))
+            finals.append(state)
+        y = _stacked(node, outputs, 1)  # (steps, directions, batch, hidden)
+        last = [_stacked(node, [state[k] for state in finals], 0) for k in range(states)]
+        if batch_first:
+            y = node.emit(relax.op.permute_dims(y, [2, 0, 1, 3]))
+            last = [node.emit(relax.op.permute_dims(v, [1, 0, 2])) for v in last]
+        return (y, *last)
+
+    return convert
+
+
+def _alive(node: Node, steps: int, batch: int, _: str) -> Expr | None:
+    """(steps, batch): whether a step lies within the batch entry's sequence; None if all do."""
+    lengths = node.get(4)
+    known = node.known(4)
+    if lengths is None or (known is not None and (known == steps).all()):
+        return None
+    at = const(np.arange(steps)[:, None], "int32")
+    row = node.emit(relax.op.reshape(node.cast(lengths, "int32"), (1, batch)))
+    return node.emit(relax.op.less(at, row))
+
+
+def _initial(node: Node, index: int, direction: int, batch: int, hidden: int, batch_first: bool) -> Expr:
+    given = node.get(index)
+    if given is None:
+        return const(np.zeros((batch, hidden)), dtype(node.x))
+    if batch_first:
+        given = node.emit(relax.op.permute_dims(given, [1, 0, 2]))
+    row = _row(node, given, direction)
+    assert row is not None
+    return row
+
+
+def _stacked(node: Node, parts: list[Expr], axis: int) -> Expr:
+    """Joins tensors along a new axis."""
+    wide = [node.emit(relax.op.reshape(p, (*shape(p)[:axis], 1, *shape(p)[axis:]))) for p in parts]
+    return wide[0] if len(wide) == 1 else node.emit(relax.op.concat(wide, axis=axis))
+
+
+CONVERTERS: dict[str, Converter] = {
+    "LSTM": _recurrent(4, ["sigmoid", "tanh", "tanh"], _lstm, 2),
+    "GRU": _recurrent(3, ["sigmoid", "tanh"], _gru, 1),
+    "RNN": _recurrent(1, ["tanh"], _rnn, 1),
+}

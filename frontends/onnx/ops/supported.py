@@ -1,0 +1,31 @@
+"""Which operators can be imported."""
+
+from __future__ import annotations
+
+import functools
+
+from onnx import defs
+
+from subtune.frontends.onnx.ops.control import CONTROL
+from subtune.frontends.onnx.ops.converters import CONVERTERS
+from subtune.frontends.onnx.ops.functions import is_function
+
+# Handled by the importer itself: folded from shapes, or control flow.
+_BUILT_IN = frozenset({("", "Shape"), ("", "Size")}) | frozenset(CONTROL)
+# Defined by operators that cannot be imported in any form (RandomUniformLike).
+_HOPELESS = frozenset({("", "Bernoulli")})
+
+
+@functools.cache
+def supported_ops() -> frozenset[tuple[str, str]]:
+    """(domain, operator) of all that can be imported in at least one form; "" is ONNX's own domain.
+
+    Besides the converters these are the operators that ONNX defines as a function; forms (attributes, dtypes)
+    that are not supported are refused by name when a model uses them.
+    """
+    functions = {
+        ("", schema.name)
+        for schema in defs.get_all_schemas()
+        if schema.domain == "" and is_function("", schema.name, defs.onnx_opset_version())
+    }
+    return (frozenset(CONVERTERS) | _BUILT_IN | functions) - _HOPELESS

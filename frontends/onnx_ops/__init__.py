@@ -1,6 +1,0 @@
-"""ONNX operators -> Relax. In: an `onnx.ModelProto`; out: an IRModule whose `main` has static shapes."""
-
-from subtune.frontends.onnx_ops.importer import ConstantInputsError, import_onnx
-from subtune.frontends.onnx_ops.supported import supported_ops
-
-__all__ = ["ConstantInputsError", "import_onnx", "supported_ops"]

@@ -1,0 +1,130 @@
+"""What a converter sees of one Relay call, and how it refuses.
+
+Every tensor has a static shape here, as in `onnx.ops.node`, whose helpers serve both: `main`'s types are known, and
+Relax infers the rest while the module is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+from tvm import relax
+
+from subtune.frontends.onnx.ops.converters import CONVERTERS as ONNX
+from subtune.frontends.onnx.ops.node import Expr, Node, Refused, dtype, known_array
+
+Value: TypeAlias = Any
+"""A normalised Relax expression, or a tuple of values: Relay's tuples exist only while importing."""
+
+Converter: TypeAlias = Callable[["Call"], Value]
+
+_OPSET = 21
+"""The opset whose semantics `Call.onnx` means: the newest that every converter we call knows."""
+
+_LARGEST = 1 << 20
+"""Of a window, a stride, a pad or a size: tables of these lengths are made while importing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a Relay operator with its arguments already imported.
+
+    Attributes:
+        op: the operator's full name, `nn.conv2d`.
+        args: the arguments in Relay's order; a tuple argument (of `concatenate`) is a tuple of values.
+        attrs: attribute name -> None, bool, int, float, str, or a list of these; absent ones are not there.
+    """
+
+    bb: Any
+    op: str
+    args: tuple[Value, ...]
+    attrs: Mapping[str, Any]
+
+    def arg(self, index: int) -> Expr:
+        """Argument `index`, which has to be a tensor."""
+        if index >= len(self.args):
+            self.refuse(f"lacks its argument {index}")
+        if isinstance(self.args[index], tuple):
+            self.refuse(f"has a tuple as argument {index}, where a tensor belongs")
+        return self.args[index]
+
+    def fields(self, index: int) -> tuple[Expr, ...]:
+        """Argument `index`, which has to be a tuple of tensors."""
+        if index >= len(self.args) or not isinstance(self.args[index], tuple):
+            self.refuse(f"lacks its tuple argument {index}")
+        return self.args[index]
+
+    @property
+    def x(self) -> Expr:
+        """The first argument."""
+        return self.arg(0)
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute; Relay's own default has to be given, since text printed by hand may leave it out."""
+        return self.attrs.get(name, default)
+
+    def ints(self, name: str, count: int, default: int = 1) -> list[int]:
+        """An attribute of `count` integers; one alone stands for all, none at all for the default."""
+        value = self.attr(name)
+        values = list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        values = values or [default]
+        if len(values) not in (1, count):
+            self.refuse(f"has {name} {values} for {count} axes")
+        if any(not isinstance(v, int | float) or abs(v) > _LARGEST for v in values):
+            self.refuse(f"has {name} {values}, which is out of range")
+        return [int(v) for v in (values * count if len(values) == 1 else values)]
+
+    def pads(self, count: int, name: str = "padding") -> tuple[list[int], list[int]]:
+        """Pads at the start and at the end: one for all, one per axis for both ends, or all of them."""
+        value = self.attr(name)
+        if isinstance(value, (list, tuple)) and len(value) == 2 * count > 1:
+            ends = self.ints(name, 2 * count)
+            return ends[:count], ends[count:]
+        both = self.ints(name, count, 0)
+        return both, list(both)
+
+    def dtype(self, default: str, name: str = "out_dtype") -> str:
+        """A dtype attribute; absent, None, "" and void mean the default."""
+        value = self.attr(name)
+        return default if value in (None, "", "void", "None", "handle") else str(value)
+
+    def text(self, name: str, default: str) -> str:
+        """A string attribute; None and "" mean the default."""
+        return str(self.attr(name) or default)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raises what the importer turns into `OP at LINE:COLUMN REASON`, with all other refusals."""
+        raise Refused(reason)
+
+    def known(self, index: int) -> np.ndarray | None:
+        """The value of argument `index` if it is a constant, else None."""
+        value = self.args[index] if index < len(self.args) else None
+        return None if value is None or isinstance(value, tuple) else known_array(value, {})
+
+    def emit(self, expr: Expr) -> Expr:
+        """Binds `expr` to a variable, so that its shape and dtype are known."""
+        return self.bb.emit(expr)
+
+    def te(self, func: Callable[..., Any], *args: Any, name: str | None = None) -> Expr:
+        """Emits a call of the tensor expression `func(*args)`, named after the operator."""
+        return self.bb.emit_te(func, *args, primfunc_name_hint=name or self.op.rsplit(".", 1)[-1])
+
+    def cast(self, x: Expr, to: str) -> Expr:
+        return x if dtype(x) == to else self.emit(relax.op.astype(x, to))
+
+    def node(self, op: str, *inputs: Expr | None, outputs: int = 1, **attrs: Any) -> Node:
+        """The ONNX node of the same meaning, for what `onnx.ops` offers beside converters."""
+        return Node(self.bb, op, "", _OPSET, inputs, attrs, (True,) * outputs, {})
+
+    def onnx(self, op: str, *inputs: Expr | None, outputs: int = 1, **attrs: Any) -> Any:
+        """Emits the ONNX operator of the same meaning: one converter, tested once, for both frontends.
+
+        Returns one expression, or a tuple of `outputs` of them.
+        """
+        made = ONNX["", op](self.node(op, *inputs, outputs=outputs, **attrs))
+        made = made if isinstance(made, tuple) else (made,)
+        made = tuple(v if isinstance(v, relax.Var) else self.bb.normalize(v) for v in made[:outputs])
+        return made[0] if outputs == 1 else made
