@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import settings
+
+# The same examples in every run: a test that fails then does so because of a change. To look for new ones:
+# pytest tests/frontends/relay/test_fuzz.py --hypothesis-profile=fuzz
+settings.register_profile("suite", derandomize=True, deadline=None, max_examples=150)
+settings.register_profile("fuzz", deadline=None, max_examples=5000)
+settings.load_profile("suite")
+
 # A shell that starts the tests in the background makes them, and all their children, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
