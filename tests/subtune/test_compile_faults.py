@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,13 @@ WAITING = [
     sys.executable,
     "-c",
     "import signal, sys\nfrom subtune.cli import main\nfrom subtune.database import Database\n"
-    "add, left = Database.add_record, [2]\n"
-    "def add_and_wait(*args):\n    add(*args)\n    left[0] -= 1\n    if left[0] == 0:\n        signal.pause()\n"
-    "Database.add_record = add_and_wait\nsys.exit(main())",
+    "add, before = Database.add_record, [2]\n"
+    "def wait_or_add(*args):\n    before[0] -= 1\n"
+    "    if before[0] < 0:\n        print('waiting', flush=True)\n        signal.pause()\n    add(*args)\n"
+    "Database.add_record = wait_or_add\nsys.exit(main())",
     "compile",
 ]
-"""The same, but it waits for a signal once it has two records: however fast it is, the signal comes before its end."""
+"""The same, but it says so and waits for a signal when it has two records: the signal comes before its end."""
 Process = subprocess.Popen[str]
 
 
@@ -78,13 +78,6 @@ def recorded(database: Path) -> set[str]:
             return set()
 
 
-def wait_for_records(process: Process, database: Path, count: int) -> set[str]:
-    while len(found := recorded(database)) < count:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    return found
-
-
 def workers_of(process: Process) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(process.pid).children(recursive=True)
@@ -97,7 +90,9 @@ def workers_of(process: Process) -> list[psutil.Process]:
 def test_ctrl_c_writes_what_was_tuned_and_the_next_run_continues(lstm: Path, tmp_path: Path) -> None:
     output, database = tmp_path / "m.subtune", tmp_path / "t.db"
     process = start(lstm, output, database, "--topk", "2", command=WAITING)
-    before = wait_for_records(process, database, 2)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    before = recorded(database)
     workers = workers_of(process)
     os.killpg(process.pid, signal.SIGINT)
     code, out, err = finish(process)
@@ -107,6 +102,7 @@ def test_ctrl_c_writes_what_was_tuned_and_the_next_run_continues(lstm: Path, tmp
     assert not psutil.wait_procs(workers, timeout=300)[1]
     kept = recorded(database)
     assert before == kept
+    assert len(kept) == 2
     manifest = subtune.load(output, check=True).manifest
     assert {s.workload for s in manifest.subgraphs if s.measured_hash} == kept
     assert len(kept) < len(manifest.subgraphs)

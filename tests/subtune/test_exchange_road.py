@@ -22,7 +22,7 @@ from subtune.workload import Workload
 
 
 def contractions(workload: Workload, device: Device, topk: int) -> Sequence[Candidate]:
-    """Of the policy's candidates those that are traces; for the first layer they are many times as fast as the default."""
+    """Of the policy's candidates those that are traces: of the first layer they leave the default far behind."""
     return [c for c in policy.candidates(workload, device, topk) if c.template == "contraction"]
 
 
