@@ -30,25 +30,27 @@ class Hazards:
     """What the workload does with values that restricts which are legal.
 
     `index_extent`: for each parameter used as an index, the least extent of the dims it indexes; `divides`: by
-    an integer that is no constant, so that zero would be a trap; `casts_to_int`: from floating point.
+    an integer that is no constant, so that zero would be a trap; `casts_to_int`: from floating point; `clips`: a
+    float, from above, by a constant.
     """
 
     index_extent: dict[int, int]
     divides: bool
     casts_to_int: bool
+    clips: bool
 
 
 def hazards(workload: Workload) -> Hazards:
-    """Read from the TIR which parameters index others, and whether it divides or casts floats to integers."""
+    """Read from the TIR which parameters index others, and whether it divides, clips or casts floats to integers."""
     import tvm_ffi
     from tvm import ir, tirx
 
     params = list(workload.func.params)
-    divides = casts = False
+    divides = casts = clips = False
     loads: list[Any] = []
 
     def visit(node: Any) -> None:
-        nonlocal divides, casts
+        nonlocal divides, casts, clips
         if isinstance(node, ir.TensorLoad):
             loads.append((node.source, node.indices))
         elif isinstance(node, tirx.BufferStore):
@@ -57,6 +59,8 @@ def hazards(workload: Workload) -> Hazards:
             divides = divides or ("int" in str(node.ty) and not isinstance(node.b, tirx.IntImm))
         elif isinstance(node, tirx.Cast):
             casts = casts or ("int" in str(node.ty) and "float" in str(node.value.ty))
+        elif isinstance(node, tirx.Min):
+            clips = clips or isinstance(node.a, tirx.FloatImm) or isinstance(node.b, tirx.FloatImm)
 
     tvm_ffi.structural_walk(workload.func, visit)
 
@@ -71,7 +75,7 @@ def hazards(workload: Workload) -> Hazards:
                 found = [i for i, param in enumerate(params) if param.same_as(load.source)]
                 for i in found or [i for i, arg in enumerate(workload.args) if "int" in arg.dtype]:
                     extents[i] = min(extents.get(i, 2**31 - 1), int(extent))
-    return Hazards(extents, divides, casts)
+    return Hazards(extents, divides, casts, clips)
 
 
 def make_inputs(workload: Workload, name: str, dangers: Hazards) -> list[np.ndarray]:
@@ -131,10 +135,13 @@ def _floats(
     if kind == "positive":
         return (rng.random(shape, np.float32) * 0.9 + 0.1).astype(dtype)
     limits = _limits(dtype)
-    # Magnitudes over many decades, whose products and sums over thousands of terms still fit.
-    decades = min(2.0, limits[2]) if dangers.casts_to_int else limits[2]
+    # Magnitudes over many decades, whose products and sums over thousands of terms still fit. Not where they are
+    # clipped: of sums that cancel, what rounding leaves is then as large as all that is left to compare it with.
+    decades = min(0.5 if dangers.clips else 2.0 if dangers.casts_to_int else limits[2], limits[2])
     array = (rng.choice([-1.0, 1.0], shape) * 10.0 ** rng.uniform(-decades, decades, shape)).astype(dtype)
     specials = [0.0, -0.0, limits[0], -limits[0], limits[1], -limits[1], 1.0, -1.0]
+    if dangers.clips:
+        specials[4:6] = [8.0, -8.0]
     if dangers.casts_to_int:
         specials = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 126.5, -127.5]
     return _sprinkled(array, rng, specials)

@@ -84,6 +84,18 @@ def test_floats_that_become_integers_stay_in_range():
         assert np.abs(make_inputs(quantise, name, dangers)[0]).max() <= 128
 
 
+def test_what_is_clipped_is_not_all_cancellation():
+    """ReLU6 after a sum: values on both sides of both bounds, none that drowns the others."""
+    clipped = elementwise("float32", lambda a, b: tirx.min(tirx.max(a + b, tirx.const(0.0)), tirx.const(6.0)))
+    dangers = hazards(clipped)
+    assert dangers.clips
+    assert not hazards(elementwise("float32", lambda a, b: tirx.max(a + b, tirx.const(0.0)))).clips
+    assert not hazards(elementwise("float32", lambda a, b: tirx.min(a, b))).clips
+    array = make_inputs(clipped, "adversarial", dangers)[0]
+    assert {array.min(), array.max()} == {-8.0, 8.0}
+    assert ((array > 0) & (array < 1e-39)).any()
+
+
 def test_inputs_are_repeatable_and_differ_between_arguments_and_sets():
     addition = elementwise("float32", lambda a, b: a + b)
     dangers = hazards(addition)
