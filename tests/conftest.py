@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-# The same examples in every run: a test that fails then does so because of a change. To look for new ones:
-# pytest tests/frontends/relay/test_fuzz.py --hypothesis-profile=fuzz
+# The same examples in every run: a test that fails does so because of a change. The README says how to look for others.
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=150)
 settings.register_profile("fuzz", deadline=None, max_examples=5000)
 settings.load_profile("suite")
