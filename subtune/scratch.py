@@ -53,8 +53,11 @@ def scratch(prefix: str, suffix: str = "", parent: Path | None = None) -> Scratc
         shutil.rmtree(stale, ignore_errors=True)
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent))
-        lock = _lock(path)
-        if path.exists():  # nobody took it for abandoned before it was locked
+        try:
+            lock = _lock(path)
+        except BlockingIOError:  # another process takes it for abandoned, and is about to remove it
+            continue
+        if path.exists():  # nobody has done so before it was locked
             return Scratch(path, lock)
         if lock is not None:
             os.close(lock)
@@ -82,7 +85,10 @@ def abandoned(prefix: str, suffix: str, parent: Path) -> Iterator[Path]:
     for name in names:
         if not pattern.fullmatch(name):
             continue
-        lock = _lock(parent / name)
+        try:
+            lock = _lock(parent / name)
+        except BlockingIOError:
+            continue
         if lock is None:
             continue
         try:
@@ -92,16 +98,22 @@ def abandoned(prefix: str, suffix: str, parent: Path) -> Iterator[Path]:
 
 
 def _lock(path: Path) -> int | None:
-    """The descriptor that locks the directory; None if another process has it, or locks are not to be had there."""
+    """The descriptor that locks the directory; None if it is gone, or locks are not to be had there.
+
+    Raises:
+        BlockingIOError: another process has it.
+    """
     if fcntl is None:
         return None
     descriptor = None
     try:
         descriptor = os.open(path, os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as e:
         if descriptor is not None:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+        if isinstance(e, BlockingIOError):
+            raise
         return None
     return descriptor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import pickle
 import signal
@@ -22,9 +23,12 @@ from subtune.errors import SubtuneError
 from subtune.measure.messages import Job
 from subtune.measurement import Failure, FailureKind
 
-_START_LIMIT_S = 60.0
-_GRACE_S = 5.0
-"""The worker's own alarm ends a job at its limit; the parent waits this much longer before it kills."""
+_START_LIMIT_S = 120.0
+_PIECE_S = 0.5
+"""Waiting is cut into such pieces, of which each counts twice at most: while the machine stands still, as when a
+container is frozen, no job runs out of its time."""
+_ORPHAN_S = 600.0
+"""So long after its limit a worker's own alarm rings: for one whose parent has died, and which has not noticed."""
 
 
 class Worker:
@@ -40,7 +44,8 @@ class Worker:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this object
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # so that truncating it is safe at any moment
         self._limit_s = 0.0
-        self._sent_at = 0.0
+        self.left_s = 0.0
+        """What the job at hand may still take; less with every piece of waiting."""
         self._is_ready = False
         self.starts = 0
 
@@ -72,33 +77,29 @@ class Worker:
         """Give `job` to an idle worker; it is killed when it takes longer than `limit_s` seconds."""
         self.start()
         self._await_ready()
-        self._limit_s = limit_s
+        self._limit_s = self.left_s = limit_s
         self._log.truncate(0)
         assert self._channel is not None
-        self._sent_at = time.monotonic()
         # A worker that died while idle is noticed by `receive`, as an end of file.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._channel.send_bytes(pickle.dumps((job, limit_s)))
+            self._channel.send_bytes(pickle.dumps((job, limit_s + _ORPHAN_S)))
 
     @property
     def connection(self) -> Connection:
         assert self._channel is not None
         return self._channel
 
-    @property
-    def expires_at(self) -> float:
-        return self._sent_at + self._limit_s + _GRACE_S
-
     def receive(self) -> Any:
         """The outcome of the job at hand: what the worker answered, or a `Failure` that says how it died."""
         assert self._channel is not None
+        first_finished([self], math.inf)
         try:
-            if self._channel.poll(max(0.0, self.expires_at - time.monotonic())):
+            if self._channel.poll():
                 return self._channel.recv()
         except (EOFError, OSError, pickle.UnpicklingError):
             return self._obituary()
         self.kill()
-        return Failure(FailureKind.TIMEOUT, f"no answer within {self._limit_s:.1f} s")
+        return Failure(FailureKind.TIMEOUT, f"did not finish within {self._limit_s:.1f} s")
 
     def call(self, job: Job, limit_s: float) -> Any:
         self.send(job, limit_s)
@@ -122,8 +123,10 @@ class Worker:
         if self._is_ready:
             return
         assert self._channel is not None
+        self.left_s = _START_LIMIT_S
+        first_finished([self], math.inf)
         try:
-            if self._channel.poll(_START_LIMIT_S) and self._channel.recv() == "ready":
+            if self._channel.poll() and self._channel.recv() == "ready":
                 self._is_ready = True
                 return
         except (EOFError, OSError):
@@ -137,8 +140,6 @@ class Worker:
         code = self._process.wait()
         log = self._last_words()
         self.kill()
-        if code == -signal.SIGALRM:
-            return Failure(FailureKind.TIMEOUT, f"did not finish within {self._limit_s:.1f} s")
         if "bad_alloc" in log or "MemoryError" in log or "out of memory" in log.lower():
             return Failure(FailureKind.MEMORY, f"the process ran out of its memory allowance: {log}")
         if "CUDA_ERROR" in log and code > 0:  # its last words, see `measure.run_cuda`
@@ -159,10 +160,16 @@ class Worker:
 
 def first_finished(workers: Sequence[Worker], deadline: float) -> Worker | None:
     """The first of the busy `workers` that answered, died or ran over its limit; None when `deadline` came first."""
-    ends = min(min(worker.expires_at for worker in workers), deadline)
-    ready = wait_for([worker.connection for worker in workers], max(0.0, ends - time.monotonic()))
-    now = time.monotonic()
-    for worker in workers:
-        if worker.connection in ready or worker.expires_at <= now:
-            return worker
-    return None
+    connections = [worker.connection for worker in workers]
+    while True:
+        begin = time.monotonic()
+        piece_s = min(_PIECE_S, deadline - begin, *(worker.left_s for worker in workers))
+        ready = wait_for(connections, max(0.0, piece_s))
+        now = time.monotonic()
+        for worker in workers:
+            worker.left_s -= min(now - begin, 2 * _PIECE_S)
+        for worker in workers:
+            if worker.connection in ready or worker.left_s <= 0:
+                return worker
+        if now >= deadline:
+            return None

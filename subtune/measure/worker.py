@@ -3,9 +3,9 @@
 It is started as a program of its own, not through `multiprocessing`, so that the user's main module is not
 imported again and nothing is inherited. Whatever happens to it costs the job at hand only:
 
-* a time limit is an alarm whose default action kills the process, even inside native code that never returns;
+* the parent kills it when its time is over, even inside native code that never returns;
 * memory is limited by the operating system, so a huge allocation fails instead of starting to swap;
-* when the parent dies the socket closes and the worker leaves.
+* when the parent dies the socket closes and the worker leaves, at the latest at an alarm whose default action kills.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def main() -> None:
 
     channel.send("ready")
     while True:
-        job, limit_s = pickle.loads(jobs.get())
-        signal.setitimer(signal.ITIMER_REAL, limit_s)
+        job, alarm_s = pickle.loads(jobs.get())
+        signal.setitimer(signal.ITIMER_REAL, alarm_s)
         outcome = _run(job)
         signal.setitimer(signal.ITIMER_REAL, 0)
         channel.send(outcome)

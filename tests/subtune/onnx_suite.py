@@ -35,7 +35,7 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt, Runner
 
 OUTCOMES = ("pass", "refused", "wrong", "crash")
-LIMIT_SECS = 120.0  # one case on a busy 2-core machine; the slowest needs about a third
+LIMIT_SECS = 600.0  # the slowest case needs 40 on a busy 2-core machine
 
 
 @dataclass(frozen=True, slots=True)

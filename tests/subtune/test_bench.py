@@ -28,6 +28,11 @@ def job(small_artifact, tmp_path):
     return Job("subtune", str(small_artifact), 1, inputs, ("x",), ("float32",), str(tmp_path / "out.npz"))
 
 
+def wait_for_state(pid: int, *wanted: str) -> None:
+    while state(pid) not in wanted:
+        time.sleep(0.05)
+
+
 def state(pid: int) -> str:
     """One letter as in ps; T is stopped, Z ended."""
     try:
@@ -45,7 +50,7 @@ def test_rows_of_all_frameworks(small_artifact, small_model):
     assert report.failures == ()
     assert (report.name, report.threads) == ("small", 2)
     for row in report.rows:
-        assert 0 < row.min_s <= row.median_s < 60
+        assert 0 < row.min_s <= row.median_s
         assert row.samples >= 6
         assert row.peak_rss_bytes > 10e6
         assert row.peak_rss_bytes >= row.before_bytes > 1e6
@@ -96,25 +101,21 @@ def test_refuses_what_it_cannot_do(small_artifact, tmp_path):
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads /proc")
 def test_an_idle_worker_is_stopped(job):
-    with Worker(job, 60) as worker:
+    with Worker(job, 600) as worker:
         pid = worker._process.pid
-        timed = worker.time(2, 1, 60)
+        timed = worker.time(2, 1, 600)
         assert len(timed.seconds) == 2
         assert timed.wall_s >= sum(timed.seconds)
         assert timed.peak_rss_bytes > 0
-        for _ in range(100):
-            if state(pid) == "T":
-                break
-            time.sleep(0.05)
-        assert state(pid) == "T"
+        wait_for_state(pid, "T")
     assert not os.path.exists(f"/proc/{pid}")
 
 
 def test_a_worker_that_dies_says_so(job):
-    with Worker(job, 60) as worker:
+    with Worker(job, 600) as worker:
         worker._process.kill()
         with pytest.raises(BenchError, match="subtune: its process died"):
-            worker.time(1, 0, 60)
+            worker.time(1, 0, 600)
 
 
 def test_a_peer_that_dies_on_the_way_is_left_out(job, monkeypatch, tmp_path):
@@ -132,7 +133,7 @@ def test_a_peer_that_dies_on_the_way_is_left_out(job, monkeypatch, tmp_path):
     monkeypatch.setattr(Worker, "time", dying)
     other = Job("default", job.path, 1)
     monkeypatch.setattr(Worker, "__init__", _as_subtune(Worker.__init__, job))
-    result = race([job, other], Pace(3, 0.001, 60))
+    result = race([job, other], Pace(3, 0.001))
     assert [row.framework for row in result.rows] == ["subtune"]
     assert result.rows[0].samples > 3
     ((name, reason),) = result.failures
@@ -188,18 +189,14 @@ def test_table():
 def test_workers_do_not_outlive_a_killed_parent(job):
     code = (
         "import sys, time\nfrom subtune.bench.job import Job\nfrom subtune.bench.process import Worker\n"
-        "worker = Worker(Job.from_json(sys.argv[1]), 60)\n"
-        "print(worker._process.pid, flush=True)\ntime.sleep(60)"
+        "worker = Worker(Job.from_json(sys.argv[1]), 600)\n"
+        "print(worker._process.pid, flush=True)\ntime.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, job.to_json()], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.kill()
-    for _ in range(100):
-        if state(pid) in ("gone", "Z"):
-            break
-        time.sleep(0.05)
-    assert state(pid) in ("gone", "Z")
+    wait_for_state(pid, "gone", "Z")
 
 
 def test_a_worker_imports_its_own_framework_only(tmp_path):

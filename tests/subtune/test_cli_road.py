@@ -52,7 +52,7 @@ def model(place: Path) -> Path:
 @pytest.fixture(scope="module")
 def compiled(place: Path, model: Path) -> Compiled:
     """An artifact under its default name with its database in the default place, and what the command printed."""
-    out, err = call("compile", model, "--topk", 2, "--threads", 2, "--budget", "60s", cwd=place)
+    out, err = call("compile", model, "--topk", 2, "--threads", 2, "--budget", "1h", cwd=place)
     assert err == ""
     return place / "mlp.subtune", out
 

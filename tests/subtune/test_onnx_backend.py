@@ -76,7 +76,7 @@ def test_a_sample_of_the_official_suite() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_the_official_suite() -> None:
     results = run_suite(case_names())
     assert _complaints(results) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from subtune import scratch as scratches
 from subtune.artifact import writer as artifact_writer
 from subtune.exchange_paths import exchange
 from subtune.scratch import abandoned, scratch, temporary
@@ -50,6 +51,26 @@ def test_what_is_in_use_or_not_ours_stays(tmp_path: Path) -> None:
     assert kept == {*names, ".m.abcdefgh.new", first.path.name, second.path.name}
     first.remove()
     second.remove()
+
+
+@needs_locks
+def test_one_that_another_process_takes_for_abandoned_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was made and not locked yet, when another process that starts came by."""
+    taken: list[Path] = []
+    lock = scratches._lock
+
+    def come_by(path: Path) -> int | None:
+        if not taken:
+            taken.append(path)
+            assert lock(path) is not None
+        return lock(path)
+
+    monkeypatch.setattr(scratches, "_lock", come_by)
+    mine = scratch(".m.", ".new", tmp_path)
+    assert taken != [mine.path]
+    assert mine.lock is not None
 
 
 def test_a_temporary_place_goes_with_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

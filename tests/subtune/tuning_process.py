@@ -57,7 +57,9 @@ def real(path: str) -> None:
     candidates = (Candidate("vector"), Candidate("hang"))
     with (
         Database(path) as database,
-        LocalMeasurer(builders=1, schedule="doubles:schedule", search_path=[doubles.DIRECTORY], run_limit_s=60) as used,
+        LocalMeasurer(
+            builders=1, schedule="doubles:schedule", search_path=[doubles.DIRECTORY], run_limit_s=3600
+        ) as used,
     ):
         print("ready", flush=True)
 

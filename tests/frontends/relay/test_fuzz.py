@@ -43,7 +43,7 @@ PIECES = (
     *"-1 5i64 inff nanf 2f16 99999999999999999999 None True [] [1,[2]] () %0 %x.0 meta[Array][0] #[metadata] /* */ // "
     "\r \0 é Tensor[(0),int8] Tensor[(?),bool] match ref free_var extern float16 NHWC -> => == (%x,) {".split(" "),
 )
-SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(suppress_health_check=list(HealthCheck))
 
 
 def message_of(read: Callable[[], object]) -> str:

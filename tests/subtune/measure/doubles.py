@@ -1,7 +1,7 @@
 """Templates for tests, in the workers' search path as `doubles:schedule`: good kernels, and one of every kind of bad.
 
-The workload is C[i] = A[i] * W[i] + 1 over 1000 float32, W constant; `default` sleeps 0.3 ms and `slow` 3 ms, so that
-who wins does not depend on the machine.
+The workload is C[i] = A[i] * W[i] + 1 over 1000 float32, W constant; `default` sleeps 0.3 ms and `slow` 100 ms, so that
+who wins does not depend on the machine, nor on how late it wakes who sleeps.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def malformed(A: T.Buffer((N,), "float32"), W: T.Buffer((N,), "float32"), C: T.B
 
 @T.prim_func(s_tir=True)
 def slow(A: T.Buffer((N,), "float32"), W: T.Buffer((N,), "float32"), C: T.Buffer((N,), "float32")):
-    T.evaluate(T.call_extern("int32", "usleep", 3000))
+    T.evaluate(T.call_extern("int32", "usleep", 100_000))
     for i in range(N):
         C[i] = A[i] * W[i] + T.float32(1)
 

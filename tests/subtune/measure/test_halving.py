@@ -71,44 +71,52 @@ def test_the_replay_table_needs_the_default():
         ReplayMeasurer({TWENTY[0]: 1.0})
 
 
+def taking(seconds, calls):
+    """A sampler by which each call takes what `seconds` says of it; `calls` notes them."""
+
+    def sample(call, count):
+        calls.extend([call] * count)
+        return seconds[call]
+
+    return sample
+
+
 def test_samples_are_batches_long_enough_to_be_read():
     assert calls_per_sample(1e-6) == 300
     assert calls_per_sample(1.0) == 1
     calls = []
-    timing = time_calls(lambda: calls.append(1), 0.001)
-    assert isinstance(timing, Timing)
-    assert len(calls) >= 300
+    timing = time_calls("short", 0.0, sample=taking({"short": 1e-6}, calls))
+    assert timing == Timing(1e-6, 1e-6, 0.0, 3)
+    assert len(calls) == 1 + 3 * 300
+
+
+def test_the_clock_is_read_around_the_calls():
+    calls = []
+    timing = time_calls(lambda: calls.append(time.sleep(0.002)), 0.0)
+    assert timing.min_s >= 0.002
+    assert len(calls) == 1 + timing.samples
 
 
 def test_a_slow_call_is_given_up_after_three():
     calls = []
-
-    def slow():
-        calls.append(1)
-        time.sleep(0.002)
-
-    assert time_calls(slow, 5.0, stop_above_s=0.001).samples == len(calls) == 3
+    timing = time_calls("slow", math.inf, 0.001, taking({"slow": 0.002}, calls))
+    assert timing.samples == len(calls) == 3
 
 
 def test_a_short_call_by_itself_is_no_reason_to_give_up():
     calls = []
-    timing = time_calls(lambda: calls.append(1), 5.0, stop_above_s=0.0)
+    timing = time_calls("short", math.inf, 0.0, taking({"short": 1e-6}, calls))
     assert timing.samples == 3
     assert len(calls) == 1 + 2 * 16
 
 
 def test_pairs_are_interleaved_and_the_ratio_is_second_over_first():
-    order = []
-    first, second, gain, noise = time_pairs(
-        lambda: (order.append("a"), time.sleep(0.001)), lambda: (order.append("b"), time.sleep(0.005)), 0.01
-    )
-    assert first.median_s < second.median_s
-    assert 1 < gain < 10
-    assert noise >= 0
-    text = "".join(order)
-    assert "ab" in text
-    assert "ba" in text
-    assert "aaa" not in text
+    calls = []
+    first, second, gain, noise = time_pairs("a", "b", 0.0, taking({"a": 0.001, "b": 0.005}, calls))
+    assert (first.median_s, second.median_s) == (0.001, 0.005)
+    assert gain == pytest.approx(5.0)
+    assert noise == pytest.approx(0.0, abs=1e-9)
+    assert "".join(calls) == "ab" + "ab" + "ba" + "ab"
 
 
 def test_the_median_ignores_a_disturbed_sample():

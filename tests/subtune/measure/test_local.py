@@ -10,6 +10,7 @@ import pytest
 from subtune.candidate import DEFAULT, Candidate
 from subtune.measure import Built, Comparison, LocalMeasurer
 from subtune.measurement import Failure, FailureKind, Timing
+from tests.subtune.patient import PatientMeasurer
 
 GOOD = [Candidate("vector"), Candidate("packed"), Candidate("slow")]
 
@@ -45,12 +46,12 @@ def test_good_candidates_are_checked_and_timed(session):
         assert 0 < timing.min_s <= timing.median_s
         assert timing.samples >= 3
     slow = session.time(Candidate("slow"), 0.01, math.inf)
-    assert slow.min_s >= 0.003  # it sleeps that long
+    assert slow.min_s >= 0.1  # it sleeps that long
 
 
 def test_a_hopeless_candidate_is_given_up_early(session):
     built(session, Candidate("slow"))
-    timing = session.time(Candidate("slow"), 10.0, 0.0005)
+    timing = session.time(Candidate("slow"), 100.0, 0.0005)
     assert isinstance(timing, Timing)
     assert timing.samples == 3
 
@@ -61,7 +62,7 @@ def test_comparison_with_the_default_is_on_the_same_scale(session):
     slower = session.compare(Candidate("slow"), 0.02)
     assert isinstance(faster, Comparison)
     assert isinstance(slower, Comparison)
-    assert slower.gain < 1 < faster.gain  # the default sleeps 0.3 ms, `slow` 3 ms, `vector` not at all
+    assert slower.gain < 1 < faster.gain  # the default sleeps 0.3 ms, `slow` 100 ms, `vector` not at all
     assert faster.default_timing.min_s >= 0.0003
 
 
@@ -110,9 +111,7 @@ def test_candidates_that_build_and_then_misbehave(session, template, kind, words
 
 def test_a_build_that_hangs_is_ended_and_its_worker_replaced(doubles, device):
     with (
-        LocalMeasurer(
-            builders=1, schedule="doubles:schedule", search_path=[doubles.DIRECTORY], build_limit_s=3
-        ) as measurer,
+        PatientMeasurer(builders=1, schedule="doubles:schedule", search_path=[doubles.DIRECTORY]) as measurer,
         measurer.session(doubles.workload(), device) as session,
     ):
         outcomes = session.build([DEFAULT, Candidate("sleeps"), Candidate("vector")], math.inf)
@@ -120,16 +119,42 @@ def test_a_build_that_hangs_is_ended_and_its_worker_replaced(doubles, device):
     assert isinstance(outcomes[Candidate("vector")], Built)
 
 
-def test_no_build_begins_after_the_deadline_and_a_running_one_is_cut_off(measurer, doubles, device):
-    with measurer.session(doubles.workload(), device) as session:
-        assert session.build([Candidate("vector")], time.monotonic() - 1) == {}
-        session.build([DEFAULT], math.inf)  # the builders are warm now
-    begin = time.monotonic()
-    with measurer.session(doubles.workload(), device, begin + 0.5) as session:
-        assert session.build([Candidate("sleeps")], math.inf) == {}
-        assert time.monotonic() - begin < 5  # it would sleep for an hour, and be ended after ten seconds
-    with measurer.session(doubles.workload(), device) as session:
-        assert isinstance(session.build([Candidate("vector")], math.inf)[Candidate("vector")], Built)
+def test_nothing_begins_after_the_deadline_and_what_runs_then_is_cut_off(doubles, device):
+    """Without deadlines, what hangs here would do so for an hour."""
+    hang, vector = Candidate("hang"), Candidate("vector")
+    with LocalMeasurer(
+        builders=1,
+        schedule="doubles:schedule",
+        search_path=[doubles.DIRECTORY],
+        build_limit_s=3600,
+        run_limit_s=3600,
+    ) as measurer:
+        with measurer.session(doubles.workload(), device) as session:
+            assert session.build([vector], time.monotonic() - 1) == {}
+        with measurer.session(doubles.workload(), device, time.monotonic() + 0.5) as session:
+            assert session.build([Candidate("sleeps")], math.inf) == {}
+        with measurer.session(doubles.workload(), device) as session:
+            assert isinstance(session.build([DEFAULT, hang, vector], math.inf)[vector], Built)
+            assert isinstance(session.time(vector, 0.001, math.inf), Timing)
+            session.deadline = time.monotonic() + 0.5
+            assert session.time(hang, 0.001, math.inf).kind == FailureKind.TIMEOUT
+
+
+def test_while_the_machine_stands_still_no_job_runs_out_of_its_time(doubles, device, monkeypatch):
+    """A clock that leaps ahead is what a process sees that was frozen, together with its workers."""
+
+    class Leaping:
+        leaps = 0
+
+        def monotonic(self):
+            self.leaps += 1
+            return time.monotonic() + 1000.0 * self.leaps
+
+    with PatientMeasurer(builders=1, schedule="doubles:schedule", search_path=[doubles.DIRECTORY]) as measurer:
+        monkeypatch.setattr("subtune.measure.process.time", Leaping())
+        with measurer.session(doubles.workload(), device) as session:
+            assert isinstance(session.build([Candidate("vector")], math.inf)[Candidate("vector")], Built)
+            assert isinstance(session.time(Candidate("vector"), 0.001, math.inf), Timing)
 
 
 def test_without_a_linker_the_runner_compiles_the_module_itself(doubles, device, monkeypatch, tmp_path):

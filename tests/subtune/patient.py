@@ -1,0 +1,35 @@
+"""A measurer whose outcomes are those of the candidates, however slow the machine is while a test runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from subtune.candidate import Candidate
+from subtune.measure import LocalMeasurer
+
+HANGING = ("hang", "sleeps")
+"""Templates of the tests that never end."""
+
+
+class PatientMeasurer(LocalMeasurer):
+    """Ends what hangs after a second, and gives everything else minutes."""
+
+    @contextmanager
+    def session(self, workload: Any, device: Any, deadline: float = math.inf) -> Iterator[Any]:
+        with super().session(workload, device, deadline) as session:
+            time = session.time
+
+            def time_within(candidate: Candidate, seconds: float, stop_above_s: float) -> Any:
+                self.run_limit_s = _limit_s(candidate)
+                return time(candidate, seconds, stop_above_s)
+
+            session.time = time_within
+            session._build_limit = _limit_s
+            yield session
+
+
+def _limit_s(candidate: Candidate) -> float:
+    return 1.0 if candidate.template in HANGING else 300.0
