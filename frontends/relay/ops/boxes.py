@@ -9,7 +9,6 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from subtune.frontends.onnx.ops.node import Expr, array_const, dtype, is_float, rank, shape
-from subtune.frontends.relay.ops.attributes import one_int
 from subtune.frontends.relay.ops.call import Call, Converter
 from subtune.frontends.relay.ops.suppress import first_of, rows_at
 
@@ -108,7 +107,7 @@ def multibox_transform_loc(call: Call) -> tuple[Expr, Expr]:
 
 def yolo_reorg(call: Call) -> Expr:
     """(n, c, h, w) -> (n, c s², h/s, w/s) in Darknet's order of elements, which is no space-to-depth."""
-    stride = one_int(call, "stride", 1)
+    stride = call.one_int("stride", 1)
     batch, channels, height, width = shape(call.x)
     if stride < 1 or channels % (stride * stride) or height % stride or width % stride:
         call.refuse(f"reorders shape {list(shape(call.x))} by stride {stride}")

@@ -14,7 +14,7 @@ import numpy as np
 from tvm import relax
 
 from subtune.frontends.onnx.ops.converters import CONVERTERS as ONNX
-from subtune.frontends.onnx.ops.node import Expr, Node, Refused, dtype, known_array
+from subtune.frontends.onnx.ops.node import SUPPORTED_DTYPES, Expr, Node, Refused, axis_in, dtype, known_array
 
 Value: TypeAlias = Any
 """A normalised Relax expression, or a tuple of values: Relay's tuples exist only while importing."""
@@ -66,30 +66,54 @@ class Call:
         """An attribute; Relay's own default has to be given, since text printed by hand may leave it out."""
         return self.attrs.get(name, default)
 
-    def ints(self, name: str, count: int, default: int = 1) -> list[int]:
-        """An attribute of `count` integers; one alone stands for all, none at all for the default."""
+    def ints(self, name: str) -> list[int] | None:
+        """A list of integers; one integer is a list of one. None where the attribute is absent."""
         value = self.attr(name)
-        values = list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
-        values = values or [default]
+        if value is None:
+            return None
+        return [self._int(name, item) for item in (value if isinstance(value, list | tuple) else [value])]
+
+    def need_ints(self, name: str) -> list[int]:
+        """`ints` of an attribute that Relay has no default for."""
+        found = self.ints(name)
+        return self.refuse(f"lacks its attribute {name}") if found is None else found
+
+    def one_int(self, name: str, default: int | None = None) -> int:
+        """One integer; a list of one counts."""
+        found = self.ints(name)
+        if found is None:
+            return self.refuse(f"lacks its attribute {name}") if default is None else default
+        return found[0] if len(found) == 1 else self.refuse(f"has {name}={found}, where one integer belongs")
+
+    def axis(self, ndim: int, default: int | None = None, name: str = "axis") -> int:
+        """The attribute `axis` as an index of `ndim` axes."""
+        return axis_in(self.one_int(name, default), ndim)
+
+    def per_axis(self, name: str, count: int, default: int = 1) -> list[int]:
+        """An attribute of `count` integers; one alone stands for all, none at all for the default."""
+        values = self.ints(name) or [default]
         if len(values) not in (1, count):
             self.refuse(f"has {name} {values} for {count} axes")
-        if any(not isinstance(v, int | float) or abs(v) > _LARGEST for v in values):
+        if any(abs(value) > _LARGEST for value in values):
             self.refuse(f"has {name} {values}, which is out of range")
-        return [int(v) for v in (values * count if len(values) == 1 else values)]
+        return values * count if len(values) == 1 else values
 
     def pads(self, count: int, name: str = "padding") -> tuple[list[int], list[int]]:
         """Pads at the start and at the end: one for all, one per axis for both ends, or all of them."""
         value = self.attr(name)
         if isinstance(value, (list, tuple)) and len(value) == 2 * count > 1:
-            ends = self.ints(name, 2 * count)
+            ends = self.per_axis(name, 2 * count)
             return ends[:count], ends[count:]
-        both = self.ints(name, count, 0)
+        both = self.per_axis(name, count, 0)
         return both, list(both)
 
-    def dtype(self, default: str, name: str = "out_dtype") -> str:
+    def dtype(self, default: str, name: str = "dtype") -> str:
         """A dtype attribute; absent, None, "" and void mean the default."""
         value = self.attr(name)
-        return default if value in (None, "", "void", "None", "handle") else str(value)
+        if value in (None, "", "void", "None", "handle"):
+            return default
+        value = "bool" if value == "uint1" else value
+        return str(value) if value in SUPPORTED_DTYPES else self.refuse(f"has {name} {value}, which is not supported")
 
     def text(self, name: str, default: str) -> str:
         """A string attribute; None and "" mean the default."""
@@ -103,6 +127,18 @@ class Call:
         """The value of argument `index` if it is a constant, else None."""
         value = self.args[index] if index < len(self.args) else None
         return None if value is None or isinstance(value, tuple) else known_array(value, {})
+
+    def known_ints(self, index: int, what: str) -> list[int]:
+        """The value of argument `index`, a constant that decides a shape, as a flat list."""
+        value = self.known(index)
+        if value is None:
+            self.refuse(f"needs {what} (its argument {index}) at compile time")
+        return [self._int(what, item) for item in value.reshape(-1).tolist()]
+
+    def _int(self, name: str, item: Any) -> int:
+        if isinstance(item, bool) or not isinstance(item, int | float) or item % 1 != 0:
+            self.refuse(f"has {name} with {item!r}, which is no integer")
+        return int(item)
 
     def emit(self, expr: Expr) -> Expr:
         """Binds `expr` to a variable, so that its shape and dtype are known."""

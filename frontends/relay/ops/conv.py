@@ -17,7 +17,7 @@ _CONVS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
 def convolution(spatial: int) -> Converter:
     def convert(call: Call) -> Expr:
         x, w = widened(call, call.arg(0), call.arg(1))
-        return call.cast(convolve(call, x, w, spatial), call.dtype(dtype(call.x)))
+        return call.cast(convolve(call, x, w, spatial), call.dtype(dtype(call.x), "out_dtype"))
 
     return convert
 
@@ -28,7 +28,7 @@ def widened(call: Call, x: Expr, w: Expr) -> tuple[Expr, Expr]:
         call.refuse(f"has dtypes {dtype(x)} and {dtype(w)}")
     if is_float(x):
         return x, call.cast(w, dtype(x))
-    wide = "int64" if "int64" in (dtype(x), dtype(w), call.dtype("int32")) else "int32"
+    wide = "int64" if "int64" in (dtype(x), dtype(w), call.dtype("int32", "out_dtype")) else "int32"
     return call.cast(x, wide), call.cast(w, wide)
 
 
@@ -46,7 +46,7 @@ def convolve(call: Call, x: Expr, w: Expr, spatial: int) -> Expr:
     channels = shape(x)[layout.index("C")]
     w = _weights(call, w, f"OI{first(spatial)[2:]}", channels)
     before, after = call.pads(spatial)
-    strides, dilation = call.ints("strides", spatial), call.ints("dilation", spatial)
+    strides, dilation = call.per_axis("strides", spatial), call.per_axis("dilation", spatial)
     for axis, i in zip(spatial_axes(layout), range(spatial), strict=True):
         reach = (shape(w)[2 + i] - 1) * dilation[i] + 1
         if reach > shape(x)[axis] + before[i] + after[i] or min(before[i], after[i]) < 0:
@@ -94,7 +94,7 @@ def _weights(call: Call, w: Expr, order: str, channels: int) -> Expr:
 def transposed_convolution(spatial: int) -> Converter:
     def convert(call: Call) -> Expr:
         x, w = widened(call, call.arg(0), call.arg(1))
-        return call.cast(convolve_transposed(call, x, w, spatial), call.dtype(dtype(call.x)))
+        return call.cast(convolve_transposed(call, x, w, spatial), call.dtype(dtype(call.x), "out_dtype"))
 
     return convert
 
@@ -105,10 +105,10 @@ def convolve_transposed(call: Call, x: Expr, w: Expr, spatial: int) -> Expr:
     x = permuted(call, x, layout, first(spatial))
     w = _transposed_weights(call, w, spatial, shape(x)[1])
     before, after = call.pads(spatial)
-    strides, dilation = call.ints("strides", spatial), call.ints("dilation", spatial)
-    extra, groups = call.ints("output_padding", spatial, 0), groups_of(call)
+    strides, dilation = call.per_axis("strides", spatial), call.per_axis("dilation", spatial)
+    extra, groups = call.per_axis("output_padding", spatial, 0), groups_of(call)
     if is_float(x):
-        wide = call.dtype(dtype(x))
+        wide = call.dtype(dtype(x), "out_dtype")
         if wide in ("float32", "float64"):
             x, w = call.cast(x, wide), call.cast(w, wide)
         y = call.onnx(

@@ -8,7 +8,6 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from subtune.frontends.onnx.ops.node import Expr, const, dtype, rank, shape
-from subtune.frontends.relay.ops.attributes import axis_of, known_ints, need_ints, one_int
 from subtune.frontends.relay.ops.call import Call, Converter
 from subtune.frontends.relay.ops.known import small
 from subtune.frontends.relay.ops.movement import to_shape
@@ -22,27 +21,27 @@ def _tiled(call: Call, reps: list[int]) -> Expr:
 
 
 def tile(call: Call) -> Expr:
-    return _tiled(call, need_ints(call, "reps"))
+    return _tiled(call, call.need_ints("reps"))
 
 
 def dyn_tile(call: Call) -> Expr:
-    return _tiled(call, known_ints(call, 1, "its reps"))
+    return _tiled(call, call.known_ints(1, "its reps"))
 
 
 def repeat(call: Call) -> Expr:
     """Every element several times in a row, along an axis or flattened."""
-    x, count = call.x, one_int(call, "repeats")
+    x, count = call.x, call.one_int("repeats")
     if count < 1:
         call.refuse(f"has repeats {count}")
     if call.attr("axis") is None:
         x, axis = to_shape(call, x, [prod(shape(x))]), 0
     else:
-        axis = axis_of(call, rank(x))
+        axis = call.axis(rank(x))
     return relax.op.repeat(x, count, axis) if count > 1 else x
 
 
 def reverse(call: Call) -> Expr:
-    x, axis = call.x, axis_of(call, rank(call.x))
+    x, axis = call.x, call.axis(rank(call.x))
     if small(x) is None:
         return relax.op.flip(x, axis)
     extent = shape(x)[axis]
@@ -52,7 +51,7 @@ def reverse(call: Call) -> Expr:
 def reverse_sequence(call: Call) -> Expr:
     """Lengths below 1 count as 1, those beyond the axis as the axis."""
     x = call.x
-    time, batch = axis_of(call, rank(x), 1, "seq_axis"), axis_of(call, rank(x), 0, "batch_axis")
+    time, batch = call.axis(rank(x), 1, "seq_axis"), call.axis(rank(x), 0, "batch_axis")
     lengths = call.cast(call.arg(1), "int64")
     lengths = call.emit(relax.op.maximum(lengths, const(1, "int64")))
     lengths = call.emit(relax.op.minimum(lengths, const(shape(x)[time], "int64")))
@@ -62,7 +61,7 @@ def reverse_sequence(call: Call) -> Expr:
 def sequence_mask(call: Call) -> Expr:
     """Elements from the batch entry's length on become mask_value; time on axis 0 or 1, the batch on the other."""
     x, lengths = call.x, call.arg(1)
-    axis = one_int(call, "axis", 0)
+    axis = call.one_int("axis", 0)
     if axis not in (0, 1) or rank(x) < 2 or shape(lengths) != (shape(x)[1 - axis],):
         call.refuse(f"masks shape {list(shape(x))} by {list(shape(lengths))} along axis {axis}")
     fill = tirx.const(call.attr("mask_value", 0.0), dtype(x))
@@ -79,8 +78,8 @@ def sequence_mask(call: Call) -> Expr:
 
 def sliding_window(call: Call) -> Expr:
     """All windows over the axes from `axis` on: (…, windows…, window…)."""
-    x, axis = call.x, axis_of(call, rank(call.x))
-    window, strides = need_ints(call, "window_shape"), need_ints(call, "strides")
+    x, axis = call.x, call.axis(rank(call.x))
+    window, strides = call.need_ints("window_shape"), call.need_ints("strides")
     slid = shape(x)[axis:]
     if not len(window) == len(strides) == len(slid) or any(
         w < 1 or w > d or s < 1 for w, d, s in zip(window, slid, strides, strict=False)
@@ -105,7 +104,7 @@ def matrix_set_diag(call: Call) -> Expr:
     Diagonals shorter than a row stand at its left or right end, as the two alignments say; the uppermost comes first.
     """
     x, diagonal = call.x, call.arg(1)
-    k1, k2 = one_int(call, "k1", 0), one_int(call, "k2", 0)
+    k1, k2 = call.one_int("k1", 0), call.one_int("k2", 0)
     rows, columns = shape(x)[-2:]
     above_right = bool(call.attr("super_diag_right_align", True))
     below_right = bool(call.attr("sub_diag_right_align", False))

@@ -8,7 +8,6 @@ import numpy as np
 from tvm import relax
 
 from subtune.frontends.onnx.ops.node import Expr, array_const, const, dtype, numpy_dtype, rank, shape
-from subtune.frontends.relay.ops.attributes import dtype_of, known_ints, need_ints
 from subtune.frontends.relay.ops.call import Call, Converter
 from subtune.frontends.relay.ops.known import MAX_ELEMENTS, small
 from subtune.frontends.relay.ops.movement import broadcast, to_shape
@@ -27,8 +26,8 @@ def _plain(value: float) -> Converter:
     """zeros and ones: the shape is an attribute, or the one argument."""
 
     def convert(call: Call) -> Expr:
-        dims = known_ints(call, 0, "its shape") if call.args else need_ints(call, "shape")
-        return _filled(call, dims, value, dtype_of(call, "float32"))
+        dims = call.known_ints(0, "its shape") if call.args else call.need_ints("shape")
+        return _filled(call, dims, value, call.dtype("float32"))
 
     return convert
 
@@ -47,11 +46,11 @@ def _full(call: Call, dims: list[int] | tuple[int, ...], fill: Expr, to: str) ->
 
 
 def full(call: Call) -> Expr:
-    return _full(call, need_ints(call, "shape"), call.x, dtype_of(call, dtype(call.x)))
+    return _full(call, call.need_ints("shape"), call.x, call.dtype(dtype(call.x)))
 
 
 def dyn_full(call: Call) -> Expr:
-    return _full(call, known_ints(call, 1, "its shape"), call.x, dtype_of(call, dtype(call.x)))
+    return _full(call, call.known_ints(1, "its shape"), call.x, call.dtype(dtype(call.x)))
 
 
 def full_like(call: Call) -> Expr:
@@ -66,17 +65,17 @@ def arange(call: Call) -> Expr:
     start, stop, step = (b.reshape(-1)[0].item() for b in bounds if b is not None)
     if step == 0:
         call.refuse("has step 0")
-    to = dtype_of(call, dtype(call.x))
+    to = call.dtype(dtype(call.x))
     count = max(0, ceil((stop - start) / step))
     return array_const((start + np.arange(count) * step).astype(numpy_dtype(to)))
 
 
 def shape_of(call: Call) -> Expr:
-    return array_const(np.asarray(shape(call.x), dtype=numpy_dtype(dtype_of(call, "int32"))))
+    return array_const(np.asarray(shape(call.x), dtype=numpy_dtype(call.dtype("int32"))))
 
 
 def ndarray_size(call: Call) -> Expr:
-    return const(prod(shape(call.x)), dtype_of(call, "int32"))
+    return const(prod(shape(call.x)), call.dtype("int32"))
 
 
 def meshgrid(call: Call) -> tuple[Expr, ...]:

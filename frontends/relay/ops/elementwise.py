@@ -19,7 +19,6 @@ from subtune.frontends.onnx.ops.node import (
     numpy_dtype,
     shape,
 )
-from subtune.frontends.relay.ops.attributes import dtype_of, need_ints, one_int
 from subtune.frontends.relay.ops.call import Call, Converter
 from subtune.frontends.relay.ops.twin import cast_to, one_dtype, twin
 
@@ -113,7 +112,7 @@ def where(call: Call) -> Expr:
 
 
 def cast(call: Call) -> Expr:
-    return cast_to(call, call.x, dtype_of(call, dtype(call.x)))
+    return cast_to(call, call.x, call.dtype(dtype(call.x)))
 
 
 def cast_like(call: Call) -> Expr:
@@ -121,7 +120,7 @@ def cast_like(call: Call) -> Expr:
 
 
 def reinterpret(call: Call) -> Expr:
-    to = dtype_of(call, dtype(call.x))
+    to = call.dtype(dtype(call.x))
     return call.x if to == dtype(call.x) else call.onnx("BitCast", call.x, to=_element_type(to))
 
 
@@ -149,7 +148,7 @@ def clip(call: Call) -> Expr:
 
 def fixed_point_multiply(call: Call) -> Expr:
     """round(x * multiplier * 2**(shift - 31)), halves upwards, in 64-bit integers."""
-    multiplier, shift = one_int(call, "multiplier"), one_int(call, "shift")
+    multiplier, shift = call.one_int("multiplier"), call.one_int("shift")
 
     def one(v: Any) -> Any:
         wide = v.astype("int64") << tirx.const(max(shift, 0), "int64")
@@ -169,7 +168,7 @@ def _rounded_shift(product: Any, count: Any) -> Any:
 
 def fixed_point_multiply_per_axis(call: Call) -> Expr:
     """As `fixed_point_multiply`, with multiplier and shifts (left, right) per entry of the quantised axes."""
-    axes = need_ints(call, "axes")
+    axes = call.need_ints("axes")
     left, right = bool(call.attr("is_lshift_required", False)), bool(call.attr("is_rshift_required", False))
 
     def whole(t: Any, y: Any, lefts: Any, rights: Any) -> Any:

@@ -9,7 +9,6 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from subtune.frontends.onnx.ops.node import Expr, array_const, axis_in, const, dtype, is_float, numpy_dtype, rank, shape
-from subtune.frontends.relay.ops.attributes import axis_of, dtype_of, known_ints, need_ints, one_int
 from subtune.frontends.relay.ops.call import Call, Converter
 from subtune.frontends.relay.ops.known import small
 from subtune.frontends.relay.ops.movement import broadcast, to_shape
@@ -30,14 +29,14 @@ def _placed(index: Any, extent: int, mode: str) -> Any:
 def take(call: Call) -> Expr:
     """Modes: "clip" (and "fast", which promises indices within bounds) and "wrap"."""
     x, index = call.arg(0), call.arg(1)
-    mode, batch = call.attr("mode", "clip"), one_int(call, "batch_dims", 0)
+    mode, batch = call.attr("mode", "clip"), call.one_int("batch_dims", 0)
     if mode not in ("clip", "fast", "wrap"):
         call.refuse(f"has mode {mode!r}")
     mode = "wrap" if mode == "wrap" else "clip"
     if call.attr("axis") is None:
         x, axis = to_shape(call, x, [prod(shape(x))]), 0
     else:
-        axis = axis_of(call, rank(x))
+        axis = call.axis(rank(x))
     batch = batch + rank(index) if batch < 0 else batch
     value, known = small(x), small(index)
     if value is not None and known is not None and not batch:
@@ -66,7 +65,7 @@ def _index(call: Call, position: int) -> Expr:
 
 
 def gather(call: Call) -> Expr:
-    axis = axis_of(call, rank(call.x))
+    axis = call.axis(rank(call.x))
     if rank(call.arg(1)) != rank(call.x):
         call.refuse(f"has indices of rank {rank(call.arg(1))} for rank {rank(call.x)}")
     return call.onnx("GatherElements", call.x, _index(call, 1), axis=axis)
@@ -80,7 +79,7 @@ def _index_last(call: Call, position: int) -> Expr:
 
 
 def gather_nd(call: Call) -> Expr:
-    batch = one_int(call, "batch_dims", 0)
+    batch = call.one_int("batch_dims", 0)
     if shape(call.arg(1))[0] + batch > rank(call.x):
         call.refuse(f"indexes {shape(call.arg(1))[0]} axes after {batch} of rank {rank(call.x)}")
     return call.onnx("GatherND", call.x, _index_last(call, 1), batch_dims=batch)
@@ -96,7 +95,7 @@ def _reduction_of(call: Call, name: str) -> str:
 
 def scatter_elements(call: Call) -> Expr:
     x, updates = call.x, call.arg(2)
-    axis = axis_of(call, rank(x), 0)
+    axis = call.axis(rank(x), 0)
     index = _index(call, 1)
     if call.attr("reduction") == "mean":
         return relax.op.scatter_elements(x, index, updates, axis=axis, reduction="mean")
@@ -107,7 +106,7 @@ def _scatter(reduction: str) -> Converter:
     """The operators that `scatter_elements` replaced."""
 
     def convert(call: Call) -> Expr:
-        axis = axis_of(call, rank(call.x), 0)
+        axis = call.axis(rank(call.x), 0)
         return call.onnx("ScatterElements", call.x, _index(call, 1), call.arg(2), axis=axis, reduction=reduction)
 
     return convert
@@ -145,8 +144,8 @@ def adv_index(call: Call) -> Expr:
 def _one_hot(call: Call, depth: int) -> Expr:
     """`on` where the new axis has the index, else `off`; an index outside the depth is off everywhere."""
     index, on, off = call.arg(0), call.arg(1), call.arg(2)
-    to = dtype_of(call, dtype(on))
-    axis = axis_in(one_int(call, "axis", -1), rank(index) + 1)
+    to = call.dtype(dtype(on))
+    axis = axis_in(call.one_int("axis", -1), rank(index) + 1)
     dims = [*shape(index)[:axis], depth, *shape(index)[axis:]]
 
     def whole(at: Any, high: Any, low: Any) -> Any:
@@ -161,11 +160,11 @@ def _one_hot(call: Call, depth: int) -> Expr:
 
 
 def one_hot(call: Call) -> Expr:
-    return _one_hot(call, one_int(call, "depth", 1))
+    return _one_hot(call, call.one_int("depth", 1))
 
 
 def dyn_one_hot(call: Call) -> Expr:
-    return _one_hot(call, known_ints(call, 3, "its depth")[0])
+    return _one_hot(call, call.known_ints(3, "its depth")[0])
 
 
 def invert_permutation(call: Call) -> Expr:
@@ -180,7 +179,7 @@ def invert_permutation(call: Call) -> Expr:
 
 def unravel_index(call: Call) -> Expr:
     """Coordinates (one row per axis of the shape) of flat indices."""
-    index, dims = call.x, known_ints(call, 1, "the shape it counts in")
+    index, dims = call.x, call.known_ints(1, "the shape it counts in")
     strides = [prod(dims[axis + 1 :]) for axis in range(len(dims))]
 
     def whole(at: Any) -> Any:
@@ -209,11 +208,11 @@ def _dense(call: Call, dims: list[int], values: Expr, default: Expr | None) -> E
 
 
 def sparse_to_dense(call: Call) -> Expr:
-    return _dense(call, need_ints(call, "output_shape"), call.arg(1), call.arg(2) if len(call.args) > 2 else None)
+    return _dense(call, call.need_ints("output_shape"), call.arg(1), call.arg(2) if len(call.args) > 2 else None)
 
 
 def dyn_sparse_to_dense(call: Call) -> Expr:
-    dims = known_ints(call, 3 if len(call.args) > 3 else 2, "its shape")
+    dims = call.known_ints(3 if len(call.args) > 3 else 2, "its shape")
     return _dense(call, dims, call.arg(1), call.arg(2) if len(call.args) > 3 else None)
 
 

@@ -33,7 +33,7 @@ def _flags(call: Call) -> tuple[bool, bool]:
 
 def matrix_product(call: Call, a: Expr, b: Expr, transpose_a: bool, transpose_b: bool) -> Expr:
     """In the dtype that the call asks for, else in a's; sums are in float32 or in int32 at least."""
-    wanted = call.dtype(dtype(a))
+    wanted = call.dtype(dtype(a), "out_dtype")
     return call.cast(summed_product(call, a, b, transpose_a, transpose_b, wanted), wanted)
 
 

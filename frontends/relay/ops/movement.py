@@ -8,13 +8,6 @@ import numpy as np
 from tvm import relax
 
 from subtune.frontends.onnx.ops.node import Expr, array_const, axis_in, const, dtype, rank, shape
-from subtune.frontends.relay.ops.attributes import (
-    axis_of,
-    ints,
-    known_ints,
-    need_ints,
-    one_int,
-)
 from subtune.frontends.relay.ops.call import Call, Converter
 from subtune.frontends.relay.ops.known import MAX_ELEMENTS, small
 from subtune.frontends.relay.ops.twin import one_dtype
@@ -83,18 +76,18 @@ def new_shape(call: Call, old: tuple[int, ...], code: list[int], allowzero: bool
 def reshape(call: Call) -> Expr:
     if call.attr("newshape") is None and len(call.args) > 1:
         return dyn_reshape(call)
-    dims = new_shape(call, shape(call.x), need_ints(call, "newshape"), bool(call.attr("allowzero", False)))
+    dims = new_shape(call, shape(call.x), call.need_ints("newshape"), bool(call.attr("allowzero", False)))
     return to_shape(call, call.x, dims)
 
 
 def dyn_reshape(call: Call) -> Expr:
-    code = known_ints(call, 1, "its target shape")
+    code = call.known_ints(1, "its target shape")
     return to_shape(call, call.x, new_shape(call, shape(call.x), code, bool(call.attr("allowzero", False))))
 
 
 def reverse_reshape(call: Call) -> Expr:
     """The entries are matched with the dimensions from the right."""
-    code = need_ints(call, "newshape")
+    code = call.need_ints("newshape")
     if -4 in code:
         call.refuse("splits a dimension from the right")
     dims = new_shape(call, shape(call.x)[::-1], code[::-1], bool(call.attr("allowzero", False)))
@@ -106,7 +99,7 @@ def reshape_like(call: Call) -> Expr:
     old, like = shape(call.x), shape(call.arg(1))
 
     def bound(name: str, dims: tuple[int, ...], default: int) -> int:
-        value = default if call.attr(name) is None else one_int(call, name)
+        value = default if call.attr(name) is None else call.one_int(name)
         return value + len(dims) if value < 0 else value
 
     head = old[: bound("lhs_begin", old, 0)]
@@ -117,7 +110,7 @@ def reshape_like(call: Call) -> Expr:
 
 def transpose(call: Call) -> Expr:
     x = call.x
-    axes = ints(call, "axes")
+    axes = call.ints("axes")
     perm = list(range(rank(x)))[::-1] if axes is None else [axis_in(a, rank(x)) for a in axes]
     if sorted(perm) != list(range(rank(x))):
         call.refuse(f"has axes {axes} for rank {rank(x)}")
@@ -135,25 +128,25 @@ def _squeezed(call: Call, axes: list[int] | None) -> Expr:
 
 
 def squeeze(call: Call) -> Expr:
-    return _squeezed(call, ints(call, "axis"))
+    return _squeezed(call, call.ints("axis"))
 
 
 def dyn_squeeze(call: Call) -> Expr:
-    return _squeezed(call, known_ints(call, 1, "its axes"))
+    return _squeezed(call, call.known_ints(1, "its axes"))
 
 
 def _expanded(call: Call, axis: int) -> Expr:
-    count, dims = one_int(call, "num_newaxis", 1), list(shape(call.x))
+    count, dims = call.one_int("num_newaxis", 1), list(shape(call.x))
     at = axis_in(axis, len(dims) + 1)
     return to_shape(call, call.x, [*dims[:at], *[1] * count, *dims[at:]])
 
 
 def expand_dims(call: Call) -> Expr:
-    return _expanded(call, one_int(call, "axis"))
+    return _expanded(call, call.one_int("axis"))
 
 
 def dyn_expand_dims(call: Call) -> Expr:
-    return _expanded(call, known_ints(call, 1, "its axis")[0])
+    return _expanded(call, call.known_ints(1, "its axis")[0])
 
 
 def _joinable(call: Call) -> tuple[Expr, ...]:
@@ -168,7 +161,7 @@ def _joinable(call: Call) -> tuple[Expr, ...]:
 
 def concatenate(call: Call) -> Expr:
     parts = _joinable(call)
-    axis = axis_of(call, rank(parts[0]), 0)
+    axis = call.axis(rank(parts[0]), 0)
     if len({shape(p)[:axis] + shape(p)[axis + 1 :] for p in parts}) > 1:
         call.refuse(f"joins shapes {[list(shape(p)) for p in parts]} along axis {axis}")
     full = [p for p in parts if 0 not in shape(p)] or [parts[0]]
@@ -178,7 +171,7 @@ def concatenate(call: Call) -> Expr:
 def stack(call: Call) -> Expr:
     """Concatenates along a new axis."""
     parts = _joinable(call)
-    axis = axis_of(call, rank(parts[0]) + 1, 0)
+    axis = call.axis(rank(parts[0]) + 1, 0)
     if len({shape(p) for p in parts}) > 1:
         call.refuse(f"stacks shapes {[list(shape(p)) for p in parts]}")
     dims = shape(parts[0])
@@ -202,11 +195,11 @@ def broadcast(call: Call, x: Expr, target: list[int] | tuple[int, ...]) -> Expr:
 
 
 def broadcast_to(call: Call) -> Expr:
-    return broadcast(call, call.x, need_ints(call, "shape"))
+    return broadcast(call, call.x, call.need_ints("shape"))
 
 
 def dyn_broadcast_to(call: Call) -> Expr:
-    return broadcast(call, call.x, known_ints(call, 1, "its target shape"))
+    return broadcast(call, call.x, call.known_ints(1, "its target shape"))
 
 
 def broadcast_to_like(call: Call) -> Expr:
@@ -226,8 +219,8 @@ def _collapsed(call: Call, target: list[int]) -> Expr:
 
 
 def collapse_sum_to(call: Call) -> Expr:
-    target = ints(call, "shape")
-    return _collapsed(call, known_ints(call, 1, "its target shape") if target is None else target)
+    target = call.ints("shape")
+    return _collapsed(call, call.known_ints(1, "its target shape") if target is None else target)
 
 
 def collapse_sum_like(call: Call) -> Expr:

@@ -9,7 +9,6 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from subtune.frontends.onnx.ops.node import Expr, array_const, const, dtype, shape
-from subtune.frontends.relay.ops.attributes import one_int
 from subtune.frontends.relay.ops.call import Call, Converter, Value
 from subtune.frontends.relay.ops.slices import Range, cut
 from subtune.frontends.relay.ops.suppress import Overlap, first_of, greedy, rows_at, within
@@ -60,7 +59,7 @@ def get_valid_counts(call: Call) -> tuple[Expr, ...]:
     """Boxes whose score is above the threshold (and whose id is not negative) first, in their order; -1 beyond."""
     data = _boxes(call)
     threshold = tirx.const(_scalar(call, 1, "score_threshold", 0.0), dtype(data))
-    score, index = one_int(call, "score_index", 1), one_int(call, "id_index", 0)
+    score, index = call.one_int("score_index", 1), call.one_int("id_index", 0)
     if index < 0:
         flags = _flag(call, lambda i, s: s > threshold, _column(call, data, score))
     else:
@@ -122,8 +121,8 @@ def non_max_suppression(call: Call) -> Value:
     rows, n, _ = shape(data)
     limit = _limit(call, 3, "max_output_size", n)
     threshold = _scalar(call, 4, "iou_threshold", 0.5)
-    score, index = one_int(call, "score_index", 1), one_int(call, "id_index", 0)
-    top = one_int(call, "top_k", -1)
+    score, index = call.one_int("score_index", 1), call.one_int("id_index", 0)
+    top = call.one_int("top_k", -1)
     if threshold <= 0:
         order = array_const(np.tile(np.arange(n, dtype=np.int32), (rows, 1)))
         stays, valid = _flag(call, lambda i, *_: tirx.const(True, "bool"), _column(call, data, 0)), count
@@ -138,7 +137,7 @@ def non_max_suppression(call: Call) -> Value:
         ids = None if same else _column(call, boxes, index)
         if ids is not None:  # what has no id makes nothing go, and goes for nothing: its id is its own
             ids = _own_ids(call, ids)
-        corners = _corners(call, boxes, one_int(call, "coord_start", 2))
+        corners = _corners(call, boxes, call.one_int("coord_start", 2))
         stays, _ = greedy(call, corners, valid, live, ids, Overlap(threshold), limit)
     if call.attr("return_indices", True):
         return _indices(call, order, stays, valid)

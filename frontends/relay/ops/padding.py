@@ -93,7 +93,7 @@ def mirror_pad(call: Call) -> Expr:
 def dilate(call: Call) -> Expr:
     """`strides` apart, with `dilation_value` in between."""
     x = call.x
-    strides, fill = call.ints("strides", rank(x)), call.attr("dilation_value", 0.0)
+    strides, fill = call.per_axis("strides", rank(x)), call.attr("dilation_value", 0.0)
     dims = [(d - 1) * s + 1 for d, s in zip(shape(x), strides, strict=True)]
 
     def whole(t: Any) -> Any:

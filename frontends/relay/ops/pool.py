@@ -81,7 +81,7 @@ def _reduced(call: Call, x: Expr, window: Window, kind: str) -> Expr:
 def _window(call: Call, spatial: tuple[int, ...]) -> Window:
     """In ceil mode the last window may begin in the end padding, unlike ONNX's."""
     n = len(spatial)
-    kernel, strides, dilation = call.ints("pool_size", n), call.ints("strides", n), call.ints("dilation", n)
+    kernel, strides, dilation = call.per_axis("pool_size", n), call.per_axis("strides", n), call.per_axis("dilation", n)
     before, after = call.pads(n)
     out, reach = [], []
     for i, extent in enumerate(spatial):
@@ -123,7 +123,7 @@ def adaptive_pool(kind: str, spatial: int) -> Converter:
         layout = _layout(call, spatial)
         extents = [shape(call.x)[axis] for axis in spatial_axes(layout)]
         size = call.attr("output_size")
-        sizes = extents if size in (None, [], ()) else call.ints("output_size", spatial)
+        sizes = extents if size in (None, [], ()) else call.per_axis("output_size", spatial)
         if sizes == extents:
             return call.x
         if all(s == 1 for s in sizes):

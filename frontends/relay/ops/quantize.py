@@ -30,12 +30,12 @@ Quantum = tuple[Expr, Expr]  # scale and zero point
 def conv2d(call: Call) -> Expr:
     """(x - its zero) with (w - its zero), summed in integers; pads are zeros after the subtraction."""
     x = shifted(call, call.x, _one(call, call.arg(2)))
-    return call.cast(convolve(call, x, _weights(call, "OIHW"), 2), call.dtype("int32"))
+    return call.cast(convolve(call, x, _weights(call, "OIHW"), 2), call.dtype("int32", "out_dtype"))
 
 
 def conv2d_transpose(call: Call) -> Expr:
     x = shifted(call, call.x, _one(call, call.arg(2)))
-    return call.cast(convolve_transposed(call, x, _weights(call, "IOHW"), 2), call.dtype("int32"))
+    return call.cast(convolve_transposed(call, x, _weights(call, "IOHW"), 2), call.dtype("int32", "out_dtype"))
 
 
 def _one(call: Call, zero: Expr) -> Expr:
@@ -70,7 +70,7 @@ def batch_matmul(call: Call) -> Expr:
 
 
 def _product(call: Call, x: Expr, y: Expr) -> Expr:
-    wanted = call.dtype("int32")
+    wanted = call.dtype("int32", "out_dtype")
     return call.cast(summed_product(call, x, y, False, True, wanted), wanted)
 
 

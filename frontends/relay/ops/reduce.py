@@ -10,7 +10,6 @@ import numpy as np
 from tvm import relax
 
 from subtune.frontends.onnx.ops.node import Expr, array_const, axis_in, const, dtype, is_float, rank, shape
-from subtune.frontends.relay.ops.attributes import axis_of, dtype_of, ints
 from subtune.frontends.relay.ops.call import Call, Converter
 from subtune.frontends.relay.ops.known import small
 from subtune.frontends.relay.ops.movement import to_shape
@@ -19,7 +18,7 @@ from subtune.frontends.relay.ops.twin import cast_to, indices
 
 def _axes(call: Call, ndim: int) -> list[int]:
     """The axes that are reduced: all where none are named, the others with `exclude`."""
-    named = ints(call, "axis")
+    named = call.ints("axis")
     if not named:
         if call.attr("exclude", False):
             call.refuse("excludes no axes")
@@ -92,11 +91,11 @@ def variance(call: Call) -> Expr:
 
 def _cumulative(op: str) -> Converter:
     def convert(call: Call) -> Expr:
-        x = cast_to(call, call.x, dtype_of(call, dtype(call.x)))
+        x = cast_to(call, call.x, call.dtype(dtype(call.x)))
         x = call.emit(x)
         if call.attr("axis") is None:
             x = to_shape(call, x, [prod(shape(x))])
-        axis = axis_of(call, rank(x), 0)
+        axis = call.axis(rank(x), 0)
         return call.onnx(op, x, const(axis, "int64"), exclusive=int(bool(call.attr("exclusive", False))))
 
     return convert

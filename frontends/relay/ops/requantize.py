@@ -159,12 +159,12 @@ def _fraction(factor: float) -> tuple[int, int]:
 
 def quantize(call: Call) -> Expr:
     axis = call.attr("axis", -1)
-    return quantised(call, call.x, call.arg(1), call.arg(2), call.dtype("int8"), axis)
+    return quantised(call, call.x, call.arg(1), call.arg(2), call.dtype("int8", "out_dtype"), axis)
 
 
 def dequantize(call: Call) -> Expr:
     y = dequantised(call, call.x, call.arg(1), call.arg(2), call.attr("axis", -1))
-    to = call.dtype("float32")
+    to = call.dtype("float32", "out_dtype")
     if to == "float16":
         y = call.emit(relax.op.clip(y, -65504.0, 65504.0))
     return call.cast(y, to)
@@ -177,7 +177,7 @@ def requantize(call: Call) -> Expr:
     if rounding not in ("UPWARD", "TONEAREST") or compute not in ("int64", "float32", "float64"):
         call.refuse(f"has rounding {rounding} and compute_dtype {compute}")
     source, target = (call.arg(1), call.arg(2)), (call.arg(3), call.arg(4))
-    to, axis = call.dtype("int8"), call.attr("axis", -1)
+    to, axis = call.dtype("int8", "out_dtype"), call.attr("axis", -1)
     return requantised(call, call.x, source, target, to, axis, rounding, compute)
 
 

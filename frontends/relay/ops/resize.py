@@ -25,7 +25,7 @@ def resize(spatial: int) -> Converter:
     def convert(call: Call) -> Expr:
         return resized(
             call,
-            call.ints("size", spatial),
+            call.per_axis("size", spatial),
             call.text("method", "linear"),
             call.text("coordinate_transformation_mode", "half_pixel"),
             "round" if call.attr("rounding_method") is None else str(call.attr("rounding_method")),
@@ -41,7 +41,7 @@ def old_resize(call: Call) -> Expr:
     if call.attr("align_corners"):
         transform = "align_corners"
     rounding = "round" if call.attr("rounding_method") is None else str(call.attr("rounding_method"))
-    return resized(call, call.ints("size", 2), method.removeprefix("bi"), transform, rounding)
+    return resized(call, call.per_axis("size", 2), method.removeprefix("bi"), transform, rounding)
 
 
 def upsampling(spatial: int) -> Converter:
@@ -88,7 +88,7 @@ def resized(call: Call, sizes: list[int], method: str, transform: str, rounding:
     roi = call.attr("roi") if transform == "tf_crop_and_resize" else None
     if transform == "tf_crop_and_resize" and (roi is None or len(roi) != 2 * len(sizes)):
         call.refuse(f"has roi {roi}")
-    wanted = call.dtype(dtype(x))
+    wanted = call.dtype(dtype(x), "out_dtype")
     interpolated = x if method == "nearest_neighbor" or is_float(x) else call.cast(x, "float32")
     y = call.onnx(
         "Resize",

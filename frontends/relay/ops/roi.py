@@ -10,7 +10,6 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from subtune.frontends.onnx.ops.node import Expr, const, dtype, shape
-from subtune.frontends.relay.ops.attributes import need_ints, one_int
 from subtune.frontends.relay.ops.boxes import numbers
 from subtune.frontends.relay.ops.call import Call, Converter
 from subtune.frontends.relay.ops.movement import to_shape
@@ -25,7 +24,7 @@ def _f(value: float) -> Any:
 
 
 def _pooled(call: Call) -> tuple[int, int]:
-    size = need_ints(call, "pooled_size")
+    size = call.need_ints("pooled_size")
     return (size[0], size[-1]) if len(size) in (1, 2) else call.refuse(f"has pooled_size {size}")
 
 
@@ -50,7 +49,7 @@ def roi_align(call: Call) -> Expr:
     pixels across a bin.
     """
     x, rois = _regions(call)
-    mode, ratio = call.attr("mode", "avg"), one_int(call, "sample_ratio", -1)
+    mode, ratio = call.attr("mode", "avg"), call.one_int("sample_ratio", -1)
     if mode not in ("avg", "max"):
         call.refuse(f"has mode {mode!r}")
     rows, columns = _pooled(call)
@@ -196,16 +195,16 @@ def proposal(call: Call) -> Expr:
     """
     prob, deltas, info = call.arg(0), call.arg(1), call.arg(2)
     scales, ratios = numbers(call, "scales", [4.0, 8.0, 16.0, 32.0]), numbers(call, "ratios", [0.5, 1.0, 2.0])
-    stride, smallest = one_int(call, "feature_stride", 16), float(call.attr("rpn_min_size", 16))
+    stride, smallest = call.one_int("feature_stride", 16), float(call.attr("rpn_min_size", 16))
     anchors = _anchors(scales, ratios, stride)
     batch, _, height, width = shape(prob)
     per_pixel = len(anchors)
     if shape(prob)[1] != 2 * per_pixel or shape(deltas) != (batch, 4 * per_pixel, height, width):
         call.refuse(f"has {per_pixel} anchors for {list(shape(prob))} and {list(shape(deltas))}")
     n = height * width * per_pixel
-    before = one_int(call, "rpn_pre_nms_top_n", 6000)
+    before = call.one_int("rpn_pre_nms_top_n", 6000)
     before = min(before, n) if before > 0 else n
-    after = one_int(call, "rpn_post_nms_top_n", 300)
+    after = call.one_int("rpn_post_nms_top_n", 300)
     boxes = call.te(
         lambda p, d, i, a: _proposed(p, d, i, a, stride, smallest, bool(call.attr("iou_loss", False))),
         prob,

@@ -43,7 +43,7 @@ def crop_and_resize(call: Call) -> Expr:
     method = call.text("method", "bilinear")
     if method not in ("bilinear", "nearest_neighbor"):
         call.refuse(f"has method {method}")
-    rows, columns = call.ints("crop_size", 2)
+    rows, columns = call.per_axis("crop_size", 2)
     if min(rows, columns) < 2:
         call.refuse(f"crops to {rows} x {columns}, where Relay divides by zero")
     (boxes,) = _float32(call, call.arg(1))
@@ -72,7 +72,7 @@ def crop_and_resize(call: Call) -> Expr:
         return te.compute((shape(boxes)[0], shape(x)[1], rows, columns), one, name="crop_and_resize")
 
     y = call.te(whole, x, boxes, call.cast(call.arg(2), "int32"))
-    return permuted(call, call.cast(y, call.dtype(dtype(call.x))), "NCHW", layout)
+    return permuted(call, call.cast(y, call.dtype(dtype(call.x), "out_dtype")), "NCHW", layout)
 
 
 def grid_sample(call: Call) -> Expr:
@@ -97,7 +97,7 @@ def grid_sample(call: Call) -> Expr:
 
 def affine_grid(call: Call) -> Expr:
     """The matrices (N, 2, 3) times every (x, y, 1) of a grid over [-1, 1]."""
-    rows, columns = call.ints("target_shape", 2)
+    rows, columns = call.per_axis("target_shape", 2)
     if min(rows, columns) < 2 or rows * columns > 1 << 26:
         call.refuse(f"has target_shape {[rows, columns]}")
     y, x = np.meshgrid(np.linspace(-1, 1, rows), np.linspace(-1, 1, columns), indexing="ij")
@@ -113,8 +113,8 @@ def dilation(call: Call) -> Expr:
     if sorted(kernel_layout) != sorted("IHW"):
         call.refuse(f"has kernel_layout {kernel_layout}")
     x, w = permuted(call, call.x, layout, "NCHW"), permuted(call, call.arg(1), kernel_layout, "IHW")
-    wide = call.dtype(dtype(call.x))
-    strides, steps = call.ints("strides", 2), call.ints("dilations", 2)
+    wide = call.dtype(dtype(call.x), "out_dtype")
+    strides, steps = call.per_axis("strides", 2), call.per_axis("dilations", 2)
     before, after = call.pads(2)
     dims, kernel = shape(x), shape(w)[1:]
     out = [(dims[2 + i] + before[i] + after[i] - (kernel[i] - 1) * steps[i] - 1) // strides[i] + 1 for i in range(2)]
@@ -144,7 +144,7 @@ def deformable_convolution(call: Call) -> Expr:
     x, offset, w = _float32(call, call.x, call.arg(1), call.arg(2))
     x, offset = permuted(call, x, layout, "NCHW"), permuted(call, offset, layout, "NCHW")
     w = permuted(call, w, order, "OIHW")
-    strides, steps, (before, _) = call.ints("strides", 2), call.ints("dilation", 2), call.pads(2)
+    strides, steps, (before, _) = call.per_axis("strides", 2), call.per_axis("dilation", 2), call.pads(2)
     groups, parts = groups_of(call), int(call.attr("deformable_groups", 1))
     batch, channels, height, width = shape(x)
     (out, each, kh, kw), (rows, columns) = shape(w), shape(offset)[2:]
@@ -171,7 +171,7 @@ def deformable_convolution(call: Call) -> Expr:
     pixels = call.emit(relax.op.reshape(pixels, (batch, groups, depth, rows * columns)))
     weights = call.emit(relax.op.reshape(w, (groups, out // groups, depth)))
     y = call.emit(relax.op.reshape(relax.op.matmul(weights, pixels), (batch, out, rows, columns)))
-    return permuted(call, call.cast(y, call.dtype(dtype(call.x))), "NCHW", layout)
+    return permuted(call, call.cast(y, call.dtype(dtype(call.x), "out_dtype")), "NCHW", layout)
 
 
 def correlation(call: Call) -> Expr:

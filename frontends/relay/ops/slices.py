@@ -11,7 +11,6 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from subtune.frontends.onnx.ops.node import Expr, array_const, axis_in, const, dtype, rank, shape
-from subtune.frontends.relay.ops.attributes import axis_of, ints, known_ints, need_ints
 from subtune.frontends.relay.ops.call import Call, Converter
 from subtune.frontends.relay.ops.known import small
 
@@ -94,20 +93,20 @@ def ranges_of(
 def strided_slice(call: Call) -> Expr:
     if len(call.args) > 1:
         return dyn_strided_slice(call)
-    begin, end = need_ints(call, "begin"), need_ints(call, "end")
-    return cut(call, call.x, ranges_of(call, shape(call.x), begin, end, ints(call, "strides"), ints(call, "axes")))
+    begin, end = call.need_ints("begin"), call.need_ints("end")
+    return cut(call, call.x, ranges_of(call, shape(call.x), begin, end, call.ints("strides"), call.ints("axes")))
 
 
 def dyn_strided_slice(call: Call) -> Expr:
-    begin, end = known_ints(call, 1, "its begin"), known_ints(call, 2, "its end")
-    strides = known_ints(call, 3, "its strides") if len(call.args) > 3 else None
-    return cut(call, call.x, ranges_of(call, shape(call.x), begin, end, strides, ints(call, "axes")))
+    begin, end = call.known_ints(1, "its begin"), call.known_ints(2, "its end")
+    strides = call.known_ints(3, "its strides") if len(call.args) > 3 else None
+    return cut(call, call.x, ranges_of(call, shape(call.x), begin, end, strides, call.ints("axes")))
 
 
 def slice_like(call: Call) -> Expr:
     """x cut to the other's extents along `axes`, or along all that the other has."""
     x, like = call.x, shape(call.arg(1))
-    axes = ints(call, "axes") or list(range(len(like)))
+    axes = call.ints("axes") or list(range(len(like)))
     at = [axis_in(a, rank(x)) for a in axes]
     if any(a >= len(like) or like[a] > shape(x)[a] for a in at):
         call.refuse(f"cannot cut {list(shape(x))} to {list(like)} along axes {axes}")
@@ -117,12 +116,12 @@ def slice_like(call: Call) -> Expr:
 def split(call: Call) -> tuple[Expr, ...]:
     """Into equal sections, or at indices."""
     x = call.x
-    axis = axis_of(call, rank(x), 0)
+    axis = call.axis(rank(x), 0)
     extent, given = shape(x)[axis], call.attr("indices_or_sections")
     if isinstance(given, list | tuple):
-        bounds = [0, *need_ints(call, "indices_or_sections"), extent]
+        bounds = [0, *call.need_ints("indices_or_sections"), extent]
     else:
-        (count,) = need_ints(call, "indices_or_sections")
+        (count,) = call.need_ints("indices_or_sections")
         if count < 1 or extent % count:
             call.refuse(f"splits {extent} into {count} sections")
         bounds = list(range(0, extent + 1, extent // count))
@@ -134,8 +133,8 @@ def split(call: Call) -> tuple[Expr, ...]:
 def strided_set(call: Call) -> Expr:
     """x with `v` written where the slice begin:end:strides lies."""
     x, v = call.x, call.arg(1)
-    begin, end = known_ints(call, 2, "its begin"), known_ints(call, 3, "its end")
-    strides = known_ints(call, 4, "its strides") if len(call.args) > 4 else None
+    begin, end = call.known_ints(2, "its begin"), call.known_ints(3, "its end")
+    strides = call.known_ints(4, "its strides") if len(call.args) > 4 else None
     ranges = ranges_of(call, shape(x), begin, end, strides, None)
     dims = list(shape(x))
     for r in ranges:

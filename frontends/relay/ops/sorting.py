@@ -8,27 +8,26 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from subtune.frontends.onnx.ops.node import Expr, array_const, const, dtype, rank, shape
-from subtune.frontends.relay.ops.attributes import axis_of, dtype_of, known_ints, one_int
 from subtune.frontends.relay.ops.call import Call, Converter, Value
 
 
 def sort(call: Call) -> Expr:
-    axis = axis_of(call, rank(call.x), -1)
+    axis = call.axis(rank(call.x), -1)
     return relax.op.sort(call.x, axis=axis, descending=not call.attr("is_ascend", True))
 
 
 def argsort(call: Call) -> Expr:
-    x, to = call.x, dtype_of(call, "int32")
+    x, to = call.x, call.dtype("int32")
     narrow = to if to in ("int32", "int64") else "int32"
     descending = not call.attr("is_ascend", True)
-    found = call.emit(relax.op.argsort(x, axis=axis_of(call, rank(x), -1), descending=descending, dtype=narrow))
+    found = call.emit(relax.op.argsort(x, axis=call.axis(rank(x), -1), descending=descending, dtype=narrow))
     return call.cast(found, to)
 
 
 def _top(call: Call, k: int) -> Value:
     """The k first in order (all where k < 1): values, indices or both."""
-    x, to = call.x, dtype_of(call, "int32")
-    axis = axis_of(call, rank(x), -1)
+    x, to = call.x, call.dtype("int32")
+    axis = call.axis(rank(x), -1)
     k = shape(x)[axis] if k < 1 else k
     kind = call.attr("ret_type", "both")
     if kind not in ("both", "values", "indices"):
@@ -45,17 +44,17 @@ def _top(call: Call, k: int) -> Value:
 
 
 def topk(call: Call) -> Value:
-    return _top(call, one_int(call, "k", 1))
+    return _top(call, call.one_int("k", 1))
 
 
 def dyn_topk(call: Call) -> Value:
-    return _top(call, known_ints(call, 1, "its k")[0])
+    return _top(call, call.known_ints(1, "its k")[0])
 
 
 def searchsorted(call: Call) -> Expr:
     """How many entries of the ordered innermost axis come before each value; `right` counts equal ones too."""
     ordered, values = call.arg(0), call.arg(1)
-    to, right = dtype_of(call, "int32"), bool(call.attr("right", False))
+    to, right = call.dtype("int32"), bool(call.attr("right", False))
     if dtype(ordered) != dtype(values):
         call.refuse(f"mixes {dtype(ordered)} and {dtype(values)}")
     shared = rank(ordered) > 1
