@@ -144,7 +144,8 @@ def _launches(host: str) -> list[tuple[str, list[str], dict[str, int]]]:
 
 
 def _library(source: str, launches: list[Any], folder: Path) -> Path:
-    code = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?uchar (\w+)\[\];", r"uchar* \1 = emu::dynamic;", source)
+    code = re.sub(r"__shared__ (alignas\(\d+\)) ", r"\1 __shared__ ", source)
+    code = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];", r"\1* \2 = (\1*)emu::dynamic;", code)
     code = _without_assembly(code.replace("#include <mma.h>", "").replace("#include <cuda.h>", ""))
     text = [f'#include "{Path(__file__).with_name("cuda_on_cpu.h")}"', code]
     for index, (name, args, extents) in enumerate(launches):
