@@ -488,8 +488,8 @@ def _verification(
         import onnx
 
         model = onnx.load(source, load_external_data=False)
-    own = precision_reference(precision, source, shapes, device) if precision in _HALVES else None
-    return _Verification(reference, integer_limits(model), device.exact_math, precision, own)
+    plain = precision_reference(precision, source, shapes, device) if precision in _HALVES else None
+    return _Verification(reference, integer_limits(model), device.exact_math, precision, plain)
 
 
 def precision_reference(precision: str, source: Any, shapes: Shapes | None, device: CPUModel) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from subtune.build.cuda_compiler import headers_home
 from subtune.build.lower_cuda import pipeline
 from subtune.devices.cuda import CUDAModel
 from subtune.kernel import Kernel, NotApplicable
@@ -38,10 +39,7 @@ _GUARD = 64
 @cache
 def toolkit() -> str:
     """The directory of CUDA's headers, "" without them or without a C++ compiler."""
-    nvcc = shutil.which("nvcc")
-    roots = [os.environ.get("CUDA_PATH", ""), "/usr/local/cuda", str(Path(nvcc).resolve().parents[1]) if nvcc else ""]
-    found = [f"{root}/include" for root in roots if root and Path(root, "include/cuda_fp16.h").is_file()]
-    return found[0] if found and shutil.which("g++") else ""
+    return f"{home}/include" if (home := headers_home()) and shutil.which("g++") else ""
 
 
 def run(kernel: Kernel, inputs: list[np.ndarray], workload: Workload, device: CUDAModel, folder: Path) -> list[Any]:
