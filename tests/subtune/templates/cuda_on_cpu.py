@@ -15,6 +15,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import tvm
@@ -97,14 +98,8 @@ def _guarded(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _source(func: Any, device: CUDAModel) -> str:
-    before = os.environ.get("TVM_COMPILE_FORCE_FALLBACK")
-    os.environ["TVM_COMPILE_FORCE_FALLBACK"] = "1"
-    try:
+    with patch.dict(os.environ, TVM_COMPILE_FORCE_FALLBACK="1"):  # the source is all that is wanted
         lib = tvm.compile(func.with_attr("global_symbol", "main"), device.target(), tir_pipeline=pipeline())
-    finally:
-        os.environ.pop("TVM_COMPILE_FORCE_FALLBACK")
-        if before is not None:
-            os.environ["TVM_COMPILE_FORCE_FALLBACK"] = before
     return str(lib.mod.imports[0].inspect_source())
 
 

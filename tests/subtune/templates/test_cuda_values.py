@@ -33,18 +33,18 @@ def check(workload: Workload, kernel: Kernel, device: CUDAModel, folder: Path, k
         assert disagreement(out, right.astype(out.dtype), False, tolerance) == ""
 
 
-SMALL = ("tails", "odd", "batch", "prologue", "sums in half", "bfloat16", "int8", "int8 packed", "packed",
-         "convolution", "three channels", "float32 async", "float32 convolution", "half on CUDA cores",
-         "masked", "masked float32")  # fmt: skip
+PRODUCTS = ("tails", "bfloat16", "int8 packed", "convolution", "three channels", "float32 async", "masked",
+            "masked float32")  # fmt: skip
+FLOAT32 = ("3x3", "few channels", "dense nn", "F(4)", "F(2), tails")
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", PRODUCTS)
 def test_products(name: str, tmp_path: Path) -> None:
     workload, _ = test_cuda_gemm.CASES[name]
     check(workload, test_cuda_gemm.scheduled(name, A100), A100, tmp_path)
 
 
-@pytest.mark.parametrize("name", fma_workloads.CASES)
+@pytest.mark.parametrize("name", FLOAT32)
 def test_float32(name: str, tmp_path: Path) -> None:
     workload, candidate = fma_workloads.CASES[name]
     kernel = templates.schedule(workload, candidate, A100)
