@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,14 @@ _HALF_LIMITS = {"bf16": (5e-2, 0.99), "fp16": (1e-2, 0.9999)}
 of roundings to eight bits lose: few percent of the largest value at worst, and next to nothing of the direction. A
 wrong kernel loses both. float16 has three bits more."""
 
+_BORNE = (0.1, 0.99)
+"""Up to where a model's own sensitivity excuses an error of a half precision. A deep network of convolutions and norms
+loses more than the limits above with the best of kernels (the zoo's U-Net 1.3e-2 in float16, 8e-2 in bfloat16): it is
+then compared with what default schedules lose in the same precision. Beyond a tenth of the largest value the precision
+is not for the model."""
+_ORDER = 2.0
+"""Times that: two correct orders of summation round differently, and their largest errors are draws of one kind."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutputError:
@@ -40,6 +48,8 @@ class OutputError:
     tolerance: float
     cosine: float = 1.0
     min_cosine: float = 0.0
+    own_rel: float = 0.0
+    """What the precision loses by itself, with default schedules; 0.0 where nobody had to ask."""
 
     @property
     def is_within(self) -> bool:
@@ -65,6 +75,11 @@ class VerifyReport:
     def min_cosine(self) -> float:
         """The least cosine similarity of an output; measured in bf16 mode only."""
         return min((o.cosine for o in self.outputs), default=1.0)
+
+    @property
+    def own_rel(self) -> float:
+        """The largest error of the precision itself, where an output was compared with that; else 0.0."""
+        return max((o.own_rel for o in self.outputs), default=0.0)
 
 
 def output_error(name: str, got: np.ndarray, expected: np.ndarray, precision: str = "fp32") -> OutputError:
@@ -106,6 +121,16 @@ def _half_error(
     return OutputError(name, dtype, worst, worst / (largest or 1.0), tolerance, cosine, least_cosine)
 
 
+def _excused(error: OutputError, own: OutputError) -> OutputError:
+    """`error` with limits that follow from what default schedules lose; the cosine falls with the error's square."""
+    if not error.min_cosine or not own.min_cosine:  # an integer, or no number at all
+        return error
+    most, least = _BORNE
+    tolerance = max(error.tolerance, min(most, _ORDER * own.max_rel))
+    cosine = min(error.min_cosine, max(least, 1 - _ORDER**2 * (1 - own.cosine)))
+    return replace(error, tolerance=tolerance, min_cosine=cosine, own_rel=own.max_rel)
+
+
 def verify(
     artifact: Artifact,
     reference: Reference,
@@ -114,21 +139,31 @@ def verify(
     limits: Mapping[str, int] | None = None,
     seeds: tuple[int, ...] = (0,),
     precision: str = "fp32",
+    own: Reference | None = None,
 ) -> VerifyReport:
     """Run both on the same random inputs, once per seed, and report the largest error of each output.
 
+    Args:
+        own: the model in the same half precision with default schedules; called where an output is above its limit.
+
     Raises VerificationError naming every output above its tolerance (1e-4 float32, 2e-2 float16, integers exact;
-    in bf16 mode 5e-2 of the largest value and a cosine similarity of 0.99, in fp16 mode 1e-2 and 0.9999).
+    in bf16 mode 5e-2 of the largest value and a cosine similarity of 0.99, in fp16 mode 1e-2 and 0.9999, in both up to
+    twice what `own` loses, but never above 0.1).
     """
     worst: dict[str, OutputError] = {}
     for seed in seeds:
         inputs = random_inputs(artifact.inputs, seed, limits)
         got, expected = artifact.run(inputs), reference(inputs)
+        plain: Mapping[str, np.ndarray] | None = None
         for spec in artifact.outputs:
             if spec.name not in expected:
                 raise VerificationError(f"{reference_name} has no output {spec.name}: it is not the same model")
             error = output_error(spec.name, got[spec.name], expected[spec.name], precision)
-            if spec.name not in worst or error.max_rel > worst[spec.name].max_rel:
+            if own and not error.is_within:
+                plain = plain or own(inputs)
+                error = _excused(error, output_error(spec.name, plain[spec.name], expected[spec.name], precision))
+            known = worst.get(spec.name)
+            if known is None or (error.is_within, -error.max_rel) < (known.is_within, -known.max_rel):
                 worst[spec.name] = error
     report = VerifyReport(reference_name, tuple(worst.values()))
     if wrong := [error for error in report.outputs if not error.is_within]:

@@ -10,6 +10,7 @@ import numpy as np
 from subtune import cuda_api
 from subtune.measure.cuda_source import binary, grid_for, is_float_kind
 from subtune.measure.guarded import CANARY, GUARD_BYTES, as_bytes, numpy_dtype
+from subtune.measure.verdict import MASKED
 
 _U64 = ctypes.c_uint64
 
@@ -70,19 +71,27 @@ class Judge:
         return int(self._launch("checksum", words, _U64(buffer.address), _U64(words))[0])
 
     def scale(self, reference: GpuBuffer, dtype: str, is_adversarial: bool) -> float:
-        """What an error counts against beside the element itself: the finite reference's RMS, or its maximum."""
+        """What an error counts against beside the element itself: the finite reference's RMS, or its maximum.
+
+        What is masked does not count, as long as something else does.
+        """
         kind = is_float_kind(reference.dtype)
         if kind is None:
             return 0.0
         count = _elements(reference)
         arguments = (_U64(reference.address), _U64(count), ctypes.c_int(kind))
-        limit = ctypes.c_double(_limit(dtype))
-        finite, bits, _ = self._launch("summarise", count, *arguments, ctypes.c_double(1.0), limit)
+        bounds = ctypes.c_double(1.0), ctypes.c_double(_limit(dtype))
+        finite, bits, _ = self._launch("summarise", count, *arguments, *bounds)
         largest = float(np.array(bits, np.uint64).view(np.float64))
         if is_adversarial or not finite or largest == 0.0:
             return largest
-        _, _, sum_bits = self._launch("summarise", count, *arguments, ctypes.c_double(largest), limit)
-        return largest * float(np.sqrt(float(np.array(sum_bits, np.uint64).view(np.float64)) / int(finite)))
+        unit = min(largest, MASKED)
+        for most in (min(_limit(dtype), MASKED), _limit(dtype)):
+            bounds = ctypes.c_double(unit), ctypes.c_double(most)
+            seen, _, sum_bits = self._launch("summarise", count, *arguments, *bounds)
+            if total := float(np.array(sum_bits, np.uint64).view(np.float64)):
+                return unit * float(np.sqrt(total / int(seen)))
+        return largest
 
     def disagreement(
         self, out: GpuBuffer, reference: GpuBuffer, tolerance: float, scale: float, is_adversarial: bool

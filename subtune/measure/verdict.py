@@ -13,18 +13,22 @@ TOLERANCE_TF32 = 5e-3
 TOLERANCE_SUMS_OF_FLOAT8 = 2e-2
 """Hopper's tensor cores keep about 14 bits of a sum of float8 products: measured 4e-4 over 512, the more the longer."""
 
+MASKED = 1e18
+"""Magnitudes that masks put where nothing is to be seen (-3.4e38): errors elsewhere do not count against them."""
 
-def disagreement(out: np.ndarray, ref: np.ndarray, is_adversarial: bool) -> str:
+
+def disagreement(out: np.ndarray, ref: np.ndarray, is_adversarial: bool, tolerance: float = 0.0) -> str:
     """What is wrong with `out`, in words; empty when it agrees with `ref`.
 
-    |out - ref| <= tolerance * (|ref| + scale). The scale is the root mean square of the finite reference, and
-    its maximum on adversarial inputs, whose magnitudes differ by many decades so that sums cancel. Where the
-    reference is NaN the output must be NaN, and where it is infinite equally infinite; on adversarial inputs,
-    whose sums may overflow in one order and not in another, it may there be anything.
+    |out - ref| <= tolerance * (|ref| + scale), the tolerance that of the dtype unless one is given. The scale is the
+    root mean square of the finite reference (without what is masked, if there is more), and its maximum on adversarial
+    inputs, whose magnitudes differ by many decades so that sums cancel. Where the reference is NaN the output must be
+    NaN, and where it is infinite equally infinite; on adversarial inputs, whose sums may overflow in one order and not
+    in another, it may there be anything.
     """
     if ref.dtype.kind in "iub":
         return _first(np.atleast_1d(out != ref), out, ref)
-    tolerance = TOLERANCE.get(ref.dtype.name, TOLERANCE_OTHER)
+    tolerance = tolerance or TOLERANCE.get(ref.dtype.name, TOLERANCE_OTHER)
     wide = np.float64 if ref.dtype == np.float64 else np.float32
     with np.errstate(all="ignore"):
         got, want = np.atleast_1d(out.astype(wide)), np.atleast_1d(ref.astype(wide))
@@ -33,7 +37,10 @@ def disagreement(out: np.ndarray, ref: np.ndarray, is_adversarial: bool) -> str:
         largest = float(magnitude[finite].max()) if finite.any() else 0.0
         scale = largest
         if not is_adversarial and largest > 0:
-            scale = largest * float(np.sqrt(np.mean(np.square(want[finite] / largest))))
+            seen = finite & (magnitude <= MASKED)
+            counted = magnitude[seen if magnitude[seen].any() else finite].astype(np.float64)
+            unit = float(counted.max())
+            scale = unit * float(np.sqrt(np.mean(np.square(counted / unit))))
         wrong = ~(np.abs(got - want) <= tolerance * (magnitude + wide(scale)))
         if is_adversarial:
             wrong &= finite

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -77,3 +78,24 @@ def test_what_needs_more_gets_the_others(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(nvcc, "compile_cuda", compile_cuda)
     assert cuda_compiler._compiled("source of a kernel") == b"code"
     assert calls == [True, False]
+
+
+def test_headers_are_found_beside_a_compiler_or_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvcc may be a script that calls another, and NVRTC's package needs no toolkit: TVM finds neither's headers."""
+
+    def has_headers(root: Path) -> Path:
+        (root / "include").mkdir(parents=True)
+        (root / "include" / "cuda_runtime.h").touch()
+        return root
+
+    toolkit, package = tmp_path / "toolkit", has_headers(tmp_path / "nvidia" / "cu13")
+    script, compiler = tmp_path / "bin" / "nvcc", toolkit / "bin" / "nvcc"
+    spec = SimpleNamespace(submodule_search_locations=[str(package.parent)])
+    monkeypatch.setattr(cuda_compiler, "USUAL", tmp_path / "usual")
+    monkeypatch.setattr(cuda_compiler, "find_spec", lambda _: spec)
+    for nvcc, expected in ((None, package), (script, package), (compiler, has_headers(toolkit))):
+        monkeypatch.setattr(cuda_compiler.shutil, "which", lambda _, nvcc=nvcc: nvcc and str(nvcc))
+        assert cuda_compiler.headers_home.__wrapped__() == str(expected)
+    has_headers(cuda_compiler.USUAL)
+    monkeypatch.setattr(cuda_compiler.shutil, "which", lambda _: None)
+    assert cuda_compiler.headers_home.__wrapped__() == str(cuda_compiler.USUAL)

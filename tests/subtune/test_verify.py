@@ -8,6 +8,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from subtune.artifact import load
+from subtune.compile import precision_reference
+from subtune.devices.cpu import CPU
 from subtune.errors import VerificationError
 from subtune.random_inputs import random_inputs
 from subtune.tensorspec import TensorSpec
@@ -79,6 +81,53 @@ class TestVerify:
     def test_onnxruntime_that_cannot_run_the_model_is_no_reference(self):
         pytest.importorskip("onnxruntime")
         assert onnxruntime_reference(b"not a model") is None
+
+
+class TestWhatAPrecisionLosesByItself:
+    """The limit is 1e-2 of the largest value in float16; a model may lose more by its own nature."""
+
+    @staticmethod
+    def off_by(share, reference):
+        """The right outputs, with one element off by `share` of the largest value."""
+
+        def run(inputs):
+            found = {name: np.array(array) for name, array in reference(inputs["x"]).items()}
+            for array in found.values():
+                array.flat[int(np.argmin(np.abs(array)))] += np.float32(share * np.abs(array).max())
+            return found
+
+        return run
+
+    @pytest.mark.parametrize(("error", "own", "passes"), [
+        (0.02, 0.015, True), (0.02, 0.005, False), (0.02, 0.0, False), (0.2, 0.2, False), (0.2, np.nan, False),
+    ])  # fmt: skip
+    def test_excuses_as_much_twice_and_no_more(self, small_artifact, reference, error, own, passes):
+        def check():
+            away, loses = self.off_by(error, reference), self.off_by(error - own, reference)
+            return verify(load(small_artifact), away, "numpy", precision="fp16", own=loses)
+
+        if passes:
+            report = check()
+            assert report.own_rel == pytest.approx(own, rel=0.05)
+            assert report.max_rel > report.own_rel
+        else:
+            with pytest.raises(VerificationError, match="tolerance"):
+                check()
+
+    @pytest.mark.parametrize(("precision", "eps"), [("fp16", 2**-11), ("bf16", 2**-8)])
+    def test_is_what_default_schedules_make_of_it(self, small_model, reference, precision, eps):
+        own = precision_reference(precision, small_model, None, CPU("auto", threads=1))
+        x = random_inputs([TensorSpec("x", (4, 32), "float32")])["x"]
+        for name, right in reference(x).items():
+            error = output_error(name, own({"x": x})[name], right, precision).max_rel
+            assert eps / 30 < error < 4 * eps
+
+    def test_is_not_asked_where_the_error_is_small(self, small_artifact, reference):
+        def never(inputs):
+            raise AssertionError("it takes seconds to build")
+
+        report = verify(load(small_artifact), self.off_by(0.005, reference), "numpy", precision="fp16", own=never)
+        assert report.own_rel == 0.0
 
 
 class TestInputs:

@@ -22,7 +22,7 @@ from subtune.templates.cuda.tirx_pipeline import lower_by_kind
 PIPELINE = "subtune_cuda"
 _WARP_BUFFERS = 12  # the sums, and A and B once per stage before and after the steady loop
 
-_CONFIG = {"tirx.use_async_copy": True, "tirx.disable_cse_tir": True}
+CONFIG = {"tirx.use_async_copy": True, "tirx.disable_cse_tir": True}
 
 
 def s_tir_passes() -> tuple[Any, ...]:
@@ -51,7 +51,7 @@ def s_tir_passes() -> tuple[Any, ...]:
 def lower_s_tir(mod: Any) -> Any:
     """All functions of `mod`, which are scheduled, through `s_tir_passes`."""
     context = tvm.transform.PassContext.current()
-    config = {**dict(context.config), **_CONFIG}
+    config = {**dict(context.config), **CONFIG}
     with tvm.transform.PassContext(opt_level=context.opt_level, config=config):
         return tvm.ir.transform.Sequential(s_tir_passes())(mod)
 

@@ -125,7 +125,8 @@ def source_of(
     if info.b.param < 0 or len(stages.producers) > int(info.a.param < 0):
         return NotApplicable("an operand is computed before it is read")
     merged = gemm_view(info)
-    assert not isinstance(merged, NotApplicable)
+    if isinstance(merged, NotApplicable):
+        return merged
     if info.a.param >= 0:
         return info.a.param, tuple(d.extent for d in merged.a), (0,) * len(merged.a)
     block = sch.get(stages.producers[0])

@@ -31,6 +31,17 @@ def test_rounding_is_allowed_and_ten_times_the_tolerance_is_not(dtype):
     assert "[3, 7]" in disagreement(far, ref, False)
 
 
+def test_what_is_masked_excuses_nothing():
+    """GPT-2's scores: -3.4e38 where a token may not look. The root mean square would be that of the mask."""
+    ref = REF.copy()
+    ref[:, 25:] = np.finfo(np.float32).min
+    assert disagreement(ref.copy(), ref, False) == ""
+    assert "[3, 7]" in disagreement(changed(9.0, ref=ref), ref, False)
+    assert "[3, 30]" in disagreement(changed(0.0, (3, 30), ref), ref, False)
+    zeros = np.where(ref < -1e18, ref, np.float32(0))
+    assert disagreement(changed(1e-3, ref=zeros), zeros, False) == ""
+
+
 def test_one_wrong_element_is_named_with_both_values():
     text = disagreement(changed(9.0), REF, False)
     assert text.startswith("1 of 2000 elements are wrong, the first at [3, 7]: 9.0 where the default schedule gives")

@@ -12,7 +12,7 @@ from subtune.workload import CONSTANT_ARGS_ATTR, Workload
 def product(
     m: int, n: int, k: int, layout: str = "nt", dtype: str = "float16", acc: str = "float32", out: str = "",
     batch: int = 0, bias: bool = False, residual: bool = False, relu: bool = False, scale: bool = False,
-    constant: bool = False,
+    constant: bool = False, mask: bool = False,
 ) -> Workload:  # fmt: skip
     """C[m, n] = epilogue(A @ B). `layout`: n or t for A, then for B; nt is A[m, k], B[n, k]."""
     lead = (batch,) if batch else ()
@@ -33,7 +33,7 @@ def product(
         return te.sum(cast(x) * cast(y), axis=kk)
 
     c = te.compute((*lead, m, n), value, name="c")
-    return _finish([a, b], c, acc, out or dtype, dtype, bias, residual, relu, constant)
+    return _finish([a, b], c, acc, out or dtype, dtype, bias, residual, relu, constant, mask)
 
 
 def convolution(
@@ -71,8 +71,9 @@ def convolution(
 
 
 def _finish(
-    args: list[Any], c: Any, acc: str, out: str, dtype: str, bias: bool, residual: bool, relu: bool, constant: bool
-) -> Workload:
+    args: list[Any], c: Any, acc: str, out: str, dtype: str, bias: bool, residual: bool, relu: bool, constant: bool,
+    mask: bool = False,
+) -> Workload:  # fmt: skip
     def stage(name: str, what: Any, source: Any) -> Any:
         return te.compute(source.shape, lambda *i: what(source(*i), *i), name=name)
 
@@ -87,6 +88,10 @@ def _finish(
         c = stage("added", lambda value, *i: value + r(*i).astype(acc), c)
     if relu:
         c = stage("activated", lambda value, *i: te.max(value, tirx.const(0, acc)), c)
+    if mask:
+        seen = te.placeholder(c.shape[-2:], "bool", name="seen")
+        args.append(seen)
+        c = stage("masked", lambda value, *i: tirx.Select(seen(*i[-2:]), value, tirx.const(-1, acc)), c)
     if out != acc:
         c = stage("rounded", lambda value, *i: value.astype(out), c)
     func = te.create_prim_func([*args, c])

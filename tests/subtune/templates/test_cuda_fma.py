@@ -102,6 +102,7 @@ REASONS = [
     (product(64, 64, 64, "nn", **FP32), "fma", CUDA("H100"), "no product of float32 with a constant"),
     (product(64, 64, 64, "tn", constant=True, **FP32), "fma", CUDA("H100"), "not contiguous along k"),
     (product(64, 10, 64, "nn", constant=True, **FP32), "fma", CUDA("H100"), "10 columns"),
+    (product(64, 1, 64, "nn", constant=True, **FP32), "fma", CUDA("H100"), "a single column"),
     (convolution(1, 14, 16, 32, 3, **FP32), "fma", CUDA("V100"), "no asynchronous copies"),
     (convolution(1, 14, 16, 32, 3, 2, **FP32), "winograd", CUDA("H100"), "stride"),
     (convolution(1, 14, 16, 32, 5, **FP32), "winograd", CUDA("H100"), "not 3x3"),

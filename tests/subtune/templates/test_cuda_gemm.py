@@ -63,6 +63,8 @@ CASES: dict[str, tuple[Workload, Candidate]] = {
     "float32 async": (product(200, 100, 72, "nn", **FP32), simt(64, 64, 16, 8, 4, 2, "async")),
     "float32 convolution": (convolution(1, 28, 16, 64, 3, **FP32), simt(64, 64, 8, 8, 4, 2, "registers")),
     "half on CUDA cores": (product(64, 64, 64, "tn"), simt(64, 64, 8, 8, 4, 2, "registers")),
+    "masked": (product(64, 64, 64, "nt", mask=True), mma(64, 64, 32, 2, 2, 2)),
+    "masked float32": (product(64, 64, 64, "nt", mask=True, **FP32), simt(64, 64, 8, 8, 4, 2, "registers")),
 }
 
 
@@ -100,6 +102,16 @@ def test_copies_are_asynchronous_and_wide() -> None:
     source = source_of(scheduled("tails", DEVICES["H100"]).func, DEVICES["H100"])
     assert source.count("cp.async.cg.shared.global [%0], [%1], %2;") == 1
     assert "*(uint4*)(" in source, "16-byte stores"
+
+
+@pytest.mark.parametrize("name", ["masked", "masked float32"])
+def test_booleans_are_bytes(name: str) -> None:
+    """TVM reads four of them as four shorts."""
+    source = source_of(scheduled(name, DEVICES["H100"]).func, DEVICES["H100"])
+    assert "*(uint*)(((uchar*)seen_ptr)" in source
+    assert "*(ushort4*)(" not in source
+    if compiler():
+        assert resources(compile_source(source, DEVICES["H100"].target()))
 
 
 def test_int8_is_swizzled() -> None:

@@ -1,0 +1,181 @@
+// CUDA's execution model on a processor: the threads of a block are coroutines that give way at barriers.
+// Blocks run one after the other. `backwards` runs the threads in the other order: what lacks a barrier differs then.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <ucontext.h>
+#include <vector_functions.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#undef __shared__
+#define __shared__ static
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#undef __forceinline__
+#define __forceinline__ inline
+
+namespace emu {
+enum State { READY, AT_BLOCK, AT_WARP, DONE };
+struct Thread {
+  ucontext_t context;
+  uint3 index;
+  int number;
+  State state;
+  char* stack;
+};
+constexpr int STACK = 256 << 10, WARP = 32, WORDS = 16;
+inline ucontext_t scheduler;
+inline std::vector<Thread> threads;
+inline Thread* current;
+inline uint3 block;
+inline dim3 grid, size;
+inline void (*body)();
+alignas(1024) inline unsigned char dynamic[256 << 10];
+inline uint32_t slots[1024][WORDS];
+
+inline void give_way(State state) {
+  current->state = state;
+  swapcontext(&current->context, &scheduler);
+}
+inline void run_body() {
+  body();
+  current->state = DONE;
+  swapcontext(&current->context, &scheduler);
+}
+inline bool release(State state) {
+  bool any = false;
+  for (Thread& t : threads)
+    if (t.state == state) t.state = READY, any = true;
+  return any;
+}
+inline void run_block(bool backwards) {
+  int count = (int)threads.size();
+  for (int i = 0; i < count; ++i) {
+    Thread& t = threads[i];
+    t.number = i;
+    t.index = make_uint3(i % size.x, i / size.x % size.y, i / (size.x * size.y));
+    t.state = READY;
+    if (!t.stack) t.stack = (char*)std::malloc(STACK);
+    getcontext(&t.context);
+    t.context.uc_stack.ss_sp = t.stack;
+    t.context.uc_stack.ss_size = STACK;
+    t.context.uc_link = &scheduler;
+    makecontext(&t.context, run_body, 0);
+  }
+  do {
+    for (int i = 0; i < count; ++i) {
+      current = &threads[backwards ? count - 1 - i : i];
+      if (current->state == READY) swapcontext(&scheduler, &current->context);
+    }
+  } while (release(AT_WARP) || release(AT_BLOCK));
+}
+inline void launch(dim3 blocks, dim3 block_size, bool backwards, void (*kernel)()) {
+  grid = blocks, size = block_size, body = kernel;
+  threads.resize(size.x * size.y * size.z);
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x) {
+        std::memset(dynamic, 0xFF, sizeof dynamic);
+        block = make_uint3(x, y, z);
+        run_block(backwards);
+      }
+}
+
+// What every lane of a warp wrote, as words.
+inline uint32_t (*warp())[WORDS] { return slots + current->number / WARP * WARP; }
+inline int lane() { return current->number % WARP; }
+template <class T> void publish(int word, const T& value) { std::memcpy(&slots[current->number][word], &value, sizeof value); }
+template <class T> T fetch(int lane, int word) {
+  T value;
+  std::memcpy(&value, &warp()[lane][word], sizeof value);
+  return value;
+}
+template <class T> T shuffled(T value, int from) {
+  publish(0, value);
+  give_way(AT_WARP);
+  T result = fetch<T>(from, 0);
+  give_way(AT_WARP);
+  return result;
+}
+
+// Shared memory's addresses: distances from one place, as everything static lies in one library.
+inline unsigned shared_address(const void* p) { return (unsigned)((const unsigned char*)p - dynamic); }
+inline unsigned char* pointer(unsigned address) { return dynamic + (int)address; }
+inline void copy_async(unsigned to, const void* from, int bytes, int given) {
+  std::memset(pointer(to), 0, bytes);
+  std::memcpy(pointer(to), from, given);
+}
+
+// ldmatrix: `count` matrices of 8 rows of 16 bytes; the lanes of eighth i give the addresses of matrix i's rows.
+inline void ldmatrix(int count, bool transposed, unsigned address, uint32_t** out) {
+  publish(0, address);
+  give_way(AT_WARP);
+  for (int m = 0; m < count; ++m) {
+    uint16_t pair[2];
+    for (int h = 0; h < 2; ++h) {
+      int row = lane() / 4, column = lane() % 4 * 2 + h;
+      if (transposed) std::swap(row, column);
+      std::memcpy(&pair[h], pointer(fetch<unsigned>(m * 8 + row, 0)) + column * 2, 2);
+    }
+    std::memcpy(out[m], pair, 4);
+  }
+  give_way(AT_WARP);
+}
+
+// mma.sync m16n8kK: operands in words of 4 bytes; K elements of T are `depth` words, 4 of them side by side.
+template <class T, class Sum> void mma(int depth, const uint32_t* a, const uint32_t* b, const Sum* c, Sum** d) {
+  constexpr int PER_WORD = 4 / sizeof(T);
+  int halves = depth / 4;
+  for (int i = 0; i < 2 * halves; ++i) publish(i, a[i]);
+  for (int i = 0; i < halves; ++i) publish(2 * halves + i, b[i]);
+  give_way(AT_WARP);
+  Sum sums[4];
+  for (int i = 0; i < 4; ++i) {
+    int row = lane() / 4, column = lane() % 4 * 2 + i % 2;
+    Sum sum = c[i];
+    for (int half = 0; half < halves; ++half)
+      for (int word = 0; word < 4; ++word) {
+        T x[PER_WORD], y[PER_WORD];
+        std::memcpy(x, &warp()[row * 4 + word][half * 2 + i / 2], 4);
+        std::memcpy(y, &warp()[column * 4 + word][2 * halves + half], 4);
+        for (int e = 0; e < PER_WORD; ++e) sum += (Sum)x[e] * (Sum)y[e];
+      }
+    sums[i] = sum;
+  }
+  give_way(AT_WARP);
+  for (int i = 0; i < 4; ++i) *d[i] = sums[i];
+}
+}  // namespace emu
+
+#define threadIdx (emu::current->index)
+#define blockIdx (emu::block)
+#define blockDim (emu::size)
+#define gridDim (emu::grid)
+#define __syncthreads() emu::give_way(emu::AT_BLOCK)
+#define __syncwarp(...) emu::give_way(emu::AT_WARP)
+#define __activemask() 0xFFFFFFFFu
+#define __cvta_generic_to_shared(p) emu::shared_address(p)
+template <class T> T __shfl_xor_sync(unsigned, T v, int mask, int = 32) { return emu::shuffled(v, emu::lane() ^ mask); }
+template <class T> T __shfl_sync(unsigned, T v, int from, int width = 32) {
+  return emu::shuffled(v, emu::lane() / width * width + from % width);
+}
+template <class T> T __shfl_down_sync(unsigned, T v, int by, int width = 32) {
+  return emu::shuffled(v, emu::lane() % width + by < width ? emu::lane() + by : emu::lane());
+}
+template <class T> T __shfl_up_sync(unsigned, T v, int by, int width = 32) {
+  return emu::shuffled(v, emu::lane() % width >= by ? emu::lane() - by : emu::lane());
+}
+template <class T> T __ldg(const T* p) { return *p; }
+inline float __expf(float x) { return std::exp(x); }
+inline float __logf(float x) { return std::log(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float __int_as_float(int x) { float y; std::memcpy(&y, &x, 4); return y; }
+inline int __float_as_int(float x) { int y; std::memcpy(&y, &x, 4); return y; }
+template <class T> T max(T a, T b) { return a > b ? a : b; }
+template <class T> T min(T a, T b) { return a < b ? a : b; }

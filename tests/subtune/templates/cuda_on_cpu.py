@@ -1,0 +1,217 @@
+"""CUDA kernels run without a GPU: the source that TVM prints, compiled as C++ with `cuda_on_cpu.h`.
+
+What the machine code would compute is computed lane by lane: barriers, shuffles, shared memory, asynchronous copies,
+`ldmatrix` and `mma.sync`. Not what only Hopper has: wgmma, TMA, clusters. Copies are done when they are asked for, so a
+wait that is missing is not seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import tvm
+
+from subtune.build.cuda_compiler import headers_home
+from subtune.build.lower_cuda import pipeline
+from subtune.devices.cuda import CUDAModel
+from subtune.kernel import Kernel, NotApplicable
+from subtune.measure.guarded import elements, numpy_dtype
+from subtune.measure.run_cuda import wide_dtype
+from subtune.templates.cuda.pipeline import CONFIG, s_tir_passes
+from subtune.templates.cuda.reference import in_float64
+from subtune.workload import Workload
+
+_ASM = re.compile(r"\b(?:asm|__asm__)\s+(?:volatile|__volatile__)\s*\(")
+_OPERAND = re.compile(r'"[=+]?[rflhn]"\s*\(')
+_TYPES = {"f16": "__half", "bf16": "__nv_bfloat16", "s8": "int8_t", "u8": "uint8_t", "tf32": "float"}
+_GUARD = 64
+"""Elements around every argument that must stay as they are."""
+
+
+@cache
+def toolkit() -> str:
+    """The directory of CUDA's headers, "" without them or without a C++ compiler."""
+    return f"{home}/include" if (home := headers_home()) and shutil.which("g++") else ""
+
+
+def run(kernel: Kernel, inputs: list[np.ndarray], workload: Workload, device: CUDAModel, folder: Path) -> list[Any]:
+    """The outputs of `kernel`, computed with the threads of every block in one order and again in the other.
+
+    Raises AssertionError where the two differ, or something is written outside of the outputs.
+    """
+    source, host = _source(kernel.func, device), _host(kernel.func, device)
+    launches = _launches(host)
+    path = _library(source, launches, folder)
+    packings = dict(kernel.packings)
+    given = [packings[i](array) if i in packings else array for i, array in enumerate(inputs)]
+    shapes = [(elements(arg.shape), numpy_dtype(arg.dtype)) for arg in workload.args if arg.is_output]
+    names = [str(param.name) for param in kernel.func.params]
+    results = []
+    for backwards in (False, True):
+        outputs = [_guarded(np.zeros(shape, dtype)) for shape, dtype in shapes]
+        arrays = [_guarded(array) for array in given] + outputs
+        memory = dict(zip(names, (inner for _, inner in arrays), strict=True)) | _temporaries(host)
+        for index, (_, args, *_) in enumerate(launches):
+            pointers = [memory[_root(host, arg)].ctypes.data for arg in args]
+            getattr(ctypes.CDLL(str(path)), f"launch_{index}")((ctypes.c_void_p * len(pointers))(*pointers), backwards)
+        for (whole, inner), before in zip(arrays, given + [None] * len(outputs), strict=True):
+            edges = np.concatenate([whole[:_GUARD], whole[-_GUARD:]]).view(np.uint8)
+            assert (edges == 0xAB).all(), "wrote out of bounds"
+            assert before is None or np.array_equal(inner.view(np.uint8), np.ascontiguousarray(before).view(np.uint8))
+        results.append([inner for _, inner in outputs])
+    for one, other in zip(*results, strict=True):
+        assert np.array_equal(one.view(np.uint8), other.view(np.uint8)), "depends on the order of threads"
+    return results[0]
+
+
+def reference(workload: Workload, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """What is right, in float64, from the unscheduled function."""
+    func = in_float64(workload)
+    assert not isinstance(func, NotApplicable), func.reason
+    wide = [np.ascontiguousarray(array, np.float64) if wide_dtype(array.dtype.name) == "float64" else array
+            for array in inputs]  # fmt: skip
+    outputs = [
+        np.zeros(elements(arg.shape), wide_dtype(arg.dtype) if arg.dtype != "bool" else "bool")
+        for arg in workload.args
+        if arg.is_output
+    ]
+    tensors = [tvm.runtime.tensor(array) for array in (*wide, *outputs)]
+    tvm.compile(func, target="llvm")["main"](*tensors)
+    return [tensor.numpy() for tensor in tensors[len(wide) :]]
+
+
+def _guarded(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    whole = np.zeros(array.size + 2 * _GUARD, array.dtype)
+    whole.view(np.uint8)[:] = 0xAB
+    inner = whole[_GUARD : whole.size - _GUARD].reshape(array.shape)
+    inner[...] = array
+    return whole, inner
+
+
+def _source(func: Any, device: CUDAModel) -> str:
+    with patch.dict(os.environ, TVM_COMPILE_FORCE_FALLBACK="1"):  # the source is all that is wanted
+        lib = tvm.compile(func.with_attr("global_symbol", "main"), device.target(), tir_pipeline=pipeline())
+    return str(lib.mod.imports[0].inspect_source())
+
+
+def _host(func: Any, device: CUDAModel) -> str:
+    """The host's part as a script: buffers, and what is launched with them."""
+    passes = s_tir_passes()
+    last = [one.info.name for one in passes].index("tirx.SplitHostDevice") + 1
+    target = tvm.target.Target(device.target(), host="llvm")
+    mod = tvm.IRModule({"main": func.with_attrs({"global_symbol": "main", "target": target})})
+    with tvm.transform.PassContext(config=CONFIG), device.target():
+        return str(tvm.ir.transform.Sequential(passes[:last])(mod)["main"].script())
+
+
+def _temporaries(host: str) -> dict[str, np.ndarray]:
+    found = re.findall(r'(\w+) = T\.alloc_buffer\(\((\d+),\)(?:, "(\w+)")?', host)
+    return {name: np.zeros(int(size), numpy_dtype(dtype or "float32")) for name, size, dtype in found}
+
+
+def _root(host: str, name: str) -> str:
+    """The buffer that `name` is a view of."""
+    view = re.search(rf"^\s*{name} = (?:(\w+)\.view\(|T\.decl_buffer\(.*data=(\w+)\.data)", host, re.MULTILINE)
+    return _root(host, view.group(1) or view.group(2)) if view else name
+
+
+def _launches(host: str) -> list[tuple[str, list[str], dict[str, int]]]:
+    """(kernel, buffers, extents by thread tag), in order."""
+    found = []
+    for name, rest, tags in re.findall(r'T\.call_ffi_kernel\("(\w+)", (.*), launch_params=\[(.*?)\]', host):
+        values = [value.strip() for value in re.sub(r"T\.int64\((\d+)\)", r"\1", rest).split(",")]
+        order = re.findall(r'"([\w.]+)"', tags)
+        extents = dict(zip(order, (int(value) for value in values[-len(order) :]), strict=True))
+        found.append((name, [value.removesuffix(".data") for value in values[: -len(order)]], extents))
+    assert found, host
+    return found
+
+
+def _library(source: str, launches: list[Any], folder: Path) -> Path:
+    code = re.sub(r"__shared__ (alignas\(\d+\)) ", r"\1 __shared__ ", source)
+    code = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];", r"\1* \2 = (\1*)emu::dynamic;", code)
+    code = _without_assembly(code.replace("#include <mma.h>", "").replace("#include <cuda.h>", ""))
+    text = [f'#include "{Path(__file__).with_name("cuda_on_cpu.h")}"', code]
+    for index, (name, args, extents) in enumerate(launches):
+        signature = re.search(rf"\b{name}\(([^)]*)\);", source)
+        assert signature
+        types = [re.sub(r"__restrict__.*", "", param).strip() for param in signature.group(1).split(",")]
+        assert len(types) == len(args)
+        given = ", ".join(f"({kind})given[{i}]" for i, kind in enumerate(types))
+        blocks, threads = (
+            ", ".join(str(extents.get(f"{kind}Idx.{d}", 1)) for d in "xyz") for kind in ("block", "thread")
+        )
+        text.append(
+            f'static void** given_{index};\nextern "C" void launch_{index}(void** given, int backwards) {{\n'
+            f"  given_{index} = given;\n  emu::launch(dim3({blocks}), dim3({threads}), backwards, "
+            f"[] {{ void** given = given_{index}; {name}({given}); }});\n}}"
+        )
+    path = folder / "kernel.cpp"
+    path.write_text("\n".join(text))
+    command = ["g++", "-std=c++17", "-O1", "-w", "-fPIC", "-shared", f"-I{toolkit()}", str(path), "-o"]
+    library = folder / f"kernel{len(list(folder.iterdir()))}.so"
+    done = subprocess.run([*command, str(library)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+    return library
+
+
+def _without_assembly(code: str) -> str:
+    parts, at = [], 0
+    for found in _ASM.finditer(code):
+        text = _parenthesised(code, found.end())
+        parts += [code[at : found.start()], _statement(text)]
+        at = code.index(";", found.end() + len(text)) + 1
+    return "".join([*parts, code[at:]])
+
+
+def _statement(text: str) -> str:
+    """An inline assembly as C++ that does the same."""
+    instruction = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', text.partition(":")[0]))
+    operands = [_parenthesised(text, found.end()) for found in _OPERAND.finditer(text)]
+    if "cp.async.commit_group" in instruction or "cp.async.wait_group" in instruction:
+        return ";"
+    if "setp" in instruction:
+        to, origin, count, predicate = operands[:4]
+        return f"emu::copy_async({to}, {origin}, {count}, ({predicate}) == 1 ? {count} : 0);"
+    if "cp.async" in instruction:
+        to, origin, *sizes = operands
+        if "16, %2" in instruction:
+            sizes = ["16", *sizes]
+        return f"emu::copy_async({to}, {origin}, {sizes[0]}, {sizes[-1]});"
+    if "ldmatrix" in instruction:
+        *out, address = operands
+        pointers = ", ".join(f"(uint32_t*)&({one})" for one in out)
+        is_transposed = str(".trans" in instruction).lower()
+        return f"{{ uint32_t* out[] = {{{pointers}}}; emu::ldmatrix({len(out)}, {is_transposed}, {address}, out); }}"
+    if shape := re.search(r"mma\.sync\.aligned\.m16n8k(\d+)\.row\.col\.(?:satfinite\.)?(\w+)\.(\w+)\.", instruction):
+        k, total, kind = int(shape.group(1)), shape.group(2), shape.group(3)
+        words = k * {"s8": 1, "u8": 1, "tf32": 4}.get(kind, 2) // 4
+        d, rest = operands[:4], operands[4:]
+        a, b, c = rest[: words // 2], rest[words // 2 : words // 2 + words // 4], rest[words // 2 + words // 4 :]
+        kind_of_sum = {"f32": "float", "s32": "int"}[total]
+        return (
+            f"{{ uint32_t a[] = {{{', '.join(a)}}}, b[] = {{{', '.join(b)}}}; {kind_of_sum} c[] = {{{', '.join(c)}}}; "
+            f"{kind_of_sum}* d[] = {{{', '.join(f'&({one})' for one in d)}}}; "
+            f"emu::mma<{_TYPES[kind]}, {kind_of_sum}>({words}, a, b, c, d); }}"
+        )
+    if "dp4a" in instruction:
+        return ";"
+    raise AssertionError(f"no emulation of {instruction}")
+
+
+def _parenthesised(text: str, start: int) -> str:
+    """What is between a parenthesis that opened before `start` and the one that closes it."""
+    depth, at = 1, start
+    while depth:
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        at += 1
+    return text[start : at - 1]
