@@ -236,9 +236,10 @@ class _MachineCode:
     first field.
     """
 
-    def __init__(self, main: Any, fixed: _Fixed):
+    def __init__(self, library: Any, fixed: _Fixed):
         self.fixed = fixed
-        self._main = partial(main, object.__basicsize__, id(fixed.weights), id(fixed.arena))
+        self._library = library
+        self._main = partial(library["main"], object.__basicsize__, id(fixed.weights), id(fixed.arena))
 
     def run(self, arrays: list[np.ndarray]) -> Any:
         self._main(*map(id, arrays))
@@ -248,11 +249,13 @@ class _MachineCode:
 class _VM:
     """A `main` of Relax's VM, which takes tensors; those with a fixed address are bound once."""
 
-    def __init__(self, executable: Any, fixed: _Fixed, manifest: Manifest):
+    def __init__(self, library: Any, fixed: _Fixed, manifest: Manifest):
         self.fixed = fixed
         plan = manifest.memory
+        executable = runtime.virtual_machine(library)
         tensors = [fixed.tensor(view) for view in plan.arguments if view.base.is_fixed]
         executable["save_function"]("main", "bound", True, *tensors)
+        self._executable = executable
         self._main = executable["bound"]
         first = {Base.INPUT: 0, Base.OUTPUT: len(manifest.inputs)}
         self._arguments = tuple(
@@ -388,17 +391,17 @@ def load(
             f"{folder} was compiled for {manifest.device} and uses {', '.join(missing)}, which this processor lacks; "
             "compile the model on this machine"
         )
-    try:
-        library = runtime.load_library(folder / manifests.LIBRARY_NAME)
-        main = library["main"] if manifest.memory.takes_addresses else runtime.virtual_machine(library)
-    except (RuntimeError, AttributeError, OSError) as e:
-        raise ArtifactError(f"{folder / manifests.LIBRARY_NAME} cannot be loaded: {e}; compile the model again") from e
     fixed = _Fixed(
         _load_weights(folder / manifests.WEIGHTS_NAME, share_weights),
         tuple(weight.offset for weight in manifest.weights),
         runtime.private_pages(manifest.memory.arena_nbytes),
     )
-    program = _MachineCode(main, fixed) if manifest.memory.takes_addresses else _VM(main, fixed, manifest)
+    try:
+        library = runtime.load_library(folder / manifests.LIBRARY_NAME)
+        is_direct = manifest.memory.takes_addresses
+        program = _MachineCode(library, fixed) if is_direct else _VM(library, fixed, manifest)
+    except (RuntimeError, AttributeError, OSError) as e:
+        raise ArtifactError(f"{folder / manifests.LIBRARY_NAME} cannot be loaded: {e}; compile the model again") from e
     return Artifact(folder, manifest, program, threads or manifest.threads)
 
 
