@@ -5,7 +5,7 @@ The PrimFuncs are lowered as they would be alone, and their loops put in a row: 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,10 @@ _MOST = 16
 """Kernels of one function: more save little, and LLVM takes longer the longer a function is."""
 
 
+_OF_ENTRIES = ("global_symbol", "tirx.is_entry_func")
+"""Attributes of functions that are called from without."""
+
+
 def join_kernels(mod: tvm.IRModule, target: Any, short: Collection[str]) -> tvm.IRModule:
     """Join what lies side by side in `main`.
 
@@ -31,8 +35,9 @@ def join_kernels(mod: tvm.IRModule, target: Any, short: Collection[str]) -> tvm.
     function. Kernels with memory of their own for all threads stay alone: together they would need the sum.
     """
     names = {gvar.name_hint for gvar, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)} & set(short)
-    kernels = _flat({name: mod[name] for name in names}, target)
-    joiner = _Joiner(mod.clone(), kernels)
+    kernels = flattened({gvar: mod[gvar] for gvar in map(mod.get_global_var, sorted(names))}, target)
+    found = {gvar.name_hint: _Kernel(func, parts) for gvar, func in kernels.items() if (parts := steps(func))}
+    joiner = _Joiner(mod.clone(), {name: kernel for name, kernel in found.items() if not kernel.steps.has_memory})
     main = mod["main"]
     blocks = [relax.BindingBlock(list(joiner.bindings(block.bindings))) for block in main.body.blocks]
     body = relax.SeqExpr(blocks, main.body.body)
@@ -42,27 +47,38 @@ def join_kernels(mod: tvm.IRModule, target: Any, short: Collection[str]) -> tvm.
     return joiner.without_unused(names)
 
 
+def flattened(kernels: Mapping[Any, Any], target: Any) -> dict[Any, Any]:
+    """Kernels by their GlobalVars, lowered by `flat`; those that have been stay as they are."""
+    done = {gvar: func for gvar, func in kernels.items() if func.attrs and FLAT in func.attrs}
+    rest = {gvar: func.without_attr("global_symbol") for gvar, func in kernels.items() if gvar not in done}
+    if not rest:
+        return done
+    bound = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(rest))
+    return {**done, **dict(flat(bound).functions_items())}
+
+
+def by_address(kernel: Any, body: Any, leading: Sequence[Any] = ()) -> Any:
+    """`(leading, address of every argument)`: `body`, a part of a flat kernel or all of it, as a function to be called
+    from within the module."""
+    seen = [_like(param, param.name) for param in kernel.params]
+    addresses = [tirx.Var(buffer.name, buffer.data.ty) for buffer in seen]
+    declared = [tirx.DeclBuffer(buffer, data=address) for buffer, address in zip(seen, addresses, strict=True)]
+    whole = tirx.SeqStmt([*declared, substitute(body, dict(zip(kernel.params, seen, strict=True)))])
+    device = {"device_id": 0, "device_type": 1}  # where memory that it asks for comes from
+    for key, value in device.items():
+        whole = tirx.AttrStmt(ir.StringImm("default"), key, tirx.const(value, "int32"), whole)
+    func = tirx.PrimFunc([*leading, *addresses], whole, ir.PrimType("int32"), kernel.attrs)
+    for name in _OF_ENTRIES:
+        func = func.without_attr(name)
+    return func.with_attr(FLAT, True)
+
+
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """A PrimFunc with flat buffers, and the loops it consists of."""
+    """A flat PrimFunc, and the loops it consists of."""
 
     func: Any
     steps: Steps
-
-
-def _flat(kernels: dict[str, Any], target: Any) -> dict[str, _Kernel]:
-    """Those of `kernels` that can be joined."""
-    if not kernels:
-        return {}
-    private = {name: func.without_attr("global_symbol") for name, func in kernels.items()}
-    bound = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(private))
-    lowered = {gvar.name_hint: func for gvar, func in flat(bound).functions_items()}
-    found = {name: steps(func) for name, func in lowered.items()}
-    return {
-        name: _Kernel(lowered[name], parts)
-        for name, parts in found.items()
-        if parts is not None and not parts.has_memory
-    }
 
 
 class _Joiner:
@@ -114,24 +130,23 @@ class _Joiner:
         first = self._kernels[names[0]].func
         ordered = [params[i] for i in range(len(params))]
         func = tirx.PrimFunc(ordered, one_launch(stages), first.ret_type, first.attrs)
-        return self._add(f"launch_{len(self._made)}", func, is_private=False)
+        name = f"launch_{len(self._made)}"
+        return self._add(name, func.with_attr("global_symbol", name).with_attr(FLAT, True))
 
     def _stages(self, name: str) -> list[tuple[Stage, Any]]:
         """Each stage of a kernel with a function for one iteration: called in many places, it is compiled once."""
         if name not in self._called:
             kernel = self._kernels[name]
             self._called[name] = [
-                (stage, self._add(f"{name}_stage{i}", _iteration(kernel, stage), is_private=True))
+                (stage, self._add(f"{name}_stage{i}", _iteration(kernel, stage)))
                 for i, stage in enumerate(kernel.steps.stages)
             ]
         return self._called[name]
 
-    def _add(self, name: str, func: Any, is_private: bool) -> Any:
+    def _add(self, name: str, func: Any) -> Any:
         gvar = ir.GlobalVar(name)
         assert all(other.name_hint != name for other in self.mod.get_global_vars()), name
-        self.mod.update_func(
-            gvar, (func if is_private else func.with_attr("global_symbol", name)).with_attr(FLAT, True)
-        )
+        self.mod.update_func(gvar, func)
         return gvar
 
     def without_unused(self, names: Collection[str]) -> tvm.IRModule:
@@ -158,14 +173,7 @@ def _calling(stage: Stage, gvar: Any, data: Sequence[Any]) -> Stage:
 
 
 def _iteration(kernel: _Kernel, stage: Stage) -> Any:
-    """`(iteration, address of every argument)`: what the loop does in it."""
+    """What a loop does in one iteration, which comes before the addresses."""
     index = tirx.Var(stage.loop.loop_var.name, stage.loop.loop_var.ty)
-    seen = [_like(param, param.name) for param in kernel.func.params]
-    addresses = [tirx.Var(buffer.name, buffer.data.ty) for buffer in seen]
-    declared = [tirx.DeclBuffer(buffer, data=address) for buffer, address in zip(seen, addresses, strict=True)]
-    body = tirx.SeqStmt([*declared, *kernel.steps.buffers, stage.loop.body])
-    values = {stage.loop.loop_var: index, **dict(zip(kernel.func.params, seen, strict=True))}
-    device = {"device_id": 0, "device_type": 1}  # where memory that an iteration asks for comes from
-    for key, value in device.items():
-        body = tirx.AttrStmt(ir.StringImm("default"), key, tirx.const(value, "int32"), body)
-    return tirx.PrimFunc([index, *addresses], substitute(body, values), ir.PrimType("int32"), kernel.func.attrs)
+    body = substitute(stage.loop.body, {stage.loop.loop_var: index})
+    return by_address(kernel.func, tirx.SeqStmt([*kernel.steps.buffers, body]), [index])

@@ -12,7 +12,7 @@ from subtune.errors import ArtifactError
 from subtune.memory import MemoryPlan
 from subtune.tensorspec import TensorSpec
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST_NAME = "manifest.json"
 LIBRARY_NAME = "model.so"
 WEIGHTS_NAME = "weights.bin"

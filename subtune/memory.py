@@ -48,7 +48,9 @@ class MemoryPlan:
         arena_nbytes: bytes that hold all intermediate tensors, each where nothing live lies.
         bound_nbytes: the largest sum of tensors live at the same time; no arena can be smaller.
         total_nbytes: what they would take without reuse.
-        arguments: of `main`, in order; those with a fixed address come last and are bound once.
+        takes_addresses: `main` is machine code and takes addresses (`subtune.passes.straight_line`); otherwise it is
+            the VM's, and takes tensors.
+        arguments: of the VM's `main`, in order; those with a fixed address come last and are bound once.
         copies: outputs that no kernel writes, being views of other tensors: (output, what is copied there).
         returned: outputs that `main` returns, made by what has no place in the plan.
     """
@@ -59,6 +61,7 @@ class MemoryPlan:
     arguments: tuple[View, ...]
     copies: tuple[tuple[int, View], ...] = ()
     returned: tuple[int, ...] = ()
+    takes_addresses: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -68,6 +71,7 @@ class MemoryPlan:
             "arguments": [view.to_list() for view in self.arguments],
             "copies": [[output, view.to_list()] for output, view in self.copies],
             "returned": list(self.returned),
+            "takes_addresses": self.takes_addresses,
         }
 
     @classmethod
@@ -79,4 +83,5 @@ class MemoryPlan:
             tuple(View.from_list(view) for view in data["arguments"]),
             tuple((int(output), View.from_list(view)) for output, view in data["copies"]),
             tuple(int(output) for output in data["returned"]),
+            bool(data["takes_addresses"]),
         )

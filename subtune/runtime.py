@@ -42,10 +42,15 @@ _forked_thread: int | None = None
 """The thread that came through a fork: its pool, if it had one, has lost its workers and would wait for ever."""
 
 
+_configured = threading.local()
+"""`threads` of the calling thread's pool, once it has one."""
+
+
 def _count_fork() -> None:
     global _fork_generation, _forked_thread
     _fork_generation += 1
     _forked_thread = threading.get_ident()
+    _configured.threads = 0
 
 
 if hasattr(os, "register_at_fork"):
@@ -123,10 +128,15 @@ def versions() -> dict[str, str]:
 _CPU, _CUDA, _POOLED_ALLOCATOR = 1, 2, 2
 
 
-def load_executable(path: Path, on_cuda: bool = False) -> Any:
-    """The Relax VM of the shared library `path`, ready for calls on the CPU, or on the first GPU."""
+def load_library(path: Path) -> Any:
+    """The shared library `path`, as a module of functions."""
     load_runtime()
-    executable = tvm_ffi.load_module(_spelled_anew(path))["vm_load_executable"]()
+    return tvm_ffi.load_module(_spelled_anew(path))
+
+
+def virtual_machine(library: Any, on_cuda: bool = False) -> Any:
+    """The Relax VM of a library, ready for calls on the CPU, or on the first GPU."""
+    executable = library["vm_load_executable"]()
     devices = (_CUDA, 0, _POOLED_ALLOCATOR) if on_cuda else ()
     executable["vm_initialization"](*devices, _CPU, 0, _POOLED_ALLOCATOR)
     return executable
@@ -277,11 +287,11 @@ def use_threads(threads: int) -> bool:
     binds the workers: TVM's own binding leaves the calling thread free to sit on the core it bound a worker to, which
     halves the speed.
     """
-    if _forked_thread is not None and threading.get_ident() == _forked_thread:
-        return False
     if getattr(_configured, "threads", 0) == threads:
         affinity.step_aside()
         return True
+    if _forked_thread is not None and threading.get_ident() == _forked_thread:
+        return False
     if threads > usable_cores():
         # TVM's workers yield 300000 times before they sleep, and finish that before they end: with more threads than
         # cores a process takes minutes to exit. They ask at some time after they have started, hence no restoring.
@@ -299,9 +309,6 @@ def use_threads(threads: int) -> bool:
 def _pool_function(name: str) -> Any:
     load_runtime()
     return tvm_ffi.get_global_func(name)
-
-
-_configured = threading.local()
 
 
 @functools.cache

@@ -46,6 +46,7 @@ ALLOWED = {
     ("subtune.artifact.writer", "subtune.passes.join_kernels"),
     ("subtune.artifact.writer", "subtune.passes.lift_constants"),
     ("subtune.artifact.writer", "subtune.passes.static_memory"),
+    ("subtune.artifact.writer", "subtune.passes.straight_line"),
     ("subtune.database.store", "subtune.templates"),
 }
 

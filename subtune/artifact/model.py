@@ -1,6 +1,6 @@
 """A compiled model on disk and in memory: load it, look at it, run it. Needs TVM's runtime, none of the tuner.
 
-`NAME.subtune/` holds model.so (kernels and the Relax VM's program), weights.bin (read into huge pages, or mapped)
+`NAME.subtune/` holds model.so (kernels and what calls them), weights.bin (read into huge pages, or mapped)
 and manifest.json. `subtune.artifact.writer` writes it.
 """
 
@@ -15,10 +15,12 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
+from math import prod
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tvm_ffi
@@ -28,12 +30,8 @@ from subtune import runtime
 from subtune.devices import triples
 from subtune.errors import ArtifactError, InputError
 from subtune.manifest import Manifest
-from subtune.memory import Base, MemoryPlan, View
+from subtune.memory import Base, View
 from subtune.tensorspec import TensorSpec
-
-Weights = list[np.ndarray]
-"""The bytes of every weight."""
-
 
 _OTHER_KINDS = {"cuda": "subtune.artifact.model_cuda"}
 """Modules whose `load_for` loads what does not run on the CPU: `Artifact`s of their own, built on this one."""
@@ -48,24 +46,19 @@ class Artifact:
         threads: threads that every run uses.
     """
 
-    _direct: _Direct | None = None
+    _is_direct = False
 
-    def __init__(self, path: Path, manifest: Manifest, executable: Any, weights: Weights, threads: int):
+    def __init__(self, path: Path, manifest: Manifest, program: Program, threads: int):
         self.path = path
         self.manifest = manifest
         self.threads = threads
-        plan = manifest.memory
-        self._fixed = _Fixed(weights, plan)
-        moving = [view for view in plan.arguments if not view.base.is_fixed]
-        executable["save_function"](
-            "main", "bound", True, *(self._fixed.tensor(view) for view in plan.arguments if view.base.is_fixed)
-        )
-        self._main = executable["bound"]
-        self._executable = executable
+        self._fixed = program.fixed
+        self._compute = program.run
         self._inputs = tuple(Input(spec) for spec in manifest.inputs)
         self._outputs = tuple(Output(spec) for spec in manifest.outputs)
-        self._arguments = tuple(_argument(view, manifest) for view in moving)
-        self._direct = _direct(self._arguments, plan, self._inputs, self._outputs)
+        self._readers = tuple((slot.spec.name, slot.array) for slot in self._inputs)
+        self._makers = tuple((slot.spec.name, slot.new) for slot in self._outputs)
+        self._is_direct = not manifest.memory.copies and not manifest.memory.returned
         self._lock = threading.Lock()
         self._own_thread: ThreadPoolExecutor | None = None
         self._fork_generation = runtime.fork_generation()
@@ -90,8 +83,8 @@ class Artifact:
         Returns:
             every output; those named in `out` are the arrays given there.
         """
-        if out is None and self._direct is not None:
-            return self._run_directly(inputs, self._direct)
+        if out is None and self._is_direct:
+            return self._run_directly(inputs)
         given = {} if out is None else self._checked(out)
         with self._lock:
             results = self._call(inputs, given)
@@ -131,22 +124,22 @@ class Artifact:
         taken = ", ".join(map(str, self.outputs))
         return f"Artifact({self.manifest.name}: ({given}) -> ({taken}), {self.threads} threads, {self.manifest.device})"
 
-    def _run_directly(self, inputs: Mapping[str, Any], direct: _Direct) -> dict[str, np.ndarray]:
-        """`run` where `main` takes every input and every output as it is, once: the fewest steps around the kernels.
+    def _run_directly(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """`run` where kernels write every output: the fewest steps around them.
 
         They count: what a kernel of a megabyte leaves of Python in the caches has to come back from memory.
         """
-        if len(inputs) != len(direct.inputs):
+        if len(inputs) != len(self._readers):
             self._refuse_names(inputs)
         with self._lock:
             try:
-                args = [slot.array(inputs[name]) for name, slot in direct.inputs]
+                arrays = [array(inputs[name]) for name, array in self._readers]
             except KeyError:
                 self._refuse_names(inputs)
                 raise
-            outputs = {name: slot.new() for name, slot in direct.outputs}
-            args += outputs.values()
-            self._invoke(args if direct.order is None else [args[place] for place in direct.order])
+            outputs = {name: new() for name, new in self._makers}
+            arrays += outputs.values()
+            self._invoke(arrays)
         return outputs
 
     def _call(self, inputs: Mapping[str, Any], out: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -154,7 +147,7 @@ class Artifact:
             self._refuse_names(inputs)
         taken = [slot.array(inputs[slot.spec.name]) for slot in self._inputs]
         results = [slot.array(out.get(slot.spec.name), taken) for slot in self._outputs]
-        returned = self._invoke([argument.tensor(taken, results) for argument in self._arguments])
+        returned = self._invoke([*taken, *results])
         plan = self.manifest.memory
         for output, view in plan.copies:
             np.copyto(results[output], self._source(view, taken, results))
@@ -165,21 +158,21 @@ class Artifact:
     def _source(self, view: View, taken: list[np.ndarray], results: list[np.ndarray]) -> np.ndarray:
         """What an output is a copy of, as an array of the output's shape."""
         if view.base.is_fixed:
-            return runtime.as_numpy(self._fixed.tensor(view), runtime.numpy_dtype(view.dtype))
+            return self._fixed.array(view)
         return (taken if view.base is Base.INPUT else results)[view.place].reshape(view.shape)
 
-    def _invoke(self, args: list[Any]) -> Any:
-        """Call the VM on the calling thread where its pool can have the right size, else on a thread of our own."""
+    def _invoke(self, arrays: list[np.ndarray]) -> Any:
+        """Run the program on the calling thread if its pool can have the right size, else on a thread of our own."""
+        if self._own_thread is None and runtime.use_threads(self.threads):
+            return self._compute(arrays)
         if self._fork_generation != runtime.fork_generation():
             self._own_thread = None  # it stayed in the parent process
             self._fork_generation = runtime.fork_generation()
-        if self._own_thread is None and runtime.use_threads(self.threads):
-            return self._main(*args)
         if self._own_thread is None:
             self._own_thread = ThreadPoolExecutor(
                 1, thread_name_prefix="subtune", initializer=runtime.use_threads, initargs=(self.threads,)
             )
-        return self._own_thread.submit(self._main, *args).result()
+        return self._own_thread.submit(self._compute, arrays).result()
 
     def _checked(self, out: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """`out`, if every array in it can take the output of its name."""
@@ -205,70 +198,77 @@ class Artifact:
         raise InputError(f"{'; '.join(parts)}: the model {self.manifest.name} takes {takes}")
 
 
+@dataclass(frozen=True, slots=True)
 class _Fixed:
-    """The tensors whose address does not change: weights, and those inside the arena."""
+    """The memory whose address does not change: weights, and the arena of the tensors in between."""
 
-    def __init__(self, weights: Weights, plan: MemoryPlan):
-        self._weights = weights
-        self._arena = runtime.private_pages(plan.arena_nbytes)
+    weights: np.ndarray
+    offsets: tuple[int, ...]
+    arena: np.ndarray
+
+    def array(self, view: View) -> np.ndarray:
+        dtype = runtime.numpy_dtype(view.dtype)
+        return self._bytes(view, dtype.itemsize).view(dtype).reshape(view.shape)
 
     def tensor(self, view: View) -> Any:
-        if view.base is Base.WEIGHT:
-            data = self._weights[view.place]
-        else:
-            nbytes = int(np.prod(view.shape, dtype=np.int64)) * runtime.numpy_dtype(view.dtype).itemsize
-            data = self._arena[view.place : view.place + nbytes]
+        data = self._bytes(view, runtime.numpy_dtype(view.dtype).itemsize)
         return runtime.tensor_over(data, view.shape, view.dtype)
 
-
-@dataclass(frozen=True, slots=True)
-class _Argument:
-    """An argument of `main` that is new in every run: input or output `place`, perhaps seen as another shape."""
-
-    spec: TensorSpec
-    is_input: bool
-    place: int
-
-    def tensor(self, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> Any:
-        return runtime.as_tensor((inputs if self.is_input else outputs)[self.place], self.spec)
+    def _bytes(self, view: View, itemsize: int) -> np.ndarray:
+        base, start = (self.weights, self.offsets[view.place]) if view.base is Base.WEIGHT else (self.arena, view.place)
+        return base[start : start + prod(view.shape) * itemsize]
 
 
-@dataclass(frozen=True, slots=True)
-class _Direct:
-    """How `main` is called with nothing but numpy's arrays; tvm_ffi takes them, and faster than it makes tensors.
+class Program(Protocol):
+    """What computes."""
 
-    `order`: the place of every argument among inputs and outputs in a row; None where it is that very row.
+    @property
+    def fixed(self) -> _Fixed: ...
+
+    def run(self, arrays: list[np.ndarray]) -> Any:
+        """On the arrays of all inputs and then of all outputs. Gives those outputs that the plan says it returns."""
+
+
+class _MachineCode:
+    """A `main` that takes the addresses of Python's objects: nothing is made of an array on its way there.
+
+    To ask numpy for the address of an array's data takes longer than a small kernel; its C interface has it as the
+    first field.
     """
 
-    inputs: tuple[tuple[str, Input], ...]
-    outputs: tuple[tuple[str, Output], ...]
-    order: tuple[int, ...] | None
+    def __init__(self, library: Any, fixed: _Fixed):
+        self.fixed = fixed
+        self._library = library
+        self._main = partial(library["main"], object.__basicsize__, id(fixed.weights), id(fixed.arena))
+
+    def run(self, arrays: list[np.ndarray]) -> Any:
+        self._main(*map(id, arrays))
+        return ()
 
 
-def _direct(
-    arguments: tuple[_Argument, ...], plan: MemoryPlan, inputs: tuple[Input, ...], outputs: tuple[Output, ...]
-) -> _Direct | None:
-    """None where an argument is another view of an array, or nothing that DLPack of numpy knows."""
-    slots: tuple[Input | Output, ...] = (*inputs, *outputs)
-    order = tuple(argument.place if argument.is_input else len(inputs) + argument.place for argument in arguments)
-    if plan.copies or plan.returned or sorted(order) != list(range(len(slots))):
-        return None
-    for place, argument in zip(order, arguments, strict=True):
-        slot = slots[place]
-        if argument.spec.shape != slot.spec.shape or argument.spec.dtype != slot.spec.dtype:
-            return None
-        if not runtime.is_numpys(slot.dtype):
-            return None
-    return _Direct(
-        tuple((slot.spec.name, slot) for slot in inputs),
-        tuple((slot.spec.name, slot) for slot in outputs),
-        None if list(order) == list(range(len(slots))) else order,
-    )
+class _VM:
+    """A `main` of Relax's VM, which takes tensors; those with a fixed address are bound once."""
+
+    def __init__(self, library: Any, fixed: _Fixed, manifest: Manifest):
+        self.fixed = fixed
+        plan = manifest.memory
+        executable = runtime.virtual_machine(library)
+        tensors = [fixed.tensor(view) for view in plan.arguments if view.base.is_fixed]
+        executable["save_function"]("main", "bound", True, *tensors)
+        self._executable = executable
+        self._main = executable["bound"]
+        first = {Base.INPUT: 0, Base.OUTPUT: len(manifest.inputs)}
+        self._arguments = tuple(
+            (first[view.base] + view.place, TensorSpec("", view.shape, view.dtype))
+            for view in plan.arguments
+            if not view.base.is_fixed
+        )
+
+    def run(self, arrays: list[np.ndarray]) -> Any:
+        return self._main(*[runtime.as_tensor(arrays[place], spec) for place, spec in self._arguments])
 
 
-def _argument(view: View, manifest: Manifest) -> _Argument:
-    own = (manifest.inputs if view.base is Base.INPUT else manifest.outputs)[view.place]
-    return _Argument(TensorSpec(own.name, view.shape, view.dtype), view.base is Base.INPUT, view.place)
+_Array = np.ndarray
 
 
 class Output:
@@ -284,7 +284,7 @@ class Output:
         self._shape = spec.shape
         self._nbytes = int(np.prod(spec.shape, dtype=np.int64)) * self.dtype.itemsize
         self._memory: np.ndarray | None = None
-        self._offset = 0
+        self._whole: np.ndarray
         self._alone = 0
         """References to the memory when no array lies in it: Python's versions count their own differently."""
 
@@ -297,10 +297,11 @@ class Output:
     def new(self) -> np.ndarray:
         if self._memory is None or sys.getrefcount(self._memory) > self._alone:
             self._memory = np.empty(self._nbytes + runtime.ALIGNMENT, np.uint8)
-            self._offset = -runtime.address(self._memory) % runtime.ALIGNMENT
+            start = -runtime.address(self._memory) % runtime.ALIGNMENT
+            self._whole = np.ndarray(self._shape, self.dtype, self._memory, start)
             self._alone = sys.getrefcount(self._memory)
-        # A view of a view refers to what owns the memory, which this array does: all of them are counted.
-        return np.ndarray(self._shape, self.dtype, self._memory, self._offset)
+        # A view of a view refers to what owns the memory: all of them are counted.
+        return self._whole[...]
 
     def check(self, array: Any) -> None:
         if not isinstance(array, np.ndarray) or array.shape != self.spec.shape or array.dtype != self.dtype:
@@ -320,7 +321,7 @@ class Input:
         self._buffer: np.ndarray | None = None
 
     def array(self, value: Any) -> np.ndarray:
-        is_spec = type(value) is np.ndarray and value.shape == self._shape and value.dtype is self.dtype
+        is_spec = type(value) is _Array and value.shape == self._shape and value.dtype is self.dtype
         if is_spec and value.flags.carray:  # most often: nothing to do, said in the fewest steps
             return value
         array = value if isinstance(value, np.ndarray) else self._import(value)
@@ -390,12 +391,18 @@ def load(
             f"{folder} was compiled for {manifest.device} and uses {', '.join(missing)}, which this processor lacks; "
             "compile the model on this machine"
         )
+    fixed = _Fixed(
+        _load_weights(folder / manifests.WEIGHTS_NAME, share_weights),
+        tuple(weight.offset for weight in manifest.weights),
+        runtime.private_pages(manifest.memory.arena_nbytes),
+    )
     try:
-        executable = runtime.load_executable(folder / manifests.LIBRARY_NAME)
+        library = runtime.load_library(folder / manifests.LIBRARY_NAME)
+        is_direct = manifest.memory.takes_addresses
+        program = _MachineCode(library, fixed) if is_direct else _VM(library, fixed, manifest)
     except (RuntimeError, AttributeError, OSError) as e:
         raise ArtifactError(f"{folder / manifests.LIBRARY_NAME} cannot be loaded: {e}; compile the model again") from e
-    weights = _load_weights(folder / manifests.WEIGHTS_NAME, manifest, share_weights)
-    return Artifact(folder, manifest, executable, weights, threads or manifest.threads)
+    return Artifact(folder, manifest, program, threads or manifest.threads)
 
 
 def _check_versions(path: Path, built_with: dict[str, str]) -> None:
@@ -412,22 +419,19 @@ def _check_versions(path: Path, built_with: dict[str, str]) -> None:
         )
 
 
-def _load_weights(path: Path, manifest: Manifest, is_shared: bool) -> Weights:
-    """The file's bytes by weight: mapped, or read into huge pages where they are many and the system has some.
+def _load_weights(path: Path, is_shared: bool) -> np.ndarray:
+    """The file's bytes: mapped, or read into huge pages where they are many and the system has some.
 
     With pages of 4 KiB, the processor's table of pages is what a model with large weights waits for.
     """
-    if not manifest.weights:
-        return []
     size = path.stat().st_size
     with path.open("rb", buffering=0) as f:
         if is_shared or size < runtime.HUGE_PAGE or not runtime.has_huge_pages():
             mapping = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)
-            whole = np.frombuffer(mapping, dtype=np.uint8)
-        else:
-            whole = runtime.private_pages(size)
-            _read(f, whole)
-    return [whole[w.offset : w.offset + w.nbytes] for w in manifest.weights]
+            return np.frombuffer(mapping, dtype=np.uint8)
+        whole = runtime.private_pages(size)
+        _read(f, whole)
+        return whole
 
 
 def _read(file: FileIO, whole: np.ndarray) -> None:

@@ -164,7 +164,7 @@ def load_for(folder: Path, manifest: Manifest) -> CudaArtifact:
         raise ArtifactError(f"{folder} was compiled for CUDA ({manifest.device}), and {obstacle}")
     try:
         with provided(read_binaries(folder / manifests.BINARIES_NAME)):
-            executable = runtime.load_executable(folder / manifests.LIBRARY_NAME, on_cuda=True)
+            executable = runtime.virtual_machine(runtime.load_library(folder / manifests.LIBRARY_NAME), on_cuda=True)
     except (RuntimeError, AttributeError, OSError) as e:
         raise ArtifactError(f"{folder / manifests.LIBRARY_NAME} cannot be loaded: {e}; compile the model again") from e
     weights = np.fromfile(folder / manifests.WEIGHTS_NAME, np.uint8)

@@ -13,7 +13,9 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from subtune.memory import MemoryPlan
 from subtune.passes.join_kernels import join_kernels
 from subtune.passes.lift_constants import lift_constants
 from subtune.passes.static_memory import plan_memory
+from subtune.passes.straight_line import straight_line
 from subtune.record import func_hash
 from subtune.scratch import abandoned, scratch
 from subtune.tensorspec import TensorSpec
@@ -164,18 +167,20 @@ def _fill(
 ) -> None:
     """Write the three files of the artifact into the directory `staging`."""
     lifted, weights = lift_constants(mod)
+    table, arrays = _laid_out(weights), (len(inputs), len(outputs))
     files = [manifests.LIBRARY_NAME, manifests.WEIGHTS_NAME]
     if isinstance(device, CUDAModel):
         from subtune.build.cuda_compiler import collected
 
         with collected(device.exact_math) as binaries:
-            hashes, memory = _build(lifted, len(inputs), device, staging / manifests.LIBRARY_NAME, ())
+            hashes, memory = _build(lifted, arrays, device, staging / manifests.LIBRARY_NAME)
         write_binaries(staging / manifests.BINARIES_NAME, binaries)
         files.append(manifests.BINARIES_NAME)
     else:
         short = [kernel.name for kernel in kernels if 0.0 < kernel.tuned_s < _SHORT_S]
-        hashes, memory = _build(lifted, len(inputs), device, staging / manifests.LIBRARY_NAME, short)
-    table = _write_weights(weights, staging / manifests.WEIGHTS_NAME)
+        offsets = [weight.offset for weight in table]
+        hashes, memory = _build(lifted, arrays, device, staging / manifests.LIBRARY_NAME, short, offsets)
+    _write_weights(weights, table, staging / manifests.WEIGHTS_NAME)
     manifest = Manifest(
         name=name,
         inputs=tuple(inputs),
@@ -213,34 +218,50 @@ def _run_passes(passes: Sequence[Callable[[], Any]], mod: tvm.IRModule, device: 
     return default_schedule(made, device.target(), keep=scheduled) if isinstance(device, CUDAModel) else made
 
 
-def _compile(
-    mod: tvm.IRModule, device: Device, mode: str = "bytecode", short: Collection[str] = ()
-) -> tuple[Any, dict[str, str]]:
+def _compile(mod: tvm.IRModule, device: Device) -> tuple[Any, dict[str, str]]:
     lowered = _run_passes(_TO_PROGRAM, mod, device)
-    hashes = {gvar.name_hint: func_hash(func) for gvar, func in lowered.functions.items() if isinstance(func, PrimFunc)}
-    target = device.target()
+    return _program(lowered, device, "bytecode"), _hashes(lowered)
+
+
+def _program(lowered: tvm.IRModule, device: Device, mode: str) -> Any:
     lowering = pipeline() if isinstance(device, CUDAModel) else PIPELINE
-    if short:
-        lowered = join_kernels(lowered, target, short)
-    built = relax.build(lowered, target=target, relax_pipeline=None, tir_pipeline=lowering, exec_mode=mode)
-    return built, hashes
+    return relax.build(lowered, target=device.target(), relax_pipeline=None, tir_pipeline=lowering, exec_mode=mode)
+
+
+def _hashes(mod: tvm.IRModule) -> dict[str, str]:
+    return {gvar.name_hint: func_hash(func) for gvar, func in mod.functions.items() if isinstance(func, PrimFunc)}
 
 
 def _build(
-    mod: tvm.IRModule, inputs: int, device: Device, library: Path, short: Collection[str]
+    mod: tvm.IRModule,
+    arrays: tuple[int, int],
+    device: Device,
+    library: Path,
+    short: Collection[str] = (),
+    offsets: Sequence[int] = (),
 ) -> tuple[dict[str, str], MemoryPlan]:
-    """Compile `mod`, whose `main` takes so many inputs and then weights, into the shared library.
+    """Compile `mod`, whose `main` takes inputs and then weights, into the shared library.
 
-    `short` names kernels that are worth joining with their neighbours.
+    Args:
+        arrays: how many inputs and outputs there are.
+        short: names of kernels that are worth joining with their neighbours.
+        offsets: of the weights, in bytes from the first.
 
-    Returns the hash of every PrimFunc as it enters lowering, by name, and where the tensors lie. The calls are
-    compiled, too: TVM's bytecode costs more for each of them than a small kernel takes. Not those of a GPU: they are
-    captured once.
+    Returns the hash of every PrimFunc as it enters lowering, by name, and where the tensors lie. The calls are machine
+    code, too, and without Relax's VM where they are a straight line: TVM's bytecode costs more for each of them than a
+    small kernel takes. Not those of a GPU: they are captured once.
     """
     start = time.perf_counter()
-    planned, memory = plan_memory(_run_passes(_TO_CALLS, mod, device), inputs)
-    mode = "bytecode" if isinstance(device, CUDAModel) else "compiled"
-    executable, hashes = _compile(planned, device, mode, short)
+    planned, memory = plan_memory(_run_passes(_TO_CALLS, mod, device), arrays[0])
+    lowered = _run_passes(_TO_PROGRAM, planned, device)
+    if isinstance(device, CUDAModel):
+        executable = _program(lowered, device, "bytecode")
+    elif line := straight_line(planned, device.target(), short, memory, offsets, *arrays):
+        executable = tvm.compile(line, device.target(), tir_pipeline=PIPELINE)
+        memory = replace(memory, arguments=(), takes_addresses=True)
+    else:
+        executable = _program(join_kernels(lowered, device.target(), short), device, "compiled")
+    hashes = _hashes(lowered)
     built = time.perf_counter()
     with _object_files(library.parent) as folder:
         link = partial(link_shared, triple=device.triple)
@@ -292,27 +313,36 @@ def _subgraphs(hashes: dict[str, str], kernels: Sequence[KernelOrigin]) -> tuple
     return tuple(entries)
 
 
-def _write_weights(weights: Sequence[Any], path: Path) -> tuple[WeightEntry, ...]:
-    """All tensors one after the other, each on a 64-byte boundary; one zero byte more if there are none."""
-    table = []
-    with path.open("wb") as f:
-        for tensor in weights:
-            data = _bytes_of(tensor)
-            offset = -(-f.tell() // runtime.ALIGNMENT) * runtime.ALIGNMENT
-            f.write(b"\0" * (offset - f.tell()))
-            data.tofile(f)
-            shape = tuple(int(dim) for dim in tensor.shape)
-            table.append(WeightEntry(shape, str(tensor.dtype), offset, data.nbytes))
-        if not table:
-            f.write(b"\0")
+def _laid_out(weights: Sequence[Any]) -> tuple[WeightEntry, ...]:
+    """All tensors one after the other, each on a 64-byte boundary."""
+    table: list[WeightEntry] = []
+    end = 0
+    for tensor in weights:
+        shape, dtype = tuple(int(dim) for dim in tensor.shape), str(tensor.dtype)
+        offset = -(-end // runtime.ALIGNMENT) * runtime.ALIGNMENT
+        table.append(WeightEntry(shape, dtype, offset, _nbytes(shape, dtype)))
+        end = offset + table[-1].nbytes
     return tuple(table)
 
 
-def _bytes_of(tensor: Any) -> np.ndarray:
-    bits = tvm.runtime.DataType(str(tensor.dtype)).bits
-    assert bits % 8 == 0, f"weights of {tensor.dtype} are packed below a byte"
-    count = int(np.prod([int(dim) for dim in tensor.shape], dtype=np.int64)) * bits // 8
-    return np.from_dlpack(runtime.retyped(tensor, (count,), "uint8"))
+def _write_weights(weights: Sequence[Any], table: Sequence[WeightEntry], path: Path) -> None:
+    """The tensors where the table has them; one zero byte if there are none."""
+    with path.open("wb") as f:
+        for tensor, entry in zip(weights, table, strict=True):
+            f.write(b"\0" * (entry.offset - f.tell()))
+            _bytes_of(tensor, entry.nbytes).tofile(f)
+        if not table:
+            f.write(b"\0")
+
+
+def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    bits = tvm.runtime.DataType(dtype).bits
+    assert bits % 8 == 0, f"weights of {dtype} are packed below a byte"
+    return prod(shape) * bits // 8
+
+
+def _bytes_of(tensor: Any, nbytes: int) -> np.ndarray:
+    return np.from_dlpack(runtime.retyped(tensor, (nbytes,), "uint8"))
 
 
 def _replace(staging: Path, folder: Path) -> None:

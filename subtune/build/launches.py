@@ -40,7 +40,7 @@ class Steps:
 
 def steps(func: Any) -> Steps | None:
     """None where a thread may leave early (the others would wait for it for ever), or parallel loops lie deeper."""
-    if asserts(func) or _may_fail(func.body):
+    if asserts(func) or may_fail(func.body):
         return None
     body = list(func.body.seq) if isinstance(func.body, tirx.SeqStmt) else [func.body]
     if not any(map(_is_parallel, body)):
@@ -106,7 +106,7 @@ def _has_parallel(statement: Any) -> bool:
     return bool(found)
 
 
-def _may_fail(statement: Any) -> bool:
+def may_fail(statement: Any) -> bool:
     """Whether it calls something that may report an error."""
     found: list[Any] = []
     calls = lambda call: found.append(call) if "packed" in getattr(call.op, "name", "") else None  # noqa: E731

@@ -1,4 +1,4 @@
-"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and three changes.
+"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and four changes.
 
 Parameters need no more than their element's alignment: TVM's 64 bytes would have every input array of numpy copied,
 and an unaligned load of an aligned address costs nothing.
@@ -8,6 +8,8 @@ memory. Accumulators then stay in memory for LLVM too, save where it can prove i
 them. On the stack they become registers.
 
 The parallel loops of a kernel share one launch of the thread pool (`launches`).
+
+What a vector of several joined inputs is read from is asked in the form in which TVM finds the answer.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, tirx
 
 from subtune.build.launches import asserts, joined
 from subtune.build.streaming import is_streamed, marked, stream_outputs
@@ -47,7 +49,7 @@ def flat(mod: tvm.IRModule) -> tvm.IRModule:
     lower, _, _ = default_s_tir_pipeline()
     around = tvm.transform.PassContext.current()
     without = [made().info.name for made in _PACKING]
-    passes = [_any_alignment(), lower, _small_buffers_on_stack()]
+    passes = [_any_alignment(), _answerable(), lower, _small_buffers_on_stack()]
     with tvm.transform.PassContext(opt_level=around.opt_level, config=around.config, disabled_pass=without):
         return tvm.ir.transform.Sequential(passes)(mod)
 
@@ -100,6 +102,27 @@ def _any_alignment() -> Any:
         renamed = {param: _unaligned(param, marked(func, param)) for param in buffers}
         params = [renamed.get(param, param) for param in func.params]
         return tirx.PrimFunc(params, substitute(func.body, renamed), func.ret_type, func.attrs)
+
+    return run
+
+
+def _answerable() -> Any:
+    """`64 <= i * 16 + lane` with its two cases exchanged: of `i * 16 + lane < 64` TVM knows that the lane is no matter.
+
+    It takes a vector apart where the lane is.
+    """
+
+    def exchange(call: Any) -> Any:
+        if not isinstance(call.op, ir.Op) or call.op.name != "prim.if_then_else":
+            return call
+        question, yes, no = call.args
+        if not isinstance(question, tirx.LE) or not isinstance(question.a, tirx.IntImm):
+            return call
+        return tirx.if_then_else(question.b < question.a, no, yes)
+
+    @tirx.transform.prim_func_pass(opt_level=0)
+    def run(func: Any, _mod: Any, _ctx: Any) -> Any:
+        return func.with_body(tvm_ffi.structural_map(func.body, (ir.Call, exchange)))
 
     return run
 

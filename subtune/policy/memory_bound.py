@@ -20,6 +20,8 @@ _ROW_PASSES = 2.0  # that wait for a result of the row: the largest and the sum,
 _ROW_CYCLES = 60.0  # folding vectors of partial results into one number, in every pass
 _ROW_VECTOR_CYCLES = 6.0  # of all else that is done to a row's vector: loads, exp or scale, store
 _AHEAD = 0.97  # of the time, measured for norms from L3 and memory 0.7 to 0.9, for softmax 0.9 to 1.1
+_ROWS_AT_A_TIME = (4, 8, 16)
+_NORM_READS = 3  # for the mean, for the variance, and for the result
 _MIN_COLUMN = 8  # elements: a reduction that long may be one of a whole axis
 _FEW_INPUTS = 4
 _CROSSWISE = 4.0  # times each line of an operand is fetched, one element at a time, where it does not stay in L1
@@ -161,7 +163,20 @@ def columns_candidates(anchor: Columns, workload: Workload, device: CPUModel) ->
         found.append(Candidate.make("columns", seconds, cb=cb))
         if workload.nbytes > device.l2_bytes:
             found.append(Candidate.make("columns", seconds * _AHEAD, ahead=True, cb=cb))
-    return found
+    return found + _pieces(anchor, workload, device, 1 if is_read_once else _NORM_READS)
+
+
+def _pieces(anchor: Columns, workload: Workload, device: CPUModel, reads: int) -> list[Candidate]:
+    """Rows for every thread, a few at a time: they lie in memory one after the other."""
+    if device.threads == 1 or workload.nbytes <= device.l2_bytes or anchor.columns % device.lanes():
+        return []
+    read = max(arg.nbytes for arg in workload.args)
+    seconds = stream_s(workload.nbytes, device) + (reads - 1) * stream_s(read, device)
+    return [
+        Candidate.make("pieces", seconds * (1.0 + 1.0 / rows), rows=rows)
+        for rows in _ROWS_AT_A_TIME
+        if anchor.length % (rows * device.threads) == 0
+    ]
 
 
 def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUModel) -> list[Candidate]:

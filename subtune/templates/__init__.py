@@ -28,6 +28,7 @@ _TEMPLATES = (
     "winograd",
     "split_k",
     "columns",
+    "pieces",
     "grouped",
     "transpose",
     "chain",
@@ -37,7 +38,7 @@ _TEMPLATES = (
 )
 _EXACT_MATH = ("default", "trace")  # the reference calls libm; a foreign trace means what it says
 
-_PER_ROW = ("rowwise", "columns")
+_PER_ROW = ("rowwise", "columns", "pieces")
 
 
 def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel | NotApplicable:

@@ -37,7 +37,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         outputs = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
         if len(outputs) != 1:
             return NotApplicable("more than one output")
-        _inline(sch, outputs[0])
+        inline_elements(sch, outputs[0])
         kernel = _schedule(sch, outputs[0], int(candidate["cb"]), device.lanes(), candidate.is_serial)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
@@ -84,19 +84,19 @@ def _schedule(sch: Schedule, output_name: str, cb: int, lanes: int, is_serial: b
     return Kernel(sch.mod["main"], (), sch.trace)
 
 
-def _inline(sch: Schedule, output_name: str) -> None:
+def inline_elements(sch: Schedule, output_name: str) -> None:
     """Inline what is computed for every element; what is computed once for a column (its scale) stays a stage."""
-    size = _size(sch, sch.get_sblock(output_name))
+    size = iterations(sch, sch.get_sblock(output_name))
     for name in [sch.get(b).name_hint for b in all_blocks(sch)]:
         block = sch.get_sblock(name)
-        if name == output_name or is_reduction(sch.get(block)) or _size(sch, block) * _SMALL <= size:
+        if name == output_name or is_reduction(sch.get(block)) or iterations(sch, block) * _SMALL <= size:
             continue
         if is_costly(sch.get(block)) and len(sch.get_consumers(block)) > 1:
             continue
         sch.compute_inline(block)
 
 
-def _size(sch: Schedule, block: Any) -> int:
+def iterations(sch: Schedule, block: Any) -> int:
     return prod(int(iv.dom.extent) for iv in sch.get(block).iter_vars)
 
 
@@ -113,7 +113,7 @@ def _stage(sch: Schedule, block: Any, lanes: int) -> None:
             reduce.append(loop)
         elif last is not None and last.same_as(iv.var):
             columns = loop
-    if columns is None or not _reads_columns(node, last):
+    if columns is None or not reads_columns(node, last):
         return
     extent = extent_of(sch, columns)
     width = vector_width(extent, lanes)
@@ -131,7 +131,7 @@ def _stage(sch: Schedule, block: Any, lanes: int) -> None:
         sch.decompose_reduction(block, reduce[0])
 
 
-def _reads_columns(node: Any, column: Any) -> bool:
+def reads_columns(node: Any, column: Any) -> bool:
     """Whether what is read lies along the columns, or does not depend on them."""
     for region in node.reads:
         if not region.region:

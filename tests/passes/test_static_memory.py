@@ -44,7 +44,7 @@ def run(planned: tvm.IRModule, plan: MemoryPlan, given: dict[Base, list[np.ndarr
             return tvm.runtime.from_dlpack(arena[view.place // 4 :][:count].reshape(view.shape))
         return tvm.runtime.from_dlpack(given[view.base][view.place].reshape(view.shape))
 
-    vm = relax.VirtualMachine(_compile(planned, DEVICE, "compiled")[0], tvm.cpu())
+    vm = relax.VirtualMachine(_compile(planned, DEVICE)[0], tvm.cpu())
     return vm["main"](*map(tensor, plan.arguments))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -96,6 +97,12 @@ class TestRun:
             assert outputs["y"] is wanted
             assert outputs["s"] is not wanted
             np.testing.assert_allclose(wanted, expected["y"], rtol=1e-5, atol=1e-5)
+
+    def test_arrays_begin_with_the_pointer_that_kernels_follow(self):
+        """What is compiled against numpy's C interface relies on it, too."""
+        for array in (X, X[1:], np.zeros((), "int8"), np.zeros(3, "float16").view(np.recarray)):
+            pointer = ctypes.c_void_p.from_address(id(array) + object.__basicsize__)
+            assert pointer.value == array.ctypes.data
 
     def test_an_output_may_replace_an_input(self, build_artifact, tmp_path):
         weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((8, 8), np.float32), "w")
@@ -384,7 +391,7 @@ class TestLoad:
         with pytest.raises(ArtifactError, match=rf"{file} is damaged: it has {size // 2} bytes"):
             load(own_artifact)
 
-    @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 2}', "\x00\x01"])
+    @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 3}', "\x00\x01"])
     def test_damaged_manifest(self, own_artifact, text):
         (own_artifact / "manifest.json").write_text(text)
         with pytest.raises(ArtifactError, match=r"manifest\.json is damaged"):

@@ -16,6 +16,7 @@ from subtune.build.lower import PIPELINE, flat
 from subtune.candidate import DEFAULT
 from subtune.compile import prepare, schedule_kernels
 from subtune.manifest import KernelOrigin
+from subtune.passes import straight_line
 from subtune.passes.splice import splice
 from subtune.random_inputs import random_inputs
 
@@ -91,13 +92,13 @@ def test_joined_kernels_compute_what_they_compute_alone(name, device, tmp_path):
 def test_equal_layers_share_one_function(device, tmp_path, monkeypatch):
     """Two blocks of a transformer, alike: what was joined for the one serves the other."""
     joined_modules = []
-    original = artifact_writer.join_kernels
+    original = straight_line.join_kernels
 
     def join(mod, target, short):
         joined_modules.append((mod, original(mod, target, short)))
         return joined_modules[-1][1]
 
-    monkeypatch.setattr(artifact_writer, "join_kernels", join)
+    monkeypatch.setattr(straight_line, "join_kernels", join)
     prepared = prepare(models.reduced("bert"))
     long = next(s.name for s in prepared.subgraphs if s.uses > 1)
     origins = [KernelOrigin(s.name, tuned_s=0.0 if s.name == long else 1e-6) for s in prepared.subgraphs]

@@ -164,6 +164,39 @@ def test_many_joined_inputs_are_taken_by_tiles(device: CPUModel) -> None:
     assert policy.candidates(rows, device)[0]["shape"] == "tile"
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: global_pool(8, 48),
+        lambda: build(lambda emit, x: op.sum(x, 0), [(64, 96)]),
+        lambda: _group_norm(8, 2, 8, 8, 32),
+        lambda: _instance_norm(2, 4, 16, 48),
+        lambda: _softmax(1, 1, 64, 2, 32),
+    ],
+)
+@pytest.mark.parametrize("rows", [4, 16])
+def test_rows_in_pieces_give_the_same(make: Callable[[], Workload], rows: int, run: Run) -> None:
+    device = CPU("auto", threads=2)
+    workload = make()
+    kernel = templates.schedule(workload, Candidate.make("pieces", rows=rows), device)
+    assert isinstance(kernel, Kernel), kernel
+    assert "T.parallel" in kernel.func.script()
+    expected = run(workload, None)
+    assert np.abs(run(workload, kernel) - expected).max() <= 3e-6 * np.abs(expected).max()
+
+
+def test_rows_from_afar_are_read_in_pieces_too() -> None:
+    device = CPU("auto", threads=2)
+
+    def templates_of(rows: int) -> set[str]:
+        workload = build(lambda emit, x: op.sum(x, 0), [(rows, 64)])
+        return {candidate.template for candidate in policy.candidates(workload, device)}
+
+    assert "pieces" in templates_of(device.l2_bytes // 64)
+    assert "pieces" not in templates_of(64), "it stays in a cache"
+    assert "pieces" not in templates_of(device.l2_bytes // 64 + 1), "no whole pieces"
+
+
 def test_a_row_is_divided_by_multiplying(device: CPUModel) -> None:
     kernel = templates.schedule(softmax(8, 64), Candidate.make("rowwise", unroll=1), device)
     assert isinstance(kernel, Kernel)
@@ -203,6 +236,8 @@ def test_turned_tiles_use_shuffles_only(device: CPUModel) -> None:
         (lambda: _softmax(1, 1, 21, 6, 32), Candidate.make("rowwise", unroll=1), "outermost"),
         (lambda: _permuted((4, 6, 20), (1, 0, 2)), Candidate.make("transpose", inner="a"), "crosswise"),
         (lambda: _permuted((5, 7), (1, 0)), Candidate.make("transpose", inner="a"), "shorter than a vector"),
+        (lambda: global_pool(7, 48), Candidate.make("pieces", rows=4), "no whole pieces"),
+        (lambda: softmax(64, 64), Candidate.make("pieces", rows=4), "is reduced"),
     ],
 )
 def test_what_does_not_apply_says_why(

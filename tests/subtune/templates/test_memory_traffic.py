@@ -95,6 +95,16 @@ def test_only_streamed_kernels_store_past_the_caches(target: str, instruction: s
         assert (instruction in text) == expected
 
 
+def test_joined_inputs_are_streamed_as_vectors() -> None:
+    """TVM takes a vector apart unless it sees that all of it comes from one input."""
+    if platform.machine() != "x86_64":
+        pytest.skip("x86's instructions")
+    device = CPU("skylake-avx512")
+    make, candidate = CASES["joined"]
+    kernel = scheduled(make(), with_knob(candidate, "stream"), device)
+    assert "movnt" in str(compiled(kernel, device).mod.inspect_source("asm"))
+
+
 def test_only_outputs_that_no_cache_keeps_are_streamed(device: CPUModel) -> None:
     small = replace(device, l3_bytes=1 << 14)
     workload = elementwise(64, 64)  # 16 KB

@@ -1,0 +1,93 @@
+"""A model that is a straight line of kernels as one function, which takes addresses and calls kernels with addresses.
+
+Relax's VM takes tensors: making those of a small operator takes longer than its kernel does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import tvm
+from tvm import ir, relax, tirx
+
+from subtune.build.launches import asserts, joined, may_fail
+from subtune.build.lower import FLAT
+from subtune.memory import Base, MemoryPlan, View
+from subtune.passes.join_kernels import by_address, flattened, join_kernels
+
+_FIRST_FIELD = 1
+"""Of a struct of C: tirx's kDLTensorData."""
+
+
+def straight_line(
+    mod: tvm.IRModule,
+    target: Any,
+    short: Collection[str],
+    plan: MemoryPlan,
+    offsets: Sequence[int],
+    inputs: int,
+    outputs: int,
+) -> tvm.IRModule | None:
+    """Kernels, and a `main` that is machine code, too; None if it does more than call kernels that cannot fail.
+
+    Args:
+        mod: with its memory planned: `main` takes the plan's arguments.
+        short: names of kernels that are to be joined (`join_kernels`).
+        offsets: of the weights, in bytes from the first.
+
+    The new `main` takes integers: the bytes before the first field of an object, and the addresses of objects whose
+    first field points to the weights, to the arena, to every input and to every output. Numpy's arrays are such.
+    """
+    if plan.returned or not all(_calls_kernel(mod, call) for call in _calls(mod)):
+        return None
+    mod = join_kernels(mod, target, short)
+    calls = _calls(mod)
+    kernels = flattened({call.op: mod[call.op] for call in calls}, target)
+    if any(asserts(kernel) or may_fail(kernel.body) for kernel in kernels.values()):
+        return None
+    header, *objects = [tirx.Var(f"arg{i}", "int64") for i in range(3 + inputs + outputs)]
+    first = {Base.WEIGHT: 0, Base.ARENA: 1, Base.INPUT: 2, Base.OUTPUT: 2 + inputs}
+
+    def address(view: View) -> Any:
+        if view.base is Base.INPUT or view.base is Base.OUTPUT:
+            return _data(header, objects[first[view.base] + view.place], 0)
+        offset = offsets[view.place] if view.base is Base.WEIGHT else view.place
+        return _data(header, objects[first[view.base]], offset)
+
+    places = dict(zip(mod["main"].params, map(address, plan.arguments), strict=True))
+    steps = [_step(call.op, [places[arg] for arg in call.args]) for call in calls]
+    nothing = tirx.Evaluate(tirx.const(0, "int32"))
+    body = tirx.SeqStmt([*steps, nothing]) if steps else nothing
+    functions = {gvar: func for gvar, func in mod.functions_items() if func.attrs and FLAT in func.attrs}  # in launches
+    for gvar, kernel in kernels.items():
+        whole = joined(kernel)
+        functions[gvar] = by_address(whole, whole.body)
+    functions[mod.get_global_var("main")] = tirx.PrimFunc([header, *objects], body).with_attr("global_symbol", "main")
+    return tvm.IRModule(functions)
+
+
+def _calls(mod: tvm.IRModule) -> list[Any]:
+    """The values that `main` binds, but for the last, its result."""
+    return [binding.value for block in mod["main"].body.blocks for binding in block.bindings][:-1]
+
+
+def _calls_kernel(mod: tvm.IRModule, value: Any) -> bool:
+    return (
+        isinstance(value, ir.Call)
+        and isinstance(value.op, ir.GlobalVar)
+        and isinstance(mod[value.op], tirx.PrimFunc)
+        and all(isinstance(arg, relax.Var) for arg in value.args)
+        and all(isinstance(param.ty, tirx.BufferType) for param in mod[value.op].params)
+    )
+
+
+def _data(header: Any, place: Any, offset: int) -> Any:
+    start = tirx.tvm_struct_get(tirx.reinterpret("handle", place + header), 0, _FIRST_FIELD, "handle")
+    return tirx.handle_add_byte_offset(start, tirx.const(offset, "int64")) if offset else start
+
+
+def _step(kernel: Any, addresses: Sequence[Any]) -> Any:
+    called = ir.Call(kernel, addresses, ret_ty=ir.PrimType("int32"))
+    message = ir.StringImm(f"the kernel {kernel.name_hint} failed")
+    return tirx.AssertStmt(called == tirx.const(0, "int32"), ir.StringImm("RuntimeError"), [message])
