@@ -20,6 +20,8 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
+from subtune.build.conversions import ATTRIBUTE as NO_FLOAT16
+from subtune.build.conversions import drop_conversions
 from subtune.build.launches import asserts, joined
 from subtune.build.streaming import is_streamed, marked, stream_outputs
 from subtune.forms.substitute import substitute
@@ -58,7 +60,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
     from tvm.s_tir.pipeline import default_s_tir_pipeline
 
     _, finalize_host, finalize_device = default_s_tir_pipeline()
-    passes = [_flattened(), *(made() for made in _PACKING), _trusting(), _streamed()]
+    passes = [_flattened(), *(made() for made in _PACKING), _trusting(), _streamed(), _without_float16()]
     return tvm.ir.transform.Sequential(passes), finalize_host, finalize_device
 
 
@@ -131,6 +133,14 @@ def _streamed() -> Any:
     @tirx.transform.prim_func_pass(opt_level=0)
     def run(func: Any, _mod: Any, _ctx: Any) -> Any:
         return stream_outputs(func) if is_streamed(func) else func
+
+    return run
+
+
+def _without_float16() -> Any:
+    @tirx.transform.prim_func_pass(opt_level=0)
+    def run(func: Any, _mod: Any, _ctx: Any) -> Any:
+        return drop_conversions(func) if func.attrs and NO_FLOAT16 in func.attrs else func
 
     return run
 

@@ -37,6 +37,7 @@ def handle(job: BuildJob) -> Library | Failure:
         return Failure(FailureKind.INVALID, kernel.reason)
     import tvm
 
+    from subtune.build.conversions import without_conversions
     from subtune.build.lower import PIPELINE
 
     func = kernel.func.with_attr("global_symbol", "main")
@@ -47,7 +48,7 @@ def handle(job: BuildJob) -> Library | Failure:
         if job.is_optional and (reason := build_cuda.complaint(found, job.device)):
             return Failure(FailureKind.INVALID, reason)
         return Library(path, func_hash(func), kernel.packings, time.perf_counter() - begin)
-    module = tvm.compile(func, job.device.target(), tir_pipeline=PIPELINE).mod
+    module = tvm.compile(without_conversions(func), job.device.target(), tir_pipeline=PIPELINE).mod
     path = _write(module, job.stem)
     return Library(path, func_hash(func), kernel.packings, time.perf_counter() - begin)
 

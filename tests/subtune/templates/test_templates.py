@@ -23,6 +23,7 @@ from subtune import policy, templates
 from subtune.candidate import DEFAULT, Candidate
 from subtune.devices.cpu import CPU, CPUModel
 from subtune.kernel import Kernel, NotApplicable
+from subtune.record import func_hash
 from subtune.workload import Workload
 
 Run = Callable[[Workload, Kernel | None], np.ndarray]
@@ -69,6 +70,17 @@ def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
 @pytest.mark.parametrize("case", [c for c in CASES if c != "grouped"])
 def test_policy_finds_a_template(case: str, device: CPUModel) -> None:
     assert policy.candidates(CASES[case](), device)
+
+
+@pytest.mark.parametrize("case", ["conv3x3", "depthwise", "dense"])
+def test_candidates_of_a_workload_leave_one_another_alone(case: str, device: CPUModel) -> None:
+    workload, fresh = CASES[case](), CASES[case]()
+    first, *others = policy.candidates(workload, device, topk=4)
+    made = [templates.schedule(workload, candidate, device) for candidate in (first, *others, first)]
+    made.append(templates.schedule(fresh, first, device))
+    hashes = [func_hash(kernel.func) for kernel in made if isinstance(kernel, Kernel)]
+    assert len(hashes) == 6
+    assert hashes[0] == hashes[4] == hashes[5]
 
 
 def test_candidates_are_deterministic_and_best_first(device: CPUModel) -> None:
