@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from subtune import models, policy, templates
-from subtune.candidate import DEFAULT, Candidate
-from subtune.compile import prepare
+from subtune import templates
 from subtune.devices.cuda import CUDA, CUDAModel
 from subtune.kernel import Kernel
 from subtune.measure.inputs import hazards, make_inputs
@@ -50,27 +47,3 @@ def test_float32(name: str, tmp_path: Path) -> None:
     kernel = templates.schedule(workload, candidate, A100)
     assert isinstance(kernel, Kernel)
     check(workload, kernel, A100, tmp_path)
-
-
-def emulated(workload: Workload, device: CUDAModel, each: int = 1) -> list[Candidate]:
-    """The first `each` candidates of every template, and the default schedule."""
-    found: dict[str, list[Candidate]] = {}
-    for candidate in policy.candidates(workload, device, 20):
-        found.setdefault(candidate.template, []).append(candidate)
-    return [candidate for of_one in found.values() for candidate in of_one[:each]] + [DEFAULT]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("name", ["gpt2", "lstm", "efficientnet_lite0", "unet"])
-def test_models(name: str, precision: str, tmp_path: Path) -> None:
-    done = set()
-    for subgraph in prepare(models.reduced(name), precision=precision).subgraphs:
-        workload = subgraph.workload
-        if workload.key in done:
-            continue
-        done.add(workload.key)
-        for candidate in emulated(workload, A100):
-            kernel: Any = templates.schedule(workload, candidate, A100)
-            if isinstance(kernel, Kernel):
-                check(workload, kernel, A100, tmp_path)
