@@ -17,7 +17,7 @@ from subtune.devices.cpu import Device
 from subtune.devices.cuda import CUDAModel
 from subtune.errors import SubtuneError
 from subtune.measure import Built, Comparison, LocalMeasurer, Measurer, Session, halve
-from subtune.measure.halving import FIRST_SHARE, FULL_S, GIVE_UP
+from subtune.measure.halving import FULL_S, GIVE_UP, LOOK_S
 from subtune.measurement import Failure, FailureKind, Measurement, Timing
 from subtune.progress import Progress, ProgressCallback
 from subtune.record import Record
@@ -28,10 +28,6 @@ _log = logging.getLogger(__name__)
 _BUILD_SHARE = 0.6
 """Of a workload's time, how much may pass before builds stop and timing begins."""
 _CONFIRM_S = 2 * FULL_S
-_WHOLE_SHARE = 0.02
-_LEAST_LOOK = 1 / 4
-"""A workload with less than that share of the model's time is timed for less, down to this part of `FULL_S`: what a
-worse choice would cost is as much less. Half of a mobile network's workloads are such."""
 _AHEAD = 3
 """Workloads that a GPU's builders may be ahead of what is timed: the last candidates of one leave most of them idle."""
 _TWO_WAVES = 8
@@ -157,22 +153,20 @@ def tune(
             waiting.append((workload, stake, is_later))
     if not waiting:
         return records
-    own = [stake for _, stake, is_later in stakes.values() if not is_later]
     done = len(stakes) - len(waiting)
     started = time.monotonic()
     try:
         with nullcontext(measurer) if measurer else LocalMeasurer() as used:
-            for index, (workload, stake, is_later) in enumerate(waiting):
+            for index, (workload, _, is_later) in enumerate(waiting):
                 now = time.monotonic()
                 if now >= deadline:
                     break
-                rivals = [rival for _, rival, too_late in waiting[index:] if too_late == is_later]
+                rivals = [stake for _, stake, too_late in waiting[index:] if too_late == is_later]
                 soft = now + _allowance_s(deadline - now, rivals)
                 # Before anything is known of the pace, only the budget bounds the time to go.
                 eta = (now - started) / index * (len(waiting) - index) if index else deadline - now
                 state = Progress(workload.key, done + index, len(stakes), 0, 0, math.inf, min(eta, deadline - now))
-                full_s = _full_s(stake, sum(own))
-                search = _Search(workload, device, topk, database, progress or _ignore, state, full_s)
+                search = _Search(workload, device, topk, database, progress or _ignore, state)
                 try:
                     proposals = search.proposals(candidates or _policy)
                     following = [w for w, *_ in waiting[index + 1 : index + 1 + _AHEAD]]
@@ -200,7 +194,6 @@ class _Search:
         database: Database | None,
         progress: ProgressCallback,
         state: Progress,
-        full_s: float = FULL_S,
     ) -> None:
         self._workload = workload
         self._device = device
@@ -208,8 +201,6 @@ class _Search:
         self._database = database
         self._progress = progress
         self._state = replace(state, best_s=math.inf)
-        self._full_s = full_s
-        self._confirm_s = full_s / FULL_S * _CONFIRM_S
         self._outcomes: dict[Candidate, Timing | Failure] = {}
         self._built: dict[Candidate, Built] = {}
         self._hopeless = 0
@@ -264,8 +255,7 @@ class _Search:
                 self._note_builds(session.build(rest, build_deadline) if rest else {})
                 then()
                 timed = [c for c in fresh if c in self._built]
-                order = halve(session, timed, deadline - self._confirm_s, self._note_timing, self._full_s)
-                order = self._light_first(order)
+                order = self._light_first(halve(session, timed, deadline - _CONFIRM_S, self._note_timing))
             finally:
                 self._save_measurements()
             is_cut = len(self._outcomes) + self._hopeless < len(proposals)
@@ -284,8 +274,7 @@ class _Search:
         for candidate in first if rest else ():
             if candidate not in self._built or time.monotonic() >= deadline:
                 continue
-            best_s = min((timing.min_s for timing in seen.values()), default=math.inf)
-            outcome = session.time(candidate, FIRST_SHARE * self._full_s, GIVE_UP * best_s)
+            outcome = session.time(candidate, LOOK_S, GIVE_UP * min((t.min_s for t in seen.values()), default=math.inf))
             if isinstance(outcome, Timing):
                 seen[candidate] = outcome
             elif time.monotonic() < deadline:
@@ -324,7 +313,7 @@ class _Search:
         """The record of the first candidate in `order` that is sound and faster than the default, or of the default."""
         default_timing: Timing | None = None
         for candidate in order:
-            outcome = session.compare(candidate, self._confirm_s)
+            outcome = session.compare(candidate, _CONFIRM_S)
             if isinstance(outcome, Failure):
                 self._outcomes[candidate] = outcome
                 self._save_measurements()
@@ -336,7 +325,7 @@ class _Search:
                 )
             break
         if default_timing is None:
-            timed = session.time(DEFAULT, self._confirm_s, math.inf)
+            timed = session.time(DEFAULT, _CONFIRM_S, math.inf)
             if isinstance(timed, Failure) and time.monotonic() >= hard:
                 return None  # cut off, which says nothing about it
             if isinstance(timed, Failure):
@@ -439,11 +428,6 @@ def _allowance_s(left_s: float, stakes: Sequence[float]) -> float:
         return left_s
     share = _OVERCOMMIT * stakes[0] / max(sum(stakes), 1e-30)
     return min(left_s, max(share * left_s, _LEAST_S))
-
-
-def _full_s(stake: float, all_stakes: float) -> float:
-    """How long a candidate of a workload is timed at most, in seconds."""
-    return FULL_S * min(1.0, max(_LEAST_LOOK, stake / (_WHOLE_SHARE * max(all_stakes, 1e-30))))
 
 
 def _is_faster(comparison: Comparison) -> bool:

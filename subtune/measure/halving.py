@@ -12,8 +12,8 @@ from subtune.measurement import Failure, FailureKind, Timing
 
 FULL_S = 0.1
 """Seconds of a full measurement. 20 candidates cost 1.25 + 1.25 + 1.25 + 1.5 = 5.25 of these."""
-FIRST_SHARE = 1 / 16
-"""The first look at a candidate."""
+_FIRST_SHARE = 1 / 16
+LOOK_S = FULL_S * _FIRST_SHARE
 _LAST_SHARE = 1 / 2
 GIVE_UP = 3.0
 """A candidate whose first calls take this many times the best so far is not looked at any longer."""
@@ -35,7 +35,7 @@ def halve(
     """
     seen: dict[Candidate, Timing] = {}
     alive = list(candidates)
-    share = FIRST_SHARE
+    share = _FIRST_SHARE
     while alive:
         for candidate in list(alive):
             if time.monotonic() >= deadline:

@@ -226,32 +226,6 @@ def test_every_workload_once_those_with_most_at_stake_first(device):
     assert set(uses) == set(records)
 
 
-def test_what_takes_little_of_the_model_is_timed_for_less(device):
-    """Down to a quarter; a workload that is tuned alone is the whole model."""
-    small, large = scale(64), scale(16384)
-    looks: dict[str, list[float]] = {}
-
-    class Listening(ReplayMeasurer):
-        @contextmanager
-        def session(self, workload, device, deadline=math.inf):
-            class Session(ReplaySession):
-                def time(self, candidate, seconds, stop_above_s):
-                    looks.setdefault(workload.key, []).append(seconds)
-                    return super().time(candidate, seconds, stop_above_s)
-
-            yield Session(self._outcomes, 0.0, 0.0, self.log)
-
-    def tuned(*workloads):
-        looks.clear()
-        measurer = Listening(outcomes(*[2.0] * 8))
-        tune([Subgraph(w) for w in workloads], device, topk=8, measurer=measurer, candidates=policy)
-        return dict(looks)
-
-    both, alone = tuned(small, large), tuned(small)
-    assert both[small.key] == pytest.approx([seconds / 4 for seconds in both[large.key]])
-    assert alone[small.key] == both[large.key]
-
-
 def test_progress_tells_where_the_run_stands(device):
     seen = []
     tune(
