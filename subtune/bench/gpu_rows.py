@@ -1,12 +1,15 @@
-"""The rows of `--suite fastdlight` and `--suite tensorcore`: the documents' own, with the figures that they print.
+"""The rows of the GPU suites: the two documents' own, with the figures that they print, and those of `gpu-ops`.
 
 Sources: the FastDlight RFC (TVM discussion forum, 2024; A100 80 GB, CUDA 12.1) and apache/tvm#4105 (V100 with CUDA 9.0
-for float16, T4 with CUDA 10.1 for int8).
+for float16, T4 with CUDA 10.1 for int8). `gpu-ops` has what neither prints: epilogues, the shapes of real networks, and
+ragged ones.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from subtune.bench.gpu_op import GpuOp
 
@@ -38,6 +41,7 @@ class GpuCase:
 
     Attributes:
         bar: the least latency of PyTorch's libraries over subtune's that is asked for.
+        switches: fields of the GPU's model that this case sets.
     """
 
     name: str
@@ -46,6 +50,7 @@ class GpuCase:
     precision: str = ""
     published: Published | None = None
     bar: float = 1.0
+    switches: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _dlight(best_ms: float, first_ms: float, default_ms: float, tune_s: float) -> Published:
@@ -139,3 +144,65 @@ def _tensorcore() -> tuple[GpuCase, ...]:
 
 
 TENSORCORE = _tensorcore()
+
+_FUSED_BAR = 1.1
+_FP8 = "float8_e4m3fn"
+
+
+def _gpu_ops() -> tuple[GpuCase, ...]:
+    """GEMMs, plain and with the epilogue that ships, and ResNet's convolutions with theirs."""
+    cases = []
+    for epilogue, bar in (("", 1.0), ("bias+relu", _FUSED_BAR)):
+        for layout in ("nt", "nn"):
+            for n in (1024, 4096, 8192, 16384):
+                cases.append(_product(f"gemm-{layout}-{n}", (n, n, n), layout, epilogue, bar=bar))
+    cases += [
+        # 0.58 of cuBLAS is what mma.sync is asked for on Hopper
+        _product("gemm-nt-8192-mma", (8192,) * 3, bar=0.58, wgmma=False),
+        _product("gemm-nt-1000", (1000,) * 3),
+        _product("gemm-nt-333-1000-544", (333, 1000, 544)),
+        _product("gemm-nt-4095-4097-4104", (4095, 4097, 4104)),
+        _product("gemm-nt-2048-2048-1003", (2048, 2048, 1003)),
+        _product("gemm-nt-64-1024-8192", (64, 1024, 8192)),
+        _product("gemm-nt-16-4096-4096", (16, 4096, 4096)),
+        _product("gemm-nt-4096-bfloat16", (4096,) * 3, dtype="bfloat16"),
+        _product("gemm-nt-4096-int8", (4096,) * 3, dtype="int8"),
+        _product("gemm-nt-4096-float8", (4096,) * 3, dtype=_FP8, out="bfloat16"),
+        _product("gemm-nt-4096-tf32", (4096,) * 3, dtype="float32", allow_tf32=True),
+        _product("gemm-nt-4096-float32", (4096,) * 3, dtype="float32", bar=0.85),
+        _product("gemm-nt-8192-float32", (8192,) * 3, dtype="float32", bar=0.85),
+    ]
+    for dtype in ("float16", "float32"):
+        for size, channels in ((56, 64), (28, 128), (14, 256), (7, 512)):
+            dims = (128, size, channels, channels, 3, 1, 1)
+            for epilogue in ("bias+relu", "bias+residual+relu"):
+                op = GpuOp("conv", dims, dtype, epilogue=epilogue)
+                cases.append(GpuCase(f"conv-{size}-{channels}-{dtype}-{epilogue}", op))
+        stem = GpuOp("conv", (128, 224, 3, 64, 7, 2, 3), dtype, epilogue="bias+relu")
+        cases.append(GpuCase(f"conv-stem-{dtype}-bias+relu", stem))
+    for name, kind, dims in (
+        ("copy-1GB", "copy", (16384, 32768)),
+        ("sum-65536-4096", "sum", (65536, 4096)),
+        ("sum-512-262144", "sum", (512, 262144)),
+        ("softmax-16384-4096", "softmax", (16384, 4096)),
+        ("softmax-128-32000", "softmax", (128, 32000)),
+    ):
+        cases.append(GpuCase(name, GpuOp(kind, dims)))
+    return tuple(cases)
+
+
+def _product(
+    name: str,
+    dims: tuple[int, ...],
+    layout: str = "nt",
+    epilogue: str = "",
+    dtype: str = "float16",
+    out: str = "",
+    bar: float = 1.0,
+    **switches: Any,
+) -> GpuCase:
+    op = GpuOp("product", dims, dtype, out, layout, epilogue)
+    return GpuCase(f"{name}-{epilogue}" if epilogue else name, op, bar=bar, switches=switches)
+
+
+GPU_OPS = _gpu_ops()

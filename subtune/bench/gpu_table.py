@@ -1,4 +1,4 @@
-"""The reports of `--suite fastdlight` and `--suite tensorcore` as text and as JSON."""
+"""The reports of the GPU suites as text and as JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gpu_table(report: GpuReport) -> str:
             lines.append(f"{row.name}: {row.note}")
     if timed := [row for row in report.rows if row.best_s]:
         met = sum(row.verdict == "yes" for row in timed)
-        lines.append(f"{met} of {len(timed)} rows meet the document's ratio and are not behind PyTorch's libraries")
+        lines.append(f"{met} of {len(timed)} rows meet the document's ratio and the bar against PyTorch's libraries")
         both = sum(bool(row.first_s) for row in timed)
         lines.append(
             f"the model's first choice is within {FIRST_BAR:.2f} of the best on {report.first_within:.0%} of {both}"

@@ -1,4 +1,4 @@
-"""`subtune bench --suite fastdlight|tensorcore`: the documents' rows on this GPU, beside dlight, cuBLAS and cuDNN.
+"""`subtune bench --suite fastdlight|tensorcore|gpu-ops`: operators on this GPU, beside dlight, cuBLAS and cuDNN.
 
 The winner, the model's first choice, dlight's default schedule and PyTorch are timed in turns, each in its own process.
 """
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -154,7 +154,7 @@ def _run(case: GpuCase, settings: Settings, device: CUDAModel, measurer: LocalMe
     try:
         if case.op is None:
             return _network(case, settings)
-        return _operator(case, case.op, settings, device, measurer)
+        return _operator(case, case.op, settings, replace(device, **case.switches), measurer)
     except Exception as e:  # whatever one row meets, the others are still to be measured
         return GpuRow(case.name, case.published, case.bar, failure=reason(e))
 

@@ -6,6 +6,7 @@ the host, and nobody finds the last call's data. Where PyTorch has several ways 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -89,12 +90,14 @@ class _Graph:
 
 
 def _ways(op: GpuOp) -> list[Way]:
-    """Without the epilogue, which PyTorch would run as kernels of their own."""
+    """With the epilogue: fused where PyTorch has a function for it, else as kernels of their own."""
     import torch
 
     def tensor(*shape: int) -> Any:
         if op.dtype == "int8":
             return torch.randint(-128, 128, shape, dtype=torch.int8, device="cuda")
+        if op.dtype.startswith("float8"):  # which PyTorch draws no random numbers of
+            return torch.randn(shape, device="cuda", dtype=torch.float16).to(getattr(torch, op.dtype))
         return torch.randn(shape, device="cuda", dtype=getattr(torch, op.dtype))
 
     if op.kind == "copy":
@@ -122,11 +125,30 @@ def _products(op: GpuOp, tensor: Callable[..., Any]) -> list[Way]:
     def make() -> list[Any]:
         a = tensor(*lead, m, k) if op.layout[0] == "n" else tensor(*lead, k, m).mT
         b = tensor(*lead, n, k).mT if op.layout[1] == "t" else tensor(*lead, k, n)
-        return [a, b]
+        return [a, b, tensor(n)] if op.epilogue else [a, b]
 
+    if op.epilogue:
+        return [] if lead else _with_epilogue(op, make)
     if op.dtype == "int8":
         return [] if lead else _int_products(make)
+    if op.dtype.startswith("float8"):
+        one, out = torch.ones((), device="cuda"), getattr(torch, op.out_dtype)
+        return [Way("cublas", make, lambda a, b: torch._scaled_mm(a, b, one, one, out_dtype=out))]
     return [Way("cublas", make, torch.matmul)]
+
+
+def _with_epilogue(op: GpuOp, make: Callable[[], Sequence[Any]]) -> list[Way]:
+    """cuBLAS's own epilogue, and PyTorch's operators one after the other."""
+    import torch
+
+    activation = {"bias+relu": torch.relu, "bias+gelu": torch.nn.functional.gelu}.get(op.epilogue)
+    if activation is None:
+        return []
+    fused = functools.partial(torch._addmm_activation, use_gelu=op.epilogue.endswith("gelu"))
+    return [
+        Way("cublaslt", make, lambda a, b, bias: fused(bias, a, b)),
+        Way("cublas", make, lambda a, b, bias: activation(torch.addmm(bias, a, b))),
+    ]
 
 
 def _int_products(make: Callable[[], Sequence[Any]]) -> list[Way]:
@@ -141,15 +163,17 @@ def _convolutions(op: GpuOp, tensor: Callable[..., Any]) -> list[Way]:
 
     images, size, cin, cout, kernel, stride, pad = op.dims
     is_product = kernel == 1 and stride == 1 and not pad
+    nhwc = torch.channels_last
+
+    def make() -> list[Any]:
+        x, w = tensor(images, cin, size, size), tensor(cout, cin, kernel, kernel)
+        return [x.to(memory_format=nhwc), w.to(memory_format=nhwc)]
+
+    conv = torch.nn.functional.conv2d
+    if op.epilogue:
+        return _fused_convolutions(op, make, tensor)
     ways = []
     if op.dtype != "int8":
-        nhwc = torch.channels_last
-
-        def make() -> list[Any]:
-            x, w = tensor(images, cin, size, size), tensor(cout, cin, kernel, kernel)
-            return [x.to(memory_format=nhwc), w.to(memory_format=nhwc)]
-
-        conv = torch.nn.functional.conv2d
         ways.append(Way("cudnn", make, lambda x, w: conv(x, w, stride=stride, padding=pad)))
     if is_product:  # what cuDNN would be asked for as a matrix product
 
@@ -161,3 +185,32 @@ def _convolutions(op: GpuOp, tensor: Callable[..., Any]) -> list[Way]:
         else:
             ways.append(Way("cublas", flat, torch.matmul))
     return ways
+
+
+def _fused_convolutions(op: GpuOp, make: Callable[[], list[Any]], tensor: Callable[..., Any]) -> list[Way]:
+    """cuDNN's convolutions with an epilogue, and PyTorch's operators one after the other."""
+    import torch
+
+    images, size, _, cout, kernel, stride, pad = op.dims
+    out = (size + 2 * pad - kernel) // stride + 1
+    where = ([stride] * 2, [pad] * 2, [1, 1], 1)
+    conv = torch.nn.functional.conv2d
+    if op.epilogue == "bias+relu":
+        return [
+            Way("cudnn fused", lambda: [*make(), tensor(cout)],
+                lambda x, w, b: torch.cudnn_convolution_relu(x, w, b, *where)),
+            Way("cudnn", lambda: [*make(), tensor(cout)],
+                lambda x, w, b: torch.relu_(conv(x, w, b, stride, pad))),
+        ]  # fmt: skip
+    if op.epilogue != "bias+residual+relu":
+        return []
+
+    def added() -> list[Any]:
+        residual = tensor(images, cout, out, out).to(memory_format=torch.channels_last)
+        return [*make(), tensor(cout), residual]
+
+    return [
+        Way("cudnn fused", added,
+            lambda x, w, b, z: torch.cudnn_convolution_add_relu(x, w, z, 1.0, b, *where)),
+        Way("cudnn", added, lambda x, w, b, z: torch.relu_(conv(x, w, b, stride, pad).add_(z))),
+    ]  # fmt: skip

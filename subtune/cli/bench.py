@@ -16,7 +16,7 @@ from subtune.cli.progressbar import progress_bar
 from subtune.scratch import temporary
 
 _PRINT = "-"
-_GPU_SUITES = ("fastdlight", "tensorcore")
+_GPU_SUITES = ("fastdlight", "tensorcore", "gpu-ops")
 _SUITES = ("cpu", "cpu-ops", *_GPU_SUITES, "op-vs-subgraph")
 
 
@@ -29,7 +29,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "--suite",
         choices=_SUITES,
         help="instead of one model: the zoo, or single operators, on the CPU; on a GPU the rows of the FastDlight RFC "
-        "and of apache/tvm#4105; tuning ops against tuning subgraphs (apache/tvm#10650), on either",
+        "and of apache/tvm#4105, or more operators; tuning ops against tuning subgraphs (apache/tvm#10650), on either",
     )
     parser.add_argument(
         "--models", "--ops", default="", metavar="LIST", help="of a suite, only these; * stands for anything"
@@ -179,9 +179,9 @@ def _suite_of(name: str) -> _Suite:
         from subtune.bench import gpu_rows, suite_gpu
         from subtune.bench.gpu_table import gpu_json, gpu_table
 
-        cases = gpu_rows.FASTDLIGHT if name == "fastdlight" else gpu_rows.TENSORCORE
+        of = {"fastdlight": gpu_rows.FASTDLIGHT, "tensorcore": gpu_rows.TENSORCORE, "gpu-ops": gpu_rows.GPU_OPS}
         of_gpu = (partial(suite_gpu.run_gpu, name), gpu_table, gpu_json, suite_gpu.gpu_of)
-        return _Suite(cases, suite_gpu.AGAINST, *of_gpu, partial(require_known, kind="cuda"), 5, 0.05)
+        return _Suite(of[name], suite_gpu.AGAINST, *of_gpu, partial(require_known, kind="cuda"), 5, 0.05)
     from subtune.bench import suite_levels as levels
 
     of_levels = (levels.run_levels, levels.levels_table, levels.levels_json, levels.device_of, _no_framework)

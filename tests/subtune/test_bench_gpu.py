@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tvm
 
 from subtune.bench.gpu_op import GpuOp
-from subtune.bench.gpu_rows import FASTDLIGHT, TENSORCORE, GpuCase, Published
+from subtune.bench.gpu_rows import FASTDLIGHT, GPU_OPS, TENSORCORE, GpuCase, Published
 from subtune.bench.gpu_table import gpu_json, gpu_table
 from subtune.bench.quality import Quality, WorkloadQuality, summarize
 from subtune.bench.race import Pace
@@ -59,12 +60,15 @@ def test_every_row_of_the_documents_is_there_with_its_figures() -> None:
         assert case.published.speedup == pytest.approx(speedup, abs=0.01)
 
 
-@pytest.mark.parametrize("case", [case for case in (*FASTDLIGHT, *TENSORCORE) if case.op], ids=lambda case: case.name)
+OPERATORS = [case for case in (*FASTDLIGHT, *TENSORCORE, *GPU_OPS) if case.op]
+
+
+@pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
 def test_every_operator_has_candidates(case: GpuCase) -> None:
     assert case.op is not None
     assert GpuOp.from_json(case.op.to_json()) == case.op
     workload = case.op.workload()
-    found = candidates(workload, H200, 20)
+    found = candidates(workload, replace(H200, **case.switches), 20)
     assert len(found) >= 10
     assert all(0 < candidate.predicted_s < 1 for candidate in found)
     assert workload.args[-1].dtype == case.op.out_dtype
