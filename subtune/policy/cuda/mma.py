@@ -21,7 +21,10 @@ _SPLITS = (1, 2, 4, 8, 16)
 _OF_WGMMA = 0.62  # of a Hopper tensor core's rate that mma.sync reaches at most: measured
 _KEPT = 24
 _FRAGMENT_CYCLES = 14.0  # of a warp per 32 bytes of k: `ldmatrix`, which its products wait for
-_ELEMENT_CYCLES = 45.0  # of a thread that copies one element at a time: loaded, waited for, stored
+_ELEMENT_CYCLES = 15.0  # of a thread that copies one element at a time: loaded, waited for, stored
+_LINE_BYTES = 128
+_LINE_CYCLES = 0.8  # of a warp, for every line of memory that its copies touch beyond
+_GATHER_CYCLES = 0.2  # of the multiprocessor, for every element
 
 
 def mma_candidates(anchor: object, workload: Workload, device: CUDAModel) -> list[Candidate]:
@@ -83,7 +86,15 @@ def _shape(tile: MmaTile, form: Gemm, device: CUDAModel, packs: bool) -> BlockSh
     cycles = 2.0 * 16 * 8 * (32 // itemsize) / max(1.0, rate / 4)  # of one, on one of four schedulers
     chain = tile.bk * itemsize / 32 * (_FRAGMENT_CYCLES + products * cycles)
     for name, rows in (("a", tile.bm), ("b", tile.bn)):
-        vector = tile.vector(form, name) if not (packs and name == "b") else 16 // itemsize
+        side = form.a if name == "a" else form.b
+        is_packed = packs and name == "b"
+        vector = tile.vector(form, name) if not is_packed else 16 // itemsize
+        run = itemsize * (tile.bk if is_packed or side.inner == "k" else rows)
+        is_gathered = not is_packed and side.inner != inner_of(form, name)
+        lines = rows * tile.bk * (1.0 if is_gathered else itemsize / min(_LINE_BYTES, run))
+        chain += _LINE_CYCLES * lines / (tile.threads / 32)
+        if is_gathered:
+            chain += _GATHER_CYCLES * lines
         if vector * itemsize < 16:
             slow += rows * tile.bk * itemsize * (16 / (vector * itemsize) - 1) / 4
         if vector * itemsize < 4:

@@ -22,6 +22,7 @@ _BARRIER_CYCLES = (140.0, 20.0)  # per step: the threads of a block wait for one
 _BLOCK_START_CYCLES = 50.0  # launch of a block, its first addresses
 _WINDOW_CYCLES = 5.0  # per 16 bytes a warp copies through windows, on four schedulers: pixel and tap from an index
 _L2_BEYOND = 2.0  # what copies reach over the calibrated rate, as neighbours ask for the same lines at the same time
+_L2_TO_SM = 64.0  # bytes a cycle that one multiprocessor gets from L2
 _PART_S = 0.35e-6  # per part of a split sum: it is read after the one before
 _L2_SHARE = 0.7  # of L2 that a wave's tiles may fill before they push one another out
 _HIDDEN = 0.2  # of what does not bound a step: it still takes issue slots
@@ -93,7 +94,7 @@ def _wave_cycles(shape: BlockShape, gemm: Gemm, device: CUDAModel, blocks: int) 
     compute /= min(1.0, warps / _WARPS_TO_SATURATE)
     shared = per_sm * shape.shared_bytes_per_step / device.shared_bytes_per_cycle
     loaded = blocks * (shape.bm * a_bytes + shape.bn * b_bytes) * shape.bk
-    l2_rate = _L2_BEYOND * device.l2_bytes_per_s / device.cycles_per_s * min(1.0, 2 * busy / device.sms)
+    l2_rate = min(_L2_BEYOND * device.l2_bytes_per_s / device.cycles_per_s, _L2_TO_SM * busy)
     dram = (
         _distinct_bytes(shape, gemm, device, blocks, a_bytes, b_bytes) / device.dram_bytes_per_s * device.cycles_per_s
     )
