@@ -180,14 +180,14 @@ def _gpu_ops() -> tuple[GpuCase, ...]:
                 cases.append(GpuCase(f"conv-{size}-{channels}-{dtype}-{epilogue}", op))
         stem = GpuOp("conv", (128, 224, 3, 64, 7, 2, 3), dtype, epilogue="bias+relu")
         cases.append(GpuCase(f"conv-stem-{dtype}-bias+relu", stem))
-    for name, kind, dims in (
+    for name, kind, shape in (
         ("copy-1GB", "copy", (16384, 32768)),
         ("sum-65536-4096", "sum", (65536, 4096)),
         ("sum-512-262144", "sum", (512, 262144)),
         ("softmax-16384-4096", "softmax", (16384, 4096)),
         ("softmax-128-32000", "softmax", (128, 32000)),
     ):
-        cases.append(GpuCase(name, GpuOp(kind, dims)))
+        cases.append(GpuCase(name, GpuOp(kind, shape)))
     return tuple(cases)
 
 
