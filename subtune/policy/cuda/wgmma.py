@@ -131,7 +131,9 @@ def _row_tiles(view: GemmView) -> list[tuple[int, ...]]:
                 shapes.append((waste, -min(shape[1:]), shape))
         shapes = [shape for shape in sorted(shapes) if shape[0] <= _WASTE * min(shapes)[0]]
         compact = sorted(shapes, key=lambda shape: (shape[1], shape[0], shape[2]))
-        found += dict.fromkeys(shape for _, _, shape in (*shapes[:_SHAPES], *compact[:_SHAPES]))
+        # and long runs of memory, for what has little else to do than to move it
+        longest = min(shapes, key=lambda shape: (-shape[2][-1], shape[0]))
+        found += dict.fromkeys(shape for _, _, shape in (*shapes[:_SHAPES], *compact[:_SHAPES], longest))
     return found
 
 
