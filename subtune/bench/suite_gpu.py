@@ -39,7 +39,7 @@ AGAINST = GPU_AGAINST
 _LIBRARIES = ("torch-graph", "torch-max-autotune")
 _MAX_LAUNCHES = 200
 _FINALISTS = 2  # of the measured ones, timed in turns with all others
-_LONG_S, _SETTLE_S = 100e-6, 0.3
+_LONG_S, _SETTLE_S = 100e-6, 0.15
 _ROUNDS_APART = 2
 
 
@@ -237,10 +237,7 @@ def _in_turns(
     def time_candidate(candidate: Candidate) -> None:
         if candidate not in samples:
             return
-        outcome = session.time(candidate, settings.pace.round_s, math.inf)
-        if isinstance(outcome, Timing) and outcome.median_s > _LONG_S and candidate != DEFAULT:
-            session.time(candidate, _SETTLE_S, math.inf)
-            outcome = session.time(candidate, settings.pace.round_s, math.inf)
+        outcome = session.time(candidate, settings.pace.round_s, math.inf)  # settles long ones by itself
         if isinstance(outcome, Timing):
             samples[candidate].append(outcome.median_s)
         else:

@@ -30,8 +30,9 @@ def halve(
 ) -> list[Candidate]:
     """The built `candidates` that were timed, best first; `report` is called after every look at one.
 
-    The looks grow from 1/16 to 1/2 of `full_s` seconds while the number of candidates halves. After `deadline`
-    (`time.monotonic()`) no look begins: the order is then that of what was seen.
+    The looks grow from 1/16 to 1/2 of `full_s` seconds while the number of candidates halves; those of the last round
+    come first, whatever others seemed to take at a glance. After `deadline` (`time.monotonic()`) no look begins: the
+    order is then that of what was seen.
     """
     seen: dict[Candidate, Timing] = {}
     alive = list(candidates)
@@ -52,7 +53,8 @@ def halve(
                 alive.remove(candidate)
         alive = [candidate for candidate in ranked(candidates, seen) if candidate in alive]
         if len(alive) <= 1 or share >= _LAST_SHARE:
-            break
+            finalists = ranked([candidate for candidate in candidates if candidate in alive], seen)
+            return [*finalists, *(c for c in ranked(candidates, seen) if c not in finalists)]
         keep = max(2, math.ceil(len(alive) / 2))
         best_s = seen[alive[0]].min_s
         alive = [candidate for candidate in alive[:keep] if seen[candidate].min_s <= GIVE_UP * best_s]
