@@ -92,11 +92,11 @@ def _variants(plain: Tiling, view: GemmView, device: CUDAModel, size: int) -> li
         found.append(tiling)
         is_long = tiles > _LONG * device.sms and tiling.m * tiling.columns >= 128**2
         if rows > 1 and tiling.blocks_per_sm == 1 and (is_long or (is_gemm and _straddles(view.a, size))):
-            shared = replace(
-                tiling, cluster=2, raster=min(rows, _RASTER_ROWS // tiling.m) if is_long else tiling.raster
-            )
+            raster = min(rows, _RASTER_ROWS // tiling.m) if is_long else tiling.raster
             width = 8 if view.b[-1].group == view.inner else _ACROSS
-            found += [shared] if tiling.columns % (2 * width) == 0 else []
+            for cluster in (2,) if is_long or rows % 4 else (2, 4):
+                if tiling.columns % (cluster * width) == 0:
+                    found.append(replace(tiling, cluster=cluster, raster=raster))
         for split in _SPLITS:
             places = device.sms // split - _UNPLACED[split]
             if tiles > places or steps < 4 * split or tiling.alternate or tiling.blocks_per_sm > 1:
@@ -176,7 +176,7 @@ def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAMode
     busy = steps * (max(times) + _OTHERS * (sum(times) - max(times)))
     epilogue = _EPILOGUE_CYCLES * _operations(view, workload) * tiling.m_consumer * n / 64**2
     alone = _TILE_CYCLES + busy + _STEP_CYCLES * steps + epilogue
-    places = device.sms * tiling.blocks_per_sm
+    places = (device.sms // tiling.cluster - _UNPLACED.get(tiling.cluster, 0)) * tiling.cluster * tiling.blocks_per_sm
     if count <= places:
         cycles = max(ceil(count / device.sms) * busy, alone)
     else:
