@@ -30,6 +30,7 @@ from subtune.forms.bottleneck_form import BottleneckForm, bottleneck
 from subtune.forms.chain import Chain
 from subtune.forms.chain_form import ChainForm, chain
 from subtune.forms.movement import Crosswise, crosswise
+from subtune.forms.packed_gemv import PackedGemv
 from subtune.kernel import NotApplicable
 from subtune.workload import Workload
 
@@ -81,7 +82,7 @@ def classify(sch: Schedule) -> Stages | NotApplicable:
     return Stages(tuple(producers), tuple(anchors), tuple(outputs))
 
 
-_A = TypeVar("_A", Contraction, Window)
+_A = TypeVar("_A", Contraction, Window, PackedGemv)
 
 
 def anchored(
@@ -90,7 +91,7 @@ def anchored(
     """`workload` inlined, its stages, and its only anchor as `read` understands it; or why that is none.
 
     Args:
-        read: `anchor.contraction` or `anchor.window`.
+        read: `anchor.contraction`, `anchor.window` or `packed_gemv.packed_gemv`.
     """
     found = _anchored(workload.func, read)
     if isinstance(found, NotApplicable):

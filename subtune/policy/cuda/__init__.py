@@ -13,7 +13,7 @@ from subtune.workload import Workload
 _POLICIES: dict[str, tuple[str, ...]] = {
     "Contraction": ("wgmma", "mma", "fma", "winograd", "simt", "gemv", "window"),
     "Window": ("window",),
-    "Rowwise": ("memory_bound",),
+    "Rowwise": ("memory_bound", "gemv_packed"),
     "Columns": ("memory_bound",),
     "Elementwise": ("memory_bound",),
     "Chain": (),

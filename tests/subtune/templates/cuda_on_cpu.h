@@ -177,5 +177,15 @@ inline float __fdividef(float x, float y) { return x / y; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __int_as_float(int x) { float y; std::memcpy(&y, &x, 4); return y; }
 inline int __float_as_int(float x) { int y; std::memcpy(&y, &x, 4); return y; }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  uint64_t bytes = (uint64_t)y << 32 | x;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) result |= (unsigned)(bytes >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return result;
+}
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+  auto fma = [](__half x, __half y, __half z) { return __float2half(__half2float(x) * __half2float(y) + __half2float(z)); };
+  return __halves2half2(fma(a.x, b.x, c.x), fma(a.y, b.y, c.y));
+}
 template <class T> T max(T a, T b) { return a > b ? a : b; }
 template <class T> T min(T a, T b) { return a < b ? a : b; }

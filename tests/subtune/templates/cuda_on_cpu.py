@@ -30,7 +30,8 @@ from subtune.templates.cuda.pipeline import CONFIG, s_tir_passes
 from subtune.templates.cuda.reference import in_float64
 from subtune.workload import Workload
 
-_ASM = re.compile(r"\b(?:asm|__asm__)\s+(?:volatile|__volatile__)\s*\(")
+_ASM = re.compile(r"\b(?:asm|__asm__)(?:\s+(?:volatile|__volatile__))?\s*\(")
+_STRINGS = re.compile(r'(?:\s*"(?:[^"\\]|\\.)*")+')
 _OPERAND = re.compile(r'"[=+]?[rflhn]"\s*\(')
 _TYPES = {"f16": "__half", "bf16": "__nv_bfloat16", "s8": "int8_t", "u8": "uint8_t", "tf32": "float"}
 _GUARD = 64
@@ -175,7 +176,9 @@ def _without_assembly(code: str) -> str:
 
 def _statement(text: str) -> str:
     """An inline assembly as C++ that does the same."""
-    instruction = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', text.partition(":")[0]))
+    strings = _STRINGS.match(text)
+    assert strings, text
+    instruction = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', strings.group()))
     operands = [_parenthesised(text, found.end()) for found in _OPERAND.finditer(text)]
     if "cp.async.commit_group" in instruction or "cp.async.wait_group" in instruction:
         return ";"
@@ -203,6 +206,12 @@ def _statement(text: str) -> str:
             f"{kind_of_sum}* d[] = {{{', '.join(f'&({one})' for one in d)}}}; "
             f"emu::mma<{_TYPES[kind]}, {kind_of_sum}>({words}, a, b, c, d); }}"
         )
+    if instruction.startswith("ld.global.nc"):
+        *out, origin = operands
+        return "".join(f"{one} = ((const uint32_t*)({origin}))[{i}];" for i, one in enumerate(out))
+    if instruction.startswith("lop3.b32") and instruction.endswith("0xea;"):
+        out, *of = operands
+        return f"{out} = (({of[0]}) & ({of[1]})) | ({of[2]});"
     if "dp4a" in instruction:
         return ";"
     raise AssertionError(f"no emulation of {instruction}")
