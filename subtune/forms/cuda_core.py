@@ -12,7 +12,7 @@ from subtune.workload import dtype_bits
 
 WARP_ROWS, WARP_COLUMNS = 4, 8  # lanes of a warp over its tile: a float4 of A for 4, one of B for 8 distinct addresses
 VECTOR = 4
-_OVERHEAD, _ADDRESSES = 20, 16  # registers: addresses and counters; the compiler's figures within 5 %
+_FMA_ADDRESSES, _ADDRESSES = 18, 16  # registers: addresses and counters; the compiler's figures within 5 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,10 @@ def simt_tile_obstacle(tile: SimtTile, gemm: Gemm, device: CUDAModel) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FmaTile:
-    """As `SimtTile`, float32 alone: A as it lies in memory, B a packed constant, `stages` tiles in flight.
+    """As `SimtTile`, float32 alone: A and B as they lie in memory, A along k, and `stages` tiles in flight.
 
-    A thread computes rows 4 apart. `blocks` per multiprocessor at least: the compiler's limit of registers.
+    A thread computes rows 4 apart. `blocks` per multiprocessor at least: the compiler's limit of registers. `slices`
+    groups of warps each compute the whole tile from a part of every bk.
     """
 
     bm: int
@@ -104,6 +105,7 @@ class FmaTile:
     tn: int
     stages: int
     blocks: int
+    slices: int = 1
 
     @classmethod
     def of(cls, candidate: Candidate) -> FmaTile:
@@ -111,32 +113,38 @@ class FmaTile:
 
     @property
     def threads(self) -> int:
-        return self.bm // self.tm * (self.bn // self.tn)
+        return self.bm // self.tm * (self.bn // self.tn) * self.slices
 
-    @property
-    def shared_bytes(self) -> int:
-        return self.stages * (self.bm * (self.bk + 4) + self.bk * self.bn) * 4
+    def shared_bytes(self, b_along_k: bool = False) -> int:
+        """Of the tiles in flight; afterwards, of the sums that slices exchange."""
+        b = self.bn * (self.bk + 4) if b_along_k else self.bk * self.bn
+        return 4 * max(self.stages * (self.bm * (self.bk + 4) + b), (self.slices - 1) * self.bm * self.bn)
 
     @property
     def registers(self) -> int:
-        return self.tm * self.tn + 4 * self.tm + self.tn + _OVERHEAD + self.bk - 8  # copies in flight: measured
+        """What a thread needs: sums, fragments, addresses. With fewer than 16 more the compiler moves some about."""
+        copies = (self.bm + self.bn) * self.bk // VECTOR // self.threads
+        return self.tm * self.tn + 4 * self.tm + self.tn + _FMA_ADDRESSES + 2 * copies
 
     def rows_copied(self, vector: int) -> int:
         """Rows of A of which one thread copies `vector` elements each."""
         return self.bm * self.bk // vector // self.threads
 
-    def obstacle(self, vector: int, device: CUDAModel) -> str:
+    def obstacle(self, vector: int, device: CUDAModel, b_along_k: bool = False) -> str:
         """Why a block of this tile does not work on `device`; "" where it does."""
-        if self.bm % (self.tm * WARP_ROWS) or self.bn % (self.tn * WARP_COLUMNS) or self.tn % VECTOR or self.bk % 4:
+        if self.bm % (self.tm * WARP_ROWS) or self.bn % (self.tn * WARP_COLUMNS) or self.tn % VECTOR:
             return "the tile is no multiple of a warp's"
+        if self.tm % self.slices or self.bk % (VECTOR * self.slices):
+            return f"{self.slices} slices do not share {self.tm} rows and a depth of {self.bk}"
         if device.capability < 80:
             return f"{device.arch} has no asynchronous copies"
         if self.stages < 2 or self.threads > device.max_threads_per_block:
             return f"{self.stages} stages, {self.threads} threads"
-        if self.shared_bytes > device.shared_per_block_bytes:
-            return f"{self.shared_bytes} bytes of shared memory, a block has {device.shared_per_block_bytes}"
-        if (self.bm * self.bk) % (self.threads * vector) or (self.bn * self.bk) % (self.threads * VECTOR):
+        if (shared := self.shared_bytes(b_along_k)) > device.shared_per_block_bytes:
+            return f"{shared} bytes of shared memory, a block has {device.shared_per_block_bytes}"
+        of_b = vector if b_along_k else VECTOR
+        if (self.bm * self.bk) % (self.threads * vector) or (self.bn * self.bk) % (self.threads * of_b):
             return "the threads do not share the copies evenly"
-        if self.threads % (self.bk // vector):
+        if self.threads % (self.bk // vector) or self.threads % (self.bn // VECTOR):
             return "the threads do not share a row evenly"
         return ""

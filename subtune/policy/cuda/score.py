@@ -50,6 +50,8 @@ class BlockShape:
     shared_bytes_per_step: float
     """Written and read, conflicts counted."""
     split: int = 1
+    slices: int = 1
+    """Of every step, whose sums meet in shared memory."""
     chain: float = 0.0
     """Cycles that a step takes a warp by itself: its instructions wait for one another."""
 
@@ -134,7 +136,7 @@ def _distinct_bytes(
 def _epilogue_cycles(shape: BlockShape, gemm: Gemm, device: CUDAModel, blocks: int) -> float:
     """Sums through shared memory, operands of the epilogue in, outputs out."""
     per_sm = ceil(blocks / device.sms)
-    shared = per_sm * 2.0 * shape.bm * shape.bn * 4 / device.shared_bytes_per_cycle
+    shared = per_sm * 2.0 * shape.slices * shape.bm * shape.bn * 4 / device.shared_bytes_per_cycle
     share = min(1.0, blocks * shape.bm * shape.bn / (gemm.batch * gemm.m * gemm.n * shape.split))
     memory = gemm.epilogue_bytes * share / device.dram_bytes_per_s * device.cycles_per_s
     return shared + memory + _L2_LATENCY_CYCLES

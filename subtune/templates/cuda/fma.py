@@ -1,7 +1,8 @@
-"""Matrix products and convolutions of float32 on CUDA cores, implicit GEMM over NHWC, with constant weights.
+"""Matrix products and convolutions of float32 on CUDA cores, implicit GEMM over NHWC, A along k.
 
 The anchor is recognised (`gemm_view`), not scheduled: rows of the product are pixels, k runs over the taps of a window
-and the channels. Weights are packed `[*taps, channels, columns]`. The epilogue is computed on the sums in registers.
+and the channels. B is `[*taps, channels, columns]`, a constant is packed like that; or `[columns, *taps, channels]`,
+as it lies in memory. The epilogue is computed on the sums in registers.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
 
 
 def _schedule(sch: Any, stages: Stages, info: Contraction, tile: FmaTile, device: CUDAModel) -> Kernel | NotApplicable:
-    if (info.a.dtype, info.b.dtype, info.acc_dtype) != ("float32",) * 3 or not info.b.is_constant:
-        return NotApplicable("no product of float32 with a constant")
+    if (info.a.dtype, info.b.dtype, info.acc_dtype) != ("float32",) * 3:
+        return NotApplicable("no product of float32")
     view, source = gemm_view(info), source_of(sch, stages, info)
     if isinstance(view, NotApplicable):
         return view
@@ -56,20 +57,27 @@ def _schedule(sch: Any, stages: Stages, info: Contraction, tile: FmaTile, device
     reading = _reading(view, extents, offsets)
     if isinstance(reading, NotApplicable):
         return reading
-    n = view.extent(view.n)
-    if n % _LANES or prod(extents) >= _MAX_ELEMENTS:
-        return NotApplicable(f"{n} columns, {prod(extents)} elements")
-    if reason := tile.obstacle(reading.walk.vector, device):
-        return NotApplicable(reason)
-    packing = _packing(info, view, reading)
+    n, elements = view.extent(view.n), max(prod(extents), prod(info.b.shape))
+    if n % _LANES or elements >= _MAX_ELEMENTS:
+        return NotApplicable(f"{n} columns, {elements} elements")
+    packing = _packing(info, view, (*reading.k, view.n))
     if isinstance(packing, NotApplicable):
         return packing
     func = sch.mod["main"]
-    weights = tirx.decl_buffer(list(packing.shape), "float32", "packed")
+    params: list[Any] = list(func.params)
+    packings: tuple[tuple[int, Packing], ...] = ()
+    if info.b.is_constant:
+        params[info.b.param] = tirx.decl_buffer(list(packing.shape), "float32", "packed")
+        packings = ((info.b.param, packing),)
+    elif not _leaves(packing):
+        if not _leaves(_packing(info, view, (view.n, *reading.k))):
+            return NotApplicable("B holds neither its columns nor k side by side")
+        reading = replace(reading, walk=replace(reading.walk, b_along_k=True))
+    if reason := tile.obstacle(reading.walk.vector, device, reading.walk.b_along_k):
+        return NotApplicable(reason)
     writer = _Writer(sch.get(stages.anchors[0]), [sch.get(b) for b in stages.outputs], view, tile, device.exact_math)
-    written = prim_func(func, [writer.write(func.params[param], weights, reading)])
-    params = [weights if i == info.b.param else p for i, p in enumerate(func.params)]
-    return Kernel(tirx.PrimFunc(params, written.body, func.ret_type, func.attrs), ((info.b.param, packing),))
+    written = prim_func(func, [writer.write(func.params[param], params[info.b.param], reading)])
+    return Kernel(tirx.PrimFunc(params, written.body, func.ret_type, func.attrs), packings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +158,23 @@ def _dim(view: GemmView, dim: Dim, d: int, extents: tuple[int, ...], offsets: tu
     return _Dim(group, dim.scale, offsets[d], prod(extents[d + 1 :]), tap, taps, apart, size)
 
 
-def _packing(info: Contraction, view: GemmView, reading: _Reading) -> Packing | NotApplicable:
-    wanted = [axis for g in (*view.batch, *reading.k, view.n) for axis in view.groups[g].axes]
+def _packing(info: Contraction, view: GemmView, groups: tuple[int, ...]) -> Packing | NotApplicable:
+    """That of B by batches, then `groups`."""
+    wanted = [axis for g in (*view.batch, *groups) for axis in view.groups[g].axes]
     if any(axis not in info.b.axes for axis in wanted):
         return NotApplicable("B is indexed by more than its own axes")
     unit = [dim for dim, axis in enumerate(info.b.axes) if axis not in wanted]
     if any(info.b.shape[dim] > 1 for dim in unit):
         return NotApplicable("B has a dim that no axis runs along")
     return Packing(tuple((d,) for d in info.b.shape), (*unit, *(info.b.axes.index(axis) for axis in wanted)))
+
+
+def _leaves(packing: Packing | NotApplicable) -> bool:
+    """Whether every element stays where it is."""
+    if isinstance(packing, NotApplicable):
+        return False
+    order = [dim for dim in packing.order if packing.split[dim] != (1,)]
+    return order == sorted(order)
 
 
 class _Writer:
@@ -182,7 +199,7 @@ class _Writer:
         sums = multiply(code, tile, walk, (m, n), first, operands, window, thread)
         lane = code.variable("lane", _LANES)
         for j in range(tile.tn // _LANES):
-            with code.unrolled(tile.tm) as i:
+            with code.unrolled(sums.rows) as i:
                 row, column = sums.row(i), sums.column(j)
                 inside = [tirx.LT(row, const(m))] if m % tile.bm else []
                 inside += [tirx.LT(column, const(n))] if n % tile.bn else []

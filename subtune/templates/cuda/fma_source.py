@@ -4,10 +4,12 @@
       for 4 of k:  TM float4 of A, along k;  for each of them, TN of B;  TM x TN multiply-adds
 
 A stays as it lies in memory, channels innermost: no element is turned on its way, and copies take 16 bytes of a pixel.
+So does B, where k is innermost there too: it is [BN][BK + 4] then, and read along k. `SLICES` groups of warps compute
+the same tile, each from its part of every step, and share the sums' addition: few blocks have enough warps that way.
 What of a window lies outside of the image is a bit per tap, found once per row, and is filled with zeros by the copy.
 Written in C++ as its loops stay loops until the compiler unrolls them: lowered by TVM one by one, thousands of
 statements took most of a kernel's build. The lanes of a warp are 4 x 8: rows 4 apart, so that their 16 bytes lie in
-different banks.
+different banks (`fma_kernel` has their order).
 """
 
 from __future__ import annotations
@@ -32,29 +34,32 @@ template <int BYTES> __device__ __forceinline__ void copy_async(float* to, const
                  : "memory");
 }
 
+__device__ __forceinline__ float part(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
+
 // k is KH x KW taps of C elements. A tap is STRIDE elements and STEP pixels from the one before; SIZE pixels exist
 // (0: wherever a window is, it is inside). With EDGE, C spans pixels of a row of EDGE elements, and w counts elements.
-// B has N columns.
-template <int BM, int BN, int BK, int TM, int TN, int STAGES, int VECTOR, int KH, int KW, int C, int STRIDE_H,
-          int STRIDE_W, int STEP_H, int STEP_W, int SIZE_H, int SIZE_W, int EDGE, int N>
+// B is [k][N], or [N][k] where it lies ALONG_K.
+template <int BM, int BN, int BK, int TM, int TN, int STAGES, int SLICES, int VECTOR, int KH, int KW, int C,
+          int STRIDE_H, int STRIDE_W, int STEP_H, int STEP_W, int SIZE_H, int SIZE_W, int EDGE, int N, bool ALONG_K>
 struct Fma {
-  static constexpr int THREADS = BM / TM * (BN / TN), PITCH = BK + 4, A = BM * PITCH, B = BK * BN;
+  static constexpr int GROUP = BM / TM * (BN / TN), THREADS = GROUP * SLICES, PITCH = BK + 4;
+  static constexpr int A = BM * PITCH, STAGE = A + (ALONG_K ? BN * PITCH : BK * BN), DEPTH = BK / SLICES;
   static constexpr int PER_ROW = BK / VECTOR, ROWS = BM * PER_ROW / THREADS, APART = THREADS / PER_ROW;
-  static constexpr int STEPS = KH * KW * ((C + BK - 1) / BK);
+  static constexpr int APART_B = ALONG_K ? APART : THREADS / (BN / 4), ROWS_B = (ALONG_K ? BN : BK) / APART_B;
+  static constexpr int K = KH * KW * C, STEPS = KH * KW * ((C + BK - 1) / BK);
 
-  // base, h, w: of the rows this thread copies, the first element and the first pixel of their windows. Ends: unused.
+  // base, h, w: of the rows this thread copies, the first element and the first pixel of their windows. Of the sums
+  // that this thread computes, first_row is the first row in the block; its warp's columns begin at first_column, and
+  // its own are 4 from lane * 4 on of every 32. Ends: unused.
   template <class... Ends>
   static __device__ __forceinline__ void run(float* sums, const float* a, const float* b, float* shared,
                                              const int* base, const int* h, const int* w, int column, int thread,
-                                             Ends...) {
-    float* shared_b = shared + STAGES * A;
+                                             int slice, int first_row, int first_column, int lane, Ends...) {
     const int chunk = thread % PER_ROW * VECTOR, row = thread / PER_ROW;
-    const int warp = thread / 32, lane = thread % 32;
-    const int first_row = warp / (BN / (8 * TN)) * (4 * TM) + lane / 8;
-    const int first_column = warp % (BN / (8 * TN)) * (8 * TN) + lane % 8 * 4;
-    int inside[ROWS];
+    int inside[ROWS], at[ROWS];
 #pragma unroll
     for (int j = 0; j < ROWS; j++) {
+      at[j] = base[j] + chunk;
       inside[j] = 0;
 #pragma unroll
       for (int i = 0; i < KH; i++)
@@ -63,74 +68,122 @@ struct Fma {
       for (int i = 0; i < KW; i++)
         inside[j] |= (SIZE_W ? (unsigned)(w[j] + i * STEP_W) < (unsigned)SIZE_W : true) ? 1 << (16 + i) : 0;
     }
+    // along k, column l * 4 + i of 32 is row i * 8 + l: what the lanes read together lies in different banks
+    auto column_of = [](int i) { return i / 32 * 32 + i % 8 * 4 + i / 8 % 4; };
+    const int row_b = ALONG_K ? row : thread / (BN / 4), n_b = ALONG_K ? column_of(row) : thread % (BN / 4) * 4;
+    float* to_a = shared + row * PITCH + chunk;
+    float* to_b = ALONG_K ? to_a + A : shared + A + row_b * BN + n_b;
+    b += ALONG_K ? (column + n_b) * K + chunk : row_b * N + column + n_b;
     int kh = 0, kw = 0, c = 0;
-    b += column;
-    auto copy = [&](int stage) {
-      float* to = shared + stage * A + row * PITCH + chunk;
-      const float* from = a + (kh * STRIDE_H + kw * STRIDE_W + c + chunk);
+    auto copy = [&](int stage, bool is_one) {
+      const float* from = a + (kh * STRIDE_H + kw * STRIDE_W);
 #pragma unroll
       for (int j = 0; j < ROWS; j++) {
-        bool is_inside = (inside[j] >> kh) & (inside[j] >> (16 + kw)) & 1;
+        bool is_inside = is_one && (inside[j] >> kh) & (inside[j] >> (16 + kw)) & 1;
         if constexpr (C % BK != 0) is_inside = is_inside && c + chunk < C;
         if constexpr (EDGE != 0) is_inside = is_inside && (unsigned)(w[j] + c + chunk) < (unsigned)EDGE;
-        copy_async<VECTOR * 4>(to + j * APART * PITCH, from + base[j], is_inside);
+        copy_async<VECTOR * 4>(to_a + stage * STAGE + j * APART * PITCH, from + at[j], is_inside);
       }
 #pragma unroll
-      for (int j = 0; j < B / 4 / THREADS; j++) {
-        int i = thread + j * THREADS, k = i / (BN / 4), n = i % (BN / 4) * 4;
-        bool is_inside = (C % BK == 0 || c + k < C) && (N % BN == 0 || column + n < N);
-        copy_async<16>(shared_b + stage * B + k * BN + n, b + k * N + n, is_inside);
+      for (int j = 0; j < ROWS_B; j++) {
+        const int i = row_b + j * APART_B;
+        const int n = !ALONG_K ? 0 : APART_B % 32 == 0 ? j * APART_B : column_of(i) - n_b;
+        bool is_inside = is_one && (N % BN == 0 || column + n_b + n < N);
+        if constexpr (C % BK != 0) is_inside = is_inside && c + (ALONG_K ? chunk : i) < C;
+        if constexpr (ALONG_K) copy_async<VECTOR * 4>(to_b + stage * STAGE + j * APART_B * PITCH, b + n * K, is_inside);
+        else copy_async<16>(to_b + stage * STAGE + j * APART_B * BN, b + j * APART_B * N, is_inside);
       }
-      b += (C % BK == 0 || c + BK <= C ? BK : C % BK) * N;
+      asm volatile("cp.async.commit_group;" ::: "memory");
+      b += (C % BK == 0 || c + BK <= C ? BK : C % BK) * (ALONG_K ? 1 : N);
+      a += BK;
       c += BK;
-      if (c >= C) {
-        c = 0;
-        if (++kw == KW) { kw = 0; kh++; }
+      if constexpr (KH * KW > 1) {
+        if (c >= C) {
+          a -= c;
+          c = 0;
+          if (++kw == KW) { kw = 0; kh++; }
+        }
       }
     };
 #pragma unroll
     for (int i = 0; i < TM * TN; i++) sums[i] = 0.f;
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) {
-      if (s < STEPS) copy(s);
-      asm volatile("cp.async.commit_group;" ::: "memory");
-    }
+    for (int s = 0; s < STAGES - 1; s++) copy(s, s < STEPS);
+    const int from_k = slice * DEPTH;
+    const float* of_a = shared + first_row * PITCH + from_k;
+    const float* of_b = shared + A;
+    of_b += ALONG_K ? (first_column + lane) * PITCH + from_k : from_k * BN + first_column + lane * 4;
+    // 4 of k; `meanwhile` is done as soon as there is something to compute
+    auto multiply = [&](const float* at_a, const float* at_b, auto meanwhile) {
+      float4 fa[TM];
+#pragma unroll
+      for (int i = 0; i < TM; i++) fa[i] = *(const float4*)(at_a + i * 4 * PITCH);
+      if constexpr (ALONG_K) {
+#pragma unroll
+        for (int j = 0; j < TN; j++) {
+          float4 y = *(const float4*)(at_b + j * 8 * PITCH);
+#pragma unroll
+          for (int i = 0; i < TM; i++)
+            sums[i * TN + j] =
+                fmaf(fa[i].w, y.w, fmaf(fa[i].z, y.z, fmaf(fa[i].y, y.y, fmaf(fa[i].x, y.x, sums[i * TN + j]))));
+          if (j == 0) meanwhile();
+        }
+      } else {
+#pragma unroll
+        for (int q = 0; q < 4; q++) {
+          float4 fb[TN / 4];
+#pragma unroll
+          for (int j = 0; j < TN / 4; j++) fb[j] = *(const float4*)(at_b + q * BN + j * 32);
+#pragma unroll
+          for (int i = 0; i < TM; i++)
+#pragma unroll
+            for (int j = 0; j < TN; j++)
+              sums[i * TN + j] = fmaf(part(fa[i], q), part(fb[j / 4], j % 4), sums[i * TN + j]);
+          if (q == 0) meanwhile();
+        }
+      }
+    };
     int stage = 0, next = STAGES - 1;
 #pragma unroll 1
     for (int step = 0; step < STEPS; step++) {
       asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
       __syncthreads();
-      if (step + STAGES - 1 < STEPS) copy(next);
-      asm volatile("cp.async.commit_group;" ::: "memory");
-      const float* at_a = shared + stage * A + first_row * PITCH;
-      const float* at_b = shared_b + stage * B + first_column;
+      const float *at_a = of_a + stage * STAGE, *at_b = of_b + stage * STAGE;
+      multiply(at_a, at_b, [&] { copy(next, step + STAGES - 1 < STEPS); });
 #pragma unroll
-      for (int k = 0; k < BK; k += 4) {
-        float4 fa[TM];
-#pragma unroll
-        for (int i = 0; i < TM; i++) fa[i] = *(const float4*)(at_a + i * 4 * PITCH + k);
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-          float4 fb[TN / 4];
-#pragma unroll
-          for (int j = 0; j < TN / 4; j++) fb[j] = *(const float4*)(at_b + (k + q) * BN + j * 32);
-#pragma unroll
-          for (int i = 0; i < TM; i++) {
-            float x = q == 0 ? fa[i].x : q == 1 ? fa[i].y : q == 2 ? fa[i].z : fa[i].w;
-#pragma unroll
-            for (int j = 0; j < TN / 4; j++) {
-              float* sum = sums + i * TN + j * 4;
-              sum[0] = fmaf(x, fb[j].x, sum[0]);
-              sum[1] = fmaf(x, fb[j].y, sum[1]);
-              sum[2] = fmaf(x, fb[j].z, sum[2]);
-              sum[3] = fmaf(x, fb[j].w, sum[3]);
-            }
-          }
-        }
-      }
+      for (int k = 4; k < DEPTH; k += 4) multiply(at_a + k, at_b + k * (ALONG_K ? 1 : BN), [] {});
       stage = stage + 1 == STAGES ? 0 : stage + 1;
       next = next + 1 == STAGES ? 0 : next + 1;
     }
+    if constexpr (SLICES > 1) add_slices(sums, shared, thread % GROUP, slice);
+  }
+
+  // Of TM rows, every slice keeps its TM / SLICES, added up, at the beginning of `sums`.
+  static __device__ __forceinline__ void add_slices(float* sums, float* shared, int thread, int slice) {
+    constexpr int KEPT = TM * TN / SLICES;
+    float4* other = (float4*)shared + thread;
+    float kept[KEPT];
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+#pragma unroll
+    for (int s = 0; s < SLICES; s++) {
+      const float* of_s = sums + s * KEPT;
+      float4* to = other + (s * (SLICES - 1) + slice - (slice > s)) * (KEPT / 4 * GROUP);
+#pragma unroll
+      for (int i = 0; i < KEPT; i += 4)
+        if (s == slice)
+          kept[i] = of_s[i], kept[i + 1] = of_s[i + 1], kept[i + 2] = of_s[i + 2], kept[i + 3] = of_s[i + 3];
+        else
+          to[i / 4 * GROUP] = make_float4(of_s[i], of_s[i + 1], of_s[i + 2], of_s[i + 3]);
+    }
+    __syncthreads();
+    other += slice * (SLICES - 1) * (KEPT / 4 * GROUP);
+#pragma unroll
+    for (int s = 0; s < SLICES - 1; s++)
+#pragma unroll
+      for (int i = 0; i < KEPT; i++) kept[i] += part(other[(s * (KEPT / 4) + i / 4) * GROUP], i % 4);
+#pragma unroll
+    for (int i = 0; i < KEPT; i++) sums[i] = kept[i];
   }
 };
 }  // namespace subtune

@@ -163,7 +163,7 @@ def _products(grid: _Grid, tile: FmaTile, channels: int, columns: int, v: Any, u
     )
     lane = code.variable("lane", 4)
     for j in range(tile.tn // 4):
-        with code.unrolled(tile.tm) as i:
+        with code.unrolled(sums.rows) as i:
             row, column = sums.row(i), sums.column(j)
             inside = [tirx.LT(row, const(rows))] if rows % tile.bm else []
             inside += [tirx.LT(column, const(columns))] if columns % tile.bn else []

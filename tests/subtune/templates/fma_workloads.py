@@ -13,8 +13,8 @@ EPILOGUE: dict[str, Any] = {"bias": True, "residual": True, "relu": True, **FP32
 
 
 def tiled(template: str, bm: int, bn: int, bk: int, tm: int, tn: int, stages: int = 4, **more: int) -> Candidate:
-    knobs = {"bm": bm, "bn": bn, "bk": bk, "tm": tm, "tn": tn, "stages": stages, "blocks": 2}
-    return Candidate.make(f"cuda.{template}", **knobs, **more)
+    knobs = {"bm": bm, "bn": bn, "bk": bk, "tm": tm, "tn": tn, "stages": stages, "blocks": 2, "slices": 1}
+    return Candidate.make(f"cuda.{template}", **knobs | more)
 
 
 CASES: dict[str, tuple[Workload, Candidate]] = {
@@ -29,8 +29,27 @@ CASES: dict[str, tuple[Workload, Candidate]] = {
     "dense nn": (product(100, 72, 52, "nn", constant=True, bias=True, **FP32), tiled("fma", 32, 64, 16, 4, 8)),
     "dense nt": (product(200, 64, 64, "nt", constant=True, **FP32), tiled("fma", 64, 64, 16, 4, 8)),
     "batch": (product(33, 64, 32, "nn", batch=3, constant=True, **FP32), tiled("fma", 32, 32, 8, 4, 4)),
+    "sliced": (convolution(2, 14, 12, 64, 3, **EPILOGUE), tiled("fma", 64, 64, 16, 8, 8, 3, slices=4)),
+    "given nn": (product(100, 72, 52, "nn", **EPILOGUE), tiled("fma", 32, 64, 16, 4, 8)),
+    "given nt": (product(100, 72, 52, "nt", **EPILOGUE), tiled("fma", 32, 64, 16, 4, 8)),
+    "given nt, odd k": (product(70, 132, 27, "nt", bias=True, relu=True, **FP32), tiled("fma", 64, 128, 8, 8, 8)),
+    "given nn, 2 slices": (
+        product(70, 68, 102, "nn", bias=True, relu=True, **FP32),
+        tiled("fma", 64, 64, 16, 4, 8, slices=2),
+    ),
+    "given nn, 4 slices": (
+        product(130, 132, 84, "nn", **EPILOGUE),
+        tiled("fma", 64, 128, 32, 8, 8, 3, slices=4, blocks=1),
+    ),
+    "given nt, 2 slices": (product(90, 40, 44, "nt", batch=2, **EPILOGUE), tiled("fma", 64, 32, 32, 4, 4, 3, slices=2)),
+    "given nt, 4 slices": (
+        product(130, 132, 84, "nt", **EPILOGUE),
+        tiled("fma", 64, 128, 32, 8, 8, 3, slices=4, blocks=1),
+    ),
+    "given nn, batch": (product(33, 64, 32, "nn", batch=3, **FP32), tiled("fma", 32, 32, 8, 4, 4)),
     "F(4)": (convolution(2, 14, 16, 32, 3, **EPILOGUE), tiled("winograd", 32, 32, 8, 4, 4, m=4)),
     "F(2)": (convolution(1, 7, 8, 16, 3, **FP32), tiled("winograd", 32, 32, 8, 4, 4, m=2)),
     "F(4), unpadded": (convolution(1, 9, 8, 36, 3, pad=0, bias=True, **FP32), tiled("winograd", 32, 64, 8, 4, 8, m=4)),
     "F(2), tails": (convolution(3, 13, 12, 20, 3, **EPILOGUE), tiled("winograd", 64, 64, 16, 4, 8, 3, m=2)),
+    "F(2), sliced": (convolution(1, 7, 20, 36, 3, **FP32), tiled("winograd", 32, 64, 16, 4, 8, 3, m=2, slices=2)),
 }

@@ -18,7 +18,7 @@ from subtune.forms.gemm import Gemm, gemm
 from subtune.forms.stages import summarise
 from subtune.kernel import Kernel, NotApplicable
 from subtune.policy.cuda import candidates
-from subtune.policy.cuda.fma import fma_candidates
+from subtune.policy.cuda.fma import b_along_k, fma_candidates
 from subtune.policy.cuda.winograd import winograd_candidates
 from subtune.templates.cuda import schedule
 from subtune.templates.cuda.pipeline import lower_s_tir, register
@@ -42,7 +42,11 @@ def scheduled(name: str, device: str = "H100") -> Kernel:
 
 
 def source_of(name: str, device: str = "H100") -> str:
-    mod = tvm.IRModule({"main": scheduled(name, device).func})
+    return printed(scheduled(name, device), device)
+
+
+def printed(kernel: Kernel, device: str) -> str:
+    mod = tvm.IRModule({"main": kernel.func})
     lib = tvm.compile(mod, target=DEVICES[device].target(), tir_pipeline=register())
     return str(lib.mod.imports[0].inspect_source())
 
@@ -69,7 +73,7 @@ def test_memory_of_its_own_is_whole(name: str) -> None:
         text = lower_s_tir(tvm.IRModule({"main": scheduled(name).func.with_attr("target", DEVICES["H100"].target())}))
     lowered = text.script()
     launched = re.findall(r"T\.int64\((\d+)\), launch_params=\[[^]]*use_dyn_shared_memory", lowered)
-    assert launched == [str(tile.shared_bytes)]
+    assert launched == [str(tile.shared_bytes("given nt" in name))]
     if candidate.template == "cuda.winograd":
         m = int(candidate["m"])
         batch, size, _, columns = (int(d) for d in workload.args[-1].shape)
@@ -91,15 +95,34 @@ def test_weights_are_packed_by_k(name: str) -> None:
 
 
 @pytest.mark.skipif(not compiler(), reason="nothing compiles CUDA here")
-@pytest.mark.parametrize("name", ["3x3", "few channels", "F(4)"])
-def test_nothing_spills(name: str) -> None:
-    for kernel in resources(compile_source(source_of(name), DEVICES["H100"].target())):
+@pytest.mark.parametrize("device", ["A100", "H100"])
+@pytest.mark.parametrize("name", ["3x3", "few channels", "F(4)", "given nt", "given nt, 2 slices"])
+def test_nothing_spills(name: str, device: str) -> None:
+    for kernel in resources(compile_source(source_of(name, device), DEVICES[device].target())):
         assert kernel.stack_bytes == 0, kernel
+
+
+@pytest.mark.skipif(not compiler(), reason="nothing compiles CUDA here")
+@pytest.mark.parametrize(("device", "stack_bytes"), [("A100", 16), ("H100", 0)])
+def test_slices_of_large_tiles_fit_their_registers(device: str, stack_bytes: int) -> None:
+    """Or nearly: four addresses that a step begins with are reloaded on sm_80."""
+    candidate = tiled("fma", 64, 128, 32, 8, 8, blocks=1, slices=4)
+    kernel = schedule(product(1024, 1024, 1024, "nn", **FP32), candidate, DEVICES[device])
+    assert isinstance(kernel, Kernel)
+    (found,) = resources(compile_source(printed(kernel, device), DEVICES[device].target()))
+    assert found.registers <= FmaTile.of(candidate).registers <= 128
+    assert found.stack_bytes <= stack_bytes
+
+
+def test_slices_share_rows_and_depth() -> None:
+    assert FmaTile(64, 64, 16, 8, 8, 4, 1, slices=4).obstacle(4, DEVICES["H100"]) == ""
+    for bk, tm in ((8, 8), (16, 2)):
+        refused = FmaTile(64, 64, bk, tm, 8, 4, 1, slices=4).obstacle(4, DEVICES["H100"])
+        assert "4 slices do not share" in refused
 
 
 REASONS = [
     (convolution(1, 14, 16, 32, 3), "fma", CUDA("H100"), "no product of float32"),
-    (product(64, 64, 64, "nn", **FP32), "fma", CUDA("H100"), "no product of float32 with a constant"),
     (product(64, 64, 64, "tn", constant=True, **FP32), "fma", CUDA("H100"), "not contiguous along k"),
     (product(64, 10, 64, "nn", constant=True, **FP32), "fma", CUDA("H100"), "10 columns"),
     (product(64, 1, 64, "nn", constant=True, **FP32), "fma", CUDA("H100"), "a single column"),
@@ -127,6 +150,8 @@ POLICY_CASES = {
     "one image": convolution(1, 7, 512, 512, 3, **FP32),
     "few channels": convolution(128, 224, 3, 64, 7, 2, **FP32),
     "dense": product(128, 1000, 512, "nn", constant=True, bias=True, **FP32),
+    "given nn": product(1000, 1000, 500, "nn", batch=2, **FP32),
+    "given nt": product(1024, 1024, 1024, "nt", bias=True, **FP32),
 }
 
 
@@ -140,11 +165,20 @@ def test_every_candidate_fits(name: str, device: str) -> None:
     assert found
     for candidate in found:
         tile = FmaTile.of(candidate)
-        assert tile.obstacle(min(4, form.a.vector), model) == ""
-        assert tile.blocks * (tile.shared_bytes + 1024) <= model.shared_per_sm_bytes
+        assert tile.obstacle(min(4, form.a.vector), model, b_along_k(form)) == ""
+        assert tile.blocks * (tile.shared_bytes(b_along_k(form)) + 1024) <= model.shared_per_sm_bytes
         assert tile.blocks * tile.threads * tile.registers <= model.registers_per_sm
         flops = form.flops / (4 if candidate.template == "cuda.winograd" else 1)
         assert candidate.predicted_s > flops / model.fma_flops()
+
+
+def test_few_tiles_are_sliced() -> None:
+    few, many = (product(size, size, size, "nt", **FP32) for size in (1024, 8192))
+    assert all((c.template == "cuda.fma") and int(c["slices"]) > 1 for c in candidates(few, DEVICES["H100"])[:3])
+    assert candidates(many, DEVICES["H100"])[0]["slices"] == 1
+    for workload in (few, many):
+        templates = {c.template for c in candidates(workload, DEVICES["H100"])}
+        assert templates == {"cuda.fma", "cuda.simt"}
 
 
 def test_winograd_is_first_where_it_saves_most() -> None:
