@@ -31,13 +31,14 @@ class Hazards:
 
     `index_extent`: for each parameter used as an index, the least extent of the dims it indexes; `divides`: by
     an integer that is no constant, so that zero would be a trap; `casts_to_int`: from floating point; `clips`: a
-    float, from above, by a constant.
+    float, from above, by a constant; `narrows`: to float16, from a wider type.
     """
 
     index_extent: dict[int, int]
     divides: bool
     casts_to_int: bool
     clips: bool
+    narrows: bool = False
 
 
 def hazards(workload: Workload) -> Hazards:
@@ -46,11 +47,11 @@ def hazards(workload: Workload) -> Hazards:
     from tvm import ir, tirx
 
     params = list(workload.func.params)
-    divides = casts = clips = False
+    divides = casts = clips = narrows = False
     loads: list[Any] = []
 
     def visit(node: Any) -> None:
-        nonlocal divides, casts, clips
+        nonlocal divides, casts, clips, narrows
         if isinstance(node, ir.TensorLoad):
             loads.append((node.source, node.indices))
         elif isinstance(node, tirx.BufferStore):
@@ -59,6 +60,7 @@ def hazards(workload: Workload) -> Hazards:
             divides = divides or ("int" in str(node.ty) and not isinstance(node.b, tirx.IntImm))
         elif isinstance(node, tirx.Cast):
             casts = casts or ("int" in str(node.ty) and "float" in str(node.value.ty))
+            narrows = narrows or (str(node.ty.dtype).startswith("float16") and "float32" in str(node.value.ty))
         elif isinstance(node, tirx.Min):
             clips = clips or isinstance(node.a, tirx.FloatImm) or isinstance(node.b, tirx.FloatImm)
 
@@ -75,7 +77,7 @@ def hazards(workload: Workload) -> Hazards:
                 found = [i for i, param in enumerate(params) if param.same_as(load.source)]
                 for i in found or [i for i, arg in enumerate(workload.args) if "int" in arg.dtype]:
                     extents[i] = min(extents.get(i, 2**31 - 1), int(extent))
-    return Hazards(extents, divides, casts, clips)
+    return Hazards(extents, divides, casts, clips, narrows)
 
 
 def make_inputs(workload: Workload, name: str, dangers: Hazards) -> list[np.ndarray]:
@@ -134,7 +136,8 @@ def _floats(
         return rng.standard_normal(shape, np.float32).astype(dtype)
     if kind == "positive":
         return (rng.random(shape, np.float32) * 0.9 + 0.1).astype(dtype)
-    limits = _limits(dtype)
+    # What overflows in float16 is not compared: of wider inputs, only sums that cancel would be left.
+    limits = _limits(np.dtype("float16") if dangers.narrows and dtype.itemsize > 2 else dtype)
     # Magnitudes over many decades, whose products and sums over thousands of terms still fit. Not where they are
     # clipped: of sums that cancel, what rounding leaves is then as large as all that is left to compare it with.
     decades = min(0.5 if dangers.clips else 2.0 if dangers.casts_to_int else limits[2], limits[2])

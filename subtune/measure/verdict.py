@@ -50,19 +50,6 @@ def disagreement(out: np.ndarray, ref: np.ndarray, is_adversarial: bool, toleran
     return _first(wrong, got, want)
 
 
-def error(out: np.ndarray, exact: np.ndarray, counted: np.ndarray) -> float:
-    """The largest |out - exact| relative to |exact| and the largest of `exact`, over the elements that are counted."""
-    want = exact.astype(np.float64)
-    counted = counted & np.isfinite(want)
-    if not counted.any():
-        return 0.0
-    with np.errstate(all="ignore"):
-        magnitude = np.abs(want[counted])
-        found = np.abs(out.astype(np.float64)[counted] - want[counted]) / (magnitude + magnitude.max())
-    found[magnitude + magnitude.max() == 0] = 0.0
-    return float(np.max(np.where(np.isnan(found), np.inf, found)))
-
-
 def _first(wrong: np.ndarray, out: np.ndarray, ref: np.ndarray) -> str:
     count = int(np.count_nonzero(wrong))
     if count == 0:

@@ -7,6 +7,7 @@ import pytest
 from tvm import te, tirx, topi
 
 from subtune.measure.inputs import SETS, hazards, make_inputs
+from subtune.measure.verdict import disagreement
 from subtune.workload import Workload
 
 
@@ -94,6 +95,32 @@ def test_what_is_clipped_is_not_all_cancellation():
     array = make_inputs(clipped, "adversarial", dangers)[0]
     assert {array.min(), array.max()} == {-8.0, 8.0}
     assert ((array > 0) & (array < 1e-39)).any()
+
+
+def test_what_is_rounded_to_float16_stays_in_its_range():
+    """A norm of float32 values, scaled and shifted: beyond float16's range only sums that cancel would be compared."""
+    rows, length = 16, 96
+    x = te.placeholder((rows, length), "float32", name="x")
+    scale, shift = (te.placeholder((length,), "float32", name=name) for name in ("scale", "shift"))
+    normal = topi.nn.layer_norm(x, scale, shift, axis=[1])
+    norm = workload(x, scale, shift, te.compute((rows, length), lambda i, j: normal[i, j].astype("float16")))
+    dangers = hazards(norm)
+    assert dangers.narrows
+    assert not hazards(elementwise("float32", lambda a, b: a + b)).narrows
+    assert not hazards(elementwise("float16", lambda a, b: (a + b).astype("float32"))).narrows
+    arrays = make_inputs(norm, "adversarial", dangers)
+    assert all(np.abs(array).max() <= 200 for array in arrays)
+
+    def computed(dtype, order):
+        """The sums over each row in the order that is given."""
+        given, *factors = (array.astype(dtype) for array in arrays)
+        mean = given[:, order].cumsum(1)[:, -1:] / dtype(length)
+        variance = np.square(given - mean)[:, order].cumsum(1)[:, -1:] / dtype(length)
+        return ((given - mean) / np.sqrt(variance + dtype(1e-5)) * factors[0] + factors[1]).astype("float16")
+
+    forth, back = np.arange(length), np.arange(length)[::-1]
+    assert disagreement(computed(np.float32, back), computed(np.float32, forth), True) == ""
+    assert np.isfinite(computed(np.float64, forth)).mean() > 0.99
 
 
 def test_inputs_are_repeatable_and_differ_between_arguments_and_sets():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from subtune.measure.guarded import Guarded
-from subtune.measure.verdict import TOLERANCE, disagreement, error
+from subtune.measure.verdict import TOLERANCE, disagreement
 
 REF = np.random.default_rng(0).standard_normal((40, 50)).astype(np.float32)
 
@@ -104,13 +104,3 @@ def test_a_single_byte_outside_is_seen(offset):
     assert guarded.overwritten() == ""
     guarded._before[-1 - offset] ^= 0xFF
     assert guarded.overwritten() == f"{offset + 1} bytes before its start"
-
-
-def test_error_is_relative_to_the_largest_and_counts_what_it_is_told_to() -> None:
-    exact = np.array([0.0, 1.0, -4.0, np.inf])
-    out = np.array([0.4, 1.0, np.nan, 7.0], "float32")
-    counted = np.array([True, True, False, True])
-    assert error(out, exact, counted) == pytest.approx(0.4)
-    assert error(out, exact, np.array([True] * 4)) == np.inf
-    assert error(out, exact, np.zeros(4, bool)) == 0.0
-    assert error(np.zeros(4), np.zeros(4), np.ones(4, bool)) == 0.0
