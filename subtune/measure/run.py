@@ -59,22 +59,14 @@ class Bench:
     """Input sets and the default kernel's outputs for them."""
 
     def __init__(self, workload: Workload, device: CPUModel, default: Library) -> None:
-        self._workload = workload
+        self._workload, self._device = workload, device
         self._default = default
         self._inputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if not arg.is_output)
         self._outputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if arg.is_output)
         dangers = hazards(workload)
         self._sets = [make_inputs(workload, name, dangers) for name in SETS]
-        # In a network a kernel finds its arguments in L2 or L3, where others left them, never in L1: timed
-        # calls rotate through copies that together exceed all L2 caches, unless one set already does. Many weights
-        # belong to a network whose weights do not stay in L3: they come from memory at every run.
-        pool = min(4 * device.l2_bytes * device.threads, device.l3_bytes // 2)
-        constants = sum(arg.nbytes for arg in workload.args if arg.is_constant)
-        if device.comes_from_memory(constants):
-            pool = max(pool, device.l3_bytes + device.l3_bytes // 4)
         self._pool: dict[tuple[int, int, Packing | None], Guarded] = {}
         self._packed_arrays: dict[tuple[int, int, Packing], np.ndarray] = {}
-        self._pool_bytes = pool
         kernel = _load(default)
         self._references = [self._run(kernel, default, index)[0] for index in range(len(SETS))]
         begin = time.perf_counter()
@@ -137,10 +129,19 @@ class Bench:
         ], ""
 
     def _caller(self, kernel: Any, library: Library) -> Callable[[], object]:
-        """A function that calls the kernel on the next copy of its arguments; every copy was touched once."""
+        """A function that calls the kernel on the next copy of its arguments; every copy was touched once.
+
+        In a network a kernel finds its arguments in L2 or L3, where others left them, never in L1: calls rotate through
+        copies that together exceed all L2 caches, unless one set already does. Many weights, packed as this kernel
+        wants them, belong to a network whose weights do not stay in L3: they come from memory at every run.
+        """
         packed = {position: self._first_set(position, packing).nbytes for position, packing in library.packings}
-        nbytes = sum(packed.get(i, arg.nbytes) for i, arg in enumerate((*self._inputs, *self._outputs)))
-        copies = max(1, min(_MAX_COPIES, -(-self._pool_bytes // max(1, nbytes))))
+        sizes = [packed.get(i, arg.nbytes) for i, arg in enumerate((*self._inputs, *self._outputs))]
+        device = self._device
+        pool = min(4 * device.l2_bytes * device.threads, device.l3_bytes // 2)
+        if device.comes_from_memory(sum(sizes[i] for i, arg in enumerate(self._inputs) if arg.is_constant)):
+            pool = max(pool, device.l3_bytes + device.l3_bytes // 4)
+        copies = max(1, min(_MAX_COPIES, -(-pool // max(1, sum(sizes)))))
         calls = [partial(kernel, *self._arguments(library, copy)) for copy in range(copies)]
         begin = time.perf_counter()
         for call in calls:
