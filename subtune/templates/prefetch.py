@@ -22,6 +22,7 @@ from subtune.forms.stages import with_stages
 from subtune.forms.substitute import substitute
 
 _AHEAD_BYTES = 4096
+_ROWS_AHEAD_BYTES = 8192
 L1 = 3
 _L2_AND_BEYOND = 2  # llvm.prefetch's locality; the micro-kernel's own lines stay in L1
 
@@ -55,13 +56,10 @@ def prefetch_panels(func: Any, panels: Any, kernel: MicroKernel) -> Any:
     return with_stages(func, stages, func.body.block.alloc_buffers)
 
 
-def prefetch_rows(func: Any, updates: Collection[str], length: int = 0) -> Any:
+def prefetch_rows(func: Any, updates: Collection[str]) -> Any:
     """`func` asking for what lies `_AHEAD_BYTES` behind each vector that the blocks `updates` read of a parameter.
 
-    While a row that has arrived is worked on, nothing is fetched; hardware prefetchers begin anew on every page.
-
-    Args:
-        length: elements of a row, by default those of the buffer's last dim; whole rows are skipped.
+    Hardware prefetchers begin anew on every page. Whole rows are skipped: those of the buffer's last dim.
     """
 
     def insert(loop: Any) -> Any:
@@ -70,25 +68,80 @@ def prefetch_rows(func: Any, updates: Collection[str], length: int = 0) -> Any:
             return loop
         if realize.block.name_hint not in updates:
             return loop
-        axes = {axis.var: value for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
-        first = {loop.loop_var: tirx.IntImm("int64", 0)}
-        found: list[Any] = []
-        tvm_ffi.structural_walk(realize.block.body.value, (ir.TensorLoad, found.append))
-        given = [load for load in found if load.indices and any(load.source.same_as(param) for param in func.params)]
-        if not given:
-            return loop
-        largest = max(_nbytes(load.source) for load in given)
-        asked: dict[Any, Any] = {}
-        for load in given:
-            if 2 * _nbytes(load.source) >= largest and load.source not in asked:
-                elements = length or int(load.source.shape[-1])
-                row = elements * tvm_ffi.dtype(str(load.source.dtype)).itemsize
-                indices = [substitute(substitute(index, axes), first) for index in load.indices]
-                indices[-1] = indices[-1] + tirx.IntImm("int64", elements * -(-_AHEAD_BYTES // row))
-                asked[load.source] = ask(load.source, indices, L1)
-        return tirx.SeqStmt([*asked.values(), loop])
+        asked = [
+            ask(source, [*others, last + _whole_rows(source, int(source.shape[-1]), _AHEAD_BYTES)], L1)
+            for source, (*others, last) in _read_at(realize, [loop], func.params)
+        ]
+        return tirx.SeqStmt([*asked, loop]) if asked else loop
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, insert)))
+
+
+def prefetch_coming_rows(func: Any, first: str, length: int) -> Any:
+    """`func` asking for a row to come while it makes its later passes over a row.
+
+    In those nothing would be fetched, and a first pass that asks as well as waits has both at once. Each asks for its
+    share of the row, with every vector. Where there is one pass only, it asks for all.
+
+    Args:
+        first: name of the block that reads a row first.
+        length: elements of a row.
+    """
+    (rows,) = (stage for stage in root_stages(func) if _holds(stage, first))
+    nests = [_nest(stage) for stage in rows.body.seq]
+    passes = [i for i, (loops, _) in enumerate(nests) if prod(int(loop.extent) for loop in loops) >= length]
+    begin, *later = passes[next(i for i, at in enumerate(passes) if nests[at][1].block.name_hint == first) :]
+    askers = later or [begin]
+    starts = _read_at(nests[begin][1], nests[begin][0], func.params)
+
+    def asking(at: int) -> Any:
+        loops, _ = nests[at]
+        step: Any = tirx.IntImm("int64", 0)
+        for loop in loops[:-1]:
+            step = step * loop.extent + loop.loop_var
+        position = askers.index(at) * -(-length // len(askers)) + step * -(-int(loops[-1].extent) // len(askers))
+        asked = [
+            ask(source, [*others, last + _whole_rows(source, length, _ROWS_AHEAD_BYTES) + position], L1)
+            for source, (*others, last) in starts
+        ]
+        body: Any = tirx.SeqStmt([*asked, loops[-1]])
+        for loop in reversed(loops[:-1]):
+            body = _with_body(loop, body)
+        return body
+
+    stages = [asking(at) if at in askers else stage for at, stage in enumerate(rows.body.seq)]
+    asks = _with_body(rows, tirx.SeqStmt(stages))
+    return with_stages(func, [asks if s.same_as(rows) else s for s in root_stages(func)], func.body.block.alloc_buffers)
+
+
+def _nest(stage: Any) -> tuple[list[Any], Any]:
+    """The loops of a stage, and what is inside them."""
+    loops = []
+    while isinstance(stage, tirx.For):
+        loops.append(stage)
+        stage = stage.body
+    return loops, stage
+
+
+def _read_at(realize: Any, loops: Sequence[Any], params: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
+    """The parameters that a block reads most of, each with the indices that it is read at first in `loops`."""
+    axes = {axis.var: value for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
+    start = {loop.loop_var: tirx.IntImm("int64", 0) for loop in loops}
+    found: list[Any] = []
+    tvm_ffi.structural_walk(realize.block.body.value, (ir.TensorLoad, found.append))
+    given = [load for load in found if load.indices and any(load.source.same_as(param) for param in params)]
+    largest = max((_nbytes(load.source) for load in given), default=0)
+    places: dict[Any, list[Any]] = {}
+    for load in given:
+        if 2 * _nbytes(load.source) >= largest and load.source not in places:
+            places[load.source] = [substitute(substitute(index, axes), start) for index in load.indices]
+    return list(places.items())
+
+
+def _whole_rows(source: Any, length: int, nbytes: int) -> Any:
+    """Elements of the fewest rows that are `nbytes` or more."""
+    row = length * tvm_ffi.dtype(str(source.dtype)).itemsize
+    return tirx.IntImm("int64", length * -(-nbytes // row))
 
 
 def _nbytes(buffer: Any) -> int:
@@ -110,7 +163,7 @@ def _insert(stmt: Any, loops: list[Any], panels: Any, kernel: MicroKernel) -> An
         body = tirx.SeqStmt([_prefetch(loops, stmt.body, panels, kernel), stmt.body])
     else:
         body = _insert(stmt.body, loops, panels, kernel)
-    return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
+    return _with_body(stmt, body)
 
 
 def _prefetch(loops: Sequence[Any], tile: Any, panels: Any, kernel: MicroKernel) -> Any:
@@ -135,6 +188,10 @@ def _prefetch(loops: Sequence[Any], tile: Any, panels: Any, kernel: MicroKernel)
     which = len(indices) - 2 - kernel.reduce
     indices[which] = indices[which] + 1
     return ask(panels, indices, _L2_AND_BEYOND)
+
+
+def _with_body(loop: Any, body: Any) -> Any:
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)
 
 
 def _holds(stmt: Any, name: str) -> bool:

@@ -3,7 +3,7 @@
 for rows (parallel):
   for each stage:  over the row, vectorised; reductions keep `unroll` vectors of partial results
 
-With the knob `ahead`, rows to come are asked for while this one is read (`prefetch.prefetch_rows`).
+With the knob `ahead`, rows to come are asked for while this one is computed with (`prefetch.prefetch_coming_rows`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from subtune.forms.anchor import all_blocks, is_reduction, variables
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.horizontal import fold_partials
 from subtune.templates.padding import pad_reductions
-from subtune.templates.prefetch import prefetch_rows
+from subtune.templates.prefetch import prefetch_coming_rows
 from subtune.templates.tile import extent_of, vector_width
 from subtune.workload import Workload
 
@@ -84,7 +84,7 @@ def _schedule(
     if ahead:
         if not partials:
             return NotApplicable("rows too short to be asked for ahead")
-        folded = prefetch_rows(folded, (f"{partials[0]}_update",), length)
+        folded = prefetch_coming_rows(folded, f"{partials[0]}_update", length)
     return Kernel(folded, (), sch.trace if exportable and not partials else None)
 
 
