@@ -23,6 +23,7 @@ from subtune.forms.substitute import substitute
 
 _AHEAD_BYTES = 4096
 _ROWS_AHEAD_BYTES = 8192
+_LINE_BYTES = 64
 L1 = 3
 _L2_AND_BEYOND = 2  # llvm.prefetch's locality; the micro-kernel's own lines stay in L1
 
@@ -88,39 +89,44 @@ def prefetch_coming_rows(func: Any, first: str, length: int) -> Any:
         length: elements of a row.
     """
     (rows,) = (stage for stage in root_stages(func) if _holds(stage, first))
-    nests = [_nest(stage) for stage in rows.body.seq]
-    passes = [i for i, (loops, _) in enumerate(nests) if prod(int(loop.extent) for loop in loops) >= length]
-    begin, *later = passes[next(i for i, at in enumerate(passes) if nests[at][1].block.name_hint == first) :]
-    askers = later or [begin]
-    starts = _read_at(nests[begin][1], nests[begin][0], func.params)
-
-    def asking(at: int) -> Any:
-        loops, _ = nests[at]
+    stages = list(rows.body.seq)
+    begin = next(at for at, stage in enumerate(stages) if _holds(stage, first))
+    starts = _read_first(stages[begin], first, func.params)
+    askers = [at for at in range(begin + 1, len(stages)) if _steps(stages[at])] or [begin]
+    share = -(-length // len(askers))
+    for part, at in enumerate(askers):
+        loops = _steps(stages[at])
+        each = -(-share // prod(int(loop.extent) for loop in loops))
         step: Any = tirx.IntImm("int64", 0)
-        for loop in loops[:-1]:
+        for loop in loops:
             step = step * loop.extent + loop.loop_var
-        position = askers.index(at) * -(-length // len(askers)) + step * -(-int(loops[-1].extent) // len(askers))
-        asked = [
-            ask(source, [*others, last + _whole_rows(source, length, _ROWS_AHEAD_BYTES) + position], L1)
-            for source, (*others, last) in starts
-        ]
-        body: Any = tirx.SeqStmt([*asked, loops[-1]])
-        for loop in reversed(loops[:-1]):
+        body = loops[-1].body
+        asked = []
+        for source, (*others, last) in starts:
+            line = _LINE_BYTES // tvm_ffi.dtype(str(source.dtype)).itemsize
+            begins = last + _whole_rows(source, length, _ROWS_AHEAD_BYTES) + part * share + step * each
+            asked += [ask(source, [*others, begins + i], L1) for i in range(0, each, line)]
+        body = tirx.SeqStmt([*asked, *(body.seq if isinstance(body, tirx.SeqStmt) else [body])])
+        for loop in reversed(loops):
             body = _with_body(loop, body)
-        return body
-
-    stages = [asking(at) if at in askers else stage for at, stage in enumerate(rows.body.seq)]
+        stages[at] = body
     asks = _with_body(rows, tirx.SeqStmt(stages))
     return with_stages(func, [asks if s.same_as(rows) else s for s in root_stages(func)], func.body.block.alloc_buffers)
 
 
-def _nest(stage: Any) -> tuple[list[Any], Any]:
-    """The loops of a stage, and what is inside them."""
-    loops = []
-    while isinstance(stage, tirx.For):
-        loops.append(stage)
-        stage = stage.body
-    return loops, stage
+def _steps(stage: Any) -> list[Any]:
+    """The serial loops of a pass over a row in vectors; none of a stage that is something else."""
+    loops, inside = [], stage
+    while isinstance(inside, tirx.For) and inside.kind == tirx.ForKind.SERIAL:
+        loops.append(inside)
+        inside = inside.body
+    return loops if any(loop.kind == tirx.ForKind.VECTORIZED for loop in _found(inside, tirx.For)) else []
+
+
+def _read_first(stage: Any, name: str, params: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
+    """As `_read_at`, of the block called `name` when it runs for the first time."""
+    (realize,) = (r for r in _found(stage, SBlockRealize) if r.block.name_hint == name)
+    return _read_at(realize, _found(stage, tirx.For), params)
 
 
 def _read_at(realize: Any, loops: Sequence[Any], params: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
@@ -195,6 +201,10 @@ def _with_body(loop: Any, body: Any) -> Any:
 
 
 def _holds(stmt: Any, name: str) -> bool:
+    return any(block.name_hint == name for block in _found(stmt, SBlock))
+
+
+def _found(node: Any, kind: Any) -> list[Any]:
     found: list[Any] = []
-    tvm_ffi.structural_walk(stmt, (SBlock, found.append))
-    return any(block.name_hint == name for block in found)
+    tvm_ffi.structural_walk(node, (kind, found.append))
+    return found
