@@ -134,7 +134,7 @@ def _every_implementation(ranked: list[Candidate], topk: int) -> list[Candidate]
     for candidate in ranked:
         kind = (
             candidate.template, candidate.is_serial, candidate.get("levels"), candidate.get("pack") is True,
-            candidate.get("stream"),
+            candidate.get("stream"), candidate.get("ahead"),
         )  # fmt: skip
         seen[kind] = seen.get(kind, 0) + 1
         (first if seen[kind] <= share else rest).append(candidate)
@@ -154,6 +154,7 @@ def _diverse(ranked: list[Candidate], topk: int, per_tile: int = 3) -> list[Cand
             candidate.template,
             candidate.is_serial,
             candidate.get("stream"),
+            candidate.get("ahead"),
             *(value for name, value in candidate.knobs if name in ("mr", "nr", "cb")),
         )
         count[tile] = count.get(tile, 0) + 1

@@ -8,16 +8,17 @@ from memory: 83 % of the FMA peak without, 98 % with.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from subtune.forms.anchor import root_stages
+from subtune.forms.anchor import root_stages, variables
 from subtune.forms.stages import with_stages
 from subtune.forms.substitute import substitute
 
@@ -71,7 +72,7 @@ def prefetch_rows(func: Any, updates: Collection[str]) -> Any:
             return loop
         asked = [
             ask(source, [*others, last + _whole_rows(source, int(source.shape[-1]), _AHEAD_BYTES)], L1)
-            for source, (*others, last) in _read_at(realize, [loop], func.params)
+            for source, (*others, last) in _read_at(realize, _zero([loop]), func.params)
         ]
         return tirx.SeqStmt([*asked, loop]) if asked else loop
 
@@ -114,6 +115,48 @@ def prefetch_coming_rows(func: Any, first: str, length: int) -> Any:
     return with_stages(func, [asks if s.same_as(rows) else s for s in root_stages(func)], func.body.block.alloc_buffers)
 
 
+def prefetch_windows(func: Any, update: str, rows: Any, tiles: Any, channels: int) -> Any:
+    """`func` asking, for every tile, for the pixels behind that no window has read: those of a window's last rows.
+
+    The hardware begins anew on every row, and sees the rows that come from cache beside the one that does not.
+
+    Args:
+        update: name of the block that reads a parameter, `[..., h, w, c]`, through windows, unrolled.
+        rows, tiles: the loops over rows, and over tiles of a row with `channels` channels.
+
+    Unchanged where what is read is no parameter but its padded copy.
+    """
+    (realize,) = (r for r in _found(tiles, SBlockRealize) if r.block.name_hint == update)
+    reduced = {v for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+               if int(axis.iter_type) == tirx.IterVar.CommReduce for v in variables(value)}  # fmt: skip
+    last = {
+        loop.loop_var: loop.extent - 1 if loop.loop_var in reduced else tirx.IntImm("int64", 0)
+        for loop in _found(tiles.body, tirx.For)
+    }
+    read = _read_at(realize, last, func.params)
+    if not read:
+        return func
+    source, (*others, row, pixel, channel) = read[0]
+    itemsize = tvm_ffi.dtype(str(source.dtype)).itemsize
+    away = -(-_AHEAD_BYTES // (itemsize * int(source.shape[-1])))
+    asked = [
+        ask(source, [*others, row - r, pixel + (away + p), channel + c], L1)
+        for r in range(_advance(row, rows))
+        for p in range(_advance(pixel, tiles))
+        for c in range(0, channels, _LINE_BYTES // itemsize)
+    ]
+    asking = _with_body(tiles, tirx.SeqStmt([*asked, *tiles.body.seq]))
+    return func.with_body(
+        tvm_ffi.structural_map(func.body, (tirx.For, lambda loop: asking if loop.same_as(tiles) else loop))
+    )
+
+
+def _advance(index: Any, loop: Any) -> int:
+    """By how much an index grows with every step of a loop."""
+    first, second = (substitute(index, {loop.loop_var: tirx.IntImm("int64", step)}) for step in (0, 1))
+    return int(tvm.sym.Analyzer().simplify(second - first))
+
+
 def _steps(stage: Any) -> list[Any]:
     """The serial loops of a pass over a row in vectors; none of a stage that is something else."""
     loops, inside = [], stage
@@ -126,13 +169,16 @@ def _steps(stage: Any) -> list[Any]:
 def _read_first(stage: Any, name: str, params: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
     """As `_read_at`, of the block called `name` when it runs for the first time."""
     (realize,) = (r for r in _found(stage, SBlockRealize) if r.block.name_hint == name)
-    return _read_at(realize, _found(stage, tirx.For), params)
+    return _read_at(realize, _zero(_found(stage, tirx.For)), params)
 
 
-def _read_at(realize: Any, loops: Sequence[Any], params: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
-    """The parameters that a block reads most of, each with the indices that it is read at first in `loops`."""
+def _zero(loops: Sequence[Any]) -> dict[Any, Any]:
+    return {loop.loop_var: tirx.IntImm("int64", 0) for loop in loops}
+
+
+def _read_at(realize: Any, at: Mapping[Any, Any], params: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
+    """The parameters that a block reads most of, each with its indices where variables have the values `at`."""
     axes = {axis.var: value for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
-    start = {loop.loop_var: tirx.IntImm("int64", 0) for loop in loops}
     found: list[Any] = []
     tvm_ffi.structural_walk(realize.block.body.value, (ir.TensorLoad, found.append))
     given = [load for load in found if load.indices and any(load.source.same_as(param) for param in params)]
@@ -140,7 +186,7 @@ def _read_at(realize: Any, loops: Sequence[Any], params: Sequence[Any]) -> list[
     places: dict[Any, list[Any]] = {}
     for load in given:
         if 2 * _nbytes(load.source) >= largest and load.source not in places:
-            places[load.source] = [substitute(substitute(index, axes), start) for index in load.indices]
+            places[load.source] = [substitute(substitute(index, axes), at) for index in load.indices]
     return list(places.items())
 
 

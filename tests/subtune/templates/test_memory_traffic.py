@@ -41,6 +41,8 @@ AHEAD: dict[str, tuple[Callable[[], Workload], Candidate]] = {
     "rows": CASES["rows"],
     "softmax": CASES["softmax"],
     "columns": (lambda: global_pool(7, 48), Candidate.make("columns", cb=16)),
+    "flat": CASES["flat"],
+    "windows": (lambda: max_pool(8, 32), Candidate.make("window", ht=2, mr=2, cb=16, order="c", inline=True)),
 }
 
 
