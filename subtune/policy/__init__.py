@@ -110,7 +110,10 @@ def _with_serial(found: list[Candidate], device: CPUModel) -> list[Candidate]:
 
 
 def _with_streamed(found: list[Candidate], workload: Workload, device: CPUModel) -> list[Candidate]:
-    """Outputs that no cache keeps until they are read are stored past the caches as well."""
+    """Outputs that no cache keeps until they are read are stored past the caches as well.
+
+    With what is read asked for ahead, memory is the limit, and so they always are.
+    """
     largest = max((arg.nbytes for arg in workload.args if arg.is_output), default=0)
     if largest < device.l3_bytes / 2:
         return found
@@ -119,7 +122,7 @@ def _with_streamed(found: list[Candidate], workload: Workload, device: CPUModel)
         for c in found
         if c.template in _STREAMED_TEMPLATES
     ]
-    return found + streamed
+    return [c for c in found if not c.get("ahead")] + streamed
 
 
 def _every_implementation(ranked: list[Candidate], topk: int) -> list[Candidate]:

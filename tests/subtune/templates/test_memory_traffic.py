@@ -155,6 +155,22 @@ def offsets_asked_for(stage: Any) -> list[int]:
     ]
 
 
+def test_windows_ask_once_for_each_line_that_their_tile_adds() -> None:
+    """Of a 3x3 window two pixels on: two rows, and two pixels for every pixel of the tile."""
+    candidate = Candidate.make("window", ht=2, mr=2, cb=32, order="c", inline=True, ahead=True)
+    kernel = scheduled(max_pool(8, 32), candidate, CPU("skylake-avx512"))
+    assert kernel.func.script().count("prefetch") == 2 * 4 * 2
+    assert kernel.trace is None
+
+
+def test_windows_and_elements_are_asked_for_ahead_where_they_come_from_memory(device: CPUModel) -> None:
+    small = replace(device, l2_bytes=1 << 13, l3_bytes=1 << 14)
+    for workload in (build(lambda emit, x: op.exp(x), [(64, 64)]), max_pool(32, 32)):
+        assert not any(c.get("ahead") for c in policy.candidates(workload, device))
+        offered = policy.candidates(workload, small)
+        assert {bool(c.get("ahead")) for c in offered} == {False, True}, "measuring decides"
+
+
 def test_rows_are_asked_for_ahead_where_they_come_from_afar(device: CPUModel) -> None:
     near, far = layer_norm(8, 64), layer_norm(2048, 2 * device.l2_bytes // 4 // 2048)
     assert not any(c.get("ahead") for c in policy.candidates(near, device))
