@@ -110,7 +110,10 @@ def _with_serial(found: list[Candidate], device: CPUModel) -> list[Candidate]:
 
 
 def _with_streamed(found: list[Candidate], workload: Workload, device: CPUModel) -> list[Candidate]:
-    """Outputs that no cache keeps until they are read are stored past the caches as well."""
+    """Outputs that no cache keeps until they are read are stored past the caches as well.
+
+    With what is read asked for ahead, memory is the limit, and so they always are.
+    """
     largest = max((arg.nbytes for arg in workload.args if arg.is_output), default=0)
     if largest < device.l3_bytes / 2:
         return found
@@ -119,7 +122,7 @@ def _with_streamed(found: list[Candidate], workload: Workload, device: CPUModel)
         for c in found
         if c.template in _STREAMED_TEMPLATES
     ]
-    return found + streamed
+    return [c for c in found if not c.get("ahead")] + streamed
 
 
 def _every_implementation(ranked: list[Candidate], topk: int) -> list[Candidate]:
@@ -134,7 +137,7 @@ def _every_implementation(ranked: list[Candidate], topk: int) -> list[Candidate]
     for candidate in ranked:
         kind = (
             candidate.template, candidate.is_serial, candidate.get("levels"), candidate.get("pack") is True,
-            candidate.get("stream"),
+            candidate.get("stream"), candidate.get("ahead"),
         )  # fmt: skip
         seen[kind] = seen.get(kind, 0) + 1
         (first if seen[kind] <= share else rest).append(candidate)
@@ -154,6 +157,7 @@ def _diverse(ranked: list[Candidate], topk: int, per_tile: int = 3) -> list[Cand
             candidate.template,
             candidate.is_serial,
             candidate.get("stream"),
+            candidate.get("ahead"),
             *(value for name, value in candidate.knobs if name in ("mr", "nr", "cb")),
         )
         count[tile] = count.get(tile, 0) + 1

@@ -19,7 +19,10 @@ _SPILL = 0.15  # of the work, for each accumulator above
 _ROW_PASSES = 2.0  # that wait for a result of the row: the largest and the sum, or the mean and the variance
 _ROW_CYCLES = 60.0  # folding vectors of partial results into one number, in every pass
 _ROW_VECTOR_CYCLES = 6.0  # of all else that is done to a row's vector: loads, exp or scale, store
-_AHEAD = 0.97  # of the time, measured for norms from L3 and memory 0.7 to 0.9, for softmax 0.9 to 1.1
+_AHEAD = 0.97  # of the time from L3, measured for norms and softmax 0.9 to 1.05
+_AHEAD_OF_MEMORY = 0.7  # from memory: 0.54 to 0.72 in the passes of rows that do not wait for it
+_AHEAD_ELEMENTS = 0.97  # measured 0.92 to 1.0
+_AHEAD_WINDOW = 0.8  # 0.5 to 0.7 for windows one pixel apart, 1.0 to 1.1 for two
 _ROWS_AT_A_TIME = (4, 8, 16)
 _NORM_READS = 3  # for the mean, for the variance, and for the result
 _MIN_COLUMN = 8  # elements: a reduction that long may be one of a whole axis
@@ -51,6 +54,8 @@ def window_candidates(anchor: Window, workload: Workload, device: CPUModel) -> l
                         grid = (images, height, width, channels)
                         seconds = _window_s(anchor, workload, device, grid, lanes, knobs)
                         found.append(Candidate.make("window", seconds, **knobs))
+                        if workload.nbytes > device.l3_bytes and (inline or not anchor.is_padded):
+                            found.append(Candidate.make("window", seconds * _AHEAD_WINDOW, ahead=True, **knobs))
     return found
 
 
@@ -116,7 +121,8 @@ def rowwise_candidates(anchor: Rowwise, workload: Workload, device: CPUModel) ->
         whole = max(seconds, memory_s) * imbalance + 0.1 * seconds
         found.append(Candidate.make("rowwise", whole, unroll=unroll))
         if workload.nbytes > device.l2_bytes:  # what lies nearer arrives in time by itself
-            found.append(Candidate.make("rowwise", whole * _AHEAD, ahead=True, unroll=unroll))
+            gain = _AHEAD if workload.nbytes <= device.l3_bytes else _AHEAD_OF_MEMORY
+            found.append(Candidate.make("rowwise", whole * gain, ahead=True, unroll=unroll))
     return found
 
 
@@ -206,6 +212,12 @@ def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUM
         for wide in wides
         for (shape, unroll), cost in costs.items()
     ]
+    if alike and workload.nbytes > device.l3_bytes:
+        found += [
+            Candidate.make(c.template, c.predicted_s * _AHEAD_ELEMENTS, ahead=True, **dict(c.knobs))
+            for c in found
+            if c["shape"] == "flat"
+        ]
     if anchor.is_crosswise:
         found += [Candidate.make("transpose", base * cost, inner=inner) for inner, cost in (("a", 1.2), ("b", 1.3))]
     return found

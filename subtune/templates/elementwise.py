@@ -1,7 +1,8 @@
 """Elementwise subgraphs: one loop nest at the speed of memory.
 
 `flat`: all loops fused, for operands of one layout; `rows`: outer loops parallel, the innermost vectorised, for
-broadcasts; `tile`: a square tile of the last axis and the axis an operand is contiguous along, for transposes.
+broadcasts; `tile`: a square tile of the last axis and the axis an operand is contiguous along, for transposes. With the
+knob `ahead`, what lies a page behind is asked for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from subtune.candidate import Candidate
 from subtune.devices.cpu import CPUModel
 from subtune.forms.stages import inline
 from subtune.kernel import Kernel, NotApplicable
+from subtune.templates.prefetch import prefetch_rows
 from subtune.templates.tile import extent_of, vector_width
 from subtune.workload import Workload, dtype_bits
 
@@ -37,7 +39,9 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
                 sch.parallel(outer)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
-    return Kernel(sch.mod["main"], (), sch.trace)
+    if not candidate.get("ahead"):
+        return Kernel(sch.mod["main"], (), sch.trace)
+    return Kernel(prefetch_rows(sch.mod["main"], [sch.get(output).name_hint for output in stages.outputs]))
 
 
 def _nest(sch: Schedule, block: Any, shape: str, lanes: int, unroll: int) -> Any | None:

@@ -8,20 +8,23 @@ from memory: 83 % of the FMA peak without, 98 % with.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from subtune.forms.anchor import root_stages
+from subtune.forms.anchor import root_stages, variables
 from subtune.forms.stages import with_stages
 from subtune.forms.substitute import substitute
 
 _AHEAD_BYTES = 4096
+_ROWS_AHEAD_BYTES = 8192  # two rows of 4 KB: with one, softmax took 1.05 to 1.2 times as long
+_LINE_BYTES = 64
 L1 = 3
 _L2_AND_BEYOND = 2  # llvm.prefetch's locality; the micro-kernel's own lines stay in L1
 
@@ -55,13 +58,10 @@ def prefetch_panels(func: Any, panels: Any, kernel: MicroKernel) -> Any:
     return with_stages(func, stages, func.body.block.alloc_buffers)
 
 
-def prefetch_rows(func: Any, updates: Collection[str], length: int = 0) -> Any:
+def prefetch_rows(func: Any, updates: Collection[str]) -> Any:
     """`func` asking for what lies `_AHEAD_BYTES` behind each vector that the blocks `updates` read of a parameter.
 
-    While a row that has arrived is worked on, nothing is fetched; hardware prefetchers begin anew on every page.
-
-    Args:
-        length: elements of a row, by default those of the buffer's last dim; whole rows are skipped.
+    Hardware prefetchers begin anew on every page. Whole rows are skipped: those of the buffer's last dim.
     """
 
     def insert(loop: Any) -> Any:
@@ -70,25 +70,130 @@ def prefetch_rows(func: Any, updates: Collection[str], length: int = 0) -> Any:
             return loop
         if realize.block.name_hint not in updates:
             return loop
-        axes = {axis.var: value for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
-        first = {loop.loop_var: tirx.IntImm("int64", 0)}
-        found: list[Any] = []
-        tvm_ffi.structural_walk(realize.block.body.value, (ir.TensorLoad, found.append))
-        given = [load for load in found if load.indices and any(load.source.same_as(param) for param in func.params)]
-        if not given:
-            return loop
-        largest = max(_nbytes(load.source) for load in given)
-        asked: dict[Any, Any] = {}
-        for load in given:
-            if 2 * _nbytes(load.source) >= largest and load.source not in asked:
-                elements = length or int(load.source.shape[-1])
-                row = elements * tvm_ffi.dtype(str(load.source.dtype)).itemsize
-                indices = [substitute(substitute(index, axes), first) for index in load.indices]
-                indices[-1] = indices[-1] + tirx.IntImm("int64", elements * -(-_AHEAD_BYTES // row))
-                asked[load.source] = ask(load.source, indices, L1)
-        return tirx.SeqStmt([*asked.values(), loop])
+        asked = [
+            ask(source, [*others, last + _whole_rows(source, int(source.shape[-1]), _AHEAD_BYTES)], L1)
+            for source, (*others, last) in _read_at(realize, _zero([loop]), func.params)
+        ]
+        return tirx.SeqStmt([*asked, loop]) if asked else loop
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, insert)))
+
+
+def prefetch_coming_rows(func: Any, first: str, length: int) -> Any:
+    """`func` asking for a row to come while it makes its later passes over a row.
+
+    In those nothing would be fetched, and a first pass that asks as well as waits has both at once. Each asks for its
+    share of the row, with every vector. Where there is one pass only, it asks for all.
+
+    Args:
+        first: name of the block that reads a row first.
+        length: elements of a row.
+    """
+    (rows,) = (stage for stage in root_stages(func) if _holds(stage, first))
+    stages = list(rows.body.seq)
+    begin = next(at for at, stage in enumerate(stages) if _holds(stage, first))
+    starts = _read_first(stages[begin], first, func.params)
+    askers = [at for at in range(begin + 1, len(stages)) if _steps(stages[at])] or [begin]
+    share = -(-length // len(askers))
+    for part, at in enumerate(askers):
+        loops = _steps(stages[at])
+        each = -(-share // prod(int(loop.extent) for loop in loops))
+        step: Any = tirx.IntImm("int64", 0)
+        for loop in loops:
+            step = step * loop.extent + loop.loop_var
+        body = loops[-1].body
+        asked = []
+        for source, (*others, last) in starts:
+            line = _LINE_BYTES // tvm_ffi.dtype(str(source.dtype)).itemsize
+            begins = last + _whole_rows(source, length, _ROWS_AHEAD_BYTES) + part * share + step * each
+            asked += [ask(source, [*others, begins + i], L1) for i in range(0, each, line)]
+        body = tirx.SeqStmt([*asked, *(body.seq if isinstance(body, tirx.SeqStmt) else [body])])
+        for loop in reversed(loops):
+            body = _with_body(loop, body)
+        stages[at] = body
+    asks = _with_body(rows, tirx.SeqStmt(stages))
+    return with_stages(func, [asks if s.same_as(rows) else s for s in root_stages(func)], func.body.block.alloc_buffers)
+
+
+def prefetch_windows(func: Any, update: str, rows: Any, tiles: Any, channels: int) -> Any:
+    """`func` asking, for every tile, for the pixels behind that no window has read: those of a window's last rows.
+
+    The hardware begins anew on every row, and sees the rows that come from cache beside the one that does not.
+
+    Args:
+        update: name of the block that reads a parameter, `[..., h, w, c]`, through windows, unrolled.
+        rows, tiles: the loops over rows, and over tiles of a row with `channels` channels.
+
+    Unchanged where what is read is no parameter but its padded copy.
+    """
+    (realize,) = (r for r in _found(tiles, SBlockRealize) if r.block.name_hint == update)
+    reduced = {v for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+               if int(axis.iter_type) == tirx.IterVar.CommReduce for v in variables(value)}  # fmt: skip
+    last = {
+        loop.loop_var: loop.extent - 1 if loop.loop_var in reduced else tirx.IntImm("int64", 0)
+        for loop in _found(tiles.body, tirx.For)
+    }
+    read = _read_at(realize, last, func.params)
+    if not read:
+        return func
+    source, (*others, row, pixel, channel) = read[0]
+    itemsize = tvm_ffi.dtype(str(source.dtype)).itemsize
+    away = -(-_AHEAD_BYTES // (itemsize * int(source.shape[-1])))
+    asked = [
+        ask(source, [*others, row - r, pixel + (away + p), channel + c], L1)
+        for r in range(_advance(row, rows))
+        for p in range(_advance(pixel, tiles))
+        for c in range(0, channels, _LINE_BYTES // itemsize)
+    ]
+    asking = _with_body(tiles, tirx.SeqStmt([*asked, *tiles.body.seq]))
+    return func.with_body(
+        tvm_ffi.structural_map(func.body, (tirx.For, lambda loop: asking if loop.same_as(tiles) else loop))
+    )
+
+
+def _advance(index: Any, loop: Any) -> int:
+    """By how much an index grows with every step of a loop."""
+    first, second = (substitute(index, {loop.loop_var: tirx.IntImm("int64", step)}) for step in (0, 1))
+    return int(tvm.sym.Analyzer().simplify(second - first))
+
+
+def _steps(stage: Any) -> list[Any]:
+    """The serial loops of a pass over a row in vectors; none of a stage that is something else."""
+    loops, inside = [], stage
+    while isinstance(inside, tirx.For) and inside.kind == tirx.ForKind.SERIAL:
+        loops.append(inside)
+        inside = inside.body
+    return loops if any(loop.kind == tirx.ForKind.VECTORIZED for loop in _found(inside, tirx.For)) else []
+
+
+def _read_first(stage: Any, name: str, params: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
+    """As `_read_at`, of the block called `name` when it runs for the first time."""
+    (realize,) = (r for r in _found(stage, SBlockRealize) if r.block.name_hint == name)
+    return _read_at(realize, _zero(_found(stage, tirx.For)), params)
+
+
+def _zero(loops: Sequence[Any]) -> dict[Any, Any]:
+    return {loop.loop_var: tirx.IntImm("int64", 0) for loop in loops}
+
+
+def _read_at(realize: Any, at: Mapping[Any, Any], params: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
+    """The parameters that a block reads most of, each with its indices where variables have the values `at`."""
+    axes = {axis.var: value for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
+    found: list[Any] = []
+    tvm_ffi.structural_walk(realize.block.body.value, (ir.TensorLoad, found.append))
+    given = [load for load in found if load.indices and any(load.source.same_as(param) for param in params)]
+    largest = max((_nbytes(load.source) for load in given), default=0)
+    places: dict[Any, list[Any]] = {}
+    for load in given:
+        if 2 * _nbytes(load.source) >= largest and load.source not in places:
+            places[load.source] = [substitute(substitute(index, axes), at) for index in load.indices]
+    return list(places.items())
+
+
+def _whole_rows(source: Any, length: int, nbytes: int) -> Any:
+    """Elements of the fewest rows that are `nbytes` or more."""
+    row = length * tvm_ffi.dtype(str(source.dtype)).itemsize
+    return tirx.IntImm("int64", length * -(-nbytes // row))
 
 
 def _nbytes(buffer: Any) -> int:
@@ -110,7 +215,7 @@ def _insert(stmt: Any, loops: list[Any], panels: Any, kernel: MicroKernel) -> An
         body = tirx.SeqStmt([_prefetch(loops, stmt.body, panels, kernel), stmt.body])
     else:
         body = _insert(stmt.body, loops, panels, kernel)
-    return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
+    return _with_body(stmt, body)
 
 
 def _prefetch(loops: Sequence[Any], tile: Any, panels: Any, kernel: MicroKernel) -> Any:
@@ -137,7 +242,15 @@ def _prefetch(loops: Sequence[Any], tile: Any, panels: Any, kernel: MicroKernel)
     return ask(panels, indices, _L2_AND_BEYOND)
 
 
+def _with_body(loop: Any, body: Any) -> Any:
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)
+
+
 def _holds(stmt: Any, name: str) -> bool:
+    return any(block.name_hint == name for block in _found(stmt, SBlock))
+
+
+def _found(node: Any, kind: Any) -> list[Any]:
     found: list[Any] = []
-    tvm_ffi.structural_walk(stmt, (SBlock, found.append))
-    return any(block.name_hint == name for block in found)
+    tvm_ffi.structural_walk(node, (kind, found.append))
+    return found

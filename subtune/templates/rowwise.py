@@ -2,8 +2,9 @@
 
 for rows (parallel):
   for each stage:  over the row, vectorised; reductions keep `unroll` vectors of partial results
+                   and take what is computed for them and others (softmax's exp) while it is in registers
 
-With the knob `ahead`, rows to come are asked for while this one is read (`prefetch.prefetch_rows`).
+With the knob `ahead`, rows to come are asked for while this one is computed with (`prefetch.prefetch_coming_rows`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from subtune.forms.anchor import all_blocks, is_reduction, variables
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.horizontal import fold_partials
 from subtune.templates.padding import pad_reductions
-from subtune.templates.prefetch import prefetch_rows
+from subtune.templates.prefetch import prefetch_coming_rows
 from subtune.templates.tile import extent_of, vector_width
 from subtune.workload import Workload
 
@@ -77,14 +78,14 @@ def _schedule(
         if name in partials:
             _accumulate(sch, block, lanes)
         elif not is_reduction(sch.get(block)):
-            _map(sch, block, lanes)
+            _map(sch, block, unroll, lanes)
             if name != sch.get(output).name_hint:
                 sch.set_scope(block, 0, "local")  # on the stack, if it fits: memory from the pool costs a call a row
     folded = fold_partials(sch.mod["main"], [name for name in totals if name not in partials], lanes)
     if ahead:
         if not partials:
             return NotApplicable("rows too short to be asked for ahead")
-        folded = prefetch_rows(folded, (f"{partials[0]}_update",), length)
+        folded = prefetch_coming_rows(folded, f"{partials[0]}_update", length)
     return Kernel(folded, (), sch.trace if exportable and not partials else None)
 
 
@@ -130,7 +131,7 @@ def _count(sch: Schedule, block: Any, kind: int) -> int:
     return sum(int(iv.iter_type) == kind for iv in sch.get(block).iter_vars)
 
 
-def _map(sch: Schedule, block: Any, lanes: int) -> None:
+def _map(sch: Schedule, block: Any, unroll: int, lanes: int) -> None:
     loops = sch.get_loops(block)[1:]
     if not loops:
         return
@@ -171,6 +172,8 @@ def _split_reduction(sch: Schedule, block: Any, rows: int, unroll: int, lanes: i
 def _accumulate(sch: Schedule, partial: Any, lanes: int) -> None:
     """Partial results live in registers: the loop over the row outside, the vectors inside."""
     ko, ki = _last_two(sch, partial)
+    ko = _at_producer(sch, partial, ko, ki)
+    ki = sch.get_loops(partial)[-1]
     if extent_of(sch, ki) > lanes:
         kv, vec = sch.split(ki, [None, lanes])
         sch.unroll(kv)
@@ -179,6 +182,21 @@ def _accumulate(sch: Schedule, partial: Any, lanes: int) -> None:
     sch.vectorize(vec)
     sch.set_scope(partial, 0, "local")
     sch.decompose_reduction(partial, ko)
+
+
+def _at_producer(sch: Schedule, partial: Any, ko: Any, ki: Any) -> Any:
+    """What is computed to be summed, softmax's exp, is summed as it is computed; the loop over the row that is left."""
+    maps = [p for p in sch.get_producers(partial) if not is_reduction(sch.get(p)) and len(sch.get_loops(p)) == 3]
+    if len(maps) != 1:
+        return ko
+    _, steps, vec = sch.get_loops(maps[0])
+    inner, left = divmod(extent_of(sch, ki), extent_of(sch, vec))
+    if left or extent_of(sch, steps) != extent_of(sch, ko) * inner:
+        return ko
+    at, inner_loop = sch.split(steps, [None, inner])
+    sch.unroll(inner_loop)
+    sch.reverse_compute_at(partial, at)
+    return at
 
 
 def _last_two(sch: Schedule, partial: Any) -> tuple[Any, Any]:

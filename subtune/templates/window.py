@@ -5,6 +5,7 @@
 
 With the knob `inline` the padding is not stored: every load asks whether it is inside the image, a branch that is
 predicted, instead of a copy of the whole input. It pays wherever memory bounds the kernel.
+With `ahead`, pixels to come are asked for (`prefetch.prefetch_windows`).
 Source: XNNPACK's depthwise micro-kernels; measured in the project's recipes.
 """
 
@@ -20,6 +21,7 @@ from subtune.devices.cpu import CPUModel
 from subtune.forms.anchor import Window, window
 from subtune.forms.stages import Stages, anchored
 from subtune.kernel import Kernel, NotApplicable, Packing
+from subtune.templates.prefetch import prefetch_windows
 from subtune.templates.prepack import PREPROC_ATTR, split_prepack
 from subtune.templates.tile import extent_of, place_pad, vector_width, vectorize_tile
 from subtune.workload import Workload, dtype_bits
@@ -98,9 +100,11 @@ def _schedule(
     for output in outputs:
         vectorize_tile(sch, output, depth, lanes)
     func = sch.mod["main"]
+    if candidate.get("ahead"):
+        func = prefetch_windows(func, str(sch.get(block).name_hint), sch.get(hi), sch.get(wo), cb)
     for param, _ in packings:
         func = split_prepack(func, param)
-    return Kernel(func, tuple(packings), sch.trace)
+    return Kernel(func, tuple(packings), None if candidate.get("ahead") else sch.trace)
 
 
 def _permutation(order: tuple[int, ...]) -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
+from tvm import ir, tirx
 from tvm.relax import op
 from workloads import build, elementwise, global_pool, layer_norm, max_pool, softmax, transpose
 
@@ -18,6 +20,8 @@ from subtune.build.lower import PIPELINE
 from subtune.build.streaming import is_streamed
 from subtune.candidate import Candidate
 from subtune.devices.cpu import CPU, CPUModel
+from subtune.forms.anchor import root_stages
+from subtune.forms.substitute import substitute
 from subtune.kernel import Kernel
 from subtune.workload import Workload
 
@@ -37,6 +41,8 @@ AHEAD: dict[str, tuple[Callable[[], Workload], Candidate]] = {
     "rows": CASES["rows"],
     "softmax": CASES["softmax"],
     "columns": (lambda: global_pool(7, 48), Candidate.make("columns", cb=16)),
+    "flat": CASES["flat"],
+    "windows": (lambda: max_pool(8, 32), Candidate.make("window", ht=2, mr=2, cb=16, order="c", inline=True)),
 }
 
 
@@ -123,6 +129,46 @@ def test_what_is_asked_for_ahead_changes_no_result(case: str, device: CPUModel) 
     assert "prefetch" in ahead.func.script()
     assert "prefetch" not in plain.func.script()
     assert np.array_equal(output(ahead, workload, device), output(plain, workload, device))
+
+
+@pytest.mark.parametrize("make", [layer_norm, softmax])
+def test_every_line_of_a_coming_row_is_asked_for_after_the_first_pass(make: Callable[[int, int], Workload]) -> None:
+    kernel = scheduled(make(7, 256), Candidate.make("rowwise", unroll=4, ahead=True), CPU("skylake-avx512"))
+    (rows,) = root_stages(kernel.func)
+    asked = [offsets_asked_for(stage) for stage in rows.body.seq]
+    assert sum(bool(offsets) for offsets in asked) == 2
+    assert not any(asked[:2]), "the first reduction's begin, and its pass over the row"
+    first = 8192 // 4
+    assert {offset // 16 * 16 for offsets in asked for offset in offsets} == set(range(first, first + 256, 16))
+
+
+def offsets_asked_for(stage: Any) -> list[int]:
+    """Elements behind the first of a row, over the steps of the only serial loop of `stage`."""
+    calls: list[Any] = []
+    tvm_ffi.structural_walk(stage, (ir.Call, calls.append))
+    indices = [call.args[0].args[0].indices[-1] for call in calls if "prefetch" in str(getattr(call.op, "name", ""))]
+    simplify = tvm.sym.Analyzer().simplify
+    return [
+        int(simplify(substitute(index, {stage.loop_var: tirx.const(step, "int64")})))
+        for index in indices
+        for step in range(int(stage.extent))
+    ]
+
+
+def test_windows_ask_once_for_each_line_that_their_tile_adds() -> None:
+    """Of a 3x3 window two pixels on: two rows, and two pixels for every pixel of the tile."""
+    candidate = Candidate.make("window", ht=2, mr=2, cb=32, order="c", inline=True, ahead=True)
+    kernel = scheduled(max_pool(8, 32), candidate, CPU("skylake-avx512"))
+    assert kernel.func.script().count("prefetch") == 2 * 4 * 2
+    assert kernel.trace is None
+
+
+def test_windows_and_elements_are_asked_for_ahead_where_they_come_from_memory(device: CPUModel) -> None:
+    small = replace(device, l2_bytes=1 << 13, l3_bytes=1 << 14)
+    for workload in (build(lambda emit, x: op.exp(x), [(64, 64)]), max_pool(32, 32)):
+        assert not any(c.get("ahead") for c in policy.candidates(workload, device))
+        offered = policy.candidates(workload, small)
+        assert {bool(c.get("ahead")) for c in offered} == {False, True}, "measuring decides"
 
 
 def test_rows_are_asked_for_ahead_where_they_come_from_afar(device: CPUModel) -> None:
