@@ -132,8 +132,8 @@ def _row_tiles(view: GemmView) -> list[tuple[int, ...]]:
         shapes = [shape for shape in sorted(shapes) if shape[0] <= _WASTE * min(shapes)[0]]
         compact = sorted(shapes, key=lambda shape: (shape[1], shape[0], shape[2]))
         # and long runs of memory, for what has little else to do than to move it
-        longest = min(shapes, key=lambda shape: (-shape[2][-1], shape[0]))
-        found += dict.fromkeys(shape for _, _, shape in (*shapes[:_SHAPES], *compact[:_SHAPES], longest))
+        longest = sorted(shapes, key=lambda shape: (-shape[2][-1], shape[0]))
+        found += dict.fromkeys(shape for _, _, shape in (*shapes[:_SHAPES], *compact[:_SHAPES], *longest[:1]))
     return found
 
 
