@@ -26,17 +26,18 @@ from subtune.measurement import Failure, FailureKind, Timing
 from subtune.workload import Arg, Workload
 
 _MAX_COPIES = 32
-_PACKED_KEPT = 3 * len(SETS)
+_PACKED_KEPT, _PACKED_KEPT_BYTES = 3 * len(SETS), 1 << 30
 _FILLS = (0xFF, 0x7F, 0xFF)
 """Bytes that outputs hold before a call, one for each input set: NaN, then 3.4e38, as float32."""
 
 
 def handle(job: PrepareJob | TimeJob | CompareJob) -> Any:
+    if isinstance(job, PrepareJob):
+        _PREPARED.clear()  # its memory is wanted
     if isinstance(job, PrepareJob) and isinstance(job.device, CUDAModel):
         from subtune.measure.run_cuda import CudaBench
 
         workload = load_workload(job.workload_json, job.num_outputs)
-        _PREPARED.clear()  # its memory is wanted
         on_gpu = CudaBench(workload, job.device, job.default, job.reference, job.mode)
         _PREPARED[:] = [on_gpu]
         return Prepared(on_gpu.default_s)
@@ -175,8 +176,9 @@ class Bench:
         """Argument `position` of input set `index`, packed. Many candidates share a packing: the last ones are kept."""
         key = (index, position, packing)
         if key not in self._packed_arrays:
-            while len(self._packed_arrays) >= _PACKED_KEPT:
-                self._packed_arrays.pop(next(iter(self._packed_arrays)))
+            kept = self._packed_arrays
+            while len(kept) >= _PACKED_KEPT or sum(array.nbytes for array in kept.values()) > _PACKED_KEPT_BYTES:
+                kept.pop(next(iter(kept)))
             self._packed_arrays[key] = packing(self._sets[index][position])
         return self._packed_arrays[key]
 
