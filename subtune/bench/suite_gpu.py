@@ -32,6 +32,7 @@ from subtune.compile import device_model
 from subtune.devices.cuda import CUDAModel
 from subtune.manifest import read as read_manifest
 from subtune.measure import LocalMeasurer, Session, halve
+from subtune.measure.clock import LONG_CALL_S, SETTLE_S
 from subtune.measurement import Failure, Measurement, Timing
 from subtune.scratch import temporary
 
@@ -39,7 +40,6 @@ AGAINST = GPU_AGAINST
 _LIBRARIES = ("torch-graph", "torch-max-autotune")
 _MAX_LAUNCHES = 200
 _FINALISTS = 2  # of the measured ones, timed in turns with all others
-_LONG_S, _SETTLE_S = 100e-6, 0.15
 _ROUNDS_APART = 2
 
 
@@ -252,13 +252,13 @@ def _in_turns(
         turn = peer.time(launches, 1, settings.pace.timeout_s)
         seconds, each_s = turn.seconds, turn.wall_s / len(turn.seconds)
         launches = max(3, min(_MAX_LAUNCHES, int(settings.pace.round_s / max(each_s, 1e-6))))
-        if median(seconds) > _LONG_S:
-            settling = int(_SETTLE_S / each_s)
+        if median(seconds) > LONG_CALL_S:
+            settling = int(SETTLE_S / each_s)
             seconds = peer.time(settling + launches, 0, settings.pace.timeout_s).seconds[settling:]
         samples.setdefault(OPERATOR, []).append(median(seconds))
 
     time_candidate(DEFAULT)
-    apart = _median(samples.get(DEFAULT)) > _LONG_S
+    apart = _median(samples.get(DEFAULT)) > LONG_CALL_S
     turns: list[Callable[[], None]] = [partial(time_candidate, c) for c in candidates if not (apart and c == DEFAULT)]
     if peer is not None:
         turns.append(time_peer)

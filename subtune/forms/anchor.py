@@ -338,6 +338,11 @@ def _single_load(expr: Any) -> Any | None:
     return expr if isinstance(expr, ir.TensorLoad) else None
 
 
+def is_same(x: Any, y: Any) -> bool:
+    """Whether two expressions, or lists of them, are equal over the same variables."""
+    return bool(tvm_ffi.structural_equal(x, y, map_free_vars=False))
+
+
 def is_load_of(expr: Any, buffer: Any) -> bool:
     return isinstance(expr, ir.TensorLoad) and expr.source.same_as(buffer)
 

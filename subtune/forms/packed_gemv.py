@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import Schedule
 
 from subtune.candidate import Candidate
 from subtune.devices.cuda import CUDAModel
-from subtune.forms.anchor import is_load_of
+from subtune.forms.anchor import is_load_of, is_same
 from subtune.forms.gemv_form import MAX_VECTORS
 from subtune.kernel import NotApplicable
 from subtune.workload import dtype_bits
@@ -109,7 +108,7 @@ def packed_gemv(sch: Schedule, block_rv: Any) -> PackedGemv | NotApplicable:
     a, weight = _unrounded(product.a), _unrounded(product.b)
     if not isinstance(a, ir.TensorLoad):
         a, weight = weight, a
-    if not isinstance(a, ir.TensorLoad) or not _is_same(list(a.indices), [*outer, k]):
+    if not isinstance(a, ir.TensorLoad) or not is_same(list(a.indices), [*outer, k]):
         return NotApplicable("no operand is vectors along k")
     group, scale, zero = 0, None, 0
     if isinstance(weight, tirx.Mul):
@@ -153,8 +152,8 @@ def _packed(nibble: Any, n: Any, k: Any) -> Any:
     if not isinstance(load, ir.TensorLoad):
         return None
     per = dtype_bits(str(load.source.dtype)) // 4
-    is_shift = _is_same(_uncast(shifted.b), tirx.floormod(k, per) * 4)
-    return load if is_shift and _is_same(list(load.indices), [n, tirx.floordiv(k, per)]) else None
+    is_shift = is_same(_uncast(shifted.b), tirx.floormod(k, per) * 4)
+    return load if is_shift and is_same(list(load.indices), [n, tirx.floordiv(k, per)]) else None
 
 
 def _group(scale: Any, n: Any, k: Any, length: int) -> int:
@@ -162,12 +161,12 @@ def _group(scale: Any, n: Any, k: Any, length: int) -> int:
     if not isinstance(scale, ir.TensorLoad):
         return 0
     first, *rest = scale.indices
-    if not _is_same(first, n) or len(rest) > 1:
+    if not is_same(first, n) or len(rest) > 1:
         return 0
     if not rest or (isinstance(rest[0], tirx.IntImm) and int(scale.source.shape[1]) == 1):
         return length
     by = rest[0]
-    is_group = isinstance(by, tirx.FloorDiv) and _is_same(by.a, k) and isinstance(by.b, tirx.IntImm)
+    is_group = isinstance(by, tirx.FloorDiv) and is_same(by.a, k) and isinstance(by.b, tirx.IntImm)
     group = int(by.b) if is_group else 0
     return group if group and group % RUN == 0 and length % group == 0 else 0
 
@@ -189,7 +188,3 @@ def _widened(expr: Any) -> Any:
     while isinstance(expr, tirx.Cast) and dtype_bits(str(expr.ty.dtype)) >= dtype_bits(str(expr.value.ty.dtype)):
         expr = expr.value
     return expr
-
-
-def _is_same(x: Any, y: Any) -> bool:
-    return bool(tvm_ffi.structural_equal(x, y, map_free_vars=False))

@@ -21,6 +21,10 @@ _TIGHT = 0.003
 """Sampling ends early when the standard error of the median is below this share of it."""
 _DISTURBED = 1.05
 
+LONG_CALL_S, SETTLE_S = 100e-6, 0.15
+"""GPU kernels that take longer may draw all the power there is: they run for so long before they are timed, until the
+clock is what their own power leaves. The first to run after a pause, or after a slow kernel, would look the fastest."""
+
 
 def time_calls(call: Any, seconds: float, stop_above_s: float = math.inf, sample: Sampler | None = None) -> Timing:
     """Latency of `call`, sampled for about `seconds`; given up when the first calls all exceed `stop_above_s`.

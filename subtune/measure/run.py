@@ -34,22 +34,21 @@ _FILLS = (0xFF, 0x7F, 0xFF)
 def handle(job: PrepareJob | TimeJob | CompareJob) -> Any:
     if isinstance(job, PrepareJob):
         _PREPARED.clear()  # its memory is wanted
-    if isinstance(job, PrepareJob) and isinstance(job.device, CUDAModel):
-        from subtune.measure.run_cuda import CudaBench
-
-        workload = load_workload(job.workload_json, job.num_outputs)
-        on_gpu = CudaBench(workload, job.device, job.default, job.reference, job.mode)
-        _PREPARED[:] = [on_gpu]
-        return Prepared(on_gpu.default_s)
-    if isinstance(job, PrepareJob):
-        assert isinstance(job.device, CPUModel)
-        runtime.use_threads(job.device.threads)
-        affinity.bind_caller()
-        bench = Bench(load_workload(job.workload_json, job.num_outputs), job.device, job.default)
-        _PREPARED[:] = [bench]
-        return Prepared(bench.default_s)
+        _PREPARED.append(_bench(job))
+        return Prepared(_PREPARED[0].default_s)
     (bench,) = _PREPARED
     return bench.time(job) if isinstance(job, TimeJob) else bench.compare(job)
+
+
+def _bench(job: PrepareJob) -> Any:
+    workload, device = load_workload(job.workload_json, job.num_outputs), job.device
+    if isinstance(device, CUDAModel):
+        from subtune.measure.run_cuda import CudaBench
+
+        return CudaBench(workload, device, job.default, job.reference, job.mode)
+    runtime.use_threads(device.threads)
+    affinity.bind_caller()
+    return Bench(workload, device, job.default)
 
 
 _PREPARED: list[Any] = []

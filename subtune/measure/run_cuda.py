@@ -21,7 +21,7 @@ from subtune.build.cuda_binaries import provided, read_binaries
 from subtune.devices.cuda import CUDAModel
 from subtune.kernel import ConstantTransform
 from subtune.measure.build_cuda import binaries_of
-from subtune.measure.clock import time_calls, time_pairs
+from subtune.measure.clock import LONG_CALL_S, SETTLE_S, time_calls, time_pairs
 from subtune.measure.cuda_clock import Spin, TimedCalls
 from subtune.measure.cuda_memory import GpuBuffer, Judge
 from subtune.measure.guarded import elements, numpy_dtype
@@ -39,8 +39,7 @@ _BLOCK = 1_000_003
 _LOST = 70
 """Exit code of a process whose GPU context is gone."""
 _FILLS = (0xFF, 0x7F, 0xFF)
-_LONG_LOOK_S, _LONG_CALL_S, _SETTLE_S = 0.04, 100e-6, 0.15
-"""Looks of the last round at kernels that may draw all the power there is: settled before, for so long."""
+_LONG_LOOK_S = 0.04  # a search's last round; before it, settling would take longer than looking
 
 _ROUNDING = re.compile(r'[Cc]ast\("(b?float16)"')
 
@@ -80,7 +79,7 @@ class CudaBench:
         cuda_api.activate()
         assert runtime.has_cuda(), "the parent looks before it starts a runner"
         self._workload, self._device, self._mode = workload, device, mode
-        self._default, self._wide_reference = default, reference
+        self._default = default
         self._inputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if not arg.is_output)
         self._outputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if arg.is_output)
         self._stream = cuda_api.Stream()
@@ -100,7 +99,7 @@ class CudaBench:
         self._results = [self._buffer(arg) for arg in self._outputs]
         self._references: list[list[GpuBuffer]] = []
         for index in range(len(SETS)):
-            self._references.append(self._reference(index))
+            self._references.append(self._reference(index, default, reference))
         self._scales = [
             [
                 self._judge.scale(ref, arg.dtype, name == "adversarial")
@@ -118,7 +117,7 @@ class CudaBench:
         if not job.checked and (wrong := self._check(kernel, job.library, range(len(SETS)))):
             return Failure(FailureKind.WRONG_RESULT, wrong)
         calls = self._timed(kernel, job.library)
-        if job.seconds >= _LONG_LOOK_S and calls.seconds(1) > _LONG_CALL_S:
+        if job.seconds >= _LONG_LOOK_S and calls.seconds(1) > LONG_CALL_S:
             _settle(calls)
         timing: Timing = self._patience.undisturbed(lambda: time_calls(calls, job.seconds, job.stop_above_s, _sample))
         return timing
@@ -135,25 +134,21 @@ class CudaBench:
             return Failure(FailureKind.WRONG_RESULT, f"in a later run {wrong}")
         return comparison
 
-    def _reference(self, index: int) -> list[GpuBuffer]:
+    def _reference(self, index: int, default: Library, reference: Library | None) -> list[GpuBuffer]:
         """What is right: in float64 on ordinary inputs; the default kernel's on those that overflow by intention."""
-        if self._wide_reference is not None and SETS[index] != "adversarial":
-            return self._in_float64(index)
+        if reference is not None and SETS[index] != "adversarial":
+            wide = [np.asarray(block, _wide(block.dtype)) for block in self._blocks[index]]
+            inputs = [
+                self._filled(arg, block, wide_dtype(arg.dtype)) for arg, block in zip(self._inputs, wide, strict=True)
+            ]
+            outputs = [self._buffer(arg, wide_dtype(arg.dtype)) for arg in self._outputs]
+            with self._stream.used():
+                self._load(reference)(*(buffer.tensor for buffer in (*inputs, *outputs)))
+            self._stream.synchronize()
+            return outputs
         outputs = [self._buffer(arg) for arg in self._outputs]
-        if wrong := self._run(self._load(self._default), self._default, index, outputs):
+        if wrong := self._run(self._load(default), default, index, outputs):
             raise RuntimeError(wrong)
-        return outputs
-
-    def _in_float64(self, index: int) -> list[GpuBuffer]:
-        assert self._wide_reference is not None
-        wide = [np.asarray(block, _wide(block.dtype)) for block in self._blocks[index]]
-        inputs = [
-            self._filled(arg, block, wide_dtype(arg.dtype)) for arg, block in zip(self._inputs, wide, strict=True)
-        ]
-        outputs = [self._buffer(arg, wide_dtype(arg.dtype)) for arg in self._outputs]
-        with self._stream.used():
-            self._load(self._wide_reference)(*(buffer.tensor for buffer in (*inputs, *outputs)))
-        self._stream.synchronize()
         return outputs
 
     def _check(self, kernel: Any, library: Library, sets: range) -> str:
@@ -270,9 +265,8 @@ def _wide(dtype: np.dtype) -> np.dtype:
 
 
 def _settle(calls: TimedCalls) -> None:
-    """Run until the clock is what this kernel's power leaves: the first to run after a pause would look the fastest."""
     begin = time.perf_counter()
-    while time.perf_counter() - begin < _SETTLE_S:
+    while time.perf_counter() - begin < SETTLE_S:
         calls.seconds(1)
 
 

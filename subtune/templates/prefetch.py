@@ -1,9 +1,9 @@
-"""Software prefetch of packed weights: the next panel comes from memory while this one is computed with.
+"""Software prefetch: what comes next is asked of memory while something else is computed with.
 
-A panel of B is read once from memory and then, for the other rows of A, from cache. Hardware prefetchers fetch it
-while it is read for the first time, and the FMA units wait for it; asked for evenly over the whole time that the panel
-before it is in use, it costs no time as long as memory keeps up. Measured on a 7x7x512 convolution whose weights come
-from memory: 83 % of the FMA peak without, 98 % with.
+Packed weights: a panel of B is read once from memory and then, for the other rows of A, from cache. Hardware
+prefetchers fetch it while it is read for the first time, and the FMA units wait for it; asked for evenly over the whole
+time that the panel before it is in use, it costs no time as long as memory keeps up. Measured on a 7x7x512 convolution
+whose weights come from memory: 83 % of the FMA peak without, 98 % with.
 """
 
 from __future__ import annotations

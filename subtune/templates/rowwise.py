@@ -78,7 +78,7 @@ def _schedule(
         if name in partials:
             _accumulate(sch, block, lanes)
         elif not is_reduction(sch.get(block)):
-            _map(sch, block, unroll, lanes)
+            _map(sch, block, lanes)
             if name != sch.get(output).name_hint:
                 sch.set_scope(block, 0, "local")  # on the stack, if it fits: memory from the pool costs a call a row
     folded = fold_partials(sch.mod["main"], [name for name in totals if name not in partials], lanes)
@@ -131,7 +131,7 @@ def _count(sch: Schedule, block: Any, kind: int) -> int:
     return sum(int(iv.iter_type) == kind for iv in sch.get(block).iter_vars)
 
 
-def _map(sch: Schedule, block: Any, unroll: int, lanes: int) -> None:
+def _map(sch: Schedule, block: Any, lanes: int) -> None:
     loops = sch.get_loops(block)[1:]
     if not loops:
         return

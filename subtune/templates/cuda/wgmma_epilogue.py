@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import Schedule
 
-from subtune.forms.anchor import Contraction, loads, variables
+from subtune.forms.anchor import Contraction, is_same, loads, variables
 from subtune.forms.stages import Stages
 from subtune.kernel import NotApplicable
 
@@ -104,7 +104,7 @@ def _axes_of_output(block: Any, store: Any, extents: Mapping[Any, int]) -> dict[
     if not read:
         return NotApplicable("the output does not read the anchor")
     at = tuple(read[0].indices)
-    if any(not _same(i, j) for load in read[1:] for i, j in zip(load.indices, at, strict=True)):
+    if any(not is_same(i, j) for load in read[1:] for i, j in zip(load.indices, at, strict=True)):
         return NotApplicable("the output reads the anchor at several places")
     spatial = {iv.var: int(iv.dom.extent) for iv in block.iter_vars}
     moved = {var: axis for var, axis in zip(at, store.indices, strict=True) if isinstance(var, ir.Var)}
@@ -130,21 +130,17 @@ def _replace(expr: Any, load: Callable[[Any], Any], env: Mapping[Any, Any]) -> A
     return tvm_ffi.structural_map(placed, (ir.TensorLoad, load))
 
 
-def _same(x: Any, y: Any) -> bool:
-    return bool(tvm_ffi.structural_equal(x, y, map_free_vars=False))
-
-
 def split(value: Any, acc: Any, rows: set[Any]) -> Any:
     """The largest part of `value` through which alone it depends on `acc`, and that none of `rows` occurs in."""
     if not variables(value) & rows:
         return value
     parts = [split(child, acc, rows) for child in _children(value) if acc in variables(child)]
-    return parts[0] if parts and all(_same(parts[0], part) for part in parts[1:]) else acc
+    return parts[0] if parts and all(is_same(parts[0], part) for part in parts[1:]) else acc
 
 
 def loads_beside(value: Any, part: Any) -> list[Any]:
     """The loads in `value` that are not in `part`."""
-    if type(value) is type(part) and _same(value, part):
+    if type(value) is type(part) and is_same(value, part):
         return []
     if isinstance(value, ir.TensorLoad):
         return [value]
@@ -182,7 +178,7 @@ class Rebuild:
 
     def __call__(self, node: Any) -> Any:
         for part, by in self._parts:
-            if type(part) is type(node) and _same(part, node):
+            if type(part) is type(node) and is_same(part, node):
                 return by
         if isinstance(node, tirx.IntImm):
             return tirx.const(int(node.value), "int32") if str(node.ty.dtype) == "int64" else node
