@@ -133,11 +133,17 @@ def run_gpu(
 def gpu_of(settings: Settings) -> CUDAModel:
     """The GPU that the settings name, or this machine's. Raises BenchError for a target that is none."""
     given = {name: settings.option(name) for name in ("threads", "device_file", "gpu")}
-    target = settings.option("target") or "auto"
-    device = device_model("cuda" if target == "auto" else target, exact=bool(settings.option("exact")), **given)
+    target = _target(settings)
+    device = device_model(target, exact=bool(settings.option("exact")), **given)
     if not isinstance(device, CUDAModel):
         raise BenchError(f"this suite is for GPUs, and the target is {target}: use --target cuda")
     return device
+
+
+def _target(settings: Settings) -> Any:
+    """What the user named; this machine's GPU, where that is left to subtune."""
+    target = settings.option("target") or "auto"
+    return "cuda" if target == "auto" else target
 
 
 @contextmanager
@@ -278,7 +284,7 @@ def _network(case: GpuCase, settings: Settings) -> GpuRow:
     """A model, compiled with the defaults and raced as whole calls without copies from and to the host."""
     with temporary() as scratch:
         artifact = scratch / "model.subtune"
-        compiled = settings.compile(case.model, artifact, precision=case.precision)
+        compiled = settings.compile(case.model, artifact, precision=case.precision, target=_target(settings))
         if compiled.is_interrupted:
             raise KeyboardInterrupt
         manifest = read_manifest(artifact)

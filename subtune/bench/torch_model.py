@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from functools import cache
 from typing import Any
 
@@ -30,31 +31,48 @@ def converted(path: str) -> Any:
 
 
 def _with_plain_numbers(module: Any) -> Any:
-    """Reshapes to a constant shape, gathers of one constant index, and arithmetic with one number take numbers.
+    """Reshapes, splits, squeezes, slices, gathers of one index and arithmetic take their constants as numbers.
 
-    onnx2torch's take tensors, which inductor cannot follow: attention whose scale is a tensor is one it refuses.
+    onnx2torch's take tensors, which inductor cannot follow: attention whose scale is a tensor is one it refuses. And a
+    GPU's graph cannot be captured where the host reads one.
     """
     _numbers_in_arithmetic(module)
     for node in list(module.graph.nodes):
-        if node.op != "call_module" or len(node.args) != 2 or getattr(node.args[1], "op", "") != "get_attr":
+        if node.op != "call_module" or not all(getattr(arg, "op", "") == "get_attr" for arg in node.args[1:]):
             continue
-        converted_node = module.get_submodule(node.target)
-        data, constant = node.args
-        owner, _, name = constant.target.rpartition(".")
-        value = getattr(module.get_submodule(owner), name)
+        values = [_value(module, constant) for constant in node.args[1:]]
         with module.graph.inserting_before(node):
-            if type(converted_node).__name__ == "OnnxReshape":
-                dims = [int(dim) for dim in value]
-                sizes = [module.graph.call_method("size", (data, i)) if dim == 0 else dim for i, dim in enumerate(dims)]
-                plain = module.graph.call_method("reshape", (data, *sizes))
-            elif type(converted_node).__name__ == "OnnxGather" and value.ndim == 0:
-                plain = module.graph.call_method("select", (data, converted_node._axis, int(value)))
-            else:
-                continue
-        node.replace_all_uses_with(plain)
-        module.graph.erase_node(node)
+            plain = _plain(module.graph, module.get_submodule(node.target), node.args[0], *values)
+        if plain is not None:
+            node.replace_all_uses_with(plain)
+            module.graph.erase_node(node)
     module.recompile()
     return module
+
+
+def _value(module: Any, constant: Any) -> Any:
+    """The tensor of a node that reads it."""
+    owner, _, name = constant.target.rpartition(".")
+    return getattr(module.get_submodule(owner), name)
+
+
+def _plain(graph: Any, converted_node: Any, data: Any, *values: Any) -> Any:
+    """The node that takes the numbers in `values`, in the place of `converted_node`; None where there is none."""
+    kind, numbers = type(converted_node).__name__, [value.flatten().tolist() for value in values]
+    if kind == "OnnxReshape":
+        sizes = [graph.call_method("size", (data, i)) if dim == 0 else dim for i, dim in enumerate(numbers[0])]
+        return graph.call_method("reshape", (data, *sizes))
+    if kind == "OnnxGather" and values[0].ndim == 0:
+        return graph.call_method("select", (data, converted_node._axis, *numbers[0]))
+    if kind == "OnnxSqueezeDynamicAxes" and numbers:
+        return graph.call_method("squeeze", (data, tuple(numbers[0])))
+    if kind == "OnnxSplit13" and numbers:
+        return graph.call_method("split", (data, numbers[0], converted_node.axis))
+    if kind == "OnnxSlice" and len(numbers) > 2 and min(*numbers[2], *(numbers[3] if len(numbers) > 3 else ())) >= 0:
+        ranges = {axis: slice(begin, end, *step) for begin, end, axis, *step in zip(*numbers, strict=True)}
+        whole = (ranges.get(axis, slice(None)) for axis in range(max(ranges) + 1))
+        return graph.call_function(operator.getitem, (data, tuple(whole)))
+    return data if kind == "OnnxDropoutDynamic" else None
 
 
 def _numbers_in_arithmetic(module: Any) -> None:
@@ -62,9 +80,7 @@ def _numbers_in_arithmetic(module: Any) -> None:
     for node in module.graph.nodes:
         if node.op != "call_module" or len(node.args) != 2 or getattr(node.args[1], "op", "") != "get_attr":
             continue
-        data, constant = node.args
-        owner, _, name = constant.target.rpartition(".")
-        value = getattr(module.get_submodule(owner), name)
+        data, value = node.args[0], _value(module, node.args[1])
         is_arithmetic = "BinaryMath" in type(module.get_submodule(node.target)).__name__
         if is_arithmetic and value.ndim == 0 and getattr(data, "op", "") != "get_attr":
             node.args = (data, value.item())
@@ -76,8 +92,8 @@ def _teach() -> None:
     from onnx2torch.utils.common import OnnxMapping, OperationConverterResult
     from torch import nn
 
-    for (operator, version), known in _SAME_AS.items():
-        add_converter(operation_type=operator, version=version)(get_converter(operator, known))
+    for (op_type, version), known in _SAME_AS.items():
+        add_converter(operation_type=op_type, version=version)(get_converter(op_type, known))
 
     @add_converter(operation_type="Gelu", version=20)
     def _gelu(node: Any, graph: Any) -> Any:
