@@ -25,7 +25,8 @@ class Tiling:
     With `alternate` the consumers take tiles in turn, else they share one. `raster`: tiles of rows that are walked
     before the next column. `cluster`: so many blocks, one below the other, get their columns of B by one copy. `split`:
     so many blocks of a cluster share a tile, each has a part of k. `boxes`: a tile is so many boxes of `rows`, one for
-    each consumer, not necessarily neighbours: tiles of rows that no single box has.
+    each consumer, not necessarily neighbours: tiles of rows that no single box has. `promote`: every step is summed by
+    itself and added to the others in float32, as tensor cores keep few bits of long sums of float8.
     """
 
     rows: tuple[int, ...]
@@ -38,6 +39,7 @@ class Tiling:
     cluster: int = 1
     split: int = 1
     boxes: int = 1
+    promote: bool = False
 
     @classmethod
     def of(cls, candidate: Candidate) -> Tiling:
@@ -52,6 +54,7 @@ class Tiling:
             cluster=int(candidate.get("cluster") or 1),
             split=int(candidate.get("split") or 1),
             boxes=int(candidate.get("boxes") or 1),
+            promote=bool(candidate.get("promote")),
         )
 
     def knobs(self) -> dict[str, Knob]:
@@ -68,6 +71,7 @@ class Tiling:
                 for name, count in (("cluster", self.cluster), ("split", self.split), ("boxes", self.boxes))
                 if count > 1
             },
+            **({"promote": True} if self.promote else {}),
         }
 
     @property
@@ -121,7 +125,7 @@ class Tiling:
         needed = self.shared_bytes(stored, fetched)
         if needed > shared_bytes or self.blocks_per_sm * (needed + 1024) > shared_per_sm_bytes:
             return f"{needed} bytes of shared memory"
-        sums = self.m_consumer // 64 * self.columns // 2
+        sums = self.m_consumer // 64 * self.columns // 2 * (1 + self.promote)
         most = self.setmaxnreg[1] if self.setmaxnreg else 65536 // (self.blocks_per_sm * self.threads) // 8 * 8
         if sums + _OTHER_REGISTERS > most:
             return f"{sums} sums of {most} registers"

@@ -64,6 +64,7 @@ def wgmma_candidates(anchor: Contraction, workload: Workload, device: CUDAModel)
     if any(across) and size != 2:
         return []
     found = []
+    promote = dtype.startswith("float8")
     for rows, columns in product(_row_tiles(view), _column_tiles(view.extent(view.n))):
         if columns == 256 and dtype in ("int8", "uint8"):  # TVM's table of instructions ends at 224
             continue
@@ -72,7 +73,7 @@ def wgmma_candidates(anchor: Contraction, workload: Workload, device: CUDAModel)
         if (across[0] and prod(rows) % 64) or (across[1] and columns % 64):
             continue
         for (consumers, alternate), blocks in product(_CONSUMERS, (1, 2)):
-            for tiling in _variants(Tiling(rows, columns, 2, consumers, alternate, blocks), view, device, size):
+            for tiling in _variants(Tiling(rows, columns, 2, consumers, alternate, blocks, promote=promote), view, device, size):
                 seconds = predict(view, tiling, workload, device, bk, dtype)
                 found.append(Candidate.make("cuda.wgmma", seconds, **tiling.knobs()))
     return found
@@ -172,7 +173,8 @@ def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAMode
     size = dtype_bits(dtype) // 8
     lines_a, lines_b = (_STRADDLING if _straddles(dims, size) else 1.0 for dims in (view.a, view.b))
     copy = (m * lines_a + n * lines_b / tiling.cluster) * ROW_BYTES / l2_per_cycle
-    times = (multiply, read, copy)
+    add = m * n / device.fma_per_cycle if tiling.promote else 0.0
+    times = (multiply, read, copy, add)
     busy = steps * (max(times) + _OTHERS * (sum(times) - max(times)))
     epilogue = _EPILOGUE_CYCLES * _operations(view, workload) * tiling.m_consumer * n / 64**2
     alone = _TILE_CYCLES + busy + _STEP_CYCLES * steps + epilogue

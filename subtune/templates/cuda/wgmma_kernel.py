@@ -192,6 +192,7 @@ def wgmma_func(
             first: T.let[T.int32] = 0 if t.alternate else consumer * t.m_consumer
             lane: T.let[T.int32] = tid % 128
             sums = T.alloc_local((m64 * acc,), register)
+            summed = T.meta_var(T.alloc_local((m64 * acc,), register) if t.promote else sums)
             desc_a: T.uint64 = T.uint64(0)
             desc_b: T.uint64 = T.uint64(0)
             T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_a), shared_a.ptr_to([first * bk]), a_leading, 64, 3)
@@ -209,6 +210,9 @@ def wgmma_func(
                 if has_columns and is_single:  # while the first step is on its way
                     store.share(fetched, columns, base, lane)
                     T.cuda.warpgroup_sync(consumer + 1)
+                if t.promote:
+                    for i in T.unroll(m64 * acc):
+                        sums[i] = T.float32(0)
                 if t.alternate:  # a phase has one bit: whoever waits must not be two rounds of the ring ahead
                     T.cuda.mbarrier_wait(turn.ptr_to([consumer]), (odd + 1 - consumer) % 2)
                 for step in T.serial(walk.steps_of(rank)):
@@ -217,12 +221,17 @@ def wgmma_func(
                     for k in T.unroll(4):
                         for m in T.unroll(m64):
                             T.ptx[multiply](
-                                *accumulators(m, sums),
+                                *accumulators(m, summed),
                                 desc_a + wide(stage, a_bytes // 16) + wide(k, a_step) + wide(m, 64 * ROW_BYTES // 16),
                                 desc_b + wide(stage, b_bytes // 16) + wide(k, b_step),
-                                step + k > 0, *flags())
+                                k > 0 if t.promote else step + k > 0, *flags())
                     T.ptx.wgmma.commit_group.sync.aligned()
-                    if step > 0:
+                    if t.promote:
+                        T.ptx.wgmma.wait_group.sync.aligned(0)
+                        release(empty.ptr_to([stage]), lane)
+                        for i in T.unroll(m64 * acc):
+                            sums[i] = sums[i] + summed[i]
+                    elif step > 0:
                         T.ptx.wgmma.wait_group.sync.aligned(1)
                         release(empty.ptr_to([before]), lane)
                     before = stage
@@ -235,7 +244,8 @@ def wgmma_func(
                         T.ptx.mbarrier.arrive.shared.b64(turn.ptr_to([1 - consumer]), T.uint32(1))
                 T.ptx.wgmma.wait_group.sync.aligned(0)
                 if t.split == 1:
-                    release(empty.ptr_to([before]), lane)
+                    if not t.promote:
+                        release(empty.ptr_to([before]), lane)
                 else:
                     T.ptx.bar.sync(T.uint32(_ALL), T.uint32(t.threads - 128))  # nobody reads the ring any more
                 if has_columns and not is_single:

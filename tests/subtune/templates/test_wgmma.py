@@ -240,7 +240,7 @@ BUILT = [
     (attention(2, 12, 512, 512, 64), Tiling((128,), 128, 2), "m64n128k16.f32.f16"),
     (split_heads(2, 128, 12, 64, 768), Tiling((64,), 64, 4, 1), "m64n64k16.f32.f16"),
     (quantised(512, 512, 512), Tiling((128,), 128, 4), "m64n128k32.s32.s8.s8"),
-    (product(512, 512, 512, "float8_e4m3fn"), Tiling((128,), 128, 4), "m64n128k32.f32.e4m3.e4m3"),
+    (product(512, 512, 512, "float8_e4m3fn"), Tiling((128,), 128, 4, promote=True), "m64n128k32.f32.e4m3.e4m3"),
     (product(512, 512, 512, "float32"), Tiling((128,), 128, 4), "m64n128k8.f32.tf32.tf32"),
     (dense(1000, 1000, 1000), Tiling((64,), 128, 6, 1, cluster=2), "m64n128k16.f32.f16"),
     (attention(2, 12, 512, 512, 64), Tiling((128,), 256, 2, cluster=2), "m64n256k16.f32.f16"),
@@ -281,6 +281,18 @@ def test_blocks_of_a_cluster_share_copies():
     assert f"(uint){(128 + 256) * 128})" in text
     plain = kernel_source(dense(1024, 1024, 1024), Tiling((128,), 256, 4))
     assert "cluster_ctarank" not in plain
+
+
+def test_sums_of_float8_are_promoted_step_by_step():
+    """A step's sum begins anew, and is added in float32 to those before it."""
+    workload = product(512, 512, 4096, "float8_e4m3fn")
+    text = kernel_source(workload, Tiling((128,), 128, 4, promote=True))
+    assert "wait_group_sync_aligned_1()" not in text
+    assert len(re.findall(r"(sums_ptr\[\d+\]) = \(\1 \+ _ptr\[\d+\]\);", text)) == 64
+    candidates = wgmma_candidates(summarise(workload).anchor, workload, H200)
+    assert candidates
+    assert all(candidate["promote"] for candidate in candidates)
+    assert all(Tiling.of(candidate).promote for candidate in candidates)
 
 
 def test_parts_of_a_sum_meet_in_shared_memory():
