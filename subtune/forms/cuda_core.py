@@ -95,7 +95,8 @@ class FmaTile:
     """As `SimtTile`, float32 alone: A and B as they lie in memory, A along k, and `stages` tiles in flight.
 
     A thread computes rows 4 apart. `blocks` per multiprocessor at least: the compiler's limit of registers. `slices`
-    groups of warps each compute the whole tile from a part of every bk.
+    groups of warps each compute the whole tile from a part of every bk. `split` blocks share a tile, each has a part of
+    k; another kernel adds up what they come to.
     """
 
     bm: int
@@ -106,10 +107,11 @@ class FmaTile:
     stages: int
     blocks: int
     slices: int = 1
+    split: int = 1
 
     @classmethod
     def of(cls, candidate: Candidate) -> FmaTile:
-        return cls(*(int(candidate[name]) for name in cls.__slots__))
+        return cls(*(int(candidate.get(name) or 1) for name in cls.__slots__))
 
     @property
     def threads(self) -> int:
@@ -130,14 +132,16 @@ class FmaTile:
         """Rows of A of which one thread copies `vector` elements each."""
         return self.bm * self.bk // vector // self.threads
 
-    def obstacle(self, vector: int, device: CUDAModel, b_along_k: bool = False) -> str:
-        """Why a block of this tile does not work on `device`; "" where it does."""
+    def obstacle(self, vector: int, device: CUDAModel, b_along_k: bool = False, k: int = 1) -> str:
+        """Why a block of this tile does not work on `device`, and `k` not in its parts; "" where they do."""
         if self.bm % (self.tm * WARP_ROWS) or self.bn % (self.tn * WARP_COLUMNS) or self.tn % VECTOR:
             return "the tile is no multiple of a warp's"
         if self.tm % self.slices or self.bk % (VECTOR * self.slices):
             return f"{self.slices} slices do not share {self.tm} rows and a depth of {self.bk}"
         if device.capability < 80:
             return f"{device.arch} has no asynchronous copies"
+        if self.split > 1 and k % (self.split * VECTOR):
+            return f"a sum over {k} in {self.split} parts"
         if self.stages < 2 or self.threads > device.max_threads_per_block:
             return f"{self.stages} stages, {self.threads} threads"
         if (shared := self.shared_bytes(b_along_k)) > device.shared_per_block_bytes:

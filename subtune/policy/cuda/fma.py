@@ -19,6 +19,7 @@ _SLICED = ((1, 8), (1, 16), (2, 16), (2, 32), (4, 32))  # slices, depth
 _THREADS = {1: (64, 128, 256), 2: (128, 256, 512), 4: (256, 512)}
 _THREAD_TILES = ((16, 8), (8, 8), (4, 8), (4, 4))
 _STAGES = (4, 3)
+_SPLITS, _LEAST_STEPS = (2, 4, 8, 16, 32, 64, 128), 8
 _KEPT = 12
 _ISSUE, _LOADED = 0.95, 0.6
 """Multiply-adds of all instructions at best; and instructions that an element loaded from shared memory keeps waiting,
@@ -40,12 +41,31 @@ def fma_candidates(anchor: object, workload: Workload, device: CUDAModel) -> lis
     if isinstance(form, NotApplicable) or not is_fma(form, device):
         return []
     found = []
-    for tile in tiles(form, device):
-        predicted = seconds(shape_of(tile, form, device), form, device)
-        if predicted < float("inf"):
-            found.append(candidate_of("cuda.fma", tile, predicted))
+    for whole in tiles(form, device):
+        for split in (1, *_splits(whole, form, device)):
+            tile = replace(whole, split=split)
+            predicted = seconds(shape_of(tile, form, device), form, device)
+            if predicted < float("inf"):
+                found.append(candidate_of("cuda.fma", tile, predicted))
     body = ("bm", "bn", "bk", "tm", "tn", "slices")
-    return diverse(hopeful(found), _KEPT, ("tm", "tn", "slices", "blocks"), body)
+    return diverse(hopeful(found), _KEPT, ("tm", "tn", "slices", "blocks", "split"), body)
+
+
+def _splits(tile: FmaTile, form: Gemm, device: CUDAModel) -> list[int]:
+    """Parts of k that keep a device busy which whole sums do not."""
+    blocks, places = _blocks(tile, form), tile.blocks * device.sms
+    return [
+        split
+        for split in _SPLITS
+        if not form.is_window
+        and blocks * split < 2 * places
+        and form.k >= split * tile.bk * _LEAST_STEPS
+        and form.k % (split * VECTOR) == 0
+    ]
+
+
+def _blocks(tile: FmaTile, form: Gemm) -> int:
+    return -(-form.m // tile.bm) * -(-form.n // tile.bn) * form.batch
 
 
 def hopeful(found: list[Candidate]) -> list[Candidate]:
@@ -95,8 +115,8 @@ def shape_of(tile: FmaTile, form: Gemm, device: CUDAModel) -> BlockShape:
     registers = min(_MAX_REGISTERS, device.registers_per_sm // tile.threads // tile.blocks)
     issue = _ISSUE * (_CRAMPED if registers - tile.registers < _FREE_REGISTERS else 1.0)
     return BlockShape(
-        bm=tile.bm, bn=tile.bn, bk=tile.bk, steps=-(-form.k // tile.bk),
-        blocks=-(-form.m // tile.bm) * -(-form.n // tile.bn) * form.batch, threads=tile.threads,
+        bm=tile.bm, bn=tile.bn, bk=tile.bk, steps=-(-form.k // (tile.bk * tile.split)),
+        blocks=_blocks(tile, form) * tile.split, threads=tile.threads, split=tile.split,
         shared_bytes=tile.shared_bytes(b_along_k(form)), registers=registers,
         stages=tile.stages, raster=1, slices=tile.slices,
         flops_per_cycle=2.0 * device.fma_per_cycle * issue * computed / (computed + _LOADED * loaded),

@@ -19,12 +19,13 @@ _EXTENTS = (16, 32, 64, 128, 256)
 _DEPTHS = (8, 16, 32)
 _THREAD_TILES = ((8, 8), (16, 8), (8, 4), (4, 8), (4, 4))
 _COPIES = (("registers", 2), ("async", 2), ("async", 3))
-_ISSUE, _ISSUE_OF_FEW = 0.89, 0.775
+_ISSUE, _ISSUE_OF_FEW, _ISSUE_OF_SMALL = 1.0, 0.775, 0.82
 """Multiply-adds of the peak, but for loads: more than 64 sums a thread leave registers for eight warps, which do not
-hide one another's waiting. 0.75 at 8 x 8, 0.68 at 16 x 8, measured (50 and 45 TFLOP/s of an H200's 67)."""
+hide one another's waiting; up to 16 are addresses for the most part. 0.75 at 8 x 8, 0.68 at 16 x 8, measured (50 and 45
+TFLOP/s of an H200's 67)."""
 _LOADED = 3.0  # instructions that a load of 16 bytes from shared memory keeps waiting
 _ONE_BY_ONE = 0.65  # asynchronous copies are of one element each
-_FEW_SUMS = 64
+_SMALL_SUMS, _FEW_SUMS = 16, 64
 _KEPT = 16
 _BESIDE_FMA = 4  # where the other template does the same faster, if it applies
 
@@ -61,7 +62,7 @@ def _shape(tile: SimtTile, form: Gemm, device: CUDAModel) -> BlockShape:
         written += extent * tile.bk * itemsize * (4 / tile.vector(form, name) - 1)
     computed = tile.tm * tile.tn
     loaded = (tile.tm + tile.tn) / 4
-    issue = _ISSUE if computed <= _FEW_SUMS else _ISSUE_OF_FEW
+    issue = _ISSUE_OF_FEW if computed > _FEW_SUMS else _ISSUE if computed > _SMALL_SUMS else _ISSUE_OF_SMALL
     if tile.copy == "async":
         issue *= _ONE_BY_ONE
     return BlockShape(

@@ -2,7 +2,8 @@
 
 The anchor is recognised (`gemm_view`), not scheduled: rows of the product are pixels, k runs over the taps of a window
 and the channels. B is `[*taps, channels, columns]`, a constant is packed like that; or `[columns, *taps, channels]`,
-as it lies in memory. The epilogue is computed on the sums in registers.
+as it lies in memory. The epilogue is computed on the sums in registers, or by a second
+kernel where blocks have parts of a sum.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from subtune.forms.cuda_core import FmaTile
 from subtune.forms.gemm_view import Dim, GemmView, gemm_view
 from subtune.forms.stages import Stages, anchored
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.templates.cuda.emit import Code, const, load, prim_func
+from subtune.templates.cuda.emit import Code, const, load, prim_func, ramp
 from subtune.templates.cuda.fma_kernel import Sums, Walk, multiply
 from subtune.templates.cuda.fma_source import address
 from subtune.templates.cuda.lanes import Lanes, Unsupported, decoded, not_applicable
@@ -29,6 +30,7 @@ from subtune.templates.cuda.wgmma import source_of
 from subtune.workload import Workload
 
 _LANES = 4
+_THREADS, _PARTS_AT_ONCE = 128, 8  # of a block that adds up parts, and of one of its threads
 _MAX_TAPS = 16
 _FEW = 8  # channels, fewer than which are walked together with the pixels of a window's row
 _MAX_ELEMENTS = 1 << 31
@@ -72,11 +74,15 @@ def _schedule(sch: Any, stages: Stages, info: Contraction, tile: FmaTile, device
     elif not _leaves(packing):
         if not _leaves(_packing(info, view, (view.n, *reading.k))):
             return NotApplicable("B holds neither its columns nor k side by side")
-        reading = replace(reading, walk=replace(reading.walk, b_along_k=True))
-    if reason := tile.obstacle(reading.walk.vector, device, reading.walk.b_along_k):
+        reading = replace(reading, walk=replace(reading.walk, pitch_b=reading.walk.k))
+    walk = reading.walk
+    if tile.split > 1 and (walk.taps != (1, 1) or walk.edge):
+        return NotApplicable("a window's sum in parts")
+    if reason := tile.obstacle(walk.vector, device, walk.pitch_b > 0, walk.channels):
         return NotApplicable(reason)
+    reading = replace(reading, walk=replace(walk, channels=walk.channels // tile.split))
     writer = _Writer(sch.get(stages.anchors[0]), [sch.get(b) for b in stages.outputs], view, tile, device.exact_math)
-    written = prim_func(func, [writer.write(func.params[param], params[info.b.param], reading)])
+    written = prim_func(func, *writer.write(func.params[param], params[info.b.param], reading))
     return Kernel(tirx.PrimFunc(params, written.body, func.ret_type, func.attrs), packings)
 
 
@@ -181,13 +187,18 @@ class _Writer:
     def __init__(self, anchor: Any, outputs: list[Any], view: GemmView, tile: FmaTile, exact: bool) -> None:
         self._anchor, self._outputs, self._view, self._tile = anchor, outputs, view, tile
         self._code = Code(exact)
+        self._exact = exact
 
-    def write(self, a: Any, b: Any, reading: _Reading) -> Any:
+    def write(self, a: Any, b: Any, reading: _Reading) -> tuple[list[Any], list[Any]]:
+        """The kernels and what lies between them."""
         code, tile, view, walk = self._code, self._tile, self._view, reading.walk
         m, n = view.extent(*view.rows), view.extent(view.n)
         across = -(-n // tile.bn)
         block = code.thread("blockIdx.x", -(-m // tile.bm) * across)
-        batch = code.thread("blockIdx.z", view.extent(*view.batch)) if view.batch else const(0)
+        count, split = view.extent(*view.batch), tile.split
+        which = code.thread("blockIdx.z", count * split) if view.batch or split > 1 else const(0)
+        batch, part = (tirx.floordiv(which, const(split)), tirx.floormod(which, const(split))) if split > 1 else (which, 0)
+        parts = tirx.decl_buffer([split, count, m, n], "float32", "parts")
         thread = code.thread("threadIdx.x", tile.threads)
         first = tirx.floordiv(block, const(across)) * tile.bm, tirx.floormod(block, const(across)) * tile.bn
         batches = self._unraveled(batch, view.batch)
@@ -195,7 +206,8 @@ class _Writer:
         def window(row: Any) -> tuple[Any, Any, Any]:
             return reading.window(batches | self._unraveled(row, view.rows))
 
-        operands = address(a, const(0)), address(b, batch * (walk.k * n))
+        of_part = part * (walk.k if walk.pitch_b else walk.k * n)
+        operands = address(a, const(0) + part * walk.k), address(b, batch * (walk.k * split * n) + of_part)
         sums = multiply(code, tile, walk, (m, n), first, operands, window, thread)
         lane = code.variable("lane", _LANES)
         for j in range(tile.tn // _LANES):
@@ -205,24 +217,53 @@ class _Writer:
                 inside += [tirx.LT(column, const(n))] if n % tile.bn else []
                 with code.when(tirx.all(*inside) if inside else None):
                     row = code.bind("row", row, m)
-                    at = batches | self._unraveled(row, view.rows) | {view.n: column + lane}
-                    self._store(sums, at, i * tile.tn + j * _LANES, lane)
-        return code.kernel(tile.blocks)
+                    total = load(sums.registers, i * tile.tn + j * _LANES + lane)
+                    if split > 1:
+                        Lanes(code, lane, _LANES).write(parts, [part, batch, row, column + lane], total)
+                    else:
+                        at = batches | self._unraveled(row, view.rows) | {view.n: column + lane}
+                        self._store(code, total, at, lane)
+        kernel = code.kernel(tile.blocks)
+        return ([kernel, self._total(parts)], [parts]) if split > 1 else ([kernel], [])
+
+    def _total(self, parts: Any) -> Any:
+        """Another kernel: the parts of four sums at a time, added up."""
+        code, view = Code(self._exact), self._view
+        split, count, m, n = (int(d) for d in parts.shape)
+        threads = count * m * n // _LANES
+        block = code.thread("blockIdx.x", -(-threads // _THREADS))
+        first = (block * _THREADS + code.thread("threadIdx.x", _THREADS)) * _LANES
+        at_once = min(split, _PARTS_AT_ONCE)
+        lane, sums = code.variable("lane", _LANES), code.local("float32", _LANES, "sum")
+        read = code.local("float32", at_once * _LANES, "part")
+        with code.when(tirx.LT(first, const(count * m * n)) if threads % _THREADS else None):
+            with code.unrolled(_LANES) as v:
+                code.store(sums, v, tirx.FloatImm("float32", 0.0))
+            with code.serial(split // at_once) as group:
+                with code.unrolled(at_once) as part:
+                    there = (group * at_once + part) * (count * m * n) + first
+                    code.store(read, ramp(part * _LANES, _LANES), load(parts, ramp(there, _LANES)))
+                with code.unrolled(at_once) as part, code.unrolled(_LANES) as v:
+                    code.store(sums, v, load(sums, v) + load(read, part * _LANES + v))
+            batch, row, column = decoded(first, (count, m, n), code.analyzer)
+            at = self._unraveled(batch, view.batch) | self._unraveled(row, view.rows) | {view.n: column + lane}
+            self._store(code, load(sums, lane), at, lane)
+        return code.kernel()
 
     def _unraveled(self, index: Any, groups: tuple[int, ...]) -> dict[int, Any]:
         shape = [self._view.extent(g) for g in groups]
         return dict(zip(groups, decoded(index, shape, self._code.analyzer), strict=True))
 
-    def _store(self, sums: Sums, at: dict[int, Any], number: Any, lane: Any) -> None:
-        """The epilogue of four sums of a row, from `number` on."""
-        code, store = self._code, self._anchor.body
+    def _store(self, code: Code, total: Any, at: dict[int, Any], lane: Any) -> None:
+        """The epilogue of four sums of a row, `total` for each lane."""
+        store = self._anchor.body
         axes = [iv.var for iv in self._anchor.iter_vars]
         values = dict.fromkeys(axes, const(0))
         for g, index in at.items():
             group = self._view.groups[g]
             values |= zip((axes[a] for a in group.axes), decoded(index, group.extents, code.analyzer), strict=True)
         place = [values.get(index, index) for index in store.indices]
-        store_epilogue(code, store.buffer, self._outputs, place, lane, _LANES, load(sums.registers, number + lane))
+        store_epilogue(code, store.buffer, self._outputs, place, lane, _LANES, total)
 
 
 def store_epilogue(

@@ -23,7 +23,8 @@ class Walk:
     `strides`: elements from tap to tap. `steps`: pixels from tap to tap, of `sizes` pixels that exist; 0 where a
     window never leaves the image. `vector`: elements of A that one copy may take. With `edge` the channels are those of
     several pixels of a row of `edge` elements, and the second of a window's first pixels is its first element.
-    `b_along_k`: B is `[columns, *taps, channels]`, copied by `vector` elements too; else `[*taps, channels, columns]`.
+    `pitch_b`: B is `[columns, *taps, channels]`, copied by `vector` elements too, so many elements from column to
+    column; 0: it is `[*taps, channels, columns]`.
     """
 
     channels: int
@@ -33,7 +34,7 @@ class Walk:
     sizes: tuple[int, int] = (0, 0)
     vector: int = 4
     edge: int = 0
-    b_along_k: bool = False
+    pitch_b: int = 0
 
     @property
     def k(self) -> int:
@@ -73,7 +74,7 @@ def multiply(
     m, n = extents
     rows, apart = tile.rows_copied(walk.vector), tile.threads * walk.vector // tile.bk
     base, high, wide = (code.local("int32", rows, name) for name in ("base", "h", "w"))
-    shared = code.dynamic("float32", tile.shared_bytes(walk.b_along_k) // 4)
+    shared = code.dynamic("float32", tile.shared_bytes(walk.pitch_b > 0) // 4)
     sums = code.local("float32", tile.tm * tile.tn, "sum")
     with code.unrolled(rows) as j:
         row = code.bind("row", first[0] + tirx.floordiv(thread, const(tile.bk // walk.vector)) + j * apart, m + tile.bm)
@@ -91,7 +92,7 @@ def multiply(
     first_column = tirx.floormod(warp, const(across)) * (WARP_COLUMNS * tile.tn)
     numbers = (
         tile.bm, tile.bn, tile.bk, tile.tm, tile.tn, tile.stages, tile.slices, walk.vector, *walk.taps, walk.channels,
-        *walk.strides, *walk.steps, *walk.sizes, walk.edge, n, int(walk.b_along_k),
+        *walk.strides, *walk.steps, *walk.sizes, walk.edge, n, walk.pitch_b,
     )  # fmt: skip
     arrays = [address(buffer, const(0)) for buffer in (shared, base, high, wide)]
     name = f"subtune::Fma<{', '.join(map(str, numbers))}>::run"

@@ -38,15 +38,16 @@ __device__ __forceinline__ float part(float4 x, int i) { return i == 0 ? x.x : i
 
 // k is KH x KW taps of C elements. A tap is STRIDE elements and STEP pixels from the one before; SIZE pixels exist
 // (0: wherever a window is, it is inside). With EDGE, C spans pixels of a row of EDGE elements, and w counts elements.
-// B is [k][N], or [N][k] where it lies ALONG_K.
+// B is [k][N], or [N][k] with PITCH_B elements from column to column, if that is not 0.
 template <int BM, int BN, int BK, int TM, int TN, int STAGES, int SLICES, int VECTOR, int KH, int KW, int C,
-          int STRIDE_H, int STRIDE_W, int STEP_H, int STEP_W, int SIZE_H, int SIZE_W, int EDGE, int N, bool ALONG_K>
+          int STRIDE_H, int STRIDE_W, int STEP_H, int STEP_W, int SIZE_H, int SIZE_W, int EDGE, int N, int PITCH_B>
 struct Fma {
+  static constexpr bool ALONG_K = PITCH_B != 0;
   static constexpr int GROUP = BM / TM * (BN / TN), THREADS = GROUP * SLICES, PITCH = BK + 4;
   static constexpr int A = BM * PITCH, STAGE = A + (ALONG_K ? BN * PITCH : BK * BN), DEPTH = BK / SLICES;
   static constexpr int PER_ROW = BK / VECTOR, ROWS = BM * PER_ROW / THREADS, APART = THREADS / PER_ROW;
   static constexpr int APART_B = ALONG_K ? APART : THREADS / (BN / 4), ROWS_B = (ALONG_K ? BN : BK) / APART_B;
-  static constexpr int K = KH * KW * C, STEPS = KH * KW * ((C + BK - 1) / BK);
+  static constexpr int STEPS = KH * KW * ((C + BK - 1) / BK);
 
   // base, h, w: of the rows this thread copies, the first element and the first pixel of their windows. Of the sums
   // that this thread computes, first_row is the first row in the block; its warp's columns begin at first_column, and
@@ -73,7 +74,7 @@ struct Fma {
     const int row_b = ALONG_K ? row : thread / (BN / 4), n_b = ALONG_K ? column_of(row) : thread % (BN / 4) * 4;
     float* to_a = shared + row * PITCH + chunk;
     float* to_b = ALONG_K ? to_a + A : shared + A + row_b * BN + n_b;
-    b += ALONG_K ? (column + n_b) * K + chunk : row_b * N + column + n_b;
+    b += ALONG_K ? (column + n_b) * PITCH_B + chunk : row_b * N + column + n_b;
     int kh = 0, kw = 0, c = 0;
     auto copy = [&](int stage, bool is_one) {
       const float* from = a + (kh * STRIDE_H + kw * STRIDE_W);
@@ -90,7 +91,7 @@ struct Fma {
         const int n = !ALONG_K ? 0 : APART_B % 32 == 0 ? j * APART_B : column_of(i) - n_b;
         bool is_inside = is_one && (N % BN == 0 || column + n_b + n < N);
         if constexpr (C % BK != 0) is_inside = is_inside && c + (ALONG_K ? chunk : i) < C;
-        if constexpr (ALONG_K) copy_async<VECTOR * 4>(to_b + stage * STAGE + j * APART_B * PITCH, b + n * K, is_inside);
+        if constexpr (ALONG_K) copy_async<VECTOR * 4>(to_b + stage * STAGE + j * APART_B * PITCH, b + n * PITCH_B, is_inside);
         else copy_async<16>(to_b + stage * STAGE + j * APART_B * BN, b + j * APART_B * N, is_inside);
       }
       asm volatile("cp.async.commit_group;" ::: "memory");

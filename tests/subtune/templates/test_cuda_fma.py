@@ -165,7 +165,7 @@ def test_every_candidate_fits(name: str, device: str) -> None:
     assert found
     for candidate in found:
         tile = FmaTile.of(candidate)
-        assert tile.obstacle(min(4, form.a.vector), model, b_along_k(form)) == ""
+        assert tile.obstacle(min(4, form.a.vector), model, b_along_k(form), form.k) == ""
         assert tile.blocks * (tile.shared_bytes(b_along_k(form)) + 1024) <= model.shared_per_sm_bytes
         assert tile.blocks * tile.threads * tile.registers <= model.registers_per_sm
         flops = form.flops / (4 if candidate.template == "cuda.winograd" else 1)
@@ -175,10 +175,22 @@ def test_every_candidate_fits(name: str, device: str) -> None:
 def test_few_tiles_are_sliced() -> None:
     few, many = (product(size, size, size, "nt", **FP32) for size in (1024, 8192))
     assert all((c.template == "cuda.fma") and int(c["slices"]) > 1 for c in candidates(few, DEVICES["H100"])[:3])
-    assert candidates(many, DEVICES["H100"])[0]["slices"] == 1
+    of_many = [c for c in candidates(many, DEVICES["H100"]) if c.template == "cuda.fma"]
+    assert of_many[0]["slices"] == 1
+    assert all(c["split"] == 1 for c in of_many)
     for workload in (few, many):
         templates = {c.template for c in candidates(workload, DEVICES["H100"])}
         assert templates == {"cuda.fma", "cuda.simt"}
+
+
+def test_long_sums_of_few_tiles_are_split() -> None:
+    workload = product(128, 128, 150528, "nt", constant=True, bias=True, relu=True, **FP32)
+    first = candidates(workload, DEVICES["H100"])[0]
+    assert first.template == "cuda.fma"
+    blocks = 128 // int(first["bm"]) * (128 // int(first["bn"])) * int(first["split"])
+    assert blocks > DEVICES["H100"].sms // 2
+    odd = product(128, 128, 150529, "nt", constant=True, **FP32)
+    assert all(c["split"] == 1 for c in fma_candidates(None, odd, DEVICES["H100"]))
 
 
 def test_winograd_is_first_where_it_saves_most() -> None:
