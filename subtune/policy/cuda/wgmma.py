@@ -75,7 +75,9 @@ def wgmma_candidates(anchor: Contraction, workload: Workload, device: CUDAModel)
         if (across[0] and prod(rows) % 64) or (across[1] and columns % 64):
             continue
         for (consumers, alternate), blocks in product(_CONSUMERS, (1, 2)):
-            for tiling in _variants(Tiling(rows, columns, 2, consumers, alternate, blocks, promote=promote), view, device, size):
+            for tiling in _variants(
+                Tiling(rows, columns, 2, consumers, alternate, blocks, promote=promote), view, device, size
+            ):
                 seconds = predict(view, tiling, workload, device, bk, dtype)
                 found.append(Candidate.make("cuda.wgmma", seconds, **tiling.knobs()))
     return found

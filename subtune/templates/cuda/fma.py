@@ -23,7 +23,7 @@ from subtune.forms.gemm_view import Dim, GemmView, gemm_view
 from subtune.forms.stages import Stages, anchored
 from subtune.kernel import Kernel, NotApplicable, Packing
 from subtune.templates.cuda.emit import Code, const, load, prim_func, ramp
-from subtune.templates.cuda.fma_kernel import Sums, Walk, multiply
+from subtune.templates.cuda.fma_kernel import Walk, multiply
 from subtune.templates.cuda.fma_source import address
 from subtune.templates.cuda.lanes import Lanes, Unsupported, decoded, not_applicable
 from subtune.templates.cuda.wgmma import source_of
@@ -197,7 +197,7 @@ class _Writer:
         block = code.thread("blockIdx.x", -(-m // tile.bm) * across)
         count, split = view.extent(*view.batch), tile.split
         which = code.thread("blockIdx.z", count * split) if view.batch or split > 1 else const(0)
-        batch, part = (tirx.floordiv(which, const(split)), tirx.floormod(which, const(split))) if split > 1 else (which, 0)
+        batch, part = decoded(which, (count, split), code.analyzer)
         parts = tirx.decl_buffer([split, count, m, n], "float32", "parts")
         thread = code.thread("threadIdx.x", tile.threads)
         first = tirx.floordiv(block, const(across)) * tile.bm, tirx.floormod(block, const(across)) * tile.bn

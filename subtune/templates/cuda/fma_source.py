@@ -91,8 +91,9 @@ struct Fma {
         const int n = !ALONG_K ? 0 : APART_B % 32 == 0 ? j * APART_B : column_of(i) - n_b;
         bool is_inside = is_one && (N % BN == 0 || column + n_b + n < N);
         if constexpr (C % BK != 0) is_inside = is_inside && c + (ALONG_K ? chunk : i) < C;
-        if constexpr (ALONG_K) copy_async<VECTOR * 4>(to_b + stage * STAGE + j * APART_B * PITCH, b + n * PITCH_B, is_inside);
-        else copy_async<16>(to_b + stage * STAGE + j * APART_B * BN, b + j * APART_B * N, is_inside);
+        float* to = to_b + stage * STAGE + j * APART_B * (ALONG_K ? PITCH : BN);
+        if constexpr (ALONG_K) copy_async<VECTOR * 4>(to, b + n * PITCH_B, is_inside);
+        else copy_async<16>(to, b + j * APART_B * N, is_inside);
       }
       asm volatile("cp.async.commit_group;" ::: "memory");
       b += (C % BK == 0 || c + BK <= C ? BK : C % BK) * (ALONG_K ? 1 : N);

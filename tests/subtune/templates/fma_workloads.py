@@ -47,7 +47,10 @@ CASES: dict[str, tuple[Workload, Candidate]] = {
         tiled("fma", 64, 128, 32, 8, 8, 3, slices=4, blocks=1),
     ),
     "split": (product(36, 32, 1536, "nt", constant=True, **EPILOGUE), tiled("fma", 32, 32, 8, 4, 4, split=16)),
-    "split, given nn": (product(20, 36, 96, "nn", batch=2, **EPILOGUE), tiled("fma", 32, 64, 16, 4, 8, slices=2, split=4)),
+    "split, given nn": (
+        product(20, 36, 96, "nn", batch=2, **EPILOGUE),
+        tiled("fma", 32, 64, 16, 4, 8, slices=2, split=4),
+    ),
     "split, given nt": (product(33, 64, 96, "nt", batch=3, bias=True, **FP32), tiled("fma", 32, 64, 8, 4, 8, split=2)),
     "given nn, batch": (product(33, 64, 32, "nn", batch=3, **FP32), tiled("fma", 32, 32, 8, 4, 4)),
     "F(4)": (convolution(2, 14, 16, 32, 3, **EPILOGUE), tiled("winograd", 32, 32, 8, 4, 4, m=4)),
