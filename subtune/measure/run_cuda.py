@@ -6,6 +6,7 @@ as crashed, and the next job starts a new one.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -21,7 +22,7 @@ from subtune.build.cuda_binaries import provided, read_binaries
 from subtune.devices.cuda import CUDAModel
 from subtune.kernel import ConstantTransform
 from subtune.measure.build_cuda import binaries_of
-from subtune.measure.clock import LONG_CALL_S, SETTLE_S, time_calls, time_pairs
+from subtune.measure.clock import CONTINUOUS_S, LONG_CALL_S, SETTLE_S, time_calls, time_pairs
 from subtune.measure.cuda_clock import Spin, TimedCalls
 from subtune.measure.cuda_memory import GpuBuffer, Judge
 from subtune.measure.guarded import elements, numpy_dtype
@@ -117,8 +118,11 @@ class CudaBench:
         if not job.checked and (wrong := self._check(kernel, job.library, range(len(SETS)))):
             return Failure(FailureKind.WRONG_RESULT, wrong)
         calls = self._timed(kernel, job.library)
-        if job.seconds >= _LONG_LOOK_S and calls.seconds(1) > LONG_CALL_S:
-            _settle(calls)
+        if job.seconds >= _LONG_LOOK_S and (call_s := calls.seconds(1)) > LONG_CALL_S:
+            # no patience: the clock goes down by the kernel's own power, and waiting would bring it up again
+            sample = partial(_sample, least=math.ceil(CONTINUOUS_S / call_s))
+            _settle(calls, sample)
+            return time_calls(calls, job.seconds, job.stop_above_s, sample)
         timing: Timing = self._patience.undisturbed(lambda: time_calls(calls, job.seconds, job.stop_above_s, _sample))
         return timing
 
@@ -264,11 +268,11 @@ def _wide(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float64) if wide_dtype(dtype.name) == "float64" else dtype
 
 
-def _settle(calls: TimedCalls) -> None:
+def _settle(calls: TimedCalls, sample: Callable[[TimedCalls, int], float]) -> None:
     begin = time.perf_counter()
     while time.perf_counter() - begin < SETTLE_S:
-        calls.seconds(1)
+        sample(calls, 1)
 
 
-def _sample(calls: Any, count: int) -> float:
-    return float(calls.seconds(count))
+def _sample(calls: Any, count: int, least: int = 1) -> float:
+    return float(calls.seconds(max(count, least)))
