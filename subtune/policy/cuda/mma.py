@@ -23,8 +23,8 @@ _KEPT = 24
 _FRAGMENT_CYCLES = 14.0  # of a warp per 32 bytes of k: `ldmatrix`, which its products wait for
 _ELEMENT_CYCLES = 15.0  # of a thread that copies one element at a time: loaded, waited for, stored
 _LINE_BYTES = 128
-_LINE_CYCLES = 0.8  # of a warp, for every line of memory that its copies touch beyond
-_GATHER_CYCLES = 0.2  # of the multiprocessor, for every element
+_LINE_CYCLES = 0.5  # of a warp, for every line of memory that its copies touch beyond
+_GATHER_CYCLES = 0.5  # of the multiprocessor, for every element
 
 
 def mma_candidates(anchor: object, workload: Workload, device: CUDAModel) -> list[Candidate]:
