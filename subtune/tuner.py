@@ -247,9 +247,7 @@ class _Search:
             try:
                 build_deadline = begin + _BUILD_SHARE * (deadline - begin)
                 is_one_wave = len(fresh) < _TWO_WAVES or isinstance(self._device, CUDAModel)
-                wave = len(fresh) if is_one_wave else _first_wave(len(fresh))
-                in_turn = _tiles_first(fresh)
-                first, rest = in_turn[:wave], in_turn[wave:]
+                first, rest = (fresh, []) if is_one_wave else _waves(fresh)
                 # The default comes first: without it nothing can be checked, and the record needs its hash.
                 self._note_builds(attempts := session.build([DEFAULT, *first], build_deadline))
                 if DEFAULT not in attempts:
@@ -417,19 +415,19 @@ class _Search:
         self._database.add_measurements(self._workload, self._device.fingerprint(), measurements)
 
 
-def _first_wave(candidates: int) -> int:
-    """How many of so many are built at first, beside the default: so many that no core is idle at the end."""
-    cores = usable_cores()
-    builds = 1 + math.ceil(_FIRST_WAVE * candidates)
-    return min(candidates, math.ceil(builds / cores) * cores - 1)
+def _waves(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
+    """What to build at first, and what then if it may still win.
 
-
-def _tiles_first(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The first of every tile, then the others: another tile tells more than other loops around the same."""
-    first: dict[object, Candidate] = {}
+    The first of every tile come first: another tile tells more than other loops around the same. Beside the default
+    they are so many that no core is idle at the end.
+    """
+    heads: dict[object, Candidate] = {}
     for candidate in candidates:
-        first.setdefault(candidate.tile, candidate)
-    return [*first.values(), *(c for c in candidates if c is not first[c.tile])]
+        heads.setdefault(candidate.tile, candidate)
+    in_turn = [*heads.values(), *(c for c in candidates if c is not heads[c.tile])]
+    cores = usable_cores()
+    builds = math.ceil((1 + _FIRST_WAVE * len(candidates)) / cores) * cores
+    return in_turn[: builds - 1], in_turn[builds - 1 :]
 
 
 def _build_ahead(
