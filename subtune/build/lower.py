@@ -43,6 +43,9 @@ _PACKING = (
 )
 """The last of TVM's passes: from here on parameters are a packed call's arguments."""
 
+_LEFT_TO_LLVM = ("s_tir.HoistIfThenElse", "tirx.RemoveNoOp")
+"""They look at every iteration of the unrolled loops, and LLVM's code is the same without them."""
+
 
 def flat(mod: tvm.IRModule) -> tvm.IRModule:
     """PrimFuncs with their target bound, lowered to loops at the root; parameters are still buffers."""
@@ -50,7 +53,7 @@ def flat(mod: tvm.IRModule) -> tvm.IRModule:
 
     lower, _, _ = default_s_tir_pipeline()
     around = tvm.transform.PassContext.current()
-    without = [made().info.name for made in _PACKING]
+    without = [*(made().info.name for made in _PACKING), *_LEFT_TO_LLVM]
     passes = [_any_alignment(), _answerable(), lower, _small_buffers_on_stack()]
     with tvm.transform.PassContext(opt_level=around.opt_level, config=around.config, disabled_pass=without):
         return tvm.ir.transform.Sequential(passes)(mod)
