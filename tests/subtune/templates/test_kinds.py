@@ -214,6 +214,34 @@ def test_joined_inputs_are_copied_without_questions(device: CPUModel) -> None:
     assert "T.unroll" in kernel.func.script()
 
 
+@pytest.mark.parametrize("case", [case for case, (_, template) in CASES.items() if template == "transpose"])
+@pytest.mark.parametrize("rows", [32, 64])
+def test_transposes_in_blocks_are_right(case: str, rows: int, run: Run, device: CPUModel) -> None:
+    """Ragged ones as well: the last blocks overlap their neighbours."""
+    workload = CASES[case][0]()
+    for candidate in (Candidate.make("transpose", rows=rows), Candidate.make("transpose", rows=rows, serial=True)):
+        kernel = templates.schedule(workload, candidate, device)
+        if isinstance(kernel, Kernel):
+            assert np.abs(run(workload, kernel) - run(workload, None)).max() <= 1e-6
+        else:
+            assert "shorter than a vector" in kernel.reason
+
+
+def test_several_blocks_of_a_transpose_are_right(run: Run, device: CPUModel) -> None:
+    wide = device.lanes() ** 2
+    for shape in ((2, 150, wide + 7, 3), (1, 40, wide, 2)):
+        workload = _permuted(shape, (0, 2, 3, 1))
+        kernel = templates.schedule(workload, Candidate.make("transpose", rows=4 * device.lanes()), device)
+        assert isinstance(kernel, Kernel)
+        assert np.array_equal(run(workload, kernel), run(workload, None))
+
+
+def test_transposes_of_what_comes_from_memory_are_in_blocks(device: CPUModel) -> None:
+    workload = _permuted((256, 256), (1, 0))
+    assert not any(c.get("rows") for c in policy.candidates(workload, device))
+    assert any(c.get("rows") for c in policy.candidates(workload, replace(device, l3_bytes=1 << 16)))
+
+
 def test_turned_tiles_use_shuffles_only(device: CPUModel) -> None:
     """Whole vectors are loaded and stored: no gather, no element by itself."""
     workload = _permuted((64, 48), (1, 0))
