@@ -171,11 +171,12 @@ def columns_candidates(anchor: Columns, workload: Workload, device: CPUModel) ->
         found.append(Candidate.make("columns", seconds, cb=cb))
         if workload.nbytes > device.l2_bytes:
             found.append(Candidate.make("columns", seconds * _AHEAD, ahead=True, cb=cb))
-    return found + _pieces(anchor, workload, device, 1 if is_read_once else _NORM_READS)
+    return found + _pieces(anchor, workload, device, is_read_once) + _moments(anchor, workload, device, is_read_once)
 
 
-def _pieces(anchor: Columns, workload: Workload, device: CPUModel, reads: int) -> list[Candidate]:
+def _pieces(anchor: Columns, workload: Workload, device: CPUModel, is_read_once: bool) -> list[Candidate]:
     """Rows for every thread, a few at a time: they lie in memory one after the other."""
+    reads = 1 if is_read_once else _NORM_READS
     if device.threads == 1 or workload.nbytes <= device.l2_bytes or anchor.columns % device.lanes():
         return []
     read = max(arg.nbytes for arg in workload.args)
@@ -185,6 +186,18 @@ def _pieces(anchor: Columns, workload: Workload, device: CPUModel, reads: int) -
         for rows in _ROWS_AT_A_TIME
         if anchor.length % (rows * device.threads) == 0
     ]
+
+
+def _moments(anchor: Columns, workload: Workload, device: CPUModel, is_read_once: bool) -> list[Candidate]:
+    """Pieces of rows that stay in L1 beside the next one, for the mean and the variance of a norm."""
+    row_bytes = 4 * anchor.columns
+    most = device.l1d_bytes // 3 // row_bytes
+    rows = max((n for n in range(1, most + 1) if anchor.length % n == 0), default=0)
+    if is_read_once or workload.nbytes <= device.l2_bytes or anchor.columns % device.lanes() or rows < _MIN_COLUMN:
+        return []
+    read = max(arg.nbytes for arg in workload.args)
+    seconds = stream_s(workload.nbytes, device) + stream_s(read, device)
+    return [Candidate.make("moments", seconds, rows=rows)]
 
 
 def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUModel) -> list[Candidate]:

@@ -29,6 +29,7 @@ _TEMPLATES = (
     "split_k",
     "columns",
     "pieces",
+    "moments",
     "grouped",
     "transpose",
     "chain",
@@ -38,7 +39,7 @@ _TEMPLATES = (
 )
 _EXACT_MATH = ("default", "trace")  # the reference calls libm; a foreign trace means what it says
 
-_PER_ROW = ("rowwise", "columns", "pieces")
+_PER_ROW = ("rowwise", "columns", "pieces", "moments")
 
 
 def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel | NotApplicable:
