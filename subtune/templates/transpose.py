@@ -20,6 +20,7 @@ The function is written, not scheduled: no schedule primitive makes shuffles.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -34,6 +35,7 @@ from subtune.forms.stages import inline, with_stages
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.prefetch import L1, ask
 from subtune.templates.shuffle import interleaved, taken_apart, turned
+from subtune.templates.statements import serial
 from subtune.workload import Workload, dtype_bits
 
 _MAX_NARROW = 8
@@ -119,9 +121,12 @@ class _Writer:
         counts = {group: extent for group, extent in enumerate(extents) if group not in sizes}
         counts |= {group: -(-extents[group] // size) for group, size in sizes.items()}
         total = prod(counts.values())
-        parts = 1 if self._is_serial else min(threads, total)
-        part, number, tile = (tirx.Var(name, "int64") for name in ("part", "number", "tile"))
-        first, end = (tirx.floordiv((part + i) * total, parts) for i in (0, 1))
+        length = -(-total // (1 if self._is_serial else threads))  # blocks of a part
+        parts = -(-total // length)
+        part = tirx.Var("part", "int64")
+        number = tirx.Var("number", "int64") if length > 1 else _c(0)
+        first = part * length
+        last = tirx.Min(first + (length - 1), _c(total - 1))
         loads, pitch = self._crosswise_loads(), sizes[b] + lanes
         staged = [tirx.decl_buffer([_c(2 * sizes[a] * pitch)], str(load.source.dtype), f"staged{i}")
                   for i, (load, _) in enumerate(loads)]  # fmt: skip
@@ -155,22 +160,26 @@ class _Writer:
                     stmts.append(tirx.BufferStore(buffer, value, place(block, row, at)))
             return stmts
 
-        def over_tiles(body: Any) -> Any:
-            return tirx.For(tile, _c(0), _c(tiles), tirx.ForKind.SERIAL, body)
+        def over_rows(tile: Any, action: Callable[[Any], list[Any]]) -> list[Any]:
+            return [stmt for i in range(each) for stmt in action(tile * each + i)]
 
-        now = first + number
-        following, ahead = (tirx.Min(now + i, end - 1) for i in (1, 2))  # behind the last block, that one again
-        rows_of_tile = [tile * each + i for i in range(each)]
-        staging = [stmt for row in rows_of_tile for stmt in (*ask_for(ahead, row), *stage(following, row))]
-        down = tile % (sizes[a] // lanes) * lanes
-        across = tirx.floordiv(tile, sizes[a] // lanes) * lanes
-        move_to(now, down, across)
-        for buffer, (load, _) in zip(staged, loads, strict=True):
-            self._staged[load] = [tirx.BufferLoad(buffer, place(now, down + i, across)) for i in range(lanes)]
-        local, turning = self._tile(isinstance(self._block.body.value, ir.TensorLoad))
-        begin = over_tiles(tirx.SeqStmt([stmt for row in rows_of_tile for stmt in stage(first, row)]))
-        block = over_tiles(self._realize("tile", [*staging, *turning], local))
-        blocks = tirx.For(number, _c(0), end - first, tirx.ForKind.SERIAL, block)
+        # behind the last block comes that one again
+        now, following, ahead = (tirx.Min(first + number + i, last) for i in range(3))
+
+        def turn(tile: Any) -> Any:
+            staging = over_rows(tile, lambda row: [*ask_for(ahead, row), *stage(following, row)])
+            down = tile % (sizes[a] // lanes) * lanes
+            across = tirx.floordiv(tile, sizes[a] // lanes) * lanes
+            move_to(now, down, across)
+            for buffer, (load, _) in zip(staged, loads, strict=True):
+                self._staged[load] = [tirx.BufferLoad(buffer, place(now, down + i, across)) for i in range(lanes)]
+            local, turning = self._tile(isinstance(self._block.body.value, ir.TensorLoad))
+            return self._realize("tile", [*staging, *turning], local)
+
+        begin = serial(tiles, lambda tile: tirx.SeqStmt(over_rows(tile, lambda row: stage(first, row))))
+        blocks = serial(tiles, turn)
+        if length > 1:
+            blocks = tirx.For(number, _c(0), _c(length), tirx.ForKind.SERIAL, blocks)
         return tirx.For(part, _c(0), _c(parts), self._outer_kind, self._realize("blocks", [begin, blocks], staged))
 
     def _crosswise_loads(self) -> list[tuple[Any, Access]]:

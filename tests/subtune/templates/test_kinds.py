@@ -278,11 +278,19 @@ def test_transposes_in_blocks_are_right(case: str, rows: int, run: Run, device: 
 
 def test_several_blocks_of_a_transpose_are_right(run: Run, device: CPUModel) -> None:
     wide = device.lanes() ** 2
-    for shape in ((2, 150, wide + 7, 3), (1, 40, wide, 2)):
-        workload = _permuted(shape, (0, 2, 3, 1))
-        kernel = templates.schedule(workload, Candidate.make("transpose", rows=4 * device.lanes()), device)
-        assert isinstance(kernel, Kernel)
-        assert np.array_equal(run(workload, kernel), run(workload, None))
+    to_channels_last = (0, 2, 3, 1)
+    for shape, axes in (
+        ((2, 150, wide + 7, 3), to_channels_last),
+        ((1, 40, wide, 2), to_channels_last),
+        ((1, 20, 6, 3), to_channels_last),
+        ((3, 16, 16), (0, 2, 1)),
+    ):
+        workload = _permuted(shape, axes)
+        for threads in (1, 2, 4):
+            candidate = Candidate.make("transpose", rows=4 * device.lanes())
+            kernel = templates.schedule(workload, candidate, replace(device, threads=threads))
+            assert isinstance(kernel, Kernel)
+            assert np.array_equal(run(workload, kernel), run(workload, None))
 
 
 def test_transposes_of_what_comes_from_memory_are_in_blocks(device: CPUModel) -> None:
