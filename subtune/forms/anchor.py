@@ -85,13 +85,14 @@ class Window:
 
     The innermost axis `c` indexes every operand contiguously, so it is the vector axis, but for the constants in
     `to_pack` (depthwise weights `[c, kh, kw, 1]`), which can be packed `[kh, kw, c]`. `is_padded`: a block computes
-    what is read, its padding most often.
+    what is read, its padding most often. `is_tabled`: tables say where what is read lies, as in resizing.
     """
 
     axes: tuple[Axis, ...]
     acc_dtype: str
     to_pack: tuple[Operand, ...]
     is_padded: bool
+    is_tabled: bool
 
     def of_role(self, role: str) -> tuple[Axis, ...]:
         return tuple(axis for axis in self.axes if axis.role == role)
@@ -269,7 +270,8 @@ def window(sch: Schedule, block_rv: Any) -> Window | NotApplicable:
     sources = [load.source for load in loads(store.value) if not load.source.same_as(store.buffer)]
     params = sch.mod["main"].params
     is_padded = not all(any(source.same_as(param) for param in params) for source in sources)
-    return Window(axes, str(store.buffer.dtype), tuple(to_pack), is_padded)
+    is_tabled = any(loads(index) for load in loads(store.value) for index in load.indices)
+    return Window(axes, str(store.buffer.dtype), tuple(to_pack), is_padded, is_tabled)
 
 
 def columns(sch: Schedule, reductions: list[Any]) -> Columns | NotApplicable:

@@ -35,7 +35,7 @@ _PARALLEL_START_S = 1e-6  # from the call to the first iteration on a warm pool;
 _SERIAL_BELOW_S = 6e-6  # of all threads; half of it is what a second one saves
 _MUST_SAVE = 0.97
 _STREAMED = 0.75  # of the time: a copy reads one line and writes one, instead of reading two
-_STREAMED_TEMPLATES = ("elementwise", "transpose", "rowwise", "columns", "pieces", "window")
+_STREAMED_TEMPLATES = ("elementwise", "transpose", "rowwise", "columns", "pieces", "moments", "window")
 _SERIAL_TEMPLATES = (
     "contraction", "contraction_bf16", "window", "rowwise", "columns", "grouped", "elementwise", "chain", "transpose",
 )  # fmt: skip

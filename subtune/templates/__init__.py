@@ -15,7 +15,7 @@ from subtune.templates.bf16_storage import explicit_bfloat16
 from subtune.templates.vector_math import multiply_by_reciprocals, vectorize_math
 from subtune.workload import Workload
 
-VERSION = 11
+VERSION = 12
 """Part of the database's keys: raise it whenever a template or `vector_math` makes other kernels of old candidates."""
 
 _TEMPLATES = (
@@ -29,6 +29,7 @@ _TEMPLATES = (
     "split_k",
     "columns",
     "pieces",
+    "moments",
     "grouped",
     "transpose",
     "chain",
@@ -38,7 +39,7 @@ _TEMPLATES = (
 )
 _EXACT_MATH = ("default", "trace")  # the reference calls libm; a foreign trace means what it says
 
-_PER_ROW = ("rowwise", "columns", "pieces")
+_PER_ROW = ("rowwise", "columns", "pieces", "moments")
 
 
 def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel | NotApplicable:

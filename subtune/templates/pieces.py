@@ -22,7 +22,7 @@ from subtune.templates.columns import inline_elements, iterations, reads_columns
 from subtune.templates.tile import extent_of
 from subtune.workload import Workload
 
-_LARGE = 8
+LARGE = 8
 """A stage with so many times fewer iterations than the largest is left to one thread."""
 
 
@@ -36,12 +36,12 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         blocks = {sch.get(b).name_hint: b for b in all_blocks(sch)}
         most = max(iterations(sch, b) for b in blocks.values())
         for block in blocks.values():
-            if iterations(sch, block) * _LARGE <= most:
+            if iterations(sch, block) * LARGE <= most:
                 continue
             reason = (
                 _reduction(sch, block, device, int(candidate["rows"]))
                 if is_reduction(sch.get(block))
-                else _rows(sch, block, device.lanes())
+                else in_rows(sch, block, device.lanes())
             )
             if reason is not None:
                 return reason
@@ -88,7 +88,8 @@ def _loops(sch: Schedule, block: Any) -> tuple[list[Any], list[Any]]:
     return [loop for loop, kind in pairs if kind == 0], [loop for loop, kind in pairs if kind != 0]
 
 
-def _rows(sch: Schedule, block: Any, lanes: int) -> NotApplicable | None:
+def in_rows(sch: Schedule, block: Any, lanes: int) -> NotApplicable | None:
+    """Rows in parallel, columns as vectors."""
     *rows, columns = sch.get_loops(block)
     if not rows or extent_of(sch, columns) % lanes:
         return NotApplicable("no vectors of columns")

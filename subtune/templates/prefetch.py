@@ -124,7 +124,7 @@ def prefetch_windows(func: Any, update: str, rows: Any, tiles: Any, channels: in
         update: name of the block that reads a parameter, `[..., h, w, c]`, through windows, unrolled.
         rows, tiles: the loops over rows, and over tiles of a row with `channels` channels.
 
-    Unchanged where what is read is no parameter but its padded copy.
+    Unchanged where what is read is no parameter but its padded copy, or where a table says where it lies.
     """
     (realize,) = (r for r in _found(tiles, SBlockRealize) if r.block.name_hint == update)
     reduced = {v for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
@@ -137,6 +137,8 @@ def prefetch_windows(func: Any, update: str, rows: Any, tiles: Any, channels: in
     if not read:
         return func
     source, (*others, row, pixel, channel) = read[0]
+    if _found([row, pixel], ir.TensorLoad):
+        return func
     itemsize = tvm_ffi.dtype(str(source.dtype)).itemsize
     away = -(-_AHEAD_BYTES // (itemsize * int(source.shape[-1])))
     asked = [

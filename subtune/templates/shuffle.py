@@ -7,31 +7,51 @@ from typing import Any
 
 from tvm import tirx
 
+_QUAD = 4
+"""32-bit elements of 128 bits: x86 shuffles inside of those in a cycle, and moves them as wholes."""
+
 
 def turned(rows: Sequence[Any], name: str) -> tuple[list[Any], list[Any]]:
     """Statements that transpose the square matrix of `rows`, and its columns (variables).
 
-    log2(n) rounds; each exchanges blocks between the rows of a pair, with one shuffle of two vectors a row.
+    log2(n) rounds of one shuffle of two vectors a row: squares of 4 x 4 elements are turned in their places, then the
+    matrix of such squares' rows. Each shuffle is one instruction: unpack or shuffle of 128-bit parts, zip on Arm.
     """
     lanes = len(rows)
     assert lanes & (lanes - 1) == 0, f"{lanes} rows are no power of two"
     statements: list[Any] = []
-    current = list(rows)
-    size = lanes // 2
-    while size:
-        following = list(current)
-        for low in (i for i in range(lanes) if not i & size):
-            high = low + size
-            for row, indices in (
-                (low, [lanes + i - size if i & size else i for i in range(lanes)]),
-                (high, [lanes + i if i & size else i + size for i in range(lanes)]),
-            ):
-                var = tirx.Var(f"{name}{size}_{row}", str(rows[0].ty.dtype))
-                statements.append(tirx.Bind(var, shuffled((current[low], current[high]), indices)))
-                following[row] = var
-        current = following
-        size //= 2
-    return statements, current
+
+    def bound(pair: Sequence[Any], indices: Sequence[int]) -> Any:
+        var = tirx.Var(f"{name}{len(statements)}", str(rows[0].ty.dtype))
+        statements.append(tirx.Bind(var, shuffled(pair, indices)))
+        return var
+
+    def unpacked(pair: Sequence[Any], size: int) -> list[Any]:
+        """The lower and the upper halves of both vectors' quads, `size` elements of either in turns."""
+        return [
+            bound(pair, [quad + half + i + which + k for quad in range(0, lanes, _QUAD)
+                         for i in range(0, _QUAD // 2, size) for which in (0, lanes) for k in range(size)])
+            for half in (0, _QUAD // 2)
+        ]  # fmt: skip
+
+    def gathered(vectors: list[Any], size: int) -> list[Any]:
+        """Of `vectors` with as many parts of `size` elements: the first parts of all, the second ones, ..."""
+        if len(vectors) == 1:
+            return vectors
+        halves = []
+        for first in (0, size):
+            indices = [at + i for at in range(first, 2 * lanes, 2 * size) for i in range(size)]
+            halves.append(gathered([bound(vectors[i : i + 2], indices) for i in range(0, len(vectors), 2)], size))
+        return [vector for pair in zip(*halves, strict=True) for vector in pair]
+
+    if lanes < _QUAD:
+        return statements, gathered(list(rows), 1)
+    squares: list[list[Any]] = []
+    for at in range(0, lanes, _QUAD):
+        (a, b), (c, d) = unpacked(rows[at : at + 2], 1), unpacked(rows[at + 2 : at + 4], 1)
+        squares.append([*unpacked((a, c), 2), *unpacked((b, d), 2)])
+    columns = [gathered(list(column), _QUAD) for column in zip(*squares, strict=True)]
+    return statements, [columns[i % _QUAD][i // _QUAD] for i in range(lanes)]
 
 
 def interleaved(vectors: Sequence[Any]) -> list[Any]:

@@ -7,11 +7,21 @@ Loads and stores are whole vectors, so that memory is the limit; loops over scal
 tile overlaps its neighbour where the extent is no multiple: it writes the same values. An axis shorter than a vector
 (the three channels of an image) is taken as a whole: its vectors are interleaved, or taken apart.
 
+With the knob `rows`, operands that come from memory are read as memory likes it, along their rows:
+
+    for parts of the blocks of rows x lanes^2 elements (parallel):  for blocks:  for tiles of the block:
+      ask for a row to come;  a row of the next block -> staged;  staged tile of this block, turned -> output
+
+Lines a power of two apart share a few sets of every cache: tiles read in place evict one another, those of the staged
+block, whose rows lie a line further apart, do not.
+
 The function is written, not scheduled: no schedule primitive makes shuffles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import tvm_ffi
@@ -23,7 +33,9 @@ from subtune.devices.cpu import CPUModel
 from subtune.forms.movement import Access, Crosswise, access_of, crosswise
 from subtune.forms.stages import inline, with_stages
 from subtune.kernel import Kernel, NotApplicable
+from subtune.templates.prefetch import L1, ask
 from subtune.templates.shuffle import interleaved, taken_apart, turned
+from subtune.templates.statements import serial
 from subtune.workload import Workload, dtype_bits
 
 _MAX_NARROW = 8
@@ -43,8 +55,9 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     dtypes = {str(region.source.dtype) for region in (*block.reads, *block.writes)}
     if any(dtype_bits(dtype) != 32 for dtype in dtypes):
         return NotApplicable(f"turns elements of 32 bits, not {', '.join(sorted(dtypes))}")
-    writer = _Writer(block, info, device.lanes(), str(candidate["inner"]), candidate.is_serial)
-    body = writer.body()
+    writer = _Writer(block, info, device.lanes(), candidate.is_serial)
+    rows = candidate.get("rows")
+    body = writer.blocks(int(rows), device.threads) if rows else writer.body(str(candidate["inner"]))
     if isinstance(body, NotApplicable):
         return body
     return Kernel(with_stages(sch.mod["main"], [body], []))
@@ -53,12 +66,13 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
 class _Writer:
     """Writes the loops round one tile, and the tile."""
 
-    def __init__(self, block: Any, info: Crosswise, lanes: int, inner: str, is_serial: bool) -> None:
-        self._block, self._info, self._lanes, self._inner, self._is_serial = block, info, lanes, inner, is_serial
+    def __init__(self, block: Any, info: Crosswise, lanes: int, is_serial: bool) -> None:
+        self._block, self._info, self._lanes, self._is_serial = block, info, lanes, is_serial
         self._axes = {iv.var: i for i, iv in enumerate(block.iter_vars)}
         self._start: dict[int, Any] = {}
+        self._staged: dict[Any, list[Any]] = {}
 
-    def body(self) -> Any | NotApplicable:
+    def body(self, inner_axis: str) -> Any | NotApplicable:
         a, b, extents, lanes = self._info.a, self._info.b, self._info.extents, self._lanes
         value = self._block.body.value
         is_copy = isinstance(value, ir.TensorLoad)
@@ -68,7 +82,7 @@ class _Writer:
             return NotApplicable("both axes are shorter than a vector")
         if narrow and (not is_copy or widths[narrow[0]] > _MAX_NARROW or not self._adjoin(narrow[0])):
             return NotApplicable("an axis is shorter than a vector")
-        first, second = (b, a) if self._inner == "a" else (a, b)
+        first, second = (b, a) if inner_axis == "a" else (a, b)
         loops = [(group, extents[group]) for group in range(len(extents)) if group not in (a, b)]
         tiles = {axis: -(-extents[axis] // lanes) for axis in (a, b)}
         outer = tirx.Var("outer", "int64")
@@ -83,12 +97,96 @@ class _Writer:
         self._start[second] = self._tile_start(second, inner)
         stmts = self._narrow_tile(narrow[0]) if narrow else self._tile(is_copy)
         local, body = stmts
+        row = tirx.For(inner, _c(0), _c(tiles[second]), tirx.ForKind.SERIAL, self._realize("tile", body, local))
+        return tirx.For(outer, _c(0), _c(count), self._outer_kind, row)
+
+    @property
+    def _outer_kind(self) -> Any:
+        return tirx.ForKind.SERIAL if self._is_serial else tirx.ForKind.PARALLEL
+
+    def _realize(self, name: str, body: list[Any], buffers: list[Any]) -> Any:
         regions = [[tirx.BufferRegion(r.source, [ir.Range(_c(0), d) for d in r.source.shape]) for r in regions]
                    for regions in (self._block.reads, self._block.writes)]  # fmt: skip
-        tile = SBlockRealize([], True, SBlock([], *regions, "tile", tirx.SeqStmt(body), None, local))
-        row = tirx.For(inner, _c(0), _c(tiles[second]), tirx.ForKind.SERIAL, tile)
-        kind = tirx.ForKind.SERIAL if self._is_serial else tirx.ForKind.PARALLEL
-        return tirx.For(outer, _c(0), _c(count), kind, row)
+        return SBlockRealize([], True, SBlock([], *regions, name, tirx.SeqStmt(body), None, buffers))
+
+    def blocks(self, rows: int, threads: int) -> Any | NotApplicable:
+        """Block after block, each staged while the one before it is turned, and asked for while that is staged."""
+        a, b, extents, lanes = self._info.a, self._info.b, self._info.extents, self._lanes
+        if min(extents[a], extents[b]) < lanes:
+            return NotApplicable("an axis is shorter than a vector")
+        vectors = min(lanes, 1 << (extents[b] // lanes).bit_length() - 1)
+        sizes = {a: min(rows, extents[a] // lanes * lanes), b: vectors * lanes}
+        tiles = sizes[a] // lanes * vectors
+        each = sizes[a] // tiles  # rows that are staged while a tile is turned
+        counts = {group: extent for group, extent in enumerate(extents) if group not in sizes}
+        counts |= {group: -(-extents[group] // size) for group, size in sizes.items()}
+        total = prod(counts.values())
+        length = -(-total // (1 if self._is_serial else threads))  # blocks of a part
+        parts = -(-total // length)
+        part = tirx.Var("part", "int64")
+        number = tirx.Var("number", "int64") if length > 1 else _c(0)
+        first = part * length
+        last = tirx.Min(first + (length - 1), _c(total - 1))
+        loads, pitch = self._crosswise_loads(), sizes[b] + lanes
+        staged = [tirx.decl_buffer([_c(2 * sizes[a] * pitch)], str(load.source.dtype), f"staged{i}")
+                  for i, (load, _) in enumerate(loads)]  # fmt: skip
+
+        def move_to(block: Any, along_a: Any, along_b: Any) -> None:
+            for group, count in reversed(counts.items()):
+                size = sizes.get(group, 1)
+                at = block % count * size
+                self._start[group] = tirx.Min(at, _c(extents[group] - size)) if extents[group] % size else at
+                block = tirx.floordiv(block, count)
+            self._start[a] += along_a
+            self._start[b] += along_b
+
+        def place(block: Any, row: Any, at: Any) -> list[Any]:
+            return [tirx.Ramp((block % 2 * sizes[a] + row) * pitch + at, _c(1), lanes)]
+
+        def ask_for(block: Any, row: Any) -> list[Any]:
+            stmts = []
+            for load, access in loads:
+                for at in range(0, sizes[b], lanes):
+                    move_to(block, row, at)
+                    stmts.append(ask(load.source, self._indices(access, {}), L1))
+            return stmts
+
+        def stage(block: Any, row: Any) -> list[Any]:
+            stmts = []
+            for buffer, (load, access) in zip(staged, loads, strict=True):
+                for at in range(0, sizes[b], lanes):
+                    move_to(block, row, at)
+                    value = tirx.BufferLoad(load.source, self._indices(access, {b: (lanes,)}))
+                    stmts.append(tirx.BufferStore(buffer, value, place(block, row, at)))
+            return stmts
+
+        def over_rows(tile: Any, action: Callable[[Any], list[Any]]) -> list[Any]:
+            return [stmt for i in range(each) for stmt in action(tile * each + i)]
+
+        # behind the last block comes that one again
+        now, following, ahead = (tirx.Min(first + number + i, last) for i in range(3))
+
+        def turn(tile: Any) -> Any:
+            staging = over_rows(tile, lambda row: [*ask_for(ahead, row), *stage(following, row)])
+            down = tile % (sizes[a] // lanes) * lanes
+            across = tirx.floordiv(tile, sizes[a] // lanes) * lanes
+            move_to(now, down, across)
+            for buffer, (load, _) in zip(staged, loads, strict=True):
+                self._staged[load] = [tirx.BufferLoad(buffer, place(now, down + i, across)) for i in range(lanes)]
+            local, turning = self._tile(isinstance(self._block.body.value, ir.TensorLoad))
+            return self._realize("tile", [*staging, *turning], local)
+
+        begin = serial(tiles, lambda tile: tirx.SeqStmt(over_rows(tile, lambda row: stage(first, row))))
+        blocks = serial(tiles, turn)
+        if length > 1:
+            blocks = tirx.For(number, _c(0), _c(length), tirx.ForKind.SERIAL, blocks)
+        return tirx.For(part, _c(0), _c(parts), self._outer_kind, self._realize("blocks", [begin, blocks], staged))
+
+    def _crosswise_loads(self) -> list[tuple[Any, Access]]:
+        found: list[Any] = []
+        tvm_ffi.structural_walk(self._block.body.value, (ir.TensorLoad, found.append), order="post")
+        loads = [(load, access_of(load, self._axes)) for load in found]
+        return [(load, access) for load, access in loads if access is not None and self._is_crosswise(access)]
 
     def _tile_start(self, group: int, at: Any) -> Any:
         """Where the tile begins: the last one may overlap the one before it."""
@@ -148,8 +246,8 @@ class _Writer:
         vectors, stmts = [], []
         for i in range(lanes):
             var = tirx.Var(f"{name}{i}", _vector(load.source, lanes))
-            value = tirx.BufferLoad(load.source, self._indices(access, {a: i, b: (lanes,)}))
-            stmts.append(tirx.Bind(var, value))
+            in_place = tirx.BufferLoad(load.source, self._indices(access, {a: i, b: (lanes,)}))
+            stmts.append(tirx.Bind(var, self._staged[load][i] if load in self._staged else in_place))
             vectors.append(var)
         rounds, results = turned(vectors, name)
         return [*stmts, *rounds], results
@@ -168,13 +266,7 @@ class _Writer:
         local, stmts = [], []
         places: dict[Any, Any] = {}
         column = [tirx.Var(f"j{j}", "int64") for j in range(lanes)]
-        found: list[Any] = []
-        tvm_ffi.structural_walk(store.value, (ir.TensorLoad, found.append), order="post")
-        for number, load in enumerate(found):
-            access = access_of(load, self._axes)
-            assert access is not None, "crosswise() has read it"
-            if not self._is_crosswise(access) or load in places:
-                continue
+        for number, (load, access) in enumerate(self._crosswise_loads()):
             buffer = tirx.decl_buffer([_c(lanes), _c(lanes)], str(load.source.dtype), f"tile{number}", scope="local")
             more, vectors = self._turned(load, access, f"x{number}_")
             stmts += more

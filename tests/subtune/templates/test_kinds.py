@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from tvm.relax import op
 from workloads import batch_matmul, build, conv, global_pool, layer_norm, softmax
 
 from subtune import policy, templates
+from subtune.build.lower import PIPELINE
 from subtune.candidate import Candidate
 from subtune.devices.cpu import CPU, CPUModel
 from subtune.kernel import Kernel, NotApplicable
@@ -185,6 +187,53 @@ def test_rows_in_pieces_give_the_same(make: Callable[[], Workload], rows: int, r
     assert np.abs(run(workload, kernel) - expected).max() <= 3e-6 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _group_norm(8, 2, 8, 8, 32),
+        lambda: _group_norm(8, 2, 3, 8, 80),
+        lambda: _instance_norm(2, 4, 16, 48),
+        lambda: _instance_norm(1, 8, 8, 32),
+    ],
+)
+@pytest.mark.parametrize("rows", [4, 8])
+def test_moments_of_one_reading_are_those_of_two(make: Callable[[], Workload], rows: int, run: Run) -> None:
+    device = CPU("auto", threads=2)
+    workload = make()
+    kernel = templates.schedule(workload, Candidate.make("moments", rows=rows), device)
+    assert isinstance(kernel, Kernel), kernel
+    assert kernel.func.script().count("T.parallel") == 2
+    expected = run(workload, None)
+    assert np.abs(run(workload, kernel) - expected).max() <= 3e-6 * np.abs(expected).max()
+
+
+def test_variances_beside_large_means_lose_no_digits(device: CPUModel) -> None:
+    """The mean of squares less the square of the mean would have none left."""
+    workload = _instance_norm(1, 16, 16, 32)
+    kernel = templates.schedule(workload, Candidate.make("moments", rows=8), device)
+    assert isinstance(kernel, Kernel)
+    rng = np.random.default_rng(5)
+    arrays = [rng.standard_normal(arg.shape).astype("float32") for arg in workload.args]
+    arrays[0] += 3000.0
+    module = tvm.compile(kernel.func.with_attr("global_symbol", "main"), device.target(), tir_pipeline=PIPELINE)
+    module["main"](*arrays)
+    x, gamma, beta, result = arrays
+    x = x.astype("float64")
+    exact = np.maximum((x - x.mean((1, 2))) / np.sqrt(x.var((1, 2)) + 1e-5) * gamma + beta, 0)
+    assert np.abs(result - exact).max() <= 1e-3
+
+
+def test_norms_from_afar_are_read_twice_not_thrice() -> None:
+    device = CPU("auto", threads=2)
+
+    def templates_of(height: int) -> set[str]:
+        workload = _group_norm(8, 1, height, 64, 64)
+        return {candidate.template for candidate in policy.candidates(workload, device)}
+
+    assert "moments" in templates_of(device.l2_bytes // 2**14)
+    assert "moments" not in templates_of(4), "it stays in a cache"
+
+
 def test_rows_from_afar_are_read_in_pieces_too() -> None:
     device = CPU("auto", threads=2)
 
@@ -214,6 +263,42 @@ def test_joined_inputs_are_copied_without_questions(device: CPUModel) -> None:
     assert "T.unroll" in kernel.func.script()
 
 
+@pytest.mark.parametrize("case", [case for case, (_, template) in CASES.items() if template == "transpose"])
+@pytest.mark.parametrize("rows", [32, 64])
+def test_transposes_in_blocks_are_right(case: str, rows: int, run: Run, device: CPUModel) -> None:
+    """Ragged ones as well: the last blocks overlap their neighbours."""
+    workload = CASES[case][0]()
+    for candidate in (Candidate.make("transpose", rows=rows), Candidate.make("transpose", rows=rows, serial=True)):
+        kernel = templates.schedule(workload, candidate, device)
+        if isinstance(kernel, Kernel):
+            assert np.abs(run(workload, kernel) - run(workload, None)).max() <= 1e-6
+        else:
+            assert "shorter than a vector" in kernel.reason
+
+
+def test_several_blocks_of_a_transpose_are_right(run: Run, device: CPUModel) -> None:
+    wide = device.lanes() ** 2
+    to_channels_last = (0, 2, 3, 1)
+    for shape, axes in (
+        ((2, 150, wide + 7, 3), to_channels_last),
+        ((1, 40, wide, 2), to_channels_last),
+        ((1, 20, 6, 3), to_channels_last),
+        ((3, 16, 16), (0, 2, 1)),
+    ):
+        workload = _permuted(shape, axes)
+        for threads in (1, 2, 4):
+            candidate = Candidate.make("transpose", rows=4 * device.lanes())
+            kernel = templates.schedule(workload, candidate, replace(device, threads=threads))
+            assert isinstance(kernel, Kernel)
+            assert np.array_equal(run(workload, kernel), run(workload, None))
+
+
+def test_transposes_of_what_comes_from_memory_are_in_blocks(device: CPUModel) -> None:
+    workload = _permuted((256, 256), (1, 0))
+    assert not any(c.get("rows") for c in policy.candidates(workload, device))
+    assert any(c.get("rows") for c in policy.candidates(workload, replace(device, l3_bytes=1 << 16)))
+
+
 def test_turned_tiles_use_shuffles_only(device: CPUModel) -> None:
     """Whole vectors are loaded and stored: no gather, no element by itself."""
     workload = _permuted((64, 48), (1, 0))
@@ -238,6 +323,9 @@ def test_turned_tiles_use_shuffles_only(device: CPUModel) -> None:
         (lambda: _permuted((5, 7), (1, 0)), Candidate.make("transpose", inner="a"), "shorter than a vector"),
         (lambda: global_pool(7, 48), Candidate.make("pieces", rows=4), "no whole pieces"),
         (lambda: softmax(64, 64), Candidate.make("pieces", rows=4), "is reduced"),
+        (lambda: _instance_norm(1, 5, 7, 48), Candidate.make("moments", rows=4), "no whole pieces"),
+        (lambda: _softmax(1, 1, 64, 2, 32), Candidate.make("moments", rows=4), "two sums"),
+        (lambda: global_pool(8, 48), Candidate.make("moments", rows=4), "two large reductions"),
     ],
 )
 def test_what_does_not_apply_says_why(

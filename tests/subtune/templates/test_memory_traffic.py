@@ -16,9 +16,11 @@ from tvm.relax import op
 from workloads import build, elementwise, global_pool, layer_norm, max_pool, softmax, transpose
 
 from subtune import policy, templates
+from subtune.bench.ops_memory import MEMORY
 from subtune.build.lower import PIPELINE
 from subtune.build.streaming import is_streamed
 from subtune.candidate import Candidate
+from subtune.compile import prepare
 from subtune.devices.cpu import CPU, CPUModel
 from subtune.forms.anchor import root_stages
 from subtune.forms.substitute import substitute
@@ -29,6 +31,7 @@ CASES: dict[str, tuple[Callable[[], Workload], Candidate]] = {
     "elementwise": (lambda: elementwise(37, 33), Candidate.make("elementwise", shape="rows", unroll=1, wide=False)),
     "flat": (lambda: elementwise(40, 32), Candidate.make("elementwise", shape="flat", unroll=4, wide=False)),
     "transpose": (lambda: transpose(1, 16, 6, 48), Candidate.make("transpose", inner="a")),
+    "blocks": (lambda: transpose(1, 16, 6, 48), Candidate.make("transpose", rows=16)),
     "rows": (lambda: layer_norm(13, 96), Candidate.make("rowwise", unroll=2)),
     "softmax": (lambda: softmax(7, 256), Candidate.make("rowwise", unroll=4)),
     "pool": (lambda: max_pool(8, 32), Candidate.make("window", ht=1, mr=1, cb=16, order="h")),
@@ -169,6 +172,17 @@ def test_windows_and_elements_are_asked_for_ahead_where_they_come_from_memory(de
         assert not any(c.get("ahead") for c in policy.candidates(workload, device))
         offered = policy.candidates(workload, small)
         assert {bool(c.get("ahead")) for c in offered} == {False, True}, "measuring decides"
+
+
+def test_what_tables_give_the_place_of_is_not_asked_for(device: CPUModel) -> None:
+    case = next(case for case in MEMORY if case.name == "resize-linear-L2")
+    (subgraph,) = prepare(case.model(nhwc=True)).subgraphs
+    small = replace(device, l2_bytes=1 << 13, l3_bytes=1 << 14)
+    proposed = [c for c in policy.candidates(subgraph.workload, small) if c.template == "window"]
+    assert proposed
+    assert not any(c.get("ahead") for c in proposed)
+    kernel = scheduled(subgraph.workload, with_knob(proposed[0], "ahead"), small)
+    assert "prefetch" not in kernel.func.script()
 
 
 def test_rows_are_asked_for_ahead_where_they_come_from_afar(device: CPUModel) -> None:
