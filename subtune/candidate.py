@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 Knob = int | str | bool
 
+_OUTER_LOOPS = ("mt", "order")
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -35,6 +37,11 @@ class Candidate:
     def is_serial(self) -> bool:
         """Whether the kernel runs on the calling thread alone, as very short ones should."""
         return bool(dict(self.knobs).get("serial", False))
+
+    @property
+    def tile(self) -> tuple[object, ...]:
+        """All of it but the loops around the tile; what the model leaves out is much the same for all that share it."""
+        return (self.template, *(knob for knob in self.knobs if knob[0] not in _OUTER_LOOPS))
 
     def to_json(self) -> str:
         return json.dumps({"template": self.template, "knobs": dict(self.knobs)}, sort_keys=True)

@@ -61,6 +61,9 @@ _PACKING = (
 )
 """The last of TVM's passes: from here on parameters are a packed call's arguments."""
 
+_LEFT_TO_LLVM = ("s_tir.HoistIfThenElse", "tirx.RemoveNoOp")
+"""They look at every iteration of the unrolled loops, and LLVM's code is the same without them."""
+
 
 def flat(mod: tvm.IRModule) -> tvm.IRModule:
     """PrimFuncs with their target bound, lowered to loops at the root; parameters are still buffers."""
@@ -71,7 +74,7 @@ def flat(mod: tvm.IRModule) -> tvm.IRModule:
     to_loops = [made() for made in _TO_LOOPS]
     passes = [_any_alignment(), _answerable(), *to_loops, whole_vectors()]
     mod = tvm.ir.transform.Sequential(passes)(mod)
-    without = [one.info.name for one in (*to_loops, *(made() for made in _PACKING))]
+    without = [*(one.info.name for one in (*to_loops, *(made() for made in _PACKING))), *_LEFT_TO_LLVM]
     with tvm.transform.PassContext(opt_level=around.opt_level, config=around.config, disabled_pass=without):
         return tvm.ir.transform.Sequential([lower, _small_buffers_on_stack()])(mod)
 

@@ -64,7 +64,7 @@ def time_pairs(
 ) -> tuple[Timing, Timing, float, float]:
     """Both latencies sampled in turns, the median of `second` over `first`, and its logarithm's standard error.
 
-    Sampling takes about `seconds`; a quarter when the winner is clear, three times that while it is not.
+    Sampling takes about `seconds`; an eighth when the winner is clear, three times that while it is not.
     """
     sample = sample or _sample
     calls = (first, second)
@@ -81,7 +81,7 @@ def time_pairs(
             continue
         elapsed = time.perf_counter() - begin
         certainty = abs(math.log(median(ratios))) / max(_log_error(ratios), 0.002)
-        if elapsed >= seconds / 4 and certainty > 8:
+        if elapsed >= seconds / 8 and certainty > 8:
             break
         if elapsed >= seconds and len(ratios) >= 5 and (certainty > 3 or elapsed >= 3 * seconds):
             break

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from subtune.candidate import Candidate
 from subtune.measure.protocol import Session
@@ -26,19 +27,22 @@ def halve(
     candidates: Sequence[Candidate],
     deadline: float,
     report: Callable[[Candidate, Timing | Failure], None],
+    looks: Mapping[Candidate, Timing] = MappingProxyType({}),
     full_s: float = FULL_S,
 ) -> list[Candidate]:
     """The built `candidates` that were timed, best first; `report` is called after every look at one.
 
     The looks grow from 1/16 to 1/2 of `full_s` seconds while the number of candidates halves; those of the last round
     come first, whatever others seemed to take at a glance. After `deadline` (`time.monotonic()`) no look begins: the
-    order is then that of what was seen.
+    order is then that of what was seen. Whoever is in `looks` has had its first look.
     """
-    seen: dict[Candidate, Timing] = {}
+    seen = dict(looks)
     alive = list(candidates)
     share = _FIRST_SHARE
     while alive:
         for candidate in list(alive):
+            if share == _FIRST_SHARE and candidate in looks:
+                continue
             if time.monotonic() >= deadline:
                 return ranked(candidates, seen)
             best_s = min((timing.min_s for timing in seen.values()), default=math.inf)

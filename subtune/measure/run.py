@@ -21,7 +21,7 @@ from subtune.measure.inputs import SETS, hazards, make_inputs
 from subtune.measure.messages import CompareJob, Library, Prepared, PrepareJob, TimeJob
 from subtune.measure.protocol import Comparison
 from subtune.measure.sentinel import Sentinel
-from subtune.measure.verdict import disagreement
+from subtune.measure.verdict import disagreement, scale_of
 from subtune.measurement import Failure, FailureKind, Timing
 from subtune.workload import Arg, Workload
 
@@ -69,6 +69,10 @@ class Bench:
         self._packed_arrays: dict[tuple[int, int, Packing], np.ndarray] = {}
         kernel = _load(default)
         self._references = [self._run(kernel, default, index)[0] for index in range(len(SETS))]
+        self._scales = [
+            [scale_of(ref, name == "adversarial") for ref in references]
+            for name, references in zip(SETS, self._references, strict=True)
+        ]
         begin = time.perf_counter()
         self._run(kernel, default, 0)
         self.default_s = time.perf_counter() - begin
@@ -97,8 +101,9 @@ class Bench:
             outputs, complaint = self._run(kernel, library, index)
             if complaint:
                 return complaint
-            for out, ref, arg in zip(outputs, self._references[index], self._outputs, strict=True):
-                if wrong := disagreement(out, ref, SETS[index] == "adversarial"):
+            expected = zip(self._references[index], self._scales[index], self._outputs, strict=True)
+            for out, (ref, scale, arg) in zip(outputs, expected, strict=True):
+                if wrong := disagreement(out, ref, SETS[index] == "adversarial", scale=scale):
                     return f"output {arg.name} on {SETS[index]} inputs: {wrong}"
         return ""
 

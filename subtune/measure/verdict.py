@@ -18,37 +18,58 @@ MASKED = 1e18
 """Magnitudes that masks put where nothing is to be seen (-3.4e38): errors elsewhere do not count against them."""
 
 
-def disagreement(out: np.ndarray, ref: np.ndarray, is_adversarial: bool, tolerance: float = 0.0) -> str:
+def disagreement(
+    out: np.ndarray, ref: np.ndarray, is_adversarial: bool, tolerance: float = 0.0, scale: float | None = None
+) -> str:
     """What is wrong with `out`, in words; empty when it agrees with `ref`.
 
-    |out - ref| <= tolerance * (|ref| + scale), the tolerance that of the dtype unless one is given. The scale is the
-    root mean square of the finite reference (without what is masked, if there is more), and its maximum on adversarial
-    inputs, whose magnitudes differ by many decades so that sums cancel. Where the reference is NaN the output must be
-    NaN, and where it is infinite equally infinite; on adversarial inputs, whose sums may overflow in one order and not
-    in another, it may there be anything.
+    |out - ref| <= tolerance * (|ref| + scale), the tolerance that of the dtype unless one is given, the scale
+    `scale_of(ref, is_adversarial)`. Where the reference is NaN the output must be NaN, and where it is infinite equally
+    infinite; on adversarial inputs, whose sums may overflow in one order and not in another, it may there be anything.
     """
     if ref.dtype.kind in "iub":
         return _first(np.atleast_1d(out != ref), out, ref)
     tolerance = tolerance or TOLERANCE.get(ref.dtype.name, TOLERANCE_OTHER)
-    wide = np.float64 if ref.dtype == np.float64 else np.float32
+    scale = scale_of(ref, is_adversarial) if scale is None else scale
+    wide = _wide(ref)
     with np.errstate(all="ignore"):
-        got, want = np.atleast_1d(out.astype(wide)), np.atleast_1d(ref.astype(wide))
+        got, want = np.atleast_1d(out.astype(wide, copy=False)), np.atleast_1d(ref.astype(wide, copy=False))
+        error = np.abs(got - want)
+        if error.max(initial=0.0) <= wide(tolerance * scale):  # most often it is; a NaN says no
+            return ""
+        wrong = ~(error <= tolerance * (np.abs(want) + wide(scale)))
         finite = np.isfinite(want)
-        magnitude = np.abs(want)
-        largest = float(magnitude[finite].max()) if finite.any() else 0.0
-        scale = largest
-        if not is_adversarial and largest > 0:
-            seen = finite & (magnitude <= MASKED)
-            counted = magnitude[seen if magnitude[seen].any() else finite].astype(np.float64)
-            unit = float(counted.max())
-            scale = unit * float(np.sqrt(np.mean(np.square(counted / unit))))
-        wrong = ~(np.abs(got - want) <= tolerance * (magnitude + wide(scale)))
         if is_adversarial:
             wrong &= finite
         else:
             same_nan = np.isnan(got) & np.isnan(want)
             wrong = np.where(finite, wrong, ~(same_nan | (got == want)))
     return _first(wrong, got, want)
+
+
+def scale_of(ref: np.ndarray, is_adversarial: bool) -> float:
+    """What errors of `ref`'s elements are relative to, beside the element itself.
+
+    The root mean square of the finite ones (without what is masked, if there is more); on adversarial inputs, whose
+    magnitudes differ by many decades so that sums cancel, the largest.
+    """
+    if ref.dtype.kind in "iub":
+        return 0.0
+    with np.errstate(all="ignore"):
+        want = np.atleast_1d(ref.astype(_wide(ref), copy=False))
+        finite = np.isfinite(want)
+        magnitude = np.abs(want)
+        largest = float(magnitude[finite].max()) if finite.any() else 0.0
+        if is_adversarial or largest == 0:
+            return largest
+        seen = finite & (magnitude <= MASKED)
+        counted = magnitude[seen if magnitude[seen].any() else finite].astype(np.float64)
+        unit = float(counted.max())
+        return unit * float(np.sqrt(np.mean(np.square(counted / unit))))
+
+
+def _wide(ref: np.ndarray) -> type[np.floating]:
+    return np.float64 if ref.dtype == np.float64 else np.float32
 
 
 def _first(wrong: np.ndarray, out: np.ndarray, ref: np.ndarray) -> str:

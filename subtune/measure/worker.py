@@ -1,7 +1,7 @@
-"""The worker process: `python -m subtune.measure.worker FD MEMORY_BYTES`, jobs in and outcomes out over a socket.
+"""The worker process: `main` with FD and MEMORY_BYTES as arguments, jobs in and outcomes out over a socket.
 
-It is started as a program of its own, not through `multiprocessing`, so that the user's main module is not
-imported again and nothing is inherited. Whatever happens to it costs the job at hand only:
+It is started as a program of its own (`process.PROGRAM`), not through `multiprocessing`, so that the user's main
+module is not imported again and nothing is inherited. Whatever happens to it costs the job at hand only:
 
 * the parent kills it when its time is over, even inside native code that never returns;
 * memory is limited by the operating system, so a huge allocation fails instead of starting to swap;
@@ -10,6 +10,7 @@ imported again and nothing is inherited. Whatever happens to it costs the job at
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import pickle
@@ -36,6 +37,8 @@ def main() -> None:
     threading.Thread(target=_receive, args=(channel, jobs), daemon=True).start()
     import tvm  # noqa: F401  # paid here, before the first job's clock runs
 
+    gc.freeze()
+    gc.enable()
     channel.send("ready")
     while True:
         job, alarm_s = pickle.loads(jobs.get())
@@ -83,7 +86,3 @@ def _limit_memory(limit_bytes: int) -> None:
     soft = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-
-
-if __name__ == "__main__":
-    main()

@@ -74,7 +74,7 @@ def outcomes(*times, default=10.0):
 
 def search(workload, device, measurer, database=None, **options):
     return tune_subgraph(
-        workload, device, database=database, measurer=measurer, candidates=policy, **{"topk": 8, **options}
+        workload, device, database=database, measurer=measurer, **{"topk": 8, "candidates": policy, **options}
     )
 
 
@@ -181,6 +181,31 @@ def test_all_outcomes_are_in_the_database(workload, device, database):
     assert by_candidate[CANDIDATES[1]] == WRONG
     assert isinstance(by_candidate[CANDIDATES[2]], Timing)
     assert set(by_candidate) == set(CANDIDATES)
+
+
+def test_one_of_every_tile_is_built_first_and_other_loops_only_around_the_better_tiles(workload, device, monkeypatch):
+    monkeypatch.setattr("subtune.tuner.usable_cores", lambda: 2)
+    factors = (1.3, 1.0, 1.12, 1.04)  # of the prediction, tile by tile
+    tiles = [[Candidate.make("c", 1.0, mr=mr, order=order) for order in ("m", "mn", "n")] for mr in range(4)]
+    latency = {c: factors[mr] for mr, tile in enumerate(tiles) for c in tile} | {tiles[3][2]: 0.9, tiles[0][2]: 0.5}
+    measurer = ReplayMeasurer({DEFAULT: 10.0, **latency})
+    proposals = [c for tile in tiles for c in tile]
+    record = search(workload, device, measurer, candidates=lambda *_: proposals, topk=12)
+    built = [candidate for what, candidate in measurer.log if what == "build"]
+    assert built == [DEFAULT, *(tile[0] for tile in tiles), tiles[0][1], *tiles[1][1:], *tiles[3][1:]]
+    assert record.candidate == tiles[3][2]  # the price: another order around the worst tile would have won
+    assert record.complete
+    looks = [candidate for what, candidate in measurer.log if what == "time"]
+    assert looks.count(tiles[0][0]) == 1  # the look at the first wave is that of the first round
+
+
+def test_a_first_wave_that_fails_leaves_the_rest_to_be_built(workload, device):
+    proposals = [Candidate.make("c", 1.0, mr=mr) for mr in range(20)]
+    latency = {c: WRONG if i < 19 else 1.0 for i, c in enumerate(proposals)}
+    measurer = ReplayMeasurer({DEFAULT: 10.0, **latency})
+    record = search(workload, device, measurer, candidates=lambda *_: proposals, topk=20)
+    assert record.candidate == proposals[19]
+    assert (record.tried, record.failed) == (20, 19)
 
 
 def test_after_the_deadline_nothing_begins(workload, device, database, clock):

@@ -6,6 +6,8 @@ who wins does not depend on the machine, nor on how late it wakes who sleeps.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import time
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,10 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         return NotApplicable("no reason at all")
     if name == "raises":
         raise ValueError("a template with a bug")
+    if name == "imports torch":
+        importlib.import_module("torch")
+    if name == "counts garbage":
+        return NotApplicable(f"collecting: {gc.isenabled()}, TVM left alone: {gc.get_freeze_count() > 100_000}")
     if name == "sleeps":
         time.sleep(3600)
     if name == "hoards":

@@ -15,7 +15,7 @@ from subtune.measurement import Failure, FailureKind, Timing
 TWENTY = [Candidate.make("t", i=i) for i in range(20)]
 
 
-def run(outcomes, candidates=TWENTY, deadline=math.inf):
+def run(outcomes, candidates=TWENTY, deadline=math.inf, looks=None):
     measurer = ReplayMeasurer({DEFAULT: 1.0, **outcomes})
     seconds = []
     reported = []
@@ -27,7 +27,7 @@ def run(outcomes, candidates=TWENTY, deadline=math.inf):
             return plain(candidate, share_s, stop_above_s)
 
         session.time = time_it
-        order = halve(session, candidates, deadline, lambda c, o: reported.append((c, o)), full_s=1.0)
+        order = halve(session, candidates, deadline, lambda c, o: reported.append((c, o)), looks or {}, full_s=1.0)
     return order, seconds, reported
 
 
@@ -37,6 +37,14 @@ def test_the_fastest_comes_first_at_the_cost_of_six_full_measurements():
     assert outcomes[order[0]] == min(outcomes.values())
     assert sorted(order, key=lambda c: c.knobs) == TWENTY  # all that were timed, so that all are recorded
     assert sum(seconds) <= 6.0
+
+
+def test_whoever_was_looked_at_is_not_looked_at_again_in_the_first_round():
+    outcomes = {c: 1.0 + ((7 * i) % 20) / 10 for i, c in enumerate(TWENTY)}
+    looks = {c: Timing(outcomes[c], outcomes[c], 0.0, 3) for c in TWENTY[:8]}
+    order, seconds, _ = run(outcomes, looks=looks)
+    assert order == run(outcomes)[0]
+    assert seconds.count(min(seconds)) == 12
 
 
 def test_failures_are_reported_and_left_out():

@@ -71,6 +71,8 @@ def test_comparison_with_the_default_is_on_the_same_scale(session):
     [
         ("inapplicable", FailureKind.INVALID, "no reason at all"),
         ("raises", FailureKind.INVALID, "a template with a bug"),
+        ("imports torch", FailureKind.INVALID, "import of torch halted"),  # loading it would take seconds
+        ("counts garbage", FailureKind.INVALID, "collecting: True, TVM left alone: True"),
         ("malformed", FailureKind.BUILD, "Error"),
         ("hoards", FailureKind.MEMORY, "out of memory"),
     ],
