@@ -30,6 +30,9 @@ def whole_vectors() -> Any:
     return run
 
 
+_FOREIGN = ("subtune", "llvm", "extern")
+
+
 @dataclass(frozen=True, slots=True)
 class _Tail:
     """`first + lane < end` for the lanes of a vector that begins at `first`, a multiple of its width."""
@@ -45,7 +48,7 @@ class _Tail:
 
 
 def _divided(loop: Any) -> Any:
-    if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(loop.extent, tirx.IntImm):
+    if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(loop.extent, tirx.IntImm) or not _is_of_any_width(loop):
         return loop
     body = loop.body
     if isinstance(body, tirx.IfThenElse) and body.else_case is None:
@@ -94,6 +97,13 @@ def _lanes(loop: Any, body: Any, count: int = 0) -> Any:
     extent = tirx.const(count, lane.ty.dtype) if count else loop.extent
     kind = tirx.ForKind.SERIAL if count == 1 else loop.kind
     return tirx.For(lane, loop.min, extent, kind, substitute(body, {loop.loop_var: lane}))
+
+
+def _is_of_any_width(loop: Any) -> bool:
+    """Whether what the loop calls are TVM's operators on elements: LLVM's, and ours, are of certain widths."""
+    names: list[str] = []
+    tvm_ffi.structural_walk(loop.body, (ir.Call, lambda call: names.append(str(getattr(call.op, "name", "")))))
+    return not any(foreign in name for name in names for foreign in _FOREIGN)
 
 
 def _is_choice(value: Any) -> bool:
