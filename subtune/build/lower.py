@@ -1,4 +1,4 @@
-"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and four changes.
+"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and five changes.
 
 Parameters need no more than their element's alignment: TVM's 64 bytes would have every input array of numpy copied,
 and an unaligned load of an aligned address costs nothing.
@@ -10,6 +10,8 @@ them. On the stack they become registers.
 The parallel loops of a kernel share one launch of the thread pool (`launches`).
 
 What a vector of several joined inputs is read from is asked in the form in which TVM finds the answer.
+
+Vectors of ragged columns stay vectors (`tails`).
 """
 
 from __future__ import annotations
