@@ -1,4 +1,4 @@
-"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and four changes.
+"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and five changes.
 
 Parameters need no more than their element's alignment: TVM's 64 bytes would have every input array of numpy copied,
 and an unaligned load of an aligned address costs nothing.
@@ -10,20 +10,24 @@ them. On the stack they become registers.
 The parallel loops of a kernel share one launch of the thread pool (`launches`).
 
 What a vector of several joined inputs is read from is asked in the form in which TVM finds the answer.
+
+Vectors of ragged columns stay vectors (`tails`).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, s_tir, tirx
 
 from subtune.build.conversions import ATTRIBUTE as NO_FLOAT16
 from subtune.build.conversions import drop_conversions
 from subtune.build.launches import asserts, joined
 from subtune.build.streaming import is_streamed, marked, stream_outputs
+from subtune.build.tails import whole_vectors
 from subtune.forms.substitute import substitute
 
 _STACK_BYTES = 16384
@@ -34,6 +38,22 @@ PIPELINE = "subtune"
 
 FLAT = "subtune.flat"
 """Attribute of a PrimFunc that has been lowered already, save for its parameters, and asserts nothing."""
+
+_TO_LOOPS = (
+    s_tir.transform.CanonicalizeLoop,
+    s_tir.transform.LowerCrossThreadReduction,
+    s_tir.transform.LowerInitBlock,
+    s_tir.transform.PlanAndUpdateBufferAllocationLocation,
+    s_tir.transform.ConvertBlocksToOpaque,
+    s_tir.transform.CompactBufferAllocation,
+    s_tir.transform.LowerMatchBuffer,
+    s_tir.transform.LowerOpaqueBlock,
+    tirx.transform.FlattenBuffer,
+    tirx.transform.BF16ComputeLegalize,
+    partial(tirx.transform.NarrowDataType, 32),
+    s_tir.transform.LoopPartition,
+)
+"""The first of TVM's passes, but for those that GPUs need: what they leave are loops over flat buffers."""
 
 _PACKING = (
     tirx.transform.SplitHostDevice,
@@ -53,10 +73,12 @@ def flat(mod: tvm.IRModule) -> tvm.IRModule:
 
     lower, _, _ = default_s_tir_pipeline()
     around = tvm.transform.PassContext.current()
-    without = [*(made().info.name for made in _PACKING), *_LEFT_TO_LLVM]
-    passes = [_any_alignment(), _answerable(), lower, _small_buffers_on_stack()]
+    to_loops = [made() for made in _TO_LOOPS]
+    passes = [_any_alignment(), _answerable(), *to_loops, whole_vectors()]
+    mod = tvm.ir.transform.Sequential(passes)(mod)
+    without = [*(one.info.name for one in (*to_loops, *(made() for made in _PACKING))), *_LEFT_TO_LLVM]
     with tvm.transform.PassContext(opt_level=around.opt_level, config=around.config, disabled_pass=without):
-        return tvm.ir.transform.Sequential(passes)(mod)
+        return tvm.ir.transform.Sequential([lower, _small_buffers_on_stack()])(mod)
 
 
 def _pipeline() -> tuple[Any, Any, Any]:

@@ -1,0 +1,94 @@
+"""The last vector of a ragged axis: as many lanes as are left, and none of the others taken apart."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+
+from subtune import templates
+from subtune.build.lower import PIPELINE, flat
+from subtune.candidate import Candidate
+from subtune.kernel import Kernel
+from subtune.workload import Workload
+
+LANES = 16
+
+
+def lowered(func: tirx.PrimFunc, device) -> str:
+    target = device.target()
+    mod = tvm.IRModule({"main": func.without_attr("global_symbol")})
+    return str(flat(tirx.transform.BindTarget(target.with_host(target))(mod))["main"].script())
+
+
+def called(func: tirx.PrimFunc, device, *arrays: np.ndarray) -> np.ndarray:
+    """The last of `arrays` after a call of `func` with all of them."""
+    kernel = tvm.compile(func.with_attr("global_symbol", "main"), target=device.target(), tir_pipeline=PIPELINE)["main"]
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    kernel(*tensors)
+    return tensors[-1].numpy()
+
+
+def vectors(extent: int, choice: bool) -> tirx.PrimFunc:
+    """`x * 2`, written in vectors beyond the end, as nothing or as zeros."""
+    x = te.placeholder((3, extent), "float32", "x")
+    width = -(-extent // LANES) * LANES
+    if choice:
+        inside = lambda i, j: tirx.if_then_else(j < extent, x[i, j] * 2.0, tirx.const(0.0, "float32"))  # noqa: E731
+        y = te.compute((3, width), inside, "y")
+    else:
+        y = te.compute((3, extent), lambda i, j: x[i, j] * 2.0, "y")
+    sch = Schedule(te.create_prim_func([x, y]))
+    _, j = sch.get_loops(sch.get_sblock("y"))
+    _, lane = sch.split(j, [None, LANES])
+    sch.vectorize(lane)
+    return sch.mod["main"]
+
+
+@pytest.mark.parametrize("choice", [False, True])
+@pytest.mark.parametrize("extent", [1, 5, 17, 31, 32, 47, 200])
+def test_no_vector_is_taken_apart(extent, choice, device):
+    func = vectors(extent, choice)
+    assert not re.search(rf"range\({LANES}\)|_s in range", lowered(func, device))
+    x = np.random.default_rng(0).random((3, extent), np.float32)
+    width = -(-extent // LANES) * LANES if choice else extent
+    y = np.full((3, width), np.nan, np.float32)
+    y = called(func, device, x, y)
+    np.testing.assert_array_equal(y[:, :extent], x * 2)
+    assert not y[:, extent:].any()
+
+
+def test_vectors_that_begin_anywhere_stay_as_they_are(device):
+    x = te.placeholder((40,), "float32", "x")
+    y = te.compute((3, LANES), lambda i, j: tirx.if_then_else(i * 3 + j < 20, x[i * 3 + j], 0.0), "y")
+    sch = Schedule(te.create_prim_func([x, y]))
+    sch.vectorize(sch.get_loops(sch.get_sblock("y"))[1])
+    assert "if_then_else" in lowered(sch.mod["main"], device)
+    given, found = np.arange(1, 41, dtype=np.float32), np.zeros((3, LANES), np.float32)
+    found = called(sch.mod["main"], device, given, found)
+    at = np.arange(3)[:, None] * 3 + np.arange(LANES)
+    np.testing.assert_array_equal(found, np.where(at < 20, given[at], 0))
+
+
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(13, 37, 8), (29, 49, 20), (7, 95, 3)])
+def test_a_ragged_product_keeps_its_sums_in_registers(rows, columns, depth, device):
+    """B is given, so that its columns are padded by the kernel; bias and ReLU are part of the store."""
+    whole = lambda *dims: [tirx.const(d, "int64") for d in dims]  # noqa: E731
+    a, b = te.placeholder(whole(2, rows, depth), name="a"), te.placeholder(whole(2, depth, columns), name="b")
+    bias = te.placeholder(whole(columns), name="bias")
+    k = te.reduce_axis((tirx.const(0, "int64"), tirx.const(depth, "int64")), "k")
+    c = te.compute(whole(2, rows, columns), lambda s, i, j: te.sum(a[s, i, k] * b[s, k, j], axis=k), "c")
+    d = te.compute(c.shape, lambda s, i, j: te.max(c[s, i, j] + bias[j], 0.0), "d")
+    workload = Workload.of(te.create_prim_func([a, b, bias, d]), 1)
+    kernel = templates.schedule(workload, Candidate.make("contraction", mr=4, mt=1, nr=32, order="mn"), device)
+    assert isinstance(kernel, Kernel), kernel
+    assert "_s in range" not in lowered(kernel.func, device)
+    rng = np.random.default_rng(1)
+    given = [rng.standard_normal(shape, np.float32) for shape in ((2, rows, depth), (2, depth, columns), (columns,))]
+    found = np.full((2, rows, columns), np.nan, np.float32)
+    found = called(kernel.func, device, *given, found)
+    np.testing.assert_allclose(found, np.maximum(given[0] @ given[1] + given[2], 0), rtol=1e-4, atol=1e-4)
