@@ -44,6 +44,8 @@ def contraction_candidates(
     found = []
     is_one_row = all(axis.extent == 1 for axis in rows)
     is_read_as_it_lies = not (always_packs or anchor.b.is_constant) and anchor.b.axes[-1] == anchor.n.index
+    if -1 in anchor.b.axes and not is_read_as_it_lies:
+        return []  # B is indexed by more than its own axes: it cannot be packed
     for vectors in _vector_counts(anchor.per_group or anchor.n.extent, lanes, is_one_row):
         if anchor.per_group % (vectors * lanes):
             continue
