@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym.analyzer import Analyzer
 
-from subtune.forms.anchor import variables
+from subtune.forms.anchor import conjuncts, variables
 from subtune.forms.substitute import substitute
 
 
@@ -65,7 +65,7 @@ def _divided(loop: Any) -> Any:
 
 
 def _conditional(loop: Any, body: Any) -> Any:
-    conditions = _conjuncts(body.condition)
+    conditions = conjuncts(body.condition)
     of_lanes = [c for c in conditions if loop.loop_var in variables(c)]
     tail = _tail(of_lanes[0], loop) if len(of_lanes) == 1 else None
     if tail is None:
@@ -108,9 +108,3 @@ def _is_of_any_width(loop: Any) -> bool:
 
 def _is_choice(value: Any) -> bool:
     return isinstance(value, ir.Call) and str(getattr(value.op, "name", "")).endswith("if_then_else")
-
-
-def _conjuncts(condition: Any) -> list[Any]:
-    if isinstance(condition, tirx.And):
-        return [*_conjuncts(condition.a), *_conjuncts(condition.b)]
-    return [condition]

@@ -345,6 +345,13 @@ def is_same(x: Any, y: Any) -> bool:
     return bool(tvm_ffi.structural_equal(x, y, map_free_vars=False))
 
 
+def conjuncts(condition: Any) -> list[Any]:
+    """The conditions of which `condition` wants all."""
+    if isinstance(condition, tirx.And):
+        return [*conjuncts(condition.a), *conjuncts(condition.b)]
+    return [condition]
+
+
 def is_load_of(expr: Any, buffer: Any) -> bool:
     return isinstance(expr, ir.TensorLoad) and expr.source.same_as(buffer)
 

@@ -32,18 +32,27 @@ _SMALL = 8
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    sch = Schedule(workload.func)
     try:
-        outputs = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
-        if len(outputs) != 1:
-            return NotApplicable("more than one output")
-        inline_elements(sch, outputs[0])
-        kernel = _schedule(sch, outputs[0], int(candidate["cb"]), device.lanes(), candidate.is_serial)
+        inlined = elements_inlined(workload)
+        if isinstance(inlined, NotApplicable):
+            return inlined
+        sch, output = inlined
+        kernel = _schedule(sch, output, int(candidate["cb"]), device.lanes(), candidate.is_serial)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
     if isinstance(kernel, NotApplicable) or not candidate.get("ahead"):
         return kernel
     return Kernel(prefetch_rows(kernel.func, [f"{sch.get(b).name_hint}" for b in all_blocks(sch)]))
+
+
+def elements_inlined(workload: Workload) -> tuple[Schedule, str] | NotApplicable:
+    """The workload with its stages of elements inlined, and the name of its one output. Raises ScheduleError."""
+    sch = Schedule(workload.func)
+    outputs = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
+    if len(outputs) != 1:
+        return NotApplicable("more than one output")
+    inline_elements(sch, outputs[0])
+    return sch, outputs[0]
 
 
 def _schedule(sch: Schedule, output_name: str, cb: int, lanes: int, is_serial: bool) -> Kernel | NotApplicable:

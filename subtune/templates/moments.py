@@ -20,7 +20,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
+from tvm.s_tir import SBlock, SBlockRealize, ScheduleError
 
 from subtune.candidate import Candidate
 from subtune.devices.cpu import CPUModel
@@ -28,7 +28,7 @@ from subtune.forms.anchor import all_blocks, is_reduction, root_stages, stage_bl
 from subtune.forms.stages import with_stages
 from subtune.forms.substitute import substitute
 from subtune.kernel import Kernel, NotApplicable
-from subtune.templates.columns import inline_elements, iterations, reads_columns
+from subtune.templates.columns import elements_inlined, iterations, reads_columns
 from subtune.templates.pieces import LARGE, in_rows
 from subtune.templates.prefetch import L1, ask
 from subtune.templates.statements import buffer, integer, load, parallel, sequence, serial, store, unrolled, vectorized
@@ -40,18 +40,17 @@ _ZERO = tirx.const(0.0, "float32")
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    sch = Schedule(workload.func)
     try:
-        outputs = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
-        if len(outputs) != 1:
-            return NotApplicable("more than one output")
-        inline_elements(sch, outputs[0])
+        inlined = elements_inlined(workload)
+        if isinstance(inlined, NotApplicable):
+            return inlined
+        sch, output = inlined
         most = max(iterations(sch, b) for b in all_blocks(sch))
         large = [b for b in all_blocks(sch) if is_reduction(sch.get(b)) and iterations(sch, b) * LARGE > most]
         if len(large) != 2:
             return NotApplicable("not two large reductions")
         names = [sch.get(b).name_hint for b in large]
-        if (reason := in_rows(sch, sch.get_sblock(outputs[0]), device.lanes())) is not None:
+        if (reason := in_rows(sch, sch.get_sblock(output), device.lanes())) is not None:
             return reason
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])

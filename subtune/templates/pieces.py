@@ -18,7 +18,7 @@ from subtune.candidate import Candidate
 from subtune.devices.cpu import CPUModel
 from subtune.forms.anchor import all_blocks, is_reduction
 from subtune.kernel import Kernel, NotApplicable
-from subtune.templates.columns import inline_elements, iterations, reads_columns
+from subtune.templates.columns import elements_inlined, iterations, reads_columns
 from subtune.templates.tile import extent_of
 from subtune.workload import Workload
 
@@ -27,12 +27,11 @@ LARGE = 8
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    sch = Schedule(workload.func)
     try:
-        outputs = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
-        if len(outputs) != 1:
-            return NotApplicable("more than one output")
-        inline_elements(sch, outputs[0])
+        inlined = elements_inlined(workload)
+        if isinstance(inlined, NotApplicable):
+            return inlined
+        sch, _ = inlined
         blocks = {sch.get(b).name_hint: b for b in all_blocks(sch)}
         most = max(iterations(sch, b) for b in blocks.values())
         for block in blocks.values():

@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 
 from subtune.candidate import Candidate
 from subtune.devices.cuda import CUDAModel
-from subtune.forms.anchor import Contraction, contraction
+from subtune.forms.anchor import Contraction, conjuncts, contraction
 from subtune.forms.gemm_view import GemmView, gemm_view, packed_order
 from subtune.forms.stages import Stages, anchored
 from subtune.forms.wgmma_tiling import ROW_BYTES, Tiling
@@ -167,7 +167,7 @@ def padded_param(block: Any, params: list[Any]) -> tuple[int, tuple[int, ...], t
         for bound in (*([tirx.LE(_like(offset, axis), axis)] if offset else []),
                       *([tirx.LT(axis, _like(offset + extent, axis))] if offset + extent < int(whole) else []))
     ]  # fmt: skip
-    given = _conjuncts(condition)
+    given = conjuncts(condition)
     if len(given) != len(inside) or not all(any(tvm_ffi.structural_equal(x, y) for y in inside) for x in given):
         return why
     return param, shape, tuple(before)
@@ -175,9 +175,3 @@ def padded_param(block: Any, params: list[Any]) -> tuple[int, tuple[int, ...], t
 
 def _like(value: int, axis: Any) -> Any:
     return tirx.const(value, axis.ty.dtype)
-
-
-def _conjuncts(condition: Any) -> list[Any]:
-    if isinstance(condition, tirx.And):
-        return [*_conjuncts(condition.a), *_conjuncts(condition.b)]
-    return [condition]
