@@ -187,7 +187,6 @@ class _Writer:
     def __init__(self, anchor: Any, outputs: list[Any], view: GemmView, tile: FmaTile, exact: bool) -> None:
         self._anchor, self._outputs, self._view, self._tile = anchor, outputs, view, tile
         self._code = Code(exact)
-        self._exact = exact
 
     def write(self, a: Any, b: Any, reading: _Reading) -> tuple[list[Any], list[Any]]:
         """The kernels and what lies between them."""
@@ -228,7 +227,7 @@ class _Writer:
 
     def _total(self, parts: Any) -> Any:
         """Another kernel: the parts of four sums at a time, added up."""
-        code, view = Code(self._exact), self._view
+        code, view = Code(self._code.exact), self._view
         split, count, m, n = (int(d) for d in parts.shape)
         threads = count * m * n // _LANES
         block = code.thread("blockIdx.x", -(-threads // _THREADS))
