@@ -7,9 +7,14 @@ signed sum of blocks of A times one of blocks of B, and every block of C a signe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from math import prod
+from typing import Any
+
+from tvm import ir, te, tirx
 
 from subtune.forms.anchor import Contraction
+from subtune.workload import Workload
 
 PRODUCTS = 7
 
@@ -106,3 +111,40 @@ def strassen_obstacle(info: Contraction, granule: int) -> str:
     if info.a.axes[-1] != k.index:
         return "the first operand is not contiguous along the reduced axis"
     return f"{k.extent} reduced elements are no multiple of {granule}" if k.extent % granule else ""
+
+
+def dense_obstacle(info: Contraction, levels: int, granule: int) -> str:
+    """Why a contraction is no matrix product of float32 whose blocks are made of rows of `granule` elements; or ""."""
+    if {info.acc_dtype, info.a.dtype, info.b.dtype} != {"float32"}:
+        return "not in float32"
+    rows, columns, k = info.of_role("m"), info.of_role("n"), info.of_role("k")
+    if info.of_role("batch") or info.per_group or not rows or len(columns) != 1 or len(k) != 1:
+        return "a batch, groups, or a convolution"
+    if info.a.param < 0 or info.b.param < 0 or info.a.axes != (*(axis.index for axis in rows), k[0].index):
+        return "the first operand is not contiguous along the reduced axis, or one is computed"
+    if sorted(info.b.axes) != sorted((columns[0].index, k[0].index)):
+        return "the second operand is no matrix"
+    s = 2**levels
+    if prod(axis.extent for axis in rows) % s or columns[0].extent % (s * granule) or k[0].extent % (s * granule):
+        return f"extents that are no multiples of {s}, or of {s * granule}"
+    return ""
+
+
+@lru_cache(maxsize=8)
+def block_products(levels: int, rows: int, n: int, k: int, is_nn: bool) -> Workload:
+    """The products of sums of blocks: a batched GEMM, B as it lies in memory."""
+    s, count = 2**levels, PRODUCTS**levels
+    of_b = (count, k // s, n // s) if is_nn else (count, n // s, k // s)
+    v = te.placeholder(_dims(count, rows // s, k // s), "float32", name="v")
+    u = te.placeholder(_dims(*of_b), "float32", name="u")
+    i = te.reduce_axis(ir.Range(*_dims(0, k // s)), "k")
+    m = te.compute(
+        _dims(count, rows // s, n // s),
+        lambda p, r, c: te.sum(v[p, r, i] * (u[p, i, c] if is_nn else u[p, c, i]), axis=i),
+        name="m",
+    )
+    return Workload.of(te.create_prim_func([v, u, m]), 1)
+
+
+def _dims(*extents: int) -> list[Any]:
+    return [tirx.const(extent, "int64") for extent in extents]

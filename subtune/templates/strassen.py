@@ -88,7 +88,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     rows = -(-prod(axis.extent for axis in info.of_role("m")) // s)
     if rows % mb or mb % mr or mr == 1:
         return NotApplicable(f"{rows} rows of a block are no multiple of mb={mb}, or that none of mr={mr} above 1")
-    if not _is_written_in_order(sch, stages):
+    if not is_written_in_order(sch, stages):
         return NotApplicable("the output is not written in the anchor's order")
     pads = tuple(sch.get(pad).name_hint for pad in stages.producers)
     func = _rewrite(sch, stages, info, levels, nr, lanes)
@@ -107,7 +107,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     return Kernel(scheduled, ((info.b.param, weights),))
 
 
-def _is_written_in_order(sch: Schedule, stages: Stages) -> bool:
+def is_written_in_order(sch: Schedule, stages: Stages) -> bool:
     """Whether one block at most follows the anchor, and its axes are those of the anchor's result."""
     if not stages.outputs:
         return True
@@ -137,7 +137,7 @@ def _dims(*extents: int) -> list[Any]:
     return [_int(extent) for extent in extents]
 
 
-def _signed_sum(values: list[tuple[int, Any]]) -> Any:
+def signed_sum(values: list[tuple[int, Any]]) -> Any:
     """Sum of +-values; one with a plus is first."""
     (_, total), *rest = sorted(values, key=lambda term: -term[0])
     for sign, value in rest:
@@ -163,7 +163,7 @@ def _rewrite(sch: Schedule, stages: Stages, info: Contraction, levels: int, nr: 
 
     def a(row: Any, tap: tuple[Any, ...], k: Any) -> Any:
         position = {axis.index: _int(0) for axis in info.of_role("k")}
-        position |= {axis.index: v for axis, v in zip(m_axes, _unfold(row, m_axes), strict=True)}
+        position |= {axis.index: v for axis, v in zip(m_axes, unfold(row, m_axes), strict=True)}
         position |= {axis.index: v for axis, v in zip(k_axes, (*tap, k), strict=True)}
         values = {anchor.iter_vars[index].var: v for index, v in position.items()}
         return data[tuple(substitute(index, values) for index in load.indices)]
@@ -171,7 +171,7 @@ def _rewrite(sch: Schedule, stages: Stages, info: Contraction, levels: int, nr: 
     def v_of(m: Any, p: Any, *position: Any) -> Any:
         *tap, k = position
         sums = [
-            _signed_sum([(sign, a(_clamp(m * s + i, height), tuple(tap), k + j * depth)) for (i, j), sign in row])
+            signed_sum([(sign, a(_clamp(m * s + i, height), tuple(tap), k + j * depth)) for (i, j), sign in row])
             for row in table.a
         ]
         return choose((p,), [((q,), total) for q, total in enumerate(sums)])
@@ -187,7 +187,7 @@ def _rewrite(sch: Schedule, stages: Stages, info: Contraction, levels: int, nr: 
 
     def y_of(x: Any, z: Any, m: Any, o: Any, lane: Any) -> Any:
         values = [
-            ((i, j), _signed_sum([(sign, g[m, p, o * lanes + lane]) for p, sign in table.c[i][j]])) for i, j in blocks
+            ((i, j), signed_sum([(sign, g[m, p, o * lanes + lane]) for p, sign in table.c[i][j]])) for i, j in blocks
         ]
         return choose((x, z), values)
 
@@ -201,7 +201,7 @@ def _int(dim: Any) -> Any:
     return tirx.const(int(dim), "int64")
 
 
-def _unfold(row: Any, axes: tuple[Axis, ...]) -> list[Any]:
+def unfold(row: Any, axes: tuple[Axis, ...]) -> list[Any]:
     """The m axes' positions in row `row` of A."""
     position = []
     for axis in reversed(axes[1:]):
@@ -242,7 +242,7 @@ def _output_stage(block: Any, result: Any, y: Any, info: Contraction) -> Any:
         y, [row % s, column // lanes % s, row // s, column // (lanes * s), column % lanes]
     )  # fmt: skip
     spatial = [iv.var for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
-    position = dict(zip(spatial, [*_unfold(row, m_axes), column], strict=True))
+    position = dict(zip(spatial, [*unfold(row, m_axes), column], strict=True))
     indices = [substitute(index, position) for index in block.body.indices]
     value: Any = taken
     if not block.body.buffer.same_as(result):

@@ -11,7 +11,7 @@ from subtune.forms.stages import summarise
 from subtune.workload import Workload
 
 _POLICIES: dict[str, tuple[str, ...]] = {
-    "Contraction": ("wgmma", "mma", "fma", "winograd", "simt", "gemv", "window"),
+    "Contraction": ("wgmma", "mma", "fma", "winograd", "strassen", "simt", "gemv", "window"),
     "Window": ("window",),
     "Rowwise": ("memory_bound", "gemv_packed"),
     "Columns": ("memory_bound",),

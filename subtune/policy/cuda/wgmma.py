@@ -45,6 +45,10 @@ _STEP_CYCLES = 32.0  # of a step that waits for the one before
 _EPILOGUE_CYCLES = 200.0  # of one operation on 64 rows x 64 columns: sums, exchange, stores
 _HOT_S = 100e-6  # from here on an H200's clock is what its power leaves: fewer joules are fewer seconds
 _FILLING, _READING = 9.6, 1.9  # per element of shared memory, and multiply-add; measured at 4096^3 and 8192^3
+_MEMORY_BOUND = 0.7  # of the time: then copies run ahead of the stores by little, as reads and writes slow one another
+_AHEAD_BYTES = 32 * 1024  # of A, on a multiprocessor; 64 rows with them took 0.95 of 128 rows with 64 KB
+_COARSE = 0.03  # of the time more, where a memory-bound tile has more rows
+_SCATTERED = 0.06  # where its rows are runs of a single line, and half of it where they are of four
 _DTYPES = ("float16", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 
 
@@ -79,6 +83,10 @@ def wgmma_candidates(anchor: Contraction, workload: Workload, device: CUDAModel)
                 Tiling(rows, columns, 2, consumers, alternate, blocks, promote=promote), view, device, size
             ):
                 seconds = predict(view, tiling, workload, device, bk, dtype)
+                if _moved_s(view, tiling, workload, device) > _MEMORY_BOUND * seconds:
+                    shallow = max(2, _AHEAD_BYTES // (tiling.m * ROW_BYTES * blocks))
+                    tiling = replace(tiling, stages=min(tiling.stages, shallow))
+                    seconds *= 1.0 + _COARSE * (tiling.m > 64)
                 found.append(Candidate.make("cuda.wgmma", seconds, **tiling.knobs()))
     return found
 
@@ -188,7 +196,7 @@ def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAMode
     else:
         turns, at_once = ceil(count / places), 2 if tiling.alternate else 1
         cycles = max(tiling.blocks_per_sm * turns * busy, turns * alone / at_once) + alone * (1 - 1 / at_once)
-    memory = _moved_bytes(view, workload) / device.dram_bytes_per_s
+    memory = _moved_s(view, tiling, workload, device)
     seconds = cycles / device.cycles_per_s + memory + _FILL_S + device.launch_s + _together_s(tiling, device)
     return seconds * _energy(tiling) if seconds > _HOT_S and multiply == max(times) else seconds
 
@@ -215,6 +223,12 @@ def _operations(view: GemmView, workload: Workload) -> float:
     except Exception:  # TVM counts none where an extent is data
         return 1.0
     return max(0.0, total / elements - 2.0 * view.extent(*view.steps, view.inner))
+
+
+def _moved_s(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAModel) -> float:
+    run_bytes = tiling.rows[-1] * view.extent(view.n) * dtype_bits(workload.args[-1].dtype) / 8
+    scattered = 1.0 + _SCATTERED * min(1.0, ROW_BYTES / run_bytes) ** 0.5 if len(tiling.rows) > 1 else 1.0
+    return _moved_bytes(view, workload) / device.dram_bytes_per_s * scattered
 
 
 def _moved_bytes(view: GemmView, workload: Workload) -> float:

@@ -115,8 +115,11 @@ def _host(func: Any, device: CUDAModel) -> str:
 
 
 def _temporaries(host: str) -> dict[str, np.ndarray]:
-    found = re.findall(r'(\w+) = T\.alloc_buffer\(\((\d+),\)(?:, "(\w+)")?', host)
-    return {name: np.zeros(int(size), numpy_dtype(dtype or "float32")) for name, size, dtype in found}
+    found = re.findall(r'(\w+) = T\.alloc_buffer\(\((\d+),\)(?:, "([a-z]+\d*)(?:x(\d+))?")?', host)
+    return {
+        name: np.zeros(int(size) * int(lanes or 1), numpy_dtype(dtype or "float32"))
+        for name, size, dtype, lanes in found
+    }
 
 
 def _root(host: str, name: str) -> str:

@@ -1,0 +1,42 @@
+"""Candidates for Strassen's algorithm on CUDA cores: how many levels, and the tile of its products.
+
+The transforms, which memory bounds, and 7^levels products of an eighth of the work each, which `score` knows.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from subtune.candidate import Candidate
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.anchor import Contraction
+from subtune.forms.strassen_form import PRODUCTS, block_products, dense_obstacle
+from subtune.policy.cuda.simt import simt_candidates
+from subtune.workload import Workload
+
+_KEPT = 3
+_LEVELS = (1, 2)
+_LEAST = 512
+"""Rows, columns and k of one product: below, the transforms cost more than they save."""
+_COPIED = 0.85  # of the bandwidth, what the transforms reach
+
+
+def strassen_candidates(anchor: object, workload: Workload, device: CUDAModel) -> list[Candidate]:
+    """Best first; empty where the algorithm does not apply, saves nothing, or rounding must be the model's."""
+    if device.exact_math or not isinstance(anchor, Contraction) or sum(arg.is_output for arg in workload.args) != 1:
+        return []
+    found: list[Candidate] = []
+    for levels in _LEVELS:
+        if dense_obstacle(anchor, levels, 4):
+            continue
+        s, count = 2**levels, PRODUCTS**levels
+        rows, n, k = (prod(axis.extent for axis in anchor.of_role(role)) for role in "mnk")
+        if min(rows, n, k) < s * _LEAST:
+            continue
+        product = block_products(levels, rows, n, k, anchor.b.axes[-1] == anchor.n.index)
+        copied = workload.nbytes + 4 * count * (rows * k + n * k + rows * n) // s**2
+        transforms_s = 3 * device.launch_s + copied / (_COPIED * device.dram_bytes_per_s)
+        for candidate in simt_candidates(None, product, device)[:_KEPT]:
+            seconds = transforms_s + candidate.predicted_s
+            found.append(Candidate.make("cuda.strassen", seconds, levels=levels, **dict(candidate.knobs)))
+    return sorted(found, key=lambda candidate: candidate.predicted_s)
