@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product as choices
 
 from subtune.candidate import Candidate
@@ -12,7 +13,7 @@ from subtune.forms.tensor_core import tensor_core_obstacle
 from subtune.kernel import NotApplicable
 from subtune.policy.cuda.diverse import diverse
 from subtune.policy.cuda.fma import is_fma
-from subtune.policy.cuda.score import BlockShape, seconds
+from subtune.policy.cuda.score import BlockShape, resident_blocks, seconds
 from subtune.workload import Workload, dtype_bits
 
 _EXTENTS = (16, 32, 64, 128, 256)
@@ -25,6 +26,7 @@ hide one another's waiting; up to 16 are addresses for the most part. 0.75 at 8 
 TFLOP/s of an H200's 67)."""
 _LOADED = 3.0  # instructions that a load of 16 bytes from shared memory keeps waiting
 _ONE_BY_ONE = 0.65  # asynchronous copies are of one element each
+_GATHERING = 0.5  # of its time a block gathers a window's elements one by one; when all do, nobody multiplies
 _SMALL_SUMS, _FEW_SUMS = 16, 64
 _KEPT = 16
 _BESIDE_FMA = 4  # where the other template does the same faster, if it applies
@@ -65,9 +67,13 @@ def _shape(tile: SimtTile, form: Gemm, device: CUDAModel) -> BlockShape:
     issue = _ISSUE_OF_FEW if computed > _FEW_SUMS else _ISSUE if computed > _SMALL_SUMS else _ISSUE_OF_SMALL
     if tile.copy == "async":
         issue *= _ONE_BY_ONE
-    return BlockShape(
+    shape = BlockShape(
         bm=tile.bm, bn=tile.bn, bk=tile.bk, steps=tile.steps(form), blocks=tile.blocks(form), threads=tile.threads,
         shared_bytes=tile.shared_bytes(form), registers=tile.registers(form), stages=tile.stages, raster=tile.raster,
         flops_per_cycle=2.0 * device.fma_per_cycle * issue * computed / (computed + _LOADED * loaded),
         shared_bytes_per_step=fragments + written,
     )  # fmt: skip
+    if form.is_window and tile.vector(form, "a") == 1:
+        idle = _GATHERING ** resident_blocks(shape, device)
+        shape = replace(shape, flops_per_cycle=shape.flops_per_cycle * (1.0 - idle))
+    return shape
