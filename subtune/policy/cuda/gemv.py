@@ -12,7 +12,6 @@ from subtune.kernel import NotApplicable
 from subtune.policy.cuda.streaming import streaming_s
 from subtune.workload import Workload, dtype_bits
 
-_SHORT_BYTES = 8 << 20  # up to here the start of its blocks is a part of a kernel's time
 _MAX_SUMS = 32  # of one thread along k: rows times vectors
 
 
@@ -40,7 +39,7 @@ def _along(form: GemvForm, workload: Workload, device: CUDAModel, widest: int, b
             for unroll in (1, 2, 4, 8):
                 if unroll > runs or unroll * tile * lanes > 128:
                     continue
-                for block in (128, 256) if workload.nbytes > _SHORT_BYTES else (128, 256, 512, 1024):
+                for block in (128, 256):
                     if block < threads:
                         continue
                     groups = block // threads
