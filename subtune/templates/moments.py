@@ -20,7 +20,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.s_tir import SBlock, SBlockRealize, ScheduleError
+from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
 
 from subtune.candidate import Candidate
 from subtune.devices.cpu import CPUModel
@@ -45,11 +45,9 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         if isinstance(inlined, NotApplicable):
             return inlined
         sch, output = inlined
-        most = max(iterations(sch, b) for b in all_blocks(sch))
-        large = [b for b in all_blocks(sch) if is_reduction(sch.get(b)) and iterations(sch, b) * LARGE > most]
-        if len(large) != 2:
+        names = large_reductions(sch)
+        if len(names) != 2:
             return NotApplicable("not two large reductions")
-        names = [sch.get(b).name_hint for b in large]
         if (reason := in_rows(sch, sch.get_sblock(output), device.lanes())) is not None:
             return reason
     except ScheduleError as e:
@@ -57,7 +55,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     func = sch.mod["main"]
     stages = root_stages(func)
     first, second = ([stage_block(stage).name_hint for stage in stages].index(name) for name in names)
-    found = _moments(stage_block(stages[first]), stage_block(stages[second]))
+    found = moments_of(stage_block(stages[first]), stage_block(stages[second]))
     if isinstance(found, NotApplicable):
         return found
     rows, lanes = int(candidate["rows"]), device.lanes()
@@ -69,8 +67,15 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     return Kernel(with_stages(func, stages, [*func.body.block.alloc_buffers, writer.means, writer.distances]))
 
 
+def large_reductions(sch: Schedule) -> list[str]:
+    """Names of the reductions that take about as long as the largest stage."""
+    blocks = all_blocks(sch)
+    most = max(iterations(sch, b) for b in blocks)
+    return [sch.get(b).name_hint for b in blocks if is_reduction(sch.get(b)) and iterations(sch, b) * LARGE > most]
+
+
 @dataclass(frozen=True, slots=True)
-class _Moments:
+class Moments:
     """`total` sums `value` over the reduced axes, `squares` sums its squared distance from `mean`, of kept axes."""
 
     total: Any
@@ -99,7 +104,8 @@ class _Moments:
         return _unfolded(others, outer) | _unfolded(self.axes(tirx.IterVar.CommReduce), row) | {last.var: column}
 
 
-def _moments(first: Any, second: Any) -> _Moments | NotApplicable:
+def moments_of(first: Any, second: Any) -> Moments | NotApplicable:
+    """What two reductions (sblocks) are a sum and the squared distances of."""
     value, square = _summed(first), _summed(second)
     if value is None or square is None:
         return NotApplicable("not two sums of float32")
@@ -111,7 +117,7 @@ def _moments(first: Any, second: Any) -> _Moments | NotApplicable:
     square = substitute(square, {b.var: a.var for a, b in zip(first.iter_vars, second.iter_vars, strict=True)})
     if not isinstance(square, tirx.Mul) or not _equal(square.a, square.b) or not isinstance(square.a, tirx.Sub):
         return NotApplicable("the second sum is not one of squared differences")
-    found = _Moments(first, second, value, square.a.b)
+    found = Moments(first, second, value, square.a.b)
     reduced = {iv.var for iv in found.axes(tirx.IterVar.CommReduce)}
     if not _equal(square.a.a, value) or variables(found.mean) & reduced:
         return NotApplicable("the differences are not from what the first sum gives")
@@ -124,7 +130,7 @@ def _moments(first: Any, second: Any) -> _Moments | NotApplicable:
 
 
 class _Writer:
-    def __init__(self, found: _Moments, rows: int, threads: int, lanes: int) -> None:
+    def __init__(self, found: Moments, rows: int, threads: int, lanes: int) -> None:
         self._found, self._rows, self._lanes = found, rows, lanes
         self._pieces = found.length // rows
         self._parts = min(threads, self._pieces)
@@ -271,7 +277,7 @@ def _summed(block: Any) -> Any | None:
     return value.b if is_zero and value.a.source.same_as(update.buffer) else None
 
 
-def _block(name: str, body: Any, found: _Moments, buffers: Sequence[Any]) -> Any:
+def _block(name: str, body: Any, found: Moments, buffers: Sequence[Any]) -> Any:
     """The body as a block of its own; what it reads and writes is taken from its loads and stores."""
     stored: list[Any] = []
     tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda one: stored.append(one.buffer)))

@@ -16,6 +16,7 @@ _MAX_TILED_TOTAL = 32  # elements of each of two rows in one thread's registers,
 _MAX_KEPT = 64  # elements of a row in one thread's registers
 _SCALAR = 6.0  # crosswise operands element by element
 _MAX_LANES = 32
+_PART_S, _PARTS_AT_ONCE = 0.05e-6, 16  # to add up partial results
 _COST = 8  # instructions for an element of a row: conversions, an exponential, sums
 _COST_OF_TOTAL, _COST_OF_PRODUCT, _COST_OF_VECTOR = 2.2, 2.5, 2.0
 
@@ -142,7 +143,39 @@ def columns_candidates(anchor: Columns, workload: Workload, device: CUDAModel) -
                     continue
                 made = _column_candidates(anchor, workload, device, lanes, chunks, threads, is_total)
                 found += _slowed(made, narrow(lanes, widths[0]))
+    if not is_total and anchor.group == 1:
+        found += _moments_candidates(anchor, workload, device, widths)
     return found
+
+
+def _moments_candidates(anchor: Columns, workload: Workload, device: CUDAModel, widths: list[int]) -> list[Candidate]:
+    """Three kernels of many blocks, where the columns are too few for one."""
+    element_bytes = workload.nbytes / (anchor.outer * anchor.columns * anchor.length)
+    found = []
+    for lanes in widths:
+        runs_of_columns = anchor.columns // lanes
+        chunks = next(c for c in (32, 16, 8, 4, 2, 1) if runs_of_columns % c == 0)
+        for block in (128, 256, 512):
+            for runs in (1, 2, 4, 8):
+                threads, rest = divmod(block, chunks)
+                rows = threads * runs
+                if rest or anchor.length % rows or anchor.length <= rows or runs * lanes > _MAX_KEPT:
+                    continue
+                parts = anchor.length // rows
+                blocks = parts * anchor.outer * (runs_of_columns // chunks)
+                in_flight, registers = max(1, int(lanes * runs * element_bytes)), 32 + 2 * lanes * runs
+                # the input for the moments; then, from L2 where that holds it, and the output
+                read_s, written_s = (
+                    streaming_s(device, share * workload.nbytes, blocks, block, in_flight, registers,
+                                operations=anchor.outer * anchor.columns * anchor.length * 4.0)
+                    for share in (0.5, 1.0)
+                )  # fmt: skip
+                summed = 8.0 * parts * anchor.outer * anchor.columns
+                waits = _PART_S * ceil(parts / _PARTS_AT_ONCE) + summed / device.l2_bytes_per_s
+                seconds = read_s + written_s + 4 * device.launch_s + waits  # each kernel waits for the one before
+                knobs = {"lanes": lanes, "chunks": chunks, "threads": threads, "runs": runs}
+                found += _slowed([Candidate.make("cuda.moments", seconds, **knobs)], narrow(lanes, widths[0]))
+    return [candidate for candidate in found if candidate.predicted_s < float("inf")]
 
 
 def _column_candidates(

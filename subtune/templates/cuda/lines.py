@@ -205,7 +205,7 @@ class _LineWriter:
         parts = [(self._points[point], self._lines.outer), (column, self._lines.columns)]
         if kind == "full":
             parts.insert(1, (at, self._lines.length))
-        indices = _by_parts(parts, shape, analyzer)
+        indices = by_parts(parts, shape, analyzer)
         axes = {iv.var: index for iv, index in zip(spatial, indices, strict=True)}
         if reduced:
             places = decoded(at, [int(iv.dom.extent) for iv in reduced], analyzer)
@@ -323,7 +323,7 @@ class _LineWriter:
         return stage
 
 
-def _by_parts(parts: list[tuple[Any, int]], shape: list[int], analyzer: Any) -> list[Any]:
+def by_parts(parts: list[tuple[Any, int]], shape: list[int], analyzer: Any) -> list[Any]:
     """The indices of an element of `shape` whose number is that of the parts (number, size) in their order.
 
     Each part is decoded by itself where the axes fall apart as the parts do: such indices simplify best.

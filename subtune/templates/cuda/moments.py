@@ -1,0 +1,259 @@
+"""Mean and variance of columns, and what is computed from them, by many blocks: instance norm over NHWC.
+
+    parts    of a part's rows, held in registers: their mean, then their squared distances from it
+    totals   the sums of all parts, as `templates.moments` has them; what is computed per column
+    output   from these, row by row
+
+Three kernels, one after another. Where columns are few, `columns` occupies few multiprocessors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import ScheduleError
+from tvm.tirx.op import tvm_warp_shuffle_xor
+
+from subtune.candidate import Candidate
+from subtune.devices.cuda import CUDAModel
+from subtune.forms.anchor import all_blocks
+from subtune.kernel import Kernel, NotApplicable
+from subtune.templates.columns import elements_inlined
+from subtune.templates.cuda.emit import FULL_WARP, Code, const, load, prim_func
+from subtune.templates.cuda.lanes import Lanes, Unsupported, decoded, not_applicable
+from subtune.templates.cuda.lines import Lines, by_parts, domain
+from subtune.templates.moments import Moments, large_reductions, moments_of
+from subtune.workload import Workload
+
+_WARP = 32
+_SHARING = 16
+"""Threads that add up the parts of one column."""
+_ZERO = tirx.FloatImm("float32", 0.0)
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
+    """Knobs: `chunks` runs of `lanes` columns of a block, `threads` of a column, `runs` rows of a thread."""
+    try:
+        return _schedule(workload, _Tile.of(candidate), device.exact_math)
+    except (ScheduleError, Unsupported) as e:
+        return not_applicable(e)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    lanes: int
+    chunks: int
+    threads: int
+    runs: int
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> _Tile:
+        return cls(*(int(candidate[name]) for name in cls.__slots__))
+
+    @property
+    def rows(self) -> int:
+        return self.threads * self.runs
+
+    def obstacle(self, lines: Lines) -> str:
+        if lines.columns % (self.lanes * self.chunks) or lines.length % self.rows:
+            return f"{lines.length} rows of {lines.columns} columns are no whole tiles"
+        if self.threads * self.chunks % _WARP or (self.chunks % _WARP and _WARP % self.chunks):
+            return f"{self.chunks} times {self.threads} threads are no whole warps"
+        return ""
+
+
+def _schedule(workload: Workload, tile: _Tile, exact: bool) -> Kernel | NotApplicable:
+    inlined = elements_inlined(workload)
+    if isinstance(inlined, NotApplicable):
+        return inlined
+    sch, output = inlined
+    names = large_reductions(sch)
+    blocks = {sch.get(b).name_hint: sch.get(b) for b in all_blocks(sch)}
+    if len(names) != 2 or output in names:
+        return NotApplicable("not two large reductions, and an output besides")
+    found = moments_of(*(blocks[name] for name in names))
+    if isinstance(found, NotApplicable):
+        return found
+    lines = Lines(found.outer, found.length, found.columns)
+    per_column = [block for name, block in blocks.items() if name != output]
+    if any(domain(block, lines) != "kept" for block in per_column if block.name_hint not in names):
+        return NotApplicable("a stage that is neither of columns nor of elements")
+    if domain(blocks[output], lines) != "full":
+        return NotApplicable("the output has no value per element")
+    if reason := tile.obstacle(lines):
+        return NotApplicable(reason)
+    writer = _Writer(found, lines, tile, exact)
+    kernels = [writer.parts(), writer.totals(per_column), writer.output(blocks[output])]
+    buffers = [writer.means, writer.distances, *(block.body.buffer for block in per_column)]
+    return Kernel(prim_func(sch.mod["main"], kernels, buffers))
+
+
+class _Writer:
+    def __init__(self, found: Moments, lines: Lines, tile: _Tile, exact: bool) -> None:
+        self._found, self._lines, self._tile, self._exact = found, lines, tile, exact
+        self._parts = lines.length // tile.rows
+        shape = [self._parts, lines.outer, lines.columns]
+        self.means, self.distances = (tirx.decl_buffer(shape, "float32", name) for name in ("means", "distances"))
+
+    def parts(self) -> Any:
+        """Mean and squared distances of every part."""
+        place = _Place(self._lines, self._tile, self._exact)
+        code, lanes, runs = place.code, self._tile.lanes, self._tile.runs
+        held = code.local("float32", runs * lanes, "held")
+        values = [place.reader.compute(self._found.value, self._reduced_axes(place, row)) for row in place.rows]
+        for run, value in enumerate(values):
+            with code.unrolled(lanes) as v:
+                code.store(held, const(run * lanes) + v, place.reader.at(value, v))
+        mean = place.total(lambda run, v: load(held, const(run * lanes) + v), 1.0 / self._tile.rows)
+
+        def away(run: int, v: Any) -> Any:
+            distance = load(held, const(run * lanes) + v) - load(mean, v)
+            return distance * distance
+
+        distances = place.total(away, 1.0)
+        with code.when(tirx.EQ(place.thread, const(0))):
+            for buffer, registers in ((self.means, mean), (self.distances, distances)):
+                where = [place.part, place.outer, place.column + place.lane]
+                place.reader.write(buffer, where, load(registers, place.lane))
+        return code.kernel()
+
+    def totals(self, blocks: list[Any]) -> Any:
+        """Everything that has one value per column, stored."""
+        code, lines, found = Code(self._exact), self._lines, self._found
+        wide = -(-lines.columns // _WARP)
+        block = code.thread("blockIdx.x", lines.outer * wide)
+        x, y = code.thread("threadIdx.x", _WARP), code.thread("threadIdx.y", _SHARING)
+        outer, tile = decoded(block, (lines.outer, wide), code.analyzer)
+        # past the end the last column again, stored twice
+        column = code.bind("column", tirx.min(tile * _WARP + x, const(lines.columns - 1)), lines.columns)
+        number = outer * lines.columns + column
+        known: dict[Any, Any] = {}
+
+        def value_of(source: Any, indices: list[Any]) -> Any:
+            if source not in known:
+                return None
+            if not reader.is_zero(reader.flat(source, indices) - number):
+                raise Unsupported(f"{source.name} is read elsewhere than at the column that is computed")
+            return load(known[source], const(0))
+
+        def of_parts(of_part: Any) -> Any:
+            """The sum over all parts, in every thread."""
+            own = code.local("float32", 1, "own")
+            code.store(own, const(0), _ZERO)
+            with code.serial(-(-self._parts // _SHARING)) as k:
+                part = k * _SHARING + y
+                with code.when(tirx.LT(part, const(self._parts)) if self._parts % _SHARING else None):
+                    at = part * (lines.outer * lines.columns) + number
+                    code.store(own, const(0), load(own, const(0)) + of_part(at))
+            shared = code.shared("float32", _SHARING * _WARP, "shared")
+            code.store(shared, y * _WARP + x, load(own, const(0)))
+            code.sync()
+            total = code.local("float32", 1, "total")
+            code.store(total, const(0), _ZERO)
+            with code.unrolled(_SHARING) as i:
+                code.store(total, const(0), load(total, const(0)) + load(shared, i * _WARP + x))
+            return total
+
+        reader = Lanes(code, code.variable("lane", 1), 1, value_of)
+        count = tirx.FloatImm("float32", float(self._tile.rows))
+        for one in blocks:
+            axes = self._column_axes(one, outer, column, code)
+            if one.same_as(found.total):
+                registers = of_parts(lambda at: count * load(self.means, at))
+            elif one.same_as(found.squares):
+                mean = code.local("float32", 1, "mean")
+                code.store(
+                    mean, const(0), reader.compute(found.mean, self._column_axes(found.total, outer, column, code))
+                )
+
+                def squared(at: Any, mean: Any = mean) -> Any:
+                    away = load(self.means, at) - load(mean, const(0))
+                    return load(self.distances, at) + count * (away * away)
+
+                registers = of_parts(squared)
+            else:
+                registers = code.local(str(one.body.buffer.dtype), 1, "kept")
+                code.store(registers, const(0), reader.compute(one.body.value, axes))
+            known[one.body.buffer] = registers
+            with code.when(tirx.EQ(y, const(0))):
+                code.store(one.body.buffer, number, load(registers, const(0)))
+        return code.kernel()
+
+    def output(self, block: Any) -> Any:
+        """The output's rows, each thread's as they were in `parts`; what is per column is read once for all of them."""
+        place = _Place(self._lines, self._tile, self._exact)
+        lines, spatial = self._lines, list(block.iter_vars)
+        computed = []
+        for row in place.rows:
+            numbers = [(place.outer, lines.outer), (row, lines.length), (place.column + place.lane, lines.columns)]
+            indices = by_parts(numbers, [int(iv.dom.extent) for iv in spatial], place.code.analyzer)
+            axes = {iv.var: index for iv, index in zip(spatial, indices, strict=True)}
+            computed.append((axes, place.reader.compute(block.body.value, axes)))
+        for axes, value in computed:
+            place.reader.write(block.body.buffer, [axes.get(index, index) for index in block.body.indices], value)
+        return place.code.kernel()
+
+    def _column_axes(self, block: Any, outer: Any, column: Any, code: Code) -> dict[Any, Any]:
+        spatial = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
+        numbers = [(outer, self._lines.outer), (column, self._lines.columns)]
+        indices = by_parts(numbers, [int(iv.dom.extent) for iv in spatial], code.analyzer)
+        return {iv.var: index for iv, index in zip(spatial, indices, strict=True)}
+
+    def _reduced_axes(self, place: _Place, row: Any) -> dict[Any, Any]:
+        total, code = self._found.total, place.code
+        reduced = self._found.axes(tirx.IterVar.CommReduce)
+        places = decoded(row, [int(iv.dom.extent) for iv in reduced], code.analyzer)
+        axes = {iv.var: index for iv, index in zip(reduced, places, strict=True)}
+        return axes | self._column_axes(total, place.outer, place.column + place.lane, code)
+
+
+class _Place:
+    """Where a thread is: the rows and the first of its columns, of one part."""
+
+    def __init__(self, lines: Lines, tile: _Tile, exact: bool) -> None:
+        self.code = code = Code(exact)
+        self._tile = tile
+        parts, wide = lines.length // tile.rows, lines.columns // (tile.lanes * tile.chunks)
+        block = code.thread("blockIdx.x", lines.outer * parts * wide)
+        self._chunk, self.thread = code.thread("threadIdx.x", tile.chunks), code.thread("threadIdx.y", tile.threads)
+        self.outer, self.part, across = decoded(block, (lines.outer, parts, wide), code.analyzer)
+        self.column = (across * tile.chunks + self._chunk) * tile.lanes
+        self.rows = [self.part * tile.rows + run * tile.threads + self.thread for run in range(tile.runs)]
+        self.lane = code.variable("lane", tile.lanes)
+        self.reader = Lanes(code, self.lane, tile.lanes)
+
+    def total(self, value: Any, factor: float) -> Any:
+        """`factor` times the sum of `value(run, lane)` over the part's rows, for each of the thread's columns."""
+        code, tile = self.code, self._tile
+        sums = code.local("float32", tile.lanes, "sum")
+        with code.unrolled(tile.lanes) as v:
+            code.store(sums, v, _ZERO)
+        for run in range(tile.runs):
+            with code.unrolled(tile.lanes) as v:
+                code.store(sums, v, load(sums, v) + value(run, v))
+        offset = _WARP // 2
+        while offset >= tile.chunks:  # threads of a warp that share columns
+            with code.unrolled(tile.lanes) as v:
+                mine = load(sums, v)
+                other = tvm_warp_shuffle_xor(tirx.const(FULL_WARP, "uint32"), mine, offset, _WARP, _WARP)
+                code.store(sums, v, mine + other)
+            offset //= 2
+        together = max(1, _WARP // tile.chunks)
+        slots, width = tile.threads // together, tile.chunks * tile.lanes
+        shared = code.shared("float32", slots * width, "shared")
+        is_first = tirx.EQ(self.thread % together, const(0)) if together > 1 else None
+        with code.when(is_first), code.unrolled(tile.lanes) as v:
+            at = tirx.floordiv(self.thread, const(together)) * width + self._chunk * tile.lanes + v
+            code.store(shared, at, load(sums, v))
+        code.sync()
+        result = code.local("float32", tile.lanes, "total")
+        with code.unrolled(tile.lanes) as v:
+            code.store(result, v, _ZERO)
+        with code.unrolled(slots) as s, code.unrolled(tile.lanes) as v:
+            code.store(result, v, load(result, v) + load(shared, s * width + self._chunk * tile.lanes + v))
+        if factor != 1.0:
+            with code.unrolled(tile.lanes) as v:
+                code.store(result, v, load(result, v) * tirx.FloatImm("float32", factor))
+        return result

@@ -1,0 +1,81 @@
+"""Instance norm by many blocks of a GPU: what it computes, and when it is proposed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tvm.relax import op
+
+from subtune.candidate import Candidate
+from subtune.devices.cuda import CUDA
+from subtune.kernel import Kernel, NotApplicable
+from subtune.policy.cuda import candidates
+from subtune.templates.cuda import schedule
+from subtune.workload import Workload
+from tests.subtune.templates import cuda_on_cpu
+from tests.subtune.templates.test_cuda_values import check
+from tests.subtune.templates.workloads import build
+
+H100 = CUDA("H100")
+
+
+def instance_norm(*shape: int) -> Workload:
+    def body(emit: Any, x: Any, g: Any, b: Any) -> Any:
+        return op.nn.relu(emit(op.nn.instance_norm(x, g, b, channel_axis=3, axes=[1, 2])))
+
+    return build(body, [shape], [(shape[-1],), (shape[-1],)])
+
+
+def group_norm(*shape: int) -> Workload:
+    def body(emit: Any, x: Any, g: Any, b: Any) -> Any:
+        return op.nn.group_norm(x, g, b, 4, channel_axis=3, axes=[1, 2])
+
+    return build(body, [shape], [(shape[-1],), (shape[-1],)])
+
+
+def tiled(lanes: int, chunks: int, threads: int, runs: int) -> Candidate:
+    return Candidate.make("cuda.moments", lanes=lanes, chunks=chunks, threads=threads, runs=runs)
+
+
+CASES = {
+    "a warp shares columns": (instance_norm(2, 8, 8, 16), tiled(4, 4, 16, 2)),
+    "a warp for every row": (instance_norm(1, 6, 8, 64), tiled(2, 32, 4, 3)),
+    "columns of several blocks": (instance_norm(1, 10, 8, 40), tiled(1, 8, 4, 1)),
+    "one part": (instance_norm(3, 4, 4, 32), tiled(4, 8, 8, 2)),
+}
+
+
+@pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str, tmp_path: Path) -> None:
+    workload, candidate = CASES[name]
+    kernel = schedule(workload, candidate, H100)
+    assert isinstance(kernel, Kernel), kernel.reason
+    check(workload, kernel, H100, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("workload", "candidate", "reason"),
+    [
+        (instance_norm(1, 9, 7, 32), tiled(4, 8, 8, 1), "no whole tiles"),
+        (instance_norm(1, 9, 7, 32), tiled(4, 8, 21, 1), "no whole warps"),
+        (group_norm(1, 8, 8, 32), tiled(4, 8, 8, 1), ""),
+    ],
+)
+def test_others_are_refused(workload: Workload, candidate: Candidate, reason: str) -> None:
+    refused = schedule(workload, candidate, H100)
+    assert isinstance(refused, NotApplicable)
+    assert reason in refused.reason
+
+
+def test_it_comes_first_where_columns_are_few() -> None:
+    """And every candidate is one that the template takes."""
+    workload = instance_norm(1, 128, 128, 32)
+    found = candidates(workload, H100)
+    assert found[0].template == "cuda.moments"
+    moments = [candidate for candidate in found if candidate.template == "cuda.moments"]
+    assert all(isinstance(schedule(workload, candidate, H100), Kernel) for candidate in moments)
+    grouped = candidates(group_norm(1, 128, 128, 32), H100)
+    assert all(candidate.template != "cuda.moments" for candidate in grouped)
