@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tvm
 
+from subtune.build.cubin import resources
+from subtune.build.cuda_compiler import compile_source, compiler
 from subtune.candidate import Candidate
 from subtune.devices.cuda import CUDA
 from subtune.forms.stages import summarise
 from subtune.forms.strassen_form import block_products
 from subtune.kernel import Kernel, NotApplicable
+from subtune.policy.cuda import candidates
 from subtune.policy.cuda.strassen import strassen_candidates
 from subtune.templates.cuda import schedule
+from subtune.templates.cuda.pipeline import register
 from subtune.workload import Workload
 from tests.subtune.templates import cuda_on_cpu
 from tests.subtune.templates.fma_workloads import EPILOGUE, FP32
@@ -86,3 +91,18 @@ def test_candidates_of_large_products_alone() -> None:
     assert {c["levels"] for c in found} == {1, 2}
     assert found == sorted(found, key=lambda candidate: candidate.predicted_s)
     scheduled(large, found[0])
+
+
+@pytest.mark.skipif(not compiler(), reason="nothing compiles CUDA here")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])
+def test_machine_code(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_COMPILE_FORCE_FALLBACK", "1")  # the source is all that is wanted
+    device = CUDA(arch)
+    workload = product(4096, 4096, 4096, "nn", **FP32)
+    candidate = next(c for c in candidates(workload, device) if c.template == "cuda.strassen")
+    kernel = schedule(workload, candidate, device)
+    assert isinstance(kernel, Kernel), kernel.reason
+    lib = tvm.compile(tvm.IRModule({"main": kernel.func}), target=device.target(), tir_pipeline=register())
+    found = resources(compile_source(str(lib.mod.imports[0].inspect_source()), device.target()))
+    assert len(found) == 4
+    assert all(kernel.stack_bytes <= 8 for kernel in found)
