@@ -134,7 +134,7 @@ def columns_candidates(anchor: Columns, workload: Workload, device: CUDAModel) -
     is_total = outputs * anchor.length <= total
     found = []
     widths = _lanes(_element_bits(total, workload), anchor.columns, 4)
-    for lanes in widths:
+    for lanes in widths if anchor.group == 1 else ():  # a group's columns are different threads'
         for chunks in (8, 16, 32, 64):
             if chunks // 2 * lanes >= anchor.columns and chunks > 8:
                 continue
@@ -143,7 +143,7 @@ def columns_candidates(anchor: Columns, workload: Workload, device: CUDAModel) -
                     continue
                 made = _column_candidates(anchor, workload, device, lanes, chunks, threads, is_total)
                 found += _slowed(made, narrow(lanes, widths[0]))
-    if not is_total and anchor.group == 1:
+    if not is_total:
         found += _moments_candidates(anchor, workload, device, widths)
     return found
 

@@ -1,7 +1,7 @@
-"""Mean and variance of columns, and what is computed from them, by many blocks: instance norm over NHWC.
+"""Mean and variance of columns, and what is computed from them, by many blocks: instance and group norm over NHWC.
 
     parts    of a part's rows, held in registers: their mean, then their squared distances from it
-    totals   the sums of all parts, as `templates.moments` has them; what is computed per column
+    totals   the sums of all parts, as `templates.moments` has them; what is computed per column, and per group of them
     output   from these, row by row
 
 Three kernels, one after another. Where columns are few, `columns` occupies few multiprocessors.
@@ -10,6 +10,7 @@ Three kernels, one after another. Where columns are few, `columns` occupies few 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from tvm import tirx
@@ -18,18 +19,18 @@ from tvm.tirx.op import tvm_warp_shuffle_xor
 
 from subtune.candidate import Candidate
 from subtune.devices.cuda import CUDAModel
-from subtune.forms.anchor import all_blocks
+from subtune.forms.anchor import all_blocks, is_reduction
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.columns import elements_inlined
 from subtune.templates.cuda.emit import FULL_WARP, Code, const, load, prim_func
 from subtune.templates.cuda.lanes import Lanes, Unsupported, decoded, not_applicable
-from subtune.templates.cuda.lines import Lines, by_parts, domain
+from subtune.templates.cuda.lines import Lines, by_parts, combination, domain
 from subtune.templates.moments import Moments, large_reductions, moments_of
 from subtune.workload import Workload
 
 _WARP = 32
-_SHARING = 16
-"""Threads that add up the parts of one column."""
+_SHARING, _MAX_THREADS = 16, 1024
+"""Threads that add up the parts of one column; and of a block."""
 _ZERO = tirx.FloatImm("float32", 0.0)
 
 
@@ -78,14 +79,15 @@ def _schedule(workload: Workload, tile: _Tile, exact: bool) -> Kernel | NotAppli
         return found
     lines = Lines(found.outer, found.length, found.columns)
     per_column = [block for name, block in blocks.items() if name != output]
-    if any(domain(block, lines) != "kept" for block in per_column if block.name_hint not in names):
-        return NotApplicable("a stage that is neither of columns nor of elements")
+    groups = {_group(block, lines) for block in per_column if block.name_hint not in names}
+    if len(groups - {1}) > 1:
+        return NotApplicable("groups of columns of different sizes")
     if domain(blocks[output], lines) != "full":
         return NotApplicable("the output has no value per element")
     if reason := tile.obstacle(lines):
         return NotApplicable(reason)
     writer = _Writer(found, lines, tile, exact)
-    kernels = [writer.parts(), writer.totals(per_column), writer.output(blocks[output])]
+    kernels = [writer.parts(), writer.totals(per_column, max(groups, default=1)), writer.output(blocks[output])]
     buffers = [writer.means, writer.distances, *(block.body.buffer for block in per_column)]
     return Kernel(prim_func(sch.mod["main"], kernels, buffers))
 
@@ -119,94 +121,149 @@ class _Writer:
                 place.reader.write(buffer, where, load(registers, place.lane))
         return code.kernel()
 
-    def totals(self, blocks: list[Any]) -> Any:
-        """Everything that has one value per column, stored."""
+    def totals(self, blocks: list[Any], group: int) -> Any:
+        """Everything that has one value per column, or per `group` columns, stored."""
         code, lines, found = Code(self._exact), self._lines, self._found
-        wide = -(-lines.columns // _WARP)
-        block = code.thread("blockIdx.x", lines.outer * wide)
-        x, y = code.thread("threadIdx.x", _WARP), code.thread("threadIdx.y", _SHARING)
-        outer, tile = decoded(block, (lines.outer, wide), code.analyzer)
-        # past the end the last column again, stored twice
-        column = code.bind("column", tirx.min(tile * _WARP + x, const(lines.columns - 1)), lines.columns)
-        number = outer * lines.columns + column
-        known: dict[Any, Any] = {}
-
-        def value_of(source: Any, indices: list[Any]) -> Any:
-            if source not in known:
-                return None
-            if not reader.is_zero(reader.flat(source, indices) - number):
-                raise Unsupported(f"{source.name} is read elsewhere than at the column that is computed")
-            return load(known[source], const(0))
+        columns = _Columns(code, lines, group)
+        number, shared_by = columns.number, columns.sharing
 
         def of_parts(of_part: Any) -> Any:
             """The sum over all parts, in every thread."""
             own = code.local("float32", 1, "own")
             code.store(own, const(0), _ZERO)
-            with code.serial(-(-self._parts // _SHARING)) as k:
-                part = k * _SHARING + y
-                with code.when(tirx.LT(part, const(self._parts)) if self._parts % _SHARING else None):
+            with code.serial(-(-self._parts // shared_by)) as k:
+                part = k * shared_by + columns.thread
+                with code.when(tirx.LT(part, const(self._parts)) if self._parts % shared_by else None):
                     at = part * (lines.outer * lines.columns) + number
                     code.store(own, const(0), load(own, const(0)) + of_part(at))
-            shared = code.shared("float32", _SHARING * _WARP, "shared")
-            code.store(shared, y * _WARP + x, load(own, const(0)))
-            code.sync()
-            total = code.local("float32", 1, "total")
-            code.store(total, const(0), _ZERO)
-            with code.unrolled(_SHARING) as i:
-                code.store(total, const(0), load(total, const(0)) + load(shared, i * _WARP + x))
-            return total
+            return columns.total(own)
 
-        reader = Lanes(code, code.variable("lane", 1), 1, value_of)
         count = tirx.FloatImm("float32", float(self._tile.rows))
-        for one in blocks:
-            axes = self._column_axes(one, outer, column, code)
-            if one.same_as(found.total):
-                registers = of_parts(lambda at: count * load(self.means, at))
-            elif one.same_as(found.squares):
-                mean = code.local("float32", 1, "mean")
-                code.store(
-                    mean, const(0), reader.compute(found.mean, self._column_axes(found.total, outer, column, code))
-                )
+        for block in blocks:
+            if block.same_as(found.total):
+                columns.keep(block, of_parts(lambda at: count * load(self.means, at)))
+            elif block.same_as(found.squares):
+                mean = columns.computed(found.mean, columns.axes(found.total))
 
                 def squared(at: Any, mean: Any = mean) -> Any:
                     away = load(self.means, at) - load(mean, const(0))
                     return load(self.distances, at) + count * (away * away)
 
-                registers = of_parts(squared)
+                columns.keep(block, of_parts(squared))
+            elif is_reduction(block):
+                _, element, _ = combination(block)
+                columns.keep(block, columns.total_of_group(columns.computed(element, columns.axes(block)), block))
             else:
-                registers = code.local(str(one.body.buffer.dtype), 1, "kept")
-                code.store(registers, const(0), reader.compute(one.body.value, axes))
-            known[one.body.buffer] = registers
-            with code.when(tirx.EQ(y, const(0))):
-                code.store(one.body.buffer, number, load(registers, const(0)))
+                columns.keep(block, columns.computed(block.body.value, columns.axes(block)))
         return code.kernel()
 
     def output(self, block: Any) -> Any:
         """The output's rows, each thread's as they were in `parts`; what is per column is read once for all of them."""
         place = _Place(self._lines, self._tile, self._exact)
-        lines, spatial = self._lines, list(block.iter_vars)
-        computed = []
+        lines, computed = self._lines, []
         for row in place.rows:
             numbers = [(place.outer, lines.outer), (row, lines.length), (place.column + place.lane, lines.columns)]
-            indices = by_parts(numbers, [int(iv.dom.extent) for iv in spatial], place.code.analyzer)
-            axes = {iv.var: index for iv, index in zip(spatial, indices, strict=True)}
+            axes = _axes(list(block.iter_vars), numbers, place.code)
             computed.append((axes, place.reader.compute(block.body.value, axes)))
         for axes, value in computed:
             place.reader.write(block.body.buffer, [axes.get(index, index) for index in block.body.indices], value)
         return place.code.kernel()
 
-    def _column_axes(self, block: Any, outer: Any, column: Any, code: Code) -> dict[Any, Any]:
-        spatial = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
-        numbers = [(outer, self._lines.outer), (column, self._lines.columns)]
-        indices = by_parts(numbers, [int(iv.dom.extent) for iv in spatial], code.analyzer)
-        return {iv.var: index for iv, index in zip(spatial, indices, strict=True)}
-
     def _reduced_axes(self, place: _Place, row: Any) -> dict[Any, Any]:
-        total, code = self._found.total, place.code
+        code = place.code
         reduced = self._found.axes(tirx.IterVar.CommReduce)
         places = decoded(row, [int(iv.dom.extent) for iv in reduced], code.analyzer)
-        axes = {iv.var: index for iv, index in zip(reduced, places, strict=True)}
-        return axes | self._column_axes(total, place.outer, place.column + place.lane, code)
+        numbers = [(place.outer, self._lines.outer), (place.column + place.lane, self._lines.columns)]
+        kept = _axes(self._found.axes(tirx.IterVar.DataPar), numbers, code)
+        return kept | {iv.var: index for iv, index in zip(reduced, places, strict=True)}
+
+
+class _Columns:
+    """A thread's column of what has one value each, `sharing` threads a column; whole groups of columns in a block."""
+
+    def __init__(self, code: Code, lines: Lines, group: int) -> None:
+        self._code, self._lines, self._group = code, lines, group
+        self._width = width = group * -(-_WARP // group)
+        if width > _MAX_THREADS:
+            raise Unsupported(f"a group of {group} columns")
+        self.sharing = next(n for n in (_SHARING, 8, 4, 2, 1) if n * width <= _MAX_THREADS)
+        wide = -(-lines.columns // width)
+        block = code.thread("blockIdx.x", lines.outer * wide)
+        self._x, self.thread = code.thread("threadIdx.x", width), code.thread("threadIdx.y", self.sharing)
+        self._outer, tile = decoded(block, (lines.outer, wide), code.analyzer)
+        self._is_column = tirx.LT(tile * width + self._x, const(lines.columns)) if lines.columns % width else None
+        column = tile * width + self._x
+        if lines.columns % width:  # past the end the last column again, which is not stored
+            column = tirx.min(column, const(lines.columns - 1))
+        self._column = code.bind("column", column, lines.columns)
+        self.number = self._outer * lines.columns + self._column
+        self._known: dict[Any, tuple[Any, Any]] = {}  # registers, and the element's number in the buffer
+        self._reader = Lanes(code, code.variable("lane", 1), 1, self._value_of)
+
+    def _value_of(self, source: Any, indices: list[Any]) -> Any:
+        if source not in self._known:
+            return None
+        registers, number = self._known[source]
+        if not self._reader.is_zero(self._reader.flat(source, indices) - number):
+            raise Unsupported(f"{source.name} is read elsewhere than at the column that is computed")
+        return load(registers, const(0))
+
+    def axes(self, block: Any) -> dict[Any, Any]:
+        """Of the thread's column; a reduction over its group is at that column, too."""
+        spatial = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
+        reduced = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce]
+        columns = self._lines.columns
+        if not reduced or prod(int(iv.dom.extent) for iv in spatial) == self._lines.outer * columns:
+            return _axes(spatial, [(self._outer, self._lines.outer), (self._column, columns)], self._code)
+        group = tirx.floordiv(self._column, const(self._group))
+        axes = _axes(spatial, [(self._outer, self._lines.outer), (group, columns // self._group)], self._code)
+        return axes | _axes(reduced, [(tirx.floormod(self._column, const(self._group)), self._group)], self._code)
+
+    def computed(self, expr: Any, axes: dict[Any, Any]) -> Any:
+        """Registers with the value of `expr`."""
+        value = self._reader.compute(expr, axes)
+        registers = self._code.local("float32", 1, "value")
+        self._code.store(registers, const(0), value)
+        return registers
+
+    def total(self, own: Any) -> Any:
+        """The sum of what the threads of a column have."""
+        code, width = self._code, self._width
+        shared = code.shared("float32", self.sharing * width, "shared")
+        code.store(shared, self.thread * width + self._x, load(own, const(0)))
+        code.sync()
+        total = code.local("float32", 1, "total")
+        code.store(total, const(0), _ZERO)
+        with code.unrolled(self.sharing) as i:
+            code.store(total, const(0), load(total, const(0)) + load(shared, i * width + self._x))
+        return total
+
+    def total_of_group(self, own: Any, block: Any) -> Any:
+        """What `block` combines of a group's columns, in each of their threads."""
+        code, (combine, _, identity) = self._code, combination(block)
+        shared = code.shared("float32", self._width, "group")
+        with code.when(tirx.EQ(self.thread, const(0))):
+            code.store(shared, self._x, load(own, const(0)))
+        code.sync()
+        total = code.local("float32", 1, "total")
+        code.store(total, const(0), identity)
+        first = tirx.floordiv(self._x, const(self._group)) * self._group
+        with code.serial(self._group) as i:
+            code.store(total, const(0), combine(load(total, const(0)), load(shared, first + i)))
+        return total
+
+    def keep(self, block: Any, registers: Any) -> None:
+        """`registers` are what the block computes: stored, and known to the blocks after it."""
+        code, group = self._code, self._group
+        number, conditions = self.number, [tirx.EQ(self.thread, const(0))]
+        if _size(block) != self._lines.outer * self._lines.columns:
+            number = self._outer * (self._lines.columns // group) + tirx.floordiv(self._column, const(group))
+            conditions.append(tirx.EQ(tirx.floormod(self._x, const(group)), const(0)))
+        if self._is_column is not None:
+            conditions.append(self._is_column)
+        self._known[block.body.buffer] = registers, number
+        with code.when(tirx.all(*conditions)):
+            code.store(block.body.buffer, number, load(registers, const(0)))
 
 
 class _Place:
@@ -257,3 +314,21 @@ class _Place:
             with code.unrolled(tile.lanes) as v:
                 code.store(result, v, load(result, v) * tirx.FloatImm("float32", factor))
         return result
+
+
+def _group(block: Any, lines: Lines) -> int:
+    """Columns that one of the block's values belongs to. Raises Unsupported where it has another domain."""
+    kept, reduced = _size(block), _size(block, tirx.IterVar.CommReduce)
+    if str(block.body.buffer.dtype) != "float32" or kept * reduced != lines.outer * lines.columns:
+        raise Unsupported(f"block {block.name_hint} is neither of columns nor of groups of them")
+    return reduced
+
+
+def _axes(axes: list[Any], numbers: list[tuple[Any, int]], code: Code) -> dict[Any, Any]:
+    """The axes' values at an element whose number is that of the parts (number, size) in their order."""
+    indices = by_parts(numbers, [int(iv.dom.extent) for iv in axes], code.analyzer)
+    return {iv.var: index for iv, index in zip(axes, indices, strict=True)}
+
+
+def _size(block: Any, kind: int = tirx.IterVar.DataPar) -> int:
+    return prod(int(iv.dom.extent) for iv in block.iter_vars if int(iv.iter_type) == kind)
