@@ -20,6 +20,7 @@ from subtune.passes.normalize_cleanup import clean_up
 from subtune.passes.normalize_matmul import flatten_matmuls
 from subtune.passes.normalize_nary import unstack_nary
 from subtune.passes.normalize_norms import recognise_norms
+from subtune.passes.normalize_siblings import join_siblings
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ NORMALIZE: tuple[Phase, ...] = (
     Phase("recognise", (recognise_activations, recognise_norms)),
     Phase("fold", (fold_scales,)),
     Phase("layout", (channels_to_last, settle_permutes)),
-    Phase("matmul", (flatten_matmuls,)),
+    Phase("matmul", (flatten_matmuls, join_siblings)),
     Phase("finish", (relax.transform.DeadCodeElimination(),)),
 )
 
