@@ -123,7 +123,8 @@ def _rational(x: Any, limit: float, numerator: Sequence[float], denominator: Seq
         def clamped(c: Any) -> Any:
             return _let(c * c, lambda s: c * _horner(s, numerator) / _horner(s, denominator))
 
-        return _let(tirx.Select(x > _f(limit), _f(limit), tirx.Select(x < _f(-limit), _f(-limit), x)), clamped)
+        not_below = tirx.Select(x < _f(-limit), _f(-limit), x)
+        return _let(not_below, lambda x: _let(tirx.Select(x > _f(limit), _f(limit), x), clamped))
 
     return _let(x, of)
 
