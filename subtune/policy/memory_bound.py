@@ -22,7 +22,8 @@ _ROW_VECTOR_CYCLES = 6.0  # of all else that is done to a row's vector: loads, e
 _AHEAD = 0.97  # of the time from L3, measured for norms and softmax 0.9 to 1.05
 _AHEAD_OF_MEMORY = 0.7  # from memory: 0.54 to 0.72 in the passes of rows that do not wait for it
 _AHEAD_ELEMENTS = 0.97  # measured 0.92 to 1.0
-_AHEAD_WINDOW = 0.8  # 0.5 to 0.7 for windows one pixel apart, 1.0 to 1.1 for two
+_AHEAD_WINDOW = 0.8  # one pixel at a time; 0.5 to 0.7 for windows one pixel apart, 0.7 to 1.0 for two
+_AHEAD_PIXEL = 0.04  # more for every further pixel: 1.01 to 1.03 for two, 1.03 to 1.14 for four
 _ROWS_AT_A_TIME = (4, 8, 16)
 _NORM_READS = 3  # for the mean, for the variance, and for the result
 _MIN_COLUMN = 8  # elements: a reduction that long may be one of a whole axis
@@ -58,7 +59,8 @@ def window_candidates(anchor: Window, workload: Workload, device: CPUModel) -> l
                         found.append(Candidate.make("window", seconds, **knobs))
                         is_seen = (inline or not anchor.is_padded) and not anchor.is_tabled
                         if workload.nbytes > device.l3_bytes and is_seen:
-                            found.append(Candidate.make("window", seconds * _AHEAD_WINDOW, ahead=True, **knobs))
+                            gain = _AHEAD_WINDOW + _AHEAD_PIXEL * (mr - 1)
+                            found.append(Candidate.make("window", seconds * gain, ahead=True, **knobs))
     return found
 
 

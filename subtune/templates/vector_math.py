@@ -117,16 +117,14 @@ def _exp(x: Any) -> Any:
 
 
 def _rational(x: Any, limit: float, numerator: Sequence[float], denominator: Sequence[float]) -> Any:
-    """x * P(x^2) / Q(x^2) of x clamped to [-limit, limit]; NaN stays NaN."""
+    """x * P(x^2) / Q(x^2) of x clamped to [-limit, limit]; NaN, which compares with nothing, stays NaN on the way."""
 
     def of(x: Any) -> Any:
         def clamped(c: Any) -> Any:
-            def square(s: Any) -> Any:
-                return tirx.Select(tirx.isnan(x), x, c * _horner(s, numerator) / _horner(s, denominator))
+            return _let(c * c, lambda s: c * _horner(s, numerator) / _horner(s, denominator))
 
-            return _let(c * c, square)
-
-        return _let(tirx.max(tirx.min(x, _f(limit)), _f(-limit)), clamped)
+        not_below = tirx.Select(x < _f(-limit), _f(-limit), x)
+        return _let(not_below, lambda x: _let(tirx.Select(x > _f(limit), _f(limit), x), clamped))
 
     return _let(x, of)
 
@@ -191,7 +189,7 @@ def _log(x: Any) -> Any:
                 value = f + tail + e * _f(0.693359375)
                 value = tirx.Select(x == _f(0.0), _f(-math.inf), value)
                 value = tirx.Select(x < _f(0.0), _f(math.nan), value)
-                return tirx.Select(tirx.any(tirx.isnan(x), x == _f(math.inf)), x, value)
+                return tirx.Select(x < _f(math.inf), value, x)
 
             return _let(m - _f(1.0), polynomial)
 

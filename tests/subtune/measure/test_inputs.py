@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tvm import te, tirx, topi
 
-from subtune.measure.inputs import SETS, hazards, make_inputs
+from subtune.measure.inputs import SETS, hazards, make_input, make_inputs
 from subtune.measure.verdict import disagreement
 from subtune.workload import Workload
 
@@ -34,6 +34,19 @@ def test_indices_stay_within_the_dim_they_index():
         assert indices.min() >= 0
         assert indices.max() <= 9
     assert {0, 9} <= set(make_inputs(gather, "adversarial", dangers)[1].tolist())
+
+
+def test_a_constant_table_ascends_where_kernels_are_timed():
+    image = te.placeholder((10, 8), "float32", name="image")
+    table = te.placeholder((50, 2), "int64", name="table")
+    resized = te.compute((50, 8), lambda i, j: image[table[i, 0], j] + image[table[i, 1], j], name="resized")
+    given = {constants: workload(image, table, resized, constants=constants) for constants in ((), (1,))}
+    steps = {
+        constants: [np.diff(make_input(one, 1, name, hazards(one)).reshape(-1)) for name in SETS]
+        for constants, one in given.items()
+    }
+    assert [bool((step >= 0).all()) for step in steps[1,]] == [True, False, False]
+    assert not any((step >= 0).all() for step in steps[()])
 
 
 def test_an_index_computed_in_an_earlier_block_is_found():

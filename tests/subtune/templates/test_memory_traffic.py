@@ -174,6 +174,12 @@ def test_windows_and_elements_are_asked_for_ahead_where_they_come_from_memory(de
         assert {bool(c.get("ahead")) for c in offered} == {False, True}, "measuring decides"
 
 
+def test_windows_that_are_asked_for_ahead_go_pixel_by_pixel(device: CPUModel) -> None:
+    small = replace(device, l2_bytes=1 << 13, l3_bytes=1 << 14)
+    ahead = [c for c in policy.candidates(max_pool(64, 64), small) if c.template == "window" and c.get("ahead")]
+    assert ahead[0]["mr"] == 1
+
+
 def test_what_tables_give_the_place_of_is_not_asked_for(device: CPUModel) -> None:
     case = next(case for case in MEMORY if case.name == "resize-linear-L2")
     (subgraph,) = prepare(case.model(nhwc=True)).subgraphs

@@ -8,8 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import te, tirx
+from tvm.s_tir import Schedule
 
+from subtune.build.lower import flat
 from subtune.devices.cpu import CPUModel
 from subtune.templates.vector_math import vectorize_math
 
@@ -67,6 +70,23 @@ def test_special_values(name: str, device: CPUModel) -> None:
     got = _evaluate(name, values, device)
     assert np.array_equal(np.isnan(got), np.isnan(expected))
     assert np.allclose(got, expected, rtol=1e-6, atol=1e-37, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", [*CASES, "power"])
+def test_vectors_stay_vectors(name: str, device: CPUModel) -> None:
+    """TVM takes a vector apart where a call in it has no vector of its own: nothing may be stored by one element."""
+    source = te.placeholder((16,), "float32", name="source")
+    exponent = (tirx.const(0.75, "float32"),) if name == "power" else ()
+    func = te.create_prim_func(
+        [source, te.compute(source.shape, lambda i: getattr(tirx, name)(source[i], *exponent), name="result")]
+    )
+    sch = Schedule(vectorize_math(func))
+    sch.vectorize(*sch.get_loops(sch.get_sblock("result")))
+    with device.target():
+        lowered = flat(tvm.IRModule({"main": sch.mod["main"].with_attr("target", device.target())}))
+    stores: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(lowered["main"].body, (tirx.BufferStore, stores.append))
+    assert [str(store.value.ty.dtype) for store in stores] == ["float32x16"]
 
 
 def test_other_dtypes_are_left_alone() -> None:
