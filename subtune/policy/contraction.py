@@ -22,6 +22,8 @@ _HIDDEN = 0.03
 _FAR_CYCLES = 11.0  # to begin another row of B on another page; measured on Zen 5, one row times a 2048 x 2048 matrix
 _CONFLICT_CYCLES = 4.0  # a line of L2 instead of L1
 _PAGE_BYTES = 4096
+_PACKED_VECTOR_CYCLES = 1.5  # of a thread, while it multiplies; 10 of 310 us for 64 rows times a 256 x 4096 matrix
+_EVEN = 1.1  # of the work when it is shared out, over the work
 _REUSED = 4  # micro-kernels that read a panel: for fewer, it is not worth the packing
 _MAX_ROWS = 30
 _MAX_TILE_ROWS = 64
@@ -46,22 +48,34 @@ def contraction_candidates(
     is_read_as_it_lies = not (always_packs or anchor.b.is_constant) and anchor.b.axes[-1] == anchor.n.index
     if -1 in anchor.b.axes and not is_read_as_it_lies:
         return []  # B is indexed by more than its own axes: it cannot be packed
-    for vectors in _vector_counts(anchor.per_group or anchor.n.extent, lanes, is_one_row):
+    packs_batches = not (anchor.b.is_constant or is_read_as_it_lies) and bool(anchor.of_role("batch"))
+
+    def fits(mr: int, vectors: int) -> bool:
+        # vectors of B that only one row multiplies are read by the multiplication itself
+        return mr * vectors + (1 if is_one_row else vectors) + 1 <= device.vector_registers
+
+    counts = _vector_counts(anchor.per_group or anchor.n.extent, lanes, is_one_row)
+    for vectors in counts:
         if anchor.per_group % (vectors * lanes):
             continue
         for mr in _row_counts(last):
-            # vectors of B that only one row multiplies are read by the multiplication itself
-            if mr * vectors + (1 if is_one_row else vectors) + 1 > device.vector_registers:
+            wider = [count for count in counts if count > vectors and fits(mr, count)]
+            if not fits(mr, vectors) or _waits(anchor, device, mr, vectors, lanes, wider):
                 continue
             tiles = ceil(last / mr)
             for mt in _divisors(outer if outer is not None else tiles):
                 if mt * mr > _MAX_TILE_ROWS * 8 and mt > 1:
                     continue
-                for order in _orders(anchor, vectors * lanes, device):
+                for order in _orders(anchor, vectors * lanes, mt, outer or tiles, packs_batches, device):
                     knobs: dict[str, int | str | bool] = {"mr": mr, "nr": vectors * lanes, "mt": mt, "order": order}
-                    if streams and order != "nm" and _passes(anchor, mr, mt, order) <= vectors * lanes:
-                        knobs["prefetch"] = True
                     seconds = _predict(anchor, workload, device, mr, vectors, mt, order)
+                    passes = _passes(anchor, mr, mt, order)
+                    if streams and order != "nm" and passes <= vectors * lanes:
+                        if passes == 1:  # the hardware foresees a stream, too: measuring decides
+                            found.append(Candidate.make("contraction", seconds, **knobs))
+                        if is_one_row:  # asking takes load slots that one row's products have not to spare
+                            continue
+                        knobs["prefetch"] = True
                     where = 0.0
                     if is_read_as_it_lies:
                         where = _unpacked_s(anchor, device, mr, vectors * lanes, mt, order)
@@ -70,14 +84,40 @@ def contraction_candidates(
                     found.append(Candidate.make("contraction", seconds + where, **knobs))
                     if where and len(rows) == 1 and not anchor.of_role("batch") and tiles >= _REUSED:
                         knobs["pack"] = True
-                        found.append(Candidate.make("contraction", seconds + _packing_s(anchor, device), **knobs))
+                        if order in ("n", "nm") and len(anchor.of_role("k")) == 1:
+                            packing = _packing_meanwhile_s(anchor, device, tiles // mt if order == "nm" else 1)
+                        else:
+                            packing = _packing_s(anchor, device)
+                        found.append(Candidate.make("contraction", seconds + packing, **knobs))
     return found
 
 
-def _orders(anchor: Contraction, nr: int, device: CPUModel) -> tuple[str, ...]:
-    """ "nm" shares panels that the threads cannot share evenly, so that they still read little of B each."""
-    orders = ("m", "n", "mn")
-    return (*orders, "nm") if ceil(anchor.n.extent / nr) % device.threads else orders
+def _waits(anchor: Contraction, device: CPUModel, mr: int, vectors: int, lanes: int, wider: list[int]) -> bool:
+    """Whether too few sums are under way to hide an FMA's latency, and a wider tile has more to no disadvantage.
+
+    From memory both are as fast, and measuring there cannot tell which of them is for weights that stay in L3.
+    """
+    if mr * vectors >= device.fma_per_cycle * device.fma_latency or anchor.per_group:
+        return False
+    panels = (ceil(anchor.n.extent / (count * lanes)) for count in wider)
+    return any(ceil(count / device.threads) * device.threads <= _EVEN * count for count in panels)
+
+
+def _orders(
+    anchor: Contraction, nr: int, mt: int, tiles: int, packs_batches: bool, device: CPUModel
+) -> tuple[str, ...]:
+    """Those that make loops of their own: "n" runs over all rows whatever `mt` is.
+
+    "nm" shares panels that the threads cannot share evenly, so that they still read little of B each.
+
+    Args:
+        tiles: of which `mt` have a panel of B in common.
+        packs_batches: the threads share the batches, each of which has its own B, and nothing else.
+    """
+    orders = ("m", "n") if mt == 1 else ("m",)
+    if packs_batches or (mt == tiles and prod(axis.extent for axis in anchor.of_role("m")[:-2]) == 1):
+        return orders
+    return (*orders, "mn", "nm") if ceil(anchor.n.extent / nr) % device.threads else (*orders, "mn")
 
 
 def _unpacked_s(anchor: Contraction, device: CPUModel, mr: int, nr: int, mt: int, order: str) -> float:
@@ -102,6 +142,12 @@ def _unpacked_s(anchor: Contraction, device: CPUModel, mr: int, nr: int, mt: int
 def _packing_s(anchor: Contraction, device: CPUModel) -> float:
     """Seconds to copy B in panels: read where it lies, written, and read again by who multiplies."""
     return 2 * stream_s(prod(anchor.b.shape) * dtype_bits(anchor.b.dtype) / 8, device)
+
+
+def _packing_meanwhile_s(anchor: Contraction, device: CPUModel, times: int) -> float:
+    """Seconds to pack panels while their first rows are multiplied: a vector asked for, loaded and stored."""
+    vectors = prod(anchor.b.shape) / device.lanes(dtype_bits(anchor.b.dtype))
+    return times * vectors * _PACKED_VECTOR_CYCLES / device.threads / device.cycles_per_s
 
 
 def _passes(anchor: Contraction, mr: int, mt: int, order: str) -> int:
@@ -157,18 +203,24 @@ def _predict(
     a_bytes = min(prod(anchor.a.shape), m_micro * mr * k) * bytes_in
     a_tile_bytes = a_bytes / m_outer
 
-    fma = mr * vectors / device.fma_per_cycle
-    loads = (mr + vectors) / LOADS_PER_CYCLE
-    # What does not bound the kernel still costs a little: of two tiles that the FMA units bound, take the one that
-    # loads less.
-    inner = k * (max(fma, loads, float(device.fma_latency)) + _HIDDEN * (fma + loads))
     epilogue_operands = sum(1 for arg in workload.args if not arg.is_constant) - 1
-    epilogue = mr * vectors * _EPILOGUE_CYCLES_PER_VECTOR * epilogue_operands
-    micro = inner + epilogue + _MICRO_KERNEL_START_CYCLES
     # B's panel: re-read by every micro-kernel of the tile; A's tile: re-read for every n tile
     b_level = panel_bytes if (order in ("n", "nm") or micro_per_tile > 1) else b_bytes
-    micro = max(micro, panel_bytes / bytes_per_cycle(b_level + mr * k * bytes_in, device))
-    total = micro * m_micro * n_tiles * batch
+
+    def micro(vectors: int) -> float:
+        """Cycles of a micro-kernel."""
+        fma = mr * vectors / device.fma_per_cycle
+        loads = (mr + vectors) / LOADS_PER_CYCLE
+        # What does not bound the kernel still costs a little: of two tiles that the FMA units bound, take the one
+        # that loads less.
+        inner = k * (max(fma, loads, float(device.fma_latency)) + _HIDDEN * (fma + loads))
+        epilogue = mr * vectors * _EPILOGUE_CYCLES_PER_VECTOR * epilogue_operands
+        fetched = k * vectors * lanes * bytes_in / bytes_per_cycle(b_level + mr * k * bytes_in, device)
+        return max(inner + epilogue + _MICRO_KERNEL_START_CYCLES, fetched)
+
+    whole, left = divmod(anchor.n.extent, nr)
+    columns = whole * micro(vectors) + (micro(ceil(left / lanes)) if left else 0.0)  # of one row of micro-kernels
+    total = columns * m_micro * batch
     if order in ("n", "nm"):
         total += n_tiles * batch * a_bytes / bytes_per_cycle(a_bytes, device) * 0.25
         total += b_bytes * batch / bytes_per_cycle(b_bytes, device)

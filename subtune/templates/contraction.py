@@ -2,8 +2,8 @@
 
 The accumulators of one micro-kernel (`mr` x `nr`) live in registers, the epilogue is computed on them before
 the store. A constant B is packed `[n / nr][k...][nr]` at compile time, so that the micro-kernel reads it with unit
-stride; with the knob `prefetch` the next panel of it is fetched meanwhile. Another B is packed first, in the same
-kernel, where it does not lie along n, and with the knob `pack` where it does.
+stride; with the knob `prefetch` the next panel of it is fetched meanwhile. Another B is packed in the same kernel
+(`online_pack`), where it does not lie along n, and with the knob `pack` where it does.
 Sources: Goto & van de Geijn 2008; Low et al., "Analytical Modeling Is Enough for High-Performance BLIS", 2016; measured
 in the project's recipes.
 """
@@ -20,9 +20,11 @@ from subtune.devices.cpu import CPUModel
 from subtune.forms.anchor import Contraction, Operand, contraction
 from subtune.forms.stages import Stages, anchored, classify
 from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.templates.loop_nest import Tiling, mark, place, prefetched
-from subtune.templates.online_pack import place_online_pack, turn_marked
+from subtune.templates.last_tile import narrowed
+from subtune.templates.loop_nest import Tiling, mark, micro_kernel, place
+from subtune.templates.online_pack import is_copy, pack_meanwhile, place_online_pack, place_panel, turn_marked
 from subtune.templates.padding import pad_axes
+from subtune.templates.prefetch import prefetch_panels
 from subtune.templates.prepack import PREPROC_ATTR, split_prepack
 from subtune.templates.tile import names_equal
 from subtune.workload import Workload, dtype_bits
@@ -40,7 +42,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     if tiling.nr % lanes:
         return NotApplicable(f"nr={tiling.nr} is no multiple of the {lanes} vector lanes")
 
-    weights = info.b
+    weights, columns = info.b, info.n.extent
     padded = tiling.padding(info)
     if padded:
         sch = Schedule(pad_axes(sch.mod["main"], sch.get(stages.anchors[0]).name_hint, info, padded))
@@ -51,7 +53,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         stages, info = wider, wider_info
     try:
         knobs = bool(candidate.get("prefetch")), bool(candidate.get("pack"))
-        return _schedule(sch, stages, info, weights, tiling, knobs, not padded)
+        return _schedule(sch, stages, info, weights, columns, tiling, knobs, not padded)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
@@ -61,6 +63,7 @@ def _schedule(
     stages: Stages,
     info: Contraction,
     weights: Operand,
+    columns: int,
     tiling: Tiling,
     knobs: tuple[bool, bool],
     exportable: bool,
@@ -87,20 +90,32 @@ def _schedule(
             packing = packing_of(info, layout, nr)
 
     packs_online = packed is not None and not weights.is_constant
+    is_along_n = weights.axes[-1] == info.n.index
     nest = place(sch, block, stages.outputs, info, tiling, packs_online)
-    turns = packs_online and place_online_pack(
-        sch, packed, nest.batch, weights.axes[-1] == info.n.index, tiling.lanes, tiling.is_serial
-    )
+    # A thread that has a panel to itself packs it while it multiplies.
+    has_panels = tiling.order in ("n", "nm") and not nest.batch and len(nest.reduce) == 1
+    in_panels = packs_online and is_along_n and has_panels and is_copy(sch.get(packed))
+    turns = False
+    if in_panels:
+        place_panel(sch, packed, nest.fused, tiling.lanes)
+    elif packs_online:
+        turns = place_online_pack(sch, packed, nest.batch, is_along_n, tiling.lanes, tiling.is_serial)
     mark(sch, nest, tiling, producers, tiling.lanes)
 
-    func = turn_marked(sch.mod["main"]) if turns else sch.mod["main"]
+    func = sch.mod["main"]
+    if in_panels:
+        func = pack_meanwhile(func, sch.get(packed).name_hint, micro_kernel(sch, nest))
+    elif turns:
+        func = turn_marked(func)
     packings: tuple[tuple[int, Packing], ...] = ()
     if packing is not None:
         func = split_prepack(func, weights.param)
         packings = ((weights.param, packing),)
         if prefetches:
-            func = prefetched(sch, nest, func, weights.param)
-    return Kernel(func, packings, sch.trace if exportable and not prefetches and not turns else None)
+            func = prefetch_panels(func, func.params[weights.param], micro_kernel(sch, nest))
+    whole = narrowed(func, micro_kernel(sch, nest), info.n.index, columns, nr, tiling.lanes)
+    is_schedule = whole.same_as(func) and not (prefetches or turns or in_panels)
+    return Kernel(whole, packings, sch.trace if exportable and is_schedule else None)
 
 
 def packed_index(dims: dict[int, int], layout: list[int], n_axis: int, nr: int) -> Any:

@@ -21,8 +21,10 @@ from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.bf16_ops import DOT_LANES, FEATURE
 from subtune.templates.bf16_pairs import Paired, PairPacking, in_pairs
 from subtune.templates.contraction import packed_index, packing_of
-from subtune.templates.loop_nest import Tiling, mark, place, prefetched
+from subtune.templates.last_tile import narrowed
+from subtune.templates.loop_nest import Tiling, mark, micro_kernel, place
 from subtune.templates.padding import pad_axes
+from subtune.templates.prefetch import prefetch_panels
 from subtune.templates.prepack import split_prepack
 from subtune.templates.tile import extent_of, vector_width
 from subtune.workload import Workload
@@ -38,7 +40,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     sch, stages, info = found
     if info.acc_dtype != "float32" or tiling.nr % DOT_LANES:
         return NotApplicable(f"needs float32 accumulators in vectors of {DOT_LANES}")
-    name = sch.get(stages.anchors[0]).name_hint
+    name, columns = sch.get(stages.anchors[0]).name_hint, info.n.extent
     func, param = sch.mod["main"], info.b.param if info.b.is_constant else -1
     if padded := tiling.padding(info):
         func = pad_axes(func, name, info, padded)
@@ -50,12 +52,14 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     if isinstance(paired, NotApplicable):
         return paired
     try:
-        return _schedule(paired, name, param, tiling, bool(candidate.get("prefetch")))
+        return _schedule(paired, name, param, columns, tiling, bool(candidate.get("prefetch")))
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
 
-def _schedule(paired: Paired, name: str, param: int, tiling: Tiling, prefetches: bool) -> Kernel | NotApplicable:
+def _schedule(
+    paired: Paired, name: str, param: int, columns: int, tiling: Tiling, prefetches: bool
+) -> Kernel | NotApplicable:
     info, nr = paired.info, tiling.nr
     sch = Schedule(paired.func)
     stages = classify(sch)
@@ -73,11 +77,13 @@ def _schedule(paired: Paired, name: str, param: int, tiling: Tiling, prefetches:
     if packs_online:
         _place_online_pack(sch, sch.get_sblock(paired.b_pairs), info, nest.batch, tiling.is_serial)
     mark(sch, nest, tiling, pads, 2 * DOT_LANES)
+    kernel = micro_kernel(sch, nest)
+    func = sch.mod["main"] if packs_online else split_prepack(sch.mod["main"], param)
+    if prefetches and not packs_online:
+        func = prefetch_panels(func, func.params[param], kernel)
+    func = narrowed(func, kernel, info.n.index, columns, nr, tiling.lanes)
     if packs_online:
-        return Kernel(sch.mod["main"])
-    func = split_prepack(sch.mod["main"], param)
-    if prefetches:
-        func = prefetched(sch, nest, func, param)
+        return Kernel(func)
     return Kernel(func, ((param, PairPacking(paired.k_dim, packing_of(info, layout, nr))),))
 
 

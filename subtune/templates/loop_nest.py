@@ -17,7 +17,7 @@ from tvm.s_tir import Schedule
 
 from subtune.candidate import Candidate
 from subtune.forms.anchor import Contraction
-from subtune.templates.prefetch import MicroKernel, prefetch_panels
+from subtune.templates.prefetch import MicroKernel
 from subtune.templates.tile import place_pad, vectorize_tile
 
 
@@ -122,7 +122,6 @@ def mark(sch: Schedule, nest: LoopNest, tiling: Tiling, pads: Iterable[Any], pad
         vectorize_tile(sch, output, nest.depth, tiling.lanes)
 
 
-def prefetched(sch: Schedule, nest: LoopNest, func: Any, param: int) -> Any:
-    """`func`, marked and its packing taken out, with prefetches of the next panel of parameter `param`."""
-    kernel = MicroKernel(sch.get(nest.block).name_hint, nest.depth, nest.passes, len(nest.reduce))
-    return prefetch_panels(func, func.params[param], kernel)
+def micro_kernel(sch: Schedule, nest: LoopNest) -> MicroKernel:
+    """Where the marked loops of `nest` have their micro-kernel."""
+    return MicroKernel(sch.get(nest.block).name_hint, nest.depth, nest.passes, len(nest.reduce))

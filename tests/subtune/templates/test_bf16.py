@@ -307,6 +307,25 @@ def test_prefetching_changes_nothing(case: str, order: str) -> None:
     assert_right(run(workload, kernel, ZEN4), workload, reference)
 
 
+RAGGED = {
+    "dense": (dense(13, 100, 31), dense_of),
+    "dense, float32 result": (dense(13, 50, 32, "float32"), dense_of),
+    "conv": (conv(9, 5, 53, 3, batch=2), residual_conv_of(1)),
+    "attention scores": (batch_matmul(3, 17, 50, 20, transposed=True), lambda b, a: a @ b.transpose(0, 2, 1)),
+}
+
+
+@needs_bf16
+@pytest.mark.parametrize("order", ["m", "n", "mn", "nm"])
+@pytest.mark.parametrize("case", RAGGED)
+def test_a_last_tile_computes_no_vector_of_padding(case: str, order: str) -> None:
+    workload, reference = RAGGED[case]
+    for knobs in ({}, {"prefetch": True}):
+        kernel = scheduled(workload, Candidate.make("contraction_bf16", mr=3, nr=48, mt=1, order=order, **knobs))
+        assert "is_whole" in kernel.func.script()
+        assert_right(run(workload, kernel, ZEN4), workload, reference)
+
+
 def test_no_bf16_instructions_no_bf16_template() -> None:
     device = CPU("skylake-avx512") if CPU("auto").triple.startswith("x86_64") else CPU("auto")
     refused = templates.schedule(

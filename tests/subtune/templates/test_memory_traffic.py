@@ -13,7 +13,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.relax import op
-from workloads import build, elementwise, global_pool, layer_norm, max_pool, softmax, transpose
+from workloads import build, dense, elementwise, global_pool, layer_norm, max_pool, softmax, transpose
 
 from subtune import policy, templates
 from subtune.bench.ops_memory import MEMORY
@@ -26,6 +26,8 @@ from subtune.forms.anchor import root_stages
 from subtune.forms.substitute import substitute
 from subtune.kernel import Kernel
 from subtune.workload import Workload
+
+Run = Callable[[Workload, Kernel | None], np.ndarray]
 
 CASES: dict[str, tuple[Callable[[], Workload], Candidate]] = {
     "elementwise": (lambda: elementwise(37, 33), Candidate.make("elementwise", shape="rows", unroll=1, wide=False)),
@@ -156,6 +158,28 @@ def offsets_asked_for(stage: Any) -> list[int]:
         for index in indices
         for step in range(int(stage.extent))
     ]
+
+
+@pytest.mark.parametrize(("m", "mr", "lines"), [(3, 3, 4), (4, 2, 2), (6, 2, 2), (4, 1, 1)])
+def test_every_line_of_weights_is_asked_for(m: int, mr: int, lines: int, run: Run, device: CPUModel) -> None:
+    """By one tile of rows those a little ahead; by more, each its share of the next panel."""
+    workload = dense(m, 128, 32)
+    knobs: dict[str, int | str | bool] = {"mr": mr, "nr": 64, "mt": 1, "order": "n"}
+    kernel = scheduled(workload, Candidate.make("contraction", prefetch=True, **knobs), device)
+    assert kernel.func.script().count("T.prefetch") == lines
+    assert kernel.trace is None
+    plain = scheduled(workload, Candidate.make("contraction", **knobs), device)
+    assert np.array_equal(run(workload, kernel), run(workload, plain))
+
+
+def test_measuring_decides_whether_weights_that_are_read_once_are_asked_for(device: CPUModel) -> None:
+    small = replace(device, l3_bytes=1 << 16)
+    few = [c for c in policy.candidates(dense(3, 512, 256), small) if c.template == "contraction"]
+    assert {bool(c.get("prefetch")) for c in few if c["mr"] == 3} == {False, True}
+    many = [c for c in policy.candidates(dense(64, 512, 256), small) if c.template == "contraction"]
+    assert all(c.get("prefetch") for c in many if c["order"] == "n")
+    row = [c for c in policy.candidates(dense(1, 512, 256), small) if c.template == "contraction"]
+    assert not any(c.get("prefetch") for c in row), "the hardware foresees it, and no time is left to ask"
 
 
 def test_windows_ask_once_for_each_line_that_their_tile_adds() -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import SBlock
 from workloads import (
     batch_matmul,
     conv,
@@ -14,14 +19,17 @@ from workloads import (
     elementwise,
     global_pool,
     layer_norm,
+    matmul,
     max_pool,
     softmax,
     transpose,
 )
 
 from subtune import policy, templates
+from subtune.build.lower import flat
 from subtune.candidate import DEFAULT, Candidate
 from subtune.devices.cpu import CPU, CPUModel
+from subtune.forms.anchor import root_stages
 from subtune.kernel import Kernel, NotApplicable
 from subtune.record import func_hash
 from subtune.workload import Workload
@@ -40,6 +48,8 @@ CASES = {
     "dense, long reduction": lambda: dense(16, 32, 1024),
     "gemv": lambda: dense(1, 100, 64),
     "batch matmul": lambda: batch_matmul(3, 16, 32, 20),
+    "matrix product, nothing constant": lambda: matmul(37, 70, 24),
+    "attention scores, columns no multiple of the lanes": lambda: batch_matmul(3, 17, 37, 32, transposed=True),
     "attention scores": lambda: batch_matmul(3, 17, 19, 20, transposed=True),
     "max pool": lambda: max_pool(13, 32),
     "global pool": lambda: global_pool(7, 40),
@@ -125,6 +135,108 @@ def test_constants_are_packed_and_others_are_not(device: CPUModel) -> None:
     online = templates.schedule(batch_matmul(3, 16, 32, 20, transposed=True), candidate, device)
     assert isinstance(online, Kernel)
     assert online.packings == ()
+
+
+PRODUCTS: dict[str, tuple[Callable[[int, int, int], Workload], bool]] = {
+    "constant": (dense, False),
+    "packed online": (matmul, True),
+    "in place": (matmul, False),
+    "turned": (lambda m, n, k: batch_matmul(2, m, n, k, transposed=True), False),
+}
+
+
+@pytest.mark.parametrize("is_serial", [False, True])
+@pytest.mark.parametrize("order", ["m", "n", "mn", "nm"])
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_a_last_tile_computes_no_vector_of_padding(
+    case: str, order: str, is_serial: bool, run: Run, device: CPUModel
+) -> None:
+    """197 columns are 13 vectors: four tiles of three and one of one, the last lanes of which are not stored."""
+    make, pack = PRODUCTS[case]
+    lanes, mt = device.lanes(), 3 if order == "m" else 1
+    workload = make(13, 12 * lanes + 5, 32)
+    candidate = Candidate.make(
+        "contraction", mr=5, nr=3 * lanes, mt=mt, order=order, serial=is_serial, **({"pack": True} if pack else {})
+    )
+    kernel = templates.schedule(workload, candidate, device)
+    assert isinstance(kernel, Kernel), kernel
+    updates = [loop for loop in loops_of(kernel) if loop.kind == tirx.ForKind.UNROLLED and holds_update(loop)]
+    assert {int(loop.extent) for loop in updates} == {5, 3, 1}
+    assert all(allocated <= 5 * 3 * lanes for allocated in sums_of(kernel, device)), "the sums stay in registers"
+    expected = run(workload, None)
+    assert np.abs(run(workload, kernel) - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+def test_a_single_tile_may_be_wider_than_the_columns(run: Run, device: CPUModel) -> None:
+    workload = batch_matmul(3, 17, 19, 20, transposed=True)
+    expected = run(workload, None)
+    for nr in (32, 48):
+        candidate = Candidate.make("contraction", mr=5, nr=nr, mt=1, order="m")
+        kernel = templates.schedule(workload, candidate, device)
+        assert isinstance(kernel, Kernel)
+        assert np.abs(run(workload, kernel) - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+def loops_of(kernel: Kernel) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(kernel.func.body, (tirx.For, found.append))
+    return found
+
+
+def holds_update(loop: Any) -> bool:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(loop, (SBlock, lambda block: found.append(block.name_hint)))
+    return any(name.endswith("_update") for name in found)
+
+
+def sums_of(kernel: Kernel, device: CPUModel) -> list[int]:
+    """Elements of the buffers that are no memory once the kernel is lowered."""
+    func = kernel.func.with_attr("global_symbol", "main").with_attr("target", device.target())
+    found: list[Any] = []
+    tvm_ffi.structural_walk(flat(tvm.IRModule({"main": func}))["main"].body, (tirx.AllocBuffer, found.append))
+    return [int(alloc.buffer.shape[0]) for alloc in found if alloc.buffer.scope() == "local"]
+
+
+@pytest.mark.parametrize("shape", [(37, 70, 24), (16, 64, 1), (5, 100, 33), (64, 96, 128)])
+@pytest.mark.parametrize("order", ["n", "nm"])
+def test_a_panel_is_packed_by_the_rows_that_read_it_first(
+    shape: tuple[int, int, int], order: str, run: Run, device: CPUModel
+) -> None:
+    workload = matmul(*shape)
+    for mr, mt in ((4, 1), (4, 2), (8, 1)):
+        candidate = Candidate.make("contraction", mr=mr, nr=32, mt=mt, order=order, pack=True)
+        kernel = templates.schedule(workload, candidate, device)
+        assert isinstance(kernel, Kernel), kernel
+        (root,) = root_stages(kernel.func)
+        assert root.kind == tirx.ForKind.PARALLEL, "nothing is packed before"
+        expected = run(workload, None)
+        assert np.abs(run(workload, kernel) - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+def test_a_matrix_with_ragged_rows_is_turned_by_shuffles(device: CPUModel) -> None:
+    lanes = device.lanes()
+    workload = batch_matmul(3, 17, 2 * lanes + 5, 2 * lanes, transposed=True)
+    candidate = Candidate.make("contraction", mr=4, nr=2 * lanes, mt=1, order="m")
+    kernel = templates.schedule(workload, candidate, device)
+    assert isinstance(kernel, Kernel)
+    assert "T.Shuffle" in kernel.func.script()
+
+
+def test_loops_that_are_the_same_are_proposed_once(device: CPUModel) -> None:
+    for workload in (matmul(64, 4096, 256), batch_matmul(12, 197, 197, 64, transposed=True), conv(14, 16, 32, 3)):
+        proposed = [c for c in policy.candidates(workload, device, topk=10**4) if c.template == "contraction"]
+        kernels = [templates.schedule(workload, candidate, device) for candidate in proposed[:12]]
+        hashes = [func_hash(kernel.func) for kernel in kernels if isinstance(kernel, Kernel)]
+        assert len(set(hashes)) == len(hashes) == 12
+
+
+def test_tiles_have_sums_enough_where_wider_ones_are_as_good() -> None:
+    device = CPU("znver4", threads=2)
+    least = device.fma_per_cycle * device.fma_latency
+    for candidate in policy.candidates(dense(3, 4096, 64), device):
+        assert int(candidate["mr"]) * int(candidate["nr"]) // device.lanes() >= least
+    narrow = policy.candidates(dense(3, 32, 64), device)
+    assert any(candidate["nr"] == 16 for candidate in narrow), "a wider one has no panel for every thread"
 
 
 @pytest.mark.parametrize(("m", "tolerance"), [(2, 2e-6), (4, 2e-5)])

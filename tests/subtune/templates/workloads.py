@@ -52,6 +52,11 @@ def dense(m: int, n: int, k: int) -> Workload:
     return build(lambda emit, x, w, b: op.nn.gelu(emit(op.add(emit(op.matmul(x, w)), b))), [(m, k)], [(k, n), (n,)])
 
 
+def matmul(m: int, n: int, k: int) -> Workload:
+    """a @ b, nothing constant."""
+    return build(lambda emit, a, b: op.matmul(a, b), [(m, k), (k, n)])
+
+
 def batch_matmul(batch: int, m: int, n: int, k: int, transposed: bool = False) -> Workload:
     """a @ b, or a @ b^T as in attention, nothing constant."""
 
