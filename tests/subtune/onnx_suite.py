@@ -36,6 +36,7 @@ from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt, Runner
 
 OUTCOMES = ("pass", "refused", "wrong", "crash")
 LIMIT_SECS = 600.0  # the slowest case needs 40 on a busy 2-core machine
+_CASES_OF_PROCESS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,25 +190,29 @@ def run_suite(
     """Runs cases in `workers` spawned processes, each case under `limit_secs`; results in the order of
     `names`.
     """
-    results = []
+    results: list[CaseResult] = []
     with tempfile.TemporaryDirectory() as home:
-        pool = pebble.ProcessPool(
-            max_workers=workers,
-            max_tasks=400,  # bounds what the compiled modules hold in memory
-            context=multiprocessing.get_context("spawn"),
-            initializer=_start_worker,
-            initargs=(home,),
-        )
-        with pool:
-            futures = [pool.schedule(run_case, args=(n, plain), timeout=limit_secs) for n in names]
-            for name, future in zip(names, futures, strict=True):
-                try:
-                    results.append(future.result())
-                except CaseTimeout:
-                    results.append(CaseResult(name, "crash", f"no answer in {limit_secs:.0f} s", limit_secs))
-                except Exception as e:
-                    results.append(CaseResult(name, "crash", f"process died: {type(e).__name__}: {e}", 0.0))
+        # A pool for some hundreds of cases at a time bounds what compiled modules hold in memory. One pool that
+        # replaces its processes for that (`max_tasks`) was seen to wait for ever.
+        for first in range(0, len(names), workers * _CASES_OF_PROCESS):
+            some = names[first : first + workers * _CASES_OF_PROCESS]
+            results += _run_some(some, plain, workers, limit_secs, home)
     return tuple(results)
+
+
+def _run_some(names: Sequence[str], plain: bool, workers: int, limit_secs: float, home: str) -> list[CaseResult]:
+    results = []
+    context = multiprocessing.get_context("spawn")
+    with pebble.ProcessPool(workers, context=context, initializer=_start_worker, initargs=(home,)) as pool:
+        futures = [pool.schedule(run_case, args=(n, plain), timeout=limit_secs) for n in names]
+        for name, future in zip(names, futures, strict=True):
+            try:
+                results.append(future.result())
+            except CaseTimeout:
+                results.append(CaseResult(name, "crash", f"no answer in {limit_secs:.0f} s", limit_secs))
+            except Exception as e:
+                results.append(CaseResult(name, "crash", f"process died: {type(e).__name__}: {e}", 0.0))
+    return results
 
 
 def counts(results: Sequence[CaseResult]) -> dict[str, int]:
