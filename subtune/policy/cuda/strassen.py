@@ -16,7 +16,7 @@ from subtune.workload import Workload
 
 _KEPT = 3
 _LEVELS = (1, 2)
-_LEAST = 512
+_LEAST = 1024
 """Rows, columns and k of one product: below, the transforms cost more than they save."""
 _COPIED = 0.85  # of the bandwidth, what the transforms reach
 

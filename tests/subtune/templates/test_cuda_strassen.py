@@ -84,7 +84,7 @@ def test_exact_arithmetic_forbids_it() -> None:
 
 
 def test_candidates_of_large_products_alone() -> None:
-    small, middle, large = (product(n, n, n, "nn", **FP32) for n in (512, 1024, 4096))
+    small, middle, large = (product(n, n, n, "nn", **FP32) for n in (1024, 2048, 4096))
     assert strassen_candidates(summarise(small).anchor, small, H100) == []
     assert {c["levels"] for c in strassen_candidates(summarise(middle).anchor, middle, H100)} == {1}
     found = strassen_candidates(summarise(large).anchor, large, H100)
