@@ -35,6 +35,7 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt, Runner
 
 OUTCOMES = ("pass", "refused", "wrong", "crash")
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECS = 600.0  # the slowest case needs 40 on a busy 2-core machine
 _CASES_OF_PROCESS = 400
 
@@ -202,6 +203,8 @@ def run_suite(
 
 def _run_some(names: Sequence[str], plain: bool, workers: int, limit_secs: float, home: str) -> list[CaseResult]:
     results = []
+    if str(ROOT) not in sys.path:  # workers have this process's path, and find this module by its name
+        sys.path.append(str(ROOT))
     context = multiprocessing.get_context("spawn")
     with pebble.ProcessPool(workers, context=context, initializer=_start_worker, initargs=(home,)) as pool:
         futures = [pool.schedule(run_case, args=(n, plain), timeout=limit_secs) for n in names]
