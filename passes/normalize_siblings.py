@@ -77,16 +77,16 @@ def join_siblings(mod: tvm.IRModule) -> tvm.IRModule:
             return None
         return _slice(product, part)
 
-    rules: Rules = {"relax.matmul": (of_product,), "relax.add": (of_sum,), "relax.reshape": (sink_slice,)}
+    rules: Rules = {"relax.matmul": (of_product,), "relax.add": (of_sum,), "relax.reshape": (view_before_slice,)}
     return rewrite(mod, rules)
 
 
-def sink_slice(walk: Walk, call: Any) -> Expr | None:
+def view_before_slice(walk: Walk, call: Any) -> Expr | None:
     """`view(x[..., b:e])` -> a slice of the view of x, where the view takes whole heads: such a slice moves nothing."""
     cut, shape = walk.defined_by(call.args[0], "relax.strided_slice"), shape_of(call)
     if cut is None or shape is None or not walk.has_one_use(call.args[0]):
         return None
-    source, columns = shape_of(cut.args[0]), _last_columns(cut)
+    source, columns = shape_of(cut.args[0]), _last_columns(walk, cut)
     if source is None or columns is None:
         return None
     begin, end = columns
@@ -101,11 +101,15 @@ def sink_slice(walk: Walk, call: Any) -> Expr | None:
     return None
 
 
-def _last_columns(cut: Any) -> tuple[int, int] | None:
-    """Where a slice of the last axis, and of no other, begins and ends."""
-    shape = shape_of(cut.args[0])
-    numbers = [ints(arg) for arg in cut.args[1:5]]
-    if shape is None or any(len(number) != 1 for number in numbers[:3]) or (len(numbers) > 3 and numbers[3] != [1]):
+def _last_columns(walk: Walk, cut: Any) -> tuple[int, int] | None:
+    """Where a slice of the last axis, and of no other, begins and ends; None where that is computed by the model."""
+    shape, numbers = shape_of(cut.args[0]), []
+    for arg in cut.args[1:5]:
+        values = walk.definition(arg)
+        if not isinstance(values, tvm.ir.Tuple) or not all(isinstance(v, tvm.tirx.IntImm) for v in values.fields):
+            return None
+        numbers.append(ints(values.fields))
+    if shape is None or any(len(number) != 1 for number in numbers[:3]) or (len(numbers) > 3 and numbers[3] != (1,)):
         return None
     ((axis,), (begin,), (end,), *_) = numbers
     is_last = positive_axis(axis, len(shape)) == len(shape) - 1

@@ -1,4 +1,5 @@
 import pytest
+from tvm import tirx
 from tvm.relax import op
 
 from subtune.passes.normalize_siblings import join_siblings
@@ -92,3 +93,16 @@ def test_a_slice_of_a_view_is_of_its_columns(module, agree, const):
 
     before = module([X], body)
     agree(before, join_siblings(before))
+
+
+def test_a_slice_of_unknown_bounds_stays(module, ops, const):
+    """Where a slice begins may be known when the model runs only."""
+    n = tirx.Var("n", "int64")
+
+    def body(x, _):
+        cut = op.strided_slice(op.nn.relu(x), [1], [n], [n + 8])
+        joined = [op.reshape(op.matmul(x, const(16, 8)), (10, 2, 4)) for _ in range(2)]
+        return op.reshape(cut, (10, 2, 4)), op.add(*joined)
+
+    after = join_siblings(module([X, ((n,), "float32")], body))
+    assert ops(after)["strided_slice"] == 3
