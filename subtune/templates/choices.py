@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune.forms.substitute import substitute
+from subtune.templates.walk import found, with_body
 
 
 def choose(axes: Sequence[Any], values: Sequence[tuple[tuple[int, ...], Any]]) -> Any:
@@ -39,20 +39,13 @@ def _fold(stmt: Any, names: Sequence[str]) -> Any:
         return tirx.SeqStmt([_fold(s, names) for s in stmt.seq])
     if not isinstance(stmt, tirx.For):
         return stmt
-    if stmt.kind == tirx.ForKind.UNROLLED and _holds(stmt, names):
+    if stmt.kind == tirx.ForKind.UNROLLED and any(b.name_hint in names for b in found(stmt, SBlock)):
         copies = [
             _fold(substitute(stmt.body, {stmt.loop_var: tirx.const(i, str(stmt.extent.ty))}), names)
             for i in range(int(stmt.extent))
         ]
         return tirx.SeqStmt(copies)
-    body = _fold(stmt.body, names)
-    return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
-
-
-def _holds(stmt: Any, names: Sequence[str]) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(stmt, (SBlock, lambda block: found.append(block.name_hint)), order="pre")
-    return any(name in names for name in found)
+    return with_body(stmt, _fold(stmt.body, names))
 
 
 def _decided(realize: Any) -> Any:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlockRealize, Schedule, ScheduleError
 
@@ -24,6 +23,7 @@ from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.prefetch import prefetch_rows
 from subtune.templates.rowwise import is_costly, kept_axes
 from subtune.templates.tile import extent_of, vector_width
+from subtune.templates.walk import found
 from subtune.workload import Workload
 
 _MAX_UNROLLED = 16  # vectors
@@ -158,9 +158,7 @@ def reads_columns(node: Any, column: Any) -> bool:
 def _loops_of_axes(sch: Schedule, block: Any) -> list[Any | None]:
     """For every axis of the block, the one loop that is bound to it below the tile; None for an axis of one value."""
     name = sch.get(block).name_hint
-    found: list[Any] = []
-    tvm_ffi.structural_walk(sch.mod["main"].body, (SBlockRealize, found.append), order="pre")
-    realize = next(r for r in found if r.block.name_hint == name)
+    realize = next(r for r in found(sch.mod["main"].body, SBlockRealize) if r.block.name_hint == name)
     loops = sch.get_loops(block)[1:]
     result: list[Any | None] = []
     for value in realize.iter_values:

@@ -24,7 +24,7 @@ from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
 
 from subtune.candidate import Candidate
 from subtune.devices.cpu import CPUModel
-from subtune.forms.anchor import all_blocks, is_reduction, root_stages, stage_block, variables
+from subtune.forms.anchor import all_blocks, is_reduction, is_same, loads, root_stages, stage_block, variables
 from subtune.forms.stages import with_stages
 from subtune.forms.substitute import substitute
 from subtune.kernel import Kernel, NotApplicable
@@ -115,11 +115,11 @@ def moments_of(first: Any, second: Any) -> Moments | NotApplicable:
     if kinds != [(int(iv.iter_type), int(iv.dom.extent)) for iv in second.iter_vars]:
         return NotApplicable("the sums have different axes")
     square = substitute(square, {b.var: a.var for a, b in zip(first.iter_vars, second.iter_vars, strict=True)})
-    if not isinstance(square, tirx.Mul) or not _equal(square.a, square.b) or not isinstance(square.a, tirx.Sub):
+    if not isinstance(square, tirx.Mul) or not is_same(square.a, square.b) or not isinstance(square.a, tirx.Sub):
         return NotApplicable("the second sum is not one of squared differences")
     found = Moments(first, second, value, square.a.b)
     reduced = {iv.var for iv in found.axes(tirx.IterVar.CommReduce)}
-    if not _equal(square.a.a, value) or variables(found.mean) & reduced:
+    if not is_same(square.a.a, value) or variables(found.mean) & reduced:
         return NotApplicable("the differences are not from what the first sum gives")
     kept = found.axes(tirx.IterVar.DataPar)
     if not kept or not first.body.indices[-1].same_as(kept[-1].var):
@@ -228,7 +228,7 @@ class _Writer:
         at = self._found.at(outer, row, integer(0))
         reduced = {iv.var for iv in self._found.axes(tirx.IterVar.CommReduce)}
         asked = []
-        for one in _loads(self._found.value):
+        for one in loads(self._found.value):
             if reduced & variables(list(one.indices)):
                 *others, _ = (substitute(index, at) for index in one.indices)
                 line = _LINE_BYTES // tvm_ffi.dtype(str(one.source.dtype)).itemsize
@@ -281,7 +281,7 @@ def _block(name: str, body: Any, found: Moments, buffers: Sequence[Any]) -> Any:
     """The body as a block of its own; what it reads and writes is taken from its loads and stores."""
     stored: list[Any] = []
     tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda one: stored.append(one.buffer)))
-    read = [one.source for one in _loads(body)]
+    read = [one.source for one in loads(body)]
     regions = [
         [
             tirx.BufferRegion(one, [ir.Range(integer(0), extent) for extent in one.shape])
@@ -312,13 +312,3 @@ def _unfolded(axes: Sequence[Any], index: Any) -> dict[Any, Any]:
 
 def _extent(axes: Sequence[Any]) -> int:
     return prod(int(iv.dom.extent) for iv in axes)
-
-
-def _loads(node: Any) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(node, (ir.TensorLoad, found.append))
-    return found
-
-
-def _equal(one: Any, other: Any) -> bool:
-    return bool(tvm_ffi.structural_equal(one, other, map_free_vars=False))

@@ -244,18 +244,23 @@ def _output_stage(block: Any, result: Any, y: Any, info: Contraction) -> Any:
     spatial = [iv.var for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
     position = dict(zip(spatial, [*unfold(row, m_axes), column], strict=True))
     indices = [substitute(index, position) for index in block.body.indices]
-    value: Any = taken
-    if not block.body.buffer.same_as(result):
-        value = tvm_ffi.structural_map(
-            substitute(block.body.value, position),
-            (ir.TensorLoad, lambda load: taken if load.source.same_as(result) else load),
-        )
+    value = finished(block, result, taken, position)
     extents = (prod(axis.extent for axis in m_axes), info.n.extent)
     iter_vars = [
         tirx.IterVar(ir.Range(_int(0), _int(extent)), var, tirx.IterVar.DataPar)
         for var, extent in zip((row, column), extents, strict=True)
     ]
     return nest(_OUT, iter_vars, {}, tirx.BufferStore(block.body.buffer, value, indices), None)
+
+
+def finished(block: Any, result: Any, total: Any, position: dict[Any, Any]) -> Any:
+    """What the output's `block` computes at `position` where the anchor's `result` is `total`."""
+    if block.body.buffer.same_as(result):
+        return total
+    return tvm_ffi.structural_map(
+        substitute(block.body.value, position),
+        (ir.TensorLoad, lambda load: total if load.source.same_as(result) else load),
+    )
 
 
 def _schedule(sch: Schedule, pads: tuple[str, ...], levels: int, mr: int, nr: int, mb: int, lanes: int) -> None:

@@ -156,8 +156,8 @@ def _moments_candidates(anchor: Columns, workload: Workload, device: CUDAModel, 
         runs_of_columns = anchor.columns // lanes
         chunks = next(c for c in (32, 16, 8, 4, 2, 1) if runs_of_columns % c == 0)
         for block in (128, 256, 512):
+            threads, rest = divmod(block, chunks)
             for runs in (1, 2, 4, 8):
-                threads, rest = divmod(block, chunks)
                 rows = threads * runs
                 if rest or anchor.length % rows or anchor.length <= rows or runs * lanes > _MAX_KEPT:
                     continue

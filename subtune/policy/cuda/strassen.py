@@ -10,6 +10,7 @@ from math import prod
 from subtune.candidate import Candidate
 from subtune.devices.cuda import CUDAModel
 from subtune.forms.anchor import Contraction
+from subtune.forms.cuda_core import VECTOR
 from subtune.forms.strassen_form import PRODUCTS, block_products, dense_obstacle
 from subtune.policy.cuda.simt import simt_candidates
 from subtune.workload import Workload
@@ -27,7 +28,7 @@ def strassen_candidates(anchor: object, workload: Workload, device: CUDAModel) -
         return []
     found: list[Candidate] = []
     for levels in _LEVELS:
-        if dense_obstacle(anchor, levels, 4):
+        if dense_obstacle(anchor, levels, VECTOR):
             continue
         s, count = 2**levels, PRODUCTS**levels
         rows, n, k = (prod(axis.extent for axis in anchor.of_role(role)) for role in "mnk")

@@ -226,6 +226,7 @@ def _operations(view: GemmView, workload: Workload) -> float:
 
 
 def _moved_s(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAModel) -> float:
+    """Seconds that DRAM takes for all of it; longer where a tile's rows lie apart."""
     run_bytes = tiling.rows[-1] * view.extent(view.n) * dtype_bits(workload.args[-1].dtype) / 8
     scattered = 1.0 + _SCATTERED * min(1.0, ROW_BYTES / run_bytes) ** 0.5 if len(tiling.rows) > 1 else 1.0
     return _moved_bytes(view, workload) / device.dram_bytes_per_s * scattered

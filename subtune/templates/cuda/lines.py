@@ -54,7 +54,7 @@ class Plan:
 
 def lines_of(reductions: Sequence[Any], columns: int) -> Lines:
     """The lines that the reductions (sblocks) share; `columns` is known from the anchor."""
-    shapes = {(_size(block, tirx.IterVar.DataPar), _size(block, tirx.IterVar.CommReduce)) for block in reductions}
+    shapes = {(size_of(block, tirx.IterVar.DataPar), size_of(block, tirx.IterVar.CommReduce)) for block in reductions}
     if len(shapes) != 1:
         raise Unsupported("the reductions do not share their lines")
     ((kept, length),) = shapes
@@ -68,7 +68,7 @@ def line_kernel(blocks: Sequence[Any], lines: Lines, plan: Plan, outputs: Sequen
 
 def domain(block: Any, lines: Lines) -> str:
     """What the block computes: `reduce`, `full` or `kept`."""
-    kept, reduced = _size(block, tirx.IterVar.DataPar), _size(block, tirx.IterVar.CommReduce)
+    kept, reduced = size_of(block, tirx.IterVar.DataPar), size_of(block, tirx.IterVar.CommReduce)
     if is_reduction(block):
         if (kept, reduced) == (lines.outer * lines.columns, lines.length):
             return "reduce"
@@ -200,17 +200,12 @@ class _LineWriter:
         analyzer = self._code.analyzer
         spatial = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
         reduced = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce]
-        shape = [int(iv.dom.extent) for iv in spatial]
         column = self._column + self._lane if self._across else const(0)
         parts = [(self._points[point], self._lines.outer), (column, self._lines.columns)]
         if kind == "full":
             parts.insert(1, (at, self._lines.length))
-        indices = by_parts(parts, shape, analyzer)
-        axes = {iv.var: index for iv, index in zip(spatial, indices, strict=True)}
-        if reduced:
-            places = decoded(at, [int(iv.dom.extent) for iv in reduced], analyzer)
-            axes |= {iv.var: index for iv, index in zip(reduced, places, strict=True)}
-        return axes
+        axes = axes_at(spatial, parts, analyzer)
+        return axes | axes_at(reduced, [(at, self._lines.length)], analyzer) if reduced else axes
 
     def _reduce_stage(self, block: Any) -> Callable[[list[_Run]], None]:
         code, plan = self._code, self._plan
@@ -323,7 +318,13 @@ class _LineWriter:
         return stage
 
 
-def by_parts(parts: list[tuple[Any, int]], shape: list[int], analyzer: Any) -> list[Any]:
+def axes_at(axes: Sequence[Any], parts: list[tuple[Any, int]], analyzer: Any) -> dict[Any, Any]:
+    """The axes' values at the element whose number is that of the parts (number, size) in their order."""
+    indices = _by_parts(parts, [int(iv.dom.extent) for iv in axes], analyzer)
+    return {iv.var: index for iv, index in zip(axes, indices, strict=True)}
+
+
+def _by_parts(parts: list[tuple[Any, int]], shape: list[int], analyzer: Any) -> list[Any]:
     """The indices of an element of `shape` whose number is that of the parts (number, size) in their order.
 
     Each part is decoded by itself where the axes fall apart as the parts do: such indices simplify best.
@@ -344,7 +345,7 @@ def by_parts(parts: list[tuple[Any, int]], shape: list[int], analyzer: Any) -> l
     return decoded(number, shape, analyzer)
 
 
-def _size(block: Any, kind: int) -> int:
+def size_of(block: Any, kind: int) -> int:
     return prod(int(iv.dom.extent) for iv in block.iter_vars if int(iv.iter_type) == kind)
 
 

@@ -10,7 +10,6 @@ Three kernels, one after another. Where columns are few, `columns` occupies few 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from tvm import tirx
@@ -24,7 +23,8 @@ from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.columns import elements_inlined
 from subtune.templates.cuda.emit import FULL_WARP, Code, const, load, prim_func
 from subtune.templates.cuda.lanes import Lanes, Unsupported, decoded, not_applicable
-from subtune.templates.cuda.lines import Lines, by_parts, combination, domain
+from subtune.templates.cuda.lines import Lines, axes_at, combination, domain, size_of
+from subtune.templates.cuda.totals import totals_across
 from subtune.templates.moments import Moments, large_reductions, moments_of
 from subtune.workload import Workload
 
@@ -163,19 +163,17 @@ class _Writer:
         lines, computed = self._lines, []
         for row in place.rows:
             numbers = [(place.outer, lines.outer), (row, lines.length), (place.column + place.lane, lines.columns)]
-            axes = _axes(list(block.iter_vars), numbers, place.code)
+            axes = axes_at(block.iter_vars, numbers, place.code.analyzer)
             computed.append((axes, place.reader.compute(block.body.value, axes)))
         for axes, value in computed:
             place.reader.write(block.body.buffer, [axes.get(index, index) for index in block.body.indices], value)
         return place.code.kernel()
 
     def _reduced_axes(self, place: _Place, row: Any) -> dict[Any, Any]:
-        code = place.code
-        reduced = self._found.axes(tirx.IterVar.CommReduce)
-        places = decoded(row, [int(iv.dom.extent) for iv in reduced], code.analyzer)
-        numbers = [(place.outer, self._lines.outer), (place.column + place.lane, self._lines.columns)]
-        kept = _axes(self._found.axes(tirx.IterVar.DataPar), numbers, code)
-        return kept | {iv.var: index for iv, index in zip(reduced, places, strict=True)}
+        lines, analyzer = self._lines, place.code.analyzer
+        numbers = [(place.outer, lines.outer), (place.column + place.lane, lines.columns)]
+        kept = axes_at(self._found.axes(tirx.IterVar.DataPar), numbers, analyzer)
+        return kept | axes_at(self._found.axes(tirx.IterVar.CommReduce), [(row, lines.length)], analyzer)
 
 
 class _Columns:
@@ -212,12 +210,15 @@ class _Columns:
         """Of the thread's column; a reduction over its group is at that column, too."""
         spatial = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
         reduced = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce]
-        columns = self._lines.columns
-        if not reduced or prod(int(iv.dom.extent) for iv in spatial) == self._lines.outer * columns:
-            return _axes(spatial, [(self._outer, self._lines.outer), (self._column, columns)], self._code)
+        outer, columns, analyzer = (self._outer, self._lines.outer), self._lines.columns, self._code.analyzer
+        if self._is_per_column(block):
+            return axes_at(spatial, [outer, (self._column, columns)], analyzer)
         group = tirx.floordiv(self._column, const(self._group))
-        axes = _axes(spatial, [(self._outer, self._lines.outer), (group, columns // self._group)], self._code)
-        return axes | _axes(reduced, [(tirx.floormod(self._column, const(self._group)), self._group)], self._code)
+        axes = axes_at(spatial, [outer, (group, columns // self._group)], analyzer)
+        return axes | axes_at(reduced, [(tirx.floormod(self._column, const(self._group)), self._group)], analyzer)
+
+    def _is_per_column(self, block: Any) -> bool:
+        return size_of(block, tirx.IterVar.DataPar) == self._lines.outer * self._lines.columns
 
     def computed(self, expr: Any, axes: dict[Any, Any]) -> Any:
         """Registers with the value of `expr`."""
@@ -228,15 +229,8 @@ class _Columns:
 
     def total(self, own: Any) -> Any:
         """The sum of what the threads of a column have."""
-        code, width = self._code, self._width
-        shared = code.shared("float32", self.sharing * width, "shared")
-        code.store(shared, self.thread * width + self._x, load(own, const(0)))
-        code.sync()
-        total = code.local("float32", 1, "total")
-        code.store(total, const(0), _ZERO)
-        with code.unrolled(self.sharing) as i:
-            code.store(total, const(0), load(total, const(0)) + load(shared, i * width + self._x))
-        return total
+        shared_by = (self.thread, self._x, self._width)
+        return totals_across(self._code, own, "float32", 1, 1, self.sharing, shared_by, tirx.Add)
 
     def total_of_group(self, own: Any, block: Any) -> Any:
         """What `block` combines of a group's columns, in each of their threads."""
@@ -256,7 +250,7 @@ class _Columns:
         """`registers` are what the block computes: stored, and known to the blocks after it."""
         code, group = self._code, self._group
         number, conditions = self.number, [tirx.EQ(self.thread, const(0))]
-        if _size(block) != self._lines.outer * self._lines.columns:
+        if not self._is_per_column(block):
             number = self._outer * (self._lines.columns // group) + tirx.floordiv(self._column, const(group))
             conditions.append(tirx.EQ(tirx.floormod(self._x, const(group)), const(0)))
         if self._is_column is not None:
@@ -318,17 +312,7 @@ class _Place:
 
 def _group(block: Any, lines: Lines) -> int:
     """Columns that one of the block's values belongs to. Raises Unsupported where it has another domain."""
-    kept, reduced = _size(block), _size(block, tirx.IterVar.CommReduce)
+    kept, reduced = size_of(block, tirx.IterVar.DataPar), size_of(block, tirx.IterVar.CommReduce)
     if str(block.body.buffer.dtype) != "float32" or kept * reduced != lines.outer * lines.columns:
         raise Unsupported(f"block {block.name_hint} is neither of columns nor of groups of them")
     return reduced
-
-
-def _axes(axes: list[Any], numbers: list[tuple[Any, int]], code: Code) -> dict[Any, Any]:
-    """The axes' values at an element whose number is that of the parts (number, size) in their order."""
-    indices = by_parts(numbers, [int(iv.dom.extent) for iv in axes], code.analyzer)
-    return {iv.var: index for iv, index in zip(axes, indices, strict=True)}
-
-
-def _size(block: Any, kind: int = tirx.IterVar.DataPar) -> int:
-    return prod(int(iv.dom.extent) for iv in block.iter_vars if int(iv.iter_type) == kind)

@@ -14,24 +14,25 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, te, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.candidate import Candidate
 from subtune.devices.cuda import CUDAModel
 from subtune.forms.anchor import Contraction, contraction, root_stages
+from subtune.forms.cuda_core import VECTOR
 from subtune.forms.stages import Stages, anchored, with_stages
 from subtune.forms.strassen_form import block_products, dense_obstacle, terms
 from subtune.forms.substitute import substitute
 from subtune.kernel import Kernel, NotApplicable
 from subtune.templates.choices import choose, fold_choices
 from subtune.templates.cuda import simt
+from subtune.templates.cuda.emit import const
 from subtune.templates.padding import nest
-from subtune.templates.strassen import is_written_in_order, signed_sum, unfold
+from subtune.templates.strassen import finished, is_written_in_order, signed_sum, unfold
 from subtune.workload import Workload
 
-_THREADS, _LANES = 256, 4
+_THREADS = 256
 _V, _U, _OUT = "strassen_v", "strassen_u", "strassen_out"
 
 
@@ -44,7 +45,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
         return found
     sch, stages, info = found
     levels = int(candidate["levels"])
-    if reason := dense_obstacle(info, levels, _LANES):
+    if reason := dense_obstacle(info, levels, VECTOR):
         return NotApplicable(reason)
     if stages.producers or not is_written_in_order(sch, stages):
         return NotApplicable("an operand is computed before it is read, or the output not written in order")
@@ -107,23 +108,14 @@ def _output(block: Any, result: Any, m: Any, info: Contraction, levels: int) -> 
     x, z, r, c = (tirx.Var(name, "int64") for name in "xzrc")
     spatial = [iv.var for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
     position = dict(zip(spatial, [*unfold(x * rows + r, m_axes), z * columns + c], strict=True))
-    computed = substitute(block.body.value, position)
-
-    def finished(total: Any) -> Any:
-        if block.body.buffer.same_as(result):
-            return total
-        return tvm_ffi.structural_map(
-            computed, (ir.TensorLoad, lambda load: total if load.source.same_as(result) else load)
-        )
-
     totals = {
-        (i, j): signed_sum([(sign, tirx.BufferLoad(m, [_int(p), r, c])) for p, sign in terms(levels).c[i][j]])
+        (i, j): signed_sum([(sign, tirx.BufferLoad(m, [const(p), r, c])) for p, sign in terms(levels).c[i][j]])
         for i in range(s)
         for j in range(s)
     }
-    value = choose((x, z), [(place, finished(total)) for place, total in totals.items()])
+    value = choose((x, z), [(place, finished(block, result, total, position)) for place, total in totals.items()])
     iter_vars = [
-        tirx.IterVar(ir.Range(_int(0), _int(extent)), var, tirx.IterVar.DataPar)
+        tirx.IterVar(ir.Range(const(0), const(int(extent))), var, tirx.IterVar.DataPar)
         for var, extent in zip((x, z, r, c), (s, s, rows, columns), strict=True)
     ]
     indices = [substitute(index, position) for index in block.body.indices]
@@ -131,9 +123,9 @@ def _output(block: Any, result: Any, m: Any, info: Contraction, levels: int) -> 
 
 
 def _bind(sch: Schedule, name: str) -> None:
-    """A thread has four columns of all the blocks: their loops, the outer ones, are unrolled."""
+    """A thread has a vector of columns of all the blocks: their loops, the outer ones, are unrolled."""
     *blocks, row, column = sch.get_loops(sch.get_sblock(name))
-    across, lane = sch.split(column, [None, _LANES])
+    across, lane = sch.split(column, [None, VECTOR])
     sch.reorder(row, across, *blocks, lane)
     grid, thread = sch.split(sch.fuse(row, across), [None, _THREADS])
     sch.bind(grid, "blockIdx.x")
@@ -141,11 +133,3 @@ def _bind(sch: Schedule, name: str) -> None:
     for loop in blocks:
         sch.unroll(loop)
     sch.vectorize(lane)
-
-
-def _dims(*extents: int) -> list[Any]:
-    return [_int(extent) for extent in extents]
-
-
-def _int(value: Any) -> Any:
-    return tirx.const(int(value), "int64")

@@ -49,9 +49,9 @@ def run(kernel: Kernel, inputs: list[np.ndarray], workload: Workload, device: CU
 
     Raises AssertionError where the two differ, or something is written outside of the outputs.
     """
-    source, host = _source(kernel.func, device), _host(kernel.func, device)
+    code, host = source(kernel.func, device), _host(kernel.func, device)
     launches = _launches(host)
-    path = _library(source, launches, folder)
+    path = _library(code, launches, folder)
     packings = dict(kernel.packings)
     given = [packings[i](array) if i in packings else array for i, array in enumerate(inputs)]
     shapes = [(elements(arg.shape), numpy_dtype(arg.dtype)) for arg in workload.args if arg.is_output]
@@ -98,7 +98,8 @@ def _guarded(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return whole, inner
 
 
-def _source(func: Any, device: CUDAModel) -> str:
+def source(func: Any, device: CUDAModel) -> str:
+    """What TVM prints for the kernels of `func`."""
     with patch.dict(os.environ, TVM_COMPILE_FORCE_FALLBACK="1"):  # the source is all that is wanted
         lib = tvm.compile(func.with_attr("global_symbol", "main"), device.target(), tir_pipeline=pipeline())
     return str(lib.mod.imports[0].inspect_source())

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tvm
 from tvm.relax import op
 
 from subtune.build.cubin import resources
@@ -16,7 +15,6 @@ from subtune.devices.cuda import CUDA
 from subtune.kernel import Kernel, NotApplicable
 from subtune.policy.cuda import candidates
 from subtune.templates.cuda import schedule
-from subtune.templates.cuda.pipeline import register
 from subtune.workload import Workload
 from tests.subtune.templates import cuda_on_cpu
 from tests.subtune.templates.test_cuda_values import check
@@ -89,14 +87,12 @@ def test_it_comes_first_where_columns_are_few() -> None:
 
 @pytest.mark.skipif(not compiler(), reason="nothing compiles CUDA here")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])
-def test_machine_code(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TVM_COMPILE_FORCE_FALLBACK", "1")  # the source is all that is wanted
+def test_machine_code(arch: str) -> None:
     device = CUDA(arch)
     workload = instance_norm(1, 128, 128, 32)
     candidate = next(c for c in candidates(workload, device) if c.template == "cuda.moments")
     kernel = schedule(workload, candidate, device)
     assert isinstance(kernel, Kernel), kernel.reason
-    lib = tvm.compile(tvm.IRModule({"main": kernel.func}), target=device.target(), tir_pipeline=register())
-    found = resources(compile_source(str(lib.mod.imports[0].inspect_source()), device.target()))
+    found = resources(compile_source(cuda_on_cpu.source(kernel.func, device), device.target()))
     assert len(found) == 3
     assert all(kernel.stack_bytes <= 0 for kernel in found)

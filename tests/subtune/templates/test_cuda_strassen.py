@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tvm
 
 from subtune.build.cubin import resources
 from subtune.build.cuda_compiler import compile_source, compiler
@@ -19,7 +18,6 @@ from subtune.kernel import Kernel, NotApplicable
 from subtune.policy.cuda import candidates
 from subtune.policy.cuda.strassen import strassen_candidates
 from subtune.templates.cuda import schedule
-from subtune.templates.cuda.pipeline import register
 from subtune.workload import Workload
 from tests.subtune.templates import cuda_on_cpu
 from tests.subtune.templates.fma_workloads import EPILOGUE, FP32
@@ -95,14 +93,12 @@ def test_candidates_of_large_products_alone() -> None:
 
 @pytest.mark.skipif(not compiler(), reason="nothing compiles CUDA here")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])
-def test_machine_code(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TVM_COMPILE_FORCE_FALLBACK", "1")  # the source is all that is wanted
+def test_machine_code(arch: str) -> None:
     device = CUDA(arch)
     workload = product(4096, 4096, 4096, "nn", **FP32)
     candidate = next(c for c in candidates(workload, device) if c.template == "cuda.strassen")
     kernel = schedule(workload, candidate, device)
     assert isinstance(kernel, Kernel), kernel.reason
-    lib = tvm.compile(tvm.IRModule({"main": kernel.func}), target=device.target(), tir_pipeline=register())
-    found = resources(compile_source(str(lib.mod.imports[0].inspect_source()), device.target()))
+    found = resources(compile_source(cuda_on_cpu.source(kernel.func, device), device.target()))
     assert len(found) == 4
     assert all(kernel.stack_bytes <= 8 for kernel in found)
