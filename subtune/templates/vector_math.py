@@ -2,7 +2,7 @@
 
 LLVM lowers a vector `exp` to one libm call per lane. These use only arithmetic that it keeps in vectors. Worst
 errors over the whole range, against float64 (tests/subtune/templates/test_vector_math.py): exp 2 ulp (results
-below 1.2e-38 become 0), tanh and erf 5e-7 relative, sigmoid 3 ulp, log 2 ulp, log1p 4 ulp, x**y for a constant y with
+below 1.7e-38 become 0), tanh and erf 5e-7 relative, sigmoid 3 ulp, log 2 ulp, log1p 4 ulp, x**y for a constant y with
 0 < |y| < 1 8e-6 relative at the ends of the range. NaN and infinities are kept.
 Sources: Cephes (expf, logf), Eigen's rational approximations of tanh and erf.
 """
@@ -85,48 +85,49 @@ def _horner(x: Any, coefficients: Sequence[float]) -> Any:
     return result
 
 
+def _clamped(x: Any, low: float, high: float, body: Callable[[Any], Any]) -> Any:
+    """`body` of x between two bounds; NaN, which compares with nothing, stays NaN on the way."""
+    not_below = tirx.Select(x < _f(low), _f(low), x)
+    return _let(not_below, lambda x: _let(tirx.Select(x > _f(high), _f(high), x), body))
+
+
 _EXP = (1.3814596459e-3, 8.3687128499e-3, 4.1668388993e-2, 1.6666521132e-1, 4.9999994040e-1, 1.0, 1.0)
 """Fitted for the least relative error, 4e-9, where |r| <= log(2) / 2."""
-_EXP_LARGEST = 88.72283172607422
-"""The largest float32 whose exp is one: the polynomial of what 128 * log(2) leaves of it is below 1."""
-_EXP_SMALLEST = -87.33654022216797
+_EXP_SMALLEST = -126 * math.log(2)
+_EXP_LARGEST = 89.0  # its exp is no float32
 _WHOLE = 12582912.0
 """1.5 * 2**23: a float32 near it has whole numbers for its last bits, so that adding it rounds."""
+_BIAS = 126
+"""Of the exponent of 2**(n - 1), whose bits are (n + _BIAS) << 23: 0.0 for n = -126."""
 
 
 def _exp(x: Any) -> Any:
-    """x = n * log(2) + r; the polynomial of r, n added to the bits of its exponent. NaN stays NaN on the way.
+    """x = n * log(2) + r: twice the polynomial of r, times 2**(n - 1), which is a float32 for every n there is.
 
-    What lies outside of the range is computed as well, as nonsense, and replaced in the end.
+    Between the bounds the product becomes 0 and infinity by itself.
     """
 
     def of(x: Any) -> Any:
-        def scale(shifted: Any) -> Any:
+        def scaled(shifted: Any) -> Any:
             def polynomial(n: Any) -> Any:
                 r = x - n * _f(0.693359375) - n * _f(-2.12194440e-4)
-                bits = _let(r, lambda r: tirx.reinterpret("int32", _horner(r, _EXP)))
-                value = tirx.reinterpret("float32", bits + (tirx.reinterpret("int32", shifted) << _i(23)))
-                value = tirx.Select(x < _f(_EXP_SMALLEST), _f(0.0), value)
-                return tirx.Select(x > _f(_EXP_LARGEST), tirx.infinity("float32"), value)
+                power = tirx.reinterpret("float32", tirx.reinterpret("int32", shifted) << _i(23))
+                return _let(r, lambda r: _horner(r, [2.0 * c for c in _EXP]) * power)
 
-            return _let(shifted - _f(_WHOLE), polynomial)
+            return _let(shifted - _f(_WHOLE + _BIAS), polynomial)
 
-        return _let(x * _f(1.44269504088896341) + _f(_WHOLE), scale)
+        return _let(x * _f(1.44269504088896341) + _f(_WHOLE + _BIAS), scaled)
 
-    return _let(x, of)
+    return _let(x, lambda x: _clamped(x, _EXP_SMALLEST, _EXP_LARGEST, of))
 
 
 def _rational(x: Any, limit: float, numerator: Sequence[float], denominator: Sequence[float]) -> Any:
-    """x * P(x^2) / Q(x^2) of x clamped to [-limit, limit]; NaN, which compares with nothing, stays NaN on the way."""
+    """x * P(x^2) / Q(x^2) of x clamped to [-limit, limit]."""
 
-    def of(x: Any) -> Any:
-        def clamped(c: Any) -> Any:
-            return _let(c * c, lambda s: c * _horner(s, numerator) / _horner(s, denominator))
+    def of(c: Any) -> Any:
+        return _let(c * c, lambda s: c * _horner(s, numerator) / _horner(s, denominator))
 
-        not_below = tirx.Select(x < _f(-limit), _f(-limit), x)
-        return _let(not_below, lambda x: _let(tirx.Select(x > _f(limit), _f(limit), x), clamped))
-
-    return _let(x, of)
+    return _let(x, lambda x: _clamped(x, -limit, limit, of))
 
 
 def _tanh(x: Any) -> Any:
