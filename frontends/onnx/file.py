@@ -19,6 +19,7 @@ from subtune.frontends.onnx.weights import (
     load_small_side_files,
     tensor_bytes,
 )
+from subtune.manifest import MANIFEST_NAME
 
 _OTHER_FORMATS = (
     (b"\x89PNG", "a PNG image"),
@@ -56,6 +57,8 @@ def read_file(path: Path) -> OnnxModel:
     except FileNotFoundError as error:
         raise ModelError(f"There is no file {str(path)!r}.") from error
     except IsADirectoryError as error:
+        if (path / MANIFEST_NAME).is_file():
+            raise ModelError(f"{str(path)!r} is an artifact, compiled already: give its model.") from error
         raise ModelError(f"{str(path)!r} is a directory: give the .onnx file in it.") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise ModelError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,9 @@ from subtune.database import Database
 from subtune.devices.cpu import CPUModel
 from subtune.progress import ProgressCallback
 from subtune.report import CompileReport
+
+_MAX_NAMES = 30
+"""That an error message lists one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +100,15 @@ def chosen(cases: Sequence[_N], patterns: Iterable[str], suite: str) -> tuple[_N
     wanted = list(patterns)
     for pattern in wanted:
         if not any(fnmatch.fnmatchcase(case.name, pattern) for case in cases):
-            names = ", ".join(case.name for case in cases)
-            raise BenchError(f"suite {suite} has no {pattern!r}; it has {names}")
+            raise BenchError(f"suite {suite} has no {pattern!r}; it has {_overview([case.name for case in cases])}")
     return tuple(case for case in cases if not wanted or any(fnmatch.fnmatchcase(case.name, p) for p in wanted))
+
+
+def _overview(names: Sequence[str]) -> str:
+    """All names where they are few, else a pattern for all that begin alike."""
+    if len(names) > _MAX_NAMES:
+        names = list(dict.fromkeys(re.sub("-.*", "-*", name) for name in names))
+    return ", ".join(names)
 
 
 def reason(error: BaseException) -> str:

@@ -239,7 +239,7 @@ class TestCommandLine:
         [
             (["--suite", "gpu"], "gpu"),
             (["--suite", "cpu", "--models", "alexnet"], "suite cpu has no 'alexnet'"),
-            (["--suite", "cpu-ops", "--ops", "fft"], "suite cpu-ops has no 'fft'"),
+            (["--suite", "cpu-ops", "--ops", "fft"], "suite cpu-ops has no 'fft'; it has dense-*, matmul-*"),
             (["--suite", "cpu", "--against", "tensorflow"], "unknown framework tensorflow"),
             (["--suite", "cpu", "--json", "/nowhere/x.json"], "no such directory"),
             (["--suite", "cpu", "model.onnx"], "give an ARTIFACT"),

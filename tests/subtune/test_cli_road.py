@@ -176,6 +176,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "a text file": ("compile {tmp}/text.onnx", "text.onnx"),
     "a cut off model": ("inspect {tmp}/cut.onnx", "cut.onnx"),
     "a directory": ("compile {tmp}/folder", "folder"),
+    "an artifact": ("compile {artifact}", "compiled already"),
     "a shape of the wrong rank": ("compile {model} --shape input=1,2", "4 dimensions"),
     "a shape of no input": ("compile {model} --shape inptu=4,16,16,3", "inptu"),
     "a shape that is none": ("inspect {model} --shape input=four", "not a positive integer"),
