@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, Schedule
 
+from subtune.forms.movement import Crosswise
 from subtune.kernel import NotApplicable
 
 
@@ -121,10 +122,10 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """No reduction: `extent` output elements; `is_crosswise` where an operand is contiguous along another axis."""
+    """No reduction: `extent` output elements; `crosswise` where an operand is contiguous along another axis."""
 
     extent: int
-    is_crosswise: bool = False
+    crosswise: Crosswise | None = None
 
 
 Anchor = Contraction | Window | Rowwise | Columns | Elementwise

@@ -176,8 +176,8 @@ def summarise(workload: Workload) -> Summary:
         if stages.producers:
             return Summary(None, "stages that cannot be inlined")
         extent = max(_size(arg.shape) for arg in workload.args if arg.is_output)
-        turns = len(stages.outputs) == 1 and isinstance(crosswise(sch.get(stages.outputs[0])), Crosswise)
-        return Summary(Elementwise(extent, turns), "no reduction")
+        turned = crosswise(sch.get(stages.outputs[0])) if len(stages.outputs) == 1 else None
+        return Summary(Elementwise(extent, turned if isinstance(turned, Crosswise) else None), "no reduction")
     found: Contraction | Window | NotApplicable = contraction(sch, stages.anchors[0])
     reasons = []
     if isinstance(found, NotApplicable):

@@ -7,6 +7,7 @@ from math import ceil, prod
 from subtune.candidate import Candidate
 from subtune.devices.cpu import CPUModel
 from subtune.forms.anchor import Columns, Contraction, Elementwise, Rowwise, Window
+from subtune.forms.movement import Crosswise
 from subtune.policy.bandwidth import LOADS_PER_CYCLE, stream_s
 from subtune.workload import Workload, dtype_bits
 
@@ -29,6 +30,11 @@ _NORM_READS = 3  # for the mean, for the variance, and for the result
 _MIN_COLUMN = 8  # elements: a reduction that long may be one of a whole axis
 _IN_BLOCKS = 1.0  # of the bytes' time; measured 1.1 to 1.45 times as fast as tiles read in place
 _BLOCK_ROWS = (64, 128)  # 32 to 128 are alike; more do not stay in L2
+_TILES = {"a": 1.2, "b": 1.3}  # of the bytes' time, in place; by the axis that the inner loop follows
+_WHOLE_BLOCKS = ((128, 64), (64, 128))  # rows and columns: 36 to 40 KB, staged, stay in L2
+_ALIKE = 0.9  # of the time in place where lines of neighbouring rows share few sets of L1; measured 0.6 to 1.0
+_APART = 1.1  # where they do not; measured 1.0 to 1.3
+_FEW_SETS_BYTES = 1024  # between rows: their lines are in 4 sets of 64
 _FEW_INPUTS = 4
 _CROSSWISE = 4.0  # times each line of an operand is fetched, one element at a time, where it does not stay in L1
 _GATHERED_CYCLES = 1.5  # an element that is loaded by itself
@@ -234,7 +240,7 @@ def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUM
             how: cost * joined / (_FEW_INPUTS if how[0] != "tile" else 4 * _FEW_INPUTS) for how, cost in costs.items()
         }
     gathered_s = 0.0
-    if anchor.is_crosswise:
+    if anchor.crosswise:
         gathered_s = base + anchor.extent * _GATHERED_CYCLES / device.cycles_per_s / device.threads
         gathered_s = max(gathered_s, base * _CROSSWISE)
     found = [
@@ -248,8 +254,27 @@ def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUM
             for c in found
             if c["shape"] == "flat"
         ]
-    if anchor.is_crosswise:
-        found += [Candidate.make("transpose", base * cost, inner=inner) for inner, cost in (("a", 1.2), ("b", 1.3))]
-        if workload.nbytes > device.l3_bytes:
-            found += [Candidate.make("transpose", base * _IN_BLOCKS, rows=rows) for rows in _BLOCK_ROWS]
+    if anchor.crosswise:
+        found += _transposes(anchor.crosswise, base, workload, device)
+    return found
+
+
+def _transposes(turned: Crosswise, base: float, workload: Workload, device: CPUModel) -> list[Candidate]:
+    """Tiles in place; blocks that are staged as wholes, beyond L2; from memory, while others are turned.
+
+    Args:
+        base: seconds that reading and writing all bytes once takes.
+    """
+    found = [Candidate.make("transpose", base * cost, inner=inner) for inner, cost in _TILES.items()]
+    if workload.nbytes > device.l3_bytes:
+        found += [Candidate.make("transpose", base * _IN_BLOCKS, rows=rows) for rows in _BLOCK_ROWS]
+    if workload.nbytes > device.l2_bytes:
+        extents = turned.extents[turned.a], turned.extents[turned.b]  # a row of the output's, and of the operand's
+        collide = any(extent * 4 % _FEW_SETS_BYTES == 0 for extent in extents)
+        seconds = base * _TILES["a"] * (_ALIKE if collide else _APART)
+        found += [
+            Candidate.make("transpose", seconds, rows=rows, columns=columns)
+            for rows, columns in _WHOLE_BLOCKS
+            if rows <= extents[0] and columns <= extents[1]
+        ]
     return found

@@ -12,13 +12,16 @@ _QUAD = 4
 
 
 def turned(rows: Sequence[Any], name: str) -> tuple[list[Any], list[Any]]:
-    """Statements that transpose the square matrix of `rows`, and its columns (variables).
+    """Statements that transpose a matrix of as many rows as a vector has lanes, and its columns (variables).
 
     log2(n) rounds of one shuffle of two vectors a row: squares of 4 x 4 elements are turned in their places, then the
     matrix of such squares' rows. Each shuffle is one instruction: unpack or shuffle of 128-bit parts, zip on Arm.
+
+    Args:
+        rows: a vector a column; with fewer columns than lanes each holds the rows that `rows_beside` tells.
     """
-    lanes = len(rows)
-    assert lanes & (lanes - 1) == 0, f"{lanes} rows are no power of two"
+    lanes = _lanes(rows[0])
+    assert lanes & (lanes - 1) == 0 == lanes % len(rows), f"{len(rows)} vectors of {lanes} elements"
     statements: list[Any] = []
 
     def bound(pair: Sequence[Any], indices: Sequence[int]) -> Any:
@@ -35,7 +38,10 @@ def turned(rows: Sequence[Any], name: str) -> tuple[list[Any], list[Any]]:
         ]  # fmt: skip
 
     def gathered(vectors: list[Any], size: int) -> list[Any]:
-        """Of `vectors` with as many parts of `size` elements: the first parts of all, the second ones, ..."""
+        """Of `vectors` with at least as many parts of `size` elements: the first parts of all, the second ones, ...
+
+        Of n vectors the first parts are those at 0, n, 2 n, ...
+        """
         if len(vectors) == 1:
             return vectors
         halves = []
@@ -44,14 +50,26 @@ def turned(rows: Sequence[Any], name: str) -> tuple[list[Any], list[Any]]:
             halves.append(gathered([bound(vectors[i : i + 2], indices) for i in range(0, len(vectors), 2)], size))
         return [vector for pair in zip(*halves, strict=True) for vector in pair]
 
-    if lanes < _QUAD:
+    if len(rows) < _QUAD:
         return statements, gathered(list(rows), 1)
     squares: list[list[Any]] = []
-    for at in range(0, lanes, _QUAD):
+    for at in range(0, len(rows), _QUAD):
         (a, b), (c, d) = unpacked(rows[at : at + 2], 1), unpacked(rows[at + 2 : at + 4], 1)
         squares.append([*unpacked((a, c), 2), *unpacked((b, d), 2)])
     columns = [gathered(list(column), _QUAD) for column in zip(*squares, strict=True)]
-    return statements, [columns[i % _QUAD][i // _QUAD] for i in range(lanes)]
+    return statements, [columns[i % _QUAD][i // _QUAD] for i in range(len(rows))]
+
+
+def rows_beside(vector: int, columns: int, lanes: int) -> list[int]:
+    """Rows of a matrix with `lanes` rows of `columns` elements that lie side by side in a vector `turned` takes."""
+    size, count = _QUAD if columns >= _QUAD else 1, lanes // columns
+    first, i = vector // size * size * count, vector % size
+    return [first + at * size + i for at in range(count)]
+
+
+def side_by_side(vectors: Sequence[Any]) -> Any:
+    """x0 x1 ..., y0 y1 ... -> x0 x1 ... y0 y1 ..."""
+    return vectors[0] if len(vectors) == 1 else shuffled(vectors, range(len(vectors) * _lanes(vectors[0])))
 
 
 def interleaved(vectors: Sequence[Any]) -> list[Any]:

@@ -45,9 +45,9 @@ def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CUDA
                 in_flight = lanes * unroll * element_bytes
                 seconds = streaming_s(device, workload.nbytes, blocks, threads, in_flight, 24 + in_flight // 3,
                                       operations=anchor.extent * (4 + 20 / lanes))  # fmt: skip
-                seconds *= (1 + 0.002 * unroll) * narrow(lanes, widths[0]) * (_SCALAR if anchor.is_crosswise else 1.0)
+                seconds *= (1 + 0.002 * unroll) * narrow(lanes, widths[0]) * (_SCALAR if anchor.crosswise else 1.0)
                 found.append(Candidate.make("cuda.elementwise", seconds, threads=threads, lanes=lanes, unroll=unroll))
-    if anchor.is_crosswise:
+    if anchor.crosswise:
         widest = max(dtype_bits(arg.dtype) for arg in workload.args)
         for side in (32, 64, 128):
             shared = side * (side + 1) * widest // 8

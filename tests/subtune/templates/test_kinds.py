@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +22,7 @@ from subtune.kernel import Kernel, NotApplicable
 from subtune.workload import Workload
 
 Run = Callable[[Workload, Kernel | None], np.ndarray]
+Shape = tuple[int, ...]
 
 
 def _permuted(shape: tuple[int, ...], order: tuple[int, ...]) -> Workload:
@@ -293,6 +296,72 @@ def test_several_blocks_of_a_transpose_are_right(run: Run, device: CPUModel) -> 
             assert np.array_equal(run(workload, kernel), run(workload, None))
 
 
+@pytest.mark.parametrize("name", ["skylake-avx512", "haswell", "nehalem"])
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        ((256, 128), (1, 0)),
+        ((150, 201), (1, 0)),
+        ((1, 64, 16, 16), (0, 2, 3, 1)),
+        ((2, 9, 11, 70), (0, 3, 1, 2)),
+        ((3, 70, 5, 67), (2, 0, 3, 1)),
+    ],
+)
+def test_transposes_in_whole_blocks_are_right(name: str, shape: Shape, order: Shape, run: Run) -> None:
+    """Tiles of half a vector's width, for every width of vectors; ragged blocks overlap their neighbours."""
+    workload = _permuted(shape, order)
+    expected = run(workload, None)
+    for threads, knobs in ((1, {"rows": 64, "columns": 32}), (3, {"rows": 32, "columns": 64}), (2, {"serial": True})):
+        candidate = Candidate.make("transpose", **{"rows": 16, "columns": 16, **knobs})
+        kernel = templates.schedule(workload, candidate, CPU(name, threads=threads))
+        assert isinstance(kernel, Kernel), kernel
+        assert np.array_equal(run(workload, kernel), expected), candidate
+
+
+def test_other_operands_of_what_is_turned_in_whole_blocks_are_read_in_place(run: Run, device: CPUModel) -> None:
+    workload = _permuted_with_bias(2, 6, 50, 37)
+    kernel = templates.schedule(workload, Candidate.make("transpose", rows=32, columns=32), device)
+    assert isinstance(kernel, Kernel)
+    assert np.abs(run(workload, kernel) - run(workload, None)).max() <= 1e-6
+
+
+def test_transposes_in_whole_blocks_are_for_what_is_not_in_l2(device: CPUModel) -> None:
+    near = replace(device, l2_bytes=1 << 20)
+
+    def blocks(*shape: int) -> set[tuple[object, object]]:
+        found = policy.candidates(_permuted(shape, (1, 0)), near)
+        return {(c.get("rows"), c.get("columns")) for c in found if c.get("columns")}
+
+    assert blocks(2048, 512) == {(128, 64), (64, 128)}
+    assert blocks(100, 20000) == {(64, 128)}, "the others are larger than the matrix"
+    assert not blocks(256, 256), "it stays in L2"
+
+
+def test_rows_that_share_the_sets_of_l1_are_written_eight_at_a_time_first(device: CPUModel) -> None:
+    def first(*shape: int) -> Candidate:
+        best, *_ = (c for c in policy.candidates(_permuted(shape, (1, 0)), device) if c.template == "transpose")
+        return best
+
+    assert first(2048, 512).get("columns")
+    assert not first(2050, 510).get("columns")
+
+
+def test_half_tiles_are_turned_by_single_instructions() -> None:
+    """Two loads and three shuffles a vector, in as many tiles as LLVM unrolls; nothing is kept on the stack."""
+    if platform.machine() != "x86_64":
+        pytest.skip("x86's instructions")
+    device = CPU("skylake-avx512", threads=2)
+    kernel = templates.schedule(_permuted((512, 256), (1, 0)), Candidate.make("transpose", rows=64, columns=64), device)
+    assert isinstance(kernel, Kernel)
+    func = kernel.func.with_attr("global_symbol", "main")
+    text = str(tvm.compile(func, target=device.target(), tir_pipeline=PIPELINE).mod.inspect_source("asm"))
+    halves = len(re.findall(r"vinsertf\w+\s+\$1, .*\(.*\), %zmm", text))
+    assert halves
+    assert halves % 8 == 0
+    assert len(re.findall(r"v(?:unpck[lh]p[sd]|shuff\w+|perm\w+)\s.*%zmm", text)) == 3 * halves
+    assert not re.search(r"%zmm\d+, .*\(%rsp", text)
+
+
 def test_transposes_of_what_comes_from_memory_are_in_blocks(device: CPUModel) -> None:
     workload = _permuted((256, 256), (1, 0))
     assert not any(c.get("rows") for c in policy.candidates(workload, device))
@@ -321,6 +390,7 @@ def test_turned_tiles_use_shuffles_only(device: CPUModel) -> None:
         (lambda: _softmax(1, 1, 21, 6, 32), Candidate.make("rowwise", unroll=1), "outermost"),
         (lambda: _permuted((4, 6, 20), (1, 0, 2)), Candidate.make("transpose", inner="a"), "crosswise"),
         (lambda: _permuted((5, 7), (1, 0)), Candidate.make("transpose", inner="a"), "shorter than a vector"),
+        (lambda: _permuted((50, 70), (1, 0)), Candidate.make("transpose", rows=64, columns=64), "no block of 64 x 64"),
         (lambda: global_pool(7, 48), Candidate.make("pieces", rows=4), "no whole pieces"),
         (lambda: softmax(64, 64), Candidate.make("pieces", rows=4), "is reduced"),
         (lambda: _instance_norm(1, 5, 7, 48), Candidate.make("moments", rows=4), "no whole pieces"),

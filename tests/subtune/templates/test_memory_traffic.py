@@ -34,6 +34,7 @@ CASES: dict[str, tuple[Callable[[], Workload], Candidate]] = {
     "flat": (lambda: elementwise(40, 32), Candidate.make("elementwise", shape="flat", unroll=4, wide=False)),
     "transpose": (lambda: transpose(1, 16, 6, 48), Candidate.make("transpose", inner="a")),
     "blocks": (lambda: transpose(1, 16, 6, 48), Candidate.make("transpose", rows=16)),
+    "whole blocks": (lambda: transpose(1, 16, 6, 48), Candidate.make("transpose", rows=16, columns=16)),
     "rows": (lambda: layer_norm(13, 96), Candidate.make("rowwise", unroll=2)),
     "softmax": (lambda: softmax(7, 256), Candidate.make("rowwise", unroll=4)),
     "pool": (lambda: max_pool(8, 32), Candidate.make("window", ht=1, mr=1, cb=16, order="h")),
