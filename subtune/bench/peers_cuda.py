@@ -38,7 +38,8 @@ def torch_graph(job: Job, inputs: Arrays) -> Peer:
         with torch.cuda.graph(graph):
             result = module(*tensors)
 
-    def call() -> Any:
+    # A graph holds addresses: what lies there has to live as long.
+    def call(_held: Any = (module, tensors)) -> Any:
         graph.replay()
         torch.cuda.synchronize()
         return result

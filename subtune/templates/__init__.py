@@ -15,7 +15,7 @@ from subtune.templates.bf16_storage import explicit_bfloat16
 from subtune.templates.vector_math import multiply_by_reciprocals, vectorize_math
 from subtune.workload import Workload
 
-VERSION = 15
+VERSION = 16
 """Part of the database's keys: raise it whenever a template or `vector_math` makes other kernels of old candidates."""
 
 _TEMPLATES = (
@@ -69,7 +69,7 @@ def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel
     if candidate.template not in _EXACT_MATH and not device.exact_math:
         if candidate.template in _PER_ROW:
             func = multiply_by_reciprocals(func)
-        func = vectorize_math(func)
+        func = vectorize_math(func, device.features)
     # the instruction flushes denormals
     stored = explicit_bfloat16(func, has_instruction=FEATURE in device.features and not device.exact_math)
     if candidate.get("stream"):

@@ -1,4 +1,4 @@
-"""exp, log, log1p, tanh, erf, sigmoid and some powers in float32 as polynomials that vectorise.
+"""exp, log, log1p, tanh, erf, sigmoid, some powers and small functions in float32 as arithmetic that vectorises.
 
 LLVM lowers a vector `exp` to one libm call per lane. These use only arithmetic that it keeps in vectors. Worst
 errors over the whole range, against float64 (tests/subtune/templates/test_vector_math.py): exp 2 ulp (results
@@ -10,29 +10,39 @@ Sources: Cephes (expf, logf), Eigen's rational approximations of tanh and erf.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
 
 from subtune.forms.anchor import loads, variables
+from subtune.templates import exp_avx512
 
 
-def vectorize_math(func: Any) -> Any:
-    """`func` with the float32 calls of the functions above replaced by vectorisable arithmetic."""
+def vectorize_math(func: Any, features: Collection[str] = ()) -> Any:
+    """`func` with the float32 calls of the functions above replaced by vectorisable arithmetic.
+
+    Args:
+        func: a PrimFunc.
+        features: the processor's, in LLVM's spelling; AVX-512 has an exp of its own (`exp_avx512`).
+    """
+    exp = exp_avx512.exp if exp_avx512.FEATURE in features else _exp
+
+    def name(call: Any) -> str:
+        if not call.args or str(getattr(call.args[0].ty, "dtype", "")) != "float32":  # an address has no dtype
+            return ""
+        return call.op.name.rpartition(".")[2] if isinstance(call.op, ir.Op) else ""
 
     def rewrite(call: Any) -> Any:
-        name = call.op.name if isinstance(call.op, ir.Op) else ""
-        short = name.rpartition(".")[2]
-        if str(getattr(call.ty, "dtype", "")) != "float32":  # an address has no dtype
-            return call
+        short = name(call)
         if short == "pow":
             return _pow(call)
         replacement = _REPLACEMENTS.get(short)
         return call if replacement is None else replacement(call.args[0])
 
     body = tvm_ffi.structural_map(func.body, (ir.Call, rewrite))
+    body = tvm_ffi.structural_map(body, (ir.Call, lambda call: exp(call.args[0]) if name(call) == "exp" else call))
     return func if body.same_as(func.body) else func.with_body(body)
 
 
@@ -45,7 +55,7 @@ def multiply_by_reciprocals(func: Any) -> Any:
     rounds: list[Any] = []
 
     def see(node: Any) -> None:
-        if isinstance(node, tirx.Cast) or (isinstance(node, ir.Call) and "round" in str(getattr(node.op, "name", ""))):
+        if isinstance(node, tirx.Cast) or str(getattr(node.op, "name", "")).rpartition(".")[2] in _TO_WHOLE_NUMBERS:
             rounds.append(node)
 
     tvm_ffi.structural_walk(func.body, [(tirx.Cast, see), (ir.Call, see)])
@@ -60,6 +70,9 @@ def multiply_by_reciprocals(func: Any) -> Any:
 
     body = tvm_ffi.structural_map(func.body, (tirx.Div, rewrite))
     return func if body.same_as(func.body) else func.with_body(body)
+
+
+_TO_WHOLE_NUMBERS = ("round", "nearbyint", "floor", "ceil", "trunc")
 
 
 def _indices(expr: Any) -> set[Any]:
@@ -158,7 +171,7 @@ def _erf(x: Any) -> Any:
 
 
 def _sigmoid(x: Any) -> Any:
-    return _f(1.0) / (_f(1.0) + _exp(_f(0.0) - x))
+    return _f(1.0) / (_f(1.0) + tirx.exp(_f(0.0) - x))
 
 
 _LOG = (
@@ -223,16 +236,27 @@ def _pow(call: Any) -> Any:
         return _let(base, lambda x: x * x * x)
     if 0.0 < abs(y) < 1.0:
         return _let(
-            base, lambda x: tirx.Select(x == _f(math.inf), _f(math.inf if y > 0 else 0.0), _exp(_f(y) * _log(x)))
+            base, lambda x: tirx.Select(x == _f(math.inf), _f(math.inf if y > 0 else 0.0), tirx.exp(_f(y) * _log(x)))
         )
     return call
 
 
+def _nearbyint(x: Any) -> Any:
+    return tirx.call_llvm_pure_intrin("float32", "llvm.nearbyint", x)
+
+
+def _is_inf(x: Any) -> Any:
+    return _let(x, lambda x: tirx.any(x == _f(math.inf), x == _f(-math.inf)))
+
+
 _REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
-    "exp": _exp,
     "log": _log,
     "log1p": _log1p,
     "tanh": _tanh,
     "erf": _erf,
     "sigmoid": _sigmoid,
+    "rsqrt": lambda x: _f(1.0) / tirx.sqrt(x),
+    "nearbyint": _nearbyint,
+    "isinf": _is_inf,
+    "isnan": lambda x: (tirx.reinterpret("int32", x) & _i(0x7FFFFFFF)) > _i(0x7F800000),  # TVM takes x != x for false
 }
