@@ -72,14 +72,14 @@ def _on_gpu(job: Job, inputs: Arrays) -> tuple[Any, list[Any]]:
     import torch
 
     _without_torchvision()
-    from subtune.bench.torch_model import converted
+    from subtune.bench.torch_model import converted, in_half
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job.allow_tf32
     torch.backends.cudnn.benchmark = True
     module = converted(job.path).cuda()
     dtype = getattr(torch, _HALF[job.precision]) if job.precision in _HALF else None
     if dtype is not None:
-        module = module.to(dtype)
+        module = in_half(module, dtype)
     if any(inputs[name].ndim == 4 for name in job.names):
         module = module.to(memory_format=torch.channels_last)
     tensors = []

@@ -30,6 +30,17 @@ def converted(path: str) -> Any:
     return _with_plain_numbers(onnx2torch.convert(model)).eval()
 
 
+def in_half(module: Any, dtype: Any) -> Any:
+    """The module with weights of `dtype`, to which what the graph casts to float32, a mask, is cast as well."""
+    import torch
+    from onnx2torch.node_converters.cast import OnnxCast
+
+    for part in module.modules():
+        if isinstance(part, OnnxCast) and part.torch_dtype == torch.float32:
+            part.torch_dtype = dtype
+    return module.to(dtype)
+
+
 def _with_plain_numbers(module: Any) -> Any:
     """Reshapes, splits, squeezes, slices, gathers of one index and arithmetic take their constants as numbers.
 
