@@ -1,14 +1,22 @@
-"""A transposed convolution as an ordinary one, whose output channels hold the pixels between the strides.
+"""A transposed convolution as ordinary ones: one with the pixels between the strides as channels, or several.
 
 TVM legalises transposed convolutions with channels first only, and as a convolution over an input full of zeros. With
 stride s and kernel k, output pixel s * q + r sums w[s * j + r] * x[q - j] over j < J = ceil(k / s): a convolution with
 a kernel of J taps and s times the output channels per dim, no zeros multiplied (but those that fill k up to s * J).
 
     conv_transpose(x, W)  ->  crop(depth_to_space(conv(x, W')))
+
+Where too much of that is zeros or is cropped, the pixels of each r are a convolution of their own: of 3 x 3 taps with
+stride 2 nine are multiplied instead of sixteen.
+
+    conv_transpose(x, W)  ->  depth_to_space(concat(conv(x, W[0::s]), conv(x, W[1::s]), ...))
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -41,36 +49,140 @@ def as_convolution(walk: Walk, call: Any) -> Expr | None:
     weight, shape, out = array_of(call.args[1]), shape_of(call.args[0]), shape_of(call)
     if weight is None or shape is None or out is None:
         return None
-    rank = len(shape)
-    n = rank - 2
-    kernel, extents, sizes = weight.shape[2:], shape[2:], out[2:]
-    strides = _per_dim(ints(attrs.strides), n)
+    n = len(shape) - 2
     before = ints(attrs.padding)[:n] if len(attrs.padding) > 1 else ints(attrs.padding) * n
-    taps = tuple(-(-k // s) for k, s in zip(kernel, strides, strict=True))
-    full = tuple(s * (e + t - 1) for s, e, t in zip(strides, extents, taps, strict=True))
-    if any(b + size > f for b, size, f in zip(before, sizes, full, strict=True)):
+    form = _Form(weight, shape, out[2:], _per_dim(ints(attrs.strides), n), before, groups)
+    if any(b + size > full for b, size, full in zip(before, form.sizes, form.full, strict=True)):
         return None
     spatial = data_layout[2:]
-    result = conv(
-        relax.op.permute_dims(call.args[0], [0, *range(2, rank), 1]),
-        make_const(np.concatenate([_phases(part, strides, taps) for part in np.split(weight, groups)])),
-        padding=[t - 1 for t in taps] * 2,
-        groups=groups,
-        data_layout=f"N{spatial}C",
-        kernel_layout=f"O{spatial}I",
-        out_layout=f"N{spatial}C",
-        out_dtype=attrs.out_dtype,
-    )
-    channels = weight.shape[1]
-    if any(s > 1 for s in strides):
-        coarse = [e + t - 1 for e, t in zip(extents, taps, strict=True)]
-        split = relax.op.reshape(result, (shape[0], *coarse, groups, *strides, channels))
+    data = relax.op.permute_dims(call.args[0], [0, *range(2, n + 2), 1])
+
+    def convolved(weight: np.ndarray, padding: list[int]) -> Expr:
+        return conv(
+            data,
+            make_const(weight),
+            padding=padding,
+            groups=groups,
+            data_layout=f"N{spatial}C",
+            kernel_layout=f"O{spatial}I",
+            out_layout=f"N{spatial}C",
+            out_dtype=attrs.out_dtype,
+        )
+
+    phases = form.phases()
+    if len(phases) == 1 or (phases and _WORTH_IT * sum(phase.products for phase in phases) < form.products):
+        parts = [convolved(phase.weight, phase.padding) for phase in phases]
+        joined = relax.op.concat(parts, axis=n + 1) if len(parts) > 1 else parts[0]
+        result = form.interleaved(joined, phases[0].sizes, 1)
+    else:
+        result = convolved(form.whole_weight(), [t - 1 for t in form.taps] * 2)
+        if any(s > 1 for s in form.strides):
+            result = form.interleaved(result, form.coarse, groups)
+        if form.sizes != form.full:
+            ends = [b + size for b, size in zip(before, form.sizes, strict=True)]
+            result = relax.op.strided_slice(result, list(range(1, 1 + n)), list(before), ends, [1] * n)
+    return relax.op.permute_dims(result, to_first(n + 2))
+
+
+_WORTH_IT = 1.1
+"""So many times fewer products pay for several kernels and for joining what they give."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """The output's pixels of one r per dim: a convolution with some of the taps.
+
+    Attributes:
+        weight: [O, J..., I / groups].
+        padding: before each dim, then after each.
+        sizes: of its output.
+    """
+
+    weight: np.ndarray
+    padding: list[int]
+    sizes: tuple[int, ...]
+
+    @property
+    def products(self) -> int:
+        """Per input channel and output channel."""
+        return prod(self.sizes) * prod(self.weight.shape[1:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What a transposed convolution computes.
+
+    Attributes:
+        weight: [I, O / groups, k...].
+        shape: of the input, channels first.
+        sizes: the output's dims in space.
+        before: pixels cropped before the first.
+    """
+
+    weight: np.ndarray
+    shape: tuple[int, ...]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    before: tuple[int, ...]
+    groups: int
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        return self.weight.shape[2:]
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """J per dim."""
+        return tuple(-(-k // s) for k, s in zip(self.kernel, self.strides, strict=True))
+
+    @property
+    def coarse(self) -> tuple[int, ...]:
+        """The pixels that one convolution for all r gives, per dim."""
+        return tuple(e + t - 1 for e, t in zip(self.shape[2:], self.taps, strict=True))
+
+    @property
+    def full(self) -> tuple[int, ...]:
+        return tuple(s * c for s, c in zip(self.strides, self.coarse, strict=True))
+
+    @property
+    def products(self) -> int:
+        """Of one convolution for all r, per input channel and output channel."""
+        return prod(self.full) * prod(self.taps)
+
+    def interleaved(self, result: Expr, coarse: tuple[int, ...], groups: int) -> Expr:
+        """[N, q..., groups * r... * O] -> [N, s * q + r..., groups * O]."""
+        n, channels = len(coarse), self.weight.shape[1] * self.groups // groups
+        split = relax.op.reshape(result, (self.shape[0], *coarse, groups, *self.strides, channels))
         order = [0, *(axis for i in range(n) for axis in (1 + i, 2 + n + i)), 1 + n, 2 + 2 * n]
-        result = relax.op.reshape(relax.op.permute_dims(split, order), (shape[0], *full, groups * channels))
-    if sizes != full:
-        ends = [b + size for b, size in zip(before, sizes, strict=True)]
-        result = relax.op.strided_slice(result, list(range(1, 1 + n)), list(before), ends, [1] * n)
-    return relax.op.permute_dims(result, to_first(rank))
+        fine = (s * q for s, q in zip(self.strides, coarse, strict=True))
+        return relax.op.reshape(relax.op.permute_dims(split, order), (self.shape[0], *fine, groups * channels))
+
+    def phases(self) -> list[_Phase]:
+        """In the order of r; none where one has no taps, lacks pixels at an edge, or has fewer than another."""
+        found = []
+        for at in product(*(range(s) for s in self.strides)):
+            shifts = [divmod(p + b, s) for p, b, s in zip(at, self.before, self.strides, strict=True)]
+            own = self.weight[
+                (slice(None), slice(None), *(slice(r, None, s) for (_, r), s in zip(shifts, self.strides, strict=True)))
+            ]
+            taps = own.shape[2:]
+            left = [t - 1 - q for t, (q, _) in zip(taps, shifts, strict=True)]
+            sizes = tuple(-(-(size - p) // s) for size, p, s in zip(self.sizes, at, self.strides, strict=True))
+            right = [m - e - lo + t - 1 for m, e, lo, t in zip(sizes, self.shape[2:], left, taps, strict=True)]
+            if min(*taps, *sizes) < 1 or min(*left, *right) < 0:
+                return []
+            parts = [_last_first(part) for part in np.split(own, self.groups)]
+            found.append(_Phase(np.ascontiguousarray(np.concatenate(parts)), [*left, *right], sizes))
+        return found if len({phase.sizes for phase in found}) == 1 else []
+
+    def whole_weight(self) -> np.ndarray:
+        return np.concatenate([_phases(part, self.strides, self.taps) for part in np.split(self.weight, self.groups)])
+
+
+def _last_first(weight: np.ndarray) -> np.ndarray:
+    """[I, O, J...] -> [O, J..., I], the last tap first."""
+    dims = range(2, weight.ndim)
+    return np.transpose(np.flip(weight, axis=tuple(dims)), [1, *dims, 0])
 
 
 def _per_dim(values: tuple[int, ...], n: int) -> tuple[int, ...]:
