@@ -14,6 +14,7 @@ stride 2 nine are multiplied instead of sixteen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -57,10 +58,10 @@ def as_convolution(walk: Walk, call: Any) -> Expr | None:
     spatial = data_layout[2:]
     data = relax.op.permute_dims(call.args[0], [0, *range(2, n + 2), 1])
 
-    def convolved(weight: np.ndarray, padding: list[int]) -> Expr:
+    def convolved(taps: Sequence[np.ndarray], padding: list[int]) -> Expr:
         return conv(
             data,
-            make_const(weight),
+            make_const(_kernel(taps, groups)),
             padding=padding,
             groups=groups,
             data_layout=f"N{spatial}C",
@@ -71,11 +72,11 @@ def as_convolution(walk: Walk, call: Any) -> Expr | None:
 
     phases = form.phases()
     if len(phases) == 1 or (phases and _WORTH_IT * sum(phase.products for phase in phases) < form.products):
-        parts = [convolved(phase.weight, phase.padding) for phase in phases]
+        parts = [convolved([phase.taps], phase.padding) for phase in phases]
         joined = relax.op.concat(parts, axis=n + 1) if len(parts) > 1 else parts[0]
         result = form.interleaved(joined, phases[0].sizes, 1)
     else:
-        result = convolved(form.whole_weight(), [t - 1 for t in form.taps] * 2)
+        result = convolved(form.all_taps(), [t - 1 for t in form.taps] * 2)
         if any(s > 1 for s in form.strides):
             result = form.interleaved(result, form.coarse, groups)
         if form.sizes != form.full:
@@ -93,19 +94,19 @@ class _Phase:
     """The output's pixels of one r per dim: a convolution with some of the taps.
 
     Attributes:
-        weight: [O, J..., I / groups].
+        taps: [I, O / groups, J...], a view of the weight.
         padding: before each dim, then after each.
         sizes: of its output.
     """
 
-    weight: np.ndarray
+    taps: np.ndarray
     padding: list[int]
     sizes: tuple[int, ...]
 
     @property
     def products(self) -> int:
         """Per input channel and output channel."""
-        return prod(self.sizes) * prod(self.weight.shape[1:-1])
+        return prod(self.sizes) * prod(self.taps.shape[2:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +128,9 @@ class _Form:
     groups: int
 
     @property
-    def kernel(self) -> tuple[int, ...]:
-        return self.weight.shape[2:]
-
-    @property
     def taps(self) -> tuple[int, ...]:
         """J per dim."""
-        return tuple(-(-k // s) for k, s in zip(self.kernel, self.strides, strict=True))
+        return tuple(-(-k // s) for k, s in zip(self.weight.shape[2:], self.strides, strict=True))
 
     @property
     def coarse(self) -> tuple[int, ...]:
@@ -162,41 +159,35 @@ class _Form:
         found = []
         for at in product(*(range(s) for s in self.strides)):
             shifts = [divmod(p + b, s) for p, b, s in zip(at, self.before, self.strides, strict=True)]
-            own = self.weight[
-                (slice(None), slice(None), *(slice(r, None, s) for (_, r), s in zip(shifts, self.strides, strict=True)))
-            ]
+            own = _every(self.weight, [r for _, r in shifts], self.strides)
             taps = own.shape[2:]
             left = [t - 1 - q for t, (q, _) in zip(taps, shifts, strict=True)]
             sizes = tuple(-(-(size - p) // s) for size, p, s in zip(self.sizes, at, self.strides, strict=True))
             right = [m - e - lo + t - 1 for m, e, lo, t in zip(sizes, self.shape[2:], left, taps, strict=True)]
             if min(*taps, *sizes) < 1 or min(*left, *right) < 0:
                 return []
-            parts = [_last_first(part) for part in np.split(own, self.groups)]
-            found.append(_Phase(np.ascontiguousarray(np.concatenate(parts)), [*left, *right], sizes))
+            found.append(_Phase(own, [*left, *right], sizes))
         return found if len({phase.sizes for phase in found}) == 1 else []
 
-    def whole_weight(self) -> np.ndarray:
-        return np.concatenate([_phases(part, self.strides, self.taps) for part in np.split(self.weight, self.groups)])
+    def all_taps(self) -> list[np.ndarray]:
+        """Of every r, filled up to J with zeros."""
+        fill = [(0, t * s - k) for t, s, k in zip(self.taps, self.strides, self.weight.shape[2:], strict=True)]
+        padded = np.pad(self.weight, [(0, 0), (0, 0), *fill])
+        return [_every(padded, at, self.strides) for at in product(*(range(s) for s in self.strides))]
 
 
-def _last_first(weight: np.ndarray) -> np.ndarray:
-    """[I, O, J...] -> [O, J..., I], the last tap first."""
-    dims = range(2, weight.ndim)
-    return np.transpose(np.flip(weight, axis=tuple(dims)), [1, *dims, 0])
+def _every(weight: np.ndarray, first: Sequence[int], strides: Sequence[int]) -> np.ndarray:
+    """The taps `first`, `first` + stride, ... of every dim."""
+    return weight[(slice(None), slice(None), *(slice(r, None, s) for r, s in zip(first, strides, strict=True)))]
+
+
+def _kernel(taps: Sequence[np.ndarray], groups: int) -> np.ndarray:
+    """[I, O / groups, J...] of every r -> [groups * r... * O / groups, J..., I / groups], the last tap first."""
+    dims = range(2, taps[0].ndim)
+    by_group = zip(*(np.split(own, groups) for own in taps), strict=True)
+    parts = [np.transpose(np.flip(own, tuple(dims)), [1, *dims, 0]) for group in by_group for own in group]
+    return np.ascontiguousarray(np.concatenate(parts))
 
 
 def _per_dim(values: tuple[int, ...], n: int) -> tuple[int, ...]:
     return values * n if len(values) == 1 else values
-
-
-def _phases(weight: np.ndarray, strides: tuple[int, ...], taps: tuple[int, ...]) -> np.ndarray:
-    """[I, O, k...] -> [s... * O, J..., I]: per phase its taps, last first."""
-    n = len(strides)
-    fill = [(0, 0), (0, 0), *((0, t * s - k) for t, s, k in zip(taps, strides, weight.shape[2:], strict=True))]
-    padded = np.pad(weight, fill)
-    split = padded.reshape(*weight.shape[:2], *(d for t, s in zip(taps, strides, strict=True) for d in (t, s)))
-    flipped = np.flip(split, axis=tuple(2 + 2 * i for i in range(n)))
-    order = [*(3 + 2 * i for i in range(n)), 1, *(2 + 2 * i for i in range(n)), 0]
-    moved = np.transpose(flipped, order)
-    phases = int(np.prod(strides)) * weight.shape[1]
-    return np.ascontiguousarray(moved.reshape(phases, *taps, weight.shape[0]))

@@ -18,6 +18,9 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
+from subtune.templates.operators import register
+from subtune.templates.shuffle import lanes_of
+
 DOT = "tirx.subtune_bf16_dot"
 ROUND = "tirx.subtune_bf16_round"
 FEATURE = "avx512bf16"
@@ -25,7 +28,6 @@ FEATURE = "avx512bf16"
 
 DOT_LANES = 16
 _PRAGMA = "pragma_import_llvm"
-_PURE = 1  # CallEffectKind::kPure
 
 _DOT_IR = """
 declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
@@ -99,23 +101,10 @@ def _inside(body: Any, text: str) -> Any:
 
 def _lower(name: str) -> Any:
     def rule(call: Any) -> Any:
-        dtype = str(call.ty)
-        lanes = int(dtype.partition("x")[2] or 1)
-        return tirx.call_pure_extern(dtype, f"{name}_{lanes}", *call.args)
+        return tirx.call_pure_extern(str(call.ty), f"{name}_{lanes_of(call)}", *call.args)
 
     return rule
 
 
-def _register() -> None:
-    known = set(ir.Op.list_op_names())
-    for name, function in ((DOT, "subtune_bf16_dot"), (ROUND, "subtune_bf16_round")):
-        if name in known:
-            continue
-        tvm.get_global_func("ir.RegisterOp")(name, "")
-        op = ir.Op.get(name)
-        op.set_attr("TVectorizable", True)
-        op.set_attr("TCallEffectKind", _PURE)
-        tirx.register_intrin_lowering(name, target="llvm", f=_lower(function))
-
-
-_register()
+register(DOT, _lower("subtune_bf16_dot"))
+register(ROUND, _lower("subtune_bf16_round"))

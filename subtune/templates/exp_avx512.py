@@ -13,15 +13,16 @@ import math
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import ir, tirx
+
+from subtune.templates.operators import register
+from subtune.templates.shuffle import lanes_of, shuffled
 
 FEATURE = "avx512f"
 """The processor feature, in LLVM's spelling, without which the operator cannot be lowered."""
 
 EXP = "tirx.exp_avx512"
 _LANES = 16
-_PURE = 1  # CallEffectKind::kPure
 
 _ENTRIES = 32
 _ROUNDS = 1.5 * 2**23 / _ENTRIES
@@ -43,17 +44,16 @@ def exp(x: Any) -> Any:
 
 def _lowered(call: Any) -> Any:
     x = call.args[0]
-    lanes = int(str(x.ty.dtype).partition("x")[2] or 1)
+    lanes = lanes_of(x)
     if lanes == _LANES:
         return _of_sixteen(x)
     if lanes == 1:
-        return tirx.Shuffle([_of_sixteen(tirx.Broadcast(x, _LANES))], [_index(0)])
+        return shuffled([_of_sixteen(tirx.Broadcast(x, _LANES))], [0])
     named, vectors = tirx.Var("x", x.ty), []
     repeated = [named] * math.ceil(_LANES / lanes)  # a shuffle gives no more elements than it takes
     for first in range(0, lanes, _LANES):
-        indices = [_index(min(first + i, lanes - 1)) for i in range(_LANES)]
-        vectors.append(_of_sixteen(tirx.Shuffle(repeated, indices)))
-    return tirx.Let(named, x, tirx.Shuffle(vectors, [_index(i) for i in range(lanes)]))
+        vectors.append(_of_sixteen(shuffled(repeated, [min(first + i, lanes - 1) for i in range(_LANES)])))
+    return tirx.Let(named, x, shuffled(vectors, range(lanes)))
 
 
 def _of_sixteen(x: Any) -> Any:
@@ -100,24 +100,9 @@ def _all(value: float) -> Any:
     return tirx.const(value, _FLOATS)
 
 
-def _index(value: int) -> Any:
-    return tirx.const(value, "int32")
-
-
 def _table(first: int) -> Any:
     powers = [tirx.const(2.0 ** ((first + i) / _ENTRIES), "float32") for i in range(_LANES)]
-    return tirx.Shuffle(powers, [_index(i) for i in range(_LANES)])
+    return shuffled(powers, range(_LANES))
 
 
-def _register() -> None:
-    if EXP in set(ir.Op.list_op_names()):
-        return
-    tvm.get_global_func("ir.RegisterOp")(EXP, "")
-    op = ir.Op.get(EXP)
-    op.set_attr("TVectorizable", True)
-    op.set_attr("TCallEffectKind", _PURE)
-    op.set_attr("TScriptPrinterName", EXP.rpartition(".")[2])
-    tirx.register_intrin_lowering(EXP, target="llvm", f=_lowered)
-
-
-_register()
+register(EXP, _lowered)

@@ -20,7 +20,7 @@ def turned(rows: Sequence[Any], name: str) -> tuple[list[Any], list[Any]]:
     Args:
         rows: a vector a column; with fewer columns than lanes each holds the rows that `rows_beside` tells.
     """
-    lanes = _lanes(rows[0])
+    lanes = lanes_of(rows[0])
     assert lanes & (lanes - 1) == 0 == lanes % len(rows), f"{len(rows)} vectors of {lanes} elements"
     statements: list[Any] = []
 
@@ -69,12 +69,12 @@ def rows_beside(vector: int, columns: int, lanes: int) -> list[int]:
 
 def side_by_side(vectors: Sequence[Any]) -> Any:
     """x0 x1 ..., y0 y1 ... -> x0 x1 ... y0 y1 ..."""
-    return vectors[0] if len(vectors) == 1 else shuffled(vectors, range(len(vectors) * _lanes(vectors[0])))
+    return vectors[0] if len(vectors) == 1 else shuffled(vectors, range(len(vectors) * lanes_of(vectors[0])))
 
 
 def interleaved(vectors: Sequence[Any]) -> list[Any]:
     """x0 x1 x2 ..., y0 y1 y2 ... -> x0 y0 x1 y1 ..."""
-    lanes, count = _lanes(vectors[0]), len(vectors)
+    lanes, count = lanes_of(vectors[0]), len(vectors)
     return [
         shuffled(vectors, [(at % count) * lanes + at // count for at in range(i * lanes, (i + 1) * lanes)])
         for i in range(count)
@@ -83,7 +83,7 @@ def interleaved(vectors: Sequence[Any]) -> list[Any]:
 
 def taken_apart(vectors: Sequence[Any]) -> list[Any]:
     """x0 y0 x1 y1 ... -> x0 x1 x2 ..., y0 y1 y2 ..."""
-    lanes, count = _lanes(vectors[0]), len(vectors)
+    lanes, count = lanes_of(vectors[0]), len(vectors)
     return [shuffled(vectors, [lane * count + i for lane in range(lanes)]) for i in range(count)]
 
 
@@ -91,5 +91,6 @@ def shuffled(vectors: Sequence[Any], indices: Sequence[int]) -> Any:
     return tirx.Shuffle(list(vectors), [tirx.const(i, "int32") for i in indices])
 
 
-def _lanes(vector: Any) -> int:
-    return int(str(vector.ty.dtype).rpartition("x")[2])
+def lanes_of(vector: Any) -> int:
+    """1 of a scalar."""
+    return int(str(vector.ty.dtype).partition("x")[2] or 1)
