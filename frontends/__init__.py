@@ -5,10 +5,10 @@
 are constants).
 """
 
+from subtune.core.tensor_spec import TensorSpec
 from subtune.frontends.dispatch import is_relay_text, load
 from subtune.frontends.imported import Imported
 from subtune.frontends.parameters import Parameters
 from subtune.frontends.shape_flag import parse_shape_flag
-from subtune.tensorspec import TensorSpec
 
 __all__ = ["Imported", "Parameters", "TensorSpec", "is_relay_text", "load", "parse_shape_flag"]

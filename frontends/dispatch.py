@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 import onnx
 
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 from subtune.frontends.imported import Imported
 from subtune.frontends.onnx.file import read_bytes, read_file, read_proto
 from subtune.frontends.onnx.load import load_onnx
@@ -54,7 +54,7 @@ def load(
     input: float32[2, 8, 8, 3] -> output: float32[2, 10]
     >>> load("zoo:mpl")
     Traceback (most recent call last):
-    subtune.errors.ModelError: the zoo has no model 'mpl' (did you mean mlp?); it has ...
+    subtune.core.errors.ModelError: the zoo has no model 'mpl' (did you mean mlp?); it has ...
     """
     try:
         return _load(model, shapes or {}, parameters or Parameters())

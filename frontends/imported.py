@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import tvm
 
-from subtune.tensorspec import TensorSpec
+from subtune.core.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

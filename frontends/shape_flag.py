@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subtune.errors import ShapeError
+from subtune.core.errors import ShapeError
 
 _FORM = "write it as NAME=D0,D1,... (for example --shape input=1,3,224,224, or --shape batch=1 for a symbol)"
 

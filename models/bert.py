@@ -11,7 +11,7 @@ import math
 import numpy as np
 import onnx
 
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 from subtune.models.builder import Builder
 
 

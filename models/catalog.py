@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 
 if TYPE_CHECKING:
     import onnx

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from subtune.errors import ShapeError
+from subtune.core.errors import ShapeError
 
 if TYPE_CHECKING:
     import onnx

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx
 
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 from subtune.models.builder import Builder, scaled
 
 # squeeze and expand (each of two) channels of the fire modules; a pooling comes before each group

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 from subtune.models.builder import HE_GAIN, Builder, scaled
 
 _STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from subtune.graph import Group, PartitionGraph, Region, Way
+from subtune.core.graph import Group, PartitionGraph, Region, Way
 from subtune.passes.alternatives_merge import merges
 from subtune.passes.alternatives_split import splits
 from subtune.passes.neighbours import Neighbours, Proposal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from subtune.graph import Group, Kind, OpNode
+from subtune.core.graph import Group, Kind, OpNode
 from subtune.passes.neighbours import Neighbours, Proposal, nbytes
 
 

@@ -6,19 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from tvm.ir import IRModule
 
-from subtune.errors import SubtuneError
-from subtune.graph import (
-    Alternatives,
-    Group,
-    LoweredRegion,
-    LoweredWay,
-    PartitionGraph,
-    Region,
-    Subgraph,
-    Way,
-)
+from subtune.core.errors import SubtuneError
+from subtune.core.graph import Alternatives, Group, LoweredRegion, LoweredWay, PartitionGraph, Region, Subgraph, Way
+from subtune.core.workload import Workload
 from subtune.passes.outline import workloads_of
-from subtune.workload import Workload
 
 
 def lower_regions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from subtune.graph import Group, Kind, OpNode, Origin
+from subtune.core.graph import Group, Kind, OpNode, Origin
 from subtune.passes.neighbours import Neighbours, Proposal
 from subtune.passes.partition_rules import CASTS, is_costly
 

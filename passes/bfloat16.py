@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 from tvm.ir import IRModule
 
-from subtune.graph import Group, Kind, OpNode, Origin, PartitionGraph, Value
+from subtune.core.graph import Group, Kind, OpNode, Origin, PartitionGraph, Value
 from subtune.passes.exprs import array_of
 from subtune.passes.outline_main import assemble, same_call
 from subtune.passes.partition import partition

@@ -10,9 +10,9 @@ from typing import Any
 import tvm
 from tvm.ir import Call, IRModule, Op, TupleType
 
-from subtune.graph import Subgraph
+from subtune.core.graph import Subgraph
+from subtune.core.workload import Workload
 from subtune.passes.outline import SUBGRAPHS_ATTR
-from subtune.workload import Workload
 
 
 def extract(mod: IRModule) -> tuple[Subgraph, ...]:

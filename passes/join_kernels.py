@@ -12,9 +12,9 @@ from typing import Any
 import tvm
 from tvm import ir, relax, tirx
 
-from subtune.build.launches import Stage, Steps, one_launch, steps
-from subtune.build.lower import FLAT, flat
-from subtune.forms.substitute import substitute
+from subtune.backends.cpu.lowering.launches import Stage, Steps, one_launch, steps
+from subtune.backends.cpu.lowering.pipeline import FLAT, flat
+from subtune.tir.substitute import substitute
 
 _MOST = 16
 """Kernels of one function: more save little, and LLVM takes longer the longer a function is."""

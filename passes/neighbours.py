@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import reduce
 
-from subtune.graph import Group, Kind, OpNode, PartitionGraph
+from subtune.core.graph import Group, Kind, OpNode, PartitionGraph
 from subtune.passes.regroup import drafts_of
 
 

@@ -17,17 +17,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from subtune.passes.exprs import (
-    Expr,
-    array_of,
-    dtype_of,
-    ints,
-    is_const,
-    make_const,
-    op_name,
-    positive_axis,
-    shape_of,
-)
+from subtune.passes.exprs import Expr, array_of, dtype_of, ints, is_const, make_const, op_name, positive_axis, shape_of
 from subtune.passes.rewriter import Rules, Walk, rewrite
 
 _MOVES = frozenset(f"relax.{name}" for name in ("reshape", "permute_dims", "strided_slice", "split"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subtune.graph import Kind
+from subtune.core.graph import Kind
 
 
 def _names(text: str) -> frozenset[str]:

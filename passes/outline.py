@@ -14,13 +14,13 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm_ffi import structural_equal, structural_hash
 
-from subtune.errors import SubtuneError
-from subtune.graph import Group, OpNode, Origin, PartitionGraph, Value
+from subtune.core.errors import SubtuneError
+from subtune.core.graph import Group, OpNode, Origin, PartitionGraph, Value
+from subtune.core.workload import CONSTANT_ARGS_ATTR, Workload
 from subtune.passes.opkind import INLINE_0D, INLINE_SCALARS
 from subtune.passes.outline_lower import lower
 from subtune.passes.outline_main import CallSite, assemble, same_call, tensor_type, write_main
 from subtune.passes.partition_read import Dataflow, read_dataflow
-from subtune.workload import CONSTANT_ARGS_ATTR, Workload
 
 SUBGRAPHS_ATTR = "subtune.subgraphs"
 """Module attribute: JSON, GlobalVar name -> {"anchor", "ops"}."""

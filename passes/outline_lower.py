@@ -9,9 +9,9 @@ import tvm
 from tvm import relax
 from tvm.ir import IRModule
 
-from subtune.errors import SubtuneError
+from subtune.core.errors import SubtuneError
+from subtune.core.workload import CONSTANT_ARGS_ATTR
 from subtune.passes.legalize import LEGALIZATIONS
-from subtune.workload import CONSTANT_ARGS_ATTR
 
 OP_PATTERN_ATTR = "op_pattern"
 OPAQUE_PATTERN = 8

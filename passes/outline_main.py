@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 from tvm.ir import GlobalVar, IRModule
 
-from subtune.graph import Kind, Origin, PartitionGraph, Tensor, Value
+from subtune.core.graph import Kind, Origin, PartitionGraph, Tensor, Value
 from subtune.passes.partition_read import Dataflow, Resolved
 
 

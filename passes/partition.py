@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import networkx as nx
 from tvm.ir import IRModule
 
-from subtune.graph import Group, Kind, Left, OpNode, Origin, PartitionGraph, Value
+from subtune.core.graph import Group, Kind, Left, OpNode, Origin, PartitionGraph, Value
 from subtune.passes.partition_draft import Draft, Drafts
 from subtune.passes.partition_read import flatten, read_dataflow
 from subtune.passes.partition_rules import (

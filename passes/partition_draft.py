@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 
-from subtune.graph import OpNode, Origin, Value
+from subtune.core.graph import OpNode, Origin, Value
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ import tvm
 from tvm import relax
 from tvm.ir import Call, GenericConst, GlobalVar, IRModule, Op
 
-from subtune.errors import SubtuneError
-from subtune.graph import Kind, OpNode, Origin, Tensor, Value
+from subtune.core.errors import SubtuneError
+from subtune.core.graph import Kind, OpNode, Origin, Tensor, Value
 from subtune.passes.opkind import VIEWS, is_unit_permutation, kind_of
 
 Resolved = Value | tuple["Resolved", ...] | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subtune.graph import Kind, OpNode
+from subtune.core.graph import Kind, OpNode
 from subtune.passes.opkind import CHEAP, COSTLY, DUPLICATING
 
 MAX_OUTPUTS = 2

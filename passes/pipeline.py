@@ -11,7 +11,7 @@ from pathlib import Path
 import tvm
 from tvm import relax
 
-from subtune.errors import SubtuneError
+from subtune.core.errors import SubtuneError
 from subtune.passes.fold_batch_norm import fold_scales
 from subtune.passes.fold_constants import fold_constants
 from subtune.passes.layout_nhwc import channels_to_last, settle_permutes

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import networkx as nx
 
-from subtune.graph import Group, Kind, Origin, PartitionGraph, Value, Way
+from subtune.core.graph import Group, Kind, Origin, PartitionGraph, Value, Way
 from subtune.passes.partition_draft import Drafts
 
 

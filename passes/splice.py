@@ -10,7 +10,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import Call, GenericConst, IRModule, Op
 
-from subtune.kernel import ConstantTransform, Kernel
+from subtune.core.kernel import ConstantTransform, Kernel
 from subtune.passes.exprs import array_of, make_const
 from subtune.passes.outline_lower import OP_PATTERN_ATTR, OPAQUE_PATTERN
 

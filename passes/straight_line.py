@@ -11,9 +11,9 @@ from typing import Any
 import tvm
 from tvm import ir, relax, tirx
 
-from subtune.build.launches import asserts, joined, may_fail
-from subtune.build.lower import FLAT
-from subtune.memory import Base, MemoryPlan, View
+from subtune.backends.cpu.lowering.launches import asserts, joined, may_fail
+from subtune.backends.cpu.lowering.pipeline import FLAT
+from subtune.core.memory_plan import Base, MemoryPlan, View
 from subtune.passes.join_kernels import by_address, flattened, join_kernels
 
 _FIRST_FIELD = 1

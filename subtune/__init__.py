@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from subtune.artifact import Artifact, load
-    from subtune.compile import compile
-    from subtune.devices.cuda import CUDA
-    from subtune.fast_dlight import (
+    from subtune.backends.cuda.device import CUDA
+    from subtune.driver import compile
+    from subtune.tuning.fast_dlight import (
         ApplyFastTuning,
         DefaultPolicy,
         TensorCorePolicy,
@@ -26,14 +26,14 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Artifact": "subtune.artifact",
     "load": "subtune.artifact",
-    "compile": "subtune.compile",
-    "CUDA": "subtune.devices.cuda",
-    "ApplyFastTuning": "subtune.fast_dlight",
-    "DefaultPolicy": "subtune.fast_dlight",
-    "TensorCorePolicy": "subtune.fast_dlight",
-    "apply_and_build": "subtune.fast_dlight",
-    "apply_opt_before_tuning": "subtune.fast_dlight",
-    "get_tensorized_func_and_tags": "subtune.fast_dlight",
+    "compile": "subtune.driver",
+    "CUDA": "subtune.backends.cuda.device",
+    "ApplyFastTuning": "subtune.tuning.fast_dlight",
+    "DefaultPolicy": "subtune.tuning.fast_dlight",
+    "TensorCorePolicy": "subtune.tuning.fast_dlight",
+    "apply_and_build": "subtune.tuning.fast_dlight",
+    "apply_opt_before_tuning": "subtune.tuning.fast_dlight",
+    "get_tensorized_func_and_tags": "subtune.tuning.fast_dlight",
 }
 
 __all__ = [

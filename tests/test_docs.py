@@ -18,7 +18,7 @@ DOCUMENTED = {
     "subtune.passes.partition": "partition",
     "subtune.policy": "candidates",
     "subtune.templates": "schedule",
-    "subtune.tuner": "tune_subgraph",
+    "subtune.tuning.search": "tune_subgraph",
 }
 """By module, a function whose docstring must hold an example: the pieces that are of use alone."""
 

@@ -1,7 +1,8 @@
 """The model zoo, compiled by the road that users take: outputs against ONNX Runtime, and what the artifacts say.
 
-Every reduced model runs untuned and tuned; the tolerance is `subtune.verify`'s: a maximum relative error of 1e-4 in
-float32, 2e-2 in float16, where one rounding is 5e-4 already and the models are some fifty operators deep.
+Every reduced model runs untuned and tuned; the tolerance is `subtune.verification.verify`'s: a maximum relative
+error of 1e-4 in float32, 2e-2 in float16, where one rounding is 5e-4 already and the models are some
+fifty operators deep.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import pytest
 import subtune
 from subtune import models
 from subtune.artifact import Artifact
-from subtune.compile import compile_model
+from subtune.core.progress import Progress
 from subtune.database import Database
+from subtune.driver import compile_model
 from subtune.measure import LocalMeasurer
-from subtune.progress import Progress
-from subtune.report import CompileReport
-from subtune.verify import OutputError, onnxruntime_reference, output_error
+from subtune.report.compile_report import CompileReport
+from subtune.verification.verify import OutputError, onnxruntime_reference, output_error
 
 FLOAT32 = 1e-4
 FLOAT16 = 2e-2

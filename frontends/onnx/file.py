@@ -10,7 +10,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper
 
-from subtune.errors import ModelError
+from subtune.artifact.manifest import MANIFEST_NAME
+from subtune.core.errors import ModelError
 from subtune.frontends.onnx.weights import (
     BIG_BYTES,
     DataDir,
@@ -19,7 +20,6 @@ from subtune.frontends.onnx.weights import (
     load_small_side_files,
     tensor_bytes,
 )
-from subtune.manifest import MANIFEST_NAME
 
 _OTHER_FORMATS = (
     (b"\x89PNG", "a PNG image"),

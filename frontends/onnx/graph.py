@@ -7,7 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 
 import onnx
 
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 
 
 def label(node: onnx.NodeProto) -> str:

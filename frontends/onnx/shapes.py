@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import TensorProto, helper
 
-from subtune.errors import ModelError, ShapeError
-from subtune.tensorspec import TensorSpec
+from subtune.core.errors import ModelError, ShapeError
+from subtune.core.tensor_spec import TensorSpec
 
 _UNSUPPORTED_TYPES = {
     getattr(TensorProto, name)

@@ -8,7 +8,7 @@ import onnx
 import onnx.inliner
 from onnx import defs, helper
 
-from subtune.errors import ModelError, UnsupportedOpsError
+from subtune.core.errors import ModelError, UnsupportedOpsError
 from subtune.frontends.onnx.file import OnnxModel
 from subtune.frontends.onnx.fold import FOLDABLE
 from subtune.frontends.onnx.graph import all_nodes, qualified_op

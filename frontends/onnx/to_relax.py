@@ -8,12 +8,12 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from subtune.errors import ModelError, ShapeError
+from subtune.core.errors import ModelError, ShapeError
+from subtune.core.tensor_spec import TensorSpec
 from subtune.frontends.onnx.file import OnnxModel
 from subtune.frontends.onnx.graph import subgraphs
 from subtune.frontends.onnx.ops import ConstantInputsError, import_onnx
 from subtune.frontends.onnx.shapes import spec_of
-from subtune.tensorspec import TensorSpec
 
 
 def import_graph(model: OnnxModel, inputs: Sequence[TensorSpec]) -> tuple[tvm.IRModule, tuple[TensorSpec, ...]]:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 
 BIG_BYTES = 4096
 """Initialisers above this leave the light protobuf; shapes and axes, which inference wants to see, stay."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 from subtune.frontends.relay.nodes import (
     Call,
     Constant,

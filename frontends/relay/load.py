@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from subtune.errors import ModelError, ShapeError
+from subtune.core.errors import ModelError, ShapeError
 from subtune.frontends.imported import Imported
 from subtune.frontends.onnx.ops.node import SUPPORTED_DTYPES, numpy_dtype
 from subtune.frontends.parameters import Parameters

@@ -11,7 +11,7 @@ from typing import Any
 import lark
 import numpy as np
 
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 from subtune.frontends.relay.json_form import read_metadata
 from subtune.frontends.relay.nodes import (
     Call,

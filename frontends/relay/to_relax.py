@@ -10,7 +10,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from subtune.errors import ModelError, ShapeError, UnsupportedOpsError
+from subtune.core.errors import ModelError, ShapeError, UnsupportedOpsError
+from subtune.core.tensor_spec import TensorSpec
 from subtune.frontends.onnx.ops.node import (
     SUPPORTED_DTYPES,
     ConstantWanted,
@@ -28,7 +29,6 @@ from subtune.frontends.relay.ops.converters import CONVERTERS
 from subtune.frontends.relay.ops.refused import REFUSED
 from subtune.frontends.relay.roles import Source
 from subtune.frontends.relay.walk import walk
-from subtune.tensorspec import TensorSpec
 
 _MAX_LISTED = 20
 _MAX_PLACES = 3

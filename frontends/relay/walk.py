@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 from subtune.frontends.relay.nodes import (
     Call,
     Constant,

@@ -25,15 +25,15 @@ from typing import Any, Protocol
 import numpy as np
 import tvm_ffi
 
-from subtune import manifest as manifests
 from subtune import runtime
-from subtune.devices import triples
-from subtune.errors import ArtifactError, InputError
-from subtune.manifest import Manifest
-from subtune.memory import Base, View
-from subtune.tensorspec import TensorSpec
+from subtune.artifact import manifest as manifests
+from subtune.artifact.manifest import Manifest
+from subtune.core.errors import ArtifactError, InputError
+from subtune.core.memory_plan import Base, View
+from subtune.core.tensor_spec import TensorSpec
+from subtune.runtime import triples
 
-_OTHER_KINDS = {"cuda": "subtune.artifact.model_cuda"}
+_OTHER_KINDS = {"cuda": "subtune.backends.cuda.program"}
 """Modules whose `load_for` loads what does not run on the CPU: `Artifact`s of their own, built on this one."""
 
 
@@ -107,7 +107,7 @@ class Artifact:
 
     def benchmark(self, inputs: Mapping[str, Any] | None = None, repeats: int = 30, warmup: int = 3) -> float:
         """Median latency of `run` in seconds, on `inputs` or random ones."""
-        from subtune.random_inputs import random_inputs
+        from subtune.artifact.random_inputs import random_inputs
 
         given = random_inputs(self.inputs) if inputs is None else inputs
         for _ in range(warmup):

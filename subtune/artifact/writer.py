@@ -24,26 +24,26 @@ import tvm
 from tvm import relax
 from tvm.tirx import PrimFunc
 
-from subtune import manifest as manifests
 from subtune import runtime
 from subtune.artifact import Artifact, load
-from subtune.build.cuda_binaries import write_binaries
-from subtune.build.link import link_shared
-from subtune.build.lower import PIPELINE
-from subtune.build.lower_cuda import default_schedule, pipeline
-from subtune.devices.cpu import CPUModel, Device
-from subtune.devices.cuda import CUDAModel
-from subtune.errors import ArtifactError
-from subtune.exchange_paths import exchange
-from subtune.manifest import FileEntry, KernelOrigin, Manifest, Source, SubgraphEntry, WeightEntry
-from subtune.memory import MemoryPlan
+from subtune.artifact import manifest as manifests
+from subtune.artifact.exchange_paths import exchange
+from subtune.artifact.manifest import FileEntry, KernelOrigin, Manifest, Source, SubgraphEntry, WeightEntry
+from subtune.backends.cpu.device import CPUModel, Device
+from subtune.backends.cpu.lowering.pipeline import PIPELINE
+from subtune.backends.cuda.building.binaries import write_binaries
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.lowering.default_schedule import default_schedule, pipeline
+from subtune.backends.host.link import link_shared
+from subtune.core.errors import ArtifactError
+from subtune.core.memory_plan import MemoryPlan
+from subtune.core.record import func_hash
+from subtune.core.scratch import abandoned, scratch
+from subtune.core.tensor_spec import TensorSpec
 from subtune.passes.join_kernels import join_kernels
 from subtune.passes.lift_constants import lift_constants
 from subtune.passes.static_memory import plan_memory
 from subtune.passes.straight_line import straight_line
-from subtune.record import func_hash
-from subtune.scratch import abandoned, scratch
-from subtune.tensorspec import TensorSpec
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ def _fill(
     table, arrays = _laid_out(weights), (len(inputs), len(outputs))
     files = [manifests.LIBRARY_NAME, manifests.WEIGHTS_NAME]
     if isinstance(device, CUDAModel):
-        from subtune.build.cuda_compiler import collected
+        from subtune.backends.cuda.building.compiler import collected
 
         with collected(device.exact_math) as binaries:
             hashes, memory = _build(lifted, arrays, device, staging / manifests.LIBRARY_NAME)

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from subtune import manifest as manifests
+from subtune.artifact import manifest as manifests
+from subtune.artifact.manifest import Manifest
+from subtune.artifact.random_inputs import random_inputs
 from subtune.bench.job import BenchError, Job
 from subtune.bench.peers import AGAINST, GPU_AGAINST
 from subtune.bench.race import FOREIGN_LIMIT, BenchRow, Pace, cores_for, race, write_inputs
-from subtune.manifest import Manifest
-from subtune.random_inputs import random_inputs
-from subtune.scratch import temporary
+from subtune.core.scratch import temporary
 
 DEFAULT_AGAINST = ("onnxruntime", "default")
 
@@ -79,7 +79,7 @@ def bench(
         model: the ONNX file it was compiled from, which the other frameworks run.
         threads: for all of them; default is the artifact's own number.
         round_s: about how long a framework is timed in a round, in seconds; three calls at least.
-        limits: exclusive upper bounds of integer inputs (`subtune.verify.integer_limits`).
+        limits: exclusive upper bounds of integer inputs (`subtune.verification.verify.integer_limits`).
     """
     folder = Path(artifact)
     manifest = manifests.read(folder)
@@ -106,7 +106,7 @@ def default_against(kind: str) -> tuple[str, ...]:
 
 def _untuned(manifest: Manifest, path: Path) -> Path:
     """The same model with the default schedules, which on CUDA are dlight's."""
-    from subtune.compile import compile_model
+    from subtune.driver import compile_model
 
     source = manifest.source
     options = {"shapes": dict(source.shapes), "precision": source.precision, "verify": False, "tune": False}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from subtune.workload import CONSTANT_ARGS_ATTR, Workload
+from subtune.core.workload import CONSTANT_ARGS_ATTR, Workload
 
 _SCALE = 0.01
 

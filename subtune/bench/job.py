@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from subtune.errors import SubtuneError
+from subtune.core.errors import SubtuneError
 
 
 class BenchError(SubtuneError):

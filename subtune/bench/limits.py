@@ -15,7 +15,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from subtune.devices.cpu import CPUModel
+from subtune.backends.cpu.device import CPUModel
 
 _STEPS = 100_000
 """Multiply-adds that each accumulator goes through in a call: half a millisecond at one a cycle per accumulator."""
@@ -63,7 +63,7 @@ def build_copy(path: Path, device: CPUModel, nbytes: int) -> int:
     """
     from tvm.script import tirx as T
 
-    from subtune.build.streaming import streamed
+    from subtune.backends.cpu.lowering.streaming import streamed
 
     threads, lanes = device.threads, device.lanes()
     step = max(lanes, device.line_bytes // 4) * 4
@@ -153,8 +153,8 @@ def _export(path: Path, device: CPUModel, kernels: dict[str, Any], *shapes: tupl
     """Write the library, and beside it what it holds: the kernels' names, and the shapes of their two arrays."""
     import tvm
 
-    from subtune.build.link import link_shared
-    from subtune.build.lower import PIPELINE
+    from subtune.backends.cpu.lowering.pipeline import PIPELINE
+    from subtune.backends.host.link import link_shared
 
     module = tvm.compile(tvm.IRModule(kernels), target=device.target(), tir_pipeline=PIPELINE)
     module.export_library(str(path), fcompile=link_shared)

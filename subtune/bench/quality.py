@@ -12,8 +12,8 @@ from statistics import mean, median
 
 import numpy as np
 
+from subtune.core.measurement import Measurement, Timing
 from subtune.database import Database
-from subtune.measurement import Measurement, Timing
 
 REGRETS = (1, 5, 20)
 _LEAST = 3

@@ -16,7 +16,7 @@ import numpy as np
 
 from subtune.bench.job import BenchError, Job, Round
 from subtune.bench.process import Worker
-from subtune.verify import output_error
+from subtune.verification.verify import output_error
 
 _MAX_CALLS = 2000
 """In a round; enough for the median of an operator of a microsecond."""
@@ -50,7 +50,7 @@ class BenchRow:
         peak_rss_bytes: most memory the process ever held while it loaded and ran the model.
         before_bytes: what it held before: interpreter, inputs and the framework's libraries.
         rss_bytes: what it holds between calls in the end.
-        max_rel: largest relative error of its outputs against subtune's (`subtune.verify.OutputError`).
+        max_rel: largest relative error of its outputs against subtune's (`subtune.verification.verify.OutputError`).
     """
 
     framework: str

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from subtune.errors import ArtifactError
+from subtune.artifact.manifest import Source
+from subtune.core.errors import ArtifactError
 from subtune.frontends.dispatch import is_relay
-from subtune.manifest import Source
-from subtune.verify import integer_limits
+from subtune.verification.verify import integer_limits
 
 
 @contextmanager

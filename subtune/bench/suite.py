@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from subtune.backends.cpu.device import CPUModel
 from subtune.bench.job import BenchError
 from subtune.bench.race import Pace
-from subtune.compile import compile_model, device_model
+from subtune.core.progress import ProgressCallback
 from subtune.database import Database
-from subtune.devices.cpu import CPUModel
-from subtune.progress import ProgressCallback
-from subtune.report import CompileReport
+from subtune.driver import compile_model, device_model
+from subtune.report.compile_report import CompileReport
 
 _MAX_NAMES = 30
 """That an error message lists one by one."""

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from subtune import manifest as manifests
+from subtune.artifact import manifest as manifests
 from subtune.bench.artifact_race import BenchReport, bench
 from subtune.bench.quality import Quality, WorkloadQuality, of_workloads, summarize
 from subtune.bench.race import best_peer
 from subtune.bench.source import onnx_file
 from subtune.bench.suite import Settings, reason, run_cases
-from subtune.errors import SubtuneError
-from subtune.scratch import temporary
+from subtune.core.errors import SubtuneError
+from subtune.core.scratch import temporary
 
 AGAINST = ("onnxruntime", "openvino-f32", "openvino", "torch-compile")
 _F32_PEERS = ("onnxruntime", "openvino-f32", "torch-compile")

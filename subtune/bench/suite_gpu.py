@@ -16,7 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from subtune import policy
+from subtune import backends
+from subtune.artifact.manifest import read as read_manifest
+from subtune.backends.cuda.device import CUDAModel
 from subtune.bench.artifact_race import bench
 from subtune.bench.gpu_op import GpuOp
 from subtune.bench.gpu_rows import GpuCase, Published
@@ -27,14 +29,12 @@ from subtune.bench.quality import Quality, WorkloadQuality, of_measurements, of_
 from subtune.bench.race import BenchRow, best_peer
 from subtune.bench.source import onnx_file
 from subtune.bench.suite import Settings, reason, run_cases
-from subtune.candidate import DEFAULT, Candidate
-from subtune.compile import device_model
-from subtune.devices.cuda import CUDAModel
-from subtune.manifest import read as read_manifest
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.measurement import Failure, Measurement, Timing
+from subtune.core.scratch import temporary
+from subtune.driver import device_model
 from subtune.measure import LocalMeasurer, Session, halve
 from subtune.measure.clock import LONG_CALL_S, SETTLE_S
-from subtune.measurement import Failure, Measurement, Timing
-from subtune.scratch import temporary
 
 AGAINST = GPU_AGAINST
 _LIBRARIES = ("torch-graph", "torch-max-autotune")
@@ -151,7 +151,7 @@ def _warm(device: CUDAModel) -> Iterator[LocalMeasurer]:
     """A measurer whose processes have loaded TVM: that is no part of any row's tuning."""
     tiny = GpuOp("copy", (128, 128)).workload()
     with LocalMeasurer() as measurer:
-        candidates = policy.candidates(tiny, device, 20)
+        candidates = backends.candidates(tiny, device, 20)
         with measurer.session(tiny, device) as session:
             session.build([DEFAULT, *candidates], math.inf)
             session.time(DEFAULT, 0.001, math.inf)
@@ -172,7 +172,7 @@ def _operator(case: GpuCase, op: GpuOp, settings: Settings, device: CUDAModel, m
     workload = op.workload()
     with temporary() as scratch, ThreadPoolExecutor(1) as beside, measurer.session(workload, device) as session:
         begin = time.monotonic()
-        proposals = policy.candidates(workload, device, int(settings.option("topk") or 20))
+        proposals = backends.candidates(workload, device, int(settings.option("topk") or 20))
         # PyTorch is loaded while kernels are built: the GPU has nothing to time yet
         peer = None if "none" in settings.against else beside.submit(_peer, op, device, settings, scratch)
         try:

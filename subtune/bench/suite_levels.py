@@ -14,16 +14,16 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
+from subtune.backends.cpu.device import Device
+from subtune.backends.cuda.device import CUDAModel, is_cuda_target
+from subtune.backends.cuda.driver import driver_device
 from subtune.bench.gpu_op import GpuOp
 from subtune.bench.suite import Settings, reason, run_cases
 from subtune.bench.table import aligned
-from subtune.compare import ComparedSubgraph, compare_subgraphs
-from subtune.compile import device_model
-from subtune.devices.cpu import Device
-from subtune.devices.cuda import CUDAModel, is_cuda_target
-from subtune.devices.cuda_driver import driver_device
+from subtune.core.workload import Workload
+from subtune.driver import device_model
 from subtune.measure import LocalMeasurer
-from subtune.workload import Workload
+from subtune.tuning.compare import ComparedSubgraph, compare_subgraphs
 
 
 @dataclass(frozen=True, slots=True)

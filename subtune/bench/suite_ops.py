@@ -10,7 +10,8 @@ from typing import Any
 
 import onnx
 
-from subtune import manifest as manifests
+from subtune.artifact import manifest as manifests
+from subtune.artifact.manifest import Manifest
 from subtune.bench import limits
 from subtune.bench.job import BenchError, Job
 from subtune.bench.op_case import TO_NHWC, OpCase
@@ -20,9 +21,8 @@ from subtune.bench.peers import LIMITS, OWN_ACCOUNTS
 from subtune.bench.quality import Quality, WorkloadQuality, of_workloads, summarize
 from subtune.bench.race import Race, best_peer, cores_for, race, write_inputs
 from subtune.bench.suite import Settings, reason, run_cases
-from subtune.manifest import Manifest
-from subtune.report import CompileReport
-from subtune.scratch import temporary
+from subtune.core.scratch import temporary
+from subtune.report.compile_report import CompileReport
 
 AGAINST = ("onnxruntime", "openvino-f32", "torch", "numpy")
 CASES = (*COMPUTE, *MEMORY)

@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import Any
 
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 
 TARGET_HELP = (
     "auto, LLVM's name of a processor (znver4, cortex-a76), a TVM tag, or JSON with mcpu and mtriple; "

@@ -13,7 +13,7 @@ from typing import Any
 
 from subtune.cli import arguments
 from subtune.cli.progressbar import progress_bar
-from subtune.scratch import temporary
+from subtune.core.scratch import temporary
 
 _PRINT = "-"
 _GPU_SUITES = ("fastdlight", "tensorcore", "gpu-ops")
@@ -73,10 +73,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _one(args: argparse.Namespace) -> int:
-    from subtune import manifest as manifests
+    from subtune.artifact import manifest as manifests
+    from subtune.backends.cuda.device import is_cuda_target
     from subtune.bench.artifact_race import bench, default_against, require_known
     from subtune.bench.source import onnx_file
-    from subtune.devices.cuda import is_cuda_target
 
     if not Path(args.subject).is_dir():  # said before minutes of tuning, not after
         require_known(_against(args, ()), "cuda" if is_cuda_target(args.target) else "cpu")
@@ -105,7 +105,7 @@ def _one(args: argparse.Namespace) -> int:
 
 def _compile(args: argparse.Namespace, scratch: Path) -> Path:
     from subtune.cli.compile import default_output
-    from subtune.compile import compile_model
+    from subtune.driver import compile_model
 
     output = scratch / default_output(args.subject)
     with progress_bar() as progress:

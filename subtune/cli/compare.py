@@ -19,7 +19,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from subtune.compare import compare_model
+    from subtune.tuning.compare import compare_model
 
     with progress_bar() as progress:
         report = compare_model(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from subtune.cli import arguments
 
 if TYPE_CHECKING:
+    from subtune.core.measurement import Measurement
+    from subtune.core.record import Record
     from subtune.database import Database
-    from subtune.measurement import Measurement
-    from subtune.record import Record
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -70,8 +70,8 @@ def _show(args: argparse.Namespace, database: Database) -> tuple[Any, list[str]]
 
 
 def _export(args: argparse.Namespace, database: Database) -> tuple[Any, list[str]]:
+    from subtune.backends.cpu.device import CPU
     from subtune.database import export_metaschedule
-    from subtune.devices.cpu import CPU
 
     return _exchanged("exported", export_metaschedule(database, args.folder, CPU("auto", args.threads)))
 

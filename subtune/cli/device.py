@@ -23,9 +23,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from subtune.devices.cpu import CPU, source
-    from subtune.devices.cuda import is_cuda_target
-    from subtune.errors import TargetError
+    from subtune.backends.cpu.device import CPU, source
+    from subtune.backends.cuda.device import is_cuda_target
+    from subtune.core.errors import TargetError
 
     if is_cuda_target(args.target):
         return _gpu(args)
@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _gpu(args: argparse.Namespace) -> int:
-    from subtune.devices.cuda import CUDA
-    from subtune.errors import TargetError
+    from subtune.backends.cuda.device import CUDA
+    from subtune.core.errors import TargetError
 
     device = CUDA(args.target)
     if args.device_file:
@@ -54,7 +54,7 @@ def _gpu(args: argparse.Namespace) -> int:
     if args.calibrate:
         if obstacle := device.obstacle():
             raise TargetError(f"{device.name} cannot be calibrated: {obstacle}")
-        from subtune.measure.calibrate import calibrate, store
+        from subtune.backends.cuda.timing.calibrate import calibrate, store
 
         found = calibrate(device)
         store(device, found)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtune.cli import arguments
-from subtune.errors import SubtuneError
+from subtune.core.errors import SubtuneError
 
 if TYPE_CHECKING:
-    from subtune.choose import Choice
-    from subtune.compile import Prepared
+    from subtune.driver import Prepared
+    from subtune.tuning.choose import Choice
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -33,9 +33,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if (Path(args.model) / "manifest.json").is_file():
         return _artifact(args)
-    from subtune import inspect
-    from subtune.compile import parameters_of, prepare
+    from subtune.driver import parameters_of, prepare
     from subtune.passes.extract import call_names
+    from subtune.report import inspect
 
     parameters = parameters_of(**arguments.parameters_of(args))
     prepared = prepare(args.model, arguments.shapes_of(args), parameters=parameters)
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _artifact(args: argparse.Namespace) -> int:
-    from subtune import manifest as manifests
+    from subtune.artifact import manifest as manifests
 
     if args.dot or args.svg:
         raise SubtuneError(f"{args.model} is an artifact: --dot and --svg draw the partition of a model")
@@ -74,9 +74,9 @@ def _artifact(args: argparse.Namespace) -> int:
 
 def _choices(args: argparse.Namespace, prepared: Prepared) -> tuple[Choice, ...]:
     """What the database, if there is one, says of the alternatives to the partition."""
-    from subtune.compile import device_model
     from subtune.database.store import Database, default_path
-    from subtune.regions import alternatives_to, recorded_choices
+    from subtune.driver import device_model
+    from subtune.tuning.alternatives import alternatives_to, recorded_choices
 
     others = alternatives_to(prepared.normalized, prepared.graph, prepared.subgraphs)
     device = device_model(args.target, args.threads, is_measured=False)

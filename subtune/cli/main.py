@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import subtune
 from subtune.cli import bench, compare, compile, database, device, inspect, run, zoo
-from subtune.errors import SubtuneError
+from subtune.core.errors import SubtuneError
 
 _COMMANDS = (compile, inspect, run, bench, compare, device, zoo, database)
 

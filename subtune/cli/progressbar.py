@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from subtune.progress import Progress, ProgressCallback
+from subtune.core.progress import Progress, ProgressCallback
 
 
 @contextmanager

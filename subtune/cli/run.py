@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from subtune.cli import arguments
-from subtune.errors import InputError
+from subtune.core.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
 
     from subtune.artifact import load
-    from subtune.random_inputs import random_inputs
+    from subtune.artifact.random_inputs import random_inputs
 
     artifact = load(args.artifact, check=args.check, threads=args.threads, share_weights=True)  # for one run
     if args.input:

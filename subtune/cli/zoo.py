@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from subtune.cli import arguments
-from subtune.errors import SubtuneError
+from subtune.core.errors import SubtuneError
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:

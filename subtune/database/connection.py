@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from subtune.errors import DatabaseError
-from subtune.scratch import temporary
+from subtune.core.errors import DatabaseError
+from subtune.core.scratch import temporary
 
 _log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from subtune.candidate import Candidate
+from subtune.backends.cpu.device import Device
+from subtune.core.candidate import Candidate
+from subtune.core.errors import DatabaseError
+from subtune.core.kernel import Kernel
+from subtune.core.workload import Workload
 from subtune.database.store import Database
-from subtune.devices.cpu import Device
-from subtune.errors import DatabaseError
-from subtune.kernel import Kernel
-from subtune.workload import Workload
 
 FILES = ("database_workload.json", "database_tuning_record.json")
 
@@ -31,7 +31,7 @@ def export_metaschedule(
     database: Database,
     directory: str | os.PathLike[str],
     device: Device,
-    schedule: str = "subtune.templates:schedule",
+    schedule: str = "subtune.backends:schedule",
 ) -> Exchanged:
     """Write the winners measured on `device` into `directory`, made if missing.
 

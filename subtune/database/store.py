@@ -15,12 +15,12 @@ from pathlib import Path
 from types import TracebackType
 
 from subtune import __version__
-from subtune.candidate import Candidate
+from subtune.core.candidate import Candidate
+from subtune.core.errors import DatabaseError
+from subtune.core.measurement import Failure, FailureKind, Measurement, Timing
+from subtune.core.record import Record
+from subtune.core.workload import Workload
 from subtune.database.connection import connect, in_memory, transaction
-from subtune.errors import DatabaseError
-from subtune.measurement import Failure, FailureKind, Measurement, Timing
-from subtune.record import Record
-from subtune.workload import Workload
 
 _log = logging.getLogger(__name__)
 
@@ -46,9 +46,9 @@ def versions() -> str:
         import tvm
 
         tvm_version = tvm.__version__
-    from subtune import templates
+    from subtune.backends.cpu import scheduling
 
-    return f"tvm-{tvm_version}/subtune-{__version__}/templates-{getattr(templates, 'VERSION', 0)}"
+    return f"tvm-{tvm_version}/subtune-{__version__}/templates-{scheduling.VERSION}"
 
 
 class Database:
@@ -302,4 +302,4 @@ def _measurement(row: tuple) -> Measurement:
 
 def _candidate(text: str, predicted_s: float) -> Candidate:
     candidate = Candidate.from_json(text)
-    return Candidate(candidate.template, candidate.knobs, predicted_s)
+    return Candidate(candidate.family, candidate.knobs, predicted_s)

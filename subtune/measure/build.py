@@ -14,12 +14,12 @@ import time
 from functools import lru_cache
 from typing import Any
 
-from subtune.devices.cuda import CUDAModel
-from subtune.kernel import NotApplicable
+from subtune.backends.cuda.device import CUDAModel
+from subtune.core.kernel import NotApplicable
+from subtune.core.measurement import Failure, FailureKind
+from subtune.core.record import func_hash
+from subtune.core.workload import Workload
 from subtune.measure.messages import BuildJob, Library
-from subtune.measurement import Failure, FailureKind
-from subtune.record import func_hash
-from subtune.workload import Workload
 
 _REASON_CHARS = 500
 
@@ -37,12 +37,12 @@ def handle(job: BuildJob) -> Library | Failure:
         return Failure(FailureKind.INVALID, kernel.reason)
     import tvm
 
-    from subtune.build.conversions import without_conversions
-    from subtune.build.lower import PIPELINE
+    from subtune.backends.cpu.lowering.pipeline import PIPELINE
+    from subtune.backends.host.conversions import without_conversions
 
     func = kernel.func.with_attr("global_symbol", "main")
     if isinstance(job.device, CUDAModel):
-        from subtune.measure import build_cuda
+        from subtune.backends.cuda.building import builder as build_cuda
 
         path, found = build_cuda.build(func, job.device, job.stem)
         if job.is_optional and (reason := build_cuda.complaint(found, job.device)):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from subtune.measurement import Timing
+from subtune.core.measurement import Timing
 
 Sampler = Callable[[Any, int], float]
 

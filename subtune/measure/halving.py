@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from subtune.candidate import Candidate
+from subtune.core.candidate import Candidate
+from subtune.core.measurement import Failure, FailureKind, Timing
 from subtune.measure.protocol import Session
-from subtune.measurement import Failure, FailureKind, Timing
 
 FULL_S = 0.1
 """Seconds of a full measurement. 20 candidates cost 1.25 + 1.25 + 1.25 + 1.5 = 5.25 of these."""

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from subtune.core.workload import Arg, Workload
 from subtune.measure.guarded import elements, numpy_dtype
-from subtune.workload import Arg, Workload
 
 SETS = ("random", "positive", "adversarial")
 """`positive` exists for workloads that are NaN on most random inputs: roots, logarithms, variances."""

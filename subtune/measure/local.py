@@ -16,20 +16,20 @@ from math import prod
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
-from subtune.candidate import DEFAULT, Candidate
-from subtune.devices.cpu import Device, usable_cores
-from subtune.devices.cuda import CUDAModel
-from subtune.errors import SubtuneError
+from subtune.backends.cpu.device import Device, usable_cores
+from subtune.backends.cuda.device import CUDAModel
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.errors import SubtuneError
+from subtune.core.measurement import Failure, FailureKind, Timing
+from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
+from subtune.core.workload import Workload, dtype_bits
 from subtune.measure.messages import BuildJob, CompareJob, Library, Prepared, PrepareJob, TimeJob
 from subtune.measure.process import Worker, first_finished
 from subtune.measure.protocol import Built, Comparison
-from subtune.measurement import Failure, FailureKind, Timing
-from subtune.scratch import TEMPORARY, TEMPORARY_END, scratch
-from subtune.workload import Workload, dtype_bits
 
 _log = logging.getLogger(__name__)
 
-SCHEDULE = "subtune.templates:schedule"
+SCHEDULE = "subtune.backends:schedule"
 _MAX_BUILDERS = 16  # each holds TVM and LLVM in memory, about 150 MB
 _REFERENCE_LIMIT_S = 120.0
 """For inputs and four runs of the default schedule, which may be a thousand times slower than the best."""
@@ -56,7 +56,7 @@ class LocalMeasurer:
 
     Args:
         builders: processes that compile side by side; default: the cores this process may use.
-        schedule: "module:function" with the signature of `subtune.templates.schedule`, imported by the workers.
+        schedule: "module:function" with the signature of `subtune.backends.schedule`, imported by the workers.
         search_path: directories in which the workers look for that module before the installed ones.
         build_limit_s: seconds a build may take.
         run_limit_s: seconds that checking and timing a candidate may take beyond the time asked for.
@@ -304,8 +304,8 @@ class LocalSession:
 
     def time(self, candidate: Candidate, seconds: float, stop_above_s: float) -> Timing | Failure:
         library = self._libraries[candidate]
-        if self._crashes[candidate.template] >= _MAX_CRASHES and candidate not in self._checked:
-            return Failure(FailureKind.CRASH, f"not tried: {_MAX_CRASHES} kernels of {candidate.template} crashed")
+        if self._crashes[candidate.family] >= _MAX_CRASHES and candidate not in self._checked:
+            return Failure(FailureKind.CRASH, f"not tried: {_MAX_CRASHES} kernels of {candidate.family} crashed")
         if failure := self._prepare():
             return failure
         job = TimeJob(library, seconds, stop_above_s, candidate in self._checked)
@@ -313,7 +313,7 @@ class LocalSession:
         if isinstance(outcome, Timing):
             self._checked.add(candidate)
         elif outcome.kind is FailureKind.CRASH and isinstance(self._device, CUDAModel):
-            self._crashes[candidate.template] += 1
+            self._crashes[candidate.family] += 1
         return outcome
 
     def compare(self, candidate: Candidate, seconds: float) -> Comparison | Failure:

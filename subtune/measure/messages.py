@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from subtune.candidate import Candidate
-from subtune.devices.cpu import Device
-from subtune.kernel import Packing
+from subtune.backends.cpu.device import Device
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Packing
 
 
 @dataclass(frozen=True, slots=True)

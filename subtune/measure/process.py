@@ -19,9 +19,9 @@ from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any
 
-from subtune.errors import SubtuneError
+from subtune.core.errors import SubtuneError
+from subtune.core.measurement import Failure, FailureKind
 from subtune.measure.messages import Job
-from subtune.measurement import Failure, FailureKind
 
 PROGRAM = """
 import gc, sys

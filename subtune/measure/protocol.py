@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from subtune.candidate import Candidate
-from subtune.devices.cpu import Device
-from subtune.measurement import Failure, Timing
-from subtune.workload import Workload
+from subtune.backends.cpu.device import Device
+from subtune.core.candidate import Candidate
+from subtune.core.measurement import Failure, Timing
+from subtune.core.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from subtune.candidate import DEFAULT, Candidate
-from subtune.devices.cpu import Device
+from subtune.backends.cpu.device import Device
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.measurement import Failure, FailureKind, Timing
+from subtune.core.workload import Workload
 from subtune.measure.protocol import Built, Comparison
-from subtune.measurement import Failure, FailureKind, Timing
-from subtune.workload import Workload
 
 
 class ReplayMeasurer:

@@ -22,8 +22,8 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
+from subtune.core.measurement import Failure, FailureKind
 from subtune.measure.messages import BuildJob, CompareJob, PrepareJob, TimeJob
-from subtune.measurement import Failure, FailureKind
 
 MESSAGE_CHARS = 2000
 """Of a failure's text at most this much is kept: TVM's errors print whole functions."""

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from subtune import models
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 
 ISSUED = {
     "bert",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from subtune import models
-from subtune.errors import ShapeError
+from subtune.core.errors import ShapeError
 
 
 @pytest.mark.parametrize("name", models.names())

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from subtune.graph import PartitionGraph, Region, Way
+from subtune.core.graph import PartitionGraph, Region, Way
 from subtune.passes.alternatives import AS_PARTITIONED, MAX_WAYS, alternatives
 from subtune.passes.alternatives_lower import lower_regions
 from subtune.passes.extract import extract

@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.relax import op
 
 from subtune import frontends, models
-from subtune.graph import Kind, PartitionGraph
+from subtune.core.graph import Kind, PartitionGraph
 from subtune.passes.bfloat16 import to_bfloat16
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition

@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.relax import op
 from tvm_ffi import structural_equal
 
-from subtune.errors import SubtuneError
+from subtune.core.errors import SubtuneError
 from subtune.passes.extract import tir_calls
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition

@@ -13,8 +13,8 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from subtune.errors import SubtuneError
-from subtune.graph import Kind, PartitionGraph
+from subtune.core.errors import SubtuneError
+from subtune.core.graph import Kind, PartitionGraph
 from subtune.passes.partition import check_partition, partition
 
 F32 = "float32"

@@ -7,7 +7,7 @@ from tvm import relax
 from tvm.relax import op
 from tvm.relax.frontend.onnx import from_onnx
 
-from subtune.errors import SubtuneError
+from subtune.core.errors import SubtuneError
 from subtune.passes.pipeline import NORMALIZE, PassError, Phase, normalize, run_passes
 
 RNG = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 from tvm_ffi import structural_equal
 
-from subtune.kernel import Kernel, Packing
+from subtune.core.kernel import Kernel, Packing
 from subtune.passes.extract import extract, tir_calls
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition

@@ -11,8 +11,8 @@ from tvm import relax
 from tvm.relax import op
 
 from subtune.artifact.writer import _TO_CALLS, _compile, _run_passes
-from subtune.devices.cpu import CPU
-from subtune.memory import Base, MemoryPlan, View
+from subtune.backends.cpu.device import CPU
+from subtune.core.memory_plan import Base, MemoryPlan, View
 from subtune.passes.static_memory import plan_memory
 
 F32 = "float32"

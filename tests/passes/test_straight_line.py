@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 from subtune import models
 from subtune.artifact import Artifact, load
 from subtune.artifact import writer as artifact_writer
-from subtune.compile import compile_model
-from subtune.random_inputs import random_inputs
+from subtune.artifact.random_inputs import random_inputs
+from subtune.driver import compile_model
 
 
 def compiled(model, path: Path) -> Artifact:

@@ -17,7 +17,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from subtune.devices.cpu import CPU, CPUModel
+from subtune.backends.cpu.device import CPU, CPUModel
 from subtune.measure import LocalMeasurer
 from tests.subtune.patient import PatientMeasurer
 
@@ -85,7 +85,7 @@ def small_onnx() -> onnx.ModelProto:
 
 
 def specs_of(values: Any) -> list[Any]:
-    from subtune.tensorspec import TensorSpec
+    from subtune.core.tensor_spec import TensorSpec
 
     return [
         TensorSpec(
@@ -104,7 +104,7 @@ def builder() -> Builder:
 
     from subtune.artifact import load
     from subtune.artifact.writer import write_files
-    from subtune.devices.cpu import CPU
+    from subtune.backends.cpu.device import CPU
 
     def build(model: onnx.ModelProto, path: Path, threads: int = 2, **options: Any) -> Any:
         mod = relax.get_pipeline("zero")(from_onnx(model, keep_params_in_input=False))
@@ -131,7 +131,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_artifact(build_artifact: Builder, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from subtune.manifest import Source, sha256_of
+    from subtune.artifact.manifest import Source, sha256_of
 
     path = tmp_path_factory.mktemp("artifact") / "small.subtune"
     build_artifact(small_onnx(), path, source=Source(str(small_model), sha256_of(small_model)))

@@ -1,4 +1,4 @@
-"""`subtune.templates.schedule` for workers: y = 2 x + 1 on a GPU, right, wrong or ruinous."""
+"""`subtune.backends.schedule` for workers: y = 2 x + 1 on a GPU, right, wrong or ruinous."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from tvm import te
 from tvm.s_tir import Schedule
 
-from subtune import templates
-from subtune.candidate import Candidate
-from subtune.devices.cuda import CUDAModel
-from subtune.kernel import Kernel, NotApplicable
-from subtune.workload import Workload
+from subtune import backends
+from subtune.backends.cuda.device import CUDAModel
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
 
 SIZE = 1 << 20
 
@@ -30,9 +30,9 @@ def workload(name: str = "right") -> Workload:
 
 
 def schedule(given: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    if candidate.template not in BODIES:
-        return templates.schedule(given, candidate, device)
-    sch = Schedule(workload(candidate.template).func)
+    if candidate.family not in BODIES:
+        return backends.schedule(given, candidate, device)
+    sch = Schedule(workload(candidate.family).func)
     block, thread = sch.split(sch.get_loops(sch.get_sblock("y"))[0], [None, 256])
     sch.bind(block, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")

@@ -125,7 +125,7 @@ def _cases(plain: bool) -> tuple[_Refusals, dict[str, Any]]:
     if plain:
         backend: type[Backend] = PlainTvmBackend
     else:
-        from subtune.onnx_backend import SubtuneBackend
+        from subtune.integrations.onnx_backend import SubtuneBackend
 
         backend = SubtuneBackend
     refusals = _Refusals(backend)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from subtune.candidate import Candidate
+from subtune.core.candidate import Candidate
 from subtune.measure import LocalMeasurer
 
 HANGING = ("hang", "sleeps")
@@ -32,4 +32,4 @@ class PatientMeasurer(LocalMeasurer):
 
 
 def _limit_s(candidate: Candidate) -> float:
-    return 1.0 if candidate.template in HANGING else 300.0
+    return 1.0 if candidate.family in HANGING else 300.0

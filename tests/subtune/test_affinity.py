@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from subtune.affinity import worker_cores
-from subtune.compile import compile_model
+from subtune.driver import compile_model
+from subtune.runtime.affinity import worker_cores
 
 linux_with_two_cores = pytest.mark.skipif(
     sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores"

@@ -18,11 +18,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import subtune
-from subtune import manifest, runtime
-from subtune.artifact import load
+from subtune import runtime
+from subtune.artifact import load, manifest
 from subtune.artifact import writer as artifact_writer
-from subtune.errors import ArtifactError, InputError, VerificationError
-from subtune.manifest import KernelOrigin, Manifest
+from subtune.artifact.manifest import KernelOrigin, Manifest
+from subtune.core.errors import ArtifactError, InputError, VerificationError
 
 X = np.random.default_rng(1).standard_normal((4, 32), dtype=np.float32)
 
@@ -241,8 +241,8 @@ class TestDtypes:
         import ml_dtypes
         from tvm import relax
 
-        from subtune.devices.cpu import CPU
-        from subtune.tensorspec import TensorSpec
+        from subtune.backends.cpu.device import CPU
+        from subtune.core.tensor_spec import TensorSpec
 
         builder = relax.BlockBuilder()
         x = relax.Var("x", relax.TensorType((2, 3), "bfloat16"))
@@ -430,7 +430,7 @@ class TestLoad:
 
 class TestWrite:
     def test_replaces_an_artifact_and_leaves_nothing_beside_it(self, build_artifact, own_artifact, reference):
-        from subtune.manifest import Source
+        from subtune.artifact.manifest import Source
 
         old = load(own_artifact)
         model = onnx.load(load(own_artifact).manifest.source.model)
@@ -481,7 +481,7 @@ class TestWrite:
             "import sys, os, importlib.util\n"
             "spec = importlib.util.spec_from_file_location('c', sys.argv[1])\n"
             "c = importlib.util.module_from_spec(spec); spec.loader.exec_module(c)\n"
-            "from subtune.errors import ArtifactError\n"
+            "from subtune.core.errors import ArtifactError\n"
             "try:\n    c.builder()(c.small_onnx(), c.Path(sys.argv[2]) / 'm.subtune')\n"
             "except ArtifactError as e:\n    print(e, os.listdir(sys.argv[2]))\n"
         )
@@ -521,7 +521,7 @@ class TestWrite:
         assert not (tmp_path / "c.subtune").exists()
 
     def test_no_linker(self, monkeypatch):
-        from subtune.build import link
+        from subtune.backends.host import link
 
         for variable in ("CC", "CXX"):
             monkeypatch.delenv(variable, raising=False)

@@ -19,7 +19,7 @@ from subtune.bench.numpy_model import NumpyModel
 from subtune.bench.peers import AGAINST
 from subtune.bench.process import Worker
 from subtune.bench.race import BenchRow, Pace, best_peer, race, write_inputs
-from subtune.errors import ArtifactError
+from subtune.core.errors import ArtifactError
 
 
 @pytest.fixture

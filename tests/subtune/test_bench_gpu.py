@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import tvm
 
+from subtune.backends.cuda.device import CUDA
+from subtune.backends.cuda.driver import driver_device
+from subtune.backends.cuda.ranking import candidates
 from subtune.bench.gpu_op import GpuOp
 from subtune.bench.gpu_rows import FASTDLIGHT, GPU_OPS, TENSORCORE, GpuCase, Published
 from subtune.bench.gpu_table import gpu_json, gpu_table
@@ -17,14 +20,11 @@ from subtune.bench.race import Pace
 from subtune.bench.suite import Settings
 from subtune.bench.suite_gpu import GpuReport, GpuRow, _loaded, _operator
 from subtune.bench.suite_levels import LevelCase, levels_json, levels_table, run_levels
-from subtune.candidate import DEFAULT, Candidate
 from subtune.cli import main
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.measurement import Failure, FailureKind, Timing
 from subtune.database import Database
-from subtune.devices.cuda import CUDA
-from subtune.devices.cuda_driver import driver_device
 from subtune.measure.protocol import Built
-from subtune.measurement import Failure, FailureKind, Timing
-from subtune.policy.cuda import candidates
 
 H200 = CUDA("H200")
 NO_QUALITY = Quality(0, 0, 0.0, 0.0, (0.0,) * 3, (0.0,) * 3)

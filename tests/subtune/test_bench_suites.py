@@ -10,6 +10,7 @@ import pytest
 import tvm_ffi
 
 from subtune import runtime
+from subtune.backends.cpu.device import CPU
 from subtune.bench import limits, suite_cpu
 from subtune.bench.job import BenchError
 from subtune.bench.op_case import OpCase
@@ -22,11 +23,10 @@ from subtune.bench.suite import Settings, chosen
 from subtune.bench.suite_cpu import ModelCase, run_cpu
 from subtune.bench.suite_ops import run_ops
 from subtune.bench.table import cpu_json, cpu_table
-from subtune.candidate import Candidate
 from subtune.cli import main
+from subtune.core.candidate import Candidate
+from subtune.core.measurement import Failure, FailureKind, Measurement, Timing
 from subtune.database import Database
-from subtune.devices.cpu import CPU
-from subtune.measurement import Failure, FailureKind, Measurement, Timing
 
 MLP = "zoo:mlp?image=8&batch=4&hidden=32"
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from subtune.candidate import DEFAULT
-from subtune.choose import MIN_GAIN, Choice, choose, chosen_ways
-from subtune.graph import Alternatives, Group, LoweredRegion, LoweredWay, Way
-from subtune.measurement import Timing
-from subtune.record import Record
-from subtune.report import SHOWN_WAYS, CompileReport, choices_text
+from subtune.core.candidate import DEFAULT
+from subtune.core.graph import Alternatives, Group, LoweredRegion, LoweredWay, Way
+from subtune.core.measurement import Timing
+from subtune.core.record import Record
+from subtune.report.compile_report import SHOWN_WAYS, CompileReport, choices_text
+from subtune.tuning.choose import MIN_GAIN, Choice, choose, chosen_ways
 
 
 def lowered(name: str, *keys: str, refusal: str = "") -> LoweredWay:

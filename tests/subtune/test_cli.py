@@ -18,8 +18,8 @@ from subtune.cli import main
 from subtune.cli.arguments import duration
 from subtune.cli.compile import default_output
 from subtune.cli.progressbar import describe, fraction
-from subtune.errors import ModelError
-from subtune.progress import Progress
+from subtune.core.errors import ModelError
+from subtune.core.progress import Progress
 
 RUN = [sys.executable, "-c", "import sys; from subtune.cli import main; sys.exit(main())"]
 
@@ -299,12 +299,12 @@ class TestDatabase:
         import tvm
         from tvm import te
 
-        from subtune.candidate import DEFAULT, Candidate
+        from subtune.backends.cpu.device import CPU
+        from subtune.core.candidate import DEFAULT, Candidate
+        from subtune.core.measurement import Failure, FailureKind, Measurement, Timing
+        from subtune.core.record import Record
+        from subtune.core.workload import Workload
         from subtune.database import Database
-        from subtune.devices.cpu import CPU
-        from subtune.measurement import Failure, FailureKind, Measurement, Timing
-        from subtune.record import Record
-        from subtune.workload import Workload
 
         a = te.placeholder((8,), name="a")
         workload = Workload.of(te.create_prim_func([a, te.compute((8,), lambda i: a[i] + 1.0, name="c")]), 1)

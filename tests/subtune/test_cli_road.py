@@ -17,9 +17,9 @@ import onnx
 import pytest
 
 from subtune import models
+from subtune.artifact.manifest import LIBRARY_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from subtune.cli import main
-from subtune.manifest import LIBRARY_NAME, MANIFEST_NAME, WEIGHTS_NAME
-from subtune.verify import onnxruntime_reference, output_error
+from subtune.verification.verify import onnxruntime_reference, output_error
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "import sys; from subtune.cli import main; sys.exit(main())"]

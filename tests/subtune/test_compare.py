@@ -10,11 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from subtune.candidate import DEFAULT
-from subtune.compare import ComparisonReport, compare_model
-from subtune.compile import prepare
+from subtune.core.candidate import DEFAULT
+from subtune.core.progress import Progress
 from subtune.database import Database
-from subtune.progress import Progress
+from subtune.driver import prepare
+from subtune.tuning.compare import ComparisonReport, compare_model
 
 
 @pytest.fixture(scope="module")

@@ -17,19 +17,19 @@ import onnx
 import pytest
 
 import subtune
-from subtune import models, policy
+from subtune import backends, models
 from subtune import runtime as runtimes
-from subtune.candidate import DEFAULT, Candidate
-from subtune.compile import compile_model, device_model, prepare, schedule_kernels
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.errors import SubtuneError, TargetError, VerificationError
+from subtune.core.measurement import FailureKind
+from subtune.core.progress import Progress
 from subtune.database import Database
-from subtune.errors import SubtuneError, TargetError, VerificationError
+from subtune.driver import compile_model, device_model, prepare, schedule_kernels
 from subtune.measure import LocalMeasurer
-from subtune.measurement import FailureKind
-from subtune.progress import Progress
-from subtune.verify import onnxruntime_reference, output_error
+from subtune.verification.verify import onnxruntime_reference, output_error
 from tests.subtune.patient import PatientMeasurer
 
-road = sys.modules["subtune.compile"]
+road = sys.modules["subtune.driver"]
 """The module: the package's attribute of that name is the function."""
 
 
@@ -70,7 +70,7 @@ def test_when_the_budget_is_spent_nothing_more_begins(
         def monotonic() -> float:
             return time.monotonic() + (7200.0 if any(p.done for p in seen) else 0.0)
 
-    for module in ("subtune.tuner", "subtune.measure.halving", "subtune.measure.local"):
+    for module in ("subtune.tuning.search", "subtune.measure.halving", "subtune.measure.local"):
         monkeypatch.setattr(f"{module}.time", Clock)
     report = compile_model(
         models.reduced("mobilenet_v2"), tmp_path / "m.subtune", budget_s=3600, topk=8, verify=False, threads=2,
@@ -233,7 +233,7 @@ def test_candidates_that_break_do_not_stop_the_road(
         "explodes": FailureKind.INVALID,
         "unknown": FailureKind.INVALID,
     }
-    monkeypatch.setattr(policy, "candidates", lambda workload, device, topk: tuple(Candidate(n) for n in evil))
+    monkeypatch.setattr(backends, "candidates", lambda workload, device, topk: tuple(Candidate(n) for n in evil))
     here = str(Path(__file__).resolve().parent)
     with PatientMeasurer(builders=2, schedule="bad_templates:schedule", search_path=[here]) as broken:
         report = compile_model(
@@ -245,7 +245,7 @@ def test_candidates_that_break_do_not_stop_the_road(
     assert agrees(tmp_path / "m.subtune", small_model)
     with Database(tmp_path / "t.db") as database:
         for record in database.list_records():
-            found = {m.candidate.template: m.outcome.kind for m in database.show(record.workload_key)[2]}
+            found = {m.candidate.family: m.outcome.kind for m in database.show(record.workload_key)[2]}
             assert found == evil
 
 
@@ -307,14 +307,14 @@ def test_a_machine_without_room_for_temporary_files(
 def test_a_policy_that_fails_costs_a_subgraph_its_tuning(
     small_model: Path, workers: LocalMeasurer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = policy.candidates
+    real = backends.candidates
 
     def partial(workload: Any, device: Any, topk: int = 20) -> Any:
         if len(workload.args) == 2:  # the row sums
             raise IndexError("a case it does not foresee")
         return real(workload, device, topk)
 
-    monkeypatch.setattr(policy, "candidates", partial)
+    monkeypatch.setattr(backends, "candidates", partial)
     options: dict[str, Any] = {"topk": 1, "threads": 2, "database": tmp_path / "t.db", "measurer": workers}
     report = compile_model(small_model, tmp_path / "m.subtune", **options)
     ((_, reason),) = report.failures

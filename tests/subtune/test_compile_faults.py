@@ -19,9 +19,9 @@ import pytest
 
 import subtune
 from subtune import models
-from subtune.compile import compile_model
+from subtune.core.errors import ArtifactError, DatabaseError
 from subtune.database import Database, connection
-from subtune.errors import ArtifactError, DatabaseError
+from subtune.driver import compile_model
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "import sys; from subtune.cli import main; sys.exit(main())", "compile"]

@@ -7,8 +7,8 @@ import pytest
 import tvm
 from tvm import te, tirx
 
-from subtune.build.conversions import ATTRIBUTE, without_conversions
-from subtune.build.lower import PIPELINE
+from subtune.backends.cpu.lowering.pipeline import PIPELINE
+from subtune.backends.host.conversions import ATTRIBUTE, without_conversions
 
 
 def function(value, dtype: str = "float32") -> tirx.PrimFunc:

@@ -14,18 +14,18 @@ import pytest
 
 from subtune import models
 from subtune.artifact import load
-from subtune.build import link
-from subtune.candidate import DEFAULT, Candidate
+from subtune.artifact.manifest import read
+from subtune.backends.cpu.device import CPU
+from subtune.backends.host import link
 from subtune.cli import main
-from subtune.compile import compile_model, device_model, prepare, schedule_kernels
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.errors import ArtifactError, TargetError, VerificationError
+from subtune.core.measurement import Timing
+from subtune.core.record import Record, func_hash
 from subtune.database import Database
-from subtune.devices import triples
-from subtune.devices.cpu import CPU
-from subtune.errors import ArtifactError, TargetError, VerificationError
-from subtune.manifest import read
-from subtune.measurement import Timing
-from subtune.predict import predict
-from subtune.record import Record, func_hash
+from subtune.driver import compile_model, device_model, prepare, schedule_kernels
+from subtune.runtime import triples
+from subtune.tuning.predict import predict
 
 FOREIGN = "cortex-a72" if triples.architecture(CPU("auto").triple) == "x86_64" else "haswell"
 TRIPLE = CPU(FOREIGN).triple
@@ -103,7 +103,7 @@ class TestCompile:
         prepared = prepare(small_model)
         guesses = predict(prepared.subgraphs, device)
         subgraph = prepared.subgraphs[0]
-        winner = Candidate(guesses[subgraph.workload.key].template, guesses[subgraph.workload.key].knobs)
+        winner = Candidate(guesses[subgraph.workload.key].family, guesses[subgraph.workload.key].knobs)
         kernel = schedule_kernels([subgraph], {subgraph.workload.key: winner}, device)[subgraph.name]
         timing = Timing(1e-6, 1e-6, 1e-7, 10)
         record = Record(
@@ -135,12 +135,12 @@ class TestCompile:
         self, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The kernels are compared with the reference on this machine, though built for the other one."""
-        import subtune.verify
+        import subtune.verification.verify
 
         def wrong(source: object, threads: int) -> object:
             return lambda arrays: {"y": np.full((4, 16), 7.0, "float32"), "s": np.zeros(4, "float32")}
 
-        monkeypatch.setattr(subtune.verify, "onnxruntime_reference", wrong)
+        monkeypatch.setattr(subtune.verification.verify, "onnxruntime_reference", wrong)
         with pytest.raises(VerificationError):
             compile_model(small_model, tmp_path / "m.subtune", target=FOREIGN, database=tmp_path / "t.db")
         assert not (tmp_path / "m.subtune").exists()
@@ -149,18 +149,18 @@ class TestCompile:
 def test_a_candidate_that_does_not_build_gives_way_to_the_next(
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from subtune import policy
+    from subtune import backends
 
     subgraphs = prepare(small_model).subgraphs[:1]
     (good,) = predict(subgraphs, CPU(FOREIGN)).values()
-    real = policy.candidates
+    real = backends.candidates
 
     def with_bad_ones(*args: object) -> tuple[Candidate, ...]:
         return (Candidate("magic"), Candidate.make("contraction", mr=3), *real(*args))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(policy, "candidates", with_bad_ones)
+    monkeypatch.setattr(backends, "candidates", with_bad_ones)
     assert list(predict(subgraphs, CPU(FOREIGN)).values()) == [good]
-    monkeypatch.setattr(policy, "candidates", lambda *args: (Candidate("magic"),))
+    monkeypatch.setattr(backends, "candidates", lambda *args: (Candidate("magic"),))
     assert predict(subgraphs, CPU(FOREIGN)) == {}
     assert predict(subgraphs, CPU(FOREIGN), known={subgraphs[0].workload.key}) == {}
 
@@ -247,8 +247,8 @@ def test_whole_models_are_right_there(name: str, tmp_path: Path) -> None:
     In an emulator, for one: Debian's arm64 packages of Python unpacked into a folder, the wheels that `pip download
     --platform manylinux_2_28_aarch64 --only-binary=:all:` finds unpacked beside it, and `qemu-aarch64 -L FOLDER`.
     """
-    from subtune.random_inputs import random_inputs
-    from subtune.verify import onnxruntime_reference
+    from subtune.artifact.random_inputs import random_inputs
+    from subtune.verification.verify import onnxruntime_reference
 
     model = models.reduced(name)
     path = tmp_path / "m.subtune"

@@ -11,22 +11,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from subtune import manifest as manifests
-from subtune import models, policy, templates
+from subtune import backends, models
 from subtune.artifact import load
-from subtune.build import cuda_binaries
-from subtune.build.cubin import resources
-from subtune.build.cuda_compiler import compile_source, compiler
-from subtune.candidate import DEFAULT, Candidate
+from subtune.artifact import manifest as manifests
+from subtune.backends.cuda.building import binaries as cuda_binaries
+from subtune.backends.cuda.building.compiler import compile_source, compiler
+from subtune.backends.cuda.building.cubin import resources
+from subtune.backends.cuda.device import CUDA, CUDAModel, is_cuda_target
+from subtune.backends.cuda.driver import driver_device
+from subtune.backends.cuda.published import DEVICES, limits_of
 from subtune.cli.main import main
-from subtune.compile import compile_model, device_model, prepare
-from subtune.devices.cuda import CUDA, CUDAModel, is_cuda_target
-from subtune.devices.cuda_devices import DEVICES, limits_of
-from subtune.devices.cuda_driver import driver_device
-from subtune.errors import ArtifactError, TargetError
-from subtune.kernel import NotApplicable
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.errors import ArtifactError, TargetError
+from subtune.core.kernel import NotApplicable
+from subtune.core.measurement import Failure, FailureKind, Timing
+from subtune.driver import compile_model, device_model, prepare
 from subtune.measure import Comparison, LocalMeasurer
-from subtune.measurement import Failure, FailureKind, Timing
 
 sys.path.append(str(Path(__file__).parent))
 cuda_templates = importlib.import_module("cuda_templates")
@@ -143,7 +143,7 @@ def test_source_becomes_machine_code_that_says_what_it_takes(arch):
 
 @needs_compiler
 def test_the_kernels_that_judge_and_calibrate_compile():
-    from subtune.measure.cuda_source import SOURCE
+    from subtune.backends.cuda.timing.source import SOURCE
 
     for arch in ("sm_75", "sm_90a"):
         names = {found.kernel for found in resources(compile_source(SOURCE, CUDA(arch).target()))}
@@ -152,14 +152,14 @@ def test_the_kernels_that_judge_and_calibrate_compile():
 
 def test_an_unknown_template_is_a_reason():
     first, *_ = prepare(models.reduced("mlp")).subgraphs
-    outcome = templates.schedule(first.workload, Candidate("cuda.magic"), CUDA("H100"))
+    outcome = backends.schedule(first.workload, Candidate("cuda.magic"), CUDA("H100"))
     assert outcome == NotApplicable("unknown template 'cuda.magic'")
-    assert isinstance(templates.schedule(first.workload, Candidate("contraction"), CUDA("H100")), NotApplicable)
+    assert isinstance(backends.schedule(first.workload, Candidate("contraction"), CUDA("H100")), NotApplicable)
 
 
 def test_the_reference_computes_in_float64():
     first, *_ = prepare(models.reduced("mlp"), precision="fp16").subgraphs
-    kernel = templates.schedule(first.workload, Candidate("cuda.reference"), CUDA("H100"))
+    kernel = backends.schedule(first.workload, Candidate("cuda.reference"), CUDA("H100"))
     dtypes = {str(param.dtype) for param in kernel.func.params}
     assert dtypes == {"float64"}
     assert "float16" in {arg.dtype for arg in first.workload.args}
@@ -209,10 +209,10 @@ def test_the_command_line_says_what_does_not_go_together(tmp_path, capsys):
 
 def test_a_policy_gives_candidates_in_the_order_of_their_predictions():
     for subgraph in prepare(models.reduced("resnet18"), precision="fp16").subgraphs:
-        found = policy.candidates(subgraph.workload, CUDA("H100"), 20)
+        found = backends.candidates(subgraph.workload, CUDA("H100"), 20)
         assert len(found) <= 20
-        assert all(candidate.template.startswith("cuda.") for candidate in found)
-        assert found == policy.candidates(subgraph.workload, CUDA("H100"), 20)
+        assert all(candidate.family.startswith("cuda.") for candidate in found)
+        assert found == backends.candidates(subgraph.workload, CUDA("H100"), 20)
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +284,7 @@ def test_a_model_runs_on_the_gpu(precision, tmp_path):
 
 @gpu
 def test_calibration_is_plausible(device):
-    from subtune.measure.calibrate import calibrate
+    from subtune.backends.cuda.timing.calibrate import calibrate
 
     found = calibrate(device)
     assert 0.3 < found.dram_bytes_per_s / device.dram_bytes_per_s < 1.1

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from subtune.build import cuda_compiler
-from subtune.build.cuda_headers import small_headers
-from subtune.devices.cuda import CUDA
+from subtune.backends.cuda.building import compiler as cuda_compiler
+from subtune.backends.cuda.building.headers import small_headers
+from subtune.backends.cuda.device import CUDA
 
 SOURCE = """
 #include <cuda/std/cstdint>

@@ -13,13 +13,13 @@ import tvm
 from tvm import relax, te
 from tvm.s_tir import Schedule
 
-from subtune.candidate import DEFAULT, Candidate
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.errors import DatabaseError
+from subtune.core.kernel import Kernel
+from subtune.core.measurement import Failure, FailureKind, Measurement, Timing
+from subtune.core.record import Record
+from subtune.core.workload import Workload
 from subtune.database import Database, export_metaschedule, import_metaschedule, store
-from subtune.errors import DatabaseError
-from subtune.kernel import Kernel
-from subtune.measurement import Failure, FailureKind, Measurement, Timing
-from subtune.record import Record
-from subtune.workload import Workload
 
 CANDIDATE = Candidate.make("tiled", 0.5, mr=4, order="m", flag=True)
 FAST, SLOW = Timing(1e-6, 0.9e-6, 0.01, 50), Timing(5e-6, 4e-6, 0.02, 30)
@@ -150,7 +150,7 @@ def test_a_database_of_a_newer_format_is_refused_and_left_alone(database, worklo
 
 def traced(workload, candidate, device):
     """A template whose kernel is a trace of its workload, or is none."""
-    if candidate.template == "untraced":
+    if candidate.family == "untraced":
         return Kernel(workload.func)
     sch = Schedule(tvm.IRModule({"main": workload.func}))
     (block,) = sch.get_child_blocks(sch.get_sblock("root"))
@@ -238,7 +238,7 @@ def test_every_attribute_of_a_function_takes_part_in_the_look_up(exported, devic
 
 
 def test_what_was_exported_can_be_imported_and_replayed(exported, device, tmp_path):
-    from subtune.templates.trace import schedule
+    from subtune.backends.cpu.families.trace.schedule import schedule
 
     directory, _ = exported
     workload = matmul(16)
@@ -246,7 +246,7 @@ def test_what_was_exported_can_be_imported_and_replayed(exported, device, tmp_pa
         other.add_record(workload, record_of(workload, device.fingerprint()))
         assert import_metaschedule(other, directory).count == 1
         (candidate,) = other.suggestions(workload)
-        assert candidate.template == "trace"
+        assert candidate.family == "trace"
         assert not other.lookup(workload, device.fingerprint()).complete  # so that the next compile tries it
     kernel = schedule(workload, candidate, device)
     tvm.ir.assert_structural_equal(kernel.func, traced(workload, Candidate("traced"), device).func)

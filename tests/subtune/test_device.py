@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from subtune import runtime
+from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.backends.cpu.processors import PROCESSORS
 from subtune.cli import main
-from subtune.devices import host, triples
-from subtune.devices.cpu import CPU, CPUModel
-from subtune.devices.processors import PROCESSORS
-from subtune.errors import TargetError
+from subtune.core.errors import TargetError
+from subtune.runtime import host, triples
 
 ARM = "aarch64-linux-gnu"
 

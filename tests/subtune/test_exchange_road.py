@@ -11,19 +11,19 @@ import tvm
 from tvm import relax
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 
-from subtune import models, policy
-from subtune.candidate import Candidate
-from subtune.compile import prepare
+from subtune import backends, models
+from subtune.backends.cpu.device import CPUModel, Device
+from subtune.core.candidate import Candidate
+from subtune.core.workload import Workload
 from subtune.database import Database, export_metaschedule
-from subtune.devices.cpu import CPUModel, Device
+from subtune.driver import prepare
 from subtune.measure import LocalMeasurer
-from subtune.tuner import tune
-from subtune.workload import Workload
+from subtune.tuning.search import tune
 
 
 def contractions(workload: Workload, device: Device, topk: int) -> Sequence[Candidate]:
     """Of the policy's candidates those that are traces: of the first layer they leave the default far behind."""
-    return [c for c in policy.candidates(workload, device, topk) if c.template == "contraction"]
+    return [c for c in backends.candidates(workload, device, topk) if c.family == "contraction"]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def exported(device: CPUModel, tmp_path_factory: pytest.TempPathFactory) -> Path
         records = tune(
             prepared.subgraphs, device, topk=3, database=database, measurer=measurer, candidates=contractions
         )
-        assert any(record.candidate.template == "contraction" for record in records.values())
+        assert any(record.candidate.family == "contraction" for record in records.values())
         result = export_metaschedule(database, directory / "ms", device)
     assert result.count + len(result.skipped) == len(prepared.subgraphs)
     assert result.count >= 1

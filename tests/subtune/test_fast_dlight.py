@@ -13,8 +13,8 @@ from tvm.target import Target
 
 import subtune
 from subtune import CUDA, DefaultPolicy, TensorCorePolicy, apply_and_build, get_tensorized_func_and_tags
-from subtune import fast_dlight as dl
-from subtune.errors import SubtuneError
+from subtune.core.errors import SubtuneError
+from subtune.tuning import fast_dlight as dl
 from tests.subtune.templates.gemm_workloads import product
 
 target = Target("nvidia/nvidia-a100")
@@ -31,7 +31,7 @@ def test_tune_with_default_policy() -> None:
     configs = policy.emit_config(20)
     cpresults, best = apply_and_build(func, configs[:3], arch, parallel_build=True)
     assert 3 <= len(configs) <= 20
-    assert all(not config.template.startswith("cuda.mma") for config in configs)
+    assert all(not config.family.startswith("cuda.mma") for config in configs)
     assert [result.config for result in cpresults] == configs[:3]
     assert best is not None
     assert "mma.sync" not in best.code
@@ -51,7 +51,7 @@ def test_tune_with_tensor_core_policy() -> None:
     )
     configs = policy.emit_config(20)
     _, best = apply_and_build(func, configs[:3], arch, parallel_build=True)
-    assert all(config.template == "cuda.mma" for config in configs)
+    assert all(config.family == "cuda.mma" for config in configs)
     assert int(configs[0]["stages"]) >= 2
     assert best is not None
     assert "mma.sync" in best.code
@@ -65,7 +65,7 @@ def test_auto_normalize() -> None:
     if tags:
         policy = TensorCorePolicy(func=func, arch=arch, tags=tags)
     assert tags == {"tensorcore_config": [0, 1], "pipeline_stage": 2, "use_async_copy": 1}
-    assert policy.emit_config(20)[0].template == "cuda.mma"
+    assert policy.emit_config(20)[0].family == "cuda.mma"
 
 
 def test_what_does_not_qualify(caplog: pytest.LogCaptureFixture) -> None:

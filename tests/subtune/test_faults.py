@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from subtune.candidate import DEFAULT, Candidate
+from subtune.backends.cpu.device import CPU
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.errors import DatabaseError
+from subtune.core.measurement import FailureKind
 from subtune.database import Database, connection
-from subtune.devices.cpu import CPU
-from subtune.errors import DatabaseError
 from subtune.measure import ReplayMeasurer
-from subtune.measurement import FailureKind
-from subtune.tuner import tune_subgraph
+from subtune.tuning.search import tune_subgraph
 
 SCRIPT = Path(__file__).resolve().parent / "tuning_process.py"
 CANDIDATES = tuple(Candidate.make("t", i=i) for i in range(6))
@@ -85,7 +85,7 @@ def test_one_of_each_kind_of_bad_candidate_costs_only_itself(measurer, doubles, 
         assert record.candidate == Candidate("vector")
         assert record.gain > 1
         assert (record.tried, record.failed, record.complete) == (8, 7, True)
-        found = {m.candidate.template: m.outcome for m in database.show(workload.key)[2]}
+        found = {m.candidate.family: m.outcome for m in database.show(workload.key)[2]}
         for name, kind in kinds.items():
             assert found[name].kind == kind
             assert found[name].message

@@ -12,11 +12,11 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from subtune.graph import PartitionGraph
-from subtune.inspect import Row, rows, to_dot, to_json, to_svg, to_text
+from subtune.core.graph import PartitionGraph
 from subtune.passes.extract import call_names, extract
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
+from subtune.report.inspect import Row, rows, to_dot, to_json, to_svg, to_text
 
 F32 = "float32"
 Shown = tuple[PartitionGraph, tuple[Row, ...]]

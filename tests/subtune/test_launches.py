@@ -8,17 +8,17 @@ import tvm
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from subtune import models, policy
+from subtune import backends, models
 from subtune.artifact import load
 from subtune.artifact import writer as artifact_writer
-from subtune.build.launches import joined, steps
-from subtune.build.lower import PIPELINE, flat
-from subtune.candidate import DEFAULT
-from subtune.compile import prepare, schedule_kernels
-from subtune.manifest import KernelOrigin
+from subtune.artifact.manifest import KernelOrigin
+from subtune.artifact.random_inputs import random_inputs
+from subtune.backends.cpu.lowering.launches import joined, steps
+from subtune.backends.cpu.lowering.pipeline import PIPELINE, flat
+from subtune.core.candidate import DEFAULT
+from subtune.driver import prepare, schedule_kernels
 from subtune.passes import straight_line
 from subtune.passes.splice import splice
-from subtune.random_inputs import random_inputs
 
 ROWS, COLUMNS = 7, 48
 
@@ -66,7 +66,7 @@ def test_a_kernel_whose_parallel_loop_lies_deeper_stays_as_it_is(device):
 @pytest.mark.parametrize("name", ["mobilenet_v2", "lstm", "bert"])
 def test_joined_kernels_compute_what_they_compute_alone(name, device, tmp_path):
     prepared = prepare(models.reduced(name))
-    best = {s.workload.key: next(iter(policy.candidates(s.workload, device, 1)), DEFAULT) for s in prepared.subgraphs}
+    best = {s.workload.key: next(iter(backends.candidates(s.workload, device, 1)), DEFAULT) for s in prepared.subgraphs}
     kernels = schedule_kernels(prepared.subgraphs, best, device)
     imported = prepared.imported
     artifacts = {}

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 
-from subtune.onnx_backend import SubtuneBackend
+from subtune.integrations.onnx_backend import SubtuneBackend
 from tests.subtune.onnx_suite import CaseResult, case_names, counts, run_case, run_suite
 
 PASSES = 1650  # of the 2033 CPU cases of onnx 1.23.2; 1150 is promised for any onnx release

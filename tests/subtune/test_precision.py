@@ -11,12 +11,12 @@ import pytest
 
 from subtune import models
 from subtune.artifact import load
+from subtune.backends.cpu.device import CPU
 from subtune.cli.main import main
-from subtune.compile import check_precision, compile_model, prepare
-from subtune.devices.cpu import CPU
-from subtune.errors import SubtuneError, TargetError, VerificationError
+from subtune.core.errors import SubtuneError, TargetError, VerificationError
+from subtune.driver import check_precision, compile_model, prepare
 from subtune.measure import LocalMeasurer
-from subtune.verify import output_error, verify
+from subtune.verification.verify import output_error, verify
 
 needs_bf16 = pytest.mark.skipif(
     "avx512bf16" not in CPU("auto").features, reason="this processor has no AVX512-BF16 to run the model on"

@@ -15,23 +15,23 @@ from tvm import relax
 
 import subtune
 from subtune import models
+from subtune.artifact.random_inputs import random_inputs
 from subtune.artifact.writer import compile_module
-from subtune.candidate import DEFAULT
+from subtune.backends.cpu.device import CPUModel
 from subtune.cli.main import main
-from subtune.compile import Prepared, arranged, compile_model, prepare, schedule_kernels
+from subtune.core.candidate import DEFAULT
+from subtune.core.graph import Alternatives
+from subtune.core.measurement import Timing
+from subtune.core.record import Record, func_hash
 from subtune.database import Database
-from subtune.devices.cpu import CPUModel
-from subtune.graph import Alternatives
+from subtune.driver import Prepared, arranged, compile_model, prepare, schedule_kernels
 from subtune.measure import LocalMeasurer
-from subtune.measurement import Timing
 from subtune.passes.regroup import rearrange
 from subtune.passes.splice import splice
-from subtune.random_inputs import random_inputs
-from subtune.record import Record, func_hash
-from subtune.regions import alternatives_to, foreseen, recorded_choices
-from subtune.verify import onnxruntime_reference, output_error
+from subtune.tuning.alternatives import alternatives_to, foreseen, recorded_choices
+from subtune.verification.verify import onnxruntime_reference, output_error
 
-road = sys.modules["subtune.compile"]
+road = sys.modules["subtune.driver"]
 
 
 def others_of(prepared: Prepared) -> Alternatives:
@@ -158,7 +158,7 @@ def test_what_no_policy_foresees_is_not_measured(
             raise IndexError("a case it does not foresee")
         return (DEFAULT,)
 
-    monkeypatch.setattr("subtune.policy.candidates", partial)
+    monkeypatch.setattr("subtune.backends.candidates", partial)
     found, reasons = foreseen(others.subgraphs, device, None)
     assert [subgraph.workload.key for subgraph in found] == [s.workload.key for s in others.subgraphs[1:]]
     assert reasons == {broken: "no template schedules it"}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from subtune import scratch as scratches
 from subtune.artifact import writer as artifact_writer
-from subtune.exchange_paths import exchange
-from subtune.scratch import abandoned, scratch, temporary
+from subtune.artifact.exchange_paths import exchange
+from subtune.core import scratch as scratches
+from subtune.core.scratch import abandoned, scratch, temporary
 
 needs_locks = pytest.mark.skipif(sys.platform == "win32", reason="no flock")
 
@@ -20,7 +20,7 @@ needs_locks = pytest.mark.skipif(sys.platform == "win32", reason="no flock")
 def killed(tmp_path: Path) -> Path:
     """What a process has made that ended by SIGKILL."""
     code = (
-        "import os, sys, pathlib\nfrom subtune.scratch import scratch\n"
+        "import os, sys, pathlib\nfrom subtune.core.scratch import scratch\n"
         "made = scratch('.m.', '.new', pathlib.Path(sys.argv[1]))\n(made.path / 'half').write_text('x')\n"
         "print(made.path, flush=True)\nos.kill(os.getpid(), 9)\n"
     )

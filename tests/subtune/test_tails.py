@@ -10,11 +10,11 @@ import tvm
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from subtune import templates
-from subtune.build.lower import PIPELINE, flat
-from subtune.candidate import Candidate
-from subtune.kernel import Kernel
-from subtune.workload import Workload
+from subtune import backends
+from subtune.backends.cpu.lowering.pipeline import PIPELINE, flat
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel
+from subtune.core.workload import Workload
 
 LANES = 16
 
@@ -84,7 +84,7 @@ def test_a_ragged_product_keeps_its_sums_in_registers(rows, columns, depth, devi
     c = te.compute(whole(2, rows, columns), lambda s, i, j: te.sum(a[s, i, k] * b[s, k, j], axis=k), "c")
     d = te.compute(c.shape, lambda s, i, j: te.max(c[s, i, j] + bias[j], 0.0), "d")
     workload = Workload.of(te.create_prim_func([a, b, bias, d]), 1)
-    kernel = templates.schedule(workload, Candidate.make("contraction", mr=4, mt=1, nr=32, order="mn"), device)
+    kernel = backends.schedule(workload, Candidate.make("contraction", mr=4, mt=1, nr=32, order="mn"), device)
     assert isinstance(kernel, Kernel), kernel
     assert "_s in range" not in lowered(kernel.func, device)
     rng = np.random.default_rng(1)

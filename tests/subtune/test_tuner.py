@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import pytest
 from tvm import te, tirx
 
-from subtune.candidate import DEFAULT, Candidate
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.measurement import Failure, FailureKind, Timing
+from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.measure import ReplayMeasurer
 from subtune.measure.replay import ReplaySession
-from subtune.measurement import Failure, FailureKind, Timing
-from subtune.tuner import tune, tune_subgraph
-from subtune.workload import Workload
+from subtune.tuning.search import tune, tune_subgraph
 
 CANDIDATES = tuple(Candidate.make("t", i=i) for i in range(8))
 WRONG = Failure(FailureKind.WRONG_RESULT, "wrong")
@@ -59,7 +59,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for module in ("subtune.tuner", "subtune.measure.halving", "subtune.measure.replay"):
+    for module in ("subtune.tuning.search", "subtune.measure.halving", "subtune.measure.replay"):
         monkeypatch.setattr(f"{module}.time", made)
     return made
 
@@ -184,7 +184,7 @@ def test_all_outcomes_are_in_the_database(workload, device, database):
 
 
 def test_one_of_every_tile_is_built_first_and_other_loops_only_around_the_better_tiles(workload, device, monkeypatch):
-    monkeypatch.setattr("subtune.tuner.usable_cores", lambda: 2)
+    monkeypatch.setattr("subtune.tuning.search.usable_cores", lambda: 2)
     factors = (1.3, 1.0, 1.12, 1.04)  # of the prediction, tile by tile
     tiles = [[Candidate.make("c", 1.0, mr=mr, order=order) for order in ("m", "mn", "n")] for mr in range(4)]
     latency = {c: factors[mr] for mr, tile in enumerate(tiles) for c in tile} | {tiles[3][2]: 0.9, tiles[0][2]: 0.5}

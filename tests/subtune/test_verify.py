@@ -8,12 +8,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from subtune.artifact import load
-from subtune.compile import precision_reference
-from subtune.devices.cpu import CPU
-from subtune.errors import VerificationError
-from subtune.random_inputs import random_inputs
-from subtune.tensorspec import TensorSpec
-from subtune.verify import integer_limits, onnxruntime_reference, output_error, verify
+from subtune.artifact.random_inputs import random_inputs
+from subtune.backends.cpu.device import CPU
+from subtune.core.errors import VerificationError
+from subtune.core.tensor_spec import TensorSpec
+from subtune.driver import precision_reference
+from subtune.verification.verify import integer_limits, onnxruntime_reference, output_error, verify
 
 
 class TestOutputError:

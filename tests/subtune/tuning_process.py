@@ -14,12 +14,12 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 import doubles  # noqa: E402
 from tvm import te  # noqa: E402
 
-from subtune.candidate import DEFAULT, Candidate  # noqa: E402
+from subtune.backends.cpu.device import CPU  # noqa: E402
+from subtune.core.candidate import DEFAULT, Candidate  # noqa: E402
+from subtune.core.workload import Workload  # noqa: E402
 from subtune.database import Database  # noqa: E402
-from subtune.devices.cpu import CPU  # noqa: E402
 from subtune.measure import LocalMeasurer, ReplayMeasurer  # noqa: E402
-from subtune.tuner import tune, tune_subgraph  # noqa: E402
-from subtune.workload import Workload  # noqa: E402
+from subtune.tuning.search import tune, tune_subgraph  # noqa: E402
 
 CANDIDATES = tuple(Candidate.make("t", i=i) for i in range(6))
 WORKLOADS = 40

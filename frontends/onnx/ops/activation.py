@@ -6,17 +6,7 @@ from typing import Any
 
 from tvm import relax, tirx
 
-from subtune.frontends.onnx.ops.node import (
-    Converter,
-    Expr,
-    Node,
-    axis_in,
-    const,
-    dtype,
-    is_float,
-    rank,
-    shape,
-)
+from subtune.frontends.onnx.ops.node import Converter, Expr, Node, axis_in, const, dtype, is_float, rank, shape
 from subtune.frontends.onnx.ops.unary import by_te, through_float32
 
 

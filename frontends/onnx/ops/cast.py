@@ -6,15 +6,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from subtune.frontends.onnx.ops.node import (
-    FLOATS,
-    Converter,
-    Expr,
-    Node,
-    const,
-    dtype,
-    dtype_name,
-)
+from subtune.frontends.onnx.ops.node import FLOATS, Converter, Expr, Node, const, dtype, dtype_name
 
 
 def convert(node: Node, x: Expr, to: str) -> Expr:

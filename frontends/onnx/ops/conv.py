@@ -7,15 +7,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from subtune.frontends.onnx.ops.node import (
-    Converter,
-    Expr,
-    Node,
-    dtype,
-    is_float,
-    rank,
-    shape,
-)
+from subtune.frontends.onnx.ops.node import Converter, Expr, Node, dtype, is_float, rank, shape
 from subtune.frontends.onnx.ops.window import window_of
 
 _CONVS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}

@@ -8,16 +8,7 @@ import numpy as np
 from onnx import numpy_helper
 from tvm import relax, te, tirx
 
-from subtune.frontends.onnx.ops.node import (
-    Converter,
-    Expr,
-    Node,
-    array_const,
-    const,
-    dtype,
-    dtype_name,
-    shape,
-)
+from subtune.frontends.onnx.ops.node import Converter, Expr, Node, array_const, const, dtype, dtype_name, shape
 
 
 def constant(node: Node) -> Expr:

@@ -10,17 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from subtune.frontends.onnx.ops.node import (
-    UNSIGNED,
-    Converter,
-    Expr,
-    Node,
-    axis_in,
-    const,
-    dtype,
-    rank,
-    shape,
-)
+from subtune.frontends.onnx.ops.node import UNSIGNED, Converter, Expr, Node, axis_in, const, dtype, rank, shape
 
 
 def _wrapped(node: Node, index: int, extent: int | list[int]) -> Expr:

@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx
 
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 from subtune.frontends.onnx.ops.node import Expr, dtype, shape
 
 

@@ -17,7 +17,7 @@ import tvm
 from onnx import numpy_helper
 from tvm import relax
 
-from subtune.errors import ShapeError, UnsupportedOpsError
+from subtune.core.errors import ShapeError, UnsupportedOpsError
 from subtune.frontends.onnx.ops import fold, functions
 from subtune.frontends.onnx.ops.control import CONTROL
 from subtune.frontends.onnx.ops.converters import CONVERTERS

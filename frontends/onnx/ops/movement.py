@@ -8,16 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from subtune.frontends.onnx.ops.node import (
-    Converter,
-    Expr,
-    Node,
-    axis_in,
-    const,
-    dtype,
-    rank,
-    shape,
-)
+from subtune.frontends.onnx.ops.node import Converter, Expr, Node, axis_in, const, dtype, rank, shape
 
 
 def _reshaped(node: Node, x: Expr, dims: list[int]) -> Expr:

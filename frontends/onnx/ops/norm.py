@@ -8,17 +8,7 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from subtune.frontends.onnx.ops.functions import UseBody
-from subtune.frontends.onnx.ops.node import (
-    Converter,
-    Expr,
-    Node,
-    axis_in,
-    const,
-    dtype,
-    is_float,
-    rank,
-    shape,
-)
+from subtune.frontends.onnx.ops.node import Converter, Expr, Node, axis_in, const, dtype, is_float, rank, shape
 
 
 def _wide(node: Node, x: Expr) -> Expr:

@@ -7,17 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from subtune.frontends.onnx.ops.node import (
-    Converter,
-    Expr,
-    Node,
-    axis_in,
-    const,
-    dtype,
-    is_float,
-    rank,
-    shape,
-)
+from subtune.frontends.onnx.ops.node import Converter, Expr, Node, axis_in, const, dtype, is_float, rank, shape
 
 
 def pad(node: Node) -> Expr:

@@ -13,17 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te
 
-from subtune.frontends.onnx.ops.node import (
-    Converter,
-    Expr,
-    Node,
-    axis_in,
-    const,
-    dtype,
-    is_float,
-    rank,
-    shape,
-)
+from subtune.frontends.onnx.ops.node import Converter, Expr, Node, axis_in, const, dtype, is_float, rank, shape
 
 _MIN_CHANNELS = 8
 """Fewer of them make no vectors."""

@@ -8,17 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from subtune.frontends.onnx.ops.node import (
-    FLOATS,
-    SIGNED,
-    UNSIGNED,
-    Converter,
-    Expr,
-    Node,
-    const,
-    dtype,
-    is_float,
-)
+from subtune.frontends.onnx.ops.node import FLOATS, SIGNED, UNSIGNED, Converter, Expr, Node, const, dtype, is_float
 
 _INTS = (*SIGNED, *UNSIGNED)
 

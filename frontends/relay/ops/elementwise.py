@@ -9,16 +9,7 @@ import numpy as np
 import onnx
 from tvm import relax, tirx
 
-from subtune.frontends.onnx.ops.node import (
-    SIGNED,
-    UNSIGNED,
-    Expr,
-    const,
-    dtype,
-    is_float,
-    numpy_dtype,
-    shape,
-)
+from subtune.frontends.onnx.ops.node import SIGNED, UNSIGNED, Expr, const, dtype, is_float, numpy_dtype, shape
 from subtune.frontends.relay.ops.call import Call, Converter
 from subtune.frontends.relay.ops.twin import cast_to, one_dtype, twin
 

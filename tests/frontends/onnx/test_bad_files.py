@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from subtune.errors import ModelError, SubtuneError
+from subtune.core.errors import ModelError, SubtuneError
 from subtune.frontends import load
 
 TEXT = '<ir_version: 8, opset_import: ["" : 13]> g (float[2,2] x) => (float[2,2] y) { h = Relu(x)\n y = Neg(h) }'

@@ -10,7 +10,7 @@ import pytest
 import tvm
 from onnx import TensorProto, numpy_helper
 
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 from subtune.frontends import load
 
 ROWS = 64

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from subtune import models
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 from subtune.frontends import Imported, TensorSpec, load
 from subtune.passes.partition import partition
 from subtune.passes.pipeline import normalize

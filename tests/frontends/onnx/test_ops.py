@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from subtune.onnx_backend import SubtuneBackend
+from subtune.integrations.onnx_backend import SubtuneBackend
 
 RNG = np.random.default_rng(7)
 

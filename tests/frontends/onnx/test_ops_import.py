@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from subtune.errors import ModelError, ShapeError, UnsupportedOpsError
+from subtune.core.errors import ModelError, ShapeError, UnsupportedOpsError
 from subtune.frontends.onnx.ops import ConstantInputsError, import_onnx, supported_ops
-from subtune.onnx_backend import SubtuneBackend
+from subtune.integrations.onnx_backend import SubtuneBackend
 
 F = TensorProto.FLOAT
 

@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from subtune.errors import ModelError, ShapeError, SubtuneError
+from subtune.core.errors import ModelError, ShapeError, SubtuneError
 from subtune.frontends import TensorSpec, load, parse_shape_flag
 
 TWO = """

@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from subtune.errors import ModelError, UnsupportedOpsError
+from subtune.core.errors import ModelError, UnsupportedOpsError
 from subtune.frontends import load
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17, "com.example" : 1, "ai.onnx.ml" : 2, "com.microsoft" : 1]>'

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from subtune.artifact.writer import compile_module
-from subtune.devices.cpu import CPU
+from subtune.backends.cpu.device import CPU
 from subtune.frontends import Parameters, load
 from subtune.frontends.onnx.ops.node import array_const
 from subtune.frontends.relay.ops.call import Call, Converter

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from subtune.artifact import load
-from subtune.compile import compile_model
+from subtune.driver import compile_model
 from tests.frontends.relay.test_detection import INFO, RPN_DELTA, RPN_PROB, aligned, pooled, proposed
 from tests.frontends.relay.test_detection import MAP as FEATURES
 from tests.frontends.relay.test_detection import ROIS as REGIONS

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from subtune.errors import SubtuneError
+from subtune.core.errors import SubtuneError
 from subtune.frontends import Parameters, load
 from subtune.frontends.relay.params import load_params
 from tests.frontends.relay.test_json import conv_document

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from subtune.errors import ModelError
+from subtune.core.errors import ModelError
 from subtune.frontends import load
 from tests.frontends.relay.run import run_text
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from subtune.artifact import load as load_artifact
-from subtune.compile import compile_model
-from subtune.random_inputs import random_inputs
+from subtune.artifact.random_inputs import random_inputs
+from subtune.driver import compile_model
 
 HEADER = '#[version = "0.0.5"]\n'
 

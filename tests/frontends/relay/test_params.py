@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tvm
 
-from subtune.errors import ModelError, ShapeError
+from subtune.core.errors import ModelError, ShapeError
 from subtune.frontends import Parameters, load
 from subtune.frontends.relay.nodes import Tensor
 from subtune.frontends.relay.params import load_params

@@ -12,7 +12,7 @@ from tvm import tirx
 
 import subtune
 from subtune.cli import main
-from subtune.errors import ModelError, TargetError
+from subtune.core.errors import ModelError, TargetError
 from subtune.frontends import load
 
 TEXT = """#[version = "0.0.5"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from subtune.errors import UnsupportedOpsError
+from subtune.core.errors import UnsupportedOpsError
 from subtune.frontends.onnx.ops.node import array_const
 from subtune.frontends.parameters import Parameters
 from subtune.frontends.relay.fold import fold

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from subtune.errors import ModelError, SubtuneError
+from subtune.core.errors import ModelError, SubtuneError
 from subtune.frontends import Parameters, load
 from subtune.frontends.relay.nodes import Call, Constant, Tensor, TupleExpr, TupleOf
 from subtune.frontends.relay.text import read_text

@@ -14,10 +14,10 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from subtune.candidate import Candidate
-from subtune.devices.cpu import CPUModel
-from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.workload import Workload
+from subtune.backends.cpu.device import CPUModel
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable, Packing
+from subtune.core.workload import Workload
 
 DIRECTORY = str(Path(__file__).resolve().parent)
 N = 1000
@@ -154,7 +154,7 @@ def workload() -> Workload:
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    name = candidate.template
+    name = candidate.family
     if name == "inapplicable":
         return NotApplicable("no reason at all")
     if name == "raises":

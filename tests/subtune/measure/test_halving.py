@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from subtune.candidate import DEFAULT, Candidate
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.measurement import Failure, FailureKind, Timing
 from subtune.measure import ReplayMeasurer, halve
 from subtune.measure.clock import calls_per_sample, summarise, time_calls, time_pairs
-from subtune.measurement import Failure, FailureKind, Timing
 
 TWENTY = [Candidate.make("t", i=i) for i in range(20)]
 

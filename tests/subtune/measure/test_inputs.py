@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tvm import te, tirx, topi
 
+from subtune.core.workload import Workload
 from subtune.measure.inputs import SETS, hazards, make_input, make_inputs
 from subtune.measure.verdict import disagreement
-from subtune.workload import Workload
 
 
 def workload(*tensors, constants=()):

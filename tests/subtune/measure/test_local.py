@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from subtune.candidate import DEFAULT, Candidate
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.measurement import Failure, FailureKind, Timing
 from subtune.measure import Built, Comparison, LocalMeasurer
-from subtune.measurement import Failure, FailureKind, Timing
 from tests.subtune.patient import PatientMeasurer
 
 GOOD = [Candidate("vector"), Candidate("packed"), Candidate("slow")]
@@ -28,14 +28,14 @@ def built(session, *candidates):
 
 
 def test_builds_report_their_seconds_and_the_hash_of_the_scheduled_function(session, doubles):
-    from subtune.record import func_hash
+    from subtune.core.record import func_hash
 
     outcomes = built(session, *GOOD)
     for candidate in GOOD:
         outcome = outcomes[candidate]
         assert isinstance(outcome, Built)
         assert outcome.build_s > 0
-        assert outcome.func_hash == func_hash(doubles.KERNELS[candidate.template])
+        assert outcome.func_hash == func_hash(doubles.KERNELS[candidate.family])
 
 
 def test_good_candidates_are_checked_and_timed(session):
@@ -160,15 +160,15 @@ def test_while_the_machine_stands_still_no_job_runs_out_of_its_time(doubles, dev
 
 
 def test_without_a_linker_the_runner_compiles_the_module_itself(doubles, device, monkeypatch, tmp_path):
+    from subtune.backends.cpu.timing.bench import Bench
     from subtune.measure import build as building
     from subtune.measure.messages import BuildJob, Library
-    from subtune.measure.run import Bench
 
     monkeypatch.setattr(building, "linker", tuple)
     workload = doubles.workload()
 
     def library(candidate):
-        job = BuildJob(workload.to_json(), 1, device, candidate, "doubles:schedule", str(tmp_path / candidate.template))
+        job = BuildJob(workload.to_json(), 1, device, candidate, "doubles:schedule", str(tmp_path / candidate.family))
         return building.handle(job)
 
     default = library(DEFAULT)

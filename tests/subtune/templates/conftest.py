@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tvm
 
-from subtune.devices.cpu import CPUModel
-from subtune.kernel import Kernel
-from subtune.workload import Workload
+from subtune.backends.cpu.device import CPUModel
+from subtune.core.kernel import Kernel
+from subtune.core.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parent))
 

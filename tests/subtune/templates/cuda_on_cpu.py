@@ -20,15 +20,15 @@ from unittest.mock import patch
 import numpy as np
 import tvm
 
-from subtune.build.cuda_compiler import headers_home
-from subtune.build.lower_cuda import pipeline
-from subtune.devices.cuda import CUDAModel
-from subtune.kernel import Kernel, NotApplicable
+from subtune.backends.cuda.building.compiler import headers_home
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.reference.schedule import in_float64
+from subtune.backends.cuda.lowering.default_schedule import pipeline
+from subtune.backends.cuda.lowering.pipeline import CONFIG, s_tir_passes
+from subtune.backends.cuda.timing.bench import wide_dtype
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
 from subtune.measure.guarded import elements, numpy_dtype
-from subtune.measure.run_cuda import wide_dtype
-from subtune.templates.cuda.pipeline import CONFIG, s_tir_passes
-from subtune.templates.cuda.reference import in_float64
-from subtune.workload import Workload
 
 _ASM = re.compile(r"\b(?:asm|__asm__)(?:\s+(?:volatile|__volatile__))?\s*\(")
 _STRINGS = re.compile(r'(?:\s*"(?:[^"\\]|\\.)*")+')

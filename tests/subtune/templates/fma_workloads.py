@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from subtune.candidate import Candidate
-from subtune.workload import Workload
+from subtune.core.candidate import Candidate
+from subtune.core.workload import Workload
 from tests.subtune.templates.gemm_workloads import convolution, product
 
 FP32: dict[str, Any] = {"dtype": "float32", "acc": "float32"}

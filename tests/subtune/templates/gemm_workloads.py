@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm import te, tirx
 
-from subtune.workload import CONSTANT_ARGS_ATTR, Workload
+from subtune.core.workload import CONSTANT_ARGS_ATTR, Workload
 
 
 def product(

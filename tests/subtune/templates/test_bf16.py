@@ -16,16 +16,16 @@ from tvm import relax
 from tvm.relax import op
 from tvm.s_tir import SBlock
 
-from subtune import policy, templates
-from subtune.build.lower import PIPELINE
-from subtune.candidate import DEFAULT, Candidate
-from subtune.devices.cpu import CPU, CPUModel
-from subtune.kernel import Kernel, NotApplicable, Packing
+from subtune import backends
+from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.backends.cpu.lowering.pipeline import PIPELINE
+from subtune.backends.cpu.math.bf16_pairs import PairPacking
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.kernel import Kernel, NotApplicable, Packing
+from subtune.core.workload import Workload
 from subtune.passes.extract import extract
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
-from subtune.templates.bf16_pairs import PairPacking
-from subtune.workload import Workload
 
 BF16 = ml_dtypes.bfloat16
 ZEN4 = CPU("znver4", threads=2)
@@ -236,7 +236,7 @@ def run(workload: Workload, kernel: Kernel, device: CPUModel) -> np.ndarray:
 
 
 def scheduled(workload: Workload, candidate: Candidate, device: CPUModel = ZEN4) -> Kernel:
-    kernel = templates.schedule(workload, candidate, device)
+    kernel = backends.schedule(workload, candidate, device)
     assert isinstance(kernel, Kernel), kernel.reason
     return kernel
 
@@ -254,13 +254,13 @@ def assert_right(result: np.ndarray, workload: Workload, reference: Callable[...
 @pytest.mark.parametrize("case", CASES)
 def test_candidates_are_right(case: str) -> None:
     workload, reference = CASES[case]
-    proposed = policy.candidates(workload, ZEN4, topk=40)
+    proposed = backends.candidates(workload, ZEN4, topk=40)
     picked = {proposed[0], proposed[-1], *[c for c in proposed if not c.is_serial][:1]}
-    picked |= set([candidate for candidate in proposed if candidate.template == "winograd"][:1])
-    assert (case == "conv3x3") == any(c.template == "winograd" for c in proposed)  # in float32, of bfloat16
-    assert (case in CONTRACTIONS) == any(c.template == "contraction_bf16" for c in proposed)
+    picked |= set([candidate for candidate in proposed if candidate.family == "winograd"][:1])
+    assert (case == "conv3x3") == any(c.family == "winograd" for c in proposed)  # in float32, of bfloat16
+    assert (case in CONTRACTIONS) == any(c.family == "contraction_bf16" for c in proposed)
     for candidate in [DEFAULT, *sorted(picked, key=str)]:
-        kernel = templates.schedule(workload, candidate, ZEN4)
+        kernel = backends.schedule(workload, candidate, ZEN4)
         if not isinstance(kernel, NotApplicable):
             assert_right(run(workload, kernel, ZEN4), workload, reference)
 
@@ -274,7 +274,7 @@ def test_every_processor_gets_a_default_that_is_right(case: str) -> None:
     kernel = scheduled(workload, DEFAULT, device)
     assert "subtune_bf16" not in str(kernel.func)
     assert_right(run(workload, kernel, device), workload, reference)
-    assert not any(c.template == "contraction_bf16" for c in policy.candidates(workload, device))
+    assert not any(c.family == "contraction_bf16" for c in backends.candidates(workload, device))
 
 
 @pytest.mark.skipif(not CPU("auto").triple.startswith("x86_64"), reason="LLVM here builds for another architecture")
@@ -328,7 +328,7 @@ def test_a_last_tile_computes_no_vector_of_padding(case: str, order: str) -> Non
 
 def test_no_bf16_instructions_no_bf16_template() -> None:
     device = CPU("skylake-avx512") if CPU("auto").triple.startswith("x86_64") else CPU("auto")
-    refused = templates.schedule(
+    refused = backends.schedule(
         dense(8, 16, 8), Candidate.make("contraction_bf16", mr=4, nr=16, mt=1, order="m"), device
     )
     assert isinstance(refused, NotApplicable)

@@ -13,15 +13,15 @@ from chains import build_one, exp_chain
 from tvm.relax import op
 from workloads import conv
 
-from subtune import policy, templates
-from subtune.build.lower import PIPELINE
-from subtune.candidate import Candidate
-from subtune.devices.cpu import CPU, CPUModel
-from subtune.forms.bottleneck import Taps
-from subtune.forms.bottleneck_form import BottleneckForm, bottleneck
-from subtune.forms.stages import summarise
-from subtune.kernel import Kernel, NotApplicable
-from subtune.workload import Workload
+from subtune import backends
+from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.backends.cpu.lowering.pipeline import PIPELINE
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
+from subtune.patterns.bottleneck import Taps
+from subtune.patterns.bottleneck_recognise import BottleneckForm, bottleneck
+from subtune.patterns.recognise import summarise
 
 NHWC = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}
 
@@ -85,7 +85,7 @@ def inputs_of(workload: Workload) -> list[Any]:
 
 
 def check(workload: Workload, candidate: Candidate, answer: Callable[..., np.ndarray], device: CPUModel) -> None:
-    kernel = templates.schedule(workload, candidate, device)
+    kernel = backends.schedule(workload, candidate, device)
     assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
     inputs = inputs_of(workload)
     arrays = [*inputs, np.full(workload.args[-1].shape, np.nan, np.float32)]
@@ -106,9 +106,9 @@ def large_caches(device: CPUModel) -> CPUModel:
 @pytest.mark.parametrize("case", CASES)
 def test_the_policys_candidates_are_right(case: str, device: CPUModel) -> None:
     workload, answer = block(**CASES[case])
-    proposed = policy.candidates(workload, large_caches(device))
+    proposed = backends.candidates(workload, large_caches(device))
     assert proposed, case
-    assert {candidate.template for candidate in proposed} == {"bottleneck"}
+    assert {candidate.family for candidate in proposed} == {"bottleneck"}
     for candidate in {proposed[0], proposed[-1]}:
         check(workload, candidate, answer, device)
 
@@ -139,7 +139,7 @@ def test_blocks_of_unequal_height(device: CPUModel) -> None:
 def test_narrower_target_is_right() -> None:
     device = CPU("haswell", threads=2)
     workload, answer = block(**CASES["stride 2"])
-    check(workload, policy.candidates(workload, large_caches(device))[0], answer, device)
+    check(workload, backends.candidates(workload, large_caches(device))[0], answer, device)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_narrower_target_is_right() -> None:
 )
 def test_tiles_that_do_not_fit(knobs: dict[str, int], reason: str) -> None:
     workload, _ = block(**CASES["residual"])
-    found = templates.schedule(workload, Candidate.make("bottleneck", **{**TILE, **knobs}), CPU("znver4"))
+    found = backends.schedule(workload, Candidate.make("bottleneck", **{**TILE, **knobs}), CPU("znver4"))
     assert found == NotApplicable(reason)
 
 
@@ -216,6 +216,6 @@ def test_other_workloads_are_none() -> None:
 def test_no_candidates_where_too_much_is_computed_twice() -> None:
     """Two blocks of a 7x7 image share two of its rows, and the first convolution has most of the work."""
     device = CPU("znver4", threads=2)
-    assert policy.candidates(block(7, 7, 160, 960, 160)[0], device) == ()
-    assert policy.candidates(block(7, 7, 160, 960, 160)[0], replace(device, threads=1))
-    assert policy.candidates(block(56, 56, 24, 144, 24)[0], device)
+    assert backends.candidates(block(7, 7, 160, 960, 160)[0], device) == ()
+    assert backends.candidates(block(7, 7, 160, 960, 160)[0], replace(device, threads=1))
+    assert backends.candidates(block(56, 56, 24, 144, 24)[0], device)

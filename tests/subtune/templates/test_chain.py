@@ -13,17 +13,17 @@ from chains import bert_attention, build_one, exp_chain, feed_forward, gpt2_atte
 from tvm.relax import op
 from workloads import batch_matmul, dense, layer_norm, softmax
 
-from subtune import policy, templates
-from subtune.build.lower import PIPELINE
-from subtune.candidate import Candidate
-from subtune.devices.cpu import CPU, CPUModel
-from subtune.forms.chain import Chain, cache_limit_bytes
-from subtune.forms.chain_form import ChainForm, chain
-from subtune.forms.stages import summarise
-from subtune.kernel import Kernel, NotApplicable
+from subtune import backends
+from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.backends.cpu.lowering.pipeline import PIPELINE
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.measurement import Timing
+from subtune.core.workload import Workload
 from subtune.measure import LocalMeasurer
-from subtune.measurement import Timing
-from subtune.workload import Workload
+from subtune.patterns.chain import Chain, cache_limit_bytes
+from subtune.patterns.chain_recognise import ChainForm, chain
+from subtune.patterns.recognise import summarise
 
 Reference = Callable[..., np.ndarray]
 
@@ -109,7 +109,7 @@ def compute(workload: Workload, kernel: Kernel, inputs: list[Any], device: CPUMo
 
 
 def check(workload: Workload, candidate: Candidate, inputs: list[Any], want: Any, device: CPUModel) -> None:
-    kernel = templates.schedule(workload, candidate, device)
+    kernel = backends.schedule(workload, candidate, device)
     assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
     got = compute(workload, kernel, inputs, device)
     assert np.array_equal(np.isnan(got), np.isnan(want)), str(candidate)
@@ -126,7 +126,7 @@ def test_the_policys_candidates_are_right(case: str, device: CPUModel) -> None:
     workload = build()
     inputs = inputs_of(workload)
     want = reference(*in_double(inputs))
-    proposed = policy.candidates(workload, device, topk=20)
+    proposed = backends.candidates(workload, device, topk=20)
     for candidate in [proposed[0], proposed[len(proposed) // 2], proposed[-1]]:
         check(workload, candidate, inputs, want, device)
 
@@ -176,7 +176,7 @@ def test_large_scores_do_not_overflow(device: CPUModel) -> None:
     inputs = inputs_of(workload)
     inputs[0] *= 1000
     want = bert_reference(1, 2)(*in_double(inputs))
-    kernel = templates.schedule(workload, tile(), device)
+    kernel = backends.schedule(workload, tile(), device)
     assert isinstance(kernel, Kernel)
     got = compute(workload, kernel, inputs, device)
     assert np.abs(got - want).max() <= 1e-3  # scores of 3000 have an error of 2e-4 in float32
@@ -187,7 +187,7 @@ def test_narrower_target_is_right() -> None:
     workload = gpt2_attention(2, 21, 16)
     inputs = inputs_of(workload)
     want = gpt2_reference(2)(*in_double(inputs))
-    for candidate in policy.candidates(workload, device)[:2]:
+    for candidate in backends.candidates(workload, device)[:2]:
         check(workload, candidate, inputs, want, device)
 
 
@@ -268,7 +268,7 @@ def scores_of_both(emit: Any, a: Any, b: Any, e: Any) -> Any:
 )
 def test_what_is_no_chain_says_why(body: Any, shape: tuple[int, int], reason: str, device: CPUModel) -> None:
     workload = build_one(body, [shape, (8, 8), (8, 8)])
-    refused = templates.schedule(workload, tile(), device)
+    refused = backends.schedule(workload, tile(), device)
     assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
     assert not isinstance(summarise(workload).anchor, Chain)
@@ -293,18 +293,18 @@ def test_rows_and_columns_may_change_places(device: CPUModel) -> None:
     ],
 )
 def test_illegal_tiles_say_why(knobs: dict[str, Any], reason: str, device: CPUModel) -> None:
-    refused = templates.schedule(gpt2_attention(2, 16, 16), tile(**knobs), device)
+    refused = backends.schedule(gpt2_attention(2, 16, 16), tile(**knobs), device)
     assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
 
 
 def test_rows_too_long_for_the_cache_are_refused(device: CPUModel) -> None:
     workload = gpt2_attention(1, 8192, 16)
-    refused = templates.schedule(workload, tile(mb=128), device)
+    refused = backends.schedule(workload, tile(mb=128), device)
     assert isinstance(refused, NotApplicable)
     assert "online softmax" in refused.reason
     found = form_of(workload).chain
-    for candidate in policy.candidates(workload, device):
+    for candidate in backends.candidates(workload, device):
         assert found.cached_bytes(int(candidate["mb"]), int(candidate["nr"])) <= cache_limit_bytes(device)
 
 
@@ -313,12 +313,12 @@ def test_candidates_fit_the_machine(name: str) -> None:
     device = CPU(name, threads=2)
     workload = bert_attention(1, 12, 128, 64)
     found = form_of(workload).chain
-    proposed = policy.candidates(workload, device)
+    proposed = backends.candidates(workload, device)
     assert len(proposed) == 20
-    assert proposed == policy.candidates(workload, device)
+    assert proposed == backends.candidates(workload, device)
     assert proposed[0].predicted_s == min(candidate.predicted_s for candidate in proposed)
     for candidate in proposed:
-        assert candidate.template == "chain"
+        assert candidate.family == "chain"
         mb, mr, nr, nr2 = (int(candidate[knob]) for knob in ("mb", "mr", "nr", "nr2"))
         vectors = max(nr, nr2) // device.lanes()
         assert mr * vectors + vectors + 1 <= device.vector_registers
@@ -329,7 +329,7 @@ def test_candidates_fit_the_machine(name: str) -> None:
 
 def test_constants_are_packed_at_compile_time(device: CPUModel) -> None:
     workload = exp_chain(37, 29, 41, 53, constant=True)
-    kernel = templates.schedule(workload, tile(), device)
+    kernel = backends.schedule(workload, tile(), device)
     assert isinstance(kernel, Kernel)
     assert {index: packing.shape for index, packing in kernel.packings} == {1: (3, 29, 16), 2: (4, 41, 16)}
     assert tuple(int(d) for d in kernel.func.params[1].shape) == (3, 29, 16)
@@ -340,7 +340,7 @@ def test_constants_are_packed_at_compile_time(device: CPUModel) -> None:
 def test_the_measurer_agrees_with_the_default_schedule(device: CPUModel) -> None:
     """The road a compile takes: built in another process, checked against the default schedule, timed."""
     workload = bert_attention(1, 3, 24, 16)
-    candidates = policy.candidates(workload, device)[:2]
+    candidates = backends.candidates(workload, device)[:2]
     with LocalMeasurer(builders=1) as measurer, measurer.session(workload, device) as session:
         session.build(candidates, math.inf)
         for candidate in candidates:

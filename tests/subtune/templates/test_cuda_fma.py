@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import tvm
 
-from subtune.build.cubin import resources
-from subtune.build.cuda_compiler import compile_source, compiler
-from subtune.devices.cuda import CUDA
-from subtune.forms.cuda_core import FmaTile
-from subtune.forms.gemm import Gemm, gemm
-from subtune.forms.stages import summarise
-from subtune.kernel import Kernel, NotApplicable
-from subtune.policy.cuda import candidates
-from subtune.policy.cuda.fma import b_along_k, fma_candidates
-from subtune.policy.cuda.winograd import winograd_candidates
-from subtune.templates.cuda import schedule
-from subtune.templates.cuda.pipeline import lower_s_tir, register
-from subtune.workload import Workload
+from subtune.backends.cuda.building.compiler import compile_source, compiler
+from subtune.backends.cuda.building.cubin import resources
+from subtune.backends.cuda.device import CUDA
+from subtune.backends.cuda.families.fma.candidates import b_along_k, fma_candidates
+from subtune.backends.cuda.families.simt.tiling import FmaTile
+from subtune.backends.cuda.families.winograd.candidates import winograd_candidates
+from subtune.backends.cuda.lowering.pipeline import lower_s_tir, register
+from subtune.backends.cuda.ranking import candidates
+from subtune.backends.cuda.scheduling import schedule
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
+from subtune.patterns.gemm import Gemm, gemm
+from subtune.patterns.recognise import summarise
 from tests.subtune.templates.fma_workloads import CASES, FP32, tiled
 from tests.subtune.templates.gemm_workloads import convolution, product
 
@@ -56,7 +56,7 @@ def printed(kernel: Kernel, device: str) -> str:
 def test_lowers_to_cuda(name: str, device: str) -> None:
     source = source_of(name, device)
     workload, candidate = CASES[name]
-    is_winograd = candidate.template == "cuda.winograd"
+    is_winograd = candidate.family == "cuda.winograd"
     assert source.count(">::run(") == 1, "one main loop"
     assert ("::input<" in source) == ("::output<" in source) == is_winograd
     assert len(source.splitlines()) < 1200, "its loops stay loops"
@@ -74,7 +74,7 @@ def test_memory_of_its_own_is_whole(name: str) -> None:
     lowered = text.script()
     launched = re.findall(r"T\.int64\((\d+)\), launch_params=\[[^]]*use_dyn_shared_memory", lowered)
     assert launched == [str(tile.shared_bytes("given nt" in name))]
-    if candidate.template == "cuda.winograd":
+    if candidate.family == "cuda.winograd":
         m = int(candidate["m"])
         batch, size, _, columns = (int(d) for d in workload.args[-1].shape)
         count = (m + 2) ** 2 * batch * (-(-size // m)) ** 2
@@ -168,25 +168,25 @@ def test_every_candidate_fits(name: str, device: str) -> None:
         assert tile.obstacle(min(4, form.a.vector), model, b_along_k(form), form.k) == ""
         assert tile.blocks * (tile.shared_bytes(b_along_k(form)) + 1024) <= model.shared_per_sm_bytes
         assert tile.blocks * tile.threads * tile.registers <= model.registers_per_sm
-        flops = form.flops / (4 if candidate.template == "cuda.winograd" else 1)
+        flops = form.flops / (4 if candidate.family == "cuda.winograd" else 1)
         assert candidate.predicted_s > flops / model.fma_flops()
 
 
 def test_few_tiles_are_sliced() -> None:
     few, many = (product(size, size, size, "nt", **FP32) for size in (1024, 8192))
-    assert all((c.template == "cuda.fma") and int(c["slices"]) > 1 for c in candidates(few, DEVICES["H100"])[:3])
-    of_many = [c for c in candidates(many, DEVICES["H100"]) if c.template == "cuda.fma"]
+    assert all((c.family == "cuda.fma") and int(c["slices"]) > 1 for c in candidates(few, DEVICES["H100"])[:3])
+    of_many = [c for c in candidates(many, DEVICES["H100"]) if c.family == "cuda.fma"]
     assert of_many[0]["slices"] == 1
     assert all(c["split"] == 1 for c in of_many)
     for workload, others in ((few, ()), (many, ("cuda.strassen",))):
-        templates = {c.template for c in candidates(workload, DEVICES["H100"])}
+        templates = {c.family for c in candidates(workload, DEVICES["H100"])}
         assert templates == {"cuda.fma", "cuda.simt", *others}
 
 
 def test_long_sums_of_few_tiles_are_split() -> None:
     workload = product(128, 128, 150528, "nt", constant=True, bias=True, relu=True, **FP32)
     first = candidates(workload, DEVICES["H100"])[0]
-    assert first.template == "cuda.fma"
+    assert first.family == "cuda.fma"
     blocks = 128 // int(first["bm"]) * (128 // int(first["bn"])) * int(first["split"])
     assert blocks > DEVICES["H100"].sms // 2
     odd = product(128, 128, 150529, "nt", constant=True, **FP32)
@@ -195,7 +195,7 @@ def test_long_sums_of_few_tiles_are_split() -> None:
 
 def test_winograd_is_first_where_it_saves_most() -> None:
     first = candidates(POLICY_CASES["large"], DEVICES["H100"])[0]
-    assert (first.template, first["m"]) == ("cuda.winograd", 4)
+    assert (first.family, first["m"]) == ("cuda.winograd", 4)
     exact = candidates(POLICY_CASES["large"], replace(DEVICES["H100"], exact_math=True))
-    assert exact[0].template in ("cuda.fma", "cuda.simt")
-    assert all(candidate.template != "cuda.winograd" for candidate in exact)
+    assert exact[0].family in ("cuda.fma", "cuda.simt")
+    assert all(candidate.family != "cuda.winograd" for candidate in exact)

@@ -11,19 +11,19 @@ import tvm
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from subtune.build.cubin import resources
-from subtune.build.cuda_compiler import compile_source, compiler
-from subtune.candidate import Candidate
-from subtune.devices.cuda import CUDA, CUDAModel
-from subtune.forms.anchor import all_blocks
-from subtune.forms.gemm import Gemm, gemm
-from subtune.forms.tensor_core import MmaTile, tensor_core_obstacle, tile_obstacle
-from subtune.kernel import Kernel, NotApplicable
-from subtune.policy.cuda.mma import mma_candidates
-from subtune.policy.cuda.simt import simt_candidates
-from subtune.templates.cuda import schedule
-from subtune.templates.cuda.pipeline import lower_s_tir, register
-from subtune.workload import Workload
+from subtune.backends.cuda.building.compiler import compile_source, compiler
+from subtune.backends.cuda.building.cubin import resources
+from subtune.backends.cuda.device import CUDA, CUDAModel
+from subtune.backends.cuda.families.mma.candidates import mma_candidates
+from subtune.backends.cuda.families.mma.tiling import MmaTile, tensor_core_obstacle, tile_obstacle
+from subtune.backends.cuda.families.simt.candidates import simt_candidates
+from subtune.backends.cuda.lowering.pipeline import lower_s_tir, register
+from subtune.backends.cuda.scheduling import schedule
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
+from subtune.patterns.anchor import all_blocks
+from subtune.patterns.gemm import Gemm, gemm
 from tests.subtune.templates.gemm_workloads import convolution, product
 
 INT8 = {"dtype": "int8", "acc": "int32", "out": "int32"}
@@ -91,7 +91,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lowers_to_cuda(name: str, device: str) -> None:
     source = source_of(scheduled(name, DEVICES[device]).func, DEVICES[device])
     _, candidate = CASES[name]
-    is_tensor_core = candidate.template == "cuda.mma"
+    is_tensor_core = candidate.family == "cuda.mma"
     assert ("mma.sync" in source) == is_tensor_core
     assert ("ldmatrix" in source) == is_tensor_core
     warp_memory = [int(size) for size in re.findall(r"_warp_ptr\w*\[(\d+)\];", source)]

@@ -11,19 +11,19 @@ import pytest
 import tvm
 from tvm import te, tirx
 
+from subtune.backends.cuda.building.compiler import compile_source, compiler
+from subtune.backends.cuda.building.cubin import resources
+from subtune.backends.cuda.device import CUDA, CUDAModel
+from subtune.backends.cuda.families.gemv_packed.candidates import gemv_packed_candidates
+from subtune.backends.cuda.families.gemv_packed.tiling import PackedGemv, PackedTile, packed_gemv
+from subtune.backends.cuda.lowering.default_schedule import pipeline
+from subtune.backends.cuda.ranking import candidates
+from subtune.backends.cuda.scheduling import schedule
 from subtune.bench.gpu_op import GpuOp
-from subtune.build.cubin import resources
-from subtune.build.cuda_compiler import compile_source, compiler
-from subtune.build.lower_cuda import pipeline
-from subtune.candidate import Candidate
-from subtune.devices.cuda import CUDA, CUDAModel
-from subtune.forms.packed_gemv import PackedGemv, PackedTile, packed_gemv
-from subtune.forms.stages import anchored, summarise
-from subtune.kernel import Kernel, NotApplicable
-from subtune.policy.cuda import candidates
-from subtune.policy.cuda.gemv_packed import gemv_packed_candidates
-from subtune.templates.cuda import schedule
-from subtune.workload import Workload
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
+from subtune.patterns.recognise import anchored, summarise
 from tests.subtune.templates import cuda_on_cpu
 from tests.subtune.templates.test_cuda_values import check
 
@@ -145,7 +145,7 @@ def test_tensor_cores_are_needed(device: CUDAModel) -> None:
     found = schedule(given, candidate, device)
     assert isinstance(found, NotApplicable)
     assert "tensor cores" in found.reason
-    assert all(c.template != "cuda.gemv_packed" for c in candidates(given, device))
+    assert all(c.family != "cuda.gemv_packed" for c in candidates(given, device))
 
 
 def cubin(kernel: Kernel, device: CUDAModel, monkeypatch: pytest.MonkeyPatch) -> bytes:
@@ -180,11 +180,11 @@ OFFERED = {
 def test_candidates_come_first_and_fit(name: str) -> None:
     given = OFFERED[name]
     found = candidates(given, H200)
-    assert found[0].template == "cuda.gemv_packed"
-    assert {"cuda.gemv_packed", "cuda.rowwise"} <= {candidate.template for candidate in found}
+    assert found[0].family == "cuda.gemv_packed"
+    assert {"cuda.gemv_packed", "cuda.rowwise"} <= {candidate.family for candidate in found}
     form = form_of(given)
     assert isinstance(form, PackedGemv)
     for candidate in found:
-        if candidate.template == "cuda.gemv_packed":
+        if candidate.family == "cuda.gemv_packed":
             assert PackedTile.of(candidate).obstacle(form, H200) == ""
             assert candidate.predicted_s > given.nbytes / H200.dram_bytes_per_s

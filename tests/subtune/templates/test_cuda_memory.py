@@ -14,16 +14,16 @@ import pytest
 import tvm
 from tvm import te, tirx, topi
 
-from subtune.build.cubin import resources
-from subtune.build.cuda_compiler import compile_source, compiler
-from subtune.build.lower_cuda import pipeline
-from subtune.candidate import Candidate
-from subtune.devices.cuda import CUDA
-from subtune.devices.cuda_driver import driver_device
-from subtune.kernel import Kernel, NotApplicable
-from subtune.policy.cuda import candidates
-from subtune.templates import schedule
-from subtune.workload import Workload
+from subtune.backends import schedule
+from subtune.backends.cuda.building.compiler import compile_source, compiler
+from subtune.backends.cuda.building.cubin import resources
+from subtune.backends.cuda.device import CUDA
+from subtune.backends.cuda.driver import driver_device
+from subtune.backends.cuda.lowering.default_schedule import pipeline
+from subtune.backends.cuda.ranking import candidates
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
 
 ARCHS = ("sm_80", "sm_89", "sm_90a")
 PER_KIND = 2
@@ -174,9 +174,9 @@ def chosen(kind: str, arch: str) -> list[Candidate]:
     """The best few candidates of every template that memory bounds; the products' have tests of their own."""
     found: dict[str, list[Candidate]] = {}
     for candidate in candidates(made(kind), CUDA(arch), 60):
-        if candidate.template in PRODUCTS:
+        if candidate.family in PRODUCTS:
             continue
-        found.setdefault(candidate.template, []).append(candidate)
+        found.setdefault(candidate.family, []).append(candidate)
     return [candidate for ranked in found.values() for candidate in ranked[:PER_KIND]]
 
 
@@ -224,10 +224,10 @@ def test_candidates_are_legal_ordered_and_the_same_again(kind, arch):
     assert [c.predicted_s for c in found] == sorted(c.predicted_s for c in found)
     floor = made(kind).nbytes / device.dram_bytes_per_s
     for candidate in found:
-        if candidate.template in PRODUCTS:
+        if candidate.family in PRODUCTS:
             continue
         knobs = dict(candidate.knobs)
-        threads = int(knobs["threads"]) * int(knobs.get("rows", 1) if candidate.template == "cuda.rowwise" else 1)
+        threads = int(knobs["threads"]) * int(knobs.get("rows", 1) if candidate.family == "cuda.rowwise" else 1)
         threads *= int(knobs.get("chunks", 1)) * int(knobs.get("groups", 1))
         assert threads <= device.max_threads_per_block, candidate
         assert threads % 32 == 0, f"{candidate}: a warp would not be whole"

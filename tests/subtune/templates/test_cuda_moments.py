@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from tvm.relax import op
 
-from subtune.build.cubin import resources
-from subtune.build.cuda_compiler import compile_source, compiler
-from subtune.candidate import Candidate
-from subtune.devices.cuda import CUDA
-from subtune.kernel import Kernel, NotApplicable
-from subtune.policy.cuda import candidates
-from subtune.templates.cuda import schedule
-from subtune.workload import Workload
+from subtune.backends.cuda.building.compiler import compile_source, compiler
+from subtune.backends.cuda.building.cubin import resources
+from subtune.backends.cuda.device import CUDA
+from subtune.backends.cuda.ranking import candidates
+from subtune.backends.cuda.scheduling import schedule
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
 from tests.subtune.templates import cuda_on_cpu
 from tests.subtune.templates.test_cuda_values import check
 from tests.subtune.templates.workloads import build
@@ -78,8 +78,8 @@ def test_it_comes_first_where_columns_are_few() -> None:
     """And every candidate is one that the template takes."""
     workload = instance_norm(1, 128, 128, 32)
     found = candidates(workload, H100)
-    assert found[0].template == "cuda.moments"
-    moments = [candidate for candidate in found if candidate.template == "cuda.moments"]
+    assert found[0].family == "cuda.moments"
+    moments = [candidate for candidate in found if candidate.family == "cuda.moments"]
     assert all(isinstance(schedule(workload, candidate, H100), Kernel) for candidate in moments)
     grouped = group_norm(1, 128, 128, 32)
     assert isinstance(schedule(grouped, candidates(grouped, H100)[0], H100), Kernel)
@@ -90,7 +90,7 @@ def test_it_comes_first_where_columns_are_few() -> None:
 def test_machine_code(arch: str) -> None:
     device = CUDA(arch)
     workload = instance_norm(1, 128, 128, 32)
-    candidate = next(c for c in candidates(workload, device) if c.template == "cuda.moments")
+    candidate = next(c for c in candidates(workload, device) if c.family == "cuda.moments")
     kernel = schedule(workload, candidate, device)
     assert isinstance(kernel, Kernel), kernel.reason
     found = resources(compile_source(cuda_on_cpu.source(kernel.func, device), device.target()))

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from subtune.build.cubin import resources
-from subtune.build.cuda_compiler import compile_source, compiler
-from subtune.candidate import Candidate
-from subtune.devices.cuda import CUDA
-from subtune.forms.stages import summarise
-from subtune.forms.strassen_form import block_products
-from subtune.kernel import Kernel, NotApplicable
-from subtune.policy.cuda import candidates
-from subtune.policy.cuda.strassen import strassen_candidates
-from subtune.templates.cuda import schedule
-from subtune.workload import Workload
+from subtune.backends.cuda.building.compiler import compile_source, compiler
+from subtune.backends.cuda.building.cubin import resources
+from subtune.backends.cuda.device import CUDA
+from subtune.backends.cuda.families.strassen.candidates import strassen_candidates
+from subtune.backends.cuda.ranking import candidates
+from subtune.backends.cuda.scheduling import schedule
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
+from subtune.patterns.recognise import summarise
+from subtune.patterns.strassen import block_products
 from tests.subtune.templates import cuda_on_cpu
 from tests.subtune.templates.fma_workloads import EPILOGUE, FP32
 from tests.subtune.templates.gemm_workloads import convolution, product
@@ -96,7 +96,7 @@ def test_candidates_of_large_products_alone() -> None:
 def test_machine_code(arch: str) -> None:
     device = CUDA(arch)
     workload = product(4096, 4096, 4096, "nn", **FP32)
-    candidate = next(c for c in candidates(workload, device) if c.template == "cuda.strassen")
+    candidate = next(c for c in candidates(workload, device) if c.family == "cuda.strassen")
     kernel = schedule(workload, candidate, device)
     assert isinstance(kernel, Kernel), kernel.reason
     found = resources(compile_source(cuda_on_cpu.source(kernel.func, device), device.target()))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from subtune import templates
-from subtune.devices.cuda import CUDA, CUDAModel
-from subtune.kernel import Kernel
+from subtune import backends
+from subtune.backends.cuda.device import CUDA, CUDAModel
+from subtune.core.kernel import Kernel
+from subtune.core.workload import Workload
 from subtune.measure.inputs import hazards, make_inputs
 from subtune.measure.verdict import TOLERANCE, TOLERANCE_OTHER, disagreement
-from subtune.workload import Workload
 from tests.subtune.templates import cuda_on_cpu, fma_workloads, test_cuda_gemm
 
 pytestmark = pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
@@ -45,6 +45,6 @@ def test_products(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FLOAT32)
 def test_float32(name: str, tmp_path: Path) -> None:
     workload, candidate = fma_workloads.CASES[name]
-    kernel = templates.schedule(workload, candidate, A100)
+    kernel = backends.schedule(workload, candidate, A100)
     assert isinstance(kernel, Kernel)
     check(workload, kernel, A100, tmp_path)

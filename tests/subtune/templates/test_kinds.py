@@ -14,12 +14,12 @@ import tvm
 from tvm.relax import op
 from workloads import batch_matmul, build, conv, global_pool, layer_norm, softmax
 
-from subtune import policy, templates
-from subtune.build.lower import PIPELINE
-from subtune.candidate import Candidate
-from subtune.devices.cpu import CPU, CPUModel
-from subtune.kernel import Kernel, NotApplicable
-from subtune.workload import Workload
+from subtune import backends
+from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.backends.cpu.lowering.pipeline import PIPELINE
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
 
 Run = Callable[[Workload, Kernel | None], np.ndarray]
 Shape = tuple[int, ...]
@@ -111,10 +111,10 @@ def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
     workload = make()
     expected = run(workload, None)
     scale = max(float(np.abs(expected).max()), 1e-6)
-    proposed = [c for c in policy.candidates(workload, device, topk=40) if c.template == template]
+    proposed = [c for c in backends.candidates(workload, device, topk=40) if c.family == template]
     assert proposed, f"no candidate of {template}"
     for candidate in [*proposed[:2], *proposed[2::15]]:
-        kernel = templates.schedule(workload, candidate, device)
+        kernel = backends.schedule(workload, candidate, device)
         assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
         assert np.abs(run(workload, kernel) - expected).max() <= 3e-6 * scale, f"{candidate} on {case}"
 
@@ -125,8 +125,8 @@ def test_narrower_vectors_are_right(case: str, run: Run) -> None:
     device = CPU("haswell", threads=2)
     workload = CASES[case][0]()
     expected = run(workload, None)
-    for candidate in policy.candidates(workload, device)[:3]:
-        kernel = templates.schedule(workload, candidate, device)
+    for candidate in backends.candidates(workload, device)[:3]:
+        kernel = backends.schedule(workload, candidate, device)
         assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
         assert np.abs(run(workload, kernel) - expected).max() <= 3e-6 * np.abs(expected).max()
 
@@ -136,7 +136,7 @@ def test_a_matrix_that_lies_well_can_be_packed_too(order: str, run: Run, device:
     workload = _product(33, 45, 20)
     knobs = {"mr": 4, "nr": 32, "mt": 3, "order": order}
     packed, read = (
-        templates.schedule(workload, Candidate.make("contraction", **knobs, **more), device)
+        backends.schedule(workload, Candidate.make("contraction", **knobs, **more), device)
         for more in ({"pack": True}, {})
     )
     assert isinstance(packed, Kernel)
@@ -148,7 +148,7 @@ def test_a_matrix_that_lies_well_can_be_packed_too(order: str, run: Run, device:
 @pytest.mark.parametrize(("width", "packs"), [(1024, True), (256, False)])
 def test_rows_of_whole_pages_are_packed_first(width: int, packs: bool, device: CPUModel) -> None:
     """Read as they lie, all rows of such a matrix would lie in the same few sets of L1."""
-    proposed = policy.candidates(_product(256, width, 512), device)
+    proposed = backends.candidates(_product(256, width, 512), device)
     assert [bool(c.get("pack")) for c in proposed[:3]] == [packs] * 3
     assert not all(c.get("pack") for c in proposed)
 
@@ -158,7 +158,7 @@ def test_a_slice_costs_what_it_reads(device: CPUModel) -> None:
     def first(rows: int) -> Workload:
         return build(lambda emit, x: op.strided_slice(x, [0], [0], [rows], [1]), [(640, 1024)])
 
-    few, many = (policy.candidates(first(rows), device)[0] for rows in (1, 320))
+    few, many = (backends.candidates(first(rows), device)[0] for rows in (1, 320))
     assert few.is_serial
     assert not many.is_serial
     assert 100 * few.predicted_s < many.predicted_s
@@ -166,7 +166,7 @@ def test_a_slice_costs_what_it_reads(device: CPUModel) -> None:
 
 def test_many_joined_inputs_are_taken_by_tiles(device: CPUModel) -> None:
     rows = build(lambda emit, *x: op.concat(x, 0), [(1, 256)] * 40)
-    assert policy.candidates(rows, device)[0]["shape"] == "tile"
+    assert backends.candidates(rows, device)[0]["shape"] == "tile"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_many_joined_inputs_are_taken_by_tiles(device: CPUModel) -> None:
 def test_rows_in_pieces_give_the_same(make: Callable[[], Workload], rows: int, run: Run) -> None:
     device = CPU("auto", threads=2)
     workload = make()
-    kernel = templates.schedule(workload, Candidate.make("pieces", rows=rows), device)
+    kernel = backends.schedule(workload, Candidate.make("pieces", rows=rows), device)
     assert isinstance(kernel, Kernel), kernel
     assert "T.parallel" in kernel.func.script()
     expected = run(workload, None)
@@ -203,7 +203,7 @@ def test_rows_in_pieces_give_the_same(make: Callable[[], Workload], rows: int, r
 def test_moments_of_one_reading_are_those_of_two(make: Callable[[], Workload], rows: int, run: Run) -> None:
     device = CPU("auto", threads=2)
     workload = make()
-    kernel = templates.schedule(workload, Candidate.make("moments", rows=rows), device)
+    kernel = backends.schedule(workload, Candidate.make("moments", rows=rows), device)
     assert isinstance(kernel, Kernel), kernel
     assert kernel.func.script().count("T.parallel") == 2
     expected = run(workload, None)
@@ -213,7 +213,7 @@ def test_moments_of_one_reading_are_those_of_two(make: Callable[[], Workload], r
 def test_variances_beside_large_means_lose_no_digits(device: CPUModel) -> None:
     """The mean of squares less the square of the mean would have none left."""
     workload = _instance_norm(1, 16, 16, 32)
-    kernel = templates.schedule(workload, Candidate.make("moments", rows=8), device)
+    kernel = backends.schedule(workload, Candidate.make("moments", rows=8), device)
     assert isinstance(kernel, Kernel)
     rng = np.random.default_rng(5)
     arrays = [rng.standard_normal(arg.shape).astype("float32") for arg in workload.args]
@@ -231,7 +231,7 @@ def test_norms_from_afar_are_read_twice_not_thrice() -> None:
 
     def templates_of(height: int) -> set[str]:
         workload = _group_norm(8, 1, height, 64, 64)
-        return {candidate.template for candidate in policy.candidates(workload, device)}
+        return {candidate.family for candidate in backends.candidates(workload, device)}
 
     assert "moments" in templates_of(device.l2_bytes // 2**14)
     assert "moments" not in templates_of(4), "it stays in a cache"
@@ -242,7 +242,7 @@ def test_rows_from_afar_are_read_in_pieces_too() -> None:
 
     def templates_of(rows: int) -> set[str]:
         workload = build(lambda emit, x: op.sum(x, 0), [(rows, 64)])
-        return {candidate.template for candidate in policy.candidates(workload, device)}
+        return {candidate.family for candidate in backends.candidates(workload, device)}
 
     assert "pieces" in templates_of(device.l2_bytes // 64)
     assert "pieces" not in templates_of(64), "it stays in a cache"
@@ -250,10 +250,10 @@ def test_rows_from_afar_are_read_in_pieces_too() -> None:
 
 
 def test_a_row_is_divided_by_multiplying(device: CPUModel) -> None:
-    kernel = templates.schedule(softmax(8, 64), Candidate.make("rowwise", unroll=1), device)
+    kernel = backends.schedule(softmax(8, 64), Candidate.make("rowwise", unroll=1), device)
     assert isinstance(kernel, Kernel)
     assert "1.0) / T_softmax_expsum" in kernel.func.script()
-    exact = templates.schedule(softmax(8, 64), Candidate.make("rowwise", unroll=1), replace(device, exact_math=True))
+    exact = backends.schedule(softmax(8, 64), Candidate.make("rowwise", unroll=1), replace(device, exact_math=True))
     assert isinstance(exact, Kernel)
     assert "1.0) / T_softmax_expsum" not in exact.func.script()
 
@@ -261,7 +261,7 @@ def test_a_row_is_divided_by_multiplying(device: CPUModel) -> None:
 def test_joined_inputs_are_copied_without_questions(device: CPUModel) -> None:
     """Where a vector of a row comes from is known when the row is unrolled."""
     rows = Candidate.make("elementwise", shape="rows", unroll=1, wide=False)
-    kernel = templates.schedule(_joined(6, 32), rows, device)
+    kernel = backends.schedule(_joined(6, 32), rows, device)
     assert isinstance(kernel, Kernel)
     assert "T.unroll" in kernel.func.script()
 
@@ -272,7 +272,7 @@ def test_transposes_in_blocks_are_right(case: str, rows: int, run: Run, device: 
     """Ragged ones as well: the last blocks overlap their neighbours."""
     workload = CASES[case][0]()
     for candidate in (Candidate.make("transpose", rows=rows), Candidate.make("transpose", rows=rows, serial=True)):
-        kernel = templates.schedule(workload, candidate, device)
+        kernel = backends.schedule(workload, candidate, device)
         if isinstance(kernel, Kernel):
             assert np.abs(run(workload, kernel) - run(workload, None)).max() <= 1e-6
         else:
@@ -291,7 +291,7 @@ def test_several_blocks_of_a_transpose_are_right(run: Run, device: CPUModel) -> 
         workload = _permuted(shape, axes)
         for threads in (1, 2, 4):
             candidate = Candidate.make("transpose", rows=4 * device.lanes())
-            kernel = templates.schedule(workload, candidate, replace(device, threads=threads))
+            kernel = backends.schedule(workload, candidate, replace(device, threads=threads))
             assert isinstance(kernel, Kernel)
             assert np.array_equal(run(workload, kernel), run(workload, None))
 
@@ -313,14 +313,14 @@ def test_transposes_in_whole_blocks_are_right(name: str, shape: Shape, order: Sh
     expected = run(workload, None)
     for threads, knobs in ((1, {"rows": 64, "columns": 32}), (3, {"rows": 32, "columns": 64}), (2, {"serial": True})):
         candidate = Candidate.make("transpose", **{"rows": 16, "columns": 16, **knobs})
-        kernel = templates.schedule(workload, candidate, CPU(name, threads=threads))
+        kernel = backends.schedule(workload, candidate, CPU(name, threads=threads))
         assert isinstance(kernel, Kernel), kernel
         assert np.array_equal(run(workload, kernel), expected), candidate
 
 
 def test_other_operands_of_what_is_turned_in_whole_blocks_are_read_in_place(run: Run, device: CPUModel) -> None:
     workload = _permuted_with_bias(2, 6, 50, 37)
-    kernel = templates.schedule(workload, Candidate.make("transpose", rows=32, columns=32), device)
+    kernel = backends.schedule(workload, Candidate.make("transpose", rows=32, columns=32), device)
     assert isinstance(kernel, Kernel)
     assert np.abs(run(workload, kernel) - run(workload, None)).max() <= 1e-6
 
@@ -329,7 +329,7 @@ def test_transposes_in_whole_blocks_are_for_what_is_not_in_l2(device: CPUModel) 
     near = replace(device, l2_bytes=1 << 20)
 
     def blocks(*shape: int) -> set[tuple[object, object]]:
-        found = policy.candidates(_permuted(shape, (1, 0)), near)
+        found = backends.candidates(_permuted(shape, (1, 0)), near)
         return {(c.get("rows"), c.get("columns")) for c in found if c.get("columns")}
 
     assert blocks(2048, 512) == {(128, 64), (64, 128)}
@@ -339,7 +339,7 @@ def test_transposes_in_whole_blocks_are_for_what_is_not_in_l2(device: CPUModel) 
 
 def test_rows_that_share_the_sets_of_l1_are_written_eight_at_a_time_first(device: CPUModel) -> None:
     def first(*shape: int) -> Candidate:
-        best, *_ = (c for c in policy.candidates(_permuted(shape, (1, 0)), device) if c.template == "transpose")
+        best, *_ = (c for c in backends.candidates(_permuted(shape, (1, 0)), device) if c.family == "transpose")
         return best
 
     assert first(2048, 512).get("columns")
@@ -351,7 +351,7 @@ def test_half_tiles_are_turned_by_single_instructions() -> None:
     if platform.machine() != "x86_64":
         pytest.skip("x86's instructions")
     device = CPU("skylake-avx512", threads=2)
-    kernel = templates.schedule(_permuted((512, 256), (1, 0)), Candidate.make("transpose", rows=64, columns=64), device)
+    kernel = backends.schedule(_permuted((512, 256), (1, 0)), Candidate.make("transpose", rows=64, columns=64), device)
     assert isinstance(kernel, Kernel)
     func = kernel.func.with_attr("global_symbol", "main")
     text = str(tvm.compile(func, target=device.target(), tir_pipeline=PIPELINE).mod.inspect_source("asm"))
@@ -364,14 +364,14 @@ def test_half_tiles_are_turned_by_single_instructions() -> None:
 
 def test_transposes_of_what_comes_from_memory_are_in_blocks(device: CPUModel) -> None:
     workload = _permuted((256, 256), (1, 0))
-    assert not any(c.get("rows") for c in policy.candidates(workload, device))
-    assert any(c.get("rows") for c in policy.candidates(workload, replace(device, l3_bytes=1 << 16)))
+    assert not any(c.get("rows") for c in backends.candidates(workload, device))
+    assert any(c.get("rows") for c in backends.candidates(workload, replace(device, l3_bytes=1 << 16)))
 
 
 def test_turned_tiles_use_shuffles_only(device: CPUModel) -> None:
     """Whole vectors are loaded and stored: no gather, no element by itself."""
     workload = _permuted((64, 48), (1, 0))
-    kernel = templates.schedule(workload, Candidate.make("transpose", inner="a"), device)
+    kernel = backends.schedule(workload, Candidate.make("transpose", inner="a"), device)
     assert isinstance(kernel, Kernel)
     script = kernel.func.script()
     lanes = device.lanes()
@@ -401,6 +401,6 @@ def test_turned_tiles_use_shuffles_only(device: CPUModel) -> None:
 def test_what_does_not_apply_says_why(
     workload: Callable[[], Workload], candidate: Candidate, reason: str, device: CPUModel
 ) -> None:
-    refused = templates.schedule(workload(), candidate, device)
+    refused = backends.schedule(workload(), candidate, device)
     assert isinstance(refused, NotApplicable), refused
     assert reason in refused.reason

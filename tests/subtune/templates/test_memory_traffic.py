@@ -15,17 +15,17 @@ from tvm import ir, tirx
 from tvm.relax import op
 from workloads import build, dense, elementwise, global_pool, layer_norm, max_pool, softmax, transpose
 
-from subtune import policy, templates
+from subtune import backends
+from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.backends.cpu.lowering.pipeline import PIPELINE
+from subtune.backends.cpu.lowering.streaming import is_streamed
 from subtune.bench.ops_memory import MEMORY
-from subtune.build.lower import PIPELINE
-from subtune.build.streaming import is_streamed
-from subtune.candidate import Candidate
-from subtune.compile import prepare
-from subtune.devices.cpu import CPU, CPUModel
-from subtune.forms.anchor import root_stages
-from subtune.forms.substitute import substitute
-from subtune.kernel import Kernel
-from subtune.workload import Workload
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel
+from subtune.core.workload import Workload
+from subtune.driver import prepare
+from subtune.patterns.anchor import root_stages
+from subtune.tir.substitute import substitute
 
 Run = Callable[[Workload, Kernel | None], np.ndarray]
 
@@ -53,11 +53,11 @@ AHEAD: dict[str, tuple[Callable[[], Workload], Candidate]] = {
 
 
 def with_knob(candidate: Candidate, name: str) -> Candidate:
-    return Candidate.make(candidate.template, **{**dict(candidate.knobs), name: True})
+    return Candidate.make(candidate.family, **{**dict(candidate.knobs), name: True})
 
 
 def scheduled(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel:
-    kernel = templates.schedule(workload, candidate, device)
+    kernel = backends.schedule(workload, candidate, device)
     assert isinstance(kernel, Kernel), kernel
     return kernel
 
@@ -120,10 +120,10 @@ def test_joined_inputs_are_streamed_as_vectors() -> None:
 def test_only_outputs_that_no_cache_keeps_are_streamed(device: CPUModel) -> None:
     small = replace(device, l3_bytes=1 << 14)
     workload = elementwise(64, 64)  # 16 KB
-    assert any(c.get("stream") for c in policy.candidates(workload, small))
-    assert any(not c.get("stream") for c in policy.candidates(workload, small)), "measuring decides"
-    assert not any(c.get("stream") for c in policy.candidates(workload, device))
-    assert not any(c.get("stream") for c in policy.candidates(global_pool(64, 64), small)), "little is written"
+    assert any(c.get("stream") for c in backends.candidates(workload, small))
+    assert any(not c.get("stream") for c in backends.candidates(workload, small)), "measuring decides"
+    assert not any(c.get("stream") for c in backends.candidates(workload, device))
+    assert not any(c.get("stream") for c in backends.candidates(global_pool(64, 64), small)), "little is written"
 
 
 @pytest.mark.parametrize("case", AHEAD)
@@ -175,11 +175,11 @@ def test_every_line_of_weights_is_asked_for(m: int, mr: int, lines: int, run: Ru
 
 def test_measuring_decides_whether_weights_that_are_read_once_are_asked_for(device: CPUModel) -> None:
     small = replace(device, l3_bytes=1 << 16)
-    few = [c for c in policy.candidates(dense(3, 512, 256), small) if c.template == "contraction"]
+    few = [c for c in backends.candidates(dense(3, 512, 256), small) if c.family == "contraction"]
     assert {bool(c.get("prefetch")) for c in few if c["mr"] == 3} == {False, True}
-    many = [c for c in policy.candidates(dense(64, 512, 256), small) if c.template == "contraction"]
+    many = [c for c in backends.candidates(dense(64, 512, 256), small) if c.family == "contraction"]
     assert all(c.get("prefetch") for c in many if c["order"] == "n")
-    row = [c for c in policy.candidates(dense(1, 512, 256), small) if c.template == "contraction"]
+    row = [c for c in backends.candidates(dense(1, 512, 256), small) if c.family == "contraction"]
     assert not any(c.get("prefetch") for c in row), "the hardware foresees it, and no time is left to ask"
 
 
@@ -194,14 +194,14 @@ def test_windows_ask_once_for_each_line_that_their_tile_adds() -> None:
 def test_windows_and_elements_are_asked_for_ahead_where_they_come_from_memory(device: CPUModel) -> None:
     small = replace(device, l2_bytes=1 << 13, l3_bytes=1 << 14)
     for workload in (build(lambda emit, x: op.exp(x), [(64, 64)]), max_pool(32, 32)):
-        assert not any(c.get("ahead") for c in policy.candidates(workload, device))
-        offered = policy.candidates(workload, small)
+        assert not any(c.get("ahead") for c in backends.candidates(workload, device))
+        offered = backends.candidates(workload, small)
         assert {bool(c.get("ahead")) for c in offered} == {False, True}, "measuring decides"
 
 
 def test_windows_that_are_asked_for_ahead_go_pixel_by_pixel(device: CPUModel) -> None:
     small = replace(device, l2_bytes=1 << 13, l3_bytes=1 << 14)
-    ahead = [c for c in policy.candidates(max_pool(64, 64), small) if c.template == "window" and c.get("ahead")]
+    ahead = [c for c in backends.candidates(max_pool(64, 64), small) if c.family == "window" and c.get("ahead")]
     assert ahead[0]["mr"] == 1
 
 
@@ -209,7 +209,7 @@ def test_what_tables_give_the_place_of_is_not_asked_for(device: CPUModel) -> Non
     case = next(case for case in MEMORY if case.name == "resize-linear-L2")
     (subgraph,) = prepare(case.model(nhwc=True)).subgraphs
     small = replace(device, l2_bytes=1 << 13, l3_bytes=1 << 14)
-    proposed = [c for c in policy.candidates(subgraph.workload, small) if c.template == "window"]
+    proposed = [c for c in backends.candidates(subgraph.workload, small) if c.family == "window"]
     assert proposed
     assert not any(c.get("ahead") for c in proposed)
     kernel = scheduled(subgraph.workload, with_knob(proposed[0], "ahead"), small)
@@ -218,8 +218,8 @@ def test_what_tables_give_the_place_of_is_not_asked_for(device: CPUModel) -> Non
 
 def test_rows_are_asked_for_ahead_where_they_come_from_afar(device: CPUModel) -> None:
     near, far = layer_norm(8, 64), layer_norm(2048, 2 * device.l2_bytes // 4 // 2048)
-    assert not any(c.get("ahead") for c in policy.candidates(near, device))
-    assert any(c.get("ahead") for c in policy.candidates(far, device))
+    assert not any(c.get("ahead") for c in backends.candidates(near, device))
+    assert any(c.get("ahead") for c in backends.candidates(far, device))
 
 
 def test_two_streamed_kernels_live_in_one_module(device: CPUModel) -> None:

@@ -29,11 +29,11 @@ from workloads import (
     transpose,
 )
 
-from subtune import policy, templates
-from subtune.candidate import Candidate
-from subtune.devices.cpu import CPU, CPUModel
-from subtune.kernel import Kernel
-from subtune.workload import Workload
+from subtune import backends
+from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel
+from subtune.core.workload import Workload
 
 Run = Callable[[Workload, Kernel | None], np.ndarray]
 
@@ -56,11 +56,11 @@ CASES = {
 def first_of_each_template(workload: Workload, device: CPUModel) -> list[tuple[Candidate, Kernel]]:
     """The best candidate of every template that the policy proposes, scheduled."""
     best: dict[str, Candidate] = {}
-    for candidate in policy.candidates(workload, device, topk=40):
-        best.setdefault(candidate.template, candidate)
+    for candidate in backends.candidates(workload, device, topk=40):
+        best.setdefault(candidate.family, candidate)
     kernels = []
     for candidate in best.values():
-        kernel = templates.schedule(workload, candidate, device)
+        kernel = backends.schedule(workload, candidate, device)
         assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
         kernels.append((candidate, kernel))
     assert kernels
@@ -74,7 +74,7 @@ def assembly(kernel: Kernel, device: CPUModel, folder: Path) -> str:
 
 
 def check(candidate: Candidate, got: np.ndarray, expected: np.ndarray) -> None:
-    tolerance = 2e-5 if candidate.template in ("winograd", "strassen") else 2e-6
+    tolerance = 2e-5 if candidate.family in ("winograd", "strassen") else 2e-6
     assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max(), str(candidate)
 
 
@@ -92,7 +92,7 @@ def test_kernels_for_narrower_vectors_are_right(name: str, case: str, run: Run) 
 
 def test_all_templates_are_among_the_cases() -> None:
     device = CPU("haswell", threads=2)
-    seen = {c.template for make in CASES.values() for c, _ in first_of_each_template(make(), device)}
+    seen = {c.family for make in CASES.values() for c, _ in first_of_each_template(make(), device)}
     assert seen >= {"contraction", "split_k", "winograd", "window", "rowwise", "elementwise"}
 
 
@@ -102,7 +102,7 @@ def test_avx2_kernels_use_its_registers_and_no_others(case: str, tmp_path: Path)
     for candidate, kernel in first_of_each_template(CASES[case](), device):
         text = assembly(kernel, device, tmp_path)
         assert "%zmm" not in text, str(candidate)
-        if candidate.template in ("contraction", "winograd", "split_k"):
+        if candidate.family in ("contraction", "winograd", "split_k"):
             assert re.search(r"vfmadd\w+ps\s.*%ymm", text), str(candidate)
 
 

@@ -10,15 +10,15 @@ import pytest
 from tvm.relax import op
 from workloads import batch_matmul, build, conv, dense
 
-from subtune import policy, templates
-from subtune.candidate import Candidate
-from subtune.devices.cpu import CPU, CPUModel
-from subtune.forms.anchor import Contraction
-from subtune.forms.stages import summarise
-from subtune.forms.strassen_form import PRODUCTS, terms
-from subtune.kernel import Kernel, NotApplicable
-from subtune.policy.strassen import strassen_candidates
-from subtune.workload import Workload
+from subtune import backends
+from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.backends.cpu.families.strassen.candidates import strassen_candidates
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
+from subtune.patterns.anchor import Contraction
+from subtune.patterns.recognise import summarise
+from subtune.patterns.strassen import PRODUCTS, terms
 
 Run = Callable[[Workload, Kernel | None], np.ndarray]
 
@@ -58,7 +58,7 @@ CASES = {
 def test_it_is_right(case: str, run: Run) -> None:
     make, knobs = CASES[case]
     workload, device = make(), replace(CPU("auto"), vector_bytes=64)
-    kernel = templates.schedule(workload, Candidate.make("strassen", **knobs), device)
+    kernel = backends.schedule(workload, Candidate.make("strassen", **knobs), device)
     assert isinstance(kernel, Kernel), kernel
     expected = run(workload, None)
     got = run(workload, kernel)
@@ -77,7 +77,7 @@ def test_it_is_right(case: str, run: Run) -> None:
 )
 def test_it_says_why_not(make: Callable[[], Workload], knobs: dict[str, int], reason: str) -> None:
     device = replace(CPU("auto"), vector_bytes=64)
-    refused = templates.schedule(make(), Candidate.make("strassen", **knobs), device)
+    refused = backends.schedule(make(), Candidate.make("strassen", **knobs), device)
     assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
 
@@ -89,11 +89,11 @@ def test_every_candidate_of_the_policy_applies(device: CPUModel) -> None:
     proposed = strassen_candidates(anchor, workload, device)
     assert {c["order"] for c in proposed} == {"m", "n"}
     for candidate in proposed[::5]:
-        assert isinstance(templates.schedule(workload, candidate, device), Kernel), candidate
+        assert isinstance(backends.schedule(workload, candidate, device), Kernel), candidate
 
 
 def test_exact_forbids_it(device: CPUModel) -> None:
     workload = dense(128, 768, 768)
-    assert any(c.template == "strassen" for c in policy.candidates(workload, device))
+    assert any(c.family == "strassen" for c in backends.candidates(workload, device))
     exact = replace(device, exact_math=True)
-    assert not any(c.template == "strassen" for c in policy.candidates(workload, exact, topk=500))
+    assert not any(c.family == "strassen" for c in backends.candidates(workload, exact, topk=500))

@@ -25,14 +25,14 @@ from workloads import (
     transpose,
 )
 
-from subtune import policy, templates
-from subtune.build.lower import flat
-from subtune.candidate import DEFAULT, Candidate
-from subtune.devices.cpu import CPU, CPUModel
-from subtune.forms.anchor import root_stages
-from subtune.kernel import Kernel, NotApplicable
-from subtune.record import func_hash
-from subtune.workload import Workload
+from subtune import backends
+from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.backends.cpu.lowering.pipeline import flat
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.record import func_hash
+from subtune.core.workload import Workload
+from subtune.patterns.anchor import root_stages
 
 Run = Callable[[Workload, Kernel | None], np.ndarray]
 
@@ -67,27 +67,27 @@ def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
     workload = CASES[case]()
     expected = run(workload, None)
     scale = np.abs(expected).max()
-    proposed = policy.candidates(workload, device, topk=40)
+    proposed = backends.candidates(workload, device, topk=40)
     # the first, the last, and a few between: the tail is where padding and odd tiles are
     for candidate in [DEFAULT, *proposed[:3], *proposed[3::7]]:
-        kernel = templates.schedule(workload, candidate, device)
+        kernel = backends.schedule(workload, candidate, device)
         assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
         got = run(workload, kernel)
-        tolerance = 2e-5 if candidate.template in ("winograd", "strassen") else 2e-6
+        tolerance = 2e-5 if candidate.family in ("winograd", "strassen") else 2e-6
         assert np.abs(got - expected).max() <= tolerance * scale, f"{candidate} on {case}"
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c != "grouped"])
 def test_policy_finds_a_template(case: str, device: CPUModel) -> None:
-    assert policy.candidates(CASES[case](), device)
+    assert backends.candidates(CASES[case](), device)
 
 
 @pytest.mark.parametrize("case", ["conv3x3", "depthwise", "dense"])
 def test_candidates_of_a_workload_leave_one_another_alone(case: str, device: CPUModel) -> None:
     workload, fresh = CASES[case](), CASES[case]()
-    first, *others = policy.candidates(workload, device, topk=4)
-    made = [templates.schedule(workload, candidate, device) for candidate in (first, *others, first)]
-    made.append(templates.schedule(fresh, first, device))
+    first, *others = backends.candidates(workload, device, topk=4)
+    made = [backends.schedule(workload, candidate, device) for candidate in (first, *others, first)]
+    made.append(backends.schedule(fresh, first, device))
     hashes = [func_hash(kernel.func) for kernel in made if isinstance(kernel, Kernel)]
     assert len(hashes) == 6
     assert hashes[0] == hashes[4] == hashes[5]
@@ -95,7 +95,7 @@ def test_candidates_of_a_workload_leave_one_another_alone(case: str, device: CPU
 
 def test_candidates_are_deterministic_and_best_first(device: CPUModel) -> None:
     workload = conv(14, 16, 32, 3)
-    first, second = (policy.candidates(workload, device) for _ in range(2))
+    first, second = (backends.candidates(workload, device) for _ in range(2))
     assert first == second
     assert len(set(first)) == len(first) == 20
     predicted = [c.predicted_s for c in first]
@@ -106,7 +106,7 @@ def test_candidates_are_deterministic_and_best_first(device: CPUModel) -> None:
 @pytest.mark.parametrize("name", ["znver4", "haswell", "x86-64"])
 def test_accumulators_fit_the_registers_of_the_target(name: str) -> None:
     device = CPU(name, threads=2)
-    for candidate in policy.candidates(dense(64, 96, 64), device):
+    for candidate in backends.candidates(dense(64, 96, 64), device):
         vectors = int(candidate["nr"]) // device.lanes()
         assert int(candidate["mr"]) * vectors + vectors + 1 <= device.vector_registers
 
@@ -116,8 +116,8 @@ def test_narrower_target_is_right(run: Run) -> None:
     device = CPU("haswell", threads=2)
     workload = conv(9, 5, 21, 3)
     expected = run(workload, None)
-    for candidate in policy.candidates(workload, device)[:3]:
-        kernel = templates.schedule(workload, candidate, device)
+    for candidate in backends.candidates(workload, device)[:3]:
+        kernel = backends.schedule(workload, candidate, device)
         assert isinstance(kernel, Kernel)
         assert np.abs(run(workload, kernel) - expected).max() <= 2e-6 * np.abs(expected).max()
 
@@ -125,14 +125,14 @@ def test_narrower_target_is_right(run: Run) -> None:
 def test_constants_are_packed_and_others_are_not(device: CPUModel) -> None:
     constant = dense(32, 64, 40)
     candidate = Candidate.make("contraction", mr=4, nr=32, mt=1, order="m")
-    kernel = templates.schedule(constant, candidate, device)
+    kernel = backends.schedule(constant, candidate, device)
     assert isinstance(kernel, Kernel)
     ((index, packing),) = kernel.packings
     assert constant.args[index].shape == (40, 64)
     assert packing.shape == (2, 40, 32)
     assert tuple(int(d) for d in kernel.func.params[index].shape) == packing.shape
 
-    online = templates.schedule(batch_matmul(3, 16, 32, 20, transposed=True), candidate, device)
+    online = backends.schedule(batch_matmul(3, 16, 32, 20, transposed=True), candidate, device)
     assert isinstance(online, Kernel)
     assert online.packings == ()
 
@@ -158,7 +158,7 @@ def test_a_last_tile_computes_no_vector_of_padding(
     candidate = Candidate.make(
         "contraction", mr=5, nr=3 * lanes, mt=mt, order=order, serial=is_serial, **({"pack": True} if pack else {})
     )
-    kernel = templates.schedule(workload, candidate, device)
+    kernel = backends.schedule(workload, candidate, device)
     assert isinstance(kernel, Kernel), kernel
     updates = [loop for loop in loops_of(kernel) if loop.kind == tirx.ForKind.UNROLLED and holds_update(loop)]
     assert {int(loop.extent) for loop in updates} == {5, 3, 1}
@@ -172,7 +172,7 @@ def test_a_single_tile_may_be_wider_than_the_columns(run: Run, device: CPUModel)
     expected = run(workload, None)
     for nr in (32, 48):
         candidate = Candidate.make("contraction", mr=5, nr=nr, mt=1, order="m")
-        kernel = templates.schedule(workload, candidate, device)
+        kernel = backends.schedule(workload, candidate, device)
         assert isinstance(kernel, Kernel)
         assert np.abs(run(workload, kernel) - expected).max() <= 2e-6 * np.abs(expected).max()
 
@@ -205,7 +205,7 @@ def test_a_panel_is_packed_by_the_rows_that_read_it_first(
     workload = matmul(*shape)
     for mr, mt in ((4, 1), (4, 2), (8, 1)):
         candidate = Candidate.make("contraction", mr=mr, nr=32, mt=mt, order=order, pack=True)
-        kernel = templates.schedule(workload, candidate, device)
+        kernel = backends.schedule(workload, candidate, device)
         assert isinstance(kernel, Kernel), kernel
         (root,) = root_stages(kernel.func)
         assert root.kind == tirx.ForKind.PARALLEL, "nothing is packed before"
@@ -217,15 +217,15 @@ def test_a_matrix_with_ragged_rows_is_turned_by_shuffles(device: CPUModel) -> No
     lanes = device.lanes()
     workload = batch_matmul(3, 17, 2 * lanes + 5, 2 * lanes, transposed=True)
     candidate = Candidate.make("contraction", mr=4, nr=2 * lanes, mt=1, order="m")
-    kernel = templates.schedule(workload, candidate, device)
+    kernel = backends.schedule(workload, candidate, device)
     assert isinstance(kernel, Kernel)
     assert "T.Shuffle" in kernel.func.script()
 
 
 def test_loops_that_are_the_same_are_proposed_once(device: CPUModel) -> None:
     for workload in (matmul(64, 4096, 256), batch_matmul(12, 197, 197, 64, transposed=True), conv(14, 16, 32, 3)):
-        proposed = [c for c in policy.candidates(workload, device, topk=10**4) if c.template == "contraction"]
-        kernels = [templates.schedule(workload, candidate, device) for candidate in proposed[:12]]
+        proposed = [c for c in backends.candidates(workload, device, topk=10**4) if c.family == "contraction"]
+        kernels = [backends.schedule(workload, candidate, device) for candidate in proposed[:12]]
         hashes = [func_hash(kernel.func) for kernel in kernels if isinstance(kernel, Kernel)]
         assert len(set(hashes)) == len(hashes) == 12
 
@@ -233,9 +233,9 @@ def test_loops_that_are_the_same_are_proposed_once(device: CPUModel) -> None:
 def test_tiles_have_sums_enough_where_wider_ones_are_as_good() -> None:
     device = CPU("znver4", threads=2)
     least = device.fma_per_cycle * device.fma_latency
-    for candidate in policy.candidates(dense(3, 4096, 64), device):
+    for candidate in backends.candidates(dense(3, 4096, 64), device):
         assert int(candidate["mr"]) * int(candidate["nr"]) // device.lanes() >= least
-    narrow = policy.candidates(dense(3, 32, 64), device)
+    narrow = backends.candidates(dense(3, 32, 64), device)
     assert any(candidate["nr"] == 16 for candidate in narrow), "a wider one has no panel for every thread"
 
 
@@ -246,7 +246,7 @@ def test_winograd(m: int, tolerance: float, fuse: bool, size: int, run: Run, dev
     """Tiles that fit the output and tiles that overhang it, two images."""
     workload = conv(size, 32, 48, 3, batch=2)
     expected = run(workload, None)
-    kernel = templates.schedule(workload, Candidate.make("winograd", m=m, mr=4, nr=16, fuse=fuse), device)
+    kernel = backends.schedule(workload, Candidate.make("winograd", m=m, mr=4, nr=16, fuse=fuse), device)
     assert isinstance(kernel, Kernel)
     assert np.abs(run(workload, kernel) - expected).max() <= tolerance * np.abs(expected).max()
 
@@ -261,40 +261,40 @@ def test_winograd(m: int, tolerance: float, fuse: bool, size: int, run: Run, dev
     ],
 )
 def test_winograd_says_why_it_does_not_apply(workload: Callable[[], Workload], reason: str, device: CPUModel) -> None:
-    refused = templates.schedule(workload(), Candidate.make("winograd", m=2, mr=4, nr=16, fuse=False), device)
+    refused = backends.schedule(workload(), Candidate.make("winograd", m=2, mr=4, nr=16, fuse=False), device)
     assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
 
 
 def test_split_k_is_proposed_for_long_reductions_only(device: CPUModel) -> None:
-    assert "split_k" in {c.template for c in policy.candidates(dense(16, 32, 1024), device)}
-    assert "split_k" not in {c.template for c in policy.candidates(dense(64, 64, 64), device)}
+    assert "split_k" in {c.family for c in backends.candidates(dense(16, 32, 1024), device)}
+    assert "split_k" not in {c.family for c in backends.candidates(dense(64, 64, 64), device)}
 
 
 def test_exact_math_leaves_out_what_rounds_differently(device: CPUModel) -> None:
     exact = replace(device, exact_math=True)
     assert exact.fingerprint() != device.fingerprint()
-    assert {c.template for c in policy.candidates(conv(28, 64, 64, 3), exact)} == {"contraction"}
+    assert {c.family for c in backends.candidates(conv(28, 64, 64, 3), exact)} == {"contraction"}
     gelu = dense(32, 64, 40)
-    candidate = policy.candidates(gelu, exact)[0]
-    scripts = [templates.schedule(gelu, candidate, d).func.script() for d in (exact, device)]
+    candidate = backends.candidates(gelu, exact)[0]
+    scripts = [backends.schedule(gelu, candidate, d).func.script() for d in (exact, device)]
     assert ["T.erf" in script for script in scripts] == [True, False]
 
 
 def test_every_implementation_gets_a_share(device: CPUModel) -> None:
-    proposed = policy.candidates(conv(28, 64, 64, 3), device, topk=8)
-    assert {c.template for c in proposed} == {"contraction", "winograd"}
+    proposed = backends.candidates(conv(28, 64, 64, 3), device, topk=8)
+    assert {c.family for c in proposed} == {"contraction", "winograd"}
 
 
 def test_what_does_not_apply_says_why(device: CPUModel) -> None:
     contraction = Candidate.make("contraction", mr=4, nr=32, mt=1, order="m")
-    reason = templates.schedule(elementwise(4, 32), contraction, device)
+    reason = backends.schedule(elementwise(4, 32), contraction, device)
     assert isinstance(reason, NotApplicable)
     assert "no single anchor" in reason.reason
-    narrow = templates.schedule(dense(32, 64, 40), Candidate.make("contraction", mr=4, nr=24, mt=1, order="m"), device)
+    narrow = backends.schedule(dense(32, 64, 40), Candidate.make("contraction", mr=4, nr=24, mt=1, order="m"), device)
     assert isinstance(narrow, NotApplicable)
     assert "vector lanes" in narrow.reason
-    unknown = templates.schedule(dense(4, 16, 8), Candidate("nonesuch"), device)
+    unknown = backends.schedule(dense(4, 16, 8), Candidate("nonesuch"), device)
     assert isinstance(unknown, NotApplicable)
 
 
@@ -303,7 +303,7 @@ def test_the_trace_replays_the_schedule(device: CPUModel, run: Run) -> None:
     from tvm.s_tir import Schedule
 
     workload = max_pool(13, 32)
-    kernel = templates.schedule(workload, policy.candidates(workload, device)[0], device)
+    kernel = backends.schedule(workload, backends.candidates(workload, device)[0], device)
     assert isinstance(kernel, Kernel)
     assert kernel.trace is not None
     replayed = Schedule(workload.func)
@@ -315,13 +315,13 @@ def test_the_trace_replays_the_schedule(device: CPUModel, run: Run) -> None:
 def test_rows_shared_as_well_as_panels(make: Callable[[], Workload], run: Run, device: CPUModel) -> None:
     """Order "nm", which the policy proposes where the threads cannot share the panels evenly."""
     workload = make()
-    kernel = templates.schedule(workload, Candidate.make("contraction", mr=4, nr=16, mt=1, order="nm"), device)
+    kernel = backends.schedule(workload, Candidate.make("contraction", mr=4, nr=16, mt=1, order="nm"), device)
     assert isinstance(kernel, Kernel), kernel
     assert np.allclose(run(workload, kernel), run(workload, None), rtol=1e-4, atol=1e-4)
 
 
 def test_panels_that_divide_evenly_are_not_shared_by_rows() -> None:
     device = CPU("znver4", threads=2)
-    even, uneven = (policy.candidates(conv(7, 960, n, 1), device, topk=10**4) for n in (64, 160))
-    assert {c["nr"] for c in uneven if c.template == "contraction" and c["order"] == "nm"} >= {32}
-    assert 32 not in {c["nr"] for c in even if c.template == "contraction" and c["order"] == "nm"}
+    even, uneven = (backends.candidates(conv(7, 960, n, 1), device, topk=10**4) for n in (64, 160))
+    assert {c["nr"] for c in uneven if c.family == "contraction" and c["order"] == "nm"} >= {32}
+    assert 32 not in {c["nr"] for c in even if c.family == "contraction" and c["order"] == "nm"}

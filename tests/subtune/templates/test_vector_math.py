@@ -13,10 +13,10 @@ import tvm_ffi
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from subtune.build.lower import flat
-from subtune.devices.cpu import CPUModel
-from subtune.templates import exp_avx512
-from subtune.templates.vector_math import vectorize_math
+from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.lowering.pipeline import flat
+from subtune.backends.cpu.math import exp_avx512
+from subtune.backends.cpu.math.vector_math import vectorize_math
 
 _erf = np.vectorize(math.erf)
 

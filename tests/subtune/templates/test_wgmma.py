@@ -13,20 +13,20 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from wgmma_workloads import attention, conv, dense, product, quantised, split_heads, strided
 
-from subtune import templates
-from subtune.candidate import Candidate
-from subtune.devices.cuda import CUDA
-from subtune.forms.anchor import contraction
-from subtune.forms.gemm_view import GemmView, gemm_view, packed_order
-from subtune.forms.stages import inline, summarise
-from subtune.forms.wgmma_tiling import Tiling
-from subtune.kernel import Kernel, NotApplicable, Packing
-from subtune.policy.cuda.wgmma import wgmma_candidates
-from subtune.templates.cuda.stem import Stem, StemPacking
-from subtune.templates.cuda.tirx_pipeline import TIRX_ATTR, lower_by_kind
-from subtune.templates.cuda.tma import tensor_map
-from subtune.templates.cuda.wgmma import padded_param, source_of
-from subtune.templates.cuda.wgmma_epilogue import Rebuild, epilogue_of, split
+from subtune import backends
+from subtune.backends.cuda.device import CUDA
+from subtune.backends.cuda.families.stem.schedule import Stem, StemPacking
+from subtune.backends.cuda.families.wgmma.candidates import wgmma_candidates
+from subtune.backends.cuda.families.wgmma.epilogue import Rebuild, epilogue_of, split
+from subtune.backends.cuda.families.wgmma.schedule import padded_param, source_of
+from subtune.backends.cuda.families.wgmma.tiling import Tiling
+from subtune.backends.cuda.families.wgmma.tma import tensor_map
+from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR, lower_by_kind
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable, Packing
+from subtune.patterns.anchor import contraction
+from subtune.patterns.gemm_view import GemmView, gemm_view, packed_order
+from subtune.patterns.recognise import inline, summarise
 
 H200 = CUDA("H200")
 
@@ -198,7 +198,7 @@ def test_what_tensor_maps_cannot_walk_is_left_alone():
         anchor = summarise(workload).anchor
         assert wgmma_candidates(anchor, workload, H200) == []
         candidate = Candidate.make("cuda.wgmma", **Tiling((64,), 64, 4, 1).knobs())
-        assert isinstance(templates.schedule(workload, candidate, H200), NotApplicable)
+        assert isinstance(backends.schedule(workload, candidate, H200), NotApplicable)
     tf32 = dense(64, 64, 64, dtype="float32")
     assert wgmma_candidates(summarise(tf32).anchor, tf32, replace(H200, allow_tf32=True))
 
@@ -207,7 +207,7 @@ def test_tiles_that_do_not_fit_are_refused():
     workload = dense(512, 512, 512)
     for tiling in (Tiling((100,), 64, 4), Tiling((128,), 40, 4), Tiling((256,), 256, 4), Tiling((128,), 256, 8),
                    Tiling((2, 64), 64, 4), Tiling((256,), 128, 2, 1, blocks_per_sm=2)):  # fmt: skip
-        found = templates.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), H200)
+        found = backends.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), H200)
         assert isinstance(found, NotApplicable)
         assert found.reason
 
@@ -224,7 +224,7 @@ def source(func):
         return lower_by_kind(mod, lower)
 
     register_tir_pipeline("subtune_tirx_test", lambda: (by_kind, host, device))
-    other = templates.schedule(dense(8, 16, 8), Candidate("default"), H200).func.with_attr("global_symbol", "other")
+    other = backends.schedule(dense(8, 16, 8), Candidate("default"), H200).func.with_attr("global_symbol", "other")
     mod = tvm.IRModule({"main": func, "other": other})
     text = tvm.compile(mod, H200.target(), tir_pipeline="subtune_tirx_test").mod.imports[0].inspect_source()
     assert "other_kernel" in text
@@ -253,7 +253,7 @@ BUILT = [
 @pytest.mark.parametrize(("workload", "tiling", "instruction"), BUILT, ids=str)
 def test_kernels_build_for_hopper(workload, tiling, instruction):
     device = replace(H200, allow_tf32=True)
-    kernel = templates.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), device)
+    kernel = backends.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), device)
     assert isinstance(kernel, Kernel), kernel
     for i, (param, arg) in enumerate(zip(kernel.func.params, workload.args, strict=True)):
         packed = dict(kernel.packings).get(i)
@@ -268,7 +268,7 @@ def test_kernels_build_for_hopper(workload, tiling, instruction):
 
 
 def kernel_source(workload, tiling):
-    kernel = templates.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), H200)
+    kernel = backends.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), H200)
     assert isinstance(kernel, Kernel), kernel
     return source(kernel.func)
 
@@ -302,7 +302,7 @@ def test_parts_of_a_sum_meet_in_shared_memory():
     assert "ring_of_7" in text
     for k, parts in ((64, 2), (520, 8)):  # steps of k: 1 and 9, a part would be empty
         tiling = Tiling((64,), 64, 6, 1, split=parts)
-        found = templates.schedule(dense(64, 64, k), Candidate.make("cuda.wgmma", **tiling.knobs()), H200)
+        found = backends.schedule(dense(64, 64, k), Candidate.make("cuda.wgmma", **tiling.knobs()), H200)
         assert isinstance(found, NotApplicable)
 
 
@@ -335,7 +335,7 @@ def test_candidates_for_few_tiles_and_for_rows_that_straddle():
 def test_wide_accesses():
     """Residuals and results go 16 bytes at a time."""
     workload = conv(28, 128, 128, 3, batch=8)
-    kernel = templates.schedule(workload, Candidate.make("cuda.wgmma", **Tiling((8, 4, 4), 128, 4).knobs()), H200)
+    kernel = backends.schedule(workload, Candidate.make("cuda.wgmma", **Tiling((8, 4, 4), 128, 4).knobs()), H200)
     text = source(kernel.func)
     assert "make_uint4(" not in text  # gathered element by element
     assert text.count("*(uint4*)(p3_ptr +") == text.count("*(uint4*)(compute_intermediate_ptr +") > 0
@@ -374,8 +374,8 @@ def test_a_stem_reads_its_windows_from_the_patch():
 def test_a_stem_builds():
     workload = conv(64, 3, 64, 7, stride=2, residual=False)
     found = wgmma_candidates(summarise(workload).anchor, workload, H200)
-    assert {c.template for c in found} == {"cuda.stem"}
-    kernel = templates.schedule(workload, found[0], H200)
+    assert {c.family for c in found} == {"cuda.stem"}
+    kernel = backends.schedule(workload, found[0], H200)
     assert isinstance(kernel, Kernel), kernel
     assert "m64n64k16.f32.f16" in source(kernel.func)
 

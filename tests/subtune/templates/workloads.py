@@ -9,10 +9,10 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from subtune.core.workload import Workload
 from subtune.passes.extract import extract
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
-from subtune.workload import Workload
 
 Shape = Sequence[int]
 

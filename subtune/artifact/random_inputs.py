@@ -1,0 +1,32 @@
+"""Random arrays for a model's inputs, sane for what the names and dtypes say, the same for the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from subtune.core.tensor_spec import TensorSpec
+from subtune.runtime.library import numpy_dtype
+
+
+def random_inputs(
+    specs: Sequence[TensorSpec], seed: int = 0, limits: Mapping[str, int] | None = None
+) -> dict[str, np.ndarray]:
+    """One array per input: floats uniform in [-1, 1), booleans and masks 0 or 1, integers in [0, limit).
+
+    Args:
+        limits: exclusive upper bound of integer inputs by name (a vocabulary's size); 2 where nothing is known, which
+            any table with two rows bears.
+    """
+    rng = np.random.default_rng(seed)
+    out = {}
+    for spec in specs:
+        dtype = numpy_dtype(spec.dtype)
+        if dtype.kind in "iub":
+            high = (limits or {}).get(spec.name, 2)
+            low = -high if spec.dtype == "int8" and high > 2 else 0
+            out[spec.name] = rng.integers(low, max(high, 1), spec.shape).astype(dtype)
+        else:
+            out[spec.name] = np.asarray(rng.random(spec.shape, dtype=np.float32) * 2 - 1).astype(dtype)
+    return out

@@ -1,0 +1,1 @@
+"""CPUs through LLVM: device model, families of schedules, lowering, timing."""

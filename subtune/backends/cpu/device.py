@@ -1,0 +1,251 @@
+"""The hardware models: what the machine can do, read from the machine, and printable.
+
+`CPU(target)` describes the processor that a target names. The instruction set comes from LLVM; caches and cores of this
+machine from the operating system, of another from what is published (`processors.py`); a JSON file overrides any.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from subtune import runtime
+from subtune.backends.cpu.processors import ALIASES, PROCESSORS
+from subtune.backends.cpu.targets import features_of, processors_of, read_target
+from subtune.backends.cuda.device import CUDAModel
+from subtune.core.errors import TargetError
+from subtune.runtime import triples
+from subtune.runtime.host import caches, fast_cores
+from subtune.runtime.host import usable_cores as usable_cores  # callers take it from here
+
+# Used where neither the operating system nor `processors.py` tells: the smallest caches of any server core of the
+# last ten years; four cores, as small boards and small cloud machines have.
+_FALLBACK_CACHES = {"l1d": 32 * 1024, "l2": 256 * 1024, "l3": 8 * 1024 * 1024, "line": 64}
+_FALLBACK_CORES = 4
+
+_ARCHITECTURES = ("x86_64", "aarch64")
+
+
+@dataclass(frozen=True, slots=True)
+class CPUModel:
+    """What the policies know of a processor. Sizes in bytes, per core unless said."""
+
+    name: str
+    """LLVM's name of the processor, e.g. `znver4`: the target's `mcpu`."""
+    triple: str
+    """LLVM target triple, e.g. `x86_64-linux-gnu`."""
+    features: tuple[str, ...]
+    """Instruction-set extensions the policies ask about, e.g. `avx512f`, `avx512vnni`, `avx512bf16`, `neon`."""
+    vector_bytes: int
+    """Width of one vector register."""
+    vector_registers: int
+    """Architectural vector registers."""
+    fma_per_cycle: int
+    """Vector fused multiply-adds one core starts per cycle."""
+    fma_latency: int
+    """Cycles until the result of a fused multiply-add can be used."""
+    l1d_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    """Of the whole socket."""
+    line_bytes: int
+    threads: int
+    """Threads the compiled model runs on."""
+    cycles_per_s: float
+    """Nominal; only ratios of predictions matter."""
+    dram_bytes_per_s: float
+    """Of all threads together; nominal."""
+    exact_math: bool = False
+    """Only kernels that round as the model says: no Winograd, and libm's exp, tanh and erf instead of polynomials."""
+
+    @property
+    def between_kernels_s(self) -> float:
+        """What a kernel takes in a network and not alone: its launch, and inputs that lie in another core's cache.
+
+        MobileNetV2 and EfficientNet take 0.25 to 0.5 ms more than the least times of their 50 kernels; taken into
+        account it makes them 3 to 4 % faster at best and up to 11 % where other programs use the memory, too.
+        """
+        return 8e-6 if self.threads > 1 else 0.0
+
+    def lanes(self, dtype_bits: int = 32) -> int:
+        """Elements of `dtype_bits` bits in one vector register."""
+        return self.vector_bytes * 8 // dtype_bits
+
+    def peak_flops(self, threads: int | None = None) -> float:
+        """Floating-point operations per second in float32."""
+        return 2.0 * self.lanes() * self.fma_per_cycle * self.cycles_per_s * (threads or self.threads)
+
+    def comes_from_memory(self, weights_bytes: int) -> bool:
+        """Whether a subgraph with so many bytes of weights belongs to a model whose weights do not stay in L3.
+
+        A hundredth of L3 for one of a model's dozens of subgraphs: all of them, what lies between them and what else
+        runs on the machine exceed it. Measured against a sixteenth on two Zen 5 cores with 32 MB: ResNet-50 1.04,
+        MobileNetV2 1.08, an LSTM 1.32 times as fast; against a five-hundredth nothing changes.
+        """
+        return 100 * weights_bytes >= self.l3_bytes
+
+    def target(self) -> Any:
+        """The `tvm.target.Target` kernels are built for."""
+        from tvm.target import Target
+
+        config: dict[str, Any] = {"kind": "llvm", "mtriple": self.triple, "num-cores": self.threads}
+        if self.name:
+            config["mcpu"] = self.name
+            absent = (features_of(self.name, self.triple) & _RELEVANT_FEATURES) - set(self.features)
+            if absent:
+                config["mattr"] = [f"-{feature}" for feature in sorted(absent)]
+        if triples.architecture(self.triple) == "aarch64":
+            config["mattr"] = ["+neon"]
+        return Target(config)
+
+    def obstacle(self) -> str:
+        """Why what is built for this processor cannot run in this process; "" when it can."""
+        if not triples.is_here(self.triple):
+            return f"this machine is {triples.here()}"
+        if missing := runtime.missing_features(self.features):
+            return f"this processor lacks {', '.join(missing)}"
+        return ""
+
+    def stand_in(self) -> CPUModel:
+        """This model with the instruction set of the machine here: it schedules alike, and what is built runs here.
+
+        LLVM takes vectors of any width, so the very PrimFuncs that are built for the other machine can be checked.
+        """
+        here = CPU("auto")
+        threads = min(self.threads, usable_cores())
+        return replace(self, name=here.name, triple=here.triple, features=here.features, threads=threads)
+
+    def fingerprint(self) -> str:
+        """Short text that is equal exactly for devices whose measurements may be exchanged."""
+        caches = f"{self.l1d_bytes // 1024}K-{self.l2_bytes // 1024}K-{self.l3_bytes // 1024}K"
+        isa = f"{triples.architecture(self.triple)}/{self.name or 'generic'}/{self.vector_bytes * 8}b"
+        return f"cpu/{isa}/{caches}/t{self.threads}" + ("/exact" if self.exact_math else "")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> CPUModel:
+        data = json.loads(text)
+        return cls(**{**data, "features": tuple(data["features"])})
+
+    def overridden(self, path: str | os.PathLike[str]) -> CPUModel:
+        """This model with the fields that the JSON object in `path` gives."""
+        try:
+            data = json.loads(Path(path).read_text())
+        except (OSError, ValueError) as e:
+            raise TargetError(f"cannot read the device description {path}: {e}; give a JSON object of fields") from e
+        known = {f.name: f.type for f in fields(self)}
+        if not isinstance(data, dict) or (unknown := sorted(set(data) - set(known))):
+            what = f"unknown fields {', '.join(unknown)}" if isinstance(data, dict) else "it is not a JSON object"
+            raise TargetError(f"device description {path}: {what}; known fields are {', '.join(known)}")
+        for name, value in data.items():
+            _check_override(path, name, known[name], value)
+        if "features" in data:
+            data["features"] = tuple(data["features"])
+        return replace(self, **data)
+
+
+Device = CPUModel | CUDAModel
+"""What kernels can be built for."""
+
+
+def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) -> CPUModel:
+    """The model of the processor `target` names, running `threads` threads.
+
+    Without `threads`: on this machine its fast cores that are usable (of hyperthreads each counts, where the system
+    shows them); on another the target's `num-cores`, else what `processors.py` says, else 4.
+
+    Args:
+        target: "auto" for this machine; an LLVM processor name ("znver4", "cortex-a76", "apple-m1"); a tag of TVM's
+            ("raspberry-pi/4b-aarch64"); or `mcpu`, `mtriple` and `num-cores` as a mapping or a JSON object.
+    """
+    name, triple, cores = read_target(target)
+    if threads is not None and threads < 1:
+        raise TargetError(f"the number of threads must be at least 1, not {threads}")
+    if triples.architecture(triple) not in _ARCHITECTURES:
+        raise TargetError(f"target {target!r}: the policies know the processors of {' and '.join(_ARCHITECTURES)} only")
+    if name and ALIASES.get(name, name) not in processors_of(triple):
+        raise TargetError(
+            f"LLVM knows no processor {name!r} for {triple}; name one as `clang -mcpu=help` does, or use auto"
+        )
+    features = features_of(name, triple)
+    if target == "auto":  # a hypervisor may hide instructions that LLVM takes the processor's name to promise
+        features -= set(runtime.missing_features(tuple(sorted(features & _RELEVANT_FEATURES))))
+    published = PROCESSORS.get(name)
+    if triples.architecture(triple) == "aarch64":
+        vector_bytes, registers, fma, latency = 16, 32, 2, 4  # NEON, also where there is SVE
+    elif "avx512f" in features:
+        vector_bytes, registers, fma, latency = 64, 32, 2, 4
+    elif "avx2" in features:
+        vector_bytes, registers, fma, latency = 32, 16, 2, 4
+    else:
+        vector_bytes, registers, fma, latency = 16, 16, 1, 8
+    if published:
+        # those of 64 bytes are two of 32 where AVX-512 is hidden
+        halves = (
+            2 if "avx512f" in features_of(name, triple) and vector_bytes == 32 and published.fma_per_cycle == 1 else 1
+        )
+        fma, latency = halves * published.fma_per_cycle, published.fma_latency
+    model = CPUModel(
+        name=name,
+        triple=triple,
+        features=tuple(sorted(features & _RELEVANT_FEATURES)),
+        vector_bytes=vector_bytes,
+        vector_registers=registers,
+        fma_per_cycle=fma,
+        fma_latency=latency,
+        l1d_bytes=_FALLBACK_CACHES["l1d"],
+        l2_bytes=_FALLBACK_CACHES["l2"],
+        l3_bytes=_FALLBACK_CACHES["l3"],
+        line_bytes=_FALLBACK_CACHES["line"],
+        threads=threads or cores or _FALLBACK_CORES,
+        cycles_per_s=3.5e9,
+        dram_bytes_per_s=50e9,  # two cores read 31e9 on a Zen 4, 50e9 to 65e9 on a Zen 5
+    )
+    if published:
+        model = replace(
+            model,
+            l1d_bytes=published.l1d_bytes,
+            l2_bytes=published.l2_bytes,
+            l3_bytes=published.l3_bytes,
+            line_bytes=published.line_bytes,
+            threads=threads or cores or published.cores,
+        )
+    if not model.obstacle():
+        return replace(model, **caches(), threads=threads or cores or len(fast_cores()))
+    if published:
+        model = replace(model, cycles_per_s=published.cycles_per_s, dram_bytes_per_s=published.dram_bytes_per_s)
+    return model
+
+
+def source(device: CPUModel) -> str:
+    """Where the figures of `device` come from that LLVM does not know: caches, FMA units, clock."""
+    if not device.obstacle():
+        return "this machine's operating system; clock and memory bandwidth are nominal"
+    if published := PROCESSORS.get(device.name):
+        return f"published, not measured: {published.source}"
+    return "none for this processor: typical figures, which --device FILE.json overrides"
+
+
+_RELEVANT_FEATURES = frozenset(
+    "sse4.2 avx avx2 fma f16c avx512f avx512bw avx512vl avx512vnni avx512bf16 avx512fp16 avxvnni "
+    "amx-tile amx-int8 amx-bf16 neon fp-armv8 dotprod i8mm bf16 fullfp16 sve".split()
+)
+
+
+def _check_override(path: Any, name: str, annotation: Any, value: Any) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    wants = str(annotation)
+    fits = {
+        "str": isinstance(value, str),
+        "int": is_number and float(value).is_integer() and value > 0,
+        "float": is_number and value > 0,
+        "bool": isinstance(value, bool),
+    }.get(wants, isinstance(value, list) and all(isinstance(v, str) for v in value))
+    if not fits:
+        raise TargetError(f"device description {path}: {name} must be a positive {wants}, not {value!r}")

@@ -1,0 +1,118 @@
+"""Candidates for two contractions fused over their rows: tiles from the registers, blocks of rows from the cache.
+
+Counts cycles of one thread: both contractions' micro-kernels, what happens between them, packing, copies, and the
+right operands' journeys from the cache they stay in, one per block of rows.
+Sources: those of `contraction`; Dao et al., "FlashAttention", 2022, for the block of rows that stays in cache.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import ceil
+
+from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
+from subtune.backends.cpu.device import CPUModel
+from subtune.core.candidate import Candidate
+from subtune.patterns.chain import Chain, cache_limit_bytes, packs_ahead, padded
+
+_START_CYCLES = 30.0  # of a micro-kernel
+_STORE_CYCLES = 3.0  # per vector of a finished tile, f or the epilogue on it
+_SOFTMAX_CYCLES = 25.0  # per vector: largest, exp, sum
+_MOVED_CYCLES = 2.0  # per vector packed or copied
+_GATHERED_CYCLES = 1.0  # per element packed across the direction in which it lies
+_MAX_ROWS = 14
+_MAX_WASTE = 1.125  # rows computed for nothing
+
+
+def chain_candidates(chain: Chain, device: CPUModel) -> list[Candidate]:
+    """Every legal pair of register tiles with blocks of rows whose intermediate results stay in L2."""
+    lanes = device.lanes()
+    found = []
+    for mr, v1, v2 in product(_row_counts(chain.m), _vector_counts(chain.n1, lanes), _vector_counts(chain.n2, lanes)):
+        if mr * max(v1, v2) + max(v1, v2) + 1 > device.vector_registers:
+            continue
+        nr, nr2 = v1 * lanes, v2 * lanes
+        for mb in _blocks(chain, mr, nr, device):
+            for pack, pack_e, copy_a in product(_places(chain), _packs_e(chain, nr2, device), _copies(chain, mb)):
+                tile = {"mb": mb, "mr": mr, "nr": nr, "mr2": mr, "nr2": nr2}
+                seconds = _predict(chain, device, tile, pack, pack_e, copy_a)
+                found.append(
+                    Candidate.make("chain", seconds, pack=pack, pack_e=pack_e, copy_a=copy_a, **tile),
+                )
+    return found
+
+
+def _vector_counts(n: int, lanes: int) -> list[int]:
+    needed = ceil(n / lanes)
+    return sorted({min(count, needed) for count in (1, 2, 3, 4)})
+
+
+def _row_counts(m: int) -> list[int]:
+    counts = range(1, min(m, _MAX_ROWS) + 1)
+    return [mr for mr in counts if m % mr == 0 or (mr >= 4 and padded(m, mr) / m <= _MAX_WASTE)]
+
+
+def _blocks(chain: Chain, mr: int, nr: int, device: CPUModel) -> list[int]:
+    """Rows of a block: one tile doubled, and all rows; as far as L2 holds them and few are wasted."""
+    tiles = ceil(chain.m / mr)
+    counts = {1 << i for i in range(tiles.bit_length())} | {tiles, ceil(tiles / device.threads)}
+    return [
+        mr * count
+        for count in sorted(counts)
+        if chain.cached_bytes(mr * count, nr) <= cache_limit_bytes(device)
+        and padded(chain.m, mr * count) / chain.m <= _MAX_WASTE
+    ]
+
+
+def _places(chain: Chain) -> tuple[str, ...]:
+    return ("once", "batch") if chain.batch > 1 and not _is_packed(chain) else ("once",)
+
+
+def _is_packed(chain: Chain) -> bool:
+    return packs_ahead(chain.first.b) and packs_ahead(chain.second.b)
+
+
+def _packs_e(chain: Chain, nr2: int, device: CPUModel) -> tuple[bool, ...]:
+    """Whole panels may be read where they lie, unless their rows lie on too many pages."""
+    e = chain.second.b
+    stays = chain.e_is_contiguous and chain.n2 % nr2 == 0 and not packs_ahead(e)
+    return (True, False) if stays and chain.n1 * e.shape[-1] * 4 <= 2 * device.l2_bytes else (True,)
+
+
+def _copies(chain: Chain, mb: int) -> tuple[bool, ...]:
+    """Rows that must be clamped, or computed, are copied; others may be, for the sake of their distance."""
+    return (True,) if chain.m % mb or chain.first.a.param < 0 else (False, True)
+
+
+def _predict(chain: Chain, device: CPUModel, tile: dict[str, int], pack: str, pack_e: bool, copy_a: bool) -> float:
+    """Seconds of one run on all threads."""
+    lanes = device.lanes()
+    mb, mr, nr, nr2 = tile["mb"], tile["mr"], tile["nr"], tile["nr2"]
+    blocks = ceil(chain.m / mb)
+    cycles = 0.0  # of one block of rows
+    for n, k, width in ((chain.n1, chain.k, nr), (chain.n2, chain.n1, nr2)):
+        vectors, panels = width // lanes, ceil(n / width)
+        per_k = max(mr * vectors / device.fma_per_cycle, (mr + vectors) / LOADS_PER_CYCLE, float(device.fma_latency))
+        micro = max(k * per_k, k * width * 4 / bytes_per_cycle(k * (width + mr) * 4, device))
+        cycles += panels * (mb // mr) * (micro + _START_CYCLES + mr * vectors * _STORE_CYCLES)
+        # the panels come from where all of them stay, the rows are read once more for every panel
+        cycles += panels * width * k * 4 / bytes_per_cycle(panels * width * k * 4 * 2, device) * 0.5
+        cycles += panels * mb * k * 4 / bytes_per_cycle(mb * k * 4, device) * 0.25
+    if chain.is_softmax:
+        cycles += mb * padded(chain.n1, nr) / lanes * _SOFTMAX_CYCLES
+    if copy_a:
+        cycles += mb * chain.k / lanes * _MOVED_CYCLES
+    elif chain.k * 4 % 4096 == 0 and mr > 4:
+        cycles *= 1.1  # the rows of a tile lie in one set of L1
+    packing = 0.0  # of one batch
+    for n, k, contiguous, is_packed in (
+        (chain.n1, chain.k, chain.b_is_contiguous, packs_ahead(chain.first.b)),
+        (chain.n2, chain.n1, chain.e_is_contiguous, packs_ahead(chain.second.b) or not pack_e),
+    ):
+        if not is_packed:
+            moved = n * k * (_MOVED_CYCLES / lanes if contiguous else _GATHERED_CYCLES)
+            packing += max(moved, 2 * n * k * 4 / bytes_per_cycle(2 * n * k * 4, device))
+    grains = chain.batch * (1 if pack == "batch" else blocks)
+    imbalance = ceil(grains / device.threads) * device.threads / grains
+    total = (cycles * blocks + packing) * chain.batch * imbalance
+    return total / device.threads / device.cycles_per_s

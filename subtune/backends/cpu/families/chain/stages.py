@@ -1,0 +1,261 @@
+"""A chain of two contractions written anew, in stages of plain indices that a schedule can move.
+
+    b_packed[o, n/nr, k, nr], e_packed[o, j/nr2, n, nr2]     unless they are constants (packed at compile time) or stay
+    s[o, m, n]  sums of the first contraction, rows and columns padded to whole tiles
+    t = f(s)    and for a softmax  largest, p = exp(t - largest), inverse = 1 / sum p
+    o[o, m, j]  sums of the second contraction, over p not yet divided
+    done = o * inverse
+    out = g(done)
+
+Rows beyond the end repeat the last one; columns beyond the end are -inf for a softmax, and are never summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.s_tir import SBlock, SBlockRealize
+
+from subtune.core.kernel import Packing
+from subtune.patterns.anchor import Operand, loads, variables
+from subtune.patterns.chain import packs_ahead, padded
+from subtune.patterns.chain_recognise import ChainForm
+from subtune.patterns.recognise import with_stages
+from subtune.tir.substitute import substitute
+
+_REDUCE = tirx.IterVar.CommReduce
+_Right = Callable[[Any, Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainTile:
+    """Rows of a block, register tiles of both contractions, and where their right operands are packed."""
+
+    mb: int
+    mr: int
+    nr: int
+    mr2: int
+    nr2: int
+    pack: str  # "once": before everything else; "batch": by the thread that computes a batch
+    pack_e: bool  # False: the second right operand is read where it lies
+    copy_a: bool  # the block's rows of the first left operand are copied first
+
+
+def rewrite(func: Any, form: ChainForm, tile: ChainTile, lanes: int) -> tuple[Any, tuple[tuple[int, Packing], ...]]:
+    """The function in stages, and what it wants of its constants."""
+    extent = form.extents
+    rows, columns = padded(extent[form.m], tile.mb), padded(extent[form.n], tile.nr)
+    outer = [extent[v] for v in form.outer]
+    stages = _Stages()
+    packings: list[tuple[int, Packing]] = []
+
+    def axes(*last: Any) -> dict[Any, Any]:
+        return dict(zip((*form.outer, form.m), last[: len(outer) + 1], strict=True))
+
+    def inside(index: Any, of: Any, size: int) -> Any:
+        return index if size == extent[of] else tirx.min(index, tirx.const(extent[of] - 1, "int64"))
+
+    def right(name: str, expr: Any, operand: Operand, axis: tuple[Any, Any], nr: int, packs: bool) -> _Right:
+        """A right operand as a function of (the outer axes and m, column, reduced index)."""
+        column, reduced = axis
+        own = [v for v in form.outer if v in variables(expr)]
+        panels = [*(extent[v] for v in own), padded(extent[column], nr) // nr, extent[reduced], nr]
+        if packs_ahead(operand):
+            packing = _packing(operand, nr)
+            packed = tirx.decl_buffer([tirx.const(d, "int64") for d in packing.shape], "float32", name)
+            stages.params[operand.param] = packed
+            packings.append((operand.param, packing))
+            return _panel(packed, own, nr, len(packing.shape) - len(panels))
+        if not packs:
+            return lambda env, at, of: substitute(expr, {**env, column: at, reduced: of})
+
+        def pack(*i: Any) -> Any:
+            at = inside(i[-3] * tirx.const(nr, "int64") + i[-1], column, padded(extent[column], nr))
+            return substitute(expr, {**dict(zip(own, i, strict=False)), reduced: i[-2], column: at})
+
+        return _panel(stages.add(name, panels, pack), own, nr, 0)
+
+    b = right("b_packed", form.b, form.chain.first.b, (form.n, form.k), tile.nr, True)
+    e = right("e_packed", form.e, form.chain.second.b, (form.j, form.n), tile.nr2, tile.pack_e)
+
+    def left(*i: Any) -> Any:
+        *o, m, k = i
+        return substitute(form.a, {**axes(*o, inside(m, form.m, rows)), form.k: k})
+
+    copied = stages.add("a_rows", [*outer, rows, extent[form.k]], left) if tile.copy_a else None
+    a = left if copied is None else lambda *i: tirx.BufferLoad(copied, list(i))
+    s = stages.add(
+        "s", [*outer, rows, columns],
+        lambda *i: a(*i[:-2], i[-1]) * b(axes(*i), i[-2], i[-1]),
+        reduce=extent[form.k],
+    )  # fmt: skip
+
+    def scores(*i: Any) -> Any:
+        *o, m, n = i
+        env = {**axes(*o, inside(m, form.m, rows)), form.n: inside(n, form.n, columns)}
+        value = substitute(form.f, {**env, form.score: tirx.BufferLoad(s, list(i))})
+        if not form.chain.is_softmax or columns == extent[form.n]:
+            return value
+        exists = n < tirx.const(extent[form.n], "int64")
+        return tirx.Select(exists, value, tirx.const(float("-inf"), "float32"))
+
+    p = stages.add("t", [*outer, rows, columns], scores)
+    inverse = None
+    if form.chain.is_softmax:
+        p, inverse = _softmax(stages, p, [*outer, rows], columns, lanes)
+
+    second_columns = padded(extent[form.j], tile.nr2)
+    total = stages.add(
+        "o", [*outer, rows, second_columns],
+        lambda *i: tirx.BufferLoad(p, [*i[:-2], i[-1]]) * e(axes(*i), i[-2], i[-1]),
+        reduce=extent[form.n],
+    )  # fmt: skip
+
+    def divided(*i: Any) -> Any:
+        value = tirx.BufferLoad(total, list(i))
+        return value if inverse is None else value * tirx.BufferLoad(inverse, list(i[:-1]))
+
+    done = stages.add("done", [*outer, rows, second_columns], divided)
+
+    def result(*i: Any) -> Any:
+        return substitute(form.out, {**axes(*i), form.j: i[-1], form.sum: tirx.BufferLoad(done, list(i))})
+
+    def place(*i: Any) -> list[Any]:
+        return [substitute(index, {**axes(*i), form.j: i[-1]}) for index in form.out_indices]
+
+    stages.add("out", [*outer, extent[form.m], extent[form.j]], result, into=(func.params[-1], place))
+    return stages.function(func), tuple(packings)
+
+
+def _packing(operand: Operand, nr: int) -> Packing:
+    """`[ones..., batch..., column / nr, reduced, nr]`; the column axis is the last but one of the contraction's."""
+    reduced = max(operand.axes)
+    column = reduced - 1
+    split: list[tuple[int, ...]] = []
+    place: dict[tuple[int, int], int] = {}
+    count = 0
+    for dim, axis in enumerate(operand.axes):
+        size = operand.shape[dim]
+        split.append((padded(size, nr) // nr, nr) if axis == column else (size,))
+        for part in range(len(split[-1])):
+            place[axis if axis >= 0 else -1 - dim, part] = count
+            count += 1
+    lead = sorted(key for key in place if key[0] < 0)
+    batch = sorted(key for key in place if 0 <= key[0] < column)
+    order = [*lead, *batch, (column, 0), (reduced, 0), (column, 1)]
+    return Packing(tuple(split), tuple(place[key] for key in order))
+
+
+def _panel(packed: Any, own: Sequence[Any], nr: int, lead: int) -> _Right:
+    zero, width = tirx.const(0, "int64"), tirx.const(nr, "int64")
+
+    def read(env: Any, at: Any, of: Any) -> Any:
+        batch = [env[v] for v in own]
+        return tirx.BufferLoad(packed, [*[zero] * lead, *batch, tirx.floordiv(at, width), of, tirx.floormod(at, width)])
+
+    return read
+
+
+def _softmax(stages: _Stages, t: Any, rows: list[int], columns: int, lanes: int) -> tuple[Any, Any]:
+    """exp(t - its row's largest), and one over its row's sum; reductions keep one vector of partial results."""
+    lowest = tirx.min_value("float32")
+
+    def chunk(buffer: Any) -> Callable[..., Any]:
+        return lambda *i: tirx.BufferLoad(buffer, [*i[:-2], i[-1] * tirx.const(lanes, "int64") + i[-2]])
+
+    def across(buffer: Any, combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+        """All lanes of a partial result, halves at a time: four steps one after another where a loop takes sixteen."""
+
+        def value(*i: Any) -> Any:
+            terms = [tirx.BufferLoad(buffer, [*i, tirx.const(lane, "int64")]) for lane in range(lanes)]
+            while len(terms) > 1:
+                half = len(terms) // 2
+                terms = [combine(x, y) for x, y in zip(terms[:half], terms[half:], strict=True)]
+            return terms[0]
+
+        return value
+
+    chunks = columns // lanes
+    part = stages.add("largest_part", [*rows, lanes], chunk(t), reduce=chunks, combine=tirx.max, start=lowest)
+    largest = stages.add("largest", rows, across(part, tirx.max))
+    p = stages.add(
+        "p", [*rows, columns],
+        lambda *i: tirx.exp(tirx.BufferLoad(t, list(i)) - tirx.BufferLoad(largest, list(i[:-1]))),
+    )  # fmt: skip
+    part = stages.add("total_part", [*rows, lanes], chunk(p), reduce=chunks)
+    total = across(part, lambda x, y: x + y)
+    inverse = stages.add("inverse", rows, lambda *i: tirx.const(1.0, "float32") / total(*i))
+    return p, inverse
+
+
+@dataclass(slots=True)
+class _Stages:
+    """Loop nests in program order, the buffers between them, and the parameters that changed."""
+
+    nests: list[Any] = field(default_factory=list)
+    buffers: list[Any] = field(default_factory=list)
+    params: dict[int, Any] = field(default_factory=dict)
+
+    def add(
+        self,
+        name: str,
+        shape: Sequence[int],
+        value: Callable[..., Any],
+        reduce: int = 0,
+        combine: Callable[[Any, Any], Any] = lambda x, y: x + y,
+        start: Any = None,
+        into: tuple[Any, Callable[..., list[Any]]] | None = None,
+    ) -> Any:
+        """`buffer[i...] = value(i...)`, or the reduction of `value(i..., r)` over `reduce` elements."""
+        extents = [*shape, *([reduce] if reduce else [])]
+        ivs = [
+            tirx.IterVar(
+                ir.Range(tirx.const(0, "int64"), tirx.const(size, "int64")),
+                tirx.Var(f"v{i}", "int64"),
+                _REDUCE if i >= len(shape) else tirx.IterVar.DataPar,
+            )
+            for i, size in enumerate(extents)
+        ]
+        variables_ = [iv.var for iv in ivs]
+        at = variables_[: len(shape)]
+        if into is None:
+            buffer = tirx.decl_buffer([tirx.const(d, "int64") for d in shape], "float32", name)
+            self.buffers.append(buffer)
+            indices = list(at)
+        else:
+            buffer, indices = into[0], into[1](*at)
+        result = value(*variables_)
+        init = None
+        if reduce:
+            init = tirx.BufferStore(buffer, tirx.const(0.0, "float32") if start is None else start, indices)
+            result = combine(tirx.BufferLoad(buffer, indices), result)
+        body = tirx.BufferStore(buffer, result, indices)
+        self.nests.append(_nest(name, ivs, body, init))
+        return buffer
+
+    def function(self, func: Any) -> Any:
+        params = [self.params.get(i, p) for i, p in enumerate(func.params)]
+        return with_stages(func, self.nests, self.buffers, params)
+
+
+def _nest(name: str, ivs: list[Any], body: Any, init: Any) -> Any:
+    regions: list[Any] = []
+    for load in loads(body.value):
+        region = _point(load.source, load.indices)
+        known = any(tvm_ffi.structural_equal(region, other, map_free_vars=False) for other in regions)
+        if not load.source.same_as(body.buffer) and not known:
+            regions.append(region)
+    loops = [tirx.Var(f"i{i}", "int64") for i in range(len(ivs))]
+    block = SBlock(ivs, regions, [_point(body.buffer, body.indices)], name, body, init)
+    stmt: Any = SBlockRealize(loops, True, block)
+    for var, iv in zip(reversed(loops), reversed(ivs), strict=True):
+        stmt = tirx.For(var, tirx.const(0, "int64"), iv.dom.extent, tirx.ForKind.SERIAL, stmt)
+    return stmt
+
+
+def _point(buffer: Any, indices: Any) -> Any:
+    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(i, tirx.const(1, "int64")) for i in indices])

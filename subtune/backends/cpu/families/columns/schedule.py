@@ -1,0 +1,168 @@
+"""Reductions that keep the innermost axis: softmax over channels, instance norm channels last, sums over rows.
+
+    for kept outer axes and tile of `cb` columns (parallel):
+      for each stage:  for the other axes:  cb columns as vectors; a reduction's sums stay in registers
+
+All stages of one tile run before the next tile, so that what several of them read stays in the cache. With the knob
+`ahead`, rows to come are asked for while this one is read.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import SBlockRealize, Schedule, ScheduleError
+
+from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.families.rowwise.schedule import is_costly, kept_axes
+from subtune.backends.cpu.loops.prefetch import prefetch_rows
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
+from subtune.patterns.anchor import all_blocks, is_reduction, variables
+from subtune.patterns.anchor import columns as columns_of
+from subtune.tir.tile import extent_of, vector_width
+from subtune.tir.walk import found
+
+_MAX_UNROLLED = 16  # vectors
+_SMALL = 8
+"""A stage with so many times fewer elements than the output is computed for itself."""
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
+    try:
+        inlined = elements_inlined(workload)
+        if isinstance(inlined, NotApplicable):
+            return inlined
+        sch, output = inlined
+        kernel = _schedule(sch, output, int(candidate["cb"]), device.lanes(), candidate.is_serial)
+    except ScheduleError as e:
+        return NotApplicable(str(e).strip().splitlines()[-1])
+    if isinstance(kernel, NotApplicable) or not candidate.get("ahead"):
+        return kernel
+    return Kernel(prefetch_rows(kernel.func, [f"{sch.get(b).name_hint}" for b in all_blocks(sch)]))
+
+
+def elements_inlined(workload: Workload) -> tuple[Schedule, str] | NotApplicable:
+    """The workload with its stages of elements inlined, and the name of its one output. Raises ScheduleError."""
+    sch = Schedule(workload.func)
+    outputs = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
+    if len(outputs) != 1:
+        return NotApplicable("more than one output")
+    inline_elements(sch, outputs[0])
+    return sch, outputs[0]
+
+
+def _schedule(sch: Schedule, output_name: str, cb: int, lanes: int, is_serial: bool) -> Kernel | NotApplicable:
+    reductions = [b for b in all_blocks(sch) if is_reduction(sch.get(b))]
+    if not reductions:
+        return NotApplicable("no reduction")
+    output = sch.get_sblock(output_name)
+    if is_reduction(sch.get(output)):
+        if len(sch.get(output).writes) > 1:
+            return NotApplicable("a reduction of several values is the output")
+        output = sch.cache_write(output, 0, "local")
+    output_name = sch.get(output).name_hint
+    kept = kept_axes(sch, output, reductions)
+    node = sch.get(output)
+    if len(node.iter_vars) - 1 not in kept:
+        return NotApplicable("the innermost axis is reduced")
+    loops = sch.get_loops(output)
+    if len(loops) != len(node.iter_vars):
+        return NotApplicable("the output's loops are not its axes")
+    *outer, columns = [loops[axis] for axis in kept]
+    rest = [loop for axis, loop in enumerate(loops) if axis not in kept]
+    info = columns_of(sch, reductions)
+    if isinstance(info, NotApplicable):
+        return info
+    if extent_of(sch, columns) % cb or cb % info.group:
+        return NotApplicable(f"a tile of {cb} columns does not divide {info.columns} in groups of {info.group}")
+    names = [sch.get(b).name_hint for b in all_blocks(sch)]
+    tile, inner = sch.split(columns, [None, cb])
+    sch.reorder(*outer, tile, *rest, inner)
+    at = sch.fuse(*outer, tile)
+    if not is_serial:
+        sch.parallel(at)
+    for name in reversed(names):
+        if name != output_name:
+            sch.compute_at(sch.get_sblock(name), at)
+    for name in names:
+        _stage(sch, sch.get_sblock(name), lanes)
+    return Kernel(sch.mod["main"], (), sch.trace)
+
+
+def inline_elements(sch: Schedule, output_name: str) -> None:
+    """Inline what is computed for every element; what is computed once for a column (its scale) stays a stage."""
+    size = iterations(sch, sch.get_sblock(output_name))
+    for name in [sch.get(b).name_hint for b in all_blocks(sch)]:
+        block = sch.get_sblock(name)
+        if name == output_name or is_reduction(sch.get(block)) or iterations(sch, block) * _SMALL <= size:
+            continue
+        if is_costly(sch.get(block)) and len(sch.get_consumers(block)) > 1:
+            continue
+        sch.compute_inline(block)
+
+
+def iterations(sch: Schedule, block: Any) -> int:
+    return prod(int(iv.dom.extent) for iv in sch.get(block).iter_vars)
+
+
+def _stage(sch: Schedule, block: Any, lanes: int) -> None:
+    """Columns innermost as vectors; reduced axes outside of them, all else outermost."""
+    node = sch.get(block)
+    last = node.writes[0].region[-1].min if len(node.writes[0].region) else None
+    by_axis = _loops_of_axes(sch, block)
+    reduce, columns = [], None
+    for iv, loop in zip(node.iter_vars, by_axis, strict=True):
+        if loop is None:
+            continue
+        if int(iv.iter_type) == tirx.IterVar.CommReduce:
+            reduce.append(loop)
+        elif last is not None and last.same_as(iv.var):
+            columns = loop
+    if columns is None or not reads_columns(node, last):
+        return
+    extent = extent_of(sch, columns)
+    width = vector_width(extent, lanes)
+    if width == 1:
+        return
+    if reduce:
+        sch.reorder(*reduce, columns)
+    vectors, vec = sch.split(columns, [None, width])
+    sch.vectorize(vec)
+    if extent // width <= _MAX_UNROLLED:
+        sch.unroll(vectors)
+    if reduce:
+        if len(node.writes) == 1:
+            sch.set_scope(block, 0, "local")
+        sch.decompose_reduction(block, reduce[0])
+
+
+def reads_columns(node: Any, column: Any) -> bool:
+    """Whether what is read lies along the columns, or does not depend on them."""
+    for region in node.reads:
+        if not region.region:
+            continue
+        *others, innermost = [dim.min for dim in region.region]
+        if any(column in variables(index) for index in others):
+            return False
+        if column in variables(innermost) and not innermost.same_as(column):
+            pieces = [innermost.a, innermost.b] if isinstance(innermost, tirx.Add) else []
+            if not any(piece.same_as(column) for piece in pieces):
+                return False
+    return True
+
+
+def _loops_of_axes(sch: Schedule, block: Any) -> list[Any | None]:
+    """For every axis of the block, the one loop that is bound to it below the tile; None for an axis of one value."""
+    name = sch.get(block).name_hint
+    realize = next(r for r in found(sch.mod["main"].body, SBlockRealize) if r.block.name_hint == name)
+    loops = sch.get_loops(block)[1:]
+    result: list[Any | None] = []
+    for value in realize.iter_values:
+        used = variables(value)
+        mine = [loop for loop in loops if sch.get(loop).loop_var in used]
+        result.append(mine[0] if len(mine) == 1 else None)
+    return result

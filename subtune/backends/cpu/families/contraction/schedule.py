@@ -1,0 +1,145 @@
+"""Register-blocked contraction: GEMM, batch matmul and direct NHWC convolution from one loop structure (`loop_nest`).
+
+The accumulators of one micro-kernel (`mr` x `nr`) live in registers, the epilogue is computed on them before
+the store. A constant B is packed `[n / nr][k...][nr]` at compile time, so that the micro-kernel reads it with unit
+stride; with the knob `prefetch` the next panel of it is fetched meanwhile. Another B is packed in the same kernel
+(`online_pack`), where it does not lie along n, and with the knob `pack` where it does.
+Sources: Goto & van de Geijn 2008; Low et al., "Analytical Modeling Is Enough for High-Performance BLIS", 2016; measured
+in the project's recipes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import Schedule, ScheduleError
+
+from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.loops.last_tile import narrowed
+from subtune.backends.cpu.loops.loop_nest import Tiling, mark, micro_kernel, place
+from subtune.backends.cpu.loops.online_pack import is_copy, pack_meanwhile, place_online_pack, place_panel, turn_marked
+from subtune.backends.cpu.loops.prefetch import prefetch_panels
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable, Packing
+from subtune.core.workload import Workload, dtype_bits
+from subtune.patterns.anchor import Contraction, Operand, contraction
+from subtune.patterns.recognise import Stages, anchored, classify
+from subtune.tir.padding import pad_axes
+from subtune.tir.prepack import PREPROC_ATTR, split_prepack
+from subtune.tir.tile import names_equal
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
+    found = anchored(workload, contraction)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
+    lanes = info.lanes(device.lanes(dtype_bits(info.acc_dtype)))
+    tiling = Tiling.of(candidate, lanes)
+    if info.per_group % tiling.nr:
+        return NotApplicable(f"nr={tiling.nr} does not divide the {info.per_group} columns of a group")
+    if tiling.nr % lanes:
+        return NotApplicable(f"nr={tiling.nr} is no multiple of the {lanes} vector lanes")
+
+    weights, columns = info.b, info.n.extent
+    padded = tiling.padding(info)
+    if padded:
+        sch = Schedule(pad_axes(sch.mod["main"], sch.get(stages.anchors[0]).name_hint, info, padded))
+        wider = classify(sch)
+        assert isinstance(wider, Stages), wider.reason
+        wider_info = contraction(sch, wider.anchors[0])
+        assert isinstance(wider_info, Contraction), wider_info.reason
+        stages, info = wider, wider_info
+    try:
+        knobs = bool(candidate.get("prefetch")), bool(candidate.get("pack"))
+        return _schedule(sch, stages, info, weights, columns, tiling, knobs, not padded)
+    except ScheduleError as e:
+        return NotApplicable(str(e).strip().splitlines()[-1])
+
+
+def _schedule(
+    sch: Schedule,
+    stages: Stages,
+    info: Contraction,
+    weights: Operand,
+    columns: int,
+    tiling: Tiling,
+    knobs: tuple[bool, bool],
+    exportable: bool,
+) -> Kernel | NotApplicable:
+    prefetches, packs = knobs
+    block, nr = stages.anchors[0], tiling.nr
+    producers = list(stages.producers)
+    packed = None
+    packing = None
+    if packs or weights.is_constant or info.b.axes[-1] != info.n.index:
+        if -1 in info.b.axes:
+            return NotApplicable("B is indexed by more than its own axes: it cannot be packed")
+        packed = sch.cache_read(block, info.b.read, "global")
+        if info.b.param < 0:  # B is computed by a block (its padding): by the packing, then
+            made_by = sch.get_producers(packed)
+            producers = [p for p in producers if not names_equal(sch, p, made_by[0])]
+            sch.compute_inline(made_by[0])
+        batch, k_axes = ([axis.index for axis in info.of_role(role)] for role in ("batch", "k"))
+        dims = {axis: dim for dim, axis in enumerate(info.b.axes)}
+        layout = [*batch, info.n.index, *k_axes]
+        sch.transform_layout(block, ("read", info.b.read), packed_index(dims, layout, info.n.index, nr))
+        if weights.is_constant:
+            sch.annotate(packed, PREPROC_ATTR, True)
+            packing = packing_of(info, layout, nr)
+
+    packs_online = packed is not None and not weights.is_constant
+    is_along_n = weights.axes[-1] == info.n.index
+    nest = place(sch, block, stages.outputs, info, tiling, packs_online)
+    # A thread that has a panel to itself packs it while it multiplies.
+    has_panels = tiling.order in ("n", "nm") and not nest.batch and len(nest.reduce) == 1
+    in_panels = packs_online and is_along_n and has_panels and is_copy(sch.get(packed))
+    turns = False
+    if in_panels:
+        place_panel(sch, packed, nest.fused, tiling.lanes)
+    elif packs_online:
+        turns = place_online_pack(sch, packed, nest.batch, is_along_n, tiling.lanes, tiling.is_serial)
+    mark(sch, nest, tiling, producers, tiling.lanes)
+
+    func = sch.mod["main"]
+    if in_panels:
+        func = pack_meanwhile(func, sch.get(packed).name_hint, micro_kernel(sch, nest))
+    elif turns:
+        func = turn_marked(func)
+    packings: tuple[tuple[int, Packing], ...] = ()
+    if packing is not None:
+        func = split_prepack(func, weights.param)
+        packings = ((weights.param, packing),)
+        if prefetches:
+            func = prefetch_panels(func, func.params[weights.param], micro_kernel(sch, nest))
+    whole = narrowed(func, micro_kernel(sch, nest), info.n.index, columns, nr, tiling.lanes)
+    is_schedule = whole.same_as(func) and not (prefetches or turns or in_panels)
+    return Kernel(whole, packings, sch.trace if exportable and is_schedule else None)
+
+
+def packed_index(dims: dict[int, int], layout: list[int], n_axis: int, nr: int) -> Any:
+    """Index map of B's dims to `[batch..., n / nr, k..., nr]`."""
+
+    def index_map(*index: Any) -> list[Any]:
+        n = index[dims[n_axis]]
+        return [tirx.floordiv(n, nr) if axis == n_axis else index[dims[axis]] for axis in layout] + [
+            tirx.floormod(n, nr)
+        ]
+
+    return tirx.IndexMap.from_func(index_map, ndim=len(dims))
+
+
+def packing_of(info: Contraction, layout: list[int], nr: int) -> Packing:
+    split: list[tuple[int, ...]] = []
+    position: dict[tuple[int, int], int] = {}
+    count = 0
+    for dim, axis in enumerate(info.b.axes):
+        extent = info.b.shape[dim]
+        parts = (extent // nr, nr) if axis == info.n.index else (extent,)
+        split.append(parts)
+        for part in range(len(parts)):
+            position[axis, part] = count
+            count += 1
+    order = [position[axis, 0] for axis in layout] + [position[info.n.index, 1]]
+    return Packing(tuple(split), tuple(order))

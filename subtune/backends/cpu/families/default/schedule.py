@@ -1,0 +1,99 @@
+"""The default schedule: a plain parallel and vectorised loop nest, always applicable. Gains are reported against it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import Schedule, ScheduleError
+
+from subtune.backends.cpu.device import CPUModel
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel
+from subtune.core.workload import Workload
+from subtune.patterns.anchor import all_blocks
+from subtune.tir.tile import vector_width
+
+_MIN_VECTOR = 4  # elements
+_MAX_VECTOR_TAIL = 64  # elements: an innermost loop up to this long that lanes do not divide is one vector
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel:
+    """Inline what can be inlined; then each stage is one loop nest, parallel outside, vectorised inside."""
+    try:
+        sch = Schedule(workload.func)
+        blocks = all_blocks(sch)
+    except (ScheduleError, ValueError):  # not made of schedulable blocks: a sort, a scan
+        return Kernel(workload.func)
+    outputs = {sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))}
+    for name in [sch.get(b).name_hint for b in blocks]:
+        block = sch.get_sblock(name)
+        if name not in outputs and not _reduction_axes(sch, block) and not _is_pad(sch, block):
+            sch = _attempt(sch, lambda s, n: s.compute_inline(s.get_sblock(n)), name)
+    for name in [sch.get(b).name_hint for b in all_blocks(sch)]:
+        sch = _attempt(sch, lambda s, n: _nest(s, n, device), name)
+    return Kernel(sch.mod["main"], (), sch.trace)
+
+
+def _attempt(sch: Schedule, step: Any, name: str) -> Schedule:
+    """`step` on a copy; the schedule before it when it is refused."""
+    trial = sch.copy()
+    try:
+        step(trial, name)
+    except ScheduleError:
+        return sch
+    return trial
+
+
+def _nest(sch: Schedule, name: str, device: CPUModel) -> None:
+    block = sch.get_sblock(name)
+    loops = sch.get_loops(block)
+    reduction = _reduction_axes(sch, block)
+    kinds = [int(iv.iter_type) for iv in sch.get(block).iter_vars]
+    if len(loops) != len(kinds) or any(kind not in (tirx.IterVar.DataPar, tirx.IterVar.CommReduce) for kind in kinds):
+        return  # loops that carry something: leave them
+    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == tirx.IterVar.DataPar]
+    reduce = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == tirx.IterVar.CommReduce]
+    if not spatial:
+        return
+    lanes = device.lanes()
+    *outer, last = spatial
+    extent = sch.get(last).extent
+    vector = None
+    if isinstance(extent, tirx.IntImm) and _is_contiguous(sch, block) and _vectorises(sch.get(block)):
+        if (width := vector_width(int(extent), lanes)) >= _MIN_VECTOR:
+            last, vector = sch.split(last, [None, width])
+            outer = [*outer, last]
+        elif int(extent) <= _MAX_VECTOR_TAIL and int(extent) > 1 and outer:
+            vector = last
+    if vector is None:
+        outer = spatial
+    sch.reorder(*outer, *reduce, *([vector] if vector is not None else []))
+    fused = sch.fuse(*outer)
+    sch.parallel(fused)
+    if vector is not None:
+        sch.vectorize(vector)
+    if reduction:
+        sch.decompose_reduction(block, reduce[0])
+
+
+def _reduction_axes(sch: Schedule, block: Any) -> list[int]:
+    return [i for i, iv in enumerate(sch.get(block).iter_vars) if int(iv.iter_type) == tirx.IterVar.CommReduce]
+
+
+def _is_contiguous(sch: Schedule, block: Any) -> bool:
+    """Whether the innermost spatial axis runs along the innermost dim of what the block writes."""
+    node = sch.get(block)
+    spatial = [iv.var for iv in node.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
+    writes = node.writes
+    return len(writes) == 1 and len(writes[0].region) > 0 and bool(writes[0].region[-1].min.same_as(spatial[-1]))
+
+
+def _vectorises(block: Any) -> bool:
+    """This TVM cannot lower vector stores of the types that it stores as integers of another width."""
+    dtypes = {str(region.source.dtype) for region in (*block.reads, *block.writes)}
+    return not any(dtype.startswith(("float8", "float6", "float4")) for dtype in dtypes)
+
+
+def _is_pad(sch: Schedule, block: Any) -> bool:
+    return "if_then_else" in str(sch.get(block).body) and bool(sch.get_consumers(block))

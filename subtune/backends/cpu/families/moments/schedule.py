@@ -1,0 +1,314 @@
+"""Means and squared distances from them in one reading: group norm and instance norm, channels last.
+
+    for parts of the rows (parallel):
+      for pieces, so few rows that they stay in L1:
+        their mean;  their squared distances from it, while the next piece is asked for;  both merged into the part's
+    the sums of all parts;  what is computed from them
+    for the output's rows (parallel):  all columns as vectors
+
+Over n rows whose mean is p, sum (x - m)^2 = sum (x - p)^2 + n (p - m)^2 for any m: nothing cancels, as it would in
+sum x^2 - n m^2. Source: Chan, Golub, LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample
+Variances (1979).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
+
+from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.families.columns.schedule import elements_inlined, iterations, reads_columns
+from subtune.backends.cpu.families.pieces.schedule import LARGE, in_rows
+from subtune.backends.cpu.loops.prefetch import L1, ask
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
+from subtune.patterns.anchor import all_blocks, is_reduction, is_same, loads, root_stages, stage_block, variables
+from subtune.patterns.recognise import with_stages
+from subtune.tir.statements import buffer, integer, load, parallel, sequence, serial, store, unrolled, vectorized
+from subtune.tir.substitute import substitute
+
+_MAX_VECTORS = 8  # of columns at a time: their sums and means stay in registers
+_LINE_BYTES = 64
+_ZERO = tirx.const(0.0, "float32")
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
+    try:
+        inlined = elements_inlined(workload)
+        if isinstance(inlined, NotApplicable):
+            return inlined
+        sch, output = inlined
+        names = large_reductions(sch)
+        if len(names) != 2:
+            return NotApplicable("not two large reductions")
+        if (reason := in_rows(sch, sch.get_sblock(output), device.lanes())) is not None:
+            return reason
+    except ScheduleError as e:
+        return NotApplicable(str(e).strip().splitlines()[-1])
+    func = sch.mod["main"]
+    stages = root_stages(func)
+    first, second = ([stage_block(stage).name_hint for stage in stages].index(name) for name in names)
+    found = moments_of(stage_block(stages[first]), stage_block(stages[second]))
+    if isinstance(found, NotApplicable):
+        return found
+    rows, lanes = int(candidate["rows"]), device.lanes()
+    if found.length % rows or found.columns % lanes:
+        return NotApplicable(f"{found.length} rows of {found.columns} are no whole pieces of {rows}")
+    writer = _Writer(found, rows, device.threads, lanes)
+    stages[first : first + 1] = [writer.parts(), writer.sums()]
+    stages[second + 1] = writer.squares()
+    return Kernel(with_stages(func, stages, [*func.body.block.alloc_buffers, writer.means, writer.distances]))
+
+
+def large_reductions(sch: Schedule) -> list[str]:
+    """Names of the reductions that take about as long as the largest stage."""
+    blocks = all_blocks(sch)
+    most = max(iterations(sch, b) for b in blocks)
+    return [sch.get(b).name_hint for b in blocks if is_reduction(sch.get(b)) and iterations(sch, b) * LARGE > most]
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """`total` sums `value` over the reduced axes, `squares` sums its squared distance from `mean`, of kept axes."""
+
+    total: Any
+    squares: Any
+    value: Any
+    mean: Any
+
+    def axes(self, kind: int) -> list[Any]:
+        return [iv for iv in self.total.iter_vars if int(iv.iter_type) == kind]
+
+    @property
+    def outer(self) -> int:
+        return _extent(self.axes(tirx.IterVar.DataPar)[:-1])
+
+    @property
+    def columns(self) -> int:
+        return _extent(self.axes(tirx.IterVar.DataPar)[-1:])
+
+    @property
+    def length(self) -> int:
+        return _extent(self.axes(tirx.IterVar.CommReduce))
+
+    def at(self, outer: Any, row: Any, column: Any) -> dict[Any, Any]:
+        """The axes' values; `outer` counts the kept axes but the last one, `row` the reduced ones."""
+        *others, last = self.axes(tirx.IterVar.DataPar)
+        return _unfolded(others, outer) | _unfolded(self.axes(tirx.IterVar.CommReduce), row) | {last.var: column}
+
+
+def moments_of(first: Any, second: Any) -> Moments | NotApplicable:
+    """What two reductions (sblocks) are a sum and the squared distances of."""
+    value, square = _summed(first), _summed(second)
+    if value is None or square is None:
+        return NotApplicable("not two sums of float32")
+    if len(first.iter_vars) != len(second.iter_vars):
+        return NotApplicable("the sums have different axes")
+    kinds = [(int(iv.iter_type), int(iv.dom.extent)) for iv in first.iter_vars]
+    if kinds != [(int(iv.iter_type), int(iv.dom.extent)) for iv in second.iter_vars]:
+        return NotApplicable("the sums have different axes")
+    square = substitute(square, {b.var: a.var for a, b in zip(first.iter_vars, second.iter_vars, strict=True)})
+    if not isinstance(square, tirx.Mul) or not is_same(square.a, square.b) or not isinstance(square.a, tirx.Sub):
+        return NotApplicable("the second sum is not one of squared differences")
+    found = Moments(first, second, value, square.a.b)
+    reduced = {iv.var for iv in found.axes(tirx.IterVar.CommReduce)}
+    if not is_same(square.a.a, value) or variables(found.mean) & reduced:
+        return NotApplicable("the differences are not from what the first sum gives")
+    kept = found.axes(tirx.IterVar.DataPar)
+    if not kept or not first.body.indices[-1].same_as(kept[-1].var):
+        return NotApplicable("the innermost axis is reduced")
+    if not reads_columns(first, kept[-1].var):
+        return NotApplicable("no vectors of columns")
+    return found
+
+
+class _Writer:
+    def __init__(self, found: Moments, rows: int, threads: int, lanes: int) -> None:
+        self._found, self._rows, self._lanes = found, rows, lanes
+        self._pieces = found.length // rows
+        self._parts = min(threads, self._pieces)
+        vectors = found.columns // lanes
+        self._vectors = max(v for v in range(1, _MAX_VECTORS + 1) if vectors % v == 0)
+        shape = (self._parts, found.outer, found.columns)
+        self.means, self.distances = buffer("moments_mean", shape), buffer("moments_distance", shape)
+
+    def parts(self) -> Any:
+        """Mean and squared distances of every part, into `means` and `distances`."""
+        width = self._vectors * self._lanes
+        tiles = self._found.columns // width
+
+        def part(number: Any) -> Any:
+            begin, end = self._begin(number), self._begin(number + integer(1))
+
+            def of_outer(outer: Any) -> Any:
+                def clear(column: Any) -> Any:
+                    return sequence(*(store(b, _ZERO, number, outer, column) for b in (self.means, self.distances)))
+
+                def piece(done: Any) -> Any:
+                    return serial(tiles, lambda t: self._piece(number, outer, begin + done, done, t * integer(width)))
+
+                return sequence(self._over_columns(clear), serial(end - begin, piece))
+
+            return serial(self._found.outer, of_outer)
+
+        return _block("moments", parallel(self._parts, part), self._found, [])
+
+    def sums(self) -> Any:
+        """`total`'s result, from the parts' means."""
+
+        def of_part(part: Any, outer: Any, column: Any, at: dict[Any, Any]) -> Any:
+            return self._count(part) * load(self.means, part, outer, column)
+
+        return self._of_parts(self._found.total, of_part)
+
+    def squares(self) -> Any:
+        """`squares`' result, from the parts' squared distances and their means' distances from `mean`."""
+
+        def of_part(part: Any, outer: Any, column: Any, at: dict[Any, Any]) -> Any:
+            distance = load(self.means, part, outer, column) - substitute(self._found.mean, at)
+            return load(self.distances, part, outer, column) + self._count(part) * distance * distance
+
+        return self._of_parts(self._found.squares, of_part)
+
+    def _piece(self, part: Any, outer: Any, number: Any, done: Any, first: Any) -> Any:
+        """One piece's columns from `first` on, merged into those of the `done` pieces before it."""
+        lanes, rows = self._lanes, self._rows
+        means = buffer("piece_mean", (self._vectors * lanes,), "local")
+        distances = buffer("piece_distance", (self._vectors * lanes,), "local")
+
+        def over(body: Callable[[Any], Any]) -> Any:
+            return unrolled(self._vectors, lambda v: vectorized(lanes, lambda lane: body(v * integer(lanes) + lane)))
+
+        def value(row: Any, column: Any) -> Any:
+            at = self._found.at(outer, number * integer(rows) + row, first + column)
+            return substitute(self._found.value, at)
+
+        def distance(row: Any) -> Any:
+            def body(column: Any) -> Any:
+                away = value(row, column) - load(means, column)
+                return store(distances, load(distances, column) + away * away, column)
+
+            return sequence(*self._ask(outer, (number + integer(1)) * integer(rows) + row, first), over(body))
+
+        def merge(column: Any) -> Any:
+            at = (part, outer, first + column)
+            weight = tirx.const(1.0, "float32") / tirx.Cast("float32", done + integer(1))
+            away = load(means, column) - load(self.means, *at)
+            count = tirx.Cast("float32", done * integer(rows))
+            return sequence(
+                store(
+                    self.distances,
+                    load(self.distances, *at) + load(distances, column) + away * away * (count * weight),
+                    *at,
+                ),
+                store(self.means, load(self.means, *at) + away * weight, *at),
+            )
+
+        body = [
+            over(lambda column: store(means, _ZERO, column)),
+            serial(
+                rows, lambda row: over(lambda column: store(means, load(means, column) + value(row, column), column))
+            ),
+            over(lambda column: store(means, load(means, column) * tirx.const(1.0 / rows, "float32"), column)),
+            over(lambda column: store(distances, _ZERO, column)),
+            serial(rows, distance),
+            over(merge),
+        ]
+        return _block("piece", sequence(*body), self._found, [means, distances])
+
+    def _ask(self, outer: Any, row: Any, column: Any) -> list[Any]:
+        """For a row's columns of what is as large as all rows together."""
+        at = self._found.at(outer, row, integer(0))
+        reduced = {iv.var for iv in self._found.axes(tirx.IterVar.CommReduce)}
+        asked = []
+        for one in loads(self._found.value):
+            if reduced & variables(list(one.indices)):
+                *others, _ = (substitute(index, at) for index in one.indices)
+                line = _LINE_BYTES // tvm_ffi.dtype(str(one.source.dtype)).itemsize
+                width = self._vectors * self._lanes
+                asked += [ask(one.source, [*others, column + integer(i)], L1) for i in range(0, width, line)]
+        return asked
+
+    def _of_parts(self, block: Any, of_part: Callable[[Any, Any, Any, dict[Any, Any]], Any]) -> Any:
+        """The statement that computes the block's result as the sum of `of_part` over all parts."""
+
+        def of_outer(outer: Any) -> Any:
+            def column(number: Any) -> Any:
+                at = self._found.at(outer, integer(0), number)
+                place = [substitute(index, at) for index in self._found.total.body.indices]
+                parts = (of_part(integer(part), outer, number, at) for part in range(self._parts))
+                return store(block.body.buffer, sum(parts, start=_ZERO), *place)
+
+            return self._over_columns(column)
+
+        return _block(block.name_hint, serial(self._found.outer, of_outer), self._found, [])
+
+    def _over_columns(self, body: Callable[[Any], Any]) -> Any:
+        lanes = self._lanes
+        vectors = self._found.columns // lanes
+        return serial(vectors, lambda v: vectorized(lanes, lambda lane: body(v * integer(lanes) + lane)))
+
+    def _count(self, part: Any) -> Any:
+        """Rows of a part."""
+        return tirx.Cast("float32", (self._begin(part + integer(1)) - self._begin(part)) * integer(self._rows))
+
+    def _begin(self, part: Any) -> Any:
+        """The first piece of a part."""
+        return tirx.floordiv(part * integer(self._pieces), integer(self._parts))
+
+
+def _summed(block: Any) -> Any | None:
+    """What a block adds to a sum of float32 that starts with 0."""
+    update = block.body
+    if not isinstance(update, tirx.BufferStore) or str(update.buffer.dtype) != "float32":
+        return None
+    value = update.value
+    if not isinstance(value, tirx.Add) or not isinstance(value.a, ir.TensorLoad):
+        return None
+    starts = getattr(block.init, "value", None)
+    is_zero = isinstance(starts, tirx.FloatImm) and float(starts) == 0.0
+    return value.b if is_zero and value.a.source.same_as(update.buffer) else None
+
+
+def _block(name: str, body: Any, found: Moments, buffers: Sequence[Any]) -> Any:
+    """The body as a block of its own; what it reads and writes is taken from its loads and stores."""
+    stored: list[Any] = []
+    tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda one: stored.append(one.buffer)))
+    read = [one.source for one in loads(body)]
+    regions = [
+        [
+            tirx.BufferRegion(one, [ir.Range(integer(0), extent) for extent in one.shape])
+            for one in _distinct(some)
+            if not any(one.same_as(b) for b in buffers)
+        ]
+        for some in (read, stored)
+    ]
+    return SBlockRealize([], True, SBlock([], *regions, name, body, None, list(buffers)))
+
+
+def _distinct(buffers: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    for one in buffers:
+        if not any(one.same_as(other) for other in found):
+            found.append(one)
+    return found
+
+
+def _unfolded(axes: Sequence[Any], index: Any) -> dict[Any, Any]:
+    """The values of axes that `index` counts together, the last one fastest."""
+    values: dict[Any, Any] = {}
+    for at, iv in reversed(list(enumerate(axes))):
+        values[iv.var] = index % iv.dom.extent if at else index
+        index = tirx.floordiv(index, iv.dom.extent)
+    return values
+
+
+def _extent(axes: Sequence[Any]) -> int:
+    return prod(int(iv.dom.extent) for iv in axes)

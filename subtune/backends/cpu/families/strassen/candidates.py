@@ -1,0 +1,92 @@
+"""Candidates for Strassen's algorithm: how many levels, which GEMM tile, which loop is parallel.
+
+Counts cycles of one thread: the products at the micro-kernel's rate, the sums of blocks of A, the sums of products
+with the epilogue, and the journeys of the packed sums of B, of which there are (7/4)^levels as many bytes as of B.
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
+from subtune.backends.cpu.device import CPUModel
+from subtune.core.candidate import Candidate
+from subtune.core.workload import Workload
+from subtune.patterns.anchor import Contraction, winograd_obstacle
+from subtune.patterns.strassen import PRODUCTS, strassen_obstacle, terms
+
+_START_CYCLES = 30.0  # of a micro-kernel
+_SUM_CYCLES = 1.0  # per vector of a sum of blocks of A: loads, addition, store, from L2 or beyond
+_EPILOGUE_CYCLES = 2.0  # per vector and operand of the output
+_HIDDEN = 0.03
+_MAX_ROWS = 16
+_LEAST_ROWS = 8
+_LEAST_DEPTH = 32  # of one product: below, the sums cost more than an eighth of the work
+
+
+def strassen_candidates(anchor: Contraction, workload: Workload, device: CPUModel) -> list[Candidate]:
+    """Empty where the algorithm does not apply, the extents are no multiples of vectors, or Winograd's saves more."""
+    if not winograd_obstacle(anchor):
+        return []
+    lanes = device.lanes()
+    height = prod(axis.extent for axis in anchor.of_role("m"))
+    found = []
+    for levels in (1, 2):
+        s, products = 2**levels, PRODUCTS**levels
+        if strassen_obstacle(anchor, s * lanes):
+            continue
+        rows, k, n = ceil(height / s), prod(axis.extent for axis in anchor.of_role("k")) // s, anchor.n.extent // s
+        if anchor.n.extent % (s * lanes) or k < _LEAST_DEPTH or rows < _LEAST_ROWS:
+            continue
+        streams = device.comes_from_memory(products * k * n * 4)
+        for vectors in (v for v in (1, 2, 3, 4, 6) if n % (v * lanes) == 0):
+            for mr in (r for r in range(4, _MAX_ROWS + 1) if rows % r == 0):
+                if mr * vectors + vectors + 1 > device.vector_registers:
+                    continue
+                for order, mb in [("n", rows), *(("m", b) for b in _blocks(rows, mr, device))]:
+                    sums_bytes = products * k * 4 * (rows if order == "n" else mb * device.threads)
+                    if sums_bytes > device.l3_bytes / 2:
+                        continue  # the sums of A would go through memory
+                    nr = vectors * lanes
+                    seconds = _predict(levels, (rows, k, n), (mr, vectors, mb), order, workload, device)
+                    knobs: dict[str, int | str | bool] = {"mr": mr, "nr": nr, "mb": mb, "order": order}
+                    if streams and mb // mr <= nr:
+                        knobs["prefetch"] = True
+                    found.append(Candidate.make("strassen", seconds, levels=levels, **knobs))
+    return found
+
+
+def _blocks(rows: int, mr: int, device: CPUModel) -> list[int]:
+    """Rows a thread takes at a time: whole tiles, and a block for every thread at least."""
+    return [mb for mb in range(mr, rows // device.threads + 1, mr) if rows % mb == 0][-3:]
+
+
+def _predict(
+    levels: int, extents: tuple[int, int, int], tile: tuple[int, int, int], order: str, workload: Workload,
+    device: CPUModel,
+) -> float:  # fmt: skip
+    """Seconds of one run on all threads; `extents` rows, k and n of a block, `tile` mr, vectors and mb."""
+    (rows, k, n), (mr, vectors, mb) = extents, tile
+    lanes, s, products = device.lanes(), 2**levels, PRODUCTS**levels
+    width = vectors * lanes
+    panels = n // width
+    fma, loads = mr * vectors / device.fma_per_cycle, (mr + vectors) / LOADS_PER_CYCLE
+    per_k = max(fma, loads, float(device.fma_latency)) + _HIDDEN * (fma + loads)
+    micro = k * per_k + _START_CYCLES + mr * vectors
+    cycles = products * (rows / mr) * panels * micro
+    cycles += products * rows * k / lanes * _SUM_CYCLES
+    cycles += 2 * products * rows * k * 4 / bytes_per_cycle(products * mb * k * 4, device)
+
+    additions = terms(levels).additions[1]
+    operands = sum(1 for arg in workload.args if not arg.is_constant) - 1
+    per_vector = (products + additions) / LOADS_PER_CYCLE + s * s * operands * _EPILOGUE_CYCLES
+    cycles += rows * n / lanes * per_vector
+    # the products of a panel, written and read again where they stay; the panels of B once for every block of rows
+    scratch = products * mb * width * 4
+    cycles += 2 * products * rows * n * 4 / bytes_per_cycle(scratch, device)
+    blocks = rows // mb
+    b_bytes = products * k * n * 4
+    cycles += blocks * b_bytes / bytes_per_cycle(2 * b_bytes, device) * 0.25
+    grains = panels if order == "n" else blocks
+    imbalance = ceil(grains / device.threads) * device.threads / grains
+    return cycles * imbalance / device.threads / device.cycles_per_s

@@ -1,0 +1,71 @@
+"""Candidates for Winograd convolution: which F(m), which GEMM tile, stages fused over rows of tiles or not.
+
+Three terms: the products at the micro-kernel's rate; the transformed weights, streamed once, or once per row of tiles
+when fused; the transformed activations and products, written and read at the bandwidth of where they stay.
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+from subtune.backends.cpu.bandwidth import bytes_per_cycle
+from subtune.backends.cpu.device import CPUModel
+from subtune.core.candidate import Candidate
+from subtune.patterns.anchor import Contraction, winograd_obstacle
+
+_TRANSFORM_OPS_PER_ELEMENT = {2: 4.0, 4: 9.0}  # vector additions and multiplications per element of V and of M
+_MAX_ROWS = 14
+_EFFICIENCY = 0.9
+
+
+def winograd_candidates(anchor: Contraction, device: CPUModel) -> list[Candidate]:
+    """Empty where Winograd does not apply or the channels are no multiples of the vector."""
+    if winograd_obstacle(anchor):
+        return []
+    lanes = device.lanes()
+    batch, out_h, out_w = (axis.extent for axis in anchor.of_role("m"))
+    channels, out_channels = anchor.a.shape[-1], anchor.n.extent
+    if channels % lanes or out_channels % lanes:
+        return []
+    found = []
+    for m in (2, 4):
+        streams = device.comes_from_memory((m + 2) ** 2 * channels * out_channels * 4)
+        tiles_h, tiles_w = ceil(out_h / m), ceil(out_w / m)
+        for fuse in (False, True):
+            rows = tiles_w if fuse else batch * tiles_h * tiles_w
+            for vectors in (v for v in (1, 2, 3, 4) if out_channels % (v * lanes) == 0):
+                for mr in (r for r in range(2, _MAX_ROWS + 1) if rows % r == 0):
+                    if mr * vectors + vectors + 1 > device.vector_registers:
+                        continue
+                    tiles = (batch, tiles_h, tiles_w)
+                    seconds = _predict(m, fuse, mr, vectors, tiles, channels, out_channels, device)
+                    knobs = {"m": m, "mr": mr, "nr": vectors * lanes, "fuse": fuse}
+                    if streams and rows // mr <= vectors * lanes:
+                        knobs["prefetch"] = True
+                    found.append(Candidate.make("winograd", seconds, **knobs))
+    return found
+
+
+def _predict(
+    m: int, fuse: bool, mr: int, vectors: int, grid: tuple[int, int, int], cin: int, cout: int, device: CPUModel
+) -> float:
+    """Seconds of one run on all threads."""
+    elements = (m + 2) ** 2
+    tiles = prod(grid)
+    lanes = device.lanes()
+    per_k = max(mr * vectors / device.fma_per_cycle, (mr + vectors) / 2.0, float(device.fma_latency))
+    products = elements * ceil(tiles / mr) * ceil(cout / (vectors * lanes)) * cin * per_k / _EFFICIENCY
+    transforms = elements * tiles * (cin + cout) / lanes * _TRANSFORM_OPS_PER_ELEMENT[m] / 2.0
+    weights_bytes = elements * cin * cout * 4
+    v_bytes, m_bytes = elements * tiles * cin * 4, elements * tiles * cout * 4
+    rows = grid[0] * grid[1]
+    if fuse:
+        streams = rows * weights_bytes / bytes_per_cycle(weights_bytes, device)
+        moved = 2 * (v_bytes + m_bytes) / bytes_per_cycle((v_bytes + m_bytes) / rows, device)
+        imbalance = ceil(rows / device.threads) * device.threads / rows
+    else:
+        streams = weights_bytes / bytes_per_cycle(2 * weights_bytes, device)
+        moved = 2 * (v_bytes + m_bytes) / bytes_per_cycle(v_bytes + m_bytes, device)
+        imbalance = ceil(elements / device.threads) * device.threads / elements
+    cycles = products + transforms + streams + moved
+    return cycles * imbalance / device.threads / device.cycles_per_s

@@ -1,0 +1,1 @@
+"""Parts of loop nests that several families share."""

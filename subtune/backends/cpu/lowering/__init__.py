@@ -1,0 +1,1 @@
+"""From scheduled PrimFuncs to LLVM's input."""

@@ -1,0 +1,110 @@
+"""Vectors that reach past an axis's end: whole ones are taken as such, and the last one has as many lanes as are left.
+
+    for lane < 16 (vectorised):  if rows and n + lane < 197:  c[n + lane] = ...          n a multiple of 16
+->  if rows:  if n + 15 < 197:  c[n : n + 16] = ...     else if n < 197:  c[n : n + 5] = ...
+
+and so for `c[n + lane] = ... if n + lane < 197 else 0`. TVM takes a vector apart into scalars where lanes differ in a
+condition, in every iteration of the loops around it, and the registers that it is stored from are none then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.sym.analyzer import Analyzer
+
+from subtune.patterns.anchor import conjuncts, variables
+from subtune.tir.substitute import substitute
+
+
+def whole_vectors() -> Any:
+    """A pass over functions whose buffers are flat, before their loops are vectorised."""
+
+    @tirx.transform.prim_func_pass(opt_level=0)
+    def run(func: Any, _mod: Any, _ctx: Any) -> Any:
+        return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, _divided)))
+
+    return run
+
+
+_FOREIGN = ("subtune", "llvm", "extern")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """`first + lane < end` for the lanes of a vector that begins at `first`, a multiple of its width."""
+
+    first: Any
+    end: int
+    left: int
+
+    def divide(self, whole: Any, rest: Any) -> Any:
+        """`whole` where all lanes are inside, `rest` where some are."""
+        end = tirx.const(self.end, self.first.ty.dtype)
+        return tirx.IfThenElse(self.first < end - self.left, whole, tirx.IfThenElse(self.first < end, rest, None))
+
+
+def _divided(loop: Any) -> Any:
+    if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(loop.extent, tirx.IntImm) or not _is_of_any_width(loop):
+        return loop
+    body = loop.body
+    if isinstance(body, tirx.IfThenElse) and body.else_case is None:
+        return _conditional(loop, body)
+    if isinstance(body, tirx.BufferStore) and _is_choice(body.value):
+        condition, yes, no = body.value.args
+        tail = _tail(condition, loop)
+        if tail is not None and loop.loop_var not in variables(no):
+            inside = tirx.BufferStore(body.buffer, yes, list(body.indices))
+            outside = _lanes(loop, tirx.BufferStore(body.buffer, no, list(body.indices)))
+            rest = tirx.SeqStmt([outside, _lanes(loop, inside, tail.left)])
+            return tirx.IfThenElse(tail.first < tail.end, tail.divide(_lanes(loop, inside), rest), outside)
+    return loop
+
+
+def _conditional(loop: Any, body: Any) -> Any:
+    conditions = conjuncts(body.condition)
+    of_lanes = [c for c in conditions if loop.loop_var in variables(c)]
+    tail = _tail(of_lanes[0], loop) if len(of_lanes) == 1 else None
+    if tail is None:
+        return loop
+    found = tail.divide(_lanes(loop, body.then_case), _lanes(loop, body.then_case, tail.left))
+    rest = [c for c in conditions if c is not of_lanes[0]]
+    return tirx.IfThenElse(tirx.all(*rest), found, None) if rest else found
+
+
+def _tail(condition: Any, loop: Any) -> _Tail | None:
+    """What a condition says of the lanes; None where it is of another form."""
+    if not isinstance(condition, tirx.LT) or not isinstance(condition.b, tirx.IntImm):
+        return None
+    analyzer, width, end = Analyzer(), int(loop.extent), int(condition.b)
+    zero = tirx.const(0, loop.loop_var.ty.dtype)
+    first = analyzer.simplify(substitute(condition.a, {loop.loop_var: zero}))
+    rest = analyzer.canonical_simplify(condition.a - first - loop.loop_var)
+    if not isinstance(rest, tirx.IntImm) or int(rest) != 0 or end % width == 0:
+        return None
+    known = analyzer.modular_set(first)
+    if int(known.coeff) % width or int(known.base) % width:
+        return None
+    return _Tail(first, end, end % width)
+
+
+def _lanes(loop: Any, body: Any, count: int = 0) -> Any:
+    """The loop with another body, over a variable of its own; over its first `count` lanes, if that is not 0."""
+    lane = tirx.Var(loop.loop_var.name, loop.loop_var.ty)
+    extent = tirx.const(count, lane.ty.dtype) if count else loop.extent
+    kind = tirx.ForKind.SERIAL if count == 1 else loop.kind
+    return tirx.For(lane, loop.min, extent, kind, substitute(body, {loop.loop_var: lane}))
+
+
+def _is_of_any_width(loop: Any) -> bool:
+    """Whether what the loop calls are TVM's operators on elements: LLVM's, and ours, are of certain widths."""
+    names: list[str] = []
+    tvm_ffi.structural_walk(loop.body, (ir.Call, lambda call: names.append(str(getattr(call.op, "name", "")))))
+    return not any(foreign in name for name in names for foreign in _FOREIGN)
+
+
+def _is_choice(value: Any) -> bool:
+    return isinstance(value, ir.Call) and str(getattr(value.op, "name", "")).endswith("if_then_else")

@@ -1,0 +1,1 @@
+"""Vector arithmetic that TVM or LLVM would do element by element: exp, tanh, erf, bfloat16."""

@@ -1,0 +1,1 @@
+"""In the runner process: kernels checked and timed on this machine."""

@@ -1,0 +1,177 @@
+"""In the runner process: inputs and reference outputs of one workload, and its candidates checked and timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.timing.sentinel import Sentinel
+from subtune.core.kernel import Packing
+from subtune.core.measurement import Failure, FailureKind, Timing
+from subtune.core.workload import Arg, Workload
+from subtune.measure.clock import time_calls, time_pairs
+from subtune.measure.guarded import Guarded, as_bytes, elements, numpy_dtype
+from subtune.measure.inputs import SETS, hazards, make_inputs
+from subtune.measure.messages import CompareJob, Library, TimeJob
+from subtune.measure.protocol import Comparison
+from subtune.measure.verdict import disagreement, scale_of
+
+_MAX_COPIES = 32
+_PACKED_KEPT, _PACKED_KEPT_BYTES = 3 * len(SETS), 1 << 30
+_FILLS = (0xFF, 0x7F, 0xFF)
+"""Bytes that outputs hold before a call, one for each input set: NaN, then 3.4e38, as float32."""
+
+
+class Bench:
+    """Input sets and the default kernel's outputs for them."""
+
+    def __init__(self, workload: Workload, device: CPUModel, default: Library) -> None:
+        self._workload, self._device = workload, device
+        self._default = default
+        self._inputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if not arg.is_output)
+        self._outputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if arg.is_output)
+        dangers = hazards(workload)
+        self._sets = [make_inputs(workload, name, dangers) for name in SETS]
+        self._pool: dict[tuple[int, int, Packing | None], Guarded] = {}
+        self._packed_arrays: dict[tuple[int, int, Packing], np.ndarray] = {}
+        kernel = _load(default)
+        self._references = [self._run(kernel, default, index)[0] for index in range(len(SETS))]
+        self._scales = [
+            [scale_of(ref, name == "adversarial") for ref in references]
+            for name, references in zip(SETS, self._references, strict=True)
+        ]
+        begin = time.perf_counter()
+        self._run(kernel, default, 0)
+        self.default_s = time.perf_counter() - begin
+        self._sentinel = _sentinel(device)
+        self._sentinel.begin_workload()
+
+    def time(self, job: TimeJob) -> Timing | Failure:
+        kernel = _load(job.library)
+        if not job.checked and (wrong := self._check(kernel, job.library, range(len(SETS)))):
+            return Failure(FailureKind.WRONG_RESULT, wrong)
+        call = self._caller(kernel, job.library)
+        timing: Timing = self._sentinel.undisturbed(lambda: time_calls(call, job.seconds, job.stop_above_s))
+        return timing
+
+    def compare(self, job: CompareJob) -> Comparison | Failure:
+        kernel, default = _load(job.library), _load(self._default)
+        one, other = self._caller(kernel, job.library), self._caller(default, self._default)
+        comparison: Comparison = self._sentinel.undisturbed(lambda: Comparison(*time_pairs(one, other, job.seconds)))
+        # Once more after thousands of calls: a race between threads shows itself seldom.
+        if wrong := self._check(kernel, job.library, range(1)):
+            return Failure(FailureKind.WRONG_RESULT, f"in a later run {wrong}")
+        return comparison
+
+    def _check(self, kernel: Any, library: Library, sets: range) -> str:
+        for index in sets:
+            outputs, complaint = self._run(kernel, library, index)
+            if complaint:
+                return complaint
+            expected = zip(self._references[index], self._scales[index], self._outputs, strict=True)
+            for out, (ref, scale, arg) in zip(outputs, expected, strict=True):
+                if wrong := disagreement(out, ref, SETS[index] == "adversarial", scale=scale):
+                    return f"output {arg.name} on {SETS[index]} inputs: {wrong}"
+        return ""
+
+    def _run(self, kernel: Any, library: Library, index: int) -> tuple[list[np.ndarray], str]:
+        """One call between guard zones: copies of the outputs, and what it wrote that it must not."""
+        given = self._packed(library, index)
+        packed = dict(library.packings)
+        inputs = [
+            Guarded.like(array, str(array.dtype) if i in packed else arg.dtype)
+            for i, (array, arg) in enumerate(zip(given, self._inputs, strict=True))
+        ]
+        outputs = [Guarded(arg.nbytes, elements(arg.shape), arg.dtype) for arg in self._outputs]
+        for output in outputs:
+            output.fill(_FILLS[index])
+        kernel(*(guarded.tensor for guarded in (*inputs, *outputs)))
+        for arg, guarded in zip((*self._inputs, *self._outputs), (*inputs, *outputs), strict=True):
+            if where := guarded.overwritten():
+                return [], f"wrote out of bounds of {arg.name}, {where}"
+        for arg, guarded, array in zip(self._inputs, inputs, given, strict=True):
+            if not np.array_equal(guarded.bytes, as_bytes(array)):
+                return [], f"changed its input {arg.name}"
+        for arg, output in zip(self._outputs, outputs, strict=True):
+            if arg.dtype == "bool" and output.bytes.size and int(output.bytes.max()) > 1:
+                return [], f"output {arg.name} holds a boolean that is neither 0 nor 1, or was not written"
+        return [
+            output.bytes.copy().view(numpy_dtype(arg.dtype)).reshape(elements(arg.shape))
+            for arg, output in zip(self._outputs, outputs, strict=True)
+        ], ""
+
+    def _caller(self, kernel: Any, library: Library) -> Callable[[], object]:
+        """A function that calls the kernel on the next copy of its arguments; every copy was touched once.
+
+        In a network a kernel finds its arguments in L2 or L3, where others left them, never in L1: calls rotate through
+        copies that together exceed all L2 caches, unless one set already does. Many weights, packed as this kernel
+        wants them, belong to a network whose weights do not stay in L3: they come from memory at every run.
+        """
+        packed = {position: self._first_set(position, packing).nbytes for position, packing in library.packings}
+        sizes = [packed.get(i, arg.nbytes) for i, arg in enumerate((*self._inputs, *self._outputs))]
+        device = self._device
+        pool = min(4 * device.l2_bytes * device.threads, device.l3_bytes // 2)
+        if device.comes_from_memory(sum(sizes[i] for i, arg in enumerate(self._inputs) if arg.is_constant)):
+            pool = max(pool, device.l3_bytes + device.l3_bytes // 4)
+        copies = max(1, min(_MAX_COPIES, -(-pool // max(1, sum(sizes)))))
+        calls = [partial(kernel, *self._arguments(library, copy)) for copy in range(copies)]
+        begin = time.perf_counter()
+        for call in calls:
+            call()
+            if time.perf_counter() - begin > 0.05:
+                break
+        if len(calls) == 1:
+            return calls[0]
+        ring: Iterator[Callable[[], object]] = cycle(calls)
+        return lambda: next(ring)()
+
+    def _arguments(self, library: Library, copy: int) -> list[Any]:
+        """The tensors of copy number `copy`. Candidates share them, save for constants packed differently."""
+        packings = dict(library.packings)
+        tensors = []
+        for position, arg in enumerate((*self._inputs, *self._outputs)):
+            key = (copy, position, packings.get(position))
+            if key not in self._pool:
+                if arg.is_output:
+                    self._pool[key] = Guarded(arg.nbytes, elements(arg.shape), arg.dtype)
+                else:
+                    array = self._first_set(position, packings.get(position))
+                    self._pool[key] = Guarded.like(array, str(array.dtype) if position in packings else arg.dtype)
+            tensors.append(self._pool[key].tensor)
+        return tensors
+
+    def _first_set(self, position: int, packing: Packing | None) -> np.ndarray:
+        return self._packed_array(0, position, packing) if packing else self._sets[0][position]
+
+    def _packed_array(self, index: int, position: int, packing: Packing) -> np.ndarray:
+        """Argument `position` of input set `index`, packed. Many candidates share a packing: the last ones are kept."""
+        key = (index, position, packing)
+        if key not in self._packed_arrays:
+            kept = self._packed_arrays
+            while len(kept) >= _PACKED_KEPT or sum(array.nbytes for array in kept.values()) > _PACKED_KEPT_BYTES:
+                kept.pop(next(iter(kept)))
+            self._packed_arrays[key] = packing(self._sets[index][position])
+        return self._packed_arrays[key]
+
+    def _packed(self, library: Library, index: int) -> list[np.ndarray]:
+        arrays = list(self._sets[index])
+        for position, packing in library.packings:
+            arrays[position] = self._packed_array(index, position, packing)
+        return arrays
+
+
+@cache
+def _sentinel(device: CPUModel) -> Sentinel:
+    return Sentinel(device)
+
+
+def _load(library: Library) -> Any:
+    import tvm
+
+    return tvm.runtime.load_module(library.path)["main"]

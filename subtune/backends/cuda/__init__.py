@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: device model, families of schedules, compiler, timing, and how a program runs."""

@@ -1,0 +1,1 @@
+"""CUDA source to machine code, in processes that see no GPU."""

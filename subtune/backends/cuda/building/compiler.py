@@ -1,0 +1,167 @@
+"""CUDA source into machine code: with NVRTC where Python has it, else with nvcc. Neither needs a GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from subtune.backends.cuda.building.binaries import token
+from subtune.backends.cuda.building.headers import small_headers
+from subtune.core.errors import TargetError
+
+_log = logging.getLogger(__name__)
+
+_collecting: list[dict[str, bytes]] = []
+_known: dict[tuple[str, str, str], bytes] = {}
+_KNOWN_LIMIT = 256
+_MANY = 6
+USUAL = Path("/usr/local/cuda")
+_EXACT = "TVM_CUDA_NVCC_NO_FAST_MATH"
+_EXACT_NVRTC = "TVM_CUDA_NVRTC_EXTRA_OPTS"
+
+
+def compiler() -> str:
+    """`nvrtc`, `nvcc`, or "" where there is neither."""
+    asked = os.environ.get("TVM_CUDA_COMPILE_MODE", "").lower()
+    found = [
+        name for name, is_there in (("nvrtc", _has_nvrtc()), ("nvcc", shutil.which("nvcc") is not None)) if is_there
+    ]
+    return asked if asked in found else (found or [""])[0]
+
+
+@cache
+def _has_nvrtc() -> bool:
+    try:
+        return find_spec("cuda.bindings.nvrtc") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def require_compiler() -> None:
+    """Raise TargetError where nothing compiles CUDA."""
+    if not compiler():
+        raise TargetError(
+            "nothing here compiles CUDA: install NVRTC (the packages cuda-bindings and nvidia-cuda-nvrtc) or nvcc"
+        )
+
+
+def compile_source(source: str, target: Any) -> bytes:
+    """The cubin of CUDA C++ source for a TVM target of kind cuda.
+
+    Raises:
+        TargetError: there is no compiler, or it does not know the architecture.
+        RuntimeError: the source does not compile; the compiler's text.
+    """
+    require_compiler()
+    arch = str(target.attrs["arch"])
+    key = (hashlib.sha256(source.encode()).hexdigest(), arch, os.environ.get(_EXACT, ""))
+    if key not in _known:
+        try:
+            with target:
+                made = _compiled(source)
+        except RuntimeError as e:
+            if any(
+                words in str(e) for words in ("Unsupported gpu architecture", "invalid value for --gpu-architecture")
+            ):
+                raise TargetError(f"the CUDA compiler here ({compiler()}) does not build for {arch}") from e
+            raise RuntimeError(_complaint(str(e))) from e
+        while len(_known) >= _KNOWN_LIMIT:
+            _known.pop(next(iter(_known)))
+        _known[key] = bytes(made)
+    return _known[key]
+
+
+def _compiled(source: str) -> Any:
+    from tvm.support.nvcc import compile_cuda
+
+    # many kernels in one source: their functions are optimised side by side
+    options = ["--split-compile=0"] if source.count("__global__") > _MANY else None
+    compile_it = partial(compile_cuda, source, target_format="cubin", options=options, compiler=compiler())
+    if compiler() != "nvrtc":
+        return compile_it()
+    with _headers_found():
+        try:
+            with small_headers():
+                return compile_it()
+        except RuntimeError as e:  # which needs more of the headers than we know, or is wrong
+            _log.debug("compiled with libcu++'s headers: %s", _complaint(str(e)))
+            return compile_it()
+
+
+@contextmanager
+def _headers_found() -> Iterator[None]:
+    """Inside, TVM takes CUDA's headers from where they are; it asks `CUDA_PATH`, and looks two levels above nvcc."""
+    home = "" if "CUDA_PATH" in os.environ else headers_home()
+    if home:
+        os.environ["CUDA_PATH"] = home
+    try:
+        yield
+    finally:
+        if home:
+            del os.environ["CUDA_PATH"]
+
+
+@cache
+def headers_home() -> str:
+    """The directory that CUDA's `include` is in: nvcc's toolkit, the usual one, or a Python package; "" without any."""
+    nvcc, nvidia = shutil.which("nvcc"), find_spec("nvidia")
+    roots = [Path(nvcc).resolve().parents[1]] if nvcc else []
+    roots.append(USUAL)
+    for place in (nvidia.submodule_search_locations or ()) if nvidia else ():
+        roots += [*sorted(Path(place).glob("cu[0-9]*"), reverse=True), Path(place, "cuda_runtime")]
+    return next((str(root) for root in roots if (root / "include" / "cuda_runtime.h").is_file()), "")
+
+
+def _complaint(text: str) -> str:
+    """The compiler's own words: nvcc's follow all of the source."""
+    words = text.rpartition("Compilation error:")[2].strip()
+    errors = [line for line in words.splitlines() if "error" in line.lower()]
+    return "CUDA source does not compile: " + ("\n".join(errors[:5]) or words[-1000:])
+
+
+@contextmanager
+def collected(is_exact: bool = False) -> Iterator[dict[str, bytes]]:
+    """Inside, what TVM builds for CUDA keeps a token for its machine code, which is in the dictionary by its key.
+
+    Args:
+        is_exact: without `--use_fast_math`, as far as the compiler lets go of it.
+    """
+    _register()
+    before = {name: os.environ.get(name) for name in ("TVM_COMPILE_FORCE_FALLBACK", _EXACT, _EXACT_NVRTC)}
+    os.environ["TVM_COMPILE_FORCE_FALLBACK"] = "1"
+    if is_exact:
+        os.environ[_EXACT] = "1"
+        os.environ[_EXACT_NVRTC] = "--ftz=false --prec-div=true --prec-sqrt=true"
+    binaries: dict[str, bytes] = {}
+    _collecting.append(binaries)
+    try:
+        yield binaries
+    finally:
+        _collecting.pop()
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@cache
+def _register() -> None:
+    import tvm_ffi
+
+    def postprocess(source: str, target: Any) -> str:
+        if not _collecting:
+            return source
+        code = compile_source(str(source), target)
+        key = hashlib.sha256(code).hexdigest()
+        _collecting[-1][key] = code
+        return token(key)
+
+    tvm_ffi.register_global_func("tvm_callback_cuda_postproc", postprocess, override=True)

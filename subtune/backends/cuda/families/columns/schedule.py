@@ -1,0 +1,68 @@
+"""Columns on a GPU: reductions that keep the innermost axis; global pooling, sums over rows, statistics.
+
+A thread takes `lanes` neighbouring columns (16 bytes), `threads` of them share the length of a column.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.s_tir import Schedule, ScheduleError
+
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.rowwise.schedule import schedule_lines
+from subtune.backends.cuda.source.lines import Plan
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
+from subtune.patterns.anchor import all_blocks, is_reduction, loads
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
+    """Knobs: `threads` of a column, `chunks` (runs of `lanes` columns) of a block, `unroll`, `keep`, `split`."""
+    try:
+        sch = Schedule(workload.func)
+        reductions = [sch.get(b) for b in all_blocks(sch) if is_reduction(sch.get(b))]
+    except ScheduleError as e:
+        return NotApplicable(str(e).strip().splitlines()[-1])
+    if not reductions:
+        return NotApplicable("no reduction")
+    columns = neighbours(reductions[0])
+    if columns < 2:
+        return NotApplicable("the reduction does not keep its innermost axis")
+    threads, chunks, lanes = (int(candidate[name]) for name in ("threads", "chunks", "lanes"))
+    plan = Plan(threads, chunks, lanes, 1, 1, int(candidate.get("unroll") or 4), bool(candidate.get("keep")),
+                device.exact_math)  # fmt: skip
+    return schedule_lines(workload, plan, columns, int(candidate.get("split") or 1), int(candidate.get("final") or 8))
+
+
+def neighbours(reduction: Any) -> int:
+    """Elements that are neighbours in memory and are all kept: the kept axes inside the innermost reduced one."""
+    kinds = {iv.var: int(iv.iter_type) for iv in reduction.iter_vars}
+    extents = {iv.var: int(iv.dom.extent) for iv in reduction.iter_vars if isinstance(iv.dom.extent, tirx.IntImm)}
+    if not isinstance(reduction.body, tirx.BufferStore):
+        return 1
+    own = reduction.body.buffer
+    for load in loads(reduction.body.value):
+        if load.source.same_as(own):
+            continue
+        inside = []
+        for index in reversed(list(load.indices)):
+            axis = _axis(index, extents)
+            if axis is None or (kinds[axis] != tirx.IterVar.DataPar and extents[axis] > 1):
+                break
+            inside.append(extents[axis])
+        if inside and len(inside) < len(load.indices):
+            return prod(inside)
+    return 1
+
+
+def _axis(index: Any, extents: dict[Any, int]) -> Any:
+    """The axis that an index is, axes of one value left out; None where it is more than an axis."""
+    if isinstance(index, tirx.Add):
+        for one, other in ((index.a, index.b), (index.b, index.a)):
+            if isinstance(other, ir.Var) and extents.get(other) == 1:
+                return _axis(one, extents)
+    return index if isinstance(index, ir.Var) and index in extents else None

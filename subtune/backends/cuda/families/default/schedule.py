@@ -1,0 +1,17 @@
+"""The default schedule on CUDA: dlight's, as every Relax model for a GPU has it. Gains are reported against it."""
+
+from __future__ import annotations
+
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.lowering.default_schedule import default_schedule
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel
+from subtune.core.workload import Workload
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel:
+    """Dlight's rules; always applicable, as its fallback takes what is left."""
+    import tvm
+
+    mod = default_schedule(tvm.IRModule({"main": workload.func}), device.target())
+    return Kernel(mod["main"])

@@ -1,0 +1,76 @@
+"""Elementwise subgraphs on a GPU: every thread makes `unroll` runs of `lanes` neighbouring elements, 16 bytes each.
+
+    block: threads * unroll runs;  thread: loads of all its runs, then arithmetic, then 16-byte stores
+
+Outputs of one shape are made together. Splits, concatenations, paddings and resizings are read below conditions.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import Schedule, ScheduleError
+
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.source.emit import Code, const, prim_func
+from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
+from subtune.patterns.recognise import inline
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
+    """Knobs: `threads` of a block, `lanes` (elements of a run), `unroll` (runs of a thread)."""
+    sch = Schedule(workload.func)
+    stages = inline(sch)
+    if isinstance(stages, NotApplicable):
+        return stages
+    if stages.anchors or stages.producers:
+        return NotApplicable("not an elementwise workload")
+    by_shape: dict[tuple[int, ...], list[Any]] = {}
+    for output in stages.outputs:
+        block = sch.get(output)
+        if not isinstance(block.body, tirx.BufferStore):
+            return NotApplicable("a block stores more than one value")
+        if not all(isinstance(iv.dom.extent, tirx.IntImm) for iv in block.iter_vars):
+            return NotApplicable("symbolic extents")
+        by_shape.setdefault(tuple(int(iv.dom.extent) for iv in block.iter_vars), []).append(block)
+    threads, lanes, unroll = (int(candidate[name]) for name in ("threads", "lanes", "unroll"))
+    try:
+        knobs = threads, lanes, unroll, device.exact_math
+        kernels = [_kernel(blocks, shape, *knobs) for shape, blocks in by_shape.items()]
+    except (Unsupported, ScheduleError) as e:
+        return not_applicable(e)
+    return Kernel(prim_func(sch.mod["main"], kernels))
+
+
+def _kernel(blocks: list[Any], shape: tuple[int, ...], threads: int, lanes: int, unroll: int, exact: bool) -> Any:
+    total = prod(shape)
+    while total % lanes:
+        lanes //= 2
+    runs = total // lanes
+    threads = min(threads, -(-runs // 32) * 32)
+    grid = -(-runs // (threads * unroll))
+    code = Code(exact)
+    bx, tx = code.thread("blockIdx.x", grid), code.thread("threadIdx.x", threads)
+    starts, guards = [], []
+    for u in range(unroll):
+        run = (bx * unroll + u) * threads + tx
+        guards.append(tirx.LT(run, const(runs)) if grid * threads * unroll > runs else None)
+        starts.append(code.bind("run", run, runs) * lanes)
+    lane = code.variable("lane", lanes)
+    work = []
+    for start, guard in zip(starts, guards, strict=True):
+        reader = Lanes(code, lane, lanes)
+        with code.when(guard):
+            for block in blocks:
+                indices = decoded(start + lane, shape, code.analyzer)
+                axes = {iv.var: index for iv, index in zip(block.iter_vars, indices, strict=True)}
+                work.append((reader, guard, block.body, axes, reader.compute(block.body.value, axes)))
+    for reader, guard, store, axes, value in work:
+        with code.when(guard):
+            reader.write(store.buffer, [axes.get(index, index) for index in store.indices], value)
+    return code.kernel()

@@ -1,0 +1,128 @@
+"""Candidates for float32 products and convolutions on CUDA cores (`templates.cuda.fma`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product as choices
+
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.simt.tiling import VECTOR, FmaTile
+from subtune.backends.cuda.model.diverse import diverse
+from subtune.backends.cuda.model.score import BlockShape, seconds
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import NotApplicable
+from subtune.core.workload import Workload
+from subtune.patterns.gemm import Gemm, gemm
+
+_ROWS, _COLUMNS = (32, 64, 128, 256), (32, 64, 128)
+_SLICED = ((1, 8), (1, 16), (2, 16), (2, 32), (4, 32))  # slices, depth
+_THREADS = {1: (64, 128, 256), 2: (128, 256, 512), 4: (256, 512)}
+_THREAD_TILES = ((16, 8), (8, 8), (4, 8), (4, 4))
+_STAGES = (4, 3)
+_SPLITS, _LEAST_STEPS = (2, 4, 8, 16, 32, 64, 128), 8
+_KEPT = 12
+_ISSUE, _LOADED = 0.95, 0.6
+"""Multiply-adds of all instructions at best; and instructions that an element loaded from shared memory keeps waiting,
+beside its bandwidth. 8 x 8 sums a thread: 50 TFLOP/s of an H200's 67 at 4096^3; 4 x 8 take 1.09 times as long, 4 x 4
+1.2 times, measured."""
+_CRAMPED, _FREE_REGISTERS = 0.97, 16
+"""Of the instructions, those that do not move or reload registers; where fewer than these are free (machine code)."""
+_LOAD_BYTES = 256  # of shared memory's bandwidth, what a warp's load of 16 bytes takes, few distinct as they may be
+_HOPE = 1.3
+_MAX_REGISTERS = 255
+_LIMITS = (128, 168, _MAX_REGISTERS)
+_MAX_WASTE = 2.0
+_MAX_COPIED = 8  # rows whose addresses a thread holds
+
+
+def fma_candidates(anchor: object, workload: Workload, device: CUDAModel) -> list[Candidate]:
+    """Best first; empty where the workload is no product of float32."""
+    form = gemm(workload)
+    if isinstance(form, NotApplicable) or not is_fma(form, device):
+        return []
+    found = []
+    for whole in tiles(form, device):
+        for split in (1, *_splits(whole, form, device)):
+            tile = replace(whole, split=split)
+            predicted = seconds(shape_of(tile, form, device), form, device)
+            if predicted < float("inf"):
+                found.append(candidate_of("cuda.fma", tile, predicted))
+    body = ("bm", "bn", "bk", "tm", "tn", "slices")
+    return diverse(hopeful(found), _KEPT, ("tm", "tn", "slices", "blocks", "split"), body)
+
+
+def _splits(tile: FmaTile, form: Gemm, device: CUDAModel) -> list[int]:
+    """Parts of k that keep a device busy which whole sums do not."""
+    blocks, places = _blocks(tile, form), tile.blocks * device.sms
+    return [
+        split
+        for split in _SPLITS
+        if not form.is_window
+        and blocks * split < 2 * places
+        and form.k >= split * tile.bk * _LEAST_STEPS
+        and form.k % (split * VECTOR) == 0
+    ]
+
+
+def _blocks(tile: FmaTile, form: Gemm) -> int:
+    return -(-form.m // tile.bm) * -(-form.n // tile.bn) * form.batch
+
+
+def hopeful(found: list[Candidate]) -> list[Candidate]:
+    """Those that an error of the model may have kept from being the fastest: they are of one template."""
+    limit_s = _HOPE * min((candidate.predicted_s for candidate in found), default=0.0)
+    return [candidate for candidate in found if candidate.predicted_s <= limit_s]
+
+
+def is_fma(form: Gemm, device: CUDAModel) -> bool:
+    """Whether the template computes a product of this form, as far as can be told without its TIR."""
+    dtypes = {form.a.dtype, form.b.dtype, form.acc_dtype}
+    is_read = form.a.is_copy and form.a.inner == "k" and form.b.param >= 0
+    return dtypes == {"float32"} and is_read and form.n % VECTOR == 0 and form.m > 1 and device.capability >= 80
+
+
+def tiles(form: Gemm, device: CUDAModel) -> list[FmaTile]:
+    """Every tile that fits the device and does not waste most of its work on `form`."""
+    found = []
+    vector, along_k = min(form.a.vector, VECTOR), b_along_k(form)
+    for bm, bn, (slices, bk), (tm, tn) in choices(_ROWS, _COLUMNS, _SLICED, _THREAD_TILES):
+        wasted = -(-form.m // bm) * bm * -(-form.n // bn) * bn / (form.m * form.n)
+        tile = FmaTile(bm, bn, bk, tm, tn, _STAGES[0], 1, slices)
+        if wasted > _MAX_WASTE and (bm, bn) != (_ROWS[0], _COLUMNS[0]):
+            continue
+        if tile.threads not in _THREADS[slices] or tile.rows_copied(vector) not in range(1, _MAX_COPIED + 1):
+            continue
+        least, room = -(-tile.registers // 8) * 8, device.registers_per_sm // tile.threads
+        for blocks in {room // limit for limit in _LIMITS if limit >= least} - {0}:
+            fitted = [
+                replace(tile, stages=stages, blocks=blocks)
+                for stages in _STAGES
+                if blocks * (replace(tile, stages=stages).shared_bytes(along_k) + 1024) <= device.shared_per_sm_bytes
+            ]
+            found += [x for x in fitted[:1] if not x.obstacle(vector, device, along_k)]
+    return found
+
+
+def b_along_k(form: Gemm) -> bool:
+    """Whether B is read along k: a constant is packed along n."""
+    return form.b.inner == "k" and not form.b.is_constant
+
+
+def shape_of(tile: FmaTile, form: Gemm, device: CUDAModel) -> BlockShape:
+    warps = tile.threads // tile.slices // 32
+    fragments = _LOAD_BYTES * (tile.tm + tile.tn) * warps * tile.bk / VECTOR
+    computed, loaded = tile.tm * tile.tn, tile.tm + tile.tn
+    registers = min(_MAX_REGISTERS, device.registers_per_sm // tile.threads // tile.blocks)
+    issue = _ISSUE * (_CRAMPED if registers - tile.registers < _FREE_REGISTERS else 1.0)
+    return BlockShape(
+        bm=tile.bm, bn=tile.bn, bk=tile.bk, steps=-(-form.k // (tile.bk * tile.split)),
+        blocks=_blocks(tile, form) * tile.split, threads=tile.threads, split=tile.split,
+        shared_bytes=tile.shared_bytes(b_along_k(form)), registers=registers,
+        stages=tile.stages, raster=1, slices=tile.slices,
+        flops_per_cycle=2.0 * device.fma_per_cycle * issue * computed / (computed + _LOADED * loaded),
+        shared_bytes_per_step=fragments + (tile.bm + tile.bn) * tile.bk * 4,
+    )  # fmt: skip
+
+
+def candidate_of(template: str, tile: FmaTile, predicted_s: float, **more: int) -> Candidate:
+    return Candidate.make(template, predicted_s, **more, **{name: getattr(tile, name) for name in FmaTile.__slots__})

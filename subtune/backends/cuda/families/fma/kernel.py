@@ -1,0 +1,121 @@
+"""The part of a float32 product's kernel that multiplies (`fma_source`), and who holds which of its sums afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from subtune.backends.cuda.families.fma.source import FMA, address, called, end
+from subtune.backends.cuda.families.simt.tiling import VECTOR, WARP_COLUMNS, WARP_ROWS, FmaTile
+from subtune.backends.cuda.source.emit import Code, const
+
+_OUTSIDE = -(1 << 29)
+"""The first pixel of a row that is none: no window reaches into the image from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How k runs over A: `taps` of `channels` elements, two window axes outside; a pair holds one value for each.
+
+    `strides`: elements from tap to tap. `steps`: pixels from tap to tap, of `sizes` pixels that exist; 0 where a
+    window never leaves the image. `vector`: elements of A that one copy may take. With `edge` the channels are those of
+    several pixels of a row of `edge` elements, and the second of a window's first pixels is its first element.
+    `pitch_b`: B is `[columns, *taps, channels]`, copied by `vector` elements too, so many elements from column to
+    column; 0: it is `[*taps, channels, columns]`.
+    """
+
+    channels: int
+    taps: tuple[int, int] = (1, 1)
+    strides: tuple[int, int] = (0, 0)
+    steps: tuple[int, int] = (0, 0)
+    sizes: tuple[int, int] = (0, 0)
+    vector: int = 4
+    edge: int = 0
+    pitch_b: int = 0
+
+    @property
+    def k(self) -> int:
+        return self.taps[0] * self.taps[1] * self.channels
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a thread holds: the sum of `row(i)`, `column(j) + lane` of the product is number `i * tn + j * 4 + lane`."""
+
+    registers: Any
+    rows: int
+    row: Callable[[Any], Any]
+    column: Callable[[int], Any]
+
+
+def multiply(
+    code: Code,
+    tile: FmaTile,
+    walk: Walk,
+    extents: tuple[int, int],
+    first: tuple[Any, Any],
+    operands: tuple[Any, Any],
+    window: Callable[[Any], tuple[Any, Any, Any]],
+    thread: Any,
+    ends: Sequence[Any] = (),
+) -> Sums:
+    """Emit the product of one block.
+
+    Args:
+        extents: rows and columns of the whole product; columns are a multiple of 4.
+        first: the block's first row and column.
+        operands: addresses of A and B.
+        window: of a row, the first element of its window and the first pixel along both axes of the window.
+        ends: of operands that the function allocates (`fma_source.address`).
+    """
+    m, n = extents
+    rows, apart = tile.rows_copied(walk.vector), tile.threads * walk.vector // tile.bk
+    base, high, wide = (code.local("int32", rows, name) for name in ("base", "h", "w"))
+    shared = code.dynamic("float32", tile.shared_bytes(walk.pitch_b > 0) // 4)
+    sums = code.local("float32", tile.tm * tile.tn, "sum")
+    with code.unrolled(rows) as j:
+        row = code.bind("row", first[0] + tirx.floordiv(thread, const(tile.bk // walk.vector)) + j * apart, m + tile.bm)
+        at, h, w = window(row)
+        code.store(base, j, at.astype("int32"))
+        if m % tile.bm:
+            h = tirx.Select(tirx.LT(row, const(m)), h, const(_OUTSIDE))
+        code.store(high, j, h.astype("int32"))
+        code.store(wide, j, w.astype("int32"))
+    across = tile.bn // (WARP_COLUMNS * tile.tn)
+    of_slice = const(tile.threads // tile.slices)
+    slice_, warp = tirx.floordiv(thread, of_slice), tirx.floordiv(tirx.floormod(thread, of_slice), const(32))
+    lane_row, lane_column = _lane(tirx.floormod(thread, const(32)))
+    first_row = tirx.floordiv(warp, const(across)) * (WARP_ROWS * tile.tm) + lane_row
+    first_column = tirx.floormod(warp, const(across)) * (WARP_COLUMNS * tile.tn)
+    numbers = (
+        tile.bm, tile.bn, tile.bk, tile.tm, tile.tn, tile.stages, tile.slices, walk.vector, *walk.taps, walk.channels,
+        *walk.strides, *walk.steps, *walk.sizes, walk.edge, n, walk.pitch_b,
+    )  # fmt: skip
+    arrays = [address(buffer, const(0)) for buffer in (shared, base, high, wide)]
+    name = f"subtune::Fma<{', '.join(map(str, numbers))}>::run"
+    lies = first[1], thread, slice_, first_row, first_column, lane_column
+    arguments = (address(sums, const(0)), *operands, *arrays, *lies, end(sums), end(shared), *ends)
+    code.emit(called(name, arguments, FMA))
+    kept = tile.tm // tile.slices
+
+    def of_row(i: Any) -> Any:
+        return first[0] + first_row + (slice_ * kept + i) * WARP_ROWS
+
+    def of_column(j: int) -> Any:
+        return first[1] + first_column + lane_column * VECTOR + j * (VECTOR * WARP_COLUMNS)
+
+    return Sums(sums, kept, of_row, of_column)
+
+
+def _lane(lane: Any) -> tuple[Any, Any]:
+    """Row and column of a warp's lane. Of its five bits, 1 and 4 count rows and the others columns.
+
+    Loads of 16 bytes take half of shared memory's cycles where every lane reads what lane ^ 1 reads, as here of A, or
+    lane ^ 2, as of B (G. Smith, NVIDIA's developer forum; CUTLASS's warps have their lanes like that).
+    """
+    row = tirx.floormod(tirx.floordiv(lane, const(2)), const(2)) + tirx.floordiv(lane, const(16)) * 2
+    column = tirx.floormod(lane, const(2)) + tirx.floormod(tirx.floordiv(lane, const(4)), const(4)) * 2
+    return row, column

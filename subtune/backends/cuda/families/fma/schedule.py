@@ -1,0 +1,297 @@
+"""Matrix products and convolutions of float32 on CUDA cores, implicit GEMM over NHWC, A along k.
+
+The anchor is recognised (`gemm_view`), not scheduled: rows of the product are pixels, k runs over the taps of a window
+and the channels. B is `[*taps, channels, columns]`, a constant is packed like that; or `[columns, *taps, channels]`,
+as it lies in memory. The epilogue is computed on the sums in registers, or by a second
+kernel where blocks have parts of a sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import ScheduleError
+
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.fma.kernel import Walk, multiply
+from subtune.backends.cuda.families.fma.source import address
+from subtune.backends.cuda.families.simt.tiling import FmaTile
+from subtune.backends.cuda.families.wgmma.schedule import source_of
+from subtune.backends.cuda.source.emit import Code, const, load, prim_func, ramp
+from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable, Packing
+from subtune.core.workload import Workload
+from subtune.patterns.anchor import Contraction, contraction
+from subtune.patterns.gemm_view import Dim, GemmView, gemm_view
+from subtune.patterns.recognise import Stages, anchored
+
+_LANES = 4
+_THREADS, _PARTS_AT_ONCE = 128, 8  # of a block that adds up parts, and of one of its threads
+_MAX_TAPS = 16
+_FEW = 8  # channels, fewer than which are walked together with the pixels of a window's row
+_MAX_ELEMENTS = 1 << 31
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
+    """Knobs: those of `FmaTile`."""
+    try:
+        found = anchored(workload, contraction)
+        if isinstance(found, NotApplicable):
+            return found
+        return _schedule(*found, FmaTile.of(candidate), device)
+    except (ScheduleError, Unsupported) as e:
+        return not_applicable(e)
+
+
+def _schedule(sch: Any, stages: Stages, info: Contraction, tile: FmaTile, device: CUDAModel) -> Kernel | NotApplicable:
+    if (info.a.dtype, info.b.dtype, info.acc_dtype) != ("float32",) * 3:
+        return NotApplicable("no product of float32")
+    view, source = gemm_view(info), source_of(sch, stages, info)
+    if isinstance(view, NotApplicable):
+        return view
+    if isinstance(source, NotApplicable):
+        return source
+    param, extents, offsets = source
+    reading = _reading(view, extents, offsets)
+    if isinstance(reading, NotApplicable):
+        return reading
+    n, elements = view.extent(view.n), max(prod(extents), prod(info.b.shape))
+    if n % _LANES or elements >= _MAX_ELEMENTS:
+        return NotApplicable(f"{n} columns, {elements} elements")
+    packing = _packing(info, view, (*reading.k, view.n))
+    if isinstance(packing, NotApplicable):
+        return packing
+    func = sch.mod["main"]
+    params: list[Any] = list(func.params)
+    packings: tuple[tuple[int, Packing], ...] = ()
+    if info.b.is_constant:
+        params[info.b.param] = tirx.decl_buffer(list(packing.shape), "float32", "packed")
+        packings = ((info.b.param, packing),)
+    elif not _leaves(packing):
+        if not _leaves(_packing(info, view, (view.n, *reading.k))):
+            return NotApplicable("B holds neither its columns nor k side by side")
+        reading = replace(reading, walk=replace(reading.walk, pitch_b=reading.walk.k))
+    walk = reading.walk
+    if tile.split > 1 and (walk.taps != (1, 1) or walk.edge):
+        return NotApplicable("a window's sum in parts")
+    if reason := tile.obstacle(walk.vector, device, walk.pitch_b > 0, walk.channels):
+        return NotApplicable(reason)
+    reading = replace(reading, walk=replace(walk, channels=walk.channels // tile.split))
+    writer = _Writer(sch.get(stages.anchors[0]), [sch.get(b) for b in stages.outputs], view, tile, device.exact_math)
+    written = prim_func(func, *writer.write(func.params[param], params[info.b.param], reading))
+    return Kernel(tirx.PrimFunc(params, written.body, func.ret_type, func.attrs), packings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dim:
+    """A dim of A outside of the channels: rows of the product begin at `scale * group - offset`, taps follow."""
+
+    group: int  # of rows; -1: none
+    scale: int
+    offset: int
+    stride: int  # elements
+    tap: int = -1  # group
+    taps: int = 1
+    apart: int = 0  # pixels from tap to tap
+    size: int = 0  # pixels that exist, where some windows leave them; else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Where A's elements lie: the walk over k, and of every row (and batch) the window it begins at.
+
+    `walked`: positions in `dims` of the two axes of the window, or fewer. `k`: the groups of k in B's packed order.
+    """
+
+    walk: Walk
+    dims: tuple[_Dim, ...]
+    walked: tuple[int, ...]
+    k: tuple[int, ...]
+
+    def window(self, at: dict[int, Any]) -> tuple[Any, Any, Any]:
+        """The first element, and the first pixel along both axes of the window."""
+        begins = [(at[d.group] * d.scale if d.group >= 0 else const(0)) - d.offset for d in self.dims]
+        base: Any = const(0)
+        for dim, begin in zip(self.dims, begins, strict=True):
+            base = base + begin * dim.stride
+        pixels = [begins[d] for d in self.walked] + [const(0)] * (2 - len(self.walked))
+        if self.walk.edge:
+            pixels[1] = begins[-1] * self.dims[-1].stride
+        return base, pixels[0], pixels[1]
+
+
+def _reading(view: GemmView, extents: tuple[int, ...], offsets: tuple[int, ...]) -> _Reading | NotApplicable:
+    *outer, inner = view.a
+    if inner.group != view.inner or offsets[-1]:
+        return NotApplicable("A is not contiguous along k")
+    dims = tuple(_dim(view, dim, d, extents, offsets) for d, dim in enumerate(outer))
+    channels, edge = view.extent(view.inner), 0
+    k: tuple[int, ...] = (view.inner,)
+    last = dims[-1] if dims else None
+    if channels < _FEW and last is not None and last.apart == 1 and last.stride == channels == extents[-1]:
+        k, channels = (last.tap, view.inner), last.taps * channels
+        edge = last.size * last.stride
+        dims = (*dims[:-1], replace(last, tap=-1, taps=1, apart=0, size=0))
+    walked = tuple(d for d, dim in enumerate(dims) if dim.tap >= 0 or dim.size)
+    if len(walked) > 2 - bool(edge) or any(dims[d].taps > _MAX_TAPS for d in walked):
+        return NotApplicable("windows of more than two axes, or of more than 16 pixels")
+    k = (*(dims[d].tap for d in walked if dims[d].tap >= 0), *k)
+    if sorted(k) != sorted((*view.steps, view.inner)):
+        return NotApplicable("a reduced axis that A is not walked along")
+    aligned = [channels, *(dim.stride * x for dim in dims for x in (dim.scale, dim.offset, dim.apart))]
+    vector = next(v for v in (4, 2, 1) if all(number % v == 0 for number in aligned))
+    two = [*(dims[d] for d in walked), *[_Dim(-1, 0, 0, 0)] * (2 - len(walked))]
+    walk = Walk(
+        channels, (two[0].taps, two[1].taps), (two[0].stride * two[0].apart, two[1].stride * two[1].apart),
+        (two[0].apart, two[1].apart), (two[0].size, two[1].size), vector, edge,
+    )  # fmt: skip
+    return _Reading(walk, dims, walked, k)
+
+
+def _dim(view: GemmView, dim: Dim, d: int, extents: tuple[int, ...], offsets: tuple[int, ...]) -> _Dim:
+    is_step = dim.group in view.steps
+    group = -1 if is_step else dim.group
+    tap = dim.window if dim.window >= 0 else dim.group if is_step else -1
+    apart = dim.dilation if dim.window >= 0 else dim.scale if is_step else 0
+    taps = view.extent(tap) if tap >= 0 else 1
+    last = (view.extent(group) - 1) * dim.scale if group >= 0 else 0
+    leaves = offsets[d] > 0 or last + (taps - 1) * apart - offsets[d] >= extents[d]
+    size = extents[d] if leaves else 0
+    return _Dim(group, dim.scale, offsets[d], prod(extents[d + 1 :]), tap, taps, apart, size)
+
+
+def _packing(info: Contraction, view: GemmView, groups: tuple[int, ...]) -> Packing | NotApplicable:
+    """That of B by batches, then `groups`."""
+    wanted = [axis for g in (*view.batch, *groups) for axis in view.groups[g].axes]
+    if any(axis not in info.b.axes for axis in wanted):
+        return NotApplicable("B is indexed by more than its own axes")
+    unit = [dim for dim, axis in enumerate(info.b.axes) if axis not in wanted]
+    if any(info.b.shape[dim] > 1 for dim in unit):
+        return NotApplicable("B has a dim that no axis runs along")
+    return Packing(tuple((d,) for d in info.b.shape), (*unit, *(info.b.axes.index(axis) for axis in wanted)))
+
+
+def _leaves(packing: Packing | NotApplicable) -> bool:
+    """Whether every element stays where it is."""
+    if isinstance(packing, NotApplicable):
+        return False
+    order = [dim for dim in packing.order if packing.split[dim] != (1,)]
+    return order == sorted(order)
+
+
+class _Writer:
+    def __init__(self, anchor: Any, outputs: list[Any], view: GemmView, tile: FmaTile, exact: bool) -> None:
+        self._anchor, self._outputs, self._view, self._tile = anchor, outputs, view, tile
+        self._code = Code(exact)
+
+    def write(self, a: Any, b: Any, reading: _Reading) -> tuple[list[Any], list[Any]]:
+        """The kernels and what lies between them."""
+        code, tile, view, walk = self._code, self._tile, self._view, reading.walk
+        m, n = view.extent(*view.rows), view.extent(view.n)
+        across = -(-n // tile.bn)
+        block = code.thread("blockIdx.x", -(-m // tile.bm) * across)
+        count, split = view.extent(*view.batch), tile.split
+        which = code.thread("blockIdx.z", count * split) if view.batch or split > 1 else const(0)
+        batch, part = decoded(which, (count, split), code.analyzer)
+        parts = tirx.decl_buffer([split, count, m, n], "float32", "parts")
+        thread = code.thread("threadIdx.x", tile.threads)
+        first = tirx.floordiv(block, const(across)) * tile.bm, tirx.floormod(block, const(across)) * tile.bn
+        batches = self._unraveled(batch, view.batch)
+
+        def window(row: Any) -> tuple[Any, Any, Any]:
+            return reading.window(batches | self._unraveled(row, view.rows))
+
+        of_part = part * (walk.k if walk.pitch_b else walk.k * n)
+        operands = address(a, const(0) + part * walk.k), address(b, batch * (walk.k * split * n) + of_part)
+        sums = multiply(code, tile, walk, (m, n), first, operands, window, thread)
+        lane = code.variable("lane", _LANES)
+        for j in range(tile.tn // _LANES):
+            with code.unrolled(sums.rows) as i:
+                row, column = sums.row(i), sums.column(j)
+                inside = [tirx.LT(row, const(m))] if m % tile.bm else []
+                inside += [tirx.LT(column, const(n))] if n % tile.bn else []
+                with code.when(tirx.all(*inside) if inside else None):
+                    row = code.bind("row", row, m)
+                    total = load(sums.registers, i * tile.tn + j * _LANES + lane)
+                    if split > 1:
+                        Lanes(code, lane, _LANES).write(parts, [part, batch, row, column + lane], total)
+                    else:
+                        at = batches | self._unraveled(row, view.rows) | {view.n: column + lane}
+                        self._store(code, total, at, lane)
+        kernel = code.kernel(tile.blocks)
+        return ([kernel, self._total(parts)], [parts]) if split > 1 else ([kernel], [])
+
+    def _total(self, parts: Any) -> Any:
+        """Another kernel: the parts of four sums at a time, added up."""
+        code, view = Code(self._code.exact), self._view
+        split, count, m, n = (int(d) for d in parts.shape)
+        threads = count * m * n // _LANES
+        block = code.thread("blockIdx.x", -(-threads // _THREADS))
+        first = (block * _THREADS + code.thread("threadIdx.x", _THREADS)) * _LANES
+        at_once = min(split, _PARTS_AT_ONCE)
+        lane, sums = code.variable("lane", _LANES), code.local("float32", _LANES, "sum")
+        read = code.local("float32", at_once * _LANES, "part")
+        with code.when(tirx.LT(first, const(count * m * n)) if threads % _THREADS else None):
+            with code.unrolled(_LANES) as v:
+                code.store(sums, v, tirx.FloatImm("float32", 0.0))
+            with code.serial(split // at_once) as group:
+                with code.unrolled(at_once) as part:
+                    there = (group * at_once + part) * (count * m * n) + first
+                    code.store(read, ramp(part * _LANES, _LANES), load(parts, ramp(there, _LANES)))
+                with code.unrolled(at_once) as part, code.unrolled(_LANES) as v:
+                    code.store(sums, v, load(sums, v) + load(read, part * _LANES + v))
+            batch, row, column = decoded(first, (count, m, n), code.analyzer)
+            at = self._unraveled(batch, view.batch) | self._unraveled(row, view.rows) | {view.n: column + lane}
+            self._store(code, load(sums, lane), at, lane)
+        return code.kernel()
+
+    def _unraveled(self, index: Any, groups: tuple[int, ...]) -> dict[int, Any]:
+        shape = [self._view.extent(g) for g in groups]
+        return dict(zip(groups, decoded(index, shape, self._code.analyzer), strict=True))
+
+    def _store(self, code: Code, total: Any, at: dict[int, Any], lane: Any) -> None:
+        """The epilogue of four sums of a row, `total` for each lane."""
+        store = self._anchor.body
+        axes = [iv.var for iv in self._anchor.iter_vars]
+        values = dict.fromkeys(axes, const(0))
+        for g, index in at.items():
+            group = self._view.groups[g]
+            values |= zip((axes[a] for a in group.axes), decoded(index, group.extents, code.analyzer), strict=True)
+        place = [values.get(index, index) for index in store.indices]
+        store_epilogue(code, store.buffer, self._outputs, place, lane, _LANES, total)
+
+
+def store_epilogue(
+    code: Code, buffer: Any, outputs: list[Any], place: list[Any], lane: Any, width: int, total: Any
+) -> None:
+    """Store what `outputs` (sblocks) compute of `total`, the anchor's result at `place` in `buffer`, for all lanes."""
+    shape = tuple(int(d) for d in buffer.shape)
+    expected: Any = const(0)
+    for index, extent in zip(place, shape, strict=True):
+        expected = expected * extent + index
+
+    def known(source: Any, indices: list[Any]) -> Any:
+        if not source.same_as(buffer):
+            return None
+        number: Any = const(0)
+        for index, extent in zip(indices, shape, strict=True):
+            number = number * extent + index
+        if not reader.is_zero(number - expected):
+            raise Unsupported("the epilogue reads other sums than it stores")
+        return total
+
+    reader = Lanes(code, lane, width, known)
+    if not outputs:
+        reader.write(buffer, place, total)
+    for block in outputs:
+        extents = tuple(int(iv.dom.extent) for iv in block.iter_vars)
+        if prod(extents) != prod(shape):
+            raise Unsupported("an output has another shape than the sums")
+        indices = place if extents == shape else decoded(expected, extents, code.analyzer)
+        axes = {iv.var: index for iv, index in zip(block.iter_vars, indices, strict=True)}
+        value = reader.compute(block.body.value, axes)
+        reader.write(block.body.buffer, [axes.get(index, index) for index in block.body.indices], value)

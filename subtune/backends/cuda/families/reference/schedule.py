@@ -1,0 +1,39 @@
+"""A workload in float64, for checking: what its kernels compute but for the rounding. Never a candidate to win."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.lowering.default_schedule import default_schedule
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
+
+CANDIDATE = Candidate("cuda.reference")
+_UNTYPED = re.compile(r'(T\.sblock_alloc_buffer\(\((?:[^()]|\([^()]*\))*\))(?!, ")')
+"""A buffer of float32 is printed without its type."""
+_FLOATS = re.compile(r"\b(b?float)(16|32)\b(?!_)")
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
+    """Every float16, bfloat16 and float32 of the workload as float64, arguments included, with dlight's schedule."""
+    import tvm
+
+    func = in_float64(workload)
+    if isinstance(func, NotApplicable):
+        return func
+    mod = default_schedule(tvm.IRModule({"main": func}), device.target())
+    return Kernel(mod["main"])
+
+
+def in_float64(workload: Workload) -> Any:
+    """The workload's PrimFunc, unscheduled, or NotApplicable."""
+    import tvm
+
+    text = workload.func.script()
+    if "reinterpret" in text or "float8" in text:
+        return NotApplicable("it looks at the bits of its floating-point numbers")
+    wide = _FLOATS.sub("float64", _UNTYPED.sub(r'\1, "float64"', text))
+    return tvm.script.from_source(wide, check_well_formed=False).with_attr("global_symbol", "main")

@@ -1,0 +1,212 @@
+"""What is stored for an element of a contraction, as an expression over its sum and its axes, read from the TIR.
+
+    out[indices] = value(sum, axes)        bias, residual, scale, activation, casts, as the blocks say
+
+A kernel that is no schedule of the workload rebuilds these expressions where it has the sum in registers: over its own
+indices, in int32, and in float32 where the model computes in 16 bits (a value is rounded where it is stored, not
+before). `split` says what may be computed before elements change threads: all that depends on the column alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.s_tir import Schedule
+
+from subtune.core.kernel import NotApplicable
+from subtune.patterns.anchor import Contraction, is_same, loads, variables
+from subtune.patterns.recognise import Stages
+
+NARROW = ("float16", "bfloat16")
+STORED = ("float32", "float16", "bfloat16", "int8", "uint8", "int32")
+_BINARY: dict[Any, Callable[[Any, Any], Any]] = {
+    tirx.Add: lambda a, b: a + b,
+    tirx.Sub: lambda a, b: a - b,
+    tirx.Mul: lambda a, b: a * b,
+    tirx.Div: tirx.div,
+    tirx.FloorDiv: tirx.floordiv,
+    tirx.FloorMod: tirx.floormod,
+    tirx.Min: tirx.min,
+    tirx.Max: tirx.max,
+    tirx.EQ: tirx.EQ,
+    tirx.NE: tirx.NE,
+    tirx.LT: tirx.LT,
+    tirx.LE: tirx.LE,
+    tirx.GT: tirx.GT,
+    tirx.GE: tirx.GE,
+    tirx.And: tirx.And,
+    tirx.Or: tirx.Or,
+}
+_CALLS = frozenset(
+    "exp exp2 log log2 tanh erf sigmoid sqrt rsqrt fabs floor ceil round nearbyint trunc pow sin cos "
+    "if_then_else shift_left shift_right bitwise_and bitwise_or bitwise_xor q_multiply_shift".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """`out[indices] = value`: over `acc`, which stands for the sum, and `axes`, the anchor's own variables."""
+
+    acc: Any
+    axes: tuple[Any, ...]
+    value: Any
+    out: Any
+    indices: tuple[Any, ...]
+
+    @property
+    def dtype(self) -> str:
+        return str(self.out.dtype)
+
+
+class ForeignError(Exception):
+    """An epilogue has a node that cannot be rebuilt."""
+
+
+def epilogue_of(sch: Schedule, stages: Stages, info: Contraction) -> Epilogue | NotApplicable:
+    """The epilogue of an inlined contraction, or why it has none of this form."""
+    anchor = sch.get(stages.anchors[0])
+    axes = tuple(iv.var for iv in anchor.iter_vars)
+    store = anchor.body
+    acc = tirx.Var("acc", info.acc_dtype)
+    if not stages.outputs:
+        found = Epilogue(acc, axes, acc, store.buffer, tuple(store.indices))
+    elif len(stages.outputs) > 1:
+        return NotApplicable("several outputs")
+    else:
+        block = sch.get(stages.outputs[0])
+        if not isinstance(block.body, tirx.BufferStore):
+            return NotApplicable("the epilogue stores more than one value")
+        moved = _axes_of_output(block, store, {iv.var: int(iv.dom.extent) for iv in anchor.iter_vars})
+        if isinstance(moved, NotApplicable):
+            return moved
+        value = _replace(block.body.value, lambda load: acc if load.source.same_as(store.buffer) else load, moved)
+        indices = tuple(_replace(i, lambda load: load, moved) for i in block.body.indices)
+        found = Epilogue(acc, axes, value, block.body.buffer, indices)
+    if found.dtype not in STORED or info.acc_dtype not in STORED:
+        return NotApplicable(f"sums of {info.acc_dtype} stored as {found.dtype}")
+    if not all(any(load.source.same_as(p) for p in sch.mod["main"].params) for load in loads(found.value)):
+        return NotApplicable("the epilogue reads what another block makes")
+    try:
+        Rebuild({var: tirx.Var(var.name, "int32") for var in axes}, {acc: acc})(found.value)
+    except ForeignError as e:
+        return NotApplicable(str(e))
+    return found
+
+
+def _axes_of_output(block: Any, store: Any, extents: Mapping[Any, int]) -> dict[Any, Any] | NotApplicable:
+    """The output block's variables as expressions over the anchor's axes."""
+    read = [load for load in loads(block.body.value) if load.source.same_as(store.buffer)]
+    if not read:
+        return NotApplicable("the output does not read the anchor")
+    at = tuple(read[0].indices)
+    if any(not is_same(i, j) for load in read[1:] for i, j in zip(load.indices, at, strict=True)):
+        return NotApplicable("the output reads the anchor at several places")
+    spatial = {iv.var: int(iv.dom.extent) for iv in block.iter_vars}
+    moved = {var: axis for var, axis in zip(at, store.indices, strict=True) if isinstance(var, ir.Var)}
+    if all(isinstance(i, ir.Var | tirx.IntImm) for i in at) and len(moved) == sum(isinstance(i, ir.Var) for i in at):
+        if all(spatial[var] == extents[axis] for var, axis in moved.items()):
+            rest = {var: tirx.const(0, var.ty.dtype) for var in spatial if var not in moved and spatial[var] == 1}
+            if len(rest) + len(moved) == len(spatial):
+                return {**moved, **rest}
+        return NotApplicable("the output is larger or smaller than the anchor")
+    live = [(i, axis) for i, axis in zip(at, store.indices, strict=True) if extents[axis] > 1]
+    if prod(spatial.values()) != prod(extents[axis] for _, axis in live):
+        return NotApplicable("the output is larger or smaller than the anchor")
+    try:
+        shape = [tirx.const(d, "int64") for d in spatial.values()]
+        inverse = tirx.IndexMap(list(spatial), [i for i, _ in live], None).inverse(shape)
+    except (RuntimeError, ValueError) as e:
+        return NotApplicable(f"the output is no rearrangement of the anchor: {str(e).splitlines()[-1]}")
+    return dict(zip(spatial, inverse.map_indices([axis for _, axis in live]), strict=True))
+
+
+def _replace(expr: Any, load: Callable[[Any], Any], env: Mapping[Any, Any]) -> Any:
+    placed = tvm_ffi.structural_map(expr, (ir.Var, lambda var: env.get(var, var)))
+    return tvm_ffi.structural_map(placed, (ir.TensorLoad, load))
+
+
+def split(value: Any, acc: Any, rows: set[Any]) -> Any:
+    """The largest part of `value` through which alone it depends on `acc`, and that none of `rows` occurs in."""
+    if not variables(value) & rows:
+        return value
+    parts = [split(child, acc, rows) for child in _children(value) if acc in variables(child)]
+    return parts[0] if parts and all(is_same(parts[0], part) for part in parts[1:]) else acc
+
+
+def loads_beside(value: Any, part: Any) -> list[Any]:
+    """The loads in `value` that are not in `part`."""
+    if type(value) is type(part) and is_same(value, part):
+        return []
+    if isinstance(value, ir.TensorLoad):
+        return [value]
+    return [load for child in _children(value) for load in loads_beside(child, part)]
+
+
+def _children(node: Any) -> tuple[Any, ...]:
+    if isinstance(node, tirx.Cast):
+        return (node.value,)
+    if isinstance(node, tirx.Not):
+        return (node.a,)
+    if isinstance(node, tirx.Select):
+        return node.condition, node.true_value, node.false_value
+    if isinstance(node, ir.Call):
+        return tuple(node.args)
+    return (node.a, node.b) if type(node) in _BINARY else ()
+
+
+class Rebuild:
+    """An expression over other variables: integers of 64 bits in 32, floats of 16 bits in 32.
+
+    Args:
+        env: what takes the place of each variable.
+        parts: what takes the place of each of these subexpressions (found by structure), before anything else.
+        buffers: the buffer to read instead of each one.
+    """
+
+    def __init__(
+        self,
+        env: Mapping[Any, Any],
+        parts: Mapping[Any, Any] | None = None,
+        buffers: Mapping[Any, Any] | None = None,
+    ) -> None:
+        self._env, self._parts, self._buffers = env, list((parts or {}).items()), buffers or {}
+
+    def __call__(self, node: Any) -> Any:
+        for part, by in self._parts:
+            if type(part) is type(node) and is_same(part, node):
+                return by
+        if isinstance(node, tirx.IntImm):
+            return tirx.const(int(node.value), "int32") if str(node.ty.dtype) == "int64" else node
+        if isinstance(node, tirx.FloatImm):
+            return tirx.const(float(node.value), _wide(str(node.ty.dtype)))
+        if isinstance(node, ir.Var):
+            return self._env[node]
+        if isinstance(node, ir.TensorLoad):
+            buffer = self._buffers.get(node.source, node.source)
+            load = tirx.BufferLoad(buffer, [self(i) for i in node.indices])
+            return load.astype("float32") if str(buffer.dtype) in NARROW else load
+        if isinstance(node, tirx.Cast):
+            value, dtype = self(node.value), _wide(str(node.ty.dtype))
+            return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
+        if isinstance(node, tirx.Not):
+            return tirx.Not(self(node.a))
+        if isinstance(node, tirx.Select):
+            return tirx.Select(self(node.condition), self(node.true_value), self(node.false_value))
+        if isinstance(node, ir.Call):
+            name = str(getattr(node.op, "name", "")).rpartition(".")[2]
+            if name not in _CALLS:
+                raise ForeignError(f"the epilogue calls {name}")
+            arguments = [self(argument) for argument in node.args]
+            return tirx.call_intrin(_wide(str(node.ty.dtype)), node.op, *arguments)
+        if type(node) in _BINARY:
+            return _BINARY[type(node)](self(node.a), self(node.b))
+        raise ForeignError(f"the epilogue has a {type(node).__name__}")
+
+
+def _wide(dtype: str) -> str:
+    return "float32" if dtype in NARROW else dtype

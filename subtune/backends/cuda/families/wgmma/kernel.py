@@ -1,0 +1,276 @@
+"""The warp-specialised kernel for Hopper: one warpgroup copies (TMA), one to three multiply (wgmma), a ring between.
+
+    copying:      for tile of this block, for step of k:  wait empty[stage];  box of A, box of B -> stage;  full[stage]
+    multiplying:  for tile of this block:  for step of k:  wait full[stage];  acc += A * B;  free the stage before
+                                           store the tile (`wgmma_store`)
+
+The grid is persistent: a block walks tiles `block, block + grid, ...`, and copies the next tile's first stages while
+the last one is stored. Consumers share a tile (`m64` rows each), or with `alternate` take tiles in turn: one stores
+while the other multiplies. In a `cluster`, blocks have tiles one below the other and each copies a part of B for all of
+them; with `split`, blocks share a tile and each sums a part of k (`wgmma_cluster`). A GEMM and a convolution differ in
+their tensor maps and in the rows of a tile only.
+Sources: CUTLASS 3 (warp-specialised persistent kernels); PTX ISA 8, wgmma and cp.async.bulk.tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script import tirx as T
+
+from subtune.backends.cuda.families.wgmma.cluster import (
+    arrive_at_cluster,
+    arrive_everywhere,
+    part_of_sums,
+    wait_for_cluster,
+)
+from subtune.backends.cuda.families.wgmma.store import Store, wide_dtype
+from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES
+from subtune.backends.cuda.families.wgmma.tma import TensorMap, copy_instruction
+from subtune.backends.cuda.families.wgmma.walk import Walk
+from subtune.core.workload import dtype_bits
+
+_NAMES = {"float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "u8", "float32": "tf32"}
+_ALL, _READY = 4, 5  # barriers of all consumers, and of the whole block; 1 to 3 are those of each consumer
+_FLOAT8 = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+
+
+def instruction(dtype: str, columns: int) -> str:
+    """The multiplication of 64 rows, 32 bytes of k, and `columns`."""
+    name = _NAMES.get(dtype) or _FLOAT8[dtype]
+    k = 256 // dtype_bits(dtype)
+    total = "s32" if dtype in ("int8", "uint8") else "f32"
+    return f"wgmma.mma_async.sync.aligned.m64n{columns}k{k}.{total}.{name}.{name}"
+
+
+def wgmma_func(
+    params: tuple[Any, ...], a: Any, b: Any, maps: tuple[TensorMap, TensorMap], walk: Walk, store: Store
+) -> Any:  # fmt: skip
+    """The PrimFunc with `params`, two of which are the operands `a` and `b`."""
+    a_map, b_map = maps
+    t, view = walk.tiling, walk.view
+    size = dtype_bits(a_map.dtype) // 8
+    bk = ROW_BYTES // size
+    a_elements, b_elements = t.m * bk, t.columns * bk
+    a_bytes, b_bytes = a_elements * size, b_elements * size
+    register = "uint32" if a_map.dtype in ("int8", "uint8") else "float32"
+    blocks, tiles, clusters = walk.blocks, walk.tiles, walk.clusters
+    box_elements = a_elements // t.boxes
+    m64, acc = t.m_consumer // 64, t.columns // 2
+    multiply = instruction(a_map.dtype, t.columns)
+    is_16 = size == 2
+    # descriptors count in 16 bytes; k16 is two of them along k, 16 rows of 128 bytes across
+    a_step, b_step = (2 if m.is_along_k else 16 * ROW_BYTES // 16 for m in (a_map, b_map))
+    a_leading, b_leading = (1 if m.is_along_k else bk * ROW_BYTES // 16 for m in (a_map, b_map))
+    b_width = t.columns // t.cluster  # that this block copies
+    a_boxes, b_boxes = (1 if m.is_along_k else width // bk for m, width in ((a_map, t.m), (b_map, b_width)))
+    b_box = b_width // b_boxes
+    sent_bytes = a_map.box_bytes * a_boxes * t.boxes + b_bytes
+    copy_a, copy_b = copy_instruction(a_map.rank), copy_instruction(b_map.rank, t.cluster > 1)
+    receivers = ((1 << t.cluster) - 1,) if t.cluster > 1 else ()
+    less, more = t.setmaxnreg or (0, 0)
+    free_by = 1 if t.alternate else t.consumers
+    is_single = tiles <= clusters  # a block has one tile at most
+    next_tile = clusters * t.consumers if t.alternate else clusters
+    sums_elements, has_columns = t.m * t.columns, bool(store.fetched)
+
+    def declare() -> None:
+        for param in params:
+            T.arg(param.name, param)
+
+    def release(slot: Any, lane: Any) -> None:
+        if t.cluster > 1:
+            arrive_everywhere(slot, t.cluster, lane)
+        else:
+            with T.If(lane == 0), T.Then():
+                T.evaluate(T.ptx.mbarrier.arrive.shared.b64(slot, T.uint32(1)))
+
+    def copy_rows(corners: list[Any], step: dict[int, Any], to: Any, base: Any, map_a: Any, barrier: Any) -> None:
+        for i, corner in enumerate(corners):
+            for box in range(a_boxes):
+                at = moved(corner | step, view.rows[-1], box * bk, a_boxes)
+                there = to.ptr_to([base + (i * a_boxes + box) * (box_elements // a_boxes)])
+                T.evaluate(T.ptx[copy_a](there, T.address_of(map_a), *a_map.coordinates(at), barrier))
+
+    def of_box(rank: Any, box: Any) -> Any:
+        return rank * b_boxes + box if t.cluster > 1 else box
+
+    def accumulators(m: Any, registers: Any) -> list[Any]:
+        return [registers[m * acc + i] for i in range(acc)]
+
+    def wide(index: Any, factor: int) -> Any:
+        return T.uint64(factor) * T.cast(index, "uint64")
+
+    def flags() -> tuple[Any, ...]:
+        """What follows `accumulate`: signs of A and B, and whether they are across k (16 bits only)."""
+        if register == "uint32":
+            return ()
+        across = (int(not a_map.is_along_k), int(not b_map.is_along_k)) if is_16 else ()
+        return (1, 1, *across)
+
+    # fmt: off
+    @T.prim_func(check_well_formed=False)
+    def main() -> None:
+        declare()
+        map_a: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        T.call_packed("runtime.cuTensorMapEncodeTiled", map_a, a_map.dtype, a_map.rank, a.data, *a_map.arguments)
+        map_b: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        T.call_packed("runtime.cuTensorMapEncodeTiled", map_b, b_map.dtype, b_map.rank, b.data, *b_map.arguments)
+        T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": t.blocks_per_sm})
+        rank = T.meta_var(T.cta_id_in_cluster([blocks]) if blocks > 1 else 0)
+        place = T.cta_id([clusters * blocks])
+        block: T.let[T.int32] = place // blocks
+        tid = T.thread_id([t.threads])
+        pool = T.SMEMPool()
+        shared_a = pool.alloc((t.stages * a_elements,), a_map.dtype, align=1024)
+        shared_b = pool.alloc((t.stages * b_elements,), b_map.dtype, align=1024)
+        ring = T.meta_var(T.decl_buffer((sums_elements,), register, data=pool.ptr, scope="shared.dyn"))
+        staged = pool.alloc((store.shared_elements(),), store.dtype, align=128)
+        columns = T.meta_var([
+            pool.alloc((t.fetched_elements(),), wide_dtype(load), align=16) for load in store.fetched])
+        full = pool.alloc((t.stages,), "uint64", align=8)
+        empty = pool.alloc((t.stages,), "uint64", align=8)
+        turn = pool.alloc((2,), "uint64", align=8)
+        pool.commit()
+        group: T.let[T.int32] = T.tvm_warp_shuffle(0xFFFFFFFF, tid // 128, 0, 32, 32)
+        if tid == 0:
+            T.ptx.prefetch.tensormap(T.address_of(map_a))
+            T.ptx.prefetch.tensormap(T.address_of(map_b))
+            for i in T.unroll(t.stages):
+                T.ptx.mbarrier.init.shared.b64(full.ptr_to([i]), T.uint32(1))
+                T.ptx.mbarrier.init.shared.b64(empty.ptr_to([i]), T.uint32(free_by * t.cluster))
+            for i in T.unroll(2):
+                T.ptx.mbarrier.init.shared.b64(turn.ptr_to([i]), T.uint32(1))
+            T.ptx.fence.mbarrier_init.release.cluster()
+            T.ptx.fence.proxy.async_.shared__cta()
+        if blocks > 1:
+            arrive_at_cluster()
+            wait_for_cluster()
+        elif group == 0:  # who copies knows the barriers, having made them
+            T.ptx.bar.arrive(T.uint32(_READY), T.uint32(t.threads))
+        else:
+            T.ptx.bar.sync(T.uint32(_READY), T.uint32(t.threads))
+        stage: T.int32 = 0
+        phase: T.int32 = 0
+        tile: T.int32 = block
+        if group == 0:
+            if less > 0:
+                T.ptx["setmaxnreg.dec.sync.aligned.u32"](less)
+            if tid == 0:
+                while tile < tiles:
+                    corners = T.meta_var([walk.where(tile, rank, box) for box in range(t.boxes)])
+                    for local in T.serial(walk.steps_of(rank)):
+                        step: T.let[T.int32] = walk.first_step(rank) + local
+                        T.cuda.mbarrier_wait(empty.ptr_to([stage]), phase ^ 1)
+                        T.ptx.mbarrier.arrive.expect_tx.shared.b64(full.ptr_to([stage]), T.uint32(sent_bytes))
+                        copy_rows(corners, walk.at_step(step), shared_a, stage * a_elements, map_a,
+                                  full.ptr_to([stage]))
+                        for box in T.unroll(b_boxes):
+                            T.ptx[copy_b](
+                                shared_b.ptr_to([stage * b_elements + of_box(rank, box) * (b_box * bk)]),
+                                T.address_of(map_b),
+                                *b_map.coordinates(
+                                    moved(corners[0] | walk.at_step(step), view.n, of_box(rank, box) * b_box,
+                                          b_boxes * t.cluster)),
+                                full.ptr_to([stage]), *receivers)
+                        stage = stage + 1
+                        if stage == t.stages:
+                            stage = 0
+                            phase = phase ^ 1
+                    tile = tile + clusters
+                if t.cluster > 1:  # others free these slots from afar: until all have, this block must be there
+                    for _last in T.serial(t.stages):
+                        T.cuda.mbarrier_wait(empty.ptr_to([stage]), phase ^ 1)
+                        stage = stage + 1
+                        if stage == t.stages:
+                            stage = 0
+                            phase = phase ^ 1
+            if t.split > 1:
+                arrive_at_cluster()
+                wait_for_cluster()
+                arrive_at_cluster()
+        else:
+            if less > 0:
+                T.ptx["setmaxnreg.inc.sync.aligned.u32"](more)
+            consumer: T.let[T.int32] = group - 1
+            first: T.let[T.int32] = 0 if t.alternate else consumer * t.m_consumer
+            lane: T.let[T.int32] = tid % 128
+            sums = T.alloc_local((m64 * acc,), register)
+            summed = T.meta_var(T.alloc_local((m64 * acc,), register) if t.promote else sums)
+            desc_a: T.uint64 = T.uint64(0)
+            desc_b: T.uint64 = T.uint64(0)
+            T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_a), shared_a.ptr_to([first * bk]), a_leading, 64, 3)
+            T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_b), shared_b.ptr_to([0]), b_leading, 64, 3)
+            if t.alternate:
+                tile = block + consumer * clusters
+                stage = consumer * walk.steps % t.stages
+                phase = consumer * walk.steps // t.stages % 2
+            odd: T.int32 = 0
+            while tile < tiles:
+                before: T.int32 = 0
+                at = T.meta_var(walk.stored_at(walk.where(tile, rank, consumer), rank))
+                fetched = T.meta_var(store.fetch(at, lane))
+                base = T.meta_var(T.Bind((consumer * 2 + odd) * t.stored_columns) if has_columns else 0)
+                if has_columns and is_single:  # while the first step is on its way
+                    store.share(fetched, columns, base, lane)
+                    T.cuda.warpgroup_sync(consumer + 1)
+                if t.promote:
+                    for i in T.unroll(m64 * acc):
+                        sums[i] = T.float32(0)
+                if t.alternate:  # a phase has one bit: whoever waits must not be two rounds of the ring ahead
+                    T.cuda.mbarrier_wait(turn.ptr_to([consumer]), (odd + 1 - consumer) % 2)
+                for step in T.serial(walk.steps_of(rank)):
+                    T.cuda.mbarrier_wait(full.ptr_to([stage]), phase)
+                    T.ptx.wgmma.fence.sync.aligned()
+                    for k in T.unroll(4):
+                        for m in T.unroll(m64):
+                            T.ptx[multiply](
+                                *accumulators(m, summed),
+                                desc_a + wide(stage, a_bytes // 16) + wide(k, a_step) + wide(m, 64 * ROW_BYTES // 16),
+                                desc_b + wide(stage, b_bytes // 16) + wide(k, b_step),
+                                k > 0 if t.promote else step + k > 0, *flags())
+                    T.ptx.wgmma.commit_group.sync.aligned()
+                    if t.promote:
+                        T.ptx.wgmma.wait_group.sync.aligned(0)
+                        release(empty.ptr_to([stage]), lane)
+                        for i in T.unroll(m64 * acc):
+                            sums[i] = sums[i] + summed[i]
+                    elif step > 0:
+                        T.ptx.wgmma.wait_group.sync.aligned(1)
+                        release(empty.ptr_to([before]), lane)
+                    before = stage
+                    stage = stage + 1
+                    if stage == t.stages:
+                        stage = 0
+                        phase = phase ^ 1
+                if t.alternate:  # noqa: SIM102 - the one is decided here, the other on the device
+                    if lane == 0:
+                        T.ptx.mbarrier.arrive.shared.b64(turn.ptr_to([1 - consumer]), T.uint32(1))
+                T.ptx.wgmma.wait_group.sync.aligned(0)
+                if t.split == 1:
+                    if not t.promote:
+                        release(empty.ptr_to([before]), lane)
+                else:
+                    T.ptx.bar.sync(T.uint32(_ALL), T.uint32(t.threads - 128))  # nobody reads the ring any more
+                if has_columns and not is_single:
+                    store.share(fetched, columns, base, lane)
+                    T.cuda.warpgroup_sync(consumer + 1)
+                totals = T.meta_var(
+                    part_of_sums(sums, ring, m64, acc, t.split, rank, tid - 128, t.threads - 128) if t.split > 1
+                    else sums)
+                store.emit(totals, staged, at, 0 if t.boxes > 1 else first, consumer, lane, m64, columns, base)
+                odd = 1 - odd
+                if t.alternate:
+                    skipped: T.let[T.int32] = stage + (t.consumers - 1) * walk.steps
+                    phase = (phase + skipped // t.stages) % 2
+                    stage = skipped % t.stages
+                tile = tile + next_tile
+        if t.split > 1:
+            wait_for_cluster()  # until then, others read this block's sums
+    # fmt: on
+    return main
+
+
+def moved(at: dict[int, Any], group: int, by: Any, boxes: int) -> dict[int, Any]:
+    return at if boxes == 1 else {**at, group: at[group] + by}

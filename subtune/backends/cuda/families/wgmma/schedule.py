@@ -1,0 +1,177 @@
+"""Contractions on Hopper's tensor cores: GEMM, batched GEMM and implicit-GEMM convolution, in `tvm.tirx`.
+
+The workload is recognised, not scheduled: its anchor becomes tensor maps (`gemm_view`, `tma`), its epilogue expressions
+(`wgmma_epilogue`), and the kernel is written round them (`wgmma_kernel`, `wgmma_store`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T
+
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of
+from subtune.backends.cuda.families.wgmma.kernel import wgmma_func
+from subtune.backends.cuda.families.wgmma.store import store_of
+from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling
+from subtune.backends.cuda.families.wgmma.tma import TensorMap, tensor_map
+from subtune.backends.cuda.families.wgmma.walk import Walk
+from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable, Packing
+from subtune.core.workload import Workload, dtype_bits
+from subtune.patterns.anchor import Contraction, conjuncts, contraction
+from subtune.patterns.gemm_view import GemmView, gemm_view, packed_order
+from subtune.patterns.recognise import Stages, anchored
+
+DTYPES = ("float16", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2")
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
+    if device.arch != "sm_90a" or not device.wgmma or device.tensor_core == "off":
+        return NotApplicable("wgmma needs sm_90a, and the user's leave")
+    found = anchored(workload, contraction)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
+    if info.a.dtype != info.b.dtype or not is_multiplied(info.a.dtype, device):
+        return NotApplicable(f"wgmma does not multiply {info.a.dtype} by {info.b.dtype} here")
+    view = gemm_view(info)
+    if isinstance(view, NotApplicable):
+        return view
+    epilogue = epilogue_of(sch, stages, info)
+    if isinstance(epilogue, NotApplicable):
+        return epilogue
+    source = source_of(sch, stages, info)
+    if isinstance(source, NotApplicable):
+        return source
+
+    params = list(sch.mod["main"].params)
+    shapes = [tuple(int(d) for d in param.shape) for param in params]
+    packings: tuple[tuple[int, Packing], ...] = ()
+    if view.packs:
+        order = packed_order(info, view)
+        packing = Packing(tuple((d,) for d in info.b.shape), order)
+        packings = ((info.b.param, packing),)
+        shapes[info.b.param] = packing.shape
+    buffers = {
+        param: T.buffer(shape, str(param.dtype), align=16, buffer_name=param.name)
+        for param, shape in zip(params, shapes, strict=True)
+    }
+    tiling = Tiling.of(candidate)
+    walk = Walk(view, tiling, info.a.dtype, device.sms)
+    store = store_of(epilogue, walk, buffers)
+    if isinstance(store, NotApplicable):
+        return store
+    limits = store.dtype, device.shared_per_block_bytes, device.shared_per_sm_bytes
+    if why := tiling.obstacle(*limits):
+        return NotApplicable(why)
+    if tiling.obstacle(*limits, len(store.fetched)):
+        store = replace(store, fetched=())  # no room: they are loaded where they are used
+    if tiling.columns == 256 and info.a.dtype in ("int8", "uint8"):
+        return NotApplicable("integer multiplications have at most 224 columns")
+    a_param, extents, offsets = source
+    maps = _maps(info, view, tiling, extents, offsets)
+    if isinstance(maps, NotApplicable):
+        return maps
+    a, b = buffers[params[a_param]], buffers[params[info.b.param]]
+    if why := walk.obstacle():
+        return NotApplicable(why)
+    func = wgmma_func(tuple(buffers.values()), a, b, maps, walk, store)
+    return Kernel(
+        func.with_attrs({"global_symbol": "main", TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True}), packings
+    )
+
+
+def is_multiplied(dtype: str, device: CUDAModel) -> bool:
+    """Whether tensor cores multiply elements of `dtype` as the user allows."""
+    return dtype in DTYPES or (dtype == "float32" and device.allow_tf32)
+
+
+def _maps(
+    info: Contraction, view: GemmView, tiling: Tiling, extents: tuple[int, ...], offsets: tuple[int, ...]
+) -> tuple[TensorMap, TensorMap] | NotApplicable:
+    if len(tiling.rows) != len(view.rows):
+        return NotApplicable(f"a tile of {len(tiling.rows)} groups of rows, the contraction has {len(view.rows)}")
+    bk = ROW_BYTES * 8 // dtype_bits(info.a.dtype)
+    a_tile = dict(zip(view.rows, tiling.rows, strict=True)) | {view.inner: bk}
+    if len(view.rows) == 1 and view.a[-1].group == view.inner:
+        # rows that are never stored need not be filled, with zeros that is slow
+        a_tile[view.rows[0]] = min(tiling.rows[0], view.extent(view.rows[0]))
+    b_tile = {view.n: tiling.columns // tiling.cluster, view.inner: bk}
+    a = tensor_map(view.a, extents, offsets, info.a.dtype, a_tile, view.inner)
+    if isinstance(a, NotApplicable):
+        return a
+    b = tensor_map(view.b, tuple(d.extent for d in view.b), (0,) * len(view.b), info.b.dtype, b_tile, view.inner)
+    if isinstance(b, NotApplicable):
+        return b
+    for map_, width in ((a, tiling.m_consumer), (b, tiling.columns // tiling.cluster)):
+        if not map_.is_along_k and (bk != 64 or width % 64):
+            return NotApplicable("an operand across k needs elements of 16 bits and tiles of 64")
+    if tiling.boxes > 1 and not a.is_along_k:
+        return NotApplicable("several boxes of rows are copied along k only")
+    return a, b
+
+
+def source_of(
+    sch: Schedule, stages: Stages, info: Contraction
+) -> tuple[int, tuple[int, ...], tuple[int, ...]] | NotApplicable:
+    """The parameter that A is read from: its extents (dims of one element left out), and the padding before."""
+    if info.b.param < 0 or len(stages.producers) > int(info.a.param < 0):
+        return NotApplicable("an operand is computed before it is read")
+    merged = gemm_view(info)
+    if isinstance(merged, NotApplicable):
+        return merged
+    if info.a.param >= 0:
+        return info.a.param, tuple(d.extent for d in merged.a), (0,) * len(merged.a)
+    block = sch.get(stages.producers[0])
+    found = padded_param(block, list(sch.mod["main"].params))
+    if isinstance(found, NotApplicable):
+        return found
+    param, shape, before = found
+    kept = [d for d, extent in enumerate(info.a.shape) if extent > 1]
+    if len(kept) != len(merged.a):  # axes of k that were merged: not padded, then
+        return NotApplicable("a padded operand with merged dims")
+    return param, tuple(shape[d] for d in kept), tuple(before[d] for d in kept)
+
+
+def padded_param(block: Any, params: list[Any]) -> tuple[int, tuple[int, ...], tuple[int, ...]] | NotApplicable:
+    """`block` as zeros round a parameter: the parameter, its shape, and the zeros before it in every dim."""
+    why = NotApplicable("the prologue is no padding with zeros")
+    store = block.body
+    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, ir.Call):
+        return why
+    if not str(store.value.op.name).endswith("if_then_else"):
+        return why
+    condition, load, zero = store.value.args
+    param = next((i for i, p in enumerate(params) if isinstance(load, ir.TensorLoad) and p.same_as(load.source)), -1)
+    if param < 0 or not isinstance(zero, tirx.FloatImm | tirx.IntImm) or float(zero.value) != 0:
+        return why
+    axes, shape = list(store.indices), tuple(int(d) for d in load.source.shape)
+    before = []
+    for axis, index in zip(axes, load.indices, strict=True):
+        offset = 0
+        if isinstance(index, tirx.Sub) and isinstance(index.b, tirx.IntImm):
+            index, offset = index.a, int(index.b)
+        if not index.same_as(axis) or offset < 0:
+            return why
+        before.append(offset)
+    inside = [
+        bound
+        for axis, offset, extent, whole in zip(axes, before, shape, store.buffer.shape, strict=True)
+        for bound in (*([tirx.LE(_like(offset, axis), axis)] if offset else []),
+                      *([tirx.LT(axis, _like(offset + extent, axis))] if offset + extent < int(whole) else []))
+    ]  # fmt: skip
+    given = conjuncts(condition)
+    if len(given) != len(inside) or not all(any(tvm_ffi.structural_equal(x, y) for y in inside) for x in given):
+        return why
+    return param, shape, tuple(before)
+
+
+def _like(value: int, axis: Any) -> Any:
+    return tirx.const(value, axis.ty.dtype)

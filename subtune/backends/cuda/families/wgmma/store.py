@@ -1,0 +1,267 @@
+"""A tile of sums on its way to memory: the epilogue on registers, an exchange in shared memory, 16-byte stores.
+
+    per warp, 16 rows and 128 bytes of columns at once:
+        staged = first(sum, column)             on the registers of the multiplication: bias, scale, activation
+        out[...] = rest(staged, row, column)    after the exchange, 16 bytes of a row to a thread: residual and the like
+
+The split is `epilogue.split`'s. `staged` has the dtype that the model's own TIR has there, so nothing is rounded that
+the model does not round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.script import tirx as T
+
+from subtune.backends.cuda.families.wgmma.epilogue import NARROW, STORED, Epilogue, Rebuild, loads_beside, split
+from subtune.backends.cuda.families.wgmma.tiling import Tiling, chunk_columns, chunk_pitch
+from subtune.backends.cuda.families.wgmma.walk import Walk, bound
+from subtune.core.kernel import NotApplicable
+from subtune.core.workload import dtype_bits
+from subtune.patterns.anchor import loads, variables
+from subtune.patterns.gemm_view import GemmView
+
+_VECTOR_BYTES = 16
+_THREADS = 128  # of a consumer
+_FETCHED_BITS = 32
+_MAX_FETCHED = 3
+_MATRICES = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """How a tile is stored: `first` of the epilogue is staged as `dtype`; `vector` elements of a row go at once.
+
+    `wide`: loads of the rest that a thread does as one vector. `fetched`: loads of `first`, of the columns' own
+    operands, that are done before the tile is multiplied. `buffers`: the kernel's, for each of the workload's.
+    """
+
+    epilogue: Epilogue
+    first: Any
+    dtype: str
+    vector: int
+    wide: tuple[Any, ...]
+    fetched: tuple[Any, ...]
+    walk: Walk
+    buffers: dict[Any, Any]
+
+    @property
+    def view(self) -> GemmView:
+        return self.walk.view
+
+    @property
+    def tiling(self) -> Tiling:
+        return self.walk.tiling
+
+    def shared_elements(self) -> int:
+        return self.tiling.consumers * 4 * 16 * chunk_pitch(self.tiling.stored_columns, self.dtype)
+
+    def env(self, at: dict[int, Any]) -> dict[Any, Any]:
+        """The anchor's axes from the index into each group of them."""
+        values = {var: tirx.const(0, "int32") for var in self.epilogue.axes}
+        for g, index in at.items():
+            group = self.view.groups[g]
+            for axis, extent in reversed(list(zip(group.axes, group.extents, strict=True))):
+                last = axis == group.axes[0]
+                values[self.epilogue.axes[axis]] = index if last else index % extent
+                index = index if last else index // extent
+        return values
+
+    def _of_column(self, at: dict[int, Any], column: Any) -> dict[int, Any]:
+        n = self.view.n
+        if self.view.extent(n) % self.tiling.columns:
+            column = tirx.min(column, self.view.extent(n) - 1)  # what is loaded beyond is not stored
+        return {g: at[g] for g in self.view.batch} | {n: column}
+
+    def staged(self, total: Any, at: dict[int, Any], column: Any, fetched: list[Any]) -> Any:
+        """`first` of one sum; `fetched`: the values of what was loaded before."""
+        if str(total.ty.dtype) == "uint32":  # registers of an integer multiplication
+            total = tirx.reinterpret("int32", total)
+        parts = {self.epilogue.acc: total, **dict(zip(self.fetched, fetched, strict=True))}
+        value = Rebuild(self.env(self._of_column(at, column)), parts, self.buffers)(self.first)
+        return value.astype(self.dtype)
+
+    def fetch(self, corner: dict[int, Any], lane: Any) -> list[Any]:
+        """Begin to load the columns' own operands: registers of a thread for each of `fetched`."""
+        registers = [T.alloc_local((len(self._own(lane)),), wide_dtype(load)) for load in self.fetched]
+        for load, own in zip(self.fetched, registers, strict=True):
+            for i, column in enumerate(self._own(lane)):
+                at = self.env(self._of_column(corner, corner[self.view.n] + column))
+                T.buffer_store(own, Rebuild(at, None, self.buffers)(load), [i])
+        return registers
+
+    def share(self, registers: list[Any], shared: list[Any], base: Any, lane: Any) -> None:
+        """Hand what `fetch` loaded to all threads of a consumer, from `base` on."""
+        for own, there in zip(registers, shared, strict=True):
+            for i, column in enumerate(self._own(lane)):
+                T.buffer_store(there, own[i], [base + column])
+
+    def _own(self, lane: Any) -> list[Any]:
+        """Columns of a thread; the last ones several times, where there are fewer than threads."""
+        width = self.tiling.stored_columns
+        inside = width % _THREADS == 0
+        return [lane + i if inside else tirx.min(lane + i, width - 1) for i in range(0, width, _THREADS)]
+
+    def stored(self, value: Any, at: dict[int, Any], loaded: dict[Any, Any]) -> Any:
+        """What is stored for one element."""
+        value = value.astype("float32") if self.dtype in NARROW else value
+        found = Rebuild(self.env(at), {self.first: value, **loaded}, self.buffers)(self.epilogue.value)
+        return found.astype(self.epilogue.dtype)
+
+    def index(self, indices: Any, at: dict[int, Any]) -> list[Any]:
+        return [Rebuild(self.env(at))(i) for i in indices]
+
+    def emit(
+        self, sums: Any, staging: Any, corner: dict[int, Any], first: Any, consumer: Any, lane: Any, m64: int,
+        shared: Sequence[Any] = (), base: Any = 0,
+    ) -> None:  # fmt: skip
+        """Store `m64` times 64 rows of the tile at `corner`, from `first` on; `lane`: the consumer's thread of 128.
+
+        `shared` has what was fetched, from `base` on.
+        """
+        t, view, vector = self.tiling, self.view, self.vector
+        width, pitch = chunk_columns(t.stored_columns, self.dtype), chunk_pitch(t.stored_columns, self.dtype)
+        ragged = self.walk.ragged()
+        n, out = view.n, self.buffers[self.epilogue.out]
+        per_row, count = width // vector, t.stored_columns // 2
+        is_16 = dtype_bits(self.dtype) == 16
+        is_plain = self.first is self.epilogue.value
+        columns = view.extent(n)
+        # codegen vectorises a load only where it sees in the index itself that it is aligned
+        aligned = corner[n] // vector * vector
+
+        def of_row(row: Any) -> dict[int, Any]:
+            at = dict(corner)
+            for g, rows in reversed(list(zip(view.rows, t.rows, strict=True))):
+                at[g] = corner[g] + (row % rows if g != view.rows[0] else row)
+                row = row // rows
+            return at
+
+        def inside(at: dict[int, Any], column: Any) -> Any:
+            """True, or the condition under which the elements are the tile's own."""
+            conditions = [at[g] < view.groups[g].extent for g in view.rows if g in ragged]
+            conditions += [column < columns] if n in ragged else []
+            return tirx.all(*conditions) if conditions else True
+
+        def first_of(j: Any, h: Any) -> Any:
+            """Column of the first of two sums: h is half of the 16 columns, then half of the 16 rows."""
+            return j * 16 + h // 2 * 8 + lane % 4 * 2
+
+        def placed(at: dict[int, Any], column: Any) -> dict[int, Any]:
+            return {**at, n: column}
+
+        def indices(at: dict[int, Any], column: Any) -> list[Any]:
+            return self.index(self.epilogue.indices, placed(at, column))
+
+        def load_wide(others: list[Any], at: dict[int, Any], column: Any) -> None:
+            for load, local in zip(self.wide, others, strict=True):
+                with T.vectorized(vector) as v:
+                    source = self.buffers[load.source]
+                    value = tirx.BufferLoad(source, self.index(load.indices, placed(at, column + v)))
+                    T.buffer_store(local, value, [v])
+
+        def loaded(others: list[Any], v: Any) -> dict[Any, Any]:
+            return {
+                load: local[v].astype("float32") if str(load.source.dtype) in NARROW else local[v]
+                for load, local in zip(self.wide, others, strict=True)
+            }
+
+        def ready(column: Any) -> list[Any]:
+            return [there[base + column] for there in shared]
+
+        # fmt: off
+        @T.inline
+        def body() -> None:
+            own_base: T.let[T.int32] = (consumer * 4 + lane // 32) * (16 * pitch)
+            own: T.let[T.int32] = lane % 32
+            eight = T.alloc_local((8,), self.dtype)
+            values = T.alloc_local((vector,), self.dtype)
+            others = T.meta_var([T.alloc_local((vector,), str(load.source.dtype)) for load in self.wide])
+            results = T.alloc_local((vector,), self.epilogue.dtype)
+            for m in T.unroll(m64):
+                for chunk in T.unroll(t.stored_columns // width):
+                    for j in T.unroll(width // 16):
+                        for e in T.unroll(8):
+                            total = T.meta_var(sums[m * count + chunk * (width // 2) + j * 8 + e])
+                            in_tile = T.meta_var(chunk * width + first_of(j, e // 2) + e % 2)
+                            eight[e] = self.staged(total, corner, corner[n] + in_tile, ready(in_tile))
+                        if is_16:
+                            words = eight.view("uint32")
+                            where = T.meta_var(own_base + lane % 16 * pitch + j * 16 + own // 16 * 8)
+                            T.ptx[_MATRICES](staging.ptr_to([where]), words[0], words[1], words[2], words[3])
+                        else:
+                            for h in T.unroll(4):
+                                for v in T.vectorized(2):
+                                    row = T.meta_var(own // 4 + h % 2 * 8)
+                                    staging[own_base + row * pitch + first_of(j, h) + v] = eight[h * 2 + v]
+                    T.cuda.warp_sync()
+                    for turn in T.unroll(16 * per_row // 32):
+                        r: T.let[T.int32] = (turn * 32 + own) // per_row
+                        c: T.let[T.int32] = (turn * 32 + own) % per_row * vector
+                        at = T.meta_var(bound(of_row(first + m * 64 + lane // 32 * 16 + r)))
+                        column = T.meta_var(aligned + chunk * width + c)
+                        if inside(at, column):
+                            for v in T.vectorized(vector):
+                                values[v] = staging[own_base + r * pitch + c + v]
+                            if is_plain:
+                                for v in T.vectorized(vector):
+                                    T.buffer_store(out, values[v], indices(at, column + v))
+                            else:
+                                load_wide(others, at, column)
+                                for v in T.unroll(vector):
+                                    results[v] = self.stored(values[v], placed(at, column + v), loaded(others, v))
+                                for v in T.vectorized(vector):
+                                    T.buffer_store(out, results[v], indices(at, column + v))
+                    T.cuda.warp_sync()
+        # fmt: on
+
+        body()
+
+
+def store_of(epilogue: Epilogue, walk: Walk, buffers: dict[Any, Any]) -> Store | NotApplicable:
+    """Decide how the tiles of an epilogue are stored, or say why they cannot be."""
+    view = walk.view
+    rows = {epilogue.axes[axis] for g in view.rows for axis in view.groups[g].axes}
+    first = split(epilogue.value, epilogue.acc, rows)
+    dtype = str(first.ty.dtype)
+    if dtype not in STORED:
+        return NotApplicable(f"the epilogue goes through {dtype}")
+    (column,) = (epilogue.axes[axis] for axis in view.groups[view.n].axes)
+    size = max(dtype_bits(dtype), dtype_bits(epilogue.dtype)) // 8
+    vector = _aligned(epilogue.out, epilogue.indices, column, _VECTOR_BYTES // size)
+    wide: list[Any] = []
+    if first is not epilogue.value:
+        rest = [load for load in loads_beside(epilogue.value, first) if column in variables(list(load.indices))]
+        narrowest = [_VECTOR_BYTES * 8 // dtype_bits(str(load.source.dtype)) for load in rest]
+        vector = min([vector, *narrowest])
+        for load in rest:
+            fits = _aligned(load.source, load.indices, column, vector) == vector
+            if vector > 1 and fits and not any(tvm_ffi.structural_equal(load, known) for known in wide):
+                wide.append(load)
+    fetched: list[Any] = []
+    for load in loads(first):
+        is_new = not any(tvm_ffi.structural_equal(load, known, map_free_vars=False) for known in fetched)
+        if column in variables(list(load.indices)) and dtype_bits(str(load.source.dtype)) <= _FETCHED_BITS and is_new:
+            fetched.append(load)
+    return Store(epilogue, first, dtype, vector, tuple(wide), tuple(fetched[:_MAX_FETCHED]), walk, buffers)
+
+
+def wide_dtype(load: Any) -> str:
+    """Of a loaded element in registers."""
+    dtype = str(load.source.dtype)
+    return "float32" if dtype in NARROW else dtype
+
+
+def _aligned(buffer: Any, indices: Any, column: Any, most: int) -> int:
+    """Elements along `column` that one access may take."""
+    *others, last = indices
+    if not last.same_as(column) or column in variables(others):
+        return 1
+    while int(buffer.shape[-1]) % most:
+        most //= 2
+    return most

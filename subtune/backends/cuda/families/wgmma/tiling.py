@@ -1,0 +1,154 @@
+"""What a wgmma candidate decides, and what it costs a multiprocessor: shared memory and registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from subtune.core.candidate import Candidate, Knob
+from subtune.core.workload import dtype_bits
+
+ROW_BYTES = 128
+"""Of k in a stage: one swizzled row of shared memory."""
+_CHUNK_COLUMNS = {1: 64, 2: 64, 4: 32}
+_CHUNK_PAD = {1: 16, 2: 8, 4: 8}  # elements: no two rows of a store in one bank
+_REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}
+_OTHER_REGISTERS = 56  # addresses, descriptors, the epilogue's elements
+_CLUSTERS = (1, 2, 4, 8)  # blocks: those that every device can place
+_FIXED_BYTES = 1024 + 1024  # alignment of the stages; barriers
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """A tile has `rows` of every group of rows and `columns`; k is copied in `stages` stages of 128 bytes.
+
+    With `alternate` the consumers take tiles in turn, else they share one. `raster`: tiles of rows that are walked
+    before the next column. `cluster`: so many blocks, one below the other, get their columns of B by one copy. `split`:
+    so many blocks of a cluster share a tile, each has a part of k. `boxes`: a tile is so many boxes of `rows`, one for
+    each consumer, not necessarily neighbours: tiles of rows that no single box has. `promote`: every step is summed by
+    itself and added to the others in float32, as tensor cores keep few bits of long sums of float8.
+    """
+
+    rows: tuple[int, ...]
+    columns: int
+    stages: int
+    consumers: int = 2
+    alternate: bool = False
+    blocks_per_sm: int = 1
+    raster: int = 1
+    cluster: int = 1
+    split: int = 1
+    boxes: int = 1
+    promote: bool = False
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> Tiling:
+        return cls(
+            rows=tuple(int(rows) for rows in str(candidate["rows"]).split("x")),
+            columns=int(candidate["columns"]),
+            stages=int(candidate["stages"]),
+            consumers=int(candidate["consumers"]),
+            alternate=bool(candidate["alternate"]),
+            blocks_per_sm=int(candidate["blocks_per_sm"]),
+            raster=int(candidate["raster"]),
+            cluster=int(candidate.get("cluster") or 1),
+            split=int(candidate.get("split") or 1),
+            boxes=int(candidate.get("boxes") or 1),
+            promote=bool(candidate.get("promote")),
+        )
+
+    def knobs(self) -> dict[str, Knob]:
+        return {
+            "rows": "x".join(map(str, self.rows)),
+            "columns": self.columns,
+            "stages": self.stages,
+            "consumers": self.consumers,
+            "alternate": self.alternate,
+            "blocks_per_sm": self.blocks_per_sm,
+            "raster": self.raster,
+            **{
+                name: count
+                for name, count in (("cluster", self.cluster), ("split", self.split), ("boxes", self.boxes))
+                if count > 1
+            },
+            **({"promote": True} if self.promote else {}),
+        }
+
+    @property
+    def m(self) -> int:
+        """Rows of a tile."""
+        return prod(self.rows) * self.boxes
+
+    @property
+    def m_consumer(self) -> int:
+        """Rows of one consumer."""
+        return self.m if self.alternate else self.m // self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
+
+    @property
+    def setmaxnreg(self) -> tuple[int, int] | None:
+        """Registers of a copying and of a multiplying thread; None where the launch bounds say how many."""
+        return _REGISTERS[self.consumers] if self.blocks_per_sm == 1 else None
+
+    @property
+    def stored_columns(self) -> int:
+        """Columns of a tile that one block stores."""
+        return self.columns // self.split
+
+    def fetched_elements(self) -> int:
+        """Of four bytes: what depends on the column alone, for every consumer's tile and the one after it."""
+        return 2 * self.consumers * self.stored_columns
+
+    def stage_bytes(self) -> int:
+        return (self.m + self.columns) * ROW_BYTES
+
+    def shared_bytes(self, stored: str, fetched: int = 0) -> int:
+        """Shared memory of a block whose results are exchanged as `stored`, with `fetched` operands per column."""
+        exchange = self.consumers * 4 * 16 * chunk_pitch(self.stored_columns, stored) * dtype_bits(stored) // 8
+        return self.stages * self.stage_bytes() + exchange + fetched * self.fetched_elements() * 4 + _FIXED_BYTES
+
+    def obstacle(self, stored: str, shared_bytes: int, shared_per_sm_bytes: int, fetched: int = 0) -> str:
+        """Why no multiprocessor can run this; "" when one can."""
+        if self.m_consumer % 64 or self.m % 64:
+            return f"{self.m} rows are no multiple of 64 for each of {self.consumers} consumers"
+        if self.columns % 16 or not 16 <= self.columns <= 256:
+            return f"{self.columns} columns: a multiplication has 16, 32, ... 256"
+        if self.stages < 2 or self.consumers not in _REGISTERS or (self.alternate and self.consumers != 2):
+            return "stages or consumers out of range"
+        if self.boxes > 1 and (self.boxes != self.consumers or self.alternate or prod(self.rows) % 64):
+            return f"{self.boxes} boxes of {prod(self.rows)} rows for {self.consumers} consumers"
+        if why := self._cluster_obstacle():
+            return why
+        needed = self.shared_bytes(stored, fetched)
+        if needed > shared_bytes or self.blocks_per_sm * (needed + 1024) > shared_per_sm_bytes:
+            return f"{needed} bytes of shared memory"
+        sums = self.m_consumer // 64 * self.columns // 2 * (1 + self.promote)
+        most = self.setmaxnreg[1] if self.setmaxnreg else 65536 // (self.blocks_per_sm * self.threads) // 8 * 8
+        if sums + _OTHER_REGISTERS > most:
+            return f"{sums} sums of {most} registers"
+        return ""
+
+    def _cluster_obstacle(self) -> str:
+        if self.cluster not in _CLUSTERS or self.split not in _CLUSTERS or (self.cluster > 1 and self.split > 1):
+            return f"clusters of {self.cluster} times {self.split}"
+        if self.columns % (8 * self.cluster) or self.stored_columns % 16:
+            return f"{self.columns} columns for {self.cluster * self.split} blocks"
+        if self.split > 1 and (self.alternate or self.m * self.columns * 4 > self.stages * self.stage_bytes()):
+            return "sums that take more shared memory than the stages"
+        return ""
+
+
+def chunk_columns(columns: int, stored: str) -> int:
+    """Columns that a warp exchanges at once: 128 bytes, or less where the tile is narrow."""
+    chunk = _CHUNK_COLUMNS[dtype_bits(stored) // 8]
+    while columns % chunk:
+        chunk //= 2
+    return chunk
+
+
+def chunk_pitch(columns: int, stored: str) -> int:
+    """Elements from one row of the exchange to the next."""
+    return chunk_columns(columns, stored) + _CHUNK_PAD[dtype_bits(stored) // 8]

@@ -1,0 +1,144 @@
+"""The tiles of a wgmma kernel, and how blocks walk them: which tile is where, which steps of k a block has.
+
+Tiles are numbered along bands of `raster` rows of tiles, so that those which are computed at the same time share rows
+and columns in L2. A block walks tiles `clusters` apart; those of a cluster walk together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling
+from subtune.core.workload import dtype_bits
+from subtune.patterns.gemm_view import GemmView
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A contraction of `dtype` in tiles, on a device with `sms` multiprocessors."""
+
+    view: GemmView
+    tiling: Tiling
+    dtype: str
+    sms: int
+
+    @property
+    def blocks(self) -> int:
+        """Of a cluster."""
+        return self.tiling.cluster * self.tiling.split
+
+    @property
+    def _counts(self) -> list[int]:
+        """Boxes along each group of rows."""
+        return [
+            ceil(self.view.groups[g].extent / rows) for g, rows in zip(self.view.rows, self.tiling.rows, strict=True)
+        ]
+
+    @property
+    def _places(self) -> int:
+        """Of a cluster's tiles, one below the other."""
+        return ceil(prod(self._counts) / (self.tiling.cluster * self.tiling.boxes))
+
+    @property
+    def _columns(self) -> int:
+        return ceil(self.view.extent(self.view.n) / self.tiling.columns)
+
+    @property
+    def tiles(self) -> int:
+        """Of clusters: one of each of its blocks, or one that they share."""
+        return self.view.extent(*self.view.batch) * self._places * self._columns
+
+    @property
+    def clusters(self) -> int:
+        if self.tiling.split > 1:
+            return self.tiles
+        return min(self.tiles, self.sms * self.tiling.blocks_per_sm // self.blocks)
+
+    @property
+    def steps(self) -> int:
+        """Of k, 128 bytes each."""
+        return self.view.extent(*self.view.steps) * self._chunks
+
+    @property
+    def _bk(self) -> int:
+        return ROW_BYTES * 8 // dtype_bits(self.dtype)
+
+    @property
+    def _chunks(self) -> int:
+        return ceil(self.view.extent(self.view.inner) / self._bk)
+
+    @property
+    def _part(self) -> int:
+        return ceil(self.steps / self.tiling.split)
+
+    def obstacle(self) -> str:
+        """Why the sum over k cannot be had in parts; "" when it can."""
+        is_empty = (self.tiling.split - 1) * self._part >= self.steps
+        return f"{self.steps} steps of k in {self.tiling.split} parts" if is_empty else ""
+
+    def ragged(self) -> frozenset[int]:
+        """Groups that a tile may reach beyond."""
+        view, t = self.view, self.tiling
+        counts = self._counts
+        found = [
+            g for g, rows, count in zip(view.rows, t.rows, counts, strict=True) if count * rows > view.groups[g].extent
+        ]
+        found += [view.rows[0]] if prod(counts) % (t.cluster * t.boxes) else []
+        return frozenset(found + ([view.n] if view.extent(view.n) % t.columns else []))
+
+    def where(self, tile: Any, rank: Any, box: Any) -> dict[int, Any]:
+        """Each group's first index (batch, rows, n) in a box of the tile of the cluster's block `rank`."""
+        view, t, places, columns = self.view, self.tiling, self._places, self._columns
+        raster = max(1, t.raster // t.cluster)
+        per_batch = places * columns
+        within = tile % per_batch if view.batch else tile
+        band = within // (raster * columns)
+        height = tirx.min(places - band * raster, raster) if places % raster else raster
+        rest = within - band * (raster * columns)
+        m = band * raster + rest % height if raster > 1 else within // columns
+        n = rest // height if raster > 1 else within % columns
+        m = m * t.cluster + rank if t.cluster > 1 else m
+        m = m * t.boxes + box if t.boxes > 1 else m
+        at = {view.n: n * t.columns}
+        for g, count, rows in reversed(list(zip(view.rows, self._counts, t.rows, strict=True))):
+            at[g] = (m % count if g != view.rows[0] else m) * rows
+            m = m // count
+        return bound(at | unravel(view, tile // per_batch, view.batch))
+
+    def stored_at(self, at: dict[int, Any], rank: Any) -> dict[int, Any]:
+        """Where that part of a tile begins which this block stores."""
+        if self.tiling.split == 1:
+            return at
+        return at | {self.view.n: T.Bind(at[self.view.n] + rank * self.tiling.stored_columns)}
+
+    def first_step(self, rank: Any) -> Any:
+        return rank * self._part if self.tiling.split > 1 else 0
+
+    def steps_of(self, rank: Any) -> Any:
+        """How many steps this block does."""
+        return tirx.min(self.steps - self.first_step(rank), self._part) if self.steps % self._part else self._part
+
+    def at_step(self, step: Any) -> dict[int, Any]:
+        """Each group's first index along k."""
+        chunks = self._chunks
+        return unravel(self.view, step // chunks, self.view.steps) | {self.view.inner: step % chunks * self._bk}
+
+
+def bound(at: dict[int, Any]) -> dict[int, Any]:
+    """The indices as variables of the kernel, computed once."""
+    return {g: T.Bind(index) for g, index in at.items()}
+
+
+def unravel(view: GemmView, index: Any, groups: tuple[int, ...]) -> dict[int, Any]:
+    """The index into each group, the last one fastest."""
+    at = {}
+    for g in reversed(groups):
+        extent = view.groups[g].extent
+        at[g] = index % extent if g != groups[0] else index
+        index = index // extent
+    return at

@@ -1,0 +1,182 @@
+"""Windows on a GPU: depthwise convolution and pooling, channels last.
+
+    a thread: `lanes` neighbouring channels (16 bytes) of `rows` x `cols` output pixels
+
+What the windows of its pixels share is read once, into registers. Padding is not stored: loads below conditions that
+are the same for all lanes. Depthwise weights, constants `[c, kh, kw, 1]`, are packed `[kh, kw, 1, c]`.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.s_tir import Schedule, ScheduleError
+
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.source.emit import Code, const, load, prim_func
+from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable, wide, widened_constant
+from subtune.backends.cuda.source.lines import combination
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable, Packing
+from subtune.core.workload import Workload
+from subtune.patterns.anchor import Window, window
+from subtune.patterns.recognise import Stages, anchored
+
+_MAX_UNROLLED = 300  # window elements of a thread: a 7x7 window over six pixels
+
+
+def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
+    """Knobs: `threads` of a block, `lanes`, `rows` and `cols` (output pixels of a thread)."""
+    try:
+        found = anchored(workload, window)
+        if isinstance(found, NotApplicable):
+            return found
+        sch, stages, info = found
+        for pad in stages.producers:
+            sch.compute_inline(pad)
+        return _schedule(sch, stages, info, candidate, device)
+    except (ScheduleError, Unsupported) as e:
+        return not_applicable(e)
+
+
+def _schedule(
+    sch: Schedule, stages: Stages, info: Window, candidate: Candidate, device: CUDAModel
+) -> Kernel | NotApplicable:
+    threads, lanes, rows, cols = (int(candidate[name]) for name in ("threads", "lanes", "rows", "cols"))
+    anchor = sch.get(stages.anchors[0])
+    shape = tuple(axis.extent for axis in info.axes if axis.role != "k")
+    if info.of_role("n")[0].index != len(shape) - 1 or shape[-1] % lanes:
+        return NotApplicable(f"{lanes} lanes do not divide the channels of {shape}")
+    pixels = (1,) * (2 - len(shape[:-1])) + shape[:-1]
+    if rows > pixels[-2] or cols > pixels[-1]:
+        return NotApplicable("the tile is larger than the output")
+    if rows * cols * prod(axis.extent for axis in info.of_role("k")) > _MAX_UNROLLED:
+        return NotApplicable("too large a window for so many pixels")
+    outputs = [sch.get(output) for output in stages.outputs]
+    sizes = [prod(int(iv.dom.extent) for iv in block.iter_vars) for block in outputs]
+    if any(size != prod(shape) for size in sizes):
+        return NotApplicable("an output has another shape than the windows' results")
+    func, packings = sch.mod["main"], []
+    packed: dict[Any, tuple[Any, tuple[int, ...]]] = {}
+    for operand in info.to_pack:
+        channel = info.of_role("n")[0].index
+        order = tuple(sorted(range(len(operand.axes)), key=lambda dim: operand.axes[dim] == channel))
+        param = func.params[operand.param]
+        dims = [operand.shape[dim] for dim in order]
+        packed[param] = tirx.decl_buffer(dims, str(param.dtype), f"{param.name}_packed"), order
+        packings.append((operand.param, Packing(tuple((extent,) for extent in operand.shape), order)))
+    writer = _WindowWriter(anchor, outputs, shape, (threads, lanes, rows, cols), device.exact_math, packed)
+    params = [packed[param][0] if param in packed else param for param in func.params]
+    written = prim_func(func, [writer.write()])
+    return Kernel(tirx.PrimFunc(params, written.body, func.ret_type, func.attrs), tuple(packings))
+
+
+class _WindowWriter:
+    def __init__(
+        self, anchor: Any, outputs: list[Any], shape: tuple[int, ...], tile: tuple[int, int, int, int], exact: bool,
+        packed: dict[Any, tuple[Any, tuple[int, ...]]],
+    ) -> None:  # fmt: skip
+        self._anchor, self._outputs, self._shape, self._packed = anchor, outputs, shape, packed
+        self._threads, self._lanes, self._rows, self._cols = tile
+        self._code = Code(exact)
+        self._sums: Any = None
+        self._lane: Any = None
+        self._pixel = 0
+        self._expected: Any = None
+
+    def write(self) -> Any:
+        code, lanes = self._code, self._lanes
+        *outer, height, width, channels = (1,) * (3 - len(self._shape)) + self._shape
+        tiles = (*outer, -(-height // self._rows), -(-width // self._cols), channels // lanes)
+        total = prod(tiles)
+        threads = min(self._threads, -(-total // 32) * 32)
+        bx, tx = code.thread("blockIdx.x", -(-total // threads)), code.thread("threadIdx.x", threads)
+        with code.when(tirx.LT(bx * threads + tx, const(total)) if total % threads else None):
+            item = code.bind("item", bx * threads + tx, total)
+            *images, y, x, chunk = decoded(item, tiles, code.analyzer)
+            starts = []
+            for name, at, step, extent in (("y", y, self._rows, height), ("x", x, self._cols, width)):
+                first = at * step  # the last tile overlaps the one before it where the tile does not divide
+                ragged = extent % step != 0
+                starts.append(code.bind(name, tirx.min(first, const(extent - step)) if ragged else first,
+                                        extent - step + 1))  # fmt: skip
+            images = [code.bind("n", image, extent) for image, extent in zip(images, outer, strict=True)]
+            lane = code.variable("lane", lanes)
+            channel = code.bind("chunk", chunk, channels // lanes) * lanes + lane
+            self._body(images, starts, channel, lane)
+        return code.kernel()
+
+    def _body(self, images: list[Any], starts: list[Any], channel: Any, lane: Any) -> None:
+        code, lanes, anchor = self._code, self._lanes, self._anchor
+        reader, self._lane = Lanes(code, lane, lanes, self._known), lane
+        combiner, element, identity = combination(anchor)
+        element = self._with_packed(element)
+        buffer = anchor.body.buffer
+        dtype = wide(str(buffer.dtype))
+        pixels = list(product(range(self._rows), range(self._cols)))
+        self._sums = sums = code.local(dtype, len(pixels) * lanes, "sum")
+        with code.unrolled(len(pixels) * lanes) as i:
+            code.store(sums, i, widened_constant(identity))
+        spatial = [iv for iv in anchor.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
+        reduced = [iv for iv in anchor.iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce]
+        places = []
+        for i, j in pixels:
+            place = [*images, starts[0] + i, starts[1] + j, channel]
+            places.append(place[len(place) - len(spatial) :])
+        taps = [range(int(iv.dom.extent)) for iv in reduced]
+        first, rest = (taps[0], list(product(*taps[1:]))) if taps else (range(1), [()])
+        for tap in first:
+            values = []
+            for other in rest:
+                for pixel, place in enumerate(places):
+                    axes = {iv.var: index for iv, index in zip(spatial, place, strict=True)}
+                    chosen = (tap, *other) if taps else ()
+                    axes |= {iv.var: const(index) for iv, index in zip(reduced, chosen, strict=True)}
+                    values.append((pixel, reader.compute(element, axes)))
+            for pixel, value in values:
+                with code.unrolled(lanes) as v:
+                    at = const(pixel * lanes) + v
+                    code.store(sums, at, combiner(load(sums, at), reader.at(value, v)))
+        for self._pixel, place in enumerate(places):
+            self._store(reader, buffer, place, lane)
+
+    def _store(self, reader: Lanes, buffer: Any, place: list[Any], lane: Any) -> None:
+        analyzer = self._code.analyzer
+        number: Any = const(0)
+        for index, extent in zip(place, self._shape, strict=True):
+            number = number * extent + index
+        self._expected = number
+        if not self._outputs:
+            reader.write(buffer, place, load(self._sums, const(self._pixel * self._lanes) + lane))
+        for block in self._outputs:
+            extents = tuple(int(iv.dom.extent) for iv in block.iter_vars)
+            indices = place if extents == self._shape else decoded(number, extents, analyzer)
+            axes = {iv.var: index for iv, index in zip(block.iter_vars, indices, strict=True)}
+            value = reader.compute(block.body.value, axes)
+            reader.write(block.body.buffer, [axes.get(index, index) for index in block.body.indices], value)
+
+    def _known(self, source: Any, indices: list[Any]) -> Any:
+        if not source.same_as(self._anchor.body.buffer):
+            return None
+        number: Any = const(0)
+        for index, extent in zip(indices, self._shape, strict=True):
+            number = number * extent + index
+        difference = self._code.analyzer.canonical_simplify(number - self._expected)
+        if not (isinstance(difference, tirx.IntImm) and int(difference) == 0):
+            raise Unsupported("the epilogue reads other pixels than it stores")
+        return load(self._sums, const(self._pixel * self._lanes) + self._lane)
+
+    def _with_packed(self, expr: Any) -> Any:
+        """Loads of constants that are packed, from where they are then."""
+
+        def moved(found: Any) -> Any:
+            if found.source not in self._packed:
+                return found
+            buffer, order = self._packed[found.source]
+            return tirx.BufferLoad(buffer, [found.indices[dim] for dim in order])
+
+        return tvm_ffi.structural_map(expr, (ir.TensorLoad, moved))

@@ -1,0 +1,1 @@
+"""From scheduled PrimFuncs to CUDA source."""

@@ -1,0 +1,54 @@
+"""How kernels for CUDA are lowered: the pipeline's name, and the schedule of what has none."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Container
+from importlib.util import find_spec
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+_PIPELINE_MODULE = "subtune.backends.cuda.lowering.pipeline"
+
+
+def pipeline() -> str:
+    """The TIR pipeline of CUDA kernels: that of the templates, which their kernels need, else TVM's own."""
+    if find_spec(_PIPELINE_MODULE) is None:
+        return "s_tir"
+    return str(importlib.import_module(_PIPELINE_MODULE).register())
+
+
+def default_schedule(mod: Any, target: Any, keep: Container[str] = ()) -> Any:
+    """Dlight's schedule, in the order of TVM's own pipeline for CUDA, of every PrimFunc whose name is not in `keep`."""
+    from tvm.s_tir import dlight
+    from tvm.tirx import PrimFunc
+
+    todo = {g: f for g, f in mod.functions_items() if isinstance(f, PrimFunc) and g.name_hint not in keep}
+    if not todo:
+        return mod
+    gpu = dlight.gpu
+    rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
+    made = mod.clone()
+    for gvar, func in todo.items():
+        made.update_func(gvar, _scheduled(func, rules, target))
+    return made
+
+
+def _scheduled(func: Any, rules: tuple[Any, ...], target: Any) -> Any:
+    """By the first rule that applies. Some fail instead of saying that they do not: the next one is asked."""
+    import tvm
+    from tvm.s_tir import dlight
+
+    for first in range(len(rules)):
+        try:
+            with target:
+                mod = dlight.ApplyDefaultSchedule(*rules[first:])(tvm.IRModule({"main": func}))
+        except Exception as e:
+            if first == len(rules) - 1:
+                raise
+            _log.debug("dlight's %s: %s: %s", type(rules[first]).__name__, type(e).__name__, e)
+            continue
+        return mod["main"]
+    raise AssertionError("the last rule returns or raises")

@@ -1,0 +1,83 @@
+"""The TIR pipeline of CUDA kernels made by schedules: TVM's own, with what tensor-core schedules need beside it.
+
+Different from TVM's `s_tir`:
+- asynchronous copies wherever a schedule asks for them, without a switch in the PassContext of whoever builds;
+- `swizzle` after the regions of intrinsics are known;
+- no common subexpressions: as variables they hide indices of warp memory from LowerWarpMemory (nvcc finds them again);
+- LowerWarpMemory as often as it finds something: it lowers the first buffer of a list of statements only
+  (apache-tvm 0.27.0.post1).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+
+from subtune.backends.cuda.lowering.printable import printable
+from subtune.backends.cuda.lowering.swizzle import swizzle
+from subtune.backends.cuda.lowering.tirx_pipeline import lower_by_kind
+
+PIPELINE = "subtune_cuda"
+_WARP_BUFFERS = 12  # the sums, and A and B once per stage before and after the steady loop
+
+CONFIG = {"tirx.use_async_copy": True, "tirx.disable_cse_tir": True}
+
+
+def s_tir_passes() -> tuple[Any, ...]:
+    """From scheduled blocks to host and device functions."""
+    t, x = s_tir.transform, tirx.transform
+    return (
+        # blocks to loops
+        t.CanonicalizeLoop(), t.LowerCrossThreadReduction(), t.LowerInitBlock(),
+        t.PlanAndUpdateBufferAllocationLocation(), t.ConvertBlocksToOpaque(), t.LiftThreadBinding(),
+        t.ManifestSharedMemoryLocalStage(), t.CompactBufferAllocation(), t.LowerAutoCopy(), t.UnifyThreadBinding(),
+        t.LowerMatchBuffer(), t.StmtSimplify(), swizzle, t.InjectPermutedLayout(), t.AnnotateIrregularLoop(),
+        t.InjectSoftwarePipeline(), t.TransformMmaBufferLayout(), t.LowerOpaqueBlock(),
+        # flat memory, narrow indices, vectors
+        x.FlattenBuffer(), x.BF16ComputeLegalize(), x.NarrowDataType(32), t.LoopPartition(), x.VectorizeLoop(True),
+        t.InjectVirtualThread(), t.InjectDoubleBuffer(), x.StorageRewrite(), t.LowerAsyncDMA(), t.HoistIfThenElse(),
+        x.UnrollLoop(), t.RenormalizeSplitPattern(), x.StmtSimplify(), x.RemoveNoOp(), t.RewriteUnsafeSelect(),
+        # threads and their barriers
+        x.FP8ComputeLegalize(), x.VerifyMemory(), x.AnnotateEntryFunc(), t.ThreadSync("shared"),
+        t.ThreadSync("shared.dyn"), t.ThreadSync("warp"), t.InferFragment(), t.LowerThreadAllreduce(),
+        t.InjectPTXAsyncCopy(), t.MergeSharedMemoryAllocations(),
+        # host and device
+        x.SplitHostDevice(), x.MakePackedAPI(), x.FP8StorageLegalize(), x.BF16StorageLegalize(),
+    )  # fmt: skip
+
+
+def lower_s_tir(mod: Any) -> Any:
+    """All functions of `mod`, which are scheduled, through `s_tir_passes`."""
+    context = tvm.transform.PassContext.current()
+    config = {**dict(context.config), **CONFIG}
+    with tvm.transform.PassContext(opt_level=context.opt_level, config=config):
+        return tvm.ir.transform.Sequential(s_tir_passes())(mod)
+
+
+def finalize_device() -> Any:
+    x = tirx.transform
+    return tvm.ir.transform.Sequential(
+        [*([x.LowerWarpMemory()] * _WARP_BUFFERS), x.StmtSimplify(), x.LowerIntrin(), printable]
+    )
+
+
+def finalize_host() -> Any:
+    return tvm.ir.transform.Sequential([tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()])
+
+
+def pipeline() -> tuple[Any, Any, Any]:
+    @tvm.transform.module_pass(opt_level=0, name="subtune.CUDAPipeline")  # type: ignore[untyped-decorator]
+    def lower(mod: Any, _context: Any) -> Any:
+        return lower_by_kind(mod, lower_s_tir)
+
+    return lower, finalize_host, finalize_device
+
+
+def register() -> str:
+    """The pipeline's name for `tvm.compile(..., tir_pipeline=...)` and `relax.build`, known to TVM from now on."""
+    from tvm.tirx.compilation_pipeline import register_tir_pipeline
+
+    register_tir_pipeline(PIPELINE, pipeline)
+    return PIPELINE

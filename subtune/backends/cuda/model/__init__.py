@@ -1,0 +1,1 @@
+"""What several families use to predict the time of a kernel."""

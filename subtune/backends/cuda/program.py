@@ -1,0 +1,180 @@
+"""A compiled model on a GPU: weights, activations, inputs and outputs at fixed addresses, and one CUDA graph.
+
+The memory plan gives every tensor its place before the first run, so the whole model is captured once, as it is loaded,
+and a run is a copy of the inputs, one launch and a copy of the outputs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from subtune import runtime
+from subtune.artifact import manifest as manifests
+from subtune.artifact.manifest import Manifest
+from subtune.artifact.model import Artifact, Input, Output
+from subtune.backends.cuda import api as cuda_api
+from subtune.backends.cuda.building.binaries import provided, read_binaries
+from subtune.backends.cuda.device import CUDA
+from subtune.core.errors import ArtifactError, TargetError
+from subtune.core.memory_plan import Base, View
+from subtune.core.tensor_spec import TensorSpec
+
+logger = logging.getLogger(__name__)
+
+
+class CudaArtifact(Artifact):
+    """As `Artifact`. Arrays are the host's; `replay` and `device_seconds` leave them on the GPU.
+
+    Attributes:
+        is_captured: whether a run is one CUDA graph. What sorts or scatters allocates in between, and is not.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, executable: Any, weights: np.ndarray):
+        self.path = path
+        self.manifest = manifest
+        self.threads = manifest.threads
+        self._inputs = tuple(Input(spec) for spec in manifest.inputs)
+        self._outputs = tuple(Output(spec) for spec in manifest.outputs)
+        self._lock = threading.Lock()
+        self._executable = executable
+        self._stream = cuda_api.Stream()
+        self._weights = cuda_api.Memory(weights.nbytes)
+        self._weights.write(weights)
+        plan = manifest.memory
+        self._arena = cuda_api.Memory(plan.arena_nbytes)
+        self._given = tuple(cuda_api.Memory(_nbytes(spec)) for spec in manifest.inputs)
+        self._taken = tuple(cuda_api.Memory(_nbytes(spec)) for spec in manifest.outputs)
+        for memory in (*self._given, self._arena):
+            memory.fill(0)
+        executable["save_function"]("main", "bound", True, *(self._tensor(view) for view in plan.arguments))
+        self._main = executable["bound"]
+        self._returned: Any = None
+        # Memory that a kernel takes while it runs is its thread's, and TVM frees it when that thread needs more: a
+        # graph needs a thread that runs nothing else.
+        self._own = ThreadPoolExecutor(1, thread_name_prefix="subtune")
+        self._graph = self._own.submit(self._captured).result()
+
+    @property
+    def is_captured(self) -> bool:
+        return self._graph is not None
+
+    def replay(self) -> None:
+        """One run on what the GPU's input buffers hold; returns when it is done."""
+        self._launch()
+        self._stream.synchronize()
+
+    def device_seconds(self, runs: int = 20) -> float:
+        """Mean time of one of `runs` runs in a row, without copies from and to the host."""
+        with self._lock:
+            cuda_api.activate()
+            begin, end = cuda_api.Event(), cuda_api.Event()
+            self._launch()
+            begin.record(self._stream)
+            for _ in range(runs):
+                self._launch()
+            end.record(self._stream)
+            return end.seconds_since(begin) / runs
+
+    def feed(self, inputs: Mapping[str, Any]) -> None:
+        """Copy the inputs into the GPU's buffers, where they stay until the next `feed` or `run`."""
+        if len(inputs) != len(self._inputs) or any(slot.spec.name not in inputs for slot in self._inputs):
+            self._refuse_names(inputs)
+        cuda_api.activate()
+        for slot, memory in zip(self._inputs, self._given, strict=True):
+            memory.write(_bytes(slot.array(inputs[slot.spec.name])))
+
+    def run_tensors(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            arrays = self._call(inputs, {})
+        return {slot.spec.name: runtime.as_tensor(a, slot.spec) for slot, a in zip(self._outputs, arrays, strict=True)}
+
+    def _call(self, inputs: Mapping[str, Any], out: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        self.feed(inputs)
+        self.replay()
+        results = [slot.array(out.get(slot.spec.name), []) for slot in self._outputs]
+        for array, memory in zip(results, self._taken, strict=True):
+            memory.read_into(_bytes(array))
+        plan = self.manifest.memory
+        for output, view in plan.copies:
+            memory, offset = self._place(view)
+            memory.read_into(_bytes(results[output]), offset)
+        for output, tensor in zip(plan.returned, self._returned or (), strict=True):
+            host = runtime.host_copy(tensor)
+            np.copyto(results[output], runtime.as_numpy(host, results[output].dtype))
+        return results
+
+    def _launch(self) -> None:
+        cuda_api.activate()
+        if self._graph is not None:
+            self._graph.launch(self._stream)
+            return
+        self._own.submit(self._run_kernels).result()
+
+    def _run_kernels(self) -> None:
+        cuda_api.activate()
+        with self._stream.used():
+            self._returned = self._main()
+
+    def _captured(self) -> cuda_api.Graph | None:
+        cuda_api.activate()
+        with self._stream.used():
+            self._main()  # loads the code, which a capture must not
+        self._stream.synchronize()
+        if self.manifest.memory.returned:
+            return None
+        try:
+            return self._stream.capture(self._main)
+        except Exception as e:  # kernels that take memory while they run, for one
+            logger.info("%s runs kernel by kernel, it cannot be captured: %s", self.manifest.name, e)
+            return None
+
+    def _tensor(self, view: View) -> Any:
+        memory, offset = self._place(view)
+        nbytes = _nbytes(TensorSpec("", view.shape, view.dtype))
+        return cuda_api.tensor_at(memory.address + offset, view.shape, view.dtype, nbytes)
+
+    def _place(self, view: View) -> tuple[cuda_api.Memory, int]:
+        if view.base is Base.WEIGHT:
+            return self._weights, self.manifest.weights[view.place].offset
+        if view.base is Base.ARENA:
+            return self._arena, view.place
+        return (self._given if view.base is Base.INPUT else self._taken)[view.place], 0
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace(f"{self.threads} threads", "a CUDA graph" if self.is_captured else "kernels")
+
+
+def load_for(folder: Path, manifest: Manifest) -> CudaArtifact:
+    """Load an artifact for a GPU; the manifest's versions have been checked.
+
+    Raises:
+        ArtifactError: there is no GPU here that runs it.
+    """
+    try:
+        device = CUDA(manifest.target)
+    except TargetError as e:
+        raise ArtifactError(f"{folder} is for a GPU that is not known here: {e}") from e
+    if obstacle := device.obstacle():
+        raise ArtifactError(f"{folder} was compiled for CUDA ({manifest.device}), and {obstacle}")
+    try:
+        with provided(read_binaries(folder / manifests.BINARIES_NAME)):
+            executable = runtime.virtual_machine(runtime.load_library(folder / manifests.LIBRARY_NAME), on_cuda=True)
+    except (RuntimeError, AttributeError, OSError) as e:
+        raise ArtifactError(f"{folder / manifests.LIBRARY_NAME} cannot be loaded: {e}; compile the model again") from e
+    weights = np.fromfile(folder / manifests.WEIGHTS_NAME, np.uint8)
+    return CudaArtifact(folder, manifest, executable, weights)
+
+
+def _nbytes(spec: TensorSpec) -> int:
+    return int(np.prod(spec.shape, dtype=np.int64)) * runtime.numpy_dtype(spec.dtype).itemsize
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)

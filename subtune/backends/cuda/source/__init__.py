@@ -1,0 +1,1 @@
+"""CUDA source text that several families write."""

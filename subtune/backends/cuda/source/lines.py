@@ -1,0 +1,361 @@
+"""Reductions along lines, and what is computed from them: the kernel of rows, columns and matrix-vector products.
+
+An array is `outer` x `length` x `columns`; every line of `length` elements is reduced to one. Stages have one of
+three domains: *full* (all elements), *kept* (one per line), or they reduce the full one to the kept one.
+
+    columns == 1: `threads` neighbours share a line, each takes runs of `lanes` of its elements; shuffles make totals
+    columns > 1:  a thread takes `lanes` neighbouring columns, `threads` of them share the length; shared memory does
+
+With `keep`, what is read stays in registers from the first stage to the last, so that memory is read once. Without, the
+lines are walked once for every stage. `tile` lines times `batch` lines `outer // batch` apart are one group's work, so
+that operands which they share (a matrix-vector product's) are read once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tvm import tirx
+
+from subtune.backends.cuda.source.emit import Code, const, load
+from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, rounded, wide, widened_constant
+from subtune.backends.cuda.source.totals import totals_across, totals_along
+from subtune.patterns.anchor import is_load_of, is_reduction
+
+_COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
+_MAX_PARTIALS = 8  # sums of a thread: where lines are few, several of each, which do not wait for one another
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The array whose lines are reduced, in elements."""
+
+    outer: int
+    length: int
+    columns: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who computes what: see the module. `unroll` runs of a line are read before the first of them is used."""
+
+    threads: int
+    groups: int
+    lanes: int
+    tile: int = 1
+    batch: int = 1
+    unroll: int = 4
+    keep: bool = False
+    exact: bool = False
+
+
+def lines_of(reductions: Sequence[Any], columns: int) -> Lines:
+    """The lines that the reductions (sblocks) share; `columns` is known from the anchor."""
+    shapes = {(size_of(block, tirx.IterVar.DataPar), size_of(block, tirx.IterVar.CommReduce)) for block in reductions}
+    if len(shapes) != 1:
+        raise Unsupported("the reductions do not share their lines")
+    ((kept, length),) = shapes
+    return Lines(kept // columns, length, columns)
+
+
+def line_kernel(blocks: Sequence[Any], lines: Lines, plan: Plan, outputs: Sequence[Any]) -> Any:
+    """The kernel (a statement) that runs `blocks` in their order and stores those of their buffers in `outputs`."""
+    return _LineWriter(lines, plan, outputs).write(blocks)
+
+
+def domain(block: Any, lines: Lines) -> str:
+    """What the block computes: `reduce`, `full` or `kept`."""
+    kept, reduced = size_of(block, tirx.IterVar.DataPar), size_of(block, tirx.IterVar.CommReduce)
+    if is_reduction(block):
+        if (kept, reduced) == (lines.outer * lines.columns, lines.length):
+            return "reduce"
+    elif kept == lines.outer * lines.columns:
+        return "kept"
+    elif kept == lines.outer * lines.columns * lines.length:
+        return "full"
+    raise Unsupported(f"block {block.name_hint} has neither a value per line nor one per element")
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A thread's part of one line: its elements `at` (in lanes), whether they exist, and who has read them."""
+
+    at: Any
+    guard: Any
+    reader: Lanes
+
+
+class _LineWriter:
+    def __init__(self, lines: Lines, plan: Plan, outputs: Sequence[Any]) -> None:
+        self._lines, self._plan, self._outputs = lines, plan, set(outputs)
+        self._code = code = Code(plan.exact)
+        self._across = lines.columns > 1
+        self._kept: dict[Any, Any] = {}  # buffer -> registers, one for every point (and lane, across)
+        self._full: dict[Any, dict[tuple[int, int], Any]] = {}  # buffer -> (point, run) -> registers
+        self._now: tuple[int, int] = (0, 0)  # the point and the run that are being computed
+        self._now_at: Any = None
+        lanes = plan.lanes
+        step = plan.threads if self._across else plan.threads * lanes
+        self._runs = -(-lines.length // step)
+        chunks = lines.columns // lanes if self._across else 1
+        wide_blocks = -(-chunks // plan.groups) if self._across else 1
+        rows = lines.outer // plan.batch
+        per_block = plan.tile if self._across else plan.tile * plan.groups
+        bx = code.thread("blockIdx.x", -(-rows // per_block) * wide_blocks)
+        if self._across:
+            self._group, self._t = code.thread("threadIdx.x", plan.groups), code.thread("threadIdx.y", plan.threads)
+            chunk = bx % wide_blocks * plan.groups + self._group
+            last = const(chunks - 1)
+            self._column = code.bind("chunk", tirx.min(chunk, last) if chunks % plan.groups else chunk, chunks) * lanes
+            first = tirx.floordiv(bx, const(wide_blocks)) * plan.tile
+        else:
+            self._t, self._group = code.thread("threadIdx.x", plan.threads), code.thread("threadIdx.y", plan.groups)
+            self._column = const(0)
+            first = (bx * plan.groups + self._group) * plan.tile
+        self._lane = code.variable("lane", lanes)
+        self._points = self._outer_points(first, rows, rows % per_block != 0)
+        self._reader = self._new_reader(lanes if self._across else 1)
+
+    def _outer_points(self, first: Any, rows: int, is_ragged: bool) -> list[Any]:
+        """The outer indices of the group; past the end the last one again, which is stored twice."""
+        points = []
+        for i in range(self._plan.tile):
+            row = first + i
+            row = self._code.bind("row", tirx.min(row, const(rows - 1)) if is_ragged else row, rows)
+            points.append(row)
+        return [row + const(b * rows) if b else row for b in range(self._plan.batch) for row in points]
+
+    def _new_reader(self, width: int) -> Lanes:
+        return Lanes(self._code, self._lane, width, self._known)
+
+    def _kept_index(self, point: int) -> Any:
+        if not self._across:
+            return self._points[point]
+        return self._points[point] * self._lines.columns + self._column + self._lane
+
+    def _full_index(self, point: int, at: Any) -> Any:
+        if not self._across:
+            return self._points[point] * self._lines.length + at
+        return (self._points[point] * self._lines.length + at) * self._lines.columns + self._column + self._lane
+
+    def _known(self, source: Any, indices: list[Any]) -> Any:
+        """The registers that stand for a buffer that was computed in this kernel."""
+        point, _ = self._now
+        if source in self._kept:
+            expected, registers = self._kept_index(point), self._kept[source]
+            place = const(point * self._plan.lanes) + self._lane if self._across else const(point)
+        elif source in self._full:
+            expected, registers = self._full_index(point, self._now_at), self._full[source][self._now]
+            place = self._lane
+        else:
+            return None
+        if not self._reader.is_zero(self._reader.flat(source, indices) - expected):
+            raise Unsupported(f"{source.name} is read elsewhere than at the element that is computed")
+        return load(registers, place)
+
+    def write(self, blocks: Sequence[Any]) -> Any:
+        runs = self._line_runs(range(self._runs)) if self._plan.keep else []
+        for block in blocks:
+            if not isinstance(block.body, tirx.BufferStore):
+                raise Unsupported("a block stores more than one value")
+            kind = domain(block, self._lines)
+            if kind == "kept":
+                self._kept_stage(block)
+                continue
+            if kind == "full" and not self._plan.keep and block.body.buffer not in self._outputs:
+                raise Unsupported(f"block {block.name_hint} must be kept in registers")
+            stage = self._reduce_stage(block) if kind == "reduce" else self._full_stage(block)
+            self._walk(runs, stage)
+            if kind == "reduce":
+                self._finish(block)
+        return self._code.kernel()
+
+    def _walk(self, runs: list[_Run], stage: Callable[[list[_Run]], None]) -> None:
+        """The stage over the whole line: all runs at once where they are kept, else `unroll` at a time."""
+        if self._plan.keep:
+            stage(runs)
+            return
+        unroll = min(self._plan.unroll, self._runs)
+        with self._code.serial(-(-self._runs // unroll)) as k:
+            stage(self._line_runs([k * unroll + u for u in range(unroll)], self._runs % unroll != 0))
+
+    def _line_runs(self, numbers: Sequence[Any], is_ragged: bool = False) -> list[_Run]:
+        plan, lines = self._plan, self._lines
+        step = 1 if self._across else plan.lanes
+        runs = []
+        for number in numbers:
+            run, guard = number * plan.threads + self._t, None
+            is_last = not isinstance(number, int) or number == self._runs - 1
+            if is_last and (is_ragged or lines.length % (plan.threads * step)):
+                run = self._code.bind("run", run, lines.length // step)  # true where the guard is
+                guard = tirx.LT(run, const(lines.length // step))
+            runs.append(_Run(run if self._across else run * step + self._lane, guard, self._new_reader(plan.lanes)))
+        return runs
+
+    def _axes(self, block: Any, kind: str, point: int, at: Any) -> dict[Any, Any]:
+        """The block's axes at an element of the group."""
+        analyzer = self._code.analyzer
+        spatial = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
+        reduced = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce]
+        column = self._column + self._lane if self._across else const(0)
+        parts = [(self._points[point], self._lines.outer), (column, self._lines.columns)]
+        if kind == "full":
+            parts.insert(1, (at, self._lines.length))
+        axes = axes_at(spatial, parts, analyzer)
+        return axes | axes_at(reduced, [(at, self._lines.length)], analyzer) if reduced else axes
+
+    def _reduce_stage(self, block: Any) -> Callable[[list[_Run]], None]:
+        code, plan = self._code, self._plan
+        _, element, identity = combination(block)
+        dtype = wide(str(block.body.buffer.dtype))
+        points = len(self._points)
+        partials = plan.lanes
+        while not self._across and partials > 1 and partials * points > _MAX_PARTIALS:
+            partials //= 2
+        sums = code.local(dtype, points * partials, "sum")
+        with code.unrolled(points * partials) as i:
+            code.store(sums, i, rounded(widened_constant(identity), dtype))
+        self._kept[block.body.buffer] = sums
+
+        def stage(runs: list[_Run]) -> None:
+            values = []
+            for number, run in enumerate(runs):
+                with code.when(run.guard):
+                    for point in range(points):
+                        self._now, self._now_at = (point, number), run.at
+                        axes = self._axes(block, "reduce", point, run.at)
+                        values.append((run, point, run.reader.compute(element, axes)))
+            for run, point, value in values:
+                with code.when(run.guard), code.unrolled(plan.lanes) as v:
+                    place = const(point * partials) + v % partials
+                    x = rounded(run.reader.at(value, v), dtype)
+                    code.store(sums, place, _combined(block, load(sums, place), x))
+
+        return stage
+
+    def _finish(self, block: Any) -> None:
+        """Totals of the threads' partial results, in every thread."""
+        buffer, points, plan = block.body.buffer, len(self._points), self._plan
+        sums, dtype = self._kept[buffer], wide(str(buffer.dtype))
+        shared_by = (self._t, self._group, plan.groups)
+
+        def combine(a: Any, b: Any) -> Any:
+            return _combined(block, a, b)
+
+        if self._across:
+            total = totals_across(self._code, sums, dtype, points, plan.lanes, plan.threads, shared_by, combine)
+        else:
+            partials = int(sums.shape[0]) // points
+            total = totals_along(self._code, sums, dtype, points, partials, plan.threads, shared_by, combine)
+        self._kept[buffer] = total
+        if block.body.buffer in self._outputs:
+            with self._code.when(self._is_first()):
+                for point in range(len(self._points)):
+                    place = const(point * self._plan.lanes) + self._lane if self._across else const(point)
+                    value = load(self._kept[block.body.buffer], place)
+                    self._store_kept(block, point, value)
+
+    def _is_first(self) -> Any:
+        return tirx.EQ(self._t, const(0)) if self._plan.threads > 1 else None
+
+    def _store_kept(self, block: Any, point: int, value: Any) -> None:
+        kind = "reduce" if is_reduction(block) else "kept"
+        axes = self._axes(block, kind, point, const(0))
+        indices = [axes.get(index, index) for index in block.body.indices]
+        if self._across:
+            self._reader.write(block.body.buffer, indices, value)
+        else:
+            at = self._reader.flat(block.body.buffer, indices)
+            self._code.store(block.body.buffer, at, rounded(value, str(block.body.buffer.dtype)))
+
+    def _kept_stage(self, block: Any) -> None:
+        code, points = self._code, range(len(self._points))
+        is_output = block.body.buffer in self._outputs
+        width = self._plan.lanes if self._across else 1
+        reader = self._new_reader(width)
+        if not is_output:
+            registers = code.local(wide(str(block.body.buffer.dtype)), len(points) * width, "kept")
+        with code.when(self._is_first() if is_output else None):
+            for point in points:
+                self._now = (point, 0)
+                value = reader.compute(block.body.value, self._axes(block, "kept", point, None))
+                if is_output:
+                    self._store_kept(block, point, value)
+                    continue
+                with code.unrolled(width) as v:
+                    code.store(registers, const(point * width) + v, reader.at(value, v))
+        if not is_output:
+            self._kept[block.body.buffer] = registers
+
+    def _full_stage(self, block: Any) -> Callable[[list[_Run]], None]:
+        code, plan = self._code, self._plan
+        buffer = block.body.buffer
+
+        def stage(runs: list[_Run]) -> None:
+            values = []
+            made: dict[tuple[int, int], Any] = {}
+            for number, run in enumerate(runs):
+                with code.when(run.guard):
+                    for point in range(len(self._points)):
+                        self._now, self._now_at = (point, number), run.at
+                        axes = self._axes(block, "full", point, run.at)
+                        values.append((number, point, axes, run.reader.compute(block.body.value, axes)))
+            for number, point, axes, value in values:
+                run = runs[number]
+                with code.when(run.guard):
+                    if buffer in self._outputs:
+                        run.reader.write(buffer, [axes.get(index, index) for index in block.body.indices], value)
+                        continue
+                    made[point, number] = registers = code.local(wide(str(buffer.dtype)), plan.lanes, "full")
+                    with code.unrolled(plan.lanes) as v:
+                        code.store(registers, v, run.reader.at(value, v))
+            if made:
+                self._full[buffer] = made
+
+        return stage
+
+
+def axes_at(axes: Sequence[Any], parts: list[tuple[Any, int]], analyzer: Any) -> dict[Any, Any]:
+    """The axes' values at the element whose number is that of the parts (number, size) in their order."""
+    indices = _by_parts(parts, [int(iv.dom.extent) for iv in axes], analyzer)
+    return {iv.var: index for iv, index in zip(axes, indices, strict=True)}
+
+
+def _by_parts(parts: list[tuple[Any, int]], shape: list[int], analyzer: Any) -> list[Any]:
+    """The indices of an element of `shape` whose number is that of the parts (number, size) in their order.
+
+    Each part is decoded by itself where the axes fall apart as the parts do: such indices simplify best.
+    """
+    groups: list[list[int]] = []
+    rest = list(shape)
+    for _, size in parts:
+        group: list[int] = []
+        while rest and (prod(group) < size or rest[0] == 1):
+            group.append(rest.pop(0))
+        groups.append(group)
+    if not rest and all(prod(group) == size for group, (_, size) in zip(groups, parts, strict=True)):
+        return [index for group, (number, _) in zip(groups, parts, strict=True)
+                for index in decoded(number, group, analyzer)]  # fmt: skip
+    number: Any = const(0)
+    for part, size in parts:
+        number = number * size + part
+    return decoded(number, shape, analyzer)
+
+
+def size_of(block: Any, kind: int) -> int:
+    return prod(int(iv.dom.extent) for iv in block.iter_vars if int(iv.iter_type) == kind)
+
+
+def combination(block: Any) -> tuple[type, Any, Any]:
+    """The combiner of `C = combiner(C, element)`, the element, and what C begins with."""
+    value = block.body.value
+    if not isinstance(value, _COMBINERS) or not is_load_of(value.a, block.body.buffer) or block.init is None:
+        raise Unsupported("a reduction that is no sum, product, maximum or minimum")
+    return type(value), value.b, block.init.value
+
+
+def _combined(block: Any, a: Any, b: Any) -> Any:
+    return combination(block)[0](a, b)

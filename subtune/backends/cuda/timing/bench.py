@@ -1,0 +1,279 @@
+"""In the runner process of a GPU: inputs and reference outputs of one workload, its candidates checked and timed.
+
+An illegal access ruins the process's context for good: the process then ends without an answer, the candidate counts
+as crashed, and the next job starts a new one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, TypeVar
+
+import numpy as np
+
+from subtune import runtime
+from subtune.backends.cuda import api as cuda_api
+from subtune.backends.cuda.building.binaries import provided, read_binaries
+from subtune.backends.cuda.building.builder import binaries_of
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.timing.clock import Spin, TimedCalls
+from subtune.backends.cuda.timing.memory import GpuBuffer, Judge
+from subtune.core.kernel import ConstantTransform
+from subtune.core.measurement import Failure, FailureKind, Timing
+from subtune.core.workload import Arg, Workload
+from subtune.measure.clock import CONTINUOUS_S, LONG_CALL_S, SETTLE_S, time_calls, time_pairs
+from subtune.measure.guarded import elements, numpy_dtype
+from subtune.measure.inputs import SETS, hazards, make_input
+from subtune.measure.messages import CompareJob, Library, TimeJob
+from subtune.measure.protocol import Comparison
+from subtune.measure.sentinel_base import Patience
+from subtune.measure.verdict import TOLERANCE, TOLERANCE_OTHER, TOLERANCE_SUMS_OF_FLOAT8, TOLERANCE_TF32
+
+_MAX_COPIES = 32
+_BLOCK = 1_000_003
+"""Random elements of a large argument, repeated: a prime, so that no two rows or columns are alike."""
+_LOST = 70
+"""Exit code of a process whose GPU context is gone."""
+_FILLS = (0xFF, 0x7F, 0xFF)
+_LONG_LOOK_S = 0.04  # a search's last round; before it, settling would take longer than looking
+
+_ROUNDING = re.compile(r'[Cc]ast\("(b?float16)"')
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _survived(method: _F) -> _F:
+    """End the process where what failed has taken the GPU's context with it."""
+
+    @wraps(method)
+    def wrapped(*args: Any) -> Any:
+        try:
+            return method(*args)
+        except MemoryError:
+            raise
+        except Exception as e:
+            if "OUT_OF_MEMORY" in str(e):
+                raise MemoryError(str(e)) from e
+            try:
+                cuda_api.synchronize()
+            except cuda_api.CudaError as lost:
+                sys.stderr.write(f"{lost}; first seen as {type(e).__name__}: {str(e)[:300]}\n")
+                sys.stderr.flush()
+                os._exit(_LOST)
+            raise
+
+    return wrapped  # type: ignore[return-value]
+
+
+class CudaBench:
+    """Input sets on the GPU and reference outputs for them: in float64 where that could be built."""
+
+    @_survived
+    def __init__(
+        self, workload: Workload, device: CUDAModel, default: Library, reference: Library | None, mode: str
+    ) -> None:
+        cuda_api.activate()
+        assert runtime.has_cuda(), "the parent looks before it starts a runner"
+        self._workload, self._device, self._mode = workload, device, mode
+        self._default = default
+        self._inputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if not arg.is_output)
+        self._outputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if arg.is_output)
+        self._stream = cuda_api.Stream()
+        self._judge = Judge(device.arch, device.sms, self._stream)
+        self._patience = Patience(Spin(device.arch, device.sms, self._stream).seconds)
+        self._rounded = frozenset(_ROUNDING.findall(workload.func.script()))
+        dangers = hazards(workload)
+        self._blocks = [
+            [make_input(workload, i, name, dangers, _BLOCK) for i in range(len(self._inputs))] for name in SETS
+        ]
+        self._kernels: dict[str, Any] = {}
+        self._calls: dict[str, TimedCalls] = {}
+        self._given: dict[tuple[int, int, ConstantTransform | None], GpuBuffer] = {}
+        self._sums: dict[int, int] = {}
+        self._pool: dict[tuple[int, int, ConstantTransform | None], GpuBuffer] = {}
+        self._flush = cuda_api.Memory(2 * device.l2_bytes) if mode == "cold" else None
+        self._results = [self._buffer(arg) for arg in self._outputs]
+        self._references: list[list[GpuBuffer]] = []
+        for index in range(len(SETS)):
+            self._references.append(self._reference(index, default, reference))
+        self._scales = [
+            [
+                self._judge.scale(ref, arg.dtype, name == "adversarial")
+                for ref, arg in zip(found, self._outputs, strict=True)
+            ]
+            for name, found in zip(SETS, self._references, strict=True)
+        ]
+        begin = time.perf_counter()
+        self._run(self._load(default), default, 0, self._results)
+        self.default_s = time.perf_counter() - begin
+
+    @_survived
+    def time(self, job: TimeJob) -> Timing | Failure:
+        kernel = self._load(job.library)
+        if not job.checked and (wrong := self._check(kernel, job.library, range(len(SETS)))):
+            return Failure(FailureKind.WRONG_RESULT, wrong)
+        calls = self._timed(kernel, job.library)
+        if job.seconds >= _LONG_LOOK_S and (call_s := calls.seconds(1)) > LONG_CALL_S:
+            # no patience: the clock goes down by the kernel's own power, and waiting would bring it up again
+            sample = partial(_sample, least=math.ceil(CONTINUOUS_S / call_s))
+            _settle(calls, sample)
+            return time_calls(calls, job.seconds, job.stop_above_s, sample)
+        timing: Timing = self._patience.undisturbed(lambda: time_calls(calls, job.seconds, job.stop_above_s, _sample))
+        return timing
+
+    @_survived
+    def compare(self, job: CompareJob) -> Comparison | Failure:
+        kernel, default = self._load(job.library), self._load(self._default)
+        one, other = self._timed(kernel, job.library), self._timed(default, self._default)
+        comparison: Comparison = self._patience.undisturbed(
+            lambda: Comparison(*time_pairs(one, other, job.seconds, _sample))
+        )
+        # Once more after thousands of calls: a race between threads shows itself seldom.
+        if wrong := self._check(kernel, job.library, range(1)):
+            return Failure(FailureKind.WRONG_RESULT, f"in a later run {wrong}")
+        return comparison
+
+    def _reference(self, index: int, default: Library, reference: Library | None) -> list[GpuBuffer]:
+        """What is right: in float64 on ordinary inputs; the default kernel's on those that overflow by intention."""
+        if reference is not None and SETS[index] != "adversarial":
+            wide = [np.asarray(block, _wide(block.dtype)) for block in self._blocks[index]]
+            inputs = [
+                self._filled(arg, block, wide_dtype(arg.dtype)) for arg, block in zip(self._inputs, wide, strict=True)
+            ]
+            outputs = [self._buffer(arg, wide_dtype(arg.dtype)) for arg in self._outputs]
+            with self._stream.used():
+                self._load(reference)(*(buffer.tensor for buffer in (*inputs, *outputs)))
+            self._stream.synchronize()
+            return outputs
+        outputs = [self._buffer(arg) for arg in self._outputs]
+        if wrong := self._run(self._load(default), default, index, outputs):
+            raise RuntimeError(wrong)
+        return outputs
+
+    def _check(self, kernel: Any, library: Library, sets: range) -> str:
+        for index in sets:
+            if complaint := self._run(kernel, library, index, self._results):
+                return complaint
+            is_adversarial = SETS[index] == "adversarial"
+            for out, ref, scale, arg in zip(
+                self._results, self._references[index], self._scales[index], self._outputs, strict=True
+            ):
+                if wrong := self._judge.disagreement(out, ref, self._tolerance(arg), scale, is_adversarial):
+                    return f"output {arg.name} on {SETS[index]} inputs: {wrong}"
+        return ""
+
+    def _tolerance(self, arg: Arg) -> float:
+        """By the output's type, or by the coarsest that the workload rounds to on the way."""
+        least = TOLERANCE_TF32 if self._device.allow_tf32 and arg.dtype == "float32" else 0.0
+        if any(given.dtype.startswith("float8") for given in self._inputs):
+            least = TOLERANCE_SUMS_OF_FLOAT8
+        return max(least, *(TOLERANCE.get(dtype, TOLERANCE_OTHER) for dtype in (arg.dtype, *self._rounded)))
+
+    def _run(self, kernel: Any, library: Library, index: int, outputs: list[GpuBuffer]) -> str:
+        """One call between guard zones: what it wrote that it must not, in words."""
+        packings = dict(library.packings)
+        inputs = [self._set_buffer(index, i, packings.get(i)) for i in range(len(self._inputs))]
+        for output in outputs:
+            output.fill(_FILLS[index])
+        with self._stream.used():
+            kernel(*(buffer.tensor for buffer in (*inputs, *outputs)))
+        self._stream.synchronize()
+        for arg, buffer in zip((*self._inputs, *self._outputs), (*inputs, *outputs), strict=True):
+            if where := buffer.overwritten():
+                return f"wrote out of bounds of {arg.name}, {where}"
+        for arg, buffer in zip(self._inputs, inputs, strict=True):
+            if self._judge.checksum(buffer) != self._sums[buffer.address]:
+                return f"changed its input {arg.name}"
+        return ""
+
+    def _timed(self, kernel: Any, library: Library) -> TimedCalls:
+        if library.path not in self._calls:
+            self._calls[library.path] = self._new_calls(kernel, library)
+        return self._calls[library.path]
+
+    def _new_calls(self, kernel: Any, library: Library) -> TimedCalls:
+        """In a network a kernel finds its arguments where others left them: calls rotate through copies that together
+        exceed L2, unless one set already does. `hot` stays with one set, `cold` empties L2 before every call."""
+        packings = dict(library.packings)
+        arguments = [self._set_buffer(0, i, packings.get(i)) for i in range(len(self._inputs))]
+        nbytes = sum(buffer.nbytes for buffer in (*arguments, *self._results))
+        copies = 1
+        if self._mode == "rotating":
+            copies = max(1, min(_MAX_COPIES, -(-2 * self._device.l2_bytes // max(1, nbytes))))
+        calls = [partial(kernel, *self._arguments(packings, copy)) for copy in range(copies)]
+        return TimedCalls(self._stream, calls, self._flush)
+
+    def _arguments(self, packings: dict[int, Any], copy: int) -> list[Any]:
+        """The tensors of copy number `copy`. Candidates share them, save for constants packed differently."""
+        tensors = []
+        for position, arg in enumerate((*self._inputs, *self._outputs)):
+            if copy == 0:
+                inner = position - len(self._inputs)
+                own = self._set_buffer(0, position, packings.get(position)) if inner < 0 else self._results[inner]
+                tensors.append(own.tensor)
+                continue
+            key = (copy, position, packings.get(position))
+            if key not in self._pool:
+                self._pool[key] = self._buffer(arg) if arg.is_output else self._set_buffer(0, position, key[2]).copy()
+            tensors.append(self._pool[key].tensor)
+        return tensors
+
+    def _set_buffer(self, index: int, position: int, packing: ConstantTransform | None) -> GpuBuffer:
+        key = (index, position, packing)
+        if key not in self._given:
+            buffer = self._packed(index, position, packing)
+            self._given[key] = buffer
+            self._sums[buffer.address] = self._judge.checksum(buffer)
+        return self._given[key]
+
+    def _packed(self, index: int, position: int, packing: ConstantTransform | None) -> GpuBuffer:
+        arg, block = self._inputs[position], self._blocks[index][position]
+        if packing is None:
+            return self._filled(arg, block, arg.dtype)
+        packed = packing(block)
+        buffer = GpuBuffer(packed.nbytes, tuple(packed.shape), str(packed.dtype))
+        buffer.write(packed)
+        return buffer
+
+    def _filled(self, arg: Arg, block: np.ndarray, dtype: str) -> GpuBuffer:
+        buffer = self._buffer(arg, dtype)
+        buffer.write(block)
+        return buffer
+
+    def _buffer(self, arg: Arg, dtype: str = "") -> GpuBuffer:
+        shape = elements(arg.shape)
+        name = dtype or arg.dtype
+        return GpuBuffer(int(np.prod(shape, dtype=np.int64)) * numpy_dtype(name).itemsize, shape, name)
+
+    def _load(self, library: Library) -> Any:
+        if library.path not in self._kernels:
+            import tvm
+
+            with provided(read_binaries(binaries_of(library.path))):
+                self._kernels[library.path] = tvm.runtime.load_module(library.path)["main"]
+        return self._kernels[library.path]
+
+
+def wide_dtype(dtype: str) -> str:
+    """What a tensor of `dtype` is in the reference: floating point as float64, the rest as it is."""
+    return "float64" if dtype in ("float16", "bfloat16", "float32", "float64") else dtype
+
+
+def _wide(dtype: np.dtype) -> np.dtype:
+    return np.dtype(np.float64) if wide_dtype(dtype.name) == "float64" else dtype
+
+
+def _settle(calls: TimedCalls, sample: Callable[[TimedCalls, int], float]) -> None:
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < SETTLE_S:
+        sample(calls, 1)
+
+
+def _sample(calls: Any, count: int, least: int = 1) -> float:
+    return float(calls.seconds(max(count, least)))

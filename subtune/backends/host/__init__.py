@@ -1,0 +1,1 @@
+"""Code of the host: object files linked into shared libraries, for this machine or another."""

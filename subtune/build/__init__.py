@@ -1,1 +1,0 @@
-"""From scheduled PrimFuncs to machine code: lowering, compilers, linkers."""

@@ -1,0 +1,45 @@
+"""What is known of a candidate after it was tried: a time, or the reason why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from subtune.core.candidate import Candidate
+
+
+class FailureKind(StrEnum):
+    INVALID = "invalid"  # the template does not apply, or the schedule is illegal
+    BUILD = "build"  # lowering or code generation failed
+    LAUNCH = "launch"  # the library could not be loaded or called
+    WRONG_RESULT = "wrong-result"  # output differs from the reference, or writes out of bounds
+    TIMEOUT = "timeout"  # build or run took longer than allowed
+    CRASH = "crash"  # the worker process died
+    MEMORY = "memory"  # the worker process ran out of its memory allowance
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Latency in seconds of one call: median over `samples` samples, their minimum, and the relative spread."""
+
+    median_s: float
+    min_s: float
+    spread: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    candidate: Candidate
+    outcome: Timing | Failure
+    build_s: float = 0.0
+
+    @property
+    def is_timed(self) -> bool:
+        return isinstance(self.outcome, Timing)

@@ -1,0 +1,1 @@
+"""subtune under other tools' interfaces."""

@@ -1,0 +1,131 @@
+"""How an elementwise block walks through memory: which of its axes can be one, and which operands lie crosswise.
+
+out[n, h, w, c] = x[n, c, h, w]      axes n, (h w), c; x is contiguous along (h w), the output along c
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+
+from subtune.core.kernel import NotApplicable
+
+
+@dataclass(frozen=True, slots=True)
+class Crosswise:
+    """`groups`: the output's axes, neighbours in every operand merged; an operand is contiguous along group `b`.
+
+    The output is contiguous along group `a`, the last one. `extents` are those of the groups.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    extents: tuple[int, ...]
+    b: int
+
+    @property
+    def a(self) -> int:
+        return len(self.groups) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One load: for every dim of the buffer the axis that runs along it (-1: none) and what is added to it."""
+
+    axes: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+def crosswise(block: Any) -> Crosswise | NotApplicable:
+    """The block (of an elementwise stage) as one with crosswise operands, or why it has none."""
+    store = block.body
+    if not isinstance(store, tirx.BufferStore):
+        return NotApplicable("the block stores more than one value")
+    if _has_conditions(store.value):
+        return NotApplicable("what is read depends on conditions")
+    axes = {iv.var: i for i, iv in enumerate(block.iter_vars)}
+    if [axes.get(index, -1) for index in store.indices] != list(range(len(axes))):
+        return NotApplicable("the output is not indexed by its axes in their order")
+    if not all(isinstance(iv.dom.extent, tirx.IntImm) for iv in block.iter_vars):
+        return NotApplicable("symbolic extents")
+    extents = [int(iv.dom.extent) for iv in block.iter_vars]
+    reads: list[tuple[Any, Access]] = []
+    for load in _loads(store.value):
+        access = access_of(load, axes)
+        if access is None:
+            return NotApplicable("an index is more than an axis and a number")
+        reads.append((load, access))
+    groups: list[list[int]] = []
+    for axis in range(len(extents)):
+        if groups and all(_adjoin(groups[-1], axis, extents, load, access) for load, access in reads):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    kept = [tuple(group) for group in groups if prod(extents[axis] for axis in group) > 1]
+    if len(kept) < 2:
+        return NotApplicable("the operands lie as the output does")
+    group_of = {axis: i for i, group in enumerate(kept) for axis in group}
+    last = len(kept) - 1
+    crossing = set()
+    for _, access in reads:
+        used = [group_of[axis] for axis in access.axes if axis in group_of]
+        if last in used and used[-1] != last:
+            crossing.add(used[-1])
+    if len(crossing) != 1:
+        return NotApplicable("no operand lies crosswise" if not crossing else "operands lie crosswise in several ways")
+    sizes = tuple(prod(extents[axis] for axis in group) for group in kept)
+    return Crosswise(tuple(kept), sizes, crossing.pop())
+
+
+def access_of(load: Any, axes: dict[Any, int]) -> Access | None:
+    """The indices of a load as axes plus numbers, or None."""
+    found, offsets = [], []
+    for index in load.indices:
+        offset = 0
+        if isinstance(index, tirx.Add) and isinstance(index.b, tirx.IntImm):
+            index, offset = index.a, int(index.b)
+        if isinstance(index, tirx.IntImm):
+            found.append(-1)
+            offsets.append(int(index))
+        elif isinstance(index, ir.Var) and index in axes:
+            found.append(axes[index])
+            offsets.append(offset)
+        else:
+            return None
+    return Access(tuple(found), tuple(offsets))
+
+
+def _adjoin(group: list[int], axis: int, extents: list[int], load: Any, access: Access) -> bool:
+    """Whether the axis follows the group in the operand as it does in the output, or neither is in it."""
+    real = [one for one in group if extents[one] != 1]
+    if extents[axis] == 1 or not real:
+        return True
+    before = real[-1]
+    if before not in access.axes and axis not in access.axes:
+        return True
+    if before not in access.axes or axis not in access.axes:
+        return False
+    if access.axes.count(before) > 1 or access.axes.count(axis) > 1:
+        return False
+    dims = [dim for dim, extent in enumerate(load.source.shape) if int(extent) != 1]
+    at_before, at = access.axes.index(before), access.axes.index(axis)
+    if at_before not in dims or at not in dims or dims.index(at) != dims.index(at_before) + 1:
+        return False
+    return access.offsets[at] == 0 and int(load.source.shape[at]) == extents[axis]
+
+
+def _loads(expr: Any) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expr, (ir.TensorLoad, found.append), order="post")
+    return found
+
+
+def _has_conditions(expr: Any) -> bool:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(
+        expr, (ir.Call, lambda call: found.append(call) if "if_then_else" in str(call.op) else None), order="post"
+    )
+    return bool(found)

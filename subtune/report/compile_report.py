@@ -1,0 +1,160 @@
+"""What a compile did, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from subtune.tuning.choose import Choice, MeasuredWay
+
+
+@dataclass(frozen=True, slots=True)
+class SubgraphRow:
+    """One distinct subgraph: latencies of one call in seconds, 0.0 when it was not measured.
+
+    `predicted_s` is what the policy expects of a candidate that was taken without measuring it; else 0.0.
+    """
+
+    name: str
+    uses: int
+    candidate: str
+    default_s: float
+    tuned_s: float
+    tried: int
+    failed: int
+    predicted_s: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        return self.default_s / self.tuned_s if self.tuned_s else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CompileReport:
+    """`seconds` by stage; `verified` says with what the whole model was compared, "" when it was not; `memory` what the
+    artifact takes when it is loaded.
+
+    `failures` holds the workloads that could not be tuned, with the reason: they keep the default schedule.
+    `precision` is "fp32", "bf16" or "fp16".
+    `choices` says where more than one grouping of the ops was measured, and which was taken.
+    """
+
+    path: str
+    rows: tuple[SubgraphRow, ...]
+    seconds: dict[str, float]
+    verified: str
+    is_interrupted: bool
+    failures: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    memory: str = ""
+    precision: str = "fp32"
+    choices: tuple[Choice, ...] = ()
+
+    @property
+    def default_s(self) -> float:
+        """Sum over all uses of the measured subgraphs with default schedules."""
+        return sum(row.uses * row.default_s for row in self.rows)
+
+    @property
+    def tuned_s(self) -> float:
+        """Sum over all uses of the measured subgraphs with the schedules that ship."""
+        return sum(row.uses * row.tuned_s for row in self.rows)
+
+    def to_json(self) -> str:
+        found = asdict(self)
+        regions = choices_json(self.choices)
+        del found["choices"]
+        return json.dumps(
+            {
+                **found,
+                "default_s": self.default_s,
+                "tuned_s": self.tuned_s,
+                "failures": dict(self.failures),
+                "regions": regions,
+            },
+            indent=2,
+        )
+
+    def __str__(self) -> str:
+        width = max([len(row.name) for row in self.rows] + [8])
+        lines = [f"{'subgraph':<{width}}  uses  default us   tuned us    gain  schedule"]
+        for row in sorted(self.rows, key=lambda r: -r.uses * (r.default_s or r.predicted_s)):
+            if row.tuned_s:
+                figures = f"{row.default_s * 1e6:10.1f} {row.tuned_s * 1e6:10.1f} {row.gain:6.1f}x"
+            elif row.predicted_s:
+                figures = f"predicted, not measured {row.predicted_s * 1e6:6.1f}"
+            else:
+                figures = f"{'-':>10} {'-':>10} {'-':>7}"
+            lines.append(f"{row.name:<{width}}  {row.uses:4d}  {figures}  {row.candidate}")
+        if self.tuned_s:
+            gain = self.default_s / self.tuned_s
+            lines.append(
+                f"sum of the subgraphs: default {self.default_s * 1e3:.2f} ms, tuned {self.tuned_s * 1e3:.2f} ms, "
+                f"{gain:.1f}x; {sum(row.tried for row in self.rows)} candidates, "
+                f"{sum(row.failed for row in self.rows)} of them failed"
+            )
+        lines += [f"not tuned: {key}: {reason}" for key, reason in self.failures]
+        lines += self.notes
+        if self.precision != "fp32":
+            half = {"bf16": "bfloat16", "fp16": "float16"}[self.precision]
+            lines.append(f"precision {self.precision}: products of {half}, sums and all else in float32")
+        lines += choices_text(self.choices)
+        lines += [line for line in (self.verified, self.memory) if line]
+        stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
+        lines.append(f"{stages}; wrote {self.path}")
+        if self.is_interrupted:
+            lines.append("interrupted: what was tuned by then is in the artifact and in the database")
+        return "\n".join(lines)
+
+
+SHOWN_WAYS = 8
+"""Of a region; combinations of what is shown make up most of the rest."""
+
+
+def choices_text(choices: Sequence[Choice], *, why: bool = False) -> list[str]:
+    """A block of lines for each region: its ways, their latencies, and `>` before the one that is taken."""
+    if not choices:
+        return []
+    saved = sum(choice.uses * (choice.ways[0].seconds - choice.way.seconds) for choice in choices)
+    taken = sum(choice.uses for choice in choices if choice.taken)
+    total = sum(choice.uses for choice in choices)
+    lines = [f"regions with alternatives: {total}; another way than the partition's is taken in {taken}"]
+    if saved:
+        lines[0] += f", which saves {saved * 1e6:.1f} us"
+    width = max(len(choice.ways[index].name) for choice in choices for index in _shown(choice))
+    for choice in choices:
+        lines.append(f"  at {choice.regions[0]}" + (f", and {choice.uses - 1} more alike" if choice.uses > 1 else ""))
+        for index in _shown(choice):
+            way = choice.ways[index]
+            mark = ">" if index == choice.taken else " "
+            figure = f"{way.seconds * 1e6:10.1f} us" if way.seconds else f"{'-':>10}   "
+            gain = f"  {choice.gain:.2f}x" if index == choice.taken and choice.taken else ""
+            note = f"  ({way.note})" if way.note else ""
+            lines.append(f"  {mark} {way.name:<{width}} {figure}  {_kernels(way)}{gain}{note}")
+            if why and way.why:
+                lines.append(f"      {way.why}")
+        if len(choice.ways) > SHOWN_WAYS:
+            lines.append(f"    and {len(choice.ways) - SHOWN_WAYS} more ways, slower or not measured")
+    return lines
+
+
+def _kernels(way: MeasuredWay) -> str:
+    return "1 kernel" if len(way.kernels) == 1 else f"{len(way.kernels)} kernels"
+
+
+def _shown(choice: Choice) -> list[int]:
+    """The partition's own way, the one taken, and the fastest or else first of the others."""
+    order = sorted(range(len(choice.ways)), key=lambda i: (i not in (0, choice.taken), *_speed(choice, i), i))
+    return sorted(order[:SHOWN_WAYS])
+
+
+def _speed(choice: Choice, index: int) -> tuple[bool, float]:
+    seconds = choice.ways[index].seconds
+    return not seconds, seconds
+
+
+def choices_json(choices: Sequence[Choice]) -> list[dict[str, Any]]:
+    """The same for machines; latencies in seconds, 0.0 where a way was not measured."""
+    return [{**asdict(choice), "uses": choice.uses, "gain": choice.gain} for choice in choices]

@@ -1,0 +1,1 @@
+"""Helpers over TIR that know nothing of tuning: walking, substituting, padding, packing, tiling."""
