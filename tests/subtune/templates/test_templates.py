@@ -291,7 +291,8 @@ def test_what_does_not_apply_says_why(device: CPUModel) -> None:
     reason = backends.schedule(elementwise(4, 32), contraction, device)
     assert isinstance(reason, NotApplicable)
     assert "no single anchor" in reason.reason
-    narrow = backends.schedule(dense(32, 64, 40), Candidate.make("contraction", mr=4, nr=24, mt=1, order="m"), device)
+    ragged = Candidate.make("contraction", mr=4, nr=device.lanes() + 4, mt=1, order="m")
+    narrow = backends.schedule(dense(32, 64, 40), ragged, device)
     assert isinstance(narrow, NotApplicable)
     assert "vector lanes" in narrow.reason
     unknown = backends.schedule(dense(4, 16, 8), Candidate("nonesuch"), device)

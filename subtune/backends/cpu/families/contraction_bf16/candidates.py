@@ -35,7 +35,7 @@ def contraction_bf16_candidates(anchor: Contraction, workload: Workload, device:
     )
     slower = replace(device, fma_latency=max(device.fma_latency, _LATENCY))
     found = contraction_candidates(halved, workload, slower, always_packs=True)
-    return [replace(candidate, template="contraction_bf16") for candidate in found]
+    return [replace(candidate, family="contraction_bf16") for candidate in found]
 
 
 def _in_pairs(operand: Operand, pair: int) -> Operand:
