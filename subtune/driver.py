@@ -53,12 +53,17 @@ from subtune.tuning.search import Records, tune
 if TYPE_CHECKING:
     import tvm
 
+    from subtune.verification.verify import VerifyReport
+
 logger = logging.getLogger(__name__)
 
 Shapes = Mapping[str, Sequence[int]]
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 _HALVES = {"bf16": "bfloat16", "fp16": "float16"}
+
+_SHOWN_OF_AN_ERROR = 200
+"""Characters of what a reference runtime says of a model that it cannot run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +429,7 @@ class _Verification:
 
     def __init__(
         self,
-        reference: Callable[[], tuple[Callable[..., Any], str]],
+        reference: Callable[[bool], tuple[Callable[..., Any], str]],
         limits: Mapping[str, int],
         is_exact: bool,
         precision: str,
@@ -435,11 +440,16 @@ class _Verification:
         self.summary = ""
 
     def run(self, artifact: Artifact) -> None:
-        from subtune.verification.verify import verify
+        from subtune.verification.verify import CannotRun
 
-        reference, name = self._reference()
         try:
-            report = verify(artifact, reference, name, limits=self._limits, precision=self._precision, own=self._own)
+            try:
+                reference, name = self._reference(True)
+                report = self._compared(artifact, reference, name)
+            except CannotRun as e:
+                reference, name = self._reference(False)
+                report = self._compared(artifact, reference, name)
+                name += f", as ONNX Runtime cannot run the model ({str(e)[:_SHOWN_OF_AN_ERROR]})"
         except VerificationError as e:
             if self._precision in _HALVES:
                 raise VerificationError(
@@ -458,6 +468,11 @@ class _Verification:
             return
         self.summary = f"agrees with {name}: largest relative error {report.max_rel:.1e}"
 
+    def _compared(self, artifact: Artifact, reference: Callable[..., Any], name: str) -> VerifyReport:
+        from subtune.verification.verify import verify
+
+        return verify(artifact, reference, name, limits=self._limits, precision=self._precision, own=self._own)
+
 
 def _verification(
     imported: Imported, shapes: Shapes | None, device: CPUModel, beside: Executor, precision: str
@@ -474,11 +489,11 @@ def _verification(
     source = imported.source
     if source is None:  # no other runtime knows such models
         own = _untuned_reference(imported, device, beside)
-        return _Verification(lambda: (own, "the untuned build"), {}, device.exact_math, precision)
+        return _Verification(lambda _: (own, "the untuned build"), {}, device.exact_math, precision)
     untuned = None if find_spec("onnxruntime") else _untuned_reference(imported, device, beside)
 
-    def reference() -> tuple[Callable[..., Any], str]:
-        found = None if untuned else onnxruntime_reference(source, threads=device.threads)
+    def reference(with_onnxruntime: bool) -> tuple[Callable[..., Any], str]:
+        found = None if untuned or not with_onnxruntime else onnxruntime_reference(source, threads=device.threads)
         if found is not None:
             return found, "ONNX Runtime"
         return untuned or _untuned_reference(frontends.load(source, shapes), device, beside), "the untuned build"

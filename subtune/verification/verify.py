@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from subtune.artifact import Artifact
 
 Reference = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
+"""The model on another runtime. Raises CannotRun where that runtime fails on it."""
+
+
+class CannotRun(Exception):
+    """A reference runtime took the model and fails to run it; the text is its own, on one line."""
+
 
 _TOLERANCES = {"float64": 1e-4, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
@@ -144,6 +150,7 @@ def verify(
     """Run both on the same random inputs, once per seed, and report the largest error of each output.
 
     Args:
+        reference: it may raise CannotRun, which the caller answers with another one.
         own: the model in the same half precision with default schedules; called where an output is above its limit.
 
     Raises VerificationError naming every output above its tolerance (1e-4 float32, 2e-2 float16, integers exact;
@@ -193,14 +200,18 @@ def onnxruntime_reference(model: Any, threads: int = 1) -> Reference | None:
     try:
         session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as e:
-        # ONNX Runtime's exceptions share no base class; those of its binding module are what it cannot run.
-        if type(e).__module__.startswith("onnxruntime"):
+        # ONNX Runtime's exceptions share no base class; those of its binding module are what it cannot run. The rest of
+        # its C++ exceptions arrive as a RuntimeError.
+        if type(e).__module__.startswith("onnxruntime") or isinstance(e, RuntimeError):
             return None
         raise
     names = [output.name for output in session.get_outputs()]
 
     def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return dict(zip(names, session.run(names, inputs), strict=True))
+        try:
+            return dict(zip(names, session.run(names, inputs), strict=True))
+        except Exception as e:  # kernels that are missing, or fail, are only met here (a float64 LSTM)
+            raise CannotRun(" ".join(str(e).split()) or type(e).__name__) from e
 
     return run
 

@@ -331,3 +331,21 @@ def test_a_reduction_to_a_scalar(workers: LocalMeasurer, tmp_path: Path) -> None
     report = compile_model(model, tmp_path / "m.subtune", **options)
     assert not report.failures
     assert "agrees with ONNX Runtime" in report.verified
+
+
+def test_a_model_that_only_we_can_run_is_compared_with_the_untuned_build(tmp_path: Path) -> None:
+    """ONNX Runtime makes a session of a float64 LSTM and fails when it runs."""
+    pytest.importorskip("onnxruntime")
+    rng = np.random.default_rng(0)
+    weights = [("w", (1, 16, 3)), ("r", (1, 16, 4))]
+    node = onnx.helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=4)
+    graph = onnx.helper.make_graph(
+        [node],
+        "lstm",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.DOUBLE, [2, 1, 3])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.DOUBLE, [2, 1, 1, 4])],
+        [onnx.numpy_helper.from_array(rng.standard_normal(shape), name) for name, shape in weights],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    report = compile_model(model, tmp_path / "m.subtune", tune=False)
+    assert "agrees with the untuned build, as ONNX Runtime cannot run the model (" in report.verified
