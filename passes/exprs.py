@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from subtune.runtime.library import aligned_array, is_direct
+from subtune.runtime import aligned_array, is_direct
 
 Expr = Any
 """A Relax expression; TVM's generated annotations do not type-check."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from subtune.core.tensor_spec import TensorSpec
-from subtune.runtime.library import numpy_dtype
+from subtune.runtime import numpy_dtype
 
 
 def random_inputs(

@@ -55,7 +55,7 @@ def import_libraries(job: Job) -> None:
     for module in _LIBRARIES[job.framework]:
         importlib.import_module(module)
     if job.framework == "subtune":
-        from subtune.runtime.library import load_runtime
+        from subtune.runtime import load_runtime
 
         load_runtime()
 

@@ -1,6 +1,8 @@
-"""What running needs: TVM's runtime library without its compiler, the thread pool, and what the machine has."""
+"""What running needs: TVM's runtime library without its compiler, memory, the thread pool, and what the machine has."""
 
-from subtune.runtime.library import (
+from subtune.runtime.host import cpu_flags, missing_features
+from subtune.runtime.library import has_cuda, load_library, load_runtime, versions, virtual_machine
+from subtune.runtime.memory import (
     ALIGNMENT,
     HUGE_PAGE,
     address,
@@ -8,24 +10,16 @@ from subtune.runtime.library import (
     aligned_empty,
     as_numpy,
     as_tensor,
-    cpu_flags,
-    fork_generation,
-    has_cuda,
     has_huge_pages,
     host_copy,
     is_direct,
     is_numpys,
-    load_library,
-    load_runtime,
-    missing_features,
     numpy_dtype,
     private_pages,
     retyped,
     tensor_over,
-    use_threads,
-    versions,
-    virtual_machine,
 )
+from subtune.runtime.threads import fork_generation, use_threads
 
 __all__ = [
     "ALIGNMENT",

@@ -1,10 +1,15 @@
-"""What the operating system says of this machine: cores that may be used, which of them are fast, and their caches."""
+"""What the operating system says of this machine: cores that may be used, which of them are fast, their caches,
+and what instructions the processor knows."""
 
 from __future__ import annotations
 
+import functools
 import os
+import platform
 from pathlib import Path
 from typing import Any
+
+from subtune.runtime import triples
 
 _SYSFS_DEVICES = Path("/sys/devices")
 
@@ -78,3 +83,30 @@ def caches() -> dict[str, Any]:
     if "l2_bytes" in found:
         found.setdefault("l3_bytes", found["l2_bytes"])  # small boards have no third level
     return found
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """Instruction-set extensions of this machine under LLVM's spelling without punctuation; empty if unknown."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    # An emulator may show the file of the machine below it, whose flags say nothing of the processor it makes.
+    wanted = "flags" if triples.architecture(platform.machine()) == "x86_64" else "features"
+    flags: set[str] = set()
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip().lower() == wanted:
+            flags.update(value.split())
+            break
+    arm = {"asimd": "neon", "asimddp": "dotprod", "asimdhp": "fullfp16", "fp": "fparmv8"}
+    return frozenset("".join(c for c in arm.get(flag, flag) if c.isalnum()) for flag in flags)
+
+
+def missing_features(features: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of LLVM's `features` that this machine's processor lacks; none where it cannot be asked."""
+    flags = cpu_flags()
+    if not flags:
+        return ()
+    return tuple(f for f in features if "".join(c for c in f if c.isalnum()) not in flags)

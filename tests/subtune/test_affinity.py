@@ -63,7 +63,7 @@ def test_all_threads_compute_without_help_from_the_environment(artifact, threads
 
 _PLACES = """
 import os, sys, time, numpy as np
-from subtune import affinity
+from subtune.runtime import affinity
 from subtune.artifact import load
 mine = set(sorted(os.sched_getaffinity(0))[:2])
 os.sched_setaffinity(0, mine)

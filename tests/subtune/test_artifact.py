@@ -324,7 +324,7 @@ class TestProcess:
             "before = len(os.listdir('/proc/self/task'))\n"
             "a = subtune.load(sys.argv[1], threads=int(sys.argv[2]))\n"
             "a.run({'x': np.zeros((4, 32), 'float32')})\n"
-            "from subtune.runtime import _pool_function\n"
+            "from subtune.runtime.threads import _pool_function\n"
             "print(_pool_function('runtime.NumThreads')(), len(os.listdir('/proc/self/task')) - before + 1)"
         )
         assert in_subprocess(code, small_artifact, threads) == f"{threads} {threads}"
