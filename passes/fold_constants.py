@@ -3,6 +3,9 @@
 TVM's FoldConstant builds every operator it folds with LLVM (14 s on ResNet-50); the constants of a network are
 reshaped, permuted, cast and combined by a few dozen operators that numpy computes at once. An operator outside of the
 table is left alone, and so is whatever numpy would not compute exactly as Relax defines it.
+
+This is about weights, of any size, by Relax's definitions and rounded once. What decides shapes is known before there
+is Relax, by the definitions of the model's own operators: `frontends.shape_arithmetic`.
 """
 
 from __future__ import annotations

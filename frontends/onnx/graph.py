@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 import onnx
@@ -28,12 +28,14 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
-def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph and, behind each, those of its subgraphs."""
+def all_nodes(
+    graph: onnx.GraphProto, into: Callable[[onnx.NodeProto], bool] = lambda _: True
+) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and, behind each, those of its subgraphs (`into` says of which)."""
     for node in graph.node:
         yield node
-        for subgraph in subgraphs(node):
-            yield from all_nodes(subgraph)
+        for subgraph in subgraphs(node) if into(node) else ():
+            yield from all_nodes(subgraph, into)
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:

@@ -7,14 +7,10 @@ from dataclasses import replace
 
 from subtune.frontends.imported import Imported
 from subtune.frontends.onnx.file import OnnxModel
-from subtune.frontends.onnx.fold import fold
 from subtune.frontends.onnx.graph import name_nodes, order_nodes
 from subtune.frontends.onnx.shapes import fix_inputs, infer
 from subtune.frontends.onnx.support import check_model, check_ops, inline_functions, normalise_opsets
 from subtune.frontends.onnx.to_relax import import_graph
-
-_MAX_FOLDS = 100
-"""Each round resolves one more link of a chain of shapes known only after folding; chains are short."""
 
 
 def load_onnx(model: OnnxModel, shapes: Mapping[str, Sequence[int] | int]) -> Imported:
@@ -30,16 +26,8 @@ def load_onnx(model: OnnxModel, shapes: Mapping[str, Sequence[int] | int]) -> Im
     check_model(model.proto)
 
     # Before the shapes, so that nobody supplies sizes for a model that cannot be imported anyway.
-    check_ops(model.proto.graph, folded=False)
-    proto = model.proto
-    real_inputs = [value for value in proto.graph.input if value.name not in model.weights]
+    check_ops(model.proto.graph)
+    real_inputs = [value for value in model.proto.graph.input if value.name not in model.weights]
     inputs = fix_inputs(real_inputs, shapes)
-    proto = infer(proto, strict=False)
-    for _ in range(_MAX_FOLDS):
-        if not fold(proto):
-            break
-        proto = infer(proto, strict=False)
-    check_ops(proto.graph, folded=True)
-    proto = infer(proto, strict=True)
-    mod, outputs = import_graph(replace(model, proto=proto), inputs)
+    mod, outputs = import_graph(replace(model, proto=infer(model.proto)), inputs)
     return Imported(mod, inputs, outputs, model.name, model.source)

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 from subtune.core.errors import ModelError, ShapeError
 from subtune.core.tensor_spec import TensorSpec
+from subtune.frontends.onnx.graph import all_nodes
 
 _UNSUPPORTED_TYPES = {
     getattr(TensorProto, name)
@@ -92,12 +93,14 @@ def fix_inputs(
     return tuple(specs)
 
 
-def infer(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto:
+def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with the types and shapes of all intermediate values, which are inferred anew.
 
-    Raises ShapeError if `strict`: shapes or types that contradict one another, with the node.
+    Raises ShapeError: shapes or types that contradict one another, with the node. In a model with an If they are the
+    importer's to find: the branch not taken may contradict the shapes (a Squeeze of what is not 1).
     """
     del proto.graph.value_info[:]
+    strict = all(node.op_type != "If" for node in all_nodes(proto.graph))
     try:
         return onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=True)
     except Exception as error:  # onnx raises C++ exceptions of several unrelated Python types

@@ -10,39 +10,22 @@ from onnx import defs, helper
 
 from subtune.core.errors import ModelError, UnsupportedOpsError
 from subtune.frontends.onnx.file import OnnxModel
-from subtune.frontends.onnx.fold import FOLDABLE
 from subtune.frontends.onnx.graph import all_nodes, qualified_op
-from subtune.frontends.onnx.ops import supported_ops
+from subtune.frontends.onnx.ops import reason, supported_ops
 from subtune.frontends.onnx.shapes import one_line
-
-_REASONS = {
-    "If": "its condition is known only at run time",
-    "Loop": "loops are not supported",
-    "Scan": "loops are not supported",
-    "SequenceMap": "loops are not supported",
-    "NonZero": "its output's shape depends on data at run time",
-    "Unique": "its output's shape depends on data at run time",
-    "NonMaxSuppression": "its output's shape depends on data at run time",
-}
 
 _MAX_NODES_SHOWN = 5
 
 
-def check_ops(graph: onnx.GraphProto, folded: bool) -> None:
-    """Raises UnsupportedOpsError: every op of the graph and its subgraphs without a converter, with its nodes.
+def check_ops(graph: onnx.GraphProto) -> None:
+    """Raises UnsupportedOpsError: every operator of the graph that cannot be imported in any form, with its nodes.
 
-    Args:
-        folded: False before folding, while an If may still prove constant (it and its branches are
-            passed over), and a NonZero as well.
+    The branches of an If are passed over: the condition may prove constant, and then only one of them counts.
     """
     problems: dict[str, list[str]] = {}
-    for node in all_nodes(graph) if folded else graph.node:
-        if not folded and (node.op_type == "If" or (not node.domain and node.op_type in FOLDABLE)):
-            continue
-        reason = _why_not(node)
-        if reason is not None:
-            key = qualified_op(node) + (f" ({reason})" if reason else "")
-            problems.setdefault(key, []).append(node.name)
+    for node in all_nodes(graph, into=lambda node: node.op_type != "If"):
+        if (node.domain, node.op_type) not in supported_ops():
+            problems.setdefault(f"{qualified_op(node)}{reason(node.domain, node.op_type)}", []).append(node.name)
     if problems:
         raise UnsupportedOpsError(describe_ops(problems))
 
@@ -56,13 +39,6 @@ def describe_ops(problems: Mapping[str, Iterable[str]]) -> str:
             shown = [*shown[:_MAX_NODES_SHOWN], f"{len(shown) - _MAX_NODES_SHOWN} more"]
         parts.append(f"{op} in {', '.join(shown)}")
     return f"The model uses operators that are not supported: {'; '.join(parts)}."
-
-
-def _why_not(node: onnx.NodeProto) -> str | None:
-    """None: it can be imported; "" or a reason: it cannot."""
-    if not node.domain and node.op_type in _REASONS:
-        return _REASONS[node.op_type]
-    return None if (node.domain, node.op_type) in supported_ops() else ""
 
 
 def opset_of(proto: onnx.ModelProto) -> int:

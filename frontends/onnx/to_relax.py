@@ -11,7 +11,7 @@ from tvm import relax
 from subtune.core.errors import ModelError, ShapeError
 from subtune.core.tensor_spec import TensorSpec
 from subtune.frontends.onnx.file import OnnxModel
-from subtune.frontends.onnx.graph import subgraphs
+from subtune.frontends.onnx.graph import all_nodes, subgraphs
 from subtune.frontends.onnx.ops import ConstantInputsError, import_onnx
 from subtune.frontends.onnx.shapes import spec_of
 
@@ -25,8 +25,8 @@ def import_graph(model: OnnxModel, inputs: Sequence[TensorSpec]) -> tuple[tvm.IR
     """
     graph = model.proto.graph
     # Weights that nothing uses are not even read.
-    used = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
-    used |= {name for node in graph.node for sub in subgraphs(node) for inner in sub.node for name in inner.input}
+    used = {name for node in all_nodes(graph) for name in node.input} | {output.name for output in graph.output}
+    used |= {output.name for node in all_nodes(graph) for sub in subgraphs(node) for output in sub.output}
     kept = [value for value in graph.input if value.name not in model.weights or value.name in used]
     kept = [type(value).FromString(value.SerializeToString()) for value in kept]
     del graph.input[:]
@@ -35,7 +35,7 @@ def import_graph(model: OnnxModel, inputs: Sequence[TensorSpec]) -> tuple[tvm.IR
     try:
         mod = import_onnx(model.proto, constants=constants)
     except ConstantInputsError as error:
-        raise ShapeError(f"{str(error).rstrip('.')}.") from error
+        raise ShapeError(str(error)) from error
     result = mod["main"].ret_ty
     fields = list(result.fields) if isinstance(result, relax.TupleType) else [result]
     outputs = []

@@ -1,5 +1,5 @@
-"""Control flow, unrolled while importing: If with a known condition, Loop and Scan with a known number of
-steps.
+"""Control flow, unrolled while importing: the branch that an If takes, or both where that is known only at run time;
+Loop and Scan with a known number of steps.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import onnx
 from tvm import relax
 
 from subtune.frontends.onnx.ops.movement import slice_axis
-from subtune.frontends.onnx.ops.node import ConstantWanted, Node, axis_in, const, known_array, rank, shape
+from subtune.frontends.onnx.ops.node import ConstantWanted, Node, axis_in, const, dtype, known_array, rank, shape
 
 _MAX_STEPS = 256
 
@@ -21,9 +21,19 @@ Control: TypeAlias = Callable[[Node, RunBody], tuple[Any, ...]]
 
 
 def if_(node: Node, run: RunBody) -> tuple[Any, ...]:
-    """The branch that is taken; the condition has to be known."""
-    taken = bool(node.array(0, "its condition").reshape(-1)[0])
-    return run(node.attr("then_branch" if taken else "else_branch"), ())
+    """The branch that is taken; without a known condition both are computed, as they have no effects, and selected."""
+    condition = node.known(0)
+    if condition is not None:
+        return run(node.attr("then_branch" if condition.reshape(-1)[0] else "else_branch"), ())
+    then, other = run(node.attr("then_branch"), ()), run(node.attr("else_branch"), ())
+    if any(isinstance(value, tuple) for value in (*then, *other)):
+        node.refuse("gives sequences by a condition that is known only at run time")
+    for a, b in zip(then, other, strict=True):
+        if (shape(a), dtype(a)) != (shape(b), dtype(b)):
+            both = f"{dtype(a)}{list(shape(a))} and {dtype(b)}{list(shape(b))}"
+            node.refuse(f"has branches that give {both}, and its condition is known only at run time")
+    truth = node.emit(relax.op.reshape(node.x, ()))
+    return tuple(node.emit(relax.op.where(truth, a, b)) for a, b in zip(then, other, strict=True))
 
 
 def _joined(node: Node, parts: list[Any], axis: int) -> Any:

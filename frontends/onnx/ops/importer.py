@@ -1,6 +1,6 @@
 """ONNX graph -> Relax module, one node at a time, all shapes static.
 
-Shape arithmetic is folded while walking (`fold.py`). An operator without a converter whose ONNX definition is
+Shape arithmetic is folded while walking (`shape_arithmetic`). An operator without a converter whose ONNX definition is
 a function of other operators is imported as that function's body (`functions.py`). Every node that cannot be
 imported is collected; one error lists them all.
 """
@@ -18,7 +18,7 @@ from onnx import numpy_helper
 from tvm import relax
 
 from subtune.core.errors import ShapeError, UnsupportedOpsError
-from subtune.frontends.onnx.ops import fold, functions
+from subtune.frontends.onnx.ops import functions
 from subtune.frontends.onnx.ops.control import CONTROL
 from subtune.frontends.onnx.ops.converters import CONVERTERS
 from subtune.frontends.onnx.ops.graph import check_order, disagreement, onnx_numpy, title
@@ -33,6 +33,8 @@ from subtune.frontends.onnx.ops.node import (
     known_array,
     shape,
 )
+from subtune.frontends.onnx.ops.supported import reason
+from subtune.frontends.shape_arithmetic import OPERATORS, evaluate, known_shape
 
 # A parameter of at most this many elements stays a constant with `keep_params`: axes, scales, paddings.
 _SMALL_ELEMENTS = 16
@@ -53,6 +55,19 @@ class _Poisoned:
 
 
 _POISON = _Poisoned()
+
+
+def _folded(node: Node) -> tuple[np.ndarray, ...] | None:
+    """The node's outputs if they are known now, else None."""
+    if node.domain or not node.inputs or any(isinstance(value, tuple) for value in node.inputs):
+        return None
+    if node.op in ("Shape", "Size"):
+        arrays: list[np.ndarray | None] = [known_shape(shape(node.x))]
+    else:
+        arrays = [None if value is None else known_array(value, node.arrays) for value in node.inputs]
+        if any(array is None and value is not None for array, value in zip(arrays, node.inputs, strict=True)):
+            return None
+    return evaluate(node.op, arrays, node.attrs, node.opset, len(node.wanted))
 
 
 class _Reported(Exception):
@@ -233,11 +248,11 @@ class _Importer:
             listed = self._problems[:_MAX_LISTED]
             more = len(self._problems) - len(listed)
             text = "; ".join(listed) + (f"; and {more} more" if more else "")
-            raise UnsupportedOpsError(f"the model cannot be imported: {text}")
+            raise UnsupportedOpsError(f"The model cannot be imported: {text}.")
         if self._wanted_inputs:
             names = ", ".join(f"'{n}'" for n in sorted(self._wanted_inputs))
             raise ConstantInputsError(
-                f"the value of input {names} decides shapes inside the model: make it an initialiser",
+                f"The value of input {names} decides shapes inside the model: make it an initialiser.",
                 frozenset(self._wanted_inputs),
             )
 
@@ -275,10 +290,9 @@ class _Importer:
         control = CONTROL.get((domain, proto.op_type))
         local = self._local.get((proto.domain, proto.op_type))
         if any(value is _POISON for value in inputs):
-            known = converter or local or control or fold.is_folded(domain, proto.op_type)
-            known = known or functions.is_function(domain, proto.op_type, opset)
-            if not known:
-                raise Refused("is not supported")
+            known = converter or local or control or (not domain and proto.op_type in OPERATORS)
+            if not known and not functions.is_function(domain, proto.op_type, opset):
+                raise Refused(f"is not supported{reason(domain, proto.op_type)}")
             return (_POISON,) * len(proto.output)
         node = Node(
             bb=self._bb,
@@ -290,15 +304,18 @@ class _Importer:
             wanted=tuple(bool(name) for name in proto.output),
             arrays=self._arrays,
         )
+        origins = frozenset().union(*(self._origins_of(value) for value in inputs))
         if local is not None:
             return self._function(local, proto, inputs, {})
         if control is not None:
             outputs = control(node, lambda graph, given: self._body(graph, given, values, opsets))
-            return outputs[: len(proto.output)]
-        folded = fold.fold(node)
+            return tuple(self._bind(value, origins) for value in outputs[: len(proto.output)])
+        folded = _folded(node)
         if folded is not None:
             return tuple(array_const(array) for array in folded)
         if converter is None:
+            if not functions.is_function(domain, proto.op_type, opset):
+                raise Refused(f"is not supported{reason(domain, proto.op_type)}")
             body = functions.body_of(proto, domain, opset, inputs)
             return self._function(body, proto, inputs, functions.defaults_of(domain, proto.op_type, opset))
         try:
@@ -309,7 +326,6 @@ class _Importer:
         outputs = converted if isinstance(converted, tuple) else (converted,)
         if len(outputs) < len(proto.output):
             raise Refused(f"has {len(proto.output)} outputs, of which only {len(outputs)} are supported")
-        origins = frozenset().union(*(self._origins_of(value) for value in inputs))
         return tuple(self._bind(value, origins) for value in outputs[: len(proto.output)])
 
     def _origins_of(self, value: Any) -> frozenset[str]:

@@ -9,9 +9,11 @@ from onnx import defs
 from subtune.frontends.onnx.ops.control import CONTROL
 from subtune.frontends.onnx.ops.converters import CONVERTERS
 from subtune.frontends.onnx.ops.functions import is_function
+from subtune.frontends.shape_arithmetic import OPERATORS
 
 # Handled by the importer itself: folded from shapes, or control flow.
-_BUILT_IN = frozenset({("", "Shape"), ("", "Size")}) | frozenset(CONTROL)
+_BUILT_IN = frozenset(("", op) for op in OPERATORS) | frozenset(CONTROL)
+_OF_DATA = frozenset({"NonZero", "Unique", "NonMaxSuppression"})
 # Defined by operators that cannot be imported in any form (RandomUniformLike).
 _HOPELESS = frozenset({("", "Bernoulli")})
 
@@ -29,3 +31,8 @@ def supported_ops() -> frozenset[tuple[str, str]]:
         if schema.domain == "" and is_function("", schema.name, defs.onnx_opset_version())
     }
     return (frozenset(CONVERTERS) | _BUILT_IN | functions) - _HOPELESS
+
+
+def reason(domain: str, op: str) -> str:
+    """Why an operator has no converter, in parentheses; "" where nobody has written one."""
+    return " (its output's shape depends on data at run time)" if not domain and op in _OF_DATA else ""

@@ -8,8 +8,8 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from subtune.frontends.onnx.ops.node import Expr, const, dtype, rank, shape
+from subtune.frontends.relay.fold import small
 from subtune.frontends.relay.ops.call import Call, Converter
-from subtune.frontends.relay.ops.known import small
 from subtune.frontends.relay.ops.movement import to_shape
 from subtune.frontends.relay.ops.slices import Range, cut
 

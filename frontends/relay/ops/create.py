@@ -8,10 +8,11 @@ import numpy as np
 from tvm import relax
 
 from subtune.frontends.onnx.ops.node import Expr, array_const, const, dtype, numpy_dtype, rank, shape
+from subtune.frontends.relay.fold import small
 from subtune.frontends.relay.ops.call import Call, Converter
-from subtune.frontends.relay.ops.known import MAX_ELEMENTS, small
 from subtune.frontends.relay.ops.movement import broadcast, to_shape
 from subtune.frontends.relay.ops.twin import cast_to
+from subtune.frontends.shape_arithmetic import MAX_ELEMENTS
 
 
 def _filled(call: Call, dims: list[int] | tuple[int, ...], value: float, to: str) -> Expr:

@@ -9,8 +9,8 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from subtune.frontends.onnx.ops.node import Expr, array_const, axis_in, const, dtype, is_float, numpy_dtype, rank, shape
+from subtune.frontends.relay.fold import small
 from subtune.frontends.relay.ops.call import Call, Converter
-from subtune.frontends.relay.ops.known import small
 from subtune.frontends.relay.ops.movement import broadcast, to_shape
 
 

@@ -8,9 +8,10 @@ import numpy as np
 from tvm import relax
 
 from subtune.frontends.onnx.ops.node import Expr, array_const, axis_in, const, dtype, rank, shape
+from subtune.frontends.relay.fold import small
 from subtune.frontends.relay.ops.call import Call, Converter
-from subtune.frontends.relay.ops.known import MAX_ELEMENTS, small
 from subtune.frontends.relay.ops.twin import one_dtype
+from subtune.frontends.shape_arithmetic import MAX_ELEMENTS
 
 
 def to_shape(call: Call, x: Expr, dims: list[int] | tuple[int, ...]) -> Expr:

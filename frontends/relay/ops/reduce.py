@@ -10,8 +10,8 @@ import numpy as np
 from tvm import relax
 
 from subtune.frontends.onnx.ops.node import Expr, array_const, axis_in, const, dtype, is_float, rank, shape
+from subtune.frontends.relay.fold import small
 from subtune.frontends.relay.ops.call import Call, Converter
-from subtune.frontends.relay.ops.known import small
 from subtune.frontends.relay.ops.movement import to_shape
 from subtune.frontends.relay.ops.twin import cast_to, indices
 

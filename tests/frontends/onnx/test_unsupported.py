@@ -56,7 +56,8 @@ def test_they_come_before_missing_shapes() -> None:
 
 
 LOOP = """
-g (float[4] x, int64 n, bool go) => (float[4] y) {
+g (float[4] x, bool go) => (float[4] y) {
+    n = Constant<value = int64 {3}>()
     y = Loop(n, go, x) <body = b (int64 i, bool c, float[4] v) => (bool c2, float[4] w) {
         c2 = Identity(c)
         w = com.example.Twist(v)
@@ -65,9 +66,17 @@ g (float[4] x, int64 n, bool go) => (float[4] y) {
 """
 
 
-def test_loops_are_refused_and_looked_into() -> None:
-    with pytest.raises(UnsupportedOpsError, match=r"Loop .*loops are not supported"):
+def test_loops_are_looked_into() -> None:
+    with pytest.raises(UnsupportedOpsError, match=r"com\.example\.Twist in 'w'"):
         load(onnx.parser.parse_model(HEAD + LOOP))
+
+
+def test_loops_are_unrolled_where_the_number_of_steps_is_known() -> None:
+    text = LOOP.replace("com.example.Twist(v)", "Add(v, v)")
+    with pytest.raises(ModelError, match="value of input 'go' decides shapes"):
+        load(onnx.parser.parse_model(HEAD + text))
+    known = text.replace(", bool go", "").replace("{\n    n", "{ go = Constant<value = bool {1}>()\n    n")
+    assert load(onnx.parser.parse_model(HEAD + known)).outputs[0].shape == (4,)
 
 
 IF = """
@@ -78,11 +87,16 @@ g (float[4] x, bool c) => (float[4] y) {
 """
 
 
-def test_if_at_run_time_is_refused_and_looked_into() -> None:
-    with pytest.raises(UnsupportedOpsError) as caught:
+def test_both_branches_of_an_if_at_run_time_are_looked_into() -> None:
+    with pytest.raises(UnsupportedOpsError, match=r"com\.example\.Twist node 'b' is not supported"):
         load(onnx.parser.parse_model(HEAD + IF))
-    assert "If (its condition is known only at run time) in 'y'" in str(caught.value)
-    assert "com.example.Twist in 'b'" in str(caught.value)
+
+
+def test_branches_of_different_shapes_are_refused_at_run_time() -> None:
+    text = IF.replace("(float[4] b) { b = com.example.Twist(x) }", "(float[8] b) { b = Concat<axis=0>(x, x) }")
+    text = text.replace("=> (float[4] y)", "=> (float[n] y)")
+    with pytest.raises(UnsupportedOpsError, match=r"branches that give float32\[4\] and float32\[8\]"):
+        load(onnx.parser.parse_model(HEAD + text))
 
 
 def test_the_branch_not_taken_does_not_matter() -> None:
