@@ -22,15 +22,14 @@ from subtune import backends, frontends
 from subtune.artifact import Artifact
 from subtune.artifact import manifest as manifests
 from subtune.artifact.manifest import KernelOrigin, Source
-from subtune.artifact.writer import check_destination, compile_module, write_files
-from subtune.backends.cpu.device import CPU, CPUModel, Device, usable_cores
-from subtune.backends.cuda.building.compiler import require_compiler
-from subtune.backends.cuda.device import CUDA, CUDAModel, is_cuda_target
-from subtune.backends.host.link import link_command
+from subtune.artifact.writer import check_destination, write_files
+from subtune.assembly import compile_module
+from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import SubtuneError, TargetError, VerificationError
 from subtune.core.graph import PartitionGraph, Subgraph
 from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.numerics import PLAIN, PRECISIONS, Numerics
 from subtune.core.progress import ProgressCallback
 from subtune.core.record import Record, func_hash
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
@@ -59,7 +58,6 @@ logger = logging.getLogger(__name__)
 
 Shapes = Mapping[str, Sequence[int]]
 
-PRECISIONS = ("fp32", "bf16", "fp16")
 _HALVES = {"bf16": "bfloat16", "fp16": "float16"}
 
 _SHOWN_OF_AN_ERROR = 200
@@ -133,64 +131,14 @@ def untuned(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
 
 
 def device_model(
-    target: str = "auto",
+    target: Any = "auto",
     threads: int | None = None,
     device_file: Any = None,
-    exact: bool = False,
+    numerics: Numerics = PLAIN,
     is_measured: bool = True,
-    gpu: Mapping[str, Any] | None = None,
 ) -> Device:
-    """The device to tune for: `target`'s model, with the fields of the JSON file `device_file` in place of its own.
-
-    `exact` allows only kernels that round as the model says (`CPUModel.exact_math`). `gpu` holds the switches of
-    `CUDAModel`, for a target that is one: `tensor_core`, `allow_tf32`, `wgmma`.
-
-    Raises:
-        TargetError: it is not known; or `is_measured`, and this machine cannot run what is built for it.
-        ArtifactError: nothing here links for it.
-    """
-    if is_cuda_target(target):
-        return _gpu_model(target, device_file, {"exact_math": exact, **(gpu or {})}, is_measured)
-    if gpu:
-        raise TargetError(f"{', '.join(gpu)} means something for a GPU only, and the target is {target}")
-    device = CPU(target, threads)
-    if device_file is not None:
-        device = device.overridden(device_file)
-    device = replace(device, threads=threads or device.threads, exact_math=exact or device.exact_math)
-    if obstacle := device.obstacle():
-        if is_measured:
-            raise TargetError(
-                f"target {target!r}: {obstacle}, and kernels are timed where they are built; run this on that machine, "
-                "or name an older processor"
-            )
-        link_command(device.triple)  # a missing linker is better told before the work than after it
-    elif device.threads > usable_cores():
-        logger.warning("%d threads on %d cores will stall one another", device.threads, usable_cores())
-    return device
-
-
-def _gpu_model(target: str, device_file: Any, switches: Mapping[str, Any], is_measured: bool) -> CUDAModel:
-    device = CUDA(target)
-    if device_file is not None:
-        device = device.overridden(device_file)
-    device = replace(device, **switches)
-    require_compiler()
-    if (obstacle := device.obstacle()) and is_measured:
-        raise TargetError(f"target {target!r}: {obstacle}, and kernels are timed on the GPU they are built for")
-    return device
-
-
-def check_precision(precision: str, device: Device, remedy: str = "; use fp32") -> None:
-    """Raise TargetError if `device` cannot multiply in that precision."""
-    if isinstance(device, CUDAModel):
-        if precision == "bf16" and device.capability < 80:
-            raise TargetError(f"precision bf16 needs a GPU of sm_80 or newer, not {device.arch}{remedy}")
-        return
-    if precision == "fp16":
-        raise TargetError(f"precision fp16 is for GPUs, and the target is {device.name or 'a CPU'}{remedy}")
-    if precision == "bf16" and "avx512bf16" not in device.features:
-        what = device.name or "this one"
-        raise TargetError(f"precision bf16 needs a processor with AVX512-BF16, which {what} has not{remedy}")
+    """`subtune.backends.device_of`."""
+    return backends.device_of(target, threads, device_file, numerics, is_measured)
 
 
 def schedule_kernels(
@@ -269,16 +217,17 @@ def compile_model(
     Ctrl-C while tuning keeps what was tuned, and the artifact is still written; the report says so.
     """
     output = check_destination(output)
-    device = device_model(target, threads, device_file, exact, is_measured=False, gpu=gpu)
-    is_elsewhere = bool(device.obstacle())
-    check_precision(precision, device)
-    if isinstance(device, CUDAModel):
-        runs_here = replace(CPU("auto"), exact_math=device.exact_math)  # for the reference; a GPU has no stand-in
-        verify = verify and not is_elsewhere
-    else:
-        runs_here = device.stand_in() if is_elsewhere else device
-        if verify and is_elsewhere:
-            check_precision(precision, runs_here, ", to verify it here; compile with --no-verify")
+    numerics = Numerics(exact, precision=precision, **(gpu or {}))
+    device = device_model(target, threads, device_file, numerics, is_measured=False)
+    is_elsewhere = bool(device.model.obstacle())
+    stand_in = device.backend.stand_in(device) if is_elsewhere else device
+    verify = verify and stand_in is not None  # the kernels can run nowhere here
+    if verify and stand_in is not None and is_elsewhere:
+        try:
+            stand_in.backend.check(stand_in, is_measured=False)
+        except TargetError as e:
+            raise TargetError(f"{e}, to verify it here; compile with --no-verify") from e
+    runs_here = backends.host_device(numerics)
     clock = _Clock()
     with clock.stage("prepare"):
         prepared = prepare(model, shapes, precision, parameters_of(params, random_params, inputs))
@@ -288,7 +237,7 @@ def compile_model(
         later, reasons = foreseen(others.subgraphs, device, store)
         records = _tuned(prepared.subgraphs, later, device, store, topk, budget_s, is_tuning, measurer, progress)
     with clock.stage("choose"):
-        choices = choose(others, records, reasons | records.failures, device.between_kernels_s)
+        choices = choose(others, records, reasons | records.failures, device.model.between_kernels_s)
         prepared = arranged(prepared, chosen_partition(prepared.graph, others, choices))
         guesses = predict(prepared.subgraphs, device, known=records) if tune and is_elsewhere else {}
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
@@ -475,7 +424,7 @@ class _Verification:
 
 
 def _verification(
-    imported: Imported, shapes: Shapes | None, device: CPUModel, beside: Executor, precision: str
+    imported: Imported, shapes: Shapes | None, device: Device, beside: Executor, precision: str
 ) -> _Verification:
     """The comparison with ONNX Runtime, or with the untuned build, which `beside` compiles beside the tuned one.
 
@@ -489,11 +438,15 @@ def _verification(
     source = imported.source
     if source is None:  # no other runtime knows such models
         own = _untuned_reference(imported, device, beside)
-        return _Verification(lambda _: (own, "the untuned build"), {}, device.exact_math, precision)
+        return _Verification(lambda _: (own, "the untuned build"), {}, device.numerics.exact, precision)
     untuned = None if find_spec("onnxruntime") else _untuned_reference(imported, device, beside)
 
     def reference(with_onnxruntime: bool) -> tuple[Callable[..., Any], str]:
-        found = None if untuned or not with_onnxruntime else onnxruntime_reference(source, threads=device.threads)
+        found = (
+            None
+            if untuned or not with_onnxruntime
+            else onnxruntime_reference(source, threads=device.model.host.threads)
+        )
         if found is not None:
             return found, "ONNX Runtime"
         return untuned or _untuned_reference(frontends.load(source, shapes), device, beside), "the untuned build"
@@ -504,10 +457,10 @@ def _verification(
 
         model = onnx.load(source, load_external_data=False)
     plain = precision_reference(precision, source, shapes, device) if precision in _HALVES else None
-    return _Verification(reference, integer_limits(model), device.exact_math, precision, plain)
+    return _Verification(reference, integer_limits(model), device.numerics.exact, precision, plain)
 
 
-def precision_reference(precision: str, source: Any, shapes: Shapes | None, device: CPUModel) -> Callable[..., Any]:
+def precision_reference(precision: str, source: Any, shapes: Shapes | None, device: Device) -> Callable[..., Any]:
     """What a precision makes of the model by itself: the same rounding, default schedules, built when it is called."""
 
     def run(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -519,12 +472,12 @@ def precision_reference(precision: str, source: Any, shapes: Shapes | None, devi
     return run
 
 
-def _untuned_reference(imported: Imported, device: CPUModel, beside: Executor) -> Callable[..., Any]:
+def _untuned_reference(imported: Imported, device: Device, beside: Executor) -> Callable[..., Any]:
     """The imported module op by op, as TVM legalises it: none of our passes and templates has touched it."""
     from tvm import relax
 
     # Relax's Python builders keep global state: only what runs in C++ may leave this thread.
-    with device.target():
+    with device.model.target():
         mod = relax.transform.LegalizeOps()(relax.backend.DispatchSortScan()(imported.mod))
     compiled = beside.submit(compile_module, mod, device)
     inputs, outputs = imported.inputs, imported.outputs
@@ -545,13 +498,12 @@ def _called(compiled: Any, inputs: Sequence[Any], outputs: Sequence[Any], arrays
 
 def _notes(device: Device, records: Records, guesses: Mapping[str, Candidate]) -> tuple[str, ...]:
     """What the report of a model for another machine must say, in one line."""
-    if isinstance(device, CUDAModel):
-        return (
-            f"for {device.name} ({device.arch}; {device.obstacle()}): {len(guesses)} kernels are {BASIS}, "
-            f"{len(records)} were measured on such a GPU; the model was not verified, which needs the GPU",
-        )
-    place = f"{device.name or 'any'} {device.triple} with {device.threads} threads ({device.obstacle()})"
-    return (f"for {place}: {len(guesses)} kernels are {BASIS}, {len(records)} were measured there",)
+    model = device.model
+    note = f"for {model.description} ({model.obstacle()}): {len(guesses)} kernels are {BASIS}, "
+    note += f"{len(records)} were measured there"
+    if device.backend.stand_in(device) is None:
+        note += "; the model was not verified, which needs the device"
+    return (note,)
 
 
 def _origins(

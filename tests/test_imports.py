@@ -43,10 +43,10 @@ DATA = (0, "data")
 # may need the passes.
 # The database asks the templates for their version, part of every key.
 ALLOWED = {
-    ("subtune.artifact.writer", "subtune.passes.join_kernels"),
-    ("subtune.artifact.writer", "subtune.passes.lift_constants"),
-    ("subtune.artifact.writer", "subtune.passes.static_memory"),
-    ("subtune.artifact.writer", "subtune.passes.straight_line"),
+    ("subtune.artifact.writer", "subtune.backends.cpu.lowering.join_kernels"),
+    ("subtune.artifact.writer", "subtune.assembly.lift_constants"),
+    ("subtune.artifact.writer", "subtune.assembly.static_memory"),
+    ("subtune.artifact.writer", "subtune.backends.cpu.lowering.straight_line"),
     ("subtune.database.store", "subtune.templates"),
 }
 
@@ -122,5 +122,5 @@ def test_only_the_command_line_prints():
 
 
 def test_the_rooms_are_found():
-    assert {"subtune.core.errors", "subtune.cli.main", "subtune.passes.lift_constants"} <= set(MODULES)
+    assert {"subtune.core.errors", "subtune.cli.main", "subtune.assembly.lift_constants"} <= set(MODULES)
     assert all(name in MODULES for name in ("subtune.artifact", "subtune.frontends", "subtune.models"))

@@ -12,7 +12,7 @@ from subtune.core.errors import ArtifactError
 from subtune.core.memory_plan import MemoryPlan
 from subtune.core.tensor_spec import TensorSpec
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST_NAME = "manifest.json"
 LIBRARY_NAME = "model.so"
 WEIGHTS_NAME = "weights.bin"
@@ -96,7 +96,11 @@ class Manifest:
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    kind: str
+    """Of the backend whose devices run the kernels: `cpu`, `cuda`."""
     target: str
+    triple: str
+    """LLVM's triple of the machine that calls the kernels."""
     device: str
     features: tuple[str, ...]
     """Instruction-set extensions the code may use, in LLVM's spelling."""
@@ -107,23 +111,6 @@ class Manifest:
     weights: tuple[WeightEntry, ...]
     memory: MemoryPlan
     files: tuple[FileEntry, ...]
-
-    @property
-    def kind(self) -> str:
-        """What runs the kernels: `cpu` or `cuda`."""
-        return "cuda" if self._target().get("kind") == "cuda" else "cpu"
-
-    @property
-    def triple(self) -> str:
-        """LLVM triple of the machine the code is for, of a GPU's host; "" if the target does not say."""
-        target = self._target()
-        return str(target.get("host", {}).get("mtriple", "") if self.kind == "cuda" else target.get("mtriple", ""))
-
-    def _target(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads(self.target))
-        except (ValueError, TypeError):
-            return {}
 
     @property
     def weights_nbytes(self) -> int:
@@ -155,7 +142,9 @@ class Manifest:
             name=data["name"],
             inputs=tuple(_spec(d) for d in data["inputs"]),
             outputs=tuple(_spec(d) for d in data["outputs"]),
+            kind=data["kind"],
             target=data["target"],
+            triple=data["triple"],
             device=data["device"],
             features=tuple(data["features"]),
             threads=int(data["threads"]),

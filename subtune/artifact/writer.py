@@ -9,41 +9,27 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import tempfile
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax
-from tvm.tirx import PrimFunc
 
 from subtune import runtime
 from subtune.artifact import Artifact, load
 from subtune.artifact import manifest as manifests
 from subtune.artifact.exchange_paths import exchange
 from subtune.artifact.manifest import FileEntry, KernelOrigin, Manifest, Source, SubgraphEntry, WeightEntry
-from subtune.backends.cpu.device import CPUModel, Device
-from subtune.backends.cpu.lowering.pipeline import PIPELINE
-from subtune.backends.cuda.building.binaries import write_binaries
-from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.lowering.default_schedule import default_schedule, pipeline
-from subtune.backends.host.link import link_shared
+from subtune.assembly import build
+from subtune.assembly.lift_constants import lift_constants
+from subtune.backends import as_device
+from subtune.backends.base import Device, HardwareModel
 from subtune.core.errors import ArtifactError
-from subtune.core.memory_plan import MemoryPlan
-from subtune.core.record import func_hash
 from subtune.core.scratch import abandoned, scratch
 from subtune.core.tensor_spec import TensorSpec
-from subtune.passes.join_kernels import join_kernels
-from subtune.passes.lift_constants import lift_constants
-from subtune.passes.static_memory import plan_memory
-from subtune.passes.straight_line import straight_line
 
 logger = logging.getLogger(__name__)
 
@@ -54,26 +40,6 @@ OLD = ".old"
 
 _SHORT_S = 250e-6
 """A kernel's time below which a launch of its own counts."""
-
-# What is left of TVM's default pipeline for a module in call_tir form: no fusion, no dispatch; legalised are only the
-# ops that the partition left in main (sorts, scatters), reshapes being views. Memory is planned between the halves.
-_TO_CALLS = (
-    relax.backend.DispatchSortScan,
-    partial(relax.transform.LegalizeOps, skip_ops=["relax.reshape"]),
-    relax.transform.RewriteDataflowReshape,
-    relax.transform.ToNonDataflow,
-    relax.transform.RemovePurityChecking,
-)
-_TO_PROGRAM = (
-    relax.transform.CallTIRRewrite,
-    relax.transform.StaticPlanBlockMemory,
-    relax.transform.LowerAllocTensor,
-    relax.transform.KillAfterLastUse,
-    relax.transform.LowerRuntimeBuiltin,
-    relax.transform.ComputePrimValue,
-    relax.transform.VMShapeLower,
-    relax.transform.AttachGlobalSymbol,
-)
 
 
 def check_destination(path: str | os.PathLike[str]) -> Path:
@@ -98,7 +64,7 @@ def write_files(
     mod: tvm.IRModule,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
-    device: Device,
+    device: Device | HardwareModel,
     kernels: Sequence[KernelOrigin] = (),
     source: Source | None = None,
     name: str | None = None,
@@ -114,7 +80,7 @@ def write_files(
 
     Raises ArtifactError when `path` is taken by something else, the disk is full, or there is no linker.
     """
-    folder = check_destination(path)
+    folder, device = check_destination(path), as_device(device)
     assert len(mod["main"].params) == len(inputs), "main takes the model's inputs and nothing else"
     _recover(folder)
     try:
@@ -126,11 +92,12 @@ def write_files(
         try:
             _fill(staging, mod, inputs, outputs, device, kernels, source or Source(), name or _stem(folder))
             loadable = staging
-            if check is not None and device.obstacle():
-                assert isinstance(device, CPUModel), "what is for a GPU that is not here cannot be checked"
+            if check is not None and device.model.obstacle():
+                stand_in = device.backend.stand_in(device)
+                assert stand_in is not None, f"what is built for {device.model.name} cannot be checked here"
                 loadable = staging / "here"
                 loadable.mkdir()
-                _fill(loadable, mod, inputs, outputs, device.stand_in(), kernels, Source(), name or _stem(folder))
+                _fill(loadable, mod, inputs, outputs, stand_in, kernels, Source(), name or _stem(folder))
         except OSError as e:
             raise _cannot_write(folder, e) from e
         del mod  # its constants, if nobody else has them: the file does
@@ -168,27 +135,21 @@ def _fill(
     """Write the three files of the artifact into the directory `staging`."""
     lifted, weights = lift_constants(mod)
     table, arrays = _laid_out(weights), (len(inputs), len(outputs))
-    files = [manifests.LIBRARY_NAME, manifests.WEIGHTS_NAME]
-    if isinstance(device, CUDAModel):
-        from subtune.backends.cuda.building.compiler import collected
-
-        with collected(device.exact_math) as binaries:
-            hashes, memory = _build(lifted, arrays, device, staging / manifests.LIBRARY_NAME)
-        write_binaries(staging / manifests.BINARIES_NAME, binaries)
-        files.append(manifests.BINARIES_NAME)
-    else:
-        short = [kernel.name for kernel in kernels if 0.0 < kernel.tuned_s < _SHORT_S]
-        offsets = [weight.offset for weight in table]
-        hashes, memory = _build(lifted, arrays, device, staging / manifests.LIBRARY_NAME, short, offsets)
+    short = [kernel.name for kernel in kernels if 0.0 < kernel.tuned_s < _SHORT_S]
+    offsets = [weight.offset for weight in table]
+    hashes, memory, built = build(lifted, arrays, device, staging, short, offsets)
+    files = [*built, manifests.WEIGHTS_NAME]
     _write_weights(weights, table, staging / manifests.WEIGHTS_NAME)
     manifest = Manifest(
         name=name,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        target=str(device.target()),
+        kind=device.backend.kind,
+        target=str(device.model.target()),
+        triple=device.model.host.triple,
         device=device.fingerprint(),
-        features=device.features,
-        threads=device.threads,
+        features=device.model.host.features,
+        threads=device.model.host.threads,
         versions=tuple(runtime.versions().items()),
         source=source,
         subgraphs=_subgraphs(hashes, kernels),
@@ -200,95 +161,6 @@ def _fill(
     )
     (staging / manifests.MANIFEST_NAME).write_text(manifest.to_json())
     staging.chmod(0o755)  # mkdtemp's is private
-
-
-def compile_module(mod: tvm.IRModule, device: Device) -> tuple[Any, dict[str, str]]:
-    """A module in call_tir form as a Relax executable, and the hash of every PrimFunc as it enters lowering.
-
-    Its `main` takes what the module's takes, and TVM allocates.
-    """
-    return _compile(_run_passes(_TO_CALLS, mod, device), device)
-
-
-def _run_passes(passes: Sequence[Callable[[], Any]], mod: tvm.IRModule, device: Device) -> tvm.IRModule:
-    scheduled = {gvar.name_hint for gvar, func in mod.functions_items() if isinstance(func, PrimFunc)}
-    with device.target():
-        made = tvm.transform.Sequential([make() for make in passes])(mod)
-    # what TVM legalises has no thread bindings; a CPU needs none
-    return default_schedule(made, device.target(), keep=scheduled) if isinstance(device, CUDAModel) else made
-
-
-def _compile(mod: tvm.IRModule, device: Device) -> tuple[Any, dict[str, str]]:
-    lowered = _run_passes(_TO_PROGRAM, mod, device)
-    return _program(lowered, device, "bytecode"), _hashes(lowered)
-
-
-def _program(lowered: tvm.IRModule, device: Device, mode: str) -> Any:
-    lowering = pipeline() if isinstance(device, CUDAModel) else PIPELINE
-    return relax.build(lowered, target=device.target(), relax_pipeline=None, tir_pipeline=lowering, exec_mode=mode)
-
-
-def _hashes(mod: tvm.IRModule) -> dict[str, str]:
-    return {gvar.name_hint: func_hash(func) for gvar, func in mod.functions.items() if isinstance(func, PrimFunc)}
-
-
-def _build(
-    mod: tvm.IRModule,
-    arrays: tuple[int, int],
-    device: Device,
-    library: Path,
-    short: Collection[str] = (),
-    offsets: Sequence[int] = (),
-) -> tuple[dict[str, str], MemoryPlan]:
-    """Compile `mod`, whose `main` takes inputs and then weights, into the shared library.
-
-    Args:
-        arrays: how many inputs and outputs there are.
-        short: names of kernels that are worth joining with their neighbours.
-        offsets: of the weights, in bytes from the first.
-
-    Returns the hash of every PrimFunc as it enters lowering, by name, and where the tensors lie. The calls are machine
-    code, too, and without Relax's VM where they are a straight line: TVM's bytecode costs more for each of them than a
-    small kernel takes. Not those of a GPU: they are captured once.
-    """
-    start = time.perf_counter()
-    planned, memory = plan_memory(_run_passes(_TO_CALLS, mod, device), arrays[0])
-    lowered = _run_passes(_TO_PROGRAM, planned, device)
-    if isinstance(device, CUDAModel):
-        executable = _program(lowered, device, "bytecode")
-    elif line := straight_line(planned, device.target(), short, memory, offsets, *arrays):
-        executable = tvm.compile(line, device.target(), tir_pipeline=PIPELINE)
-        memory = replace(memory, arguments=(), takes_addresses=True)
-    else:
-        executable = _program(join_kernels(lowered, device.target(), short), device, "compiled")
-    hashes = _hashes(lowered)
-    built = time.perf_counter()
-    with _object_files(library.parent) as folder:
-        link = partial(link_shared, triple=device.triple)
-        executable.export_library(str(library), fcompile=link, workspace_dir=str(folder))
-    logger.debug("%d kernels: build %.2f s, export %.2f s", len(hashes), built - start, time.perf_counter() - built)
-    return hashes, memory
-
-
-@contextmanager
-def _object_files(parent: Path) -> Iterator[Path]:
-    """A directory for `export_library`'s object files, which lie in memory where the system can do that.
-
-    LLVM ends the whole process when it cannot write an object file (a full disk); memory does not fill up so. What the
-    linker writes is safe: it is a process of its own, and its failure an exit code.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="objects.", dir=parent))
-    descriptors = []
-    try:
-        if hasattr(os, "memfd_create"):
-            for name in ("lib0.o", "devc.o"):  # export_library's names for the kernels and for the VM's program
-                descriptors.append(os.memfd_create(name))
-                (folder / name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptors[-1]}")
-        yield folder
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _subgraphs(hashes: dict[str, str], kernels: Sequence[KernelOrigin]) -> tuple[SubgraphEntry, ...]:

@@ -1,20 +1,119 @@
-"""The kinds of devices: candidates and schedules for whichever a device model is of."""
+"""The kinds of devices, one line each, and what of them does not depend on the kind."""
 
 from __future__ import annotations
 
-from subtune.backends.cpu.device import Device
+import os
+from dataclasses import replace
+from typing import Any
+
+from subtune.backends.base import Backend, Device, HardwareModel, Problem
+from subtune.backends.cpu.backend import BACKEND as CPU
+from subtune.backends.cuda.backend import BACKEND as CUDA
 from subtune.core.candidate import Candidate
+from subtune.core.errors import ArtifactError
 from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.numerics import PLAIN, Numerics
 from subtune.core.workload import Workload
 
+BACKENDS: tuple[Backend, ...] = (
+    CPU,  # also asked for what no other one knows
+    CUDA,
+)
 
-def candidates(workload: Workload, device: Device, topk: int = 20) -> tuple[Candidate, ...]:
-    from subtune.backends.cpu import ranking
 
-    return ranking.candidates(workload, device, topk)
+def candidates(workload: Workload, device: Device | HardwareModel, topk: int = 20) -> tuple[Candidate, ...]:
+    """At most `topk` candidates for `workload` on `device`, the one predicted fastest first.
+
+    The default schedule is not among them. Empty where only the default schedule applies. No build, no clock:
+    the same inputs give the same candidates in the same order.
+
+    >>> from subtune import models
+    >>> from subtune.driver import prepare
+    >>> from subtune.backends.cpu.device import CPU
+    >>> first, *_ = prepare(models.reduced("mlp")).subgraphs
+    >>> best, second = candidates(first.workload, CPU("auto"), topk=2)
+    >>> best.predicted_s <= second.predicted_s
+    True
+    """
+    device = as_device(device)
+    return device.backend.candidates(Problem(workload, device.model, device.numerics), topk)
 
 
-def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel | NotApplicable:
-    from subtune.backends.cpu import scheduling
+def schedule(workload: Workload, candidate: Candidate, device: Device | HardwareModel) -> Kernel | NotApplicable:
+    """`workload` as `candidate` says, by the family that it names, or the reason why not.
 
-    return scheduling.schedule(workload, candidate, device)
+    >>> from subtune import models
+    >>> from subtune.core.candidate import DEFAULT
+    >>> from subtune.driver import prepare
+    >>> from subtune.backends.cpu.device import CPU
+    >>> first, *_ = prepare(models.reduced("mlp")).subgraphs
+    >>> type(schedule(first.workload, DEFAULT, CPU("auto"))).__name__
+    'Kernel'
+    >>> schedule(first.workload, Candidate("magic"), CPU("auto"))
+    NotApplicable(reason="unknown family 'magic'")
+    """
+    device = as_device(device)
+    return device.backend.kernel(Problem(workload, device.model, device.numerics), candidate)
+
+
+def device_of(
+    target: Any = "auto",
+    threads: int | None = None,
+    description: str | os.PathLike[str] | None = None,
+    numerics: Numerics = PLAIN,
+    is_measured: bool = True,
+) -> Device:
+    """The device that `target` names: text as the command line takes it, a TVM target or its fields, a hardware model.
+
+    Args:
+        threads: that the compiled model runs on, where that is a choice.
+        description: a JSON file whose fields take the place of the model's own.
+
+    Raises:
+        TargetError: it is not known, or cannot be compiled for; or `is_measured`, and this machine cannot run what is
+            built for it.
+        ArtifactError: nothing here links for it.
+    """
+    backend = _meant_by(target)
+    model = backend.model(target, threads)
+    if description is not None:
+        model = model.overridden(description, threads)
+    device = Device(model, backend, numerics)
+    backend.check(device, is_measured)
+    return device
+
+
+def as_device(device: Device | HardwareModel) -> Device:
+    """A bare hardware model stands for itself with the default numerics."""
+    return device if isinstance(device, Device) else Device(device, _meant_by(device))
+
+
+def _meant_by(target: object) -> Backend:
+    return next((backend for backend in BACKENDS if backend.is_meant_by(target)), BACKENDS[0])
+
+
+def host_device(numerics: Numerics = PLAIN) -> Device:
+    """This machine's processor, on which references are computed."""
+    return Device(CPU.model("auto"), CPU, replace(numerics, tf32=False, tensor_core="auto", precision="fp32"))
+
+
+def backend_of(kind: str) -> Backend:
+    """The backend of an artifact's or a record's `kind`. Raises ArtifactError."""
+    for backend in BACKENDS:
+        if backend.kind == kind:
+            return backend
+    known = ", ".join(backend.kind for backend in BACKENDS)
+    raise ArtifactError(f"this subtune has no backend {kind!r}: it has {known}; install the one it was compiled with")
+
+
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Device",
+    "as_device",
+    "backend_of",
+    "candidates",
+    "device_of",
+    "host_device",
+    "schedule",
+]

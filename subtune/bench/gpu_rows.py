@@ -7,10 +7,9 @@ ragged ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
+from subtune.backends.base import Device
 from subtune.bench.gpu_op import GpuOp
 
 
@@ -41,7 +40,8 @@ class GpuCase:
 
     Attributes:
         bar: the least latency of PyTorch's libraries over subtune's that is asked for.
-        switches: fields of the GPU's model that this case sets.
+        tf32: whether float32 products may be rounded to it.
+        arch: to build for, where it is not the GPU's own: `sm_90` is Hopper without wgmma.
     """
 
     name: str
@@ -50,7 +50,13 @@ class GpuCase:
     precision: str = ""
     published: Published | None = None
     bar: float = 1.0
-    switches: Mapping[str, Any] = field(default_factory=dict)
+    tf32: bool = False
+    arch: str = ""
+
+    def on(self, device: Device) -> Device:
+        """`device` as this case wants it."""
+        model = replace(device.model, arch=self.arch) if self.arch else device.model  # type: ignore[type-var]
+        return replace(device, model=model, numerics=replace(device.numerics, tf32=self.tf32 or device.numerics.tf32))
 
 
 def _dlight(best_ms: float, first_ms: float, default_ms: float, tune_s: float) -> Published:
@@ -158,7 +164,7 @@ def _gpu_ops() -> tuple[GpuCase, ...]:
                 cases.append(_product(f"gemm-{layout}-{n}", (n, n, n), layout, epilogue, bar=bar))
     cases += [
         # 0.58 of cuBLAS is what mma.sync is asked for on Hopper
-        _product("gemm-nt-8192-mma", (8192,) * 3, bar=0.58, wgmma=False),
+        _product("gemm-nt-8192-mma", (8192,) * 3, bar=0.58, arch="sm_90"),
         _product("gemm-nt-1000", (1000,) * 3),
         _product("gemm-nt-333-1000-544", (333, 1000, 544)),
         _product("gemm-nt-4095-4097-4104", (4095, 4097, 4104)),
@@ -168,7 +174,7 @@ def _gpu_ops() -> tuple[GpuCase, ...]:
         _product("gemm-nt-4096-bfloat16", (4096,) * 3, dtype="bfloat16"),
         _product("gemm-nt-4096-int8", (4096,) * 3, dtype="int8"),
         _product("gemm-nt-4096-float8", (4096,) * 3, dtype=_FP8, out="bfloat16"),
-        _product("gemm-nt-4096-tf32", (4096,) * 3, dtype="float32", allow_tf32=True),
+        _product("gemm-nt-4096-tf32", (4096,) * 3, dtype="float32", tf32=True),
         _product("gemm-nt-4096-float32", (4096,) * 3, dtype="float32", bar=0.85),
         _product("gemm-nt-8192-float32", (8192,) * 3, dtype="float32", bar=0.85),
     ]
@@ -199,10 +205,11 @@ def _product(
     dtype: str = "float16",
     out: str = "",
     bar: float = 1.0,
-    **switches: Any,
+    tf32: bool = False,
+    arch: str = "",
 ) -> GpuCase:
     op = GpuOp("product", dims, dtype, out, layout, epilogue)
-    return GpuCase(f"{name}-{epilogue}" if epilogue else name, op, bar=bar, switches=switches)
+    return GpuCase(f"{name}-{epilogue}" if epilogue else name, op, bar=bar, tf32=tf32, arch=arch)
 
 
 GPU_OPS = _gpu_ops()

@@ -15,6 +15,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from subtune.backends.base import Device
 from subtune.backends.cpu.device import CPUModel
 
 _STEPS = 100_000
@@ -22,6 +23,12 @@ _STEPS = 100_000
 _MAX_SETS = 32
 _TRIALS = 5
 """Runs by which the faster of two copies is chosen."""
+
+
+def cpu_of(device: Device) -> CPUModel:
+    """The processor's model, of which these limits are."""
+    assert isinstance(device.model, CPUModel), "the suite is for processors"
+    return device.model
 
 
 def fma_flops(device: CPUModel) -> float:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from subtune.backends.cpu.device import CPUModel
+from subtune.backends import device_of
+from subtune.backends.base import Device
 from subtune.bench.job import BenchError
 from subtune.bench.race import Pace
+from subtune.core.numerics import Numerics
 from subtune.core.progress import ProgressCallback
 from subtune.database import Database
-from subtune.driver import compile_model, device_model
+from subtune.driver import compile_model
 from subtune.report.compile_report import CompileReport
 
 _MAX_NAMES = 30
@@ -40,12 +42,20 @@ class Settings:
     def option(self, name: str) -> Any:
         return dict(self.options).get(name)
 
-    def device(self) -> CPUModel:
-        given = {name: self.option(name) for name in ("threads", "device_file", "gpu")}
-        device = device_model(self.option("target") or "auto", exact=bool(self.option("exact")), **given)
-        if not isinstance(device, CPUModel):
-            raise BenchError(f"this suite is for CPUs, and the target is {device.name}")
+    def device(self, kind: str, target: object = None) -> Device:
+        """What the settings name, or `target`. Raises BenchError where it is not of the `kind` that a suite is for."""
+        device = device_of(
+            target or self.option("target") or "auto", self.option("threads"), self.option("device_file"), self.numerics
+        )
+        if device.backend.kind != kind:
+            raise BenchError(
+                f"this suite is for {kind}, and the target is {device.model.description}; name another one"
+            )
         return device
+
+    @property
+    def numerics(self) -> Numerics:
+        return Numerics(bool(self.option("exact")), **(self.option("gpu") or {}))
 
     def compile(self, model: Any, output: Path, verify: bool = True, **more: Any) -> CompileReport:
         options = {**dict(self.options), **more}

@@ -179,8 +179,14 @@ def _bar(case: ModelCase, mode: str) -> float:
 
 
 def _report(rows: list[ModelRow], settings: Settings, is_interrupted: bool) -> CpuReport:
-    device = settings.device()
+    device = settings.device("cpu")
     quality = summarize(one for row in rows for one in row.quality)
     return CpuReport(
-        _mode(settings), device.threads, device.fingerprint(), settings.against, tuple(rows), quality, is_interrupted
+        _mode(settings),
+        device.model.host.threads,
+        device.fingerprint(),
+        settings.against,
+        tuple(rows),
+        quality,
+        is_interrupted,
     )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ from typing import Any
 
 from subtune import backends
 from subtune.artifact.manifest import read as read_manifest
-from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.base import Device
 from subtune.bench.artifact_race import bench
 from subtune.bench.gpu_op import GpuOp
 from subtune.bench.gpu_rows import GpuCase, Published
@@ -32,7 +32,6 @@ from subtune.bench.suite import Settings, reason, run_cases
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.measurement import Failure, Measurement, Timing
 from subtune.core.scratch import temporary
-from subtune.driver import device_model
 from subtune.measure import LocalMeasurer, Session, halve
 from subtune.measure.clock import LONG_CALL_S, SETTLE_S
 
@@ -130,14 +129,9 @@ def run_gpu(
         return run_cases(cases, lambda case: _run(case, settings, device, measurer), summary, keep)
 
 
-def gpu_of(settings: Settings) -> CUDAModel:
+def gpu_of(settings: Settings) -> Device:
     """The GPU that the settings name, or this machine's. Raises BenchError for a target that is none."""
-    given = {name: settings.option(name) for name in ("threads", "device_file", "gpu")}
-    target = _target(settings)
-    device = device_model(target, exact=bool(settings.option("exact")), **given)
-    if not isinstance(device, CUDAModel):
-        raise BenchError(f"this suite is for GPUs, and the target is {target}: use --target cuda")
-    return device
+    return settings.device("cuda", _target(settings))
 
 
 def _target(settings: Settings) -> Any:
@@ -147,7 +141,7 @@ def _target(settings: Settings) -> Any:
 
 
 @contextmanager
-def _warm(device: CUDAModel) -> Iterator[LocalMeasurer]:
+def _warm(device: Device) -> Iterator[LocalMeasurer]:
     """A measurer whose processes have loaded TVM: that is no part of any row's tuning."""
     tiny = GpuOp("copy", (128, 128)).workload()
     with LocalMeasurer() as measurer:
@@ -158,17 +152,17 @@ def _warm(device: CUDAModel) -> Iterator[LocalMeasurer]:
         yield measurer
 
 
-def _run(case: GpuCase, settings: Settings, device: CUDAModel, measurer: LocalMeasurer) -> GpuRow:
+def _run(case: GpuCase, settings: Settings, device: Device, measurer: LocalMeasurer) -> GpuRow:
     settings.tell(case.name)
     try:
         if case.op is None:
             return _network(case, settings)
-        return _operator(case, case.op, settings, replace(device, **case.switches), measurer)
+        return _operator(case, case.op, settings, case.on(device), measurer)
     except Exception as e:  # whatever one row meets, the others are still to be measured
         return GpuRow(case.name, case.published, case.bar, failure=reason(e))
 
 
-def _operator(case: GpuCase, op: GpuOp, settings: Settings, device: CUDAModel, measurer: LocalMeasurer) -> GpuRow:
+def _operator(case: GpuCase, op: GpuOp, settings: Settings, device: Device, measurer: LocalMeasurer) -> GpuRow:
     workload = op.workload()
     with temporary() as scratch, ThreadPoolExecutor(1) as beside, measurer.session(workload, device) as session:
         begin = time.monotonic()
@@ -200,7 +194,7 @@ def _operator(case: GpuCase, op: GpuOp, settings: Settings, device: CUDAModel, m
         default_s=_median(samples.get(DEFAULT)),
         library_s=_median(samples.get(OPERATOR)),
         tune_s=tune_s,
-        limit_s=workload.nbytes / device.dram_bytes_per_s,
+        limit_s=workload.nbytes / device.model.dram_bytes_per_s,
         winner=str(winner),
         first=str(first),
         tried=len(measurements),
@@ -210,11 +204,17 @@ def _operator(case: GpuCase, op: GpuOp, settings: Settings, device: CUDAModel, m
     )  # fmt: skip
 
 
-def _peer(op: GpuOp, device: CUDAModel, settings: Settings, scratch: Path) -> Worker:
+def _peer(op: GpuOp, device: Device, settings: Settings, scratch: Path) -> Worker:
     """PyTorch's process for this operator. Raises BenchError where it has none."""
     description = scratch / "op.json"
     description.write_text(op.to_json())
-    job = Job(OPERATOR, str(description), device.threads, target='{"kind": "cuda"}', allow_tf32=device.allow_tf32)
+    job = Job(
+        OPERATOR,
+        str(description),
+        device.model.host.threads,
+        target='{"kind": "cuda"}',
+        allow_tf32=device.numerics.tf32,
+    )
     return Worker(job, settings.pace.timeout_s)
 
 

@@ -14,14 +14,13 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
-from subtune.backends.cpu.device import Device
-from subtune.backends.cuda.device import CUDAModel, is_cuda_target
+from subtune import backends
+from subtune.backends.base import Device
 from subtune.backends.cuda.driver import driver_device
 from subtune.bench.gpu_op import GpuOp
 from subtune.bench.suite import Settings, reason, run_cases
 from subtune.bench.table import aligned
 from subtune.core.workload import Workload
-from subtune.driver import device_model
 from subtune.measure import LocalMeasurer
 from subtune.tuning.compare import ComparedSubgraph, compare_subgraphs
 
@@ -35,7 +34,7 @@ class LevelCase:
     gpu_dims: tuple[int, ...] = ()
 
     def on(self, device: Device) -> GpuOp:
-        if not isinstance(device, CUDAModel):
+        if device.backend.kind == "cpu":
             return self.op
         dtype = "float16" if self.op.dtype == "float32" else self.op.dtype
         dims = self.gpu_dims or self.op.dims
@@ -131,9 +130,7 @@ def device_of(settings: Settings) -> Device:
     target = settings.option("target") or "auto"
     if target == "auto" and not isinstance(driver_device(), str):
         target = "cuda"
-    given = {name: settings.option(name) for name in ("threads", "device_file")}
-    gpu = settings.option("gpu") if is_cuda_target(target) else None
-    return device_model(target, exact=bool(settings.option("exact")), gpu=gpu, **given)
+    return backends.device_of(target, settings.option("threads"), settings.option("device_file"), settings.numerics)
 
 
 def _run(case: LevelCase, settings: Settings, device: Device, measurer: LocalMeasurer) -> LevelRow:

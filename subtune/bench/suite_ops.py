@@ -105,14 +105,15 @@ def _run(case: OpCase, settings: Settings) -> OpRow:
         if compiled.is_interrupted:
             raise KeyboardInterrupt
         manifest = manifests.read(artifact)
-        device = settings.device()
+        device = settings.device("cpu")
+        cpu = limits.cpu_of(device)
         library = scratch / "limit.so"
         if case.flops:
-            limits.build_fma(library, device)
-            work, most = case.flops, limits.fma_flops(device)
+            limits.build_fma(library, cpu)
+            work, most = case.flops, limits.fma_flops(cpu)
         else:
             work = _nbytes(manifest)
-            most = limits.build_copy(library, device, int(work))
+            most = limits.build_copy(library, cpu, int(work))
         jobs = _jobs(case, artifact, manifest, settings.against, library, scratch)
         try:
             result = race(jobs, settings.pace)
@@ -212,15 +213,15 @@ def _row(
 
 
 def _report(rows: list[OpRow], settings: Settings, is_interrupted: bool) -> OpsReport:
-    device = settings.device()
+    device = settings.device("cpu")
     peaks = [row.race.row("fma") for row in rows if row.race is not None]
     fastest = min((peak.median_s for peak in peaks if peak), default=0.0)
     return OpsReport(
-        device.threads,
+        device.model.host.threads,
         device.fingerprint(),
         settings.against,
         tuple(rows),
         summarize(one for row in rows for one in row.quality),
-        limits.fma_flops(device) / fastest if fastest else 0.0,
+        limits.fma_flops(limits.cpu_of(device)) / fastest if fastest else 0.0,
         is_interrupted,
     )

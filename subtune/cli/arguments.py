@@ -92,7 +92,6 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--db", metavar="FILE", help="tuning database (default: in the user's cache directory)")
     parser.add_argument("--tensor-core", choices=("auto", "off", "only"), help="of a GPU (default: auto, the fastest)")
     parser.add_argument("--allow-tf32", action="store_true", help="on a GPU: float32 products may be rounded to tf32")
-    parser.add_argument("--no-wgmma", action="store_true", help="on Hopper: without its warpgroup instructions")
 
 
 def tuning_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -109,12 +108,10 @@ def tuning_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def gpu_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The GPU's switches that were given, as fields of its model."""
+    """The switches of `Numerics` that mean something for a GPU, where they were given."""
     given: dict[str, Any] = {"tensor_core": args.tensor_core} if args.tensor_core else {}
     if args.allow_tf32:
-        given["allow_tf32"] = True
-    if args.no_wgmma:
-        given["wgmma"] = False
+        given["tf32"] = True
     return given
 
 

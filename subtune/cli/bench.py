@@ -189,7 +189,7 @@ def _suite_of(name: str) -> _Suite:
 
 
 def _cpu_of(settings: Any) -> Any:
-    return settings.device()
+    return settings.device("cpu")
 
 
 def _no_framework(against: Any) -> None:

@@ -70,10 +70,10 @@ def _show(args: argparse.Namespace, database: Database) -> tuple[Any, list[str]]
 
 
 def _export(args: argparse.Namespace, database: Database) -> tuple[Any, list[str]]:
-    from subtune.backends.cpu.device import CPU
+    from subtune.backends import device_of
     from subtune.database import export_metaschedule
 
-    return _exchanged("exported", export_metaschedule(database, args.folder, CPU("auto", args.threads)))
+    return _exchanged("exported", export_metaschedule(database, args.folder, device_of(threads=args.threads)))
 
 
 def _import(args: argparse.Namespace, database: Database) -> tuple[Any, list[str]]:

@@ -43,3 +43,27 @@ class Measurement:
     @property
     def is_timed(self) -> bool:
         return isinstance(self.outcome, Timing)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A candidate that compiled: seconds it took, the structural hash of its scheduled PrimFunc, and the bytes of the
+    workload's constants as it wants them packed."""
+
+    build_s: float
+    func_hash: str
+    weights_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A candidate and the default schedule, timed in turns in one process.
+
+    `gain` is the default's latency over the candidate's, median over pairs; `noise` the standard error of its
+    logarithm.
+    """
+
+    timing: Timing
+    default_timing: Timing
+    gain: float
+    noise: float

@@ -48,8 +48,7 @@ class MemoryPlan:
         arena_nbytes: bytes that hold all intermediate tensors, each where nothing live lies.
         bound_nbytes: the largest sum of tensors live at the same time; no arena can be smaller.
         total_nbytes: what they would take without reuse.
-        takes_addresses: `main` is machine code and takes addresses (`subtune.passes.straight_line`); otherwise it is
-            the VM's, and takes tensors.
+        takes_addresses: `main` is machine code and takes addresses; otherwise it is the VM's, and takes tensors.
         arguments: of the VM's `main`, in order; those with a fixed address come last and are bound once.
         copies: outputs that no kernel writes, being views of other tensors: (output, what is copied there).
         returned: outputs that `main` returns, made by what has no place in the plan.

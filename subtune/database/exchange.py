@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from subtune.backends.cpu.device import Device
+from subtune.backends.base import Device
 from subtune.core.candidate import Candidate
 from subtune.core.errors import DatabaseError
 from subtune.core.kernel import Kernel
@@ -45,7 +45,7 @@ def export_metaschedule(
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
     from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
-    target = device.target()
+    target = device.model.target()
     out = _new_database(Path(directory), JSONDatabase)
     module, _, name = schedule.partition(":")
     function = getattr(importlib.import_module(module), name)

@@ -19,8 +19,8 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 from tvm import relax
 
-from subtune.artifact.writer import compile_module
-from subtune.backends.cpu.device import CPU
+from subtune.assembly import compile_module
+from subtune.backends import device_of
 from subtune.core.errors import ModelError, SubtuneError
 from subtune.driver import untuned
 from subtune.frontends.onnx.ops import ConstantInputsError, import_onnx
@@ -34,7 +34,7 @@ _ROUNDS = 8
 
 def _build(mod: tvm.IRModule) -> Compiled:
     """Compile `mod` with default schedules for this CPU; the result takes the inputs of `main` in order."""
-    device = CPU("auto", threads=1)
+    device = device_of(threads=1)
     executable, _ = compile_module(untuned(mod, device), device)
     main = relax.VirtualMachine(executable, tvm.cpu())["main"]
 

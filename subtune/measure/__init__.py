@@ -3,9 +3,10 @@
 In: a workload, a device, candidates. Out: a `Timing` or a `Failure` for each; no candidate can break the caller.
 """
 
+from subtune.core.measurement import Built, Comparison
 from subtune.measure.halving import halve
 from subtune.measure.local import LocalMeasurer
-from subtune.measure.protocol import Built, Comparison, Measurer, Session
+from subtune.measure.protocol import Measurer, Session
 from subtune.measure.replay import ReplayMeasurer
 
 __all__ = ["Built", "Comparison", "LocalMeasurer", "Measurer", "ReplayMeasurer", "Session", "halve"]

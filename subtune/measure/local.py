@@ -16,16 +16,16 @@ from math import prod
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
-from subtune.backends.cpu.device import Device, usable_cores
-from subtune.backends.cuda.device import CUDAModel
+from subtune.backends import as_device
+from subtune.backends.base import Device, HardwareModel, Measuring
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import SubtuneError
-from subtune.core.measurement import Failure, FailureKind, Timing
+from subtune.core.measurement import Built, Comparison, Failure, FailureKind, Timing
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.core.workload import Workload, dtype_bits
 from subtune.measure.messages import BuildJob, CompareJob, Library, Prepared, PrepareJob, TimeJob
 from subtune.measure.process import Worker, first_finished
-from subtune.measure.protocol import Built, Comparison
+from subtune.runtime.host import usable_cores
 
 _log = logging.getLogger(__name__)
 
@@ -37,16 +37,6 @@ _REFERENCE_LIMIT_S = 120.0
 
 _LEAST_LIMIT_S = 0.2
 
-_GPU = -1
-_SPARE = -2
-"""Keys of the process that has the GPU, and of its successor, among runners that are known by their threads."""
-
-_MAX_CRASHES = 3
-"""Of one template's kernels on a GPU: each costs seconds, and the next one would most likely crash as well."""
-
-_REFERENCE = Candidate("cuda.reference")
-
-_CUDA_BUILD_S = 10.0
 _POLL_S = 0.02
 """How long a session waits for one of its own builders before it looks for others."""
 
@@ -83,16 +73,18 @@ class LocalMeasurer:
         self._search_path = tuple(search_path)
         self._memory_bytes = _half_of_memory() if memory_bytes is None else memory_bytes
         self._count = builders or min(usable_cores(), _MAX_BUILDERS)
-        self._runners: dict[int, Worker] = {}
-        self._builders: dict[bool, _Builders] = {}
+        self._runners: dict[tuple[str, int], Worker] = {}
+        self._spares: dict[tuple[str, int], Worker] = {}
+        self._builders: dict[str, _Builders] = {}
         self._ahead: list[_Ahead] = []
         try:
             self._scratch = scratch(TEMPORARY, TEMPORARY_END)
         except OSError as e:
             raise _no_room(e) from e
 
-    def start(self, device: Device) -> None:
+    def start(self, device: Device | HardwareModel) -> None:
         """Begin to start all processes; returns at once. Later calls find them warm."""
+        device = as_device(device)
         try:
             workers = (*self._builders_of(device).workers, self._runner(device))
         except OSError as e:
@@ -105,7 +97,8 @@ class LocalMeasurer:
 
         Sessions are built in the order of these calls, each as soon as builders have nothing to do for those before.
         """
-        if isinstance(device, CUDAModel):
+        device = as_device(device)
+        if device.backend.measuring.overlaps:
             before = self._ahead[-1].session if self._ahead else None
             self._ahead.append(_Ahead(self._new_session(workload, device, math.inf), candidates, before))
 
@@ -128,7 +121,10 @@ class LocalMeasurer:
             shutil.rmtree(one.session.directory, ignore_errors=True)
 
     @contextmanager
-    def session(self, workload: Workload, device: Device, deadline: float = math.inf) -> Iterator[LocalSession]:
+    def session(
+        self, workload: Workload, device: Device | HardwareModel, deadline: float = math.inf
+    ) -> Iterator[LocalSession]:
+        device = as_device(device)
         builders = self._builders_of(device).workers
         found = next((i for i, one in enumerate(self._ahead) if one.session.is_for(workload, device)), -1)
         if found >= 0:
@@ -160,7 +156,7 @@ class LocalMeasurer:
             for worker in builders:
                 worker.kill()
         self._drop(self._ahead)
-        for worker in (*builders, *self._runners.values()):
+        for worker in (*builders, *self._runners.values(), *self._spares.values()):
             worker.close()
         self._scratch.remove()
 
@@ -173,39 +169,36 @@ class LocalMeasurer:
         self.close()
 
     def _builders_of(self, device: Device) -> _Builders:
-        is_cuda = isinstance(device, CUDAModel)
-        if is_cuda not in self._builders:
-            # a builder that sees a GPU takes some of its memory
-            env = {"CUDA_VISIBLE_DEVICES": ""} if is_cuda else {}
-            # half as many again: 20 candidates on 16 cores would take two rounds, the second mostly idle
-            count = min(self._count + self._count // 2, _MAX_BUILDERS + _MAX_BUILDERS // 2) if is_cuda else self._count
-            self._builders[is_cuda] = _Builders([self._worker(1, is_cuda, env) for _ in range(count)])
-        return self._builders[is_cuda]
+        kind, measuring = device.backend.kind, device.backend.measuring
+        if kind not in self._builders:
+            count = int(measuring.builders_per_core * self._count)
+            workers = [self._worker(1, measuring, measuring.builder_environment) for _ in range(count)]
+            self._builders[kind] = _Builders(workers)
+        return self._builders[kind]
 
     def _runner(self, device: Device) -> Worker:
-        is_cuda = isinstance(device, CUDAModel)
-        key = _GPU if is_cuda else device.threads
+        measuring, key = device.backend.measuring, _key(device)
         if key not in self._runners:
-            self._runners[key] = self._worker(device.threads, is_cuda)
-            if is_cuda:
-                self._runners[_SPARE] = self._worker(device.threads, is_cuda)
-                self._runners[_SPARE].start()
+            self._runners[key] = self._worker(device.model.host.threads, measuring)
+            if measuring.has_spare_runner:
+                self._spares[key] = self._worker(device.model.host.threads, measuring)
+                self._spares[key].start()
         return self._runners[key]
 
     def replace_runner(self, device: Device) -> Worker:
-        """Another runner in the place of one that died, on a GPU one that has been waiting with TVM loaded."""
-        old = self._runner(device)
-        if not isinstance(device, CUDAModel):
+        """Another runner in the place of one that died: the spare one, if there is one, waits with TVM loaded."""
+        old, key = self._runner(device), _key(device)
+        if key not in self._spares:
             return old
         old.kill()
-        self._runners[_GPU], self._runners[_SPARE] = self._runners[_SPARE], old
+        self._runners[key], self._spares[key] = self._spares[key], old
         old.start()
-        return self._runners[_GPU]
+        return self._runners[key]
 
-    def _worker(self, threads: int, is_cuda: bool = False, more: Mapping[str, str] = MappingProxyType({})) -> Worker:
+    def _worker(self, threads: int, measuring: Measuring, more: Mapping[str, str] = MappingProxyType({})) -> Worker:
         # TVM reads both before it is loaded. Bound, its pool puts a worker on the core the main thread may be on.
         env = {"TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0", **more}
-        return Worker(env, self._search_path, 0 if is_cuda else self._memory_bytes)
+        return Worker(env, self._search_path, self._memory_bytes if measuring.limits_memory else 0)
 
 
 class LocalSession:
@@ -224,7 +217,7 @@ class LocalSession:
         self._measurer = measurer
         self._workload = workload
         self._text = workload.to_json()
-        self._device = device
+        self._device, self._measuring = device, device.backend.measuring
         self._builders = builders
         self._runner = runner
         self.directory = directory
@@ -272,8 +265,8 @@ class LocalSession:
 
     def _build(self, candidates: Sequence[Candidate], deadline: float) -> None:
         wanted = list(candidates)
-        if DEFAULT in wanted and isinstance(self._device, CUDAModel):
-            wanted.insert(wanted.index(DEFAULT) + 1, _REFERENCE)  # it will be asked for
+        if DEFAULT in wanted and self._measuring.reference is not None:
+            wanted.insert(wanted.index(DEFAULT) + 1, self._measuring.reference)  # it will be asked for
         waiting = list(reversed(wanted))
         busy: dict[Worker, Candidate] = {}
         try:
@@ -304,15 +297,16 @@ class LocalSession:
 
     def time(self, candidate: Candidate, seconds: float, stop_above_s: float) -> Timing | Failure:
         library = self._libraries[candidate]
-        if self._crashes[candidate.family] >= _MAX_CRASHES and candidate not in self._checked:
-            return Failure(FailureKind.CRASH, f"not tried: {_MAX_CRASHES} kernels of {candidate.family} crashed")
+        most = self._measuring.max_crashes
+        if most is not None and self._crashes[candidate.family] >= most and candidate not in self._checked:
+            return Failure(FailureKind.CRASH, f"not tried: {most} kernels of {candidate.family} crashed")
         if failure := self._prepare():
             return failure
         job = TimeJob(library, seconds, stop_above_s, candidate in self._checked)
         outcome: Timing | Failure = self._runner.call(job, self._limit(seconds))
         if isinstance(outcome, Timing):
             self._checked.add(candidate)
-        elif outcome.kind is FailureKind.CRASH and isinstance(self._device, CUDAModel):
+        elif outcome.kind is FailureKind.CRASH:
             self._crashes[candidate.family] += 1
         return outcome
 
@@ -324,9 +318,9 @@ class LocalSession:
         return outcome
 
     def _build_limit(self, candidate: Candidate) -> float:
-        """Of a GPU's candidates all wait for the slowest: one that takes ten times as long as others is left out."""
-        is_waited_for = isinstance(self._device, CUDAModel) and candidate not in (DEFAULT, _REFERENCE)
-        return min(self._measurer.build_limit_s, _CUDA_BUILD_S if is_waited_for else math.inf)
+        """Where all wait for the slowest candidate, one that takes ten times as long as others is left out."""
+        is_needed = candidate in (DEFAULT, self._measuring.reference)
+        return min(self._measurer.build_limit_s, math.inf if is_needed else self._measuring.build_limit_s)
 
     def _limit(self, seconds: float) -> float:
         """A candidate many times slower than the default may be killed: it could not win."""
@@ -374,15 +368,17 @@ class LocalSession:
 
     def _float64(self) -> Library | None:
         """The workload in float64, which was built with the default schedule; None where that failed."""
-        built = self._outcomes.get(_REFERENCE)
+        reference = self._measuring.reference
+        built = self._outcomes.get(reference) if reference is not None else None
         if isinstance(built, Failure):
             _log.info("workload %s has no float64 reference: %s", self._workload.key, built.message)
         return built if isinstance(built, Library) else None
 
     def _build_job(self, candidate: Candidate) -> BuildJob:
         stem = str(self.directory / f"k{next(self._numbers)}-{hash(candidate) & 0xFFFFFFFF:08x}")
-        is_optional = candidate not in (DEFAULT, _REFERENCE)
-        schedule = SCHEDULE if candidate == _REFERENCE else self._measurer.schedule
+        is_reference = candidate == self._measuring.reference
+        is_optional = candidate != DEFAULT and not is_reference
+        schedule = SCHEDULE if is_reference else self._measurer.schedule
         return BuildJob(self._text, self._workload.num_outputs, self._device, candidate, schedule, stem, is_optional)
 
 
@@ -436,6 +432,11 @@ class _Ahead:
             self.thread.join()
         if self._error is not None:
             raise self._error
+
+
+def _key(device: Device) -> tuple[str, int]:
+    """What devices that share a runner have in common."""
+    return device.backend.kind, device.model.host.threads
 
 
 def _no_room(error: OSError) -> SubtuneError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from subtune.backends.cpu.device import Device
+from subtune.backends.base import Device
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Packing
 

@@ -4,37 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
-from subtune.backends.cpu.device import Device
+from subtune.backends.base import Device
 from subtune.core.candidate import Candidate
-from subtune.core.measurement import Failure, Timing
+from subtune.core.measurement import Built, Comparison, Failure, Timing
 from subtune.core.workload import Workload
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A candidate that compiled: seconds it took, the structural hash of its scheduled PrimFunc, and the bytes of the
-    workload's constants as it wants them packed."""
-
-    build_s: float
-    func_hash: str
-    weights_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A candidate and the default schedule, timed in turns in one process.
-
-    `gain` is the default's latency over the candidate's, median over pairs; `noise` the standard error of its
-    logarithm.
-    """
-
-    timing: Timing
-    default_timing: Timing
-    gain: float
-    noise: float
 
 
 class Session(Protocol):

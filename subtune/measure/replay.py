@@ -7,11 +7,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from subtune.backends.cpu.device import Device
+from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
-from subtune.core.measurement import Failure, FailureKind, Timing
+from subtune.core.measurement import Built, Comparison, Failure, FailureKind, Timing
 from subtune.core.workload import Workload
-from subtune.measure.protocol import Built, Comparison
 
 
 class ReplayMeasurer:

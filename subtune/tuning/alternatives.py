@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from subtune import backends
-from subtune.backends.cpu.device import Device
+from subtune.backends.base import Device, HardwareModel
 from subtune.core.graph import Alternatives, PartitionGraph, Subgraph
 from subtune.core.record import Record
 from subtune.core.workload import Workload
@@ -71,12 +71,13 @@ def chosen_partition(graph: PartitionGraph, others: Alternatives, choices: Seque
 
 
 def recorded_choices(
-    others: Alternatives, own: Sequence[Subgraph], device: Device, database: Database | None
+    others: Alternatives, own: Sequence[Subgraph], device: Device | HardwareModel, database: Database | None
 ) -> tuple[Choice, ...]:
     """What would be chosen by what `database` holds: nothing is measured."""
+    device = backends.as_device(device)
     records: Mapping[str, Record] = {
         subgraph.workload.key: record
         for subgraph in (*own, *others.subgraphs)
         if database and (record := database.lookup(subgraph.workload, device.fingerprint()))
     }
-    return choose(others, records, foreseen(others.subgraphs, device, database)[1], device.between_kernels_s)
+    return choose(others, records, foreseen(others.subgraphs, device, database)[1], device.model.between_kernels_s)

@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 from subtune.artifact import load
 from subtune.artifact.writer import write_files
-from subtune.backends.cpu.device import Device
+from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.graph import Subgraph
 from subtune.core.kernel import Kernel
 from subtune.core.measurement import Failure, Timing
+from subtune.core.numerics import Numerics
 from subtune.core.progress import ProgressCallback
 from subtune.core.record import Record
 from subtune.core.scratch import temporary
@@ -127,7 +128,7 @@ def compare_model(
 
     `budget_s` is shared: half for the ops, half for the subgraphs. Ctrl-C raises KeyboardInterrupt.
     """
-    device = device_model(target, threads, device_file, gpu=gpu)
+    device = device_model(target, threads, device_file, Numerics(**(gpu or {})))
     prepared = prepare(model, shapes, parameters=parameters_of(**parameters))
     with opened(database) as store, LocalMeasurer() as measurer:
         found = compare_subgraphs(prepared.subgraphs, device, store, measurer, topk, budget_s, progress)

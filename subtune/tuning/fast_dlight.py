@@ -31,6 +31,7 @@ from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import SubtuneError
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.measurement import Failure, FailureKind, Timing
+from subtune.core.numerics import Numerics
 from subtune.core.workload import Workload
 from subtune.driver import parameters_of, prepare
 from subtune.patterns.gemm import gemm
@@ -51,7 +52,7 @@ class DefaultPolicy:
 
     def emit_config(self, topk: int) -> list[Candidate]:
         """At most `topk`, the one predicted fastest first."""
-        device = replace(self.arch, tensor_core="off", wgmma=False)
+        device = replace(backends.as_device(self.arch), numerics=Numerics(tensor_core="off"))
         return list(backends.candidates(workload_of(self.func), device, topk))
 
 
@@ -75,7 +76,7 @@ class TensorCorePolicy:
         """At most `topk`, the one predicted fastest first."""
         if reason := tensor_core_reason(self.func, self.arch):
             raise SubtuneError(f"the function cannot run on tensor cores: {reason}; take DefaultPolicy for it.")
-        device = replace(self.arch, tensor_core="only")
+        device = replace(backends.as_device(self.arch), numerics=Numerics(tensor_core="only"))
         found = backends.candidates(workload_of(self.func), device, 4 * topk)
         wanted = [c for c in found if c.family != "cuda.simt"]
         if self.tags.get(_ASYNC_TAG):

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable
-from typing import Any
-
-import tvm
 
 from subtune import backends
-from subtune.backends.cpu.device import Device
-from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.lowering.default_schedule import pipeline
+from subtune.backends.base import Device, HardwareModel
 from subtune.core.candidate import Candidate
 from subtune.core.graph import Subgraph
 from subtune.core.kernel import NotApplicable
@@ -25,19 +20,22 @@ _TRIED = 5
 BASIS = "predicted, not measured"
 
 
-def predict(subgraphs: Iterable[Subgraph], device: Device, known: Container[str] = ()) -> dict[str, Candidate]:
+def predict(
+    subgraphs: Iterable[Subgraph], device: Device | HardwareModel, known: Container[str] = ()
+) -> dict[str, Candidate]:
     """The candidate that the policy expects to be the fastest, of every distinct workload; none where none builds.
 
     Args:
         known: keys of workloads that need no prediction: they were measured on such a device.
 
     >>> from subtune import models
-    >>> from subtune.compile import prepare
+    >>> from subtune.driver import prepare
     >>> from subtune.backends.cpu.device import CPU
     >>> subgraphs = prepare(models.reduced("mlp")).subgraphs
     >>> {candidate.family for candidate in predict(subgraphs[:1], CPU("cortex-a76")).values()}
     {'contraction'}
     """
+    device = backends.as_device(device)
     chosen: dict[str, Candidate] = {}
     done: set[str] = set()
     for subgraph in subgraphs:
@@ -48,14 +46,6 @@ def predict(subgraphs: Iterable[Subgraph], device: Device, known: Container[str]
         if candidate := _first_that_builds(workload, device):
             chosen[workload.key] = candidate
     return chosen
-
-
-def _lower(func: Any, device: Device) -> None:
-    """Raise what building raises. CUDA's own compiler, which takes seconds, is left out: it gets what TVM's accepts."""
-    if isinstance(device, CUDAModel):
-        tvm.compile(func, target=device.target(), tir_pipeline=pipeline())
-        return
-    tvm.compile(func, target=device.target())
 
 
 def _first_that_builds(workload: Workload, device: Device) -> Candidate | None:
@@ -70,7 +60,7 @@ def _first_that_builds(workload: Workload, device: Device) -> Candidate | None:
             if isinstance(kernel, NotApplicable):
                 _log.info("%s of workload %s: %s", candidate, workload.key, kernel.reason)
                 continue
-            _lower(kernel.func.with_attr("global_symbol", "main"), device)
+            device.backend.lower(kernel.func.with_attr("global_symbol", "main"), device)
         except Exception as e:  # as in a worker process, where it would cost the candidate only
             _log.info("%s of workload %s: %s: %s", candidate, workload.key, type(e).__name__, e)
             continue

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from subtune.backends.cpu.device import Device, usable_cores
-from subtune.backends.cuda.device import CUDAModel
+from subtune.backends import as_device
+from subtune.backends.base import Device, HardwareModel
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Failure, FailureKind, Measurement, Timing
@@ -22,6 +22,7 @@ from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.measure import Built, Comparison, LocalMeasurer, Measurer, Session, halve
 from subtune.measure.halving import FULL_S, GIVE_UP, LOOK_S
+from subtune.runtime.host import usable_cores
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ Candidates = Callable[[Workload, Device, int], Sequence[Candidate]]
 
 def tune_subgraph(
     workload: Workload,
-    device: Device,
+    device: Device | HardwareModel,
     *,
     topk: int = 20,
     database: Database | None = None,
@@ -99,12 +100,13 @@ def tune_subgraph(
         KeyboardInterrupt: the user pressed Ctrl-C; what was measured so far is in `database`.
 
     >>> from subtune import models
-    >>> from subtune.compile import device_model, prepare
+    >>> from subtune.driver import device_model, prepare
     >>> subgraph = prepare(models.reduced("mlp")).subgraphs[-1]
     >>> record = tune_subgraph(subgraph.workload, device_model(threads=1), topk=2)
     >>> record.tried, record.complete, record.gain >= 1
     (2, True, True)
     """
+    device = as_device(device)
     if database and (found := _finished(database, workload, device, topk)):
         return found
     search = _Search(workload, device, topk, database, progress or _ignore, Progress(workload.key, 0, 1, 0, 0, 0, 0))
@@ -116,7 +118,7 @@ def tune_subgraph(
 
 def tune(
     subgraphs: Iterable[Tunable],
-    device: Device,
+    device: Device | HardwareModel,
     *,
     topk: int = 20,
     budget_s: float | None = None,
@@ -133,6 +135,7 @@ def tune(
     Args:
         later: tuned in the same way, with what time is left when all of `subgraphs` are done.
     """
+    device = as_device(device)
     begin = time.monotonic()
     deadline = begin + (math.inf if budget_s is None else budget_s)
     records = Records()
@@ -246,7 +249,7 @@ class _Search:
         with measurer.session(self._workload, self._device, hard) as session:
             try:
                 build_deadline = begin + _BUILD_SHARE * (deadline - begin)
-                is_one_wave = len(fresh) < _TWO_WAVES or isinstance(self._device, CUDAModel)
+                is_one_wave = len(fresh) < _TWO_WAVES or not self._device.backend.measuring.is_prefiltered
                 first, rest = (fresh, []) if is_one_wave else _waves(fresh)
                 # The default comes first: without it nothing can be checked, and the record needs its hash.
                 self._note_builds(attempts := session.build([DEFAULT, *first], build_deadline))
@@ -310,7 +313,7 @@ class _Search:
 
     def _light_first(self, order: list[Candidate]) -> list[Candidate]:
         """`order`, but first what is nearly as fast as the fastest and needs megabytes less of weights."""
-        if not order or isinstance(self._device, CUDAModel):
+        if not order:
             return order
 
         def seconds(candidate: Candidate) -> float:
@@ -320,7 +323,7 @@ class _Search:
         near = [c for c in order if seconds(c) <= _NEARLY * seconds(order[0])]
         light = min(near, key=lambda c: self._built[c].weights_bytes, default=order[0])
         saved = self._built[order[0]].weights_bytes - self._built[light].weights_bytes
-        if not self._device.comes_from_memory(saved):
+        if not self._device.model.comes_from_memory(saved):
             return order
         return [light, *(c for c in order if c != light)]
 
@@ -439,7 +442,7 @@ def _build_ahead(
     candidates: Candidates,
 ) -> None:
     """Let the next workloads be built while this one is timed, which on a GPU takes none of the host's cores."""
-    if not isinstance(device, CUDAModel) or not isinstance(measurer, LocalMeasurer):
+    if not device.backend.measuring.overlaps or not isinstance(measurer, LocalMeasurer):
         return
     for workload in following:
         if measurer.is_ahead(workload, device):
@@ -490,7 +493,7 @@ def _bound_s(workload: Workload, device: Device) -> float:
     except Exception as e:  # TVM counts no operations of a loop whose extent is data, for one
         _log.debug("operations of workload %s: %s", workload.key, e)
         flops = 0
-    return max(flops / device.peak_flops(), workload.nbytes / device.dram_bytes_per_s)
+    return max(flops / device.model.peak_flops(), workload.nbytes / device.model.dram_bytes_per_s)
 
 
 def _is_static(workload: Workload) -> bool:

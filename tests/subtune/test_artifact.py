@@ -391,7 +391,7 @@ class TestLoad:
         with pytest.raises(ArtifactError, match=rf"{file} is damaged: it has {size // 2} bytes"):
             load(own_artifact)
 
-    @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 3}', "\x00\x01"])
+    @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 4}', "\x00\x01"])
     def test_damaged_manifest(self, own_artifact, text):
         (own_artifact / "manifest.json").write_text(text)
         with pytest.raises(ArtifactError, match=r"manifest\.json is damaged"):

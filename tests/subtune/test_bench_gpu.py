@@ -22,9 +22,8 @@ from subtune.bench.suite_gpu import GpuReport, GpuRow, _loaded, _operator
 from subtune.bench.suite_levels import LevelCase, levels_json, levels_table, run_levels
 from subtune.cli import main
 from subtune.core.candidate import DEFAULT, Candidate
-from subtune.core.measurement import Failure, FailureKind, Timing
+from subtune.core.measurement import Built, Failure, FailureKind, Timing
 from subtune.database import Database
-from subtune.measure.protocol import Built
 
 H200 = CUDA("H200")
 NO_QUALITY = Quality(0, 0, 0.0, 0.0, (0.0,) * 3, (0.0,) * 3)

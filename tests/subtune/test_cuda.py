@@ -25,6 +25,7 @@ from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import ArtifactError, TargetError
 from subtune.core.kernel import NotApplicable
 from subtune.core.measurement import Failure, FailureKind, Timing
+from subtune.core.numerics import Numerics
 from subtune.driver import compile_model, device_model, prepare
 from subtune.measure import Comparison, LocalMeasurer
 
@@ -100,19 +101,18 @@ def test_devices_keep_to_the_limits_of_their_capability():
 
 def test_switches_are_part_of_what_measurements_belong_to():
     plain = device_model("H100", is_measured=False)
-    given = device_model("H100", is_measured=False, gpu={"tensor_core": "off", "allow_tf32": True, "wgmma": False})
-    assert (given.tensor_core, given.allow_tf32, given.wgmma) == ("off", True, False)
+    given = device_model("H100", numerics=Numerics(tensor_core="off", tf32=True), is_measured=False)
     assert given.fingerprint() != plain.fingerprint()
     with pytest.raises(TargetError, match="for a GPU only"):
-        device_model("auto", gpu={"allow_tf32": True})
+        device_model("auto", numerics=Numerics(tf32=True))
 
 
 def test_a_file_overrides_fields(tmp_path):
     file = tmp_path / "gpu.json"
     file.write_text(json.dumps({"sms": 20, "mma_flops_per_cycle": {"float16": 64}}))
     device = device_model("H100", device_file=file, is_measured=False)
-    assert device.sms == 20
-    assert device.mma_flops("float16") == 64 * 20 * device.cycles_per_s
+    assert device.model.sms == 20
+    assert device.model.mma_flops("float16") == 64 * 20 * device.model.cycles_per_s
     file.write_text(json.dumps({"smss": 20}))
     with pytest.raises(TargetError, match="unknown fields smss"):
         device_model("H100", device_file=file, is_measured=False)
@@ -174,7 +174,7 @@ def test_a_model_is_built_for_a_gpu_that_is_not_here(tmp_path, capsys, monkeypat
     )
     assert main(command.split()) == 0
     printed = capsys.readouterr().out
-    assert "measured on such a GPU; the model was not verified" in printed
+    assert "measured there; the model was not verified" in printed
     assert "precision fp16" in printed
     manifest = manifests.read(out)
     assert (manifest.kind, manifest.inputs[0].shape[0], manifest.inputs[0].dtype) == ("cuda", 3, "float32")

@@ -11,10 +11,12 @@ import pytest
 
 from subtune import models
 from subtune.artifact import load
+from subtune.backends import device_of
 from subtune.backends.cpu.device import CPU
 from subtune.cli.main import main
 from subtune.core.errors import SubtuneError, TargetError, VerificationError
-from subtune.driver import check_precision, compile_model, prepare
+from subtune.core.numerics import Numerics
+from subtune.driver import compile_model, prepare
 from subtune.measure import LocalMeasurer
 from subtune.verification.verify import output_error, verify
 
@@ -91,10 +93,11 @@ def test_the_commands_refuse_a_processor_without_bf16(
 
 
 def test_a_device_is_asked_for_the_feature() -> None:
-    check_precision("bf16", CPU("znver4"))
-    check_precision("fp32", CPU("skylake-avx512"))
+    bf16 = Numerics(precision="bf16")
+    assert device_of("znver4", numerics=bf16, is_measured=False).numerics.precision == "bf16"
+    device_of("skylake-avx512", is_measured=False)
     with pytest.raises(TargetError, match="skylake-avx512 has not"):
-        check_precision("bf16", CPU("skylake-avx512"))
+        device_of("skylake-avx512", numerics=bf16, is_measured=False)
 
 
 def test_there_is_no_other_precision(small_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

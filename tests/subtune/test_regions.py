@@ -16,7 +16,7 @@ from tvm import relax
 import subtune
 from subtune import models
 from subtune.artifact.random_inputs import random_inputs
-from subtune.artifact.writer import compile_module
+from subtune.assembly import compile_module
 from subtune.backends.cpu.device import CPUModel
 from subtune.cli.main import main
 from subtune.core.candidate import DEFAULT

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from subtune import runtime
+from subtune.backends.base import Host
 from subtune.backends.cpu.processors import ALIASES, PROCESSORS
 from subtune.backends.cpu.targets import features_of, processors_of, read_target
-from subtune.backends.cuda.device import CUDAModel
 from subtune.core.errors import TargetError
 from subtune.runtime import triples
-from subtune.runtime.host import caches, fast_cores
-from subtune.runtime.host import usable_cores as usable_cores  # callers take it from here
+from subtune.runtime.host import caches, fast_cores, usable_cores
 
 # Used where neither the operating system nor `processors.py` tells: the smallest caches of any server core of the
 # last ten years; four cores, as small boards and small cloud machines have.
@@ -61,6 +60,14 @@ class CPUModel:
     """Of all threads together; nominal."""
     exact_math: bool = False
     """Only kernels that round as the model says: no Winograd, and libm's exp, tanh and erf instead of polynomials."""
+
+    @property
+    def host(self) -> Host:
+        return Host(self.triple, self.features, self.threads)
+
+    @property
+    def description(self) -> str:
+        return f"{self.name or 'any'} {self.triple} with {self.threads} threads"
 
     @property
     def between_kernels_s(self) -> float:
@@ -133,8 +140,8 @@ class CPUModel:
         data = json.loads(text)
         return cls(**{**data, "features": tuple(data["features"])})
 
-    def overridden(self, path: str | os.PathLike[str]) -> CPUModel:
-        """This model with the fields that the JSON object in `path` gives."""
+    def overridden(self, path: str | os.PathLike[str], threads: int | None = None) -> CPUModel:
+        """This model with the fields that the JSON object in `path` gives; `threads` goes before the file's."""
         try:
             data = json.loads(Path(path).read_text())
         except (OSError, ValueError) as e:
@@ -147,11 +154,7 @@ class CPUModel:
             _check_override(path, name, known[name], value)
         if "features" in data:
             data["features"] = tuple(data["features"])
-        return replace(self, **data)
-
-
-Device = CPUModel | CUDAModel
-"""What kernels can be built for."""
+        return replace(self, **data | ({"threads": threads} if threads else {}))
 
 
 def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) -> CPUModel:

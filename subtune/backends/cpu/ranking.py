@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from subtune.backends.cpu.device import CPUModel, Device
+from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.bottleneck.candidates import bottleneck_candidates
 from subtune.backends.cpu.families.chain.candidates import chain_candidates
 from subtune.backends.cpu.families.contraction.candidates import contraction_candidates
@@ -21,7 +21,6 @@ from subtune.backends.cpu.families.memory_bound import (
 from subtune.backends.cpu.families.split_k.candidates import split_k_candidates
 from subtune.backends.cpu.families.strassen.candidates import strassen_candidates
 from subtune.backends.cpu.families.winograd.candidates import winograd_candidates
-from subtune.backends.cuda.device import CUDAModel
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
 from subtune.patterns.anchor import Columns, Contraction, Elementwise, Rowwise, Window
@@ -41,24 +40,20 @@ _SERIAL_TEMPLATES = (
 )  # fmt: skip
 
 
-def candidates(workload: Workload, device: Device, topk: int = 20) -> tuple[Candidate, ...]:
+def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Candidate, ...]:
     """At most `topk` candidates for `workload` on `device`, the one predicted fastest first.
 
     The default schedule is not among them. Empty where only the default schedule applies. No build, no clock:
     the same inputs give the same candidates in the same order.
 
     >>> from subtune import models
-    >>> from subtune.compile import prepare
-    >>> from subtune.backends.cpu.device import CPU
+    >>> from subtune.driver import prepare
+    >>> from subtune.backends.cpu.device import CPUModel
     >>> first, *_ = prepare(models.reduced("mlp")).subgraphs
     >>> best, second = candidates(first.workload, CPU("auto"), topk=2)
     >>> best.predicted_s <= second.predicted_s
     True
     """
-    if isinstance(device, CUDAModel):
-        from subtune.backends.cuda import ranking as cuda
-
-        return cuda.candidates(workload, device, topk)
     anchor = summarise(workload).anchor
     found: list[Candidate]
     if isinstance(anchor, Contraction):

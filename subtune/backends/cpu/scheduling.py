@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 from dataclasses import replace
 
-from subtune.backends.cpu.device import Device
+from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.lowering.streaming import streamed
 from subtune.backends.cpu.math.bf16_ops import FEATURE
 from subtune.backends.cpu.math.bf16_storage import explicit_bfloat16
 from subtune.backends.cpu.math.vector_math import multiply_by_reciprocals, vectorize_math
-from subtune.backends.cuda.device import CUDAModel
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
@@ -42,23 +41,19 @@ _EXACT_MATH = ("default", "trace")  # the reference calls libm; a foreign trace 
 _PER_ROW = ("rowwise", "columns", "pieces", "moments")
 
 
-def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel | NotApplicable:
+def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
     """Schedule `workload` as `candidate` says, with the template it names.
 
     >>> from subtune import models
     >>> from subtune.core.candidate import DEFAULT
-    >>> from subtune.compile import prepare
-    >>> from subtune.backends.cpu.device import CPU
+    >>> from subtune.driver import prepare
+    >>> from subtune.backends.cpu.device import CPUModel
     >>> first, *_ = prepare(models.reduced("mlp")).subgraphs
     >>> type(schedule(first.workload, DEFAULT, CPU("auto"))).__name__
     'Kernel'
     >>> schedule(first.workload, Candidate("magic"), CPU("auto"))
     NotApplicable(reason="unknown template 'magic'")
     """
-    if isinstance(device, CUDAModel):
-        from subtune.backends.cuda import scheduling as cuda
-
-        return cuda.schedule(workload, candidate, device)
     if candidate.family not in _TEMPLATES:
         return NotApplicable(f"unknown template {candidate.family!r}")
     module = importlib.import_module(f"subtune.backends.cpu.families.{candidate.family}.schedule")

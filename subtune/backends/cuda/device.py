@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from subtune.backends.base import Host
 from subtune.backends.cuda.driver import DriverDevice, driver_device
 from subtune.backends.cuda.published import Published, limits_of, named, representative
 from subtune.core.errors import TargetError
@@ -62,6 +63,18 @@ class CUDAModel:
     """Only kernels that round as the model says."""
 
     @property
+    def description(self) -> str:
+        return f"{self.name} ({self.arch})"
+
+    @property
+    def host(self) -> Host:
+        """This machine's processor: no extensions, threads for what runs beside the kernels."""
+        return Host(triples.llvm_triple_here(), (), usable_cores())
+
+    def comes_from_memory(self, weights_bytes: int) -> bool:
+        return False  # kernels are timed with cold caches, as they find them
+
+    @property
     def between_kernels_s(self) -> float:
         """As a CPU's: nothing that was measured; kernels are timed with cold caches, and launched by a graph."""
         return 0.0
@@ -74,21 +87,6 @@ class CUDAModel:
     def fma_flops(self) -> float:
         """float32 operations per second of the CUDA cores."""
         return 2.0 * self.fma_per_cycle * self.sms * self.cycles_per_s
-
-    @property
-    def threads(self) -> int:
-        """Of the host, for what runs beside the kernels."""
-        return usable_cores()
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Extensions that the host's code needs: none beyond its architecture's."""
-        return ()
-
-    @property
-    def triple(self) -> str:
-        """LLVM's triple of the host: this machine."""
-        return triples.llvm_triple_here()
 
     def peak_flops(self) -> float:
         """The most operations per second of any kind that a kernel can reach; for lower bounds."""
@@ -109,7 +107,7 @@ class CUDAModel:
                 "registers_per_block": self.registers_per_sm,
                 "l2_cache_size_bytes": self.l2_bytes,
             },
-            host={"kind": "llvm", "mtriple": self.triple},
+            host={"kind": "llvm", "mtriple": self.host.triple},
         )
 
     @property
@@ -149,7 +147,7 @@ class CUDAModel:
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
 
-    def overridden(self, path: str | os.PathLike[str]) -> CUDAModel:
+    def overridden(self, path: str | os.PathLike[str], threads: int | None = None) -> CUDAModel:
         """This model with the fields that the JSON object in `path` gives."""
         try:
             data = json.loads(Path(path).read_text())

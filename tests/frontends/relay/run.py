@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from subtune.artifact.writer import compile_module
+from subtune.assembly import compile_module
 from subtune.backends.cpu.device import CPU
 from subtune.frontends import Parameters, load
 from subtune.frontends.onnx.ops.node import array_const

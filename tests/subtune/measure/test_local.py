@@ -161,10 +161,11 @@ def test_while_the_machine_stands_still_no_job_runs_out_of_its_time(doubles, dev
 
 def test_without_a_linker_the_runner_compiles_the_module_itself(doubles, device, monkeypatch, tmp_path):
     from subtune.backends.cpu.timing.bench import Bench
+    from subtune.backends.host import kernel_library as linking
     from subtune.measure import build as building
     from subtune.measure.messages import BuildJob, Library
 
-    monkeypatch.setattr(building, "linker", tuple)
+    monkeypatch.setattr(linking, "linker", tuple)
     workload = doubles.workload()
 
     def library(candidate):

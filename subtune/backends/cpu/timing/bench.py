@@ -13,13 +13,12 @@ import numpy as np
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.timing.sentinel import Sentinel
 from subtune.core.kernel import Packing
-from subtune.core.measurement import Failure, FailureKind, Timing
+from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.core.workload import Arg, Workload
 from subtune.measure.clock import time_calls, time_pairs
 from subtune.measure.guarded import Guarded, as_bytes, elements, numpy_dtype
 from subtune.measure.inputs import SETS, hazards, make_inputs
 from subtune.measure.messages import CompareJob, Library, TimeJob
-from subtune.measure.protocol import Comparison
 from subtune.measure.verdict import disagreement, scale_of
 
 _MAX_COPIES = 32

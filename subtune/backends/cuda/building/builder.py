@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from subtune.backends.base import Device
 from subtune.backends.cuda.building.binaries import write_binaries
 from subtune.backends.cuda.building.compiler import collected
 from subtune.backends.cuda.building.cubin import Resources, resources
@@ -13,12 +14,12 @@ from subtune.backends.cuda.lowering.default_schedule import pipeline
 from subtune.backends.host.link import link_shared
 
 
-def build(func: Any, device: CUDAModel, stem: str) -> tuple[str, tuple[Resources, ...]]:
+def build(func: Any, device: Device, stem: str) -> tuple[str, tuple[Resources, ...]]:
     """Write `stem`.so and `stem`.cubin; the library's path, and what its kernels take of a multiprocessor."""
     import tvm
 
-    with collected(device.exact_math) as binaries:
-        module = tvm.compile(func, device.target(), tir_pipeline=pipeline()).mod
+    with collected(device.numerics.exact) as binaries:
+        module = tvm.compile(func, device.model.target(), tir_pipeline=pipeline()).mod
     path = f"{stem}.so"
     write_binaries(binaries_of(path), binaries)
     module.export_library(path, fcompile=link_shared)

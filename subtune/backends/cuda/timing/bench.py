@@ -25,13 +25,13 @@ from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.timing.clock import Spin, TimedCalls
 from subtune.backends.cuda.timing.memory import GpuBuffer, Judge
 from subtune.core.kernel import ConstantTransform
-from subtune.core.measurement import Failure, FailureKind, Timing
+from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
+from subtune.core.numerics import Numerics
 from subtune.core.workload import Arg, Workload
 from subtune.measure.clock import CONTINUOUS_S, LONG_CALL_S, SETTLE_S, time_calls, time_pairs
 from subtune.measure.guarded import elements, numpy_dtype
 from subtune.measure.inputs import SETS, hazards, make_input
-from subtune.measure.messages import CompareJob, Library, TimeJob
-from subtune.measure.protocol import Comparison
+from subtune.measure.messages import CompareJob, Library, PrepareJob, TimeJob
 from subtune.measure.sentinel_base import Patience
 from subtune.measure.verdict import TOLERANCE, TOLERANCE_OTHER, TOLERANCE_SUMS_OF_FLOAT8, TOLERANCE_TF32
 
@@ -75,12 +75,11 @@ class CudaBench:
     """Input sets on the GPU and reference outputs for them: in float64 where that could be built."""
 
     @_survived
-    def __init__(
-        self, workload: Workload, device: CUDAModel, default: Library, reference: Library | None, mode: str
-    ) -> None:
+    def __init__(self, workload: Workload, device: CUDAModel, numerics: Numerics, job: PrepareJob) -> None:
+        default, reference, mode = job.default, job.reference, job.mode
         cuda_api.activate()
         assert runtime.has_cuda(), "the parent looks before it starts a runner"
-        self._workload, self._device, self._mode = workload, device, mode
+        self._workload, self._device, self._numerics, self._mode = workload, device, numerics, mode
         self._default = default
         self._inputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if not arg.is_output)
         self._outputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if arg.is_output)
@@ -170,7 +169,7 @@ class CudaBench:
 
     def _tolerance(self, arg: Arg) -> float:
         """By the output's type, or by the coarsest that the workload rounds to on the way."""
-        least = TOLERANCE_TF32 if self._device.allow_tf32 and arg.dtype == "float32" else 0.0
+        least = TOLERANCE_TF32 if self._numerics.tf32 and arg.dtype == "float32" else 0.0
         if any(given.dtype.startswith("float8") for given in self._inputs):
             least = TOLERANCE_SUMS_OF_FLOAT8
         return max(least, *(TOLERANCE.get(dtype, TOLERANCE_OTHER) for dtype in (arg.dtype, *self._rounded)))

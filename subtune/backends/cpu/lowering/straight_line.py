@@ -11,10 +11,10 @@ from typing import Any
 import tvm
 from tvm import ir, relax, tirx
 
+from subtune.backends.cpu.lowering.join_kernels import by_address, flattened, join_kernels
 from subtune.backends.cpu.lowering.launches import asserts, joined, may_fail
 from subtune.backends.cpu.lowering.pipeline import FLAT
 from subtune.core.memory_plan import Base, MemoryPlan, View
-from subtune.passes.join_kernels import by_address, flattened, join_kernels
 
 _FIRST_FIELD = 1
 """Of a struct of C: tirx's kDLTensorData."""

@@ -1,0 +1,93 @@
+"""A spliced module into a library: TVM's last passes and the memory plan here, machine code by the backend.
+
+The hash of every PrimFunc is taken after the last Relax pass, right before lowering: it proves that what was timed is
+what is linked.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.tirx import PrimFunc
+
+from subtune.assembly.static_memory import plan_memory
+from subtune.backends import as_device
+from subtune.backends.base import Device, HardwareModel, Planned
+from subtune.core.memory_plan import MemoryPlan
+from subtune.core.record import func_hash
+
+logger = logging.getLogger(__name__)
+
+# What is left of TVM's default pipeline for a module in call_tir form: no fusion, no dispatch; legalised are only the
+# ops that the partition left in main (sorts, scatters), reshapes being views. Memory is planned between the halves.
+TO_CALLS = (
+    relax.backend.DispatchSortScan,
+    partial(relax.transform.LegalizeOps, skip_ops=["relax.reshape"]),
+    relax.transform.RewriteDataflowReshape,
+    relax.transform.ToNonDataflow,
+    relax.transform.RemovePurityChecking,
+)
+TO_PROGRAM = (
+    relax.transform.CallTIRRewrite,
+    relax.transform.StaticPlanBlockMemory,
+    relax.transform.LowerAllocTensor,
+    relax.transform.KillAfterLastUse,
+    relax.transform.LowerRuntimeBuiltin,
+    relax.transform.ComputePrimValue,
+    relax.transform.VMShapeLower,
+    relax.transform.AttachGlobalSymbol,
+)
+
+
+def compile_module(mod: tvm.IRModule, device: Device | HardwareModel) -> tuple[Any, dict[str, str]]:
+    """A module in call_tir form as a Relax executable, and the hash of every PrimFunc as it enters lowering.
+
+    Its `main` takes what the module's takes, and TVM allocates.
+    """
+    device = as_device(device)
+    lowered = _run(TO_PROGRAM, _run(TO_CALLS, mod, device), device)
+    return device.backend.executable(lowered, device), _hashes(lowered)
+
+
+def build(
+    mod: tvm.IRModule,
+    arrays: tuple[int, int],
+    device: Device,
+    folder: Path,
+    short: Collection[str] = (),
+    offsets: Sequence[int] = (),
+) -> tuple[dict[str, str], MemoryPlan, tuple[str, ...]]:
+    """Compile `mod`, whose `main` takes inputs and then weights, into the library of an artifact, in `folder`.
+
+    Args:
+        arrays: how many inputs and outputs there are.
+        short: names of kernels that are worth joining with their neighbours.
+        offsets: of the weights, in bytes from the first.
+
+    Returns the hash of every PrimFunc as it enters lowering, by name; where the tensors lie; the files' names.
+    """
+    start = time.perf_counter()
+    calls, memory = plan_memory(_run(TO_CALLS, mod, device), arrays[0])
+    planned = Planned(calls, _run(TO_PROGRAM, calls, device), memory, arrays, frozenset(short), tuple(offsets))
+    hashes = _hashes(planned.program)
+    memory, files = device.backend.build_program(planned, device, folder)
+    logger.debug("%d kernels: %.2f s", len(hashes), time.perf_counter() - start)
+    return hashes, memory, files
+
+
+def _run(passes: Sequence[Callable[[], Any]], mod: tvm.IRModule, device: Device) -> tvm.IRModule:
+    scheduled = {gvar.name_hint for gvar, func in mod.functions_items() if isinstance(func, PrimFunc)}
+    with device.model.target():
+        made = tvm.transform.Sequential([make() for make in passes])(mod)
+    return device.backend.schedule_rest(made, device, keep=scheduled)
+
+
+def _hashes(mod: tvm.IRModule) -> dict[str, str]:
+    return {gvar.name_hint: func_hash(func) for gvar, func in mod.functions.items() if isinstance(func, PrimFunc)}

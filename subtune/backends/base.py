@@ -1,0 +1,284 @@
+"""What the core asks of a kind of device (`Backend`), of one device (`Device`), of a way to schedule (`Family`).
+
+The core never asks which kind it has. A backend is one folder and one line in `subtune.backends.BACKENDS`.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.measurement import Comparison, Failure, Timing
+from subtune.core.numerics import PLAIN, Numerics
+from subtune.core.workload import Workload
+
+if TYPE_CHECKING:
+    import tvm
+
+    from subtune.core.memory_plan import MemoryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The processor that calls the kernels: LLVM's triple, the extensions its code needs, threads it may use."""
+
+    triple: str
+    features: tuple[str, ...]
+    threads: int
+
+
+class HardwareModel(Protocol):
+    """What every room may ask of a device's model: frozen, picklable data. Seconds, bytes, operations per second."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def description(self) -> str:
+        """What tells a user which device this is."""
+        ...
+
+    @property
+    def host(self) -> Host: ...
+
+    @property
+    def dram_bytes_per_s(self) -> float: ...
+
+    @property
+    def between_kernels_s(self) -> float:
+        """What a kernel takes in a network and not alone."""
+        ...
+
+    def target(self) -> tvm.target.Target: ...
+
+    def obstacle(self) -> str:
+        """Why what is built for this device cannot run in this process; "" when it can."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Short text, equal exactly for devices whose measurements may be exchanged."""
+        ...
+
+    def peak_flops(self) -> float: ...
+
+    def comes_from_memory(self, weights_bytes: int) -> bool:
+        """Whether a subgraph with so many bytes of weights belongs to a model whose weights stay in no cache."""
+        ...
+
+    def to_json(self) -> str: ...
+
+    def overridden(self, path: str | os.PathLike[str], threads: int | None = None) -> HardwareModel:
+        """This model with the fields that the JSON object in `path` gives; `threads`, if given, is not among them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What kernels are built for: a hardware model, the kind it is of, and the roundings that the user allows."""
+
+    model: HardwareModel
+    backend: Backend
+    numerics: Numerics = PLAIN
+
+    def fingerprint(self) -> str:
+        """Short text, equal exactly where measurements may be exchanged."""
+        return "/".join((self.model.fingerprint(), *self.numerics.tags))
+
+
+M = TypeVar("M", bound=HardwareModel)
+K = TypeVar("K")
+
+
+@dataclass(frozen=True)
+class Problem(Generic[M]):
+    """What a family is asked to schedule: a workload for a device, under the user's numerics."""
+
+    workload: Workload
+    device: M
+    numerics: Numerics = PLAIN
+
+    @cached_property
+    def pattern(self) -> Any:
+        """The computation as `subtune.patterns` recognises it."""
+        from subtune.patterns.recognise import summarise
+
+        return summarise(self.workload).anchor
+
+
+@dataclass(frozen=True, slots=True)
+class Family(Generic[M, K]):
+    """One way to schedule some patterns: its policy, its legality, its schedule, side by side.
+
+    `version` is part of the database's key: raise it when old candidates' names mean other kernels.
+    """
+
+    name: str
+    version: int
+    knobs: type[K]
+    """A frozen dataclass, one field per decision; a field with its default value is left out of the candidate."""
+    accepts: Callable[[Problem[M]], str]
+    """Why the family has nothing for a problem; "" where it has. Cheap: patterns, shapes, dtypes, no schedule."""
+    candidates: Callable[[Problem[M]], Sequence[Candidate]]
+    """Every sensible candidate with its predicted seconds, in any order. Arithmetic only: no build, no clock."""
+    schedule: Callable[[Problem[M], K], Kernel | NotApplicable]
+    """The kernel, or the reason why not; whatever is illegal or known to be wrong is refused here."""
+    traits: Collection[str] = ()
+    """Words of its backend, such as `serial`: what the backend may do to the family's candidates and kernels."""
+
+    def kernel(self, problem: Problem[M], candidate: Candidate) -> Kernel | NotApplicable:
+        """`schedule` with the candidate's knobs; knobs that are not the family's are a reason."""
+        knobs = candidate.as_knobs(self.knobs)
+        return NotApplicable(knobs) if isinstance(knobs, str) else self.schedule(problem, knobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """How kernels of a kind of device are built and timed on this machine."""
+
+    overlaps: bool = False
+    """Building takes nothing from what is timed: the next workloads are built meanwhile."""
+    is_prefiltered: bool = True
+    """A few candidates are built and timed first, of the rest only what may still win."""
+    builders_per_core: float = 1.0
+    builder_environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    build_limit_s: float = float("inf")
+    """Of one candidate, where others wait for the slowest."""
+    limits_memory: bool = True
+    """Whether worker processes get a limit of address space."""
+    has_spare_runner: bool = False
+    """A crashed runner is replaced by one that waits with everything loaded."""
+    max_crashes: int | None = None
+    """Of one family's kernels, before the rest of them is not tried."""
+    reference: Candidate | None = None
+    """A candidate, built beside the default schedule, whose results are the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A module whose memory is planned, ready to become a library."""
+
+    calls: tvm.IRModule
+    """`main` is a list of calls of PrimFuncs on tensors that have their places."""
+    program: tvm.IRModule
+    """The same for Relax's virtual machine."""
+    memory: MemoryPlan
+    arrays: tuple[int, int]
+    """How many inputs and outputs there are."""
+    short: frozenset[str]
+    """Names of kernels that are so short that a launch of their own counts."""
+    offsets: tuple[int, ...]
+    """Of the weights, in bytes from the first."""
+
+
+class Bench(Protocol):
+    """In the runner process: one workload with its inputs and reference outputs."""
+
+    @property
+    def default_s(self) -> float: ...
+
+    def time(self, job: Any) -> Timing | Failure: ...
+
+    def compare(self, job: Any) -> Comparison | Failure: ...
+
+
+class Backend(ABC):
+    """A kind of device. Without state: all instances of a class are one, in worker processes too."""
+
+    kind: ClassVar[str]
+    """Of manifests, databases and TVM's targets: `cpu`, `cuda`."""
+    version: ClassVar[int]
+    """Part of the database's key: of what all families share, lowering included."""
+    measuring: ClassVar[Measuring] = Measuring()
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    @property
+    @abstractmethod
+    def families(self) -> tuple[Family[Any, Any], ...]:
+        """In the order in which they are asked."""
+
+    # -- devices
+
+    @abstractmethod
+    def is_meant_by(self, target: object) -> bool:
+        """Whether `target` (text, a TVM target or its fields, a hardware model) names a device of this kind."""
+
+    @abstractmethod
+    def model(self, target: Any, threads: int | None = None) -> HardwareModel:
+        """The hardware model of the device that `target` names. Raises TargetError."""
+
+    @abstractmethod
+    def check(self, device: Device, is_measured: bool) -> None:
+        """Raise TargetError where `device` cannot be compiled for, or not measured here though `is_measured`."""
+
+    @abstractmethod
+    def stand_in(self, device: Device) -> Device | None:
+        """A device of this machine that runs the same PrimFuncs for the sake of their results; None: there is none."""
+
+    # -- kernels
+
+    def candidates(self, problem: Problem[Any], topk: int) -> tuple[Candidate, ...]:
+        """At most `topk` candidates, the one predicted fastest first; the default schedule is not among them.
+
+        No build, no clock: the same problem gives the same candidates in the same order.
+        """
+        found = [c for family in self.families if not family.accepts(problem) for c in family.candidates(problem)]
+        return self.rank(found, problem, topk)
+
+    def kernel(self, problem: Problem[Any], candidate: Candidate) -> Kernel | NotApplicable:
+        """`candidate` as the family that it names schedules it, or the reason why not."""
+        family = next((family for family in self.families if family.name == candidate.family), None)
+        if family is None:
+            return NotApplicable(f"unknown family {candidate.family!r}")
+        found = family.kernel(problem, candidate)
+        return found if isinstance(found, NotApplicable) else self.finish(found, family, candidate, problem)
+
+    @abstractmethod
+    def rank(self, found: Sequence[Candidate], problem: Problem[Any], topk: int) -> tuple[Candidate, ...]:
+        """The `topk` candidates to try, in order."""
+
+    @abstractmethod
+    def finish(self, kernel: Kernel, family: Family[Any, Any], candidate: Candidate, problem: Problem[Any]) -> Kernel:
+        """What is done to the kernels of all families alike."""
+
+    @abstractmethod
+    def lower(self, func: Any, device: Device) -> Any:
+        """A scheduled PrimFunc as TVM's runtime module, or what building raises; for the host of `device`."""
+
+    @abstractmethod
+    def build(self, func: Any, device: Device, stem: str, is_optional: bool) -> str | Failure:
+        """Compile a scheduled PrimFunc to a file `stem` + an extension; its path."""
+
+    @abstractmethod
+    def bench(self, workload: Workload, device: Device, job: Any) -> Bench:
+        """In the runner process: ready to time candidates of `workload`. `job` is a `measure.messages.PrepareJob`."""
+
+    # -- programs
+
+    @abstractmethod
+    def schedule_rest(self, mod: tvm.IRModule, device: Device, keep: Collection[str]) -> tvm.IRModule:
+        """What TVM legalised by itself, scheduled where that needs it; not the PrimFuncs named in `keep`."""
+
+    @abstractmethod
+    def executable(self, program: tvm.IRModule, device: Device) -> Any:
+        """A lowered module for Relax's virtual machine, on which TVM allocates."""
+
+    @abstractmethod
+    def build_program(self, planned: Planned, device: Device, folder: Path) -> tuple[MemoryPlan, tuple[str, ...]]:
+        """Write the model's library, and what belongs to it, into `folder`; the memory plan it wants, the files."""
+
+    @abstractmethod
+    def load_program(self, folder: Path, manifest: Any) -> Any:
+        """An artifact's program, ready to run. Imports TVM's runtime only."""

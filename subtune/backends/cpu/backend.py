@@ -1,0 +1,158 @@
+"""CPUs, through LLVM."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from subtune.backends.base import Backend, Bench, Device, Family, Measuring, Planned, Problem
+from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.backends.host.link import link_command
+from subtune.core.candidate import Candidate
+from subtune.core.errors import TargetError
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.measurement import Failure
+from subtune.core.memory_plan import MemoryPlan
+from subtune.core.workload import Workload
+from subtune.runtime.host import usable_cores
+
+if TYPE_CHECKING:
+    import tvm
+
+_log = logging.getLogger(__name__)
+
+LIBRARY = "model.so"
+
+
+class CPUBackend(Backend):
+    kind: ClassVar[str] = "cpu"
+    version: ClassVar[int] = 1
+    measuring: ClassVar[Measuring] = Measuring()
+
+    @property
+    def families(self) -> tuple[Family[Any, Any], ...]:
+        from subtune.backends.cpu import families
+
+        return families.FAMILIES  # type: ignore[attr-defined,no-any-return]
+
+    # -- devices
+
+    def is_meant_by(self, target: object) -> bool:
+        return isinstance(target, CPUModel)
+
+    def model(self, target: Any, threads: int | None = None) -> CPUModel:
+        return target if isinstance(target, CPUModel) else CPU(target, threads)
+
+    def check(self, device: Device, is_measured: bool) -> None:
+        model, numerics = _model(device), device.numerics
+        if numerics.tf32 or numerics.tensor_core != "auto":
+            given = "tf32" if numerics.tf32 else "tensor_core"
+            raise TargetError(f"{given} means something for a GPU only, and the target is {model.name or 'a CPU'}")
+        if numerics.precision == "fp16":
+            raise TargetError(f"precision fp16 is for GPUs, and the target is {model.name or 'a CPU'}; use fp32")
+        if numerics.precision == "bf16" and "avx512bf16" not in model.features:
+            what = model.name or "this one"
+            raise TargetError(f"precision bf16 needs a processor with AVX512-BF16, which {what} has not; use fp32")
+        if obstacle := model.obstacle():
+            if is_measured:
+                raise TargetError(
+                    f"target {model.name or model.triple}: {obstacle}, and kernels are timed where they are built; run "
+                    "this on that machine, or name an older processor"
+                )
+            link_command(model.triple)  # a missing linker is better told before the work than after it
+        elif model.threads > usable_cores():
+            _log.warning("%d threads on %d cores will stall one another", model.threads, usable_cores())
+
+    def stand_in(self, device: Device) -> Device | None:
+        return replace(device, model=_model(device).stand_in())
+
+    # -- kernels
+
+    def candidates(self, problem: Problem[Any], topk: int) -> tuple[Candidate, ...]:
+        from subtune.backends.cpu import ranking
+
+        device = replace(problem.device, exact_math=problem.numerics.exact or problem.device.exact_math)
+        return ranking.candidates(problem.workload, device, topk)
+
+    def kernel(self, problem: Problem[Any], candidate: Candidate) -> Kernel | NotApplicable:
+        from subtune.backends.cpu import scheduling
+
+        device = replace(problem.device, exact_math=problem.numerics.exact or problem.device.exact_math)
+        return scheduling.schedule(problem.workload, candidate, device)
+
+    def rank(self, found: Sequence[Candidate], problem: Problem[Any], topk: int) -> tuple[Candidate, ...]:
+        raise NotImplementedError
+
+    def finish(self, kernel: Kernel, family: Family[Any, Any], candidate: Candidate, problem: Problem[Any]) -> Kernel:
+        raise NotImplementedError
+
+    def lower(self, func: Any, device: Device) -> Any:
+        import tvm
+
+        from subtune.backends.cpu.lowering.pipeline import PIPELINE
+        from subtune.backends.host.conversions import without_conversions
+
+        return tvm.compile(without_conversions(func), device.model.target(), tir_pipeline=PIPELINE).mod
+
+    def build(self, func: Any, device: Device, stem: str, is_optional: bool) -> str | Failure:
+        from subtune.backends.host.kernel_library import write_library
+
+        return write_library(self.lower(func, device), stem)
+
+    def bench(self, workload: Workload, device: Device, job: Any) -> Bench:
+        from subtune.backends.cpu.timing.bench import Bench
+
+        return Bench(workload, _model(device), job.default)
+
+    # -- programs
+
+    def schedule_rest(self, mod: tvm.IRModule, device: Device, keep: Collection[str]) -> tvm.IRModule:
+        return mod  # what TVM legalises are loops already
+
+    def executable(self, program: tvm.IRModule, device: Device) -> Any:
+        return _relax_build(program, device, "bytecode")
+
+    def build_program(self, planned: Planned, device: Device, folder: Path) -> tuple[MemoryPlan, tuple[str, ...]]:
+        """The calls are machine code, too, and without Relax's virtual machine where they are a straight line.
+
+        TVM's bytecode costs more for each of them than a small kernel takes.
+        """
+        import tvm
+
+        from subtune.backends.cpu.lowering.join_kernels import join_kernels
+        from subtune.backends.cpu.lowering.pipeline import PIPELINE
+        from subtune.backends.cpu.lowering.straight_line import straight_line
+        from subtune.backends.host.export import export
+
+        target, memory = device.model.target(), planned.memory
+        line = straight_line(planned.calls, target, planned.short, memory, planned.offsets, *planned.arrays)
+        if line:
+            executable = tvm.compile(line, target, tir_pipeline=PIPELINE)
+            memory = replace(memory, arguments=(), takes_addresses=True)
+        else:
+            executable = _relax_build(join_kernels(planned.program, target, planned.short), device, "compiled")
+        export(executable, folder / LIBRARY, device.model.host.triple)
+        return memory, (LIBRARY,)
+
+    def load_program(self, folder: Path, manifest: Any) -> Any:
+        return importlib.import_module("subtune.artifact.model").Artifact(folder, manifest)
+
+
+def _relax_build(mod: tvm.IRModule, device: Device, mode: str) -> Any:
+    from tvm import relax
+
+    from subtune.backends.cpu.lowering.pipeline import PIPELINE
+
+    return relax.build(mod, target=device.model.target(), relax_pipeline=None, tir_pipeline=PIPELINE, exec_mode=mode)
+
+
+def _model(device: Device) -> CPUModel:
+    assert isinstance(device.model, CPUModel)
+    return device.model
+
+
+BACKEND = CPUBackend()

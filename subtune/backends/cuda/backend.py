@@ -1,0 +1,160 @@
+"""NVIDIA GPUs, through CUDA source and TVM's tirx."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from subtune.backends.base import Backend, Bench, Device, Family, Measuring, Planned, Problem
+from subtune.backends.cuda.device import CUDA, CUDAModel, is_cuda_target
+from subtune.core.candidate import Candidate
+from subtune.core.errors import TargetError
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.measurement import Failure, FailureKind
+from subtune.core.memory_plan import MemoryPlan
+from subtune.core.workload import Workload
+
+if TYPE_CHECKING:
+    import tvm
+
+LIBRARY = "model.so"
+BINARIES = "kernels.cubin"
+
+
+class CUDABackend(Backend):
+    kind: ClassVar[str] = "cuda"
+    version: ClassVar[int] = 1
+    measuring: ClassVar[Measuring] = Measuring(
+        overlaps=True,
+        is_prefiltered=False,
+        # half as many again: 20 candidates on 16 cores would take two rounds, the second mostly idle
+        builders_per_core=1.5,
+        # a builder that sees a GPU takes some of its memory
+        builder_environment=MappingProxyType({"CUDA_VISIBLE_DEVICES": ""}),
+        build_limit_s=10.0,
+        limits_memory=False,  # the driver reserves more address space than the machine has memory
+        has_spare_runner=True,
+        max_crashes=3,  # each costs seconds, and the next one would most likely crash as well
+        reference=Candidate("cuda.reference"),
+    )
+
+    @property
+    def families(self) -> tuple[Family[Any, Any], ...]:
+        from subtune.backends.cuda import families
+
+        return families.FAMILIES  # type: ignore[attr-defined,no-any-return]
+
+    # -- devices
+
+    def is_meant_by(self, target: object) -> bool:
+        return is_cuda_target(target)
+
+    def model(self, target: Any, threads: int | None = None) -> CUDAModel:
+        return CUDA(target)
+
+    def check(self, device: Device, is_measured: bool) -> None:
+        from subtune.backends.cuda.building.compiler import require_compiler
+
+        model = _model(device)
+        if device.numerics.precision == "bf16" and model.capability < 80:
+            raise TargetError(f"precision bf16 needs a GPU of sm_80 or newer, not {model.arch}; use fp32")
+        require_compiler()
+        if is_measured and (obstacle := model.obstacle()):
+            raise TargetError(f"target {model.name}: {obstacle}, and kernels are timed on the GPU they are built for")
+
+    def stand_in(self, device: Device) -> Device | None:
+        return None
+
+    # -- kernels
+
+    def candidates(self, problem: Problem[Any], topk: int) -> tuple[Candidate, ...]:
+        from subtune.backends.cuda import ranking
+
+        return ranking.candidates(problem.workload, _with_switches(problem), topk)
+
+    def kernel(self, problem: Problem[Any], candidate: Candidate) -> Kernel | NotApplicable:
+        from subtune.backends.cuda import scheduling
+
+        return scheduling.schedule(problem.workload, candidate, _with_switches(problem))
+
+    def rank(self, found: Sequence[Candidate], problem: Problem[Any], topk: int) -> tuple[Candidate, ...]:
+        raise NotImplementedError
+
+    def finish(self, kernel: Kernel, family: Family[Any, Any], candidate: Candidate, problem: Problem[Any]) -> Kernel:
+        raise NotImplementedError
+
+    def lower(self, func: Any, device: Device) -> Any:
+        """Without CUDA's own compiler, which takes seconds: it gets what TVM's accepts."""
+        import tvm
+
+        return tvm.compile(func, target=device.model.target(), tir_pipeline=_pipeline()).mod
+
+    def build(self, func: Any, device: Device, stem: str, is_optional: bool) -> str | Failure:
+        from subtune.backends.cuda.building import builder
+
+        path, found = builder.build(func, device, stem)
+        if is_optional and (reason := builder.complaint(found, _model(device))):
+            return Failure(FailureKind.INVALID, reason)
+        return path
+
+    def bench(self, workload: Workload, device: Device, job: Any) -> Bench:
+        from subtune.backends.cuda.timing.bench import CudaBench
+
+        return CudaBench(workload, _model(device), device.numerics, job)
+
+    # -- programs
+
+    def schedule_rest(self, mod: tvm.IRModule, device: Device, keep: Collection[str]) -> tvm.IRModule:
+        from subtune.backends.cuda.lowering.default_schedule import default_schedule
+
+        return default_schedule(mod, device.model.target(), keep=keep)
+
+    def executable(self, program: tvm.IRModule, device: Device) -> Any:
+        from tvm import relax
+
+        target = device.model.target()
+        return relax.build(program, target=target, relax_pipeline=None, tir_pipeline=_pipeline(), exec_mode="bytecode")
+
+    def build_program(self, planned: Planned, device: Device, folder: Path) -> tuple[MemoryPlan, tuple[str, ...]]:
+        """The calls stay TVM's bytecode: they are captured once."""
+        from subtune.backends.cuda.building.binaries import write_binaries
+        from subtune.backends.cuda.building.compiler import collected
+        from subtune.backends.host.export import export
+
+        with collected(device.numerics.exact) as binaries:
+            executable = self.executable(planned.program, device)
+        export(executable, folder / LIBRARY, device.model.host.triple)
+        write_binaries(folder / BINARIES, binaries)
+        return planned.memory, (LIBRARY, BINARIES)
+
+    def load_program(self, folder: Path, manifest: Any) -> Any:
+        return importlib.import_module("subtune.backends.cuda.program").load_for(folder, manifest)
+
+
+def _pipeline() -> str:
+    from subtune.backends.cuda.lowering.pipeline import register
+
+    return register()
+
+
+def _model(device: Device) -> CUDAModel:
+    assert isinstance(device.model, CUDAModel)
+    return device.model
+
+
+def _with_switches(problem: Problem[Any]) -> CUDAModel:
+    numerics = problem.numerics
+    model: CUDAModel = problem.device
+    return replace(
+        model,
+        tensor_core=numerics.tensor_core if numerics.tensor_core != "auto" else model.tensor_core,
+        allow_tf32=numerics.tf32 or model.allow_tf32,
+        exact_math=numerics.exact or model.exact_math,
+    )
+
+
+BACKEND = CUDABackend()
