@@ -160,6 +160,7 @@ def test_while_the_machine_stands_still_no_job_runs_out_of_its_time(doubles, dev
 
 
 def test_without_a_linker_the_runner_compiles_the_module_itself(doubles, device, monkeypatch, tmp_path):
+    from subtune.backends import as_device
     from subtune.backends.cpu.timing.bench import Bench
     from subtune.backends.host import kernel_library as linking
     from subtune.measure import build as building
@@ -169,7 +170,8 @@ def test_without_a_linker_the_runner_compiles_the_module_itself(doubles, device,
     workload = doubles.workload()
 
     def library(candidate):
-        job = BuildJob(workload.to_json(), 1, device, candidate, "doubles:schedule", str(tmp_path / candidate.family))
+        stem = str(tmp_path / candidate.family)
+        job = BuildJob(workload.to_json(), 1, as_device(device), candidate, "doubles:schedule", stem)
         return building.handle(job)
 
     default = library(DEFAULT)
