@@ -57,12 +57,13 @@ def max_pool(node: Node) -> Expr | tuple[Expr, ...]:
     x = node.x
     window = _window(node)
     if node.wants(1):
-        return _with_indices(node, x, window)
+        return _with_indices(node, x, window.trimmed(shape(x)[2:]))
     return maximum(node, x, window)
 
 
 def maximum(node: Node, x: Expr, window: Window) -> Expr:
     """The maximum of every window; pads do not count."""
+    window = window.trimmed(shape(x)[2:])
     if rank(x) == 4 and dtype(x) in ("float32", "float64", "float16"):
         return relax.op.nn.max_pool2d(
             x, window.kernel, window.strides, window.padding, window.dilations, ceil_mode=False
@@ -130,7 +131,9 @@ def average_pool(node: Node) -> Expr:
 
 def average(node: Node, x: Expr, window: Window, include: bool) -> Expr:
     """The mean of each window, pads included or not; 0 where a window has nothing that counts."""
-    beyond = any(r > a for r, a in zip(window.reach, window.after, strict=True))
+    spatial = shape(x)[2:]
+    counts = window_counts(window, spatial, include)
+    window = window.trimmed(spatial)
     plain = all(d == 1 for d in window.dilations)
     if rank(x) == 4 and plain and dtype(x) in ("float32", "float64"):
         mean = relax.op.nn.avg_pool2d(
@@ -142,13 +145,12 @@ def average(node: Node, x: Expr, window: Window, include: bool) -> Expr:
             ceil_mode=False,
             count_include_pad=include,
         )
-        if not (include and beyond):
+        # With its pads a window is divided by the size of all its taps, also of those beyond what counts.
+        share = prod(window.kernel) / counts
+        if not include or (share == 1).all():
             return mean
-        # Every window was divided by its whole size, those that reach beyond the pads as well.
-        share = prod(window.kernel) / window_counts(window, shape(x)[2:], include)
         return relax.op.multiply(node.emit(mean), const(share[None, None], dtype(x)))
     total = _reduced(node, x, window, largest=False)
-    counts = window_counts(window, shape(x)[2:], include)
     mean = node.emit(relax.op.divide(total, const(counts[None, None], dtype(total))))
     return node.cast(mean, dtype(x))
 
@@ -173,7 +175,7 @@ def lp_pool(node: Node) -> Expr:
     p = node.attr("p", 2)
     if p < 1:
         node.refuse(f"has p {p}")
-    total = _reduced(node, x, _window(node), largest=False, power=p)
+    total = _reduced(node, x, _window(node).trimmed(shape(x)[2:]), largest=False, power=p)
     return node.cast(_root(node, total, p), dtype(x))
 
 

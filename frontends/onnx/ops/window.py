@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from subtune.frontends.onnx.ops.node import Node
 
@@ -28,6 +28,22 @@ class Window:
     def padding(self) -> tuple[int, ...]:
         """Pads as TVM's operators take them, windows beyond the padded input included."""
         return (*self.before, *(max(a, r) for a, r in zip(self.after, self.reach, strict=True)))
+
+    def trimmed(self, spatial: tuple[int, ...]) -> Window:
+        """The same positions without the taps that none of them puts inside the input: a pool's pads hold no values.
+
+        Exporters write whole-image pools with kernels as they please (1280 over 7x7).
+        """
+        kernel, after, reach = [], [], []
+        for i, extent in enumerate(spatial):
+            dilation = self.dilations[i]
+            # Dilated taps may end before the input does: one more keeps the last window's end where it was.
+            taps = min(self.kernel[i], -(-(extent + self.before[i]) // dilation) + (dilation > 1))
+            cut = self.kernel[i] - taps
+            kernel.append(taps)
+            after.append(0 if cut else self.after[i])
+            reach.append(self.reach[i] - cut * dilation)
+        return replace(self, kernel=tuple(kernel), after=tuple(after), reach=tuple(reach))
 
     @property
     def has_pads(self) -> bool:
@@ -68,8 +84,6 @@ def window_of(node: Node, spatial: tuple[int, ...], kernel: tuple[int, ...]) -> 
     out, reach = [], []
     for i, extent in enumerate(spatial):
         room = extent + before[i] + after[i] - effective[i]
-        if room < 0:
-            node.refuse(f"has a window of {effective[i]} over an extent of {extent + before[i] + after[i]}")
         count = room // strides[i] + 1
         if node.attr("ceil_mode", 0) and auto == "VALID" and room % strides[i]:
             node.refuse("has ceil_mode with auto_pad VALID, which runtimes read differently")
@@ -77,6 +91,8 @@ def window_of(node: Node, spatial: tuple[int, ...], kernel: tuple[int, ...]) -> 
             count = -(-room // strides[i]) + 1
             if (count - 1) * strides[i] >= extent + before[i]:  # a window may not start in the end padding
                 count -= 1
+        if count < 1:
+            node.refuse(f"has a window of {effective[i]} over an extent of {extent + before[i] + after[i]}")
         out.append(count)
         reach.append((count - 1) * strides[i] + effective[i] - extent - before[i])
     return Window(tuple(kernel), strides, dilations, tuple(before), tuple(after), tuple(out), tuple(reach))
