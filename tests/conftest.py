@@ -1,12 +1,28 @@
-"""For all tests."""
+"""For all tests: reproducible examples, no user's database, one warm measurer (starting processes is most of what it
+costs), one small artifact, which is read only: whoever changes it makes a copy first.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 
+import numpy as np
+import onnx
 import pytest
 from hypothesis import settings
+
+from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.measure import LocalMeasurer
+from tests.measure.patient import PatientMeasurer
+from tests.small_model import Builder, builder, small_onnx, small_reference
+
+DOUBLES = Path(__file__).resolve().parent / "measure" / "doubles.py"
 
 # The same examples in every run: a test that fails does so because of a change. The README says how to look for others.
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=150)
@@ -24,3 +40,65 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+def load_doubles() -> ModuleType:
+    if "doubles" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("doubles", DOUBLES)
+        assert spec
+        assert spec.loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["doubles"] = module
+        spec.loader.exec_module(module)
+    return sys.modules["doubles"]
+
+
+@pytest.fixture(scope="session")
+def doubles() -> ModuleType:
+    return load_doubles()
+
+
+@pytest.fixture(scope="session")
+def device() -> CPUModel:
+    return CPU("auto", threads=2)
+
+
+@pytest.fixture(scope="session")
+def measurer() -> Iterator[LocalMeasurer]:
+    """Its workers may have 8 GiB: less than the doubles that hoard want, on any machine."""
+    with PatientMeasurer(
+        builders=2, schedule="doubles:schedule", search_path=[str(DOUBLES.parent)], memory_bytes=8 << 30
+    ) as used:
+        yield used
+
+
+@pytest.fixture(scope="session")
+def build_artifact() -> Builder:
+    return builder()
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "small.onnx"
+    onnx.save(small_onnx(), path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def small_artifact(build_artifact: Builder, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from subtune.artifact.manifest import Source, sha256_of
+
+    path = tmp_path_factory.mktemp("artifact") / "small.subtune"
+    build_artifact(small_onnx(), path, source=Source(str(small_model), sha256_of(small_model)))
+    return path
+
+
+@pytest.fixture
+def own_artifact(small_artifact: Path, tmp_path: Path) -> Path:
+    """A copy of the small artifact to damage."""
+    return Path(shutil.copytree(small_artifact, tmp_path / "small.subtune"))
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+    return small_reference

@@ -2,7 +2,7 @@
 
 exp(x) = 2**n * 2**f with n a multiple of 1/32: the powers of its fractions are a table in two registers, which one
 permutation looks up, so that a polynomial of degree 2 is enough for f, and `vscalefps` multiplies by the whole power,
-denormal results and infinities included. 1.8 ulp at worst (tests/subtune/templates/test_vector_math.py).
+denormal results and infinities included. 1.8 ulp at worst (tests/backends/cpu/test_vector_math.py).
 
 It is an operator of TIR that vectorises; what it means is written out when vectors are what they will be.
 """

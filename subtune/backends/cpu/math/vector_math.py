@@ -1,7 +1,7 @@
 """exp, log, log1p, tanh, erf, sigmoid, some powers and small functions in float32 as arithmetic that vectorises.
 
 LLVM lowers a vector `exp` to one libm call per lane. These use only arithmetic that it keeps in vectors. Worst
-errors over the whole range, against float64 (tests/subtune/templates/test_vector_math.py): exp 2 ulp (results
+errors over the whole range, against float64 (tests/backends/cpu/test_vector_math.py): exp 2 ulp (results
 below 1.7e-38 become 0), tanh and erf 5e-7 relative, sigmoid 3 ulp, log 2 ulp, log1p 4 ulp, x**y for a constant y with
 0 < |y| < 1 8e-6 relative at the ends of the range. NaN and infinities are kept.
 Sources: Cephes (expf, logf), Eigen's rational approximations of tanh and erf.

@@ -1,0 +1,50 @@
+"""What CUDA kernels compute, without a GPU: their source runs on the processor and is compared with float64."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from subtune import backends
+from subtune.backends.cuda.device import CUDA, CUDAModel
+from subtune.core.kernel import Kernel
+from subtune.core.workload import Workload
+from subtune.measure.inputs import hazards, make_inputs
+from subtune.measure.verdict import TOLERANCE, TOLERANCE_OTHER, disagreement
+from tests.backends.cuda import cuda_on_cpu, fma_workloads, test_gemm
+
+pytestmark = pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
+
+A100 = CUDA("A100")
+
+
+def check(workload: Workload, kernel: Kernel, device: CUDAModel, folder: Path, kind: str = "random") -> None:
+    inputs = make_inputs(workload, kind, hazards(workload))
+    found = cuda_on_cpu.run(kernel, inputs, workload, device, folder)
+    outputs = [arg for arg in workload.args if arg.is_output]
+    rounded = set(re.findall(r'"(b?float16)"', workload.func.script()))
+    for arg, out, right in zip(outputs, found, cuda_on_cpu.reference(workload, inputs), strict=True):
+        tolerance = max(TOLERANCE.get(dtype, TOLERANCE_OTHER) for dtype in (arg.dtype, *rounded))
+        assert disagreement(out, right.astype(out.dtype), False, tolerance) == ""
+
+
+PRODUCTS = ("tails", "bfloat16", "int8 packed", "convolution", "three channels", "float32 async", "masked",
+            "masked float32")  # fmt: skip
+FLOAT32 = ("3x3", "few channels", "dense nn", "sliced", "F(4)", "F(2), tails", "F(2), sliced",
+           *(name for name in fma_workloads.CASES if name.startswith("given")))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products(name: str, tmp_path: Path) -> None:
+    workload, _ = test_gemm.CASES[name]
+    check(workload, test_gemm.scheduled(name, A100), A100, tmp_path)
+
+
+@pytest.mark.parametrize("name", FLOAT32)
+def test_float32(name: str, tmp_path: Path) -> None:
+    workload, candidate = fma_workloads.CASES[name]
+    kernel = backends.schedule(workload, candidate, A100)
+    assert isinstance(kernel, Kernel)
+    check(workload, kernel, A100, tmp_path)

@@ -1,0 +1,84 @@
+"""The ONNX backend interface, and the official suite through it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
+
+from subtune.integrations.onnx_backend import SubtuneBackend
+from tests.integrations.onnx_suite import CaseResult, case_names, counts, run_case, run_suite
+
+PASSES = 1650  # of the 2033 CPU cases of onnx 1.23.2; 1150 is promised for any onnx release
+SAMPLE_STEP = 40  # every 40th case in the default run, which covers every family of operators
+
+
+def _reshape() -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [helper.make_node("Reshape", ["x", "shape"], ["y"])],
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3]),
+            helper.make_tensor_value_info("shape", TensorProto.INT64, [2]),
+        ],
+        [helper.make_empty_tensor_value_info("y")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def test_an_input_that_decides_a_shape_may_change_between_runs() -> None:
+    rep = SubtuneBackend.prepare(_reshape())
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for dims in ([3, 2], [6, 1], [3, 2], [1, -1]):
+        (y,) = rep.run([x, np.array(dims)])
+        np.testing.assert_array_equal(y, x.reshape(dims))
+
+
+def test_a_symbolic_dimension_may_change_between_runs() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> agraph (float[N, 2] x) => (float[N] y) {'
+        "y = ReduceSum <keepdims = 0> (x, a) }"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "a"))
+    rep = SubtuneBackend.prepare(model)
+    for n in (1, 4):
+        x = np.arange(2 * n, dtype=np.float32).reshape(n, 2)
+        np.testing.assert_array_equal(rep.run({"x": x}).y, x.sum(1))
+
+
+def test_run_node() -> None:
+    (y,) = SubtuneBackend.run_node(helper.make_node("Relu", ["x"], ["y"]), np.array([-1, 2], np.float32))
+    np.testing.assert_array_equal(y, np.array([0, 2], np.float32))
+
+
+def test_a_refusal_says_why() -> None:
+    node = helper.make_node("NonZero", ["x"], ["y"])
+    with pytest.raises(BackendIsNotSupposedToImplementIt, match="NonZero node 'y' is not supported"):
+        SubtuneBackend.run_node(node, np.zeros(2000, np.float32))
+
+
+def test_only_the_cpu_is_offered() -> None:
+    assert SubtuneBackend.supports_device("CPU")
+    assert not SubtuneBackend.supports_device("CUDA")
+
+
+def _complaints(results: tuple[CaseResult, ...]) -> list[str]:
+    return [f"{r.outcome}: {r.name}: {r.message}" for r in results if r.outcome in ("wrong", "crash")]
+
+
+def test_a_sample_of_the_official_suite() -> None:
+    names = [n for n in case_names() if not n.startswith("RealModel")][::SAMPLE_STEP]
+    results = tuple(run_case(name) for name in names)
+    assert _complaints(results) == []
+    assert counts(results)["pass"] >= len(names) // 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_official_suite() -> None:
+    results = run_suite(case_names())
+    assert _complaints(results) == []
+    promised = PASSES if onnx.__version__ == "1.23.2" else 1150
+    assert counts(results)["pass"] >= promised
