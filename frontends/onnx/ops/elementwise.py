@@ -106,21 +106,20 @@ def _broadcast_te(one: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
 
 
 def power(node: Node) -> Expr:
-    """The exponent may have another dtype; the result has the base's. Integer powers are exact, modulo
-    2**bits.
+    """The exponent may have another dtype; the result has the base's. Integer powers are exact, modulo 2**bits; to
+    exponents of floats they are computed in float64, as ONNX Runtime does.
     """
     a, b = legacy_operands(node)
     if is_float(a):
         known = node.known(1)
         if known is not None and known.size == 1 and known.reshape(()) == 2:
             out = np.broadcast_shapes(shape(a), shape(b))
-            return relax.op.multiply(a, a) if out == shape(a) else node.refuse("broadcasts its base")
+            a = a if out == shape(a) else node.emit(relax.op.reshape(a, out))  # one exponent: only axes of 1 are new
+            return relax.op.multiply(a, a)
         wide = "float64" if "float64" in (dtype(a), dtype(b)) or dtype(b) in ("int64", "int32") else "float32"
         powered = relax.op.power(node.cast(a, wide), node.cast(b, wide))
         return node.cast(node.emit(powered), dtype(a))
     if is_float(b):
-        if dtype(a) in ("int64", "uint64"):
-            node.refuse(f"raises {dtype(a)} to a {dtype(b)}")
         powered = relax.op.power(node.cast(a, "float64"), node.cast(b, "float64"))
         return node.cast(node.emit(powered), dtype(a))
 

@@ -10,6 +10,7 @@ from tvm import relax, te, tirx
 
 from subtune.frontends.onnx.ops.conv import integer_convolution
 from subtune.frontends.onnx.ops.linear import integer_product
+from subtune.frontends.onnx.ops.movement import slice_axis
 from subtune.frontends.onnx.ops.node import (
     Converter,
     Expr,
@@ -69,16 +70,22 @@ def _axis(node: Node, x: Expr) -> int:
     return 0 if prod(shape(scale)) == 1 else axis_in(axis, rank(x))
 
 
-def _refuse_forms(node: Node) -> None:
-    if node.attr("block_size", 0):
-        node.refuse("is quantised by blocks")
-    if node.attr("precision", 0):
-        node.refuse("has a precision")
+def _per_element(node: Node, x: Expr, value: Expr) -> Expr:
+    """A scale or zero point of every block along the axis, as one of every element of x."""
+    axis, size = axis_in(node.attr("axis", 1), rank(x)), node.attr("block_size")
+    dims = [-(-d // size) if a == axis else d for a, d in enumerate(shape(x))]
+    if list(shape(value)) != dims:
+        node.refuse(f"has parameters {list(shape(value))} for blocks of {size} of {list(shape(x))}")
+    whole = node.emit(relax.op.repeat(value, size, axis))
+    return slice_axis(node, whole, axis, 0, shape(x)[axis])
 
 
 def quantize_linear(node: Node) -> Expr:
     x, scale, zero = node.need(0), node.need(1), node.get(2)
-    _refuse_forms(node)
+    if node.attr("block_size", 0):
+        node.refuse("is quantised by blocks")
+    if node.attr("precision", 0):
+        node.refuse("has a precision")
     to = dtype_name(node.attr("output_dtype")) if node.attr("output_dtype") else "uint8"
     if zero is not None:
         to = dtype(zero)
@@ -89,14 +96,21 @@ def quantize_linear(node: Node) -> Expr:
 
 def dequantize_linear(node: Node) -> Expr:
     x, scale, zero = node.need(0), node.need(1), node.get(2)
-    _refuse_forms(node)
     if not is_float(scale):
         node.refuse(f"has scale dtype {dtype(scale)}")
-    axis = _axis(node, x)
+
+    def spread(value: Expr, to: str) -> Expr:
+        wide = node.cast(value, to)
+        return (
+            _per_element(node, x, wide)
+            if node.attr("block_size", 0)
+            else _parameter(node, wide, rank(x), _axis(node, x))
+        )
+
     wide = node.cast(x, "int32")
     if zero is not None:
-        wide = node.emit(relax.op.subtract(wide, _parameter(node, node.cast(zero, "int32"), rank(x), axis)))
-    factor = _parameter(node, node.cast(scale, "float32"), rank(x), axis)
+        wide = node.emit(relax.op.subtract(wide, spread(zero, "int32")))
+    factor = spread(scale, "float32")
     y = node.emit(relax.op.multiply(node.cast(wide, "float32"), factor))
     to = dtype_name(node.attr("output_dtype")) if node.attr("output_dtype") else dtype(scale)
     return node.cast(y, to)

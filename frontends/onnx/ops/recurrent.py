@@ -6,13 +6,14 @@ hidden state's product and the gates.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
+from subtune.frontends.onnx.ops import activation
 from subtune.frontends.onnx.ops.linear import product
 from subtune.frontends.onnx.ops.movement import slice_axis
 from subtune.frontends.onnx.ops.node import Converter, Expr, Node, const, dtype, shape
@@ -22,6 +23,18 @@ _ACTIVATIONS: dict[str, Callable[[Expr], Expr]] = {
     "sigmoid": relax.op.sigmoid,
     "tanh": relax.op.tanh,
     "relu": relax.op.nn.relu,
+}
+# Those that are operators of their own (Keras writes HardSigmoid), with the parameters that they take.
+_OPERATORS = {
+    name.lower(): (activation.CONVERTERS[name], parameters)
+    for name, parameters in {
+        "Elu": ("alpha",),
+        "HardSigmoid": ("alpha", "beta"),
+        "LeakyRelu": ("alpha",),
+        "Softplus": (),
+        "Softsign": (),
+        "ThresholdedRelu": ("alpha",),
+    }.items()
 }
 
 
@@ -62,19 +75,34 @@ def _part(node: Node, x: Expr, index: int, hidden: int) -> Expr:
 
 def _direction(node: Node, index: int, gates: int, defaults: list[str]) -> _Direction:
     hidden = shape(node.need(2))[-1]
-    named = [a.lower() for a in node.attr("activations") or []]
-    count = len(defaults)
-    names = named[index * count : (index + 1) * count] if named else defaults
-    unknown = [n for n in names if n not in _ACTIVATIONS]
-    if unknown or len(names) != count:
-        node.refuse(f"has activations {names}")
+    functions = _activations(node, defaults)[index * len(defaults) : (index + 1) * len(defaults)]
     w = node.emit(relax.op.permute_dims(_row(node, node.need(1), index)))
     r = node.emit(relax.op.permute_dims(_row(node, node.need(2), index)))
     bias = _row(node, node.get(3), index)
     wb = None if bias is None else slice_axis(node, bias, 0, 0, gates * hidden)
     rb = None if bias is None else slice_axis(node, bias, 0, gates * hidden, 2 * gates * hidden)
     peephole = _row(node, node.get(7), index) if node.op == "LSTM" else None
-    return _Direction(w, r, wb, rb, peephole, tuple(_ACTIVATIONS[n] for n in names), hidden)
+    return _Direction(w, r, wb, rb, peephole, functions, hidden)
+
+
+def _activations(node: Node, defaults: list[str]) -> tuple[Callable[[Expr], Expr], ...]:
+    """The functions of all directions in their order; each takes its parameters from the lists as it comes."""
+    directions = 2 if node.attr("direction", "forward") == "bidirectional" else 1
+    names = [name.lower() for name in node.attr("activations") or defaults * directions]
+    given = {"alpha": iter(node.attr("activation_alpha") or ()), "beta": iter(node.attr("activation_beta") or ())}
+    if len(names) != directions * len(defaults) or not all(n in _ACTIVATIONS or n in _OPERATORS for n in names):
+        node.refuse(f"has activations {names}")
+    return tuple(_ACTIVATIONS.get(name) or _operator(node, name, given) for name in names)
+
+
+def _operator(node: Node, name: str, given: Mapping[str, Iterator[float]]) -> Callable[[Expr], Expr]:
+    converter, parameters = _OPERATORS[name]
+    attrs = {key: value for key in parameters if (value := next(given[key], None)) is not None}
+
+    def apply(x: Expr) -> Expr:
+        return converter(replace(node, op=name, inputs=(node.bb.normalize(x),), attrs=attrs))
+
+    return apply
 
 
 def _plus(node: Node, x: Expr, bias: Expr | None) -> Expr:
@@ -132,8 +160,6 @@ def _recurrent(gates: int, defaults: list[str], step: type_step, states: int) ->
     def convert(node: Node) -> tuple[Expr, ...]:
         if node.attr("clip") is not None or node.attr("input_forget", 0):
             node.refuse("clips its gates or couples input and forget gate")
-        if node.attr("activation_alpha") or node.attr("activation_beta"):
-            node.refuse("has activation_alpha or activation_beta")
         batch_first = bool(node.attr("layout", 0))
         x = node.x
         if batch_first:

@@ -12,15 +12,15 @@ from subtune.frontends.onnx.ops.node import Converter, Expr, Node, axis_in, cons
 _MAX_LENGTH = 4096
 
 
-def _transformed(node: Node, x: Expr, count: int, bins: int) -> Expr:
-    """x (…, n, 1 or 2) -> (…, bins, 2): the transform of length `count` over the next to last axis."""
+def _transformed(node: Node, x: Expr, count: int, bins: int, inverse: bool = False) -> Expr:
+    """x (…, n, 1 or 2) -> (…, bins, 2): the transform of length `count`, or its inverse, over the next to last axis."""
     given, parts = shape(x)[-2:]
     if count > _MAX_LENGTH:
         node.refuse(f"transforms {count} points, more than {_MAX_LENGTH}")
     used = min(given, count)
     x = slice_axis(node, x, rank(x) - 2, 0, used)
     angle = -2 * np.pi / count * (np.outer(np.arange(used), np.arange(bins)) % count)
-    cos, sin = np.cos(angle), np.sin(angle)
+    cos, sin = (np.cos(angle) / count, -np.sin(angle) / count) if inverse else (np.cos(angle), np.sin(angle))
     # One matrix for real and imaginary parts together: rows (n, part), columns (bin, part).
     matrix = np.stack([np.stack([cos, sin], -1), np.stack([-sin, cos], -1)][:parts], axis=1)
     flat = node.emit(relax.op.reshape(x, (*shape(x)[:-2], used * parts)))
@@ -35,12 +35,15 @@ def dft(node: Node) -> Expr:
     axis = axis_in(axis, rank(x))
     onesided = bool(node.attr("onesided", 0))
     count = shape(x)[axis] if node.get(1) is None else node.ints(1, "its length")[0]
-    if axis == rank(x) - 1 or node.attr("inverse", 0):
-        node.refuse("transforms its parts axis, or inverts a transform")
+    inverse = bool(node.attr("inverse", 0))
+    if axis == rank(x) - 1:
+        node.refuse("transforms its parts axis")
+    if inverse and onesided:
+        node.refuse("inverts half a transform")
     order = [a for a in range(rank(x)) if a not in (axis, rank(x) - 1)] + [axis, rank(x) - 1]
     moved = node.emit(relax.op.permute_dims(x, order))
     bins = count // 2 + 1 if onesided else count
-    y = _transformed(node, moved, count, bins)
+    y = _transformed(node, moved, count, bins, inverse)
     back = [order.index(a) for a in range(rank(x))]
     return relax.op.permute_dims(y, back)
 

@@ -326,6 +326,43 @@ def test_operator_agrees_with_onnx_runtime(case: str) -> None:
     check(*node_model(op, [None if x is None else np.asarray(x) for x in inputs], opset, outputs, **attrs))
 
 
+WRITTEN_BY_EXPORTERS: dict[str, tuple[str, list[Any], int, dict[str, Any]]] = {
+    "a square of a tensor of lower rank": ("Pow", [floats(3), np.float32([[2]])], 15, {}),
+    "integers to a float": ("Pow", [np.int64([3, -2, 7]), np.float32([2.0, 3.0, 0.5])], 15, {}),
+    "inverse DFT": ("DFT", [floats(2, 6, 2)], 17, {"axis": 1, "inverse": 1}),
+    "inverse DFT of reals": ("DFT", [floats(2, 7, 1)], 17, {"axis": 1, "inverse": 1}),
+    "weights dequantised by blocks": (
+        "DequantizeLinear",
+        [RNG.integers(-128, 127, (4, 6), np.int8), abs(floats(4, 2)), RNG.integers(-9, 9, (4, 2), np.int8)],
+        21,
+        {"block_size": 3, "axis": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRITTEN_BY_EXPORTERS, ids=str)
+def test_what_exporters_write_agrees_with_onnx_runtime(case: str) -> None:
+    op, inputs, opset, attrs = WRITTEN_BY_EXPORTERS[case]
+    held = {i: x for i, x in enumerate(inputs) if op == "Pow" and i == 1}  # as a constant
+    check(*node_model(op, inputs[:1] if held else inputs, opset, 1, held, **attrs))
+
+
+@pytest.mark.parametrize(
+    ("names", "attrs"),
+    [
+        (["HardSigmoid", "Tanh", "Tanh"], {}),  # Keras
+        (["HardSigmoid", "Softsign", "Elu"], {"activation_alpha": [0.3, 0.7], "activation_beta": [0.4]}),
+        (["Sigmoid", "LeakyRelu", "Softplus"], {"activation_alpha": [0.2]}),
+    ],
+)
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_activations_of_a_recurrent_cell(names: list[str], attrs: dict[str, Any], direction: str) -> None:
+    dirs = 2 if direction == "bidirectional" else 1
+    attrs = {key: value * dirs for key, value in attrs.items()}
+    inputs = [floats(3, 2, 4), floats(dirs, 20, 4), floats(dirs, 20, 5)]
+    check(*node_model("LSTM", inputs, 14, 3, hidden_size=5, direction=direction, activations=names * dirs, **attrs))
+
+
 SHAPED: dict[str, tuple[str, list[Any], int, dict[int, Any], dict[str, Any]]] = {
     "resize linear half_pixel": (
         "Resize",
@@ -440,6 +477,18 @@ def test_recurrent_agrees_with_onnx_runtime(op: str, direction: str) -> None:
         ("BiasGelu", [floats(3, 8), floats(8)], {}),
         ("FastGelu", [floats(3, 8), floats(8)], {}),
         ("QuickGelu", [floats(3, 8)], {"alpha": 1.702}),
+        ("FusedMatMul", [floats(2, 4, 3), floats(2, 5, 4)], {"alpha": 0.3, "transA": 1, "transB": 1}),
+        ("FusedConv", [floats(1, 2, 5, 5), floats(3, 2, 3, 3), floats(3)], {"activation": "Relu"}),
+        (
+            "FusedConv",
+            [floats(1, 2, 5, 5), floats(3, 2, 3, 3), floats(3), floats(1, 3, 3, 3)],
+            {"activation": "Clip", "activation_params": [-0.5, 0.5]},
+        ),
+        (
+            "FusedGemm",
+            [floats(2, 3), floats(4, 3), floats(4)],
+            {"transB": 1, "activation": "LeakyRelu", "activation_alpha": 0.3},
+        ),
         ("SkipLayerNormalization", [floats(2, 3, 8), floats(2, 3, 8), floats(8), floats(8), floats(8)], {}),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
@@ -450,7 +499,7 @@ def test_contributed_operator_agrees_with_onnx_runtime(
     names = [f"x{i}" for i in range(len(inputs))]
     node = helper.make_node(op, names, ["y"], domain="com.microsoft", **attrs)
     infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, x.shape) for n, x in zip(names, inputs, strict=True)]
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, inputs[0].shape)
+    result = helper.make_empty_tensor_value_info("y")
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     graph = helper.make_graph([node], op, infos, [result])
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 
