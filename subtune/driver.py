@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from subtune import backends, frontends
 from subtune.artifact import Artifact
 from subtune.artifact import manifest as manifests
-from subtune.artifact.manifest import KernelOrigin, Source
 from subtune.artifact.writer import check_destination, write_files
 from subtune.assembly import compile_module
 from subtune.backends.base import Device
@@ -29,6 +28,7 @@ from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import SubtuneError, TargetError, VerificationError
 from subtune.core.graph import PartitionGraph, Subgraph
 from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.manifest import KernelOrigin, Source
 from subtune.core.numerics import PLAIN, PRECISIONS, Numerics
 from subtune.core.progress import ProgressCallback
 from subtune.core.record import Record, func_hash

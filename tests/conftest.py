@@ -86,7 +86,8 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_artifact(build_artifact: Builder, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from subtune.artifact.manifest import Source, sha256_of
+    from subtune.artifact.manifest import sha256_of
+    from subtune.core.manifest import Source
 
     path = tmp_path_factory.mktemp("artifact") / "small.subtune"
     build_artifact(small_onnx(), path, source=Source(str(small_model), sha256_of(small_model)))

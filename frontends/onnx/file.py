@@ -10,8 +10,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper
 
-from subtune.artifact.manifest import MANIFEST_NAME
 from subtune.core.errors import ModelError
+from subtune.core.manifest import MANIFEST_NAME
 from subtune.frontends.onnx.weights import (
     BIG_BYTES,
     DataDir,

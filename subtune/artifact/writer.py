@@ -22,12 +22,21 @@ from subtune import runtime
 from subtune.artifact import Artifact, load
 from subtune.artifact import manifest as manifests
 from subtune.artifact.exchange_paths import exchange
-from subtune.artifact.manifest import FileEntry, KernelOrigin, Manifest, Source, SubgraphEntry, WeightEntry
 from subtune.assembly import build
 from subtune.assembly.lift_constants import lift_constants
 from subtune.backends import as_device
 from subtune.backends.base import Device, HardwareModel
 from subtune.core.errors import ArtifactError
+from subtune.core.manifest import (
+    MANIFEST_NAME,
+    WEIGHTS_NAME,
+    FileEntry,
+    KernelOrigin,
+    Manifest,
+    Source,
+    SubgraphEntry,
+    WeightEntry,
+)
 from subtune.core.scratch import abandoned, scratch
 from subtune.core.tensor_spec import TensorSpec
 
@@ -50,7 +59,7 @@ def check_destination(path: str | os.PathLike[str]) -> Path:
     if not os.access(folder.parent, os.W_OK):
         raise ArtifactError(f"cannot write {folder}: no permission to write in {folder.parent}")
     if folder.is_dir() and not folder.is_symlink():
-        if not any(folder.iterdir()) or (folder / manifests.MANIFEST_NAME).is_file():
+        if not any(folder.iterdir()) or (folder / MANIFEST_NAME).is_file():
             return folder
         raise ArtifactError(f"{folder} is in the way: it is a directory, but no artifact; choose another name")
     if folder.exists() or folder.is_symlink():
@@ -87,9 +96,10 @@ def write_files(
         place = scratch(f".{folder.name}.", STAGING, folder.parent)
     except OSError as e:
         raise _cannot_write(folder, e) from e
-    staging = place.path
+    staging = place.path / folder.name
     try:
         try:
+            staging.mkdir()  # the place is private; this has the mode that the umask says
             _fill(staging, mod, inputs, outputs, device, kernels, source or Source(), name or _stem(folder))
             loadable = staging
             if check is not None and device.model.obstacle():
@@ -138,8 +148,8 @@ def _fill(
     short = [kernel.name for kernel in kernels if 0.0 < kernel.tuned_s < _SHORT_S]
     offsets = [weight.offset for weight in table]
     hashes, memory, built = build(lifted, arrays, device, staging, short, offsets)
-    files = [*built, manifests.WEIGHTS_NAME]
-    _write_weights(weights, table, staging / manifests.WEIGHTS_NAME)
+    files = [*built, WEIGHTS_NAME]
+    _write_weights(weights, table, staging / WEIGHTS_NAME)
     manifest = Manifest(
         name=name,
         inputs=tuple(inputs),
@@ -159,8 +169,7 @@ def _fill(
             FileEntry(file, (staging / file).stat().st_size, manifests.sha256_of(staging / file)) for file in files
         ),
     )
-    (staging / manifests.MANIFEST_NAME).write_text(manifest.to_json())
-    staging.chmod(0o755)  # mkdtemp's is private
+    manifests.write(staging, manifest)
 
 
 def _subgraphs(hashes: dict[str, str], kernels: Sequence[KernelOrigin]) -> tuple[SubgraphEntry, ...]:
@@ -198,12 +207,12 @@ def _laid_out(weights: Sequence[Any]) -> tuple[WeightEntry, ...]:
 
 
 def _write_weights(weights: Sequence[Any], table: Sequence[WeightEntry], path: Path) -> None:
-    """The tensors where the table has them; one zero byte if there are none."""
+    """The tensors where the table has them; one zero byte if they have none: no system maps an empty file."""
     with path.open("wb") as f:
         for tensor, entry in zip(weights, table, strict=True):
             f.write(b"\0" * (entry.offset - f.tell()))
-            _bytes_of(tensor, entry.nbytes).tofile(f)
-        if not table:
+            f.write(_bytes_of(tensor, entry.nbytes).data)  # numpy's tofile does not notice that the disk is full
+        if not f.tell():
             f.write(b"\0")
 
 

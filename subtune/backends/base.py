@@ -23,7 +23,9 @@ from subtune.core.workload import Workload
 if TYPE_CHECKING:
     import tvm
 
+    from subtune.core.manifest import Manifest
     from subtune.core.memory_plan import MemoryPlan
+    from subtune.core.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,5 +282,9 @@ class Backend(ABC):
         """Write the model's library, and what belongs to it, into `folder`; the memory plan it wants, the files."""
 
     @abstractmethod
-    def load_program(self, folder: Path, manifest: Any) -> Any:
-        """An artifact's program, ready to run. Imports TVM's runtime only."""
+    def load_program(self, folder: Path, manifest: Manifest, threads: int, share_weights: bool) -> Program:
+        """An artifact's program, ready to run on so many of the host's threads. Imports TVM's runtime only.
+
+        Raises:
+            ArtifactError: the device it needs is not here, or has too little memory. What TVM raises is left alone.
+        """

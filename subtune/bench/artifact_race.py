@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from subtune.artifact import manifest as manifests
-from subtune.artifact.manifest import Manifest
 from subtune.artifact.random_inputs import random_inputs
 from subtune.bench.job import BenchError, Job
 from subtune.bench.peers import AGAINST, GPU_AGAINST
 from subtune.bench.race import FOREIGN_LIMIT, BenchRow, Pace, cores_for, race, write_inputs
+from subtune.core.manifest import Manifest
 from subtune.core.scratch import temporary
 
 DEFAULT_AGAINST = ("onnxruntime", "default")

@@ -20,7 +20,7 @@ def artifact(job: Job, inputs: Arrays) -> Peer:
 
     loaded = load(job.path)
     first = list(loaded.run(inputs).values())
-    return Peer(loaded.replay, lambda _: first)  # type: ignore[attr-defined]
+    return Peer(loaded.program.replay, lambda _: first)  # type: ignore[attr-defined]
 
 
 def torch_graph(job: Job, inputs: Arrays) -> Peer:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from subtune.artifact.manifest import Source
 from subtune.core.errors import ArtifactError
+from subtune.core.manifest import Source
 from subtune.frontends.dispatch import is_relay
 from subtune.verification.verify import integer_limits
 

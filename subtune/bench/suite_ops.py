@@ -11,7 +11,6 @@ from typing import Any
 import onnx
 
 from subtune.artifact import manifest as manifests
-from subtune.artifact.manifest import Manifest
 from subtune.bench import limits
 from subtune.bench.job import BenchError, Job
 from subtune.bench.op_case import TO_NHWC, OpCase
@@ -21,6 +20,7 @@ from subtune.bench.peers import LIMITS, OWN_ACCOUNTS
 from subtune.bench.quality import Quality, WorkloadQuality, of_workloads, summarize
 from subtune.bench.race import Race, best_peer, cores_for, race, write_inputs
 from subtune.bench.suite import Settings, reason, run_cases
+from subtune.core.manifest import Manifest
 from subtune.core.scratch import temporary
 from subtune.report.compile_report import CompileReport
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from subtune.cli import arguments
 from subtune.core.errors import SubtuneError
+from subtune.core.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from subtune.driver import Prepared
@@ -21,6 +22,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     arguments.add_model(parser)
     arguments.add_parameters(parser)
+    parser.add_argument("--check", action="store_true", help="compare all files of an artifact with their SHA-256")
     parser.add_argument("--dot", metavar="FILE", help="write the partition as a Graphviz file")
     parser.add_argument("--svg", metavar="FILE", help="write the partition as a picture")
     parser.add_argument("--target", default="auto", help="the processor whose measurements to show (default: this one)")
@@ -31,8 +33,10 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if (Path(args.model) / "manifest.json").is_file():
+    if (Path(args.model) / MANIFEST_NAME).is_file():
         return _artifact(args)
+    if args.check:
+        raise SubtuneError(f"--check is for artifacts, and {args.model} is none")
     from subtune.driver import parameters_of, prepare
     from subtune.passes.extract import call_names
     from subtune.report import inspect
@@ -50,18 +54,25 @@ def run(args: argparse.Namespace) -> int:
 
 def _artifact(args: argparse.Namespace) -> int:
     from subtune.artifact import manifest as manifests
+    from subtune.artifact.schema import encode
 
     if args.dot or args.svg:
         raise SubtuneError(f"{args.model} is an artifact: --dot and --svg draw the partition of a model")
     manifest = manifests.read(Path(args.model))
+    if args.check:
+        manifests.check_hashes(Path(args.model), manifest)
     if args.json:
-        data = json.loads(manifest.to_json())
+        data = encode(manifest)
         data["memory"]["weights_nbytes"] = manifest.weights_nbytes
+        data["subgraphs"] = [{**encode(kernel), "gain": round(kernel.gain, 4)} for kernel in manifest.subgraphs]
         print(json.dumps(data, indent=1))
         return 0
     inputs, outputs = (", ".join(map(str, specs)) for specs in (manifest.inputs, manifest.outputs))
     print(f"{manifest.name}: ({inputs}) -> ({outputs})")
     print(f"for {manifest.device}, {manifest.threads} threads; {manifest.memory_summary()}")
+    if args.check:
+        names = ", ".join(f"{entry.name} ({entry.nbytes} bytes)" for entry in manifest.files)
+        print(f"checked: {names}: all as they were written")
     width = max([len(kernel.name) for kernel in manifest.subgraphs] + [6])
     print(f"{'kernel':<{width}}  default us   tuned us    gain  schedule")
     for kernel in manifest.subgraphs:

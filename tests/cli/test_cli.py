@@ -8,17 +8,20 @@ import math
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import subtune
+from subtune.artifact import manifest as manifests
 from subtune.cli import main
 from subtune.cli.arguments import duration
 from subtune.cli.compile import default_output
 from subtune.cli.progressbar import describe, fraction
 from subtune.core.errors import ModelError
+from subtune.core.manifest import Source
 from subtune.core.progress import Progress
 
 RUN = [sys.executable, "-c", "import sys; from subtune.cli import main; sys.exit(main())"]
@@ -263,17 +266,14 @@ class TestBench:
         assert [row["framework"] for row in report["rows"]] == ["subtune", "onnxruntime"]
 
     def test_model_that_has_gone(self, own_artifact, capsys):
-        data = json.loads((own_artifact / "manifest.json").read_text())
-        data["source"] = {"model": "gone.onnx", "sha256": "", "shapes": {}}
-        (own_artifact / "manifest.json").write_text(json.dumps(data))
+        manifests.write(own_artifact, replace(manifests.read(own_artifact), source=Source("gone.onnx")))
         assert main(["bench", str(own_artifact), "--against", "default"]) == 2
         assert "compiled from gone.onnx, which is not there" in capsys.readouterr().err
 
     def test_model_that_has_changed(self, own_artifact, capsys, tmp_path):
         (tmp_path / "m.onnx").write_bytes(b"other")
-        data = json.loads((own_artifact / "manifest.json").read_text())
-        data["source"] = {"model": str(tmp_path / "m.onnx"), "sha256": "0" * 64, "shapes": {}}
-        (own_artifact / "manifest.json").write_text(json.dumps(data))
+        source = Source(str(tmp_path / "m.onnx"), "0" * 64)
+        manifests.write(own_artifact, replace(manifests.read(own_artifact), source=source))
         assert main(["bench", str(own_artifact)]) == 2
         assert "has changed since the artifact was compiled" in capsys.readouterr().err
 

@@ -17,8 +17,8 @@ import onnx
 import pytest
 
 from subtune import models
-from subtune.artifact.manifest import LIBRARY_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from subtune.cli import main
+from subtune.core.manifest import LIBRARY_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from subtune.verification.verify import onnxruntime_reference, output_error
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from subtune.artifact.schema import decode, encode
 from subtune.artifact.writer import _TO_CALLS, _compile, _run_passes
 from subtune.assembly.static_memory import plan_memory
 from subtune.backends.cpu.device import CPU
@@ -161,4 +162,4 @@ def test_the_plan_survives_the_manifest() -> None:
         return bb.emit(relax.Tuple([bb.emit(op.exp(bb.emit(op.exp(x)))), x]))
 
     _, plan = build([(4, 8)], body)
-    assert MemoryPlan.from_dict(plan.to_dict()) == plan
+    assert decode(MemoryPlan, encode(plan)) == plan

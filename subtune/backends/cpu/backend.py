@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -15,8 +14,10 @@ from subtune.backends.host.link import link_command
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
 from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.manifest import LIBRARY_NAME, Manifest
 from subtune.core.measurement import Failure
 from subtune.core.memory_plan import MemoryPlan
+from subtune.core.program import Program
 from subtune.core.workload import Workload
 from subtune.runtime.host import usable_cores
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     import tvm
 
 _log = logging.getLogger(__name__)
-
-LIBRARY = "model.so"
 
 
 class CPUBackend(Backend):
@@ -132,14 +131,16 @@ class CPUBackend(Backend):
         line = straight_line(planned.calls, target, planned.short, memory, planned.offsets, *planned.arrays)
         if line:
             executable = tvm.compile(line, target, tir_pipeline=PIPELINE)
-            memory = replace(memory, arguments=(), takes_addresses=True)
+            memory = replace(memory, takes_addresses=True)
         else:
             executable = _relax_build(join_kernels(planned.program, target, planned.short), device, "compiled")
-        export(executable, folder / LIBRARY, device.model.host.triple)
-        return memory, (LIBRARY,)
+        export(executable, folder / LIBRARY_NAME, device.model.host.triple)
+        return memory, (LIBRARY_NAME,)
 
-    def load_program(self, folder: Path, manifest: Any) -> Any:
-        return importlib.import_module("subtune.artifact.model").Artifact(folder, manifest)
+    def load_program(self, folder: Path, manifest: Manifest, threads: int, share_weights: bool) -> Program:
+        from subtune.backends.cpu.program import load_program
+
+        return load_program(folder, manifest, threads, share_weights)
 
 
 def _relax_build(mod: tvm.IRModule, device: Device, mode: str) -> Any:

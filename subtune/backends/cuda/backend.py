@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +13,14 @@ from subtune.backends.cuda.device import CUDA, CUDAModel, is_cuda_target
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
 from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.manifest import BINARIES_NAME, LIBRARY_NAME, Manifest
 from subtune.core.measurement import Failure, FailureKind
 from subtune.core.memory_plan import MemoryPlan
+from subtune.core.program import Program
 from subtune.core.workload import Workload
 
 if TYPE_CHECKING:
     import tvm
-
-LIBRARY = "model.so"
-BINARIES = "kernels.cubin"
 
 
 class CUDABackend(Backend):
@@ -127,12 +125,14 @@ class CUDABackend(Backend):
 
         with collected(device.numerics.exact) as binaries:
             executable = self.executable(planned.program, device)
-        export(executable, folder / LIBRARY, device.model.host.triple)
-        write_binaries(folder / BINARIES, binaries)
-        return planned.memory, (LIBRARY, BINARIES)
+        export(executable, folder / LIBRARY_NAME, device.model.host.triple)
+        write_binaries(folder / BINARIES_NAME, binaries)
+        return planned.memory, (LIBRARY_NAME, BINARIES_NAME)
 
-    def load_program(self, folder: Path, manifest: Any) -> Any:
-        return importlib.import_module("subtune.backends.cuda.program").load_for(folder, manifest)
+    def load_program(self, folder: Path, manifest: Manifest, threads: int, share_weights: bool) -> Program:
+        from subtune.backends.cuda.program import load_program
+
+        return load_program(folder, manifest)
 
 
 def _pipeline() -> str:

@@ -7,8 +7,7 @@ and a run is a copy of the inputs, one launch and a copy of the outputs.
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,41 +15,34 @@ from typing import Any
 import numpy as np
 
 from subtune import runtime
-from subtune.artifact import manifest as manifests
-from subtune.artifact.manifest import Manifest
-from subtune.artifact.model import Artifact, Input, Output
 from subtune.backends.cuda import api as cuda_api
 from subtune.backends.cuda.building.binaries import provided, read_binaries
 from subtune.backends.cuda.device import CUDA
 from subtune.core.errors import ArtifactError, TargetError
+from subtune.core.manifest import BINARIES_NAME, LIBRARY_NAME, WEIGHTS_NAME, Manifest
 from subtune.core.memory_plan import Base, View
 from subtune.core.tensor_spec import TensorSpec
 
 logger = logging.getLogger(__name__)
 
 
-class CudaArtifact(Artifact):
-    """As `Artifact`. Arrays are the host's; `replay` and `device_seconds` leave them on the GPU.
+class CUDAProgram:
+    """As `subtune.core.program.Program`, for arrays of the host; `replay` and `device_seconds` leave them on the GPU.
 
     Attributes:
         is_captured: whether a run is one CUDA graph. What sorts or scatters allocates in between, and is not.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, executable: Any, weights: np.ndarray):
-        self.path = path
-        self.manifest = manifest
-        self.threads = manifest.threads
-        self._inputs = tuple(Input(spec) for spec in manifest.inputs)
-        self._outputs = tuple(Output(spec) for spec in manifest.outputs)
-        self._lock = threading.Lock()
+    def __init__(self, manifest: Manifest, executable: Any, weights: np.ndarray):
+        self._manifest = manifest
         self._executable = executable
         self._stream = cuda_api.Stream()
         self._weights = cuda_api.Memory(weights.nbytes)
         self._weights.write(weights)
         plan = manifest.memory
         self._arena = cuda_api.Memory(plan.arena_nbytes)
-        self._given = tuple(cuda_api.Memory(_nbytes(spec)) for spec in manifest.inputs)
-        self._taken = tuple(cuda_api.Memory(_nbytes(spec)) for spec in manifest.outputs)
+        self._given = tuple(cuda_api.Memory(spec.nbytes) for spec in manifest.inputs)
+        self._taken = tuple(cuda_api.Memory(spec.nbytes) for spec in manifest.outputs)
         for memory in (*self._given, self._arena):
             memory.fill(0)
         executable["save_function"]("main", "bound", True, *(self._tensor(view) for view in plan.arguments))
@@ -72,43 +64,34 @@ class CudaArtifact(Artifact):
 
     def device_seconds(self, runs: int = 20) -> float:
         """Mean time of one of `runs` runs in a row, without copies from and to the host."""
-        with self._lock:
-            cuda_api.activate()
-            begin, end = cuda_api.Event(), cuda_api.Event()
-            self._launch()
-            begin.record(self._stream)
-            for _ in range(runs):
-                self._launch()
-            end.record(self._stream)
-            return end.seconds_since(begin) / runs
-
-    def feed(self, inputs: Mapping[str, Any]) -> None:
-        """Copy the inputs into the GPU's buffers, where they stay until the next `feed` or `run`."""
-        if len(inputs) != len(self._inputs) or any(slot.spec.name not in inputs for slot in self._inputs):
-            self._refuse_names(inputs)
         cuda_api.activate()
-        for slot, memory in zip(self._inputs, self._given, strict=True):
-            memory.write(_bytes(slot.array(inputs[slot.spec.name])))
+        begin, end = cuda_api.Event(), cuda_api.Event()
+        self._launch()
+        begin.record(self._stream)
+        for _ in range(runs):
+            self._launch()
+        end.record(self._stream)
+        return end.seconds_since(begin) / runs
 
-    def run_tensors(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            arrays = self._call(inputs, {})
-        return {slot.spec.name: runtime.as_tensor(a, slot.spec) for slot, a in zip(self._outputs, arrays, strict=True)}
-
-    def _call(self, inputs: Mapping[str, Any], out: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        self.feed(inputs)
+    def run(self, arrays: list[np.ndarray]) -> None:
+        self.feed(arrays[: len(self._given)])
         self.replay()
-        results = [slot.array(out.get(slot.spec.name), []) for slot in self._outputs]
+        results = arrays[len(self._given) :]
         for array, memory in zip(results, self._taken, strict=True):
             memory.read_into(_bytes(array))
-        plan = self.manifest.memory
+        plan = self._manifest.memory
         for output, view in plan.copies:
             memory, offset = self._place(view)
             memory.read_into(_bytes(results[output]), offset)
         for output, tensor in zip(plan.returned, self._returned or (), strict=True):
             host = runtime.host_copy(tensor)
             np.copyto(results[output], runtime.as_numpy(host, results[output].dtype))
-        return results
+
+    def feed(self, inputs: Sequence[np.ndarray]) -> None:
+        """Copy the inputs, contiguous arrays, into the GPU's buffers, where they stay until the next `feed`."""
+        cuda_api.activate()
+        for array, memory in zip(inputs, self._given, strict=True):
+            memory.write(_bytes(array))
 
     def _launch(self) -> None:
         cuda_api.activate()
@@ -127,32 +110,32 @@ class CudaArtifact(Artifact):
         with self._stream.used():
             self._main()  # loads the code, which a capture must not
         self._stream.synchronize()
-        if self.manifest.memory.returned:
+        if self._manifest.memory.returned:
             return None
         try:
             return self._stream.capture(self._main)
         except Exception as e:  # kernels that take memory while they run, for one
-            logger.info("%s runs kernel by kernel, it cannot be captured: %s", self.manifest.name, e)
+            logger.info("%s runs kernel by kernel, it cannot be captured: %s", self._manifest.name, e)
             return None
 
     def _tensor(self, view: View) -> Any:
         memory, offset = self._place(view)
-        nbytes = _nbytes(TensorSpec("", view.shape, view.dtype))
+        nbytes = TensorSpec("", view.shape, view.dtype).nbytes
         return cuda_api.tensor_at(memory.address + offset, view.shape, view.dtype, nbytes)
 
     def _place(self, view: View) -> tuple[cuda_api.Memory, int]:
         if view.base is Base.WEIGHT:
-            return self._weights, self.manifest.weights[view.place].offset
+            return self._weights, self._manifest.weights[view.place].offset
         if view.base is Base.ARENA:
             return self._arena, view.place
         return (self._given if view.base is Base.INPUT else self._taken)[view.place], 0
 
-    def __repr__(self) -> str:
-        return super().__repr__().replace(f"{self.threads} threads", "a CUDA graph" if self.is_captured else "kernels")
+    def __str__(self) -> str:
+        return "a CUDA graph" if self.is_captured else "kernels"
 
 
-def load_for(folder: Path, manifest: Manifest) -> CudaArtifact:
-    """Load an artifact for a GPU; the manifest's versions have been checked.
+def load_program(folder: Path, manifest: Manifest) -> CUDAProgram:
+    """The program of an artifact for a GPU; its library's content and versions have been checked.
 
     Raises:
         ArtifactError: there is no GPU here that runs it.
@@ -163,17 +146,11 @@ def load_for(folder: Path, manifest: Manifest) -> CudaArtifact:
         raise ArtifactError(f"{folder} is for a GPU that is not known here: {e}") from e
     if obstacle := device.obstacle():
         raise ArtifactError(f"{folder} was compiled for CUDA ({manifest.device}), and {obstacle}")
-    try:
-        with provided(read_binaries(folder / manifests.BINARIES_NAME)):
-            executable = runtime.virtual_machine(runtime.load_library(folder / manifests.LIBRARY_NAME), on_cuda=True)
-    except (RuntimeError, AttributeError, OSError) as e:
-        raise ArtifactError(f"{folder / manifests.LIBRARY_NAME} cannot be loaded: {e}; compile the model again") from e
-    weights = np.fromfile(folder / manifests.WEIGHTS_NAME, np.uint8)
-    return CudaArtifact(folder, manifest, executable, weights)
-
-
-def _nbytes(spec: TensorSpec) -> int:
-    return int(np.prod(spec.shape, dtype=np.int64)) * runtime.numpy_dtype(spec.dtype).itemsize
+    if all(entry.name != BINARIES_NAME for entry in manifest.files):
+        raise ArtifactError(f"{folder} is incomplete: it has no {BINARIES_NAME}; compile the model again")
+    with provided(read_binaries(folder / BINARIES_NAME)):
+        executable = runtime.virtual_machine(runtime.load_library(folder / LIBRARY_NAME), on_cuda=True)
+    return CUDAProgram(manifest, executable, np.fromfile(folder / WEIGHTS_NAME, np.uint8))
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

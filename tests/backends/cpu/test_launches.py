@@ -11,11 +11,11 @@ from tvm.s_tir import Schedule
 from subtune import backends, models
 from subtune.artifact import load
 from subtune.artifact import writer as artifact_writer
-from subtune.artifact.manifest import KernelOrigin
 from subtune.artifact.random_inputs import random_inputs
 from subtune.backends.cpu.lowering.launches import joined, steps
 from subtune.backends.cpu.lowering.pipeline import PIPELINE, flat
 from subtune.core.candidate import DEFAULT
+from subtune.core.manifest import KernelOrigin
 from subtune.driver import prepare, schedule_kernels
 from subtune.passes import straight_line
 from subtune.passes.splice import splice

@@ -21,6 +21,7 @@ from subtune.backends.cuda.device import CUDA, CUDAModel, is_cuda_target
 from subtune.backends.cuda.driver import driver_device
 from subtune.backends.cuda.published import DEVICES, limits_of
 from subtune.cli.main import main
+from subtune.core import manifest as core_manifest
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import ArtifactError, TargetError
 from subtune.core.kernel import NotApplicable
@@ -180,10 +181,10 @@ def test_a_model_is_built_for_a_gpu_that_is_not_here(tmp_path, capsys, monkeypat
     assert (manifest.kind, manifest.inputs[0].shape[0], manifest.inputs[0].dtype) == ("cuda", 3, "float32")
     assert {weight.dtype for weight in manifest.weights} >= {"float16"}
     assert all(entry.measured_hash == "" for entry in manifest.subgraphs)
-    binaries = cuda_binaries.read_binaries(out / manifests.BINARIES_NAME)
+    binaries = cuda_binaries.read_binaries(out / core_manifest.BINARIES_NAME)
     kernels = [found.kernel for code in binaries.values() for found in resources(code)]
     assert len(kernels) >= len(manifest.subgraphs)
-    library = (out / manifests.LIBRARY_NAME).read_bytes()
+    library = (out / core_manifest.LIBRARY_NAME).read_bytes()
     assert all(cuda_binaries.token(key).encode() in library for key in binaries)
     assert b"__global__" not in library
     with pytest.raises(ArtifactError, match=r"compiled for CUDA .*, and this machine has no such GPU"):
@@ -273,13 +274,13 @@ def test_a_model_runs_on_the_gpu(precision, tmp_path):
     )
     assert "ONNX Runtime" in report.verified
     artifact = load(out, check=True)
-    assert artifact.is_captured
+    assert artifact.program.is_captured
     shape = artifact.inputs[0].shape
     x = np.random.default_rng(0).standard_normal(shape, np.float32)
     first, second = (artifact.run({"input": x})["output"] for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert not np.array_equal(first, artifact.run({"input": 2 * x})["output"])
-    assert 1e-6 < artifact.device_seconds() < 1.0
+    assert 1e-6 < artifact.program.device_seconds() < 1.0
 
 
 @gpu

@@ -1,0 +1,23 @@
+"""What computes a loaded model: each backend has one of its own (`subtune.backends.*.program`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Program(Protocol):
+    """A model with its weights in place. An object is used by one thread at a time."""
+
+    def run(self, arrays: list[np.ndarray]) -> None:
+        """Compute every output.
+
+        Args:
+            arrays: of all inputs and then of all outputs, as the manifest has them; contiguous and writeable, and no
+                output lies where another array does.
+        """
+
+    def __str__(self) -> str:
+        """By what it runs: `2 threads`, `a CUDA graph`."""
