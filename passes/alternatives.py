@@ -38,7 +38,7 @@ def alternatives(graph: PartitionGraph) -> tuple[Region, ...]:
     >>> from subtune import models
     >>> from subtune.frontends import load
     >>> from subtune.passes.partition import partition
-    >>> from subtune.passes.pipeline import normalize
+    >>> from subtune.pipeline import normalize
     >>> alternatives(partition(normalize(load(models.reduced("mlp")).mod)))
     ()
     """

@@ -34,7 +34,7 @@ def partition(mod: IRModule) -> PartitionGraph:
 
     >>> from subtune import models
     >>> from subtune.frontends import load
-    >>> from subtune.passes.pipeline import normalize
+    >>> from subtune.pipeline import normalize
     >>> graph = partition(normalize(load(models.reduced("mlp")).mod))
     >>> [group.ops for group in graph.groups]
     [('matmul_0', 'add_0', 'relu_0'), ('matmul_1', 'add_1', 'relu_1'), ('matmul_2', 'add_2')]

@@ -19,17 +19,20 @@ import pytest
 import subtune
 from subtune import backends, models
 from subtune import runtime as runtimes
+from subtune.backends import device_of
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import SubtuneError, TargetError, VerificationError
 from subtune.core.measurement import FailureKind
 from subtune.core.progress import Progress
 from subtune.database import Database
-from subtune.driver import compile_model, device_model, prepare, schedule_kernels
+from subtune.driver import compile_model
 from subtune.measure import LocalMeasurer
+from subtune.pipeline import prepare
+from subtune.tuning import winners
+from subtune.tuning.winners import schedule_kernels
 from subtune.verification.verify import onnxruntime_reference, output_error
 from tests.measure.patient import PatientMeasurer
 
-road = sys.modules["subtune.driver"]
 """The module: the package's attribute of that name is the function."""
 
 
@@ -169,7 +172,7 @@ def test_a_bad_device_file_is_refused(small_model: Path, tmp_path: Path, content
 def test_an_extension_this_processor_lacks_is_refused_where_kernels_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes, "missing_features", lambda features: ("amx-tile",))
     with pytest.raises(TargetError, match="lacks amx-tile"):
-        device_model()
+        device_of()
 
 
 # -- verification ------------------------------------------------------------------------------------------
@@ -192,7 +195,7 @@ def wrong_kernel(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         bad = schedule_kernels([maximum], {}, device)[maximum.name]
         return kernels | {s.name: bad for s in subgraphs if s.anchor == "sum"}
 
-    monkeypatch.setattr(road, "schedule_kernels", schedule)
+    monkeypatch.setattr(winners, "schedule_kernels", schedule)
 
 
 @pytest.mark.usefixtures("wrong_kernel")

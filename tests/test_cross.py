@@ -15,6 +15,7 @@ import pytest
 from subtune import models
 from subtune.artifact import load
 from subtune.artifact.manifest import read
+from subtune.backends import device_of
 from subtune.backends.cpu.device import CPU
 from subtune.backends.host import link
 from subtune.cli import main
@@ -23,9 +24,11 @@ from subtune.core.errors import ArtifactError, TargetError, VerificationError
 from subtune.core.measurement import Timing
 from subtune.core.record import Record, func_hash
 from subtune.database import Database
-from subtune.driver import compile_model, device_model, prepare, schedule_kernels
+from subtune.driver import compile_model
+from subtune.pipeline import prepare
 from subtune.runtime import triples
 from subtune.tuning.predict import predict
+from subtune.tuning.winners import schedule_kernels
 
 FOREIGN = "cortex-a72" if triples.architecture(CPU("auto").triple) == "x86_64" else "haswell"
 TRIPLE = CPU(FOREIGN).triple
@@ -167,7 +170,7 @@ def test_a_candidate_that_does_not_build_gives_way_to_the_next(
 
 def test_what_measures_refuses_the_other_machine() -> None:
     with pytest.raises(TargetError, match=r"this machine is .*, and kernels are timed where they are built"):
-        device_model(FOREIGN)
+        device_of(FOREIGN)
 
 
 class TestLink:

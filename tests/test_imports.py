@@ -28,11 +28,13 @@ ROOMS = (
     ("backends.host",),
     ("backends.cpu", "backends.cuda"),
     ("backends",),
-    ("assembly", "database"),
-    ("artifact.writer", "verification"),
-    ("tuning",),
-    ("report",),
     ("pipeline",),
+    ("assembly", "database"),
+    ("artifact.writer",),
+    ("tuning",),
+    ("verification",),
+    ("report",),
+    ("options",),
     ("driver",),
     ("tuning.compare", "tuning.fast_dlight"),  # which compile whole models
     ("bench", "integrations"),
@@ -47,10 +49,10 @@ EXCEPTIONS = {
         "subtune.measure.local",
         "subtune.backends",
     ): "workers are told by name who schedules",
+    ("subtune.artifact.model", "subtune.backends"): "a program is loaded by its backend",
 }
 # Of the same kind, each until the work it waits for is done: (importing module, imported one) -> that work.
 TEMPORARY = {
-    ("subtune.artifact.model", "subtune.backends.cuda.program"): "loading is the backend's",
     ("subtune.backends.cuda.families.moments.schedule", "subtune.backends.cpu.families.columns.schedule"): "families",
     ("subtune.backends.cuda.families.moments.schedule", "subtune.backends.cpu.families.moments.schedule"): "families",
     ("subtune.backends.cuda.families.rowwise.schedule", "subtune.backends.cpu.families.rowwise.schedule"): "families",

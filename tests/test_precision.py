@@ -16,8 +16,9 @@ from subtune.backends.cpu.device import CPU
 from subtune.cli.main import main
 from subtune.core.errors import SubtuneError, TargetError, VerificationError
 from subtune.core.numerics import Numerics
-from subtune.driver import compile_model, prepare
+from subtune.driver import compile_model
 from subtune.measure import LocalMeasurer
+from subtune.pipeline import prepare
 from subtune.verification.verify import output_error, verify
 
 needs_bf16 = pytest.mark.skipif(
@@ -102,7 +103,7 @@ def test_a_device_is_asked_for_the_feature() -> None:
 
 def test_there_is_no_other_precision(small_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SubtuneError, match="choose fp32 or bf16"):
-        prepare(small_model, precision="fp8")
+        prepare(small_model, numerics=Numerics(precision="fp8"))
     with pytest.raises(SystemExit):
         main(["compile", str(small_model), "--precision", "fp8"])
     assert "fp8" in capsys.readouterr().err

@@ -23,7 +23,6 @@ from subtune.artifact import Artifact, load
 from subtune.artifact import manifest as manifests
 from subtune.artifact.exchange_paths import exchange
 from subtune.assembly import build
-from subtune.assembly.lift_constants import lift_constants
 from subtune.backends import as_device
 from subtune.backends.base import Device, HardwareModel
 from subtune.core.errors import ArtifactError
@@ -39,6 +38,7 @@ from subtune.core.manifest import (
 )
 from subtune.core.scratch import abandoned, scratch
 from subtune.core.tensor_spec import TensorSpec
+from subtune.passes.lift_constants import lift_constants
 
 logger = logging.getLogger(__name__)
 

@@ -8,42 +8,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import relax
 from tvm.tirx import PrimFunc
 
-from subtune.assembly.static_memory import plan_memory
 from subtune.backends import as_device
 from subtune.backends.base import Device, HardwareModel, Planned
 from subtune.core.memory_plan import MemoryPlan
 from subtune.core.record import func_hash
+from subtune.passes.run import Phase
+from subtune.passes.static_memory import plan_memory
+from subtune.pipeline import TO_CALLS, TO_PROGRAM
 
 logger = logging.getLogger(__name__)
-
-# What is left of TVM's default pipeline for a module in call_tir form: no fusion, no dispatch; legalised are only the
-# ops that the partition left in main (sorts, scatters), reshapes being views. Memory is planned between the halves.
-TO_CALLS = (
-    relax.backend.DispatchSortScan,
-    partial(relax.transform.LegalizeOps, skip_ops=["relax.reshape"]),
-    relax.transform.RewriteDataflowReshape,
-    relax.transform.ToNonDataflow,
-    relax.transform.RemovePurityChecking,
-)
-TO_PROGRAM = (
-    relax.transform.CallTIRRewrite,
-    relax.transform.StaticPlanBlockMemory,
-    relax.transform.LowerAllocTensor,
-    relax.transform.KillAfterLastUse,
-    relax.transform.LowerRuntimeBuiltin,
-    relax.transform.ComputePrimValue,
-    relax.transform.VMShapeLower,
-    relax.transform.AttachGlobalSymbol,
-)
 
 
 def compile_module(mod: tvm.IRModule, device: Device | HardwareModel) -> tuple[Any, dict[str, str]]:
@@ -82,10 +62,10 @@ def build(
     return hashes, memory, files
 
 
-def _run(passes: Sequence[Callable[[], Any]], mod: tvm.IRModule, device: Device) -> tvm.IRModule:
+def _run(phase: Phase, mod: tvm.IRModule, device: Device) -> tvm.IRModule:
     scheduled = {gvar.name_hint for gvar, func in mod.functions_items() if isinstance(func, PrimFunc)}
     with device.model.target():
-        made = tvm.transform.Sequential([make() for make in passes])(mod)
+        made = tvm.transform.Sequential(list(phase.passes))(mod)
     return device.backend.schedule_rest(made, device, keep=scheduled)
 
 

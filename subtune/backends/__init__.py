@@ -28,7 +28,7 @@ def candidates(workload: Workload, device: Device | HardwareModel, topk: int = 2
     the same inputs give the same candidates in the same order.
 
     >>> from subtune import models
-    >>> from subtune.driver import prepare
+    >>> from subtune.pipeline import prepare
     >>> from subtune.backends.cpu.device import CPU
     >>> first, *_ = prepare(models.reduced("mlp")).subgraphs
     >>> best, second = candidates(first.workload, CPU("auto"), topk=2)
@@ -44,7 +44,7 @@ def schedule(workload: Workload, candidate: Candidate, device: Device | Hardware
 
     >>> from subtune import models
     >>> from subtune.core.candidate import DEFAULT
-    >>> from subtune.driver import prepare
+    >>> from subtune.pipeline import prepare
     >>> from subtune.backends.cpu.device import CPU
     >>> first, *_ = prepare(models.reduced("mlp")).subgraphs
     >>> type(schedule(first.workload, DEFAULT, CPU("auto"))).__name__

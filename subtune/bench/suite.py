@@ -55,7 +55,7 @@ class Settings:
 
     @property
     def numerics(self) -> Numerics:
-        return Numerics(bool(self.option("exact")), **(self.option("gpu") or {}))
+        return Numerics(bool(self.option("exact")), bool(self.option("tf32")), self.option("tensor_core") or "auto")
 
     def compile(self, model: Any, output: Path, verify: bool = True, **more: Any) -> CompileReport:
         options = {**dict(self.options), **more}

@@ -48,8 +48,9 @@ def assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="an ONNX file, Relay's text or JSON, or zoo:NAME")
+def add_model(parser: argparse.ArgumentParser, is_optional: bool = False) -> None:
+    text = "an ONNX file, Relay's text or JSON, or zoo:NAME"
+    parser.add_argument("model", metavar="MODEL", nargs="?" if is_optional else None, help=text)
     parser.add_argument(
         "--shape",
         action="append",
@@ -103,11 +104,11 @@ def tuning_of(args: argparse.Namespace) -> dict[str, Any]:
         "budget_s": args.budget,
         "topk": args.topk,
         "database": args.db,
-        "gpu": gpu_of(args),
+        **_switches_of(args),
     }
 
 
-def gpu_of(args: argparse.Namespace) -> dict[str, Any]:
+def _switches_of(args: argparse.Namespace) -> dict[str, Any]:
     """The switches of `Numerics` that mean something for a GPU, where they were given."""
     given: dict[str, Any] = {"tensor_core": args.tensor_core} if args.tensor_core else {}
     if args.allow_tf32:

@@ -21,6 +21,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--exact", action="store_true", help="no Winograd, no polynomials for exp, tanh and erf")
     arguments.add_precision(parser)
     arguments.add_batch(parser)
+    parser.add_argument("--dump", metavar="DIR", help="write the module after every pass into this directory")
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
             exact=args.exact,
             precision=arguments.precision_of(args) or "fp32",
             progress=progress,
+            dump=args.dump,
             **arguments.parameters_of(args),
             **arguments.tuning_of(args),
         )

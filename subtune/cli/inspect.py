@@ -12,7 +12,7 @@ from subtune.core.errors import SubtuneError
 from subtune.core.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
-    from subtune.driver import Prepared
+    from subtune.pipeline import Prepared
     from subtune.tuning.choose import Choice
 
 
@@ -20,9 +20,10 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "inspect", parents=[common], help="show a model's subgraphs, or an artifact's kernels and memory"
     )
-    arguments.add_model(parser)
+    arguments.add_model(parser, is_optional=True)
     arguments.add_parameters(parser)
     parser.add_argument("--check", action="store_true", help="compare all files of an artifact with their SHA-256")
+    parser.add_argument("--pipeline", action="store_true", help="show the phases and passes of a compile instead")
     parser.add_argument("--dot", metavar="FILE", help="write the partition as a Graphviz file")
     parser.add_argument("--svg", metavar="FILE", help="write the partition as a picture")
     parser.add_argument("--target", default="auto", help="the processor whose measurements to show (default: this one)")
@@ -33,16 +34,24 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.pipeline:
+        from subtune import pipeline
+
+        print("\n".join(pipeline.describe()))
+        return 0
+    if args.model is None:
+        raise SubtuneError("name a model or an artifact, or ask for --pipeline")
     if (Path(args.model) / MANIFEST_NAME).is_file():
         return _artifact(args)
     if args.check:
         raise SubtuneError(f"--check is for artifacts, and {args.model} is none")
-    from subtune.driver import parameters_of, prepare
+    from subtune.options import Options
     from subtune.passes.extract import call_names
+    from subtune.pipeline import prepare
     from subtune.report import inspect
 
-    parameters = parameters_of(**arguments.parameters_of(args))
-    prepared = prepare(args.model, arguments.shapes_of(args), parameters=parameters)
+    options = Options(shapes=arguments.shapes_of(args), **arguments.parameters_of(args))
+    prepared = prepare(args.model, options.shapes, parameters=options.parameters)
     rows = inspect.rows(prepared.graph, prepared.subgraphs, call_names(prepared.mod))
     if args.dot:
         _write(args.dot, inspect.to_dot(prepared.graph, rows))
@@ -85,12 +94,12 @@ def _artifact(args: argparse.Namespace) -> int:
 
 def _choices(args: argparse.Namespace, prepared: Prepared) -> tuple[Choice, ...]:
     """What the database, if there is one, says of the alternatives to the partition."""
+    from subtune.backends import device_of
     from subtune.database.store import Database, default_path
-    from subtune.driver import device_model
-    from subtune.tuning.alternatives import alternatives_to, recorded_choices
+    from subtune.tuning.alternatives import recorded_choices
 
-    others = alternatives_to(prepared.normalized, prepared.graph, prepared.subgraphs)
-    device = device_model(args.target, args.threads, is_measured=False)
+    others = prepared.alternatives()
+    device = device_of(args.target, args.threads, is_measured=False)
     path = Path(args.db) if args.db else default_path()
     if not args.db and not path.exists():
         return recorded_choices(others, prepared.subgraphs, device, None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from subtune.core.errors import TargetError
 
 PRECISIONS = ("fp32", "bf16", "fp16")
+_HALVES = {"bf16": "bfloat16", "fp16": "float16"}
 TENSOR_CORE = ("auto", "off", "only")
 
 
@@ -31,6 +32,11 @@ class Numerics:
         for name, known in (("tensor_core", TENSOR_CORE), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise TargetError(f"there is no {name} {getattr(self, name)!r}: choose {' or '.join(known)}")
+
+    @property
+    def half(self) -> str:
+        """The type of products that the precision asks for, "" where the model keeps its own."""
+        return _HALVES.get(self.precision, "")
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@
 """
 
 from subtune.database.exchange import export_metaschedule, import_metaschedule
+from subtune.database.opened import opened
 from subtune.database.store import Database, default_path, versions
 
-__all__ = ["Database", "default_path", "export_metaschedule", "import_metaschedule", "versions"]
+__all__ = ["Database", "default_path", "export_metaschedule", "import_metaschedule", "opened", "versions"]

@@ -22,8 +22,8 @@ from tvm import relax
 from subtune.assembly import compile_module
 from subtune.backends import device_of
 from subtune.core.errors import ModelError, SubtuneError
-from subtune.driver import untuned
 from subtune.frontends.onnx.ops import ConstantInputsError, import_onnx
+from subtune.verification.references import untuned
 
 Compiled: TypeAlias = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 

@@ -12,26 +12,14 @@ from subtune.core.graph import Alternatives, PartitionGraph, Subgraph
 from subtune.core.record import Record
 from subtune.core.workload import Workload
 from subtune.database import Database
-from subtune.passes.alternatives import alternatives
-from subtune.passes.alternatives_lower import lower_regions
 from subtune.passes.partition import check_partition
 from subtune.passes.regroup import rearrange
 from subtune.tuning.choose import Choice, choose, chosen_ways
 
 if TYPE_CHECKING:
-    import tvm
+    pass
 
 logger = logging.getLogger(__name__)
-
-
-def alternatives_to(mod: tvm.IRModule, graph: PartitionGraph, own: Sequence[Subgraph]) -> Alternatives:
-    """Where else the boundaries between a model's subgraphs could lie, as workloads that can be tuned.
-
-    Args:
-        mod: the normalised module that `graph` partitions.
-        own: the subgraphs that `graph` makes of it.
-    """
-    return lower_regions(mod, graph, alternatives(graph), own)
 
 
 def foreseen(

@@ -11,28 +11,29 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
 from subtune.artifact import load
 from subtune.artifact.writer import write_files
+from subtune.backends import device_of
 from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.graph import Subgraph
 from subtune.core.kernel import Kernel
 from subtune.core.measurement import Failure, Timing
-from subtune.core.numerics import Numerics
 from subtune.core.progress import ProgressCallback
 from subtune.core.record import Record
 from subtune.core.scratch import temporary
 from subtune.core.workload import Workload
-from subtune.database import Database
-from subtune.driver import Prepared, Shapes, applied, device_model, opened, parameters_of, prepare, schedule_kernels
+from subtune.database import Database, opened
 from subtune.measure import LocalMeasurer, Measurer
+from subtune.options import Options
 from subtune.passes.splice import splice
+from subtune.pipeline import Prepared, prepare
 from subtune.tuning.op_level import anchor_alone
 from subtune.tuning.search import tune
+from subtune.tuning.winners import applied, schedule_kernels
 
 _ROUNDS = 5
 _ROUND_S = 0.05
@@ -108,29 +109,16 @@ class _Unit:
     uses: int
 
 
-def compare_model(
-    model: Any,
-    *,
-    target: str = "auto",
-    shapes: Shapes | None = None,
-    budget_s: float | None = None,
-    topk: int = 20,
-    threads: int | None = None,
-    database: Database | str | Path | None = None,
-    device_file: str | Path | None = None,
-    progress: ProgressCallback | None = None,
-    gpu: Mapping[str, Any] | None = None,
-    **parameters: Any,
-) -> ComparisonReport:
-    """Tune `model` at both granularities and time both outcomes. Arguments as `subtune.compile.compile_model`.
+def compare_model(model: Any, **given: Any) -> ComparisonReport:
+    """Tune `model` at both granularities and time both outcomes; `given` are fields of `subtune.options.Options`.
 
-    `parameters` are its `params`, `random_params` and `inputs`.
-
-    `budget_s` is shared: half for the ops, half for the subgraphs. Ctrl-C raises KeyboardInterrupt.
+    The budget is shared: half for the ops, half for the subgraphs. Ctrl-C raises KeyboardInterrupt.
     """
-    device = device_model(target, threads, device_file, Numerics(**(gpu or {})))
-    prepared = prepare(model, shapes, parameters=parameters_of(**parameters))
-    with opened(database) as store, LocalMeasurer() as measurer:
+    options = Options(**given)
+    device = device_of(options.target, options.threads, options.device_file, options.numerics)
+    prepared = prepare(model, options.shapes, options.numerics, options.parameters)
+    topk, budget_s, progress = options.topk, options.budget_s, options.progress
+    with opened(options.database) as store, LocalMeasurer() as measurer:
         found = compare_subgraphs(prepared.subgraphs, device, store, measurer, topk, budget_s, progress)
     transferred = _transferred(prepared.subgraphs, found.ops, found.op_records, found.records, device)
     op_s, subgraph_s = _end_to_end(prepared, (transferred, _winners(prepared.subgraphs, found.records)), device)

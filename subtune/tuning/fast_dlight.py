@@ -33,8 +33,9 @@ from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.measurement import Failure, FailureKind, Timing
 from subtune.core.numerics import Numerics
 from subtune.core.workload import Workload
-from subtune.driver import parameters_of, prepare
+from subtune.frontends import Parameters
 from subtune.patterns.gemm import gemm
+from subtune.pipeline import prepare
 
 _log = logging.getLogger(__name__)
 
@@ -224,7 +225,7 @@ def apply_opt_before_tuning(relay_mod: Any, params: Any, target: Any) -> Any:
     """
     if not isinstance(target, CUDAModel):
         CUDA(target)
-    return prepare(relay_mod, parameters=parameters_of(params, params is None)).mod
+    return prepare(relay_mod, parameters=Parameters(params, params is None)).mod
 
 
 @tvm.transform.module_pass(opt_level=0, name="ApplyFastTuning")  # type: ignore[untyped-decorator]

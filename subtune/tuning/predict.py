@@ -29,7 +29,7 @@ def predict(
         known: keys of workloads that need no prediction: they were measured on such a device.
 
     >>> from subtune import models
-    >>> from subtune.driver import prepare
+    >>> from subtune.pipeline import prepare
     >>> from subtune.backends.cpu.device import CPU
     >>> subgraphs = prepare(models.reduced("mlp")).subgraphs
     >>> {candidate.family for candidate in predict(subgraphs[:1], CPU("cortex-a76")).values()}

@@ -100,9 +100,10 @@ def tune_subgraph(
         KeyboardInterrupt: the user pressed Ctrl-C; what was measured so far is in `database`.
 
     >>> from subtune import models
-    >>> from subtune.driver import device_model, prepare
+    >>> from subtune.backends import device_of
+    >>> from subtune.pipeline import prepare
     >>> subgraph = prepare(models.reduced("mlp")).subgraphs[-1]
-    >>> record = tune_subgraph(subgraph.workload, device_model(threads=1), topk=2)
+    >>> record = tune_subgraph(subgraph.workload, device_of(threads=1), topk=2)
     >>> record.tried, record.complete, record.gain >= 1
     (2, True, True)
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -220,8 +221,13 @@ def integer_limits(model: Any) -> dict[str, int]:
     """Exclusive upper bound of each integer input that indexes a table: the smallest table's rows.
 
     Args:
-        model: an `onnx.ModelProto`. Followed through Cast, Reshape, Squeeze, Unsqueeze, Identity and Flatten.
+        model: an `onnx.ModelProto` or the path of its file. Indices are followed through Cast, Reshape, Squeeze,
+            Unsqueeze, Identity and Flatten.
     """
+    if isinstance(model, Path):
+        import onnx
+
+        model = onnx.load(model, load_external_data=False)
     rows: dict[str, tuple[int, ...]] = {init.name: tuple(init.dims) for init in model.graph.initializer}
     origin = {value.name: value.name for value in model.graph.input if value.name not in rows}
     limits: dict[str, int] = {}

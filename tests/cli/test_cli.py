@@ -115,7 +115,7 @@ def test_usage_errors_are_one_line(capsys, arguments, message):
 
 class TestCompile:
     def test_passes_every_option_on(self, stand_in, capsys, tmp_path):
-        calls = stand_in("compile", "compile_model", Report())
+        calls = stand_in("driver", "compile_model", Report())
         frontends = types.ModuleType("subtune.frontends")
         frontends.parse_shape_flag = lambda text: (text.split("=")[0], (1, 2))
         with pytest.MonkeyPatch.context() as patch:
@@ -148,12 +148,12 @@ class TestCompile:
         assert capsys.readouterr().out == "all is well\n"
 
     def test_json(self, stand_in, capsys, tmp_path):
-        stand_in("compile", "compile_model", Report())
+        stand_in("driver", "compile_model", Report())
         assert main(["compile", "m.onnx", "-o", str(tmp_path / "o.subtune"), "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == {"well": True}
 
     def test_refuses_the_output_before_it_tunes(self, stand_in, capsys, tmp_path):
-        calls = stand_in("compile", "compile_model", Report())
+        calls = stand_in("driver", "compile_model", Report())
         (tmp_path / "o").write_text("mine")
         assert main(["compile", "m.onnx", "-o", str(tmp_path / "o")]) == 2
         assert "is in the way" in capsys.readouterr().err
@@ -179,7 +179,7 @@ class TestCompile:
         ],
     )
     def test_failures(self, stand_in, capsys, tmp_path, failure, code, message):
-        stand_in("compile", "compile_model", failure)
+        stand_in("driver", "compile_model", failure)
         arguments = ["compile", "m.onnx", "-o", str(tmp_path / "o.subtune")]
         assert main(arguments) == code
         assert capsys.readouterr().err == message
@@ -190,13 +190,13 @@ class TestCompile:
     def test_interrupted_compile_that_kept_its_work(self, stand_in, tmp_path):
         report = Report()
         report.is_interrupted = True
-        stand_in("compile", "compile_model", report)
+        stand_in("driver", "compile_model", report)
         assert main(["compile", "m.onnx", "-o", str(tmp_path / "o.subtune")]) == 130
 
 
 class TestCompareAndInspect:
     def test_compare(self, stand_in, capsys):
-        calls = stand_in("compare", "compare_model", Report())
+        calls = stand_in("tuning.compare", "compare_model", Report())
         assert main(["compare", "m.onnx", "--topk", "3", "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == {"well": True}
         assert calls[0][0] == ("m.onnx",)

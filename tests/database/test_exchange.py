@@ -16,8 +16,8 @@ from subtune.backends.cpu.device import CPUModel, Device
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
 from subtune.database import Database, export_metaschedule
-from subtune.driver import prepare
 from subtune.measure import LocalMeasurer
+from subtune.pipeline import prepare
 from subtune.tuning.search import tune
 
 

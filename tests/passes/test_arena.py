@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from subtune.assembly.arena import ALIGNMENT, Arena, Lifetime, place
+from subtune.passes.arena import ALIGNMENT, Arena, Lifetime, place
 
 
 def check(tensors: list[Lifetime], arena: Arena) -> None:

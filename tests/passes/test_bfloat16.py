@@ -17,7 +17,7 @@ from subtune.core.graph import Kind, PartitionGraph
 from subtune.passes.bfloat16 import to_bfloat16
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
-from subtune.passes.pipeline import normalize
+from subtune.pipeline import normalize
 
 Body = Callable[..., Any]
 NHWC = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}

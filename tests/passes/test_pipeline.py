@@ -8,7 +8,8 @@ from tvm.relax import op
 from tvm.relax.frontend.onnx import from_onnx
 
 from subtune.core.errors import SubtuneError
-from subtune.passes.pipeline import NORMALIZE, PassError, Phase, normalize, run_passes
+from subtune.passes.run import PassError, Phase, run_passes
+from subtune.pipeline import NORMALIZE, normalize
 
 RNG = np.random.default_rng(0)
 

@@ -12,9 +12,9 @@ from tvm.relax import op
 
 from subtune.artifact.schema import decode, encode
 from subtune.artifact.writer import _TO_CALLS, _compile, _run_passes
-from subtune.assembly.static_memory import plan_memory
 from subtune.backends.cpu.device import CPU
 from subtune.core.memory_plan import Base, MemoryPlan, View
+from subtune.passes.static_memory import plan_memory
 
 F32 = "float32"
 DEVICE = CPU(threads=1)

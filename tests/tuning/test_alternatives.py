@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,19 @@ from subtune.core.graph import Alternatives
 from subtune.core.measurement import Timing
 from subtune.core.record import Record, func_hash
 from subtune.database import Database
-from subtune.driver import Prepared, arranged, compile_model, prepare, schedule_kernels
+from subtune.driver import compile_model
 from subtune.measure import LocalMeasurer
 from subtune.passes.regroup import rearrange
 from subtune.passes.splice import splice
-from subtune.tuning.alternatives import alternatives_to, foreseen, recorded_choices
+from subtune.pipeline import Prepared, prepare
+from subtune.tuning import winners
+from subtune.tuning.alternatives import foreseen, recorded_choices
+from subtune.tuning.winners import schedule_kernels
 from subtune.verification.verify import onnxruntime_reference, output_error
-
-road = sys.modules["subtune.driver"]
 
 
 def others_of(prepared: Prepared) -> Alternatives:
-    return alternatives_to(prepared.normalized, prepared.graph, prepared.subgraphs)
+    return prepared.alternatives()
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "squeezenet", "unet", "mobilenet_v2"])
@@ -56,7 +56,7 @@ def test_every_way_of_every_region_computes_the_model(name: str, device: CPUMode
         for region in others.regions:
             best = max(region.ways, key=lambda way: len(untried & set(way.keys)))
             chosen.append(best.way)
-        changed = arranged(prepared, rearrange(prepared.graph, chosen))
+        changed = prepared.arranged(rearrange(prepared.graph, chosen))
         tried = untried & {subgraph.workload.key for subgraph in changed.subgraphs}
         assert tried, "a way's workload is not in the module outlined with it"
         untried -= tried
@@ -80,7 +80,7 @@ def test_of_plain_convolutions_only_the_first_has_another_way(name: str) -> None
 
 def fake(workload: Any, device: CPUModel, seconds: float) -> Record:
     """As if the default schedule had been measured: the road links it only if the hash is that of its kernel."""
-    kernel = road.applied(workload, DEFAULT, device)
+    kernel = winners.applied(workload, DEFAULT, device)
     timing = Timing(seconds, seconds, 0.0, 9)
     return Record(
         workload.key, device.fingerprint(), DEFAULT, timing, timing, 1.0, func_hash(kernel.func), 20, 1, 0, True

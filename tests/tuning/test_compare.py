@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from subtune.core.candidate import DEFAULT
 from subtune.core.progress import Progress
 from subtune.database import Database
-from subtune.driver import prepare
+from subtune.pipeline import prepare
 from subtune.tuning.compare import ComparisonReport, compare_model
 
 

@@ -7,12 +7,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from subtune import frontends
 from subtune.artifact import load
 from subtune.artifact.random_inputs import random_inputs
-from subtune.backends.cpu.device import CPU
 from subtune.core.errors import VerificationError
+from subtune.core.numerics import Numerics
 from subtune.core.tensor_spec import TensorSpec
-from subtune.driver import precision_reference
+from subtune.verification.references import precision_reference
 from subtune.verification.verify import integer_limits, onnxruntime_reference, output_error, verify
 
 
@@ -116,7 +117,7 @@ class TestWhatAPrecisionLosesByItself:
 
     @pytest.mark.parametrize(("precision", "eps"), [("fp16", 2**-11), ("bf16", 2**-8)])
     def test_is_what_default_schedules_make_of_it(self, small_model, reference, precision, eps):
-        own = precision_reference(precision, small_model, None, CPU("auto", threads=1))
+        own = precision_reference(lambda: frontends.load(small_model), Numerics(precision=precision))
         x = random_inputs([TensorSpec("x", (4, 32), "float32")])["x"]
         for name, right in reference(x).items():
             error = output_error(name, own({"x": x})[name], right, precision).max_rel

@@ -47,7 +47,7 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
     the same inputs give the same candidates in the same order.
 
     >>> from subtune import models
-    >>> from subtune.driver import prepare
+    >>> from subtune.pipeline import prepare
     >>> from subtune.backends.cpu.device import CPUModel
     >>> first, *_ = prepare(models.reduced("mlp")).subgraphs
     >>> best, second = candidates(first.workload, CPU("auto"), topk=2)

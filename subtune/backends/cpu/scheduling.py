@@ -46,7 +46,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
 
     >>> from subtune import models
     >>> from subtune.core.candidate import DEFAULT
-    >>> from subtune.driver import prepare
+    >>> from subtune.pipeline import prepare
     >>> from subtune.backends.cpu.device import CPUModel
     >>> first, *_ = prepare(models.reduced("mlp")).subgraphs
     >>> type(schedule(first.workload, DEFAULT, CPU("auto"))).__name__

@@ -16,9 +16,10 @@ from subtune.backends.cpu.lowering.launches import joined, steps
 from subtune.backends.cpu.lowering.pipeline import PIPELINE, flat
 from subtune.core.candidate import DEFAULT
 from subtune.core.manifest import KernelOrigin
-from subtune.driver import prepare, schedule_kernels
 from subtune.passes import straight_line
 from subtune.passes.splice import splice
+from subtune.pipeline import prepare
+from subtune.tuning.winners import schedule_kernels
 
 ROWS, COLUMNS = 7, 48
 

@@ -14,6 +14,7 @@ import pytest
 from subtune import backends, models
 from subtune.artifact import load
 from subtune.artifact import manifest as manifests
+from subtune.backends import device_of
 from subtune.backends.cuda.building import binaries as cuda_binaries
 from subtune.backends.cuda.building.compiler import compile_source, compiler
 from subtune.backends.cuda.building.cubin import resources
@@ -27,8 +28,9 @@ from subtune.core.errors import ArtifactError, TargetError
 from subtune.core.kernel import NotApplicable
 from subtune.core.measurement import Failure, FailureKind, Timing
 from subtune.core.numerics import Numerics
-from subtune.driver import compile_model, device_model, prepare
+from subtune.driver import compile_model
 from subtune.measure import Comparison, LocalMeasurer
+from subtune.pipeline import prepare
 
 sys.path.append(str(Path(__file__).parent))
 cuda_schedules = importlib.import_module("cuda_schedules")
@@ -101,22 +103,22 @@ def test_devices_keep_to_the_limits_of_their_capability():
 
 
 def test_switches_are_part_of_what_measurements_belong_to():
-    plain = device_model("H100", is_measured=False)
-    given = device_model("H100", numerics=Numerics(tensor_core="off", tf32=True), is_measured=False)
+    plain = device_of("H100", is_measured=False)
+    given = device_of("H100", numerics=Numerics(tensor_core="off", tf32=True), is_measured=False)
     assert given.fingerprint() != plain.fingerprint()
     with pytest.raises(TargetError, match="for a GPU only"):
-        device_model("auto", numerics=Numerics(tf32=True))
+        device_of("auto", numerics=Numerics(tf32=True))
 
 
 def test_a_file_overrides_fields(tmp_path):
     file = tmp_path / "gpu.json"
     file.write_text(json.dumps({"sms": 20, "mma_flops_per_cycle": {"float16": 64}}))
-    device = device_model("H100", device_file=file, is_measured=False)
+    device = device_of("H100", device_file=file, is_measured=False)
     assert device.model.sms == 20
     assert device.model.mma_flops("float16") == 64 * 20 * device.model.cycles_per_s
     file.write_text(json.dumps({"smss": 20}))
     with pytest.raises(TargetError, match="unknown fields smss"):
-        device_model("H100", device_file=file, is_measured=False)
+        device_of("H100", device_file=file, is_measured=False)
 
 
 def test_binaries_survive_the_file(tmp_path):
@@ -159,7 +161,7 @@ def test_an_unknown_template_is_a_reason():
 
 
 def test_the_reference_computes_in_float64():
-    first, *_ = prepare(models.reduced("mlp"), precision="fp16").subgraphs
+    first, *_ = prepare(models.reduced("mlp"), numerics=Numerics(precision="fp16")).subgraphs
     kernel = backends.schedule(first.workload, Candidate("cuda.reference"), CUDA("H100"))
     dtypes = {str(param.dtype) for param in kernel.func.params}
     assert dtypes == {"float64"}
@@ -209,7 +211,7 @@ def test_the_command_line_says_what_does_not_go_together(tmp_path, capsys):
 
 
 def test_a_policy_gives_candidates_in_the_order_of_their_predictions():
-    for subgraph in prepare(models.reduced("resnet18"), precision="fp16").subgraphs:
+    for subgraph in prepare(models.reduced("resnet18"), numerics=Numerics(precision="fp16")).subgraphs:
         found = backends.candidates(subgraph.workload, CUDA("H100"), 20)
         assert len(found) <= 20
         assert all(candidate.family.startswith("cuda.") for candidate in found)

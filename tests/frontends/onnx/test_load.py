@@ -16,7 +16,7 @@ from subtune import models
 from subtune.core.errors import ModelError
 from subtune.frontends import Imported, TensorSpec, load
 from subtune.passes.partition import partition
-from subtune.passes.pipeline import normalize
+from subtune.pipeline import normalize
 
 MLP = """
 <ir_version: 8, opset_import: ["" : 13]>

@@ -13,7 +13,7 @@ from subtune.frontends.onnx.ops.node import array_const
 from subtune.frontends.relay.ops.call import Call
 from subtune.frontends.relay.ops.converters import CONVERTERS
 from subtune.passes.partition import partition
-from subtune.passes.pipeline import normalize
+from subtune.pipeline import normalize
 from tests.frontends.relay.agree import floats, ints
 
 

@@ -16,9 +16,9 @@ import tvm
 from tvm import relax
 from tvm.ir import Call, Op
 
-from subtune.assembly.arena import Lifetime, place
 from subtune.core.memory_plan import Base, MemoryPlan, View
 from subtune.core.workload import dtype_bits
+from subtune.passes.arena import Lifetime, place
 from subtune.passes.exprs import type_shape
 
 

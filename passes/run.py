@@ -1,4 +1,4 @@
-"""The normalise phase, as one visible tuple of passes, and how a tuple of passes is run."""
+"""How a tuple of passes is run: checked after each, dumped if somebody wants to look, and the one at fault named."""
 
 from __future__ import annotations
 
@@ -12,15 +12,6 @@ import tvm
 from tvm import relax
 
 from subtune.core.errors import SubtuneError
-from subtune.passes.fold_batch_norm import fold_scales
-from subtune.passes.fold_constants import fold_constants
-from subtune.passes.layout_nhwc import channels_to_last, settle_permutes
-from subtune.passes.normalize_activations import recognise_activations
-from subtune.passes.normalize_cleanup import clean_up
-from subtune.passes.normalize_matmul import flatten_matmuls
-from subtune.passes.normalize_nary import unstack_nary
-from subtune.passes.normalize_norms import recognise_norms
-from subtune.passes.normalize_siblings import join_siblings
 
 logger = logging.getLogger(__name__)
 
@@ -35,38 +26,34 @@ class Phase:
     passes: tuple[Pass, ...]
 
 
-NORMALIZE: tuple[Phase, ...] = (
-    Phase("clean", (fold_constants, clean_up, unstack_nary)),
-    Phase("recognise", (recognise_activations, recognise_norms)),
-    Phase("fold", (fold_scales,)),
-    Phase("layout", (channels_to_last, settle_permutes)),
-    Phase("matmul", (flatten_matmuls, join_siblings)),
-    Phase("finish", (relax.transform.DeadCodeElimination(),)),
-)
+class Dump:
+    """Writes modules into a directory as `NN-<pass>.py`, numbered over all phases; constants are left out."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._count = folder, 0
+
+    def __call__(self, name: str, mod: tvm.IRModule) -> None:
+        """Raises SubtuneError where the directory cannot be written."""
+        self._count += 1
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / f"{self._count:02d}-{name}.py").write_text(mod.script(show_meta=False), encoding="utf-8")
+        except OSError as e:
+            raise SubtuneError(f"cannot write {self._folder}: {e.strerror or e}; name another directory") from e
 
 
 class PassError(SubtuneError):
     """A pass of subtune's own failed, or made a module that is not well-formed."""
 
 
-def normalize(mod: tvm.IRModule) -> tvm.IRModule:
-    """The imported module in the form the partition expects.
-
-    One operator per idea (no decomposed norms and activations), constants folded, BatchNorm in the weights,
-    convolutions channels last, matmuls with constant [K, N] weights, no operator that does nothing. The function
-    `main` keeps its parameters and results: their order, shapes and types.
-    """
-    return run_passes(mod, NORMALIZE)
-
-
-def run_passes(mod: tvm.IRModule, phases: Sequence[Phase], dump: Path | None = None) -> tvm.IRModule:
+def run_passes(mod: tvm.IRModule, phases: Sequence[Phase], dump: Dump | None = None) -> tvm.IRModule:
     """Run the phases in order, checking that the module stays well-formed.
 
     Scopes and variables are checked after every pass that changed something. Types are checked on the result (one
     check costs as much as three passes); when that fails, the modules in between are checked to find the pass.
 
     Args:
-        dump: a directory that gets the module after each pass as `NN-<pass>.py` (constants left out).
+        dump: called with each pass's name and its result.
 
     Raises:
         PassError: names the pass and those that ran before it.
@@ -86,8 +73,7 @@ def run_passes(mod: tvm.IRModule, phases: Sequence[Phase], dump: Path | None = N
             logger.debug("%s: %.3f s", name, time.perf_counter() - start)
             done.append((name, mod))
             if dump is not None:
-                dump.mkdir(parents=True, exist_ok=True)
-                (dump / f"{len(done):02d}-{pass_name(one)}.py").write_text(mod.script(show_meta=False))
+                dump(pass_name(one), mod)
     if done and not relax.analysis.check_well_formed(mod):
         _blame(done)
     return mod
@@ -107,6 +93,7 @@ def _failure(name: str, before: Sequence[str], e: Exception) -> PassError:
 
 
 def pass_name(one: Pass) -> str:
+    one = getattr(one, "func", one)  # of a partial
     info = getattr(one, "info", None)
     return str(info.name) if info is not None else str(getattr(one, "__name__", type(one).__name__))
 

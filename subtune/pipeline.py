@@ -1,0 +1,189 @@
+"""Every phase of a compile and every pass of it, in order, as one visible list; and its first half, up to tuning.
+
+`subtune inspect --pipeline` prints the list. Phases with passes are run by `run_passes`, or step by step by the driver
+where something other than a module comes out; phases without passes name the room that does their work.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from subtune import frontends
+from subtune.core.graph import Alternatives, PartitionGraph, Subgraph
+from subtune.core.numerics import PLAIN, Numerics
+from subtune.frontends import Imported, Parameters
+from subtune.frontends.dispatch import Shapes
+from subtune.passes.alternatives import alternatives
+from subtune.passes.alternatives_lower import lower_regions
+from subtune.passes.bfloat16 import to_half
+from subtune.passes.extract import extract
+from subtune.passes.fold_batch_norm import fold_scales
+from subtune.passes.fold_constants import fold_constants
+from subtune.passes.layout_nhwc import channels_to_last, settle_permutes
+from subtune.passes.lift_constants import lift_constants
+from subtune.passes.normalize_activations import recognise_activations
+from subtune.passes.normalize_cleanup import clean_up
+from subtune.passes.normalize_matmul import flatten_matmuls
+from subtune.passes.normalize_nary import unstack_nary
+from subtune.passes.normalize_norms import recognise_norms
+from subtune.passes.normalize_siblings import join_siblings
+from subtune.passes.outline import outline
+from subtune.passes.partition import partition
+from subtune.passes.regroup import rearrange
+from subtune.passes.run import Dump, Phase, pass_name, run_passes
+from subtune.passes.splice import splice
+from subtune.passes.static_memory import plan_memory
+
+NORMALIZE: tuple[Phase, ...] = (
+    Phase("clean", (fold_constants, clean_up, unstack_nary)),
+    Phase("recognise", (recognise_activations, recognise_norms)),
+    Phase("fold", (fold_scales,)),
+    Phase("layout", (channels_to_last, settle_permutes)),
+    Phase("matmul", (flatten_matmuls, join_siblings)),
+    Phase("finish", (relax.transform.DeadCodeElimination(),)),
+)
+"""The imported module in the form the partition expects."""
+
+# What is left of TVM's default pipeline for a module in call_tir form: no fusion, no dispatch; legalised are only the
+# ops that the partition left in main (sorts, scatters), reshapes being views. Memory is planned between the halves.
+TO_CALLS = Phase(
+    "calls",
+    (
+        relax.backend.DispatchSortScan(),
+        relax.transform.LegalizeOps(skip_ops=["relax.reshape"]),
+        relax.transform.RewriteDataflowReshape(),
+        relax.transform.ToNonDataflow(),
+        relax.transform.RemovePurityChecking(),
+    ),
+)
+TO_PROGRAM = Phase(
+    "program",
+    (
+        relax.transform.CallTIRRewrite(),
+        relax.transform.StaticPlanBlockMemory(),
+        relax.transform.LowerAllocTensor(),
+        relax.transform.KillAfterLastUse(),
+        relax.transform.LowerRuntimeBuiltin(),
+        relax.transform.ComputePrimValue(),
+        relax.transform.VMShapeLower(),
+        relax.transform.AttachGlobalSymbol(),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of the pipeline: what goes in and out, the passes that run, and the room whose work it is."""
+
+    name: str
+    what: str
+    room: str
+    passes: tuple[Callable[..., Any], ...] = ()
+
+
+PIPELINE: tuple[Step, ...] = (
+    Step("import", "a model's file -> Relax; weights are constants, shapes static", "frontends", (frontends.load,)),
+    Step("normalise", "Relax -> Relax: one operator per idea, constants folded, channels last", "passes",
+         tuple(one for phase in NORMALIZE for one in phase.passes)),
+    Step("precision", "products in bfloat16 or float16, where that was asked for", "passes", (to_half,)),
+    Step("partition", "ops -> groups round their anchors, and where other groups are possible", "passes",
+         (partition, alternatives)),
+    Step("outline", "groups -> one unscheduled PrimFunc each, frozen from here on; equal ones once", "passes",
+         (outline, extract, lower_regions)),
+    Step("tune", "workload -> record: candidates ranked, built, checked, timed within the budget", "tuning"),
+    Step("choose", "records -> the fastest groups, outlined again where they are others", "tuning", (rearrange,)),
+    Step("splice", "winners' kernels into the module, constants packed as they want them", "passes", (splice,)),
+    Step("calls", "weights beside the code; what no kernel computes becomes TVM's own loops", "passes",
+         (lift_constants, *TO_CALLS.passes)),
+    Step("plan memory", "every tensor gets its place before the model runs", "passes", (plan_memory,)),
+    Step("lower", "Relax -> calls of kernels", "assembly", TO_PROGRAM.passes),
+    Step("link", "kernels and calls -> machine code, in a library", "backends"),
+    Step("verify", "the artifact against a reference, before it is put in its place", "verification"),
+)  # fmt: skip
+
+
+def describe() -> list[str]:
+    """The pipeline as text: a line for each step, and one for each pass with the first line of its docstring."""
+    lines = []
+    for number, step in enumerate(PIPELINE, 1):
+        lines.append(f"{number:2d}. {step.name}: {step.what} [{step.room}]")
+        for one in step.passes:
+            module = getattr(one, "__module__", "")
+            is_ours = module.startswith("subtune.")
+            about = (inspect.getdoc(one) or "").partition("\n")[0] if is_ours else "TVM's"
+            where = f" ({module.removeprefix('subtune.')})" if is_ours else ""
+            lines.append(f"      {pass_name(one)}{where}: {about}")
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model ready to be tuned. `mod` is frozen: tuning and building use this very module.
+
+    `normalized` is the module that `graph` partitions, from which another partition can be outlined.
+    """
+
+    imported: Imported
+    normalized: tvm.IRModule
+    graph: PartitionGraph
+    mod: tvm.IRModule
+    subgraphs: tuple[Subgraph, ...]
+
+    def alternatives(self) -> Alternatives:
+        """Where else the boundaries between the subgraphs could lie, as workloads that can be tuned."""
+        return lower_regions(self.normalized, self.graph, alternatives(self.graph), self.subgraphs)
+
+    def arranged(self, graph: PartitionGraph) -> Prepared:
+        """The same model under another partition of its ops."""
+        return self if graph is self.graph else _outlined(self.imported, self.normalized, graph)
+
+
+def prepare(
+    model: Any,
+    shapes: Shapes | None = None,
+    numerics: Numerics = PLAIN,
+    parameters: Parameters | None = None,
+    dump: Dump | None = None,
+) -> Prepared:
+    """Import, normalise, partition and outline a model.
+
+    Args:
+        model: a path, bytes, an `onnx.ModelProto`, a Relay text, or `zoo:NAME`.
+        shapes: fixed shapes of inputs with symbolic dims, by input name.
+        parameters: the weights of a Relay model.
+        dump: called with the module after every pass.
+    """
+    return prepare_imported(frontends.load(model, shapes, parameters), numerics, dump)
+
+
+def prepare_imported(imported: Imported, numerics: Numerics = PLAIN, dump: Dump | None = None) -> Prepared:
+    """`prepare` for a model that is imported already."""
+    normalized = normalize(imported.mod, numerics, dump)
+    return _outlined(imported, normalized, partition(normalized), dump)
+
+
+def normalize(mod: tvm.IRModule, numerics: Numerics = PLAIN, dump: Dump | None = None) -> tvm.IRModule:
+    """The imported module in the form the partition expects.
+
+    One operator per idea (no decomposed norms and activations), constants folded, BatchNorm in the weights,
+    convolutions channels last, matmuls with constant [K, N] weights, no operator that does nothing. The function
+    `main` keeps its parameters and results: their order, shapes and types.
+    """
+    precision = (Phase("precision", (partial(to_half, half=numerics.half),)),) if numerics.half else ()
+    return run_passes(mod, NORMALIZE + precision, dump)
+
+
+def _outlined(
+    imported: Imported, normalized: tvm.IRModule, graph: PartitionGraph, dump: Dump | None = None
+) -> Prepared:
+    mod = outline(normalized, graph)
+    if dump is not None:
+        dump("outline", mod)
+    return Prepared(imported, normalized, graph, mod, extract(mod))
