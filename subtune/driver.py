@@ -13,7 +13,8 @@ from typing import Any
 from subtune import backends, frontends
 from subtune.artifact import Artifact, load
 from subtune.artifact import manifest as manifests
-from subtune.artifact.writer import check_destination, write_files
+from subtune.artifact.destination import check_destination
+from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
 from subtune.core.errors import TargetError
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
@@ -87,23 +88,15 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         subgraphs, imported = prepared.subgraphs, prepared.imported
         kernels, winners = Winners(records, guesses).kernels(subgraphs, device)
         verification = _verification(model, prepared, device, options, beside)
-        about = (imported.inputs, imported.outputs, imported.name)
+        origins, source = kernel_origins(subgraphs, winners), source_of(model, options.shapes, options.precision)
+        about = (imported.inputs, imported.outputs, origins, source, imported.name)
         notes = (*imported.notes, *((note_of_elsewhere(device, winners),) if is_elsewhere else ()))
         spliced = [splice(prepared.mod, kernels)]
         if dump is not None:
             dump("splice", spliced[0])
         del prepared, imported, kernels  # a large model's constants stay as long as somebody needs them, and no longer
-        path = write_files(
-            output,
-            mod=spliced.pop(),
-            inputs=about[0],
-            outputs=about[1],
-            name=about[2],
-            device=device,
-            kernels=kernel_origins(subgraphs, winners),
-            source=source_of(model, options.shapes, options.precision),
-            check=verification.check if verification else None,
-        )
+        check = verification.check if verification else None
+        path = write_artifact(output, Package(spliced.pop(), *about), device, check)
     return CompileReport(
         path=str(path),
         rows=rows(subgraphs, winners),

@@ -60,7 +60,7 @@ def builder() -> Builder:
     from tvm.relax.frontend.onnx import from_onnx
 
     from subtune.artifact import load
-    from subtune.artifact.writer import write_files
+    from subtune.assembly import Package, write_artifact
     from subtune.backends.cpu.device import CPU
 
     def build(model: onnx.ModelProto, path: Path, threads: int = 2, **options: Any) -> Any:
@@ -69,7 +69,8 @@ def builder() -> Builder:
         inputs = specs_of(value for value in model.graph.input if value.name not in weight_names)
         outputs = specs_of(model.graph.output)
         device = CPU(threads=threads)
-        return load(write_files(path, mod=mod, inputs=inputs, outputs=outputs, device=device, **options))
+        check = options.pop("check", None)
+        return load(write_artifact(path, Package(mod, tuple(inputs), tuple(outputs), **options), device, check))
 
     return build
 

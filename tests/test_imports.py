@@ -30,7 +30,6 @@ ROOMS = (
     ("backends",),
     ("pipeline",),
     ("assembly", "database"),
-    ("artifact.writer",),
     ("tuning",),
     ("verification",),
     ("report",),

@@ -34,7 +34,7 @@ def default_output(model: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    from subtune.artifact.writer import check_destination
+    from subtune.artifact.destination import check_destination
     from subtune.driver import compile_model
 
     output = args.output or default_output(args.model)

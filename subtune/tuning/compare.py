@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from subtune.artifact import load
-from subtune.artifact.writer import write_files
+from subtune.assembly import Package, write_artifact
 from subtune.backends import device_of
 from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
@@ -223,16 +223,9 @@ def _end_to_end(
     imported = prepared.imported
     with temporary() as folder:
         artifacts = [
-            load(
-                write_files(
-                    folder / f"{index}.subtune",
-                    mod=splice(prepared.mod, schedule_kernels(prepared.subgraphs, chosen, device)),
-                    inputs=imported.inputs,
-                    outputs=imported.outputs,
-                    device=device,
-                )
-            )
+            load(write_artifact(folder / f"{index}.subtune", Package(mod, imported.inputs, imported.outputs), device))
             for index, chosen in enumerate(choices)
+            for mod in [splice(prepared.mod, schedule_kernels(prepared.subgraphs, chosen, device))]
         ]
         rounds = [[artifact.benchmark(repeats=10) for artifact in artifacts] for _ in range(_ROUNDS)]
     first, second = (median(column) for column in zip(*rounds, strict=True))

@@ -20,8 +20,9 @@ from onnx import TensorProto, helper, numpy_helper
 import subtune
 from subtune import runtime
 from subtune.artifact import load, manifest
-from subtune.artifact import writer as artifact_writer
+from subtune.artifact.destination import check_destination
 from subtune.artifact.schema import decode, encode
+from subtune.assembly import Package, package, write_artifact
 from subtune.core.errors import ArtifactError, InputError, VerificationError
 from subtune.core.manifest import KernelOrigin, Manifest
 
@@ -254,9 +255,7 @@ class TestDtypes:
         mod = relax.transform.LegalizeOps()(builder.get())
         spec = TensorSpec("x", (2, 3), "bfloat16")
         outputs = [TensorSpec("y", (2, 3), "bfloat16")]
-        path = artifact_writer.write_files(
-            tmp_path / "m.subtune", mod=mod, inputs=[spec], outputs=outputs, device=CPU()
-        )
+        path = write_artifact(tmp_path / "m.subtune", Package(mod, (spec,), tuple(outputs)), CPU())
         artifact = load(path)
         value = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
         y = artifact.run({"x": value})["y"]
@@ -454,11 +453,11 @@ class TestWrite:
         else:
             path.symlink_to(tmp_path / "elsewhere")
         with pytest.raises(ArtifactError, match="is in the way"):
-            artifact_writer.check_destination(path)
+            check_destination(path)
 
     def test_refuses_a_directory_that_is_not_there(self, tmp_path):
         with pytest.raises(ArtifactError, match="does not exist"):
-            artifact_writer.check_destination(tmp_path / "none" / "m.subtune")
+            check_destination(tmp_path / "none" / "m.subtune")
 
     def test_failing_check_leaves_the_old_artifact(self, build_artifact, own_artifact):
         before = (own_artifact / "manifest.json").read_bytes()
@@ -505,7 +504,7 @@ class TestWrite:
         def full(*_: object) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(artifact_writer, "_write_weights", full)
+        monkeypatch.setattr(package, "write_weights", full)
         with pytest.raises(ArtifactError, match=r"cannot write .*: No space left on device; nothing was written"):
             build_artifact(onnx.load(small_model), tmp_path / "m.subtune")
         assert list(tmp_path.iterdir()) == []

@@ -143,7 +143,7 @@ class TestCompile:
             "tune": True,
             "exact": True,
             "precision": "bf16",
-            "gpu": {},
+            "dump": None,
         }
         assert capsys.readouterr().out == "all is well\n"
 

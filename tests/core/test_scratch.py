@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from subtune.artifact import writer as artifact_writer
+from subtune.artifact import destination
 from subtune.artifact.exchange_paths import exchange
 from subtune.core import scratch as scratches
 from subtune.core.scratch import abandoned, scratch, temporary
@@ -96,11 +96,11 @@ def test_exchange(tmp_path: Path) -> None:
 @pytest.mark.parametrize("atomic", [True, False])
 def test_replacing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool) -> None:
     if not atomic:
-        monkeypatch.setattr(artifact_writer, "exchange", lambda *_: False)
+        monkeypatch.setattr(destination, "exchange", lambda *_: False)
     for name in ("m", "staging"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "who").write_text(name)
-    artifact_writer._replace(tmp_path / "staging", tmp_path / "m")
+    destination._replace(tmp_path / "staging", tmp_path / "m")
     assert (tmp_path / "m" / "who").read_text() == "staging"
     assert {p.name for p in tmp_path.iterdir()} <= {"m", "staging"}
 
@@ -110,6 +110,6 @@ def test_an_artifact_that_was_set_aside_comes_back(tmp_path: Path) -> None:
     aside = tmp_path / ".m.abcdefgh.old"
     (aside / "m").mkdir(parents=True)
     (aside / "m" / "who").write_text("old")
-    artifact_writer._recover(tmp_path / "m")
+    destination._recover(tmp_path / "m")
     assert (tmp_path / "m" / "who").read_text() == "old"
     assert os.listdir(tmp_path) == ["m"]

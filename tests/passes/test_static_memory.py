@@ -11,13 +11,15 @@ from tvm import relax
 from tvm.relax import op
 
 from subtune.artifact.schema import decode, encode
-from subtune.artifact.writer import _TO_CALLS, _compile, _run_passes
+from subtune.assembly.build import _run
+from subtune.backends import as_device
 from subtune.backends.cpu.device import CPU
 from subtune.core.memory_plan import Base, MemoryPlan, View
 from subtune.passes.static_memory import plan_memory
+from subtune.pipeline import TO_CALLS, TO_PROGRAM
 
 F32 = "float32"
-DEVICE = CPU(threads=1)
+DEVICE = as_device(CPU(threads=1))
 
 
 def build(shapes: list[tuple[int, ...]], body: Callable[..., Any], inputs: int | None = None) -> Any:
@@ -29,7 +31,7 @@ def build(shapes: list[tuple[int, ...]], body: Callable[..., Any], inputs: int |
             result = bb.emit_output(body(bb, *params))
         bb.emit_func_output(result)
     mod = relax.transform.LegalizeOps(skip_ops=["relax.reshape"])(bb.get())
-    return plan_memory(_run_passes(_TO_CALLS, mod, DEVICE), len(shapes) if inputs is None else inputs)
+    return plan_memory(_run(TO_CALLS, mod, DEVICE), len(shapes) if inputs is None else inputs)
 
 
 def run(planned: tvm.IRModule, plan: MemoryPlan, given: dict[Base, list[np.ndarray]]) -> Any:
@@ -45,7 +47,7 @@ def run(planned: tvm.IRModule, plan: MemoryPlan, given: dict[Base, list[np.ndarr
             return tvm.runtime.from_dlpack(arena[view.place // 4 :][:count].reshape(view.shape))
         return tvm.runtime.from_dlpack(given[view.base][view.place].reshape(view.shape))
 
-    vm = relax.VirtualMachine(_compile(planned, DEVICE)[0], tvm.cpu())
+    vm = relax.VirtualMachine(DEVICE.backend.executable(_run(TO_PROGRAM, planned, DEVICE), DEVICE), tvm.cpu())
     return vm["main"](*map(tensor, plan.arguments))
 
 

@@ -10,13 +10,13 @@ from tvm.s_tir import Schedule
 
 from subtune import backends, models
 from subtune.artifact import load
-from subtune.artifact import writer as artifact_writer
 from subtune.artifact.random_inputs import random_inputs
+from subtune.assembly import Package, write_artifact
+from subtune.backends.cpu.lowering import straight_line
 from subtune.backends.cpu.lowering.launches import joined, steps
 from subtune.backends.cpu.lowering.pipeline import PIPELINE, flat
 from subtune.core.candidate import DEFAULT
 from subtune.core.manifest import KernelOrigin
-from subtune.passes import straight_line
 from subtune.passes.splice import splice
 from subtune.pipeline import prepare
 from subtune.tuning.winners import schedule_kernels
@@ -73,10 +73,8 @@ def test_joined_kernels_compute_what_they_compute_alone(name, device, tmp_path):
     artifacts = {}
     for seconds in (0.0, 1e-6):
         origins = [KernelOrigin(s.name, tuned_s=seconds) for s in prepared.subgraphs]
-        path = artifact_writer.write_files(
-            tmp_path / f"{seconds}.subtune", mod=splice(prepared.mod, kernels), inputs=imported.inputs,
-            outputs=imported.outputs, device=device, kernels=origins,
-        )  # fmt: skip
+        package = Package(splice(prepared.mod, kernels), imported.inputs, imported.outputs, tuple(origins))
+        path = write_artifact(tmp_path / f"{seconds}.subtune", package, device)
         artifacts[seconds] = load(path)
     alone, together = artifacts.values()
     size = [(a.path / "model.so").stat().st_size for a in (alone, together)]
@@ -103,10 +101,9 @@ def test_equal_layers_share_one_function(device, tmp_path, monkeypatch):
     prepared = prepare(models.reduced("bert"))
     long = next(s.name for s in prepared.subgraphs if s.uses > 1)
     origins = [KernelOrigin(s.name, tuned_s=0.0 if s.name == long else 1e-6) for s in prepared.subgraphs]
-    artifact_writer.write_files(
-        tmp_path / "m.subtune", mod=splice(prepared.mod, schedule_kernels(prepared.subgraphs, {}, device)),
-        inputs=prepared.imported.inputs, outputs=prepared.imported.outputs, device=device, kernels=origins,
-    )  # fmt: skip
+    mod = splice(prepared.mod, schedule_kernels(prepared.subgraphs, {}, device))
+    package = Package(mod, prepared.imported.inputs, prepared.imported.outputs, tuple(origins))
+    write_artifact(tmp_path / "m.subtune", package, device)
     before, after = ([called(mod) for mod in pair] for pair in zip(*joined_modules, strict=True))
     launches = [name for name in after[0] if name.startswith("launch_")]
     assert len(after[0]) < len(before[0])

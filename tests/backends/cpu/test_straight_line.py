@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 
 from subtune import models
 from subtune.artifact import Artifact, load
-from subtune.artifact import writer as artifact_writer
 from subtune.artifact.random_inputs import random_inputs
+from subtune.backends.cpu.lowering import straight_line as lowering
 from subtune.driver import compile_model
 
 
@@ -24,7 +24,7 @@ def compiled(model, path: Path) -> Artifact:
 def test_what_the_vm_computes(name, tmp_path, monkeypatch):
     model = models.reduced(name)
     direct = compiled(model, tmp_path / "direct.subtune")
-    monkeypatch.setattr(artifact_writer, "straight_line", lambda *_: None)
+    monkeypatch.setattr(lowering, "straight_line", lambda *_: None)
     through_vm = compiled(model, tmp_path / "vm.subtune")
     assert direct.manifest.memory.takes_addresses
     assert not through_vm.manifest.memory.takes_addresses

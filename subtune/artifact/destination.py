@@ -1,0 +1,92 @@
+"""Where an artifact appears: all of it, or nothing, and never in place of something else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from subtune.artifact.exchange_paths import exchange
+from subtune.core.errors import ArtifactError
+from subtune.core.manifest import MANIFEST_NAME
+from subtune.core.scratch import abandoned, scratch
+
+SUFFIX = ".subtune"
+STAGING = ".new"
+OLD = ".old"
+"""Ends of the names of hidden directories beside an artifact: what is being written, what is being replaced."""
+
+
+def check_destination(path: str | os.PathLike[str]) -> Path:
+    """The directory to write to. Raises ArtifactError if something is in the way that is not an artifact."""
+    folder = Path(path)
+    if not folder.parent.is_dir():
+        raise ArtifactError(f"cannot write {folder}: the directory {folder.parent} does not exist")
+    if not os.access(folder.parent, os.W_OK):
+        raise ArtifactError(f"cannot write {folder}: no permission to write in {folder.parent}")
+    if folder.is_dir() and not folder.is_symlink():
+        if not any(folder.iterdir()) or (folder / MANIFEST_NAME).is_file():
+            return folder
+        raise ArtifactError(f"{folder} is in the way: it is a directory, but no artifact; choose another name")
+    if folder.exists() or folder.is_symlink():
+        raise ArtifactError(f"{folder} is in the way: it is not an artifact; choose another name")
+    return folder
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A directory to fill: it is put at `folder`, replacing an artifact there, unless the block raises.
+
+    Raises ArtifactError when the disk is full or the place cannot be written.
+    """
+    _recover(folder)
+    with writing(folder):
+        place = scratch(f".{folder.name}.", STAGING, folder.parent)
+    try:
+        staging = place.path / folder.name
+        with writing(folder):
+            staging.mkdir()  # the place is private; this has the mode that the umask says
+        yield staging
+        with writing(folder):
+            _replace(staging, folder)
+    finally:
+        place.remove()
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Inside, what the system refuses is an ArtifactError about `folder`."""
+    try:
+        yield
+    except OSError as e:
+        raise ArtifactError(f"cannot write {folder}: {e.strerror or e}; nothing was written") from e
+
+
+def _replace(staging: Path, folder: Path) -> None:
+    """Move the finished directory to its place; an artifact that is there goes only once the new one can come."""
+    if not folder.exists():
+        staging.rename(folder)
+        return
+    if exchange(staging, folder):  # the old one is what is thrown away
+        return
+    old = scratch(f".{folder.name}.", OLD, folder.parent)
+    folder.rename(old.path / folder.name)
+    try:
+        staging.rename(folder)
+    except OSError:
+        (old.path / folder.name).rename(folder)
+        raise
+    finally:
+        old.remove()
+
+
+def _recover(folder: Path) -> None:
+    """Put back the artifact that a process set aside and was killed before it put the new one in its place."""
+    for old in abandoned(f".{folder.name}.", OLD, folder.parent):
+        if not folder.exists() and (old / folder.name).exists():
+            with suppress(OSError):
+                (old / folder.name).rename(folder)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)

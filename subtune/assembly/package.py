@@ -1,0 +1,107 @@
+"""A spliced module built and written as an artifact directory: all of it, or nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tvm
+
+from subtune import runtime
+from subtune.artifact import Artifact, load
+from subtune.artifact import manifest as manifests
+from subtune.artifact.destination import SUFFIX, check_destination, staged, writing
+from subtune.artifact.writer import laid_out, subgraph_entries, write_weights
+from subtune.assembly.build import build
+from subtune.backends import as_device
+from subtune.backends.base import Device, HardwareModel
+from subtune.core.manifest import WEIGHTS_NAME, FileEntry, KernelOrigin, Manifest, Source
+from subtune.core.tensor_spec import TensorSpec
+from subtune.passes.lift_constants import lift_constants
+
+_SHORT_S = 250e-6
+"""A kernel's time below which a launch of its own counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A module in call_tir form with scheduled PrimFuncs, and what is known of it.
+
+    `main` takes the model's inputs in order, nothing else. `kernels` say where the PrimFuncs come from. Without a
+    `name` the artifact has that of its directory.
+    """
+
+    mod: tvm.IRModule
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    kernels: tuple[KernelOrigin, ...] = ()
+    source: Source = field(default_factory=Source)
+    name: str = ""
+
+
+def write_artifact(
+    path: str | os.PathLike[str],
+    package: Package,
+    device: Device | HardwareModel,
+    check: Callable[[Artifact], None] | None = None,
+) -> Path:
+    """Build `package` for `device`, which may be another machine, and put it at `path`, replacing an artifact there.
+
+    Args:
+        check: called with the built artifact before it appears at `path`; if it raises, nothing is written. What is
+            for another machine cannot be loaded: `check` gets the same kernels, built for this one.
+
+    Raises ArtifactError when `path` is taken by something else, the disk is full, or there is no linker.
+    """
+    folder, device = check_destination(path), as_device(device)
+    assert len(package.mod["main"].params) == len(package.inputs), "main takes the model's inputs and nothing else"
+    with staged(folder) as staging:
+        name = package.name or folder.name.removesuffix(SUFFIX)
+        with writing(folder):
+            _fill(staging, package, name, device)
+            loadable = staging
+            if check is not None and device.model.obstacle():
+                stand_in = device.backend.stand_in(device)
+                assert stand_in is not None, f"what is built for {device.model.name} cannot be checked here"
+                loadable = staging / "here"
+                loadable.mkdir()
+                _fill(loadable, package, name, stand_in)
+        del package  # the module's constants, if nobody else has them: the file does
+        if check is not None:
+            check(load(loadable, share_weights=True))
+        if loadable != staging:
+            shutil.rmtree(loadable)
+    return folder
+
+
+def _fill(folder: Path, package: Package, name: str, device: Device) -> None:
+    """Write the artifact's files into the directory `folder`."""
+    lifted, weights = lift_constants(package.mod)
+    table, arrays = laid_out(weights), (len(package.inputs), len(package.outputs))
+    short = [kernel.name for kernel in package.kernels if 0.0 < kernel.tuned_s < _SHORT_S]
+    hashes, memory, built = build(lifted, arrays, device, folder, short, [weight.offset for weight in table])
+    write_weights(weights, table, folder / WEIGHTS_NAME)
+    files = [*built, WEIGHTS_NAME]
+    manifest = Manifest(
+        name=name,
+        inputs=package.inputs,
+        outputs=package.outputs,
+        kind=device.backend.kind,
+        target=str(device.model.target()),
+        triple=device.model.host.triple,
+        device=device.fingerprint(),
+        features=device.model.host.features,
+        threads=device.model.host.threads,
+        versions=tuple(runtime.versions().items()),
+        source=package.source,
+        subgraphs=subgraph_entries(hashes, package.kernels),
+        weights=table,
+        memory=memory,
+        files=tuple(
+            FileEntry(file, (folder / file).stat().st_size, manifests.sha256_of(folder / file)) for file in files
+        ),
+    )
+    manifests.write(folder, manifest)
