@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 import onnx
@@ -120,3 +120,18 @@ def _sorted(depends: Mapping[int, set[int]], graph: onnx.GraphProto) -> list[int
         if len(shown) > 9:
             shown = [*shown[:8], f"({len(cycle) - 9} more)", shown[-1]]
         raise ModelError(f"The model's graph has a cycle: {' -> '.join(shown)}.") from error
+
+
+_INDEXING = frozenset({"Gather", "GatherElements", "GatherND", "Scatter", "ScatterElements", "ScatterND"})
+
+
+def unchecked_indices(graph: onnx.GraphProto, inputs: Iterable[str]) -> tuple[str, ...]:
+    """The nodes that index by values computed from the model's inputs, and not only from their shapes."""
+    varying = set(inputs)
+    found = []
+    for node in graph.node:
+        if node.op_type in _INDEXING and not node.domain and node.input[1] in varying:
+            found.append(node.name)
+        if node.op_type not in ("Shape", "Size") and any(name in varying for name in node.input):
+            varying.update(name for name in node.output if name)
+    return tuple(found)

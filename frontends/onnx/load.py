@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from subtune.frontends.imported import Imported
 from subtune.frontends.onnx.file import OnnxModel
-from subtune.frontends.onnx.graph import name_nodes, order_nodes
+from subtune.frontends.onnx.graph import name_nodes, order_nodes, unchecked_indices
 from subtune.frontends.onnx.shapes import fix_inputs, infer
 from subtune.frontends.onnx.support import check_model, check_ops, inline_functions, normalise_opsets
 from subtune.frontends.onnx.to_relax import import_graph
@@ -30,4 +30,14 @@ def load_onnx(model: OnnxModel, shapes: Mapping[str, Sequence[int] | int]) -> Im
     real_inputs = [value for value in model.proto.graph.input if value.name not in model.weights]
     inputs = fix_inputs(real_inputs, shapes)
     mod, outputs = import_graph(replace(model, proto=infer(model.proto)), inputs)
-    return Imported(mod, inputs, outputs, model.name, model.source)
+    indexing = unchecked_indices(model.proto.graph, [spec.name for spec in inputs])
+    return Imported(mod, inputs, outputs, model.name, model.source, _notes(indexing))
+
+
+def _notes(indexing: Sequence[str]) -> tuple[str, ...]:
+    if not indexing:
+        return ()
+    more = f" and {len(indexing) - 1} more" if len(indexing) > 1 else ""
+    return (
+        f"indices not checked: {indexing[0]!r}{more}; one out of range, an error in ONNX, means the nearest element",
+    )

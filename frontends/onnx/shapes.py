@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import onnx
@@ -10,6 +9,7 @@ from onnx import TensorProto, helper
 
 from subtune.core.errors import ModelError, ShapeError
 from subtune.core.tensor_spec import TensorSpec
+from subtune.frontends.one_line import one_line
 from subtune.frontends.onnx.graph import all_nodes
 
 _UNSUPPORTED_TYPES = {
@@ -105,14 +105,6 @@ def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=True)
     except Exception as error:  # onnx raises C++ exceptions of several unrelated Python types
         raise ShapeError(f"The model's shapes or types contradict one another: {one_line(error)}.") from error
-
-
-def one_line(error: BaseException) -> str:
-    """The text of an error of onnx or TVM on one line, without its tail of context and its final stop."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    text = " ".join(line for line in lines if line and not line.startswith(("==>", "Traceback", "File ")))
-    text = re.sub(r"\s+", " ", text) or type(error).__name__
-    return (text if len(text) <= 400 else text[:400] + " ...").rstrip(" .")
 
 
 def _declared(value: onnx.ValueInfoProto) -> list[Dim] | None:

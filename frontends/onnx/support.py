@@ -9,12 +9,15 @@ import onnx.inliner
 from onnx import defs, helper
 
 from subtune.core.errors import ModelError, UnsupportedOpsError
+from subtune.frontends.one_line import one_line
 from subtune.frontends.onnx.file import OnnxModel
-from subtune.frontends.onnx.graph import all_nodes, qualified_op
+from subtune.frontends.onnx.graph import all_nodes, label, qualified_op
 from subtune.frontends.onnx.ops import reason, supported_ops
-from subtune.frontends.onnx.shapes import one_line
 
 _MAX_NODES_SHOWN = 5
+
+_LEAST = {("GatherND", "batch_dims"): 0}
+"""Attributes whose lower bound onnx's shape inference trusts: beyond it the process crashes (onnx 1.23)."""
 
 
 def check_ops(graph: onnx.GraphProto) -> None:
@@ -23,8 +26,9 @@ def check_ops(graph: onnx.GraphProto) -> None:
     The branches of an If are passed over: the condition may prove constant, and then only one of them counts.
     """
     problems: dict[str, list[str]] = {}
+    supported = supported_ops()
     for node in all_nodes(graph, into=lambda node: node.op_type != "If"):
-        if (node.domain, node.op_type) not in supported_ops():
+        if (node.domain, node.op_type) not in supported:
             problems.setdefault(f"{qualified_op(node)}{reason(node.domain, node.op_type)}", []).append(node.name)
     if problems:
         raise UnsupportedOpsError(describe_ops(problems))
@@ -98,6 +102,11 @@ def check_model(proto: onnx.ModelProto) -> None:
     Inputs and outputs without a shape, which it would refuse, are none of its business: the user gives the
     former, the latter are inferred.
     """
+    for node in all_nodes(proto.graph):
+        for attribute in node.attribute:
+            least = _LEAST.get((node.op_type, attribute.name)) if not node.domain else None
+            if least is not None and attribute.i < least:
+                raise ModelError(f"{label(node)} has {attribute.name} {attribute.i}, which is less than {least}.")
     checked = onnx.ModelProto()
     checked.CopyFrom(proto)
     for value in (*checked.graph.input, *checked.graph.output):

@@ -12,6 +12,7 @@ from tvm import relax
 
 from subtune.core.errors import ModelError, ShapeError, UnsupportedOpsError
 from subtune.core.tensor_spec import TensorSpec
+from subtune.frontends.one_line import one_line
 from subtune.frontends.onnx.ops.node import (
     SUPPORTED_DTYPES,
     ConstantWanted,
@@ -32,7 +33,6 @@ from subtune.frontends.relay.walk import walk
 
 _MAX_LISTED = 20
 _MAX_PLACES = 3
-_MAX_REASON = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,7 +200,7 @@ class _Importer:
         except ConstantWanted as error:
             return self.refuse(op, at, f"needs {error.what} at compile time")
         except Exception as error:  # what Python and TVM say of attributes and shapes that do not fit has no one type
-            return self.refuse(op, at, f"does not fit its arguments or attributes: {_reason(error)}")
+            return self.refuse(op, at, f"does not fit its arguments or attributes: {one_line(error)}")
 
     def _arguments(self, op: str, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The arguments with all parameters resolved: those of known type first, the others from them."""
@@ -310,13 +310,6 @@ def _listed(what: str, reason: str, places: Sequence[str]) -> str:
         f" and {len(known) - _MAX_PLACES} more" if len(known) > _MAX_PLACES else ""
     )
     return f"{what} at {shown} {reason}" if shown else f"{what} {reason}"
-
-
-def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    checked = [line for line in lines if "Check failed" in line or "expects" in line or "expect" in line]
-    text = (checked or lines[-1:] or [type(error).__name__])[0]
-    return text[:_MAX_REASON].rstrip(".")
 
 
 def _is_poisoned(value: Any) -> bool:

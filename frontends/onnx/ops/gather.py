@@ -1,5 +1,8 @@
-"""Gather and scatter. Negative indices count from the end; those outside are undefined in ONNX and stay in
-bounds here.
+"""Gather and scatter. Negative indices count from the end.
+
+An index out of range is an error in ONNX. A constant one is refused. One that comes at run time is not checked, which
+would cost a pass over the indices in every run: a gather reads the nearest element, a scatter writes there, and neither
+touches memory that is not the tensor's.
 """
 
 from __future__ import annotations
@@ -13,14 +16,32 @@ from tvm import relax, te, tirx
 from subtune.frontends.onnx.ops.node import UNSIGNED, Converter, Expr, Node, axis_in, const, dtype, rank, shape
 
 
-def _wrapped(node: Node, index: int, extent: int | list[int]) -> Expr:
-    """Input `index` with negative values wrapped by `extent` (one per last-axis entry, or one for all)."""
+def _wrapped(node: Node, index: int, extent: int | list[int], is_bounded: bool = False) -> Expr:
+    """Input `index` with negative values wrapped by `extent` (one per last-axis entry, or one for all).
+
+    Args:
+        is_bounded: clamp it too, for operators that trust their indices.
+    Raises Refused: a constant index out of range.
+    """
     x = node.need(index)
     known = node.known(index)
-    if dtype(x) in UNSIGNED or (known is not None and (known >= 0).all()):
-        return x
-    below = relax.op.less(x, const(0, dtype(x)))
-    return node.emit(relax.op.where(below, relax.op.add(x, const(extent, dtype(x))), x))
+    if known is not None:
+        wide = known.astype(np.int64)
+        wrong = (wide < np.negative(extent)) | (wide >= np.asarray(extent))
+        if wrong.any():
+            node.refuse(f"has the index {wide[wrong][0]}, out of the range of an axis of {_extents(extent)}")
+        return x if (wide >= 0).all() else const(np.where(wide < 0, wide + extent, wide), dtype(x))
+    if dtype(x) not in UNSIGNED:
+        below = relax.op.less(x, const(0, dtype(x)))
+        x = node.emit(relax.op.where(below, relax.op.add(x, const(extent, dtype(x))), x))
+    if is_bounded:
+        last = const(np.maximum(np.asarray(extent) - 1, 0), dtype(x))
+        x = node.emit(relax.op.maximum(relax.op.minimum(x, last), const(0, dtype(x))))
+    return x
+
+
+def _extents(extent: int | list[int]) -> str:
+    return " x ".join(map(str, extent if isinstance(extent, list) else [extent]))
 
 
 def gather(node: Node) -> Expr:
@@ -37,7 +58,7 @@ def gather_elements(node: Node) -> Expr:
     def whole(t: Any, at: Any) -> Any:
         def one(*i: Any) -> Any:
             where = list(i)
-            where[axis] = _bounded(at(*i), shape(x)[axis])
+            where[axis] = bounded(at(*i), shape(x)[axis])
             return t(*where)
 
         return te.compute(at.shape, one, name="gather_elements")
@@ -45,7 +66,8 @@ def gather_elements(node: Node) -> Expr:
     return node.te(whole, x, index)
 
 
-def _bounded(index: Any, extent: int) -> Any:
+def bounded(index: Any, extent: int) -> Any:
+    """The nearest index within an axis, as int64."""
     wide = index.astype("int64")
     return tirx.max(tirx.min(wide, tirx.const(extent - 1, "int64")), tirx.const(0, "int64"))
 
@@ -61,7 +83,7 @@ def gather_nd(node: Node) -> Expr:
     def whole(t: Any, at: Any) -> Any:
         def one(*i: Any) -> Any:
             head, tail = i[: len(outer)], i[len(outer) :]
-            where = [_bounded(at(*head, d), shape(x)[batch + d]) for d in range(depth)]
+            where = [bounded(at(*head, d), shape(x)[batch + d]) for d in range(depth)]
             return t(*head[:batch], *where, *tail)
 
         return te.compute(dims, one, name="gather_nd")
@@ -76,7 +98,7 @@ def scatter_elements(node: Node) -> Expr:
     x, updates = node.x, node.need(2)
     axis = axis_in(node.attr("axis", 0), rank(x))
     reduction = _REDUCTIONS[node.attr("reduction", "none")]
-    index = node.cast(_wrapped(node, 1, shape(x)[axis]), "int64")
+    index = node.cast(_wrapped(node, 1, shape(x)[axis], is_bounded=True), "int64")
     return relax.op.scatter_elements(x, index, updates, axis=axis, reduction=reduction)
 
 
@@ -84,7 +106,7 @@ def scatter_nd(node: Node) -> Expr:
     x, updates = node.x, node.need(2)
     depth = shape(node.need(1))[-1]
     reduction = _REDUCTIONS[node.attr("reduction", "none")]
-    index = _wrapped(node, 1, list(shape(x)[:depth]))
+    index = _wrapped(node, 1, list(shape(x)[:depth]), is_bounded=True)
     return relax.op.scatter_nd(x, index, updates, reduction)
 
 

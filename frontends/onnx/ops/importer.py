@@ -7,6 +7,7 @@ imported is collected; one error lists them all.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from onnx import numpy_helper
 from tvm import relax
 
 from subtune.core.errors import ShapeError, UnsupportedOpsError
+from subtune.frontends.one_line import one_line
 from subtune.frontends.onnx.ops import functions
 from subtune.frontends.onnx.ops.control import CONTROL
 from subtune.frontends.onnx.ops.converters import CONVERTERS
@@ -35,6 +37,8 @@ from subtune.frontends.onnx.ops.node import (
 )
 from subtune.frontends.onnx.ops.supported import reason
 from subtune.frontends.shape_arithmetic import OPERATORS, evaluate, known_shape
+
+logger = logging.getLogger(__name__)
 
 # A parameter of at most this many elements stays a constant with `keep_params`: axes, scales, paddings.
 _SMALL_ELEMENTS = 16
@@ -272,6 +276,10 @@ class _Importer:
                 self._wanted_inputs |= origins
                 if not origins:
                     self._problems.append(f"{title(proto)} needs {e.what} at compile time")
+                outputs = (_POISON,) * len(proto.output)
+            except Exception as e:  # what Python and TVM say of attributes and shapes that do not fit has no one type
+                logger.debug("%s", title(proto), exc_info=True)
+                self._problems.append(f"{title(proto)} does not fit its inputs or attributes: {one_line(e)}")
                 outputs = (_POISON,) * len(proto.output)
             for name, value in zip(proto.output, outputs, strict=False):
                 if name:

@@ -216,14 +216,17 @@ def space_to_depth(node: Node) -> Expr:
 
 
 def reverse_sequence(node: Node) -> Expr:
-    """The first `lens[b]` elements along the time axis are reversed for every batch entry."""
+    """The first `lens[b]` elements along the time axis are reversed for every batch entry (all, if it is longer)."""
     x, lens = node.need(0), node.need(1)
-    time, batch = node.attr("time_axis", 0), node.attr("batch_axis", 1)
+    time, batch = axis_in(node.attr("time_axis", 0), rank(x)), axis_in(node.attr("batch_axis", 1), rank(x))
+    if time == batch or shape(lens) != (shape(x)[batch],):
+        node.refuse(f"has lengths {list(shape(lens))} for axes {time} and {batch} of shape {list(shape(x))}")
+    longest = tirx.const(shape(x)[time], "int64")
 
     def whole(t: Any, n: Any) -> Any:
         def one(*i: Any) -> Any:
             index = list(i)
-            length = n(i[batch])
+            length = tirx.min(n(i[batch]).astype("int64"), longest)
             at = i[time].astype("int64")
             index[time] = tirx.Select(at < length, length - 1 - at, at)
             return t(*index)

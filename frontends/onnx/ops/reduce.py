@@ -215,7 +215,7 @@ def top_k(node: Node) -> tuple[Expr, Expr]:
     only_dtypes(node, x, (*FLOATS, *SIGNED, "uint8", "uint16", "uint32"))
     k = node.attr("k") if node.opset < 10 else node.ints(1, "its k")[0]
     axis = axis_in(node.attr("axis", -1), rank(x))
-    largest = bool(node.attr("largest", 1))
+    largest = node.attr("largest", 1) == 1
     if not 0 < k <= shape(x)[axis]:
         node.refuse(f"takes {k} of {shape(x)[axis]}")
     both = node.emit(relax.op.topk(x, k=k, axis=axis, ret_type="both", largest=largest, dtype="int64"))

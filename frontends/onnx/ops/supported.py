@@ -18,19 +18,20 @@ _OF_DATA = frozenset({"NonZero", "Unique", "NonMaxSuppression"})
 _HOPELESS = frozenset({("", "Bernoulli")})
 
 
-@functools.cache
 def supported_ops() -> frozenset[tuple[str, str]]:
     """(domain, operator) of all that can be imported in at least one form; "" is ONNX's own domain.
 
     Besides the converters these are the operators that ONNX defines as a function; forms (attributes, dtypes)
     that are not supported are refused by name when a model uses them.
     """
-    functions = {
-        ("", schema.name)
-        for schema in defs.get_all_schemas()
-        if schema.domain == "" and is_function("", schema.name, defs.onnx_opset_version())
-    }
-    return (frozenset(CONVERTERS) | _BUILT_IN | functions) - _HOPELESS
+    return (frozenset(CONVERTERS) | _BUILT_IN | _functions()) - _HOPELESS
+
+
+@functools.cache
+def _functions() -> frozenset[tuple[str, str]]:
+    newest = defs.onnx_opset_version()
+    names = {schema.name for schema in defs.get_all_schemas() if schema.domain == ""}
+    return frozenset(("", name) for name in names if is_function("", name, newest))
 
 
 def reason(domain: str, op: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from subtune.frontends.onnx.ops.node import Converter, Expr, Node, dtype, is_float, rank, shape
+from subtune.frontends.onnx.ops.gather import bounded as nearest
+from subtune.frontends.onnx.ops.node import Converter, Expr, Node, const, dtype, is_float, rank, shape
 
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
@@ -62,7 +63,8 @@ def grid_sample(node: Node) -> Expr:
             v = reflected(v, extent)
         bounded = tirx.max(tirx.min(v, c(extent - 1.0)), c(0.0))
         inside = tirx.all(v >= c(0.0), v <= c(extent - 1.0)) if padding == "zeros" else None
-        return bounded.astype("int64"), inside
+        # Again as an integer: what a NaN becomes is no index.
+        return nearest(bounded, extent), inside
 
     def whole(t: Any, u: Any) -> Any:
         def one(*i: Any) -> Any:
@@ -141,7 +143,9 @@ def max_unpool(node: Node) -> Expr:
     spatial = [(shape(x)[2 + i] - 1) * strides[i] + kernel[i] - pads[i] - pads[n + i] for i in range(n)]
     dims = (*shape(x)[:2], *spatial)
     zeros = node.emit(relax.op.zeros((prod(dims),), dtype(x)))
-    flat = node.emit(relax.op.reshape(node.cast(index, "int64"), (prod(shape(x)),)))
+    inside = relax.op.minimum(node.cast(index, "int64"), const(prod(dims) - 1, "int64"))
+    inside = node.emit(relax.op.maximum(inside, const(0, "int64")))
+    flat = node.emit(relax.op.reshape(inside, (prod(shape(x)),)))
     values = node.emit(relax.op.reshape(x, (prod(shape(x)),)))
     return relax.op.reshape(node.emit(relax.op.scatter_elements(zeros, flat, values, axis=0)), dims)
 
@@ -183,11 +187,11 @@ def roi_align(node: Node) -> Expr:
                 bounded = tirx.min(tirx.max(v, c(0.0)), c(extent - 1.0))
                 low = tirx.floor(bounded)
                 high = tirx.min(low + c(1.0), c(extent - 1.0))
-                return low.astype("int32"), high.astype("int32"), bounded - low
+                return nearest(low, extent), nearest(high, extent), bounded - low
 
             y0, y1, fy = corners(y, height)
             x0, x1, fx = corners(x_at, width)
-            b = which(r)
+            b = nearest(which(r), shape(x)[0])
             top = t(b, channel, y0, x0) * (c(1.0) - fx) + t(b, channel, y0, x1) * fx
             bottom = t(b, channel, y1, x0) * (c(1.0) - fx) + t(b, channel, y1, x1) * fx
             value = top * (c(1.0) - fy) + bottom * fy
