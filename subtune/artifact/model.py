@@ -53,6 +53,7 @@ class Artifact:
         self._outputs = {spec.name: Output(spec) for spec in manifest.outputs}
         self._readers = tuple((slot.spec.name, slot.array) for slot in self._inputs)
         self._makers = tuple((name, slot.new) for name, slot in self._outputs.items())
+        self._compute = program.run
         self._lock = threading.Lock()
 
     @property
@@ -85,10 +86,17 @@ class Artifact:
         if out is not None:
             return self._run_into(inputs, out)
         with self._lock:
-            arrays = self._taken(inputs)
+            try:
+                arrays = [array(inputs[name]) for name, array in self._readers]
+            except KeyError:
+                self._check_inputs(inputs)
+                raise
             outputs = {name: new() for name, new in self._makers}
             arrays += outputs.values()
-            self._compute(arrays)
+            try:
+                self._compute(arrays)
+            except _FOREIGN as e:
+                raise self._failed(e) from e
         return outputs
 
     def run_tensors(self, inputs: Mapping[str, Any]) -> dict[str, tvm_ffi.Tensor]:
@@ -115,26 +123,20 @@ class Artifact:
         taken = ", ".join(map(str, self.outputs))
         return f"Artifact({self.manifest.name}: ({given}) -> ({taken}), {self.program}, {self.manifest.device})"
 
-    def _taken(self, inputs: Mapping[str, Any]) -> list[np.ndarray]:
-        try:
-            return [array(inputs[name]) for name, array in self._readers]
-        except KeyError:
-            self._check_inputs(inputs)
-            raise
-
-    def _compute(self, arrays: list[np.ndarray]) -> None:
-        try:
-            self.program.run(arrays)
-        except _FOREIGN as e:
-            raise ArtifactError(f"the model {self.manifest.name} at {self.path} failed as it ran: {e}") from e
+    def _failed(self, error: Exception) -> ArtifactError:
+        return ArtifactError(f"the model {self.manifest.name} at {self.path} failed as it ran: {error}")
 
     def _run_into(self, inputs: Mapping[str, Any], out: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """`run` where some of the outputs have to go to arrays of the caller's."""
         self._check_out(out)
+        self._check_inputs(inputs)
         with self._lock:
-            arrays = self._taken(inputs)
+            arrays = [array(inputs[name]) for name, array in self._readers]
             made = {name: slot.array(out.get(name), arrays) for name, slot in self._outputs.items()}
-            self._compute([*arrays, *made.values()])
+            try:
+                self._compute([*arrays, *made.values()])
+            except _FOREIGN as e:
+                raise self._failed(e) from e
         for name, wanted in out.items():
             if made[name] is not wanted:
                 np.copyto(wanted, made[name])

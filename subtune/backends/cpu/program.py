@@ -25,14 +25,12 @@ class CPUProgram:
     """As `subtune.core.program.Program`.
 
     Args:
-        compute: takes the arrays of all inputs and then of all outputs, and gives those outputs that the plan says the
-            program returns.
+        code: what holds the functions that `compute` calls, kept as long as the program.
         fixed: the memory that the kernels have the addresses of.
     """
 
-    def __init__(
-        self, manifest: Manifest, compute: Callable[[list[np.ndarray]], Any], fixed: FixedMemory, threads: int
-    ) -> None:
+    def __init__(self, manifest: Manifest, code: Any, compute: _Compute, fixed: FixedMemory, threads: int) -> None:
+        self._code = code
         self._compute = compute
         self._fixed = fixed
         self._threads = threads
@@ -101,41 +99,38 @@ class FixedMemory:
         return base[start : start + prod(view.shape) * itemsize]
 
 
-class _MachineCode:
+_Compute = Callable[[list[np.ndarray]], Any]
+"""Takes the arrays of all inputs and then of all outputs, and gives those outputs that the plan says are returned."""
+
+
+def _machine_code(library: Any, fixed: FixedMemory) -> _Compute:
     """A `main` that takes the addresses of Python's objects: nothing is made of an array on its way there.
 
     To ask numpy for the address of an array's data takes longer than a small kernel; its C interface has it as the
     first field.
     """
+    main = partial(library["main"], object.__basicsize__, id(fixed.weights), id(fixed.arena))
 
-    def __init__(self, library: Any, fixed: FixedMemory):
-        self._library = library
-        self._main = partial(library["main"], object.__basicsize__, id(fixed.weights), id(fixed.arena))
-
-    def __call__(self, arrays: list[np.ndarray]) -> Any:
-        self._main(*map(id, arrays))
+    def compute(arrays: list[np.ndarray]) -> Any:
+        main(*map(id, arrays))
         return ()
 
+    return compute
 
-class _VM:
+
+def _vm(executable: Any, fixed: FixedMemory, manifest: Manifest) -> _Compute:
     """A `main` of Relax's VM, which takes tensors; those with a fixed address are bound once."""
-
-    def __init__(self, library: Any, fixed: FixedMemory, manifest: Manifest):
-        plan = manifest.memory
-        executable = runtime.virtual_machine(library)
-        tensors = [fixed.tensor(view) for view in plan.arguments if view.base.is_fixed]
-        executable["save_function"]("main", "bound", True, *tensors)
-        self._executable = executable
-        self._main = executable["bound"]
-        first = {Base.INPUT: 0, Base.OUTPUT: len(manifest.inputs)}
-        self._arguments = tuple(
-            (first[view.base] + view.place, TensorSpec("", view.shape, view.dtype))
-            for view in plan.arguments
-            if not view.base.is_fixed
-        )
-
-    def __call__(self, arrays: list[np.ndarray]) -> Any:
-        return self._main(*[runtime.as_tensor(arrays[place], spec) for place, spec in self._arguments])
+    plan = manifest.memory
+    tensors = [fixed.tensor(view) for view in plan.arguments if view.base.is_fixed]
+    executable["save_function"]("main", "bound", True, *tensors)
+    main = executable["bound"]
+    first = {Base.INPUT: 0, Base.OUTPUT: len(manifest.inputs)}
+    arguments = tuple(
+        (first[view.base] + view.place, TensorSpec("", view.shape, view.dtype))
+        for view in plan.arguments
+        if not view.base.is_fixed
+    )
+    return lambda arrays: main(*[runtime.as_tensor(arrays[place], spec) for place, spec in arguments])
 
 
 def load_program(folder: Path, manifest: Manifest, threads: int, share_weights: bool) -> CPUProgram:
@@ -157,9 +152,11 @@ def load_program(folder: Path, manifest: Manifest, threads: int, share_weights: 
         )
     except (OSError, MemoryError, OverflowError, ValueError) as e:
         raise ArtifactError(f"{folder} cannot be loaded: no memory for it ({e}): {manifest.memory_summary()}") from e
-    library = runtime.load_library(folder / LIBRARY_NAME)
-    compute = _MachineCode(library, fixed) if manifest.memory.takes_addresses else _VM(library, fixed, manifest)
-    return CPUProgram(manifest, compute, fixed, threads)
+    code = runtime.load_library(folder / LIBRARY_NAME)
+    if manifest.memory.takes_addresses:
+        return CPUProgram(manifest, code, _machine_code(code, fixed), fixed, threads)
+    code = runtime.virtual_machine(code)
+    return CPUProgram(manifest, code, _vm(code, fixed, manifest), fixed, threads)
 
 
 def _load_weights(path: Path, is_shared: bool) -> np.ndarray:
