@@ -55,7 +55,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         nargs="?",
         const=_PRINT,
         metavar="FILE",
-        help="print JSON instead of text, or write it to FILE as well",
+        help="print JSON instead of text, or store it in FILE as well, with the machine, the date and all versions",
     )
     parser.set_defaults(run=run)
 
@@ -138,7 +138,7 @@ def _suite(args: argparse.Namespace) -> int:
 
         def keep(report: Any) -> None:
             if args.json not in (None, _PRINT):
-                _write(Path(args.json), suite.to_json(report))
+                _store(Path(args.json), suite.to_json(report))
 
         report = suite.run(cases, settings, keep)
     _show(args, suite.table(report), suite.to_json(report))
@@ -214,13 +214,16 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _show(args: argparse.Namespace, text: str, as_json: str) -> None:
     if args.json not in (None, _PRINT):
-        _write(Path(args.json), as_json)
+        _store(Path(args.json), as_json)
     print(as_json if args.json == _PRINT else text)
 
 
-def _write(path: Path, text: str) -> None:
-    """All of it or nothing: a reader may look while the suite goes on."""
+def _store(path: Path, report: str) -> None:
+    """With where it comes from; all of it or nothing: a reader may look while the suite goes on."""
     from subtune.bench.job import BenchError
+    from subtune.bench.stored import stamped
+
+    text = stamped(report)
 
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
