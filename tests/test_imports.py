@@ -25,7 +25,7 @@ ROOMS = (
     ("backends.base",),
     ("measure", "artifact"),  # without what they do by asking a backend
     ("passes", "frontends"),
-    ("backends.host",),
+    ("backends.host", "backends.algorithms"),
     ("backends.cpu", "backends.cuda"),
     ("backends",),
     ("pipeline",),
@@ -44,11 +44,8 @@ PUBLIC = "subtune"
 
 # (importing module, imported one) -> why it may.
 EXCEPTIONS = {
-    (
-        "subtune.measure.local",
-        "subtune.backends",
-    ): "workers are told by name who schedules",
-    ("subtune.artifact.model", "subtune.backends"): "a program is loaded by its backend",
+    ("subtune.measure.local", "subtune.backends"): "workers are told by name who schedules",
+    ("subtune.artifact.model", "subtune.backends"): "its program is loaded by the backend of its kind",
 }
 # Of the same kind, each until the work it waits for is done: (importing module, imported one) -> that work.
 TEMPORARY = {
@@ -58,13 +55,6 @@ TEMPORARY = {
     ("subtune.backends.cuda.families.strassen.schedule", "subtune.backends.cpu.families.strassen.schedule"): "families",
     ("subtune.backends.cuda.families.winograd.schedule", "subtune.backends.cpu.families.winograd.schedule"): "families",
     ("subtune.backends.cuda.families.winograd.source", "subtune.backends.cpu.families.winograd.schedule"): "families",
-    ("subtune.patterns.chain", "subtune.backends.cpu.device"): "patterns know no device",
-    ("subtune.patterns.gemm", "subtune.backends.cuda.device"): "patterns know no device",
-    ("subtune.patterns.recognise", "subtune.backends.cuda.families.gemv_packed.tiling"): "patterns know no device",
-    ("subtune.tir.padding", "subtune.patterns.anchor"): "TIR's helpers below the patterns",
-    ("subtune.tir.padding", "subtune.patterns.recognise"): "TIR's helpers below the patterns",
-    ("subtune.tir.prepack", "subtune.patterns.anchor"): "TIR's helpers below the patterns",
-    ("subtune.tir.prepack", "subtune.patterns.recognise"): "TIR's helpers below the patterns",
 }
 
 

@@ -110,9 +110,9 @@ class Problem(Generic[M]):
     @cached_property
     def pattern(self) -> Any:
         """The computation as `subtune.patterns` recognises it."""
-        from subtune.patterns.recognise import summarise
+        from subtune.patterns.recognise import recognise
 
-        return summarise(self.workload).anchor
+        return recognise(self.workload)
 
 
 @dataclass(frozen=True, slots=True)

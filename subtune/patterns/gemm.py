@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import gcd, prod
-from typing import Any, Protocol
+from typing import Any
 
 from tvm import ir, sym, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.backends.cuda.device import CUDAModel
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.anchor import Contraction, all_blocks, contraction, is_reduction, loads, variables
+from subtune.patterns.contraction import Contraction, contraction
+from subtune.tir.blocks import all_blocks, is_reduction
+from subtune.tir.expressions import loads, variables
 
 _VECTOR_BYTES = 16
 
@@ -209,33 +210,3 @@ def _out_vector(workload: Workload, info: Contraction, n: int) -> int:
         if arg.is_output:
             width = gcd(width, int(arg.shape[-1]) if arg.shape and int(arg.shape[-1]) % n == 0 else 1)
     return width
-
-
-class BlockTile(Protocol):
-    """What a thread block computes of a product, whichever units multiply."""
-
-    @property
-    def threads(self) -> int: ...
-
-    @property
-    def stages(self) -> int: ...
-
-    def shared_bytes(self, gemm: Gemm) -> int: ...
-
-    def registers(self, gemm: Gemm) -> int: ...
-
-    def steps(self, gemm: Gemm) -> int: ...
-
-
-def block_obstacle(tile: BlockTile, gemm: Gemm, device: CUDAModel) -> str:
-    """What of `device` a block of this tile exceeds; "" where it fits."""
-    if tile.threads > device.max_threads_per_block:
-        return f"{tile.threads} threads, a block has at most {device.max_threads_per_block}"
-    if tile.shared_bytes(gemm) > device.shared_per_block_bytes:
-        return f"{tile.shared_bytes(gemm)} bytes of shared memory, a block has {device.shared_per_block_bytes}"
-    registers = min(device.max_registers_per_thread, device.registers_per_sm // tile.threads)
-    if tile.registers(gemm) > registers:
-        return f"about {tile.registers(gemm)} registers per thread, there are {registers}"
-    if tile.stages > max(1, tile.steps(gemm)):
-        return f"{tile.stages} stages for {tile.steps(gemm)} steps"
-    return ""

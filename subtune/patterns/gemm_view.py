@@ -14,7 +14,8 @@ from itertools import pairwise
 from math import prod
 
 from subtune.core.kernel import NotApplicable
-from subtune.patterns.anchor import Contraction, Operand
+from subtune.patterns.axes import Operand
+from subtune.patterns.contraction import Contraction
 
 MAX_DIMS = 5
 """Of a tensor map (CUDA driver API, cuTensorMapEncodeTiled)."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from math import prod
 
 from subtune.core.kernel import NotApplicable
-from subtune.patterns.anchor import Contraction
+from subtune.patterns.contraction import Contraction
 
 MAX_VECTORS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class GemvForm:
+class Gemv:
     """`rows` x `length` the matrix, `vectors` how many it is multiplied with."""
 
     rows: int
@@ -24,7 +24,7 @@ class GemvForm:
     """The matrix is the first operand: its rows are m, the vectors n."""
 
 
-def gemv_form(info: Contraction) -> GemvForm | NotApplicable:
+def gemv(info: Contraction) -> Gemv | NotApplicable:
     """The product as a matrix with few vectors."""
     if info.of_role("batch") or info.per_group:
         return NotApplicable("a batch of products")
@@ -32,7 +32,7 @@ def gemv_form(info: Contraction) -> GemvForm | NotApplicable:
         return NotApplicable("not a matrix product")
     m, n, k = prod(axis.extent for axis in info.of_role("m")), info.n.extent, info.axes[-1].extent
     if m <= MAX_VECTORS:
-        return GemvForm(n, k, m, info.b.axes[-1] == info.n.index, False)
+        return Gemv(n, k, m, info.b.axes[-1] == info.n.index, False)
     if n <= MAX_VECTORS and info.a.axes[-1] == info.axes[-1].index:
-        return GemvForm(m, k, n, False, True)
+        return Gemv(m, k, n, False, True)
     return NotApplicable(f"{min(m, n)} vectors, at most {MAX_VECTORS}")

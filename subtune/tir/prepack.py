@@ -13,8 +13,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock
 
-from subtune.patterns.anchor import root_stages
-from subtune.patterns.recognise import with_stages
+from subtune.tir.blocks import root_stages, with_stages
 
 PREPROC_ATTR = "meta_schedule.layout_rewrite_preproc"
 """MetaSchedule's mark of a block that only packs a constant: TVM's SplitLayoutRewritePreproc takes such blocks out."""

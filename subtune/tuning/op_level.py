@@ -12,8 +12,9 @@ from tvm.s_tir import Schedule
 
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import CONSTANT_ARGS_ATTR, Workload
-from subtune.patterns.anchor import root_stages, stage_block, variables
-from subtune.patterns.recognise import inline, with_stages
+from subtune.patterns.stages import inline
+from subtune.tir.blocks import root_stages, stage_block, with_stages
+from subtune.tir.expressions import variables
 
 
 def anchor_alone(workload: Workload) -> Workload | NotApplicable:

@@ -23,10 +23,13 @@ from subtune.backends.cpu.families.strassen.candidates import strassen_candidate
 from subtune.backends.cpu.families.winograd.candidates import winograd_candidates
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import Columns, Contraction, Elementwise, Rowwise, Window
 from subtune.patterns.bottleneck import Bottleneck
 from subtune.patterns.chain import Chain
-from subtune.patterns.recognise import summarise
+from subtune.patterns.contraction import Contraction
+from subtune.patterns.elementwise import Elementwise
+from subtune.patterns.recognise import recognise
+from subtune.patterns.rows import Columns, Rowwise
+from subtune.patterns.window import Window
 
 __all__ = ["candidates"]
 
@@ -54,7 +57,7 @@ def candidates(workload: Workload, device: CPUModel, topk: int = 20) -> tuple[Ca
     >>> best.predicted_s <= second.predicted_s
     True
     """
-    anchor = summarise(workload).anchor
+    anchor = recognise(workload)
     found: list[Candidate]
     if isinstance(anchor, Contraction):
         found = contraction_bf16_candidates(anchor, workload, device)

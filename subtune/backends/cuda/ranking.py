@@ -7,7 +7,7 @@ import importlib
 from subtune.backends.cuda.device import CUDAModel
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
-from subtune.patterns.recognise import summarise
+from subtune.patterns.recognise import recognise
 
 _POLICIES: dict[str, tuple[str, ...]] = {
     "Contraction": ("wgmma", "mma", "fma", "winograd", "strassen", "simt", "gemv", "window"),
@@ -25,7 +25,7 @@ _HOPE = 2.5
 
 def candidates(workload: Workload, device: CUDAModel, topk: int = 20) -> tuple[Candidate, ...]:
     """At most `topk` candidates for `workload` on `device`, the one predicted fastest first."""
-    anchor = summarise(workload).anchor
+    anchor = recognise(workload)
     found: list[Candidate] = []
     for name in _POLICIES.get(type(anchor).__name__, ()):
         where = name if name == "memory_bound" else f"{name}.candidates"

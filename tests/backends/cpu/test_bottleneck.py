@@ -17,9 +17,8 @@ from subtune.backends.cpu.lowering.pipeline import PIPELINE
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.bottleneck import Taps
-from subtune.patterns.bottleneck_recognise import BottleneckForm, bottleneck
-from subtune.patterns.recognise import summarise
+from subtune.patterns.bottleneck import BottleneckExpressions, Taps, bottleneck_expressions
+from subtune.patterns.recognise import recognise
 from tests.backends.cpu.chains import build_one, exp_chain
 from tests.backends.workloads import conv
 
@@ -159,19 +158,19 @@ def test_tiles_that_do_not_fit(knobs: dict[str, int], reason: str) -> None:
 
 def test_what_is_recognised() -> None:
     workload, _ = block(**CASES["stride 2 of an odd image"])
-    form = bottleneck(workload.func, workload.num_outputs)
-    assert isinstance(form, BottleneckForm), form
-    found = form.block
+    form = bottleneck_expressions(workload.func, workload.num_outputs)
+    assert isinstance(form, BottleneckExpressions), form
+    found = form.pattern
     assert (found.images, found.height, found.width, found.out_height, found.out_width) == (1, 13, 15, 7, 8)
     assert (found.inputs, found.channels, found.outputs) == (8, 32, 20)
     assert found.rows == found.columns == Taps(3, 2, 1, 1)
     assert (found.ring_rows(1), found.ring_rows(2), found.ring_width) == (3, 5, 17)
-    assert summarise(workload).anchor == found
+    assert recognise(workload) == found
 
     workload, _ = block(**CASES["dilated"])
-    form = bottleneck(workload.func, workload.num_outputs)
-    assert isinstance(form, BottleneckForm), form
-    assert form.block.rows == Taps(3, 1, 2, 2)
+    form = bottleneck_expressions(workload.func, workload.num_outputs)
+    assert isinstance(form, BottleneckExpressions), form
+    assert form.pattern.rows == Taps(3, 1, 2, 2)
 
 
 def two_ordinary(emit: Any, x: Any, w: Any, v: Any) -> Any:
@@ -205,12 +204,12 @@ def neighbours_added(emit: Any, x: Any, v: Any, w: Any) -> Any:
 )
 def test_what_is_not(body: Callable[..., Any], weights: list[Any], reason: str) -> None:
     workload = build_one(body, [(1, 8, 8, 16)], weights)
-    assert bottleneck(workload.func, workload.num_outputs) == NotApplicable(reason)
+    assert bottleneck_expressions(workload.func, workload.num_outputs) == NotApplicable(reason)
 
 
 def test_other_workloads_are_none() -> None:
     for workload in (conv(8, 16, 16, 3), exp_chain(8, 8, 8, 8)):
-        assert isinstance(bottleneck(workload.func, workload.num_outputs), NotApplicable)
+        assert isinstance(bottleneck_expressions(workload.func, workload.num_outputs), NotApplicable)
 
 
 def test_no_candidates_where_too_much_is_computed_twice() -> None:

@@ -13,15 +13,15 @@ from tvm.relax import op
 
 from subtune import backends
 from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.backends.cpu.families.chain.candidates import cache_limit_bytes
 from subtune.backends.cpu.lowering.pipeline import PIPELINE
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.measurement import Timing
 from subtune.core.workload import Workload
 from subtune.measure import LocalMeasurer
-from subtune.patterns.chain import Chain, cache_limit_bytes
-from subtune.patterns.chain_recognise import ChainForm, chain
-from subtune.patterns.recognise import summarise
+from subtune.patterns.chain import Chain, ChainExpressions, chain_expressions
+from subtune.patterns.recognise import recognise
 from tests.backends.cpu.chains import bert_attention, build_one, exp_chain, feed_forward, gpt2_attention
 from tests.backends.workloads import batch_matmul, dense, layer_norm, softmax
 
@@ -191,21 +191,21 @@ def test_narrower_target_is_right() -> None:
         check(workload, candidate, inputs, want, device)
 
 
-def form_of(workload: Workload) -> ChainForm:
-    form = chain(workload.func, workload.num_outputs)
-    assert isinstance(form, ChainForm), form
+def form_of(workload: Workload) -> ChainExpressions:
+    form = chain_expressions(workload.func, workload.num_outputs)
+    assert isinstance(form, ChainExpressions), form
     return form
 
 
 def test_what_is_recognised() -> None:
-    found = form_of(bert_attention(2, 3, 17, 8)).chain
+    found = form_of(bert_attention(2, 3, 17, 8)).pattern
     assert (found.batch, found.m, found.n1, found.n2, found.k) == (6, 17, 17, 8, 8)
     assert found.is_softmax
     assert [axis.role for axis in found.first.axes] == ["batch", "batch", "m", "n", "k"]
     assert not found.b_is_contiguous  # K is read across its rows, V along them
     assert found.e_is_contiguous
 
-    found = form_of(exp_chain(20, 30, 40, 50, constant=True)).chain
+    found = form_of(exp_chain(20, 30, 40, 50, constant=True)).pattern
     assert (found.batch, found.m, found.n1, found.n2, found.k) == (1, 20, 40, 50, 30)
     assert not found.is_softmax
     assert (found.first.b.param, found.first.b.is_constant, found.first.b.axes) == (1, True, (2, 1))
@@ -214,8 +214,8 @@ def test_what_is_recognised() -> None:
 
 def test_how_a_model_writes_it_does_not_matter() -> None:
     flat, straight = (form_of(bert_attention(2, 3, 17, 8, flat=flat)) for flat in (True, False))
-    assert flat.chain == straight.chain
-    assert flat.chain.batch == 6
+    assert flat.pattern == straight.pattern
+    assert flat.pattern.batch == 6
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_how_a_model_writes_it_does_not_matter() -> None:
     ],
 )
 def test_summaries(workload: Callable[[], Workload], anchor: str) -> None:
-    assert type(summarise(workload()).anchor).__name__ == anchor
+    assert type(recognise(workload())).__name__ == anchor
 
 
 def softmax_over_rows(emit: Any, a: Any, b: Any, e: Any) -> Any:
@@ -271,7 +271,7 @@ def test_what_is_no_chain_says_why(body: Any, shape: tuple[int, int], reason: st
     refused = backends.schedule(workload, tile(), device)
     assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
-    assert not isinstance(summarise(workload).anchor, Chain)
+    assert not isinstance(recognise(workload), Chain)
 
 
 def test_rows_and_columns_may_change_places(device: CPUModel) -> None:
@@ -279,7 +279,7 @@ def test_rows_and_columns_may_change_places(device: CPUModel) -> None:
     workload = build_one(mixed_rows, [(24, 16), (16, 20), (24, 32)])
     inputs = inputs_of(workload)
     a, b, e = in_double(inputs)
-    assert form_of(workload).chain.m == 20
+    assert form_of(workload).pattern.m == 20
     check(workload, tile(), inputs, (a @ b).T @ e, device)
 
 
@@ -303,7 +303,7 @@ def test_rows_too_long_for_the_cache_are_refused(device: CPUModel) -> None:
     refused = backends.schedule(workload, tile(mb=128), device)
     assert isinstance(refused, NotApplicable)
     assert "online softmax" in refused.reason
-    found = form_of(workload).chain
+    found = form_of(workload).pattern
     for candidate in backends.candidates(workload, device):
         assert found.cached_bytes(int(candidate["mb"]), int(candidate["nr"])) <= cache_limit_bytes(device)
 
@@ -312,7 +312,7 @@ def test_rows_too_long_for_the_cache_are_refused(device: CPUModel) -> None:
 def test_candidates_fit_the_machine(name: str) -> None:
     device = CPU(name, threads=2)
     workload = bert_attention(1, 12, 128, 64)
-    found = form_of(workload).chain
+    found = form_of(workload).pattern
     proposed = backends.candidates(workload, device)
     assert len(proposed) == 20
     assert proposed == backends.candidates(workload, device)

@@ -20,7 +20,7 @@ from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.record import func_hash
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import root_stages
+from subtune.tir.blocks import root_stages
 from tests.backends.workloads import (
     batch_matmul,
     conv,

@@ -30,7 +30,7 @@ def _permuted(shape: tuple[int, ...], order: tuple[int, ...]) -> Workload:
 
 
 def _permuted_with_bias(*shape: int) -> Workload:
-    """relu(x^T + b) of a slice: the operand lies crosswise, the bias does not."""
+    """relu(x^T + b) of a slice: the operand lies transposed, the bias does not."""
 
     def body(emit: Any, x: Any, b: Any) -> Any:
         inner = emit(op.strided_slice(x, [1], [1], [shape[1]], [1]))
@@ -388,7 +388,7 @@ def test_turned_tiles_use_shuffles_only(device: CPUModel) -> None:
         (lambda: softmax(8, 64), Candidate.make("columns", cb=16), "is reduced"),
         (lambda: _group_norm(8, 2, 6, 5, 80), Candidate.make("columns", cb=16), "groups of 10"),
         (lambda: _softmax(1, 1, 21, 6, 32), Candidate.make("rowwise", unroll=1), "outermost"),
-        (lambda: _permuted((4, 6, 20), (1, 0, 2)), Candidate.make("transpose", inner="a"), "crosswise"),
+        (lambda: _permuted((4, 6, 20), (1, 0, 2)), Candidate.make("transpose", inner="a"), "transposed"),
         (lambda: _permuted((5, 7), (1, 0)), Candidate.make("transpose", inner="a"), "shorter than a vector"),
         (lambda: _permuted((50, 70), (1, 0)), Candidate.make("transpose", rows=64, columns=64), "no block of 64 x 64"),
         (lambda: global_pool(7, 48), Candidate.make("pieces", rows=4), "no whole pieces"),

@@ -22,8 +22,8 @@ from subtune.bench.ops_memory import MEMORY
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import root_stages
 from subtune.pipeline import prepare
+from subtune.tir.blocks import root_stages
 from subtune.tir.substitute import substitute
 from tests.backends.workloads import build, dense, elementwise, global_pool, layer_norm, max_pool, softmax, transpose
 

@@ -10,14 +10,14 @@ import pytest
 from tvm.relax import op
 
 from subtune import backends
+from subtune.backends.algorithms.strassen import PRODUCTS, terms
 from subtune.backends.cpu.device import CPU, CPUModel
 from subtune.backends.cpu.families.strassen.candidates import strassen_candidates
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import Contraction
-from subtune.patterns.recognise import summarise
-from subtune.patterns.strassen import PRODUCTS, terms
+from subtune.patterns.contraction import Contraction
+from subtune.patterns.recognise import recognise
 from tests.backends.workloads import batch_matmul, build, conv, dense
 
 Run = Callable[[Workload, Kernel | None], np.ndarray]
@@ -84,7 +84,7 @@ def test_it_says_why_not(make: Callable[[], Workload], knobs: dict[str, int], re
 
 def test_every_candidate_of_the_policy_applies(device: CPUModel) -> None:
     workload = conv(14, 64, 128, 1)
-    anchor = summarise(workload).anchor
+    anchor = recognise(workload)
     assert isinstance(anchor, Contraction)
     proposed = strassen_candidates(anchor, workload, device)
     assert {c["order"] for c in proposed} == {"m", "n"}

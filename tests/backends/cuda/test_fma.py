@@ -22,7 +22,7 @@ from subtune.backends.cuda.scheduling import schedule
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.patterns.gemm import Gemm, gemm
-from subtune.patterns.recognise import summarise
+from subtune.patterns.recognise import recognise
 from tests.backends.cuda.fma_workloads import CASES, FP32, tiled
 from tests.backends.cuda.gemm_workloads import convolution, product
 
@@ -142,7 +142,7 @@ def test_why_not(workload: Workload, template: str, device: Any, reason: str) ->
     assert reason in refused.reason
     policy = {"fma": fma_candidates, "winograd": winograd_candidates}[template]
     if "along k" not in reason:
-        assert policy(summarise(workload).anchor, workload, device) == []
+        assert policy(recognise(workload), workload, device) == []
 
 
 POLICY_CASES = {
@@ -161,7 +161,7 @@ def test_every_candidate_fits(name: str, device: str) -> None:
     workload, model = POLICY_CASES[name], DEVICES[device]
     form = gemm(workload)
     assert isinstance(form, Gemm)
-    found = fma_candidates(None, workload, model) + winograd_candidates(summarise(workload).anchor, workload, model)
+    found = fma_candidates(None, workload, model) + winograd_candidates(recognise(workload), workload, model)
     assert found
     for candidate in found:
         tile = FmaTile.of(candidate)

@@ -22,8 +22,8 @@ from subtune.backends.cuda.scheduling import schedule
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import all_blocks
 from subtune.patterns.gemm import Gemm, gemm
+from subtune.tir.blocks import all_blocks
 from tests.backends.cuda.gemm_workloads import convolution, product
 
 INT8 = {"dtype": "int8", "acc": "int32", "out": "int32"}

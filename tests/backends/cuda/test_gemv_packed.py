@@ -15,7 +15,7 @@ from subtune.backends.cuda.building.compiler import compile_source, compiler
 from subtune.backends.cuda.building.cubin import resources
 from subtune.backends.cuda.device import CUDA, CUDAModel
 from subtune.backends.cuda.families.gemv_packed.candidates import gemv_packed_candidates
-from subtune.backends.cuda.families.gemv_packed.tiling import PackedGemv, PackedTile, packed_gemv
+from subtune.backends.cuda.families.gemv_packed.tiling import PackedTile
 from subtune.backends.cuda.lowering.default_schedule import pipeline
 from subtune.backends.cuda.ranking import candidates
 from subtune.backends.cuda.scheduling import schedule
@@ -23,7 +23,9 @@ from subtune.bench.gpu_op import GpuOp
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.recognise import anchored, summarise
+from subtune.patterns.gemv_packed import PackedGemv, packed_gemv
+from subtune.patterns.recognise import recognise
+from subtune.patterns.stages import anchored
 from tests.backends.cuda import cuda_on_cpu
 from tests.backends.cuda.test_values import check
 
@@ -136,7 +138,7 @@ def test_what_does_not_apply_says_why(reason: str) -> None:
     found = schedule(given, tile(64, 2, 1, 1), H200)
     assert isinstance(found, NotApplicable)
     assert reason in found.reason
-    assert gemv_packed_candidates(summarise(given).anchor, given, H200) == []
+    assert gemv_packed_candidates(recognise(given), given, H200) == []
 
 
 @pytest.mark.parametrize("device", [CUDA("T4"), replace(H200, tensor_core="off")], ids=["T4", "off"])
@@ -160,7 +162,7 @@ def cubin(kernel: Kernel, device: CUDAModel, monkeypatch: pytest.MonkeyPatch) ->
 def test_nothing_spills(given: Workload, device: CUDAModel, monkeypatch: pytest.MonkeyPatch) -> None:
     form = form_of(given)
     assert isinstance(form, PackedGemv)
-    for candidate in gemv_packed_candidates(summarise(given).anchor, given, device)[:3]:
+    for candidate in gemv_packed_candidates(recognise(given), given, device)[:3]:
         kernel = schedule(given, candidate, device)
         assert isinstance(kernel, Kernel)
         (used,) = resources(cubin(kernel, device, monkeypatch))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from subtune.backends.algorithms.strassen import block_products
 from subtune.backends.cuda.building.compiler import compile_source, compiler
 from subtune.backends.cuda.building.cubin import resources
 from subtune.backends.cuda.device import CUDA
@@ -17,8 +18,7 @@ from subtune.backends.cuda.scheduling import schedule
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.recognise import summarise
-from subtune.patterns.strassen import block_products
+from subtune.patterns.recognise import recognise
 from tests.backends.cuda import cuda_on_cpu
 from tests.backends.cuda.fma_workloads import EPILOGUE, FP32
 from tests.backends.cuda.gemm_workloads import convolution, product
@@ -78,14 +78,14 @@ def test_exact_arithmetic_forbids_it() -> None:
     workload = product(4096, 4096, 4096, "nt", **FP32)
     exact = replace(H100, exact_math=True)
     assert isinstance(schedule(workload, tiled(1), exact), NotApplicable)
-    assert strassen_candidates(summarise(workload).anchor, workload, exact) == []
+    assert strassen_candidates(recognise(workload), workload, exact) == []
 
 
 def test_candidates_of_large_products_alone() -> None:
     small, middle, large = (product(n, n, n, "nn", **FP32) for n in (1024, 2048, 4096))
-    assert strassen_candidates(summarise(small).anchor, small, H100) == []
-    assert {c["levels"] for c in strassen_candidates(summarise(middle).anchor, middle, H100)} == {1}
-    found = strassen_candidates(summarise(large).anchor, large, H100)
+    assert strassen_candidates(recognise(small), small, H100) == []
+    assert {c["levels"] for c in strassen_candidates(recognise(middle), middle, H100)} == {1}
+    found = strassen_candidates(recognise(large), large, H100)
     assert {c["levels"] for c in found} == {1, 2}
     assert found == sorted(found, key=lambda candidate: candidate.predicted_s)
     scheduled(large, found[0])

@@ -23,9 +23,10 @@ from subtune.backends.cuda.families.wgmma.tma import tensor_map
 from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR, lower_by_kind
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
-from subtune.patterns.anchor import contraction
+from subtune.patterns.contraction import contraction
 from subtune.patterns.gemm_view import GemmView, gemm_view, packed_order
-from subtune.patterns.recognise import inline, summarise
+from subtune.patterns.recognise import recognise
+from subtune.patterns.stages import inline
 from tests.backends.cuda.wgmma_workloads import attention, conv, dense, product, quantised, split_heads, strided
 
 H200 = CUDA("H200")
@@ -176,7 +177,7 @@ SHAPES = [dense(1024, 1024, 1024), dense(100, 72, 136), conv(56, 64, 64, 3, batc
 
 @pytest.mark.parametrize("workload", SHAPES, ids=str)
 def test_candidates_fit_the_device(workload):
-    anchor = summarise(workload).anchor
+    anchor = recognise(workload)
     found = wgmma_candidates(anchor, workload, H200)
     assert found
     assert len(set(found)) == len(found)
@@ -195,12 +196,12 @@ def test_candidates_fit_the_device(workload):
 
 def test_what_tensor_maps_cannot_walk_is_left_alone():
     for workload in (dense(64, 64, 100), dense(64, 64, 64, dtype="float32"), strided(64, 64, 64)):
-        anchor = summarise(workload).anchor
+        anchor = recognise(workload)
         assert wgmma_candidates(anchor, workload, H200) == []
         candidate = Candidate.make("cuda.wgmma", **Tiling((64,), 64, 4, 1).knobs())
         assert isinstance(backends.schedule(workload, candidate, H200), NotApplicable)
     tf32 = dense(64, 64, 64, dtype="float32")
-    assert wgmma_candidates(summarise(tf32).anchor, tf32, replace(H200, allow_tf32=True))
+    assert wgmma_candidates(recognise(tf32), tf32, replace(H200, allow_tf32=True))
 
 
 def test_tiles_that_do_not_fit_are_refused():
@@ -289,7 +290,7 @@ def test_sums_of_float8_are_promoted_step_by_step():
     text = kernel_source(workload, Tiling((128,), 128, 4, promote=True))
     assert "wait_group_sync_aligned_1()" not in text
     assert len(re.findall(r"(sums_ptr\[\d+\]) = \(\1 \+ _ptr\[\d+\]\);", text)) == 64
-    candidates = wgmma_candidates(summarise(workload).anchor, workload, H200)
+    candidates = wgmma_candidates(recognise(workload), workload, H200)
     assert candidates
     assert all(candidate["promote"] for candidate in candidates)
     assert all(Tiling.of(candidate).promote for candidate in candidates)
@@ -323,7 +324,7 @@ def test_boxes_need_not_be_neighbours():
 
 def test_candidates_for_few_tiles_and_for_rows_that_straddle():
     def knobs(workload):
-        return [dict(c.knobs) for c in wgmma_candidates(summarise(workload).anchor, workload, H200)]
+        return [dict(c.knobs) for c in wgmma_candidates(recognise(workload), workload, H200)]
 
     assert {k.get("split", 1) for k in knobs(dense(64, 1024, 8192))} == {1, 2, 4, 8}
     assert {k.get("split", 1) for k in knobs(dense(4096, 4096, 4096))} == {1}
@@ -373,7 +374,7 @@ def test_a_stem_reads_its_windows_from_the_patch():
 
 def test_a_stem_builds():
     workload = conv(64, 3, 64, 7, stride=2, residual=False)
-    found = wgmma_candidates(summarise(workload).anchor, workload, H200)
+    found = wgmma_candidates(recognise(workload), workload, H200)
     assert {c.family for c in found} == {"cuda.stem"}
     kernel = backends.schedule(workload, found[0], H200)
     assert isinstance(kernel, Kernel), kernel

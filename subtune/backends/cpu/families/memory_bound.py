@@ -8,8 +8,10 @@ from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, stream_s
 from subtune.backends.cpu.device import CPUModel
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.anchor import Columns, Contraction, Elementwise, Rowwise, Window
-from subtune.patterns.movement import Crosswise
+from subtune.patterns.contraction import Contraction
+from subtune.patterns.elementwise import Elementwise, TransposedAccess
+from subtune.patterns.rows import Columns, Rowwise
+from subtune.patterns.window import Window
 
 _GRAIN_COST_S = 2e-8  # taking one piece of parallel work
 _MAX_CHANNEL_VECTORS = 8
@@ -222,7 +224,7 @@ def _moments(anchor: Columns, workload: Workload, device: CPUModel) -> list[Cand
 
 
 def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUModel) -> list[Candidate]:
-    """The three loop shapes, the vector by the widest or by the narrowest element; tiles for crosswise operands."""
+    """The three loop shapes, the vector by the widest or by the narrowest element; tiles for transposed operands."""
     wides = (False, True) if any(dtype_bits(arg.dtype) < 32 for arg in workload.args) else (False,)
     outputs = [arg.shape for arg in workload.args if arg.is_output]
     # An element of the output reads one of each input at most: a slice leaves the rest of it where it is.
@@ -240,7 +242,7 @@ def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUM
             how: cost * joined / (_FEW_INPUTS if how[0] != "tile" else 4 * _FEW_INPUTS) for how, cost in costs.items()
         }
     gathered_s = 0.0
-    if anchor.crosswise:
+    if anchor.transposed:
         gathered_s = base + anchor.extent * _GATHERED_CYCLES / device.cycles_per_s / device.threads
         gathered_s = max(gathered_s, base * _CROSSWISE)
     found = [
@@ -254,12 +256,12 @@ def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CPUM
             for c in found
             if c["shape"] == "flat"
         ]
-    if anchor.crosswise:
-        found += _transposes(anchor.crosswise, base, workload, device)
+    if anchor.transposed:
+        found += _transposes(anchor.transposed, base, workload, device)
     return found
 
 
-def _transposes(turned: Crosswise, base: float, workload: Workload, device: CPUModel) -> list[Candidate]:
+def _transposes(turned: TransposedAccess, base: float, workload: Workload, device: CPUModel) -> list[Candidate]:
     """Tiles in place; blocks that are staged as wholes, beyond L2; from memory, while others are turned.
 
     Args:

@@ -14,8 +14,7 @@ from tvm import tirx
 from tvm.s_tir import SBlockRealize
 
 from subtune.backends.cpu.loops.prefetch import MicroKernel
-from subtune.patterns.anchor import root_stages
-from subtune.patterns.recognise import with_stages
+from subtune.tir.blocks import root_stages, with_stages
 from subtune.tir.substitute import substitute
 from subtune.tir.walk import found, holds, with_body
 

@@ -17,7 +17,7 @@ from tvm.s_tir import Schedule
 
 from subtune.backends.cpu.loops.prefetch import MicroKernel
 from subtune.core.candidate import Candidate
-from subtune.patterns.anchor import Contraction
+from subtune.patterns.contraction import Contraction
 from subtune.tir.tile import place_pad, vectorize_tile
 
 

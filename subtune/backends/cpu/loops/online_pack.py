@@ -16,8 +16,8 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 
 from subtune.backends.cpu.loops.prefetch import L1, MicroKernel, ask, before_steps
-from subtune.patterns.anchor import is_same, root_stages
-from subtune.patterns.recognise import with_stages
+from subtune.tir.blocks import root_stages, with_stages
+from subtune.tir.expressions import is_same
 from subtune.tir.shuffle import turned
 from subtune.tir.substitute import substitute
 from subtune.tir.tile import extent_of, vector_width

@@ -19,8 +19,8 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlockRealize
 
-from subtune.patterns.anchor import root_stages, variables
-from subtune.patterns.recognise import with_stages
+from subtune.tir.blocks import root_stages, with_stages
+from subtune.tir.expressions import variables
 from subtune.tir.substitute import substitute
 from subtune.tir.walk import found, holds, with_body
 

@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym.analyzer import Analyzer
 
-from subtune.patterns.anchor import conjuncts, variables
+from subtune.tir.expressions import conjuncts, variables
 from subtune.tir.substitute import substitute
 
 

@@ -19,9 +19,10 @@ from tvm import ir, tirx
 
 from subtune.backends.cpu.math.bf16_ops import dot
 from subtune.core.kernel import NotApplicable, Packing
-from subtune.patterns.anchor import Axis, Contraction, loads, root_stages, stage_block, variables
-from subtune.patterns.recognise import with_stages
-from subtune.tir.padding import nest
+from subtune.patterns.axes import Axis
+from subtune.patterns.contraction import Contraction
+from subtune.tir.blocks import nest, root_stages, stage_block, with_stages
+from subtune.tir.expressions import loads, variables
 
 
 @dataclass(frozen=True, slots=True)

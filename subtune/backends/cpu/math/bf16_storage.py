@@ -18,7 +18,7 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune.backends.cpu.math.bf16_ops import rounded, with_instructions
-from subtune.patterns.anchor import variables
+from subtune.tir.expressions import variables
 from subtune.tir.substitute import substitute
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)

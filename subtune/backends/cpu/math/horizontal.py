@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from subtune.patterns.anchor import is_load_of
+from subtune.tir.expressions import is_load_of
 from subtune.tir.shuffle import shuffled
 
 

@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from subtune.backends.cpu.math import exp_avx512
-from subtune.patterns.anchor import loads, variables
+from subtune.tir.expressions import loads, variables
 
 
 def vectorize_math(func: Any, features: Collection[str] = ()) -> Any:

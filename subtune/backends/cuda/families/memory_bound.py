@@ -9,12 +9,13 @@ from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.model.streaming import barrier_s, narrow, resident_blocks, streaming_s
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.anchor import Columns, Elementwise, Rowwise
+from subtune.patterns.elementwise import Elementwise
+from subtune.patterns.rows import Columns, Rowwise
 
 _ACCESS_BITS = 128
 _MAX_TILED_TOTAL = 32  # elements of each of two rows in one thread's registers, where only their totals are wanted
 _MAX_KEPT = 64  # elements of a row in one thread's registers
-_SCALAR = 6.0  # crosswise operands element by element
+_SCALAR = 6.0  # transposed operands element by element
 _MAX_LANES = 32
 _PART_S, _PARTS_AT_ONCE = 0.05e-6, 16  # to add up partial results
 _COST = 8  # instructions for an element of a row: conversions, an exponential, sums
@@ -45,9 +46,9 @@ def elementwise_candidates(anchor: Elementwise, workload: Workload, device: CUDA
                 in_flight = lanes * unroll * element_bytes
                 seconds = streaming_s(device, workload.nbytes, blocks, threads, in_flight, 24 + in_flight // 3,
                                       operations=anchor.extent * (4 + 20 / lanes))  # fmt: skip
-                seconds *= (1 + 0.002 * unroll) * narrow(lanes, widths[0]) * (_SCALAR if anchor.crosswise else 1.0)
+                seconds *= (1 + 0.002 * unroll) * narrow(lanes, widths[0]) * (_SCALAR if anchor.transposed else 1.0)
                 found.append(Candidate.make("cuda.elementwise", seconds, threads=threads, lanes=lanes, unroll=unroll))
-    if anchor.crosswise:
+    if anchor.transposed:
         widest = max(dtype_bits(arg.dtype) for arg in workload.args)
         for side in (32, 64, 128):
             shared = side * (side + 1) * widest // 8

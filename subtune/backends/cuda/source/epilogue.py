@@ -7,7 +7,7 @@ from typing import Any
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.core.workload import dtype_bits
-from subtune.patterns.anchor import all_blocks, is_reduction
+from subtune.tir.blocks import all_blocks, is_reduction
 from subtune.tir.tile import extent_of, vector_width
 
 LANES = 32

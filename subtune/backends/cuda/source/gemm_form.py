@@ -16,8 +16,10 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 
 from subtune.core.kernel import NotApplicable
-from subtune.patterns.anchor import Contraction, is_load_of, is_reduction, loads, root_stages, stage_block
+from subtune.patterns.contraction import Contraction
 from subtune.patterns.gemm import anchor_of, reindexed_roles
+from subtune.tir.blocks import is_reduction, root_stages, stage_block
+from subtune.tir.expressions import is_load_of, loads
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from tvm import ir, tirx
 from subtune.backends.cuda.source.emit import Code, const, load, ramp
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import dtype_bits
-from subtune.patterns.anchor import variables
+from subtune.tir.expressions import variables
 
 _BINARY = (
     tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.FloorMod, tirx.Mod, tirx.Min, tirx.Max,

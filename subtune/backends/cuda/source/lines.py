@@ -23,7 +23,8 @@ from tvm import tirx
 from subtune.backends.cuda.source.emit import Code, const, load
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, rounded, wide, widened_constant
 from subtune.backends.cuda.source.totals import totals_across, totals_along
-from subtune.patterns.anchor import is_load_of, is_reduction
+from subtune.tir.blocks import is_reduction
+from subtune.tir.expressions import is_load_of
 
 _COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
 _MAX_PARTIALS = 8  # sums of a thread: where lines are few, several of each, which do not wait for one another

@@ -24,8 +24,8 @@ from subtune.backends.cpu.device import CPUModel
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import variables
-from subtune.patterns.bottleneck_recognise import BottleneckForm, Weights, bottleneck
+from subtune.patterns.bottleneck import BottleneckExpressions, Weights, bottleneck_expressions
+from subtune.tir.expressions import variables
 from subtune.tir.statements import (
     buffer,
     in_tiles,
@@ -58,7 +58,7 @@ class _Tile:
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
     """`candidate` holds the fields of `_Tile`."""
-    form = bottleneck(workload.func, workload.num_outputs)
+    form = bottleneck_expressions(workload.func, workload.num_outputs)
     if isinstance(form, NotApplicable):
         return form
     names = ("blocks", "step", "mr", "nr", "dr", "dw", "mr2", "nr2")
@@ -69,8 +69,8 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     return _Writer(workload.func, form, knobs, lanes).kernel(candidate.is_serial)
 
 
-def _obstacle(form: BottleneckForm, knobs: _Tile, lanes: int) -> str:
-    block = form.block
+def _obstacle(form: BottleneckExpressions, knobs: _Tile, lanes: int) -> str:
+    block = form.pattern
     if knobs.nr % lanes or knobs.nr2 % lanes:
         return f"nr={knobs.nr} or nr2={knobs.nr2} is no multiple of the {lanes} vector lanes"
     if block.channels % knobs.nr:
@@ -83,8 +83,8 @@ def _obstacle(form: BottleneckForm, knobs: _Tile, lanes: int) -> str:
 
 
 class _Writer:
-    def __init__(self, func: Any, form: BottleneckForm, knobs: _Tile, lanes: int) -> None:
-        self.func, self.form, self.block, self.knobs, self.lanes = func, form, form.block, knobs, lanes
+    def __init__(self, func: Any, form: BottleneckExpressions, knobs: _Tile, lanes: int) -> None:
+        self.func, self.form, self.block, self.knobs, self.lanes = func, form, form.pattern, knobs, lanes
         self.params = list(func.params)
         self.packings: list[tuple[int, Packing]] = []
         self.panels = self.block.channels // knobs.nr

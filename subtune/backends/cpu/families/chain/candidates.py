@@ -13,7 +13,7 @@ from math import ceil
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
 from subtune.core.candidate import Candidate
-from subtune.patterns.chain import Chain, cache_limit_bytes, packs_ahead, padded
+from subtune.patterns.chain import Chain, packs_ahead, padded
 
 _START_CYCLES = 30.0  # of a micro-kernel
 _STORE_CYCLES = 3.0  # per vector of a finished tile, f or the epilogue on it
@@ -22,6 +22,11 @@ _MOVED_CYCLES = 2.0  # per vector packed or copied
 _GATHERED_CYCLES = 1.0  # per element packed across the direction in which it lies
 _MAX_ROWS = 14
 _MAX_WASTE = 1.125  # rows computed for nothing
+
+
+def cache_limit_bytes(device: CPUModel) -> int:
+    """What one thread may keep between the contractions: its L2, or a quarter of its share of a larger L3."""
+    return max(device.l2_bytes, device.l3_bytes // (4 * device.threads))
 
 
 def chain_candidates(chain: Chain, device: CPUModel) -> list[Candidate]:

@@ -17,19 +17,19 @@ from typing import Any
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.families.chain.candidates import cache_limit_bytes
 from subtune.backends.cpu.families.chain.stages import ChainTile, rewrite
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import all_blocks
-from subtune.patterns.chain import cache_limit_bytes
-from subtune.patterns.chain_recognise import ChainForm, chain
+from subtune.patterns.chain import ChainExpressions, chain_expressions
+from subtune.tir.blocks import all_blocks
 from subtune.tir.tile import extent_of, vector_width, vectorize_tile
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
     """`candidate` holds the fields of `ChainTile`."""
-    form = chain(workload.func, workload.num_outputs)
+    form = chain_expressions(workload.func, workload.num_outputs)
     if isinstance(form, NotApplicable):
         return form
     mb, mr, nr, mr2, nr2 = (int(candidate[name]) for name in ("mb", "mr", "nr", "mr2", "nr2"))
@@ -47,21 +47,21 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     return Kernel(sch.mod["main"], packings)
 
 
-def _obstacle(form: ChainForm, tile: ChainTile, lanes: int, device: CPUModel) -> str:
+def _obstacle(form: ChainExpressions, tile: ChainTile, lanes: int, device: CPUModel) -> str:
     if tile.nr % lanes or tile.nr2 % lanes:
         return f"nr={tile.nr} or nr2={tile.nr2} is no multiple of the {lanes} vector lanes"
     if tile.mb % tile.mr or tile.mb % tile.mr2:
         return f"tiles of {tile.mr} and {tile.mr2} rows do not divide a block of {tile.mb}"
     if tile.pack not in ("once", "batch"):
         return f"no packing {tile.pack!r}"
-    if not tile.pack_e and form.chain.n2 % tile.nr2:
+    if not tile.pack_e and form.pattern.n2 % tile.nr2:
         return "columns read where they lie must be whole panels"
-    if form.chain.cached_bytes(tile.mb, tile.nr) > cache_limit_bytes(device):
+    if form.pattern.cached_bytes(tile.mb, tile.nr) > cache_limit_bytes(device):
         return f"{tile.mb} rows between the contractions do not fit the cache, and no online softmax is implemented"
     return ""
 
 
-def _schedule(sch: Schedule, form: ChainForm, tile: ChainTile, lanes: int, is_serial: bool) -> None:
+def _schedule(sch: Schedule, form: ChainExpressions, tile: ChainTile, lanes: int, is_serial: bool) -> None:
     names = {sch.get(b).name_hint for b in all_blocks(sch)}
     sums = []  # (reduction, its loop): decomposed last, since annotations must come before
     # the second contraction carries the loops that all others are placed in

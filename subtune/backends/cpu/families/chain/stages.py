@@ -21,10 +21,10 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune.core.kernel import Packing
-from subtune.patterns.anchor import Operand, loads, variables
-from subtune.patterns.chain import packs_ahead, padded
-from subtune.patterns.chain_recognise import ChainForm
-from subtune.patterns.recognise import with_stages
+from subtune.patterns.axes import Operand
+from subtune.patterns.chain import ChainExpressions, packs_ahead, padded
+from subtune.tir.blocks import with_stages
+from subtune.tir.expressions import loads, variables
 from subtune.tir.substitute import substitute
 
 _REDUCE = tirx.IterVar.CommReduce
@@ -45,7 +45,9 @@ class ChainTile:
     copy_a: bool  # the block's rows of the first left operand are copied first
 
 
-def rewrite(func: Any, form: ChainForm, tile: ChainTile, lanes: int) -> tuple[Any, tuple[tuple[int, Packing], ...]]:
+def rewrite(
+    func: Any, form: ChainExpressions, tile: ChainTile, lanes: int
+) -> tuple[Any, tuple[tuple[int, Packing], ...]]:
     """The function in stages, and what it wants of its constants."""
     extent = form.extents
     rows, columns = padded(extent[form.m], tile.mb), padded(extent[form.n], tile.nr)
@@ -79,8 +81,8 @@ def rewrite(func: Any, form: ChainForm, tile: ChainTile, lanes: int) -> tuple[An
 
         return _panel(stages.add(name, panels, pack), own, nr, 0)
 
-    b = right("b_packed", form.b, form.chain.first.b, (form.n, form.k), tile.nr, True)
-    e = right("e_packed", form.e, form.chain.second.b, (form.j, form.n), tile.nr2, tile.pack_e)
+    b = right("b_packed", form.b, form.pattern.first.b, (form.n, form.k), tile.nr, True)
+    e = right("e_packed", form.e, form.pattern.second.b, (form.j, form.n), tile.nr2, tile.pack_e)
 
     def left(*i: Any) -> Any:
         *o, m, k = i
@@ -98,14 +100,14 @@ def rewrite(func: Any, form: ChainForm, tile: ChainTile, lanes: int) -> tuple[An
         *o, m, n = i
         env = {**axes(*o, inside(m, form.m, rows)), form.n: inside(n, form.n, columns)}
         value = substitute(form.f, {**env, form.score: tirx.BufferLoad(s, list(i))})
-        if not form.chain.is_softmax or columns == extent[form.n]:
+        if not form.pattern.is_softmax or columns == extent[form.n]:
             return value
         exists = n < tirx.const(extent[form.n], "int64")
         return tirx.Select(exists, value, tirx.const(float("-inf"), "float32"))
 
     p = stages.add("t", [*outer, rows, columns], scores)
     inverse = None
-    if form.chain.is_softmax:
+    if form.pattern.is_softmax:
         p, inverse = _softmax(stages, p, [*outer, rows], columns, lanes)
 
     second_columns = padded(extent[form.j], tile.nr2)

@@ -21,8 +21,9 @@ from subtune.backends.cpu.loops.prefetch import prefetch_rows
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import all_blocks, is_reduction, variables
-from subtune.patterns.anchor import columns as columns_of
+from subtune.patterns.rows import columns as columns_of
+from subtune.tir.blocks import all_blocks, is_reduction
+from subtune.tir.expressions import variables
 from subtune.tir.tile import extent_of, vector_width
 from subtune.tir.walk import found
 

@@ -14,7 +14,7 @@ from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle, str
 from subtune.backends.cpu.device import CPUModel
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.anchor import Contraction
+from subtune.patterns.contraction import Contraction
 
 _MICRO_KERNEL_START_CYCLES = 30.0
 _EPILOGUE_CYCLES_PER_VECTOR = 2.0  # per operand: bias, residual, store

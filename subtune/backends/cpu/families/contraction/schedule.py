@@ -19,13 +19,14 @@ from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.loops.last_tile import narrowed
 from subtune.backends.cpu.loops.loop_nest import Tiling, mark, micro_kernel, place
 from subtune.backends.cpu.loops.online_pack import is_copy, pack_meanwhile, place_online_pack, place_panel, turn_marked
+from subtune.backends.cpu.loops.padding import pad_axes
 from subtune.backends.cpu.loops.prefetch import prefetch_panels
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.anchor import Contraction, Operand, contraction
-from subtune.patterns.recognise import Stages, anchored, classify
-from subtune.tir.padding import pad_axes
+from subtune.patterns.axes import Operand
+from subtune.patterns.contraction import Contraction, contraction
+from subtune.patterns.stages import Stages, anchored, classify
 from subtune.tir.prepack import PREPROC_ATTR, split_prepack
 from subtune.tir.tile import names_equal
 

@@ -14,7 +14,8 @@ from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.contraction.candidates import contraction_candidates
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import Contraction, Operand
+from subtune.patterns.axes import Operand
+from subtune.patterns.contraction import Contraction
 
 _FEATURE = "avx512bf16"
 _LATENCY = 6  # cycles

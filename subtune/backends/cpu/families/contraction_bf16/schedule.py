@@ -17,15 +17,15 @@ from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.contraction.schedule import packed_index, packing_of
 from subtune.backends.cpu.loops.last_tile import narrowed
 from subtune.backends.cpu.loops.loop_nest import Tiling, mark, micro_kernel, place
+from subtune.backends.cpu.loops.padding import pad_axes
 from subtune.backends.cpu.loops.prefetch import prefetch_panels
 from subtune.backends.cpu.math.bf16_ops import DOT_LANES, FEATURE
 from subtune.backends.cpu.math.bf16_pairs import Paired, PairPacking, in_pairs
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import Contraction, contraction
-from subtune.patterns.recognise import anchored, classify
-from subtune.tir.padding import pad_axes
+from subtune.patterns.contraction import Contraction, contraction
+from subtune.patterns.stages import anchored, classify
 from subtune.tir.prepack import split_prepack
 from subtune.tir.tile import extent_of, vector_width
 

@@ -11,7 +11,7 @@ from subtune.backends.cpu.device import CPUModel
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import all_blocks
+from subtune.tir.blocks import all_blocks
 from subtune.tir.tile import vector_width
 
 _MIN_VECTOR = 4  # elements

@@ -16,7 +16,7 @@ from subtune.backends.cpu.loops.prefetch import prefetch_rows
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.recognise import inline
+from subtune.patterns.stages import inline
 from subtune.tir.tile import extent_of, vector_width
 
 _MAX_UNROLLED = 16

@@ -8,7 +8,7 @@ from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
 from subtune.core.candidate import Candidate
 from subtune.core.workload import dtype_bits
-from subtune.patterns.anchor import Contraction
+from subtune.patterns.contraction import Contraction
 
 _MAX_PIXELS = 28
 _SPREAD_CYCLES = 1.5  # to load an input channel, repeat it and store it for its group

@@ -21,9 +21,9 @@ from subtune.backends.cpu.device import CPUModel
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.anchor import Contraction, all_blocks, contraction, is_reduction, root_stages, stage_block
-from subtune.patterns.recognise import anchored, with_stages
-from subtune.tir.padding import nest
+from subtune.patterns.contraction import Contraction, contraction
+from subtune.patterns.stages import anchored
+from subtune.tir.blocks import all_blocks, is_reduction, nest, root_stages, stage_block, with_stages
 from subtune.tir.prepack import PREPROC_ATTR, split_prepack
 from subtune.tir.tile import extent_of, vector_width, vectorize_tile
 

@@ -29,8 +29,8 @@ from subtune.backends.cpu.loops.prefetch import L1, ask
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import all_blocks, is_reduction, is_same, loads, root_stages, stage_block, variables
-from subtune.patterns.recognise import with_stages
+from subtune.tir.blocks import all_blocks, is_reduction, root_stages, stage_block, with_stages
+from subtune.tir.expressions import is_same, loads, variables
 from subtune.tir.statements import buffer, integer, load, parallel, sequence, serial, store, unrolled, vectorized
 from subtune.tir.substitute import substitute
 

@@ -19,7 +19,7 @@ from subtune.backends.cpu.families.columns.schedule import elements_inlined, ite
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import all_blocks, is_reduction
+from subtune.tir.blocks import all_blocks, is_reduction
 from subtune.tir.tile import extent_of
 
 LARGE = 8

@@ -22,7 +22,8 @@ from subtune.backends.cpu.math.horizontal import fold_partials
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import all_blocks, is_reduction, variables
+from subtune.tir.blocks import all_blocks, is_reduction
+from subtune.tir.expressions import variables
 from subtune.tir.padding import pad_reductions
 from subtune.tir.tile import extent_of, vector_width
 

@@ -8,7 +8,7 @@ from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
 from subtune.core.candidate import Candidate
 from subtune.core.workload import dtype_bits
-from subtune.patterns.anchor import Contraction
+from subtune.patterns.contraction import Contraction
 
 _MIN_CHUNK = 128  # elements of k: shorter ones store partial results more often than they compute
 _CHUNKS_TRIED = 4

@@ -17,8 +17,8 @@ from subtune.backends.cpu.families.contraction.schedule import packed_index, pac
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.anchor import Contraction, contraction
-from subtune.patterns.recognise import Stages, anchored
+from subtune.patterns.contraction import Contraction, contraction
+from subtune.patterns.stages import Stages, anchored
 from subtune.tir.prepack import PREPROC_ATTR, split_prepack
 from subtune.tir.tile import vectorize_tile
 

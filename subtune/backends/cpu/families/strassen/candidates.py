@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from math import ceil, prod
 
+from subtune.backends.algorithms.strassen import PRODUCTS, strassen_obstacle, terms
+from subtune.backends.algorithms.winograd import winograd_obstacle
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import Contraction, winograd_obstacle
-from subtune.patterns.strassen import PRODUCTS, strassen_obstacle, terms
+from subtune.patterns.contraction import Contraction
 
 _START_CYCLES = 30.0  # of a micro-kernel
 _SUM_CYCLES = 1.0  # per vector of a sum of blocks of A: loads, addition, store, from L2 or beyond

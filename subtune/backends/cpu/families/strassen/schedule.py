@@ -26,16 +26,18 @@ import tvm_ffi
 from tvm import ir, te, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
+from subtune.backends.algorithms.strassen import PRODUCTS, strassen_obstacle, terms
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.loops.prefetch import MicroKernel, prefetch_panels
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import Axis, Contraction, contraction, loads, root_stages, stage_block
-from subtune.patterns.recognise import Stages, anchored, with_stages
-from subtune.patterns.strassen import PRODUCTS, strassen_obstacle, terms
+from subtune.patterns.axes import Axis
+from subtune.patterns.contraction import Contraction, contraction
+from subtune.patterns.stages import Stages, anchored
+from subtune.tir.blocks import nest, root_stages, stage_block, with_stages
 from subtune.tir.choices import choose, fold_choices
-from subtune.tir.padding import nest
+from subtune.tir.expressions import loads
 from subtune.tir.substitute import substitute
 from subtune.tir.tile import place_in_registers
 

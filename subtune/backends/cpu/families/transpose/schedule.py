@@ -1,4 +1,4 @@
-"""Transposes and elementwise subgraphs that read an operand crosswise: square tiles, turned in vector registers.
+"""Transposes and elementwise subgraphs that read an operand transposed: square tiles, turned in vector registers.
 
     for outer axes, tiles along one axis (parallel):  for tiles along the other:
       16 vectors of the operand, turned by four rounds of shuffles, make 16 vectors of the output
@@ -43,8 +43,9 @@ from subtune.backends.cpu.loops.prefetch import L1, ask
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.movement import Access, Crosswise, access_of, crosswise
-from subtune.patterns.recognise import inline, with_stages
+from subtune.patterns.elementwise import Access, TransposedAccess, access_of, transposed_access
+from subtune.patterns.stages import inline
+from subtune.tir.blocks import with_stages
 from subtune.tir.shuffle import interleaved, rows_beside, side_by_side, taken_apart, turned
 from subtune.tir.statements import named, sequence, serial
 
@@ -59,7 +60,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     if stages.anchors or stages.producers or len(stages.outputs) != 1:
         return NotApplicable("not an elementwise workload with one output")
     block = sch.get(stages.outputs[0])
-    info = crosswise(block)
+    info = transposed_access(block)
     if isinstance(info, NotApplicable):
         return info
     dtypes = {str(region.source.dtype) for region in (*block.reads, *block.writes)}
@@ -76,7 +77,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
 class _Writer:
     """Writes the loops round one tile, and the tile."""
 
-    def __init__(self, block: Any, info: Crosswise, lanes: int, is_serial: bool) -> None:
+    def __init__(self, block: Any, info: TransposedAccess, lanes: int, is_serial: bool) -> None:
         self._block, self._is_serial = block, is_serial
         self.info, self.lanes = info, lanes
         self.start: dict[int, Any] = {}
@@ -130,11 +131,11 @@ class _Writer:
         vectors = min(lanes, 1 << (extents[b] // lanes).bit_length() - 1)
         return _Blocks(self, min(rows, extents[a] // lanes * lanes), vectors * lanes, 2).overlapped(parts)
 
-    def crosswise_loads(self) -> list[tuple[Any, Access]]:
+    def transposed_loads(self) -> list[tuple[Any, Access]]:
         found: list[Any] = []
         tvm_ffi.structural_walk(self._block.body.value, (ir.TensorLoad, found.append), order="post")
         loads = [(load, access_of(load, self._axes)) for load in found]
-        return [(load, access) for load, access in loads if access is not None and self._is_crosswise(access)]
+        return [(load, access) for load, access in loads if access is not None and self._is_transposed(access)]
 
     def _tile_start(self, group: int, at: Any) -> Any:
         """Where the tile begins: the last one may overlap the one before it."""
@@ -150,7 +151,7 @@ class _Writer:
         if narrow == a:
             return b == a - 1
         access = access_of(self._block.body.value, self._axes)
-        assert access is not None, "crosswise() has read it"
+        assert access is not None, "transposed_access() has read it"
         shape = self._block.body.value.source.shape
         dims = [dim for dim, extent in enumerate(shape) if int(extent) != 1]
         groups = {axis: i for i, group in enumerate(self.info.groups) for axis in group}
@@ -180,7 +181,7 @@ class _Writer:
             found.append(index)
         return found
 
-    def _is_crosswise(self, access: Access) -> bool:
+    def _is_transposed(self, access: Access) -> bool:
         groups = {axis: i for i, group in enumerate(self.info.groups) for axis in group}
         used = [groups[axis] for axis in access.axes if axis in groups]
         return self.info.a in used and used[-1] != self.info.a
@@ -199,7 +200,7 @@ class _Writer:
         store, out = self._block.body, self._out_access()
         stmts: list[Any] = []
         columns: dict[Any, list[Any]] = {}
-        for number, (load, access) in enumerate(self.crosswise_loads()):
+        for number, (load, access) in enumerate(self.transposed_loads()):
             rows = []
             for i, value in enumerate(read(load, access)):
                 rows.append(tirx.Var(f"x{number}_{i}", _vector(load.source, lanes)))
@@ -223,7 +224,7 @@ class _Writer:
                 if load in places:
                     return tirx.BufferLoad(places[load], [_c(j), at])
                 access = access_of(load, self._axes)
-                assert access is not None, "crosswise() has read it"
+                assert access is not None, "transposed_access() has read it"
                 return tirx.BufferLoad(load.source, self._shifted(access, j, at))
 
             value = tvm_ffi.structural_map(store.value, (ir.TensorLoad, place))
@@ -244,7 +245,7 @@ class _Writer:
         a, b, lanes = self.info.a, self.info.b, self.lanes
         store = self._block.body
         access, out = access_of(store.value, self._axes), self._out_access()
-        assert access is not None, "crosswise() has read it"
+        assert access is not None, "transposed_access() has read it"
         count = self.info.extents[narrow]
         vectors, stmts = [], []
         for i in range(count):
@@ -268,7 +269,7 @@ class _Writer:
 
 
 class _Blocks:
-    """Blocks of the output, rows along `a` and columns along `b`, whose crosswise operands are staged a line apart.
+    """Blocks of the output, rows along `a` and columns along `b`, whose transposed operands are staged a line apart.
 
     Every part has room for `copies` staged blocks. Those of one part follow one another along the operands' rows.
     """
@@ -280,7 +281,7 @@ class _Blocks:
         self._sizes = {info.a: rows, info.b: columns}
         self._counts = {group: extent for group, extent in enumerate(info.extents) if group not in self._sizes}
         self._counts |= {group: -(-info.extents[group] // size) for group, size in self._sizes.items()}
-        self._loads = writer.crosswise_loads()
+        self._loads = writer.transposed_loads()
         self._staged = [tirx.decl_buffer([_c(copies * rows * self._pitch)], str(load.source.dtype), f"staged{i}")
                         for i, (load, _) in enumerate(self._loads)]  # fmt: skip
 

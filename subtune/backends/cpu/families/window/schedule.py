@@ -21,8 +21,8 @@ from subtune.backends.cpu.loops.prefetch import prefetch_windows
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.anchor import Window, window
-from subtune.patterns.recognise import Stages, anchored
+from subtune.patterns.stages import Stages, anchored
+from subtune.patterns.window import Window, window
 from subtune.tir.prepack import PREPROC_ATTR, split_prepack
 from subtune.tir.tile import extent_of, place_pad, vector_width, vectorize_tile
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from math import ceil, prod
 
+from subtune.backends.algorithms.winograd import winograd_obstacle
 from subtune.backends.cpu.bandwidth import bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
 from subtune.core.candidate import Candidate
-from subtune.patterns.anchor import Contraction, winograd_obstacle
+from subtune.patterns.contraction import Contraction
 
 _TRANSFORM_OPS_PER_ELEMENT = {2: 4.0, 4: 9.0}  # vector additions and multiplications per element of V and of M
 _MAX_ROWS = 14

@@ -23,13 +23,15 @@ import numpy as np
 from tvm import te, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
+from subtune.backends.algorithms.winograd import winograd_obstacle
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.loops.prefetch import MicroKernel, prefetch_panels
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import Contraction, all_blocks, contraction, root_stages, stage_block, winograd_obstacle
-from subtune.patterns.recognise import Stages, anchored, with_stages
+from subtune.patterns.contraction import Contraction, contraction
+from subtune.patterns.stages import Stages, anchored
+from subtune.tir.blocks import all_blocks, root_stages, stage_block, with_stages
 from subtune.tir.substitute import substitute
 from subtune.tir.tile import place_in_registers
 

@@ -17,7 +17,8 @@ from subtune.backends.cuda.source.lines import Plan
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import all_blocks, is_reduction, loads
+from subtune.tir.blocks import all_blocks, is_reduction
+from subtune.tir.expressions import loads
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:

@@ -19,7 +19,7 @@ from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.recognise import inline
+from subtune.patterns.stages import inline
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:

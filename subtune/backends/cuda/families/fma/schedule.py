@@ -25,9 +25,9 @@ from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import Contraction, contraction
+from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.gemm_view import Dim, GemmView, gemm_view
-from subtune.patterns.recognise import Stages, anchored
+from subtune.patterns.stages import Stages, anchored
 
 _LANES = 4
 _THREADS, _PARTS_AT_ONCE = 128, 8  # of a block that adds up parts, and of one of its threads

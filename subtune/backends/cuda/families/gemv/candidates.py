@@ -9,15 +9,15 @@ from subtune.backends.cuda.model.streaming import streaming_s
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.anchor import Contraction
-from subtune.patterns.gemv import GemvForm, gemv_form
+from subtune.patterns.contraction import Contraction
+from subtune.patterns.gemv import Gemv, gemv
 
 _MAX_SUMS = 32  # of one thread along k: rows times vectors
 
 
 def gemv_candidates(anchor: Contraction, workload: Workload, device: CUDAModel) -> list[Candidate]:
     """Empty where neither operand is small."""
-    form = gemv_form(anchor)
+    form = gemv(anchor)
     if isinstance(form, NotApplicable):
         return []
     bits = dtype_bits(anchor.a.dtype if form.is_swapped else anchor.b.dtype)
@@ -27,7 +27,7 @@ def gemv_candidates(anchor: Contraction, workload: Workload, device: CUDAModel) 
     return [candidate for candidate in found if candidate.predicted_s < float("inf")]
 
 
-def _along(form: GemvForm, workload: Workload, device: CUDAModel, widest: int, bits: int) -> list[Candidate]:
+def _along(form: Gemv, workload: Workload, device: CUDAModel, widest: int, bits: int) -> list[Candidate]:
     found = []
     lanes = _divisor(form.length, widest)
     work = form.rows * form.length * (1.0 + form.vectors)
@@ -57,7 +57,7 @@ def _along(form: GemvForm, workload: Workload, device: CUDAModel, widest: int, b
     return found
 
 
-def _across(form: GemvForm, workload: Workload, device: CUDAModel, widest: int, bits: int) -> list[Candidate]:
+def _across(form: Gemv, workload: Workload, device: CUDAModel, widest: int, bits: int) -> list[Candidate]:
     found = []
     full = _divisor(form.rows, widest)
     for lanes in sorted({full, max(1, full // 2) if form.vectors == 1 else full}):

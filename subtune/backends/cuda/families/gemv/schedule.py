@@ -16,9 +16,9 @@ from subtune.backends.cuda.source.lines import Plan
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import contraction
-from subtune.patterns.gemv import gemv_form
-from subtune.patterns.recognise import inline
+from subtune.patterns.contraction import contraction
+from subtune.patterns.gemv import gemv
+from subtune.patterns.stages import inline
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
@@ -35,7 +35,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
         return NotApplicable(str(e).strip().splitlines()[-1])
     if isinstance(info, NotApplicable):
         return info
-    form = gemv_form(info)
+    form = gemv(info)
     if isinstance(form, NotApplicable):
         return form
     is_across = form.is_across

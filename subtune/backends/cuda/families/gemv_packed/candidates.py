@@ -6,13 +6,14 @@ from itertools import product as choices
 from math import ceil
 
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.families.gemv_packed.tiling import CHUNK, PackedGemv, PackedTile, packed_gemv
+from subtune.backends.cuda.families.gemv_packed.tiling import CHUNK, PackedTile
 from subtune.backends.cuda.model.diverse import diverse
 from subtune.backends.cuda.model.streaming import streaming_s
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.recognise import anchored
+from subtune.patterns.gemv_packed import PackedGemv, packed_gemv
+from subtune.patterns.stages import anchored
 
 _THREADS, _SPLITS, _TILES, _UNROLLS = (128, 256, 512), (1, 2, 4, 8, 16), (1, 2, 4), (1, 2, 4)
 _KEPT = 12

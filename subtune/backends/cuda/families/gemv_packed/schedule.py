@@ -14,13 +14,14 @@ from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.schedule import store_epilogue
 from subtune.backends.cuda.families.fma.source import address, called
 from subtune.backends.cuda.families.gemv_packed.source import GEMV_PACKED
-from subtune.backends.cuda.families.gemv_packed.tiling import PackedGemv, PackedTile, packed_gemv
+from subtune.backends.cuda.families.gemv_packed.tiling import PackedTile
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Unsupported, decoded, not_applicable
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.recognise import anchored
+from subtune.patterns.gemv_packed import PackedGemv, packed_gemv
+from subtune.patterns.stages import anchored
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.model.block_tile import block_obstacle
 from subtune.core.candidate import Candidate
 from subtune.core.workload import dtype_bits
-from subtune.patterns.gemm import Gemm, block_obstacle
+from subtune.patterns.gemm import Gemm
 
 WARP_TILE = 16
 _FRAGMENT_OVERHEAD = 40  # registers: addresses, loop counters, what the epilogue keeps

@@ -26,7 +26,7 @@ from subtune.backends.cuda.source.totals import totals_across
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import all_blocks, is_reduction
+from subtune.tir.blocks import all_blocks, is_reduction
 
 _WARP = 32
 _SHARING, _MAX_THREADS = 16, 1024

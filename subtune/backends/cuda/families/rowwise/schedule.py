@@ -20,7 +20,7 @@ from subtune.backends.cuda.source.lines import Plan, line_kernel, lines_of
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import all_blocks, is_reduction
+from subtune.tir.blocks import all_blocks, is_reduction
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.model.block_tile import block_obstacle
 from subtune.core.candidate import Candidate
 from subtune.core.workload import dtype_bits
-from subtune.patterns.gemm import Gemm, block_obstacle
+from subtune.patterns.gemm import Gemm
 
 WARP_ROWS, WARP_COLUMNS = 4, 8  # lanes of a warp over its tile: a float4 of A for 4, one of B for 8 distinct addresses
 VECTOR = 4

@@ -8,7 +8,7 @@ from math import ceil
 from subtune.backends.cuda.device import CUDAModel
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import Contraction
+from subtune.patterns.contraction import Contraction
 from subtune.patterns.gemm_view import GemmView
 
 _MAX_CHANNELS = 8

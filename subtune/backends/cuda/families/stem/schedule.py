@@ -29,9 +29,9 @@ from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import contraction
+from subtune.patterns.contraction import contraction
 from subtune.patterns.gemm_view import GemmView, gemm_view
-from subtune.patterns.recognise import inline
+from subtune.patterns.stages import inline
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from math import prod
 
+from subtune.backends.algorithms.strassen import PRODUCTS, block_products, dense_obstacle
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.simt.candidates import simt_candidates
 from subtune.backends.cuda.families.simt.tiling import VECTOR
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import Contraction
-from subtune.patterns.strassen import PRODUCTS, block_products, dense_obstacle
+from subtune.patterns.contraction import Contraction
 
 _KEPT = 3
 _LEVELS = (1, 2)

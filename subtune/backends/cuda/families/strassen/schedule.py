@@ -17,6 +17,7 @@ from typing import Any
 from tvm import ir, te, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
+from subtune.backends.algorithms.strassen import block_products, dense_obstacle, terms
 from subtune.backends.cpu.families.strassen.schedule import finished, is_written_in_order, signed_sum, unfold
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.simt import schedule as simt
@@ -25,11 +26,10 @@ from subtune.backends.cuda.source.emit import const
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import Contraction, contraction, root_stages
-from subtune.patterns.recognise import Stages, anchored, with_stages
-from subtune.patterns.strassen import block_products, dense_obstacle, terms
+from subtune.patterns.contraction import Contraction, contraction
+from subtune.patterns.stages import Stages, anchored
+from subtune.tir.blocks import nest, root_stages, with_stages
 from subtune.tir.choices import choose, fold_choices
-from subtune.tir.padding import nest
 from subtune.tir.substitute import substitute
 
 _THREADS = 256

@@ -1,6 +1,6 @@
-"""Transposes on a GPU, and elementwise subgraphs that read an operand crosswise: square tiles through shared memory.
+"""Transposes on a GPU, and elementwise subgraphs that read an operand transposed: square tiles through shared memory.
 
-    block: a tile of `side` x `side`;  crosswise operands in 16-byte loads along their own axis into shared memory;
+    block: a tile of `side` x `side`;  transposed operands in 16-byte loads along their own axis into shared memory;
     then 16-byte stores along the output's, everything else read and computed on the way
 
 A row of the tile is one element longer than `side`: rows then begin in different banks, for both directions.
@@ -21,8 +21,8 @@ from subtune.backends.cuda.source.lanes import ACCESS_BYTES, Lanes, Unsupported,
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.movement import Crosswise, access_of, crosswise
-from subtune.patterns.recognise import inline
+from subtune.patterns.elementwise import TransposedAccess, access_of, transposed_access
+from subtune.patterns.stages import inline
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
@@ -34,7 +34,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
     if stages.anchors or stages.producers or len(stages.outputs) != 1:
         return NotApplicable("not an elementwise workload with one output")
     block = sch.get(stages.outputs[0])
-    info = crosswise(block)
+    info = transposed_access(block)
     if isinstance(info, NotApplicable):
         return info
     try:
@@ -45,9 +45,9 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
 
 
 class _TileWriter:
-    """Axes of the output in groups (see `Crosswise`): `a` is contiguous in the output, `b` in crosswise operands."""
+    """Groups of the output's axes (see `TransposedAccess`): `a` is contiguous in it, `b` in transposed operands."""
 
-    def __init__(self, block: Any, info: Crosswise, side: int, threads: int, exact: bool) -> None:
+    def __init__(self, block: Any, info: TransposedAccess, side: int, threads: int, exact: bool) -> None:
         self._block, self._info, self._side, self._threads = block, info, side, threads
         self._axes = {iv.var: i for i, iv in enumerate(block.iter_vars)}
         self._extents = [int(iv.dom.extent) for iv in block.iter_vars]
@@ -62,7 +62,7 @@ class _TileWriter:
         bx, tx = code.thread("blockIdx.x", prod(counts)), code.thread("threadIdx.x", self._threads)
         start = [code.bind("at", index, count) for index, count in zip(decoded(bx, counts, code.analyzer), counts,
                                                                        strict=True)]  # fmt: skip
-        crossing = [found for found in self._loads() if self._is_crosswise(found)]
+        crossing = [found for found in self._loads() if self._is_transposed(found)]
         for found in crossing:
             self._fill(found, start, tx)
         code.sync()
@@ -86,9 +86,9 @@ class _TileWriter:
         tvm_ffi.structural_walk(self._block.body.value, (ir.TensorLoad, found.append), order="post")
         return found
 
-    def _is_crosswise(self, found: Any) -> bool:
+    def _is_transposed(self, found: Any) -> bool:
         access = access_of(found, self._axes)
-        assert access is not None, "crosswise() has read it"
+        assert access is not None, "transposed_access() has read it"
         group_of = {axis: g for g, axes in enumerate(self._info.groups) for axis in axes}
         used = [group_of[axis] for axis in access.axes if axis in group_of]
         return self._info.a in used and used[-1] != self._info.a
@@ -101,7 +101,7 @@ class _TileWriter:
         return width
 
     def _fill(self, found: Any, start: list[Any], tx: Any) -> None:
-        """The tile of one crosswise operand: `tile[a][b]`, read along b."""
+        """The tile of one transposed operand: `tile[a][b]`, read along b."""
         key = tvm_ffi.StructuralKey(found)
         if key in self._tiles:
             return

@@ -19,7 +19,7 @@ from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.anchor import Contraction
+from subtune.patterns.contraction import Contraction
 from subtune.patterns.gemm_view import Dim, GemmView, gemm_view
 
 _COLUMNS = (16, 32, 64, 96, 128, 192, 256)

@@ -19,8 +19,9 @@ from tvm import ir, tirx
 from tvm.s_tir import Schedule
 
 from subtune.core.kernel import NotApplicable
-from subtune.patterns.anchor import Contraction, is_same, loads, variables
-from subtune.patterns.recognise import Stages
+from subtune.patterns.contraction import Contraction
+from subtune.patterns.stages import Stages
+from subtune.tir.expressions import is_same, loads, variables
 
 NARROW = ("float16", "bfloat16")
 STORED = ("float32", "float16", "bfloat16", "int8", "uint8", "int32")

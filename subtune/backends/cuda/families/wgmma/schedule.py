@@ -25,9 +25,10 @@ from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.anchor import Contraction, conjuncts, contraction
+from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.gemm_view import GemmView, gemm_view, packed_order
-from subtune.patterns.recognise import Stages, anchored
+from subtune.patterns.stages import Stages, anchored
+from subtune.tir.expressions import conjuncts
 
 DTYPES = ("float16", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 

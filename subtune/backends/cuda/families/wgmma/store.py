@@ -23,8 +23,8 @@ from subtune.backends.cuda.families.wgmma.tiling import Tiling, chunk_columns, c
 from subtune.backends.cuda.families.wgmma.walk import Walk, bound
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import dtype_bits
-from subtune.patterns.anchor import loads, variables
 from subtune.patterns.gemm_view import GemmView
+from subtune.tir.expressions import loads, variables
 
 _VECTOR_BYTES = 16
 _THREADS = 128  # of a consumer

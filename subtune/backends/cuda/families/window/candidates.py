@@ -9,7 +9,9 @@ from subtune.backends.cuda.families.memory_bound import columns_candidates
 from subtune.backends.cuda.model.streaming import streaming_s
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.anchor import Columns, Contraction, Window
+from subtune.patterns.contraction import Contraction
+from subtune.patterns.rows import Columns
+from subtune.patterns.window import Window
 
 _MAX_UNROLLED = 300
 _MAX_PIXELS = 8

@@ -23,8 +23,8 @@ from subtune.backends.cuda.source.lines import combination
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import Window, window
-from subtune.patterns.recognise import Stages, anchored
+from subtune.patterns.stages import Stages, anchored
+from subtune.patterns.window import Window, window
 
 _MAX_UNROLLED = 300  # window elements of a thread: a 7x7 window over six pixels
 

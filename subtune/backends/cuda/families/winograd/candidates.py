@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
+from subtune.backends.algorithms.winograd import winograd_obstacle
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.candidates import candidate_of, hopeful, is_fma, shape_of, tiles
 from subtune.backends.cuda.model.diverse import diverse
@@ -15,7 +16,7 @@ from subtune.backends.cuda.model.score import seconds
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import Contraction, winograd_obstacle
+from subtune.patterns.contraction import Contraction
 from subtune.patterns.gemm import gemm
 
 _KEPT = {4: 5, 2: 3}

@@ -16,6 +16,7 @@ from typing import Any
 from tvm import tirx
 from tvm.s_tir import ScheduleError
 
+from subtune.backends.algorithms.winograd import winograd_obstacle
 from subtune.backends.cpu.families.winograd.schedule import WinogradWeights
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.kernel import Walk, multiply
@@ -29,8 +30,8 @@ from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import contraction, winograd_obstacle
-from subtune.patterns.recognise import anchored
+from subtune.patterns.contraction import contraction
+from subtune.patterns.stages import anchored
 
 _THREADS = 256
 _IN, _OUT = 2, 1

@@ -1,4 +1,4 @@
-"""How an elementwise block walks through memory: which of its axes can be one, and which operands lie crosswise.
+"""No reduction: how an elementwise block walks through memory, and which operands lie transposed.
 
 out[n, h, w, c] = x[n, c, h, w]      axes n, (h w), c; x is contiguous along (h w), the output along c
 """
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 
 from subtune.core.kernel import NotApplicable
+from subtune.tir.expressions import is_conditional, loads
 
 
 @dataclass(frozen=True, slots=True)
-class Crosswise:
+class TransposedAccess:
     """`groups`: the output's axes, neighbours in every operand merged; an operand is contiguous along group `b`.
 
     The output is contiguous along group `a`, the last one. `extents` are those of the groups.
@@ -32,6 +32,14 @@ class Crosswise:
 
 
 @dataclass(frozen=True, slots=True)
+class Elementwise:
+    """No reduction: `extent` output elements; `transposed` where an operand is contiguous along another axis."""
+
+    extent: int
+    transposed: TransposedAccess | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
     """One load: for every dim of the buffer the axis that runs along it (-1: none) and what is added to it."""
 
@@ -39,12 +47,12 @@ class Access:
     offsets: tuple[int, ...]
 
 
-def crosswise(block: Any) -> Crosswise | NotApplicable:
-    """The block (of an elementwise stage) as one with crosswise operands, or why it has none."""
+def transposed_access(block: Any) -> TransposedAccess | NotApplicable:
+    """The block (of an elementwise stage) as one with transposed operands, or why it has none."""
     store = block.body
     if not isinstance(store, tirx.BufferStore):
         return NotApplicable("the block stores more than one value")
-    if _has_conditions(store.value):
+    if is_conditional(store.value):
         return NotApplicable("what is read depends on conditions")
     axes = {iv.var: i for i, iv in enumerate(block.iter_vars)}
     if [axes.get(index, -1) for index in store.indices] != list(range(len(axes))):
@@ -53,7 +61,7 @@ def crosswise(block: Any) -> Crosswise | NotApplicable:
         return NotApplicable("symbolic extents")
     extents = [int(iv.dom.extent) for iv in block.iter_vars]
     reads: list[tuple[Any, Access]] = []
-    for load in _loads(store.value):
+    for load in loads(store.value):
         access = access_of(load, axes)
         if access is None:
             return NotApplicable("an index is more than an axis and a number")
@@ -75,9 +83,11 @@ def crosswise(block: Any) -> Crosswise | NotApplicable:
         if last in used and used[-1] != last:
             crossing.add(used[-1])
     if len(crossing) != 1:
-        return NotApplicable("no operand lies crosswise" if not crossing else "operands lie crosswise in several ways")
+        return NotApplicable(
+            "no operand lies transposed" if not crossing else "operands lie transposed in several ways"
+        )
     sizes = tuple(prod(extents[axis] for axis in group) for group in kept)
-    return Crosswise(tuple(kept), sizes, crossing.pop())
+    return TransposedAccess(tuple(kept), sizes, crossing.pop())
 
 
 def access_of(load: Any, axes: dict[Any, int]) -> Access | None:
@@ -115,17 +125,3 @@ def _adjoin(group: list[int], axis: int, extents: list[int], load: Any, access: 
     if at_before not in dims or at not in dims or dims.index(at) != dims.index(at_before) + 1:
         return False
     return access.offsets[at] == 0 and int(load.source.shape[at]) == extents[axis]
-
-
-def _loads(expr: Any) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expr, (ir.TensorLoad, found.append), order="post")
-    return found
-
-
-def _has_conditions(expr: Any) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(
-        expr, (ir.Call, lambda call: found.append(call) if "if_then_else" in str(call.op) else None), order="post"
-    )
-    return bool(found)

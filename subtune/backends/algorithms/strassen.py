@@ -14,7 +14,7 @@ from typing import Any
 from tvm import ir, te, tirx
 
 from subtune.core.workload import Workload
-from subtune.patterns.anchor import Contraction
+from subtune.patterns.contraction import Contraction
 
 PRODUCTS = 7
 

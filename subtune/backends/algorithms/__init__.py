@@ -1,0 +1,1 @@
+"""Algorithms that families of several backends schedule: their tables, and to which patterns they apply."""

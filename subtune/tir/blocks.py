@@ -1,0 +1,93 @@
+"""A PrimFunc as loop nests round sblocks: its stages one by one, and a function made of such stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.s_tir import SBlock, SBlockRealize, Schedule
+
+from subtune.tir.expressions import is_same, loads
+
+
+def root_stages(func: Any) -> list[Any]:
+    """The statements of the root block, one loop nest each, in program order."""
+    body = func.body.block.body
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def stage_block(stage: Any) -> Any:
+    """The outermost sblock of a stage."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(stage, (SBlock, found.append), order="pre")
+    return found[0]
+
+
+def all_blocks(sch: Schedule, func_name: str = "main") -> list[Any]:
+    """Every sblock but the root, in program order (as block variables of `sch`)."""
+    names: list[str] = []
+    tvm_ffi.structural_walk(sch.mod[func_name].body, (SBlock, lambda b: names.append(b.name_hint)), order="pre")
+    return [sch.get_sblock(name, func_name) for name in names if name != "root"]
+
+
+def is_reduction(block: Any) -> bool:
+    return any(int(iv.iter_type) == tirx.IterVar.CommReduce for iv in block.iter_vars)
+
+
+def extents_of(block: Any) -> list[int] | None:
+    """Of a block's axes; None where one is symbolic."""
+    extents = [iv.dom.extent for iv in block.iter_vars]
+    return [int(e) for e in extents] if all(isinstance(e, tirx.IntImm) for e in extents) else None
+
+
+def with_stages(func: Any, stages: Sequence[Any], buffers: Sequence[Any], params: Sequence[Any] | None = None) -> Any:
+    """`func` whose root block holds `stages` (see `root_stages`) and allocates `buffers`, and nothing else.
+
+    Args:
+        params: in place of its own.
+    """
+    root = func.body.block
+    block = SBlock(
+        root.iter_vars, root.reads, root.writes, root.name_hint,
+        tirx.SeqStmt(list(stages)) if len(stages) > 1 else stages[0],
+        root.init, list(buffers), root.match_buffers, root.annotations,
+    )  # fmt: skip
+    own = func.params if params is None else list(params)
+    return tirx.PrimFunc(own, SBlockRealize([], True, block), func.ret_type, func.attrs)
+
+
+def nest(name: str, iter_vars: Any, extents: Mapping[int, int], body: Any, init: Any | None) -> Any:
+    """A perfect loop nest round one sblock, its access regions read off `body`."""
+    fresh = [
+        tirx.IterVar(
+            ir.Range(tirx.const(0, "int64"), tirx.const(extents[i], "int64") if i in extents else iv.dom.extent),
+            iv.var,
+            int(iv.iter_type),
+        )
+        for i, iv in enumerate(iter_vars)
+    ]
+    loops = [tirx.Var(f"i{i}", "int64") for i in range(len(fresh))]
+    regions = [_point(load.source, load.indices) for load in loads(body.value) if not load.source.same_as(body.buffer)]
+    block = SBlock(fresh, _unique(regions), [_point(body.buffer, body.indices)], name, body, init)
+    stmt: Any = SBlockRealize(loops, True, block)
+    for var, iv in zip(reversed(loops), reversed(fresh), strict=True):
+        stmt = tirx.For(var, tirx.const(0, "int64"), iv.dom.extent, tirx.ForKind.SERIAL, stmt)
+    return stmt
+
+
+def _point(buffer: Any, indices: Any) -> Any:
+    """The one element that `indices` name, or the few, where one of them is a ramp."""
+    first = [i.base if isinstance(i, tirx.Ramp) else i for i in indices]
+    extents = [int(i.lanes) if isinstance(i, tirx.Ramp) else 1 for i in indices]
+    ranges = [ir.Range.from_min_extent(i, tirx.const(n, "int64")) for i, n in zip(first, extents, strict=True)]
+    return tirx.BufferRegion(buffer, ranges)
+
+
+def _unique(regions: list[Any]) -> list[Any]:
+    kept: list[Any] = []
+    for region in regions:
+        if not any(is_same(region, other) for other in kept):
+            kept.append(region)
+    return kept

@@ -1,0 +1,52 @@
+"""Expressions of TIR: what they read, which variables they hold, whether two are one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+
+
+def loads(expr: Any) -> list[Any]:
+    """Every buffer load in `expr`, in post order."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expr, (ir.TensorLoad, found.append), order="post")
+    return found
+
+
+def variables(exprs: Any) -> set[Any]:
+    """The variables that occur in an expression or a sequence of them."""
+    found: set[Any] = set()
+    for expr in exprs if isinstance(exprs, list | tuple | tvm_ffi.Array) else [exprs]:
+        tvm_ffi.structural_walk(expr, (ir.Var, found.add), order="post")
+    return found
+
+
+def is_same(x: Any, y: Any) -> bool:
+    """Whether two expressions, or lists of them, are equal over the same variables."""
+    return bool(tvm_ffi.structural_equal(x, y, map_free_vars=False))
+
+
+def conjuncts(condition: Any) -> list[Any]:
+    """The conditions of which `condition` wants all."""
+    if isinstance(condition, tirx.And):
+        return [*conjuncts(condition.a), *conjuncts(condition.b)]
+    return [condition]
+
+
+def is_load_of(expr: Any, buffer: Any) -> bool:
+    return isinstance(expr, ir.TensorLoad) and expr.source.same_as(buffer)
+
+
+def is_conditional(expr: Any) -> bool:
+    """Whether what `expr`, or a statement, computes depends on a condition."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(
+        expr, (ir.Call, lambda call: found.append(call) if "if_then_else" in str(call.op) else None), order="post"
+    )
+    return bool(found)
+
+
+def replace_loads(expr: Any, source: Any, by: Any) -> Any:
+    return tvm_ffi.structural_map(expr, (ir.TensorLoad, lambda load: by if load.source.same_as(source) else load))
