@@ -39,7 +39,7 @@ def recognise(workload: Workload) -> Pattern:
     """What `workload` computes, as families ask for it; worked out once.
 
     >>> from subtune import models
-    >>> from subtune.driver import prepare
+    >>> from subtune.pipeline import prepare
     >>> first, *_ = prepare(models.reduced("mlp")).subgraphs
     >>> type(recognise(first.workload)).__name__
     'Contraction'
