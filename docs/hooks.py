@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import re
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,7 +28,7 @@ _WIDTH = 100
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """MkDocs calls this for every page."""
-    return re.sub(r"<!-- generated: (\w+) -->", lambda found: GENERATED[found[1]](), markdown)
+    return re.sub(r"^( *)<!-- generated: (\w+) -->", lambda f: indent(GENERATED[f[2]](), f[1]), markdown, flags=re.M)
 
 
 def commands() -> str:
@@ -39,9 +42,10 @@ def errors() -> str:
     """Every message of every error a user can meet, by its class; `…` stands for what a message fills in."""
     found: dict[str, set[str]] = {}
     for _, tree in modules().values():
+        known = _strings(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in error_classes():
-                text = _template(node.args[0]) if node.args else "…"
+                text = _template(node.args[0], known) if node.args else "…"
                 if text.strip("…:.; "):
                     found.setdefault(node.func.id, set()).add(text)
     parts = []
@@ -70,7 +74,21 @@ def source_map() -> str:
     return "\n".join(parts)
 
 
-GENERATED: dict[str, Callable[[], str]] = {"commands": commands, "errors": errors, "source_map": source_map}
+def pipeline() -> str:
+    """What `subtune inspect --pipeline` prints."""
+    from subtune.cli.main import main
+
+    with redirect_stdout(io.StringIO()) as printed:
+        main(["inspect", "--pipeline"])
+    return f"```text\n{printed.getvalue().rstrip()}\n```"
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "errors": errors,
+    "source_map": source_map,
+    "pipeline": pipeline,
+}
 
 
 @cache
@@ -113,14 +131,26 @@ def _command(parser: argparse.ArgumentParser) -> str:
     return f"## {parser.prog}\n\n```text\n{parser.format_help().rstrip()}\n```\n"
 
 
-def _template(node: ast.expr) -> str:
+def _strings(tree: ast.Module) -> dict[str, str]:
+    """A module's constants that are strings."""
+    return {
+        node.targets[0].id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    }
+
+
+def _template(node: ast.expr, known: dict[str, str]) -> str:
     """A message with `…` for everything that is filled in."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return re.sub("…+", "…", "".join(_template(part) for part in node.values))
+        return re.sub("…+", "…", "".join(_template(part, known) for part in node.values))
+    if isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.Name):
+        return known.get(node.value.id, "…")
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _template(node.left) + _template(node.right)
+        return _template(node.left, known) + _template(node.right, known)
     return "…"
 
 

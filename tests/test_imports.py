@@ -38,6 +38,7 @@ ROOMS = (
     ("tuning.compare", "tuning.fast_dlight"),  # which compile whole models
     ("bench", "integrations"),
     ("cli",),
+    ("__main__",),
 )
 PUBLIC = "subtune"
 """The package itself: below, as its version, which it knows by itself; above, as the names it offers."""

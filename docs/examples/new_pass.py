@@ -72,7 +72,8 @@ assert swap_differences(unchanged).same_as(unchanged)
 # --8<-- [end:test]
 
 # --8<-- [start:pipeline]
-from subtune.passes.pipeline import NORMALIZE, Phase, run_passes
+from subtune.passes.run import Phase, run_passes
+from subtune.pipeline import NORMALIZE
 
 run_passes(module(before), (*NORMALIZE, Phase("mine", (swap_differences,))))
 # --8<-- [end:pipeline]

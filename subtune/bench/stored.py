@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import subtune
+from subtune import __version__
 from subtune.core.errors import SubtuneError
 from subtune.runtime.host import usable_cores
 
@@ -103,7 +103,7 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    root = Path(subtune.__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return ""
     try:
@@ -121,6 +121,6 @@ def _versions() -> Iterable[tuple[str, str]]:
     yield "python", platform.python_version()
     for package in _PACKAGES:
         try:
-            yield package, subtune.__version__ if package == "subtune" else metadata.version(package)
+            yield package, __version__ if package == "subtune" else metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
