@@ -48,15 +48,6 @@ EXCEPTIONS = {
     ("subtune.measure.local", "subtune.backends"): "workers are told by name who schedules",
     ("subtune.artifact.model", "subtune.backends"): "its program is loaded by the backend of its kind",
 }
-# Of the same kind, each until the work it waits for is done: (importing module, imported one) -> that work.
-TEMPORARY = {
-    ("subtune.backends.cuda.families.moments.schedule", "subtune.backends.cpu.families.columns.schedule"): "families",
-    ("subtune.backends.cuda.families.moments.schedule", "subtune.backends.cpu.families.moments.schedule"): "families",
-    ("subtune.backends.cuda.families.rowwise.schedule", "subtune.backends.cpu.families.rowwise.schedule"): "families",
-    ("subtune.backends.cuda.families.strassen.schedule", "subtune.backends.cpu.families.strassen.schedule"): "families",
-    ("subtune.backends.cuda.families.winograd.schedule", "subtune.backends.cpu.families.winograd.schedule"): "families",
-    ("subtune.backends.cuda.families.winograd.source", "subtune.backends.cpu.families.winograd.schedule"): "families",
-}
 
 
 def files() -> dict[str, Path]:
@@ -130,7 +121,7 @@ def test_imports_point_downwards(module):
     wrong = []
     for other, line in edges(module):
         there = room(other)
-        if other == PUBLIC or there == here or (module, other) in EXCEPTIONS | TEMPORARY:
+        if other == PUBLIC or there == here or (module, other) in EXCEPTIONS:
             continue
         if there is None or there[0] >= level:
             wrong.append(f"line {line}: {module} (level {level}, {own}) imports {other} {there}")
@@ -144,13 +135,13 @@ def test_every_line_of_the_table_is_a_room():
 def test_every_exception_is_one():
     unused = [
         f"{module} does not import {other} any more: delete the line"
-        for module, other in EXCEPTIONS | TEMPORARY
+        for module, other in EXCEPTIONS
         if module not in MODULES or other not in {name for name, _ in edges(module)}
     ]
     assert not unused, "\n".join(unused)
 
 
-def test_the_package_is_imported_for_its_version_only():
+def test_the_package_is_imported_for_its_version_and_place_only():
     taken = {
         (module, node.attr)
         for module in MODULES
@@ -164,7 +155,7 @@ def test_the_package_is_imported_for_its_version_only():
         for alias in node.names
         if f"subtune.{alias.name}" not in MODULES
     }
-    assert {attribute for _, attribute in taken} <= {"__version__"}, taken
+    assert {attribute for _, attribute in taken} <= {"__version__", "__file__"}, taken
 
 
 def test_what_is_imported_by_name_exists():
@@ -187,7 +178,7 @@ def test_there_are_no_circles():
     for module in MODULES:
         for other, _ in imports(tree(module)):
             # A package's __init__ names its own modules for others, and `subtune` itself only its version.
-            if not (other in (PUBLIC, module) or module.startswith(f"{other}.") or (module, other) in TEMPORARY):
+            if not (other in (PUBLIC, module) or module.startswith(f"{other}.")):
                 graph.add_edge(module, other)
     assert list(nx.simple_cycles(graph)) == []
 

@@ -12,6 +12,7 @@ from tvm.s_tir import Schedule
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.axes import is_var_plus_units
 from subtune.tir.blocks import extents_of
+from subtune.tir.expressions import variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +86,18 @@ def columns(sch: Schedule, reductions: list[Any]) -> Columns | NotApplicable:
         columns = sizes[kept[-1]]
         result = Columns(spatial // columns, columns, longest // spatial, 1)
     return replace(result, group=group) if result is not None else NotApplicable("no reduction")
+
+
+def reads_columns(node: Any, column: Any) -> bool:
+    """Whether what is read lies along the columns, or does not depend on them."""
+    for region in node.reads:
+        if not region.region:
+            continue
+        *others, innermost = [dim.min for dim in region.region]
+        if any(column in variables(index) for index in others):
+            return False
+        if column in variables(innermost) and not innermost.same_as(column):
+            pieces = [innermost.a, innermost.b] if isinstance(innermost, tirx.Add) else []
+            if not any(piece.same_as(column) for piece in pieces):
+                return False
+    return True

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any, TypeVar
 
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload
-from subtune.tir.blocks import all_blocks, is_reduction
+from subtune.tir.blocks import all_blocks, is_costly, is_reduction
 from subtune.tir.expressions import is_conditional, loads, variables
 
 _T = TypeVar("_T")
@@ -113,3 +114,33 @@ def _reads_windows(sch: Schedule, block_rv: Any) -> bool:
         return False
     axes = {iv.var for iv in block.iter_vars}
     return any(len(variables(i) & axes) > 1 for load in loads(block.body) for i in load.indices)
+
+
+_SMALL = 8
+"""A stage with so many times fewer elements than the output is computed for itself."""
+
+
+def elements_inlined(workload: Workload) -> tuple[Schedule, str] | NotApplicable:
+    """The workload with its stages of elements inlined, and the name of its one output. Raises ScheduleError."""
+    sch = Schedule(workload.func)
+    outputs = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
+    if len(outputs) != 1:
+        return NotApplicable("more than one output")
+    inline_elements(sch, outputs[0])
+    return sch, outputs[0]
+
+
+def inline_elements(sch: Schedule, output_name: str) -> None:
+    """Inline what is computed for every element; what is computed once for a column (its scale) stays a stage."""
+    size = iterations(sch, sch.get_sblock(output_name))
+    for name in [sch.get(b).name_hint for b in all_blocks(sch)]:
+        block = sch.get_sblock(name)
+        if name == output_name or is_reduction(sch.get(block)) or iterations(sch, block) * _SMALL <= size:
+            continue
+        if is_costly(sch.get(block)) and len(sch.get_consumers(block)) > 1:
+            continue
+        sch.compute_inline(block)
+
+
+def iterations(sch: Schedule, block: Any) -> int:
+    return prod(int(iv.dom.extent) for iv in sch.get(block).iter_vars)

@@ -91,3 +91,10 @@ def _unique(regions: list[Any]) -> list[Any]:
         if not any(is_same(region, other) for other in kept):
             kept.append(region)
     return kept
+
+
+def is_costly(node: Any) -> bool:
+    """Whether a block calls a function, such as exp."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(node.body, (ir.Call, found.append), order="post")
+    return bool(found)

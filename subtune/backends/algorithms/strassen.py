@@ -12,9 +12,14 @@ from math import prod
 from typing import Any
 
 from tvm import ir, te, tirx
+from tvm.s_tir import Schedule
 
 from subtune.core.workload import Workload
+from subtune.patterns.axes import Axis
 from subtune.patterns.contraction import Contraction
+from subtune.patterns.stages import Stages
+from subtune.tir.expressions import loads, replace_loads
+from subtune.tir.substitute import substitute
 
 PRODUCTS = 7
 
@@ -148,3 +153,41 @@ def block_products(levels: int, rows: int, n: int, k: int, is_nn: bool) -> Workl
 
 def _dims(*extents: int) -> list[Any]:
     return [tirx.const(extent, "int64") for extent in extents]
+
+
+def is_written_in_order(sch: Schedule, stages: Stages) -> bool:
+    """Whether one block at most follows the anchor, and its axes are those of the anchor's result."""
+    if not stages.outputs:
+        return True
+    anchor, (first, *others) = sch.get(stages.anchors[0]), stages.outputs
+    block = sch.get(first)
+    axes = [iv.var for iv in block.iter_vars]
+    taken = [load for load in loads(block.body.value) if load.source.same_as(anchor.writes[0].source)]
+    return not others and all(
+        len(load.indices) == len(axes) and all(i.same_as(axis) for i, axis in zip(load.indices, axes, strict=True))
+        for load in taken
+    )
+
+
+def signed_sum(values: list[tuple[int, Any]]) -> Any:
+    """Sum of +-values; one with a plus is first."""
+    (_, total), *rest = sorted(values, key=lambda term: -term[0])
+    for sign, value in rest:
+        total = total + value if sign > 0 else total - value
+    return total
+
+
+def unfold(row: Any, axes: tuple[Axis, ...]) -> list[Any]:
+    """The m axes' positions in row `row` of A."""
+    position = []
+    for axis in reversed(axes[1:]):
+        position.append(row % axis.extent)
+        row = row // axis.extent
+    return [row, *reversed(position)]
+
+
+def finished(block: Any, result: Any, total: Any, position: dict[Any, Any]) -> Any:
+    """What the output's `block` computes at `position` where the anchor's `result` is `total`."""
+    if block.body.buffer.same_as(result):
+        return total
+    return replace_loads(substitute(block.body.value, position), result, total)

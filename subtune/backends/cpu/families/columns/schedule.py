@@ -9,27 +9,26 @@ All stages of one tile run before the next tile, so that what several of them re
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 from tvm import tirx
 from tvm.s_tir import SBlockRealize, Schedule, ScheduleError
 
 from subtune.backends.cpu.device import CPUModel
-from subtune.backends.cpu.families.rowwise.schedule import is_costly, kept_axes
+from subtune.backends.cpu.families.rowwise.schedule import kept_axes
 from subtune.backends.cpu.loops.prefetch import prefetch_rows
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.patterns.rows import columns as columns_of
+from subtune.patterns.rows import reads_columns
+from subtune.patterns.stages import elements_inlined
 from subtune.tir.blocks import all_blocks, is_reduction
 from subtune.tir.expressions import variables
 from subtune.tir.tile import extent_of, vector_width
 from subtune.tir.walk import found
 
 _MAX_UNROLLED = 16  # vectors
-_SMALL = 8
-"""A stage with so many times fewer elements than the output is computed for itself."""
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
@@ -44,16 +43,6 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     if isinstance(kernel, NotApplicable) or not candidate.get("ahead"):
         return kernel
     return Kernel(prefetch_rows(kernel.func, [f"{sch.get(b).name_hint}" for b in all_blocks(sch)]))
-
-
-def elements_inlined(workload: Workload) -> tuple[Schedule, str] | NotApplicable:
-    """The workload with its stages of elements inlined, and the name of its one output. Raises ScheduleError."""
-    sch = Schedule(workload.func)
-    outputs = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
-    if len(outputs) != 1:
-        return NotApplicable("more than one output")
-    inline_elements(sch, outputs[0])
-    return sch, outputs[0]
 
 
 def _schedule(sch: Schedule, output_name: str, cb: int, lanes: int, is_serial: bool) -> Kernel | NotApplicable:
@@ -94,22 +83,6 @@ def _schedule(sch: Schedule, output_name: str, cb: int, lanes: int, is_serial: b
     return Kernel(sch.mod["main"], (), sch.trace)
 
 
-def inline_elements(sch: Schedule, output_name: str) -> None:
-    """Inline what is computed for every element; what is computed once for a column (its scale) stays a stage."""
-    size = iterations(sch, sch.get_sblock(output_name))
-    for name in [sch.get(b).name_hint for b in all_blocks(sch)]:
-        block = sch.get_sblock(name)
-        if name == output_name or is_reduction(sch.get(block)) or iterations(sch, block) * _SMALL <= size:
-            continue
-        if is_costly(sch.get(block)) and len(sch.get_consumers(block)) > 1:
-            continue
-        sch.compute_inline(block)
-
-
-def iterations(sch: Schedule, block: Any) -> int:
-    return prod(int(iv.dom.extent) for iv in sch.get(block).iter_vars)
-
-
 def _stage(sch: Schedule, block: Any, lanes: int) -> None:
     """Columns innermost as vectors; reduced axes outside of them, all else outermost."""
     node = sch.get(block)
@@ -139,21 +112,6 @@ def _stage(sch: Schedule, block: Any, lanes: int) -> None:
         if len(node.writes) == 1:
             sch.set_scope(block, 0, "local")
         sch.decompose_reduction(block, reduce[0])
-
-
-def reads_columns(node: Any, column: Any) -> bool:
-    """Whether what is read lies along the columns, or does not depend on them."""
-    for region in node.reads:
-        if not region.region:
-            continue
-        *others, innermost = [dim.min for dim in region.region]
-        if any(column in variables(index) for index in others):
-            return False
-        if column in variables(innermost) and not innermost.same_as(column):
-            pieces = [innermost.a, innermost.b] if isinstance(innermost, tirx.Add) else []
-            if not any(piece.same_as(column) for piece in pieces):
-                return False
-    return True
 
 
 def _loops_of_axes(sch: Schedule, block: Any) -> list[Any | None]:

@@ -14,23 +14,22 @@ Variances (1979).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
+from tvm.s_tir import SBlock, SBlockRealize, ScheduleError
 
 from subtune.backends.cpu.device import CPUModel
-from subtune.backends.cpu.families.columns.schedule import elements_inlined, iterations, reads_columns
-from subtune.backends.cpu.families.pieces.schedule import LARGE, in_rows
+from subtune.backends.cpu.families.pieces.schedule import in_rows
 from subtune.backends.cpu.loops.prefetch import L1, ask
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.tir.blocks import all_blocks, is_reduction, root_stages, stage_block, with_stages
-from subtune.tir.expressions import is_same, loads, variables
+from subtune.patterns.moments import Moments, large_reductions, moments_of
+from subtune.patterns.stages import elements_inlined
+from subtune.tir.blocks import root_stages, stage_block, with_stages
+from subtune.tir.expressions import loads, variables
 from subtune.tir.statements import buffer, integer, load, parallel, sequence, serial, store, unrolled, vectorized
 from subtune.tir.substitute import substitute
 
@@ -65,68 +64,6 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     stages[first : first + 1] = [writer.parts(), writer.sums()]
     stages[second + 1] = writer.squares()
     return Kernel(with_stages(func, stages, [*func.body.block.alloc_buffers, writer.means, writer.distances]))
-
-
-def large_reductions(sch: Schedule) -> list[str]:
-    """Names of the reductions that take about as long as the largest stage."""
-    blocks = all_blocks(sch)
-    most = max(iterations(sch, b) for b in blocks)
-    return [sch.get(b).name_hint for b in blocks if is_reduction(sch.get(b)) and iterations(sch, b) * LARGE > most]
-
-
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """`total` sums `value` over the reduced axes, `squares` sums its squared distance from `mean`, of kept axes."""
-
-    total: Any
-    squares: Any
-    value: Any
-    mean: Any
-
-    def axes(self, kind: int) -> list[Any]:
-        return [iv for iv in self.total.iter_vars if int(iv.iter_type) == kind]
-
-    @property
-    def outer(self) -> int:
-        return _extent(self.axes(tirx.IterVar.DataPar)[:-1])
-
-    @property
-    def columns(self) -> int:
-        return _extent(self.axes(tirx.IterVar.DataPar)[-1:])
-
-    @property
-    def length(self) -> int:
-        return _extent(self.axes(tirx.IterVar.CommReduce))
-
-    def at(self, outer: Any, row: Any, column: Any) -> dict[Any, Any]:
-        """The axes' values; `outer` counts the kept axes but the last one, `row` the reduced ones."""
-        *others, last = self.axes(tirx.IterVar.DataPar)
-        return _unfolded(others, outer) | _unfolded(self.axes(tirx.IterVar.CommReduce), row) | {last.var: column}
-
-
-def moments_of(first: Any, second: Any) -> Moments | NotApplicable:
-    """What two reductions (sblocks) are a sum and the squared distances of."""
-    value, square = _summed(first), _summed(second)
-    if value is None or square is None:
-        return NotApplicable("not two sums of float32")
-    if len(first.iter_vars) != len(second.iter_vars):
-        return NotApplicable("the sums have different axes")
-    kinds = [(int(iv.iter_type), int(iv.dom.extent)) for iv in first.iter_vars]
-    if kinds != [(int(iv.iter_type), int(iv.dom.extent)) for iv in second.iter_vars]:
-        return NotApplicable("the sums have different axes")
-    square = substitute(square, {b.var: a.var for a, b in zip(first.iter_vars, second.iter_vars, strict=True)})
-    if not isinstance(square, tirx.Mul) or not is_same(square.a, square.b) or not isinstance(square.a, tirx.Sub):
-        return NotApplicable("the second sum is not one of squared differences")
-    found = Moments(first, second, value, square.a.b)
-    reduced = {iv.var for iv in found.axes(tirx.IterVar.CommReduce)}
-    if not is_same(square.a.a, value) or variables(found.mean) & reduced:
-        return NotApplicable("the differences are not from what the first sum gives")
-    kept = found.axes(tirx.IterVar.DataPar)
-    if not kept or not first.body.indices[-1].same_as(kept[-1].var):
-        return NotApplicable("the innermost axis is reduced")
-    if not reads_columns(first, kept[-1].var):
-        return NotApplicable("no vectors of columns")
-    return found
 
 
 class _Writer:
@@ -264,19 +201,6 @@ class _Writer:
         return tirx.floordiv(part * integer(self._pieces), integer(self._parts))
 
 
-def _summed(block: Any) -> Any | None:
-    """What a block adds to a sum of float32 that starts with 0."""
-    update = block.body
-    if not isinstance(update, tirx.BufferStore) or str(update.buffer.dtype) != "float32":
-        return None
-    value = update.value
-    if not isinstance(value, tirx.Add) or not isinstance(value.a, ir.TensorLoad):
-        return None
-    starts = getattr(block.init, "value", None)
-    is_zero = isinstance(starts, tirx.FloatImm) and float(starts) == 0.0
-    return value.b if is_zero and value.a.source.same_as(update.buffer) else None
-
-
 def _block(name: str, body: Any, found: Moments, buffers: Sequence[Any]) -> Any:
     """The body as a block of its own; what it reads and writes is taken from its loads and stores."""
     stored: list[Any] = []
@@ -299,16 +223,3 @@ def _distinct(buffers: Sequence[Any]) -> list[Any]:
         if not any(one.same_as(other) for other in found):
             found.append(one)
     return found
-
-
-def _unfolded(axes: Sequence[Any], index: Any) -> dict[Any, Any]:
-    """The values of axes that `index` counts together, the last one fastest."""
-    values: dict[Any, Any] = {}
-    for at, iv in reversed(list(enumerate(axes))):
-        values[iv.var] = index % iv.dom.extent if at else index
-        index = tirx.floordiv(index, iv.dom.extent)
-    return values
-
-
-def _extent(axes: Sequence[Any]) -> int:
-    return prod(int(iv.dom.extent) for iv in axes)

@@ -15,15 +15,14 @@ from typing import Any
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.cpu.device import CPUModel
-from subtune.backends.cpu.families.columns.schedule import elements_inlined, iterations, reads_columns
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
+from subtune.patterns.moments import LARGE
+from subtune.patterns.rows import reads_columns
+from subtune.patterns.stages import elements_inlined, iterations
 from subtune.tir.blocks import all_blocks, is_reduction
 from subtune.tir.tile import extent_of
-
-LARGE = 8
-"""A stage with so many times fewer iterations than the largest is left to one thread."""
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:

@@ -12,8 +12,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import tvm_ffi
-from tvm import ir, tirx
+from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.cpu.device import CPUModel
@@ -22,7 +21,7 @@ from subtune.backends.cpu.math.horizontal import fold_partials
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.tir.blocks import all_blocks, is_reduction
+from subtune.tir.blocks import all_blocks, is_costly, is_reduction
 from subtune.tir.expressions import variables
 from subtune.tir.padding import pad_reductions
 from subtune.tir.tile import extent_of, vector_width
@@ -120,12 +119,6 @@ def kept_axes(sch: Schedule, output: Any, reductions: list[Any]) -> list[int]:
             used = variables([dim.min for dim in region.region])
             found |= {axes[var] for var in used if var in axes}
     return sorted(found)
-
-
-def is_costly(node: Any) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(node.body, (ir.Call, found.append), order="post")
-    return bool(found)
 
 
 def _count(sch: Schedule, block: Any, kind: int) -> int:

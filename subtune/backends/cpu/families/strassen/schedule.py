@@ -22,11 +22,18 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 from tvm import ir, te, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.backends.algorithms.strassen import PRODUCTS, strassen_obstacle, terms
+from subtune.backends.algorithms.strassen import (
+    PRODUCTS,
+    finished,
+    is_written_in_order,
+    signed_sum,
+    strassen_obstacle,
+    terms,
+    unfold,
+)
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.loops.prefetch import MicroKernel, prefetch_panels
 from subtune.core.candidate import Candidate
@@ -109,20 +116,6 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     return Kernel(scheduled, ((info.b.param, weights),))
 
 
-def is_written_in_order(sch: Schedule, stages: Stages) -> bool:
-    """Whether one block at most follows the anchor, and its axes are those of the anchor's result."""
-    if not stages.outputs:
-        return True
-    anchor, (first, *others) = sch.get(stages.anchors[0]), stages.outputs
-    block = sch.get(first)
-    axes = [iv.var for iv in block.iter_vars]
-    taken = [load for load in loads(block.body.value) if load.source.same_as(anchor.writes[0].source)]
-    return not others and all(
-        len(load.indices) == len(axes) and all(i.same_as(axis) for i, axis in zip(load.indices, axes, strict=True))
-        for load in taken
-    )
-
-
 def _b_order(info: Contraction) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The dims of B as [taps..., k, n], and their extents."""
     dims = tuple(info.b.axes.index(axis.index) for axis in (*info.of_role("k"), info.n))
@@ -137,14 +130,6 @@ def _reduced(info: Contraction) -> tuple[Axis, ...]:
 
 def _dims(*extents: int) -> list[Any]:
     return [_int(extent) for extent in extents]
-
-
-def signed_sum(values: list[tuple[int, Any]]) -> Any:
-    """Sum of +-values; one with a plus is first."""
-    (_, total), *rest = sorted(values, key=lambda term: -term[0])
-    for sign, value in rest:
-        total = total + value if sign > 0 else total - value
-    return total
 
 
 def _rewrite(sch: Schedule, stages: Stages, info: Contraction, levels: int, nr: int, lanes: int) -> Any:
@@ -203,15 +188,6 @@ def _int(dim: Any) -> Any:
     return tirx.const(int(dim), "int64")
 
 
-def unfold(row: Any, axes: tuple[Axis, ...]) -> list[Any]:
-    """The m axes' positions in row `row` of A."""
-    position = []
-    for axis in reversed(axes[1:]):
-        position.append(row % axis.extent)
-        row = row // axis.extent
-    return [row, *reversed(position)]
-
-
 def _clamp(row: Any, height: int) -> Any:
     """Blocks may have a row more than A: computed from A's last one, and never read."""
     return tirx.min(row, _int(height - 1))
@@ -253,16 +229,6 @@ def _output_stage(block: Any, result: Any, y: Any, info: Contraction) -> Any:
         for var, extent in zip((row, column), extents, strict=True)
     ]
     return nest(_OUT, iter_vars, {}, tirx.BufferStore(block.body.buffer, value, indices), None)
-
-
-def finished(block: Any, result: Any, total: Any, position: dict[Any, Any]) -> Any:
-    """What the output's `block` computes at `position` where the anchor's `result` is `total`."""
-    if block.body.buffer.same_as(result):
-        return total
-    return tvm_ffi.structural_map(
-        substitute(block.body.value, position),
-        (ir.TensorLoad, lambda load: total if load.source.same_as(result) else load),
-    )
 
 
 def _schedule(sch: Schedule, pads: tuple[str, ...], levels: int, mr: int, nr: int, mb: int, lanes: int) -> None:

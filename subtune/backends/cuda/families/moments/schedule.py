@@ -16,8 +16,6 @@ from tvm import tirx
 from tvm.s_tir import ScheduleError
 from tvm.tirx.op import tvm_warp_shuffle_xor
 
-from subtune.backends.cpu.families.columns.schedule import elements_inlined
-from subtune.backends.cpu.families.moments.schedule import Moments, large_reductions, moments_of
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.source.emit import FULL_WARP, Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable
@@ -26,6 +24,8 @@ from subtune.backends.cuda.source.totals import totals_across
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
+from subtune.patterns.moments import Moments, large_reductions, moments_of
+from subtune.patterns.stages import elements_inlined
 from subtune.tir.blocks import all_blocks, is_reduction
 
 _WARP = 32

@@ -12,7 +12,6 @@ from typing import Any
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.backends.cpu.families.rowwise.schedule import is_costly
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.source.emit import prim_func
 from subtune.backends.cuda.source.lanes import Unsupported, not_applicable
@@ -20,7 +19,7 @@ from subtune.backends.cuda.source.lines import Plan, line_kernel, lines_of
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.tir.blocks import all_blocks, is_reduction
+from subtune.tir.blocks import all_blocks, is_costly, is_reduction
 
 
 def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:

@@ -17,8 +17,15 @@ from typing import Any
 from tvm import ir, te, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.backends.algorithms.strassen import block_products, dense_obstacle, terms
-from subtune.backends.cpu.families.strassen.schedule import finished, is_written_in_order, signed_sum, unfold
+from subtune.backends.algorithms.strassen import (
+    block_products,
+    dense_obstacle,
+    finished,
+    is_written_in_order,
+    signed_sum,
+    terms,
+    unfold,
+)
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.simt import schedule as simt
 from subtune.backends.cuda.families.simt.tiling import VECTOR

@@ -16,8 +16,7 @@ from typing import Any
 from tvm import tirx
 from tvm.s_tir import ScheduleError
 
-from subtune.backends.algorithms.winograd import winograd_obstacle
-from subtune.backends.cpu.families.winograd.schedule import WinogradWeights
+from subtune.backends.algorithms.winograd import WinogradWeights, winograd_obstacle
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.kernel import Walk, multiply
 from subtune.backends.cuda.families.fma.schedule import store_epilogue

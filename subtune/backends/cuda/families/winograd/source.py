@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from subtune.backends.cpu.families.winograd.schedule import TRANSFORMS, Matrix
+from subtune.backends.algorithms.winograd import TRANSFORMS, Matrix
 
 _TRANSFORMS = r"""
 #ifndef SUBTUNE_WINOGRAD_@M
