@@ -20,19 +20,36 @@ OLD = ".old"
 
 
 def check_destination(path: str | os.PathLike[str]) -> Path:
-    """The directory to write to. Raises ArtifactError if something is in the way that is not an artifact."""
+    """The directory to write to. Raises ArtifactError if nothing can be written there, or something is in the way."""
     folder = Path(path)
+    try:
+        os.path.abspath(folder).encode()
+        obstacle = _obstacle(folder)
+    except UnicodeEncodeError as e:
+        raise ArtifactError(
+            f"cannot write {folder}: TVM takes UTF-8 paths only; choose another name, or set PYTHONUTF8=1 where the "
+            "locale has another encoding"
+        ) from e
+    except OSError as e:
+        raise ArtifactError(f"cannot write {folder}: {e.strerror or e}; choose another name") from e
+    if obstacle:
+        raise ArtifactError(obstacle)
+    return folder
+
+
+def _obstacle(folder: Path) -> str:
     if not folder.parent.is_dir():
-        raise ArtifactError(f"cannot write {folder}: the directory {folder.parent} does not exist")
+        return f"cannot write {folder}: the directory {folder.parent} does not exist"
     if not os.access(folder.parent, os.W_OK):
-        raise ArtifactError(f"cannot write {folder}: no permission to write in {folder.parent}")
+        return f"cannot write {folder}: no permission to write in {folder.parent}"
+    (folder.parent / f".{folder.name}.{8 * 'x'}{STAGING}").exists()  # raises where that name is too long
     if folder.is_dir() and not folder.is_symlink():
         if not any(folder.iterdir()) or (folder / MANIFEST_NAME).is_file():
-            return folder
-        raise ArtifactError(f"{folder} is in the way: it is a directory, but no artifact; choose another name")
+            return ""
+        return f"{folder} is in the way: it is a directory, but no artifact; choose another name"
     if folder.exists() or folder.is_symlink():
-        raise ArtifactError(f"{folder} is in the way: it is not an artifact; choose another name")
-    return folder
+        return f"{folder} is in the way: it is not an artifact; choose another name"
+    return ""
 
 
 @contextmanager

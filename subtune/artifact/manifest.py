@@ -40,9 +40,13 @@ def read(path: Path) -> Manifest:
     Raises:
         ArtifactError: it is none, or of another format, or damaged.
     """
-    if not path.exists():
+    try:
+        exists, has_manifest = path.exists(), (path / MANIFEST_NAME).is_file()
+    except OSError as e:  # a name that is too long, a directory that may not be read
+        raise ArtifactError(f"cannot read {path}: {e.strerror or e}") from e
+    if not exists:
         raise ArtifactError(f"there is no artifact at {path}")
-    if not path.is_dir() or not (path / MANIFEST_NAME).is_file():
+    if not has_manifest:
         raise ArtifactError(f"{path} is not an artifact: `subtune compile` writes a directory with a {MANIFEST_NAME}")
     manifest = _parsed(path)
     for entry in manifest.files:

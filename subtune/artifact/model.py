@@ -146,7 +146,7 @@ class Artifact:
     def _check_out(self, out: Any) -> None:
         """Every array of `out` can take the output of its name."""
         if not isinstance(out, Mapping):
-            raise InputError(f"out is a {type(out).__name__}; give a dictionary of arrays by the outputs' names")
+            raise InputError(f"out is of type {type(out).__name__}; give a dictionary of arrays by the outputs' names")
         for name, array in out.items():
             if name not in self._outputs:
                 made = ", ".join(map(str, self.outputs))
@@ -161,7 +161,7 @@ class Artifact:
         takes = ", ".join(map(str, self.inputs)) or "no input"
         if not isinstance(inputs, Mapping):
             raise InputError(
-                f"the inputs are a {type(inputs).__name__}; give a dictionary of arrays by name: the model "
+                f"the inputs are of type {type(inputs).__name__}; give a dictionary of arrays by name: the model "
                 f"{self.manifest.name} takes {takes}"
             )
         expected = [spec.name for spec in self.inputs]

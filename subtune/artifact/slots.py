@@ -92,5 +92,5 @@ class Input:
         if isinstance(value, np.generic):
             return np.asarray(value)
         raise InputError(
-            f"input {self.spec.name} is a {type(value).__name__}; give a numpy array or an object with __dlpack__"
+            f"input {self.spec.name} is of type {type(value).__name__}; give a numpy array or an object with __dlpack__"
         )

@@ -6,10 +6,12 @@ Exit codes: 0 done, 1 a bug of subtune, 2 something the user can mend, 130 inter
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import NoReturn
 
 import subtune
@@ -17,6 +19,9 @@ from subtune.cli import bench, compare, compile, database, device, inspect, run,
 from subtune.core.errors import SubtuneError
 
 _COMMANDS = (compile, inspect, run, bench, compare, device, zoo, database)
+
+_FAULTS_OF_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
+"""Of what the user named, or of where it lies; every other OSError that nobody caught is a bug."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -42,6 +47,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `subtune` with `argv` (default: the process's) and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding lacks is printed in escapes
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     args = build_parser().parse_args(argv)
     if args.debug:
         logging.basicConfig(level=logging.DEBUG, format="%(relativeCreated)6d ms %(name)s: %(message)s")
@@ -64,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as e:
         if args.debug:
             raise
+        if isinstance(e, OSError) and e.errno in _FAULTS_OF_PATHS and e.filename:
+            print(f"subtune: error: {os.fsdecode(e.filename)} cannot be used: {e.strerror}", file=sys.stderr)
+            return 2
         text = f"{type(e).__name__}: {_one_line(e)}"
         print(f"subtune: internal error: {text}; this is a bug, rerun with --debug", file=sys.stderr)
         return 1

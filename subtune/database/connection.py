@@ -59,9 +59,10 @@ def connect(path: Path) -> tuple[sqlite3.Connection, bool]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        is_folder = path.is_dir()
     except OSError as e:
-        raise DatabaseError(f"cannot make the directory of the database {path}: {e}; name another with --db") from e
-    if path.is_dir():
+        raise DatabaseError(f"cannot use the database {path}: {e.strerror or e}; name another with --db") from e
+    if is_folder:
         raise DatabaseError(f"the database {path} is a directory; name a file with --db")
     try:
         return _open(path)
@@ -104,7 +105,7 @@ def _open(path: Path) -> tuple[sqlite3.Connection, bool]:
     if not writable and is_new:
         raise DatabaseError(f"the database {path} cannot be made: its directory is read-only; name another with --db")
     # A reader of a WAL database needs its -shm file; `immutable` does without, as nobody here can write it.
-    uri = f"{path.resolve().as_uri()}" + ("" if writable else "?immutable=1")
+    uri = Path(os.path.realpath(path)).as_uri() + ("" if writable else "?immutable=1")
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         if writable:

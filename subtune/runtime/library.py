@@ -89,7 +89,11 @@ _CPU, _CUDA, _POOLED_ALLOCATOR = 1, 2, 2
 def load_library(path: Path) -> Any:
     """The shared library `path`, as a module of functions."""
     load_runtime()
-    return tvm_ffi.load_module(_spelled_anew(path))
+    spelled = _spelled_anew(path)
+    try:
+        return tvm_ffi.load_module(os.fsencode(spelled).decode())
+    except UnicodeDecodeError as e:
+        raise ArtifactError(f"{path} cannot be loaded: TVM takes UTF-8 paths only; rename its directory") from e
 
 
 def virtual_machine(library: Any, on_cuda: bool = False) -> Any:
@@ -106,7 +110,7 @@ def _spelled_anew(path: Path) -> str:
     The dynamic linker knows libraries by the name they were asked for: as long as a model is in use, the one that
     replaced it on disk would get its code.
     """
-    path = path.resolve()
+    path = Path(os.path.realpath(path))
     status = path.stat()
     files = _files_loaded.setdefault(path, [])
     identity = (status.st_dev, status.st_ino)

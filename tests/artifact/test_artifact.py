@@ -196,7 +196,7 @@ class TestRun:
             ({"x": X, "z": X}, "unknown input z"),
             ({"x": X[:2]}, r"input x has shape \(2, 32\), the model takes x: float32\[4, 32\]"),
             ({"x": X.astype(np.float64)}, "input x has dtype float64, the model takes x: float32"),
-            ({"x": X.tolist()}, "input x is a list; give a numpy array"),
+            ({"x": X.tolist()}, "input x is of type list; give a numpy array"),
         ],
     )
     def test_wrong_inputs_are_refused(self, small_artifact, inputs, message):
