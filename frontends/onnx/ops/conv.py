@@ -21,7 +21,7 @@ def convolution(node: Node, x: Expr, w: Expr, out_dtype: str) -> Expr:
     groups = node.attr("group", 1)
     if spatial not in _CONVS:
         node.refuse(f"convolves {spatial} spatial axes")
-    if shape(x)[1] != shape(w)[1] * groups or shape(w)[0] % groups:
+    if rank(w) != rank(x) or groups < 1 or shape(x)[1] != shape(w)[1] * groups or shape(w)[0] % groups:
         node.refuse(f"has weights {list(shape(w))} for input {list(shape(x))} in {groups} groups")
     window = window_of(node, shape(x)[2:], shape(w)[2:])
     return node.emit(
@@ -42,6 +42,8 @@ def convolution(node: Node, x: Expr, w: Expr, out_dtype: str) -> Expr:
 def with_bias(node: Node, y: Expr, bias: Expr | None) -> Expr:
     if bias is None:
         return y
+    if shape(bias) != (shape(y)[1],):
+        node.refuse(f"has a bias of shape {list(shape(bias))} for {shape(y)[1]} channels")
     column = node.emit(relax.op.reshape(bias, (1, shape(bias)[0], *[1] * (rank(y) - 2))))
     return node.emit(relax.op.add(y, column))
 
@@ -69,6 +71,8 @@ def conv_transpose(node: Node) -> Expr:
         node.refuse(f"has dtypes {dtype(x)} and {dtype(w)}")
     spatial = rank(x) - 2
     groups = node.attr("group", 1)
+    if rank(w) != rank(x) or shape(w)[0] != shape(x)[1] or groups < 1 or shape(x)[1] % groups:
+        node.refuse(f"has weights {list(shape(w))} for input {list(shape(x))} in {groups} groups")
     wide = "float64" if dtype(x) == "float64" else "float32"
     strides = tuple(node.attr("strides") or [1] * spatial)
     dilations = tuple(node.attr("dilations") or [1] * spatial)

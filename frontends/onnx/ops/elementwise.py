@@ -161,7 +161,7 @@ def variadic(op: Callable[..., Expr]) -> Converter:
 
     def convert(node: Node) -> Expr:
         result = node.x
-        for other in node.inputs[1:]:
+        for other in node.every[1:]:
             result = node.emit(op(result, other))
         return result
 
@@ -170,7 +170,7 @@ def variadic(op: Callable[..., Expr]) -> Converter:
 
 def mean(node: Node) -> Expr:
     total = variadic(relax.op.add)(node)
-    return relax.op.divide(total, const(len(node.inputs), dtype(total)))
+    return relax.op.divide(total, const(len(node.every), dtype(total)))
 
 
 def extreme(largest: bool) -> Converter:
@@ -182,7 +182,7 @@ def extreme(largest: bool) -> Converter:
 
     def convert(node: Node) -> Expr:
         result = node.x
-        for other in node.inputs[1:]:
+        for other in node.every[1:]:
             if is_float(result):
                 result = node.te(lambda x, y: _broadcast_te(one, x, y), result, other)
             else:

@@ -48,7 +48,7 @@ def gemm(node: Node) -> Expr:
 
 def einsum(node: Node) -> Expr:
     equation = node.attr("equation").replace(" ", "")
-    return relax.op.einsum(tuple(node.inputs), equation)
+    return relax.op.einsum(node.every, equation)
 
 
 def _zero_shifted(node: Node, x: Expr, zero: Expr | None, per_row: bool) -> Expr:

@@ -82,7 +82,7 @@ def transpose(node: Node) -> Expr:
 
 
 def concat(node: Node) -> Expr:
-    parts = [p for p in node.inputs if 0 not in shape(p)] or [node.x]
+    parts = [p for p in node.every if 0 not in shape(p)] or [node.x]
     if len({dtype(p) for p in parts}) > 1:
         node.refuse("mixes dtypes")
     axis = axis_in(node.attr("axis", 1), rank(parts[0]))
@@ -112,6 +112,8 @@ def split(node: Node) -> tuple[Expr, ...]:
 def slice_axis(node: Node, x: Expr, axis: int, begin: int, end: int) -> Expr:
     """x[…, begin:end, …] along one axis; an empty result is a constant."""
     dims = list(shape(x))
+    if not 0 <= begin <= end <= dims[axis]:
+        node.refuse(f"takes {begin} to {end} of an axis of {dims[axis]}")
     if (begin, end) == (0, dims[axis]):
         return x
     dims[axis] = end - begin

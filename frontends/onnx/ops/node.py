@@ -136,6 +136,11 @@ class Node:
             self.refuse(f"lacks its required input {index}")
         return value
 
+    @property
+    def every(self) -> tuple[Expr, ...]:
+        """All inputs of an operator that takes any number of them, none of which may be omitted."""
+        return tuple(self.need(index) for index in range(max(1, len(self.inputs))))
+
     def attr(self, name: str, default: Any = None) -> Any:
         return self.attrs.get(name, default)
 

@@ -167,6 +167,7 @@ def _recurrent(gates: int, defaults: list[str], step: type_step, states: int) ->
         steps, batch, width = shape(x)
         if not 0 < steps <= _MAX_STEPS:
             node.refuse(f"has {steps} time steps, of which at most {_MAX_STEPS} are unrolled")
+        _check_shapes(node, gates, states, (batch, width), batch_first)
         way = node.attr("direction", "forward")
         runs = [w == "reverse" for w in (("forward", "reverse") if way == "bidirectional" else (way,))]
         alive = _alive(node, steps, batch, dtype(x))
@@ -198,6 +199,21 @@ def _recurrent(gates: int, defaults: list[str], step: type_step, states: int) ->
         return (y, *last)
 
     return convert
+
+
+def _check_shapes(node: Node, gates: int, states: int, sizes: tuple[int, int], batch_first: bool) -> None:
+    """Raises Refused: a weight, a bias or an initial state of another shape than ONNX says."""
+    batch, width = sizes
+    hidden = shape(node.need(2))[-1]
+    dirs = 2 if node.attr("direction", "forward") == "bidirectional" else 1
+    state = (batch, dirs, hidden) if batch_first else (dirs, batch, hidden)
+    wanted = {1: (dirs, gates * hidden, width), 2: (dirs, gates * hidden, hidden), 3: (dirs, 2 * gates * hidden)}
+    wanted |= {4: (batch,), **{5 + k: state for k in range(states)}}
+    wanted |= {7: (dirs, 3 * hidden)} if node.op == "LSTM" else {}
+    for index, dims in wanted.items():
+        value = node.get(index)
+        if value is not None and shape(value) != dims:
+            node.refuse(f"has input {index} of shape {list(shape(value))}, where {list(dims)} belongs")
 
 
 def _alive(node: Node, steps: int, batch: int, _: str) -> Expr | None:

@@ -26,7 +26,7 @@ def _position(node: Node, index: int, length: int) -> int:
 
 
 def construct(node: Node) -> tuple[Any, ...]:
-    return (tuple(node.inputs),)
+    return (node.every,)
 
 
 def empty(node: Node) -> tuple[Any, ...]:

@@ -15,11 +15,12 @@ import onnxruntime as ort
 import pytest
 
 from subtune.artifact.random_inputs import random_inputs
-from subtune.core.errors import SubtuneError
+from subtune.core.errors import ModelError, SubtuneError
 from subtune.frontends import Imported, load
 from subtune.integrations.onnx_backend import _build
 from subtune.verification.verify import output_error
 from tests.frontends.onnx.mutate import corpus, mutated
+from tests.frontends.onnx.test_ops import floats, node_model
 
 COUNT = int(os.environ.get("SUBTUNE_MUTATIONS", "60"))
 SEED = int(os.environ.get("SUBTUNE_MUTATIONS_SEED", "0"))
@@ -83,3 +84,28 @@ def _against_onnxruntime(model: onnx.ModelProto, imported: Imported, seed: int, 
         if not error.is_within:
             return f"disagrees with ONNX Runtime: {error}, {ours.reshape(-1)[:6]} instead of {theirs.reshape(-1)[:6]}"
     return ""
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "held", "attrs"),
+    [
+        ("LSTM", [floats(3, 2, 4)], {1: floats(1, 4, 12), 2: floats(1, 12, 3)}, {"hidden_size": 3}),
+        ("GRU", [floats(3, 2, 4)], {1: floats(1, 9, 4), 2: floats(9, 3, 1)}, {"hidden_size": 3}),
+        ("LayerNormalization", [floats(2, 3, 8)], {1: floats(3, 7)}, {}),
+        ("Reshape", [floats(2, 3)], {1: np.int64([4, 2])}, {}),
+        ("Pad", [floats(2, 3)], {1: np.int32([0, 1, 0, 1])}, {}),
+        ("BatchNormalization", [floats(2, 3, 4)], {i: floats(3, 1) for i in range(1, 5)}, {}),
+        ("ReverseSequence", [floats(4, 3)], {1: np.int64([1, 2])}, {}),
+        ("ConvTranspose", [floats(1, 3, 6)], {1: floats(2, 2, 3)}, {}),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused(
+    op: str, inputs: list[np.ndarray], held: dict[int, np.ndarray], attrs: dict[str, Any]
+) -> None:
+    model, _ = node_model(op, inputs, 17, 1, held, **attrs)
+    with pytest.raises(ModelError) as caught:
+        load(model)
+    text = str(caught.value)
+    assert "y0" in text or op in text
+    assert "\n" not in text
+    assert text.endswith(".")

@@ -288,7 +288,7 @@ CASES: dict[str, tuple[str, list[Any], int, dict[str, Any]]] = {
     "matmul_integer": (
         "MatMulInteger",
         [
-            RNG.integers(0, 255, (3, 70)).astype(np.uint8),
+            RNG.integers(0, 127, (3, 70)).astype(np.uint8),  # ONNX Runtime saturates sums of larger ones on AVX2
             RNG.integers(-128, 127, (70, 4)).astype(np.int8),
             np.uint8(12),
             np.int8(-3),
