@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from subtune.artifact.exchange_paths import exchange
@@ -14,8 +14,8 @@ from subtune.core.manifest import MANIFEST_NAME
 from subtune.core.scratch import abandoned, scratch
 
 SUFFIX = ".subtune"
-STAGING = ".new"
-OLD = ".old"
+STAGING = ".subtune-new"
+OLD = ".subtune-old"
 """Ends of the names of hidden directories beside an artifact: what is being written, what is being replaced."""
 
 
@@ -58,7 +58,7 @@ def staged(folder: Path) -> Iterator[Path]:
 
     Raises ArtifactError when the disk is full or the place cannot be written.
     """
-    _recover(folder)
+    recover(folder.parent)
     with writing(folder):
         place = scratch(f".{folder.name}.", STAGING, folder.parent)
     try:
@@ -99,11 +99,18 @@ def _replace(staging: Path, folder: Path) -> None:
         old.remove()
 
 
-def _recover(folder: Path) -> None:
-    """Put back the artifact that a process set aside and was killed before it put the new one in its place."""
-    for old in abandoned(f".{folder.name}.", OLD, folder.parent):
-        if not folder.exists() and (old / folder.name).exists():
-            with suppress(OSError):
-                (old / folder.name).rename(folder)
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
+def recover(parent: Path) -> None:
+    """Tidy a directory of artifacts after processes that were killed as they wrote there.
+
+    What was half written goes; an artifact that was set aside for a new one that never came is put back.
+    """
+    for half in abandoned(None, STAGING, parent):
+        shutil.rmtree(half, ignore_errors=True)
+    for old in abandoned(None, OLD, parent):
+        try:
+            for aside in list(old.iterdir()):
+                if not (parent / aside.name).exists():
+                    aside.rename(parent / aside.name)
+        except OSError:
+            continue  # it stays where it is, for whoever comes next
+        shutil.rmtree(old, ignore_errors=True)

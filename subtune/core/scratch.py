@@ -73,11 +73,15 @@ def temporary() -> Iterator[Path]:
         place.remove()
 
 
-def abandoned(prefix: str, suffix: str, parent: Path) -> Iterator[Path]:
-    """Directories that `scratch` made and whose process has ended; each stays locked until the next is asked for."""
+def abandoned(prefix: str | None, suffix: str, parent: Path) -> Iterator[Path]:
+    """Directories that `scratch` made and whose process has ended; each stays locked until the next is asked for.
+
+    Args:
+        prefix: None for any.
+    """
     if fcntl is None:
         return
-    pattern = re.compile(re.escape(prefix) + _RANDOM + re.escape(suffix))
+    pattern = re.compile((".*" if prefix is None else re.escape(prefix)) + _RANDOM + re.escape(suffix))
     try:
         names = [entry.name for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)]
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,26 +18,57 @@ from subtune.core.scratch import abandoned, scratch, temporary
 needs_locks = pytest.mark.skipif(sys.platform == "win32", reason="no flock")
 
 
-def killed(tmp_path: Path) -> Path:
-    """What a process has made that ended by SIGKILL."""
-    code = (
-        "import os, sys, pathlib\nfrom subtune.core.scratch import scratch\n"
-        "made = scratch('.m.', '.new', pathlib.Path(sys.argv[1]))\n(made.path / 'half').write_text('x')\n"
-        "print(made.path, flush=True)\nos.kill(os.getpid(), 9)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.returncode == -9, done.stderr
-    return Path(done.stdout.strip())
+SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL] if sys.platform != "win32" else []
+
+
+def ended_by(number: int, code: str, *args: object, **env: str) -> None:
+    """Run `code` in a process of its own until it prints a line, and end it by that signal."""
+    command = [sys.executable, "-c", code, *map(str, args)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **env}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "ready"
+        process.send_signal(number)
+        assert process.wait(60) == -number
 
 
 @needs_locks
-def test_what_a_killed_process_left_goes_at_the_next_start(tmp_path: Path) -> None:
-    left = killed(tmp_path)
+@pytest.mark.parametrize("number", SIGNALS)
+def test_what_a_killed_process_left_goes_at_the_next_start(tmp_path: Path, number: int) -> None:
+    code = (
+        "import sys, pathlib, time\nfrom subtune.core.scratch import scratch\n"
+        "made = scratch('.m.', '.new', pathlib.Path(sys.argv[1]))\n(made.path / 'half').write_text('x')\n"
+        "print('ready', flush=True)\ntime.sleep(60)\n"
+    )
+    ended_by(number, code, tmp_path)
+    (left,) = tmp_path.iterdir()
     assert (left / "half").exists()
     mine = scratch(".m.", ".new", tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == [mine.path.name]
     mine.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_locks
+@pytest.mark.parametrize("number", SIGNALS)
+def test_what_a_killed_compile_left_goes_at_the_next_start(tmp_path: Path, number: int) -> None:
+    """Its measurer's directory, and an artifact half written, of another name."""
+    temporary_files, artifacts = tmp_path / "tmp", tmp_path / "artifacts"
+    temporary_files.mkdir()
+    artifacts.mkdir()
+    code = (
+        "import sys, pathlib, time\nfrom subtune.artifact.destination import staged\n"
+        "from subtune.measure import LocalMeasurer\nmeasurer = LocalMeasurer()\n"
+        "with staged(pathlib.Path(sys.argv[1]) / 'one.subtune') as staging:\n"
+        "    (staging / 'model.so').write_text('half')\n    print('ready', flush=True)\n    time.sleep(60)\n"
+    )
+    ended_by(number, code, artifacts, TMPDIR=str(temporary_files))
+    assert len(list(temporary_files.iterdir())) == len(list(artifacts.iterdir())) == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(temporary_files))
+        with temporary(), destination.staged(artifacts / "two.subtune") as staging:
+            (staging / "manifest.json").write_text("{}")
+    assert list(temporary_files.iterdir()) == []
+    assert [path.name for path in artifacts.iterdir()] == ["two.subtune"]
 
 
 @needs_locks
@@ -107,9 +139,9 @@ def test_replacing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool
 
 @needs_locks
 def test_an_artifact_that_was_set_aside_comes_back(tmp_path: Path) -> None:
-    aside = tmp_path / ".m.abcdefgh.old"
+    aside = tmp_path / f".m.abcdefgh{destination.OLD}"
     (aside / "m").mkdir(parents=True)
     (aside / "m" / "who").write_text("old")
-    destination._recover(tmp_path / "m")
+    destination.recover(tmp_path)
     assert (tmp_path / "m" / "who").read_text() == "old"
     assert os.listdir(tmp_path) == ["m"]
