@@ -1,7 +1,7 @@
 """Alternatives: where fusing more or less than the partition does might win, so that measuring has to say.
 
 Analysis only. Every proposal replaces a few neighbouring groups; proposals that share a group make one region, and
-every set of proposals that do not share one is a way of it. Few: an alternative costs tuning time.
+every set of proposals that do not share one is an alternative of it. Few: an alternative costs tuning time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from subtune.core.graph import Group, PartitionGraph, Region, Way
+from subtune.core.graph import Alternative, Group, PartitionGraph, Region
 from subtune.passes.alternatives_merge import merges
 from subtune.passes.alternatives_split import splits
 from subtune.passes.neighbours import Neighbours, Proposal
@@ -19,7 +19,7 @@ from subtune.passes.regroup import drafts_of, group_of_ops, rearrange
 
 AS_PARTITIONED = "as partitioned"
 
-MAX_WAYS = 64
+MAX_ALTERNATIVES = 64
 """Ways of one region. Sets of proposals cost no tuning time of their own: their kernels are the proposals'."""
 
 MIN_SHARE = 0.005
@@ -33,7 +33,7 @@ OPS_PER_BYTE = 10
 
 
 def alternatives(graph: PartitionGraph) -> tuple[Region, ...]:
-    """The regions of `graph` with two or more ways, the first being the partition's own; no group is in two regions.
+    """The regions of `graph` with two or more alternatives, the first its own; no group is in two regions.
 
     >>> from subtune import models
     >>> from subtune.frontends import load
@@ -46,7 +46,9 @@ def alternatives(graph: PartitionGraph) -> tuple[Region, ...]:
     proposals = [p for propose in (merges, splits) for p in propose(around)]
     proposals = _worthwhile(around, proposals)
     trials = [_Trial(p, frozenset(around.home[op].anchor for op in p.ops if op in around.home)) for p in proposals]
-    return tuple(region for component in _components(trials) if len((region := _region(graph, component)).ways) > 1)
+    return tuple(
+        region for component in _components(trials) if len((region := _region(graph, component)).alternatives) > 1
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def _components(trials: list[_Trial]) -> list[list[_Trial]]:
 
 
 def _region(graph: PartitionGraph, trials: list[_Trial]) -> Region:
-    """Every set of trials that replace different groups is a way, the single ones first."""
+    """Every set of trials that replace different groups is an alternative, the single ones first."""
     anchors = frozenset().union(*(trial.replaced for trial in trials))
     own = tuple(group for group in graph.groups if group.anchor in anchors)
     drafts = drafts_of(graph)
@@ -106,32 +108,32 @@ def _region(graph: PartitionGraph, trials: list[_Trial]) -> Region:
         id(trial): tuple(group_of_ops(drafts, part, trial.proposal.why) for part in trial.proposal.parts)
         for trial in trials
     }
-    ways = [Way(AS_PARTITIONED, "", own)]
+    alternatives = [Alternative(AS_PARTITIONED, "", own)]
     for chosen in _disjoint_sets(trials):
         replaced = frozenset[str]().union(*(trial.replaced for trial in chosen))
         kept = (group for group in own if group.anchor not in replaced)
-        way = Way(
+        alternative = Alternative(
             " + ".join(trial.proposal.name for trial in chosen),
             "; ".join(trial.proposal.why for trial in chosen),
             (*kept, *(group for trial in chosen for group in made[id(trial)])),
         )
-        if _is_possible(graph, way):
-            ways.append(way)
-    return Region(own[0].anchor, tuple(ways))
+        if _is_possible(graph, alternative):
+            alternatives.append(alternative)
+    return Region(own[0].anchor, tuple(alternatives))
 
 
 def _disjoint_sets(trials: list[_Trial]) -> list[tuple[_Trial, ...]]:
-    """At most `MAX_WAYS` - 1 sets of trials that replace different groups, the small ones first."""
+    """At most `MAX_ALTERNATIVES` - 1 sets of trials that replace different groups, the small ones first."""
     found: list[tuple[int, ...]] = [()]
     for members in found:  # grows meanwhile
         replaced = frozenset[str]().union(*(trials[index].replaced for index in members))
         for index in range(members[-1] + 1 if members else 0, len(trials)):
-            if len(found) < MAX_WAYS and not replaced & trials[index].replaced:
+            if len(found) < MAX_ALTERNATIVES and not replaced & trials[index].replaced:
                 found.append((*members, index))
     return [tuple(trials[index] for index in members) for members in found[1:]]
 
 
-def _is_possible(graph: PartitionGraph, way: Way) -> bool:
+def _is_possible(graph: PartitionGraph, alternative: Alternative) -> bool:
     """False if groups would depend on each other."""
-    names = {group.ops for group in rearrange(graph, [way]).groups}
-    return all(group.ops in names for group in way.groups)
+    names = {group.ops for group in rearrange(graph, [alternative]).groups}
+    return all(group.ops in names for group in alternative.groups)

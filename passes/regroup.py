@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import networkx as nx
 
-from subtune.core.graph import Group, Kind, Origin, PartitionGraph, Value, Way
+from subtune.core.graph import Alternative, Group, Kind, Origin, PartitionGraph, Value
 from subtune.passes.partition_draft import Drafts
 
 
@@ -42,16 +42,16 @@ def group_of_ops(drafts: Drafts, ops: Iterable[str], why: str) -> Group:
     )
 
 
-def rearrange(graph: PartitionGraph, ways: Iterable[Way]) -> PartitionGraph:
-    """`graph` with each way's groups in place of those that hold the same ops.
+def rearrange(graph: PartitionGraph, alternatives: Iterable[Alternative]) -> PartitionGraph:
+    """`graph` with each alternative's groups in place of those that hold the same ops.
 
-    A way that would make groups depend on each other, together with those before it, is left out.
+    An alternative that would make groups depend on each other, together with those before it, is left out.
     """
     groups, left = graph.groups, graph.left
-    for way in ways:
-        ops = {op for group in way.groups for op in group.ops}
-        changed = (*(group for group in groups if not ops & set(group.ops)), *way.groups)
-        # a view that a way computes itself no longer stays in main
+    for alternative in alternatives:
+        ops = {op for group in alternative.groups for op in group.ops}
+        changed = (*(group for group in groups if not ops & set(group.ops)), *alternative.groups)
+        # a view that an alternative computes itself no longer stays in main
         candidate = PartitionGraph(graph.dag, changed, tuple(v for v in left if v.name not in ops), graph.results)
         if nx.is_directed_acyclic_graph(candidate.quotient()):
             groups, left = candidate.groups, candidate.left

@@ -22,10 +22,10 @@ from subtune.frontends import Imported, Parameters
 from subtune.frontends.dispatch import Shapes
 from subtune.passes.alternatives import alternatives
 from subtune.passes.alternatives_lower import lower_regions
-from subtune.passes.bfloat16 import to_half
 from subtune.passes.extract import extract
 from subtune.passes.fold_batch_norm import fold_scales
 from subtune.passes.fold_constants import fold_constants
+from subtune.passes.half_precision import to_half
 from subtune.passes.layout_nhwc import channels_to_last, settle_permutes
 from subtune.passes.lift_constants import lift_constants
 from subtune.passes.normalize_activations import recognise_activations

@@ -1,4 +1,4 @@
-"""The road as a function call: its promises, its options, and that it refuses a model that is wrong."""
+"""The pipeline as a function call: its promises, its options, and that it refuses a model that is wrong."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_without_onnx_runtime_the_untuned_build_is_the_reference(
 # -- what goes wrong on the way ----------------------------------------------------------------------------
 
 
-def test_candidates_that_break_do_not_stop_the_road(
+def test_candidates_that_break_do_not_stop_the_compile(
     small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evil = {

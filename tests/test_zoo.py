@@ -1,4 +1,4 @@
-"""The model zoo, compiled by the road that users take: outputs against ONNX Runtime, and what the artifacts say.
+"""The model zoo, compiled as users do: outputs against ONNX Runtime, and what the artifacts say.
 
 Every reduced model runs untuned and tuned; the tolerance is `subtune.verification.verify`'s: a maximum relative
 error of 1e-4 in float32, 2e-2 in float16, where one rounding is 5e-4 already and the models are some

@@ -1,1 +1,1 @@
-"""ONNX files -> Relax: `load.load_onnx` is the road."""
+"""ONNX files -> Relax: `load.load_onnx` is the pipeline."""

@@ -1,1 +1,1 @@
-"""Relay's text and JSON -> Relax: `load.load_relay` is the road."""
+"""Relay's text and JSON -> Relax: `load.load_relay` is the pipeline."""

@@ -1,6 +1,6 @@
 """The partition of a model, and its subgraphs, as plain data: who belongs to which group, and why it ends there.
 
-Where a rule is not sure, the partition has a `Region` with several `Way`s; measurements choose
+Where a rule is not sure, the partition has a `Region` with several `Alternative`s; measurements choose
 (`subtune.tuning.choose`).
 """
 
@@ -178,10 +178,10 @@ class PartitionGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to compute a region: groups over its ops. `why` says what is gained if it wins.
+class Alternative:
+    """One partition of a region: groups over its ops. `why` says what is gained if it wins.
 
-    Views that a way computes inside a group are among that group's ops; in other ways they stay in main.
+    Views that it computes inside a group are among that group's ops; in other alternatives they stay in main.
     """
 
     name: str
@@ -191,27 +191,27 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Neighbouring groups of a partition, and the ways to compute them; the first way is the partition's own."""
+    """Neighbouring groups of a partition, and the alternatives to them; the first one is the partition's own."""
 
     name: str
-    ways: tuple[Way, ...]
+    alternatives: tuple[Alternative, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class LoweredWay:
-    """A way with its workloads' keys, one for each group; without keys, `refusal` says why it cannot be lowered."""
+class LoweredAlternative:
+    """An alternative with its workloads' keys, one for each group; without keys, `refusal` says why there are none."""
 
-    way: Way
+    alternative: Alternative
     keys: tuple[str, ...]
     refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredRegion:
-    """A region whose ways are lowered to workloads: ready to be measured."""
+    """A region whose alternatives are lowered to workloads: ready to be measured."""
 
     name: str
-    ways: tuple[LoweredWay, ...]
+    alternatives: tuple[LoweredAlternative, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ class Subgraph:
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """What may be tried beside a partition: its regions, and the workloads that only their other ways have."""
+    """What may be tried beside a partition: its regions, and the workloads that the partition itself lacks."""
 
     regions: tuple[LoweredRegion, ...]
     subgraphs: tuple[Subgraph, ...]

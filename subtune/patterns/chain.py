@@ -71,7 +71,7 @@ def padded(extent: int, tile: int) -> int:
     return -(-extent // tile) * tile
 
 
-def packs_ahead(operand: Operand) -> bool:
+def is_packed_once(operand: Operand) -> bool:
     """Whether an operand is a constant that can be packed at compile time: every dim one axis, or of extent one."""
     named = [axis for axis in operand.axes if axis >= 0]
     plain = all(axis >= 0 or dim == 1 for axis, dim in zip(operand.axes, operand.shape, strict=True))

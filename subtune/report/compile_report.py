@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from subtune.tuning.choose import Choice, MeasuredWay
+from subtune.tuning.choose import Choice, MeasuredAlternative
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,52 +109,54 @@ class CompileReport:
         return "\n".join(lines)
 
 
-SHOWN_WAYS = 8
+SHOWN_ALTERNATIVES = 8
 """Of a region; combinations of what is shown make up most of the rest."""
 
 
 def choices_text(choices: Sequence[Choice], *, why: bool = False) -> list[str]:
-    """A block of lines for each region: its ways, their latencies, and `>` before the one that is taken."""
+    """A block of lines for each region: its alternatives, their latencies, and `>` before the one that is taken."""
     if not choices:
         return []
-    saved = sum(choice.uses * (choice.ways[0].seconds - choice.way.seconds) for choice in choices)
+    saved = sum(choice.uses * (choice.alternatives[0].seconds - choice.chosen.seconds) for choice in choices)
     taken = sum(choice.uses for choice in choices if choice.taken)
     total = sum(choice.uses for choice in choices)
-    lines = [f"regions with alternatives: {total}; another way than the partition's is taken in {taken}"]
+    lines = [f"regions with alternatives: {total}; another than the partition's is taken in {taken}"]
     if saved:
         lines[0] += f", which saves {saved * 1e6:.1f} us"
-    width = max(len(choice.ways[index].name) for choice in choices for index in _shown(choice))
+    width = max(len(choice.alternatives[index].name) for choice in choices for index in _shown(choice))
     for choice in choices:
         lines.append(f"  at {choice.regions[0]}" + (f", and {choice.uses - 1} more alike" if choice.uses > 1 else ""))
         for index in _shown(choice):
-            way = choice.ways[index]
+            alternative = choice.alternatives[index]
             mark = ">" if index == choice.taken else " "
-            figure = f"{way.seconds * 1e6:10.1f} us" if way.seconds else f"{'-':>10}   "
+            figure = f"{alternative.seconds * 1e6:10.1f} us" if alternative.seconds else f"{'-':>10}   "
             gain = f"  {choice.gain:.2f}x" if index == choice.taken and choice.taken else ""
-            note = f"  ({way.note})" if way.note else ""
-            lines.append(f"  {mark} {way.name:<{width}} {figure}  {_kernels(way)}{gain}{note}")
-            if why and way.why:
-                lines.append(f"      {way.why}")
-        if len(choice.ways) > SHOWN_WAYS:
-            lines.append(f"    and {len(choice.ways) - SHOWN_WAYS} more ways, slower or not measured")
+            note = f"  ({alternative.note})" if alternative.note else ""
+            lines.append(f"  {mark} {alternative.name:<{width}} {figure}  {_kernels(alternative)}{gain}{note}")
+            if why and alternative.why:
+                lines.append(f"      {alternative.why}")
+        if len(choice.alternatives) > SHOWN_ALTERNATIVES:
+            lines.append(
+                f"    and {len(choice.alternatives) - SHOWN_ALTERNATIVES} more alternatives, slower or not measured"
+            )
     return lines
 
 
-def _kernels(way: MeasuredWay) -> str:
-    return "1 kernel" if len(way.kernels) == 1 else f"{len(way.kernels)} kernels"
+def _kernels(alternative: MeasuredAlternative) -> str:
+    return "1 kernel" if len(alternative.kernels) == 1 else f"{len(alternative.kernels)} kernels"
 
 
 def _shown(choice: Choice) -> list[int]:
-    """The partition's own way, the one taken, and the fastest or else first of the others."""
-    order = sorted(range(len(choice.ways)), key=lambda i: (i not in (0, choice.taken), *_speed(choice, i), i))
-    return sorted(order[:SHOWN_WAYS])
+    """The partition's own, the one taken, and the fastest or else first of the others."""
+    order = sorted(range(len(choice.alternatives)), key=lambda i: (i not in (0, choice.taken), *_speed(choice, i), i))
+    return sorted(order[:SHOWN_ALTERNATIVES])
 
 
 def _speed(choice: Choice, index: int) -> tuple[bool, float]:
-    seconds = choice.ways[index].seconds
+    seconds = choice.alternatives[index].seconds
     return not seconds, seconds
 
 
 def choices_json(choices: Sequence[Choice]) -> list[dict[str, Any]]:
-    """The same for machines; latencies in seconds, 0.0 where a way was not measured."""
+    """The same for machines; latencies in seconds, 0.0 where an alternative was not measured."""
     return [{**asdict(choice), "uses": choice.uses, "gain": choice.gain} for choice in choices]

@@ -14,7 +14,7 @@ from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.passes.partition import check_partition
 from subtune.passes.regroup import rearrange
-from subtune.tuning.choose import Choice, choose, chosen_ways
+from subtune.tuning.choose import Choice, choose, chosen_alternatives
 
 if TYPE_CHECKING:
     pass
@@ -49,11 +49,11 @@ def _has_candidate(workload: Workload, device: Device, database: Database | None
 
 
 def chosen_partition(graph: PartitionGraph, others: Alternatives, choices: Sequence[Choice]) -> PartitionGraph:
-    """`graph` with the ways that were taken; `graph` itself where its own are the best everywhere."""
-    ways = chosen_ways(others, choices)
-    if not ways:
+    """`graph` with the alternatives that were taken; `graph` itself where its own are the best everywhere."""
+    alternatives = chosen_alternatives(others, choices)
+    if not alternatives:
         return graph
-    changed = rearrange(graph, ways)
+    changed = rearrange(graph, alternatives)
     check_partition(changed)
     return changed
 

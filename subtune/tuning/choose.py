@@ -1,11 +1,11 @@
-"""Which way each region of a model is computed: the fastest that was measured, and the partition's own in doubt."""
+"""Which alternative each region of a model takes: the fastest that was measured, and the partition's own in doubt."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from subtune.core.graph import Alternatives, LoweredRegion, LoweredWay, Way
+from subtune.core.graph import Alternative, Alternatives, LoweredAlternative, LoweredRegion
 from subtune.core.record import Record
 
 MIN_GAIN = 1.03
@@ -13,11 +13,11 @@ MIN_GAIN = 1.03
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredWay:
-    """One way: its kernels, and their least latencies added up, in seconds, with what lies between two kernels; 0.0 if
-    `note` says why there are none.
+class MeasuredAlternative:
+    """Its kernels, and their least latencies added up, in seconds, with what lies between two kernels; 0.0 if `note`
+    says why there are none.
 
-    The least, not the median: the ways were timed in different minutes, and what else the machine did meanwhile
+    The least, not the median: the alternatives were timed in different minutes, and what else the machine did meanwhile
     lengthens half of all samples before it lengthens the shortest.
     """
 
@@ -30,10 +30,10 @@ class MeasuredWay:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was decided for all regions that have the same workloads. `taken` is an index into `ways`."""
+    """What was decided for all regions that have the same workloads. `taken` is an index into `alternatives`."""
 
     regions: tuple[str, ...]
-    ways: tuple[MeasuredWay, ...]
+    alternatives: tuple[MeasuredAlternative, ...]
     taken: int
 
     @property
@@ -41,13 +41,13 @@ class Choice:
         return len(self.regions)
 
     @property
-    def way(self) -> MeasuredWay:
-        return self.ways[self.taken]
+    def chosen(self) -> MeasuredAlternative:
+        return self.alternatives[self.taken]
 
     @property
     def gain(self) -> float:
-        """The partition's own latency over that of the way taken."""
-        return self.ways[0].seconds / self.way.seconds if self.way.seconds else 1.0
+        """The partition's own latency over that of the chosen one."""
+        return self.alternatives[0].seconds / self.chosen.seconds if self.chosen.seconds else 1.0
 
 
 def choose(
@@ -56,9 +56,9 @@ def choose(
     reasons: Mapping[str, str] | None = None,
     between_s: float = 0.0,
 ) -> tuple[Choice, ...]:
-    """The fastest way of every region.
+    """The fastest alternative of every region.
 
-    Another way than the partition's own is taken only when all kernels of both were measured and it is faster, by
+    Another than the partition's own is taken only when all kernels of both were measured and it is faster, by
     `MIN_GAIN` unless it has fewer kernels. Regions with the same workloads choose the same.
 
     Args:
@@ -68,38 +68,42 @@ def choose(
     """
     alike: dict[tuple[tuple[str, ...], ...], list[LoweredRegion]] = {}
     for region in alternatives.regions:
-        alike.setdefault(tuple(way.keys for way in region.ways), []).append(region)
+        alike.setdefault(tuple(one.keys for one in region.alternatives), []).append(region)
     choices = []
     for regions in alike.values():
-        ways = tuple(_measured(way, records, reasons or {}, between_s) for way in regions[0].ways)
-        choices.append(Choice(tuple(region.name for region in regions), ways, _fastest(ways)))
+        measured = tuple(_measured(one, records, reasons or {}, between_s) for one in regions[0].alternatives)
+        choices.append(Choice(tuple(region.name for region in regions), measured, _fastest(measured)))
     return tuple(choices)
 
 
-def chosen_ways(alternatives: Alternatives, choices: Sequence[Choice]) -> tuple[Way, ...]:
-    """The ways to compute instead of the partition's own."""
+def chosen_alternatives(alternatives: Alternatives, choices: Sequence[Choice]) -> tuple[Alternative, ...]:
+    """The alternatives to compute instead of the partition's own."""
     taken = {name: choice.taken for choice in choices for name in choice.regions}
-    return tuple(region.ways[taken[region.name]].way for region in alternatives.regions if taken[region.name])
+    return tuple(
+        region.alternatives[taken[region.name]].alternative for region in alternatives.regions if taken[region.name]
+    )
 
 
 def _measured(
-    lowered: LoweredWay, records: Mapping[str, Record], reasons: Mapping[str, str], between_s: float
-) -> MeasuredWay:
-    names = tuple(group.name for group in lowered.way.groups)
+    lowered: LoweredAlternative, records: Mapping[str, Record], reasons: Mapping[str, str], between_s: float
+) -> MeasuredAlternative:
+    names = tuple(group.name for group in lowered.alternative.groups)
     kernels = list(zip(lowered.keys, names, strict=False))
     missing = {key: name for key, name in kernels if key not in records}
     known = [f"{name}: {reasons[key]}" for key, name in missing.items() if key in reasons]
     notes = [lowered.refusal] if lowered.refusal else known or [f"{name}: not tuned" for name in missing.values()]
     alone = [0.0 if notes else records[key].timing.min_s for key, _ in kernels]
     seconds = 0.0 if notes else sum(alone) + between_s * (len(alone) - 1)
-    return MeasuredWay(lowered.way.name, lowered.way.why, names, seconds, notes[0] if notes else "")
+    return MeasuredAlternative(
+        lowered.alternative.name, lowered.alternative.why, names, seconds, notes[0] if notes else ""
+    )
 
 
-def _fastest(ways: Sequence[MeasuredWay]) -> int:
-    own = ways[0].seconds
-    measured = [index for index, way in enumerate(ways) if way.seconds]
+def _fastest(alternatives: Sequence[MeasuredAlternative]) -> int:
+    own = alternatives[0].seconds
+    measured = [index for index, alternative in enumerate(alternatives) if alternative.seconds]
     if not own or not measured:
         return 0
-    best = min(measured, key=lambda index: (ways[index].seconds, index))
-    least = 1.0 if len(ways[best].kernels) < len(ways[0].kernels) else MIN_GAIN
-    return best if own >= least * ways[best].seconds else 0
+    best = min(measured, key=lambda index: (alternatives[index].seconds, index))
+    least = 1.0 if len(alternatives[best].kernels) < len(alternatives[0].kernels) else MIN_GAIN
+    return best if own >= least * alternatives[best].seconds else 0

@@ -1,4 +1,4 @@
-"""Small workloads of every anchor, made by the road itself: Relax ops, partitioned and outlined."""
+"""Small workloads of every anchor, made by the pipeline itself: Relax ops, partitioned and outlined."""
 
 from __future__ import annotations
 

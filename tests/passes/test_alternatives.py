@@ -1,4 +1,4 @@
-"""Where a partition has alternatives: each with the case where it has none; and that every way is a partition."""
+"""Where a partition has alternatives: each with the case where it has none; and that every one is a partition."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from subtune.core.graph import PartitionGraph, Region, Way
-from subtune.passes.alternatives import AS_PARTITIONED, MAX_WAYS, alternatives
+from subtune.core.graph import Alternative, PartitionGraph, Region
+from subtune.passes.alternatives import AS_PARTITIONED, MAX_ALTERNATIVES, alternatives
 from subtune.passes.alternatives_lower import lower_regions
 from subtune.passes.extract import extract
 from subtune.passes.outline import outline
@@ -52,19 +52,19 @@ def regions(body: Body, *shapes: Shape) -> tuple[PartitionGraph, tuple[Region, .
     return graph, alternatives(graph)
 
 
-def ways(body: Body, *shapes: Shape) -> dict[str, Way]:
-    """The ways of the only region, by name; empty if there is none."""
+def found_in(body: Body, *shapes: Shape) -> dict[str, Alternative]:
+    """The alternatives of the only region, by name; empty if there is none."""
     graph, found = regions(body, *shapes)
     for region in found:
-        assert region.ways[0].name == AS_PARTITIONED
-        for way in region.ways:
-            check_partition(rearrange(graph, [way]))
+        assert region.alternatives[0].name == AS_PARTITIONED
+        for alternative in region.alternatives:
+            check_partition(rearrange(graph, [alternative]))
     assert len(found) <= 1
-    return {way.name: way for region in found for way in region.ways}
+    return {one.name: one for region in found for one in region.alternatives}
 
 
-def op_sets(way: Way) -> set[frozenset[str]]:
-    return {frozenset(group.ops) for group in way.groups}
+def op_sets(alternative: Alternative) -> set[frozenset[str]]:
+    return {frozenset(group.ops) for group in alternative.groups}
 
 
 # -- chains ------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ HEADS = ((1, 4, 32, 16), (1, 4, 16, 32), (1, 4, 32, 16))
 
 
 def test_attention_may_be_one_kernel() -> None:
-    found = ways(attention, *HEADS)
+    found = found_in(attention, *HEADS)
     assert op_sets(found["one kernel"]) == {
         frozenset({"matmul_0", "multiply_0", "softmax_0", "matmul_1"}),
         frozenset({"permute_dims_0"}),
@@ -98,14 +98,14 @@ def test_attention_may_be_one_kernel() -> None:
 
 
 def test_views_inside_a_chain_are_computed_by_it() -> None:
-    found = ways(lambda emit, *x: attention(emit, *x, flat=True), *HEADS)
+    found = found_in(lambda emit, *x: attention(emit, *x, flat=True), *HEADS)
     (group,) = found["one kernel, permuted"].groups
     assert {"reshape_0", "reshape_1"} <= set(group.ops)
     assert {"reshape_0", "reshape_1"}.isdisjoint(op for g in found[AS_PARTITIONED].groups for op in g.ops)
 
 
 def test_softmax_along_another_axis_ends_a_chain() -> None:
-    assert "one kernel" not in ways(lambda emit, *x: attention(emit, *x, axis=2), *HEADS)
+    assert "one kernel" not in found_in(lambda emit, *x: attention(emit, *x, axis=2), *HEADS)
 
 
 def test_a_chain_whose_middle_is_needed_elsewhere_stays_apart() -> None:
@@ -113,7 +113,7 @@ def test_a_chain_whose_middle_is_needed_elsewhere_stays_apart() -> None:
         weights = emit(op.nn.softmax(emit(op.matmul(q, k)), -1))
         return weights, emit(op.matmul(weights, v))
 
-    assert ways(body, *HEADS) == {}
+    assert found_in(body, *HEADS) == {}
 
 
 def exp_chain(emit: Any, a: Any, b: Any, e: Any) -> Any:
@@ -121,19 +121,19 @@ def exp_chain(emit: Any, a: Any, b: Any, e: Any) -> Any:
 
 
 def test_matmul_exp_matmul_may_be_one_kernel() -> None:
-    found = ways(exp_chain, (64, 32), (32, 64), (64, 48))
+    found = found_in(exp_chain, (64, 32), (32, 64), (64, 48))
     assert op_sets(found["one kernel"]) == {frozenset({"matmul_0", "exp_0", "matmul_1"})}
 
 
 def test_rows_too_long_for_the_cache_are_no_chain() -> None:
-    assert "one kernel" not in ways(exp_chain, (64, 4), (4, 32768), (32768, 4))
+    assert "one kernel" not in found_in(exp_chain, (64, 4), (4, 32768), (32768, 4))
 
 
 def test_the_right_operand_is_no_chain() -> None:
     def body(emit: Any, a: Any, b: Any, e: Any) -> Any:
         return emit(op.matmul(e, emit(op.exp(emit(op.matmul(a, b))))))
 
-    assert "one kernel" not in ways(body, (64, 32), (32, 64), (48, 64))
+    assert "one kernel" not in found_in(body, (64, 32), (32, 64), (48, 64))
 
 
 # -- copies ------------------------------------------------------------------------------------------------
@@ -151,13 +151,13 @@ def pooled(emit: Any, x: Any) -> Any:
 
 
 def test_pooling_may_read_both_parts_of_a_concat() -> None:
-    found = ways(lambda emit, x, y: pooled(emit, joined(emit, x, y)), *IMAGES)
+    found = found_in(lambda emit, x, y: pooled(emit, joined(emit, x, y)), *IMAGES)
     assert op_sets(found["no copy"]) >= {frozenset({"concat_0", "max_pool2d_0"})}
     assert "concat_0" in found["no copy"].why
 
 
 def test_a_convolution_may_not() -> None:
-    assert ways(lambda emit, x, y: emit(conv(joined(emit, x, y), 16, 1, 32)), *IMAGES) == {}
+    assert found_in(lambda emit, x, y: emit(conv(joined(emit, x, y), 16, 1, 32)), *IMAGES) == {}
 
 
 @pytest.mark.parametrize(("kernel", "names"), [(1, {AS_PARTITIONED, "no copy"}), (3, set())])
@@ -165,7 +165,7 @@ def test_a_pointwise_convolution_may_read_a_slice(kernel: int, names: set[str]) 
     def body(emit: Any, x: Any) -> Any:
         return emit(conv(emit(op.strided_slice(x, [3], [16], [32])), 16, kernel, 16))
 
-    assert set(ways(body, (1, 16, 16, 48))) == names
+    assert set(found_in(body, (1, 16, 16, 48))) == names
 
 
 def test_a_matmul_may_read_a_slice_behind_a_view() -> None:
@@ -173,7 +173,7 @@ def test_a_matmul_may_read_a_slice_behind_a_view() -> None:
         part = emit(op.reshape(emit(op.strided_slice(x, [1], [0], [32])), (2, 4, 32)))
         return emit(op.matmul(part, y))
 
-    found = ways(body, (8, 64), (2, 32, 16))
+    found = found_in(body, (8, 64), (2, 32, 16))
     assert op_sets(found["no copy"]) == {frozenset({"strided_slice_0", "reshape_0", "matmul_0"})}
 
 
@@ -182,7 +182,7 @@ def test_a_copy_that_others_read_is_made() -> None:
         both = joined(emit, x, y)
         return both, pooled(emit, both)
 
-    assert ways(body, *IMAGES) == {}
+    assert found_in(body, *IMAGES) == {}
 
 
 def test_two_copies_with_a_view_between_may_be_one() -> None:
@@ -190,7 +190,7 @@ def test_two_copies_with_a_view_between_may_be_one() -> None:
         part = emit(op.strided_slice(x, [1], [0], [32]))
         return emit(op.permute_dims(emit(op.reshape(part, (8, 4, 8))), [1, 0, 2]))
 
-    found = ways(body, (8, 64))
+    found = found_in(body, (8, 64))
     assert op_sets(found["one copy"]) == {frozenset({"strided_slice_0", "reshape_0", "permute_dims_0"})}
 
 
@@ -211,26 +211,26 @@ def test_bias_and_relu_and_a_residual_are_not_questioned() -> None:
         z = emit(op.add(emit(conv(x, 16, 3, 16)), const(1, 1, 1, 16)))
         return emit(op.nn.relu(emit(op.add(z, y))))
 
-    assert ways(body, *IMAGES) == {}
+    assert found_in(body, *IMAGES) == {}
 
 
 def test_an_operand_read_across_its_rows_may_be_transposed_first() -> None:
-    found = ways(lambda emit, x, y: emit(op.matmul(x, emit(op.permute_dims(y)))), (64, 32), (48, 32))
+    found = found_in(lambda emit, x, y: emit(op.matmul(x, emit(op.permute_dims(y)))), (64, 32), (48, 32))
     assert op_sets(found["prologue apart"]) == {frozenset({"permute_dims_0"}), frozenset({"matmul_0"})}
     assert "large strides" in found["prologue apart"].why
 
 
 def test_a_costly_prologue_of_a_sum_and_one_of_a_softmax_may_be_apart() -> None:
-    assert "prologue apart" in ways(lambda emit, x: emit(op.sum(emit(op.exp(x)), axis=[1])), (64, 32))
-    assert ways(lambda emit, x: emit(op.sum(emit(op.nn.relu(x)), axis=[1])), (64, 32)) == {}
-    assert "prologue apart" in ways(lambda emit, x: emit(op.nn.softmax(emit(op.nn.relu(x)))), (64, 32))
+    assert "prologue apart" in found_in(lambda emit, x: emit(op.sum(emit(op.exp(x)), axis=[1])), (64, 32))
+    assert found_in(lambda emit, x: emit(op.sum(emit(op.nn.relu(x)), axis=[1])), (64, 32)) == {}
+    assert "prologue apart" in found_in(lambda emit, x: emit(op.nn.softmax(emit(op.nn.relu(x)))), (64, 32))
 
 
 def test_an_epilogue_that_costs_as_much_as_its_anchor_may_be_apart() -> None:
     def body(emit: Any, x: Any) -> Any:
         return emit(op.permute_dims(emit(op.sigmoid(emit(conv(x, 2, 1, 16)))), [0, 3, 1, 2]))
 
-    found = ways(body, (1, 16, 16, 16))
+    found = found_in(body, (1, 16, 16, 16))
     assert op_sets(found["epilogue apart"]) == {frozenset({"conv2d_0"}), frozenset({"sigmoid_0", "permute_dims_0"})}
 
 
@@ -239,7 +239,7 @@ def test_two_outputs_may_be_two_kernels() -> None:
         total = emit(op.add(emit(conv(x, 16, 3, 16)), y))
         return total, emit(op.nn.relu(total))
 
-    found = ways(body, *IMAGES)
+    found = found_in(body, *IMAGES)
     assert op_sets(found["epilogue apart"]) == {frozenset({"conv2d_0", "add_0"}), frozenset({"relu_0"})}
 
 
@@ -250,7 +250,7 @@ def test_proposals_that_share_a_group_make_one_region_and_combine_where_they_do_
     def body(emit: Any, q: Any, k: Any, v: Any) -> Any:
         return attention(emit, q, emit(op.permute_dims(k, [0, 1, 3, 2])), v)
 
-    found = ways(body, (1, 4, 32, 16), (1, 4, 32, 16), (1, 4, 32, 16))
+    found = found_in(body, (1, 4, 32, 16), (1, 4, 32, 16), (1, 4, 32, 16))
     assert {"permuted store", "prologue apart", "permuted store + prologue apart"} <= set(found)
     assert "one kernel + prologue apart" not in found
 
@@ -263,12 +263,12 @@ def test_every_way_covers_the_same_ops_and_regions_are_disjoint() -> None:
     assert found
     seen: set[str] = set()
     for region in found:
-        (own, *_) = region.ways
+        (own, *_) = region.alternatives
         ops = {op for group in own.groups for op in group.ops}
         assert not ops & seen
         seen |= ops
-        for way in region.ways:
-            covered = {op for group in way.groups for op in group.ops}
+        for alternative in region.alternatives:
+            covered = {op for group in alternative.groups for op in group.ops}
             assert ops <= covered <= ops | {left.name for left in graph.left}
 
 
@@ -278,13 +278,15 @@ def test_the_first_way_has_the_workloads_of_the_partition() -> None:
     own = extract(outline(mod, graph))
     lowered = lower_regions(mod, graph, alternatives(graph), own)
     (region,) = lowered.regions
-    assert set(region.ways[0].keys) <= {subgraph.workload.key for subgraph in own}
+    assert set(region.alternatives[0].keys) <= {subgraph.workload.key for subgraph in own}
     others = {subgraph.workload.key for subgraph in lowered.subgraphs}
     assert others.isdisjoint(subgraph.workload.key for subgraph in own)
-    assert {key for way in region.ways for key in way.keys} == others | set(region.ways[0].keys)
-    for lowered_way in region.ways:
-        changed = extract(outline(mod, rearrange(graph, [lowered_way.way])))
-        assert set(lowered_way.keys) <= {subgraph.workload.key for subgraph in changed}
+    assert {key for alternative in region.alternatives for key in alternative.keys} == others | set(
+        region.alternatives[0].keys
+    )
+    for lowered_alternative in region.alternatives:
+        changed = extract(outline(mod, rearrange(graph, [lowered_alternative.alternative])))
+        assert set(lowered_alternative.keys) <= {subgraph.workload.key for subgraph in changed}
 
 
 def test_a_way_that_tvm_cannot_lower_is_refused_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,10 +303,10 @@ def test_a_way_that_tvm_cannot_lower_is_refused_and_the_others_stay(monkeypatch:
     graph = partition(mod)
     monkeypatch.setattr(module_of_outline, "lower", fragile)
     (region,) = lower_regions(mod, graph, alternatives(graph), ()).regions
-    refused = {lowered.way.name for lowered in region.ways if lowered.refusal}
+    refused = {lowered.alternative.name for lowered in region.alternatives if lowered.refusal}
     assert refused == {"one kernel", "one kernel, permuted"}
-    assert all(bool(lowered.keys) != bool(lowered.refusal) for lowered in region.ways)
-    assert "not foreseen" in next(lowered.refusal for lowered in region.ways if lowered.refusal)
+    assert all(bool(lowered.keys) != bool(lowered.refusal) for lowered in region.alternatives)
+    assert "not foreseen" in next(lowered.refusal for lowered in region.alternatives if lowered.refusal)
 
 
 def test_a_way_that_would_close_a_circle_is_left_out() -> None:
@@ -316,9 +318,9 @@ def test_a_way_that_would_close_a_circle_is_left_out() -> None:
     first, middle, last = graph.groups
     from subtune.passes.regroup import drafts_of, group_of_ops
 
-    way = Way("circle", "", (group_of_ops(drafts_of(graph), (*first.ops, *last.ops), ""),))
-    assert rearrange(graph, [way]).groups == graph.groups
-    whole = Way("all", "", (group_of_ops(drafts_of(graph), (*first.ops, *middle.ops, *last.ops), ""),))
+    alternative = Alternative("circle", "", (group_of_ops(drafts_of(graph), (*first.ops, *last.ops), ""),))
+    assert rearrange(graph, [alternative]).groups == graph.groups
+    whole = Alternative("all", "", (group_of_ops(drafts_of(graph), (*first.ops, *middle.ops, *last.ops), ""),))
     assert len(rearrange(graph, [whole]).groups) == 1
 
 
@@ -328,10 +330,10 @@ def test_a_deep_perceptron_is_one_region_of_bounded_size() -> None:
             x = emit(op.nn.relu(emit(op.matmul(x, const(32, 32)))))
         return x
 
-    found = ways(body, (4096, 32))
+    found = found_in(body, (4096, 32))
     assert len(found) > 1
     _, (region,) = regions(body, (4096, 32))
-    assert len(region.ways) <= MAX_WAYS
+    assert len(region.alternatives) <= MAX_ALTERNATIVES
 
 
 # -- depthwise convolutions between 1x1 convolutions -------------------------------------------------------
@@ -348,7 +350,7 @@ BLOCK = ((1, 16, 16, 16), (64, 1, 1, 16), (64, 3, 3, 1), (16, 1, 1, 64))
 
 
 def test_a_mobile_networks_block_may_be_one_kernel() -> None:
-    found = ways(inverted_residual, *BLOCK)
+    found = found_in(inverted_residual, *BLOCK)
     assert op_sets(found["one kernel"]) == {
         frozenset({"conv2d_0", "clip_0", "conv2d_1", "clip_1", "conv2d_2", "add_0"}),
     }
@@ -360,4 +362,4 @@ def test_a_block_whose_depthwise_result_is_needed_elsewhere_stays_apart() -> Non
         y = inverted_residual(emit, x, w, v, u, lambda emit, y: kept.append(y) or y)
         return emit(op.add(y, emit(op.strided_slice(kept[0], [3], [0], [16], [1]))))
 
-    assert "one kernel" not in ways(body, *BLOCK)
+    assert "one kernel" not in found_in(body, *BLOCK)

@@ -1,4 +1,4 @@
-"""Alternatives on the whole road: every way computes the model, and the fastest ships."""
+"""Alternatives through the whole pipeline: each computes the model, and the fastest ships."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def others_of(prepared: Prepared) -> Alternatives:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "squeezenet", "unet", "mobilenet_v2"])
 def test_every_way_of_every_region_computes_the_model(name: str, device: CPUModel) -> None:
-    """Way i of all regions at once, as deep as the ways go, but each set of kernels once; default schedules."""
+    """Alternative i of all regions at once, as many as there are, but each set of kernels once; default schedules."""
     model = models.reduced(name)
     prepared = prepare(model)
     others = others_of(prepared)
     assert others.regions
-    assert not [way.refusal for region in others.regions for way in region.ways if way.refusal]
+    assert not [one.refusal for region in others.regions for one in region.alternatives if one.refusal]
     reference = onnxruntime_reference(model)
     assert reference is not None
     inputs = random_inputs(prepared.imported.inputs, 0)
@@ -54,11 +54,11 @@ def test_every_way_of_every_region_computes_the_model(name: str, device: CPUMode
     while untried:
         chosen = []
         for region in others.regions:
-            best = max(region.ways, key=lambda way: len(untried & set(way.keys)))
-            chosen.append(best.way)
+            best = max(region.alternatives, key=lambda alternative: len(untried & set(alternative.keys)))
+            chosen.append(best.alternative)
         changed = prepared.arranged(rearrange(prepared.graph, chosen))
         tried = untried & {subgraph.workload.key for subgraph in changed.subgraphs}
-        assert tried, "a way's workload is not in the module outlined with it"
+        assert tried, "an alternative's workload is not in the module outlined with it"
         untried -= tried
         mod = splice(changed.mod, schedule_kernels(changed.subgraphs, {}, device))
         vm = relax.VirtualMachine(compile_module(mod, device)[0], tvm.cpu())
@@ -79,7 +79,7 @@ def test_of_plain_convolutions_only_the_first_has_another_way(name: str) -> None
 
 
 def fake(workload: Any, device: CPUModel, seconds: float) -> Record:
-    """As if the default schedule had been measured: the road links it only if the hash is that of its kernel."""
+    """As if the default schedule had been measured: it is linked only if the hash is that of its kernel."""
     kernel = winners.applied(workload, DEFAULT, device)
     timing = Timing(seconds, seconds, 0.0, 9)
     return Record(
@@ -108,8 +108,8 @@ def test_the_fastest_ways_are_what_ships(name: str, device: CPUModel, tmp_path: 
     report = compile_model(model, tmp_path / "m.subtune", **options)
     assert report.choices
     for choice in report.choices:
-        assert len(choice.way.kernels) == min(len(way.kernels) for way in choice.ways)
-        before, after = (len(way.kernels) for way in (choice.ways[0], choice.way))
+        assert len(choice.chosen.kernels) == min(len(one.kernels) for one in choice.alternatives)
+        before, after = (len(one.kernels) for one in (choice.alternatives[0], choice.chosen))
         between_s = device.between_kernels_s
         assert choice.gain == pytest.approx(
             (before * (1e-3 + between_s) - between_s) / (after * (1e-3 + between_s) - between_s)
@@ -137,13 +137,13 @@ def test_inspect_shows_what_the_database_says(
     command = ["inspect", str(tmp_path / "s.onnx"), "--threads", "2", "--db"]
     assert main([*command, str(fill(tmp_path / "t.db", squeezenet, device))]) == 0
     text = capsys.readouterr().out
-    assert "another way than the partition's is taken in" in text
+    assert "another than the partition's is taken in" in text
     assert "> no copy" in text
     assert "reads what concat_1 would copy" in text
     assert main([*command, str(tmp_path / "none.db"), "--json"]) == 0
     regions = json.loads(capsys.readouterr().out)["regions"]
     assert regions
-    assert all(region["taken"] == 0 and not region["ways"][1]["seconds"] for region in regions)
+    assert all(region["taken"] == 0 and not region["alternatives"][1]["seconds"] for region in regions)
 
 
 def test_what_no_policy_foresees_is_not_measured(
@@ -163,7 +163,7 @@ def test_what_no_policy_foresees_is_not_measured(
     assert [subgraph.workload.key for subgraph in found] == [s.workload.key for s in others.subgraphs[1:]]
     assert reasons == {broken: "no template schedules it"}
     choices = recorded_choices(others, prepared.subgraphs, device, None)
-    assert any("no template schedules it" in way.note for choice in choices for way in choice.ways)
+    assert any("no template schedules it" in one.note for choice in choices for one in choice.alternatives)
 
 
 # -- for real ----------------------------------------------------------------------------------------------
@@ -188,7 +188,9 @@ def test_a_model_with_and_one_without_regions_end_to_end(name: str, workers: Loc
     assert not report.failures
     assert all(row.tuned_s for row in report.rows)
     assert bool(report.choices) == (name == "bert")
-    assert all(choice.ways[0].seconds for choice in report.choices), "the partition's own way is always measured"
+    assert all(choice.alternatives[0].seconds for choice in report.choices), (
+        "the partition's own alternative is always measured"
+    )
     seen: list[Any] = []
     again = compile_model(model, tmp_path / "m.subtune", **options, progress=seen.append)
     assert not seen, "the database holds the alternatives as well"

@@ -1,4 +1,4 @@
-"""Which way is taken, by given measurements: exact, and in doubt the partition's own."""
+"""Which alternative is taken, by given measurements: exact, and in doubt the partition's own."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from subtune.core.candidate import DEFAULT
-from subtune.core.graph import Alternatives, Group, LoweredRegion, LoweredWay, Way
+from subtune.core.graph import Alternative, Alternatives, Group, LoweredAlternative, LoweredRegion
 from subtune.core.measurement import Timing
 from subtune.core.record import Record
-from subtune.report.compile_report import SHOWN_WAYS, CompileReport, choices_text
-from subtune.tuning.choose import MIN_GAIN, Choice, choose, chosen_ways
+from subtune.report.compile_report import SHOWN_ALTERNATIVES, CompileReport, choices_text
+from subtune.tuning.choose import MIN_GAIN, Choice, choose, chosen_alternatives
 
 
-def lowered(name: str, *keys: str, refusal: str = "") -> LoweredWay:
+def lowered(name: str, *keys: str, refusal: str = "") -> LoweredAlternative:
     groups = tuple(Group(f"g_{key}", key, (), (), (key,), (), (), ()) for key in keys)
-    return LoweredWay(Way(name, f"why {name}", groups), () if refusal else keys, refusal)
+    return LoweredAlternative(Alternative(name, f"why {name}", groups), () if refusal else keys, refusal)
 
 
-def region(name: str, *ways: LoweredWay) -> LoweredRegion:
-    return LoweredRegion(name, ways)
+def region(name: str, *alternatives: LoweredAlternative) -> LoweredRegion:
+    return LoweredRegion(name, alternatives)
 
 
 FUSED = lowered("as partitioned", "ab")
@@ -43,10 +43,10 @@ def decide(found: LoweredRegion, reasons: dict[str, str] | None = None, **second
 
 def test_the_faster_way_is_taken() -> None:
     slow = decide(region("r", FUSED, SPLIT), ab=10.0, a=3.0, b=2.0)
-    assert (slow.way.name, slow.gain) == ("split", 2.0)
-    assert [way.seconds for way in slow.ways] == [10.0, 5.0]
+    assert (slow.chosen.name, slow.gain) == ("split", 2.0)
+    assert [one.seconds for one in slow.alternatives] == [10.0, 5.0]
     fast = decide(region("r", FUSED, SPLIT), ab=4.0, a=3.0, b=2.0)
-    assert (fast.way.name, fast.gain) == ("as partitioned", 1.0)
+    assert (fast.chosen.name, fast.gain) == ("as partitioned", 1.0)
 
 
 def test_ties_and_differences_within_the_noise_stay_with_the_partition() -> None:
@@ -64,32 +64,32 @@ def test_what_lies_between_kernels_counts_and_fewer_kernels_need_no_margin() -> 
 
     assert taken(0.0, 6.1).taken == 0
     assert taken(0.0, 5.99).taken == 1
-    assert taken(0.5, 6.9).way.seconds == 6.9
-    assert taken(0.5, 7.1).way.seconds == 7.0
+    assert taken(0.5, 6.9).chosen.seconds == 6.9
+    assert taken(0.5, 7.1).chosen.seconds == 7.0
     split = region("r", FUSED, SPLIT)
     assert choose(Alternatives((split,), ()), records(ab=5.5, a=3.0, b=2.0), between_s=0.5)[0].taken == 0
 
 
 def test_of_several_faster_ways_the_fastest_and_of_equal_ones_the_first() -> None:
     found = region("r", FUSED, SPLIT, lowered("x", "x"), lowered("y", "y"))
-    assert decide(found, ab=10.0, a=3.0, b=3.0, x=4.0, y=5.0).way.name == "x"
-    assert decide(found, ab=10.0, a=3.0, b=3.0, x=6.0, y=6.0).way.name == "split"
+    assert decide(found, ab=10.0, a=3.0, b=3.0, x=4.0, y=5.0).chosen.name == "x"
+    assert decide(found, ab=10.0, a=3.0, b=3.0, x=6.0, y=6.0).chosen.name == "split"
 
 
 def test_a_way_that_was_not_measured_to_its_end_is_not_taken_and_says_why() -> None:
     choice = decide(region("r", FUSED, SPLIT), {"b": "it crashed"}, ab=10.0, a=1.0)
     assert choice.taken == 0
-    assert choice.ways[1].seconds == 0.0
-    assert choice.ways[1].note == "g_b: it crashed"
-    assert decide(region("r", FUSED, SPLIT), ab=10.0, a=1.0).ways[1].note == "g_b: not tuned"
+    assert choice.alternatives[1].seconds == 0.0
+    assert choice.alternatives[1].note == "g_b: it crashed"
+    assert decide(region("r", FUSED, SPLIT), ab=10.0, a=1.0).alternatives[1].note == "g_b: not tuned"
 
 
 def test_a_way_that_cannot_be_lowered_is_data() -> None:
     choice = decide(
         region("r", FUSED, lowered("split", "a", "b", refusal="no loops"), lowered("x", "x")), ab=9.0, x=2.0
     )
-    assert choice.ways[1].note == "no loops"
-    assert choice.way.name == "x"
+    assert choice.alternatives[1].note == "no loops"
+    assert choice.chosen.name == "x"
 
 
 def test_without_measurements_of_its_own_the_partition_stays() -> None:
@@ -101,7 +101,7 @@ def test_regions_with_the_same_workloads_choose_the_same() -> None:
     alike = Alternatives((region("r", FUSED, SPLIT), region("s", FUSED, SPLIT), region("t", FUSED)), ())
     choices = choose(alike, records(ab=10.0, a=1.0, b=1.0))
     assert [(choice.regions, choice.uses, choice.taken) for choice in choices] == [(("r", "s"), 2, 1), (("t",), 1, 0)]
-    assert chosen_ways(alike, choices) == (SPLIT.way, SPLIT.way)
+    assert chosen_alternatives(alike, choices) == (SPLIT.alternative, SPLIT.alternative)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def report() -> CompileReport:
 
 def test_the_report_shows_every_way_and_what_it_saved(report: CompileReport) -> None:
     text = str(report)
-    assert "regions with alternatives: 2; another way than the partition's is taken in 2, which saves 12.0 us" in text
+    assert "regions with alternatives: 2; another than the partition's is taken in 2, which saves 12.0 us" in text
     assert "at r, and 1 more alike" in text
     lines = [line.split() for line in text.splitlines()]
     assert ["as", "partitioned", "10.0", "us", "1", "kernel"] in lines
@@ -125,7 +125,7 @@ def test_the_report_shows_every_way_and_what_it_saved(report: CompileReport) -> 
     assert found["taken"] == 1
     assert found["gain"] == pytest.approx(2.5)
     assert found["regions"] == ["r", "s"]
-    assert [way["seconds"] for way in found["ways"]] == [10e-6, 4e-6, 0.0]
+    assert [one["seconds"] for one in found["alternatives"]] == [10e-6, 4e-6, 0.0]
 
 
 def test_a_model_without_regions_has_no_such_section(report: CompileReport) -> None:
@@ -142,4 +142,4 @@ def test_of_many_ways_the_own_the_taken_and_the_fastest_are_shown() -> None:
     assert "> w18" in text
     assert "w00" not in text
     assert "why w18" in text
-    assert f"and {21 - SHOWN_WAYS} more ways" in text
+    assert f"and {21 - SHOWN_ALTERNATIVES} more alternatives" in text

@@ -338,7 +338,7 @@ def test_constants_are_packed_at_compile_time(device: CPUModel) -> None:
 
 
 def test_the_measurer_agrees_with_the_default_schedule(device: CPUModel) -> None:
-    """The road a compile takes: built in another process, checked against the default schedule, timed."""
+    """As a compile does: built in another process, checked against the default schedule, timed."""
     workload = bert_attention(1, 3, 24, 16)
     candidates = backends.candidates(workload, device)[:2]
     with LocalMeasurer(builders=1) as measurer, measurer.session(workload, device) as session:

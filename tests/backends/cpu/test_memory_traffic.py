@@ -1,4 +1,4 @@
-"""Stores past the caches, and lines asked for ahead: the same results, other instructions, where they can pay."""
+"""Stores past the caches, and lines prefetched: the same results, other instructions, where they can pay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads in 16 bits and less, made by the road itself, for the tensor-core templates."""
+"""Workloads in 16 bits and less, made by the pipeline itself, for the tensor-core families."""
 
 from __future__ import annotations
 

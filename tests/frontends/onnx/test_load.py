@@ -1,4 +1,4 @@
-"""The road of a good ONNX model through `load`: what comes out, and that it computes the right numbers."""
+"""A good ONNX model through `load`: what comes out, and that it computes the right numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detection's operators on the whole road: partitioned, outlined, built, and still right."""
+"""Detection's operators through the whole pipeline: partitioned, outlined, built, and still right."""
 
 from __future__ import annotations
 

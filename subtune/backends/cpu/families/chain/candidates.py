@@ -13,7 +13,7 @@ from math import ceil
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
 from subtune.core.candidate import Candidate
-from subtune.patterns.chain import Chain, packs_ahead, padded
+from subtune.patterns.chain import Chain, is_packed_once, padded
 
 _START_CYCLES = 30.0  # of a micro-kernel
 _STORE_CYCLES = 3.0  # per vector of a finished tile, f or the epilogue on it
@@ -74,13 +74,13 @@ def _places(chain: Chain) -> tuple[str, ...]:
 
 
 def _is_packed(chain: Chain) -> bool:
-    return packs_ahead(chain.first.b) and packs_ahead(chain.second.b)
+    return is_packed_once(chain.first.b) and is_packed_once(chain.second.b)
 
 
 def _packs_e(chain: Chain, nr2: int, device: CPUModel) -> tuple[bool, ...]:
     """Whole panels may be read where they lie, unless their rows lie on too many pages."""
     e = chain.second.b
-    stays = chain.e_is_contiguous and chain.n2 % nr2 == 0 and not packs_ahead(e)
+    stays = chain.e_is_contiguous and chain.n2 % nr2 == 0 and not is_packed_once(e)
     return (True, False) if stays and chain.n1 * e.shape[-1] * 4 <= 2 * device.l2_bytes else (True,)
 
 
@@ -111,8 +111,8 @@ def _predict(chain: Chain, device: CPUModel, tile: dict[str, int], pack: str, pa
         cycles *= 1.1  # the rows of a tile lie in one set of L1
     packing = 0.0  # of one batch
     for n, k, contiguous, is_packed in (
-        (chain.n1, chain.k, chain.b_is_contiguous, packs_ahead(chain.first.b)),
-        (chain.n2, chain.n1, chain.e_is_contiguous, packs_ahead(chain.second.b) or not pack_e),
+        (chain.n1, chain.k, chain.b_is_contiguous, is_packed_once(chain.first.b)),
+        (chain.n2, chain.n1, chain.e_is_contiguous, is_packed_once(chain.second.b) or not pack_e),
     ):
         if not is_packed:
             moved = n * k * (_MOVED_CYCLES / lanes if contiguous else _GATHERED_CYCLES)

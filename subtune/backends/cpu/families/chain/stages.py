@@ -22,7 +22,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune.core.kernel import Packing
 from subtune.patterns.axes import Operand
-from subtune.patterns.chain import ChainExpressions, packs_ahead, padded
+from subtune.patterns.chain import ChainExpressions, is_packed_once, padded
 from subtune.tir.blocks import with_stages
 from subtune.tir.expressions import loads, variables
 from subtune.tir.substitute import substitute
@@ -66,7 +66,7 @@ def rewrite(
         column, reduced = axis
         own = [v for v in form.outer if v in variables(expr)]
         panels = [*(extent[v] for v in own), padded(extent[column], nr) // nr, extent[reduced], nr]
-        if packs_ahead(operand):
+        if is_packed_once(operand):
             packing = _packing(operand, nr)
             packed = tirx.decl_buffer([tirx.const(d, "int64") for d in packing.shape], "float32", name)
             stages.params[operand.param] = packed

@@ -14,7 +14,7 @@ from tvm.relax import op
 
 from subtune import frontends, models
 from subtune.core.graph import Kind, PartitionGraph
-from subtune.passes.bfloat16 import to_bfloat16
+from subtune.passes.half_precision import to_bfloat16
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
 from subtune.pipeline import normalize
