@@ -74,26 +74,22 @@ def model_section(run: StoredRun) -> Section:
 def cpu_section(run: StoredRun) -> Section:
     """`--suite cpu`: a row per model, a column per peer."""
     report, rows = run.report, timed(run)
-    peers = tuple(name for name in report["against"])
-    cells = []
+    peers = tuple(report["against"])
+    speed, cost = [], []
     for row in rows:
         ours = framework(row, "subtune")
         assert ours is not None
-        cells.append([
-            row["name"], _ms(ours["median_s"]), *(_ratio(framework(row, peer)) for peer in peers),
-            f"{row['bar']:.2f}" if row["bar"] else "", f"{row['tune_s']:.0f}", str(row["tried"]),
-            str(row["untuned"] or ""), _mb(ours["peak_rss_bytes"]),
-            *(_mb(found["peak_rss_bytes"]) if (found := framework(row, peer)) else "" for peer in peers[:1]),
-        ])  # fmt: skip
-    first = f"{name_of(peers[0])}'s" if peers else ""
-    head = (
-        "model", "subtune, ms", *map(name_of, peers), "bar", "tuned in s", "candidates", "not tuned", "peak MB",
-        *filter(None, (first,)),
-    )  # fmt: skip
+        bar = f"{row['bar']:.2f}" if row["bar"] else ""
+        speed.append([row["name"], _ms(ours["median_s"]), *(_ratio(framework(row, peer)) for peer in peers), bar])
+        memory = [_peak(framework(row, name)) for name in ("subtune", *peers)]
+        cost.append([row["name"], f"{row['tune_s']:.0f}", str(row["tried"]), str(row["untuned"]), *memory])
     text = [
         "A ratio is the peer's latency over subtune's: above 1 subtune is faster. The bar is the ratio to the best "
-        "peer that was set out for. `not tuned` counts subgraphs that a budget left on the default schedule.",
-        table(head, cells),
+        "peer that was set out for.",
+        table(("model", "subtune, ms", *map(name_of, peers), "bar"), speed),
+        "What tuning took, how many candidates were tried, how many subgraphs a budget left on the default schedule, "
+        "and the most memory that each process held, in MB.",
+        table(("model", "tuning, s", "candidates", "untuned", "subtune", *map(name_of, peers)), cost),
         _doubts([(f"{row['name']}: ", row["report"]) for row in rows]),
         _failures(report["rows"]),
         quality(report["quality"]),
@@ -310,6 +306,10 @@ def _positive(ratio: float) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"
+
+
+def _peak(row: Row | None) -> str:
+    return _mb(row["peak_rss_bytes"]) if row else ""
 
 
 def _mb(nbytes: float) -> str:
