@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -29,13 +29,12 @@ _RELAY_START = re.compile(
 _HEAD = 4096
 
 Shapes = Mapping[str, "Sequence[int] | int"]
+Model = str | os.PathLike[str] | bytes | onnx.ModelProto
+Frontend = Callable[[Model, Shapes, Parameters], Imported | None]
+"""Imports what is of its own format, and gives None for what is not."""
 
 
-def load(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
-    shapes: Shapes | None = None,
-    parameters: Parameters | None = None,
-) -> Imported:
+def load(model: Model, shapes: Shapes | None = None, parameters: Parameters | None = None) -> Imported:
     """Import a model.
 
     Args:
@@ -57,18 +56,26 @@ def load(
     subtune.core.errors.ModelError: the zoo has no model 'mpl' (did you mean mlp?); it has ...
     """
     try:
-        return _load(model, shapes or {}, parameters or Parameters())
+        attempts = (frontend(model, shapes or {}, parameters or Parameters()) for frontend in FRONTENDS)
+        imported = next((found for found in attempts if found is not None), None)
     except UnicodeDecodeError as error:  # protobuf checks the encoding of a name only when it is read
         raise ModelError("The model has a name that is not valid UTF-8: the file is damaged.") from error
+    if imported is None:
+        raise ModelError(f"A model is a path, bytes, an onnx.ModelProto or zoo:NAME, not {type(model).__name__}.")
+    return imported
 
 
-def _load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shapes, parameters: Parameters) -> Imported:
-    relay = _relay_of(model)
-    if relay is not None:
-        from subtune.frontends.relay.load import load_relay  # late: the parser library is for such models only
+def _relay(model: Model, shapes: Shapes, parameters: Parameters) -> Imported | None:
+    found = _relay_of(model)
+    if found is None:
+        return None
+    from subtune.frontends.relay.load import load_relay  # late: the parser library is for such models only
 
-        text, name = relay
-        return load_relay(text, shapes, parameters, name)
+    text, name = found
+    return load_relay(text, shapes, parameters, name)
+
+
+def _onnx(model: Model, shapes: Shapes, parameters: Parameters) -> Imported | None:
     if parameters:
         raise ModelError("Parameters are for Relay models: an ONNX model holds its own.")
     if isinstance(model, onnx.ModelProto):
@@ -79,9 +86,15 @@ def _load(model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Shape
         proto, name = _build_zoo_model(model)
         return load_onnx(read_proto(proto, name=name), shapes)
     if isinstance(model, str | os.PathLike):
-        # Another file format is told by its suffix or its first bytes here, and gets its own read_* and load_*.
         return load_onnx(read_file(Path(os.fspath(model))), shapes)
-    raise ModelError(f"A model is a path, bytes, an onnx.ModelProto or zoo:NAME, not {type(model).__name__}.")
+    return None
+
+
+FRONTENDS: tuple[Frontend, ...] = (
+    _relay,
+    _onnx,  # the last: it takes every path for a model of its own, and says what is wrong with it
+)
+"""Asked in this order."""
 
 
 def is_relay_text(model: object) -> bool:
