@@ -142,6 +142,16 @@ class Family(Generic[M, K]):
 
 
 @dataclass(frozen=True, slots=True)
+class NoKnobs:
+    """Of a family that decides nothing."""
+
+
+def proposes_nothing(problem: Problem[Any]) -> str:
+    """`accepts` of a family that is asked for by name."""
+    return "asked for by name only"
+
+
+@dataclass(frozen=True, slots=True)
 class Measuring:
     """How kernels of a kind of device are built and timed on this machine."""
 

@@ -31,7 +31,7 @@ from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import SubtuneError
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.measurement import Failure, FailureKind, Timing
-from subtune.core.numerics import Numerics
+from subtune.core.numerics import PLAIN, Numerics
 from subtune.core.workload import Workload
 from subtune.frontends import Parameters
 from subtune.patterns.gemm import gemm
@@ -129,7 +129,7 @@ def workload_of(func: Any) -> Workload:
 def tensor_core_reason(func: Any, arch: CUDAModel) -> str:
     """Why tensor cores cannot compute `func`; "" where they can."""
     form = gemm(workload_of(func))
-    return form.reason if isinstance(form, NotApplicable) else tensor_core_obstacle(form, arch)
+    return form.reason if isinstance(form, NotApplicable) else tensor_core_obstacle(form, arch, PLAIN)
 
 
 def get_tensorized_func_and_tags(func: Any, target: Any) -> tuple[Any, dict[str, Any] | None]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import tvm
 
+from subtune.backends import as_device, candidates
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.driver import driver_device
-from subtune.backends.cuda.ranking import candidates
 from subtune.bench.gpu_op import GpuOp
 from subtune.bench.gpu_rows import FASTDLIGHT, GPU_OPS, TENSORCORE, GpuCase, Published
 from subtune.bench.gpu_table import gpu_json, gpu_table
@@ -67,7 +66,7 @@ def test_every_operator_has_candidates(case: GpuCase) -> None:
     assert case.op is not None
     assert GpuOp.from_json(case.op.to_json()) == case.op
     workload = case.op.workload()
-    found = candidates(workload, replace(H200, **case.switches), 20)
+    found = candidates(workload, case.on(as_device(H200)), 20)
     assert len(found) >= 10
     assert all(0 < candidate.predicted_s < 1 for candidate in found)
     assert workload.args[-1].dtype == case.op.out_dtype

@@ -12,7 +12,7 @@ from subtune.backends.base import Backend, Bench, Device, Family, Measuring, Pla
 from subtune.backends.cuda.device import CUDA, CUDAModel, is_cuda_target
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
-from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.kernel import Kernel
 from subtune.core.manifest import BINARIES_NAME, LIBRARY_NAME, Manifest
 from subtune.core.measurement import Failure, FailureKind
 from subtune.core.memory_plan import MemoryPlan
@@ -21,6 +21,10 @@ from subtune.core.workload import Workload
 
 if TYPE_CHECKING:
     import tvm
+
+
+_LINKED = {"tirx.noalias": True, "op_pattern": 8}
+"""What splicing marks every kernel with; one that was written anew gets it before it is measured."""
 
 
 class CUDABackend(Backend):
@@ -44,7 +48,7 @@ class CUDABackend(Backend):
     def families(self) -> tuple[Family[Any, Any], ...]:
         from subtune.backends.cuda import families
 
-        return families.FAMILIES  # type: ignore[attr-defined,no-any-return]
+        return families.FAMILIES
 
     # -- devices
 
@@ -69,21 +73,13 @@ class CUDABackend(Backend):
 
     # -- kernels
 
-    def candidates(self, problem: Problem[Any], topk: int) -> tuple[Candidate, ...]:
-        from subtune.backends.cuda import ranking
-
-        return ranking.candidates(problem.workload, _with_switches(problem), topk)
-
-    def kernel(self, problem: Problem[Any], candidate: Candidate) -> Kernel | NotApplicable:
-        from subtune.backends.cuda import scheduling
-
-        return scheduling.schedule(problem.workload, candidate, _with_switches(problem))
-
     def rank(self, found: Sequence[Candidate], problem: Problem[Any], topk: int) -> tuple[Candidate, ...]:
-        raise NotImplementedError
+        from subtune.backends.cuda.ranking import rank
+
+        return rank(found, topk)
 
     def finish(self, kernel: Kernel, family: Family[Any, Any], candidate: Candidate, problem: Problem[Any]) -> Kernel:
-        raise NotImplementedError
+        return replace(kernel, func=kernel.func.with_attrs(_LINKED))
 
     def lower(self, func: Any, device: Device) -> Any:
         """Without CUDA's own compiler, which takes seconds: it gets what TVM's accepts."""
@@ -144,17 +140,6 @@ def _pipeline() -> str:
 def _model(device: Device) -> CUDAModel:
     assert isinstance(device.model, CUDAModel)
     return device.model
-
-
-def _with_switches(problem: Problem[Any]) -> CUDAModel:
-    numerics = problem.numerics
-    model: CUDAModel = problem.device
-    return replace(
-        model,
-        tensor_core=numerics.tensor_core if numerics.tensor_core != "auto" else model.tensor_core,
-        allow_tf32=numerics.tf32 or model.allow_tf32,
-        exact_math=numerics.exact or model.exact_math,
-    )
 
 
 BACKEND = CUDABackend()

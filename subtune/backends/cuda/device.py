@@ -53,14 +53,6 @@ class CUDAModel:
     """Dense tensor-core operations per SM and cycle, by operand dtype; sums in float32 or int32."""
     launch_s: float
     """From one kernel's end to the next one's begin, in a CUDA graph."""
-    tensor_core: str = "auto"
-    """`auto`: whatever is fastest; `off`: CUDA cores only; `only`: tensor cores where a workload qualifies."""
-    allow_tf32: bool = False
-    """float32 products may be rounded to tf32."""
-    wgmma: bool = True
-    """Hopper's warpgroup instructions may be used; means something on sm_90a only."""
-    exact_math: bool = False
-    """Only kernels that round as the model says."""
 
     @property
     def description(self) -> str:
@@ -135,14 +127,8 @@ class CUDAModel:
 
     def fingerprint(self) -> str:
         """Short text that is equal exactly for devices whose measurements may be exchanged."""
-        switches = [
-            f"tensor_core={self.tensor_core}" if self.tensor_core != "auto" else "",
-            "tf32" if self.allow_tf32 else "",
-            "no-wgmma" if not self.wgmma and self.arch == "sm_90a" else "",
-            "exact" if self.exact_math else "",
-        ]
         name = self.name.lower().replace(" ", "-").replace("/", "-")
-        return "/".join(["cuda", self.arch, name, f"{self.sms}sm", *filter(None, switches)])
+        return "/".join(["cuda", self.arch, name, f"{self.sms}sm"])
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)

@@ -1,36 +1,17 @@
-"""Candidates for a GPU, from what each template's policy knows of it: arithmetic only."""
+"""In which order the candidates of all families are tried: by prediction, each implementation with a share."""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Sequence
 
-from subtune.backends.cuda.device import CUDAModel
 from subtune.core.candidate import Candidate
-from subtune.core.workload import Workload
-from subtune.patterns.recognise import recognise
-
-_POLICIES: dict[str, tuple[str, ...]] = {
-    "Contraction": ("wgmma", "mma", "fma", "winograd", "strassen", "simt", "gemv", "window"),
-    "Window": ("window",),
-    "Rowwise": ("memory_bound", "gemv_packed"),
-    "Columns": ("memory_bound",),
-    "Elementwise": ("memory_bound",),
-    "Chain": (),
-}
-"""By the kind of the anchor: the modules NAME here whose `NAME_candidates(anchor, workload, device)` are asked."""
 
 _HOPE = 2.5
 """Times the best prediction: beyond, no error of the model makes up for it."""
 
 
-def candidates(workload: Workload, device: CUDAModel, topk: int = 20) -> tuple[Candidate, ...]:
-    """At most `topk` candidates for `workload` on `device`, the one predicted fastest first."""
-    anchor = recognise(workload)
-    found: list[Candidate] = []
-    for name in _POLICIES.get(type(anchor).__name__, ()):
-        where = name if name == "memory_bound" else f"{name}.candidates"
-        module = importlib.import_module(f"subtune.backends.cuda.families.{where}")
-        found += getattr(module, f"{name}_candidates")(anchor, workload, device)
+def rank(found: Sequence[Candidate], topk: int) -> tuple[Candidate, ...]:
+    """The `topk` candidates to try, the one predicted fastest first, every implementation with hope among them."""
     ranked = sorted(found, key=lambda c: (c.predicted_s, c.family, c.knobs))
     return tuple(_every_implementation(ranked, topk)[:topk])
 

@@ -113,12 +113,12 @@ def test_switches_are_part_of_what_measurements_belong_to():
 def test_a_file_overrides_fields(tmp_path):
     file = tmp_path / "gpu.json"
     file.write_text(json.dumps({"sms": 20, "mma_flops_per_cycle": {"float16": 64}}))
-    device = device_of("H100", device_file=file, is_measured=False)
+    device = device_of("H100", description=file, is_measured=False)
     assert device.model.sms == 20
     assert device.model.mma_flops("float16") == 64 * 20 * device.model.cycles_per_s
     file.write_text(json.dumps({"smss": 20}))
     with pytest.raises(TargetError, match="unknown fields smss"):
-        device_of("H100", device_file=file, is_measured=False)
+        device_of("H100", description=file, is_measured=False)
 
 
 def test_binaries_survive_the_file(tmp_path):
@@ -156,7 +156,7 @@ def test_the_kernels_that_judge_and_calibrate_compile():
 def test_an_unknown_template_is_a_reason():
     first, *_ = prepare(models.reduced("mlp")).subgraphs
     outcome = backends.schedule(first.workload, Candidate("cuda.magic"), CUDA("H100"))
-    assert outcome == NotApplicable("unknown template 'cuda.magic'")
+    assert outcome == NotApplicable("unknown family 'cuda.magic'")
     assert isinstance(backends.schedule(first.workload, Candidate("contraction"), CUDA("H100")), NotApplicable)
 
 

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 
+from subtune.backends import candidates, schedule
 from subtune.backends.cuda.building.compiler import compile_source, compiler
 from subtune.backends.cuda.building.cubin import resources
 from subtune.backends.cuda.device import CUDA
-from subtune.backends.cuda.families.fma.candidates import b_along_k, fma_candidates
-from subtune.backends.cuda.families.simt.tiling import FmaTile
-from subtune.backends.cuda.families.winograd.candidates import winograd_candidates
+from subtune.backends.cuda.families import fma, winograd
+from subtune.backends.cuda.families.fma.candidates import b_along_k
 from subtune.backends.cuda.lowering.pipeline import lower_s_tir, register
-from subtune.backends.cuda.ranking import candidates
-from subtune.backends.cuda.scheduling import schedule
+from subtune.backends.cuda.model.core_tiles import FmaTile
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.patterns.gemm import Gemm, gemm
-from subtune.patterns.recognise import recognise
 from tests.backends.cuda.fma_workloads import CASES, FP32, tiled
 from tests.backends.cuda.gemm_workloads import convolution, product
+from tests.backends.cuda.proposals import allowing, proposed, tile_of
 
 DEVICES = {name: CUDA(name) for name in ("A100", "RTX 4090", "H100")}
 
@@ -68,7 +66,7 @@ def test_lowers_to_cuda(name: str, device: str) -> None:
 def test_memory_of_its_own_is_whole(name: str) -> None:
     """TVM shrinks an allocation to what it sees used, and it does not see what a function in C++ uses."""
     workload, candidate = CASES[name]
-    tile = FmaTile.of(candidate)
+    tile = tile_of(candidate)
     with DEVICES["H100"].target():
         text = lower_s_tir(tvm.IRModule({"main": scheduled(name).func.with_attr("target", DEVICES["H100"].target())}))
     lowered = text.script()
@@ -110,7 +108,7 @@ def test_slices_of_large_tiles_fit_their_registers(device: str, stack_bytes: int
     kernel = schedule(product(1024, 1024, 1024, "nn", **FP32), candidate, DEVICES[device])
     assert isinstance(kernel, Kernel)
     (found,) = resources(compile_source(printed(kernel, device), DEVICES[device].target()))
-    assert found.registers <= FmaTile.of(candidate).registers <= 128
+    assert found.registers <= tile_of(candidate).registers <= 128
     assert found.stack_bytes <= stack_bytes
 
 
@@ -129,7 +127,7 @@ REASONS = [
     (convolution(1, 14, 16, 32, 3, **FP32), "fma", CUDA("V100"), "no asynchronous copies"),
     (convolution(1, 14, 16, 32, 3, 2, **FP32), "winograd", CUDA("H100"), "stride"),
     (convolution(1, 14, 16, 32, 5, **FP32), "winograd", CUDA("H100"), "not 3x3"),
-    (convolution(1, 14, 16, 32, 3, **FP32), "winograd", replace(CUDA("H100"), exact_math=True), "rounds otherwise"),
+    (convolution(1, 14, 16, 32, 3, **FP32), "winograd", allowing(CUDA("H100"), exact=True), "rounds otherwise"),
 ]
 
 
@@ -140,9 +138,9 @@ def test_why_not(workload: Workload, template: str, device: Any, reason: str) ->
     )
     assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
-    policy = {"fma": fma_candidates, "winograd": winograd_candidates}[template]
+    family = {"fma": fma, "winograd": winograd}[template].FAMILY
     if "along k" not in reason:
-        assert policy(recognise(workload), workload, device) == []
+        assert proposed(family, workload, device) == []
 
 
 POLICY_CASES = {
@@ -161,10 +159,10 @@ def test_every_candidate_fits(name: str, device: str) -> None:
     workload, model = POLICY_CASES[name], DEVICES[device]
     form = gemm(workload)
     assert isinstance(form, Gemm)
-    found = fma_candidates(None, workload, model) + winograd_candidates(recognise(workload), workload, model)
+    found = proposed(fma.FAMILY, workload, model) + proposed(winograd.FAMILY, workload, model)
     assert found
     for candidate in found:
-        tile = FmaTile.of(candidate)
+        tile = tile_of(candidate)
         assert tile.obstacle(min(4, form.a.vector), model, b_along_k(form), form.k) == ""
         assert tile.blocks * (tile.shared_bytes(b_along_k(form)) + 1024) <= model.shared_per_sm_bytes
         assert tile.blocks * tile.threads * tile.registers <= model.registers_per_sm
@@ -190,12 +188,12 @@ def test_long_sums_of_few_tiles_are_split() -> None:
     blocks = 128 // int(first["bm"]) * (128 // int(first["bn"])) * int(first["split"])
     assert blocks > DEVICES["H100"].sms // 2
     odd = product(128, 128, 150529, "nt", constant=True, **FP32)
-    assert all(c["split"] == 1 for c in fma_candidates(None, odd, DEVICES["H100"]))
+    assert all(c["split"] == 1 for c in proposed(fma.FAMILY, odd, DEVICES["H100"]))
 
 
 def test_winograd_is_first_where_it_saves_most() -> None:
     first = candidates(POLICY_CASES["large"], DEVICES["H100"])[0]
     assert (first.family, first["m"]) == ("cuda.winograd", 4)
-    exact = candidates(POLICY_CASES["large"], replace(DEVICES["H100"], exact_math=True))
+    exact = candidates(POLICY_CASES["large"], allowing(DEVICES["H100"], exact=True))
     assert exact[0].family in ("cuda.fma", "cuda.simt")
     assert all(candidate.family != "cuda.winograd" for candidate in exact)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,24 +10,25 @@ import tvm
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
+from subtune.backends import as_device, schedule
 from subtune.backends.cuda.building.compiler import compile_source, compiler
 from subtune.backends.cuda.building.cubin import resources
 from subtune.backends.cuda.device import CUDA, CUDAModel
-from subtune.backends.cuda.families.mma.candidates import mma_candidates
-from subtune.backends.cuda.families.mma.tiling import MmaTile, tensor_core_obstacle, tile_obstacle
-from subtune.backends.cuda.families.simt.candidates import simt_candidates
+from subtune.backends.cuda.families.mma import FAMILY as MMA
+from subtune.backends.cuda.families.mma.tiling import tensor_core_obstacle, tile_obstacle
+from subtune.backends.cuda.families.simt import FAMILY as SIMT
 from subtune.backends.cuda.lowering.pipeline import lower_s_tir, register
-from subtune.backends.cuda.scheduling import schedule
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.patterns.gemm import Gemm, gemm
 from subtune.tir.blocks import all_blocks
 from tests.backends.cuda.gemm_workloads import convolution, product
+from tests.backends.cuda.proposals import allowing, proposed, tile_of
 
 INT8 = {"dtype": "int8", "acc": "int32", "out": "int32"}
 FP32 = {"dtype": "float32", "acc": "float32"}
-DEVICES = {name: replace(CUDA(name), allow_tf32=True) for name in ("A100", "RTX 4090", "H100")}
+DEVICES = {name: allowing(CUDA(name), tf32=True) for name in ("A100", "RTX 4090", "H100")}
 
 
 def mma(
@@ -76,7 +76,7 @@ def scheduled(name: str, device: CUDAModel) -> Kernel:
 
 
 def source_of(func: Any, device: CUDAModel) -> str:
-    target = device.target()
+    target = device.model.target()
     lib = tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline=register())
     return str(lib.mod.imports[0].inspect_source())
 
@@ -111,7 +111,7 @@ def test_booleans_are_bytes(name: str) -> None:
     assert "*(uint*)(((uchar*)seen_ptr)" in source
     assert "*(ushort4*)(" not in source
     if compiler():
-        assert resources(compile_source(source, DEVICES["H100"].target()))
+        assert resources(compile_source(source, DEVICES["H100"].model.target()))
 
 
 def test_int8_is_swizzled() -> None:
@@ -125,14 +125,14 @@ def test_int8_is_swizzled() -> None:
 def test_shared_memory_is_foreseen(name: str) -> None:
     device = DEVICES["A100"]
     workload, candidate = CASES[name]
-    func = scheduled(name, device).func.with_attr("target", device.target())
-    with device.target():
+    func = scheduled(name, device).func.with_attr("target", device.model.target())
+    with device.model.target():
         text = lower_s_tir(tvm.IRModule({"main": func})).script()
     (size,) = re.findall(r'buf_dyn_shmem = T\.alloc_buffer\(\((\d+),\), "uint8"', text)
     form = gemm(workload)
     assert isinstance(form, Gemm)
-    foreseen = MmaTile.of(candidate).shared_bytes(form)
-    assert int(size) <= foreseen <= device.shared_per_block_bytes
+    foreseen = tile_of(candidate).shared_bytes(form)
+    assert int(size) <= foreseen <= device.model.shared_per_block_bytes
 
 
 def test_what_is_a_trace() -> None:
@@ -154,7 +154,7 @@ def test_packed_constant_is_padded() -> None:
 def test_nothing_spills(name: str) -> None:
     device = DEVICES["H100"]
     source = source_of(scheduled(name, device).func, device)
-    for kernel in resources(compile_source(source, device.target())):
+    for kernel in resources(compile_source(source, device.model.target())):
         assert kernel.stack_bytes == 0, kernel
         assert kernel.registers <= 255
 
@@ -162,7 +162,7 @@ def test_nothing_spills(name: str) -> None:
 REASONS = [
     (product(64, 64, 64, "nt", **FP32), CUDA("H100"), "tf32 is not allowed"),
     (product(64, 64, 64, "nt"), CUDA("V100"), "sm_70 has no mma.sync"),
-    (product(64, 64, 64, "nt"), replace(CUDA("H100"), tensor_core="off"), "switched off"),
+    (product(64, 64, 64, "nt"), allowing(CUDA("H100"), tensor_core="off"), "switched off"),
     (product(1, 64, 64, "nt"), CUDA("H100"), "a matrix times a vector"),
     (product(64, 64, 64, "nt", dtype="float64", acc="float64"), CUDA("H100"), "operands of float64"),
 ]
@@ -172,8 +172,9 @@ REASONS = [
 def test_why_not_on_tensor_cores(workload: Workload, device: CUDAModel, reason: str) -> None:
     form = gemm(workload)
     assert isinstance(form, Gemm)
-    assert reason in tensor_core_obstacle(form, device)
-    assert mma_candidates(None, workload, device) == []
+    device = as_device(device)
+    assert reason in tensor_core_obstacle(form, device.model, device.numerics)
+    assert proposed(MMA, workload, device) == []
     refused = schedule(workload, mma(64, 64, 32, 2, 2, 2), device)
     assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
@@ -195,45 +196,45 @@ def test_every_candidate_fits(name: str, device: str) -> None:
     workload, model = POLICY_CASES[name], DEVICES[device]
     form = gemm(workload)
     assert isinstance(form, Gemm)
-    found = mma_candidates(None, workload, model)
-    assert found == mma_candidates(None, workload, model), "the same inputs give the same candidates"
+    found = proposed(MMA, workload, model)
+    assert found == proposed(MMA, workload, model), "the same inputs give the same candidates"
     assert [c.predicted_s for c in found] == sorted(c.predicted_s for c in found)
     assert len({(c["bm"], c["bn"]) for c in found}) >= 4, "one hypothesis only"
     for candidate in found:
-        tile = MmaTile.of(candidate)
-        assert tile_obstacle(tile, form, model) == ""
-        assert tile.shared_bytes(form) <= model.shared_per_block_bytes
-        assert tile.registers(form) * tile.threads <= model.registers_per_sm
+        tile = tile_of(candidate)
+        assert tile_obstacle(tile, form, model.model) == ""
+        assert tile.shared_bytes(form) <= model.model.shared_per_block_bytes
+        assert tile.registers(form) * tile.threads <= model.model.registers_per_sm
         assert tile.threads % 32 == 0
-        assert candidate.predicted_s > form.flops / model.mma_flops(form.a.dtype)
+        assert candidate.predicted_s > form.flops / model.model.mma_flops(form.a.dtype)
 
 
 def test_skinny_products_have_small_tiles() -> None:
-    best = mma_candidates(None, POLICY_CASES["skinny"], DEVICES["H100"])[0]
+    best = proposed(MMA, POLICY_CASES["skinny"], DEVICES["H100"])[0]
     assert (best["bm"], best["bn"]) == (16, 16)
 
 
 def test_a_single_image_splits_k() -> None:
-    assert any(int(c["split"]) > 1 for c in mma_candidates(None, POLICY_CASES["one image"], DEVICES["H100"])[:5])
+    assert any(int(c["split"]) > 1 for c in proposed(MMA, POLICY_CASES["one image"], DEVICES["H100"])[:5])
 
 
 def test_large_products_rasterise() -> None:
-    assert any(int(c["raster"]) > 1 for c in mma_candidates(None, POLICY_CASES["large"], DEVICES["H100"])[:5])
+    assert any(int(c["raster"]) > 1 for c in proposed(MMA, POLICY_CASES["large"], DEVICES["H100"])[:5])
 
 
 @pytest.mark.parametrize("name", ["large", "skinny", "convolution"])
 def test_cuda_cores_compete(name: str) -> None:
     model = DEVICES["H100"]
-    found = simt_candidates(None, POLICY_CASES[name], model)
+    found = proposed(SIMT, POLICY_CASES[name], model)
     assert found
-    assert min(c.predicted_s for c in found) > mma_candidates(None, POLICY_CASES[name], model)[0].predicted_s
-    assert simt_candidates(None, POLICY_CASES[name], replace(model, tensor_core="only")) == []
+    assert min(c.predicted_s for c in found) > proposed(MMA, POLICY_CASES[name], model)[0].predicted_s
+    assert proposed(SIMT, POLICY_CASES[name], allowing(model.model, tensor_core="only", tf32=True)) == []
 
 
 def test_one_built_of_each_policy() -> None:
     for workload in (POLICY_CASES["odd"], POLICY_CASES["one image"]):
-        for policy in (mma_candidates, simt_candidates):
-            best, *_ = policy(None, workload, DEVICES["H100"])
+        for family in (MMA, SIMT):
+            best, *_ = proposed(family, workload, DEVICES["H100"])
             kernel = schedule(workload, best, DEVICES["H100"])
             assert isinstance(kernel, Kernel), kernel.reason
             assert "__global__" in source_of(kernel.func, DEVICES["H100"])
@@ -253,11 +254,11 @@ def of_conditions() -> Any:
 @pytest.mark.skipif(not compiler(), reason="neither NVRTC nor nvcc is installed")
 def test_padded_bytes_and_cast_conditions_compile() -> None:
     """A matrix of bytes that ends within a tile, and a condition in two lanes: TVM prints neither as CUDA."""
-    device = CUDA("H100")
+    device = as_device(CUDA("H100"))
     ragged = schedule(product(72, 32, 128, "nt", **INT8), mma(32, 32, 64, 1, 2, 2), device)
     assert isinstance(ragged, Kernel)
     for func, word in ((ragged.func, "make_int4(0, 0, 0, 0)"), (of_conditions(), "ushort2")):
-        built = tvm.compile(func.with_attr("global_symbol", "main"), device.target(), tir_pipeline=register())
+        built = tvm.compile(func.with_attr("global_symbol", "main"), device.model.target(), tir_pipeline=register())
         text = built.mod.imports[0].inspect_source()
         assert word in text
-        compile_source(text, device.target())
+        compile_source(text, device.model.target())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +10,21 @@ import pytest
 import tvm
 from tvm import te, tirx
 
+from subtune.backends import candidates, schedule
 from subtune.backends.cuda.building.compiler import compile_source, compiler
 from subtune.backends.cuda.building.cubin import resources
 from subtune.backends.cuda.device import CUDA, CUDAModel
-from subtune.backends.cuda.families.gemv_packed.candidates import gemv_packed_candidates
-from subtune.backends.cuda.families.gemv_packed.tiling import PackedTile
+from subtune.backends.cuda.families import gemv_packed
 from subtune.backends.cuda.lowering.default_schedule import pipeline
-from subtune.backends.cuda.ranking import candidates
-from subtune.backends.cuda.scheduling import schedule
 from subtune.bench.gpu_op import GpuOp
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.numerics import PLAIN
 from subtune.core.workload import Workload
 from subtune.patterns.gemv_packed import PackedGemv, packed_gemv
-from subtune.patterns.recognise import recognise
 from subtune.patterns.stages import anchored
 from tests.backends.cuda import cuda_on_cpu
+from tests.backends.cuda.proposals import allowing, proposed, tile_of
 from tests.backends.cuda.test_values import check
 
 A100, H200 = CUDA("A100"), CUDA("H200")
@@ -138,10 +136,10 @@ def test_what_does_not_apply_says_why(reason: str) -> None:
     found = schedule(given, tile(64, 2, 1, 1), H200)
     assert isinstance(found, NotApplicable)
     assert reason in found.reason
-    assert gemv_packed_candidates(recognise(given), given, H200) == []
+    assert proposed(gemv_packed.FAMILY, given, H200) == []
 
 
-@pytest.mark.parametrize("device", [CUDA("T4"), replace(H200, tensor_core="off")], ids=["T4", "off"])
+@pytest.mark.parametrize("device", [CUDA("T4"), allowing(H200, tensor_core="off")], ids=["T4", "off"])
 def test_tensor_cores_are_needed(device: CUDAModel) -> None:
     given, candidate = CASES["even"]
     found = schedule(given, candidate, device)
@@ -162,12 +160,12 @@ def cubin(kernel: Kernel, device: CUDAModel, monkeypatch: pytest.MonkeyPatch) ->
 def test_nothing_spills(given: Workload, device: CUDAModel, monkeypatch: pytest.MonkeyPatch) -> None:
     form = form_of(given)
     assert isinstance(form, PackedGemv)
-    for candidate in gemv_packed_candidates(recognise(given), given, device)[:3]:
+    for candidate in proposed(gemv_packed.FAMILY, given, device)[:3]:
         kernel = schedule(given, candidate, device)
         assert isinstance(kernel, Kernel)
         (used,) = resources(cubin(kernel, device, monkeypatch))
         assert used.stack_bytes == 0, candidate
-        assert used.registers <= PackedTile.of(candidate).registers(form) + 16, candidate
+        assert used.registers <= tile_of(candidate).registers(form) + 16, candidate
 
 
 OFFERED = {
@@ -188,5 +186,5 @@ def test_candidates_come_first_and_fit(name: str) -> None:
     assert isinstance(form, PackedGemv)
     for candidate in found:
         if candidate.family == "cuda.gemv_packed":
-            assert PackedTile.of(candidate).obstacle(form, H200) == ""
+            assert tile_of(candidate).obstacle(form, H200, PLAIN) == ""
             assert candidate.predicted_s > given.nbytes / H200.dram_bytes_per_s

@@ -14,13 +14,12 @@ import pytest
 import tvm
 from tvm import te, tirx, topi
 
-from subtune.backends import schedule
+from subtune.backends import candidates, schedule
 from subtune.backends.cuda.building.compiler import compile_source, compiler
 from subtune.backends.cuda.building.cubin import resources
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.driver import driver_device
 from subtune.backends.cuda.lowering.default_schedule import pipeline
-from subtune.backends.cuda.ranking import candidates
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from tvm.relax import op
 
+from subtune.backends import candidates, schedule
 from subtune.backends.cuda.building.compiler import compile_source, compiler
 from subtune.backends.cuda.building.cubin import resources
 from subtune.backends.cuda.device import CUDA
-from subtune.backends.cuda.ranking import candidates
-from subtune.backends.cuda.scheduling import schedule
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from subtune.backends import candidates, schedule
 from subtune.backends.algorithms.strassen import block_products
 from subtune.backends.cuda.building.compiler import compile_source, compiler
 from subtune.backends.cuda.building.cubin import resources
 from subtune.backends.cuda.device import CUDA
-from subtune.backends.cuda.families.strassen.candidates import strassen_candidates
-from subtune.backends.cuda.ranking import candidates
-from subtune.backends.cuda.scheduling import schedule
+from subtune.backends.cuda.families import strassen
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.recognise import recognise
 from tests.backends.cuda import cuda_on_cpu
 from tests.backends.cuda.fma_workloads import EPILOGUE, FP32
 from tests.backends.cuda.gemm_workloads import convolution, product
+from tests.backends.cuda.proposals import allowing, proposed
 from tests.backends.cuda.test_values import check
 
 H100 = CUDA("H100")
@@ -76,16 +74,16 @@ def test_others_are_refused(workload: Workload) -> None:
 
 def test_exact_arithmetic_forbids_it() -> None:
     workload = product(4096, 4096, 4096, "nt", **FP32)
-    exact = replace(H100, exact_math=True)
+    exact = allowing(H100, exact=True)
     assert isinstance(schedule(workload, tiled(1), exact), NotApplicable)
-    assert strassen_candidates(recognise(workload), workload, exact) == []
+    assert proposed(strassen.FAMILY, workload, exact) == []
 
 
 def test_candidates_of_large_products_alone() -> None:
     small, middle, large = (product(n, n, n, "nn", **FP32) for n in (1024, 2048, 4096))
-    assert strassen_candidates(recognise(small), small, H100) == []
-    assert {c["levels"] for c in strassen_candidates(recognise(middle), middle, H100)} == {1}
-    found = strassen_candidates(recognise(large), large, H100)
+    assert proposed(strassen.FAMILY, small, H100) == []
+    assert {c["levels"] for c in proposed(strassen.FAMILY, middle, H100)} == {1}
+    found = proposed(strassen.FAMILY, large, H100)
     assert {c["levels"] for c in found} == {1, 2}
     assert found == sorted(found, key=lambda candidate: candidate.predicted_s)
     scheduled(large, found[0])

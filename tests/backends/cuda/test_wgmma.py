@@ -14,8 +14,8 @@ from tvm.s_tir import Schedule
 
 from subtune import backends
 from subtune.backends.cuda.device import CUDA
+from subtune.backends.cuda.families import wgmma
 from subtune.backends.cuda.families.stem.schedule import Stem, StemPacking
-from subtune.backends.cuda.families.wgmma.candidates import wgmma_candidates
 from subtune.backends.cuda.families.wgmma.epilogue import Rebuild, epilogue_of, split
 from subtune.backends.cuda.families.wgmma.schedule import padded_param, source_of
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
@@ -27,6 +27,7 @@ from subtune.patterns.contraction import contraction
 from subtune.patterns.gemm_view import GemmView, gemm_view, packed_order
 from subtune.patterns.recognise import recognise
 from subtune.patterns.stages import inline
+from tests.backends.cuda.proposals import allowing, proposed, tile_of
 from tests.backends.cuda.wgmma_workloads import attention, conv, dense, product, quantised, split_heads, strided
 
 H200 = CUDA("H200")
@@ -178,30 +179,29 @@ SHAPES = [dense(1024, 1024, 1024), dense(100, 72, 136), conv(56, 64, 64, 3, batc
 @pytest.mark.parametrize("workload", SHAPES, ids=str)
 def test_candidates_fit_the_device(workload):
     anchor = recognise(workload)
-    found = wgmma_candidates(anchor, workload, H200)
+    found = proposed(wgmma.FAMILY, workload, H200)
     assert found
     assert len(set(found)) == len(found)
     view = gemm_view(anchor)
     for candidate in found:
-        tiling = Tiling.of(candidate)
+        tiling = tile_of(candidate)
         assert tiling.knobs() == dict(candidate.knobs)
         assert tiling.obstacle("float32", H200.shared_per_block_bytes, H200.shared_per_sm_bytes) == ""
         assert tiling.threads * tiling.blocks_per_sm <= H200.max_threads_per_sm
         assert len(tiling.rows) == len(view.rows)
         assert candidate.predicted_s > workload.flops / H200.mma_flops(anchor.a.dtype)
-    assert wgmma_candidates(anchor, workload, CUDA("A100")) == []
-    assert wgmma_candidates(anchor, workload, replace(H200, wgmma=False)) == []
-    assert wgmma_candidates(anchor, workload, replace(H200, tensor_core="off")) == []
+    assert proposed(wgmma.FAMILY, workload, CUDA("A100")) == []
+    assert proposed(wgmma.FAMILY, workload, replace(H200, arch="sm_90")) == []
+    assert proposed(wgmma.FAMILY, workload, allowing(H200, tensor_core="off")) == []
 
 
 def test_what_tensor_maps_cannot_walk_is_left_alone():
     for workload in (dense(64, 64, 100), dense(64, 64, 64, dtype="float32"), strided(64, 64, 64)):
-        anchor = recognise(workload)
-        assert wgmma_candidates(anchor, workload, H200) == []
+        assert proposed(wgmma.FAMILY, workload, H200) == []
         candidate = Candidate.make("cuda.wgmma", **Tiling((64,), 64, 4, 1).knobs())
         assert isinstance(backends.schedule(workload, candidate, H200), NotApplicable)
     tf32 = dense(64, 64, 64, dtype="float32")
-    assert wgmma_candidates(recognise(tf32), tf32, replace(H200, allow_tf32=True))
+    assert proposed(wgmma.FAMILY, tf32, allowing(H200, tf32=True))
 
 
 def test_tiles_that_do_not_fit_are_refused():
@@ -253,7 +253,7 @@ BUILT = [
 
 @pytest.mark.parametrize(("workload", "tiling", "instruction"), BUILT, ids=str)
 def test_kernels_build_for_hopper(workload, tiling, instruction):
-    device = replace(H200, allow_tf32=True)
+    device = allowing(H200, tf32=True)
     kernel = backends.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), device)
     assert isinstance(kernel, Kernel), kernel
     for i, (param, arg) in enumerate(zip(kernel.func.params, workload.args, strict=True)):
@@ -290,10 +290,10 @@ def test_sums_of_float8_are_promoted_step_by_step():
     text = kernel_source(workload, Tiling((128,), 128, 4, promote=True))
     assert "wait_group_sync_aligned_1()" not in text
     assert len(re.findall(r"(sums_ptr\[\d+\]) = \(\1 \+ _ptr\[\d+\]\);", text)) == 64
-    candidates = wgmma_candidates(recognise(workload), workload, H200)
+    candidates = proposed(wgmma.FAMILY, workload, H200)
     assert candidates
     assert all(candidate["promote"] for candidate in candidates)
-    assert all(Tiling.of(candidate).promote for candidate in candidates)
+    assert all(tile_of(candidate).promote for candidate in candidates)
 
 
 def test_parts_of_a_sum_meet_in_shared_memory():
@@ -324,7 +324,7 @@ def test_boxes_need_not_be_neighbours():
 
 def test_candidates_for_few_tiles_and_for_rows_that_straddle():
     def knobs(workload):
-        return [dict(c.knobs) for c in wgmma_candidates(recognise(workload), workload, H200)]
+        return [dict(c.knobs) for c in proposed(wgmma.FAMILY, workload, H200)]
 
     assert {k.get("split", 1) for k in knobs(dense(64, 1024, 8192))} == {1, 2, 4, 8}
     assert {k.get("split", 1) for k in knobs(dense(4096, 4096, 4096))} == {1}
@@ -374,7 +374,7 @@ def test_a_stem_reads_its_windows_from_the_patch():
 
 def test_a_stem_builds():
     workload = conv(64, 3, 64, 7, stride=2, residual=False)
-    found = wgmma_candidates(recognise(workload), workload, H200)
+    found = proposed(wgmma.FAMILY, workload, H200)
     assert {c.family for c in found} == {"cuda.stem"}
     kernel = backends.schedule(workload, found[0], H200)
     assert isinstance(kernel, Kernel), kernel

@@ -1,1 +1,46 @@
-"""One schedule family of CUDA per folder: what it accepts, its candidates, its schedule."""
+"""One schedule family of CUDA per folder: what it accepts, its knobs, its candidates, its schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from subtune.backends.base import Family
+from subtune.backends.cuda.families import (
+    columns,
+    default,
+    elementwise,
+    fma,
+    gemv,
+    gemv_packed,
+    mma,
+    moments,
+    reference,
+    rowwise,
+    simt,
+    stem,
+    strassen,
+    transpose,
+    wgmma,
+    window,
+    winograd,
+)
+
+FAMILIES: tuple[Family[Any, Any], ...] = (
+    default.FAMILY,
+    reference.FAMILY,
+    wgmma.FAMILY,
+    stem.FAMILY,
+    mma.FAMILY,
+    fma.FAMILY,
+    simt.FAMILY,
+    strassen.FAMILY,
+    winograd.FAMILY,
+    gemv.FAMILY,
+    gemv_packed.FAMILY,
+    window.FAMILY,
+    rowwise.FAMILY,
+    columns.FAMILY,
+    moments.FAMILY,
+    elementwise.FAMILY,
+    transpose.FAMILY,
+)

@@ -5,26 +5,38 @@ A thread takes `lanes` neighbouring columns (16 bytes), `threads` of them share 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.rowwise.schedule import schedule_lines
 from subtune.backends.cuda.source.lines import Plan
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload
 from subtune.tir.blocks import all_blocks, is_reduction
 from subtune.tir.expressions import loads
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    """Knobs: `threads` of a column, `chunks` (runs of `lanes` columns) of a block, `unroll`, `keep`, `split`."""
+@dataclass(frozen=True, slots=True)
+class ColumnsKnobs:
+    """`threads` of a column, `chunks` (runs of `lanes` columns) of a block; `split` blocks share a column."""
+
+    threads: int
+    chunks: int
+    lanes: int
+    unroll: int = 4
+    keep: bool = False
+    split: int = 1
+    final: int = 8
+
+
+def schedule(problem: Problem[CUDAModel], knobs: ColumnsKnobs) -> Kernel | NotApplicable:
     try:
-        sch = Schedule(workload.func)
+        sch = Schedule(problem.workload.func)
         reductions = [sch.get(b) for b in all_blocks(sch) if is_reduction(sch.get(b))]
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
@@ -33,10 +45,9 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
     columns = neighbours(reductions[0])
     if columns < 2:
         return NotApplicable("the reduction does not keep its innermost axis")
-    threads, chunks, lanes = (int(candidate[name]) for name in ("threads", "chunks", "lanes"))
-    plan = Plan(threads, chunks, lanes, 1, 1, int(candidate.get("unroll") or 4), bool(candidate.get("keep")),
-                device.exact_math)  # fmt: skip
-    return schedule_lines(workload, plan, columns, int(candidate.get("split") or 1), int(candidate.get("final") or 8))
+    shape = knobs.threads, knobs.chunks, knobs.lanes
+    plan = Plan(*shape, 1, 1, knobs.unroll, knobs.keep, problem.numerics.exact)
+    return schedule_lines(problem.workload, plan, columns, knobs.split, knobs.final)
 
 
 def neighbours(reduction: Any) -> int:

@@ -7,24 +7,32 @@ Outputs of one shape are made together. Splits, concatenations, paddings and res
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.source.emit import Code, const, prim_func
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload
 from subtune.patterns.stages import inline
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    """Knobs: `threads` of a block, `lanes` (elements of a run), `unroll` (runs of a thread)."""
-    sch = Schedule(workload.func)
+@dataclass(frozen=True, slots=True)
+class ElementwiseKnobs:
+    """`threads` of a block, `lanes` (elements of a run), `unroll` (runs of a thread)."""
+
+    threads: int
+    lanes: int
+    unroll: int
+
+
+def schedule(problem: Problem[CUDAModel], knobs: ElementwiseKnobs) -> Kernel | NotApplicable:
+    sch = Schedule(problem.workload.func)
     stages = inline(sch)
     if isinstance(stages, NotApplicable):
         return stages
@@ -38,10 +46,9 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
         if not all(isinstance(iv.dom.extent, tirx.IntImm) for iv in block.iter_vars):
             return NotApplicable("symbolic extents")
         by_shape.setdefault(tuple(int(iv.dom.extent) for iv in block.iter_vars), []).append(block)
-    threads, lanes, unroll = (int(candidate[name]) for name in ("threads", "lanes", "unroll"))
     try:
-        knobs = threads, lanes, unroll, device.exact_math
-        kernels = [_kernel(blocks, shape, *knobs) for shape, blocks in by_shape.items()]
+        run = knobs.threads, knobs.lanes, knobs.unroll, problem.numerics.exact
+        kernels = [_kernel(blocks, shape, *run) for shape, blocks in by_shape.items()]
     except (Unsupported, ScheduleError) as e:
         return not_applicable(e)
     return Kernel(prim_func(sch.mod["main"], kernels))

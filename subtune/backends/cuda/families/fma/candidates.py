@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product as choices
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.families.simt.tiling import VECTOR, FmaTile
+from subtune.backends.cuda.model.core_tiles import VECTOR, FmaTile
 from subtune.backends.cuda.model.diverse import diverse
 from subtune.backends.cuda.model.score import BlockShape, seconds
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
-from subtune.core.workload import Workload
+from subtune.patterns.contraction import Contraction
 from subtune.patterns.gemm import Gemm, gemm
 
 _ROWS, _COLUMNS = (32, 64, 128, 256), (32, 64, 128)
@@ -35,8 +36,13 @@ _MAX_WASTE = 2.0
 _MAX_COPIED = 8  # rows whose addresses a thread holds
 
 
-def fma_candidates(anchor: object, workload: Workload, device: CUDAModel) -> list[Candidate]:
+def accepts(problem: Problem[CUDAModel]) -> str:
+    return "" if isinstance(problem.pattern, Contraction) else "no contraction"
+
+
+def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Best first; empty where the workload is no product of float32."""
+    workload, device = problem.workload, problem.device
     form = gemm(workload)
     if isinstance(form, NotApplicable) or not is_fma(form, device):
         return []

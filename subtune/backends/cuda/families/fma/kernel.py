@@ -9,7 +9,7 @@ from typing import Any
 from tvm import tirx
 
 from subtune.backends.cuda.families.fma.source import FMA, address, called, end
-from subtune.backends.cuda.families.simt.tiling import VECTOR, WARP_COLUMNS, WARP_ROWS, FmaTile
+from subtune.backends.cuda.model.core_tiles import VECTOR, WARP_COLUMNS, WARP_ROWS, FmaTile
 from subtune.backends.cuda.source.emit import Code, const
 
 _OUTSIDE = -(1 << 29)

@@ -15,16 +15,15 @@ from typing import Any
 from tvm import tirx
 from tvm.s_tir import ScheduleError
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.kernel import Walk, multiply
 from subtune.backends.cuda.families.fma.source import address
-from subtune.backends.cuda.families.simt.tiling import FmaTile
 from subtune.backends.cuda.families.wgmma.schedule import source_of
+from subtune.backends.cuda.model.core_tiles import FmaTile
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func, ramp
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
-from subtune.core.workload import Workload
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.gemm_view import Dim, GemmView, gemm_view
 from subtune.patterns.stages import Stages, anchored
@@ -36,18 +35,20 @@ _FEW = 8  # channels, fewer than which are walked together with the pixels of a 
 _MAX_ELEMENTS = 1 << 31
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    """Knobs: those of `FmaTile`."""
+def schedule(problem: Problem[CUDAModel], tile: FmaTile) -> Kernel | NotApplicable:
     try:
-        found = anchored(workload, contraction)
+        found = anchored(problem.workload, contraction)
         if isinstance(found, NotApplicable):
             return found
-        return _schedule(*found, FmaTile.of(candidate), device)
+        return _schedule(*found, tile, problem)
     except (ScheduleError, Unsupported) as e:
         return not_applicable(e)
 
 
-def _schedule(sch: Any, stages: Stages, info: Contraction, tile: FmaTile, device: CUDAModel) -> Kernel | NotApplicable:
+def _schedule(
+    sch: Any, stages: Stages, info: Contraction, tile: FmaTile, problem: Problem[CUDAModel]
+) -> Kernel | NotApplicable:
+    device = problem.device
     if (info.a.dtype, info.b.dtype, info.acc_dtype) != ("float32",) * 3:
         return NotApplicable("no product of float32")
     view, source = gemm_view(info), source_of(sch, stages, info)
@@ -81,7 +82,8 @@ def _schedule(sch: Any, stages: Stages, info: Contraction, tile: FmaTile, device
     if reason := tile.obstacle(walk.vector, device, walk.pitch_b > 0, walk.channels):
         return NotApplicable(reason)
     reading = replace(reading, walk=replace(walk, channels=walk.channels // tile.split))
-    writer = _Writer(sch.get(stages.anchors[0]), [sch.get(b) for b in stages.outputs], view, tile, device.exact_math)
+    outputs = [sch.get(b) for b in stages.outputs]
+    writer = _Writer(sch.get(stages.anchors[0]), outputs, view, tile, problem.numerics.exact)
     written = prim_func(func, *writer.write(func.params[param], params[info.b.param], reading))
     return Kernel(tirx.PrimFunc(params, written.body, func.ret_type, func.attrs), packings)
 

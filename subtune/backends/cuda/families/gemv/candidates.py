@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.model.streaming import streaming_s
 from subtune.core.candidate import Candidate
@@ -15,8 +16,13 @@ from subtune.patterns.gemv import Gemv, gemv
 _MAX_SUMS = 32  # of one thread along k: rows times vectors
 
 
-def gemv_candidates(anchor: Contraction, workload: Workload, device: CUDAModel) -> list[Candidate]:
+def accepts(problem: Problem[CUDAModel]) -> str:
+    return "" if isinstance(problem.pattern, Contraction) else "no contraction"
+
+
+def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Empty where neither operand is small."""
+    anchor, workload, device = problem.pattern, problem.workload, problem.device
     form = gemv(anchor)
     if isinstance(form, NotApplicable):
         return []

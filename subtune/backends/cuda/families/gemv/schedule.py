@@ -8,23 +8,36 @@ What the matrix is made of (int4 weights and their scales) is computed in regist
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tvm.s_tir import Schedule, ScheduleError
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.rowwise.schedule import schedule_lines
 from subtune.backends.cuda.source.lines import Plan
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload
 from subtune.patterns.contraction import contraction
 from subtune.patterns.gemv import gemv
 from subtune.patterns.stages import inline
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    """Knobs: `threads` that share a sum, `groups` in a block, `lanes`, `tile` (rows of a thread), `unroll`, `split`."""
+@dataclass(frozen=True, slots=True)
+class GemvKnobs:
+    """`threads` share a sum, `groups` of them a block, `tile` rows are a thread's; `split` blocks share a sum."""
+
+    threads: int
+    groups: int
+    lanes: int
+    tile: int = 1
+    unroll: int = 4
+    split: int = 1
+    final: int = 8
+
+
+def schedule(problem: Problem[CUDAModel], knobs: GemvKnobs) -> Kernel | NotApplicable:
     try:
-        sch = Schedule(workload.func)
+        sch = Schedule(problem.workload.func)
         stages = inline(sch)
         if isinstance(stages, NotApplicable):
             return stages
@@ -39,15 +52,15 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
     if isinstance(form, NotApplicable):
         return form
     is_across = form.is_across
-    tile = int(candidate.get("tile") or 1)
+    tile = knobs.tile
     plan = Plan(
-        threads=int(candidate["threads"]),
-        groups=int(candidate["groups"]),
-        lanes=int(candidate["lanes"]),
+        threads=knobs.threads,
+        groups=knobs.groups,
+        lanes=knobs.lanes,
         tile=form.vectors if is_across else tile * form.vectors if form.is_swapped else tile,
         batch=1 if is_across or form.is_swapped else form.vectors,
-        unroll=int(candidate.get("unroll") or 4),
-        exact=device.exact_math,
+        unroll=knobs.unroll,
+        exact=problem.numerics.exact,
     )
     columns = info.n.extent if is_across else 1
-    return schedule_lines(workload, plan, columns, int(candidate.get("split") or 1), int(candidate.get("final") or 8))
+    return schedule_lines(problem.workload, plan, columns, knobs.split, knobs.final)

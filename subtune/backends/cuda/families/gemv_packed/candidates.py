@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product as choices
 from math import ceil
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.gemv_packed.tiling import CHUNK, PackedTile
 from subtune.backends.cuda.model.diverse import diverse
@@ -13,6 +14,7 @@ from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload
 from subtune.patterns.gemv_packed import PackedGemv, packed_gemv
+from subtune.patterns.rows import Rowwise
 from subtune.patterns.stages import anchored
 
 _THREADS, _SPLITS, _TILES, _UNROLLS = (128, 256, 512), (1, 2, 4, 8, 16), (1, 2, 4), (1, 2, 4)
@@ -24,20 +26,26 @@ _LOADED_BYTES = 32 // 2
 """Of a lane's two rows: of what is on its way for a warp, about half is there already, and is being computed with."""
 
 
-def gemv_packed_candidates(anchor: object, workload: Workload, device: CUDAModel) -> list[Candidate]:
+def accepts(problem: Problem[CUDAModel]) -> str:
+    if not any("int" in arg.dtype for arg in problem.workload.args):  # cheaper than a look at the TIR
+        return "no integers"
+    return "" if isinstance(problem.pattern, Rowwise) else "no sums along rows"
+
+
+def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Best first; empty where the workload is no such product."""
-    if not any("int" in arg.dtype for arg in workload.args):  # cheaper than a look at the TIR
-        return []
+    workload, device = problem.workload, problem.device
     found = anchored(workload, packed_gemv)
     if isinstance(found, NotApplicable):
         return []
     form = found[2]
     tiles = [PackedTile(*knobs) for knobs in choices(_THREADS, _SPLITS, _TILES, _UNROLLS)]
     busy = [tile for tile in tiles if (tile.split - 1) * tile.unroll * CHUNK < form.length]
+    fitting = [tile for tile in busy if not tile.obstacle(form, device, problem.numerics)]
     timed = [
         Candidate.make("cuda.gemv_packed", seconds, **{name: getattr(tile, name) for name in PackedTile.__slots__})
-        for tile in busy
-        if not tile.obstacle(form, device) and (seconds := _seconds(tile, form, workload, device)) < float("inf")
+        for tile in fitting
+        if (seconds := _seconds(tile, form, workload, device)) < float("inf")
     ]
     return diverse(timed, _KEPT, ("threads", "tile"), ("split", "tile"))
 

@@ -10,6 +10,7 @@ from typing import Any
 from tvm import tirx
 from tvm.s_tir import ScheduleError
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.schedule import store_epilogue
 from subtune.backends.cuda.families.fma.source import address, called
@@ -17,26 +18,22 @@ from subtune.backends.cuda.families.gemv_packed.source import GEMV_PACKED
 from subtune.backends.cuda.families.gemv_packed.tiling import PackedTile
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Unsupported, decoded, not_applicable
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload
 from subtune.patterns.gemv_packed import PackedGemv, packed_gemv
 from subtune.patterns.stages import anchored
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    """Knobs: those of `PackedTile`."""
+def schedule(problem: Problem[CUDAModel], tile: PackedTile) -> Kernel | NotApplicable:
     try:
-        found = anchored(workload, packed_gemv)
+        found = anchored(problem.workload, packed_gemv)
         if isinstance(found, NotApplicable):
             return found
         sch, stages, form = found
-        tile = PackedTile.of(candidate)
-        if reason := tile.obstacle(form, device):
+        if reason := tile.obstacle(form, problem.device, problem.numerics):
             return NotApplicable(reason)
         func = sch.mod["main"]
         outputs = [sch.get(block) for block in stages.outputs]
-        kernel = _kernel(func.params, sch.get(stages.anchors[0]), outputs, form, tile, device.exact_math)
+        kernel = _kernel(func.params, sch.get(stages.anchors[0]), outputs, form, tile, problem.numerics.exact)
         return Kernel(prim_func(func, [kernel]))
     except (ScheduleError, Unsupported) as e:
         return not_applicable(e)

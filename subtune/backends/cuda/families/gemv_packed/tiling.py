@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from subtune.backends.cuda.device import CUDAModel
-from subtune.core.candidate import Candidate
+from subtune.core.numerics import Numerics
 from subtune.patterns.gemv_packed import RUN, PackedGemv
 
 MMA_ROWS = 16
@@ -25,10 +25,6 @@ class PackedTile:
     tile: int
     unroll: int
 
-    @classmethod
-    def of(cls, candidate: Candidate) -> PackedTile:
-        return cls(*(int(candidate[name]) for name in cls.__slots__))
-
     @property
     def across(self) -> int:
         """Warps of a block beside one another."""
@@ -45,9 +41,9 @@ class PackedTile:
         """Of a thread: what the compiler takes, within 12 of that, and without scales."""
         return 8 * ceil((32 + 4 * self.tile + (12 if form.group else 10) * self.tile * self.unroll) / 8)
 
-    def obstacle(self, form: PackedGemv, device: CUDAModel) -> str:
+    def obstacle(self, form: PackedGemv, device: CUDAModel, numerics: Numerics) -> str:
         """Why this tile does not work; "" where it does."""
-        if device.capability < 80 or device.tensor_core == "off":
+        if device.capability < 80 or numerics.tensor_core == "off":
             return f"{device.arch} has no tensor cores for this, or they are off"
         if self.threads % (32 * self.split) or self.threads > device.max_threads_per_block:
             return f"{self.threads} threads, {self.split} warps share k"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product as choices
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.mma.tiling import MmaTile, inner_of, tensor_core_obstacle, tile_obstacle
 from subtune.backends.cuda.model.diverse import diverse
@@ -12,6 +13,7 @@ from subtune.backends.cuda.model.score import BlockShape, seconds
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload, dtype_bits
+from subtune.patterns.contraction import Contraction
 from subtune.patterns.gemm import Gemm, gemm
 
 _EXTENTS = (16, 32, 64, 128, 256)
@@ -27,10 +29,15 @@ _LINE_CYCLES = 0.5  # of a warp, for every line of memory that its copies touch 
 _GATHER_CYCLES = 0.5  # of the multiprocessor, for every element
 
 
-def mma_candidates(anchor: object, workload: Workload, device: CUDAModel) -> list[Candidate]:
+def accepts(problem: Problem[CUDAModel]) -> str:
+    return "" if isinstance(problem.pattern, Contraction) else "no contraction"
+
+
+def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Best first; empty where tensor cores do not apply (`tensor_core_obstacle` says why)."""
+    workload, device = problem.workload, problem.device
     form = gemm(workload)
-    if isinstance(form, NotApplicable) or tensor_core_obstacle(form, device):
+    if isinstance(form, NotApplicable) or tensor_core_obstacle(form, device, problem.numerics):
         return []
     packs = _packs(form, workload)
     found = []

@@ -12,35 +12,56 @@ Sources: PTX ISA; CUTLASS' documentation of its GEMM hierarchy; measured in the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.s_tir import Schedule, ScheduleError
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.mma.intrinsics import LANES, TILE, MmaIntrinsics, mma_intrinsics
 from subtune.backends.cuda.families.mma.tiling import MmaTile, inner_of, tensor_core_obstacle, tile_obstacle
 from subtune.backends.cuda.lowering.swizzle import SWIZZLE_ATTR, can_swizzle
 from subtune.backends.cuda.source.epilogue import inline_epilogue, merge_epilogue, store_rows, sum_parts
 from subtune.backends.cuda.source.gemm_form import GemmBlocks, gemm_form, widened
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
 from subtune.core.workload import Workload, dtype_bits
 from subtune.patterns.gemm import Gemm, gemm, inline_producers
 from subtune.tir.prepack import split_prepack
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
+@dataclass(frozen=True, slots=True)
+class MmaKnobs:
+    """Those of `MmaTile`; `pack`: the constant B is packed as `ldmatrix` wants it."""
+
+    bm: int
+    bn: int
+    bk: int
+    wm: int
+    wn: int
+    stages: int
+    raster: int = 1
+    split: int = 1
+    pack: bool = False
+
+    @property
+    def tile(self) -> MmaTile:
+        return MmaTile(*(getattr(self, name) for name in MmaTile.__slots__))
+
+
+def schedule(problem: Problem[CUDAModel], knobs: MmaKnobs) -> Kernel | NotApplicable:
+    workload, device = problem.workload, problem.device
     product = gemm(workload)
     if isinstance(product, NotApplicable):
         return product
-    tile = MmaTile.of(candidate)
-    obstacle = tensor_core_obstacle(product, device) or tile_obstacle(tile, product, device)
+    tile = knobs.tile
+    obstacle = tensor_core_obstacle(product, device, problem.numerics) or tile_obstacle(tile, product, device)
     if obstacle:
         return NotApplicable(obstacle)
     func = widened(workload.func)
     sch = Schedule(func)
     try:
-        return _schedule(sch, workload, product, tile, bool(candidate.get("pack")), func.same_as(workload.func))
+        return _schedule(sch, workload, product, tile, knobs.pack, func.same_as(workload.func))
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 

@@ -7,7 +7,7 @@ from math import ceil
 
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.model.block_tile import block_obstacle
-from subtune.core.candidate import Candidate
+from subtune.core.numerics import Numerics
 from subtune.core.workload import dtype_bits
 from subtune.patterns.gemm import Gemm
 
@@ -31,10 +31,6 @@ class MmaTile:
     stages: int
     raster: int = 1
     split: int = 1
-
-    @classmethod
-    def of(cls, candidate: Candidate) -> MmaTile:
-        return cls(*(int(candidate[name]) for name in cls.__slots__))
 
     @property
     def threads(self) -> int:
@@ -84,9 +80,9 @@ def _swizzles(tile: MmaTile, gemm: Gemm) -> bool:
     return all(row * bits // 8 % 128 == 0 or row * bits // 8 in (32, 64) for row in rows)
 
 
-def tensor_core_obstacle(gemm: Gemm, device: CUDAModel) -> str:
+def tensor_core_obstacle(gemm: Gemm, device: CUDAModel, numerics: Numerics) -> str:
     """Why tensor cores cannot compute `gemm` by `mma.sync` with `ldmatrix`; "" where they can."""
-    if device.tensor_core == "off":
+    if numerics.tensor_core == "off":
         return "tensor cores are switched off"
     if device.capability < 80:
         return f"{device.arch} has no mma.sync of 32-byte depth, sm_80 and later do"
@@ -95,7 +91,7 @@ def tensor_core_obstacle(gemm: Gemm, device: CUDAModel) -> str:
         return f"operands of {a} and {b}: they must be of one dtype"
     if a not in _DTYPES:
         return f"operands of {a}: tensor cores multiply {', '.join(_DTYPES)}"
-    if a == "float32" and not device.allow_tf32:
+    if a == "float32" and not numerics.tf32:
         return "operands of float32: rounding them to tf32 is not allowed (allow_tf32)"
     if gemm.acc_dtype not in (_DTYPES[a], a) or (a == "int8" and gemm.acc_dtype != "int32"):
         return f"sums of {gemm.acc_dtype} from operands of {a}: tensor cores sum in {_DTYPES[a]}"

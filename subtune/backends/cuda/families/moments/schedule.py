@@ -16,12 +16,12 @@ from tvm import tirx
 from tvm.s_tir import ScheduleError
 from tvm.tirx.op import tvm_warp_shuffle_xor
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.source.emit import FULL_WARP, Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable
 from subtune.backends.cuda.source.lines import Lines, axes_at, combination, domain, size_of
 from subtune.backends.cuda.source.totals import totals_across
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.patterns.moments import Moments, large_reductions, moments_of
@@ -34,24 +34,21 @@ _SHARING, _MAX_THREADS = 16, 1024
 _ZERO = tirx.FloatImm("float32", 0.0)
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    """Knobs: `chunks` runs of `lanes` columns of a block, `threads` of a column, `runs` rows of a thread."""
+def schedule(problem: Problem[CUDAModel], tile: MomentsTile) -> Kernel | NotApplicable:
     try:
-        return _schedule(workload, _Tile.of(candidate), device.exact_math)
+        return _schedule(problem.workload, tile, problem.numerics.exact)
     except (ScheduleError, Unsupported) as e:
         return not_applicable(e)
 
 
 @dataclass(frozen=True, slots=True)
-class _Tile:
+class MomentsTile:
+    """`chunks` runs of `lanes` columns of a block, `threads` of a column, `runs` rows of a thread."""
+
     lanes: int
     chunks: int
     threads: int
     runs: int
-
-    @classmethod
-    def of(cls, candidate: Candidate) -> _Tile:
-        return cls(*(int(candidate[name]) for name in cls.__slots__))
 
     @property
     def rows(self) -> int:
@@ -65,7 +62,7 @@ class _Tile:
         return ""
 
 
-def _schedule(workload: Workload, tile: _Tile, exact: bool) -> Kernel | NotApplicable:
+def _schedule(workload: Workload, tile: MomentsTile, exact: bool) -> Kernel | NotApplicable:
     inlined = elements_inlined(workload)
     if isinstance(inlined, NotApplicable):
         return inlined
@@ -93,7 +90,7 @@ def _schedule(workload: Workload, tile: _Tile, exact: bool) -> Kernel | NotAppli
 
 
 class _Writer:
-    def __init__(self, found: Moments, lines: Lines, tile: _Tile, exact: bool) -> None:
+    def __init__(self, found: Moments, lines: Lines, tile: MomentsTile, exact: bool) -> None:
         self._found, self._lines, self._tile, self._exact = found, lines, tile, exact
         self._parts = lines.length // tile.rows
         shape = [self._parts, lines.outer, lines.columns]
@@ -263,7 +260,7 @@ class _Columns:
 class _Place:
     """Where a thread is: the rows and the first of its columns, of one part."""
 
-    def __init__(self, lines: Lines, tile: _Tile, exact: bool) -> None:
+    def __init__(self, lines: Lines, tile: MomentsTile, exact: bool) -> None:
         self.code = code = Code(exact)
         self._tile = tile
         parts, wide = lines.length // tile.rows, lines.columns // (tile.lanes * tile.chunks)

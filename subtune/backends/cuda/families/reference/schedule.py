@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from subtune.backends.base import NoKnobs, Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.lowering.default_schedule import default_schedule
 from subtune.core.candidate import Candidate
@@ -17,14 +18,14 @@ _UNTYPED = re.compile(r'(T\.sblock_alloc_buffer\(\((?:[^()]|\([^()]*\))*\))(?!, 
 _FLOATS = re.compile(r"\b(b?float)(16|32)\b(?!_)")
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
+def schedule(problem: Problem[CUDAModel], knobs: NoKnobs) -> Kernel | NotApplicable:
     """Every float16, bfloat16 and float32 of the workload as float64, arguments included, with dlight's schedule."""
     import tvm
 
-    func = in_float64(workload)
+    func = in_float64(problem.workload)
     if isinstance(func, NotApplicable):
         return func
-    mod = default_schedule(tvm.IRModule({"main": func}), device.target())
+    mod = default_schedule(tvm.IRModule({"main": func}), problem.device.target())
     return Kernel(mod["main"])
 
 

@@ -6,34 +6,48 @@ stage to the last. `split`: so many blocks share a row, where there are few long
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.source.emit import prim_func
 from subtune.backends.cuda.source.lanes import Unsupported, not_applicable
 from subtune.backends.cuda.source.lines import Plan, line_kernel, lines_of
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.tir.blocks import all_blocks, is_costly, is_reduction
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    """Knobs: `threads` of a row, `rows` of a block, `lanes`, `tile` (rows of a thread), `keep`, `unroll`, `split`."""
+@dataclass(frozen=True, slots=True)
+class RowwiseKnobs:
+    """`threads` of a row, `rows` of a block, `tile` rows of a thread; `split` blocks share a row."""
+
+    threads: int
+    rows: int
+    lanes: int
+    tile: int = 1
+    unroll: int = 4
+    keep: bool = False
+    split: int = 1
+    final: int = 32
+
+
+def schedule(problem: Problem[CUDAModel], knobs: RowwiseKnobs) -> Kernel | NotApplicable:
     plan = Plan(
-        threads=int(candidate["threads"]),
-        groups=int(candidate["rows"]),
-        lanes=int(candidate["lanes"]),
-        tile=int(candidate.get("tile") or 1),
-        unroll=int(candidate.get("unroll") or 4),
-        keep=bool(candidate.get("keep")),
-        exact=device.exact_math,
+        threads=knobs.threads,
+        groups=knobs.rows,
+        lanes=knobs.lanes,
+        tile=knobs.tile,
+        unroll=knobs.unroll,
+        keep=knobs.keep,
+        exact=problem.numerics.exact,
     )
-    return schedule_lines(workload, plan, 1, int(candidate.get("split") or 1), int(candidate.get("final") or 32))
+    return schedule_lines(problem.workload, plan, 1, knobs.split, knobs.final)
 
 
 def schedule_lines(

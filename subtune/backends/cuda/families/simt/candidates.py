@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product as choices
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.candidates import is_fma
 from subtune.backends.cuda.families.mma.tiling import tensor_core_obstacle
-from subtune.backends.cuda.families.simt.tiling import SimtTile, simt_tile_obstacle
+from subtune.backends.cuda.model.core_tiles import SimtTile, simt_tile_obstacle
 from subtune.backends.cuda.model.diverse import diverse
 from subtune.backends.cuda.model.score import BlockShape, resident_blocks, seconds
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
-from subtune.core.workload import Workload, dtype_bits
+from subtune.core.workload import dtype_bits
+from subtune.patterns.contraction import Contraction
 from subtune.patterns.gemm import Gemm, gemm
 
 _EXTENTS = (16, 32, 64, 128, 256)
@@ -32,12 +34,17 @@ _KEPT = 16
 _BESIDE_FMA = 4  # where the other template does the same faster, if it applies
 
 
-def simt_candidates(anchor: object, workload: Workload, device: CUDAModel) -> list[Candidate]:
+def accepts(problem: Problem[CUDAModel]) -> str:
+    return "" if isinstance(problem.pattern, Contraction) else "no contraction"
+
+
+def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Best first; empty where the workload is no product, or tensor cores alone are asked for and can do it."""
+    workload, device, numerics = problem.workload, problem.device, problem.numerics
     form = gemm(workload)
     if isinstance(form, NotApplicable) or form.batch * form.m * form.n == 1:
         return []
-    if device.tensor_core == "only" and not tensor_core_obstacle(form, device):
+    if numerics.tensor_core == "only" and not tensor_core_obstacle(form, device, numerics):
         return []
     found = []
     rows = [bm for bm in _EXTENTS if bm < 2 * max(16, form.m)]

@@ -14,23 +14,23 @@ from typing import Any
 
 from tvm.s_tir import Schedule, ScheduleError
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.families.simt.tiling import VECTOR, WARP_COLUMNS, WARP_ROWS, SimtTile, simt_tile_obstacle
+from subtune.backends.cuda.model.core_tiles import VECTOR, WARP_COLUMNS, WARP_ROWS, SimtTile, simt_tile_obstacle
 from subtune.backends.cuda.source.epilogue import inline_epilogue, merge_epilogue
 from subtune.backends.cuda.source.gemm_form import gemm_form, widened
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload, dtype_bits
+from subtune.core.workload import dtype_bits
 from subtune.patterns.gemm import Gemm, gemm, inline_producers
 from subtune.tir.tile import extent_of
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
+def schedule(problem: Problem[CUDAModel], tile: SimtTile) -> Kernel | NotApplicable:
+    workload = problem.workload
     product = gemm(workload)
     if isinstance(product, NotApplicable):
         return product
-    tile = SimtTile.of(candidate)
-    obstacle = simt_tile_obstacle(tile, product, device)
+    obstacle = simt_tile_obstacle(tile, product, problem.device)
     if obstacle:
         return NotApplicable(obstacle)
     func = widened(workload.func)

@@ -1,0 +1,7 @@
+"""A network's first convolution on Hopper, of few channels."""
+
+from subtune.backends.base import Family
+from subtune.backends.cuda.families.stem.candidates import accepts, candidates
+from subtune.backends.cuda.families.stem.schedule import StemKnobs, schedule
+
+FAMILY = Family("cuda.stem", 1, StemKnobs, accepts, candidates, schedule)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import product
 from math import ceil
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.wgmma.candidates import is_misaligned, multiplied_obstacle
 from subtune.core.candidate import Candidate
-from subtune.core.workload import Workload
-from subtune.patterns.contraction import Contraction
-from subtune.patterns.gemm_view import GemmView
+from subtune.core.kernel import NotApplicable
+from subtune.patterns.gemm_view import gemm_view
 
 _MAX_CHANNELS = 8
 _MAX_ROWS = 16
@@ -17,8 +18,16 @@ _LOAD_CYCLES = 12.0  # of a warp per 32 words of the patch: index, bounds, load,
 _FILL_S = 3e-6
 
 
-def stem_candidates(anchor: Contraction, view: GemmView, workload: Workload, device: CUDAModel) -> list[Candidate]:
+def accepts(problem: Problem[CUDAModel]) -> str:
+    return multiplied_obstacle(problem)
+
+
+def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Every split of the output rows over blocks that fits; empty where the convolution has many channels."""
+    anchor, workload, device = problem.pattern, problem.workload, problem.device
+    view = gemm_view(anchor)
+    if isinstance(view, NotApplicable) or not is_misaligned(view, anchor.a.dtype):
+        return []
     if anchor.a.dtype not in ("float16", "bfloat16") or not anchor.b.is_constant or view.packs:
         return []
     if len(view.a) not in (3, 4) or len(view.steps) != 2 or view.a[-1].extent > _MAX_CHANNELS:

@@ -17,18 +17,17 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of
 from subtune.backends.cuda.families.wgmma.kernel import instruction
 from subtune.backends.cuda.families.wgmma.schedule import source_of
 from subtune.backends.cuda.families.wgmma.store import Store, store_of
-from subtune.backends.cuda.families.wgmma.tiling import Tiling
+from subtune.backends.cuda.families.wgmma.tiling import Tiling, wgmma_obstacle
 from subtune.backends.cuda.families.wgmma.tma import copy_instruction
 from subtune.backends.cuda.families.wgmma.walk import Walk
 from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload
 from subtune.patterns.contraction import contraction
 from subtune.patterns.gemm_view import GemmView, gemm_view
 from subtune.patterns.stages import inline
@@ -83,10 +82,19 @@ class Stem:
         return ceil(self.kernel[0] * self.row / 16)
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    if device.arch != "sm_90a" or not device.wgmma or device.tensor_core == "off":
-        return NotApplicable("wgmma needs sm_90a, and the user's leave")
-    sch = Schedule(workload.func)
+@dataclass(frozen=True, slots=True)
+class StemKnobs:
+    """`rows` of pixels and `groups` of warps of a block, `blocks_per_sm`."""
+
+    rows: int
+    groups: int
+    blocks_per_sm: int
+
+
+def schedule(problem: Problem[CUDAModel], knobs: StemKnobs) -> Kernel | NotApplicable:
+    if why := wgmma_obstacle(problem):
+        return NotApplicable(why)
+    sch = Schedule(problem.workload.func)
     stages = inline(sch)
     if isinstance(stages, NotApplicable) or len(stages.anchors) != 1:
         return NotApplicable("no single contraction")
@@ -106,15 +114,15 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
     dtype = info.a.dtype
     if dtype not in ("float16", "bfloat16") or info.b.dtype != dtype or not info.b.is_constant or view.packs:
         return NotApplicable("a stem multiplies 16-bit activations by constant OHWI weights")
-    stem = _stem(view, extents, offsets, int(candidate["rows"]))
+    stem = _stem(view, extents, offsets, knobs.rows)
     if isinstance(stem, NotApplicable):
         return stem
     weights = tuple(d for d in info.b.shape)
     packing = StemPacking(weights, stem.before[1] * 2 - offsets[-2] * stem.channels, stem.row)
     columns = weights[0]
-    groups = int(candidate["groups"])
+    groups = knobs.groups
     rows = (1,) * (len(view.rows) - 2) + (stem.rows, stem.out_width)
-    tiling = Tiling(rows, columns, 2, groups, blocks_per_sm=int(candidate["blocks_per_sm"]))
+    tiling = Tiling(rows, columns, 2, groups, blocks_per_sm=knobs.blocks_per_sm)
     if columns % 16 or columns > 256 or tiling.m % (64 * groups):
         return NotApplicable(f"{columns} channels, {tiling.m} pixels of {groups} warpgroups")
     params = list(sch.mod["main"].params)
@@ -123,7 +131,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
                     buffer_name=p.name)
         for i, p in enumerate(params)
     }  # fmt: skip
-    store = store_of(epilogue, Walk(view, tiling, dtype, device.sms), buffers)
+    store = store_of(epilogue, Walk(view, tiling, dtype, problem.device.sms), buffers)
     if isinstance(store, NotApplicable):
         return store
     store = replace(store, fetched=())

@@ -11,6 +11,7 @@ a small factor (see `templates.strassen`), so `--exact` forbids it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -26,13 +27,12 @@ from subtune.backends.algorithms.strassen import (
     terms,
     unfold,
 )
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.families.simt import schedule as simt
-from subtune.backends.cuda.families.simt.tiling import VECTOR
+from subtune.backends.cuda.families.simt.schedule import schedule as multiply
+from subtune.backends.cuda.model.core_tiles import VECTOR, SimtTile
 from subtune.backends.cuda.source.emit import const
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.stages import Stages, anchored
 from subtune.tir.blocks import nest, root_stages, with_stages
@@ -43,22 +43,40 @@ _THREADS = 256
 _V, _U, _OUT = "strassen_v", "strassen_u", "strassen_out"
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    """Knobs: `levels`, and those of `SimtTile`."""
-    if device.exact_math:
+@dataclass(frozen=True, slots=True)
+class StrassenKnobs:
+    """`levels` of the algorithm, and the tile of its products."""
+
+    levels: int
+    bm: int
+    bn: int
+    bk: int
+    tm: int
+    tn: int
+    stages: int
+    copy: str
+    raster: int = 1
+
+    @property
+    def tile(self) -> SimtTile:
+        return SimtTile(*(getattr(self, name) for name in SimtTile.__slots__))
+
+
+def schedule(problem: Problem[CUDAModel], knobs: StrassenKnobs) -> Kernel | NotApplicable:
+    if problem.numerics.exact:
         return NotApplicable("Strassen's algorithm rounds otherwise than the model says")
-    found = anchored(workload, contraction)
+    found = anchored(problem.workload, contraction)
     if isinstance(found, NotApplicable):
         return found
     sch, stages, info = found
-    levels = int(candidate["levels"])
+    levels = knobs.levels
     if reason := dense_obstacle(info, levels, VECTOR):
         return NotApplicable(reason)
     if stages.producers or not is_written_in_order(sch, stages):
         return NotApplicable("an operand is computed before it is read, or the output not written in order")
     rows, k = (prod(axis.extent for axis in info.of_role(role)) for role in ("m", "k"))
     product = block_products(levels, rows, info.n.extent, k, info.b.axes[-1] == info.n.index)
-    multiplied = simt.schedule(product, candidate, device)
+    multiplied = multiply(replace(problem, workload=product), knobs.tile)
     if isinstance(multiplied, NotApplicable):
         return multiplied
     whole = Schedule(_whole(sch, stages, info, levels, multiplied.func))

@@ -8,6 +8,7 @@ A row of the tile is one element longer than `side`: rows then begin in differen
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -15,19 +16,26 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import ACCESS_BYTES, Lanes, Unsupported, decoded, not_applicable
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload, dtype_bits
+from subtune.core.workload import dtype_bits
 from subtune.patterns.elementwise import TransposedAccess, access_of, transposed_access
 from subtune.patterns.stages import inline
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    """Knobs: `side` of the tile, `threads` of a block."""
-    sch = Schedule(workload.func)
+@dataclass(frozen=True, slots=True)
+class TransposeKnobs:
+    """`side` of the tile, `threads` of a block."""
+
+    side: int
+    threads: int
+
+
+def schedule(problem: Problem[CUDAModel], knobs: TransposeKnobs) -> Kernel | NotApplicable:
+    sch = Schedule(problem.workload.func)
     stages = inline(sch)
     if isinstance(stages, NotApplicable):
         return stages
@@ -38,7 +46,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
     if isinstance(info, NotApplicable):
         return info
     try:
-        kernel = _TileWriter(block, info, int(candidate["side"]), int(candidate["threads"]), device.exact_math).write()
+        kernel = _TileWriter(block, info, knobs.side, knobs.threads, problem.numerics.exact).write()
     except (Unsupported, ScheduleError) as e:
         return not_applicable(e)
     return Kernel(prim_func(sch.mod["main"], [kernel]))

@@ -1,0 +1,7 @@
+"""Hopper's warp-specialised products."""
+
+from subtune.backends.base import Family
+from subtune.backends.cuda.families.wgmma.candidates import accepts, candidates
+from subtune.backends.cuda.families.wgmma.schedule import WgmmaKnobs, schedule
+
+FAMILY = Family("cuda.wgmma", 1, WgmmaKnobs, accepts, candidates, schedule)

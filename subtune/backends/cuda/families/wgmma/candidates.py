@@ -13,9 +13,9 @@ from dataclasses import replace
 from itertools import product
 from math import ceil, prod
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.families.stem.candidates import stem_candidates
-from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling
+from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling, is_multiplied, wgmma_obstacle
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload, dtype_bits
@@ -52,19 +52,35 @@ _SCATTERED = 0.06  # where its rows are runs of a single line, and half of it wh
 _DTYPES = ("float16", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 
 
-def wgmma_candidates(anchor: Contraction, workload: Workload, device: CUDAModel) -> list[Candidate]:
-    """Every sensible tiling of a contraction that wgmma can compute; none where it cannot."""
-    if device.arch != "sm_90a" or not device.wgmma or device.tensor_core == "off":
-        return []
-    dtype = anchor.a.dtype
-    if dtype != anchor.b.dtype or not (dtype in _DTYPES or (dtype == "float32" and device.allow_tf32)):
-        return []
-    view = gemm_view(anchor)
-    if isinstance(view, NotApplicable) or sum(arg.is_output for arg in workload.args) != 1:
-        return []
+def multiplied_obstacle(problem: Problem[CUDAModel]) -> str:
+    """Why Hopper's instructions do not multiply a contraction's operands; "" where they do."""
+    anchor = problem.pattern
+    if why := wgmma_obstacle(problem):
+        return why
+    if not isinstance(anchor, Contraction):
+        return "no contraction"
+    if anchor.a.dtype != anchor.b.dtype or not is_multiplied(anchor.a.dtype, problem.numerics):
+        return f"wgmma does not multiply {anchor.a.dtype} by {anchor.b.dtype} here"
+    return "" if sum(arg.is_output for arg in problem.workload.args) == 1 else "several outputs"
+
+
+def is_misaligned(view: GemmView, dtype: str) -> bool:
+    """Whether rows begin where no tensor map lets them: copies of the hardware's own need multiples of 16 bytes."""
     size = dtype_bits(dtype) // 8
-    if any(dim.stride * size % 16 for dims in (view.a, view.b) for dim in dims[:-1]):
-        return stem_candidates(anchor, view, workload, device)
+    return any(dim.stride * size % 16 for dims in (view.a, view.b) for dim in dims[:-1])
+
+
+def accepts(problem: Problem[CUDAModel]) -> str:
+    return multiplied_obstacle(problem)
+
+
+def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
+    """Every sensible tiling of a contraction that wgmma can compute; none where it cannot."""
+    anchor, workload, device = problem.pattern, problem.workload, problem.device
+    dtype, size = anchor.a.dtype, dtype_bits(anchor.a.dtype) // 8
+    view = gemm_view(anchor)
+    if isinstance(view, NotApplicable) or is_misaligned(view, dtype):
+        return []
     bk = ROW_BYTES // size
     across = [dims[-1].group != view.inner for dims in (view.a, view.b)]
     if any(across) and size != 2:

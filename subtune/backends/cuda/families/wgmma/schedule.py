@@ -6,7 +6,7 @@ The workload is recognised, not scheduled: its anchor becomes tensor maps (`gemm
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm_ffi
@@ -14,33 +14,55 @@ from tvm import ir, tirx
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of
 from subtune.backends.cuda.families.wgmma.kernel import wgmma_func
 from subtune.backends.cuda.families.wgmma.store import store_of
-from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling
+from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling, is_multiplied, wgmma_obstacle
 from subtune.backends.cuda.families.wgmma.tma import TensorMap, tensor_map
 from subtune.backends.cuda.families.wgmma.walk import Walk
 from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
-from subtune.core.workload import Workload, dtype_bits
+from subtune.core.workload import dtype_bits
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.gemm_view import GemmView, gemm_view, packed_order
 from subtune.patterns.stages import Stages, anchored
 from subtune.tir.expressions import conjuncts
 
-DTYPES = ("float16", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2")
+
+@dataclass(frozen=True, slots=True)
+class WgmmaKnobs:
+    """Those of `Tiling`; `rows` as text, `2x64`."""
+
+    rows: str
+    columns: int
+    stages: int
+    consumers: int
+    alternate: bool
+    blocks_per_sm: int
+    raster: int
+    cluster: int = 1
+    split: int = 1
+    boxes: int = 1
+    promote: bool = False
+
+    @property
+    def tiling(self) -> Tiling:
+        """Raises ValueError where `rows` are no numbers."""
+        others = (getattr(self, name) for name in Tiling.__slots__ if name != "rows")
+        return Tiling(tuple(int(rows) for rows in self.rows.split("x")), *others)
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    if device.arch != "sm_90a" or not device.wgmma or device.tensor_core == "off":
-        return NotApplicable("wgmma needs sm_90a, and the user's leave")
-    found = anchored(workload, contraction)
+def schedule(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> Kernel | NotApplicable:
+    device = problem.device
+    if why := wgmma_obstacle(problem):
+        return NotApplicable(why)
+    found = anchored(problem.workload, contraction)
     if isinstance(found, NotApplicable):
         return found
     sch, stages, info = found
-    if info.a.dtype != info.b.dtype or not is_multiplied(info.a.dtype, device):
+    if info.a.dtype != info.b.dtype or not is_multiplied(info.a.dtype, problem.numerics):
         return NotApplicable(f"wgmma does not multiply {info.a.dtype} by {info.b.dtype} here")
     view = gemm_view(info)
     if isinstance(view, NotApplicable):
@@ -64,7 +86,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
         param: T.buffer(shape, str(param.dtype), align=16, buffer_name=param.name)
         for param, shape in zip(params, shapes, strict=True)
     }
-    tiling = Tiling.of(candidate)
+    tiling = knobs.tiling
     walk = Walk(view, tiling, info.a.dtype, device.sms)
     store = store_of(epilogue, walk, buffers)
     if isinstance(store, NotApplicable):
@@ -75,7 +97,9 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
     if tiling.obstacle(*limits, len(store.fetched)):
         store = replace(store, fetched=())  # no room: they are loaded where they are used
     if tiling.columns == 256 and info.a.dtype in ("int8", "uint8"):
-        return NotApplicable("integer multiplications have at most 224 columns")
+        return NotApplicable("integer multiplications have at most 224 columns: there TVM's table ends")
+    if tiling.columns == 16 and dtype_bits(problem.workload.args[-1].dtype) == 8:
+        return NotApplicable("16 columns of 8 bits are stored wrongly: measured")
     a_param, extents, offsets = source
     maps = _maps(info, view, tiling, extents, offsets)
     if isinstance(maps, NotApplicable):
@@ -87,11 +111,6 @@ def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Ker
     return Kernel(
         func.with_attrs({"global_symbol": "main", TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True}), packings
     )
-
-
-def is_multiplied(dtype: str, device: CUDAModel) -> bool:
-    """Whether tensor cores multiply elements of `dtype` as the user allows."""
-    return dtype in DTYPES or (dtype == "float32" and device.allow_tf32)
 
 
 def _maps(

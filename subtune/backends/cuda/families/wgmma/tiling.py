@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from subtune.core.candidate import Candidate, Knob
+from subtune.backends.base import Problem
+from subtune.backends.cuda.device import CUDAModel
+from subtune.core.candidate import Knob
+from subtune.core.numerics import Numerics
 from subtune.core.workload import dtype_bits
+
+DTYPES = ("float16", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 
 ROW_BYTES = 128
 """Of k in a stage: one swizzled row of shared memory."""
@@ -40,22 +45,6 @@ class Tiling:
     split: int = 1
     boxes: int = 1
     promote: bool = False
-
-    @classmethod
-    def of(cls, candidate: Candidate) -> Tiling:
-        return cls(
-            rows=tuple(int(rows) for rows in str(candidate["rows"]).split("x")),
-            columns=int(candidate["columns"]),
-            stages=int(candidate["stages"]),
-            consumers=int(candidate["consumers"]),
-            alternate=bool(candidate["alternate"]),
-            blocks_per_sm=int(candidate["blocks_per_sm"]),
-            raster=int(candidate["raster"]),
-            cluster=int(candidate.get("cluster") or 1),
-            split=int(candidate.get("split") or 1),
-            boxes=int(candidate.get("boxes") or 1),
-            promote=bool(candidate.get("promote")),
-        )
 
     def knobs(self) -> dict[str, Knob]:
         return {
@@ -152,3 +141,14 @@ def chunk_columns(columns: int, stored: str) -> int:
 def chunk_pitch(columns: int, stored: str) -> int:
     """Elements from one row of the exchange to the next."""
     return chunk_columns(columns, stored) + _CHUNK_PAD[dtype_bits(stored) // 8]
+
+
+def wgmma_obstacle(problem: Problem[CUDAModel]) -> str:
+    """Why there are no warpgroup instructions; "" where there are."""
+    is_allowed = problem.device.arch == "sm_90a" and problem.numerics.tensor_core != "off"
+    return "" if is_allowed else "wgmma needs sm_90a, and the user's leave"
+
+
+def is_multiplied(dtype: str, numerics: Numerics) -> bool:
+    """Whether tensor cores multiply elements of `dtype` as the user allows."""
+    return dtype in DTYPES or (dtype == "float32" and numerics.tf32)

@@ -1,34 +1,32 @@
-"""Candidates for windows on a GPU: depthwise convolution and pooling; whole axes that are reduced are columns."""
+"""Candidates for windows on a GPU: depthwise convolution and pooling."""
 
 from __future__ import annotations
 
 from math import ceil, prod
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.families.memory_bound import columns_candidates
 from subtune.backends.cuda.model.streaming import streaming_s
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.contraction import Contraction
-from subtune.patterns.rows import Columns
 from subtune.patterns.window import Window
 
 _MAX_UNROLLED = 300
 _MAX_PIXELS = 8
-_MIN_COLUMN = 16  # elements: a reduction that long may be one of a whole axis
 _L1_BYTES_PER_CYCLE = 64  # per SM, as loads of 16 bytes reach
 
 
-def window_candidates(anchor: Window | Contraction, workload: Workload, device: CUDAModel) -> list[Candidate]:
+def accepts(problem: Problem[CUDAModel]) -> str:
+    return "" if isinstance(problem.pattern, Window) else "no windows"
+
+
+def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Channels and pixels of a thread: what their windows share is read once."""
-    if isinstance(anchor, Contraction):
-        return []
+    anchor, workload, device = problem.pattern, problem.workload, problem.device
     taps = prod(axis.extent for axis in anchor.of_role("k"))
     channels = anchor.of_role("n")[0].extent
     shape = [axis.extent for axis in anchor.of_role("m")]
     found = []
-    if taps >= _MIN_COLUMN and not anchor.to_pack and not anchor.is_padded:
-        found += columns_candidates(Columns(prod(shape), channels, taps, 1), workload, device)
     height, width = [1, 1, *shape][-2:]
     images = prod(shape[:-2]) if len(shape) > 2 else 1
     bits = min(dtype_bits(arg.dtype) for arg in workload.args)

@@ -8,6 +8,7 @@ are the same for all lanes. Depthwise weights, constants `[c, kh, kw, 1]`, are p
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
@@ -16,37 +17,43 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable, wide, widened_constant
 from subtune.backends.cuda.source.lines import combination
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
-from subtune.core.workload import Workload
 from subtune.patterns.stages import Stages, anchored
 from subtune.patterns.window import Window, window
 
 _MAX_UNROLLED = 300  # window elements of a thread: a 7x7 window over six pixels
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    """Knobs: `threads` of a block, `lanes`, `rows` and `cols` (output pixels of a thread)."""
+@dataclass(frozen=True, slots=True)
+class WindowKnobs:
+    """`threads` of a block, `lanes` channels and `rows` times `cols` pixels of a thread."""
+
+    threads: int
+    lanes: int
+    rows: int
+    cols: int
+
+
+def schedule(problem: Problem[CUDAModel], knobs: WindowKnobs) -> Kernel | NotApplicable:
     try:
-        found = anchored(workload, window)
+        found = anchored(problem.workload, window)
         if isinstance(found, NotApplicable):
             return found
         sch, stages, info = found
         for pad in stages.producers:
             sch.compute_inline(pad)
-        return _schedule(sch, stages, info, candidate, device)
+        return _schedule(sch, stages, info, knobs, problem.numerics.exact)
     except (ScheduleError, Unsupported) as e:
         return not_applicable(e)
 
 
-def _schedule(
-    sch: Schedule, stages: Stages, info: Window, candidate: Candidate, device: CUDAModel
-) -> Kernel | NotApplicable:
-    threads, lanes, rows, cols = (int(candidate[name]) for name in ("threads", "lanes", "rows", "cols"))
+def _schedule(sch: Schedule, stages: Stages, info: Window, knobs: WindowKnobs, exact: bool) -> Kernel | NotApplicable:
+    threads, lanes, rows, cols = knobs.threads, knobs.lanes, knobs.rows, knobs.cols
     anchor = sch.get(stages.anchors[0])
     shape = tuple(axis.extent for axis in info.axes if axis.role != "k")
     if info.of_role("n")[0].index != len(shape) - 1 or shape[-1] % lanes:
@@ -69,7 +76,7 @@ def _schedule(
         dims = [operand.shape[dim] for dim in order]
         packed[param] = tirx.decl_buffer(dims, str(param.dtype), f"{param.name}_packed"), order
         packings.append((operand.param, Packing(tuple((extent,) for extent in operand.shape), order)))
-    writer = _WindowWriter(anchor, outputs, shape, (threads, lanes, rows, cols), device.exact_math, packed)
+    writer = _WindowWriter(anchor, outputs, shape, (threads, lanes, rows, cols), exact, packed)
     params = [packed[param][0] if param in packed else param for param in func.params]
     written = prim_func(func, [writer.write()])
     return Kernel(tirx.PrimFunc(params, written.body, func.ret_type, func.attrs), tuple(packings))

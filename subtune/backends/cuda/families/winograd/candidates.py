@@ -9,13 +9,13 @@ from dataclasses import replace
 from math import ceil
 
 from subtune.backends.algorithms.winograd import winograd_obstacle
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.candidates import candidate_of, hopeful, is_fma, shape_of, tiles
 from subtune.backends.cuda.model.diverse import diverse
 from subtune.backends.cuda.model.score import seconds
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
-from subtune.core.workload import Workload
 from subtune.patterns.contraction import Contraction
 from subtune.patterns.gemm import gemm
 
@@ -24,10 +24,15 @@ _COPIED = 0.9
 """Of the bandwidth, what the transforms reach (measured: 0.82 to 0.97)."""
 
 
-def winograd_candidates(anchor: object, workload: Workload, device: CUDAModel) -> list[Candidate]:
-    """Best first; empty where Winograd does not apply, or only kernels that round as the model says are asked for."""
-    if device.exact_math or not isinstance(anchor, Contraction) or winograd_obstacle(anchor):
-        return []
+def accepts(problem: Problem[CUDAModel]) -> str:
+    if problem.numerics.exact:
+        return "rounds otherwise than the model says"
+    return winograd_obstacle(problem.pattern) if isinstance(problem.pattern, Contraction) else "no contraction"
+
+
+def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
+    """Best first; empty where the products are none of float32."""
+    anchor, workload, device = problem.pattern, problem.workload, problem.device
     form = gemm(workload)
     if isinstance(form, NotApplicable) or not is_fma(form, device):
         return []

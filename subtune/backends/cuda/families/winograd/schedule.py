@@ -17,18 +17,17 @@ from tvm import tirx
 from tvm.s_tir import ScheduleError
 
 from subtune.backends.algorithms.winograd import WinogradWeights, winograd_obstacle
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.kernel import Walk, multiply
 from subtune.backends.cuda.families.fma.schedule import store_epilogue
 from subtune.backends.cuda.families.fma.source import address, called, end
-from subtune.backends.cuda.families.simt.tiling import FmaTile
 from subtune.backends.cuda.families.wgmma.schedule import padded_param
 from subtune.backends.cuda.families.winograd.source import transforms
+from subtune.backends.cuda.model.core_tiles import FmaTile
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload
 from subtune.patterns.contraction import contraction
 from subtune.patterns.stages import anchored
 
@@ -38,17 +37,37 @@ _IN, _OUT = 2, 1
 _MAX_ELEMENTS = 1 << 31
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CUDAModel) -> Kernel | NotApplicable:
-    """Knobs: `m`, and those of `FmaTile`."""
-    if device.exact_math:
+@dataclass(frozen=True, slots=True)
+class WinogradKnobs:
+    """F(m x m, 3 x 3), and the tile of its products."""
+
+    m: int
+    bm: int
+    bn: int
+    bk: int
+    tm: int
+    tn: int
+    stages: int
+    blocks: int
+    slices: int = 1
+    split: int = 1
+
+    @property
+    def tile(self) -> FmaTile:
+        return FmaTile(*(getattr(self, name) for name in FmaTile.__slots__))
+
+
+def schedule(problem: Problem[CUDAModel], knobs: WinogradKnobs) -> Kernel | NotApplicable:
+    if problem.numerics.exact:
         return NotApplicable("Winograd's algorithm rounds otherwise than the model says")
     try:
-        return _schedule(workload, int(candidate["m"]), FmaTile.of(candidate), device)
+        return _schedule(problem, knobs.m, knobs.tile)
     except (ScheduleError, Unsupported) as e:
         return not_applicable(e)
 
 
-def _schedule(workload: Workload, m: int, tile: FmaTile, device: CUDAModel) -> Kernel | NotApplicable:
+def _schedule(problem: Problem[CUDAModel], m: int, tile: FmaTile) -> Kernel | NotApplicable:
+    workload, device, exact = problem.workload, problem.device, problem.numerics.exact
     found = anchored(workload, contraction)
     if isinstance(found, NotApplicable):
         return found
@@ -81,9 +100,9 @@ def _schedule(workload: Workload, m: int, tile: FmaTile, device: CUDAModel) -> K
     )
     outputs = [sch.get(block) for block in stages.outputs]
     kernels = [
-        _input(grid, params[param], shape, before, v, device.exact_math),
+        _input(grid, params[param], shape, before, v, exact),
         _products(grid, tile, channels, columns, v, u, products),
-        _output(grid, sch.get(stages.anchors[0]).body.buffer, columns, products, outputs, device.exact_math),
+        _output(grid, sch.get(stages.anchors[0]).body.buffer, columns, products, outputs, exact),
     ]
     written = prim_func(func, kernels, (v, products))
     params[info.b.param] = u

@@ -7,7 +7,6 @@ from math import ceil
 
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.model.block_tile import block_obstacle
-from subtune.core.candidate import Candidate
 from subtune.core.workload import dtype_bits
 from subtune.patterns.gemm import Gemm
 
@@ -32,13 +31,6 @@ class SimtTile:
     stages: int
     copy: str
     raster: int = 1
-
-    @classmethod
-    def of(cls, candidate: Candidate) -> SimtTile:
-        bm, bn, bk, tm, tn, stages, raster = (
-            int(candidate[name]) for name in ("bm", "bn", "bk", "tm", "tn", "stages", "raster")
-        )
-        return cls(bm, bn, bk, tm, tn, stages, str(candidate["copy"]), raster)
 
     @property
     def warps(self) -> tuple[int, int]:
@@ -109,10 +101,6 @@ class FmaTile:
     blocks: int
     slices: int = 1
     split: int = 1
-
-    @classmethod
-    def of(cls, candidate: Candidate) -> FmaTile:
-        return cls(*(int(candidate.get(name) or 1) for name in cls.__slots__))
 
     @property
     def threads(self) -> int:

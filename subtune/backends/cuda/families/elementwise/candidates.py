@@ -1,0 +1,38 @@
+"""Candidates for elementwise subgraphs on a GPU: runs of 16 bytes, one to four of a thread."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from subtune.backends.base import Problem
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.model.runs import lanes_of
+from subtune.backends.cuda.model.streaming import narrow, streaming_s
+from subtune.core.candidate import Candidate
+from subtune.core.workload import dtype_bits
+from subtune.patterns.elementwise import Elementwise
+
+_SCALAR = 6.0  # transposed operands element by element
+
+
+def accepts(problem: Problem[CUDAModel]) -> str:
+    return "" if isinstance(problem.pattern, Elementwise) else "not elementwise"
+
+
+def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
+    """Runs of 16 bytes of the narrowest operand or of wider ones, one to four of a thread."""
+    anchor, workload, device = problem.pattern, problem.workload, problem.device
+    narrowest = min(dtype_bits(arg.dtype) for arg in workload.args)
+    element_bytes = sum(dtype_bits(arg.dtype) for arg in workload.args) // 8
+    found = []
+    widths = lanes_of(narrowest, anchor.extent)
+    for lanes in widths:
+        for unroll in (1, 2, 4):
+            for threads in (128, 256, 512):
+                blocks = ceil(anchor.extent / (threads * lanes * unroll))
+                in_flight = lanes * unroll * element_bytes
+                seconds = streaming_s(device, workload.nbytes, blocks, threads, in_flight, 24 + in_flight // 3,
+                                      operations=anchor.extent * (4 + 20 / lanes))  # fmt: skip
+                seconds *= (1 + 0.002 * unroll) * narrow(lanes, widths[0]) * (_SCALAR if anchor.transposed else 1.0)
+                found.append(Candidate.make("cuda.elementwise", seconds, threads=threads, lanes=lanes, unroll=unroll))
+    return [candidate for candidate in found if candidate.predicted_s < float("inf")]

@@ -1,0 +1,36 @@
+"""How wide the accesses are of kernels that memory bounds, and what of a line fits a thread's registers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from subtune.core.candidate import Candidate
+from subtune.core.workload import Workload
+
+ACCESS_BITS = 128
+MAX_KEPT = 64
+"""Elements of a line in one thread's registers."""
+_MAX_LANES = 32
+
+
+def slowed(found: list[Candidate], factor: float) -> list[Candidate]:
+    """`found`, predicted to take `factor` times as long."""
+    return [replace(candidate, predicted_s=candidate.predicted_s * factor) for candidate in found]
+
+
+def element_bits(elements: int, workload: Workload) -> int:
+    """Bits of one element of the narrowest operand that has (about) one for every element that is reduced."""
+    sizes = [arg.nbytes * 8 / elements for arg in workload.args]
+    return max(4, round(min([size for size in sizes if size >= 3.0], default=32.0)))
+
+
+def lanes_of(bits: int, extent: int, count: int = 3) -> list[int]:
+    """Powers of two that divide `extent`: 16 bytes of elements of `bits`, and up to `count - 1` smaller ones."""
+    lanes = min(_MAX_LANES, max(1, ACCESS_BITS // max(bits, 1)))
+    while extent % lanes:
+        lanes //= 2
+    found: list[int] = []
+    while lanes and len(found) < count:
+        found.append(lanes)
+        lanes //= 2
+    return found
