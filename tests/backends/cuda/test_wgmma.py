@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 import pytest
@@ -265,7 +264,6 @@ def test_kernels_build_for_hopper(workload, tiling, instruction):
     text = source(kernel.func)
     assert f"wgmma.mma_async.sync.aligned.{instruction}" in text
     assert "cp.async.bulk.tensor" in text
-    assert prod(workload.args[-1].shape) > 0
 
 
 def kernel_source(workload, tiling):
