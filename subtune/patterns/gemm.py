@@ -10,6 +10,7 @@ scale) belongs to the copy of an operand to shared memory, the epilogue to the c
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd, prod
 from typing import Any
 
@@ -73,8 +74,9 @@ class Gemm:
         return self.a.nbytes + self.b.nbytes + self.epilogue_bytes
 
 
+@lru_cache(maxsize=64)
 def gemm(workload: Workload) -> Gemm | NotApplicable:
-    """`workload` as a matrix product, or the reason why it is none."""
+    """`workload` as a matrix product, or the reason why it is none; worked out once."""
     sch = Schedule(workload.func)
     found = anchor_of(sch)
     if isinstance(found, NotApplicable):

@@ -92,7 +92,10 @@ def anchored(
 def _inlined(func: Any) -> tuple[Schedule, Stages] | NotApplicable:
     """The same for all that recognises a workload, and for all its candidates: a third of the time to schedule one."""
     sch = Schedule(func)
-    stages = inline(sch)
+    try:
+        stages = inline(sch)
+    except ScheduleError as e:
+        return NotApplicable(f"not made of schedulable blocks: {str(e).strip().splitlines()[-1]}")
     return stages if isinstance(stages, NotApplicable) else (sch, stages)
 
 
