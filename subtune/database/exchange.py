@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from subtune.backends.base import Device
+from subtune.backends import as_device
+from subtune.backends.base import Device, HardwareModel
 from subtune.core.candidate import Candidate
 from subtune.core.errors import DatabaseError
 from subtune.core.kernel import Kernel
@@ -30,7 +31,7 @@ class Exchanged:
 def export_metaschedule(
     database: Database,
     directory: str | os.PathLike[str],
-    device: Device,
+    device: Device | HardwareModel,
     schedule: str = "subtune.backends:schedule",
 ) -> Exchanged:
     """Write the winners measured on `device` into `directory`, made if missing.
@@ -45,6 +46,7 @@ def export_metaschedule(
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
     from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
+    device = as_device(device)
     target = device.model.target()
     out = _new_database(Path(directory), JSONDatabase)
     module, _, name = schedule.partition(":")

@@ -12,7 +12,8 @@ from tvm import relax
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 
 from subtune import backends, models
-from subtune.backends.cpu.device import CPUModel, Device
+from subtune.backends.base import Device
+from subtune.backends.cpu.device import CPUModel
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
 from subtune.database import Database, export_metaschedule
