@@ -26,11 +26,12 @@ from subtune.core.measurement import FailureKind
 from subtune.core.progress import Progress
 from subtune.database import Database
 from subtune.driver import compile_model
+from subtune.frontends.onnx.reference import onnxruntime_reference
 from subtune.measure import LocalMeasurer
 from subtune.pipeline import prepare
 from subtune.tuning import winners
 from subtune.tuning.winners import schedule_kernels
-from subtune.verification.verify import onnxruntime_reference, output_error
+from subtune.verification.verify import output_error
 from tests.measure.patient import PatientMeasurer
 
 """The module: the package's attribute of that name is the function."""

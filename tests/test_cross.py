@@ -138,12 +138,12 @@ class TestCompile:
         self, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The kernels are compared with the reference on this machine, though built for the other one."""
-        import subtune.verification.verify
+        from subtune.frontends.onnx import reference
 
-        def wrong(source: object, threads: int) -> object:
+        def wrong(source: object, threads: int, weights: object = None) -> object:
             return lambda arrays: {"y": np.full((4, 16), 7.0, "float32"), "s": np.zeros(4, "float32")}
 
-        monkeypatch.setattr(subtune.verification.verify, "onnxruntime_reference", wrong)
+        monkeypatch.setattr(reference, "onnxruntime_reference", wrong)
         with pytest.raises(VerificationError):
             compile_model(small_model, tmp_path / "m.subtune", target=FOREIGN, database=tmp_path / "t.db")
         assert not (tmp_path / "m.subtune").exists()
@@ -251,7 +251,6 @@ def test_whole_models_are_right_there(name: str, tmp_path: Path) -> None:
     --platform manylinux_2_28_aarch64 --only-binary=:all:` finds unpacked beside it, and `qemu-aarch64 -L FOLDER`.
     """
     from subtune.artifact.random_inputs import random_inputs
-    from subtune.verification.verify import onnxruntime_reference
 
     model = models.reduced(name)
     path = tmp_path / "m.subtune"
@@ -267,8 +266,9 @@ def test_whole_models_are_right_there(name: str, tmp_path: Path) -> None:
     )
     got = dict(np.load(tmp_path / "out.npz"))
     assert str(got.pop("machine")) == "aarch64"
-    reference = onnxruntime_reference(prepare(model).imported.source, threads=1)
-    if reference is None:
+    reference = prepare(model).imported.reference
+    run = reference.start(threads=1) if reference else None
+    if run is None:
         pytest.skip("needs ONNX Runtime")
-    for key, expected in reference(arrays).items():
+    for key, expected in run(arrays).items():
         assert np.abs(got[key] - expected).max() <= 2e-5 * np.abs(expected).max(), key

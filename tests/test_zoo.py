@@ -20,9 +20,10 @@ from subtune.artifact import Artifact
 from subtune.core.progress import Progress
 from subtune.database import Database
 from subtune.driver import compile_model
+from subtune.frontends.onnx.reference import onnxruntime_reference
 from subtune.measure import LocalMeasurer
 from subtune.report.compile_report import CompileReport
-from subtune.verification.verify import OutputError, onnxruntime_reference, output_error
+from subtune.verification.verify import OutputError, output_error
 
 FLOAT32 = 1e-4
 FLOAT16 = 2e-2

@@ -79,7 +79,7 @@ def bench(
         model: the ONNX file it was compiled from, which the other frameworks run.
         threads: for all of them; default is the artifact's own number.
         round_s: about how long a framework is timed in a round, in seconds; three calls at least.
-        limits: exclusive upper bounds of integer inputs (`subtune.verification.verify.integer_limits`).
+        limits: exclusive upper bounds of integer inputs (`subtune.frontends.onnx.reference.integer_limits`).
     """
     folder = Path(artifact)
     manifest = manifests.read(folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 from subtune.core.errors import ArtifactError
 from subtune.core.manifest import Source
 from subtune.frontends.dispatch import is_relay
-from subtune.verification.verify import integer_limits
+from subtune.frontends.onnx.reference import OnnxRuntime, integer_limits
 
 
 @contextmanager
@@ -24,10 +24,11 @@ def onnx_file(source: Source, scratch: Path, needed: bool = True) -> Iterator[tu
     if source.model.startswith("zoo:"):
         from subtune.frontends import load
 
-        proto = load(source.model, dict(source.shapes)).source
-        assert isinstance(proto, onnx.ModelProto)
+        reference = load(source.model, dict(source.shapes)).reference
+        assert isinstance(reference, OnnxRuntime)
         path = scratch / "model.onnx"
-        onnx.save(proto, path)
+        assert isinstance(reference.model, onnx.ModelProto)
+        onnx.save(reference.model, path)
     else:
         path = Path(source.model)
         if not source.model or not path.is_file():

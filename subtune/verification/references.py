@@ -14,28 +14,51 @@ from subtune.assembly import compile_module
 from subtune.backends import host_device
 from subtune.backends.base import Device
 from subtune.core.numerics import PLAIN, Numerics
+from subtune.core.reference import Run, by_an_ulp
 from subtune.core.tensor_spec import TensorSpec
 from subtune.frontends import Imported
 from subtune.passes.extract import extract
+from subtune.passes.lift_constants import lift_constants
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
 from subtune.passes.splice import splice
 from subtune.pipeline import normalize
 from subtune.tuning.winners import schedule_kernels
-from subtune.verification.verify import Reference
 
 
-def untuned_reference(imported: Imported, device: Device, beside: Executor) -> Reference:
-    """The imported module op by op, as TVM legalises it, compiled by `beside`: no pass and no family has touched it."""
-    # Relax's Python builders keep global state: only what runs in C++ may leave this thread.
-    with device.model.target():
-        mod = relax.transform.LegalizeOps()(relax.backend.DispatchSortScan()(imported.mod))
-    compiled = beside.submit(compile_module, mod, device)
-    inputs, outputs = imported.inputs, imported.outputs
-    return lambda arrays: _called(compiled.result()[0], inputs, outputs, arrays)
+class UntunedBuild:
+    """A `subtune.core.reference.Reference`: the imported module op by op, as TVM legalises it, compiled by `beside`.
+
+    No pass of ours and no family has touched it.
+    """
+
+    name = "the untuned build"
+    is_installed = True
+
+    def __init__(self, imported: Imported, device: Device, beside: Executor) -> None:
+        # Relax's Python builders keep global state: only what runs in C++ may leave this thread.
+        with device.model.target():
+            mod = relax.transform.LegalizeOps()(relax.backend.DispatchSortScan()(imported.mod))
+        mod, self._weights = lift_constants(mod)
+        self._compiled = beside.submit(compile_module, mod, device)
+        self._inputs, self._outputs = imported.inputs, imported.outputs
+
+    def limits(self) -> dict[str, int]:
+        return {}
+
+    def start(self, threads: int) -> Run:
+        return lambda arrays: self._called(self._weights, arrays)
+
+    def moved(self, threads: int, variation: int) -> Run:
+        kept = self._weights
+        weights = [tvm.runtime.tensor(by_an_ulp(w.numpy(), variation)) if len(w.shape) > 1 else w for w in kept]
+        return lambda arrays: self._called(weights, arrays)
+
+    def _called(self, weights: Sequence[Any], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return _called(self._compiled.result()[0], self._inputs, self._outputs, arrays, weights)
 
 
-def precision_reference(again: Callable[[], Imported], numerics: Numerics) -> Reference:
+def precision_reference(again: Callable[[], Imported], numerics: Numerics) -> Run:
     """What a precision makes of the model by itself: the same rounding, default schedules, built when it is called."""
 
     def run(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -54,10 +77,14 @@ def untuned(mod: tvm.IRModule, device: Device, numerics: Numerics = PLAIN) -> tv
 
 
 def _called(
-    compiled: Any, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], arrays: Mapping[str, np.ndarray]
+    compiled: Any,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    arrays: Mapping[str, np.ndarray],
+    weights: Sequence[Any] = (),
 ) -> dict[str, np.ndarray]:
     """One call of a compiled module on this machine's CPU."""
     main = relax.VirtualMachine(compiled, tvm.cpu())["main"]
-    result = main(*(tvm.runtime.tensor(arrays[spec.name]) for spec in inputs))
+    result = main(*(tvm.runtime.tensor(arrays[spec.name]) for spec in inputs), *weights)
     found = [result] if hasattr(result, "numpy") else list(result)
     return {spec.name: tensor.numpy() for spec, tensor in zip(outputs, found, strict=True)}

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from subtune.backends import host_device
 from subtune.core.errors import VerificationError
 from subtune.core.numerics import Numerics
+from subtune.core.reference import CannotRun, Reference
 from subtune.frontends import Imported
-from subtune.verification.references import precision_reference, untuned_reference
-from subtune.verification.verify import (
-    CannotRun,
-    Reference,
-    VerifyReport,
-    integer_limits,
-    onnxruntime_reference,
-    verify,
-)
+from subtune.verification.references import UntunedBuild, precision_reference
+from subtune.verification.sensitivity import TIMES, sensitivities
+from subtune.verification.verify import Disagrees, VerifyReport, verify
 
 if TYPE_CHECKING:
     from subtune.artifact import Artifact
@@ -28,32 +22,34 @@ _SHOWN_OF_AN_ERROR = 200
 
 
 class Verification:
-    """Compares an artifact with a reference, which is made for it then, before it is put in its place.
+    """Compares an artifact with a reference, which is started then, before the artifact is put in its place.
 
-    The reference is ONNX Runtime, or the untuned build, which `beside` compiles beside the tuned one. ONNX Runtime has
-    copies of the weights of its own: it starts once ours are in the artifact's file. A model that it cannot run is
-    imported again by `again`.
+    The reference is the model's own, or the untuned build, which `beside` compiles beside the tuned one. Another
+    runtime has copies of the weights of its own: it starts once ours are in the artifact's file. A model that it cannot
+    run is imported again by `again`.
     """
 
     def __init__(self, imported: Imported, again: Callable[[], Imported], numerics: Numerics, beside: Executor) -> None:
         self._again, self._numerics, self._beside = again, numerics, beside
         self._device = host_device(numerics)
-        self._source = imported.source
-        self._limits = integer_limits(self._source) if self._source is not None else {}
-        has_other = self._source is not None and find_spec("onnxruntime") is not None
-        self._untuned = None if has_other else untuned_reference(imported, self._device, beside)
+        self._threads = self._device.model.host.threads
+        other = imported.reference
+        self._has_other = other is not None
+        self._reference: Reference = (
+            other if other is not None and other.is_installed else UntunedBuild(imported, self._device, beside)
+        )
+        self._limits = other.limits() if other is not None else {}
         self.summary = ""
 
     def check(self, artifact: Artifact) -> None:
         """Raises VerificationError where the artifact disagrees with the reference; `summary` says how it agrees."""
         try:
             try:
-                reference, name = self._reference(True)
-                report = self._compared(artifact, reference, name)
+                self.summary = self._compared(artifact, self._reference)
             except CannotRun as e:
-                reference, name = self._reference(False)
-                report = self._compared(artifact, reference, name)
-                name += f", as ONNX Runtime cannot run the model ({str(e)[:_SHOWN_OF_AN_ERROR]})"
+                name, self._reference = self._reference.name, UntunedBuild(self._again(), self._device, self._beside)
+                why = f", as {name} cannot run the model ({str(e)[:_SHOWN_OF_AN_ERROR]})"
+                self.summary = self._compared(artifact, self._reference, why)
         except VerificationError as e:
             if self._numerics.half:
                 precision = self._numerics.precision
@@ -61,7 +57,31 @@ class Verification:
             if self._numerics.exact:
                 raise
             raise VerificationError(f"{e}; --exact leaves out the kernels that round differently") from e
-        self.summary = self._said(name, report)
+
+    def _compared(self, artifact: Artifact, reference: Reference, why: str = "") -> str:
+        """The summary. Raises VerificationError, CannotRun."""
+        run = reference.start(self._threads)
+        if run is None:
+            raise CannotRun("it refuses the model")
+        precision, half = self._numerics.precision, self._numerics.half
+        own = precision_reference(self._again, self._numerics) if half and self._has_other else None
+        try:
+            report = verify(artifact, run, reference.name, limits=self._limits, precision=precision, own=own)
+        except Disagrees as e:
+            if half:
+                raise
+            del run
+            return self._excused(artifact, reference, e, why)
+        return self._said(reference.name + why, report)
+
+    def _excused(self, artifact: Artifact, reference: Reference, disagreement: Disagrees, why: str) -> str:
+        """The summary where the model's own sensitivity explains the error, which takes several runs to see."""
+        names = [error.name for error in disagreement.report.wrong]
+        found = sensitivities(artifact, reference, self._threads, self._limits, names)
+        if refused := [one for one in found if not one.is_excused]:
+            raise VerificationError(f"{disagreement}; {'; '.join(map(str, refused))}") from disagreement
+        worst = max(found, key=lambda one: one.amplification)
+        return f"agrees with {reference.name}{why} up to {TIMES:g} times what rounding does to this model; {worst}"
 
     def _said(self, name: str, report: VerifyReport) -> str:
         if not self._numerics.half:
@@ -73,16 +93,3 @@ class Verification:
         if report.own_rel:
             summary += f"; with default schedules {self._numerics.precision} loses {report.own_rel:.1e}"
         return summary
-
-    def _reference(self, with_onnxruntime: bool) -> tuple[Reference, str]:
-        if self._untuned is None and with_onnxruntime:
-            found = onnxruntime_reference(self._source, threads=self._device.model.host.threads)
-            if found is not None:
-                return found, "ONNX Runtime"
-        untuned = self._untuned or untuned_reference(self._again(), self._device, self._beside)
-        return untuned, "the untuned build"
-
-    def _compared(self, artifact: Artifact, reference: Reference, name: str) -> VerifyReport:
-        precision = self._numerics.precision
-        own = precision_reference(self._again, self._numerics) if self._numerics.half and self._source else None
-        return verify(artifact, reference, name, limits=self._limits, precision=precision, own=own)

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from subtune.artifact.random_inputs import random_inputs
 from subtune.core.errors import VerificationError
+from subtune.core.reference import Run
 
 if TYPE_CHECKING:
     from subtune.artifact import Artifact
-
-Reference = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
-"""The model on another runtime. Raises CannotRun where that runtime fails on it."""
-
-
-class CannotRun(Exception):
-    """A reference runtime took the model and fails to run it; the text is its own, on one line."""
-
 
 _TOLERANCES = {"float64": 1e-4, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
@@ -75,6 +67,10 @@ class VerifyReport:
     outputs: tuple[OutputError, ...]
 
     @property
+    def wrong(self) -> tuple[OutputError, ...]:
+        return tuple(output for output in self.outputs if not output.is_within)
+
+    @property
     def max_rel(self) -> float:
         return max((o.max_rel for o in self.outputs), default=0.0)
 
@@ -87,6 +83,15 @@ class VerifyReport:
     def own_rel(self) -> float:
         """The largest error of the precision itself, where an output was compared with that; else 0.0."""
         return max((o.own_rel for o in self.outputs), default=0.0)
+
+
+class Disagrees(VerificationError):
+    """An output of the compiled model is further from the reference's than its type's tolerance."""
+
+    def __init__(self, report: VerifyReport) -> None:
+        detail = "; ".join(f"{error} (tolerance {error.tolerance:g})" for error in report.wrong)
+        super().__init__(f"the compiled model disagrees with {report.reference}: {detail}")
+        self.report = report
 
 
 def output_error(name: str, got: np.ndarray, expected: np.ndarray, precision: str = "fp32") -> OutputError:
@@ -140,13 +145,13 @@ def _excused(error: OutputError, own: OutputError) -> OutputError:
 
 def verify(
     artifact: Artifact,
-    reference: Reference,
+    reference: Run,
     reference_name: str,
     *,
     limits: Mapping[str, int] | None = None,
     seeds: tuple[int, ...] = (0,),
     precision: str = "fp32",
-    own: Reference | None = None,
+    own: Run | None = None,
 ) -> VerifyReport:
     """Run both on the same random inputs, once per seed, and report the largest error of each output.
 
@@ -154,7 +159,7 @@ def verify(
         reference: it may raise CannotRun, which the caller answers with another one.
         own: the model in the same half precision with default schedules; called where an output is above its limit.
 
-    Raises VerificationError naming every output above its tolerance (1e-4 float32, 2e-2 float16, integers exact;
+    Raises Disagrees naming every output above its tolerance (1e-4 float32, 2e-2 float16, integers exact;
     in bf16 mode 5e-2 of the largest value and a cosine similarity of 0.99, in fp16 mode 1e-2 and 0.9999, in both up to
     twice what `own` loses, but never above 0.1).
     """
@@ -174,70 +179,6 @@ def verify(
             if known is None or (error.is_within, -error.max_rel) < (known.is_within, -known.max_rel):
                 worst[spec.name] = error
     report = VerifyReport(reference_name, tuple(worst.values()))
-    if wrong := [error for error in report.outputs if not error.is_within]:
-        detail = "; ".join(f"{error} (tolerance {error.tolerance:g})" for error in wrong)
-        raise VerificationError(f"the compiled model disagrees with {reference_name}: {detail}")
+    if report.wrong:
+        raise Disagrees(report)
     return report
-
-
-def onnxruntime_reference(model: Any, threads: int = 1) -> Reference | None:
-    """ONNX Runtime as the reference; None where it is not installed or does not run this model.
-
-    Args:
-        model: path of the ONNX file, its bytes, or an `onnx.ModelProto`.
-    """
-    try:
-        import onnxruntime as ort
-    except ImportError:
-        return None
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.disable_prepacking", "1")  # a second copy of the weights, for a few runs
-    source = model.SerializeToString() if hasattr(model, "SerializeToString") else model
-    source = source if isinstance(source, bytes) else str(source)
-    try:
-        session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    except Exception as e:
-        # ONNX Runtime's exceptions share no base class; those of its binding module are what it cannot run. The rest of
-        # its C++ exceptions arrive as a RuntimeError.
-        if type(e).__module__.startswith("onnxruntime") or isinstance(e, RuntimeError):
-            return None
-        raise
-    names = [output.name for output in session.get_outputs()]
-
-    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        try:
-            return dict(zip(names, session.run(names, inputs), strict=True))
-        except Exception as e:  # kernels that are missing, or fail, are only met here (a float64 LSTM)
-            raise CannotRun(" ".join(str(e).split()) or type(e).__name__) from e
-
-    return run
-
-
-def integer_limits(model: Any) -> dict[str, int]:
-    """Exclusive upper bound of each integer input that indexes a table: the smallest table's rows.
-
-    Args:
-        model: an `onnx.ModelProto` or the path of its file. Indices are followed through Cast, Reshape, Squeeze,
-            Unsqueeze, Identity and Flatten.
-    """
-    if isinstance(model, Path):
-        import onnx
-
-        model = onnx.load(model, load_external_data=False)
-    rows: dict[str, tuple[int, ...]] = {init.name: tuple(init.dims) for init in model.graph.initializer}
-    origin = {value.name: value.name for value in model.graph.input if value.name not in rows}
-    limits: dict[str, int] = {}
-    for node in model.graph.node:
-        if node.op_type in ("Cast", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten") and node.input:
-            if node.input[0] in origin:
-                origin[node.output[0]] = origin[node.input[0]]
-        elif node.op_type == "Gather" and node.input[0] in rows and node.input[1] in origin:
-            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
-            bound = rows[node.input[0]][axis]
-            name = origin[node.input[1]]
-            limits[name] = min(bound, limits.get(name, bound))
-    return limits

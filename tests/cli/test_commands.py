@@ -19,7 +19,8 @@ import pytest
 from subtune import models
 from subtune.cli import main
 from subtune.core.manifest import LIBRARY_NAME, MANIFEST_NAME, WEIGHTS_NAME
-from subtune.verification.verify import onnxruntime_reference, output_error
+from subtune.frontends.onnx.reference import onnxruntime_reference
+from subtune.verification.verify import output_error
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "import sys; from subtune.cli import main; sys.exit(main())"]

@@ -24,6 +24,7 @@ from subtune.core.measurement import Timing
 from subtune.core.record import Record, func_hash
 from subtune.database import Database
 from subtune.driver import compile_model
+from subtune.frontends.onnx.reference import onnxruntime_reference
 from subtune.measure import LocalMeasurer
 from subtune.passes.regroup import rearrange
 from subtune.passes.splice import splice
@@ -31,7 +32,7 @@ from subtune.pipeline import Prepared, prepare
 from subtune.tuning import winners
 from subtune.tuning.alternatives import foreseen, recorded_choices
 from subtune.tuning.winners import schedule_kernels
-from subtune.verification.verify import onnxruntime_reference, output_error
+from subtune.verification.verify import output_error
 
 
 def others_of(prepared: Prepared) -> Alternatives:

@@ -13,8 +13,9 @@ from subtune.artifact.random_inputs import random_inputs
 from subtune.core.errors import VerificationError
 from subtune.core.numerics import Numerics
 from subtune.core.tensor_spec import TensorSpec
+from subtune.frontends.onnx.reference import integer_limits, onnxruntime_reference
 from subtune.verification.references import precision_reference
-from subtune.verification.verify import integer_limits, onnxruntime_reference, output_error, verify
+from subtune.verification.verify import output_error, verify
 
 
 class TestOutputError:

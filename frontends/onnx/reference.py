@@ -1,0 +1,108 @@
+"""ONNX Runtime as the reference of an ONNX model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from subtune.core.reference import CannotRun, Run, by_an_ulp
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxRuntime:
+    """A `subtune.core.reference.Reference`.
+
+    `model` is the file, or the protobuf that was given to `load`, not a copy, when there is no file.
+    """
+
+    model: Path | onnx.ModelProto
+    name: str = "ONNX Runtime"
+
+    @property
+    def is_installed(self) -> bool:
+        return find_spec("onnxruntime") is not None
+
+    def limits(self) -> dict[str, int]:
+        return integer_limits(self.model)
+
+    def start(self, threads: int) -> Run | None:
+        return onnxruntime_reference(self.model, threads)
+
+    def moved(self, threads: int, variation: int) -> Run | None:
+        proto = onnx.load(self.model) if isinstance(self.model, Path) else self.model
+        weights = {init.name: numpy_helper.to_array(init) for init in proto.graph.initializer if len(init.dims) > 1}
+        by_name = {name: by_an_ulp(array, variation) for name, array in weights.items() if array.dtype.kind == "f"}
+        return onnxruntime_reference(self.model, threads, by_name)
+
+
+def onnxruntime_reference(model: Any, threads: int = 1, weights: Mapping[str, np.ndarray] | None = None) -> Run | None:
+    """The model as ONNX Runtime runs it; None where it is not installed or does not take this model.
+
+    Args:
+        model: path of the ONNX file, its bytes, or an `onnx.ModelProto`.
+        weights: initializers that take the place of the model's own.
+    """
+    try:
+        import onnxruntime as ort
+    except ImportError:
+        return None
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.disable_prepacking", "1")  # a second copy of the weights, for a few runs
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in (weights or {}).items()}
+    for name, value in values.items():
+        options.add_initializer(name, value)
+    source = model.SerializeToString() if hasattr(model, "SerializeToString") else model
+    source = source if isinstance(source, bytes) else str(source)
+    try:
+        session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as e:
+        # ONNX Runtime's exceptions share no base class; those of its binding module are what it cannot run. The rest of
+        # its C++ exceptions arrive as a RuntimeError.
+        if type(e).__module__.startswith("onnxruntime") or isinstance(e, RuntimeError):
+            return None
+        raise
+    names = [output.name for output in session.get_outputs()]
+    alive = (session, values, weights)  # the session reads the arrays and does not own them
+
+    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        try:
+            return dict(zip(names, alive[0].run(names, inputs), strict=True))
+        except Exception as e:  # kernels that are missing, or fail, are only met here (a float64 LSTM)
+            raise CannotRun(" ".join(str(e).split()) or type(e).__name__) from e
+
+    return run
+
+
+def integer_limits(model: Any) -> dict[str, int]:
+    """Exclusive upper bound of each integer input that indexes a table: the smallest table's rows.
+
+    Args:
+        model: an `onnx.ModelProto` or the path of its file. Indices are followed through Cast, Reshape, Squeeze,
+            Unsqueeze, Identity and Flatten.
+    """
+    if isinstance(model, Path):
+        model = onnx.load(model, load_external_data=False)
+    rows: dict[str, tuple[int, ...]] = {init.name: tuple(init.dims) for init in model.graph.initializer}
+    origin = {value.name: value.name for value in model.graph.input if value.name not in rows}
+    limits: dict[str, int] = {}
+    for node in model.graph.node:
+        if node.op_type in ("Cast", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten") and node.input:
+            if node.input[0] in origin:
+                origin[node.output[0]] = origin[node.input[0]]
+        elif node.op_type == "Gather" and node.input[0] in rows and node.input[1] in origin:
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+            bound = rows[node.input[0]][axis]
+            name = origin[node.input[1]]
+            limits[name] = min(bound, limits.get(name, bound))
+    return limits

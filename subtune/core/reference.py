@@ -1,0 +1,56 @@
+"""What a compiled model is compared with: the same model, run by somebody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+Run = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
+"""Inputs by name -> outputs by name. Raises CannotRun where the runtime fails on the model."""
+
+
+class CannotRun(Exception):
+    """A reference runtime took the model and fails to run it; the text is its own, on one line."""
+
+
+class Reference(Protocol):
+    """Another runtime that can run an imported model. What it needs of the model it has; nothing is started yet."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_installed(self) -> bool: ...
+
+    def limits(self) -> Mapping[str, int]:
+        """Exclusive upper bounds of integer inputs that index a table."""
+        ...
+
+    def start(self, threads: int) -> Run | None:
+        """None where it does not take this model."""
+        ...
+
+    def moved(self, threads: int, variation: int) -> Run | None:
+        """The same, each weight of rank 2 or more moved as `by_an_ulp` says. Constants of a lower rank may be sizes."""
+        ...
+
+
+def by_an_ulp(array: np.ndarray, variation: int) -> np.ndarray:
+    """Each floating-point number becomes its next neighbour, up or down at random; an odd `variation` reverses the even
+    one before it. Zeros, and what has no finite neighbour, stay: a mask or a padding means exactly that.
+
+    >>> by_an_ulp(np.float32([1, 0]), 0) - np.float32([1, 0])
+    array([-5.9604645e-08,  0.0000000e+00], dtype=float32)
+    >>> by_an_ulp(np.float32([1, 0]), 1) - np.float32([1, 0])
+    array([1.1920929e-07, 0.0000000e+00], dtype=float32)
+    """
+    if not np.issubdtype(array.dtype, np.floating):
+        return array
+    is_up = (np.random.default_rng(variation // 2).random(array.shape) < 0.5) ^ bool(variation % 2)
+    towards: Any = np.where(is_up, np.inf, -np.inf).astype(array.dtype)
+    with np.errstate(over="ignore"):
+        found = np.nextafter(array, towards)
+    stays = (array == 0) | ~np.isfinite(array) | ~np.isfinite(found)
+    return np.where(stays, array, found)
