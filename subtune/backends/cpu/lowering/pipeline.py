@@ -1,4 +1,4 @@
-"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and five changes.
+"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and six changes.
 
 Parameters need no more than their element's alignment: TVM's 64 bytes would have every input array of numpy copied,
 and an unaligned load of an aligned address costs nothing.
@@ -12,6 +12,8 @@ The parallel loops of a kernel share one launch of the thread pool (`launches`).
 What a vector of several joined inputs is read from is asked in the form in which TVM finds the answer.
 
 Vectors of ragged columns stay vectors (`tails`).
+
+Bounds keep NaN (`nan`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from subtune.backends.cpu.lowering.launches import asserts, joined
+from subtune.backends.cpu.lowering.nan import nan_kept
 from subtune.backends.cpu.lowering.streaming import is_streamed, marked, stream_outputs
 from subtune.backends.cpu.lowering.tails import whole_vectors
 from subtune.backends.host.conversions import ATTRIBUTE as NO_FLOAT16
@@ -86,7 +89,8 @@ def _pipeline() -> tuple[Any, Any, Any]:
 
     _, finalize_host, finalize_device = default_s_tir_pipeline()
     passes = [_flattened(), *(made() for made in _PACKING), _trusting(), _streamed(), _without_float16()]
-    return tvm.ir.transform.Sequential(passes), finalize_host, finalize_device
+    finalize = partial(tvm.ir.transform.Sequential, [finalize_host(), nan_kept()])
+    return tvm.ir.transform.Sequential(passes), finalize, finalize_device
 
 
 def _flattened() -> Any:

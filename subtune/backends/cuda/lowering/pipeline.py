@@ -5,7 +5,8 @@ Different from TVM's `s_tir`:
 - `swizzle` after the regions of intrinsics are known;
 - no common subexpressions: as variables they hide indices of warp memory from LowerWarpMemory (nvcc finds them again);
 - LowerWarpMemory as often as it finds something: it lowers the first buffer of a list of statements only
-  (apache-tvm 0.27.0.post1).
+  (apache-tvm 0.27.0.post1);
+- maxima and minima keep NaN (`nan`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
+from subtune.backends.cuda.lowering.nan import nan_kept
 from subtune.backends.cuda.lowering.printable import printable
 from subtune.backends.cuda.lowering.swizzle import swizzle
 from subtune.backends.cuda.lowering.tirx_pipeline import lower_by_kind
@@ -59,7 +61,7 @@ def lower_s_tir(mod: Any) -> Any:
 def finalize_device() -> Any:
     x = tirx.transform
     return tvm.ir.transform.Sequential(
-        [*([x.LowerWarpMemory()] * _WARP_BUFFERS), x.StmtSimplify(), x.LowerIntrin(), printable]
+        [*([x.LowerWarpMemory()] * _WARP_BUFFERS), x.StmtSimplify(), x.LowerIntrin(), nan_kept, printable]
     )
 
 
