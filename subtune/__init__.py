@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from subtune.artifact import Artifact, load
+    from subtune.backends.cpu.device import CPU
     from subtune.backends.cuda.device import CUDA
     from subtune.driver import compile
     from subtune.tuning.fast_dlight import (
@@ -27,6 +28,7 @@ _PUBLIC = {
     "Artifact": "subtune.artifact",
     "load": "subtune.artifact",
     "compile": "subtune.driver",
+    "CPU": "subtune.backends.cpu.device",
     "CUDA": "subtune.backends.cuda.device",
     "ApplyFastTuning": "subtune.tuning.fast_dlight",
     "DefaultPolicy": "subtune.tuning.fast_dlight",
@@ -37,7 +39,7 @@ _PUBLIC = {
 }
 
 __all__ = [
-    "CUDA", "ApplyFastTuning", "Artifact", "DefaultPolicy", "TensorCorePolicy", "__version__", "apply_and_build",
+    "CPU", "CUDA", "ApplyFastTuning", "Artifact", "DefaultPolicy", "TensorCorePolicy", "__version__", "apply_and_build",
     "apply_opt_before_tuning", "compile", "get_tensorized_func_and_tags", "load",
 ]  # fmt: skip
 

@@ -236,6 +236,25 @@ def budget_section(runs: Sequence[StoredRun]) -> Section:
     return Section("Latency over tuning budget", "\n\n".join(text), chart, "speed over tuning budget")
 
 
+def onnx_section(runs: Sequence[StoredRun]) -> Section:
+    """Suite `onnx`: how the cases of ONNX's own backend suite ended, with subtune and with TVM's importer."""
+    cells = []
+    for run in sorted(runs, key=lambda run: bool(run.report["plain"])):
+        counts = run.report["counts"]
+        outcomes = (sum(counts.values()), *(counts[outcome] for outcome in ("pass", "refused", "wrong", "crash")))
+        cells.append(["TVM alone" if run.report["plain"] else "subtune", *map(str, outcomes)])
+    text = (
+        "Every case of the official backend suite that runs on a CPU: imported, normalised, partitioned and built. "
+        "A case is right, or it is refused with the reason."
+    )
+    return Section(
+        "ONNX's backend suite", f"{text}\n\n{table(('', 'cases', 'pass', 'refused', 'wrong', 'crash'), cells)}"
+    )
+
+
+TOGETHER: Mapping[str, Callable[[Sequence[StoredRun]], Section]] = {"budget": budget_section, "onnx": onnx_section}
+"""All runs of a suite in one section."""
+
 SECTIONS: Mapping[str, Callable[[StoredRun], Section]] = {
     "cpu": cpu_section,
     "model": model_section,

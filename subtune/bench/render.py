@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from subtune.bench.markdown import SECTIONS, Section, budget_section, origin, readme_table
+from subtune.bench.markdown import SECTIONS, TOGETHER, Section, origin, readme_table
 from subtune.bench.stored import StoredRun, StoredRunError, read_runs
 
 RUNS = "benchmarks"
@@ -67,13 +67,14 @@ def render(root: Path) -> None:
 
 
 def _sections(runs: Sequence[StoredRun]) -> list[tuple[str, Section, list[StoredRun]]]:
-    """(name of the chart's file, section, its runs): suites in one order, all budget runs in one section."""
+    """(name of the chart's file, section, its runs): suites in one order, some suites' runs together."""
     found: list[tuple[str, Section, list[StoredRun]]] = []
     for suite, make in SECTIONS.items():
         found += [(run.name, make(run), [run]) for run in runs if run.suite == suite]
-    if budgets := [run for run in runs if run.suite == "budget"]:
-        found.append(("budget", budget_section(budgets), budgets))
-    if unknown := [run for run in runs if run.suite not in (*SECTIONS, "budget")]:
+    for suite, make_all in TOGETHER.items():
+        if together := [run for run in runs if run.suite == suite]:
+            found.append((suite, make_all(together), together))
+    if unknown := [run for run in runs if run.suite not in (*SECTIONS, *TOGETHER)]:
         raise StoredRunError(f"{unknown[0].name}.json is of suite {unknown[0].suite!r}, which nothing renders")
     return found
 

@@ -12,7 +12,7 @@ from subtune.bench.artifact_race import BenchReport
 from subtune.bench.charts import Bar, Line, bar_chart, line_chart
 from subtune.bench.gpu_rows import Published
 from subtune.bench.gpu_table import gpu_json
-from subtune.bench.markdown import SECTIONS, budget_section, readme_table
+from subtune.bench.markdown import SECTIONS, TOGETHER, readme_table
 from subtune.bench.ops_table import ops_json
 from subtune.bench.quality import Quality
 from subtune.bench.race import BenchRow, Race
@@ -134,10 +134,17 @@ def test_operators() -> None:
 def test_budgets() -> None:
     pairs = ((None, 0.01), (20, 0.0125), (5, 0.1))
     points = [{"budget_s": budget, "latency_s": latency} for budget, latency in pairs]
-    section = budget_section([stored(json.dumps({"suite": "budget", "model": "m", "points": points}))])
+    section = TOGETHER["budget"]([stored(json.dumps({"suite": "budget", "model": "m", "points": points}))])
     rows = section.text.splitlines()[-3:]
     assert rows == ["| m | 5 | 100 | 10% |", "| m | 20 | 12.5 | 80% |", "| m | none | 10 | 100% |"]
     assert section.chart.count("<circle") == 3  # two points, and the legend
+
+
+def test_onnx() -> None:
+    counts = {"pass": 8, "refused": 2, "wrong": 0, "crash": 0}
+    runs = [stored(json.dumps({"suite": "onnx", "plain": plain, "counts": counts})) for plain in (True, False)]
+    rows = TOGETHER["onnx"](runs).text.splitlines()[-2:]
+    assert rows == ["| subtune | 10 | 8 | 2 | 0 | 0 |", "| TVM alone | 10 | 8 | 2 | 0 | 0 |"]
 
 
 def test_charts_are_svg() -> None:

@@ -34,6 +34,8 @@ from onnx.backend.base import Backend, BackendRep
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt, Runner
 
+from subtune.bench.stored import stamped
+
 OUTCOMES = ("pass", "refused", "wrong", "crash")
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECS = 600.0  # the slowest case needs 40 on a busy 2-core machine
@@ -229,6 +231,7 @@ def main() -> int:
     parser.add_argument("patterns", nargs="*", help="regular expressions; a case runs if one is found in its name")
     parser.add_argument("--plain", action="store_true", help="TVM's own importer and pipeline (the baseline)")
     parser.add_argument("--json", type=Path, help="write every case's outcome here")
+    parser.add_argument("--store", type=Path, help="write how many ended how here, as a stored benchmark run")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--verbose", action="store_true", help="print every case that does not pass")
     args = parser.parse_args()
@@ -242,6 +245,8 @@ def main() -> int:
     if args.json:
         args.json.write_text(json.dumps([asdict(r) for r in results], indent=1))
     total = counts(results)
+    if args.store:
+        args.store.write_text(stamped(json.dumps({"suite": "onnx", "plain": args.plain, "counts": total})) + "\n")
     print(f"onnx {onnx.__version__}: {len(results)} cases in {time.monotonic() - began:.0f} s; {total}")
     return 1 if total["wrong"] or total["crash"] else 0
 
