@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -94,6 +94,9 @@ class Device:
         """Short text, equal exactly where measurements may be exchanged."""
         return "/".join((self.model.fingerprint(), *self.numerics.tags))
 
+
+OUTER: Mapping[str, str] = MappingProxyType({"role": "outer"})
+"""Metadata of a knob's field: it arranges the loops round a tile, what the tile itself costs does not depend on it."""
 
 M = TypeVar("M", bound=HardwareModel)
 K = TypeVar("K")
@@ -256,6 +259,12 @@ class Backend(ABC):
             return NotApplicable(f"unknown family {candidate.family!r}")
         found = family.kernel(problem, candidate)
         return found if isinstance(found, NotApplicable) else self.finish(found, family, candidate, problem)
+
+    def tile(self, candidate: Candidate) -> tuple[object, ...]:
+        """All of it but the loops round its tile: what the model leaves out is much the same for all that share it."""
+        knobs = next((family.knobs for family in self.families if family.name == candidate.family), None)
+        outer = {f.name for f in fields(knobs) if f.metadata is OUTER} if knobs else set()
+        return (candidate.family, *(knob for knob in candidate.knobs if knob[0] not in outer))
 
     @abstractmethod
     def rank(self, found: Sequence[Candidate], problem: Problem[Any], topk: int) -> tuple[Candidate, ...]:

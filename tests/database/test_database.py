@@ -238,8 +238,6 @@ def test_every_attribute_of_a_function_takes_part_in_the_look_up(exported, devic
 
 
 def test_what_was_exported_can_be_imported_and_replayed(exported, device, tmp_path):
-    from subtune.backends.cpu.families.trace.schedule import schedule
-
     directory, _ = exported
     workload = matmul(16)
     with Database(tmp_path / "other.db") as other:
@@ -248,10 +246,10 @@ def test_what_was_exported_can_be_imported_and_replayed(exported, device, tmp_pa
         (candidate,) = other.suggestions(workload)
         assert candidate.family == "trace"
         assert not other.lookup(workload, device.fingerprint()).complete  # so that the next compile tries it
-    kernel = schedule(workload, candidate, device)
+    kernel = backends.schedule(workload, candidate, device)
     tvm.ir.assert_structural_equal(kernel.func, traced(workload, Candidate("traced"), device).func)
     assert kernel.trace is not None
-    misfit = schedule(matmul(4), replace(candidate, knobs=(("json", '[["no such thing"], []]'),)), device)
+    misfit = backends.schedule(matmul(4), replace(candidate, knobs=(("json", '[["no such thing"], []]'),)), device)
     assert "does not fit" in misfit.reason
 
 

@@ -13,7 +13,7 @@ from subtune.backends.cpu.device import CPU, CPUModel
 from subtune.backends.host.link import link_command
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
-from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.kernel import Kernel
 from subtune.core.manifest import LIBRARY_NAME, Manifest
 from subtune.core.measurement import Failure
 from subtune.core.memory_plan import MemoryPlan
@@ -36,7 +36,7 @@ class CPUBackend(Backend):
     def families(self) -> tuple[Family[Any, Any], ...]:
         from subtune.backends.cpu import families
 
-        return families.FAMILIES  # type: ignore[attr-defined,no-any-return]
+        return families.FAMILIES
 
     # -- devices
 
@@ -71,23 +71,15 @@ class CPUBackend(Backend):
 
     # -- kernels
 
-    def candidates(self, problem: Problem[Any], topk: int) -> tuple[Candidate, ...]:
+    def rank(self, found: Sequence[Candidate], problem: Problem[Any], topk: int) -> tuple[Candidate, ...]:
         from subtune.backends.cpu import ranking
 
-        device = replace(problem.device, exact_math=problem.numerics.exact or problem.device.exact_math)
-        return ranking.candidates(problem.workload, device, topk)
-
-    def kernel(self, problem: Problem[Any], candidate: Candidate) -> Kernel | NotApplicable:
-        from subtune.backends.cpu import scheduling
-
-        device = replace(problem.device, exact_math=problem.numerics.exact or problem.device.exact_math)
-        return scheduling.schedule(problem.workload, candidate, device)
-
-    def rank(self, found: Sequence[Candidate], problem: Problem[Any], topk: int) -> tuple[Candidate, ...]:
-        raise NotImplementedError
+        return ranking.rank(found, self.families, problem, topk)
 
     def finish(self, kernel: Kernel, family: Family[Any, Any], candidate: Candidate, problem: Problem[Any]) -> Kernel:
-        raise NotImplementedError
+        from subtune.backends.cpu import scheduling
+
+        return scheduling.finish(kernel, family, candidate, problem)
 
     def lower(self, func: Any, device: Device) -> Any:
         import tvm

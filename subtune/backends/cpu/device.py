@@ -58,8 +58,6 @@ class CPUModel:
     """Nominal; only ratios of predictions matter."""
     dram_bytes_per_s: float
     """Of all threads together; nominal."""
-    exact_math: bool = False
-    """Only kernels that round as the model says: no Winograd, and libm's exp, tanh and erf instead of polynomials."""
 
     @property
     def host(self) -> Host:
@@ -130,7 +128,7 @@ class CPUModel:
         """Short text that is equal exactly for devices whose measurements may be exchanged."""
         caches = f"{self.l1d_bytes // 1024}K-{self.l2_bytes // 1024}K-{self.l3_bytes // 1024}K"
         isa = f"{triples.architecture(self.triple)}/{self.name or 'generic'}/{self.vector_bytes * 8}b"
-        return f"cpu/{isa}/{caches}/t{self.threads}" + ("/exact" if self.exact_math else "")
+        return f"cpu/{isa}/{caches}/t{self.threads}"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)

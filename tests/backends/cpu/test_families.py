@@ -14,10 +14,12 @@ from tvm import tirx
 from tvm.s_tir import SBlock
 
 from subtune import backends
+from subtune.backends import as_device
 from subtune.backends.cpu.device import CPU, CPUModel
 from subtune.backends.cpu.lowering.pipeline import flat
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.numerics import Numerics
 from subtune.core.record import func_hash
 from subtune.core.workload import Workload
 from subtune.tir.blocks import root_stages
@@ -272,7 +274,7 @@ def test_split_k_is_proposed_for_long_reductions_only(device: CPUModel) -> None:
 
 
 def test_exact_math_leaves_out_what_rounds_differently(device: CPUModel) -> None:
-    exact = replace(device, exact_math=True)
+    exact = replace(as_device(device), numerics=Numerics(exact=True))
     assert exact.fingerprint() != device.fingerprint()
     assert {c.family for c in backends.candidates(conv(28, 64, 64, 3), exact)} == {"contraction"}
     gelu = dense(32, 64, 40)

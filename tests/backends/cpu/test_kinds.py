@@ -14,10 +14,12 @@ import tvm
 from tvm.relax import op
 
 from subtune import backends
+from subtune.backends import as_device
 from subtune.backends.cpu.device import CPU, CPUModel
 from subtune.backends.cpu.lowering.pipeline import PIPELINE
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.numerics import Numerics
 from subtune.core.workload import Workload
 from tests.backends.workloads import batch_matmul, build, conv, global_pool, layer_norm, softmax
 
@@ -253,7 +255,9 @@ def test_a_row_is_divided_by_multiplying(device: CPUModel) -> None:
     kernel = backends.schedule(softmax(8, 64), Candidate.make("rowwise", unroll=1), device)
     assert isinstance(kernel, Kernel)
     assert "1.0) / T_softmax_expsum" in kernel.func.script()
-    exact = backends.schedule(softmax(8, 64), Candidate.make("rowwise", unroll=1), replace(device, exact_math=True))
+    exact = backends.schedule(
+        softmax(8, 64), Candidate.make("rowwise", unroll=1), replace(as_device(device), numerics=Numerics(exact=True))
+    )
     assert isinstance(exact, Kernel)
     assert "1.0) / T_softmax_expsum" not in exact.func.script()
 

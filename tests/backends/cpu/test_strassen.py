@@ -10,14 +10,15 @@ import pytest
 from tvm.relax import op
 
 from subtune import backends
+from subtune.backends import as_device
 from subtune.backends.algorithms.strassen import PRODUCTS, terms
+from subtune.backends.base import Problem
 from subtune.backends.cpu.device import CPU, CPUModel
-from subtune.backends.cpu.families.strassen.candidates import strassen_candidates
+from subtune.backends.cpu.families import strassen
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.numerics import Numerics
 from subtune.core.workload import Workload
-from subtune.patterns.contraction import Contraction
-from subtune.patterns.recognise import recognise
 from tests.backends.workloads import batch_matmul, build, conv, dense
 
 Run = Callable[[Workload, Kernel | None], np.ndarray]
@@ -84,9 +85,7 @@ def test_it_says_why_not(make: Callable[[], Workload], knobs: dict[str, int], re
 
 def test_every_candidate_of_the_policy_applies(device: CPUModel) -> None:
     workload = conv(14, 64, 128, 1)
-    anchor = recognise(workload)
-    assert isinstance(anchor, Contraction)
-    proposed = strassen_candidates(anchor, workload, device)
+    proposed = strassen.FAMILY.candidates(Problem(workload, device))
     assert {c["order"] for c in proposed} == {"m", "n"}
     for candidate in proposed[::5]:
         assert isinstance(backends.schedule(workload, candidate, device), Kernel), candidate
@@ -95,5 +94,5 @@ def test_every_candidate_of_the_policy_applies(device: CPUModel) -> None:
 def test_exact_forbids_it(device: CPUModel) -> None:
     workload = dense(128, 768, 768)
     assert any(c.family == "strassen" for c in backends.candidates(workload, device))
-    exact = replace(device, exact_math=True)
+    exact = replace(as_device(device), numerics=Numerics(exact=True))
     assert not any(c.family == "strassen" for c in backends.candidates(workload, exact, topk=500))

@@ -1,1 +1,44 @@
-"""One schedule family of the CPU per folder: what it accepts, its candidates, its schedule."""
+"""The schedule families of the CPU: what each accepts, its knobs, its candidates and its schedule, side by side."""
+
+from __future__ import annotations
+
+from subtune.backends.cpu.families import (
+    bottleneck,
+    chain,
+    columns,
+    contraction,
+    contraction_bf16,
+    default,
+    elementwise,
+    grouped,
+    moments,
+    pieces,
+    rowwise,
+    split_k,
+    strassen,
+    trace,
+    transpose,
+    window,
+    winograd,
+)
+from subtune.backends.cpu.family import CPUFamily
+
+FAMILIES: tuple[CPUFamily, ...] = (
+    contraction_bf16.FAMILY,
+    contraction.FAMILY,
+    split_k.FAMILY,
+    grouped.FAMILY,
+    winograd.FAMILY,
+    strassen.FAMILY,
+    window.FAMILY,
+    rowwise.FAMILY,
+    columns.FAMILY,
+    pieces.FAMILY,
+    moments.FAMILY,
+    chain.FAMILY,
+    bottleneck.FAMILY,
+    elementwise.FAMILY,
+    transpose.FAMILY,
+    default.FAMILY,
+    trace.FAMILY,
+)

@@ -10,20 +10,34 @@ micro-kernel:  for k:  for mr rows (unrolled), nr columns (vectors):  acc += a *
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tvm.s_tir import Schedule
 
+from subtune.backends.base import OUTER
+from subtune.backends.cpu.family import MODE, REGISTERS
 from subtune.backends.cpu.loops.prefetch import MicroKernel
-from subtune.core.candidate import Candidate
 from subtune.patterns.contraction import Contraction
 from subtune.tir.tile import place_pad, vectorize_tile
 
 
 @dataclass(frozen=True, slots=True)
+class TileKnobs:
+    """A tile is `mr` rows by `nr` columns, `mt` of them share a panel of B."""
+
+    mr: int = field(metadata=REGISTERS)
+    nr: int = field(metadata=REGISTERS)
+    mt: int = field(metadata=OUTER)
+    order: str = field(metadata=OUTER)
+    prefetch: bool = False
+    """The next panel of constant weights is fetched meanwhile."""
+    serial: bool = field(default=False, metadata=MODE)
+
+
+@dataclass(frozen=True, slots=True)
 class Tiling:
-    """What a candidate decides of the loops: a tile is `mr` rows by `nr` columns, `mt` of them share a panel of B."""
+    """Where the tile lies in the loops, in vectors of `lanes`."""
 
     mr: int
     nr: int
@@ -33,9 +47,8 @@ class Tiling:
     is_serial: bool
 
     @classmethod
-    def of(cls, candidate: Candidate, lanes: int) -> Tiling:
-        mr, nr, mt = (int(candidate[knob]) for knob in ("mr", "nr", "mt"))
-        return cls(mr, nr, mt, str(candidate["order"]), lanes, candidate.is_serial)
+    def of(cls, knobs: TileKnobs, lanes: int) -> Tiling:
+        return cls(knobs.mr, knobs.nr, knobs.mt, knobs.order, lanes, knobs.serial)
 
     def padding(self, info: Contraction) -> dict[int, int]:
         """New extents of the axes that the tile does not divide: the last m axis and the n axis."""

@@ -7,11 +7,13 @@ Sources: those of `contraction`; line buffers as in Halide's sliding windows (Ra
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import product
 from math import ceil
 
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.family import MODE, REGISTERS, CPUProblem
 from subtune.core.candidate import Candidate
 from subtune.patterns.bottleneck import Bottleneck
 
@@ -23,31 +25,61 @@ _MAX_PIXELS = 16  # of a tile: more gain nothing, and the code grows
 _MAX_WINDOWS = 8  # beside one another: what several of them read stays in registers, too
 
 
-def bottleneck_candidates(block: Bottleneck, device: CPUModel) -> list[Candidate]:
-    """The best tiles for several panels, steps and blocks; none where the rows computed twice cost all there is to win.
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Blocks of rows; rows of a step; pixels x panel of both 1x1 convolutions; rows x pixels of a window."""
 
-    What is won is at most the way of the tensors in between to the next cache and back.
-    """
+    blocks: int
+    step: int
+    mr: int = field(metadata=REGISTERS)
+    nr: int = field(metadata=REGISTERS)
+    dr: int
+    dw: int
+    mr2: int
+    nr2: int
+    serial: bool = field(default=False, metadata=MODE)
+
+
+def accepts(problem: CPUProblem) -> str:
+    block, lanes = problem.pattern, problem.device.lanes()
+    if not isinstance(block, Bottleneck):
+        return "no 1x1 convolutions round a depthwise one"
+    if block.channels % lanes:
+        return f"{block.channels} channels are no multiple of the {lanes} vector lanes"
+    return "" if _is_worthwhile(block, problem.device) else "rows computed twice cost all there is to win"
+
+
+def obstacle(block: Bottleneck, knobs: Knobs, lanes: int) -> str:
+    """Why a tile is illegal; "" where it is legal."""
+    if knobs.nr % lanes or knobs.nr2 % lanes:
+        return f"nr={knobs.nr} or nr2={knobs.nr2} is no multiple of the {lanes} vector lanes"
+    if block.channels % knobs.nr:
+        return f"nr={knobs.nr} does not divide the {block.channels} channels"
+    rows = -(-block.out_height // knobs.blocks)
+    last = block.out_height - (knobs.blocks - 1) * rows
+    if last < 1 or rows % knobs.step or last % knobs.step or knobs.step % knobs.dr:
+        return f"steps of {knobs.step} rows do not divide blocks of {rows} and {last}"
+    return ""
+
+
+def candidates(problem: CPUProblem) -> list[Candidate]:
+    """The best tiles for several panels, steps and blocks."""
+    block, device = problem.pattern, problem.device
     lanes = device.lanes()
-    if block.channels % lanes or not _is_worthwhile(block, device):
-        return []
     found = []
     for nr, (step, dr), blocks in product(_panels(block, lanes), _STEPS, _blocks(block, device)):
-        rows = ceil(block.out_height / blocks)
-        last = block.out_height - (blocks - 1) * rows
-        if last < 1 or rows % step or last % step or block.cached_bytes(step) > device.l2_bytes:
-            continue
         mr = _best_rows(block.width, nr // lanes, device)
         nr2 = lanes * _vectors(block.outputs, lanes)
         mr2 = _best_rows(step * block.out_width, nr2 // lanes, device)
         dw = _best_pixels(block.out_width, dr, device)
-        tile = {"blocks": blocks, "step": step, "mr": mr, "nr": nr, "dr": dr, "dw": dw, "mr2": mr2, "nr2": nr2}
-        found.append(Candidate.make("bottleneck", _predict(block, device, tile), **tile))
+        knobs = Knobs(blocks, step, mr, nr, dr, dw, mr2, nr2)
+        if not obstacle(block, knobs, lanes) and block.cached_bytes(step) <= device.l2_bytes:
+            found.append(Candidate.of("bottleneck", knobs, _predict(block, device, knobs)))
     return sorted(found, key=lambda c: (c.predicted_s, c.knobs))[:_MAX_CANDIDATES]
 
 
 def _is_worthwhile(block: Bottleneck, device: CPUModel) -> bool:
-    """For as few blocks as there are threads."""
+    """For as few blocks as there are threads: at most the way of the tensors in between to the next cache is won."""
     between = block.images * block.channels * 4 * block.out_height * block.out_width
     if block.inputs:
         between += block.images * block.channels * 4 * block.height * block.width
@@ -104,32 +136,32 @@ def _best_pixels(extent: int, dr: int, device: CPUModel) -> int:
     return min(pixels, key=lambda dw: (_micro_cycles(extent, dw, dr, device), -dw))
 
 
-def _predict(block: Bottleneck, device: CPUModel, tile: dict[str, int]) -> float:
+def _predict(block: Bottleneck, device: CPUModel, knobs: Knobs) -> float:
     """Seconds of one run on all threads."""
     lanes = device.lanes()
-    images, blocks, step, dr = block.images, tile["blocks"], tile["step"], tile["dr"]
+    images, blocks, step, dr = block.images, knobs.blocks, knobs.step, knobs.dr
     rows_in = block.out_height * block.rows.stride + _twice(block, blocks)
     pixels_out = block.out_height * block.out_width
     vectors = block.channels // lanes
     cycles = 0.0
     if block.inputs:
-        per_k = _micro_cycles(block.width, tile["mr"], tile["nr"] // lanes, device) * lanes / tile["nr"]
-        start = ceil(block.width / tile["mr"]) * lanes / tile["nr"] * _START_CYCLES
+        per_k = _micro_cycles(block.width, knobs.mr, knobs.nr // lanes, device) * lanes / knobs.nr
+        start = ceil(block.width / knobs.mr) * lanes / knobs.nr * _START_CYCLES
         cycles += rows_in * vectors * (block.inputs * per_k + start + block.width * _STORE_CYCLES)
     else:
         cycles += rows_in * vectors * block.width * _STORE_CYCLES
     taps = block.rows.taps * block.columns.taps
-    per_tap = _micro_cycles(block.out_width, tile["dw"], dr, device) / dr
-    start = ceil(block.out_width / tile["dw"]) / dr * _START_CYCLES
+    per_tap = _micro_cycles(block.out_width, knobs.dw, dr, device) / dr
+    start = ceil(block.out_width / knobs.dw) / dr * _START_CYCLES
     cycles += block.out_height * vectors * (taps * per_tap + start + block.out_width * _STORE_CYCLES)
-    panel = block.ring_rows(step) * block.ring_width * tile["nr"] * 4
+    panel = block.ring_rows(step) * block.ring_width * knobs.nr * 4
     old = block.ring_rows(step) if panel > device.l1d_bytes else block.ring_rows(step) - step * block.rows.stride
     kept = block.out_height / step * old * block.ring_width * block.channels * 4
     cycles += kept / bytes_per_cycle(block.cached_bytes(step), device)
-    wide = tile["nr2"] // lanes
-    panels = ceil(block.outputs / tile["nr2"])
-    per_k = _micro_cycles(step * block.out_width, tile["mr2"], wide, device) / step
-    start = ceil(step * block.out_width / tile["mr2"]) / step * _START_CYCLES
+    wide = knobs.nr2 // lanes
+    panels = ceil(block.outputs / knobs.nr2)
+    per_k = _micro_cycles(step * block.out_width, knobs.mr2, wide, device) / step
+    start = ceil(step * block.out_width / knobs.mr2) / step * _START_CYCLES
     cycles += block.out_height * panels * (block.channels * per_k + start)
     cycles += pixels_out * panels * wide * _STORE_CYCLES
     grains = images * blocks

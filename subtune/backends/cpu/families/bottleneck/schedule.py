@@ -13,17 +13,15 @@ computed by both. Sources: MobileNetV2's block (Sandler et al. 2018); line buffe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import tvm_ffi
 from tvm import tirx
 
-from subtune.backends.cpu.device import CPUModel
-from subtune.core.candidate import Candidate
+from subtune.backends.cpu.families.bottleneck.candidates import Knobs, obstacle
+from subtune.backends.cpu.family import CPUProblem
 from subtune.core.kernel import Kernel, NotApplicable, Packing
-from subtune.core.workload import Workload
 from subtune.patterns.bottleneck import BottleneckExpressions, Weights, bottleneck_expressions
 from subtune.tir.expressions import variables
 from subtune.tir.statements import (
@@ -42,48 +40,18 @@ from subtune.tir.statements import (
 from subtune.tir.substitute import substitute
 
 
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """Knobs: blocks of rows; rows of a step; pixels x panel of both 1x1 convolutions; rows x pixels of a window."""
-
-    blocks: int
-    step: int
-    mr: int
-    nr: int
-    dr: int
-    dw: int
-    mr2: int
-    nr2: int
-
-
-def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    """`candidate` holds the fields of `_Tile`."""
+def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
+    workload, lanes = problem.workload, problem.device.lanes()
     form = bottleneck_expressions(workload.func, workload.num_outputs)
     if isinstance(form, NotApplicable):
         return form
-    names = ("blocks", "step", "mr", "nr", "dr", "dw", "mr2", "nr2")
-    knobs = _Tile(*(int(candidate[name]) for name in names))
-    lanes = device.lanes()
-    if obstacle := _obstacle(form, knobs, lanes):
-        return NotApplicable(obstacle)
-    return _Writer(workload.func, form, knobs, lanes).kernel(candidate.is_serial)
-
-
-def _obstacle(form: BottleneckExpressions, knobs: _Tile, lanes: int) -> str:
-    block = form.pattern
-    if knobs.nr % lanes or knobs.nr2 % lanes:
-        return f"nr={knobs.nr} or nr2={knobs.nr2} is no multiple of the {lanes} vector lanes"
-    if block.channels % knobs.nr:
-        return f"nr={knobs.nr} does not divide the {block.channels} channels"
-    rows = -(-block.out_height // knobs.blocks)
-    last = block.out_height - (knobs.blocks - 1) * rows
-    if last < 1 or rows % knobs.step or last % knobs.step or knobs.step % knobs.dr:
-        return f"steps of {knobs.step} rows do not divide blocks of {rows} and {last}"
-    return ""
+    if reason := obstacle(form.pattern, knobs, lanes):
+        return NotApplicable(reason)
+    return _Writer(workload.func, form, knobs, lanes).kernel()
 
 
 class _Writer:
-    def __init__(self, func: Any, form: BottleneckExpressions, knobs: _Tile, lanes: int) -> None:
+    def __init__(self, func: Any, form: BottleneckExpressions, knobs: Knobs, lanes: int) -> None:
         self.func, self.form, self.block, self.knobs, self.lanes = func, form, form.pattern, knobs, lanes
         self.params = list(func.params)
         self.packings: list[tuple[int, Packing]] = []
@@ -97,9 +65,9 @@ class _Writer:
         order = (*(i for i in range(len(form.depthwise.shape)) if i not in dims), *dims)
         self.window = self._param(form.depthwise, tuple((d,) for d in form.depthwise.shape), order, "window")
 
-    def kernel(self, is_serial: bool) -> Kernel:
+    def kernel(self) -> Kernel:
         count = self.block.images * self.knobs.blocks
-        body = serial(count, self._block) if is_serial else parallel(count, self._block)
+        body = serial(count, self._block) if self.knobs.serial else parallel(count, self._block)
         return Kernel(tirx.PrimFunc(self.params, body, self.func.ret_type, self.func.attrs), tuple(self.packings))
 
     def _packed(self, weights: Weights, nr: int, name: str) -> Any:

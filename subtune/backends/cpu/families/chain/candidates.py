@@ -7,11 +7,13 @@ Sources: those of `contraction`; Dao et al., "FlashAttention", 2022, for the blo
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import product
 from math import ceil
 
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.family import MODE, REGISTERS, CPUProblem
 from subtune.core.candidate import Candidate
 from subtune.patterns.chain import Chain, is_packed_once, padded
 
@@ -29,21 +31,58 @@ def cache_limit_bytes(device: CPUModel) -> int:
     return max(device.l2_bytes, device.l3_bytes // (4 * device.threads))
 
 
-def chain_candidates(chain: Chain, device: CPUModel) -> list[Candidate]:
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Rows of a block, register tiles of both contractions, and where their right operands are packed."""
+
+    mb: int
+    mr: int = field(metadata=REGISTERS)
+    nr: int = field(metadata=REGISTERS)
+    mr2: int
+    nr2: int
+    pack: str
+    """"once": before everything else; "batch": by the thread that computes a batch."""
+    pack_e: bool
+    """False: the second right operand is read where it lies."""
+    copy_a: bool
+    """The block's rows of the first left operand are copied first."""
+    serial: bool = field(default=False, metadata=MODE)
+
+
+def accepts(problem: CPUProblem) -> str:
+    return "" if isinstance(problem.pattern, Chain) else "no chain of two contractions"
+
+
+def obstacle(chain: Chain, knobs: Knobs, device: CPUModel) -> str:
+    """Why a tile is illegal; "" where it is legal."""
+    lanes = device.lanes()
+    if knobs.nr % lanes or knobs.nr2 % lanes:
+        return f"nr={knobs.nr} or nr2={knobs.nr2} is no multiple of the {lanes} vector lanes"
+    if knobs.mb % knobs.mr or knobs.mb % knobs.mr2:
+        return f"tiles of {knobs.mr} and {knobs.mr2} rows do not divide a block of {knobs.mb}"
+    if knobs.pack not in ("once", "batch"):
+        return f"no packing {knobs.pack!r}"
+    if not knobs.pack_e and chain.n2 % knobs.nr2:
+        return "columns read where they lie must be whole panels"
+    if chain.cached_bytes(knobs.mb, knobs.nr) > cache_limit_bytes(device):
+        return f"{knobs.mb} rows between the contractions do not fit the cache, and no online softmax is implemented"
+    return ""
+
+
+def candidates(problem: CPUProblem) -> list[Candidate]:
     """Every legal pair of register tiles with blocks of rows whose intermediate results stay in L2."""
+    chain, device = problem.pattern, problem.device
     lanes = device.lanes()
     found = []
     for mr, v1, v2 in product(_row_counts(chain.m), _vector_counts(chain.n1, lanes), _vector_counts(chain.n2, lanes)):
         if mr * max(v1, v2) + max(v1, v2) + 1 > device.vector_registers:
             continue
         nr, nr2 = v1 * lanes, v2 * lanes
-        for mb in _blocks(chain, mr, nr, device):
+        for mb in _blocks(chain, mr, device):
             for pack, pack_e, copy_a in product(_places(chain), _packs_e(chain, nr2, device), _copies(chain, mb)):
-                tile = {"mb": mb, "mr": mr, "nr": nr, "mr2": mr, "nr2": nr2}
-                seconds = _predict(chain, device, tile, pack, pack_e, copy_a)
-                found.append(
-                    Candidate.make("chain", seconds, pack=pack, pack_e=pack_e, copy_a=copy_a, **tile),
-                )
+                knobs = Knobs(mb, mr, nr, mr, nr2, pack, pack_e, copy_a)
+                if not obstacle(chain, knobs, device):
+                    found.append(Candidate.of("chain", knobs, _predict(chain, device, knobs)))
     return found
 
 
@@ -57,16 +96,11 @@ def _row_counts(m: int) -> list[int]:
     return [mr for mr in counts if m % mr == 0 or (mr >= 4 and padded(m, mr) / m <= _MAX_WASTE)]
 
 
-def _blocks(chain: Chain, mr: int, nr: int, device: CPUModel) -> list[int]:
-    """Rows of a block: one tile doubled, and all rows; as far as L2 holds them and few are wasted."""
+def _blocks(chain: Chain, mr: int, device: CPUModel) -> list[int]:
+    """Rows of a block: one tile doubled, and all rows; as far as few are wasted."""
     tiles = ceil(chain.m / mr)
     counts = {1 << i for i in range(tiles.bit_length())} | {tiles, ceil(tiles / device.threads)}
-    return [
-        mr * count
-        for count in sorted(counts)
-        if chain.cached_bytes(mr * count, nr) <= cache_limit_bytes(device)
-        and padded(chain.m, mr * count) / chain.m <= _MAX_WASTE
-    ]
+    return [mr * count for count in sorted(counts) if padded(chain.m, mr * count) / chain.m <= _MAX_WASTE]
 
 
 def _places(chain: Chain) -> tuple[str, ...]:
@@ -89,10 +123,10 @@ def _copies(chain: Chain, mb: int) -> tuple[bool, ...]:
     return (True,) if chain.m % mb or chain.first.a.param < 0 else (False, True)
 
 
-def _predict(chain: Chain, device: CPUModel, tile: dict[str, int], pack: str, pack_e: bool, copy_a: bool) -> float:
+def _predict(chain: Chain, device: CPUModel, knobs: Knobs) -> float:
     """Seconds of one run on all threads."""
     lanes = device.lanes()
-    mb, mr, nr, nr2 = tile["mb"], tile["mr"], tile["nr"], tile["nr2"]
+    mb, mr, nr, nr2 = knobs.mb, knobs.mr, knobs.nr, knobs.nr2
     blocks = ceil(chain.m / mb)
     cycles = 0.0  # of one block of rows
     for n, k, width in ((chain.n1, chain.k, nr), (chain.n2, chain.n1, nr2)):
@@ -105,19 +139,19 @@ def _predict(chain: Chain, device: CPUModel, tile: dict[str, int], pack: str, pa
         cycles += panels * mb * k * 4 / bytes_per_cycle(mb * k * 4, device) * 0.25
     if chain.is_softmax:
         cycles += mb * padded(chain.n1, nr) / lanes * _SOFTMAX_CYCLES
-    if copy_a:
+    if knobs.copy_a:
         cycles += mb * chain.k / lanes * _MOVED_CYCLES
     elif chain.k * 4 % 4096 == 0 and mr > 4:
         cycles *= 1.1  # the rows of a tile lie in one set of L1
     packing = 0.0  # of one batch
     for n, k, contiguous, is_packed in (
         (chain.n1, chain.k, chain.b_is_contiguous, is_packed_once(chain.first.b)),
-        (chain.n2, chain.n1, chain.e_is_contiguous, is_packed_once(chain.second.b) or not pack_e),
+        (chain.n2, chain.n1, chain.e_is_contiguous, is_packed_once(chain.second.b) or not knobs.pack_e),
     ):
         if not is_packed:
             moved = n * k * (_MOVED_CYCLES / lanes if contiguous else _GATHERED_CYCLES)
             packing += max(moved, 2 * n * k * 4 / bytes_per_cycle(2 * n * k * 4, device))
-    grains = chain.batch * (1 if pack == "batch" else blocks)
+    grains = chain.batch * (1 if knobs.pack == "batch" else blocks)
     imbalance = ceil(grains / device.threads) * device.threads / grains
     total = (cycles * blocks + packing) * chain.batch * imbalance
     return total / device.threads / device.cycles_per_s

@@ -16,52 +16,32 @@ from typing import Any
 
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.backends.cpu.device import CPUModel
-from subtune.backends.cpu.families.chain.candidates import cache_limit_bytes
-from subtune.backends.cpu.families.chain.stages import ChainTile, rewrite
-from subtune.core.candidate import Candidate
+from subtune.backends.cpu.families.chain.candidates import Knobs, obstacle
+from subtune.backends.cpu.families.chain.stages import rewrite
+from subtune.backends.cpu.family import CPUProblem
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload
 from subtune.patterns.chain import ChainExpressions, chain_expressions
 from subtune.tir.blocks import all_blocks
 from subtune.tir.tile import extent_of, vector_width, vectorize_tile
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    """`candidate` holds the fields of `ChainTile`."""
+def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
+    workload, lanes = problem.workload, problem.device.lanes()
     form = chain_expressions(workload.func, workload.num_outputs)
     if isinstance(form, NotApplicable):
         return form
-    mb, mr, nr, mr2, nr2 = (int(candidate[name]) for name in ("mb", "mr", "nr", "mr2", "nr2"))
-    copies = bool(candidate["pack_e"]), bool(candidate["copy_a"])
-    tile = ChainTile(mb, mr, nr, mr2, nr2, str(candidate["pack"]), *copies)
-    lanes = device.lanes()
-    if obstacle := _obstacle(form, tile, lanes, device):
-        return NotApplicable(obstacle)
-    func, packings = rewrite(workload.func, form, tile, lanes)
+    if reason := obstacle(form.pattern, knobs, problem.device):
+        return NotApplicable(reason)
+    func, packings = rewrite(workload.func, form, knobs, lanes)
     sch = Schedule(func)
     try:
-        _schedule(sch, form, tile, lanes, candidate.is_serial)
+        _schedule(sch, form, knobs, lanes)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
     return Kernel(sch.mod["main"], packings)
 
 
-def _obstacle(form: ChainExpressions, tile: ChainTile, lanes: int, device: CPUModel) -> str:
-    if tile.nr % lanes or tile.nr2 % lanes:
-        return f"nr={tile.nr} or nr2={tile.nr2} is no multiple of the {lanes} vector lanes"
-    if tile.mb % tile.mr or tile.mb % tile.mr2:
-        return f"tiles of {tile.mr} and {tile.mr2} rows do not divide a block of {tile.mb}"
-    if tile.pack not in ("once", "batch"):
-        return f"no packing {tile.pack!r}"
-    if not tile.pack_e and form.pattern.n2 % tile.nr2:
-        return "columns read where they lie must be whole panels"
-    if form.pattern.cached_bytes(tile.mb, tile.nr) > cache_limit_bytes(device):
-        return f"{tile.mb} rows between the contractions do not fit the cache, and no online softmax is implemented"
-    return ""
-
-
-def _schedule(sch: Schedule, form: ChainExpressions, tile: ChainTile, lanes: int, is_serial: bool) -> None:
+def _schedule(sch: Schedule, form: ChainExpressions, tile: Knobs, lanes: int) -> None:
     names = {sch.get(b).name_hint for b in all_blocks(sch)}
     sums = []  # (reduction, its loop): decomposed last, since annotations must come before
     # the second contraction carries the loops that all others are placed in
@@ -77,7 +57,7 @@ def _schedule(sch: Schedule, form: ChainExpressions, tile: ChainTile, lanes: int
     else:
         outermost = rows = sch.fuse(*outer, rows) if outer else rows
     if "e_packed" in names:
-        _place_packing(sch, "e_packed", batch, is_serial)
+        _place_packing(sch, "e_packed", batch, tile.serial)
     if "p" in names:
         sums += _rowwise(sch, "inverse", ("total_part",), rows, lanes)
         sums += _rowwise(sch, "p", ("largest", "largest_part"), rows, lanes)
@@ -85,7 +65,7 @@ def _schedule(sch: Schedule, form: ChainExpressions, tile: ChainTile, lanes: int
     _, mm = _tile_loops(sch, "t", tile.mr, tile.mr, tile.nr, lanes)
     sums.append(_micro_kernel(sch, "s", mm, lanes))
     if "b_packed" in names:
-        _place_packing(sch, "b_packed", batch, is_serial)
+        _place_packing(sch, "b_packed", batch, tile.serial)
     if "a_rows" in names:
         stage = sch.get_sblock("a_rows")
         sch.compute_at(stage, rows, preserve_unit_loops=True)
@@ -93,7 +73,7 @@ def _schedule(sch: Schedule, form: ChainExpressions, tile: ChainTile, lanes: int
     for name in {"a_rows", "p" if "p" in names else "t"} & {*names}:
         # rows an odd number of vectors apart: a multiple of 4 KB would put all rows of a tile into one cache set
         sch.storage_align(sch.get_sblock(name), 0, -2, 2 * lanes, lanes)
-    if not is_serial:
+    if not tile.serial:
         sch.parallel(outermost)
     for block, loop in sums:
         sch.decompose_reduction(block, loop)

@@ -20,6 +20,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
+from subtune.backends.cpu.families.chain.candidates import Knobs
 from subtune.core.kernel import Packing
 from subtune.patterns.axes import Operand
 from subtune.patterns.chain import ChainExpressions, is_packed_once, padded
@@ -31,23 +32,7 @@ _REDUCE = tirx.IterVar.CommReduce
 _Right = Callable[[Any, Any, Any], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ChainTile:
-    """Rows of a block, register tiles of both contractions, and where their right operands are packed."""
-
-    mb: int
-    mr: int
-    nr: int
-    mr2: int
-    nr2: int
-    pack: str  # "once": before everything else; "batch": by the thread that computes a batch
-    pack_e: bool  # False: the second right operand is read where it lies
-    copy_a: bool  # the block's rows of the first left operand are copied first
-
-
-def rewrite(
-    func: Any, form: ChainExpressions, tile: ChainTile, lanes: int
-) -> tuple[Any, tuple[tuple[int, Packing], ...]]:
+def rewrite(func: Any, form: ChainExpressions, tile: Knobs, lanes: int) -> tuple[Any, tuple[tuple[int, Packing], ...]]:
     """The function in stages, and what it wants of its constants."""
     extent = form.extents
     rows, columns = padded(extent[form.m], tile.mb), padded(extent[form.n], tile.nr)

@@ -8,10 +8,15 @@ Sources: Low et al., "Analytical Modeling Is Enough for High-Performance BLIS" (
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle, stream_s
 from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.families.products import fma_obstacle
+from subtune.backends.cpu.family import ALGORITHM, CPUProblem
+from subtune.backends.cpu.loops.loop_nest import TileKnobs
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload, dtype_bits
 from subtune.patterns.contraction import Contraction
@@ -29,26 +34,71 @@ _MAX_ROWS = 30
 _MAX_TILE_ROWS = 64
 
 
-def contraction_candidates(
-    anchor: Contraction, workload: Workload, device: CPUModel, *, always_packs: bool = False
-) -> list[Candidate]:
-    """Every legal register tile with every sensible outer tile, each with its predicted time.
+@dataclass(frozen=True, slots=True)
+class Knobs(TileKnobs):
+    pack: bool = field(default=False, metadata=ALGORITHM)
+    """B, which is no constant and lies along n, is packed all the same."""
+
+
+def accepts(problem: CPUProblem) -> str:
+    anchor = problem.pattern
+    return fma_obstacle(problem) or ("" if is_read_as_it_lies(anchor) else packing_obstacle(anchor))
+
+
+def is_read_as_it_lies(anchor: Contraction) -> bool:
+    return not anchor.b.is_constant and anchor.b.axes[-1] == anchor.n.index
+
+
+def packing_obstacle(anchor: Contraction) -> str:
+    return "B is indexed by more than its own axes: it cannot be packed" if -1 in anchor.b.axes else ""
+
+
+def candidates(problem: CPUProblem) -> list[Candidate]:
+    anchor = problem.pattern
+    found = tilings(anchor, problem.workload, problem.device, is_read_as_it_lies(anchor))
+    return [Candidate.of("contraction", knobs, seconds) for knobs, seconds in found]
+
+
+def tilings(
+    anchor: Contraction, workload: Workload, device: CPUModel, reads_as_it_lies: bool
+) -> Iterator[tuple[Knobs, float]]:
+    """Every legal register tile with every sensible outer tile, each with its predicted seconds.
 
     Args:
-        always_packs: the template never reads B as it lies.
+        reads_as_it_lies: B is, where a tile does not want it packed.
     """
     lanes = anchor.lanes(device.lanes(dtype_bits(anchor.acc_dtype)))
     rows = anchor.of_role("m")
-    last = rows[-1].extent if rows else 1
+    tiles_of_rows = rows[-1].extent if rows else 1
     outer = rows[-2].extent if len(rows) > 1 else None
-    weights = prod(anchor.b.shape) * dtype_bits(anchor.b.dtype) // 8
-    streams = anchor.b.is_constant and device.comes_from_memory(weights)
-    found = []
     is_one_row = all(axis.extent == 1 for axis in rows)
-    is_read_as_it_lies = not (always_packs or anchor.b.is_constant) and anchor.b.axes[-1] == anchor.n.index
-    if -1 in anchor.b.axes and not is_read_as_it_lies:
-        return []  # B is indexed by more than its own axes: it cannot be packed
-    packs_batches = not (anchor.b.is_constant or is_read_as_it_lies) and bool(anchor.of_role("batch"))
+    packs_batches = not (anchor.b.is_constant or reads_as_it_lies) and bool(anchor.of_role("batch"))
+    for mr, vectors in _register_tiles(anchor, device, lanes, is_one_row):
+        tiles = ceil(tiles_of_rows / mr)
+        for mt in _divisors(outer if outer is not None else tiles):
+            if mt * mr > _MAX_TILE_ROWS * 8 and mt > 1:
+                continue
+            for order in _orders(anchor, vectors * lanes, mt, outer or tiles, packs_batches, device):
+                knobs = Knobs(mr, vectors * lanes, mt, order)
+                seconds = _predict(anchor, workload, device, knobs)
+                if not reads_as_it_lies:
+                    yield from _with_prefetch(anchor, device, knobs, seconds, is_one_row)
+                    continue
+                where = _unpacked_s(anchor, device, knobs)
+                if anchor.n.extent % knobs.nr:
+                    where += _packing_s(anchor, device)  # its padding is a copy, too
+                yield knobs, seconds + where
+                if where and len(rows) == 1 and not anchor.of_role("batch") and tiles >= _REUSED:
+                    if order in ("n", "nm") and len(anchor.of_role("k")) == 1:
+                        packing = _packing_meanwhile_s(anchor, device, tiles // mt if order == "nm" else 1)
+                    else:
+                        packing = _packing_s(anchor, device)
+                    yield replace(knobs, pack=True), seconds + packing
+
+
+def _register_tiles(anchor: Contraction, device: CPUModel, lanes: int, is_one_row: bool) -> Iterator[tuple[int, int]]:
+    """Rows and vectors of columns whose accumulators fit the registers."""
+    rows = anchor.of_role("m")
 
     def fits(mr: int, vectors: int) -> bool:
         # vectors of B that only one row multiplies are read by the multiplication itself
@@ -58,38 +108,26 @@ def contraction_candidates(
     for vectors in counts:
         if anchor.per_group % (vectors * lanes):
             continue
-        for mr in _row_counts(last):
+        for mr in _row_counts(rows[-1].extent if rows else 1):
             wider = [count for count in counts if count > vectors and fits(mr, count)]
-            if not fits(mr, vectors) or _waits(anchor, device, mr, vectors, lanes, wider):
-                continue
-            tiles = ceil(last / mr)
-            for mt in _divisors(outer if outer is not None else tiles):
-                if mt * mr > _MAX_TILE_ROWS * 8 and mt > 1:
-                    continue
-                for order in _orders(anchor, vectors * lanes, mt, outer or tiles, packs_batches, device):
-                    knobs: dict[str, int | str | bool] = {"mr": mr, "nr": vectors * lanes, "mt": mt, "order": order}
-                    seconds = _predict(anchor, workload, device, mr, vectors, mt, order)
-                    passes = _passes(anchor, mr, mt, order)
-                    if streams and order != "nm" and passes <= vectors * lanes:
-                        if passes == 1:  # the hardware foresees a stream, too: measuring decides
-                            found.append(Candidate.make("contraction", seconds, **knobs))
-                        if is_one_row:  # asking takes load slots that one row's products have not to spare
-                            continue
-                        knobs["prefetch"] = True
-                    where = 0.0
-                    if is_read_as_it_lies:
-                        where = _unpacked_s(anchor, device, mr, vectors * lanes, mt, order)
-                        if anchor.n.extent % (vectors * lanes):
-                            where += _packing_s(anchor, device)  # its padding is a copy, too
-                    found.append(Candidate.make("contraction", seconds + where, **knobs))
-                    if where and len(rows) == 1 and not anchor.of_role("batch") and tiles >= _REUSED:
-                        knobs["pack"] = True
-                        if order in ("n", "nm") and len(anchor.of_role("k")) == 1:
-                            packing = _packing_meanwhile_s(anchor, device, tiles // mt if order == "nm" else 1)
-                        else:
-                            packing = _packing_s(anchor, device)
-                        found.append(Candidate.make("contraction", seconds + packing, **knobs))
-    return found
+            if fits(mr, vectors) and not _waits(anchor, device, mr, vectors, lanes, wider):
+                yield mr, vectors
+
+
+def _with_prefetch(
+    anchor: Contraction, device: CPUModel, knobs: Knobs, seconds: float, is_one_row: bool
+) -> Iterator[tuple[Knobs, float]]:
+    """Weights that come from memory are asked for; also without, where they are read once."""
+    weights = prod(anchor.b.shape) * dtype_bits(anchor.b.dtype) // 8
+    passes = _passes(anchor, knobs.mr, knobs.mt, knobs.order)
+    streams = anchor.b.is_constant and device.comes_from_memory(weights)
+    if not streams or knobs.order == "nm" or passes > knobs.nr:
+        yield knobs, seconds
+        return
+    if passes == 1:  # the hardware foresees a stream, too: measuring decides
+        yield knobs, seconds
+    if not is_one_row:  # asking takes load slots that one row's products have not to spare
+        yield replace(knobs, prefetch=True), seconds
 
 
 def _waits(anchor: Contraction, device: CPUModel, mr: int, vectors: int, lanes: int, wider: list[int]) -> bool:
@@ -120,12 +158,13 @@ def _orders(
     return (*orders, "mn", "nm") if ceil(anchor.n.extent / nr) % device.threads else (*orders, "mn")
 
 
-def _unpacked_s(anchor: Contraction, device: CPUModel, mr: int, nr: int, mt: int, order: str) -> float:
+def _unpacked_s(anchor: Contraction, device: CPUModel, knobs: Knobs) -> float:
     """Seconds that the distance between B's rows costs where it is read as it lies.
 
     Each piece of `nr` columns begins a line that no prefetcher foresees when rows are as long as a page. Rows a
     multiple of a page apart also lie in the same few sets of L1: every micro-kernel fetches them anew.
     """
+    mr, nr, mt, order = knobs.mr, knobs.nr, knobs.mt, knobs.order
     pitch = anchor.b.shape[-1] * dtype_bits(anchor.b.dtype) // 8
     k, batch = (prod(axis.extent for axis in anchor.of_role(role)) for role in ("k", "batch"))
     if pitch * k <= device.l1d_bytes:
@@ -181,17 +220,16 @@ def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def _predict(
-    anchor: Contraction, workload: Workload, device: CPUModel, mr: int, vectors: int, mt: int, order: str
-) -> float:
+def _predict(anchor: Contraction, workload: Workload, device: CPUModel, knobs: Knobs) -> float:
     """Seconds of one run on all threads."""
+    mr, nr, mt, order = knobs.mr, knobs.nr, knobs.mt, knobs.order
     lanes = anchor.lanes(device.lanes(dtype_bits(anchor.acc_dtype)))
+    vectors = nr // lanes
     rows = anchor.of_role("m")
     batch = prod(axis.extent for axis in anchor.of_role("batch"))
     k = prod(axis.extent for axis in anchor.of_role("k"))
     last = rows[-1].extent if rows else 1
     before = prod(axis.extent for axis in rows[:-1])
-    nr = vectors * lanes
     n_tiles = ceil(anchor.n.extent / nr)
     m_micro = before * ceil(last / mr)  # micro-kernel rows of one batch
     m_outer = m_micro // mt if len(rows) <= 1 else (before // mt)

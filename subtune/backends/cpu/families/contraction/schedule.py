@@ -15,15 +15,15 @@ from typing import Any
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.families.contraction.candidates import Knobs, packing_obstacle
+from subtune.backends.cpu.family import CPUProblem
 from subtune.backends.cpu.loops.last_tile import narrowed
 from subtune.backends.cpu.loops.loop_nest import Tiling, mark, micro_kernel, place
 from subtune.backends.cpu.loops.online_pack import is_copy, pack_meanwhile, place_online_pack, place_panel, turn_marked
 from subtune.backends.cpu.loops.padding import pad_axes
 from subtune.backends.cpu.loops.prefetch import prefetch_panels
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
-from subtune.core.workload import Workload, dtype_bits
+from subtune.core.workload import dtype_bits
 from subtune.patterns.axes import Operand
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.stages import Stages, anchored, classify
@@ -31,13 +31,13 @@ from subtune.tir.prepack import PREPROC_ATTR, split_prepack
 from subtune.tir.tile import names_equal
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    found = anchored(workload, contraction)
+def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
+    found = anchored(problem.workload, contraction)
     if isinstance(found, NotApplicable):
         return found
     sch, stages, info = found
-    lanes = info.lanes(device.lanes(dtype_bits(info.acc_dtype)))
-    tiling = Tiling.of(candidate, lanes)
+    lanes = info.lanes(problem.device.lanes(dtype_bits(info.acc_dtype)))
+    tiling = Tiling.of(knobs, lanes)
     if info.per_group % tiling.nr:
         return NotApplicable(f"nr={tiling.nr} does not divide the {info.per_group} columns of a group")
     if tiling.nr % lanes:
@@ -53,7 +53,6 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         assert isinstance(wider_info, Contraction), wider_info.reason
         stages, info = wider, wider_info
     try:
-        knobs = bool(candidate.get("prefetch")), bool(candidate.get("pack"))
         return _schedule(sch, stages, info, weights, columns, tiling, knobs, not padded)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
@@ -66,17 +65,16 @@ def _schedule(
     weights: Operand,
     columns: int,
     tiling: Tiling,
-    knobs: tuple[bool, bool],
+    knobs: Knobs,
     exportable: bool,
 ) -> Kernel | NotApplicable:
-    prefetches, packs = knobs
     block, nr = stages.anchors[0], tiling.nr
     producers = list(stages.producers)
     packed = None
     packing = None
-    if packs or weights.is_constant or info.b.axes[-1] != info.n.index:
-        if -1 in info.b.axes:
-            return NotApplicable("B is indexed by more than its own axes: it cannot be packed")
+    if knobs.pack or weights.is_constant or info.b.axes[-1] != info.n.index:
+        if obstacle := packing_obstacle(info):
+            return NotApplicable(obstacle)
         packed = sch.cache_read(block, info.b.read, "global")
         if info.b.param < 0:  # B is computed by a block (its padding): by the packing, then
             made_by = sch.get_producers(packed)
@@ -112,10 +110,10 @@ def _schedule(
     if packing is not None:
         func = split_prepack(func, weights.param)
         packings = ((weights.param, packing),)
-        if prefetches:
+        if knobs.prefetch:
             func = prefetch_panels(func, func.params[weights.param], micro_kernel(sch, nest))
     whole = narrowed(func, micro_kernel(sch, nest), info.n.index, columns, nr, tiling.lanes)
-    is_schedule = whole.same_as(func) and not (prefetches or turns or in_panels)
+    is_schedule = whole.same_as(func) and not (knobs.prefetch or turns or in_panels)
     return Kernel(whole, packings, sch.trace if exportable and is_schedule else None)
 
 

@@ -6,12 +6,16 @@ with the epilogue, and the journeys of the packed sums of B, of which there are 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from math import ceil, prod
 
 from subtune.backends.algorithms.strassen import PRODUCTS, strassen_obstacle, terms
 from subtune.backends.algorithms.winograd import winograd_obstacle
+from subtune.backends.base import OUTER
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.family import ALGORITHM, REGISTERS, CPUProblem
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
 from subtune.patterns.contraction import Contraction
@@ -25,36 +29,68 @@ _LEAST_ROWS = 8
 _LEAST_DEPTH = 32  # of one product: below, the sums cost more than an eighth of the work
 
 
-def strassen_candidates(anchor: Contraction, workload: Workload, device: CPUModel) -> list[Candidate]:
-    """Empty where the algorithm does not apply, the extents are no multiples of vectors, or Winograd's saves more."""
-    if not winograd_obstacle(anchor):
-        return []
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """7^levels products in tiles of `mr` x `nr`; `mb` rows of a block in parallel, or with order "n" panels."""
+
+    levels: int = field(metadata=ALGORITHM)
+    mr: int = field(metadata=REGISTERS)
+    nr: int = field(metadata=REGISTERS)
+    mb: int
+    order: str = field(metadata=OUTER)
+    prefetch: bool = False
+    """The next panel of weights is fetched meanwhile."""
+
+
+def accepts(problem: CPUProblem) -> str:
+    anchor = problem.pattern
+    if not isinstance(anchor, Contraction):
+        return "no contraction"
+    if reason := obstacle(anchor, problem, levels=1):
+        return reason
+    return "" if winograd_obstacle(anchor) else "Winograd's algorithm saves more"
+
+
+def obstacle(anchor: Contraction, problem: CPUProblem, levels: int) -> str:
+    """Why the algorithm does not apply so many times; "" where it does."""
+    if problem.numerics.exact:
+        return "rounds otherwise than the model says"
+    if problem.workload.num_outputs != 1:
+        return "several outputs"
+    return strassen_obstacle(anchor, 2**levels * problem.device.lanes())
+
+
+def candidates(problem: CPUProblem) -> list[Candidate]:
+    anchor, device = problem.pattern, problem.device
     lanes = device.lanes()
     height = prod(axis.extent for axis in anchor.of_role("m"))
-    found = []
+    found: list[Candidate] = []
     for levels in (1, 2):
-        s, products = 2**levels, PRODUCTS**levels
-        if strassen_obstacle(anchor, s * lanes):
-            continue
+        s = 2**levels
         rows, k, n = ceil(height / s), prod(axis.extent for axis in anchor.of_role("k")) // s, anchor.n.extent // s
-        if anchor.n.extent % (s * lanes) or k < _LEAST_DEPTH or rows < _LEAST_ROWS:
+        if obstacle(anchor, problem, levels) or anchor.n.extent % (s * lanes):
             continue
-        streams = device.comes_from_memory(products * k * n * 4)
+        if k < _LEAST_DEPTH or rows < _LEAST_ROWS:
+            continue
         for vectors in (v for v in (1, 2, 3, 4, 6) if n % (v * lanes) == 0):
             for mr in (r for r in range(4, _MAX_ROWS + 1) if rows % r == 0):
-                if mr * vectors + vectors + 1 > device.vector_registers:
-                    continue
-                for order, mb in [("n", rows), *(("m", b) for b in _blocks(rows, mr, device))]:
-                    sums_bytes = products * k * 4 * (rows if order == "n" else mb * device.threads)
-                    if sums_bytes > device.l3_bytes / 2:
-                        continue  # the sums of A would go through memory
-                    nr = vectors * lanes
-                    seconds = _predict(levels, (rows, k, n), (mr, vectors, mb), order, workload, device)
-                    knobs: dict[str, int | str | bool] = {"mr": mr, "nr": nr, "mb": mb, "order": order}
-                    if streams and mb // mr <= nr:
-                        knobs["prefetch"] = True
-                    found.append(Candidate.make("strassen", seconds, levels=levels, **knobs))
+                if mr * vectors + vectors + 1 <= device.vector_registers:
+                    found += _around(problem, levels, (rows, k, n), mr, vectors * lanes)
     return found
+
+
+def _around(problem: CPUProblem, levels: int, extents: tuple[int, int, int], mr: int, nr: int) -> Iterator[Candidate]:
+    """The loops round a tile; `extents`: rows, k and n of a block."""
+    device = problem.device
+    rows, k, n = extents
+    products = PRODUCTS**levels
+    streams = device.comes_from_memory(products * k * n * 4)
+    for order, mb in [("n", rows), *(("m", b) for b in _blocks(rows, mr, device))]:
+        sums_bytes = products * k * 4 * (rows if order == "n" else mb * device.threads)
+        if sums_bytes > device.l3_bytes / 2:
+            continue  # the sums of A would go through memory
+        knobs = Knobs(levels, mr, nr, mb, order, prefetch=streams and mb // mr <= nr)
+        yield Candidate.of("strassen", knobs, _predict(extents, knobs, problem.workload, device))
 
 
 def _blocks(rows: int, mr: int, device: CPUModel) -> list[int]:
@@ -62,14 +98,11 @@ def _blocks(rows: int, mr: int, device: CPUModel) -> list[int]:
     return [mb for mb in range(mr, rows // device.threads + 1, mr) if rows % mb == 0][-3:]
 
 
-def _predict(
-    levels: int, extents: tuple[int, int, int], tile: tuple[int, int, int], order: str, workload: Workload,
-    device: CPUModel,
-) -> float:  # fmt: skip
-    """Seconds of one run on all threads; `extents` rows, k and n of a block, `tile` mr, vectors and mb."""
-    (rows, k, n), (mr, vectors, mb) = extents, tile
+def _predict(extents: tuple[int, int, int], knobs: Knobs, workload: Workload, device: CPUModel) -> float:
+    """Seconds of one run on all threads; `extents`: rows, k and n of a block."""
+    (rows, k, n), mr, width, mb, levels = extents, knobs.mr, knobs.nr, knobs.mb, knobs.levels
     lanes, s, products = device.lanes(), 2**levels, PRODUCTS**levels
-    width = vectors * lanes
+    vectors = width // lanes
     panels = n // width
     fma, loads = mr * vectors / device.fma_per_cycle, (mr + vectors) / LOADS_PER_CYCLE
     per_k = max(fma, loads, float(device.fma_latency)) + _HIDDEN * (fma + loads)
@@ -88,6 +121,6 @@ def _predict(
     blocks = rows // mb
     b_bytes = products * k * n * 4
     cycles += blocks * b_bytes / bytes_per_cycle(2 * b_bytes, device) * 0.25
-    grains = panels if order == "n" else blocks
+    grains = panels if knobs.order == "n" else blocks
     imbalance = ceil(grains / device.threads) * device.threads / grains
     return cycles * imbalance / device.threads / device.cycles_per_s

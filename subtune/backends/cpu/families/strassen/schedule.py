@@ -25,20 +25,11 @@ import numpy as np
 from tvm import ir, te, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.backends.algorithms.strassen import (
-    PRODUCTS,
-    finished,
-    is_written_in_order,
-    signed_sum,
-    strassen_obstacle,
-    terms,
-    unfold,
-)
-from subtune.backends.cpu.device import CPUModel
+from subtune.backends.algorithms.strassen import PRODUCTS, finished, is_written_in_order, signed_sum, terms, unfold
+from subtune.backends.cpu.families.strassen.candidates import Knobs, obstacle
+from subtune.backends.cpu.family import CPUProblem
 from subtune.backends.cpu.loops.prefetch import MicroKernel, prefetch_panels
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload
 from subtune.patterns.axes import Axis
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.stages import Stages, anchored
@@ -83,14 +74,14 @@ class StrassenWeights:
         return out.reshape(self.shape)
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    levels, mr, nr, mb = (int(candidate[name]) for name in ("levels", "mr", "nr", "mb"))
-    found = anchored(workload, contraction)
+def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
+    levels, mr, nr, mb = knobs.levels, knobs.mr, knobs.nr, knobs.mb
+    found = anchored(problem.workload, contraction)
     if isinstance(found, NotApplicable):
         return found
     sch, stages, info = found
-    lanes, s = device.lanes(), 2**levels
-    if reason := strassen_obstacle(info, lanes * s):
+    lanes, s = problem.device.lanes(), 2**levels
+    if reason := obstacle(info, problem, levels):
         return NotApplicable(reason)
     if nr % lanes or info.n.extent % (nr * s):
         return NotApplicable(f"{info.n.extent} columns are no multiple of {s} blocks of nr={nr}, vectors of {lanes}")
@@ -103,14 +94,14 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     func = _rewrite(sch, stages, info, levels, nr, lanes)
     rewritten = Schedule(func)
     try:
-        _schedule(rewritten, pads, levels, mr, nr, mb if candidate["order"] == "m" else 0, lanes)
+        _schedule(rewritten, pads, levels, mr, nr, mb if knobs.order == "m" else 0, lanes)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
     order, extents = _b_order(info)
     weights = StrassenWeights(levels, nr, lanes, order, extents)
     scheduled = fold_choices(rewritten.mod["main"], ("strassen_v", "strassen_y"))
-    if candidate.get("prefetch"):
-        depth = 3 if candidate["order"] == "n" else 4
+    if knobs.prefetch:
+        depth = 3 if knobs.order == "n" else 4
         kernel = MicroKernel("strassen_g_update", depth, rows=1, reduce=len(_reduced(info)))
         scheduled = prefetch_panels(scheduled, scheduled.params[info.b.param], kernel)
     return Kernel(scheduled, ((info.b.param, weights),))

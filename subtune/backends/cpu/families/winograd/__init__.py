@@ -1,0 +1,6 @@
+"""Winograd's algorithm for 3x3 convolutions."""
+
+from subtune.backends.base import Family
+from subtune.backends.cpu.families.winograd import candidates, schedule
+
+FAMILY = Family("winograd", 1, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule)

@@ -6,11 +6,13 @@ when fused; the transformed activations and products, written and read at the ba
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from math import ceil, prod
 
 from subtune.backends.algorithms.winograd import winograd_obstacle
 from subtune.backends.cpu.bandwidth import bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.family import REGISTERS, CPUProblem
 from subtune.core.candidate import Candidate
 from subtune.patterns.contraction import Contraction
 
@@ -19,15 +21,42 @@ _MAX_ROWS = 14
 _EFFICIENCY = 0.9
 
 
-def winograd_candidates(anchor: Contraction, device: CPUModel) -> list[Candidate]:
-    """Empty where Winograd does not apply or the channels are no multiples of the vector."""
-    if winograd_obstacle(anchor):
-        return []
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """F(m x m, 3 x 3); tiles of `mr` x `nr` of its products; `fuse`: the stages run row of tiles by row of tiles."""
+
+    m: int
+    mr: int = field(metadata=REGISTERS)
+    nr: int = field(metadata=REGISTERS)
+    fuse: bool
+    prefetch: bool = False
+    """The next panel of weights is fetched meanwhile."""
+
+
+def accepts(problem: CPUProblem) -> str:
+    anchor = problem.pattern
+    return obstacle(anchor, problem) if isinstance(anchor, Contraction) else "no contraction"
+
+
+def obstacle(anchor: Contraction, problem: CPUProblem) -> str:
+    """Why the algorithm does not apply; "" where it does."""
+    if problem.numerics.exact:
+        return "rounds otherwise than the model says"
+    if problem.workload.num_outputs != 1:
+        return "several outputs"
+    if reason := winograd_obstacle(anchor):
+        return reason
+    lanes = problem.device.lanes()
+    if anchor.a.shape[-1] % lanes or anchor.n.extent % lanes:
+        return f"channels are no multiples of the {lanes} vector lanes"
+    return ""
+
+
+def candidates(problem: CPUProblem) -> list[Candidate]:
+    anchor, device = problem.pattern, problem.device
     lanes = device.lanes()
     batch, out_h, out_w = (axis.extent for axis in anchor.of_role("m"))
     channels, out_channels = anchor.a.shape[-1], anchor.n.extent
-    if channels % lanes or out_channels % lanes:
-        return []
     found = []
     for m in (2, 4):
         streams = device.comes_from_memory((m + 2) ** 2 * channels * out_channels * 4)
@@ -39,21 +68,20 @@ def winograd_candidates(anchor: Contraction, device: CPUModel) -> list[Candidate
                     if mr * vectors + vectors + 1 > device.vector_registers:
                         continue
                     tiles = (batch, tiles_h, tiles_w)
-                    seconds = _predict(m, fuse, mr, vectors, tiles, channels, out_channels, device)
-                    knobs = {"m": m, "mr": mr, "nr": vectors * lanes, "fuse": fuse}
-                    if streams and rows // mr <= vectors * lanes:
-                        knobs["prefetch"] = True
-                    found.append(Candidate.make("winograd", seconds, **knobs))
+                    nr = vectors * lanes
+                    knobs = Knobs(m, mr, nr, fuse, prefetch=streams and rows // mr <= nr)
+                    seconds = _predict(knobs, tiles, channels, out_channels, device)
+                    found.append(Candidate.of("winograd", knobs, seconds))
     return found
 
 
-def _predict(
-    m: int, fuse: bool, mr: int, vectors: int, grid: tuple[int, int, int], cin: int, cout: int, device: CPUModel
-) -> float:
+def _predict(knobs: Knobs, grid: tuple[int, int, int], cin: int, cout: int, device: CPUModel) -> float:
     """Seconds of one run on all threads."""
+    m, mr, fuse = knobs.m, knobs.mr, knobs.fuse
     elements = (m + 2) ** 2
     tiles = prod(grid)
     lanes = device.lanes()
+    vectors = knobs.nr // lanes
     per_k = max(mr * vectors / device.fma_per_cycle, (mr + vectors) / 2.0, float(device.fma_latency))
     products = elements * ceil(tiles / mr) * ceil(cout / (vectors * lanes)) * cin * per_k / _EFFICIENCY
     transforms = elements * tiles * (cin + cout) / lanes * _TRANSFORM_OPS_PER_ELEMENT[m] / 2.0

@@ -20,12 +20,11 @@ from typing import Any
 from tvm import te, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.backends.algorithms.winograd import TRANSFORMS, Matrix, WinogradWeights, winograd_obstacle
-from subtune.backends.cpu.device import CPUModel
+from subtune.backends.algorithms.winograd import TRANSFORMS, Matrix, WinogradWeights
+from subtune.backends.cpu.families.winograd.candidates import Knobs, obstacle
+from subtune.backends.cpu.family import CPUProblem
 from subtune.backends.cpu.loops.prefetch import MicroKernel, prefetch_panels
-from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.stages import Stages, anchored
 from subtune.tir.blocks import all_blocks, root_stages, stage_block, with_stages
@@ -33,18 +32,19 @@ from subtune.tir.substitute import substitute
 from subtune.tir.tile import place_in_registers
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    m, mr, nr = (int(candidate[name]) for name in ("m", "mr", "nr"))
-    fuse = bool(candidate["fuse"])
-    found = anchored(workload, contraction)
+def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
+    m, mr, nr, fuse = knobs.m, knobs.mr, knobs.nr, knobs.fuse
+    found = anchored(problem.workload, contraction)
     if isinstance(found, NotApplicable):
         return found
     sch, stages, info = found
-    if reason := winograd_obstacle(info):
+    if reason := obstacle(info, problem):
         return NotApplicable(reason)
-    lanes = device.lanes()
-    if nr % lanes or info.n.extent % nr or info.a.shape[-1] % lanes:
-        return NotApplicable(f"channels are no multiples of nr={nr} and the {lanes} vector lanes")
+    if m not in TRANSFORMS:
+        return NotApplicable(f"no F({m})")
+    lanes = problem.device.lanes()
+    if nr % lanes or info.n.extent % nr:
+        return NotApplicable(f"{info.n.extent} channels are no multiple of nr={nr} in vectors of {lanes}")
     func, geometry = _rewrite(sch, stages, info, m, nr)
     rewritten = Schedule(func)
     try:
@@ -53,7 +53,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         return NotApplicable(str(e).strip().splitlines()[-1])
     weights = WinogradWeights(m, nr, info.n.extent, info.a.shape[-1])
     scheduled = rewritten.mod["main"]
-    if candidate.get("prefetch"):
+    if knobs.prefetch:
         kernel = MicroKernel("wino_m_update", depth=5 if fuse else 3, rows=1, reduce=1)
         scheduled = prefetch_panels(scheduled, scheduled.params[info.b.param], kernel)
     return Kernel(scheduled, ((info.b.param, weights),))
@@ -182,8 +182,7 @@ def _schedule(sch: Schedule, names: _Geometry, m: int, mr: int, nr: int, fuse: b
 
     # output: one tile of m x m pixels, one vector of channels
     copy = sch.cache_write(block("wino_m"), 0, "local")
-    first, *others = [block(name) for name in names.outputs]
-    assert not others, "several outputs: the policy proposes no Winograd"
+    (first,) = (block(name) for name in names.outputs)
     n, h, w, o = sch.get_loops(first)
     th, i = sch.split(h, [None, m])
     tw, j = sch.split(w, [None, m])

@@ -5,36 +5,75 @@ broadcasts two bfloat16 of A (32 bits) and multiplies them with a vector of pair
 
 Products of two bfloat16 are exact in float32; `vdpbf16ps` rounds their sums to nearest even, takes denormals for zero
 and flushes results that are denormal.
+
+Candidates are those of a float32 contraction over pairs: `vdpbf16ps` multiplies two bfloat16 pairs and adds both
+products per 32-bit lane, at the rate of a float32 fused multiply-add (measured on Zen 5: two 512-bit instructions a
+cycle), so that a contraction of K bfloat16 costs what one of K / 2 float32 costs, in arithmetic, in loads and in bytes
+of both operands. Its result takes longer (six cycles on Zen 5 where a float32 takes four), so that more accumulators
+are needed to keep the pipelines busy.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.backends.cpu.device import CPUModel
+from subtune.backends.base import Family
+from subtune.backends.cpu.families.contraction.candidates import tilings
 from subtune.backends.cpu.families.contraction.schedule import packed_index, packing_of
+from subtune.backends.cpu.families.products import pairs_obstacle
+from subtune.backends.cpu.family import SERIAL, CPUProblem
 from subtune.backends.cpu.loops.last_tile import narrowed
-from subtune.backends.cpu.loops.loop_nest import Tiling, mark, micro_kernel, place
+from subtune.backends.cpu.loops.loop_nest import TileKnobs, Tiling, mark, micro_kernel, place
 from subtune.backends.cpu.loops.padding import pad_axes
 from subtune.backends.cpu.loops.prefetch import prefetch_panels
 from subtune.backends.cpu.math.bf16_ops import DOT_LANES, FEATURE
 from subtune.backends.cpu.math.bf16_pairs import Paired, PairPacking, in_pairs
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload
+from subtune.patterns.axes import Operand
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.stages import anchored, classify
 from subtune.tir.prepack import split_prepack
 from subtune.tir.tile import extent_of, vector_width
 
+_LATENCY = 6  # cycles
 
-def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    tiling = Tiling.of(candidate, DOT_LANES)
-    if FEATURE not in device.features:
+
+def accepts(problem: CPUProblem) -> str:
+    anchor = problem.pattern
+    return pairs_obstacle(anchor, problem) if isinstance(anchor, Contraction) else "no contraction"
+
+
+def candidates(problem: CPUProblem) -> list[Candidate]:
+    anchor, device = problem.pattern, problem.device
+    pair = anchor.a.axes[-1]
+    halved = Contraction(
+        tuple(replace(axis, extent=-(-axis.extent // 2)) if axis.index == pair else axis for axis in anchor.axes),
+        _in_pairs(anchor.a, pair),
+        _in_pairs(anchor.b, pair),
+        anchor.acc_dtype,
+    )
+    slower = replace(device, fma_latency=max(device.fma_latency, _LATENCY))
+    found = tilings(halved, problem.workload, slower, reads_as_it_lies=False)
+    return [Candidate.of("contraction_bf16", knobs, seconds) for knobs, seconds in found]
+
+
+def _in_pairs(operand: Operand, pair: int) -> Operand:
+    """The operand as elements of 32 bits, two along the axis `pair`."""
+    shape = tuple(
+        -(-extent // 2) if axis == pair else extent for extent, axis in zip(operand.shape, operand.axes, strict=True)
+    )
+    return replace(operand, shape=shape, dtype="int32")
+
+
+def schedule(problem: CPUProblem, knobs: TileKnobs) -> Kernel | NotApplicable:
+    tiling = Tiling.of(knobs, DOT_LANES)
+    if FEATURE not in problem.device.features:
         return NotApplicable("the processor has no AVX512-BF16")
-    found = anchored(workload, contraction)
+    found = anchored(problem.workload, contraction)
     if isinstance(found, NotApplicable):
         return found
     sch, stages, info = found
@@ -52,7 +91,7 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     if isinstance(paired, NotApplicable):
         return paired
     try:
-        return _schedule(paired, name, param, columns, tiling, bool(candidate.get("prefetch")))
+        return _schedule(paired, name, param, columns, tiling, knobs.prefetch)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
@@ -119,3 +158,6 @@ def _place_online_pack(sch: Schedule, pairs: Any, info: Contraction, at: Any | N
     if at is None and not is_serial:
         sch.parallel(no if not others[:-1] else others[0])
     sch.vectorize(ni)
+
+
+FAMILY = Family("contraction_bf16", 1, TileKnobs, accepts, candidates, schedule, (SERIAL,))

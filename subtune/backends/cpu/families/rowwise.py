@@ -9,44 +9,112 @@ With the knob `ahead`, rows to come are asked for while this one is computed wit
 
 from __future__ import annotations
 
-from math import prod
+from dataclasses import dataclass, field
+from math import ceil, prod
 from typing import Any
 
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.backends.cpu.device import CPUModel
+from subtune.backends.base import Family
+from subtune.backends.cpu.bandwidth import stream_s
+from subtune.backends.cpu.families.memory_bound import AHEAD
+from subtune.backends.cpu.families.products import fma_obstacle
+from subtune.backends.cpu.family import MODE, PER_ROW, SERIAL, STREAMED, CPUProblem
 from subtune.backends.cpu.loops.prefetch import prefetch_coming_rows
 from subtune.backends.cpu.math.horizontal import fold_partials
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload
+from subtune.patterns.contraction import Contraction
+from subtune.patterns.rows import Rowwise
 from subtune.tir.blocks import all_blocks, is_costly, is_reduction
 from subtune.tir.expressions import variables
 from subtune.tir.padding import pad_reductions
 from subtune.tir.tile import extent_of, vector_width
 
+_ROW_PASSES = 2.0  # that wait for a result of the row: the largest and the sum, or the mean and the variance
+_ROW_CYCLES = 60.0  # folding vectors of partial results into one number, in every pass
+_ROW_VECTOR_CYCLES = 6.0  # of all else that is done to a row's vector: loads, exp or scale, store
+_AHEAD_OF_MEMORY = 0.7  # from memory: 0.54 to 0.72 in the passes of rows that do not wait for it
 
-def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    unroll, lanes = int(candidate["unroll"]), device.lanes()
-    sch = Schedule(workload.func)
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Vectors of partial results per reduction."""
+
+    unroll: int
+    ahead: bool = field(default=False, metadata=MODE)
+    serial: bool = field(default=False, metadata=MODE)
+    stream: bool = field(default=False, metadata=MODE)
+
+
+def accepts(problem: CPUProblem) -> str:
+    anchor = problem.pattern
+    if isinstance(anchor, Contraction):
+        return fma_obstacle(problem) or _dot_obstacle(anchor)
+    return "" if isinstance(anchor, Rowwise) else "no reductions along rows"
+
+
+def _dot_obstacle(anchor: Contraction) -> str:
+    """ "" for a matrix times a vector where the matrix lies along k: each row a dot product, the matrix read unpacked.
+
+    Also for a convolution to one channel, where every tap is a dot product along the input's channels.
+    """
+    k = anchor.of_role("k")
+    m, n = prod(axis.extent for axis in anchor.of_role("m")), anchor.n.extent
+    matrix, other = (anchor.b, anchor.a) if m == 1 else (anchor.a, anchor.b)
+    if min(m, n) != 1 or (m == 1 and anchor.b.is_constant) or not k:
+        return "no matrix times a vector, or one that is packed"
+    if any(operand.axes[-1] != k[-1].index for operand in ((matrix, other) if len(k) > 1 else (matrix,))):
+        return "an operand does not lie along the reduced axis"
+    return ""
+
+
+def candidates(problem: CPUProblem) -> list[Candidate]:
+    """One to eight vectors of partial results per reduction: more hide the latency of sums, and cost at a row's end."""
+    anchor, workload, device = problem.pattern, problem.workload, problem.device
+    lanes = device.lanes()
+    run = 0  # elements along the last of several reduced axes, that must be whole steps
+    if isinstance(anchor, Contraction):
+        k = anchor.of_role("k")
+        run = k[-1].extent if len(k) > 1 else 0
+        rows = prod(axis.extent for axis in anchor.axes if axis.role != "k")
+        anchor = Rowwise(rows, prod(axis.extent for axis in k))
+    imbalance = ceil(anchor.rows / device.threads) * device.threads / max(anchor.rows, 1)
+    memory_s = stream_s(workload.nbytes, device)
+    found = []
+    for unroll in (1, 2, 4, 8):
+        if unroll * lanes > max(anchor.length // 2, lanes) or run % (unroll * lanes):
+            continue
+        vectors = ceil(anchor.length / (lanes * unroll)) * unroll  # rows are padded to whole steps
+        waits = _ROW_PASSES * vectors * max(0.5, device.fma_latency / unroll)
+        per_row = waits + _ROW_PASSES * (_ROW_CYCLES + 2.0 * unroll) + vectors * _ROW_VECTOR_CYCLES
+        seconds = anchor.rows * per_row / device.cycles_per_s / device.threads
+        whole = max(seconds, memory_s) * imbalance + 0.1 * seconds
+        found.append(Candidate.of("rowwise", Knobs(unroll), whole))
+        if workload.nbytes > device.l2_bytes:  # what lies nearer arrives in time by itself
+            gain = AHEAD if workload.nbytes <= device.l3_bytes else _AHEAD_OF_MEMORY
+            found.append(Candidate.of("rowwise", Knobs(unroll, ahead=True), whole * gain))
+    return found
+
+
+def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
+    lanes = problem.device.lanes()
+    sch = Schedule(problem.workload.func)
     try:
         outputs = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
         if len(outputs) != 1:
             return NotApplicable("more than one output")
         inline_cheap(sch, outputs[0])
-        padded = pad_reductions(sch.mod["main"], lanes * unroll)
+        padded = pad_reductions(sch.mod["main"], lanes * knobs.unroll)
         if padded is not None:
             sch = Schedule(padded)
-        ahead = bool(candidate.get("ahead"))
-        return _schedule(sch, outputs[0], unroll, lanes, candidate.is_serial, padded is None, ahead)
+        return _schedule(sch, outputs[0], knobs, lanes, padded is None)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
 
-def _schedule(
-    sch: Schedule, output_name: str, unroll: int, lanes: int, is_serial: bool, exportable: bool, ahead: bool
-) -> Kernel | NotApplicable:
+def _schedule(sch: Schedule, output_name: str, knobs: Knobs, lanes: int, exportable: bool) -> Kernel | NotApplicable:
     reductions = [b for b in all_blocks(sch) if is_reduction(sch.get(b))]
     if not reductions:
         return NotApplicable("no reduction")
@@ -59,7 +127,7 @@ def _schedule(
     output = sch.get_sblock(output_name)
     if not is_reduction(sch.get(output)) and any(axis >= rows for axis in kept_axes(sch, output, reductions)):
         return NotApplicable("the output's rows are not its outermost axes")
-    partials = [name for block in reductions if (name := _split_reduction(sch, block, rows, unroll, lanes))]
+    partials = [name for block in reductions if (name := _split_reduction(sch, block, rows, knobs.unroll, lanes))]
     output = sch.get_sblock(output_name)
     if is_reduction(sch.get(output)):
         output = sch.cache_write(output, 0, "local")
@@ -68,7 +136,7 @@ def _schedule(
     if not _split_groups(sch, output, reductions[0], rows):
         return NotApplicable("the output's rows are not those of the reductions")
     fused = sch.fuse(*sch.get_loops(output)[:rows])
-    if not is_serial:
+    if not knobs.serial:
         sch.parallel(fused)
     for name in reversed(names):
         if name != sch.get(output).name_hint:
@@ -82,7 +150,7 @@ def _schedule(
             if name != sch.get(output).name_hint:
                 sch.set_scope(block, 0, "local")  # on the stack, if it fits: memory from the pool costs a call a row
     folded = fold_partials(sch.mod["main"], [name for name in totals if name not in partials], lanes)
-    if ahead:
+    if knobs.ahead:
         if not partials:
             return NotApplicable("rows too short to be asked for ahead")
         folded = prefetch_coming_rows(folded, f"{partials[0]}_update", length)
@@ -201,3 +269,6 @@ def _last_two(sch: Schedule, partial: Any) -> tuple[Any, Any]:
     ko, ki = (loops[0], loops[1]) if last_is_spatial else (loops[1], loops[0])
     sch.reorder(ko, ki)
     return ko, ki
+
+
+FAMILY = Family("rowwise", 1, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED, PER_ROW))

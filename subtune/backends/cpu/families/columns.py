@@ -9,19 +9,22 @@ All stages of one tile run before the next tile, so that what several of them re
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 from tvm import tirx
 from tvm.s_tir import SBlockRealize, Schedule, ScheduleError
 
-from subtune.backends.cpu.device import CPUModel
-from subtune.backends.cpu.families.rowwise.schedule import kept_axes
+from subtune.backends.base import Family
+from subtune.backends.cpu.bandwidth import stream_s
+from subtune.backends.cpu.families.memory_bound import AHEAD, GRAIN_COST_S, columns_obstacle, columns_of, is_read_once
+from subtune.backends.cpu.families.rowwise import kept_axes
+from subtune.backends.cpu.family import MODE, PER_ROW, REGISTERS, SERIAL, STREAMED, CPUProblem
 from subtune.backends.cpu.loops.prefetch import prefetch_rows
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload
-from subtune.patterns.rows import columns as columns_of
-from subtune.patterns.rows import reads_columns
+from subtune.patterns.rows import columns, reads_columns
 from subtune.patterns.stages import elements_inlined
 from subtune.tir.blocks import all_blocks, is_reduction
 from subtune.tir.expressions import variables
@@ -31,16 +34,53 @@ from subtune.tir.walk import found
 _MAX_UNROLLED = 16  # vectors
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Columns of a tile."""
+
+    cb: int = field(metadata=REGISTERS)
+    ahead: bool = field(default=False, metadata=MODE)
+    serial: bool = field(default=False, metadata=MODE)
+    stream: bool = field(default=False, metadata=MODE)
+
+
+def candidates(problem: CPUProblem) -> list[Candidate]:
+    """Tiles of one to eight vectors of columns, and all columns of a row."""
+    anchor, workload, device = columns_of(problem.pattern), problem.workload, problem.device
+    lanes = device.lanes()
+    widths = {cb for cb in range(lanes, 8 * lanes + 1, lanes) if anchor.columns % cb == 0 and cb % anchor.group == 0}
+    if anchor.columns <= 64 * lanes:
+        widths.add(anchor.columns)
+    # The widest for every thread to have one: whole pages are read in a row.
+    for pieces in (device.threads, 2 * device.threads):
+        each, left = divmod(anchor.columns, pieces)
+        if each <= 64 * lanes and left == 0 and each % lanes == 0 and each % anchor.group == 0:
+            widths.add(each)
+    proposed = []
+    for cb in sorted(widths):
+        grains = anchor.outer * anchor.columns // cb
+        imbalance = ceil(grains / device.threads) * device.threads / grains
+        is_cached = is_read_once(workload) or anchor.length * cb * 4 <= device.l2_bytes
+        # few accumulators do not hide the latency of the sums; narrow tiles read short pieces of lines far apart
+        stalls = 1.0 + 2.0 / max(cb / lanes, 0.5)
+        seconds = stream_s(workload.nbytes, device) * imbalance * stalls * (1.0 if is_cached else 2.0)
+        seconds += grains * GRAIN_COST_S
+        proposed.append(Candidate.of("columns", Knobs(cb), seconds))
+        if workload.nbytes > device.l2_bytes:
+            proposed.append(Candidate.of("columns", Knobs(cb, ahead=True), seconds * AHEAD))
+    return proposed
+
+
+def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     try:
-        inlined = elements_inlined(workload)
+        inlined = elements_inlined(problem.workload)
         if isinstance(inlined, NotApplicable):
             return inlined
         sch, output = inlined
-        kernel = _schedule(sch, output, int(candidate["cb"]), device.lanes(), candidate.is_serial)
+        kernel = _schedule(sch, output, knobs.cb, problem.device.lanes(), knobs.serial)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
-    if isinstance(kernel, NotApplicable) or not candidate.get("ahead"):
+    if isinstance(kernel, NotApplicable) or not knobs.ahead:
         return kernel
     return Kernel(prefetch_rows(kernel.func, [f"{sch.get(b).name_hint}" for b in all_blocks(sch)]))
 
@@ -62,15 +102,15 @@ def _schedule(sch: Schedule, output_name: str, cb: int, lanes: int, is_serial: b
     loops = sch.get_loops(output)
     if len(loops) != len(node.iter_vars):
         return NotApplicable("the output's loops are not its axes")
-    *outer, columns = [loops[axis] for axis in kept]
+    *outer, last = [loops[axis] for axis in kept]
     rest = [loop for axis, loop in enumerate(loops) if axis not in kept]
-    info = columns_of(sch, reductions)
+    info = columns(sch, reductions)
     if isinstance(info, NotApplicable):
         return info
-    if extent_of(sch, columns) % cb or cb % info.group:
+    if extent_of(sch, last) % cb or cb % info.group:
         return NotApplicable(f"a tile of {cb} columns does not divide {info.columns} in groups of {info.group}")
     names = [sch.get(b).name_hint for b in all_blocks(sch)]
-    tile, inner = sch.split(columns, [None, cb])
+    tile, inner = sch.split(last, [None, cb])
     sch.reorder(*outer, tile, *rest, inner)
     at = sch.fuse(*outer, tile)
     if not is_serial:
@@ -125,3 +165,6 @@ def _loops_of_axes(sch: Schedule, block: Any) -> list[Any | None]:
         mine = [loop for loop in loops if sch.get(loop).loop_var in used]
         result.append(mine[0] if len(mine) == 1 else None)
     return result
+
+
+FAMILY = Family("columns", 1, Knobs, columns_obstacle, candidates, schedule, (SERIAL, STREAMED, PER_ROW))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
+from subtune.backends.base import Family
 from subtune.backends.cpu.device import CPUModel
-from subtune.core.candidate import Candidate
+from subtune.backends.cpu.family import LIBM, CPUProblem
 from subtune.core.kernel import Kernel
-from subtune.core.workload import Workload
 from subtune.tir.blocks import all_blocks
 from subtune.tir.tile import vector_width
 
@@ -18,20 +19,25 @@ _MIN_VECTOR = 4  # elements
 _MAX_VECTOR_TAIL = 64  # elements: an innermost loop up to this long that lanes do not divide is one vector
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel:
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """None."""
+
+
+def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel:
     """Inline what can be inlined; then each stage is one loop nest, parallel outside, vectorised inside."""
     try:
-        sch = Schedule(workload.func)
+        sch = Schedule(problem.workload.func)
         blocks = all_blocks(sch)
     except (ScheduleError, ValueError):  # not made of schedulable blocks: a sort, a scan
-        return Kernel(workload.func)
+        return Kernel(problem.workload.func)
     outputs = {sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))}
     for name in [sch.get(b).name_hint for b in blocks]:
         block = sch.get_sblock(name)
         if name not in outputs and not _reduction_axes(sch, block) and not _is_pad(sch, block):
             sch = _attempt(sch, lambda s, n: s.compute_inline(s.get_sblock(n)), name)
     for name in [sch.get(b).name_hint for b in all_blocks(sch)]:
-        sch = _attempt(sch, lambda s, n: _nest(s, n, device), name)
+        sch = _attempt(sch, lambda s, n: _nest(s, n, problem.device), name)
     return Kernel(sch.mod["main"], (), sch.trace)
 
 
@@ -97,3 +103,8 @@ def _vectorises(block: Any) -> bool:
 
 def _is_pad(sch: Schedule, block: Any) -> bool:
     return "if_then_else" in str(sch.get(block).body) and bool(sch.get_consumers(block))
+
+
+FAMILY = Family(
+    "default", 1, Knobs, lambda problem: "every search begins with it", lambda problem: (), schedule, (LIBM,)
+)

@@ -14,19 +14,23 @@ Variances (1979).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize, ScheduleError
 
-from subtune.backends.cpu.device import CPUModel
-from subtune.backends.cpu.families.pieces.schedule import in_rows
+from subtune.backends.base import Family
+from subtune.backends.cpu.bandwidth import stream_s
+from subtune.backends.cpu.families.memory_bound import MIN_COLUMN, is_read_once
+from subtune.backends.cpu.family import MODE, PER_ROW, STREAMED, CPUProblem
 from subtune.backends.cpu.loops.prefetch import L1, ask
+from subtune.backends.cpu.loops.rows import in_rows
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload
 from subtune.patterns.moments import Moments, large_reductions, moments_of
+from subtune.patterns.rows import Columns
 from subtune.patterns.stages import elements_inlined
 from subtune.tir.blocks import root_stages, stage_block, with_stages
 from subtune.tir.expressions import loads, variables
@@ -38,16 +42,45 @@ _LINE_BYTES = 64
 _ZERO = tirx.const(0.0, "float32")
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Rows of a piece."""
+
+    rows: int
+    stream: bool = field(default=False, metadata=MODE)
+
+
+def accepts(problem: CPUProblem) -> str:
+    anchor, workload, device = problem.pattern, problem.workload, problem.device
+    if not isinstance(anchor, Columns):
+        return "no reductions along columns"
+    if is_read_once(workload) or workload.nbytes <= device.l2_bytes:
+        return "no norm, or so small that L2 holds it"
+    return "no vectors of columns" if anchor.columns % device.lanes() else ""
+
+
+def candidates(problem: CPUProblem) -> list[Candidate]:
+    """Pieces of rows that stay in L1 beside the next one, for the mean and the variance of a norm."""
+    anchor, workload, device = problem.pattern, problem.workload, problem.device
+    most = device.l1d_bytes // 3 // (4 * anchor.columns)
+    rows = max((n for n in range(1, most + 1) if anchor.length % n == 0), default=0)
+    if rows < MIN_COLUMN:
+        return []
+    read = max(arg.nbytes for arg in workload.args)
+    return [Candidate.of("moments", Knobs(rows), stream_s(workload.nbytes, device) + stream_s(read, device))]
+
+
+def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
+    rows, lanes = knobs.rows, problem.device.lanes()
     try:
-        inlined = elements_inlined(workload)
+        inlined = elements_inlined(problem.workload)
         if isinstance(inlined, NotApplicable):
             return inlined
         sch, output = inlined
         names = large_reductions(sch)
         if len(names) != 2:
             return NotApplicable("not two large reductions")
-        if (reason := in_rows(sch, sch.get_sblock(output), device.lanes())) is not None:
+        if (reason := in_rows(sch, sch.get_sblock(output), lanes)) is not None:
             return reason
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
@@ -57,10 +90,9 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
     found = moments_of(stage_block(stages[first]), stage_block(stages[second]))
     if isinstance(found, NotApplicable):
         return found
-    rows, lanes = int(candidate["rows"]), device.lanes()
     if found.length % rows or found.columns % lanes:
         return NotApplicable(f"{found.length} rows of {found.columns} are no whole pieces of {rows}")
-    writer = _Writer(found, rows, device.threads, lanes)
+    writer = _Writer(found, rows, problem.device.threads, lanes)
     stages[first : first + 1] = [writer.parts(), writer.sums()]
     stages[second + 1] = writer.squares()
     return Kernel(with_stages(func, stages, [*func.body.block.alloc_buffers, writer.means, writer.distances]))
@@ -223,3 +255,6 @@ def _distinct(buffers: Sequence[Any]) -> list[Any]:
         if not any(one.same_as(other) for other in found):
             found.append(one)
     return found
+
+
+FAMILY = Family("moments", 1, Knobs, accepts, candidates, schedule, (STREAMED, PER_ROW))

@@ -10,24 +10,63 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from tvm.s_tir import Schedule, ScheduleError
 
+from subtune.backends.base import Family
+from subtune.backends.cpu.bandwidth import stream_s
 from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.families.memory_bound import columns_obstacle, columns_of, is_read_once
+from subtune.backends.cpu.family import MODE, PER_ROW, STREAMED, CPUProblem
+from subtune.backends.cpu.loops.rows import in_rows
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.workload import Workload
 from subtune.patterns.moments import LARGE
 from subtune.patterns.rows import reads_columns
 from subtune.patterns.stages import elements_inlined, iterations
 from subtune.tir.blocks import all_blocks, is_reduction
 from subtune.tir.tile import extent_of
 
+_ROWS_AT_A_TIME = (4, 8, 16)
+_NORM_READS = 3  # for the mean, for the variance, and for the result
 
-def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Rows that are read at a time."""
+
+    rows: int
+    stream: bool = field(default=False, metadata=MODE)
+
+
+def accepts(problem: CPUProblem) -> str:
+    if obstacle := columns_obstacle(problem):
+        return obstacle
+    device = problem.device
+    if device.threads == 1 or problem.workload.nbytes <= device.l2_bytes:
+        return "one thread, or so small that L2 holds it"
+    return "no vectors of columns" if columns_of(problem.pattern).columns % device.lanes() else ""
+
+
+def candidates(problem: CPUProblem) -> list[Candidate]:
+    """Rows for every thread, a few at a time: they lie in memory one after the other."""
+    anchor, workload, device = columns_of(problem.pattern), problem.workload, problem.device
+    reads = 1 if is_read_once(workload) else _NORM_READS
+    read = max(arg.nbytes for arg in workload.args)
+    seconds = stream_s(workload.nbytes, device) + (reads - 1) * stream_s(read, device)
+    return [
+        Candidate.of("pieces", Knobs(rows), seconds * (1.0 + 1.0 / rows))
+        for rows in _ROWS_AT_A_TIME
+        if anchor.length % (rows * device.threads) == 0
+    ]
+
+
+def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
+    device = problem.device
     try:
-        inlined = elements_inlined(workload)
+        inlined = elements_inlined(problem.workload)
         if isinstance(inlined, NotApplicable):
             return inlined
         sch, _ = inlined
@@ -36,11 +75,10 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         for block in blocks.values():
             if iterations(sch, block) * LARGE <= most:
                 continue
-            reason = (
-                _reduction(sch, block, device, int(candidate["rows"]))
-                if is_reduction(sch.get(block))
-                else in_rows(sch, block, device.lanes())
-            )
+            if is_reduction(sch.get(block)):
+                reason = _reduction(sch, block, device, knobs.rows)
+            else:
+                reason = in_rows(sch, block, device.lanes())
             if reason is not None:
                 return reason
     except ScheduleError as e:
@@ -86,12 +124,4 @@ def _loops(sch: Schedule, block: Any) -> tuple[list[Any], list[Any]]:
     return [loop for loop, kind in pairs if kind == 0], [loop for loop, kind in pairs if kind != 0]
 
 
-def in_rows(sch: Schedule, block: Any, lanes: int) -> NotApplicable | None:
-    """Rows in parallel, columns as vectors."""
-    *rows, columns = sch.get_loops(block)
-    if not rows or extent_of(sch, columns) % lanes:
-        return NotApplicable("no vectors of columns")
-    _, vector = sch.split(columns, [None, lanes])
-    sch.vectorize(vector)
-    sch.parallel(sch.fuse(*rows))
-    return None
+FAMILY = Family("pieces", 1, Knobs, accepts, candidates, schedule, (STREAMED, PER_ROW))

@@ -11,16 +11,22 @@ for every product that kh * kw taps read.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from math import ceil, prod
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
+from subtune.backends.base import Family
+from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.families.products import fma_obstacle
+from subtune.backends.cpu.family import MODE, REGISTERS, SERIAL, CPUProblem
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
-from subtune.core.workload import Workload, dtype_bits
+from subtune.core.workload import dtype_bits
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.stages import anchored
 from subtune.tir.blocks import all_blocks, is_reduction, nest, root_stages, stage_block, with_stages
@@ -28,20 +34,87 @@ from subtune.tir.prepack import PREPROC_ATTR, split_prepack
 from subtune.tir.tile import extent_of, vector_width, vectorize_tile
 
 _MAX_UNROLLED = 36  # products of one pixel
+_MAX_PIXELS = 28
+_SPREAD_CYCLES = 1.5  # to load an input channel, repeat it and store it for its group
 
 
-def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kernel | NotApplicable:
-    found = anchored(workload, contraction)
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Tiles of `ht` rows, `mr` pixels of which and `cb` channels are in registers."""
+
+    ht: int
+    mr: int = field(metadata=REGISTERS)
+    cb: int = field(metadata=REGISTERS)
+    serial: bool = field(default=False, metadata=MODE)
+
+
+def accepts(problem: CPUProblem) -> str:
+    if obstacle := fma_obstacle(problem) or _obstacle(problem.pattern):
+        return obstacle
+    anchor = problem.pattern
+    lanes = problem.device.lanes(dtype_bits(anchor.acc_dtype))
+    if anchor.per_group >= lanes or anchor.n.extent % lanes:
+        return "no vector of outputs covers several groups"
+    return "" if len(anchor.of_role("m")) > 1 else "no rows of pixels"
+
+
+def _obstacle(anchor: Contraction) -> str:
+    return "" if anchor.per_group and anchor.b.is_constant else "not a grouped convolution with constant weights"
+
+
+def candidates(problem: CPUProblem) -> list[Candidate]:
+    anchor, device = problem.pattern, problem.device
+    lanes = device.lanes(dtype_bits(anchor.acc_dtype))
+    *images, height, width = (axis.extent for axis in anchor.of_role("m"))
+    found = []
+    for cb in (lanes, 2 * lanes):
+        if anchor.n.extent % cb:
+            continue
+        for mr in (m for m in range(1, min(width, _MAX_PIXELS) + 1) if width % m == 0):
+            if (mr + 1) * cb // lanes + 1 > device.vector_registers:
+                continue
+            for ht in (h for h in range(1, height + 1) if height % h == 0 and h <= _MAX_PIXELS):
+                knobs = Knobs(ht, mr, cb)
+                seconds = _predict(anchor, (prod(images), height, width), knobs, lanes, device)
+                found.append(Candidate.of("grouped", knobs, seconds))
+    return found
+
+
+def _predict(anchor: Contraction, grid: tuple[int, int, int], knobs: Knobs, lanes: int, device: CPUModel) -> float:
+    """Seconds: for every tile of `grid` (images, rows, pixels) its input repeated, halo included, then its products."""
+    (images, height, width), ht, mr, cb = grid, knobs.ht, knobs.mr, knobs.cb
+    taps = prod(axis.extent for axis in anchor.of_role("k"))
+    depth = anchor.b.shape[anchor.b.axes.index(anchor.of_role("k")[-1].index)]
+    strides = [window[1] for window in anchor.a.windows if window is not None] or [1, 1]
+    reach = [window[3] * anchor.axes[window[2]].extent for window in anchor.a.windows if window is not None] or [1, 1]
+    read_rows = (ht - 1) * strides[0] + reach[0]
+    read_columns = (width - 1) * strides[-1] + reach[-1]
+    spread_bytes = read_rows * read_columns * depth * cb * 4
+    stores = read_rows * read_columns * depth * cb / min(anchor.per_group, lanes)
+    vectors = mr * cb / lanes
+    loads = (vectors + cb / lanes) / LOADS_PER_CYCLE
+    per_tap = max(vectors / device.fma_per_cycle, loads, device.fma_latency)
+    per_tap = max(per_tap, vectors * device.vector_bytes / 3 / bytes_per_cycle(spread_bytes, device))
+    products = ht * (width / mr) * taps * per_tap
+    tiles = images * (height // ht) * (anchor.n.extent // cb)
+    imbalance = ceil(tiles / device.threads) * device.threads / tiles
+    return tiles * (products + stores * _SPREAD_CYCLES) * imbalance / device.threads / device.cycles_per_s
+
+
+def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
+    found = anchored(problem.workload, contraction)
     if isinstance(found, NotApplicable):
         return found
     sch, stages, info = found
-    if not info.per_group or not info.b.is_constant or -1 in info.b.axes:
-        return NotApplicable("not a grouped convolution with constant weights")
+    if obstacle := _obstacle(info):
+        return NotApplicable(obstacle)
+    if -1 in info.b.axes:
+        return NotApplicable("the weights are indexed by more than their own axes")
     name = sch.get(stages.anchors[0]).name_hint
     outputs = tuple(sch.get(block).name_hint for block in stages.outputs)
     sch = Schedule(_spread(sch.mod["main"], name, info))
     try:
-        return _schedule(sch, name, outputs, info, candidate, device)
+        return _schedule(sch, name, outputs, info, knobs, problem.device)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
@@ -86,9 +159,9 @@ def _channel_axis(anchor: Any, info: Contraction) -> Any:
 
 
 def _schedule(
-    sch: Schedule, name: str, output_names: tuple[str, ...], info: Contraction, candidate: Candidate, device: CPUModel
+    sch: Schedule, name: str, output_names: tuple[str, ...], info: Contraction, knobs: Knobs, device: CPUModel
 ) -> Kernel | NotApplicable:
-    ht, mr, cb = (int(candidate[knob]) for knob in ("ht", "mr", "cb"))
+    ht, mr, cb = knobs.ht, knobs.mr, knobs.cb
     lanes = device.lanes(dtype_bits(info.acc_dtype))
     block, spread = sch.get_sblock(name), sch.get_sblock(_SPREAD)
     for other in all_blocks(sch):  # the padding is computed where its elements are spread
@@ -137,7 +210,7 @@ def _schedule(
         size *= extent_of(sch, loop)
         if size <= _MAX_UNROLLED:
             sch.unroll(loop)
-    if not candidate.is_serial:
+    if not knobs.serial:
         sch.parallel(fused)
     sch.decompose_reduction(block, reduce[0])
     for output in outputs:
@@ -154,3 +227,6 @@ def _permutation(order: tuple[int, ...]) -> Any:
         return [index[dim] for dim in order]
 
     return tirx.IndexMap.from_func(index_map, ndim=len(order))
+
+
+FAMILY = Family("grouped", 1, Knobs, accepts, candidates, schedule, (SERIAL,))

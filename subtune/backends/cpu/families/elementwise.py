@@ -1,0 +1,146 @@
+"""Elementwise subgraphs: one loop nest at the speed of memory.
+
+`flat`: all loops fused, for operands of one layout; `rows`: outer loops parallel, the innermost vectorised, for
+broadcasts; `tile`: a square tile of the last axis and the axis an operand is contiguous along, for transposes. With the
+knob `ahead`, what lies a page behind is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+from tvm.s_tir import Schedule, ScheduleError
+
+from subtune.backends.base import Family
+from subtune.backends.cpu.families.memory_bound import elements_s
+from subtune.backends.cpu.family import MODE, SERIAL, STREAMED, CPUProblem
+from subtune.backends.cpu.loops.prefetch import prefetch_rows
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import dtype_bits
+from subtune.patterns.elementwise import Elementwise
+from subtune.patterns.stages import inline
+from subtune.tir.tile import extent_of, vector_width
+
+_MAX_UNROLLED = 16
+"""Vectors of a row written one after the other: which of several joined inputs each comes from is then known."""
+_AHEAD_ELEMENTS = 0.97  # measured 0.92 to 1.0
+_FEW_INPUTS = 4
+_FETCHED = 4.0  # times each line of a transposed operand, one element at a time, where it does not stay in L1
+_GATHERED_CYCLES = 1.5  # an element that is loaded by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """`shape`: of the loops; `unroll` vectors at a time; `wide`: as many elements as the narrowest type has lanes."""
+
+    shape: str
+    unroll: int
+    wide: bool
+    ahead: bool = field(default=False, metadata=MODE)
+    serial: bool = field(default=False, metadata=MODE)
+    stream: bool = field(default=False, metadata=MODE)
+
+
+def accepts(problem: CPUProblem) -> str:
+    return "" if isinstance(problem.pattern, Elementwise) else "not elementwise"
+
+
+def candidates(problem: CPUProblem) -> list[Candidate]:
+    """The three loop shapes, the vector by the widest or by the narrowest element."""
+    anchor, workload, device = problem.pattern, problem.workload, problem.device
+    wides = (False, True) if any(dtype_bits(arg.dtype) < 32 for arg in workload.args) else (False,)
+    outputs = [arg.shape for arg in workload.args if arg.is_output]
+    base = elements_s(problem)
+    alike = all(arg.shape in outputs or prod(map(int, arg.shape)) == 1 for arg in workload.args)
+    parts = sum(prod(map(int, arg.shape)) * 8 > anchor.extent for arg in workload.args if not arg.is_output)
+    # Where operands are not alike, a flat index is taken apart again, and every unrolled piece of several inputs
+    # joined asks where it comes from.
+    flat = 1.0 if alike else 1.1 if parts < 2 else 1.2
+    costs = {("flat", 1): flat, ("flat", 4): 0.99 if alike else flat if parts < 2 else 4.0,
+             ("rows", 1): 1.0 if not alike else 1.02, ("tile", 1): 1.05 if alike else 1.4}  # fmt: skip
+    joined = len(workload.args) - len(outputs)
+    if not alike and joined > _FEW_INPUTS:  # a chain of questions for every vector; a tile asks once for its rows
+        costs = {
+            how: cost * joined / (_FEW_INPUTS if how[0] != "tile" else 4 * _FEW_INPUTS) for how, cost in costs.items()
+        }
+    gathered_s = 0.0
+    if anchor.transposed:
+        gathered_s = base + anchor.extent * _GATHERED_CYCLES / device.cycles_per_s / device.threads
+        gathered_s = max(gathered_s, base * _FETCHED)
+    found = []
+    for wide in wides:
+        for (shape, unroll), cost in costs.items():
+            knobs, seconds = Knobs(shape, unroll, wide), max(base, gathered_s) * cost
+            found.append(Candidate.of("elementwise", knobs, seconds))
+            if alike and workload.nbytes > device.l3_bytes and shape == "flat":
+                found.append(Candidate.of("elementwise", replace(knobs, ahead=True), seconds * _AHEAD_ELEMENTS))
+    return found
+
+
+def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
+    workload, device = problem.workload, problem.device
+    sch = Schedule(workload.func)
+    stages = inline(sch)
+    if isinstance(stages, NotApplicable):
+        return stages
+    if stages.anchors or stages.producers:
+        return NotApplicable("not an elementwise workload")
+    narrowest = min(dtype_bits(arg.dtype) for arg in workload.args if arg.is_output)
+    lanes = device.lanes(narrowest) if knobs.wide else device.lanes()
+    try:
+        for output in stages.outputs:
+            outer = _nest(sch, output, knobs.shape, lanes, knobs.unroll)
+            if outer is not None and not knobs.serial:
+                sch.parallel(outer)
+    except ScheduleError as e:
+        return NotApplicable(str(e).strip().splitlines()[-1])
+    if not knobs.ahead:
+        return Kernel(sch.mod["main"], (), sch.trace)
+    return Kernel(prefetch_rows(sch.mod["main"], [sch.get(output).name_hint for output in stages.outputs]))
+
+
+def _nest(sch: Schedule, block: Any, shape: str, lanes: int, unroll: int) -> Any | None:
+    """Arrange the loops; the one to run in parallel, or None for a scalar."""
+    loops = sch.get_loops(block)
+    if not loops:
+        return None
+    if shape == "flat":
+        fused = sch.fuse(*loops)
+        outer, inner, vec = sch.split(fused, [None, unroll, vector_width(extent_of(sch, fused), lanes)])
+        sch.unroll(inner)
+        sch.vectorize(vec)
+        return outer
+    *rows, last = loops
+    if shape == "tile" and rows:
+        across = rows[-1] if extent_of(sch, rows[-1]) > 1 else max(rows, key=lambda loop: extent_of(sch, loop))
+        rows = [row for row in rows if row is not across]
+        ao, ai = sch.split(across, [None, vector_width(extent_of(sch, across), lanes)])
+        lo, li = sch.split(last, [None, vector_width(extent_of(sch, last), lanes)])
+        sch.reorder(*rows, ao, lo, ai, li)
+        outer = sch.fuse(*rows, ao, lo)
+        sch.unroll(ai)
+        sch.vectorize(li)
+        return outer
+    width = vector_width(extent_of(sch, last), lanes)
+    if width == 1:
+        return sch.fuse(*rows) if rows else last
+    lo, vec = sch.split(last, [None, width])
+    sch.vectorize(vec)
+    if not rows or extent_of_all(sch, rows) == 1:
+        return lo
+    if extent_of(sch, lo) <= _MAX_UNROLLED:
+        sch.unroll(lo)
+    return sch.fuse(*rows)
+
+
+def extent_of_all(sch: Schedule, loops: list[Any]) -> int:
+    size = 1
+    for loop in loops:
+        size *= extent_of(sch, loop)
+    return size
+
+
+FAMILY = Family("elementwise", 1, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED))

@@ -1,0 +1,209 @@
+"""Window reductions that keep the innermost axis: depthwise convolution, pooling, global pooling.
+
+    for n, h tile (parallel) [or with the channel tile, when there are few rows]:
+      for channel tile, h, w tile:  acc[mr pixels][cb channels] in registers;  for kh, kw: acc = reduce(acc, x)
+
+With the knob `inline` the padding is not stored: every load asks whether it is inside the image, a branch that is
+predicted, instead of a copy of the whole input. It pays wherever memory bounds the kernel.
+With `ahead`, pixels to come are asked for (`prefetch.prefetch_windows`).
+Source: XNNPACK's depthwise micro-kernels; measured in the project's recipes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import ceil, prod
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import Schedule, ScheduleError
+
+from subtune.backends.base import OUTER, Family
+from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, stream_s
+from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.families.memory_bound import GRAIN_COST_S
+from subtune.backends.cpu.family import MODE, REGISTERS, SERIAL, STREAMED, CPUProblem
+from subtune.backends.cpu.loops.prefetch import prefetch_windows
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable, Packing
+from subtune.core.workload import Workload, dtype_bits
+from subtune.patterns.stages import Stages, anchored
+from subtune.patterns.window import Window, window
+from subtune.tir.prepack import PREPROC_ATTR, split_prepack
+from subtune.tir.tile import extent_of, place_pad, vector_width, vectorize_tile
+
+_MAX_UNROLLED_WINDOW = 49  # elements: a 7x7 window; larger ones stay loops
+_MAX_CHANNEL_VECTORS = 8
+_TILE_CYCLES = 10.0  # beginning and ending a window's tile of accumulators
+_BRANCH_CYCLES = 0.1  # asking whether a pixel lies inside the image; LLVM asks once for what is unrolled
+_FREE_ACCUMULATORS = 16  # with more, what an unrolled window's loads keep in registers spills
+_SPILL = 0.15  # of the work, for each accumulator above
+_AHEAD_WINDOW = 0.8  # one pixel at a time; 0.5 to 0.7 for windows one pixel apart, 0.7 to 1.0 for two
+_AHEAD_PIXEL = 0.04  # more for every further pixel: 1.01 to 1.03 for two, 1.03 to 1.14 for four
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Tiles of `ht` rows, `mr` pixels of which and `cb` channels are in registers."""
+
+    ht: int
+    mr: int = field(metadata=REGISTERS)
+    cb: int = field(metadata=REGISTERS)
+    order: str = field(metadata=OUTER)
+    """"h": the threads share rows; "c": tiles of channels, too."""
+    inline: bool = False
+    ahead: bool = field(default=False, metadata=MODE)
+    serial: bool = field(default=False, metadata=MODE)
+    stream: bool = field(default=False, metadata=MODE)
+
+
+def accepts(problem: CPUProblem) -> str:
+    return "" if isinstance(problem.pattern, Window) else "no windows"
+
+
+def candidates(problem: CPUProblem) -> list[Candidate]:
+    """Row tiles, pixels and channel blocks whose accumulators fit the registers."""
+    anchor, workload, device = problem.pattern, problem.workload, problem.device
+    channels = anchor.of_role("n")[0].extent
+    rows = [axis.extent for axis in anchor.of_role("m")]
+    width, height = (rows[-1] if rows else 1), (rows[-2] if len(rows) > 1 else 1)
+    grid = (prod(rows[:-2]) if len(rows) > 2 else 1, height, width, channels)
+    lanes = vector_width(channels, device.lanes(dtype_bits(anchor.acc_dtype)))
+    found = []
+    for cb in (lanes * v for v in range(1, _MAX_CHANNEL_VECTORS + 1) if channels % (lanes * v) == 0):
+        for mr in (m for m in range(1, 15) if width % m == 0):
+            if mr * cb // lanes + cb // lanes + 1 > device.vector_registers:
+                continue
+            tiles = product((h for h in range(1, height + 1) if height % h == 0 and h <= 28), ("h", "c"))
+            for (ht, order), inline in product(tiles, (True, False) if anchor.is_padded else (False,)):
+                knobs = Knobs(ht, mr, cb, order, inline)
+                seconds = _predict(anchor, workload, device, grid, lanes, knobs)
+                found.append(Candidate.of("window", knobs, seconds))
+                is_seen = (inline or not anchor.is_padded) and not anchor.is_tabled
+                if workload.nbytes > device.l3_bytes and is_seen:
+                    gain = _AHEAD_WINDOW + _AHEAD_PIXEL * (mr - 1)
+                    found.append(Candidate.of("window", replace(knobs, ahead=True), seconds * gain))
+    return found
+
+
+def _predict(
+    anchor: Window,
+    workload: Workload,
+    device: CPUModel,
+    grid: tuple[int, int, int, int],
+    lanes: int,
+    knobs: Knobs,
+) -> float:
+    """Seconds: the vectors' arithmetic and loads, or the bytes, whichever takes longer."""
+    images, height, width, channels = grid
+    ht, mr, cb = knobs.ht, knobs.mr, knobs.cb
+    vectors = cb // lanes
+    taps = prod(axis.extent for axis in anchor.of_role("k"))
+    grains = images * height // ht * (channels // cb if knobs.order == "c" else 1)
+    imbalance = ceil(grains / device.threads) * device.threads / grains
+    loads = (mr + (1 if anchor.to_pack else 0)) * vectors / LOADS_PER_CYCLE
+    per_tap = max(mr * vectors / 2.0, loads, float(device.fma_latency))
+    if anchor.is_padded and knobs.inline:
+        per_tap += mr * _BRANCH_CYCLES
+    spills = 1.0 + _SPILL * max(0, mr * vectors - _FREE_ACCUMULATORS) * 32 / device.vector_registers
+    tiles = images * height * width * channels / (mr * cb)
+    cycles = tiles * (taps * per_tap * spills + mr * vectors + _TILE_CYCLES)
+    read = max((arg.nbytes for arg in workload.args if not arg.is_output), default=0)
+    moved = float(workload.nbytes)
+    if anchor.is_padded and not knobs.inline:  # a copy, with the rows that neighbouring tiles both make
+        cycles += 2 * read / 4 / lanes * (1.0 + (2.0 / ht if knobs.order == "h" else 0.2))
+        moved += 2 * read
+    # A narrow tile reads one line of every pixel; pixels a power of two apart lie in a few sets of L1.
+    scattered = 1.2 if channels * 4 % (8 * device.line_bytes) == 0 else 0.3
+    memory_s = stream_s(moved, device) * (1.0 + scattered / vectors**2 if cb < channels else 1.0)
+    seconds = max(cycles / device.cycles_per_s / device.threads, memory_s) + 0.25 * min(
+        cycles / device.cycles_per_s / device.threads, memory_s
+    )
+    return seconds * imbalance + grains * GRAIN_COST_S
+
+
+def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
+    found = anchored(problem.workload, window)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
+    try:
+        return _schedule(sch, stages, info, knobs, problem.device)
+    except ScheduleError as e:
+        return NotApplicable(str(e).strip().splitlines()[-1])
+
+
+def _schedule(sch: Schedule, stages: Stages, info: Window, knobs: Knobs, device: CPUModel) -> Kernel | NotApplicable:
+    block = stages.anchors[0]
+    ht, mr, cb = knobs.ht, knobs.mr, knobs.cb
+    lanes = vector_width(info.of_role("n")[0].extent, device.lanes(dtype_bits(info.acc_dtype)))
+    if cb % lanes:
+        return NotApplicable(f"cb={cb} is no multiple of the {lanes} lanes that divide the channels")
+    packings = []
+    for operand in info.to_pack:
+        packed = sch.cache_read(block, operand.read, "global")
+        order = tuple(sorted(range(len(operand.axes)), key=lambda dim: operand.axes[dim] == info.of_role("n")[0].index))
+        sch.transform_layout(block, ("read", operand.read), _permutation(order))
+        sch.annotate(packed, PREPROC_ATTR, True)
+        packings.append((operand.param, Packing(tuple((extent,) for extent in operand.shape), order)))
+    loops = sch.get_loops(block)
+    rows = [loops[axis.index] for axis in info.of_role("m")]
+    reduce = [loops[axis.index] for axis in info.of_role("k")]
+    co, cv, ci = sch.split(loops[info.of_role("n")[0].index], [None, cb // lanes, lanes])
+    while len(rows) < 2:
+        rows.insert(0, sch.add_unit_loop(rows[0] if rows else co))
+    *outer, h, w = rows
+    if ht > extent_of(sch, h) or mr > extent_of(sch, w):
+        return NotApplicable("the tile is larger than the output")
+    ho, hi = sch.split(h, [None, ht])
+    wo, wi = sch.split(w, [None, mr])
+    sch.reorder(*outer, ho, co, hi, wo, *reduce, wi, cv, ci)
+    pads = list(stages.producers)
+    if knobs.inline:
+        for pad in pads:
+            sch.compute_inline(pad)
+        pads = []
+    outputs = list(stages.outputs)
+    if outputs:
+        sch.set_scope(block, 0, "local")
+    else:
+        outputs = [sch.cache_write(block, 0, "local")]
+    for output in outputs:
+        sch.reverse_compute_at(output, wo)
+    by_channels = knobs.order == "c"
+    parallel = [*outer, ho, co] if by_channels else [*outer, ho]
+    fused = sch.fuse(*parallel)
+    for pad in pads:
+        place_pad(sch, pad, None if by_channels else fused, device.lanes(), knobs.serial)
+    depth = len(sch.get_loops(block)) - len(reduce) - 3
+    sch.vectorize(ci)
+    sch.unroll(cv)
+    sch.unroll(wi)
+    size = 1
+    for loop in reduce:
+        size *= extent_of(sch, loop)
+    if size <= _MAX_UNROLLED_WINDOW:
+        for loop in reduce:
+            sch.unroll(loop)
+    if not knobs.serial:
+        sch.parallel(fused)
+    sch.decompose_reduction(block, reduce[0])
+    for output in outputs:
+        vectorize_tile(sch, output, depth, lanes)
+    func = sch.mod["main"]
+    if knobs.ahead:
+        func = prefetch_windows(func, str(sch.get(block).name_hint), sch.get(hi), sch.get(wo), cb)
+    for param, _ in packings:
+        func = split_prepack(func, param)
+    return Kernel(func, tuple(packings), None if knobs.ahead else sch.trace)
+
+
+def _permutation(order: tuple[int, ...]) -> Any:
+    def index_map(*index: Any) -> list[Any]:
+        return [index[dim] for dim in order]
+
+    return tirx.IndexMap.from_func(index_map, ndim=len(order))
+
+
+FAMILY = Family("window", 1, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED))
