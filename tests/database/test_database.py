@@ -13,6 +13,7 @@ import tvm
 from tvm import relax, te
 from tvm.s_tir import Schedule
 
+from subtune import backends
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import DatabaseError
 from subtune.core.kernel import Kernel
