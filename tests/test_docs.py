@@ -37,8 +37,8 @@ DOCUMENTED = {
 }
 """By module, a function whose docstring must hold an example: the pieces that are of use alone."""
 
-SMALLER = {"zoo:resnet18": "zoo:resnet18?image=32"}
-"""What commands are run on here, so that they end in seconds: the same networks on smaller images."""
+SMALLER = {"zoo:resnet18": "zoo:mlp?image=8&batch=1"}
+"""What commands are run on here, so that they end in seconds: smaller networks."""
 QUICK = {"compile": ["--topk", "1"], "bench": ["--rounds", "1", "--round-time", "50ms"], "compare": ["--topk", "1"]}
 """Options that end a command early, behind its own: the last one counts."""
 ABSENT = re.compile(
@@ -76,6 +76,8 @@ def files(tmp_path: Path) -> None:
     """The files that the pages take for granted."""
     onnx.save(classifier(), tmp_path / "classifier.onnx")
     onnx.save(models.reduced("mlp"), tmp_path / "model.onnx")
+    x, y = (h.make_tensor_value_info(name, 1, ["batch", 8]) for name in "xy")
+    onnx.save(h.make_model(h.make_graph([h.make_node("Relu", ["x"], ["y"])], "g", [x], [y])), tmp_path / "dynamic.onnx")
     subtune.compile(classifier(), output=tmp_path / "classifier.subtune", tune=False)
     np.save(tmp_path / "x.npy", np.zeros((1, 3, 64, 64), "float32"))
 
