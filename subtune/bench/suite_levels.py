@@ -22,7 +22,8 @@ from subtune.bench.suite import Settings, reason, run_cases
 from subtune.bench.table import aligned
 from subtune.core.workload import Workload
 from subtune.measure import LocalMeasurer
-from subtune.tuning.compare import ComparedSubgraph, compare_subgraphs
+from subtune.report.comparison import ComparedSubgraph
+from subtune.tuning.compare import compare_subgraphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,8 @@ def _run(case: LevelCase, settings: Settings, device: Device, measurer: LocalMea
         found = compare_subgraphs([unit], device, settings.database, measurer, topk, budget_s, settings.progress)
     except Exception as e:  # whatever one row meets, the others are still to be measured
         return LevelRow(case.name, failure=reason(e))
+    if found.left_out:
+        return LevelRow(case.name, failure=found.left_out[0].why)
     if not found.rows:
         return LevelRow(case.name, failure="its anchor cannot be tuned alone")
     return LevelRow(case.name, compared=found.rows[0])

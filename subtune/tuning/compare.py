@@ -1,16 +1,16 @@
 """Op-level against subgraph-level tuning: the same policy, templates and top-k, two granularities.
 
 Op level, as AutoTVM tunes: the anchor alone, writing its own result in its own dtype; its winner is applied to the
-whole subgraph. Subgraph level: the unit that ships. Both winners are then timed on the subgraph, in turns, and the
-model is built both ways. Source: AutoTVM subgraph tuning, apache/tvm#10650.
+whole subgraph. Subgraph level: the unit that ships. Where both searches came to their end, both winners are timed on
+the subgraph, in turns, and the model is built both ways. Source: AutoTVM subgraph tuning, apache/tvm#10650.
 """
 
 from __future__ import annotations
 
-import json
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
 
@@ -31,61 +31,13 @@ from subtune.measure import LocalMeasurer, Measurer
 from subtune.options import Options
 from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare
+from subtune.report.comparison import ComparedSubgraph, ComparisonReport, LeftOut
 from subtune.tuning.op_level import anchor_alone
-from subtune.tuning.search import tune
+from subtune.tuning.search import Records, tune
 from subtune.tuning.winners import applied, schedule_kernels
 
 _ROUNDS = 5
 _ROUND_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedSubgraph:
-    """One subgraph: the winner of either granularity and its latency on the subgraph, in seconds.
-
-    `op_s` is 0.0 where the op's winner cannot schedule the subgraph, or fails on it; `note` says so.
-    """
-
-    name: str
-    uses: int
-    op_winner: str
-    subgraph_winner: str
-    op_s: float
-    subgraph_s: float
-    note: str
-
-    @property
-    def has_changed(self) -> bool:
-        return self.op_winner != self.subgraph_winner
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonReport:
-    """End-to-end latencies in seconds, interleaved medians; subgraphs without an epilogue are left out of `rows`."""
-
-    rows: tuple[ComparedSubgraph, ...]
-    op_model_s: float
-    subgraph_model_s: float
-
-    def to_json(self) -> str:
-        rows = [{**asdict(row), "has_changed": row.has_changed} for row in self.rows]
-        return json.dumps({**asdict(self), "rows": rows}, indent=2)
-
-    def __str__(self) -> str:
-        width = max([len(row.name) for row in self.rows] + [8])
-        lines = [f"{'subgraph':<{width}}  uses   op-level us   subgraph us  winner"]
-        for row in self.rows:
-            op = f"{row.op_s * 1e6:13.1f}" if row.op_s else f"{'-':>13}"
-            verdict = f"{row.op_winner} -> {row.subgraph_winner}" if row.has_changed else f"same: {row.op_winner}"
-            note = f" ({row.note})" if row.note else ""
-            lines.append(f"{row.name:<{width}}  {row.uses:4d} {op} {row.subgraph_s * 1e6:13.1f}  {verdict}{note}")
-        changed = sum(row.has_changed for row in self.rows)
-        lines.append(f"{changed} of {len(self.rows)} subgraphs with an epilogue have another winner than their op")
-        lines.append(
-            f"model: op level {self.op_model_s * 1e3:.3f} ms, subgraph level {self.subgraph_model_s * 1e3:.3f} ms, "
-            f"ratio {self.op_model_s / self.subgraph_model_s:.3f}"
-        )
-        return "\n".join(lines)
 
 
 class ComparableSubgraph(Protocol):
@@ -112,7 +64,7 @@ class _Unit:
 def compare_model(model: Any, **given: Any) -> ComparisonReport:
     """Tune `model` at both granularities and time both outcomes; `given` are fields of `subtune.options.Options`.
 
-    The budget is shared: half for the ops, half for the subgraphs. Ctrl-C raises KeyboardInterrupt.
+    The budget is shared: up to half for the ops, the rest for the subgraphs. Ctrl-C raises KeyboardInterrupt.
     """
     options = Options(**given)
     device = device_of(options.target, options.threads, options.device_file, options.numerics)
@@ -120,9 +72,11 @@ def compare_model(model: Any, **given: Any) -> ComparisonReport:
     topk, budget_s, progress = options.topk, options.budget_s, options.progress
     with opened(options.database) as store, LocalMeasurer() as measurer:
         found = compare_subgraphs(prepared.subgraphs, device, store, measurer, topk, budget_s, progress)
-    transferred = _transferred(prepared.subgraphs, found.ops, found.op_records, found.records, device)
-    op_s, subgraph_s = _end_to_end(prepared, (transferred, _winners(prepared.subgraphs, found.records)), device)
-    return ComparisonReport(found.rows, op_s, subgraph_s)
+    if not found.rows:
+        return ComparisonReport((), found.left_out, 0.0, 0.0)
+    own = _winners(prepared.subgraphs, found.records)
+    op_s, subgraph_s = _end_to_end(prepared, (_transferred(prepared.subgraphs, found, own, device), own), device)
+    return ComparisonReport(found.rows, found.left_out, op_s, subgraph_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +84,7 @@ class ComparedUnits:
     """What tuning at both granularities found; `ops` holds the anchors alone, by their subgraphs' names."""
 
     rows: tuple[ComparedSubgraph, ...]
+    left_out: tuple[LeftOut, ...]
     ops: Mapping[str, Workload]
     op_records: Mapping[str, Record]
     records: Mapping[str, Record]
@@ -151,20 +106,37 @@ def compare_subgraphs(
     alone = {s.name: anchor_alone(s.workload) for s in subgraphs}
     ops = {name: workload for name, workload in alone.items() if isinstance(workload, Workload)}
     units = [_Unit(ops[s.name], s.uses) for s in subgraphs if s.name in ops]
-    share = None if budget_s is None else budget_s / 2
-    options: dict[str, Any] = {"topk": topk, "budget_s": share, "database": database, "measurer": measurer}
-    op_records = tune(units, device, progress=progress, **options)
+    begin = time.monotonic()
+    options: dict[str, Any] = {"topk": topk, "database": database, "measurer": measurer, "progress": progress}
+    op_records = tune(units, device, budget_s=None if budget_s is None else budget_s / 2, **options)
     if op_records.interrupted:
         raise KeyboardInterrupt
-    records = tune(subgraphs, device, progress=progress, **options)
+    left_s = None if budget_s is None else max(0.0, budget_s - (time.monotonic() - begin))
+    records = tune(subgraphs, device, budget_s=left_s, **options)
     if records.interrupted:
         raise KeyboardInterrupt
-    rows = [
-        _compared(s, op_records.get(ops[s.name].key), records.get(s.workload.key), device, measurer)
-        for s in subgraphs
-        if s.name in ops
-    ]
-    return ComparedUnits(tuple(rows), ops, op_records, records)
+    rows, left_out = [], []
+    for subgraph in (s for s in subgraphs if s.name in ops):
+        views = ((op_records, ops[subgraph.name].key, "op"), (records, subgraph.workload.key, "subgraph"))
+        op, own = (found.get(key) for found, key, _ in views)
+        why = "; ".join(filter(None, (_unfinished(found, key, level, topk) for found, key, level in views)))
+        if op is None or own is None or why:
+            left_out.append(LeftOut(subgraph.name, subgraph.uses, why))
+        else:
+            rows.append(_compared(subgraph, op.candidate, own.candidate, device, measurer))
+    return ComparedUnits(tuple(rows), tuple(left_out), ops, op_records, records)
+
+
+def _unfinished(records: Records, key: str, level: str, topk: int) -> str:
+    """Why the search of one workload says nothing, "" where it came to its end."""
+    record, failure = records.get(key), records.failures.get(key)
+    if failure:
+        return f"the {level} cannot be tuned: {failure}"
+    if record is None:
+        return f"the {level} was not tuned"
+    if not record.complete or record.topk < topk:
+        return f"the {level} was tuned in part ({record.tried} candidates)"
+    return ""
 
 
 def _winners(subgraphs: Sequence[Subgraph], records: Mapping[str, Record]) -> dict[str, Candidate]:
@@ -172,30 +144,24 @@ def _winners(subgraphs: Sequence[Subgraph], records: Mapping[str, Record]) -> di
 
 
 def _transferred(
-    subgraphs: Sequence[Subgraph],
-    ops: Mapping[str, Workload],
-    op_records: Mapping[str, Record],
-    records: Mapping[str, Record],
-    device: Device,
+    subgraphs: Sequence[Subgraph], found: ComparedUnits, own: Mapping[str, Candidate], device: Device
 ) -> dict[str, Candidate]:
-    """By subgraph workload: the op's winner where the subgraph has an epilogue, else the subgraph's own."""
-    chosen = _winners(subgraphs, records)
+    """By subgraph workload: the op's winner where both were compared, else the subgraph's own."""
+    chosen = dict(own)
+    compared = {row.name for row in found.rows}
     for subgraph in subgraphs:
-        op = ops.get(subgraph.name)
-        if op is None:
-            continue
-        record = op_records.get(op.key)
-        candidate = record.candidate if record else DEFAULT
-        applies = isinstance(applied(subgraph.workload, candidate, device), Kernel)
-        chosen[subgraph.workload.key] = candidate if applies else DEFAULT
+        if subgraph.name in compared:
+            candidate = found.op_records[found.ops[subgraph.name].key].candidate
+            applies = isinstance(applied(subgraph.workload, candidate, device), Kernel)
+            chosen[subgraph.workload.key] = candidate if applies else DEFAULT
     return chosen
 
 
 def _compared(
-    subgraph: ComparableSubgraph, op: Record | None, own: Record | None, device: Device, measurer: Measurer
+    subgraph: ComparableSubgraph, op: Candidate, own: Candidate, device: Device, measurer: Measurer
 ) -> ComparedSubgraph:
     """Both winners on the subgraph, in turns."""
-    pair = (op.candidate if op else DEFAULT, own.candidate if own else DEFAULT)
+    pair = (op, own)
     samples: dict[Candidate, list[float]] = {candidate: [] for candidate in pair}
     note = ""
     with measurer.session(subgraph.workload, device, math.inf) as session:
@@ -217,16 +183,17 @@ def _compared(
 
 
 def _end_to_end(
-    prepared: Prepared, choices: tuple[Mapping[str, Candidate], ...], device: Device
+    prepared: Prepared, choices: tuple[Mapping[str, Candidate], Mapping[str, Candidate]], device: Device
 ) -> tuple[float, float]:
-    """Latency of the model built with each choice of candidates: medians of interleaved rounds."""
+    """Latency of the model built with each choice of candidates, once where they are equal: interleaved medians."""
     imported = prepared.imported
+    distinct = choices[:1] if choices[0] == choices[1] else choices
     with temporary() as folder:
         artifacts = [
             load(write_artifact(folder / f"{index}.subtune", Package(mod, imported.inputs, imported.outputs), device))
-            for index, chosen in enumerate(choices)
+            for index, chosen in enumerate(distinct)
             for mod in [splice(prepared.mod, schedule_kernels(prepared.subgraphs, chosen, device))]
         ]
         rounds = [[artifact.benchmark(repeats=10) for artifact in artifacts] for _ in range(_ROUNDS)]
-    first, second = (median(column) for column in zip(*rounds, strict=True))
-    return first, second
+    medians = [median(column) for column in zip(*rounds, strict=True)]
+    return medians[0], medians[-1]

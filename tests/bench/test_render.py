@@ -23,7 +23,7 @@ from subtune.bench.suite_gpu import GpuReport, GpuRow
 from subtune.bench.suite_levels import LevelReport, LevelRow, levels_json
 from subtune.bench.suite_ops import OpRow, OpsReport
 from subtune.bench.table import cpu_json
-from subtune.tuning.compare import ComparedSubgraph
+from subtune.report.comparison import ComparedSubgraph
 
 ROOT = Path(__file__).resolve().parents[2]
 QUALITY = Quality(2, 30, 0.75, 0.7, (0.05, 0.0, 0.0), (0.06, 0.01, 0.0))

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from subtune.core.candidate import DEFAULT
+from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.progress import Progress
 from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.pipeline import prepare
-from subtune.tuning.compare import ComparisonReport, compare_model
+from subtune.report.comparison import ComparisonReport
+from subtune.tuning import compare
+from subtune.tuning.compare import compare_model
 from subtune.tuning.op_level import anchor_alone
+from subtune.tuning.search import Records, tune
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +77,7 @@ def test_every_subgraph_with_an_epilogue_is_compared(compared: tuple[ComparisonR
         assert row.subgraph_s > 0
         if row.op_winner == row.subgraph_winner:
             assert row.op_s == row.subgraph_s
+    assert report.left_out == ()
     assert report.op_model_s > 0
     assert report.subgraph_model_s > 0
 
@@ -94,7 +101,7 @@ def test_both_winners_come_from_the_database(compared: tuple[ComparisonReport, P
 def test_json_and_text_say_the_same(compared: tuple[ComparisonReport, Path]) -> None:
     report, _ = compared
     data = json.loads(report.to_json())
-    assert set(data) == {"rows", "op_model_s", "subgraph_model_s"}
+    assert set(data) == {"rows", "left_out", "op_model_s", "subgraph_model_s"}
     assert [row["name"] for row in data["rows"]] == [row.name for row in report.rows]
     assert [row["has_changed"] for row in data["rows"]] == [row.has_changed for row in report.rows]
     text = str(report)
@@ -122,3 +129,59 @@ def test_ctrl_c_ends_it_and_keeps_what_was_tuned(model: Path, tmp_path: Path) ->
         with pytest.raises(KeyboardInterrupt):
             compare_model(model, topk=1, threads=2, database=database, progress=interrupt)
         assert len(database.list_records()) == 1
+
+
+def test_without_time_nothing_is_compared(model: Path, tmp_path: Path) -> None:
+    report = compare_model(model, topk=3, threads=2, budget_s=0.0, database=tmp_path / "t.db")
+    assert report.rows == ()
+    assert len(report.left_out) == 2
+    assert {one.why for one in report.left_out} == {"the op was not tuned; the subgraph was not tuned"}
+    assert report.op_model_s == report.subgraph_model_s == 0.0
+    assert "nothing to compare" in str(report)
+    assert "same" not in str(report)
+    assert "ratio" not in str(report)
+    assert [one["name"] for one in json.loads(report.to_json())["left_out"]] == [one.name for one in report.left_out]
+
+
+@pytest.mark.parametrize(("side", "is_there", "why"), [
+    (1, False, "the subgraph was not tuned"), (1, True, "the subgraph was tuned in part"),
+    (0, False, "the op was not tuned"), (0, True, "the op was tuned in part"),
+])  # fmt: skip
+def test_what_one_side_did_not_finish_is_left_out_of_both_models(
+    compared: tuple[ComparisonReport, Path],
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    side: int,
+    is_there: bool,
+    why: str,
+) -> None:
+    """Neither the table nor the two models that are timed know of it."""
+    full, database = compared
+    first = full.rows[0].name
+    subgraph = next(s for s in prepare(model).subgraphs if s.name == first)
+    alone = anchor_alone(subgraph.workload)
+    assert isinstance(alone, Workload)
+    lost = (alone, subgraph.workload)[side].key
+    timed: list[tuple[Mapping[str, Candidate], ...]] = []
+
+    def cut(subgraphs: Any, device: Any, **options: Any) -> Records:
+        records = tune(subgraphs, device, **options)
+        if lost in records:
+            record = records.pop(lost)
+            records.update({lost: replace(record, complete=False)} if is_there else {})
+        return records
+
+    def end_to_end(prepared: Any, choices: Any, device: Any) -> tuple[float, float]:
+        timed.append(choices)
+        return 2.0, 1.0
+
+    monkeypatch.setattr(compare, "tune", cut)
+    monkeypatch.setattr(compare, "_end_to_end", end_to_end)
+    report = compare_model(model, topk=3, threads=2, database=database)
+    assert [row.name for row in report.rows] == [row.name for row in full.rows[1:]]
+    assert [(one.name, one.uses) for one in report.left_out] == [(first, 1)]
+    assert report.left_out[0].why.startswith(why)
+    assert f"left out: {first}, 1 uses: {why}" in str(report)
+    ((op, own),) = timed
+    key = subgraph.workload.key
+    assert op.get(key) == own.get(key)
