@@ -21,7 +21,7 @@ ROOMS = (
     ("core",),
     ("runtime",),
     ("tir",),
-    ("patterns", "models"),
+    ("patterns", "models", "backends.calibration"),
     ("backends.base",),
     ("measure", "artifact"),  # without what they do by asking a backend
     ("passes", "frontends"),

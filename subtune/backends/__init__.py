@@ -74,13 +74,23 @@ def device_of(
             built for it.
         ArtifactError: nothing here links for it.
     """
+    device = described(target, threads, description, numerics)
+    device.backend.check(device, is_measured)
+    return device
+
+
+def described(
+    target: Any = "auto",
+    threads: int | None = None,
+    description: str | os.PathLike[str] | None = None,
+    numerics: Numerics = PLAIN,
+) -> Device:
+    """As `device_of`, but whatever subtune knows of, whether or not it can compile for it from here."""
     backend = _meant_by(target)
     model = backend.model(target, threads)
     if description is not None:
         model = model.overridden(description, threads)
-    device = Device(model, backend, numerics)
-    backend.check(device, is_measured)
-    return device
+    return Device(model, backend, numerics)
 
 
 def as_device(device: Device | HardwareModel) -> Device:
@@ -113,6 +123,7 @@ __all__ = [
     "as_device",
     "backend_of",
     "candidates",
+    "described",
     "device_of",
     "host_device",
     "schedule",

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from subtune.core.candidate import Candidate
+from subtune.core.errors import TargetError
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.measurement import Comparison, Failure, Timing
 from subtune.core.numerics import PLAIN, Numerics
@@ -23,6 +24,7 @@ from subtune.core.workload import Workload
 if TYPE_CHECKING:
     import tvm
 
+    from subtune.backends.calibration import Calibration
     from subtune.core.manifest import Manifest
     from subtune.core.memory_plan import MemoryPlan
     from subtune.core.program import Program
@@ -241,6 +243,14 @@ class Backend(ABC):
     @abstractmethod
     def stand_in(self, device: Device) -> Device | None:
         """A device of this machine that runs the same PrimFuncs for the sake of their results; None: there is none."""
+
+    def facts(self, model: HardwareModel) -> Mapping[str, str]:
+        """What follows from the fields of `model`, for people."""
+        return {"fingerprint": model.fingerprint()}
+
+    def calibrate(self, model: HardwareModel) -> Calibration:
+        """What this machine's `model` does, measured; nothing else may run meanwhile. Raises TargetError."""
+        raise TargetError(f"--calibrate: nothing is measured of {model.description}")
 
     # -- kernels
 

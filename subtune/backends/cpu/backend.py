@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from subtune.backends.base import Backend, Bench, Device, Family, Measuring, Planned, Problem
+from subtune.backends.base import Backend, Bench, Device, Family, HardwareModel, Measuring, Planned, Problem
 from subtune.backends.cpu.device import CPU, CPUModel
 from subtune.backends.host.link import link_command
 from subtune.core.candidate import Candidate
@@ -23,6 +23,8 @@ from subtune.runtime.host import usable_cores
 
 if TYPE_CHECKING:
     import tvm
+
+    from subtune.backends.calibration import Calibration
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +70,22 @@ class CPUBackend(Backend):
 
     def stand_in(self, device: Device) -> Device | None:
         return replace(device, model=_model(device).stand_in())
+
+    def facts(self, model: HardwareModel) -> Mapping[str, str]:
+        assert isinstance(model, CPUModel)
+        return {
+            "peak GFLOP/s": f"{model.peak_flops() / 1e9:.0f}",
+            "fingerprint": model.fingerprint(),
+            "source": model.source,
+        }
+
+    def calibrate(self, model: HardwareModel) -> Calibration:
+        from subtune.backends.cpu.timing.calibrate import calibrate
+
+        assert isinstance(model, CPUModel)
+        if obstacle := model.obstacle():
+            raise TargetError(f"{model.description} cannot be calibrated: {obstacle}")
+        return calibrate(model)
 
     # -- kernels
 

@@ -6,8 +6,6 @@ from subtune.backends.cpu.device import CPUModel
 
 LOADS_PER_CYCLE = 2.0
 """Vector loads; every x86 and Arm server core of the last ten years does two."""
-_L2_BYTES_PER_CYCLE = 32.0
-_L3_BYTES_PER_CYCLE = 24.0  # measured on Zen 4: 97 GB/s at 3.7 GHz from 8 MB, each of two threads
 
 
 def bytes_per_cycle(working_set_bytes: float, device: CPUModel) -> float:
@@ -15,9 +13,9 @@ def bytes_per_cycle(working_set_bytes: float, device: CPUModel) -> float:
     if working_set_bytes <= device.l1d_bytes / 2:
         return LOADS_PER_CYCLE * device.vector_bytes
     if working_set_bytes <= device.l2_bytes / 2:
-        return _L2_BYTES_PER_CYCLE
+        return device.calibration.l2_bytes_per_cycle
     if working_set_bytes <= device.l3_bytes / 2:
-        return _L3_BYTES_PER_CYCLE
+        return device.calibration.l3_bytes_per_cycle
     return device.dram_bytes_per_s / device.cycles_per_s / device.threads
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from subtune import runtime
 from subtune.backends.base import Host
+from subtune.backends.calibration import calibrated, calibration_path, overridden
+from subtune.backends.cpu.calibration import CostFigures, figures_of
 from subtune.backends.cpu.processors import ALIASES, PROCESSORS
 from subtune.backends.cpu.targets import features_of, processors_of, read_target
 from subtune.core.errors import TargetError
@@ -58,6 +59,8 @@ class CPUModel:
     """Nominal; only ratios of predictions matter."""
     dram_bytes_per_s: float
     """Of all threads together; nominal."""
+    calibration: CostFigures
+    """Of the cost models."""
 
     @property
     def host(self) -> Host:
@@ -74,7 +77,7 @@ class CPUModel:
         MobileNetV2 and EfficientNet take 0.25 to 0.5 ms more than the least times of their 50 kernels; taken into
         account it makes them 3 to 4 % faster at best and up to 11 % where other programs use the memory, too.
         """
-        return 8e-6 if self.threads > 1 else 0.0
+        return self.calibration.between_kernels_s if self.threads > 1 else 0.0
 
     def lanes(self, dtype_bits: int = 32) -> int:
         """Elements of `dtype_bits` bits in one vector register."""
@@ -133,26 +136,22 @@ class CPUModel:
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
 
-    @classmethod
-    def from_json(cls, text: str) -> CPUModel:
-        data = json.loads(text)
-        return cls(**{**data, "features": tuple(data["features"])})
-
     def overridden(self, path: str | os.PathLike[str], threads: int | None = None) -> CPUModel:
         """This model with the fields that the JSON object in `path` gives; `threads` goes before the file's."""
-        try:
-            data = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as e:
-            raise TargetError(f"cannot read the device description {path}: {e}; give a JSON object of fields") from e
-        known = {f.name: f.type for f in fields(self)}
-        if not isinstance(data, dict) or (unknown := sorted(set(data) - set(known))):
-            what = f"unknown fields {', '.join(unknown)}" if isinstance(data, dict) else "it is not a JSON object"
-            raise TargetError(f"device description {path}: {what}; known fields are {', '.join(known)}")
-        for name, value in data.items():
-            _check_override(path, name, known[name], value)
-        if "features" in data:
-            data["features"] = tuple(data["features"])
-        return replace(self, **data | ({"threads": threads} if threads else {}))
+        model = overridden(self, path)
+        return replace(model, threads=threads) if threads else model
+
+    @property
+    def source(self) -> str:
+        """Where the figures come from that LLVM does not know: caches, FMA units, clock."""
+        here = not self.obstacle()
+        if here and (path := calibration_path(self.fingerprint())).is_file():
+            return f"this machine's operating system; clock, bandwidths and costs measured, {path}"
+        if here:
+            return "this machine's operating system; clock and memory bandwidth nominal until --calibrate"
+        if published := PROCESSORS.get(self.name):
+            return f"published, not measured: {published.source}"
+        return "none for this processor: typical figures, which --device FILE.json overrides"
 
 
 def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) -> CPUModel:
@@ -177,21 +176,8 @@ def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) ->
     features = features_of(name, triple)
     if target == "auto":  # a hypervisor may hide instructions that LLVM takes the processor's name to promise
         features -= set(runtime.missing_features(tuple(sorted(features & _RELEVANT_FEATURES))))
+    vector_bytes, registers, fma, latency = _vectors(name, triple, features)
     published = PROCESSORS.get(name)
-    if triples.architecture(triple) == "aarch64":
-        vector_bytes, registers, fma, latency = 16, 32, 2, 4  # NEON, also where there is SVE
-    elif "avx512f" in features:
-        vector_bytes, registers, fma, latency = 64, 32, 2, 4
-    elif "avx2" in features:
-        vector_bytes, registers, fma, latency = 32, 16, 2, 4
-    else:
-        vector_bytes, registers, fma, latency = 16, 16, 1, 8
-    if published:
-        # those of 64 bytes are two of 32 where AVX-512 is hidden
-        halves = (
-            2 if "avx512f" in features_of(name, triple) and vector_bytes == 32 and published.fma_per_cycle == 1 else 1
-        )
-        fma, latency = halves * published.fma_per_cycle, published.fma_latency
     model = CPUModel(
         name=name,
         triple=triple,
@@ -207,6 +193,7 @@ def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) ->
         threads=threads or cores or _FALLBACK_CORES,
         cycles_per_s=3.5e9,
         dram_bytes_per_s=50e9,  # two cores read 31e9 on a Zen 4, 50e9 to 65e9 on a Zen 5
+        calibration=figures_of(name),
     )
     if published:
         model = replace(
@@ -218,35 +205,31 @@ def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) ->
             threads=threads or cores or published.cores,
         )
     if not model.obstacle():
-        return replace(model, **caches(), threads=threads or cores or len(fast_cores()))
+        here = replace(model, **caches(), threads=threads or cores or len(fast_cores()))
+        return calibrated(here, here.fingerprint())
     if published:
         model = replace(model, cycles_per_s=published.cycles_per_s, dram_bytes_per_s=published.dram_bytes_per_s)
     return model
 
 
-def source(device: CPUModel) -> str:
-    """Where the figures of `device` come from that LLVM does not know: caches, FMA units, clock."""
-    if not device.obstacle():
-        return "this machine's operating system; clock and memory bandwidth are nominal"
-    if published := PROCESSORS.get(device.name):
-        return f"published, not measured: {published.source}"
-    return "none for this processor: typical figures, which --device FILE.json overrides"
+def _vectors(name: str, triple: str, features: Collection[str]) -> tuple[int, int, int, int]:
+    """Bytes of a vector register, how many there are, multiply-adds started a cycle, cycles that one takes."""
+    if triples.architecture(triple) == "aarch64":
+        nbytes, registers, fma, latency = 16, 32, 2, 4  # NEON, also where there is SVE
+    elif "avx512f" in features:
+        nbytes, registers, fma, latency = 64, 32, 2, 4
+    elif "avx2" in features:
+        nbytes, registers, fma, latency = 32, 16, 2, 4
+    else:
+        nbytes, registers, fma, latency = 16, 16, 1, 8
+    if published := PROCESSORS.get(name):
+        # those of 64 bytes are two of 32 where AVX-512 is hidden
+        is_halved = "avx512f" in features_of(name, triple) and nbytes == 32 and published.fma_per_cycle == 1
+        fma, latency = (2 if is_halved else 1) * published.fma_per_cycle, published.fma_latency
+    return nbytes, registers, fma, latency
 
 
 _RELEVANT_FEATURES = frozenset(
     "sse4.2 avx avx2 fma f16c avx512f avx512bw avx512vl avx512vnni avx512bf16 avx512fp16 avxvnni "
     "amx-tile amx-int8 amx-bf16 neon fp-armv8 dotprod i8mm bf16 fullfp16 sve".split()
 )
-
-
-def _check_override(path: Any, name: str, annotation: Any, value: Any) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    wants = str(annotation)
-    fits = {
-        "str": isinstance(value, str),
-        "int": is_number and float(value).is_integer() and value > 0,
-        "float": is_number and value > 0,
-        "bool": isinstance(value, bool),
-    }.get(wants, isinstance(value, list) and all(isinstance(v, str) for v in value))
-    if not fits:
-        raise TargetError(f"device description {path}: {name} must be a positive {wants}, not {value!r}")

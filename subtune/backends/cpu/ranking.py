@@ -21,8 +21,6 @@ from subtune.backends.cpu.family import (
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
 
-_PARALLEL_START_S = 1e-6  # from the call to the first iteration on a warm pool; median over 110 kernels on Zen 5
-_SERIAL_BELOW_S = 6e-6  # of all threads; half of it is what a second one saves
 _MUST_SAVE = 0.97
 _STREAMED = 0.75  # of the time: a copy reads one line and writes one, instead of reading two
 
@@ -64,9 +62,9 @@ def _with_serial(found: list[Candidate], families: Collection[str], device: CPUM
     serial = [
         Candidate.make(c.family, c.predicted_s * device.threads, serial=True, **dict(c.knobs))
         for c in found
-        if c.family in families and c.predicted_s < _SERIAL_BELOW_S
+        if c.family in families and c.predicted_s < device.calibration.serial_below_s
     ]
-    started = [replace(c, predicted_s=c.predicted_s + _PARALLEL_START_S) for c in found]
+    started = [replace(c, predicted_s=c.predicted_s + device.calibration.parallel_start_s) for c in found]
     return started + serial
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from subtune.backends.base import Backend, Bench, Device, Family, Measuring, Planned, Problem
+from subtune.backends.base import Backend, Bench, Device, Family, HardwareModel, Measuring, Planned, Problem
 from subtune.backends.cuda.device import CUDA, CUDAModel, is_cuda_target
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
@@ -22,6 +22,7 @@ from subtune.core.workload import Workload
 if TYPE_CHECKING:
     import tvm
 
+    from subtune.backends.calibration import Calibration
 
 _LINKED = {"tirx.noalias": True, "op_pattern": 8}
 """What splicing marks every kernel with; one that was written anew gets it before it is measured."""
@@ -70,6 +71,23 @@ class CUDABackend(Backend):
 
     def stand_in(self, device: Device) -> Device | None:
         return None
+
+    def facts(self, model: HardwareModel) -> Mapping[str, str]:
+        assert isinstance(model, CUDAModel)
+        found = {
+            f"peak {dtype}": f"{model.mma_flops(dtype) / 1e12:.0f} TFLOP/s" for dtype, _ in model.mma_flops_per_cycle
+        }
+        found |= {"peak float32": f"{model.fma_flops() / 1e12:.1f} TFLOP/s"}
+        found |= {"fingerprint": model.fingerprint(), "source": model.source}
+        return found | ({"not here": obstacle} if (obstacle := model.obstacle()) else {})
+
+    def calibrate(self, model: HardwareModel) -> Calibration:
+        from subtune.backends.cuda.timing.calibrate import calibrate
+
+        assert isinstance(model, CUDAModel)
+        if obstacle := model.obstacle():
+            raise TargetError(f"{model.name} cannot be calibrated: {obstacle}")
+        return calibrate(model)
 
     # -- kernels
 

@@ -6,11 +6,11 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from subtune.backends.base import Host
+from subtune.backends.calibration import calibrated, calibration_path, overridden
 from subtune.backends.cuda.driver import DriverDevice, driver_device
 from subtune.backends.cuda.published import Published, limits_of, named, representative
 from subtune.core.errors import TargetError
@@ -106,9 +106,10 @@ class CUDAModel:
     def source(self) -> str:
         """Where the figures come from."""
         published = named(self.name)
-        if not self.obstacle() and calibration_path(self).is_file():
-            return f"this GPU's driver; bandwidths and launch measured, {calibration_path(self)}"
-        if not self.obstacle():
+        here = not self.obstacle()
+        if here and (path := calibration_path(self.fingerprint())).is_file():
+            return f"this GPU's driver; bandwidths and launch measured, {path}"
+        if here:
             return "this GPU's driver; the bandwidth of L2 and the launch nominal until --calibrate"
         return f"published, not measured: {published.source}" if published else "those of a device of that architecture"
 
@@ -135,28 +136,7 @@ class CUDAModel:
 
     def overridden(self, path: str | os.PathLike[str], threads: int | None = None) -> CUDAModel:
         """This model with the fields that the JSON object in `path` gives."""
-        try:
-            data = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as e:
-            raise TargetError(f"cannot read the device description {path}: {e}; give a JSON object of fields") from e
-        known = {field.name: getattr(self, field.name) for field in fields(self)}
-        if not isinstance(data, dict) or (unknown := sorted(set(data) - set(known))):
-            what = f"unknown fields {', '.join(unknown)}" if isinstance(data, dict) else "it is not a JSON object"
-            raise TargetError(f"device description {path}: {what}; known fields are {', '.join(known)}")
-        for name, value in data.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-            wants = type(known[name])
-            if wants is tuple and isinstance(value, list | dict):
-                pairs = value.items() if isinstance(value, dict) else value
-                data[name] = tuple((str(dtype), int(rate)) for dtype, rate in pairs)
-            elif not (is_number if wants in (int, float) else isinstance(value, wants)):
-                raise TargetError(f"device description {path}: {name} must be like {known[name]!r}, not {value!r}")
-        return replace(self, **data)
-
-    @classmethod
-    def from_json(cls, text: str) -> CUDAModel:
-        data = json.loads(text)
-        return cls(**{**data, "mma_flops_per_cycle": tuple((k, int(v)) for k, v in data["mma_flops_per_cycle"])})
+        return overridden(self, path)
 
 
 def is_cuda_target(target: Any) -> bool:
@@ -198,7 +178,8 @@ def CUDA(target: Any = "auto") -> CUDAModel:
             raise TargetError(
                 f"there is no GPU to read: {here}; name one as the target, e.g. sm_90a or nvidia/nvidia-h100"
             )
-        return calibrated(_of_driver(here))
+        model = _of_driver(here)
+        return calibrated(model, model.fingerprint())
     if isinstance(target, str) and (published := named(target)):
         return _of_published(published)
     if isinstance(target, str) and target.strip().startswith("sm_"):
@@ -214,24 +195,6 @@ def CUDA(target: Any = "auto") -> CUDAModel:
     else:
         model = CUDA("auto")
     return _with_attributes(model, fields)
-
-
-def calibration_path(device: CUDAModel) -> Path:
-    """Where the measured figures of such a device are kept: a JSON object of fields, in the user's cache directory."""
-    import platformdirs
-
-    name = f"{device.arch}-{device.name}-{device.sms}sm.json".lower().replace(" ", "-").replace("/", "-")
-    return Path(platformdirs.user_cache_dir("subtune")) / "gpus" / name
-
-
-def calibrated(device: CUDAModel) -> CUDAModel:
-    """`device` with what `subtune device --calibrate` measured of it; as it is where that never ran."""
-    path = calibration_path(device)
-    if not path.is_file():
-        return device
-    found = json.loads(path.read_text()).get("fields", {})
-    known = ("dram_bytes_per_s", "l2_bytes_per_s", "shared_bytes_per_cycle", "launch_s", "cycles_per_s")
-    return replace(device, **{name: value for name, value in found.items() if name in known})
 
 
 def _fields(target: Any) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from subtune import runtime
-from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.backends.cpu.device import CPU
 from subtune.backends.cpu.processors import PROCESSORS
 from subtune.cli import main
 from subtune.core.errors import TargetError
@@ -104,10 +105,10 @@ def test_a_device_file_of_the_other_machine_replaces_everything(tmp_path: Path) 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["device", "--target", "cortex-a72"]) == 0
     text = capsys.readouterr().out
-    assert "peak GFLOP/s      48\n" in text
+    assert re.search(r"^peak GFLOP/s +48$", text, re.MULTILINE)
     assert "published, not measured: Arm, Cortex-A72" in text
     assert main(["device", "--target", "cortex-a72", "--json"]) == 0
-    assert CPUModel.from_json(capsys.readouterr().out) == CPU("cortex-a72")
+    assert json.loads(capsys.readouterr().out)["name"] == "cortex-a72"
 
 
 @pytest.fixture

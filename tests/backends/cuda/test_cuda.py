@@ -64,7 +64,6 @@ def test_a_target_in_any_spelling_is_a_device(target, arch, capability, sms):
     device = CUDA(target)
     assert (device.arch, device.capability, device.sms) == (arch, capability, sms)
     assert device.shared_per_block_bytes > 48 * 1024
-    assert CUDAModel.from_json(device.to_json()) == device
     assert str(device.target().attrs["arch"]) == arch
 
 
@@ -199,7 +198,7 @@ def test_the_command_line_says_what_does_not_go_together(tmp_path, capsys):
     for command, words in {
         "compile zoo:mlp --dtype float16": "fp16 is for GPUs",
         "compile m.onnx --batch 3": "--batch is for models of the zoo",
-        "device --calibrate": "add --target cuda",
+        "device --target H100 --calibrate": "cannot be calibrated",
         "compile zoo:mlp --dtype bfloat16 --target sm_75": "sm_80 or newer",
     }.items():
         assert main(f"{command}".split()) == 2
@@ -289,9 +288,9 @@ def test_a_model_runs_on_the_gpu(precision, tmp_path):
 def test_calibration_is_plausible(device):
     from subtune.backends.cuda.timing.calibrate import calibrate
 
-    found = calibrate(device)
-    assert 0.3 < found.dram_bytes_per_s / device.dram_bytes_per_s < 1.1
-    assert found.l2_bytes_per_s > found.dram_bytes_per_s
-    assert 60 <= found.shared_bytes_per_cycle <= 140
-    assert 1e-7 < found.launch_s < 2e-5
-    assert dict(found.mma_sync)["float16"] > 0.3 * device.mma_flops("float16")
+    found = calibrate(device).values
+    assert 0.3 < found["dram_bytes_per_s"] / device.dram_bytes_per_s < 1.1
+    assert found["l2_bytes_per_s"] > found["dram_bytes_per_s"]
+    assert 60 <= found["shared_bytes_per_cycle"] <= 140
+    assert 1e-7 < found["launch_s"] < 2e-5
+    assert found["mma_sync float16"] > 0.3 * device.mma_flops("float16")

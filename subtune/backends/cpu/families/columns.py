@@ -18,7 +18,7 @@ from tvm.s_tir import SBlockRealize, Schedule, ScheduleError
 
 from subtune.backends.base import Family
 from subtune.backends.cpu.bandwidth import stream_s
-from subtune.backends.cpu.families.memory_bound import AHEAD, GRAIN_COST_S, columns_obstacle, columns_of, is_read_once
+from subtune.backends.cpu.families.memory_bound import columns_obstacle, columns_of, is_read_once
 from subtune.backends.cpu.families.rowwise import kept_axes
 from subtune.backends.cpu.family import MODE, PER_ROW, REGISTERS, SERIAL, STREAMED, CPUProblem
 from subtune.backends.cpu.loops.prefetch import prefetch_rows
@@ -64,10 +64,10 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
         # few accumulators do not hide the latency of the sums; narrow tiles read short pieces of lines far apart
         stalls = 1.0 + 2.0 / max(cb / lanes, 0.5)
         seconds = stream_s(workload.nbytes, device) * imbalance * stalls * (1.0 if is_cached else 2.0)
-        seconds += grains * GRAIN_COST_S
+        seconds += grains * device.calibration.grain_s
         proposed.append(Candidate.of("columns", Knobs(cb), seconds))
         if workload.nbytes > device.l2_bytes:
-            proposed.append(Candidate.of("columns", Knobs(cb, ahead=True), seconds * AHEAD))
+            proposed.append(Candidate.of("columns", Knobs(cb, ahead=True), seconds * device.calibration.ahead))
     return proposed
 
 

@@ -39,8 +39,6 @@ from subtune.patterns.stages import anchored, classify
 from subtune.tir.prepack import split_prepack
 from subtune.tir.tile import extent_of, vector_width
 
-_LATENCY = 6  # cycles
-
 
 def accepts(problem: CPUProblem) -> str:
     anchor = problem.pattern
@@ -56,7 +54,7 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
         _in_pairs(anchor.b, pair),
         anchor.acc_dtype,
     )
-    slower = replace(device, fma_latency=max(device.fma_latency, _LATENCY))
+    slower = replace(device, fma_latency=max(device.fma_latency, device.calibration.bf16_latency_cycles))
     found = tilings(halved, problem.workload, slower, reads_as_it_lies=False)
     return [Candidate.of("contraction_bf16", knobs, seconds) for knobs, seconds in found]
 

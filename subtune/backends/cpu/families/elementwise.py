@@ -26,10 +26,8 @@ from subtune.tir.tile import extent_of, vector_width
 
 _MAX_UNROLLED = 16
 """Vectors of a row written one after the other: which of several joined inputs each comes from is then known."""
-_AHEAD_ELEMENTS = 0.97  # measured 0.92 to 1.0
 _FEW_INPUTS = 4
 _FETCHED = 4.0  # times each line of a transposed operand, one element at a time, where it does not stay in L1
-_GATHERED_CYCLES = 1.5  # an element that is loaded by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
         }
     gathered_s = 0.0
     if anchor.transposed:
-        gathered_s = base + anchor.extent * _GATHERED_CYCLES / device.cycles_per_s / device.threads
+        gathered_s = base + anchor.extent * device.calibration.gathered_cycles / device.cycles_per_s / device.threads
         gathered_s = max(gathered_s, base * _FETCHED)
     found = []
     for wide in wides:
@@ -76,7 +74,8 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
             knobs, seconds = Knobs(shape, unroll, wide), max(base, gathered_s) * cost
             found.append(Candidate.of("elementwise", knobs, seconds))
             if alike and workload.nbytes > device.l3_bytes and shape == "flat":
-                found.append(Candidate.of("elementwise", replace(knobs, ahead=True), seconds * _AHEAD_ELEMENTS))
+                asked_s = seconds * device.calibration.ahead_elements
+                found.append(Candidate.of("elementwise", replace(knobs, ahead=True), asked_s))
     return found
 
 

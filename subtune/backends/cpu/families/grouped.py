@@ -35,7 +35,6 @@ from subtune.tir.tile import extent_of, vector_width, vectorize_tile
 
 _MAX_UNROLLED = 36  # products of one pixel
 _MAX_PIXELS = 28
-_SPREAD_CYCLES = 1.5  # to load an input channel, repeat it and store it for its group
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,8 @@ def _predict(anchor: Contraction, grid: tuple[int, int, int], knobs: Knobs, lane
     products = ht * (width / mr) * taps * per_tap
     tiles = images * (height // ht) * (anchor.n.extent // cb)
     imbalance = ceil(tiles / device.threads) * device.threads / tiles
-    return tiles * (products + stores * _SPREAD_CYCLES) * imbalance / device.threads / device.cycles_per_s
+    cycles = products + stores * device.calibration.spread_cycles
+    return tiles * cycles * imbalance / device.threads / device.cycles_per_s
 
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:

@@ -10,8 +10,6 @@ from subtune.core.workload import Workload, dtype_bits
 from subtune.patterns.rows import Columns
 from subtune.patterns.window import Window
 
-GRAIN_COST_S = 2e-8  # taking one piece of parallel work
-AHEAD = 0.97  # of the time from L3, measured for norms and softmax 0.9 to 1.05
 MIN_COLUMN = 8  # elements: a reduction that long may be one of a whole axis
 
 

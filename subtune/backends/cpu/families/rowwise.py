@@ -18,7 +18,6 @@ from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Family
 from subtune.backends.cpu.bandwidth import stream_s
-from subtune.backends.cpu.families.memory_bound import AHEAD
 from subtune.backends.cpu.families.products import fma_obstacle
 from subtune.backends.cpu.family import MODE, PER_ROW, SERIAL, STREAMED, CPUProblem
 from subtune.backends.cpu.loops.prefetch import prefetch_coming_rows
@@ -33,9 +32,6 @@ from subtune.tir.padding import pad_reductions
 from subtune.tir.tile import extent_of, vector_width
 
 _ROW_PASSES = 2.0  # that wait for a result of the row: the largest and the sum, or the mean and the variance
-_ROW_CYCLES = 60.0  # folding vectors of partial results into one number, in every pass
-_ROW_VECTOR_CYCLES = 6.0  # of all else that is done to a row's vector: loads, exp or scale, store
-_AHEAD_OF_MEMORY = 0.7  # from memory: 0.54 to 0.72 in the passes of rows that do not wait for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,7 @@ def _dot_obstacle(anchor: Contraction) -> str:
 def candidates(problem: CPUProblem) -> list[Candidate]:
     """One to eight vectors of partial results per reduction: more hide the latency of sums, and cost at a row's end."""
     anchor, workload, device = problem.pattern, problem.workload, problem.device
-    lanes = device.lanes()
+    lanes, cal = device.lanes(), device.calibration
     run = 0  # elements along the last of several reduced axes, that must be whole steps
     if isinstance(anchor, Contraction):
         k = anchor.of_role("k")
@@ -88,12 +84,12 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
             continue
         vectors = ceil(anchor.length / (lanes * unroll)) * unroll  # rows are padded to whole steps
         waits = _ROW_PASSES * vectors * max(0.5, device.fma_latency / unroll)
-        per_row = waits + _ROW_PASSES * (_ROW_CYCLES + 2.0 * unroll) + vectors * _ROW_VECTOR_CYCLES
+        per_row = waits + _ROW_PASSES * (cal.row_cycles + 2.0 * unroll) + vectors * cal.row_vector_cycles
         seconds = anchor.rows * per_row / device.cycles_per_s / device.threads
         whole = max(seconds, memory_s) * imbalance + 0.1 * seconds
         found.append(Candidate.of("rowwise", Knobs(unroll), whole))
         if workload.nbytes > device.l2_bytes:  # what lies nearer arrives in time by itself
-            gain = AHEAD if workload.nbytes <= device.l3_bytes else _AHEAD_OF_MEMORY
+            gain = cal.ahead if workload.nbytes <= device.l3_bytes else cal.ahead_of_memory
             found.append(Candidate.of("rowwise", Knobs(unroll, ahead=True), whole * gain))
     return found
 

@@ -32,7 +32,6 @@ from subtune.tir.tile import vectorize_tile
 _MIN_CHUNK = 128  # elements of k: shorter ones store partial results more often than they compute
 _CHUNKS_TRIED = 4
 _START_CYCLES = 30.0  # of a micro-kernel, beside the store of its partial results
-_UNFORESEEN = 1.5  # weights from memory in the order of chunks, without a prefetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,8 @@ def _predict(m: int, n: int, k: int, kc: int, mr: int, vectors: int, item: int, 
     products += chunks * (m / mr) * (n / (vectors * lanes)) * (_START_CYCLES + mr * vectors)
     moved = operands / bytes_per_cycle(operands, device) + 2 * partials / bytes_per_cycle(partials, device)
     if device.comes_from_memory(n * k * item):
-        moved += (_UNFORESEEN - 1.0) * n * k * item / bytes_per_cycle(max(n * k * item, device.l2_bytes), device)
+        speed = bytes_per_cycle(max(n * k * item, device.l2_bytes), device)
+        moved += (device.calibration.unforeseen - 1.0) * n * k * item / speed
     imbalance = ceil(chunks / device.threads) * device.threads / chunks
     return (products + moved) * imbalance / device.threads / device.cycles_per_s
 

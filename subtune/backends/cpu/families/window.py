@@ -22,7 +22,6 @@ from tvm.s_tir import Schedule, ScheduleError
 from subtune.backends.base import OUTER, Family
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, stream_s
 from subtune.backends.cpu.device import CPUModel
-from subtune.backends.cpu.families.memory_bound import GRAIN_COST_S
 from subtune.backends.cpu.family import MODE, REGISTERS, SERIAL, STREAMED, CPUProblem
 from subtune.backends.cpu.loops.prefetch import prefetch_windows
 from subtune.core.candidate import Candidate
@@ -36,11 +35,7 @@ from subtune.tir.tile import extent_of, place_pad, vector_width, vectorize_tile
 _MAX_UNROLLED_WINDOW = 49  # elements: a 7x7 window; larger ones stay loops
 _MAX_CHANNEL_VECTORS = 8
 _TILE_CYCLES = 10.0  # beginning and ending a window's tile of accumulators
-_BRANCH_CYCLES = 0.1  # asking whether a pixel lies inside the image; LLVM asks once for what is unrolled
 _FREE_ACCUMULATORS = 16  # with more, what an unrolled window's loads keep in registers spills
-_SPILL = 0.15  # of the work, for each accumulator above
-_AHEAD_WINDOW = 0.8  # one pixel at a time; 0.5 to 0.7 for windows one pixel apart, 0.7 to 1.0 for two
-_AHEAD_PIXEL = 0.04  # more for every further pixel: 1.01 to 1.03 for two, 1.03 to 1.14 for four
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +77,7 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
                 found.append(Candidate.of("window", knobs, seconds))
                 is_seen = (inline or not anchor.is_padded) and not anchor.is_tabled
                 if workload.nbytes > device.l3_bytes and is_seen:
-                    gain = _AHEAD_WINDOW + _AHEAD_PIXEL * (mr - 1)
+                    gain = device.calibration.ahead_window + device.calibration.ahead_pixel * (mr - 1)
                     found.append(Candidate.of("window", replace(knobs, ahead=True), seconds * gain))
     return found
 
@@ -105,8 +100,8 @@ def _predict(
     loads = (mr + (1 if anchor.to_pack else 0)) * vectors / LOADS_PER_CYCLE
     per_tap = max(mr * vectors / 2.0, loads, float(device.fma_latency))
     if anchor.is_padded and knobs.inline:
-        per_tap += mr * _BRANCH_CYCLES
-    spills = 1.0 + _SPILL * max(0, mr * vectors - _FREE_ACCUMULATORS) * 32 / device.vector_registers
+        per_tap += mr * device.calibration.branch_cycles
+    spills = 1.0 + device.calibration.spill * max(0, mr * vectors - _FREE_ACCUMULATORS) * 32 / device.vector_registers
     tiles = images * height * width * channels / (mr * cb)
     cycles = tiles * (taps * per_tap * spills + mr * vectors + _TILE_CYCLES)
     read = max((arg.nbytes for arg in workload.args if not arg.is_output), default=0)
@@ -120,7 +115,7 @@ def _predict(
     seconds = max(cycles / device.cycles_per_s / device.threads, memory_s) + 0.25 * min(
         cycles / device.cycles_per_s / device.threads, memory_s
     )
-    return seconds * imbalance + grains * GRAIN_COST_S
+    return seconds * imbalance + grains * device.calibration.grain_s
 
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:

@@ -10,12 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import numpy as np
-import tvm
-from tvm import te
-from tvm.s_tir import Schedule
-
 from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.timing.probes import multiply_adds
 from subtune.measure.sentinel_base import Patience
 
 _CALLS = 8
@@ -35,25 +31,5 @@ class Sentinel(Patience):
 
 
 def _kernel(device: CPUModel) -> Callable[[], object]:
-    """About 20 microseconds of multiply-adds on every thread: `out[t, v] += a[k] * b[v]`, `v` in registers."""
-    lanes = device.lanes()
-    width = lanes * (2 * device.fma_latency)
-    a, b = te.placeholder((256,), "float32", "a"), te.placeholder((width,), "float32", "b")
-    rounds, k = te.reduce_axis((0, 40), "rounds"), te.reduce_axis((0, 256), "k")
-    out = te.compute((device.threads, width), lambda t, v: te.sum(a[k] * b[v], [rounds, k]), "out")
-    sch = Schedule(te.create_prim_func([a, b, out]))
-    block = sch.get_sblock("out")
-    local = sch.cache_write(block, 0, "local")
-    thread, column, again, inner = sch.get_loops(block)
-    vector, lane = sch.split(column, [None, lanes])
-    sch.reorder(thread, again, inner, vector, lane)
-    sch.reverse_compute_at(local, thread)
-    sch.vectorize(lane)
-    sch.unroll(vector)
-    sch.parallel(thread)
-    sch.decompose_reduction(block, again)
-    sch.vectorize(sch.split(sch.get_loops(local)[-1], [None, lanes])[1])
-    call = tvm.compile(sch.mod["main"], target=device.target())["main"]
-    shapes = ((256,), (width,), (device.threads, width))
-    args = [tvm.runtime.tensor(np.zeros(shape, "float32")) for shape in shapes]
-    return lambda: call(*args)
+    """About 20 microseconds of multiply-adds on every thread."""
+    return multiply_adds(device, vectors=2 * device.fma_latency, rounds=40, depth=256)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import json
-import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
 
+from subtune.backends.calibration import Calibration, found_today
 from subtune.backends.cuda import api as cuda_api
-from subtune.backends.cuda.device import CUDAModel, calibration_path
+from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.timing.source import binary
 
 _U64 = ctypes.c_uint64
@@ -25,47 +22,26 @@ _MMA_FLOPS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """`mma_sync`: (dtype, operations per second of the device) of `mma.sync`, which on Hopper is not its fastest."""
-
-    dram_bytes_per_s: float
-    l2_bytes_per_s: float
-    shared_bytes_per_cycle: int
-    launch_s: float
-    cycles_per_s: float
-    fma_flops: float
-    mma_sync: tuple[tuple[str, float], ...]
-
-    def fields(self) -> dict[str, Any]:
-        """Those that a `CUDAModel` has as well."""
-        names = ("dram_bytes_per_s", "l2_bytes_per_s", "shared_bytes_per_cycle", "launch_s", "cycles_per_s")
-        return {name: getattr(self, name) for name in names}
-
-
 def calibrate(device: CUDAModel) -> Calibration:
-    """Measure this machine's GPU; nothing else may use it meanwhile."""
+    """Measure this machine's GPU; nothing else may use it meanwhile.
+
+    `mma_sync` of a dtype: operations per second of `mma.sync`, which on Hopper is not its fastest.
+    """
     cuda_api.activate()
     probe = _Probe(device)
-    spins = probe.fma()
-    return Calibration(
-        dram_bytes_per_s=probe.dram(),
-        l2_bytes_per_s=probe.l2(),
-        shared_bytes_per_cycle=probe.shared(),
-        launch_s=probe.launch(),
-        cycles_per_s=spins / (2.0 * device.fma_per_cycle * device.sms),
-        fma_flops=spins,
-        mma_sync=tuple((dtype, probe.mma(dtype)) for dtype in _MMA_FLOPS) if device.capability >= 80 else (),
-    )
-
-
-def store(device: CUDAModel, found: Calibration) -> None:
-    """Keep what was measured for `CUDA("auto")`."""
-    path = calibration_path(device)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(json.dumps({"fields": found.fields(), "measured": asdict(found)}, indent=2))
-    part.replace(path)
+    fma_flops = probe.fma()
+    clock = fma_flops / (2.0 * device.fma_per_cycle * device.sms)
+    found: dict[str, tuple[float, str]] = {
+        "dram_bytes_per_s": (probe.dram(), "read and written by a copy of 1 GB"),
+        "l2_bytes_per_s": (probe.l2(), "read by all multiprocessors from a quarter of L2, 8 MB at most"),
+        "shared_bytes_per_cycle": (probe.shared(), "read by 1024 threads of one multiprocessor"),
+        "launch_s": (probe.launch(), "a kernel that does nothing, of 200 in a graph"),
+        "cycles_per_s": (clock, "multiply-adds per second over those of a cycle"),
+        "fma_flops": (fma_flops, "eight chains of float32 multiply-adds per thread"),
+    }
+    if device.capability >= 80:
+        found |= {f"mma_sync {dtype}": (probe.mma(dtype), "eight chains of mma.sync per warp") for dtype in _MMA_FLOPS}
+    return found_today(f"{device.description}, {device.sms} multiprocessors", found)
 
 
 class _Probe:

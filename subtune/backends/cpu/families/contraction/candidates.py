@@ -24,10 +24,7 @@ from subtune.patterns.contraction import Contraction
 _MICRO_KERNEL_START_CYCLES = 30.0
 _EPILOGUE_CYCLES_PER_VECTOR = 2.0  # per operand: bias, residual, store
 _HIDDEN = 0.03
-_FAR_CYCLES = 11.0  # to begin another row of B on another page; measured on Zen 5, one row times a 2048 x 2048 matrix
-_CONFLICT_CYCLES = 4.0  # a line of L2 instead of L1
 _PAGE_BYTES = 4096
-_PACKED_VECTOR_CYCLES = 1.5  # of a thread, while it multiplies; 10 of 310 us for 64 rows times a 256 x 4096 matrix
 _EVEN = 1.1  # of the work when it is shared out, over the work
 _REUSED = 4  # micro-kernels that read a panel: for fewer, it is not worth the packing
 _MAX_ROWS = 30
@@ -172,9 +169,10 @@ def _unpacked_s(anchor: Contraction, device: CPUModel, knobs: Knobs) -> float:
     rows = prod(axis.extent for axis in anchor.of_role("m"))
     columns, micro_kernels = ceil(anchor.n.extent / nr), ceil(rows / mr)
     fetches = 1.0 if order == "n" else micro_kernels / mt
-    cycles = k * columns * fetches * _FAR_CYCLES if pitch >= _PAGE_BYTES else 0.0
+    cycles = k * columns * fetches * device.calibration.far_cycles if pitch >= _PAGE_BYTES else 0.0
     if pitch % _PAGE_BYTES == 0:
-        cycles = max(cycles, k * columns * micro_kernels * nr * 4 / device.line_bytes * _CONFLICT_CYCLES)
+        lines = k * columns * micro_kernels * nr * 4 / device.line_bytes
+        cycles = max(cycles, lines * device.calibration.conflict_cycles)
     return batch * cycles / device.threads / device.cycles_per_s
 
 
@@ -186,7 +184,7 @@ def _packing_s(anchor: Contraction, device: CPUModel) -> float:
 def _packing_meanwhile_s(anchor: Contraction, device: CPUModel, times: int) -> float:
     """Seconds to pack panels while their first rows are multiplied: a vector asked for, loaded and stored."""
     vectors = prod(anchor.b.shape) / device.lanes(dtype_bits(anchor.b.dtype))
-    return times * vectors * _PACKED_VECTOR_CYCLES / device.threads / device.cycles_per_s
+    return times * vectors * device.calibration.packed_vector_cycles / device.threads / device.cycles_per_s
 
 
 def _passes(anchor: Contraction, mr: int, mt: int, order: str) -> int:

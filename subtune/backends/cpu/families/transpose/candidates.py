@@ -9,12 +9,9 @@ from subtune.backends.cpu.family import MODE, CPUProblem
 from subtune.core.candidate import Candidate
 from subtune.patterns.elementwise import Elementwise
 
-_IN_BLOCKS = 1.0  # of the bytes' time; measured 1.1 to 1.45 times as fast as tiles read in place
 _BLOCK_ROWS = (64, 128)  # 32 to 128 are alike; more do not stay in L2
 _TILES = {"a": 1.2, "b": 1.3}  # of the bytes' time, in place; by the axis that the inner loop follows
 _WHOLE_BLOCKS = ((128, 64), (64, 128))  # rows and columns: 36 to 40 KB, staged, stay in L2
-_ALIKE = 0.9  # of the time in place where lines of neighbouring rows share few sets of L1; measured 0.6 to 1.0
-_APART = 1.1  # where they do not; measured 1.0 to 1.3
 _FEW_SETS_BYTES = 1024  # between rows: their lines are in 4 sets of 64
 
 
@@ -36,14 +33,14 @@ def accepts(problem: CPUProblem) -> str:
 
 def candidates(problem: CPUProblem) -> list[Candidate]:
     turned, device, nbytes = problem.pattern.transposed, problem.device, problem.workload.nbytes
-    base = elements_s(problem)
+    base, cal = elements_s(problem), device.calibration
     found = [Candidate.of("transpose", Knobs(inner), base * cost) for inner, cost in _TILES.items()]
     if nbytes > device.l3_bytes:
-        found += [Candidate.of("transpose", Knobs(rows=rows), base * _IN_BLOCKS) for rows in _BLOCK_ROWS]
+        found += [Candidate.of("transpose", Knobs(rows=rows), base * cal.in_blocks) for rows in _BLOCK_ROWS]
     if nbytes > device.l2_bytes:
         extents = turned.extents[turned.a], turned.extents[turned.b]  # a row of the output's, and of the operand's
         collide = any(extent * 4 % _FEW_SETS_BYTES == 0 for extent in extents)
-        seconds = base * _TILES["a"] * (_ALIKE if collide else _APART)
+        seconds = base * _TILES["a"] * (cal.blocks_alike if collide else cal.blocks_apart)
         found += [
             Candidate.of("transpose", Knobs(rows=rows, columns=columns), seconds)
             for rows, columns in _WHOLE_BLOCKS
