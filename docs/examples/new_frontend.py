@@ -33,7 +33,7 @@ def load_layers(model: Model, shapes: Shapes, parameters: Parameters) -> Importe
         inputs=(TensorSpec(name, shape, "float32"),),
         outputs=(TensorSpec("output", shape, "float32"),),
         name=path.stem,
-        source=None,  # nothing else runs such models: they are compared with the untuned build
+        reference=None,  # nothing else runs such models: they are compared with the untuned build
     )
 
 

@@ -40,6 +40,8 @@ OUTCOMES = ("pass", "refused", "wrong", "crash")
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECS = 600.0  # the slowest case needs 40 on a busy 2-core machine
 _CASES_OF_PROCESS = 400
+_TOLERANCES = {name: {"atol": 1e-5} for name in ("test_dft_inverse", "test_dft_inverse_opset19")}
+"""Their zeros are sums of numbers up to 99 that cancel: float32 rounds those by 1e-5, and the official limit is 1e-7."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def _cases(plain: bool) -> tuple[_Refusals, dict[str, Any]]:
     refusals = _Refusals(backend)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        runner = Runner(refusals)  # type: ignore[arg-type]
+        runner = Runner(refusals, test_kwargs=_TOLERANCES)  # type: ignore[arg-type]
     items = {}
     for category, cases in runner._test_items.items():
         for name, item in cases.items():

@@ -8,7 +8,7 @@ from tvm.relax import op
 from tvm.relax.frontend.onnx import from_onnx
 
 from subtune.core.errors import SubtuneError
-from subtune.passes.run import PassError, Phase, run_passes
+from subtune.passes.run import Dump, PassError, Phase, run_passes
 from subtune.pipeline import NORMALIZE, normalize
 
 RNG = np.random.default_rng(0)
@@ -191,7 +191,7 @@ def test_a_failing_pass_is_named_with_those_before_it(bad, module):
 
 def test_dumps_each_pass(module, tmp_path):
     mod = module([((2, 3), "float32")], op.nn.relu)
-    run_passes(mod, NORMALIZE, dump=tmp_path / "dump")
+    run_passes(mod, NORMALIZE, dump=Dump(tmp_path / "dump"))
     names = sorted(path.name for path in (tmp_path / "dump").iterdir())
     assert len(names) == sum(len(phase.passes) for phase in NORMALIZE)
     assert names[0] == "01-fold_constants.py"

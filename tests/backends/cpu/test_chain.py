@@ -286,7 +286,7 @@ def test_rows_and_columns_may_change_places(device: CPUModel) -> None:
 @pytest.mark.parametrize(
     ("knobs", "reason"),
     [
-        ({"nr": 24}, "vector lanes"),
+        ({"nr": 20}, "vector lanes"),
         ({"mb": 10}, "do not divide"),
         ({"pack": "somewhere"}, "somewhere"),
         ({"nr2": 32, "pack_e": False}, "whole panels"),

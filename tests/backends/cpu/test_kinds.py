@@ -76,7 +76,10 @@ def _argmax(axis: int, *shape: int) -> Workload:
 
 CASES: dict[str, tuple[Callable[[], Workload], str]] = {
     "4 channels to a group": (lambda: conv(8, 32, 32, 3, groups=8), "grouped"),
-    "8 channels to a group, stride 2": (lambda: conv(9, 32, 32, 3, stride=2, groups=4), "grouped"),
+    "half a vector's channels to a group, stride 2": (
+        lambda: conv(9, 32, 32, 3, stride=2, groups=64 // CPU("auto").lanes()),
+        "grouped",
+    ),
     "a depthwise multiplier of 2": (lambda: conv(7, 16, 32, 3, groups=16), "grouped"),
     "3 channels to a group": (lambda: conv(6, 48, 48, 3, groups=16), "grouped"),
     "16 channels to a group": (lambda: conv(7, 32, 64, 3, groups=4), "contraction"),

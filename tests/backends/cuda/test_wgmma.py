@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 
 from subtune import backends
 from subtune.backends.cuda.device import CUDA
-from subtune.backends.cuda.families import wgmma
+from subtune.backends.cuda.families import stem, wgmma
 from subtune.backends.cuda.families.stem.schedule import Stem, StemPacking
 from subtune.backends.cuda.families.wgmma.epilogue import Rebuild, epilogue_of, split
 from subtune.backends.cuda.families.wgmma.schedule import padded_param, source_of
@@ -372,7 +372,7 @@ def test_a_stem_reads_its_windows_from_the_patch():
 
 def test_a_stem_builds():
     workload = conv(64, 3, 64, 7, stride=2, residual=False)
-    found = proposed(wgmma.FAMILY, workload, H200)
+    found = proposed(stem.FAMILY, workload, H200)
     assert {c.family for c in found} == {"cuda.stem"}
     kernel = backends.schedule(workload, found[0], H200)
     assert isinstance(kernel, Kernel), kernel

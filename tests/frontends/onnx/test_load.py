@@ -15,6 +15,7 @@ from tvm import relax
 from subtune import models
 from subtune.core.errors import ModelError
 from subtune.frontends import Imported, TensorSpec, load
+from subtune.frontends.onnx.reference import OnnxRuntime
 from subtune.passes.partition import partition
 from subtune.pipeline import normalize
 
@@ -82,7 +83,7 @@ def test_path_bytes_and_proto_give_the_same_module(tmp_path: Path) -> None:
     onnx.save(mlp(), path)
     from_path, from_bytes, from_proto = load(path), load(path.read_bytes()), load(mlp())
     assert from_path.name == "small"
-    assert from_path.source == path
+    assert from_path.reference == OnnxRuntime(path)
     assert from_proto.name == "mlp"
     tvm.ir.assert_structural_equal(from_path.mod, from_proto.mod)
     tvm.ir.assert_structural_equal(load(str(path)).mod, from_bytes.mod)
@@ -91,7 +92,9 @@ def test_path_bytes_and_proto_give_the_same_module(tmp_path: Path) -> None:
 def test_the_given_protobuf_is_left_alone() -> None:
     model = mlp()
     before = model.SerializeToString(deterministic=True)
-    assert load(model).source is model
+    reference = load(model).reference
+    assert isinstance(reference, OnnxRuntime)
+    assert reference.model is model
     assert model.SerializeToString(deterministic=True) == before
 
 
