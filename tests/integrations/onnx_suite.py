@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECS = 600.0  # the slowest case needs 40 on a busy 2-core machine
 _CASES_OF_PROCESS = 400
 _TOLERANCES = {name: {"atol": 1e-5} for name in ("test_dft_inverse", "test_dft_inverse_opset19")}
-"""Their zeros are sums of numbers up to 99 that cancel: float32 rounds those by 1e-5, and the official limit is 1e-7."""
+"""Their zeros are sums of numbers up to 99 that cancel: float32 rounds those by 1e-5; the official limit is 1e-7."""
 
 
 @dataclass(frozen=True, slots=True)

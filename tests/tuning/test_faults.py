@@ -278,5 +278,5 @@ def test_a_directory_and_a_path_that_cannot_be_made(tmp_path):
     with pytest.raises(DatabaseError, match="is a directory"):
         Database(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(DatabaseError, match="cannot use the database .*name another"):
+    with pytest.raises(DatabaseError, match=r"cannot use the database .*name another"):
         Database(tmp_path / "file" / "t.db")
