@@ -86,7 +86,7 @@ def described(
     numerics: Numerics = PLAIN,
 ) -> Device:
     """As `device_of`, but whatever subtune knows of, whether or not it can compile for it from here."""
-    backend = _meant_by(target)
+    backend = meant_by(target)
     model = backend.model(target, threads)
     if description is not None:
         model = model.overridden(description, threads)
@@ -95,10 +95,11 @@ def described(
 
 def as_device(device: Device | HardwareModel) -> Device:
     """A bare hardware model stands for itself with the default numerics."""
-    return device if isinstance(device, Device) else Device(device, _meant_by(device))
+    return device if isinstance(device, Device) else Device(device, meant_by(device))
 
 
-def _meant_by(target: object) -> Backend:
+def meant_by(target: object) -> Backend:
+    """The backend of what a target or hardware model names, known or not."""
     return next((backend for backend in BACKENDS if backend.is_meant_by(target)), BACKENDS[0])
 
 
@@ -126,5 +127,6 @@ __all__ = [
     "described",
     "device_of",
     "host_device",
+    "meant_by",
     "schedule",
 ]

@@ -11,12 +11,10 @@ from pathlib import Path
 from subtune.artifact import manifest as manifests
 from subtune.artifact.random_inputs import random_inputs
 from subtune.bench.job import BenchError, Job
-from subtune.bench.peers import AGAINST, GPU_AGAINST
+from subtune.bench.peers import peers_of
 from subtune.bench.race import FOREIGN_LIMIT, BenchRow, Pace, cores_for, race, write_inputs
 from subtune.core.manifest import Manifest
 from subtune.core.scratch import temporary
-
-DEFAULT_AGAINST = ("onnxruntime", "default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ def bench(
     artifact: str | os.PathLike[str],
     *,
     model: str | os.PathLike[str] | None = None,
-    against: Sequence[str] = DEFAULT_AGAINST,
+    against: Sequence[str] | None = None,
     threads: int | None = None,
     rounds: int = 7,
     round_s: float = 0.5,
@@ -77,13 +75,16 @@ def bench(
     Args:
         artifact: the artifact's directory.
         model: the ONNX file it was compiled from, which the other frameworks run.
+        against: their names; None for the usual ones of such devices.
         threads: for all of them; default is the artifact's own number.
         round_s: about how long a framework is timed in a round, in seconds; three calls at least.
         limits: exclusive upper bounds of integer inputs (`subtune.frontends.onnx.reference.integer_limits`).
     """
     folder = Path(artifact)
     manifest = manifests.read(folder)
-    require_known(against, manifest.kind)
+    peers = peers_of(manifest.kind)
+    against = peers.default if against is None else against
+    peers.require(against)
     if against and model is None:
         raise BenchError(f"{folder} can be timed against {', '.join(against)} only with its model file")
     with temporary() as scratch:
@@ -91,17 +92,6 @@ def bench(
         jobs = _jobs(folder, manifest, str(model), dict.fromkeys(against), count, limits or {}, scratch)
         result = race(jobs, Pace(rounds, round_s, timeout_s))
     return BenchReport(manifest.name, count, manifest.device, result.rows, result.failures, result.foreign_cores)
-
-
-def require_known(frameworks: Sequence[str], kind: str = "cpu") -> None:
-    """Raise BenchError naming those that there are not, on such a device."""
-    known = GPU_AGAINST if kind == "cuda" else AGAINST
-    if unknown := [name for name in frameworks if name not in known]:
-        raise BenchError(f"unknown framework {', '.join(unknown)}; known are {', '.join(known)}")
-
-
-def default_against(kind: str) -> tuple[str, ...]:
-    return GPU_AGAINST if kind == "cuda" else DEFAULT_AGAINST
 
 
 def _untuned(manifest: Manifest, path: Path) -> Path:
@@ -123,7 +113,6 @@ def _jobs(
     limits: dict[str, int],
     scratch: Path,
 ) -> list[Job]:
-    is_gpu = manifest.kind == "cuda"
     paths = {"subtune": str(folder)}
     if "dlight" in against:
         paths["dlight"] = str(_untuned(manifest, scratch / "dlight.subtune"))
@@ -139,9 +128,10 @@ def _jobs(
             tuple(spec.dtype for spec in manifest.inputs),
             str(scratch / f"{framework}.npz"),
             manifest.target,
-            cores=() if is_gpu else cores_for(threads),
+            cores=cores_for(threads) if peers_of(manifest.kind).is_pinned else (),
             precision=manifest.source.precision,
             allow_tf32="/tf32" in manifest.device,
+            kind=manifest.kind,
         )
         for framework in ("subtune", *against)
     ]

@@ -17,7 +17,7 @@ class Job:
     """What one worker process runs.
 
     Attributes:
-        framework: a name of `subtune.bench.peers`.
+        framework: a name of `subtune.bench.peers`, for devices of this `kind`.
         path: the artifact or the ONNX file; for a limit of the processor, its kernels.
         inputs: the .npz file with the input arrays, `arr_0` belonging to the first of `names` and of `dtypes`.
         outputs: where the worker leaves the outputs of its first call, likewise; "" if nobody looks at them.
@@ -38,6 +38,7 @@ class Job:
     cores: tuple[int, ...] = ()
     precision: str = "fp32"
     allow_tf32: bool = False
+    kind: str = "cpu"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -1,229 +1,68 @@
-"""The frameworks, each as one function that loads a model; runs in a worker process of its own.
-
-Libraries are imported inside the functions: a process holds the framework it times and nothing else.
-"""
+"""What an artifact is raced against: the frameworks of each kind of device."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from subtune.bench.job import Job
+from subtune.bench.job import BenchError, Job
 from subtune.bench.peer import Arrays, Peer
+
+Loader = Callable[[Job, Arrays], Peer]
+"""Loads a model into a framework."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The frameworks on one kind of device.
+
+    Attributes:
+        loaders: by the framework's name; subtune itself and what suites use are among them.
+        against: those that a user may name; `default` those that are meant where he names none.
+        is_pinned: each worker keeps to cores of its own, and memory is what its process holds.
+        libraries: modules that a framework is made of.
+    """
+
+    loaders: Mapping[str, Loader]
+    against: tuple[str, ...]
+    default: tuple[str, ...]
+    is_pinned: bool = False
+    libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def require(self, frameworks: Sequence[str]) -> None:
+        """Raise BenchError naming those that there are not."""
+        if unknown := [name for name in frameworks if name not in self.against]:
+            known = ", ".join(self.against) or "none on this kind of device"
+            raise BenchError(f"unknown framework {', '.join(unknown)}; known are {known}")
+
+
+_MODULES = {"cpu": "peers_cpu", "cuda": "peers_cuda"}
+
+
+def peers_of(kind: str) -> Peers:
+    """For a backend's kind. Where nothing else runs on such devices, there is nobody to race against."""
+    if kind not in _MODULES:
+        return Peers({}, (), ())
+    found: Peers = importlib.import_module(f"subtune.bench.{_MODULES[kind]}").PEERS
+    return found
 
 
 def load(job: Job, inputs: Arrays) -> Peer:
-    if is_gpu(job):
-        return _gpu_loaders()[job.framework](job, inputs)
-    return _LOADERS[job.framework](job, inputs)
-
-
-def is_gpu(job: Job) -> bool:
-    return bool(job.target) and json.loads(job.target).get("kind") == "cuda"
-
-
-def _gpu_loaders() -> Mapping[str, Callable[[Job, Arrays], Peer]]:
-    from subtune.bench import peers_cuda
-    from subtune.bench.torch_op import torch_op
-
-    return {
-        OPERATOR: torch_op,
-        "subtune": peers_cuda.artifact,
-        "dlight": peers_cuda.artifact,
-        "torch-graph": peers_cuda.torch_graph,
-        "torch-max-autotune": peers_cuda.torch_compiled,
-    }
-
-
-OPERATOR = "torch-op"
-"""One operator of a GPU suite in PyTorch, whose description is the job's path."""
-GPU_AGAINST = ("torch-graph", "torch-max-autotune", "dlight")
-"""Every framework that an artifact for a GPU can be timed against."""
+    return peers_of(job.kind).loaders[job.framework](job, inputs)
 
 
 def import_libraries(job: Job) -> None:
     """What the framework is made of, loaded ahead of the model, so that memory tells the two apart."""
-    if is_gpu(job):
-        return  # memory there is not the process's
+    libraries = peers_of(job.kind).libraries.get(job.framework)
+    if libraries is None:
+        return
     if not job.framework.startswith("torch"):
         sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi imports it wherever it is installed: 200 MB
-    for module in _LIBRARIES[job.framework]:
+    for module in libraries:
         importlib.import_module(module)
     if job.framework == "subtune":
         from subtune.runtime import load_runtime
 
         load_runtime()
-
-
-def _subtune(job: Job, inputs: Arrays) -> Peer:
-    from subtune.artifact import load as load_artifact
-
-    artifact = load_artifact(job.path, threads=job.threads)
-    return Peer(lambda: artifact.run(inputs), lambda result: list(result.values()))
-
-
-def _onnxruntime(job: Job, inputs: Arrays) -> Peer:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = job.threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    session = ort.InferenceSession(job.path, options, providers=["CPUExecutionProvider"])
-    if job.framework == "onnxruntime-ops":
-        from subtune.bench.own_account import onnxruntime_seconds
-
-        return Peer(
-            lambda: session.run(None, inputs),
-            seconds=lambda calls: onnxruntime_seconds(job.path, options, inputs, calls),
-        )
-    return Peer(lambda: session.run(None, inputs))
-
-
-def _openvino(job: Job, inputs: Arrays) -> Peer:
-    """OpenVINO; with f32 it may not compute in bfloat16, which it does by default where the processor can."""
-    import openvino
-
-    options: dict[str, Any] = {"INFERENCE_NUM_THREADS": job.threads, "PERFORMANCE_HINT": "LATENCY"}
-    if job.framework != "openvino":
-        options["INFERENCE_PRECISION_HINT"] = "f32"
-    if job.framework == "openvino-ops":
-        options["PERF_COUNT"] = True
-    core = openvino.Core()
-    compiled = core.compile_model(core.read_model(job.path), "CPU", options)
-    request = compiled.create_infer_request()
-    feed = [next(inputs[name] for name in port.names if name in inputs) for port in compiled.inputs]
-
-    def call() -> Any:
-        return request.infer(feed, share_inputs=True, share_outputs=True)
-
-    def outputs(result: Any) -> list[np.ndarray]:
-        return [np.array(value) for value in result.to_tuple()]
-
-    if job.framework == "openvino-ops":
-        from subtune.bench.own_account import openvino_seconds
-
-        return Peer(call, outputs, lambda calls: [openvino_seconds(request) for _ in range(calls) if call()])
-    return Peer(call, outputs)
-
-
-def _torch(job: Job, inputs: Arrays) -> Peer:
-    """PyTorch, eager or compiled by inductor with frozen weights, of the ONNX model converted by onnx2torch."""
-    import torch
-
-    from subtune.bench.torch_model import converted
-
-    torch.set_num_threads(job.threads)
-    module = converted(job.path)
-    tensors = [torch.from_numpy(inputs[name]) for name in job.names]
-    run = _compiled_by_inductor(module, tensors) if job.framework == "torch-compile" else module
-
-    def call() -> Any:
-        with torch.inference_mode():
-            return run(*tensors)
-
-    def outputs(result: Any) -> list[np.ndarray]:
-        found = result if isinstance(result, tuple | list) else [result]
-        return [tensor.detach().contiguous().numpy() for tensor in found]
-
-    return Peer(call, outputs)
-
-
-def _compiled_by_inductor(module: Any, tensors: list[Any]) -> Any:
-    """`module` compiled; without inductor's pattern matcher where that fails, as on BERT's masked attention."""
-    import torch
-    from torch._inductor import config
-
-    config.freezing = True  # weights are constants: packed and folded while compiling, as others do
-    try:
-        return _tried(torch.compile(module), tensors)
-    except Exception:
-        torch._dynamo.reset()
-        config.pattern_matcher = False
-        return _tried(torch.compile(module), tensors)
-
-
-def _tried(run: Any, tensors: list[Any]) -> Any:
-    import torch
-
-    with torch.inference_mode():
-        run(*tensors)
-    return run
-
-
-def _numpy(job: Job, inputs: Arrays) -> Peer:
-    from subtune.bench.numpy_model import NumpyModel
-
-    model = NumpyModel(job.path, inputs)
-    return Peer(model.run)
-
-
-def _default(job: Job, inputs: Arrays) -> Peer:
-    """TVM's own importer and default pipeline, for this processor."""
-    import onnx
-    import tvm
-    from tvm import relax
-    from tvm.relax.frontend.onnx import from_onnx
-
-    shapes = {name: list(array.shape) for name, array in inputs.items()}
-    mod = from_onnx(onnx.load(job.path), shape_dict=shapes, keep_params_in_input=False)
-    target = tvm.target.Target(json.loads(job.target))
-    with target:
-        mod = relax.get_pipeline("zero")(mod)
-    machine = relax.VirtualMachine(tvm.compile(mod, target=target), tvm.cpu())
-    args = [tvm.runtime.tensor(inputs[name]) for name in job.names]  # in the model's order, as main's parameters are
-
-    def outputs(result: Any) -> list[np.ndarray]:
-        return [tensor.numpy() for tensor in ([result] if hasattr(result, "numpy") else result)]
-
-    return Peer(lambda: machine["main"](*args), outputs)
-
-
-def _limit(job: Job, inputs: Arrays) -> Peer:
-    from subtune.bench.limits import load_kernel
-
-    return Peer(load_kernel(job.path, job.threads, is_cold=job.framework == "copy-cold"))
-
-
-_LOADERS: Mapping[str, Callable[[Job, Arrays], Peer]] = {
-    "subtune": _subtune,
-    "onnxruntime": _onnxruntime,
-    "openvino-f32": _openvino,
-    "openvino": _openvino,
-    "torch-compile": _torch,
-    "torch": _torch,
-    "numpy": _numpy,
-    "default": _default,
-    "onnxruntime-ops": _onnxruntime,
-    "openvino-ops": _openvino,
-    "fma": _limit,
-    "copy": _limit,
-    "copy-cold": _limit,
-}
-
-_LIBRARIES: Mapping[str, tuple[str, ...]] = {
-    "subtune": ("subtune.artifact",),
-    "onnxruntime": ("onnxruntime",),
-    "openvino-f32": ("openvino",),
-    "openvino": ("openvino",),
-    "torch-compile": ("torch", "onnx2torch", "torch._inductor.compile_fx"),
-    "torch": ("torch", "onnx2torch"),
-    "numpy": ("onnx",),
-    "default": ("onnx", "tvm", "tvm.relax.frontend.onnx"),
-    "onnxruntime-ops": ("onnxruntime",),
-    "openvino-ops": ("openvino",),
-    "fma": ("subtune.runtime",),
-    "copy": ("subtune.runtime",),
-    "copy-cold": ("subtune.runtime",),
-}
-
-OWN_ACCOUNTS = {"onnxruntime": "onnxruntime-ops", "openvino-f32": "openvino-ops"}
-"""Frameworks that say what their operators took, by the name under which their word is taken."""
-LIMITS = ("fma", "copy", "copy-cold")
-AGAINST = tuple(name for name in _LOADERS if name not in ("subtune", *LIMITS, *OWN_ACCOUNTS.values()))
-"""Every framework that subtune can be timed against."""

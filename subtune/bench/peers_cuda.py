@@ -10,6 +10,8 @@ import numpy as np
 
 from subtune.bench.job import Job
 from subtune.bench.peer import Arrays, Peer
+from subtune.bench.peers import Peers
+from subtune.bench.torch_op import torch_op
 
 _HALF = {"fp16": "float16", "bf16": "bfloat16"}
 
@@ -112,3 +114,19 @@ def _without_torchvision() -> None:
 def _arrays(result: Any) -> list[np.ndarray]:
     results = [result] if hasattr(result, "cpu") else list(result)
     return [tensor.float().cpu().numpy() for tensor in results]
+
+
+OPERATOR = "torch-op"
+"""One operator of a GPU suite in PyTorch, whose description is the job's path."""
+AGAINST = ("torch-graph", "torch-max-autotune", "dlight")
+PEERS = Peers(
+    {
+        OPERATOR: torch_op,
+        "subtune": artifact,
+        "dlight": artifact,
+        "torch-graph": torch_graph,
+        "torch-max-autotune": torch_compiled,
+    },
+    AGAINST,
+    AGAINST,
+)

@@ -23,7 +23,7 @@ from subtune.bench.artifact_race import bench
 from subtune.bench.gpu_op import GpuOp
 from subtune.bench.gpu_rows import GpuCase, Published
 from subtune.bench.job import BenchError, Job
-from subtune.bench.peers import GPU_AGAINST, OPERATOR
+from subtune.bench.peers_cuda import AGAINST, OPERATOR
 from subtune.bench.process import Worker
 from subtune.bench.quality import Quality, WorkloadQuality, of_measurements, of_workloads, summarize
 from subtune.bench.race import BenchRow, best_peer
@@ -35,7 +35,6 @@ from subtune.core.scratch import temporary
 from subtune.measure import LocalMeasurer, Session, halve
 from subtune.measure.clock import LONG_CALL_S, SETTLE_S
 
-AGAINST = GPU_AGAINST
 _LIBRARIES = ("torch-graph", "torch-max-autotune")
 _MAX_LAUNCHES = 200
 _FINALISTS = 2  # of the measured ones, timed in turns with all others
@@ -212,8 +211,8 @@ def _peer(op: GpuOp, device: Device, settings: Settings, scratch: Path) -> Worke
         OPERATOR,
         str(description),
         device.model.host.threads,
-        target='{"kind": "cuda"}',
         allow_tf32=device.numerics.tf32,
+        kind=device.backend.kind,
     )
     return Worker(job, settings.pace.timeout_s)
 
@@ -292,7 +291,7 @@ def _network(case: GpuCase, settings: Settings) -> GpuRow:
             report = bench(
                 artifact,
                 model=model,
-                against=[name for name in settings.against if name in GPU_AGAINST],
+                against=[name for name in settings.against if name in AGAINST],
                 rounds=settings.pace.rounds,
                 round_s=settings.pace.round_s,
                 timeout_s=settings.pace.timeout_s,

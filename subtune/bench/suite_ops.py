@@ -16,7 +16,7 @@ from subtune.bench.job import BenchError, Job
 from subtune.bench.op_case import TO_NHWC, OpCase
 from subtune.bench.ops_compute import COMPUTE
 from subtune.bench.ops_memory import MEMORY
-from subtune.bench.peers import LIMITS, OWN_ACCOUNTS
+from subtune.bench.peers_cpu import LIMITS, OWN_ACCOUNTS
 from subtune.bench.quality import Quality, WorkloadQuality, of_workloads, summarize
 from subtune.bench.race import Race, best_peer, cores_for, race, write_inputs
 from subtune.bench.suite import Settings, reason, run_cases

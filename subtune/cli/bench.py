@@ -73,19 +73,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _one(args: argparse.Namespace) -> int:
+    from subtune import backends
     from subtune.artifact import manifest as manifests
-    from subtune.backends.cuda.device import is_cuda_target
-    from subtune.bench.artifact_race import bench, default_against, require_known
+    from subtune.bench.artifact_race import bench
+    from subtune.bench.peers import peers_of
     from subtune.bench.source import onnx_file
 
     if not Path(args.subject).is_dir():  # said before minutes of tuning, not after
-        require_known(_against(args, ()), "cuda" if is_cuda_target(args.target) else "cpu")
+        peers_of(backends.meant_by(args.target).kind).require(_against(args, ()))
     with temporary() as scratch:
         artifact = Path(args.subject)
         if not artifact.is_dir() and artifact.suffix != ".subtune":
             artifact = _compile(args, scratch)
         manifest = manifests.read(artifact)
-        against = _against(args, default_against(manifest.kind))
+        against = _against(args, peers_of(manifest.kind).default)
         is_asked = args.against is not None
         with onnx_file(manifest.source, scratch, needed=is_asked and bool(against)) as (model, limits):
             report = bench(
@@ -161,19 +162,19 @@ class _Suite:
 
 
 def _suite_of(name: str) -> _Suite:
-    from subtune.bench.artifact_race import require_known
+    from subtune.bench.peers import peers_of
 
     if name == "cpu":
         from subtune.bench import suite_cpu
         from subtune.bench.table import cpu_json, cpu_table
 
-        of_cpu = (suite_cpu.run_cpu, cpu_table, cpu_json, _cpu_of, require_known, 7, 0.5)
+        of_cpu = (suite_cpu.run_cpu, cpu_table, cpu_json, _cpu_of, peers_of("cpu").require, 7, 0.5)
         return _Suite(suite_cpu.MODELS, suite_cpu.AGAINST, *of_cpu)
     if name == "cpu-ops":
         from subtune.bench import suite_ops
         from subtune.bench.ops_table import ops_json, ops_table
 
-        of_ops = (suite_ops.run_ops, ops_table, ops_json, _cpu_of, require_known, 7, 0.2)
+        of_ops = (suite_ops.run_ops, ops_table, ops_json, _cpu_of, peers_of("cpu").require, 7, 0.2)
         return _Suite(suite_ops.CASES, suite_ops.AGAINST, *of_ops)
     if name in _GPU_SUITES:
         from subtune.bench import gpu_rows, suite_gpu
@@ -181,7 +182,7 @@ def _suite_of(name: str) -> _Suite:
 
         of = {"fastdlight": gpu_rows.FASTDLIGHT, "tensorcore": gpu_rows.TENSORCORE, "gpu-ops": gpu_rows.GPU_OPS}
         of_gpu = (partial(suite_gpu.run_gpu, name), gpu_table, gpu_json, suite_gpu.gpu_of)
-        return _Suite(of[name], suite_gpu.AGAINST, *of_gpu, partial(require_known, kind="cuda"), 5, 0.05)
+        return _Suite(of[name], suite_gpu.AGAINST, *of_gpu, peers_of("cuda").require, 5, 0.05)
     from subtune.bench import suite_levels as levels
 
     of_levels = (levels.run_levels, levels.levels_table, levels.levels_json, levels.device_of, _no_framework)

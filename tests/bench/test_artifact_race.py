@@ -16,7 +16,7 @@ import pytest
 from subtune.bench.artifact_race import BenchReport, bench
 from subtune.bench.job import BenchError, Job
 from subtune.bench.numpy_model import NumpyModel
-from subtune.bench.peers import AGAINST
+from subtune.bench.peers_cpu import AGAINST
 from subtune.bench.process import Worker
 from subtune.bench.race import BenchRow, Pace, best_peer, race, write_inputs
 from subtune.core.errors import ArtifactError
