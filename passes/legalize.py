@@ -10,6 +10,8 @@ import tvm
 from tvm import te, tirx
 from tvm.ir import GenericConst
 
+from subtune.tir.expressions import lowest, maximum_over
+
 
 def legalize_where(bb: Any, call: Any) -> Any:
     """`where` with its scalar constants as literals (TVM reads them from memory)."""
@@ -95,6 +97,44 @@ def legalize_conv_transpose(bb: Any, call: Any) -> Any:
         return te.compute(out_shape, convolve, name="conv_transpose")
 
     return bb.call_te(te_conv_transpose, *call.args, primfunc_name_hint="conv_transpose")
+
+
+def legalize_max_pool2d(bb: Any, call: Any) -> Any:
+    """TVM's, from minus infinity on: its own maximum of nothing but that is the least finite number."""
+    attrs, dtype, out_shape = call.attrs, str(call.ty.dtype), _dims(call)
+    spatial = [str(attrs.layout).index(letter) for letter in "HW"]
+    window, strides, dilation = ([int(v) for v in of] for of in (attrs.pool_size, attrs.strides, attrs.dilation))
+    before = [int(p) for p in attrs.padding[:2]]
+
+    def te_max_pool(data: Any) -> Any:
+        dims = [int(d) for d in data.shape]
+        padded = list(dims)
+        for j, axis in enumerate(spatial):
+            reach = (out_shape[axis] - 1) * strides[j] + (window[j] - 1) * dilation[j] + 1
+            padded[axis] = max(reach, dims[axis] + before[j] + int(attrs.padding[2 + j]))
+        taps = [te.reduce_axis((0, k), name=f"rv{j}") for j, k in enumerate(window)]
+
+        def pad(*index: Any) -> Any:
+            own, conditions = list(index), []
+            for j, axis in enumerate(spatial):
+                own[axis] = index[axis] - before[j]
+                if before[j]:
+                    conditions.append(own[axis] >= 0)
+                if padded[axis] > before[j] + dims[axis]:
+                    conditions.append(own[axis] < dims[axis])
+            return tirx.if_then_else(tirx.all(*conditions), data(*own), lowest(dtype))
+
+        source = te.compute(padded, pad, name="pad_temp", tag="injective,pad") if padded != dims else data
+
+        def pool(*index: Any) -> Any:
+            at = list(index)
+            for j, axis in enumerate(spatial):
+                at[axis] = index[axis] * strides[j] + taps[j] * dilation[j]
+            return maximum_over(source(*at), taps)
+
+        return te.compute(out_shape, pool, name="pool_max", tag="pool_max")
+
+    return bb.call_te(te_max_pool, *call.args, primfunc_name_hint="max_pool2d")
 
 
 def _two_pass_norm(bb: Any, call: Any, groups: int, channel_axis: int, attrs: Any, name: str) -> Any:
@@ -214,6 +254,7 @@ def _literal(arg: Any) -> Any:
 
 LEGALIZATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "relax.where": legalize_where,
+    "relax.nn.max_pool2d": legalize_max_pool2d,
     "relax.nn.group_norm": legalize_group_norm,
     "relax.nn.instance_norm": legalize_instance_norm,
     "relax.nn.conv1d_transpose": legalize_conv_transpose,

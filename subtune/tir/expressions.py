@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, te, tirx
 
 
 def loads(expr: Any) -> list[Any]:
@@ -50,3 +50,13 @@ def is_conditional(expr: Any) -> bool:
 
 def replace_loads(expr: Any, source: Any, by: Any) -> Any:
     return tvm_ffi.structural_map(expr, (ir.TensorLoad, lambda load: by if load.source.same_as(source) else load))
+
+
+def lowest(dtype: str) -> Any:
+    """What no value of `dtype` is below: minus infinity of floats (TVM's `min_value` is the least finite one)."""
+    return tirx.const(float("-inf"), dtype) if "float" in dtype else tirx.min_value(dtype)
+
+
+def maximum_over(value: Any, axes: Any) -> Any:
+    """The maximum of `value` over reduce axes, begun at `lowest`."""
+    return te.comm_reducer(lambda a, b: tirx.max(a, b), lowest, name="max")(value, axis=axes)

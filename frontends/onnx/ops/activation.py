@@ -29,6 +29,8 @@ def relu(node: Node) -> Expr:
 def leaky_relu(node: Node) -> Expr:
     x = node.x
     alpha = node.attr("alpha", 0.01)
+    if alpha == 0:  # the product with zero would be folded, also that of NaN
+        return relax.op.nn.relu(x)
     if dtype(x) == "float32":
         return relax.op.nn.leakyrelu(x, alpha)
     return relax.op.where(relax.op.less(x, const(0, dtype(x))), relax.op.multiply(x, const(alpha, dtype(x))), x)

@@ -10,12 +10,16 @@ from subtune.frontends.onnx.ops.node import FLOATS, Converter, Expr, Node, const
 
 
 def convert(node: Node, x: Expr, to: str) -> Expr:
-    """`x` as dtype `to`: floats to integers truncate; anything but zero is true."""
+    """`x` as dtype `to`: floats to integers truncate; anything but zero is true, NaN too."""
     source = dtype(x)
     if source == to:
         return x
     if to == "bool":
-        return relax.op.not_equal(x, const(0, source))
+        differs = relax.op.not_equal(x, const(0, source))
+        if source not in FLOATS:
+            return differs
+        wide = x if source in ("float32", "float64") else node.cast(x, "float32")
+        return relax.op.logical_or(node.emit(differs), node.emit(relax.op.isnan(wide)))
     if source == "bool":
         return relax.op.astype(x, to)
     if source in FLOATS and to not in FLOATS:

@@ -193,7 +193,10 @@ def extreme(largest: bool) -> Converter:
 
 
 def clip(node: Node) -> Expr:
-    """min(max(x, low), high); low and high are attributes before opset 11."""
+    """min(max(x, low), high); low and high are attributes before opset 11.
+
+    The bound comes first: a comparison with NaN fails, and the maximum is then the second.
+    """
     x = node.x
     if node.opset < 11:
         low = const(node.attr("min"), dtype(x)) if node.attr("min") is not None else None
@@ -206,9 +209,9 @@ def clip(node: Node) -> Expr:
         return relax.op.clip(x, float(lows), float(highs))
     result = x
     if low is not None:
-        result = node.emit(relax.op.maximum(result, low))
+        result = node.emit(relax.op.maximum(low, result))
     if high is not None:
-        result = node.emit(relax.op.minimum(result, high))
+        result = node.emit(relax.op.minimum(high, result))
     return result
 
 

@@ -10,6 +10,7 @@ from tvm import relax, te, tirx
 
 from subtune.frontends.onnx.ops.node import Converter, Expr, Node, const, dtype, is_float, rank, shape
 from subtune.frontends.onnx.ops.window import Window, window_of
+from subtune.tir.expressions import lowest, maximum_over
 
 
 def _window(node: Node) -> Window:
@@ -23,7 +24,7 @@ def _reduced(node: Node, x: Expr, window: Window, *, largest: bool, power: int =
 
     def whole(t: Any) -> Any:
         taps = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(window.kernel)]
-        neutral = tirx.min_value(wide) if largest else tirx.const(0, wide)
+        neutral = lowest(wide) if largest else tirx.const(0, wide)
 
         def one(n: Any, c: Any, *at: Any) -> Any:
             index, inside = [], []
@@ -38,7 +39,7 @@ def _reduced(node: Node, x: Expr, window: Window, *, largest: bool, power: int =
                 value = tirx.abs(value)
             if inside:
                 value = tirx.if_then_else(tirx.all(*inside), value, neutral)
-            return te.max(value, axis=taps) if largest else te.sum(value, axis=taps)
+            return maximum_over(value, taps) if largest else te.sum(value, axis=taps)
 
         return te.compute((*shape(x)[:2], *window.out), one, name="pool")
 
@@ -82,10 +83,12 @@ def _with_indices(node: Node, x: Expr, window: Window) -> tuple[Expr, Expr]:
 
         def combine(a: Any, b: Any) -> Any:
             keep = tirx.any(a[1] > b[1], tirx.all(a[1] == b[1], a[0] <= b[0]))
+            if is_float(x):  # the first NaN is the largest
+                keep = tirx.any(keep, tirx.isnan(a[1].astype("float32")))
             return tirx.Select(keep, a[0], b[0]), tirx.Select(keep, a[1], b[1])
 
         def identity(index_dtype: Any, value_dtype: Any) -> Any:
-            return tirx.max_value("int64"), tirx.min_value(value_dtype)
+            return tirx.max_value("int64"), lowest(value_dtype)
 
         reducer = te.comm_reducer(combine, identity, name="first_max")
 
@@ -108,7 +111,7 @@ def _with_indices(node: Node, x: Expr, window: Window) -> tuple[Expr, Expr]:
                 flat = flat + index[i] * strides[i]
             valid = tirx.all(*inside)
             where = tirx.if_then_else(valid, tirx.Cast("int64", flat), tirx.max_value("int64"))
-            value = tirx.if_then_else(valid, t(n, c, *index), tirx.min_value(dtype(x)))
+            value = tirx.if_then_else(valid, t(n, c, *index), lowest(dtype(x)))
             return reducer((where, value), axis=k)
 
         at, best = te.compute((*dims[:2], *window.out), one, name="max_pool")

@@ -167,16 +167,27 @@ def _abs(node: Node, x: Expr) -> Expr:
     return relax.op.abs(x)
 
 
+def _ordered(node: Node, x: Expr, *, nan_is_largest: bool = True) -> Expr:
+    """Integers in the order of floats `x`, both zeros equal and NaN at one end: floats with NaN have no order."""
+    wide = node.cast(x, "float32") if dtype(x) in ("float16", "bfloat16") else x
+    integer = {"float32": "int32", "float64": "int64"}[dtype(wide)]
+    end = tirx.max_value(integer) if nan_is_largest else tirx.min_value(integer)
+
+    def key(v: Any) -> Any:
+        bits = tirx.reinterpret(integer, v)
+        return tirx.Select(tirx.isnan(v), end, tirx.Select(bits < 0, tirx.min_value(integer) - bits, bits))
+
+    return node.te(lambda t: te.compute(t.shape, lambda *i: key(t(*i)), name="ordered"), wide)
+
+
 def arg_extreme(node: Node, x: Expr, axis: int, *, largest: bool, last: bool, keep: bool = False) -> Expr:
-    """The index (int64) of the extreme along `axis`; the first or the last of equals."""
+    """The index (int64) of the extreme along `axis`; the first or the last of equals. NaN is the most extreme."""
     op = relax.op.argmax if largest else relax.op.argmin
-    if dtype(x) in ("float16", "bfloat16"):
-        x = node.cast(x, "float32")
+    if is_float(x):
+        x = _ordered(node, x, nan_is_largest=largest)
     if last:
         x = node.emit(relax.op.flip(x, axis))
     index = node.cast(node.emit(op(x, axis=axis, keepdims=keep)), "int64")
-    if is_float(x):  # TVM begins at the largest finite number: over infinities alone it finds position -1
-        index = node.emit(relax.op.maximum(index, const(0, "int64")))
     return node.emit(relax.op.subtract(const(shape(x)[axis] - 1, "int64"), index)) if last else index
 
 
@@ -210,7 +221,7 @@ def cumulative(product: bool) -> Converter:
 
 
 def top_k(node: Node) -> tuple[Expr, Expr]:
-    """The k largest (or smallest) along an axis, in order; of equals the first comes first."""
+    """The k largest (or smallest) along an axis, in order; of equals the first comes first. NaN is the largest."""
     x = node.x
     only_dtypes(node, x, (*FLOATS, *SIGNED, "uint8", "uint16", "uint32"))
     k = node.attr("k") if node.opset < 10 else node.ints(1, "its k")[0]
@@ -218,8 +229,12 @@ def top_k(node: Node) -> tuple[Expr, Expr]:
     largest = node.attr("largest", 1) == 1
     if not 0 < k <= shape(x)[axis]:
         node.refuse(f"takes {k} of {shape(x)[axis]}")
-    both = node.emit(relax.op.topk(x, k=k, axis=axis, ret_type="both", largest=largest, dtype="int64"))
-    return node.emit(relax.TupleGetItem(both, 0)), node.emit(relax.TupleGetItem(both, 1))
+    if not is_float(x):
+        both = node.emit(relax.op.topk(x, k=k, axis=axis, ret_type="both", largest=largest, dtype="int64"))
+        return node.emit(relax.TupleGetItem(both, 0)), node.emit(relax.TupleGetItem(both, 1))
+    order = _ordered(node, x)
+    at = node.emit(relax.op.topk(order, k=k, axis=axis, ret_type="indices", largest=largest, dtype="int64"))
+    return node.emit(relax.op.gather_elements(x, at, axis)), at
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -96,8 +96,9 @@ def _acosh(v: Any) -> Any:
 
 
 def _sign(v: Any) -> Any:
+    """Of NaN it is NaN."""
     one, zero = tirx.const(1, v.ty), tirx.const(0, v.ty)
-    return tirx.Select(v > zero, one, tirx.Select(v < zero, zero - one, zero))
+    return tirx.Select(v > zero, one, tirx.Select(v < zero, zero - one, v))
 
 
 def sign(node: Node) -> Expr:
