@@ -1,4 +1,4 @@
-"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and six changes.
+"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and seven changes.
 
 Parameters need no more than their element's alignment: TVM's 64 bytes would have every input array of numpy copied,
 and an unaligned load of an aligned address costs nothing.
@@ -14,6 +14,8 @@ What a vector of several joined inputs is read from is asked in the form in whic
 Vectors of ragged columns stay vectors (`tails`).
 
 Bounds keep NaN (`nan`).
+
+Long chains of choices are compiled in bounded time (`chains`).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from subtune.backends.cpu.lowering.chains import chains_of_bounded_time
 from subtune.backends.cpu.lowering.launches import asserts, joined
 from subtune.backends.cpu.lowering.nan import nan_kept
 from subtune.backends.cpu.lowering.streaming import is_streamed, marked, stream_outputs
@@ -89,7 +92,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
 
     _, finalize_host, finalize_device = default_s_tir_pipeline()
     passes = [_flattened(), *(made() for made in _PACKING), _trusting(), _streamed(), _without_float16()]
-    finalize = partial(tvm.ir.transform.Sequential, [finalize_host(), nan_kept()])
+    finalize = partial(tvm.ir.transform.Sequential, [finalize_host(), chains_of_bounded_time(), nan_kept()])
     return tvm.ir.transform.Sequential(passes), finalize, finalize_device
 
 
