@@ -35,6 +35,13 @@ CHEAP = _names(
     "not_equal quantize right_shift round rsqrt sign sqrt square subtract trunc where"
 )
 
+_READS = {
+    "floor_mod": 2, "isfinite": 3, "isinf": 2, "nn.gelu": 2, "nn.gelu_tanh": 4, "nn.leakyrelu": 3, "nn.prelu": 3,
+    "nn.selu": 2, "nn.silu": 2, "nn.softplus": 3, "sign": 2, "square": 2,
+    **dict.fromkeys(("acos", "acosh", "asin", "asinh", "atan2", "atanh", "cosh", "sinh", "tan", "tanh"), 5),
+}  # fmt: skip
+"""Where it is more than once; tanh reads one so when intrinsics have been replaced."""
+
 MOVEMENTS = _names(
     "arange broadcast_to concat eye eye_like flip full full_like layout_transform nn.pad nn.pixel_shuffle ones "
     "ones_like permute_dims repeat reshape squeeze expand_dims flatten split stack strided_slice tile tril triu "
@@ -80,6 +87,11 @@ def kind_of(op: str, has_legalization: bool) -> Kind:
     if op in _KINDS:
         return _KINDS[op]
     return Kind.OTHER if has_legalization else Kind.OPAQUE
+
+
+def reads_of(op: str) -> int:
+    """How often TVM's loops for the op called `op` read an element of an operand, at most."""
+    return _READS.get(op, 1)
 
 
 def is_unit_permutation(shape: tuple[int | str, ...], axes: tuple[int, ...]) -> bool:

@@ -17,6 +17,7 @@ from subtune.passes.partition_rules import (
     MAX_ELEMENTWISE_OUTPUTS,
     MAX_OUTPUTS,
     is_rounding,
+    refuses_copies,
     refuses_epilogue,
     refuses_inline,
     refuses_prologue,
@@ -105,6 +106,8 @@ def _grow_epilogue(drafts: Drafts, draft: Draft, latest: dict[str, int] | None) 
         if reason is None and any(drafts.reaches(region, p) for p in drafts.dag.predecessors(name) if p not in region):
             reason = f"{name} also needs what is computed from this group elsewhere"
         if reason is None:
+            reason = refuses_copies(op, drafts.copies(region | {name}))
+        if reason is None:
             region.add(name)
             draft.refused.pop(name, None)
         else:
@@ -147,6 +150,8 @@ def _grow_prologue(drafts: Drafts, draft: Draft) -> None:
             reason = reason or refuses_inline(drafts.op(user), op, is_epilogue=user in draft.epilogue)
         if reason is None and len(op.outputs) > 1:
             reason = f"{name} has {len(op.outputs)} outputs"
+        if reason is None:
+            reason = refuses_copies(op, drafts.copies(draft.ops | {name}))
         if reason is None:
             drafts.join(draft, {name})
             if users & draft.epilogue:  # computed at the tile, like the epilogue it feeds
@@ -205,6 +210,8 @@ def _absorb(drafts: Drafts, draft: Draft) -> bool:
         reason = _refuses_feed(drafts, draft, producer)
         if reason is not None:
             reason = _refuses_sibling(drafts, draft, producer) and reason
+        if reason is None:
+            reason = refuses_copies(drafts.op(producer.anchor), drafts.copies(draft.ops | producer.ops))
         if reason is None:
             drafts.merge(draft, producer)
             draft.anchor = max(draft.ops, key=drafts.rank.__getitem__)

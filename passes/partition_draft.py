@@ -101,6 +101,21 @@ class Drafts:
         values = (value for name in sorted(ops, key=self.rank.__getitem__) for value in self.op(name).inputs)
         return tuple(dict.fromkeys(v for v in values if v.origin is not Origin.OP or v.source not in ops))
 
+    def copies(self, ops: set[str]) -> int:
+        """How often the most repeated of `ops` is computed for an element, if each is computed where it is read.
+
+        A value that is read twice by what is read twice makes four: a chain of n gates, 2 ** n. Anchors are computed
+        once.
+        """
+        counts = dict.fromkeys(ops, 0)
+        for name in sorted(ops, key=self.rank.__getitem__, reverse=True):
+            op = self.op(name)
+            counts[name] = count = 1 if op.kind.is_anchor else max(counts[name], 1)
+            for value in op.inputs:
+                if value.origin is Origin.OP and value.source in ops:
+                    counts[value.source] += count * op.reads
+        return max(counts.values(), default=0)
+
     def label(self, ops: Iterable[str]) -> str:
         """A readable name of at most about 70 characters for a group of `ops`, in their order."""
         shorts = [self.op(name).short for name in ops]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,8 @@ from tvm.ir import Call, GenericConst, GlobalVar, IRModule, Op
 
 from subtune.core.errors import SubtuneError
 from subtune.core.graph import Kind, OpNode, Origin, Tensor, Value
-from subtune.passes.opkind import VIEWS, is_unit_permutation, kind_of
+from subtune.passes.opkind import VIEWS, is_unit_permutation, kind_of, reads_of
+from subtune.tir.expressions import loads
 
 Resolved = Value | tuple["Resolved", ...] | None
 """Where an expression's tensors come from; None for what is no tensor (shapes, attributes)."""
@@ -160,7 +162,13 @@ def _node(flow: Dataflow, name: str, call: Any) -> OpNode:
     if function is not None and kind is not Kind.OPAQUE:
         kind = _KIND_OF_PATTERN.get(int(function.attrs["op_pattern"]), Kind.OTHER)
     movement = _movement(flow, call) if kind is Kind.MOVEMENT else ""
-    return OpNode(name, op_name(call), kind, inputs, outputs, _keeps_rows(call), movement)
+    reads = _reads(function) if function is not None and kind.is_injective else reads_of(op_name(call))
+    return OpNode(name, op_name(call), kind, inputs, outputs, _keeps_rows(call), movement, reads)
+
+
+def _reads(function: Any) -> int:
+    """How often a PrimFunc reads one of its arguments for an element."""
+    return max(Counter(load.source for load in loads(function.body)).values(), default=1)
 
 
 def _callee(flow: Dataflow, call: Any) -> Any | None:

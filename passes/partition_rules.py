@@ -11,6 +11,10 @@ MAX_OUTPUTS = 2
 MAX_ELEMENTWISE_OUTPUTS = 4
 """Outputs of an elementwise group: more streams than this exhaust a core's write-combining buffers."""
 
+MAX_COPIES = 64
+"""Times that one op may be computed for an element: schedules write every op where it is read, and what is read twice
+by what is read twice doubles the text, and the time to compile it, with every op of a chain."""
+
 HALVES = frozenset({"bfloat16", "float16"})
 
 CASTS = frozenset({"astype", "dequantize"})
@@ -65,6 +69,11 @@ def refuses_inline(consumer: OpNode, producer: OpNode, is_epilogue: bool) -> str
     if times > 1 and consumer.kind is Kind.ELEMENTWISE and not is_widening(producer):
         return _stays(producer, f"it would be computed {times} times for each element")
     return None
+
+
+def refuses_copies(op: OpNode, copies: int) -> str | None:
+    """Why `op` cannot join a group where one op would then be computed `copies` times."""
+    return _stays(op, f"an op would be computed {copies} times for each element") if copies > MAX_COPIES else None
 
 
 def is_widening(op: OpNode) -> bool:

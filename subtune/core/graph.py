@@ -90,7 +90,8 @@ class OpNode:
     """One Relax op of the model. `op` is its name without `relax.`; `name` says which one: `conv2d_3`.
 
     `keeps_rows` holds for a transpose that leaves the last axis last, and for a softmax along it. `movement` is the
-    text of what an op that moves data moves where: its attributes and arguments that are no tensors.
+    text of what an op that moves data moves where: its attributes and arguments that are no tensors. `reads` is how
+    often the op's loops read one element for each that they make.
     """
 
     name: str
@@ -100,6 +101,7 @@ class OpNode:
     outputs: tuple[Tensor, ...]
     keeps_rows: bool = False
     movement: str = ""
+    reads: int = 1
 
     @property
     def output(self) -> Tensor:

@@ -53,6 +53,38 @@ def has(group: Any, text: str) -> bool:
     return any(text in sentence for sentence in group.boundary)
 
 
+# -- copies ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_anchored", [False, True])
+def test_a_chain_that_doubles_is_cut(is_anchored: bool) -> None:
+    """Inlined whole, thirty gates would be two to the thirty."""
+
+    def body(emit: Any, x: Any, w: Any) -> Any:
+        if is_anchored:
+            x = emit(op.matmul(x, w))
+        for _ in range(30):
+            x = emit(op.multiply(emit(op.negative(x)), x))
+        return emit(op.nn.relu(x))
+
+    graph = grouped(body, ((4, 16), F32), ((16, 16), F32))
+    sizes = [len(group.ops) for group in graph.groups]
+    assert 5 <= len(sizes) <= 10
+    assert max(sizes) <= 16
+    assert any(
+        "would be computed 128 times for each element" in text for group in graph.groups for text in group.boundary
+    )
+
+
+def test_a_long_chain_that_reads_once_is_one_group() -> None:
+    def body(emit: Any, x: Any) -> Any:
+        for _ in range(90):
+            x = emit(op.negative(x))
+        return x
+
+    assert len(grouped(body, ((4, 16), F32)).groups) == 1
+
+
 # -- epilogues ---------------------------------------------------------------------------------------------------------
 
 

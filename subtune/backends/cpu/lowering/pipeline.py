@@ -15,7 +15,7 @@ Vectors of ragged columns stay vectors (`tails`).
 
 Bounds keep NaN (`nan`).
 
-Long chains of choices are compiled in bounded time (`chains`).
+Long chains of choices are compiled in bounded time (`long_choices`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from subtune.backends.cpu.lowering.chains import chains_of_bounded_time
 from subtune.backends.cpu.lowering.launches import asserts, joined
+from subtune.backends.cpu.lowering.long_choices import begun_at_one
 from subtune.backends.cpu.lowering.nan import nan_kept
 from subtune.backends.cpu.lowering.streaming import is_streamed, marked, stream_outputs
 from subtune.backends.cpu.lowering.tails import whole_vectors
@@ -92,7 +92,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
 
     _, finalize_host, finalize_device = default_s_tir_pipeline()
     passes = [_flattened(), *(made() for made in _PACKING), _trusting(), _streamed(), _without_float16()]
-    finalize = partial(tvm.ir.transform.Sequential, [finalize_host(), chains_of_bounded_time(), nan_kept()])
+    finalize = partial(tvm.ir.transform.Sequential, [finalize_host(), begun_at_one(), nan_kept()])
     return tvm.ir.transform.Sequential(passes), finalize, finalize_device
 
 

@@ -30,15 +30,15 @@ _Place = tuple[Any, str, frozenset[Any]]
 """An element: a buffer, the index as text, and the variables in it."""
 
 
-def chains_of_bounded_time() -> Any:
+def begun_at_one() -> Any:
     @tirx.transform.prim_func_pass(opt_level=0)
     def run(func: Any, _mod: Any, _ctx: Any) -> Any:
-        return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, _begun_at_one)))
+        return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, _changed)))
 
     return run
 
 
-def _begun_at_one(loop: Any) -> Any:
+def _changed(loop: Any) -> Any:
     if loop.kind != tirx.ForKind.SERIAL or not isinstance(loop.extent, tirx.IntImm) or int(loop.extent) % 8:
         return loop
     if not isinstance(loop.min, tirx.IntImm) or int(loop.min) or max(_steps(loop.body).values(), default=0) <= _SHORT:
