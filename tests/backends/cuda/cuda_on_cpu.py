@@ -20,7 +20,7 @@ from unittest.mock import patch
 import numpy as np
 import tvm
 
-from subtune.backends.cuda.building.compiler import headers_home
+from subtune.backends.cuda.building.headers import headers_home
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.reference.schedule import in_float64
 from subtune.backends.cuda.lowering.default_schedule import pipeline

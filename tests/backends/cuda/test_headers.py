@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from subtune.backends.cuda.building import compiler as cuda_compiler
+from subtune.backends.cuda.building import headers
 from subtune.backends.cuda.building.headers import small_headers
 from subtune.backends.cuda.device import CUDA
 
@@ -91,11 +92,25 @@ def test_headers_are_found_beside_a_compiler_or_in_a_package(tmp_path: Path, mon
     toolkit, package = tmp_path / "toolkit", has_headers(tmp_path / "nvidia" / "cu13")
     script, compiler = tmp_path / "bin" / "nvcc", toolkit / "bin" / "nvcc"
     spec = SimpleNamespace(submodule_search_locations=[str(package.parent)])
-    monkeypatch.setattr(cuda_compiler, "USUAL", tmp_path / "usual")
-    monkeypatch.setattr(cuda_compiler, "find_spec", lambda _: spec)
+    monkeypatch.setattr(headers, "USUAL", tmp_path / "usual")
+    monkeypatch.setattr(headers, "find_spec", lambda _: spec)
     for nvcc, expected in ((None, package), (script, package), (compiler, has_headers(toolkit))):
-        monkeypatch.setattr(cuda_compiler.shutil, "which", lambda _, nvcc=nvcc: nvcc and str(nvcc))
-        assert cuda_compiler.headers_home.__wrapped__() == str(expected)
-    has_headers(cuda_compiler.USUAL)
-    monkeypatch.setattr(cuda_compiler.shutil, "which", lambda _: None)
-    assert cuda_compiler.headers_home.__wrapped__() == str(cuda_compiler.USUAL)
+        monkeypatch.setattr(headers.shutil, "which", lambda _, nvcc=nvcc: nvcc and str(nvcc))
+        assert headers.headers_home.__wrapped__() == str(expected)
+    has_headers(headers.USUAL)
+    monkeypatch.setattr(headers.shutil, "which", lambda _: None)
+    assert headers.headers_home.__wrapped__() == str(headers.USUAL)
+
+
+def test_a_script_is_asked_for_the_toolkit_that_it_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toolkit, script = tmp_path / "cuda-13.0", tmp_path / "bin" / "nvcc"
+    (toolkit / "include").mkdir(parents=True)
+    (toolkit / "bin").mkdir()
+    (toolkit / "include" / "cuda_runtime.h").touch()
+    script.parent.mkdir()
+    script.write_text(f"#!/bin/sh\necho '#$ TOP={toolkit}/bin/..' >&2\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(headers, "USUAL", tmp_path / "usual")
+    monkeypatch.setattr(headers, "find_spec", lambda _: None)
+    monkeypatch.setattr(headers.shutil, "which", lambda _: str(script))
+    assert headers.headers_home.__wrapped__() == str(toolkit)

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from subtune.backends.cuda.building.binaries import token
-from subtune.backends.cuda.building.headers import small_headers
+from subtune.backends.cuda.building.headers import headers_found, small_headers
 from subtune.core.errors import TargetError
 
 _log = logging.getLogger(__name__)
@@ -23,7 +22,6 @@ _collecting: list[dict[str, bytes]] = []
 _known: dict[tuple[str, str, str], bytes] = {}
 _KNOWN_LIMIT = 256
 _MANY = 6
-USUAL = Path("/usr/local/cuda")
 _EXACT = "TVM_CUDA_NVCC_NO_FAST_MATH"
 _EXACT_NVRTC = "TVM_CUDA_NVRTC_EXTRA_OPTS"
 
@@ -87,37 +85,13 @@ def _compiled(source: str) -> Any:
     compile_it = partial(compile_cuda, source, target_format="cubin", options=options, compiler=compiler())
     if compiler() != "nvrtc":
         return compile_it()
-    with _headers_found():
+    with headers_found():
         try:
             with small_headers():
                 return compile_it()
         except RuntimeError as e:  # which needs more of the headers than we know, or is wrong
             _log.debug("compiled with libcu++'s headers: %s", _complaint(str(e)))
             return compile_it()
-
-
-@contextmanager
-def _headers_found() -> Iterator[None]:
-    """Inside, TVM takes CUDA's headers from where they are; it asks `CUDA_PATH`, and looks two levels above nvcc."""
-    home = "" if "CUDA_PATH" in os.environ else headers_home()
-    if home:
-        os.environ["CUDA_PATH"] = home
-    try:
-        yield
-    finally:
-        if home:
-            del os.environ["CUDA_PATH"]
-
-
-@cache
-def headers_home() -> str:
-    """The directory that CUDA's `include` is in: nvcc's toolkit, the usual one, or a Python package; "" without any."""
-    nvcc, nvidia = shutil.which("nvcc"), find_spec("nvidia")
-    roots = [Path(nvcc).resolve().parents[1]] if nvcc else []
-    roots.append(USUAL)
-    for place in (nvidia.submodule_search_locations or ()) if nvidia else ():
-        roots += [*sorted(Path(place).glob("cu[0-9]*"), reverse=True), Path(place, "cuda_runtime")]
-    return next((str(root) for root in roots if (root / "include" / "cuda_runtime.h").is_file()), "")
 
 
 def _complaint(text: str) -> str:

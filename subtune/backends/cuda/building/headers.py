@@ -1,14 +1,24 @@
-"""What TVM's CUDA sources take of three standard headers, in place of those: they are most of a kernel's compilation.
+"""Where CUDA's headers are; and what TVM's CUDA sources take of three of them, in place of those.
 
-NVRTC needs 0.6 s for `cuda/std/cstdint`, `type_traits` and `limits` (measured), and the rest of a kernel less.
+They are most of a kernel's compilation: NVRTC needs 0.6 s for `cuda/std/cstdint`, `type_traits` and `limits`
+(measured), and the rest of a kernel less.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+USUAL = Path("/usr/local/cuda")
 
 _INTEGERS = """
 #pragma once
@@ -65,9 +75,50 @@ def small_headers() -> Iterator[None]:
     def with_headers(source: bytes, name: bytes, *_: Any) -> Any:
         return create(source, name, len(names), texts, names)
 
-    with _lock:
+    with _lock, headers_found():
         nvrtc.nvrtcCreateProgram = with_headers
         try:
             yield
         finally:
             nvrtc.nvrtcCreateProgram = create
+
+
+@contextmanager
+def headers_found() -> Iterator[None]:
+    """Inside, TVM takes CUDA's headers from where they are; it asks `CUDA_PATH`, and looks two levels above nvcc."""
+    home = "" if "CUDA_PATH" in os.environ else headers_home()
+    if home:
+        os.environ["CUDA_PATH"] = home
+    try:
+        yield
+    finally:
+        if home:
+            del os.environ["CUDA_PATH"]
+
+
+@cache
+def headers_home() -> str:
+    """The directory that CUDA's `include` is in: nvcc's toolkit, the usual one, or a Python package; "" without any."""
+    nvcc, nvidia = shutil.which("nvcc"), find_spec("nvidia")
+    roots = _toolkits(nvcc) if nvcc else []
+    roots.append(USUAL)
+    for place in (nvidia.submodule_search_locations or ()) if nvidia else ():
+        roots += [*sorted(Path(place).glob("cu[0-9]*"), reverse=True), Path(place, "cuda_runtime")]
+    return next((str(root) for root in roots if _has_headers(root)), "")
+
+
+def _toolkits(nvcc: str) -> list[Path]:
+    """The toolkit that nvcc lies in; where it is a script that calls another, the one that it says it takes."""
+    above = Path(nvcc).resolve().parents[1]
+    if _has_headers(above):
+        return [above]
+    try:
+        said = subprocess.run([nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    top = re.search(r"^#\$ TOP=(.+)$", said.stderr, re.MULTILINE)
+    return [Path(top[1].strip()).resolve()] if top else []
+
+
+def _has_headers(root: Path) -> bool:
+    return (root / "include" / "cuda_runtime.h").is_file()
