@@ -119,7 +119,7 @@ def find_side_file(tensor: TensorProto, data_dir: DataDir | None) -> SideFile | 
     return SideFile(real, offset)
 
 
-def read_tensor(tensor: TensorProto, side_file: SideFile | None) -> np.ndarray:
+def read_tensor(tensor: TensorProto, side_file: SideFile | None = None) -> np.ndarray:
     """The values of a tensor. Raises ModelError if they do not fill its shape."""
     try:
         if side_file is None:

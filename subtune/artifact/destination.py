@@ -22,6 +22,8 @@ OLD = ".subtune-old"
 def check_destination(path: str | os.PathLike[str]) -> Path:
     """The directory to write to. Raises ArtifactError if nothing can be written there, or something is in the way."""
     folder = Path(path)
+    if "\0" in str(folder):
+        raise ArtifactError(f"cannot write {str(folder)!r}: no name has a zero byte; choose another name")
     try:
         os.path.abspath(folder).encode()
         obstacle = _obstacle(folder)

@@ -100,6 +100,8 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 def _open(path: Path) -> tuple[sqlite3.Connection, bool]:
+    if "\0" in str(path):
+        raise DatabaseError(f"cannot open the database {str(path)!r}: no name has a zero byte; name another with --db")
     is_new = not path.exists() or path.stat().st_size == 0
     writable = os.access(path.parent if is_new else path, os.W_OK) and os.access(path.parent, os.W_OK)
     if not writable and is_new:

@@ -38,6 +38,8 @@ def place(tmp_path, monkeypatch):
         (["compile", MODEL, "--no-tune", "-o", "m.subtune", "--db", "loop"], "loop"),
         (["compile", MODEL, "--no-tune", "-o", "m.subtune", "--db", LONG], "cannot use the database"),
         (["compile", MODEL, "--no-tune", "-o", "m.subtune", "--db", f"{LONG}/db"], "cannot use the database"),
+        (["compile", MODEL, "--no-tune", "-o", "a\0b"], "cannot write 'a\\x00b': no name has a zero byte"),
+        (["compile", MODEL, "--no-tune", "-o", "m.subtune", "--db", "a\0b"], "no name has a zero byte"),
         (["compile", f"{LONG}.onnx"], "File name too long"),
         (["inspect", LONG], "File name too long"),
         (["inspect", MODEL, "--db", "loop"], "loop"),

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from onnx import numpy_helper
 from tvm import relax, te, tirx
 
 from subtune.frontends.onnx.ops.node import Converter, Expr, Node, array_const, const, dtype, dtype_name, shape
+from subtune.frontends.onnx.weights import read_tensor
 
 
 def constant(node: Node) -> Expr:
     for name, value in node.attrs.items():
         if name == "value":
             dtype_name(value.data_type)
-            return array_const(numpy_helper.to_array(value))
+            return array_const(read_tensor(value))
         if name in ("value_float", "value_floats"):
             return const(value, "float32")
         if name in ("value_int", "value_ints"):
@@ -51,7 +51,7 @@ def constant_of_shape(node: Node) -> Expr:
     if value is None:
         return relax.op.full(tuple(dims), const(0, "float32"), "float32")
     to = dtype_name(value.data_type)
-    fill = numpy_helper.to_array(value).reshape(-1)[0]
+    fill = read_tensor(value).reshape(-1)[0]
     if 0 in dims:
         return const(np.empty(dims), to)
     return relax.op.full(tuple(dims), const(fill, to), to)

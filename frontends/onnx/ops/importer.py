@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import onnx
 import tvm
-from onnx import numpy_helper
 from tvm import relax
 
 from subtune.core.errors import ShapeError, UnsupportedOpsError
@@ -36,6 +35,7 @@ from subtune.frontends.onnx.ops.node import (
     shape,
 )
 from subtune.frontends.onnx.ops.supported import reason
+from subtune.frontends.onnx.weights import read_tensor
 from subtune.frontends.shape_arithmetic import OPERATORS, evaluate, known_shape
 
 logger = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class _Importer:
                 self._problems.append(f"initialiser '{tensor.name}' {e}")
                 values[tensor.name] = _POISON
                 continue
-            values[tensor.name] = self._weight(tensor.name, numpy_helper.to_array(tensor), params)
+            values[tensor.name] = self._weight(tensor.name, read_tensor(tensor), params)
         for sparse in graph.sparse_initializer:
             self._problems.append(f"initialiser '{sparse.values.name}' is sparse, which is not supported")
             values[sparse.values.name] = _POISON

@@ -385,6 +385,17 @@ def test_zoo_names_go_to_the_builder(monkeypatch: pytest.MonkeyPatch) -> None:
         load("zoo:tiny?batch")
 
 
+@pytest.mark.parametrize("shape", [(3,), (2, 2, 2)])
+def test_values_that_do_not_fill_their_shape_are_refused(shape: tuple[int, ...]) -> None:
+    weight = helper.make_tensor("w", 1, (2, 3), np.zeros(6, np.float32))
+    del weight.dims[:]
+    weight.dims.extend(shape)
+    info = [helper.make_tensor_value_info(name, 1, None) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", info[:1], info[1:], [weight])
+    with pytest.raises(ModelError):
+        load(helper.make_model(graph), {"x": shape})
+
+
 def test_anything_else_is_refused() -> None:
     with pytest.raises(ModelError, match="not list"):
         load([1, 2])  # type: ignore[arg-type]
