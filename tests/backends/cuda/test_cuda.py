@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm
 
 from subtune import backends, models
 from subtune.artifact import load
@@ -20,6 +21,7 @@ from subtune.backends.cuda.building.compiler import compile_source, compiler
 from subtune.backends.cuda.building.cubin import resources
 from subtune.backends.cuda.device import CUDA, CUDAModel, is_cuda_target
 from subtune.backends.cuda.driver import driver_device
+from subtune.backends.cuda.lowering.default_schedule import default_schedule, pipeline
 from subtune.backends.cuda.published import DEVICES, limits_of
 from subtune.cli.main import main
 from subtune.core import manifest as core_manifest
@@ -294,3 +296,12 @@ def test_calibration_is_plausible(device):
     assert 60 <= found["shared_bytes_per_cycle"] <= 140
     assert 1e-7 < found["launch_s"] < 2e-5
     assert found["mma_sync float16"] > 0.3 * device.mma_flops("float16")
+
+
+def test_the_default_schedule_of_a_maximum_from_minus_infinity_builds():
+    """TVM lowers a maximum across threads only where it begins at the least finite number."""
+    prepared = prepare(models.reduced("resnet18"), numerics=Numerics(precision="fp16"))
+    pool = next(found for found in prepared.subgraphs if '"-inf"' in found.workload.func.script())
+    device = CUDA("H200")
+    scheduled = default_schedule(tvm.IRModule({"main": pool.workload.func}), device.target())
+    tvm.compile(scheduled, target=device.target(), tir_pipeline=pipeline())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 from collections.abc import Container
 from importlib.util import find_spec
 from typing import Any
@@ -32,8 +33,34 @@ def default_schedule(mod: Any, target: Any, keep: Container[str] = ()) -> Any:
     rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
     made = mod.clone()
     for gvar, func in todo.items():
-        made.update_func(gvar, _scheduled(func, rules, target))
+        made.update_func(gvar, _scheduled(_from_finite(func), rules, target))
     return made
+
+
+def _from_finite(func: Any) -> Any:
+    """Maxima that begin at minus infinity begin at the least finite number: TVM's reductions across threads know a
+    maximum by that. Only a maximum of nothing but minus infinities differs.
+    """
+    import tvm_ffi
+    from tvm import tirx
+    from tvm.s_tir import SBlock
+
+    def begin(store: Any) -> Any:
+        is_lowest = isinstance(store.value, tirx.FloatImm) and store.value.value == -math.inf
+        if not is_lowest:
+            return store
+        return tirx.BufferStore(store.buffer, tirx.min_value(str(store.value.ty.dtype)), store.indices)
+
+    def of_block(block: Any) -> Any:
+        if block.init is None:
+            return block
+        init = tvm_ffi.structural_map(block.init, (tirx.BufferStore, begin))
+        if init.same_as(block.init):
+            return block
+        parts = block.iter_vars, block.reads, block.writes, block.name_hint, block.body, init
+        return SBlock(*parts, block.alloc_buffers, block.match_buffers, block.annotations)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (SBlock, of_block)))
 
 
 def _scheduled(func: Any, rules: tuple[Any, ...], target: Any) -> Any:
