@@ -1,4 +1,4 @@
-"""The inputs a kernel is judged on: seeded random ones, positive ones, and adversarial ones.
+"""The inputs a kernel is judged on: seeded random ones, positive ones, adversarial ones, and some that are no numbers.
 
 Each set keeps the arguments legal for the workload: an integer that indexes another array stays in range, a
 divisor is not zero, and a float that is cast to an integer stays small (the cast is undefined beyond its range).
@@ -18,11 +18,13 @@ import numpy as np
 from subtune.core.workload import Arg, Workload
 from subtune.measure.guarded import elements, numpy_dtype
 
-SETS = ("random", "positive", "adversarial")
-"""`positive` exists for workloads that are NaN on most random inputs: roots, logarithms, variances."""
+SETS = ("random", "positive", "adversarial", "special")
+"""`positive` exists for workloads that are NaN on most random inputs: roots, logarithms, variances. `special` are the
+random ones with NaN and infinities among them; the constants are the same."""
 
 _LARGE_CONSTANT_BYTES = 16 << 20
 """Constants above this are the same in all sets: packing a candidate's copy of each would cost seconds."""
+_WITH_INFINITY = ("float16", "bfloat16", "float32", "float64")
 _SPECIAL_FRACTION = 1 / 16
 """Of the elements of an adversarial array, the share replaced by special values."""
 
@@ -33,7 +35,9 @@ class Hazards:
 
     `index_extent`: for each parameter used as an index, the least extent of the dims it indexes; `divides`: by
     an integer that is no constant, so that zero would be a trap; `casts_to_int`: from floating point; `clips`: a
-    float, from above, by a constant; `narrows`: to float16, from a wider type.
+    float, from above, by a constant; `narrows`: to float16, from a wider type; `adds_products`: of floats, which
+    Winograd and Strassen add up differently; `stores_integers`: places, or what was cast; `compares`: takes maxima or
+    minima of floats that are no constants.
     """
 
     index_extent: dict[int, int]
@@ -41,6 +45,24 @@ class Hazards:
     casts_to_int: bool
     clips: bool
     narrows: bool = False
+    adds_products: bool = False
+    stores_integers: bool = False
+    compares: bool = False
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The sets that say something: what NaN becomes as an integer is undefined; contractions see no infinities,
+        maxima no NaN, and both together neither (`_special`)."""
+        is_undefined = self.casts_to_int or self.stores_integers or self.divides
+        return SETS[:-1] if is_undefined or (self.adds_products and self.compares) else SETS
+
+    @property
+    def nan_spreads(self) -> bool:
+        """Whether a candidate may return NaN on special inputs where the default schedule has a number.
+
+        Winograd's and Strassen's algorithms add neighbours, and take them away again.
+        """
+        return self.adds_products
 
 
 def hazards(workload: Workload) -> Hazards:
@@ -49,22 +71,26 @@ def hazards(workload: Workload) -> Hazards:
     from tvm import ir, tirx
 
     params = list(workload.func.params)
-    divides = casts = clips = narrows = False
+    divides = casts = clips = narrows = products = stores_integers = compares = False
     loads: list[Any] = []
 
     def visit(node: Any) -> None:
-        nonlocal divides, casts, clips, narrows
+        nonlocal divides, casts, clips, narrows, products, stores_integers, compares
         if isinstance(node, ir.TensorLoad):
             loads.append((node.source, node.indices))
         elif isinstance(node, tirx.BufferStore):
             loads.append((node.buffer, node.indices))
+            products = products or _adds_product(node)
+            stores_integers = stores_integers or "int" in str(node.buffer.dtype)
         elif isinstance(node, tirx.Div | tirx.Mod | tirx.FloorDiv | tirx.FloorMod):
             divides = divides or ("int" in str(node.ty) and not isinstance(node.b, tirx.IntImm))
         elif isinstance(node, tirx.Cast):
             casts = casts or ("int" in str(node.ty) and "float" in str(node.value.ty))
             narrows = narrows or (str(node.ty.dtype).startswith("float16") and "float32" in str(node.value.ty))
-        elif isinstance(node, tirx.Min):
-            clips = clips or isinstance(node.a, tirx.FloatImm) or isinstance(node.b, tirx.FloatImm)
+        elif isinstance(node, tirx.Min | tirx.Max):
+            has_constant = isinstance(node.a, tirx.FloatImm) or isinstance(node.b, tirx.FloatImm)
+            clips = clips or (has_constant and isinstance(node, tirx.Min))
+            compares = compares or ("float" in str(node.ty) and not has_constant)
 
     tvm_ffi.structural_walk(workload.func, visit)
 
@@ -79,7 +105,18 @@ def hazards(workload: Workload) -> Hazards:
                 found = [i for i, param in enumerate(params) if param.same_as(load.source)]
                 for i in found or [i for i, arg in enumerate(workload.args) if "int" in arg.dtype]:
                     extents[i] = min(extents.get(i, 2**31 - 1), int(extent))
-    return Hazards(extents, divides, casts, clips, narrows)
+    return Hazards(extents, divides, casts, clips, narrows, products, stores_integers, compares)
+
+
+def _adds_product(store: Any) -> bool:
+    """x[..] = x[..] + a * b, of floats."""
+    from tvm import ir, tirx
+
+    if not isinstance(store.value, tirx.Add) or "float" not in str(store.value.ty):
+        return False
+    sides = [side.value if isinstance(side, tirx.Cast) else side for side in (store.value.a, store.value.b)]
+    accumulates = any(isinstance(side, ir.TensorLoad) and side.source.same_as(store.buffer) for side in sides)
+    return accumulates and any(isinstance(side, tirx.Mul) for side in sides)
 
 
 def make_inputs(workload: Workload, name: str, dangers: Hazards) -> list[np.ndarray]:
@@ -88,16 +125,33 @@ def make_inputs(workload: Workload, name: str, dangers: Hazards) -> list[np.ndar
     return [make_input(workload, index, name, dangers) for index in range(count)]
 
 
+def make_sets(workload: Workload, dangers: Hazards, limit: int | None = None) -> list[list[np.ndarray]]:
+    """The arguments of every set that says something; what is the same in several sets is one array."""
+    count = sum(not arg.is_output for arg in workload.args)
+    made: dict[tuple[str, int], np.ndarray] = {}
+    for name in dangers.sets:
+        for index in range(count):
+            key = (_kind(workload.args[index], name), index)
+            if key not in made:
+                made[key] = make_input(workload, index, name, dangers, limit)
+    return [[made[_kind(workload.args[i], name), i] for i in range(count)] for name in dangers.sets]
+
+
 def make_input(workload: Workload, index: int, name: str, dangers: Hazards, limit: int | None = None) -> np.ndarray:
     """Argument `index` of set `name`; of one that is no constant and has more elements than `limit`, only so many."""
     arg = workload.args[index]
-    is_shared = arg.is_constant and arg.nbytes > _LARGE_CONSTANT_BYTES
-    kind = "random" if is_shared else name
+    kind = _kind(arg, name)
     rng = np.random.default_rng([SETS.index(kind), index])
     shape = elements(arg.shape)
     if limit is not None and not arg.is_constant and prod(shape) > limit:
         shape = (limit,)
     return _array(arg, shape, kind, rng, dangers.index_extent.get(index), dangers)
+
+
+def _kind(arg: Arg, name: str) -> str:
+    """The set whose values `arg` has in set `name`."""
+    is_shared = arg.is_constant and (arg.nbytes > _LARGE_CONSTANT_BYTES or name == "special")
+    return "random" if is_shared else name
 
 
 def _array(
@@ -113,8 +167,24 @@ def _array(
             return np.sort(array, axis=None).reshape(shape)
         return _sprinkled(array, rng, [0, limit - 1]) if kind == "adversarial" else array
     if "int" in arg.dtype:
-        return _integers(shape, dtype, kind, rng, dangers.divides)
+        return _integers(shape, dtype, "random" if kind == "special" else kind, rng, dangers.divides)
+    if kind == "special":
+        return _special(_floats(shape, dtype, "random", rng, dangers), rng, dangers)
     return _floats(shape, dtype, kind, rng, dangers)
+
+
+def _special(array: np.ndarray, rng: np.random.Generator, dangers: Hazards) -> np.ndarray:
+    """`array` with NaN and infinities in it, where one of them leads to the same in every order of sums and maxima.
+
+    Of contractions: two of NaN, or nothing else would be left, and no infinity, of which a transform makes NaN. Of a
+    maximum: no NaN, which is the maximum by where it lies, and no infinity above, of which a softmax makes NaN.
+    """
+    if "special" not in dangers.sets or array.dtype.name not in _WITH_INFINITY or array.size == 0:
+        return array
+    if not dangers.adds_products:
+        return _sprinkled(array, rng, [-np.inf, -0.0, *([] if dangers.compares else [np.nan, np.inf])])
+    array.reshape(-1)[[0, array.size // 2]] = np.nan
+    return array
 
 
 def _integers(

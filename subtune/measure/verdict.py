@@ -19,13 +19,19 @@ MASKED = 1e18
 
 
 def disagreement(
-    out: np.ndarray, ref: np.ndarray, is_adversarial: bool, tolerance: float = 0.0, scale: float | None = None
+    out: np.ndarray,
+    ref: np.ndarray,
+    is_adversarial: bool,
+    tolerance: float = 0.0,
+    scale: float | None = None,
+    nan_spreads: bool = False,
 ) -> str:
     """What is wrong with `out`, in words; empty when it agrees with `ref`.
 
     |out - ref| <= tolerance * (|ref| + scale), the tolerance that of the dtype unless one is given, the scale
     `scale_of(ref, is_adversarial)`. Where the reference is NaN the output must be NaN, and where it is infinite equally
     infinite; on adversarial inputs, whose sums may overflow in one order and not in another, it may there be anything.
+    With `nan_spreads` it may be NaN everywhere.
     """
     if ref.dtype.kind in "iub":
         return _first(np.atleast_1d(out != ref), out, ref)
@@ -44,6 +50,8 @@ def disagreement(
         else:
             same_nan = np.isnan(got) & np.isnan(want)
             wrong = np.where(finite, wrong, ~(same_nan | (got == want)))
+        if nan_spreads:
+            wrong &= ~np.isnan(got)
     return _first(wrong, got, want)
 
 

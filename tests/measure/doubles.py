@@ -84,6 +84,12 @@ def nan(A: T.Buffer((N,), "float32"), W: T.Buffer((N,), "float32"), C: T.Buffer(
 
 
 @T.prim_func(s_tir=True)
+def swallows(A: T.Buffer((N,), "float32"), W: T.Buffer((N,), "float32"), C: T.Buffer((N,), "float32")):
+    for i in range(N):
+        C[i] = T.Select(A[i] <= T.float32(3.4e38), A[i] * W[i] + T.float32(1), T.float32(0))
+
+
+@T.prim_func(s_tir=True)
 def beyond(A: T.Buffer((N,), "float32"), W: T.Buffer((N,), "float32"), C: T.Buffer((N,), "float32")):
     for i in range(N):
         C[i] = A[i] * W[i] + T.float32(1)
@@ -138,6 +144,7 @@ KERNELS: dict[str, Any] = {
     "abort": abort,
     "hang": hang,
     "huge": huge,
+    "swallows": swallows,
     "nan": nan,
     "beyond": beyond,
     "before": before,

@@ -45,7 +45,7 @@ def test_a_constant_table_ascends_where_kernels_are_timed():
         constants: [np.diff(make_input(one, 1, name, hazards(one)).reshape(-1)) for name in SETS]
         for constants, one in given.items()
     }
-    assert [bool((step >= 0).all()) for step in steps[1,]] == [True, False, False]
+    assert [bool((step >= 0).all()) for step in steps[1,]] == [True, False, False, True]
     assert not any((step >= 0).all() for step in steps[()])
 
 
@@ -142,7 +142,25 @@ def test_inputs_are_repeatable_and_differ_between_arguments_and_sets():
     sets = {name: make_inputs(addition, name, dangers) for name in SETS}
     for name in SETS:
         again = make_inputs(addition, name, dangers)
-        assert all(np.array_equal(x, y) for x, y in zip(sets[name], again, strict=True))
-        assert not np.array_equal(sets[name][0], sets[name][1])
+        assert all(np.array_equal(x, y, equal_nan=True) for x, y in zip(sets[name], again, strict=True))
+        assert not np.array_equal(sets[name][0], sets[name][1], equal_nan=True)
     assert not np.array_equal(sets["random"][0], sets["positive"][0])
     assert (sets["positive"][0] > 0).all()
+
+
+def test_special_inputs_hold_nan_where_it_is_defined_what_becomes_of_it():
+    bound, maximum = (elementwise("float32", what) for what in (lambda a, b: tirx.max(a - b, 0.0), tirx.max))
+    for one, has_nan in ((bound, True), (maximum, False)):
+        array = make_inputs(one, "special", hazards(one))[0]
+        assert np.isnan(array).any() == has_nan
+        assert np.isneginf(array).any()
+        assert np.isposinf(array).any() == has_nan
+        assert np.isfinite(array).mean() > 0.9
+    whole = elementwise("float32", lambda a, b: (a + b).astype("int32"))
+    assert np.isfinite(make_inputs(whole, "special", hazards(whole))[0]).all()
+    a, b = (te.placeholder((64, 64), "float32", name=name) for name in "ab")
+    product = workload(a, b, topi.nn.matmul(a, b), constants=(1,))
+    given, constant = make_inputs(product, "special", hazards(product))
+    assert np.isnan(given).sum() == 2
+    assert not np.isinf(given).any()
+    assert np.isfinite(constant).all()

@@ -94,6 +94,7 @@ def test_candidates_that_cannot_be_built(session, template, kind, words):
         ("hang", FailureKind.TIMEOUT, "did not finish within"),
         ("huge", FailureKind.MEMORY, "memory"),
         ("nan", FailureKind.WRONG_RESULT, "[17]"),
+        ("swallows", FailureKind.WRONG_RESULT, "on special inputs"),
         ("beyond", FailureKind.WRONG_RESULT, "out of bounds of C, 0 bytes behind its end"),
         ("before", FailureKind.WRONG_RESULT, "out of bounds of C, 64 bytes before its start"),
         ("unwritten", FailureKind.WRONG_RESULT, "[999]"),

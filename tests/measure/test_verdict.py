@@ -68,6 +68,12 @@ def test_overflow_in_another_order_is_allowed_on_adversarial_inputs():
     assert disagreement(changed(1e30), changed(np.nan), True) == ""
 
 
+def test_nan_may_spread_but_not_vanish():
+    assert disagreement(changed(np.nan), REF, False, nan_spreads=True) == ""
+    assert disagreement(REF, changed(np.nan), False, nan_spreads=True)
+    assert disagreement(changed(1e3), REF, False, nan_spreads=True)
+
+
 def test_integers_and_booleans_are_compared_bit_for_bit():
     ref = np.arange(12, dtype=np.int32).reshape(3, 4)
     assert disagreement(ref.copy(), ref, False) == ""

@@ -143,10 +143,15 @@ def _rational(x: Any, limit: float, numerator: Sequence[float], denominator: Seq
     return _let(x, lambda x: _clamped(x, -limit, limit, of))
 
 
+_TANH_IS_ONE, _ERF_IS_ONE = 8.078094482421875, 3.8325181007385254
+"""Where the quotient is 1.0 to the last bit, with fused multiply-adds and without: below -_ERF_IS_ONE a GELU is then
+-0.0, and not the 2**-25 of x that one unit in the last place would leave."""
+
+
 def _tanh(x: Any) -> Any:
     return _rational(
         x,
-        7.90531110763549805,
+        _TANH_IS_ONE,
         (
             -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
             1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
@@ -158,7 +163,7 @@ def _tanh(x: Any) -> Any:
 def _erf(x: Any) -> Any:
     return _rational(
         x,
-        3.832506856900711,
+        _ERF_IS_ONE,
         (
             -2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
             -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02,
@@ -236,7 +241,10 @@ def _pow(call: Any) -> Any:
         return _let(base, lambda x: x * x * x)
     if 0.0 < abs(y) < 1.0:
         return _let(
-            base, lambda x: tirx.Select(x == _f(math.inf), _f(math.inf if y > 0 else 0.0), tirx.exp(_f(y) * _log(x)))
+            base,
+            lambda x: tirx.Select(
+                tirx.abs(x) == _f(math.inf), _f(math.inf if y > 0 else 0.0), tirx.exp(_f(y) * _log(x))
+            ),
         )
     return call
 

@@ -17,14 +17,14 @@ from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.core.workload import Arg, Workload
 from subtune.measure.clock import time_calls, time_pairs
 from subtune.measure.guarded import Guarded, as_bytes, elements, numpy_dtype
-from subtune.measure.inputs import SETS, hazards, make_inputs
+from subtune.measure.inputs import hazards, make_sets
 from subtune.measure.messages import CompareJob, Library, TimeJob
 from subtune.measure.verdict import disagreement, scale_of
 
 _MAX_COPIES = 32
-_PACKED_KEPT, _PACKED_KEPT_BYTES = 3 * len(SETS), 1 << 30
-_FILLS = (0xFF, 0x7F, 0xFF)
-"""Bytes that outputs hold before a call, one for each input set: NaN, then 3.4e38, as float32."""
+_PACKED_KEPT, _PACKED_KEPT_BYTES = 9, 1 << 30
+_FILLS = (0xFF, 0x7F, 0xFF, 0x7F)
+"""Bytes that outputs hold before a call, one for each input set: NaN or 3.4e38, as float32."""
 
 
 class Bench:
@@ -36,14 +36,15 @@ class Bench:
         self._inputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if not arg.is_output)
         self._outputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if arg.is_output)
         dangers = hazards(workload)
-        self._sets = [make_inputs(workload, name, dangers) for name in SETS]
+        self._names, self._nan_spreads = dangers.sets, dangers.nan_spreads
+        self._sets = make_sets(workload, dangers)
         self._pool: dict[tuple[int, int, Packing | None], Guarded] = {}
         self._packed_arrays: dict[tuple[int, int, Packing], np.ndarray] = {}
         kernel = _load(default)
-        self._references = [self._run(kernel, default, index)[0] for index in range(len(SETS))]
+        self._references = [self._run(kernel, default, index)[0] for index in range(len(self._names))]
         self._scales = [
             [scale_of(ref, name == "adversarial") for ref in references]
-            for name, references in zip(SETS, self._references, strict=True)
+            for name, references in zip(self._names, self._references, strict=True)
         ]
         begin = time.perf_counter()
         self._run(kernel, default, 0)
@@ -53,7 +54,7 @@ class Bench:
 
     def time(self, job: TimeJob) -> Timing | Failure:
         kernel = _load(job.library)
-        if not job.checked and (wrong := self._check(kernel, job.library, range(len(SETS)))):
+        if not job.checked and (wrong := self._check(kernel, job.library, range(len(self._names)))):
             return Failure(FailureKind.WRONG_RESULT, wrong)
         call = self._caller(kernel, job.library)
         timing: Timing = self._sentinel.undisturbed(lambda: time_calls(call, job.seconds, job.stop_above_s))
@@ -74,9 +75,11 @@ class Bench:
             if complaint:
                 return complaint
             expected = zip(self._references[index], self._scales[index], self._outputs, strict=True)
+            name = self._names[index]
+            spreads = self._nan_spreads and name == "special"
             for out, (ref, scale, arg) in zip(outputs, expected, strict=True):
-                if wrong := disagreement(out, ref, SETS[index] == "adversarial", scale=scale):
-                    return f"output {arg.name} on {SETS[index]} inputs: {wrong}"
+                if wrong := disagreement(out, ref, name == "adversarial", scale=scale, nan_spreads=spreads):
+                    return f"output {arg.name} on {name} inputs: {wrong}"
         return ""
 
     def _run(self, kernel: Any, library: Library, index: int) -> tuple[list[np.ndarray], str]:
@@ -160,8 +163,9 @@ class Bench:
 
     def _packed(self, library: Library, index: int) -> list[np.ndarray]:
         arrays = list(self._sets[index])
-        for position, packing in library.packings:
-            arrays[position] = self._packed_array(index, position, packing)
+        for position, packing in library.packings:  # of constants, which the special set shares with the first
+            own = 0 if self._names[index] == "special" else index
+            arrays[position] = self._packed_array(own, position, packing)
         return arrays
 
 

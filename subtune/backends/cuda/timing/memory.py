@@ -94,7 +94,13 @@ class Judge:
         return largest
 
     def disagreement(
-        self, out: GpuBuffer, reference: GpuBuffer, tolerance: float, scale: float, is_adversarial: bool
+        self,
+        out: GpuBuffer,
+        reference: GpuBuffer,
+        tolerance: float,
+        scale: float,
+        is_adversarial: bool,
+        nan_spreads: bool = False,
     ) -> str:
         """What is wrong with `out`, in words; empty when it agrees with `reference`."""
         count = _elements(out)
@@ -110,7 +116,7 @@ class Judge:
             found = self._launch(
                 "judge", count, _U64(out.address), ctypes.c_int(kind), _U64(reference.address), ctypes.c_int(want),
                 _U64(count), *map(ctypes.c_double, (tolerance, scale, _limit(out.dtype))),
-                ctypes.c_int(is_adversarial),
+                ctypes.c_int(is_adversarial), ctypes.c_int(nan_spreads),
             )  # fmt: skip
         if not int(found[0]):
             return ""

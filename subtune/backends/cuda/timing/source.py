@@ -51,7 +51,8 @@ extern "C" __global__ void summarise(const void* data, u64 n, int kind, double u
 
 // found: {wrong elements, index of the first}; a reference beyond `limit` is infinite in the output's type
 extern "C" __global__ void judge(const void* out, int out_kind, const void* want, int want_kind, u64 n,
-                                 double tolerance, double scale, double limit, int adversarial, u64* found) {
+                                 double tolerance, double scale, double limit, int adversarial, int nan_spreads,
+                                 u64* found) {
   u64 wrong = 0, first = ~0ull;
   for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < n; i += gridDim.x * (u64)blockDim.x) {
     double a = load(out, i, out_kind), b = load(want, i, want_kind);
@@ -65,7 +66,7 @@ extern "C" __global__ void judge(const void* out, int out_kind, const void* want
     } else {
       bad = !adversarial && !(a == b || (a != a && b != b));
     }
-    if (bad) {
+    if (bad && !(nan_spreads && a != a)) {
       ++wrong;
       if (i < first) first = i;
     }
