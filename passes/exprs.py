@@ -122,3 +122,8 @@ def ints(values: Any) -> tuple[int, ...]:
 
 def positive_axis(axis: int, rank: int) -> int:
     return int(axis) + rank if int(axis) < 0 else int(axis)
+
+
+def is_value(expr: Expr) -> bool:
+    """Whether the call computes a Relax value, and is not an arithmetic expression on dimensions."""
+    return not isinstance(expr, tvm.ir.Call) or not tvm.ir.is_prim_expr(expr)

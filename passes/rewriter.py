@@ -16,7 +16,8 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from subtune.passes.exprs import Expr, dtype_of, is_const, op_name, shape_of
+from subtune.passes.exprs import Expr, dtype_of, is_const, is_value, op_name, shape_of
+from subtune.passes.uses import count_uses, drop_dead
 
 Rule = Callable[["Walk", Any], Any]
 """`(walk, call) -> replacement | None`. The replacement has the type of the call."""
@@ -103,7 +104,7 @@ class Walk:
 
     def _flatten_arg(self, arg: Expr) -> Expr:
         if isinstance(arg, tvm.ir.Call | tvm.ir.TupleGetItem):
-            return self.emit(arg) if _is_value(arg) else arg
+            return self.emit(arg) if is_value(arg) else arg
         if isinstance(arg, tvm.ir.Tuple):
             fields = [self._flatten_arg(f) for f in arg.fields]
             if not _all_same(fields, arg.fields):
@@ -188,7 +189,7 @@ class Walk:
             if value.same_as(expr.tuple_value):
                 return expr
             return self.builder.normalize(tvm.ir.TupleGetItem(value, expr.index))
-        if isinstance(expr, tvm.ir.Call) and _is_value(expr):
+        if isinstance(expr, tvm.ir.Call) and is_value(expr):
             args = [self._substituted(arg) for arg in expr.args]
             if _all_same(args, expr.args):
                 return expr
@@ -233,7 +234,7 @@ def _rewrite_function(func: Any, rules: Rules) -> Any:
             walk.visit(binding)
         blocks.append((type(block), _adopt_outputs(walk.bindings) if walk.in_dataflow else walk.bindings))
     body = walk._substituted(func.body.body)
-    kept, removed = _drop_dead(blocks, body)
+    kept, removed = drop_dead(blocks, body)
     if walk.changes == 0 and not walk.alias and not removed:
         return func
     new_blocks = [make(bindings) for make, bindings in kept if bindings]
@@ -262,58 +263,9 @@ def _adopt_outputs(bindings: list[Any]) -> list[Any]:
     return adopted
 
 
-def count_uses(func: Any) -> dict[Any, int]:
-    """Variable -> how often the bindings and the result of `func` mention it."""
-    uses: dict[Any, int] = {}
-    for block in func.body.blocks:
-        for binding in block.bindings:
-            _count(binding.value, uses)
-    _count(func.body.body, uses)
-    return uses
-
-
-def _count(expr: Expr, uses: dict[Any, int]) -> None:
-    if isinstance(expr, tvm.ir.Var):
-        uses[expr] = uses.get(expr, 0) + 1
-    elif isinstance(expr, tvm.ir.Tuple):
-        for part in expr.fields:
-            _count(part, uses)
-    elif isinstance(expr, tvm.ir.TupleGetItem):
-        _count(expr.tuple_value, uses)
-    elif isinstance(expr, tvm.ir.Call) and _is_value(expr):
-        for part in expr.args:
-            _count(part, uses)
-    elif isinstance(expr, relax.If | relax.Function | relax.SeqExpr):
-        for var in relax.analysis.free_vars(expr):
-            uses[var] = uses.get(var, 0) + 2  # a branch may use it more than once
-
-
-def _drop_dead(blocks: list[tuple[Any, list[Any]]], body: Expr) -> tuple[list[tuple[Any, list[Any]]], int]:
-    """The blocks without bindings nobody uses, and how many those were. Only dataflow blocks are pure."""
-    live: dict[Any, int] = {}
-    _count(body, live)
-    kept, removed = [], 0
-    for make, bindings in reversed(blocks):
-        survivors = []
-        for binding in reversed(bindings):
-            is_dead = make is relax.DataflowBlock and binding.var not in live
-            if is_dead and not isinstance(binding, relax.MatchCast):
-                removed += 1
-                continue
-            _count(binding.value, live)
-            survivors.append(binding)
-        kept.append((make, survivors[::-1]))
-    return kept[::-1], removed
-
-
 def _all_same(new: Sequence[Expr], old: Sequence[Expr]) -> bool:
     """Whether the nodes are the same ones (Python's `is` compares their wrappers, of which a node has many)."""
     return all(a.same_as(b) for a, b in zip(new, old, strict=True))
-
-
-def _is_value(expr: Expr) -> bool:
-    """Whether the call computes a Relax value, and is not an arithmetic expression on dimensions."""
-    return not isinstance(expr, tvm.ir.Call) or not tvm.ir.is_prim_expr(expr)
 
 
 _NOT_SHARED = ("relax.call_", "relax.vm.", "relax.memory.", "relax.builtin.", "relax.nn.dropout", "relax.multinomial")

@@ -24,22 +24,17 @@ from subtune.frontends.relay.nodes import (
     Missing,
     Module,
     Op,
-    OtherType,
     Project,
-    Tensor,
     TupleExpr,
-    TupleOf,
     Type,
     Unknown,
     Var,
 )
+from subtune.frontends.relay.values import Values, place_of
 
 _METADATA = re.compile(r"^[ \t]*(?:#\[metadata\]|(?:#|//)?[ \t]*METADATA:)", re.MULTILINE)
 _TYPE_COMMENT = re.compile(r"\s*/\*\s*ty=(.*?)(?:\s+span=[^*]*)?\s*\*/", re.DOTALL)
-_META = re.compile(r"meta\[([\w.]+)\]\[(\d+)\]")
-_NUMBER = re.compile(r"(-?)(inf|nan|[\d.]+(?:[eE][-+]?\d+)?)(?:([fiu])(\d*))?")
 _GRAMMAR = Path(__file__).with_name("relay.lark")
-_MAX_DIGITS = 30
 
 _OPERATORS = {
     "+": "add", "-": "subtract", "*": "multiply", "/": "divide", "<": "less", "<=": "less_equal", ">": "greater",
@@ -87,10 +82,6 @@ def _unexpected(error: lark.exceptions.UnexpectedToken) -> str:
     return f"Relay text, {token.line}:{token.column}: {str(token)[:40]!r} does not belong here."
 
 
-def _at(token: lark.Token) -> str:
-    return f"{token.line}:{token.column}"
-
-
 class _Scope:
     """What one pair of braces, or one function's parameters, binds."""
 
@@ -100,13 +91,12 @@ class _Scope:
 
 
 @lark.v_args(inline=True)
-class _Builder(lark.visitors.Transformer_NonRecursive[lark.Token, Module]):
+class _Builder(Values):
     """One method per rule of the grammar; `_scopes` is the way from the outermost to the present one."""
 
     def __init__(self, text: str, metadata: Mapping[str, Sequence[Any]]) -> None:
-        super().__init__(visit_tokens=False)
+        super().__init__(metadata)
         self._text = text
-        self._metadata = metadata
         self._scopes = [_Scope()]
         self._everywhere: dict[str, Expr] = {}
         self._free: list[Var] = []
@@ -129,7 +119,7 @@ class _Builder(lark.visitors.Transformer_NonRecursive[lark.Token, Module]):
 
     def global_function(self, name: lark.Token, function: Function) -> None:
         if name[1:] in self._functions:
-            raise ModelError(f"Relay text, {_at(name)}: the function {name} is defined twice.")
+            raise ModelError(f"Relay text, {place_of(name)}: the function {name} is defined twice.")
         self._functions[name[1:]] = function
 
     def external_function(self, name: lark.Token, _: Any) -> None:
@@ -163,7 +153,7 @@ class _Builder(lark.visitors.Transformer_NonRecursive[lark.Token, Module]):
         return None, params
 
     def param(self, name: lark.Token, *rest: Any) -> Var:
-        return Var(name[1:], rest[-1] or self._commented(name), _at(name))
+        return Var(name[1:], rest[-1] or self._commented(name), place_of(name))
 
     def type_params(self, *_: Any) -> None:
         return None
@@ -188,12 +178,12 @@ class _Builder(lark.visitors.Transformer_NonRecursive[lark.Token, Module]):
     def bind_graph(self, name: lark.Token, value: Expr) -> None:
         scope = self._scopes[-1]
         if name in scope.graph:
-            raise ModelError(f"Relay text, {_at(name)}: {name} is bound twice.")
+            raise ModelError(f"Relay text, {place_of(name)}: {name} is bound twice.")
         scope.graph[name] = self._everywhere[name] = value
 
     def let_head(self, name: lark.Token, annotation: Type) -> Var:
         """A new name is known in its own value, where a loop calls itself; an old one still means what it meant."""
-        var = Var(name[1:], annotation, _at(name))
+        var = Var(name[1:], annotation, place_of(name))
         if not any(var.name in scope.local for scope in self._scopes):
             self._scopes[-1].local[var.name] = var
         return var
@@ -203,7 +193,7 @@ class _Builder(lark.visitors.Transformer_NonRecursive[lark.Token, Module]):
         return var, value
 
     def bind_free(self, name: lark.Token, annotation: Type) -> None:
-        var = Var(name[1:], annotation or self._commented(name), _at(name))
+        var = Var(name[1:], annotation or self._commented(name), place_of(name))
         if var.name in self._scopes[0].local:
             raise ModelError(f"Relay text, {var.at}: {name} is declared twice.")
         self._scopes[0].local[var.name] = var
@@ -217,11 +207,11 @@ class _Builder(lark.visitors.Transformer_NonRecursive[lark.Token, Module]):
     def binary(self, *children: Any) -> Expr:
         value = children[0]
         for sign, right in zip(children[1::2], children[2::2], strict=True):
-            value = Call(Op(_OPERATORS[sign], _at(sign)), (value, right), {}, _at(sign))
+            value = Call(Op(_OPERATORS[sign], place_of(sign)), (value, right), {}, place_of(sign))
         return value  # type: ignore[no-any-return]
 
     def project(self, value: Expr, index: lark.Token) -> Expr:
-        return Project(value, self._index(index[1:], index), _at(index))
+        return Project(value, self._index(index[1:], index), place_of(index))
 
     def call(self, callee: Expr, paren: lark.Token, *items: Any) -> Expr:
         args = []
@@ -235,7 +225,7 @@ class _Builder(lark.visitors.Transformer_NonRecursive[lark.Token, Module]):
             elif item is not None:
                 args.append(item)
         attrs.pop("attrs_type_key", None)
-        at = callee.at if isinstance(callee, Op) else _at(paren)
+        at = callee.at if isinstance(callee, Op) else place_of(paren)
         return Call(callee, tuple(args), attrs, at, self._commented(end))
 
     def attr(self, name: lark.Token, value: Any) -> tuple[str, Any]:
@@ -247,7 +237,7 @@ class _Builder(lark.visitors.Transformer_NonRecursive[lark.Token, Module]):
                 return scope.graph[name]
         # The printer names a shared expression where it meets it first, which may be inside braces closed by now.
         if name not in self._everywhere:
-            raise ModelError(f"Relay text, {_at(name)}: {name} is used before it is bound.")
+            raise ModelError(f"Relay text, {place_of(name)}: {name} is used before it is bound.")
         return self._everywhere[name]
 
     def local(self, token: lark.Token) -> Expr:
@@ -258,63 +248,63 @@ class _Builder(lark.visitors.Transformer_NonRecursive[lark.Token, Module]):
                 if name in scope.local:
                     value = scope.local[name]
                     for index in reversed(indices):
-                        value = Project(value, index, _at(token))
+                        value = Project(value, index, place_of(token))
                     return value
             shorter, dot, last = name.rpartition(".")
             if not dot or not last.isdecimal():
-                raise ModelError(f"Relay text, {_at(token)}: the variable {token} is not defined.")
+                raise ModelError(f"Relay text, {place_of(token)}: the variable {token} is not defined.")
             name = shorter
             indices.append(self._index(last, token))
 
     def global_name(self, name: lark.Token) -> Expr:
-        return Global(name[1:], _at(name))
+        return Global(name[1:], place_of(name))
 
     def operator(self, name: lark.Token) -> Expr:
-        return Op(str(name), _at(name))
+        return Op(str(name), place_of(name))
 
     def number(self, token: lark.Token) -> Expr:
         value, dtype = self._number(token)
-        return Constant(np.asarray(value, dtype), _at(token))
+        return Constant(np.asarray(value, dtype), place_of(token))
 
     def true(self, token: lark.Token) -> Expr:
-        return Constant(np.asarray(True), _at(token))
+        return Constant(np.asarray(True), place_of(token))
 
     def false(self, token: lark.Token) -> Expr:
-        return Constant(np.asarray(False), _at(token))
+        return Constant(np.asarray(False), place_of(token))
 
     def meta(self, token: lark.Token) -> Any:
         """A constant, or the attributes of the call that it stands in."""
         key, value = self._meta(token)
         if key.endswith("Constant"):
             if isinstance(value, np.ndarray):
-                return Constant(value, _at(token))
+                return Constant(value, place_of(token))
             if token not in self._missing:
                 index = self._index(token[token.rindex("[") + 1 : -1], token)
-                self._missing[str(token)] = Missing(index, self._commented(token), _at(token))
+                self._missing[str(token)] = Missing(index, self._commented(token), place_of(token))
             return self._missing[str(token)]
         if isinstance(value, dict):
             return value
         if key.startswith("relay.attrs."):
             return dict(_KNOWN_ATTRS.get(key, {}))
-        return Unknown(key, _at(token))
+        return Unknown(key, place_of(token))
 
     def branch(self, token: lark.Token, cond: Expr, then: Expr, other: Expr) -> Expr:
-        return If(cond, then, other, _at(token))
+        return If(cond, then, other, place_of(token))
 
     def match(self, token: lark.Token, *_: Any) -> Expr:
-        return Unknown("match", _at(token))
+        return Unknown("match", place_of(token))
 
     def reference(self, token: lark.Token, *_: Any) -> Expr:
-        return Unknown(str(token), _at(token))
+        return Unknown(str(token), place_of(token))
 
     def empty(self, token: lark.Token) -> Expr:
-        return TupleExpr((), _at(token))
+        return TupleExpr((), place_of(token))
 
     def parens(self, value: Expr) -> Expr:
         return value
 
     def fields(self, token: lark.Token, *fields: Any) -> Expr:
-        return TupleExpr(tuple(field for field in fields if field is not None), _at(token))
+        return TupleExpr(tuple(field for field in fields if field is not None), place_of(token))
 
     def clause_head(self, variables: list[Var]) -> None:
         scope = _Scope()
@@ -325,106 +315,10 @@ class _Builder(lark.visitors.Transformer_NonRecursive[lark.Token, Module]):
         self._scopes.pop()
 
     def pattern_var(self, name: lark.Token, annotation: Type) -> list[Var]:
-        return [Var(name[1:], annotation, _at(name))]
+        return [Var(name[1:], annotation, place_of(name))]
 
     def pattern_other(self, *items: Any) -> list[Var]:
         return [var for item in items if isinstance(item, list) for var in item]
-
-    # Attribute values
-
-    def value_number(self, token: lark.Token) -> Any:
-        return self._number(token)[0]
-
-    def value_string(self, token: lark.Token) -> str:
-        return re.sub(r"\\(.)", r"\1", token[1:-1], flags=re.DOTALL)
-
-    def true_value(self, _: Any) -> bool:
-        return True
-
-    def false_value(self, _: Any) -> bool:
-        return False
-
-    def value_none(self, *_: Any) -> None:
-        return None
-
-    def value_name(self, token: lark.Token) -> str:
-        return str(token)
-
-    def value_list(self, *items: Any) -> list[Any]:
-        return list(items)
-
-    def field(self, *_: Any) -> None:
-        return None
-
-    def value_meta(self, token: lark.Token) -> Any:
-        return self._meta(token)[1]
-
-    # Types
-
-    def tensor_type(self, *children: Any) -> Type:
-        return Tensor(tuple(children[:-1]), str(children[-1]))
-
-    def named_type(self, name: lark.Token, *fields: Any) -> Type:
-        if name == "_":
-            return None
-        if re.fullmatch(r"(u?int|float)\d*|bfloat16|bool", name):
-            return Tensor((), f"{name}32" if name in ("int", "uint", "float") else str(name))
-        return OtherType(str(name))
-
-    def tuple_type(self, *fields: Any) -> Type:
-        return TupleOf(tuple(fields))
-
-    def function_type(self, *_: Any) -> Type:
-        return OtherType("function")
-
-    def dim(self, token: lark.Token) -> int | None:
-        value = self._number(token)[0]
-        if not isinstance(value, int) or value < 0:
-            raise ModelError(f"Relay text, {_at(token)}: {token} is no size of a dimension.")
-        return value
-
-    def any_dim(self, *_: Any) -> None:
-        return None
-
-    # What the rules share
-
-    def _number(self, token: lark.Token) -> tuple[int | float, str]:
-        """A literal's value and dtype: `1` int32 (int64 where it must be), `1i64`, `0.5f`, `1f16`, `-inff`."""
-        found = _NUMBER.fullmatch(token)
-        kind, width = (found[3] or "", found[4]) if found else ("", "")
-        is_float = kind == "f" or (not kind and not re.fullmatch(r"-?\d+", token))
-        try:
-            if len(token) > _MAX_DIGITS or not found:
-                raise ValueError
-            value = float(found[1] + found[2]) if is_float else int(found[1] + found[2])
-            names = {"f": "float", "i": "int", "u": "uint", "": "float" if is_float else "int"}
-            dtype = f"{names[kind]}{width or 32}"
-            if dtype == "int32" and not width and not -(2**31) <= value < 2**31:
-                dtype = "int64"
-            if not is_float:
-                limits = np.iinfo(dtype)
-                if not limits.min <= value <= limits.max:
-                    raise ValueError
-            else:
-                np.finfo(dtype)  # raises for a width that no type has
-        except (ValueError, TypeError) as error:
-            raise ModelError(f"Relay text, {_at(token)}: the number {token[:40]} does not fit its type.") from error
-        return value, dtype
-
-    def _index(self, digits: str, token: lark.Token) -> int:
-        if len(digits) > _MAX_DIGITS:
-            raise ModelError(f"Relay text, {_at(token)}: the index {digits[:40]} is too large.")
-        return int(digits)
-
-    def _meta(self, token: lark.Token) -> tuple[str, Any]:
-        """The type key of a reference into the metadata section, and what is there; None without such a section."""
-        found = _META.fullmatch(token)
-        assert found is not None, token
-        key, index = found[1], self._index(found[2], token)
-        entries = self._metadata.get(key, ())
-        if self._metadata and index >= len(entries):
-            raise ModelError(f"Relay text, {_at(token)}: the metadata section has no {key} with number {index}.")
-        return key, entries[index] if index < len(entries) else None
 
     def _commented(self, token: lark.Token) -> Type:
         """The type in the comment behind a token."""

@@ -20,7 +20,7 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.source.emit import FULL_WARP, Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable
-from subtune.backends.cuda.source.lines import Lines, axes_at, combination, domain, size_of
+from subtune.backends.cuda.source.stages import Lines, axes_at, combination, domain, size_of
 from subtune.backends.cuda.source.totals import totals_across
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload

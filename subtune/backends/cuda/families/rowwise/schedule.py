@@ -17,7 +17,8 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.source.emit import prim_func
 from subtune.backends.cuda.source.lanes import Unsupported, not_applicable
-from subtune.backends.cuda.source.lines import Plan, line_kernel, lines_of
+from subtune.backends.cuda.source.lines import Plan, line_kernel
+from subtune.backends.cuda.source.stages import lines_of
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.tir.blocks import all_blocks, is_costly, is_reduction

@@ -21,7 +21,7 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable, wide, widened_constant
-from subtune.backends.cuda.source.lines import combination
+from subtune.backends.cuda.source.stages import combination
 from subtune.core.kernel import Kernel, NotApplicable, Packing
 from subtune.patterns.stages import Stages, anchored
 from subtune.patterns.window import Window, window

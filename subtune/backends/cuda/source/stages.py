@@ -1,0 +1,92 @@
+"""What the blocks of a kernel along lines compute, and where: the lines they share, their domains, their combiners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tvm import tirx
+
+from subtune.backends.cuda.source.emit import const
+from subtune.backends.cuda.source.lanes import Unsupported, decoded
+from subtune.tir.blocks import is_reduction
+from subtune.tir.expressions import is_load_of
+
+_COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The array whose lines are reduced, in elements."""
+
+    outer: int
+    length: int
+    columns: int = 1
+
+
+def lines_of(reductions: Sequence[Any], columns: int) -> Lines:
+    """The lines that the reductions (sblocks) share; `columns` is known from the anchor."""
+    shapes = {(size_of(block, tirx.IterVar.DataPar), size_of(block, tirx.IterVar.CommReduce)) for block in reductions}
+    if len(shapes) != 1:
+        raise Unsupported("the reductions do not share their lines")
+    ((kept, length),) = shapes
+    return Lines(kept // columns, length, columns)
+
+
+def domain(block: Any, lines: Lines) -> str:
+    """What the block computes: `reduce`, `full` or `kept`."""
+    kept, reduced = size_of(block, tirx.IterVar.DataPar), size_of(block, tirx.IterVar.CommReduce)
+    if is_reduction(block):
+        if (kept, reduced) == (lines.outer * lines.columns, lines.length):
+            return "reduce"
+    elif kept == lines.outer * lines.columns:
+        return "kept"
+    elif kept == lines.outer * lines.columns * lines.length:
+        return "full"
+    raise Unsupported(f"block {block.name_hint} has neither a value per line nor one per element")
+
+
+def axes_at(axes: Sequence[Any], parts: list[tuple[Any, int]], analyzer: Any) -> dict[Any, Any]:
+    """The axes' values at the element whose number is that of the parts (number, size) in their order."""
+    indices = _by_parts(parts, [int(iv.dom.extent) for iv in axes], analyzer)
+    return {iv.var: index for iv, index in zip(axes, indices, strict=True)}
+
+
+def _by_parts(parts: list[tuple[Any, int]], shape: list[int], analyzer: Any) -> list[Any]:
+    """The indices of an element of `shape` whose number is that of the parts (number, size) in their order.
+
+    Each part is decoded by itself where the axes fall apart as the parts do: such indices simplify best.
+    """
+    groups: list[list[int]] = []
+    rest = list(shape)
+    for _, size in parts:
+        group: list[int] = []
+        while rest and (prod(group) < size or rest[0] == 1):
+            group.append(rest.pop(0))
+        groups.append(group)
+    if not rest and all(prod(group) == size for group, (_, size) in zip(groups, parts, strict=True)):
+        return [index for group, (number, _) in zip(groups, parts, strict=True)
+                for index in decoded(number, group, analyzer)]  # fmt: skip
+    number: Any = const(0)
+    for part, size in parts:
+        number = number * size + part
+    return decoded(number, shape, analyzer)
+
+
+def size_of(block: Any, kind: int) -> int:
+    return prod(int(iv.dom.extent) for iv in block.iter_vars if int(iv.iter_type) == kind)
+
+
+def combination(block: Any) -> tuple[type, Any, Any]:
+    """The combiner of `C = combiner(C, element)`, the element, and what C begins with."""
+    value = block.body.value
+    if not isinstance(value, _COMBINERS) or not is_load_of(value.a, block.body.buffer) or block.init is None:
+        raise Unsupported("a reduction that is no sum, product, maximum or minimum")
+    return type(value), value.b, block.init.value
+
+
+def combined(block: Any, a: Any, b: Any) -> Any:
+    """One step of the block's combiner."""
+    return combination(block)[0](a, b)
