@@ -60,6 +60,11 @@ def write_main(
             made[value] = bb.emit(relax.op.reshape(source, relax.ShapeExpr(value.tensor.shape)), value.source)
         return made[value]
 
+    def argument(arg: Any) -> Any:
+        if isinstance(arg, GlobalVar):
+            return bb.add_func(flow.functions[arg.name_hint], arg.name_hint)
+        return _argument(flow, arg, var_of)
+
     with bb.function("main", list(flow.func.params), attrs=_attrs(flow.func)):
         with bb.dataflow():
             for name in _order(graph):
@@ -74,13 +79,7 @@ def write_main(
                         made[value] = bb.emit(relax.TupleGetItem(var, i)) if len(types) > 1 else var
                 elif node.kind is Kind.OPAQUE:
                     call = flow.calls[name]
-                    args = [
-                        bb.add_func(flow.functions[arg.name_hint], arg.name_hint)
-                        if isinstance(arg, GlobalVar)
-                        else _argument(flow, arg, var_of)
-                        for arg in call.args
-                    ]
-                    var = bb.emit(same_call(call, args), name)
+                    var = bb.emit(same_call(call, [argument(arg) for arg in call.args]), name)
                     _define(made, flow.outputs[name], var, bb)
             result = bb.emit_output(assemble(flow.result, var_of))
         bb.emit_func_output(result)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,12 @@ import onnx
 import tvm
 from tvm import relax
 
-from subtune.core.errors import ShapeError, UnsupportedOpsError
+from subtune.core.errors import UnsupportedOpsError
 from subtune.frontends.one_line import one_line
 from subtune.frontends.onnx.ops import functions
 from subtune.frontends.onnx.ops.control import CONTROL
 from subtune.frontends.onnx.ops.converters import CONVERTERS
-from subtune.frontends.onnx.ops.graph import check_order, disagreement, onnx_numpy, title
+from subtune.frontends.onnx.ops.graph import check_order, disagreement, title
 from subtune.frontends.onnx.ops.node import (
     ConstantWanted,
     Expr,
@@ -30,18 +29,15 @@ from subtune.frontends.onnx.ops.node import (
     Refused,
     array_const,
     dtype,
-    dtype_name,
     known_array,
     shape,
 )
+from subtune.frontends.onnx.ops.signature import POISON, Signature
 from subtune.frontends.onnx.ops.supported import reason
-from subtune.frontends.onnx.weights import read_tensor
 from subtune.frontends.shape_arithmetic import OPERATORS, evaluate, known_shape
 
 logger = logging.getLogger(__name__)
 
-# A parameter of at most this many elements stays a constant with `keep_params`: axes, scales, paddings.
-_SMALL_ELEMENTS = 16
 _MAX_LISTED = 20
 
 
@@ -51,14 +47,6 @@ class ConstantInputsError(UnsupportedOpsError):
     def __init__(self, message: str, names: frozenset[str]) -> None:
         super().__init__(message)
         self.names = names
-
-
-@dataclass(frozen=True, slots=True)
-class _Poisoned:
-    """Stands for the output of a node that could not be imported."""
-
-
-_POISON = _Poisoned()
 
 
 def _folded(node: Node) -> tuple[np.ndarray, ...] | None:
@@ -90,8 +78,7 @@ def import_onnx(
     Args:
         shapes: input name -> static shape, for the inputs whose shape in the model is unknown or symbolic.
         constants: input name -> value: these inputs become constants and are no arguments of `main`.
-        keep_params: weights become arguments of `main` after the inputs, and the function attribute "params"
-        holds
+        keep_params: weights become arguments of `main` after the inputs, and the function attribute "params" holds
             their values in that order; otherwise they are constants in the module.
 
     The function attribute "num_input" counts the inputs proper. Argument names are the ONNX names made
@@ -117,27 +104,23 @@ class _Importer:
         keep_params: bool,
     ) -> None:
         self._model = model
-        self._shapes = shapes
-        self._constants = constants
         self._keep_params = keep_params
         self._local = {(f.domain, f.name): f for f in model.functions}
         self._bb = relax.BlockBuilder()
-        self._arrays: dict[Expr, np.ndarray] = {}
-        self._origins: dict[Expr, frozenset[str]] = {}
         self._problems: list[str] = []
+        self._signature = Signature(shapes, constants, self._problems)
+        self._arrays, self._origins = self._signature.arrays, self._signature.origins
         self._wanted_inputs: set[str] = set()
-        self._names: set[str] = set()
 
     def run(self) -> tvm.IRModule:
         graph = self._model.graph
         opsets = {entry.domain: entry.version for entry in self._model.opset_import}
         opsets.setdefault("", opsets.get("ai.onnx", 1))
         values: dict[str, Any] = {}
-        params: list[tuple[Expr, np.ndarray]] = []
         check_order(graph)
-        self._initialisers(graph, values, params)
-        inputs = self._inputs(graph, values)
-        arguments = inputs + [var for var, _ in params]
+        self._signature.initialisers(graph, values, self._keep_params)
+        inputs = self._signature.inputs(graph, values)
+        arguments = inputs + [var for var, _ in self._signature.params]
         with self._bb.function("main", params=arguments):
             with self._bb.dataflow():
                 self._walk(graph.node, values, opsets)
@@ -148,86 +131,9 @@ class _Importer:
         mod = self._bb.get()
         attrs: dict[str, Any] = {"num_input": len(inputs)}
         if self._keep_params:
-            attrs["params"] = [tvm.runtime.tensor(array) for _, array in params]
+            attrs["params"] = [tvm.runtime.tensor(array) for _, array in self._signature.params]
         mod["main"] = mod["main"].with_attrs(attrs)
         return mod
-
-    def _identifier(self, name: str) -> str:
-        """A unique Python-like identifier for an ONNX name."""
-        text = "".join(c if c.isalnum() or c == "_" else "_" for c in name) or "_"
-        text = text if text[0].isalpha() or text[0] == "_" else f"input_{text}"
-        unique, n = text, 0
-        while unique in self._names:
-            n += 1
-            unique = f"{text}_{n}"
-        self._names.add(unique)
-        return unique
-
-    def _initialisers(
-        self, graph: onnx.GraphProto, values: dict[str, Any], params: list[tuple[Expr, np.ndarray]]
-    ) -> None:
-        for tensor in graph.initializer:
-            try:
-                dtype_name(tensor.data_type)
-            except Refused as e:
-                self._problems.append(f"initialiser '{tensor.name}' {e}")
-                values[tensor.name] = _POISON
-                continue
-            values[tensor.name] = self._weight(tensor.name, read_tensor(tensor), params)
-        for sparse in graph.sparse_initializer:
-            self._problems.append(f"initialiser '{sparse.values.name}' is sparse, which is not supported")
-            values[sparse.values.name] = _POISON
-
-    def _weight(self, name: str, array: np.ndarray, params: list[tuple[Expr, np.ndarray]]) -> Expr:
-        """A constant, or an argument of `main` if parameters are kept and it is no shape or axis."""
-        if not self._keep_params or array.size <= _SMALL_ELEMENTS:
-            return array_const(array)
-        var = relax.Var(self._identifier(name), relax.TensorType(array.shape, str(array.dtype)))
-        params.append((var, array))
-        self._arrays[var] = array
-        return var
-
-    def _inputs(self, graph: onnx.GraphProto, values: dict[str, Any]) -> list[Expr]:
-        """The arguments of `main` in the model's order, without initialisers and bound constants."""
-        arguments = []
-        for info in graph.input:
-            if info.name in values:
-                continue
-            if info.name in self._constants:
-                values[info.name] = array_const(self._constants[info.name])
-                continue
-            if not info.type.HasField("tensor_type"):
-                kind = (info.type.WhichOneof("value") or "untyped").removesuffix("_type")
-                self._problems.append(f"input '{info.name}' is no tensor but a {kind}, which is not supported")
-                values[info.name] = _POISON
-                continue
-            try:
-                elem = dtype_name(info.type.tensor_type.elem_type)
-            except Refused as e:
-                self._problems.append(f"input '{info.name}' {e}")
-                values[info.name] = _POISON
-                continue
-            dims = self._input_shape(info)
-            if 0 in dims:  # nothing to feed: an empty tensor is known
-                values[info.name] = array_const(np.empty(dims, dtype=onnx_numpy(info)))
-            var = relax.Var(self._identifier(info.name), relax.TensorType(dims, elem))
-            arguments.append(var)
-            values.setdefault(info.name, var)
-            self._origins[var] = frozenset([info.name])
-        return arguments
-
-    def _input_shape(self, info: onnx.ValueInfoProto) -> tuple[int, ...]:
-        if info.name in self._shapes:
-            return tuple(int(d) for d in self._shapes[info.name])
-        if not info.type.tensor_type.HasField("shape"):
-            raise ShapeError(f"input '{info.name}' has no shape in the model: give it one")
-        dims = []
-        for position, dim in enumerate(info.type.tensor_type.shape.dim):
-            if not dim.HasField("dim_value"):
-                name = f"symbolic dimension '{dim.dim_param}'" if dim.dim_param else "an unknown dimension"
-                raise ShapeError(f"input '{info.name}' has {name} at axis {position}: give its shape")
-            dims.append(dim.dim_value)
-        return tuple(dims)
 
     def _outputs(self, graph: onnx.GraphProto, values: dict[str, Any]) -> list[Expr]:
         """The graph's outputs; none if something could not be imported."""
@@ -268,19 +174,19 @@ class _Importer:
                 outputs = self._node(proto, inputs, values, opsets)
             except Refused as e:
                 self._problems.append(f"{title(proto)} {e}")
-                outputs = (_POISON,) * len(proto.output)
+                outputs = (POISON,) * len(proto.output)
             except _Reported:
-                outputs = (_POISON,) * len(proto.output)
+                outputs = (POISON,) * len(proto.output)
             except ConstantWanted as e:
                 origins = self._origins.get(e.expr, frozenset())
                 self._wanted_inputs |= origins
                 if not origins:
                     self._problems.append(f"{title(proto)} needs {e.what} at compile time")
-                outputs = (_POISON,) * len(proto.output)
+                outputs = (POISON,) * len(proto.output)
             except Exception as e:  # what Python and TVM say of attributes and shapes that do not fit has no one type
                 logger.debug("%s", title(proto), exc_info=True)
                 self._problems.append(f"{title(proto)} does not fit its inputs or attributes: {one_line(e)}")
-                outputs = (_POISON,) * len(proto.output)
+                outputs = (POISON,) * len(proto.output)
             for name, value in zip(proto.output, outputs, strict=False):
                 if name:
                     values[name] = value
@@ -297,11 +203,11 @@ class _Importer:
         converter = CONVERTERS.get((domain, proto.op_type))
         control = CONTROL.get((domain, proto.op_type))
         local = self._local.get((proto.domain, proto.op_type))
-        if any(value is _POISON for value in inputs):
+        if any(value is POISON for value in inputs):
             known = converter or local or control or (not domain and proto.op_type in OPERATORS)
             if not known and not functions.is_function(domain, proto.op_type, opset):
                 raise Refused(f"is not supported{reason(domain, proto.op_type)}")
-            return (_POISON,) * len(proto.output)
+            return (POISON,) * len(proto.output)
         node = Node(
             bb=self._bb,
             op=proto.op_type,
@@ -344,7 +250,7 @@ class _Importer:
     def _bind(self, value: Any, origins: frozenset[str]) -> Any:
         """Binds an output to a variable and remembers the graph inputs that it depends on."""
         if value is None:
-            return _POISON
+            return POISON
         if isinstance(value, tuple):
             return tuple(self._bind(v, origins) for v in value)
         if known_array(value, self._arrays) is not None:
@@ -381,9 +287,7 @@ class _Importer:
         """Imports the graph of an attribute within the scope `values`; its constants stay constants."""
         inner = dict(values)
         inner.update(zip((info.name for info in graph.input), given, strict=True))
-        keep, self._keep_params = self._keep_params, False
-        self._initialisers(graph, inner, [])
-        self._keep_params = keep
+        self._signature.initialisers(graph, inner, keep_params=False)
         before = len(self._problems), len(self._wanted_inputs)
         self._walk(graph.node, inner, opsets)
         if (len(self._problems), len(self._wanted_inputs)) != before:

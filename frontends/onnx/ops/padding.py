@@ -12,23 +12,12 @@ from subtune.frontends.onnx.ops.node import Converter, Expr, Node, axis_in, cons
 
 def pad(node: Node) -> Expr:
     """Pads, or crops where negative; modes constant, reflect, edge and wrap."""
-    x = node.x
-    if node.opset < 11:
-        pads = list(node.attr("pads") or node.attr("paddings"))
-        value: Expr | None = const(node.attr("value", 0.0), dtype(x))
-        axes = list(range(rank(x)))
-    else:
-        pads = node.ints(1, "its pads")
-        value = node.get(2)
-        given = None if node.get(3) is None else node.ints(3, "its axes")
-        axes = list(range(rank(x))) if given is None else [axis_in(a, rank(x)) for a in given]
-    before, after = [0] * rank(x), [0] * rank(x)
-    for position, axis in enumerate(axes):
-        before[axis], after[axis] = pads[position], pads[position + len(axes)]
-    mode = node.attr("mode", "constant")
+    x, mode = node.x, node.attr("mode", "constant")
+    before, after = _amounts(node)
+    value: Expr | None = const(node.attr("value", 0.0), dtype(x)) if node.opset < 11 else node.get(2)
     dims = [b + d + a for b, d, a in zip(before, shape(x), after, strict=True)]
     if min(dims, default=1) < 0 or mode not in ("constant", "reflect", "edge", "wrap"):
-        node.refuse(f"pads {list(shape(x))} by {pads} with mode {mode}")
+        node.refuse(f"pads {list(shape(x))} by {before + after} with mode {mode}")
     if 0 in dims:
         return const(np.empty(dims), dtype(x))
     if mode == "reflect" and any(max(b, a) >= d and (b or a) for b, d, a in zip(before, shape(x), after, strict=True)):
@@ -73,6 +62,22 @@ def pad(node: Node) -> Expr:
         return te.compute(dims, one, name="pad")
 
     return node.te(whole, x, *([] if value is None else [value]))
+
+
+def _amounts(node: Node) -> tuple[list[int], list[int]]:
+    """Elements before and after every axis."""
+    n = rank(node.x)
+    axes = list(range(n))
+    if node.opset < 11:
+        pads = list(node.attr("pads") or node.attr("paddings"))
+    else:
+        pads = node.ints(1, "its pads")
+        if node.get(3) is not None:
+            axes = [axis_in(axis, n) for axis in node.ints(3, "its axes")]
+    before, after = [0] * n, [0] * n
+    for position, axis in enumerate(axes):
+        before[axis], after[axis] = pads[position], pads[position + len(axes)]
+    return before, after
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -14,6 +14,7 @@ from subtune.frontends.onnx.ops.node import Converter, Expr, Node, const, dtype,
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
 
+# long: the steps of one formula, all of which depend on the mode, the padding and the corners
 def grid_sample(node: Node) -> Expr:
     """Samples x (N, C, spatial…) at the normalised coordinates of the grid, whose last axis names x, y, z."""
     x, grid = node.need(0), node.need(1)

@@ -93,16 +93,18 @@ def multibox_transform_loc(call: Call) -> tuple[Expr, Expr]:
 
     ids = call.te(best, prob, name="best")
     boxes = call.te(decoded, loc, anchor, ids, call.te(score, prob, name="score"), name="boxes")
-
-    def valid(t: Any) -> Any:
-        def one(b: Any, j: Any) -> Any:
-            there = tirx.const(True, "bool") if keep else t(b, j) > 0
-            return tirx.Select(there, tirx.const(1, "int8"), tirx.const(0, "int8"))
-
-        return te.compute((batch, n), one, name="valid")
-
-    order, count = first_of(call, call.te(valid, ids, name="valid"))
+    order, count = first_of(call, call.te(lambda t: _valid(t, keep), ids, name="valid"))
     return rows_at(call, boxes, order, count, -1), count
+
+
+def _valid(ids: Any, keep: bool) -> Any:
+    """1 where a box has a class other than the background, or any where that is kept; else 0."""
+
+    def one(b: Any, j: Any) -> Any:
+        there = tirx.const(True, "bool") if keep else ids(b, j) > 0
+        return tirx.Select(there, tirx.const(1, "int8"), tirx.const(0, "int8"))
+
+    return te.compute(tuple(ids.shape), one, name="valid")
 
 
 def yolo_reorg(call: Call) -> Expr:

@@ -135,13 +135,7 @@ def _schedule(sch: Schedule, stages: Stages, info: Window, knobs: Knobs, device:
     lanes = vector_width(info.of_role("n")[0].extent, device.lanes(dtype_bits(info.acc_dtype)))
     if cb % lanes:
         return NotApplicable(f"cb={cb} is no multiple of the {lanes} lanes that divide the channels")
-    packings = []
-    for operand in info.to_pack:
-        packed = sch.cache_read(block, operand.read, "global")
-        order = tuple(sorted(range(len(operand.axes)), key=lambda dim: operand.axes[dim] == info.of_role("n")[0].index))
-        sch.transform_layout(block, ("read", operand.read), _permutation(order))
-        sch.annotate(packed, PREPROC_ATTR, True)
-        packings.append((operand.param, Packing(tuple((extent,) for extent in operand.shape), order)))
+    packings = _pack(sch, block, info)
     loops = sch.get_loops(block)
     rows = [loops[axis.index] for axis in info.of_role("m")]
     reduce = [loops[axis.index] for axis in info.of_role("k")]
@@ -192,6 +186,18 @@ def _schedule(sch: Schedule, stages: Stages, info: Window, knobs: Knobs, device:
     for param, _ in packings:
         func = split_prepack(func, param)
     return Kernel(func, tuple(packings), None if knobs.ahead else sch.trace)
+
+
+def _pack(sch: Schedule, block: Any, info: Window) -> list[tuple[int, Packing]]:
+    """Weights with their channels last; the parameter and the packing of each."""
+    packings = []
+    for operand in info.to_pack:
+        packed = sch.cache_read(block, operand.read, "global")
+        order = tuple(sorted(range(len(operand.axes)), key=lambda dim: operand.axes[dim] == info.of_role("n")[0].index))
+        sch.transform_layout(block, ("read", operand.read), _permutation(order))
+        sch.annotate(packed, PREPROC_ATTR, True)
+        packings.append((operand.param, Packing(tuple((extent,) for extent in operand.shape), order)))
+    return packings
 
 
 def _permutation(order: tuple[int, ...]) -> Any:

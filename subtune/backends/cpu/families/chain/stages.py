@@ -32,6 +32,7 @@ _REDUCE = tirx.IterVar.CommReduce
 _Right = Callable[[Any, Any, Any], Any]
 
 
+# long: one computation, stage by stage; every stage reads the one before and the extents
 def rewrite(func: Any, form: ChainExpressions, tile: Knobs, lanes: int) -> tuple[Any, tuple[tuple[int, Packing], ...]]:
     """The function in stages, and what it wants of its constants."""
     extent = form.extents

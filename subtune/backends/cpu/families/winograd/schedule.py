@@ -104,14 +104,7 @@ def _rewrite(sch: Schedule, stages: Stages, info: Contraction, m: int, nr: int) 
     dtype = str(source.dtype)  # bfloat16 is widened where the input's transform reads it
     data = te.placeholder(_dims(n, height, width, channels), dtype, name="data")
     u = te.placeholder(_dims(a, a, out_c // nr, channels, nr), "float32", name="u")
-    covers = tiles_h * m + 2 <= height and tiles_w * m + 2 <= width
-    xp = data if covers else te.compute(
-        _dims(n, tiles_h * m + 2, tiles_w * m + 2, channels),
-        lambda i, h, w, c: te.if_then_else(
-            te.all(h < height, w < width), data[i, h, w, c], tirx.const(0, dtype)
-        ),
-        name="wino_xp",
-    )  # fmt: skip
+    xp = _covering(data, tiles_h * m + 2, tiles_w * m + 2)
 
     def pixel(p: Any, h: Any, w: Any, c: Any) -> Any:
         value = xp[p // (tiles_h * tiles_w), p // tiles_w % tiles_h * m + h, p % tiles_w * m + w, c]
@@ -150,6 +143,20 @@ def _rewrite(sch: Schedule, stages: Stages, info: Contraction, m: int, nr: int) 
     )
     inner = te.create_prim_func([data, u, conv])
     return _graft(func, inner, source, result, info.b.param, sch, stages)
+
+
+def _covering(data: Any, least_height: int, least_width: int) -> Any:
+    """`data` (n, h, w, c), with zeros below and on the right where it is smaller than whole tiles."""
+    n, height, width, channels = (int(d) for d in data.shape)
+    if least_height <= height and least_width <= width:
+        return data
+    return te.compute(
+        _dims(n, least_height, least_width, channels),
+        lambda i, h, w, c: te.if_then_else(
+            te.all(h < height, w < width), data[i, h, w, c], tirx.const(0, data.dtype)
+        ),
+        name="wino_xp",
+    )  # fmt: skip
 
 
 def _graft(
@@ -218,26 +225,30 @@ def _schedule(sch: Schedule, names: _Geometry, m: int, mr: int, nr: int, fuse: b
     sch.unroll(cv2)
     sch.unroll(pi2)
 
-    # input transform
-    stage = block("wino_v")
-    if fuse:
-        sch.compute_at(stage, tile_rows)
+    _schedule_input(sch, padded, tile_rows if fuse else None, lanes)
+    sch.decompose_reduction(gemm, k)
+
+
+def _schedule_input(sch: Schedule, padded: str | None, at: Any | None, lanes: int) -> None:
+    """The input's transform, inside the loop `at`, or by itself; `padded`: the block that it reads, if one pads."""
+    stage = sch.get_sblock("wino_v")
+    if at is not None:
+        sch.compute_at(stage, at)
     e, s, p, c = sch.get_loops(stage)[-4:]
     co, ci = sch.split(c, [None, lanes])
     sch.reorder(p, co, e, s, ci)
     sch.vectorize(ci)
     sch.unroll(e)
     sch.unroll(s)
-    if not fuse:
+    if at is None:
         sch.parallel(p)
-    place_in_registers(sch, block("wino_t"), co)
+    place_in_registers(sch, sch.get_sblock("wino_t"), co)
     if padded is not None:
-        stage = block(padded)
-        if fuse:
-            sch.compute_at(stage, tile_rows)
+        stage = sch.get_sblock(padded)
+        if at is not None:
+            sch.compute_at(stage, at)
         loops = sch.get_loops(stage)
         _, vec = sch.split(loops[-1], [None, lanes])
         sch.vectorize(vec)
-        if not fuse:
+        if at is None:
             sch.parallel(sch.fuse(*loops[:2]))
-    sch.decompose_reduction(gemm, k)

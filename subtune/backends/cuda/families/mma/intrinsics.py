@@ -188,6 +188,7 @@ def _fill(acc_dtype: str, fragment: Any) -> tuple[Any, Any]:
     return desc, impl
 
 
+# long: what the intrinsic means and what it does, in TVMScript, two functions of the same layouts
 def _mma(dtype: str, acc_dtype: str, a_inner: str, b_inner: str, names: MmaIntrinsics) -> tuple[Any, Any]:
     from tvm import tirx
     from tvm.script import tirx as T

@@ -89,6 +89,7 @@ def _schedule(
     return Kernel(split_prepack(sch.mod["main"], product.b.param), ((product.b.param, packing),), None)
 
 
+# long: one schedule; its loops and blocks are named from the first step to the last
 def _product(
     sch: Schedule, blocks: GemmBlocks, product: Gemm, tile: MmaTile, fragments: MmaIntrinsics,
     inner: tuple[str, str], packs: bool,

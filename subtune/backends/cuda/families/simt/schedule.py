@@ -44,6 +44,7 @@ def schedule(problem: Problem[CUDAModel], tile: SimtTile) -> Kernel | NotApplica
     return Kernel(sch.mod["main"], (), sch.trace if func.same_as(workload.func) else None)
 
 
+# long: one schedule; its loops and blocks are named from the first step to the last
 def _schedule(sch: Schedule, product: Gemm, tile: SimtTile) -> str:
     reason = merge_epilogue(sch)
     if reason:

@@ -163,6 +163,7 @@ def _stem(view: GemmView, extents: tuple[int, ...], offsets: tuple[int, ...], ro
     return Stem(extents[-3], words, c, oh, ow, (kh, kw), right.scale, (offsets[-3], (left + lead) // 2), row, rows)
 
 
+# long: one kernel in TVMScript, whose roles share barriers, buffers and indices
 def stem_func(
     params: tuple[Any, ...], a: Any, b: Any, stem: Stem, images: int, view: GemmView, tiling: Tiling, store: Store
 ) -> Any:

@@ -43,6 +43,7 @@ def instruction(dtype: str, columns: int) -> str:
     return f"wgmma.mma_async.sync.aligned.m64n{columns}k{k}.{total}.{name}.{name}"
 
 
+# long: one kernel in TVMScript, whose roles share barriers, buffers and indices
 def wgmma_func(
     params: tuple[Any, ...], a: Any, b: Any, maps: tuple[TensorMap, TensorMap], walk: Walk, store: Store
 ) -> Any:  # fmt: skip

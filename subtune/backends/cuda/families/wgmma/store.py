@@ -116,6 +116,7 @@ class Store:
     def index(self, indices: Any, at: dict[int, Any]) -> list[Any]:
         return [Rebuild(self.env(at))(i) for i in indices]
 
+    # long: one piece of a kernel in TVMScript, whose steps share the thread's rows and columns
     def emit(
         self, sums: Any, staging: Any, corner: dict[int, Any], first: Any, consumer: Any, lane: Any, m64: int,
         shared: Sequence[Any] = (), base: Any = 0,
