@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tvm
+from tvm.ir import Call
 
 from subtune.passes.exprs import Expr
 
@@ -32,6 +32,6 @@ BINARY = frozenset(
 TERNARY = frozenset({"relax.where", "relax.ewise_fma"})
 
 
-def rebuilt(call: Any, tensors: Sequence[Expr]) -> Expr:
+def rebuilt(call: Call, tensors: Sequence[Expr]) -> Expr:
     """The call on other tensors of other shapes: its type is inferred anew, its other operands stay."""
     return tvm.ir.Call(call.op, [*tensors, *list(call.args)[len(tensors) :]], call.attrs, call.ty_args)

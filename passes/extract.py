@@ -48,7 +48,7 @@ def call_names(mod: IRModule) -> tuple[str, ...]:
     return tuple(str(call.args[0].name_hint) for call in tir_calls(mod))
 
 
-def num_outputs(call: Any) -> int:
+def num_outputs(call: Call) -> int:
     """How many tensors a `R.call_tir` makes."""
     ty: tvm.ir.Type = call.ty_args[0]
     return len(ty.fields) if isinstance(ty, TupleType) else 1

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.ir import Call, TupleGetItem
 
 from subtune.passes.channels import channel_vector, on_axis
 from subtune.passes.exprs import (
@@ -30,7 +31,7 @@ from subtune.passes.exprs import (
 from subtune.passes.rewriter import Rules, Walk, rewrite
 
 
-def fold_batch_norm(walk: Walk, projection: Any) -> Expr | None:
+def fold_batch_norm(walk: Walk, projection: TupleGetItem) -> Expr | None:
     """The rule on `batch_norm(...)[0]`."""
     norm = walk.definition(projection.tuple_value)
     if op_name(norm) != "relax.nn.batch_norm" or int(projection.index) != 0:
@@ -58,7 +59,7 @@ def fold_batch_norm(walk: Walk, projection: Any) -> Expr | None:
     )
 
 
-def fold_scale(walk: Walk, call: Any) -> Expr | None:
+def fold_scale(walk: Walk, call: Call) -> Expr | None:
     """`conv(x, W) * s` -> `conv(x, W * s)`, and the same for a division, bias in between or not."""
     data, factor = call.args
     if is_const(data) and op_name(call) == "relax.multiply":
@@ -74,7 +75,7 @@ def fold_scale(walk: Walk, call: Any) -> Expr | None:
     return _scaled(walk, data, axis, 1.0 / vector if op_name(call) == "relax.divide" else vector, None)
 
 
-def merge_biases(walk: Walk, call: Any) -> Expr | None:
+def merge_biases(walk: Walk, call: Call) -> Expr | None:
     """`(conv(x, W) + b) + c` -> `conv(x, W) + (b + c)` for constants b and c, one number per channel."""
     data, bias = call.args if is_const(call.args[1]) else (call.args[1], call.args[0])
     inner = walk.defined_by(data, "relax.add")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+from tvm.ir import Call, TupleGetItem
 
 from subtune.passes.exprs import Expr, array_of, dtype_of, make_const, op_name, type_shape
 from subtune.passes.fold_table import TABLE, NotFolded
@@ -25,7 +26,7 @@ MAX_GROWTH_BYTES = 64 * 1024
 activation stays an operator, which fuses and costs nothing."""
 
 
-def fold(walk: Walk, call: Any) -> Expr | None:
+def fold(walk: Walk, call: Call) -> Expr | None:
     """The rule: a call of constants -> its value."""
     function = TABLE.get(op_name(call))
     if function is None or not isinstance(call.ty, tvm.relax.TensorType):
@@ -46,7 +47,7 @@ def fold(walk: Walk, call: Any) -> Expr | None:
     return make_const(value)
 
 
-def fold_projection(walk: Walk, projection: Any) -> Expr | None:
+def fold_projection(walk: Walk, projection: TupleGetItem) -> Expr | None:
     """`split(constant)[i]` -> a constant."""
     call = walk.definition(projection.tuple_value)
     function = TABLE.get(op_name(call))
@@ -59,7 +60,7 @@ def fold_projection(walk: Walk, projection: Any) -> Expr | None:
     return None if parts is None else make_const(parts[int(projection.index)])
 
 
-def _evaluate(function: Callable[..., Any], call: Any, operands: list[Any]) -> Any:
+def _evaluate(function: Callable[..., Any], call: Call, operands: list[Any]) -> Any:
     try:
         with np.errstate(all="ignore"):
             return function(call, *operands)

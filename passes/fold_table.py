@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from tvm.ir import Call
 
 from subtune.passes.exprs import dtype_of, ints, is_float, positive_axis, shape_of, transposed
 
@@ -33,7 +34,7 @@ def _exact_reduction(array: Array) -> None:
 
 
 def _elementwise(function: Callable[..., Array]) -> Callable[..., Array]:
-    def evaluate(call: Any, *arrays: Array) -> Array:
+    def evaluate(call: Call, *arrays: Array) -> Array:
         return np.asarray(function(*arrays)).astype(dtype_of(call), copy=False)
 
     return evaluate
@@ -42,7 +43,7 @@ def _elementwise(function: Callable[..., Array]) -> Callable[..., Array]:
 def _floating(function: Callable[..., Array]) -> Callable[..., Array]:
     """Transcendental functions: computed in float64 and rounded once, floating types only."""
 
-    def evaluate(call: Any, *arrays: Array) -> Array:
+    def evaluate(call: Call, *arrays: Array) -> Array:
         _float_only(*arrays)
         wide = [a.astype(np.float64) for a in arrays]
         return np.asarray(function(*wide)).astype(dtype_of(call))
@@ -50,7 +51,7 @@ def _floating(function: Callable[..., Array]) -> Callable[..., Array]:
     return evaluate
 
 
-def _divide(call: Any, a: Array, b: Array) -> Array:
+def _divide(call: Call, a: Array, b: Array) -> Array:
     if is_float(str(a.dtype)):
         return a / b
     if str(a.dtype) not in ("int32", "int64") or (b == 0).any():
@@ -60,7 +61,7 @@ def _divide(call: Any, a: Array, b: Array) -> Array:
 
 
 def _guarded_division(function: Callable[..., Array]) -> Callable[..., Array]:
-    def evaluate(call: Any, a: Array, b: Array) -> Array:
+    def evaluate(call: Call, a: Array, b: Array) -> Array:
         if (b == 0).any():
             raise NotFolded
         return np.asarray(function(a, b)).astype(dtype_of(call), copy=False)
@@ -68,12 +69,12 @@ def _guarded_division(function: Callable[..., Array]) -> Callable[..., Array]:
     return evaluate
 
 
-def _power(call: Any, a: Array, b: Array) -> Array:
+def _power(call: Call, a: Array, b: Array) -> Array:
     _float_only(a, b)
     return np.asarray(np.power(a.astype(np.float64), b.astype(np.float64))).astype(a.dtype)
 
 
-def _astype(call: Any, array: Array) -> Array:
+def _astype(call: Call, array: Array) -> Array:
     dtype = dtype_of(call)
     if is_float(str(array.dtype)) and not is_float(dtype) and dtype != "bool":
         limits = np.iinfo(dtype)  # out of range is undefined in the generated code
@@ -83,37 +84,37 @@ def _astype(call: Any, array: Array) -> Array:
     return array.astype(dtype)
 
 
-def _squeeze(call: Any, array: Array) -> Array:
+def _squeeze(call: Call, array: Array) -> Array:
     return array.reshape(shape_of(call))
 
 
-def _expand_dims(call: Any, array: Array) -> Array:
+def _expand_dims(call: Call, array: Array) -> Array:
     return array.reshape(shape_of(call))
 
 
-def _reshape(call: Any, array: Array, _shape: Any = None) -> Array:
+def _reshape(call: Call, array: Array, _shape: Any = None) -> Array:
     return array.reshape(shape_of(call))
 
 
-def _permute(call: Any, array: Array) -> Array:
+def _permute(call: Call, array: Array) -> Array:
     axes, rank = call.attrs.axes, array.ndim
     permutation = range(rank)[::-1] if axes is None else [positive_axis(axis, rank) for axis in ints(axes)]
     return transposed(array, permutation)
 
 
-def _broadcast_to(call: Any, array: Array, shape: tuple[int, ...]) -> Array:
+def _broadcast_to(call: Call, array: Array, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(array, shape)
 
 
-def _concat(call: Any, arrays: list[Array]) -> Array:
+def _concat(call: Call, arrays: list[Array]) -> Array:
     return np.concatenate(arrays, axis=int(call.attrs.axis or 0))
 
 
-def _stack(call: Any, arrays: list[Array]) -> Array:
+def _stack(call: Call, arrays: list[Array]) -> Array:
     return np.stack(arrays, axis=int(call.attrs.axis or 0))
 
 
-def _split(call: Any, array: Array) -> list[Array]:
+def _split(call: Call, array: Array) -> list[Array]:
     where = call.attrs.indices_or_sections
     axis = int(call.attrs.axis)
     if hasattr(where, "value"):
@@ -123,7 +124,7 @@ def _split(call: Any, array: Array) -> list[Array]:
     return np.split(array, list(ints(where)), axis=axis)
 
 
-def _strided_slice(call: Any, array: Array, axes: Any, begin: Any, end: Any, strides: Any = None) -> Array:
+def _strided_slice(call: Call, array: Array, axes: Any, begin: Any, end: Any, strides: Any = None) -> Array:
     index = [slice(None)] * array.ndim
     steps = strides if strides is not None else [1] * len(axes)
     for axis, first, last, step in zip(axes, begin, end, steps, strict=True):
@@ -133,7 +134,7 @@ def _strided_slice(call: Any, array: Array, axes: Any, begin: Any, end: Any, str
     return array[tuple(index)]
 
 
-def _take(call: Any, array: Array, indices: Array) -> Array:
+def _take(call: Call, array: Array, indices: Array) -> Array:
     axis = call.attrs.axis
     extent = array.size if axis is None else array.shape[int(axis)]
     if (np.asarray(indices) < 0).any() or (np.asarray(indices) >= extent).any():
@@ -142,7 +143,7 @@ def _take(call: Any, array: Array, indices: Array) -> Array:
 
 
 def _reduce(function: Callable[..., Array]) -> Callable[..., Array]:
-    def evaluate(call: Any, array: Array) -> Array:
+    def evaluate(call: Call, array: Array) -> Array:
         _exact_reduction(array)
         axis = None if call.attrs.axis is None else ints(call.attrs.axis)
         wide = array.astype(np.float64) if is_float(str(array.dtype)) else array
@@ -157,13 +158,13 @@ def _mean(array: Array, axis: Any, keepdims: bool) -> Array:
     return np.mean(array, axis=axis, keepdims=keepdims)
 
 
-def _matmul(call: Any, a: Array, b: Array) -> Array:
+def _matmul(call: Call, a: Array, b: Array) -> Array:
     if a.dtype != b.dtype or str(a.dtype) not in ("float32", "float64"):
         raise NotFolded
     return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(dtype_of(call))
 
 
-def _full(call: Any, shape: tuple[int, ...], value: Array) -> Array:
+def _full(call: Call, shape: tuple[int, ...], value: Array) -> Array:
     return np.full(shape, value).astype(dtype_of(call))
 
 
@@ -172,27 +173,27 @@ def _filled(value: int) -> Callable[..., Array]:
 
 
 def _like(value: int | None) -> Callable[..., Array]:
-    def evaluate(call: Any, array: Array, fill: Array | None = None) -> Array:
+    def evaluate(call: Call, array: Array, fill: Array | None = None) -> Array:
         return np.full(array.shape, fill if value is None else value).astype(dtype_of(call))
 
     return evaluate
 
 
-def _arange(call: Any, start: Any, end: Any, step: Any) -> Array:
+def _arange(call: Call, start: Any, end: Any, step: Any) -> Array:
     if isinstance(start, float) or isinstance(step, float):
         raise NotFolded
     return np.arange(start, end, step, dtype=dtype_of(call))
 
 
-def _clip(call: Any, array: Array, low: Any, high: Any) -> Array:
+def _clip(call: Call, array: Array, low: Any, high: Any) -> Array:
     return np.clip(array, low, high).astype(array.dtype)
 
 
-def _shape_to_tensor(call: Any, shape: tuple[int, ...]) -> Array:
+def _shape_to_tensor(call: Call, shape: tuple[int, ...]) -> Array:
     return np.array(shape, np.int64)
 
 
-def _tile(call: Any, array: Array) -> Array:
+def _tile(call: Call, array: Array) -> Array:
     return np.tile(array, ints(call.attrs.repeats))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import tvm
 from tvm import relax
-from tvm.ir import IRModule
+from tvm.ir import Call, IRModule
 
 from subtune.core.graph import Group, Kind, OpNode, Origin, PartitionGraph, Value
 from subtune.passes.exprs import array_of
@@ -84,7 +84,7 @@ class _Writer:
         args = [self._rebuilt(arg, lambda value: self._own(value, group)) for arg in call.args]
         self._define(node, self._bb.emit(same_call(call, args), node.name), group)
 
-    def _contraction(self, node: OpNode, call: Any, group: Group | None) -> Any:
+    def _contraction(self, node: OpNode, call: Call, group: Group | None) -> Any:
         data, weight = (self._narrow(value, group) for value in node.inputs[:2])
         if node.op == "matmul":
             return self._bb.emit(relax.op.matmul(data, weight, _FULL), node.name)
@@ -157,7 +157,7 @@ class _Writer:
         return arg if resolved is None or resolved == () else assemble(resolved, leaf)
 
 
-def _is_dense(node: OpNode, call: Any) -> bool:
+def _is_dense(node: OpNode, call: Call) -> bool:
     """Whether the products are of float32 and long enough for pairs: not depthwise, not grouped, not one channel."""
     if any(value.tensor.dtype != _FULL or not value.tensor.is_static for value in node.inputs[:2]):
         return False

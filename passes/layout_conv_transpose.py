@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any
 
 import numpy as np
 from tvm import relax
+from tvm.ir import Call
 
 from subtune.passes.exprs import Expr, array_of, ints, make_const, op_name, shape_of
 from subtune.passes.layout_axes import to_first
@@ -34,7 +34,7 @@ _LAYOUTS = {
 }
 
 
-def as_convolution(walk: Walk, call: Any) -> Expr | None:
+def as_convolution(walk: Walk, call: Call) -> Expr | None:
     """The rule. Not for dilations, weights that vary, or output padding that no kernel tap reaches."""
     data_layout, kernel_layout, conv = _LAYOUTS[op_name(call)]
     attrs = call.attrs

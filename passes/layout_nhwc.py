@@ -8,10 +8,9 @@ legalises channels-last convolutions of 1, 2 and 3 dims, grouped and depthwise o
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm
 from tvm import relax
+from tvm.ir import Call
 
 from subtune.passes.exprs import Expr, ints, op_name, shape_of
 from subtune.passes.fold_constants import FOLD
@@ -33,7 +32,7 @@ def last(rank: int) -> list[int]:
     return [0, *range(2, rank), 1]
 
 
-def channels_last(walk: Walk, call: Any) -> Expr | None:
+def channels_last(walk: Walk, call: Call) -> Expr | None:
     """The rule on convolutions."""
     data_layout, kernel_layout, op = _CONVOLUTIONS[op_name(call)]
     attrs = call.attrs

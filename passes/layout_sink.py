@@ -9,11 +9,10 @@ long axis are reshaped (free), a whole tensor in another layout stops the permut
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.ir import Call, TupleGetItem
 
 from subtune.passes.elementwise import BINARY, TERNARY, UNARY, rebuilt
 from subtune.passes.exprs import Expr, array_of, ints, make_const, op_name, positive_axis, shape_of, transposed
@@ -51,12 +50,12 @@ def moved(walk: Walk, expr: Expr) -> tuple[Expr, Perm] | None:
     return call.args[0], permutation(call)
 
 
-def sink_unary(walk: Walk, call: Any) -> Expr | None:
+def sink_unary(walk: Walk, call: Call) -> Expr | None:
     found = moved(walk, call.args[0])
     return None if found is None else relax.op.permute_dims(rebuilt(call, [found[0]]), found[1])
 
 
-def sink_broadcasting(walk: Walk, call: Any) -> Expr | None:
+def sink_broadcasting(walk: Walk, call: Call) -> Expr | None:
     """Elementwise operators with two or three tensors."""
     shape = shape_of(call)
     if shape is None:
@@ -109,7 +108,7 @@ def _known(walk: Walk, operand: Expr, p: Perm) -> Expr | None:
     return None
 
 
-def sink_reduction(walk: Walk, call: Any) -> Expr | None:
+def sink_reduction(walk: Walk, call: Call) -> Expr | None:
     found = moved(walk, call.args[0])
     if found is None:
         return None
@@ -126,7 +125,7 @@ def sink_reduction(walk: Walk, call: Any) -> Expr | None:
     return relax.op.permute_dims(result, q) if q else result
 
 
-def sink_softmax(walk: Walk, call: Any) -> Expr | None:
+def sink_softmax(walk: Walk, call: Call) -> Expr | None:
     found = moved(walk, call.args[0])
     if found is None:
         return None
@@ -135,7 +134,7 @@ def sink_softmax(walk: Walk, call: Any) -> Expr | None:
     return relax.op.permute_dims(op(y, p[positive_axis(call.attrs.axis, len(p))]), p)
 
 
-def sink_concat(walk: Walk, call: Any) -> Expr | None:
+def sink_concat(walk: Walk, call: Call) -> Expr | None:
     parts = walk.definition(call.args[0])
     if not isinstance(parts, tvm.ir.Tuple) or call.attrs.axis is None:
         return None
@@ -149,7 +148,7 @@ def sink_concat(walk: Walk, call: Any) -> Expr | None:
     return relax.op.permute_dims(relax.op.concat(args, p[positive_axis(call.attrs.axis, len(p))]), p)
 
 
-def sink_split(walk: Walk, projection: Any) -> Expr | None:
+def sink_split(walk: Walk, projection: TupleGetItem) -> Expr | None:
     """`split(permute(y))[i]` -> `permute(split(y)[i])`."""
     call = walk.defined_by(projection.tuple_value, "relax.split")
     if call is None:
@@ -164,7 +163,7 @@ def sink_split(walk: Walk, projection: Any) -> Expr | None:
     return relax.op.permute_dims(tvm.ir.TupleGetItem(below, int(projection.index)), p)
 
 
-def sink_slice(walk: Walk, call: Any) -> Expr | None:
+def sink_slice(walk: Walk, call: Call) -> Expr | None:
     found = moved(walk, call.args[0])
     axes = walk.definition(call.args[1])
     if found is None or not isinstance(axes, tvm.ir.Tuple):
@@ -178,7 +177,7 @@ def sink_slice(walk: Walk, call: Any) -> Expr | None:
     return relax.op.permute_dims(sliced, p)
 
 
-def sink_take(walk: Walk, call: Any) -> Expr | None:
+def sink_take(walk: Walk, call: Call) -> Expr | None:
     """Gathers with one index, or a list of them, along one axis."""
     found, index = moved(walk, call.args[0]), shape_of(call.args[1])
     if found is None or index is None or len(index) > 1 or call.attrs.axis is None:
@@ -190,7 +189,7 @@ def sink_take(walk: Walk, call: Any) -> Expr | None:
     return relax.op.permute_dims(below, q) if q else below
 
 
-def sink_repeat(walk: Walk, call: Any) -> Expr | None:
+def sink_repeat(walk: Walk, call: Call) -> Expr | None:
     found = moved(walk, call.args[0])
     if found is None or call.attrs.axis is None:
         return None
@@ -199,7 +198,7 @@ def sink_repeat(walk: Walk, call: Any) -> Expr | None:
     return relax.op.permute_dims(relax.op.repeat(y, int(call.attrs.repeats), axis), p)
 
 
-def sink_pad(walk: Walk, call: Any) -> Expr | None:
+def sink_pad(walk: Walk, call: Call) -> Expr | None:
     found = moved(walk, call.args[0])
     if found is None:
         return None
@@ -210,7 +209,7 @@ def sink_pad(walk: Walk, call: Any) -> Expr | None:
     return relax.op.permute_dims(relax.op.nn.pad(y, [w for pair in pairs for w in pair], mode, value), p)
 
 
-def sink_broadcast_to(walk: Walk, call: Any) -> Expr | None:
+def sink_broadcast_to(walk: Walk, call: Call) -> Expr | None:
     found, shape = moved(walk, call.args[0]), shape_of(call)
     if found is None or shape is None or len(shape) != len(found[1]):
         return None
@@ -218,7 +217,7 @@ def sink_broadcast_to(walk: Walk, call: Any) -> Expr | None:
     return relax.op.permute_dims(relax.op.broadcast_to(y, unpermuted(shape, p)), p)
 
 
-def sink_reshape(walk: Walk, call: Any) -> Expr | None:
+def sink_reshape(walk: Walk, call: Call) -> Expr | None:
     """Reshapes that split or merge neighbours (channel groups, H and W into one axis)."""
     found, shape = moved(walk, call.args[0]), shape_of(call)
     if found is None or shape is None:
@@ -240,7 +239,7 @@ def sink_reshape(walk: Walk, call: Any) -> Expr | None:
     return relax.op.permute_dims(relax.op.reshape(shuffled, through[0]), through[1])
 
 
-def reorder_weights(walk: Walk, call: Any) -> Expr | None:
+def reorder_weights(walk: Walk, call: Call) -> Expr | None:
     """`matmul(reshape(permute(y), [N, K]), W)` -> `matmul(reshape(y), W')`: the rows of the constant move instead."""
     weight, flat = array_of(call.args[1]), walk.defined_by(call.args[0], "relax.reshape")
     if weight is None or flat is None or weight.ndim != 2:
@@ -258,7 +257,7 @@ def reorder_weights(walk: Walk, call: Any) -> Expr | None:
     return relax.op.matmul(relax.op.reshape(y, shape), make_const(rows), call.attrs.out_dtype)
 
 
-def sink_norm(walk: Walk, call: Any) -> Expr | None:
+def sink_norm(walk: Walk, call: Call) -> Expr | None:
     """layer_norm and rms_norm over one axis, group_norm, instance_norm."""
     found = moved(walk, call.args[0])
     if found is None:
@@ -286,7 +285,7 @@ def sink_norm(walk: Walk, call: Any) -> Expr | None:
     return relax.op.permute_dims(result, p)
 
 
-def sink_prelu(walk: Walk, call: Any) -> Expr | None:
+def sink_prelu(walk: Walk, call: Call) -> Expr | None:
     found = moved(walk, call.args[0])
     if found is None:
         return None

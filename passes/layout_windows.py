@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import relax
+from tvm.ir import Call
 
 from subtune.passes.exprs import Expr, ints, op_name, shape_of
 from subtune.passes.layout_axes import to_first
@@ -22,7 +21,7 @@ _RESIZES = {"relax.image.resize2d": relax.op.image.resize2d, "relax.image.resize
 WINDOWED = (*_POOLS, *_ADAPTIVE, *_RESIZES)
 
 
-def sink_windowed(walk: Walk, call: Any) -> Expr | None:
+def sink_windowed(walk: Walk, call: Call) -> Expr | None:
     """`pool(permute(y, NCHW))` -> `permute(pool(y, layout=NHWC), NCHW)`."""
     below = walk.defined_by(call.args[0], "relax.permute_dims")
     if below is None or shape_of(call) is None:
@@ -35,7 +34,7 @@ def sink_windowed(walk: Walk, call: Any) -> Expr | None:
     return relax.op.permute_dims(result, to_first(rank))
 
 
-def _on_layout(call: Any, data: Expr, layout: str) -> Expr:
+def _on_layout(call: Call, data: Expr, layout: str) -> Expr:
     name, attrs = op_name(call), call.attrs
     if name in _ADAPTIVE:
         size = None if attrs.output_size is None else ints(attrs.output_size)

@@ -8,12 +8,12 @@ from typing import Any
 
 import tvm
 from tvm import te, tirx
-from tvm.ir import GenericConst
+from tvm.ir import Call, GenericConst
 
 from subtune.tir.expressions import lowest, maximum_over
 
 
-def legalize_where(bb: Any, call: Any) -> Any:
+def legalize_where(bb: Any, call: Call) -> Any:
     """`where` with its scalar constants as literals (TVM reads them from memory)."""
 
     def te_where(*operands: Any) -> Any:
@@ -32,20 +32,20 @@ def legalize_where(bb: Any, call: Any) -> Any:
     return bb.call_te(te_where, *(_literal(arg) for arg in call.args), primfunc_name_hint="where")
 
 
-def legalize_group_norm(bb: Any, call: Any) -> Any:
+def legalize_group_norm(bb: Any, call: Call) -> Any:
     """Group norm in two passes, sums of their own (TVM's E[x^2] - E[x]^2 cancels, in one tuple reduction)."""
     attrs = call.attrs
     return _two_pass_norm(bb, call, int(attrs.num_groups), int(attrs.channel_axis), attrs, "group_norm")
 
 
-def legalize_instance_norm(bb: Any, call: Any) -> Any:
+def legalize_instance_norm(bb: Any, call: Call) -> Any:
     """Instance norm in two passes: a group norm with as many groups as channels."""
     axis = int(call.attrs.channel_axis)
     channels = int(call.args[0].ty.shape.values[axis])
     return _two_pass_norm(bb, call, channels, axis, call.attrs, "instance_norm")
 
 
-def legalize_conv_transpose(bb: Any, call: Any) -> Any:
+def legalize_conv_transpose(bb: Any, call: Call) -> Any:
     """Transposed convolution in any layout: zeros between and round the input in one stage, then a convolution.
 
     Its weights are read back to front where they lie.
@@ -99,7 +99,7 @@ def legalize_conv_transpose(bb: Any, call: Any) -> Any:
     return bb.call_te(te_conv_transpose, *call.args, primfunc_name_hint="conv_transpose")
 
 
-def legalize_max_pool2d(bb: Any, call: Any) -> Any:
+def legalize_max_pool2d(bb: Any, call: Call) -> Any:
     """TVM's, from minus infinity on: its own maximum of nothing but that is the least finite number."""
     attrs, dtype, out_shape = call.attrs, str(call.ty.dtype), _dims(call)
     spatial = [str(attrs.layout).index(letter) for letter in "HW"]
@@ -137,7 +137,7 @@ def legalize_max_pool2d(bb: Any, call: Any) -> Any:
     return bb.call_te(te_max_pool, *call.args, primfunc_name_hint="max_pool2d")
 
 
-def _two_pass_norm(bb: Any, call: Any, groups: int, channel_axis: int, attrs: Any, name: str) -> Any:
+def _two_pass_norm(bb: Any, call: Call, groups: int, channel_axis: int, attrs: Any, name: str) -> Any:
     dims, dtype = _dims(call), str(call.ty.dtype)
     rank, accumulator = len(dims), "float64" if dtype == "float64" else "float32"
     channel_axis %= rank
@@ -184,7 +184,7 @@ def _two_pass_norm(bb: Any, call: Any, groups: int, channel_axis: int, attrs: An
     return bb.call_te(te_norm, *call.args, primfunc_name_hint=name)
 
 
-def _norm_by_channels(bb: Any, call: Any, in_group: int, reduced: list[int], count: int, name: str) -> Any:
+def _norm_by_channels(bb: Any, call: Call, in_group: int, reduced: list[int], count: int, name: str) -> Any:
     """Group norm channels last: sums for every channel, in vectors, and those of a group added after."""
     dims, dtype = _dims(call), str(call.ty.dtype)
     channels, groups = dims[-1], dims[-1] // in_group
@@ -241,7 +241,7 @@ def _norm_by_channels(bb: Any, call: Any, in_group: int, reduced: list[int], cou
     return bb.call_te(te_norm, *call.args, primfunc_name_hint=name)
 
 
-def _dims(call: Any) -> list[int]:
+def _dims(call: Call) -> list[int]:
     return [int(dim) for dim in call.ty.shape.values]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import tvm
 from tvm import relax
+from tvm.ir import Call
 
 from subtune.passes.exprs import Expr, dtype_of, ints, is_float, op_name, positive_axis, scalar_of, shape_of
 from subtune.passes.products import close, factors, polynomial, same
@@ -21,7 +22,7 @@ from subtune.passes.rewriter import Rules, Walk, rewrite
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 
-def recognise_product(walk: Walk, call: Any) -> Expr | None:
+def recognise_product(walk: Walk, call: Call) -> Expr | None:
     """The rule on multiplications and divisions."""
     if not is_float(dtype_of(call)) or shape_of(call) is None:
         return None
@@ -69,7 +70,7 @@ def _is_gelu_tanh(walk: Walk, inner: Expr, x: Expr) -> bool:
     return close(terms[1], _SQRT_2_OVER_PI, dtype_of(x)) and close(terms[3], _SQRT_2_OVER_PI * 0.044715, dtype_of(x))
 
 
-def recognise_softmax(walk: Walk, call: Any) -> Expr | None:
+def recognise_softmax(walk: Walk, call: Call) -> Expr | None:
     """The rule on the division."""
     exp = walk.defined_by(call.args[0], "relax.exp")
     total = walk.defined_by(call.args[1], "relax.sum")

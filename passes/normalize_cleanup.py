@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm
 from tvm import relax
+from tvm.ir import Call, TupleGetItem
 
 from subtune.passes.exprs import Expr, array_of, dtype_of, ints, is_float, op_name, positive_axis, scalar_of, shape_of
 from subtune.passes.rewriter import Rules, Walk, rewrite
@@ -13,21 +12,21 @@ from subtune.passes.rewriter import Rules, Walk, rewrite
 _RESHAPES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
 
 
-def drop_dropout(walk: Walk, call: Any) -> Expr | None:
+def drop_dropout(walk: Walk, projection: TupleGetItem) -> Expr | None:
     """`dropout(x)[0]` -> `x`; the mask of an inference graph is never read."""
-    dropout = walk.definition(call.tuple_value)
-    if op_name(dropout) != "relax.nn.dropout" or int(call.index) != 0:
+    dropout = walk.definition(projection.tuple_value)
+    if op_name(dropout) != "relax.nn.dropout" or int(projection.index) != 0:
         return None
     return dropout.args[0]
 
 
-def project_tuple(walk: Walk, call: Any) -> Expr | None:
+def project_tuple(walk: Walk, projection: TupleGetItem) -> Expr | None:
     """`(a, b)[1]` -> `b`."""
-    found = walk.definition(call.tuple_value)
-    return found.fields[int(call.index)] if isinstance(found, tvm.ir.Tuple) else None
+    found = walk.definition(projection.tuple_value)
+    return found.fields[int(projection.index)] if isinstance(found, tvm.ir.Tuple) else None
 
 
-def drop_cast(walk: Walk, call: Any) -> Expr | None:
+def drop_cast(walk: Walk, call: Call) -> Expr | None:
     """A cast to the type it has -> nothing; two casts -> one where the first loses nothing."""
     dtype, operand = dtype_of(call), call.args[0]
     if not dtype_of(operand):
@@ -69,7 +68,7 @@ def holds_every(wide: str, narrow: str) -> bool:
     return a.bits - (1 if wide.startswith("int") else 0) >= value_bits
 
 
-def merge_reshapes(walk: Walk, call: Any) -> Expr | None:
+def merge_reshapes(walk: Walk, call: Call) -> Expr | None:
     """Every movement that keeps the order of elements -> one reshape; to the shape it has -> nothing."""
     shape, operand = shape_of(call), call.args[0]
     if shape is None or shape_of(operand) is None:
@@ -82,7 +81,7 @@ def merge_reshapes(walk: Walk, call: Any) -> Expr | None:
     return relax.op.reshape(operand, shape) if op_name(call) != "relax.reshape" else None
 
 
-def permutation(call: Any) -> tuple[int, ...]:
+def permutation(call: Call) -> tuple[int, ...]:
     """The axes of a `permute_dims`, explicit and non-negative."""
     rank = len(call.ty.shape)
     if call.attrs.axes is None:
@@ -90,7 +89,7 @@ def permutation(call: Any) -> tuple[int, ...]:
     return tuple(positive_axis(axis, rank) for axis in ints(call.attrs.axes))
 
 
-def merge_permutes(walk: Walk, call: Any) -> Expr | None:
+def merge_permutes(walk: Walk, call: Call) -> Expr | None:
     """Two permutations -> one; the identity -> nothing."""
     operand, shape = call.args[0], shape_of(call)
     if shape is None or shape_of(operand) is None:
@@ -105,7 +104,7 @@ def merge_permutes(walk: Walk, call: Any) -> Expr | None:
     return None
 
 
-def permute_is_reshape(walk: Walk, call: Any) -> Expr | None:
+def permute_is_reshape(walk: Walk, call: Call) -> Expr | None:
     """A permutation that moves only unit dims -> a reshape. Not among CLEANUP: see `settle_permutes`."""
     source, shape = shape_of(call.args[0]), shape_of(call)
     if source is None or shape is None:
@@ -114,19 +113,19 @@ def permute_is_reshape(walk: Walk, call: Any) -> Expr | None:
     return relax.op.reshape(call.args[0], shape) if moved == sorted(moved) else None
 
 
-def drop_broadcast(walk: Walk, call: Any) -> Expr | None:
+def drop_broadcast(walk: Walk, call: Call) -> Expr | None:
     """A broadcast to the shape it has -> nothing."""
     shape = shape_of(call)
     return call.args[0] if shape is not None and shape == shape_of(call.args[0]) else None
 
 
-def drop_single_concat(walk: Walk, call: Any) -> Expr | None:
+def drop_single_concat(walk: Walk, call: Call) -> Expr | None:
     """`concat((x,))` -> `x`."""
     parts = walk.definition(call.args[0])
     return parts.fields[0] if isinstance(parts, tvm.ir.Tuple) and len(parts.fields) == 1 else None
 
 
-def drop_neutral(walk: Walk, call: Any) -> Expr | None:
+def drop_neutral(walk: Walk, call: Call) -> Expr | None:
     """`x * 1`, `x / 1`, `x - 0` -> `x`, where the constant does not widen x. (`x + 0` stays: it turns -0 into 0.)"""
     neutral = {"relax.multiply": 1, "relax.divide": 1, "relax.subtract": 0}[op_name(call)]
     pairs = [(call.args[0], call.args[1])]
@@ -138,7 +137,7 @@ def drop_neutral(walk: Walk, call: Any) -> Expr | None:
     return None
 
 
-def take_is_slice(walk: Walk, call: Any) -> Expr | None:
+def take_is_slice(walk: Walk, call: Call) -> Expr | None:
     """`take` of known neighbours along one axis -> a slice, which other kernels can read through; a gather they cannot.
 
     `take(x: [4, 3, 8], 1, axis=1): [4, 8]` -> `reshape(x[:, 1:2, :])`

@@ -11,11 +11,11 @@ of a transformer stays two-dimensional from one matmul to the next. Reshapes cos
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.ir import Call
 
 from subtune.passes.elementwise import BINARY, UNARY, rebuilt
 from subtune.passes.exprs import (
@@ -35,7 +35,7 @@ from subtune.passes.normalize_cleanup import CLEANUP
 from subtune.passes.rewriter import Rules, Walk, merged, rewrite
 
 
-def flatten_rows(walk: Walk, call: Any) -> Expr | None:
+def flatten_rows(walk: Walk, call: Call) -> Expr | None:
     """The rule on matmul: leading dims of the activation -> one."""
     a, b = shape_of(call.args[0]), shape_of(call.args[1])
     if a is None or b is None or len(a) < 3 or len(b) != 2:
@@ -45,7 +45,7 @@ def flatten_rows(walk: Walk, call: Any) -> Expr | None:
     return relax.op.reshape(flat, shape_of(call))
 
 
-def absorb_factor(walk: Walk, call: Any) -> Expr | None:
+def absorb_factor(walk: Walk, call: Call) -> Expr | None:
     """The rule on matmul: a number that scales the activation -> into the constant weights."""
     weight = array_of(call.args[1])
     product = walk.defined_by(call.args[0], "relax.multiply")
@@ -59,7 +59,7 @@ def absorb_factor(walk: Walk, call: Any) -> Expr | None:
     return None
 
 
-def release_factor(walk: Walk, call: Any) -> Expr | None:
+def release_factor(walk: Walk, call: Call) -> Expr | None:
     """The rule on matmul: numbers that scale its operands, before a transpose or not -> behind it.
 
     In float16 scaling first may be what keeps the product finite, and it rounds: there it stays.
@@ -104,13 +104,13 @@ def _rows(walk: Walk, expr: Expr) -> Expr | None:
     return view.args[0]
 
 
-def sink_unary(walk: Walk, call: Any) -> Expr | None:
+def sink_unary(walk: Walk, call: Call) -> Expr | None:
     """`relu(view(y))` -> `view(relu(y))`."""
     rows = _rows(walk, call.args[0])
     return None if rows is None else relax.op.reshape(rebuilt(call, [rows]), shape_of(call))
 
 
-def sink_binary(walk: Walk, call: Any) -> Expr | None:
+def sink_binary(walk: Walk, call: Call) -> Expr | None:
     """`view(y) + bias` and `view(y) + r` -> `view(y + bias)` and `view(y + view(r))`."""
     shape = shape_of(call)
     rows = [_rows(walk, arg) for arg in call.args]
@@ -141,7 +141,7 @@ def _as_rows(arg: Expr, shape: tuple[int, ...], flat: tuple[int, ...]) -> Expr |
     return arg if len(given) <= 1 else relax.op.reshape(arg, given[-1:])
 
 
-def sink_last_axis(walk: Walk, call: Any) -> Expr | None:
+def sink_last_axis(walk: Walk, call: Call) -> Expr | None:
     """`layer_norm(view(y))` and `softmax(view(y))` over the last axis -> the view of theirs."""
     rows, shape = _rows(walk, call.args[0]), shape_of(call)
     if rows is None or shape is None:

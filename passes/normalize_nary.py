@@ -8,11 +8,11 @@ A stack copies every operand and a reduction cannot be fused into what computed 
 from __future__ import annotations
 
 from functools import reduce
-from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.ir import Call
 
 from subtune.passes.exprs import Expr, dtype_of, ints, is_float, make_const, op_name, positive_axis, shape_of
 from subtune.passes.rewriter import Rules, Walk, rewrite
@@ -28,7 +28,7 @@ MAX_OPERANDS = 32
 """A longer chain is no longer obviously better than a reduction."""
 
 
-def unstack_reduction(walk: Walk, call: Any) -> Expr | None:
+def unstack_reduction(walk: Walk, call: Call) -> Expr | None:
     stack = walk.defined_by(call.args[0], "relax.stack")
     if stack is None or not walk.has_one_use(call.args[0]):
         return None

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.ir import Call
 
 from subtune.passes.channels import channel_vector
 from subtune.passes.exprs import (
@@ -33,7 +34,7 @@ from subtune.passes.products import same
 from subtune.passes.rewriter import Rules, Walk, rewrite
 
 
-def recognise_norm(walk: Walk, call: Any) -> Expr | None:
+def recognise_norm(walk: Walk, call: Call) -> Expr | None:
     """The rule on `d / sqrt(...)`, `d * rsqrt(...)` and `d * (1 / sqrt(...))`."""
     shape, dtype = shape_of(call), dtype_of(call)
     if shape is None or not is_float(dtype):
@@ -60,7 +61,7 @@ def recognise_norm(walk: Walk, call: Any) -> Expr | None:
     return None
 
 
-def _quotients(walk: Walk, call: Any) -> list[tuple[Expr, Expr]]:
+def _quotients(walk: Walk, call: Call) -> list[tuple[Expr, Expr]]:
     """The (a, b) for which the call is `a / sqrt(b)`."""
     pairs = []
     if op_name(call) == "relax.divide":
@@ -126,7 +127,7 @@ def _kept_axes(reduction: Any, rank: int) -> tuple[int, ...]:
     return tuple(sorted(positive_axis(axis, rank) for axis in ints(reduction.attrs.axis)))
 
 
-def recognise_group_norm(walk: Walk, call: Any) -> Expr | None:
+def recognise_group_norm(walk: Walk, call: Call) -> Expr | None:
     """The rule on reshape: `reshape(instance_norm(reshape(x, [N, G, ...])), shape of x)`, as PyTorch exports it."""
     norm = walk.defined_by(call.args[0], "relax.nn.instance_norm")
     if norm is None or not walk.has_one_use(call.args[0]):
@@ -148,7 +149,7 @@ def recognise_group_norm(walk: Walk, call: Any) -> Expr | None:
     return relax.op.nn.group_norm(x, *values, groups, 1, list(range(2, len(shape))), float(norm.attrs.epsilon))
 
 
-def absorb_affine(walk: Walk, call: Any) -> Expr | None:
+def absorb_affine(walk: Walk, call: Call) -> Expr | None:
     """`layer_norm(x, g, b) * c` and `... + c` -> the constant in g and b; the other norms likewise."""
     data, constant = call.args if is_const(call.args[1]) else (call.args[1], call.args[0])
     norm = walk.definition(data)

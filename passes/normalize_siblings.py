@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.ir import Call
 
 from subtune.passes.exprs import Expr, array_of, dtype_of, ints, is_const, make_const, op_name, positive_axis, shape_of
 from subtune.passes.rewriter import Rules, Walk, rewrite
@@ -56,11 +57,11 @@ def join_siblings(mod: tvm.IRModule) -> tvm.IRModule:
     if not parts:
         return mod
 
-    def of_product(walk: Walk, call: Any) -> Expr | None:
+    def of_product(walk: Walk, call: Call) -> Expr | None:
         part = parts.get((call.args[0], call.args[1]))
         return None if part is None or part.bias is not None else _slice(call, part)
 
-    def of_sum(walk: Walk, call: Any) -> Expr | None:
+    def of_sum(walk: Walk, call: Call) -> Expr | None:
         product = next((p for arg in call.args if (p := walk.defined_by(arg, "relax.matmul")) is not None), None)
         part = None if product is None else parts.get((product.args[0], product.args[1]))
         if part is None or not any(arg.same_as(part.own_bias) for arg in call.args):
@@ -71,7 +72,7 @@ def join_siblings(mod: tvm.IRModule) -> tvm.IRModule:
     return rewrite(mod, rules)
 
 
-def view_before_slice(walk: Walk, call: Any) -> Expr | None:
+def view_before_slice(walk: Walk, call: Call) -> Expr | None:
     """`view(x[..., b:e])` -> a slice of the view of x, where the view takes whole heads: such a slice moves nothing."""
     cut, shape = walk.defined_by(call.args[0], "relax.strided_slice"), shape_of(call)
     if cut is None or shape is None or not walk.has_one_use(call.args[0]):

@@ -9,7 +9,7 @@ from typing import Any
 import networkx as nx
 import tvm
 from tvm import relax
-from tvm.ir import GlobalVar, IRModule
+from tvm.ir import Call, GlobalVar, IRModule
 
 from subtune.core.graph import Kind, Origin, PartitionGraph, Tensor, Value
 from subtune.passes.partition_read import Dataflow, Resolved
@@ -94,7 +94,7 @@ def assemble(resolved: Resolved, leaf: Callable[[Value], Any]) -> Any:
     return relax.Tuple([assemble(part, leaf) for part in resolved])
 
 
-def same_call(call: Any, args: list[Any]) -> Any:
+def same_call(call: Call, args: list[Any]) -> Any:
     """`call` on other arguments of the same types."""
     return tvm.ir.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
 

@@ -124,7 +124,7 @@ def tensor_of(ty: Any) -> Tensor:
     return Tensor(tuple(int(d) if isinstance(d, tvm.tirx.IntImm) else str(d) for d in dims.values), str(ty.dtype))
 
 
-def op_name(call: Any) -> str:
+def op_name(call: Call) -> str:
     """The op's name without `relax.`; for a PrimFunc, `tir.` and its name without the number that made it unique."""
     if isinstance(call.op, Op) and not (call.args and isinstance(call.args[0], GlobalVar)):
         return str(call.op.name).removeprefix("relax.")
@@ -154,7 +154,7 @@ def _bindings(func: Any) -> Iterator[Any]:
         yield from block.bindings
 
 
-def _node(flow: Dataflow, name: str, call: Any) -> OpNode:
+def _node(flow: Dataflow, name: str, call: Call) -> OpNode:
     function = _callee(flow, call)
     inputs = tuple(value for arg in call.args for value in flatten(flow.values_of(arg)))
     outputs = tuple(_tensors(call.ty))
@@ -171,7 +171,7 @@ def _reads(function: Any) -> int:
     return max(Counter(load.source for load in loads(function.body)).values(), default=1)
 
 
-def _callee(flow: Dataflow, call: Any) -> Any | None:
+def _callee(flow: Dataflow, call: Call) -> Any | None:
     """The PrimFunc of a `R.call_tir`; None for a Relax op."""
     gvar = next((part for part in (call.op, *call.args) if isinstance(part, GlobalVar)), None)
     if gvar is None:
@@ -189,7 +189,7 @@ def _prim_funcs(mod: IRModule) -> dict[str, Any]:
     return {gvar.name_hint: func for gvar, func in annotated.functions_items()}
 
 
-def _kind(call: Any, inputs: tuple[Value, ...], outputs: tuple[Tensor, ...]) -> Kind:
+def _kind(call: Call, inputs: tuple[Value, ...], outputs: tuple[Tensor, ...]) -> Kind:
     if not isinstance(call.op, Op) or not outputs:
         return Kind.OPAQUE  # calls into TVM's runtime
     if any(value.tensor.dtype == SHAPE for value in inputs):
@@ -206,7 +206,7 @@ def _kind(call: Any, inputs: tuple[Value, ...], outputs: tuple[Tensor, ...]) -> 
     return kind_of(op, call.op.get_attr("FLegalize") is not None)
 
 
-def _keeps_rows(call: Any) -> bool:
+def _keeps_rows(call: Call) -> bool:
     """True if the op permutes other axes than the last, or is a softmax along the last."""
     op = op_name(call)
     if op == "permute_dims":
@@ -217,11 +217,11 @@ def _keeps_rows(call: Any) -> bool:
     return False
 
 
-def _movement(flow: Dataflow, call: Any) -> str:
+def _movement(flow: Dataflow, call: Call) -> str:
     return " ".join([str(call.attrs), *(str(arg) for arg in call.args if not flatten(flow.values_of(arg)))])
 
 
-def permutation(call: Any) -> tuple[int, ...]:
+def permutation(call: Call) -> tuple[int, ...]:
     """The axes of a `permute_dims`, counted from the front; without axes it reverses all."""
     rank = int(call.args[0].ty.ndim)
     if call.attrs.axes is None:

@@ -19,7 +19,7 @@ from tvm import relax
 from subtune.passes.exprs import Expr, dtype_of, is_const, is_value, op_name, shape_of
 from subtune.passes.uses import count_uses, drop_dead
 
-Rule = Callable[["Walk", Any], Any]
+Rule = Callable[["Walk", Expr], Expr | None]
 """`(walk, call) -> replacement | None`. The replacement has the type of the call."""
 Rules = Mapping[str, Sequence[Rule]]
 """Operator name -> rules, tried in order. "*" is tried on every call, "tuple_get_item" on projections."""

@@ -8,11 +8,12 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
+from tvm.tirx import PrimFunc
 
 from subtune.tir.expressions import is_same, loads
 
 
-def root_stages(func: Any) -> list[Any]:
+def root_stages(func: PrimFunc) -> list[Any]:
     """The statements of the root block, one loop nest each, in program order."""
     body = func.body.block.body
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
@@ -42,7 +43,9 @@ def extents_of(block: Any) -> list[int] | None:
     return [int(e) for e in extents] if all(isinstance(e, tirx.IntImm) for e in extents) else None
 
 
-def with_stages(func: Any, stages: Sequence[Any], buffers: Sequence[Any], params: Sequence[Any] | None = None) -> Any:
+def with_stages(
+    func: PrimFunc, stages: Sequence[Any], buffers: Sequence[Any], params: Sequence[Any] | None = None
+) -> PrimFunc:
     """`func` whose root block holds `stages` (see `root_stages`) and allocates `buffers`, and nothing else.
 
     Args:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
+from tvm.tirx import PrimFunc
 
 from subtune.tir.substitute import substitute
 from subtune.tir.walk import found, with_body
@@ -24,7 +25,7 @@ def choose(axes: Sequence[Any], values: Sequence[tuple[tuple[int, ...], Any]]) -
     return result
 
 
-def fold_choices(func: Any, names: Sequence[str]) -> Any:
+def fold_choices(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
     """`func`, scheduled, with the unrolled loops round the blocks `names` unrolled and every choice in them made."""
     return func.with_body(_fold(func.body, names))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import tirx
+from tvm.tirx import PrimFunc
 
 from subtune.tir.blocks import nest, root_stages, stage_block, with_stages
 from subtune.tir.expressions import is_load_of
 
 
-def pad_reductions(func: Any, multiple: int) -> Any | None:
+def pad_reductions(func: PrimFunc, multiple: int) -> PrimFunc | None:
     """`func` with every reduction over one axis extended to a multiple, the rest adding the reduction's identity.
 
     C = C + x[k]   k < 197     ->     C = C + (x[k] if k < 197 else 0)   k < 208

@@ -12,6 +12,7 @@ from typing import Any
 import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock
+from tvm.tirx import PrimFunc
 
 from subtune.tir.blocks import root_stages, with_stages
 
@@ -19,7 +20,7 @@ PREPROC_ATTR = "meta_schedule.layout_rewrite_preproc"
 """MetaSchedule's mark of a block that only packs a constant: TVM's SplitLayoutRewritePreproc takes such blocks out."""
 
 
-def split_prepack(func: Any, param: int) -> Any:
+def split_prepack(func: PrimFunc, param: int) -> PrimFunc:
     """`func` with the blocks that only rearrange parameter `param` removed; the last buffer they write takes its place.
 
     All readers of the parameter must be such blocks: copies at the root of the function.

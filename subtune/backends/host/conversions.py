@@ -7,10 +7,9 @@ nothing. The kernel's own code is the same.
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.tirx import PrimFunc
 
 ATTRIBUTE = "subtune.no_float16"
 """Of a PrimFunc that is compiled alone: no value of it is a float16."""
@@ -22,18 +21,18 @@ _ALIASES = """\
 """
 
 
-def without_conversions(func: Any) -> Any:
+def without_conversions(func: PrimFunc) -> PrimFunc:
     """`func`, scheduled, marked for `drop_conversions` if it may be: it must be its module's only function."""
     return func if _has_float16(func) else func.with_attr(ATTRIBUTE, True)
 
 
-def drop_conversions(func: Any) -> Any:
+def drop_conversions(func: PrimFunc) -> PrimFunc:
     """Lowered TIR that brings the aliases with it."""
     text = ir.StringImm(_ALIASES)
     return func.with_body(tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", text, func.body))
 
 
-def _has_float16(func: Any) -> bool:
+def _has_float16(func: PrimFunc) -> bool:
     """A float16 comes from memory, or from what makes one of something else."""
     found: list[str] = []
     note = lambda node: found.append(str(node.ty))  # noqa: E731

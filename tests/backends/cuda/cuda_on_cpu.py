@@ -218,6 +218,10 @@ def _statement(text: str) -> str:
         return f"{out} = (({of[0]}) & ({of[1]})) | ({of[2]});"
     if "dp4a" in instruction:
         return ";"
+    if found := re.match(r"(max|min)\.NaN\.f32 ", instruction):
+        z, x, y = operands
+        is_first = f"({x}) {'>' if found[1] == 'max' else '<'} ({y}) || ({x}) != ({x})"
+        return f"{z} = {is_first} ? ({x}) : ({y});"
     raise AssertionError(f"no emulation of {instruction}")
 
 

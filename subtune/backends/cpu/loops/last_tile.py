@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm import tirx
 from tvm.s_tir import SBlockRealize
+from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.loops.prefetch import MicroKernel
 from subtune.tir.blocks import root_stages, with_stages
@@ -19,7 +20,7 @@ from subtune.tir.substitute import substitute
 from subtune.tir.walk import found, holds, with_body
 
 
-def narrowed(func: Any, kernel: MicroKernel, axis: int, columns: int, nr: int, lanes: int) -> Any:
+def narrowed(func: PrimFunc, kernel: MicroKernel, axis: int, columns: int, nr: int, lanes: int) -> PrimFunc:
     """`func`, scheduled, with a last tile of as many vectors as `columns` need; unchanged where that is all of them.
 
     A single tile stays as it is: who wants fewer vectors makes it narrower.

@@ -14,6 +14,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
+from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.loops.prefetch import L1, MicroKernel, ask, before_steps
 from subtune.tir.blocks import root_stages, with_stages
@@ -63,7 +64,7 @@ def _inside(sch: Schedule, packed: Any, at: Any) -> list[Any]:
     return list(loops[variables.index(sch.get(at).loop_var) + 1 :])
 
 
-def turn_marked(func: Any) -> Any:
+def turn_marked(func: PrimFunc) -> PrimFunc:
     """`func` with the marked loops as shuffles."""
 
     def turn(loop: Any) -> Any:
@@ -145,7 +146,7 @@ def place_panel(sch: Schedule, packed: Any, at: Any, lanes: int) -> None:
     sch.vectorize(vector)
 
 
-def pack_meanwhile(func: Any, packing: str, kernel: MicroKernel) -> Any:
+def pack_meanwhile(func: PrimFunc, packing: str, kernel: MicroKernel) -> PrimFunc:
     """`func` with panels that `place_panel` placed packed by the first tile of rows that they are multiplied with.
 
     for k:  pack row k                      pack row 0

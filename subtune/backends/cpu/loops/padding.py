@@ -15,13 +15,14 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.tirx import PrimFunc
 
 from subtune.patterns.contraction import Contraction
 from subtune.tir.blocks import nest, root_stages, stage_block, with_stages
 from subtune.tir.substitute import substitute
 
 
-def pad_axes(func: Any, block_name: str, info: Contraction, extents: Mapping[int, int]) -> Any:
+def pad_axes(func: PrimFunc, block_name: str, info: Contraction, extents: Mapping[int, int]) -> PrimFunc:
     """`func` with the anchor's axes (by index) extended to `extents`. It computes the same as before."""
     stages = root_stages(func)
     at = next(i for i, stage in enumerate(stages) if _holds(stage, block_name))

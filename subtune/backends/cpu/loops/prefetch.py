@@ -18,6 +18,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlockRealize
+from tvm.tirx import PrimFunc
 
 from subtune.tir.blocks import root_stages, with_stages
 from subtune.tir.expressions import variables
@@ -49,7 +50,7 @@ class MicroKernel:
     reduce: int
 
 
-def prefetch_panels(func: Any, panels: Any, kernel: MicroKernel) -> Any:
+def prefetch_panels(func: PrimFunc, panels: Any, kernel: MicroKernel) -> PrimFunc:
     """`func` asking in every step of the reduction for a share of the next panel, or for the step to come of a stream.
 
     Args:
@@ -60,7 +61,7 @@ def prefetch_panels(func: Any, panels: Any, kernel: MicroKernel) -> Any:
     return before_steps(func, kernel, lambda loops, tile: _asked(loops, tile, panels, kernel))
 
 
-def before_steps(func: Any, kernel: MicroKernel, made: Callable[[Sequence[Any], Any], Sequence[Any]]) -> Any:
+def before_steps(func: PrimFunc, kernel: MicroKernel, made: Callable[[Sequence[Any], Any], Sequence[Any]]) -> PrimFunc:
     """`func` with the statements `made(loops, tile)` before each step of a micro-kernel's reduction.
 
     `loops` are all that are round the step's `tile`, the outermost first.
@@ -69,7 +70,7 @@ def before_steps(func: Any, kernel: MicroKernel, made: Callable[[Sequence[Any], 
     return with_stages(func, stages, func.body.block.alloc_buffers)
 
 
-def prefetch_rows(func: Any, updates: Collection[str]) -> Any:
+def prefetch_rows(func: PrimFunc, updates: Collection[str]) -> PrimFunc:
     """`func` asking for what lies `_AHEAD_BYTES` behind each vector that the blocks `updates` read of a parameter.
 
     Hardware prefetchers begin anew on every page. Whole rows are skipped: those of the buffer's last dim.
@@ -90,7 +91,7 @@ def prefetch_rows(func: Any, updates: Collection[str]) -> Any:
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, insert)))
 
 
-def prefetch_coming_rows(func: Any, first: str, length: int) -> Any:
+def prefetch_coming_rows(func: PrimFunc, first: str, length: int) -> PrimFunc:
     """`func` asking for a row to come while it makes its later passes over a row.
 
     In those nothing would be fetched, and a first pass that asks as well as waits has both at once. Each asks for its
@@ -126,7 +127,7 @@ def prefetch_coming_rows(func: Any, first: str, length: int) -> Any:
     return with_stages(func, [asks if s.same_as(rows) else s for s in root_stages(func)], func.body.block.alloc_buffers)
 
 
-def prefetch_windows(func: Any, update: str, rows: Any, tiles: Any, channels: int) -> Any:
+def prefetch_windows(func: PrimFunc, update: str, rows: Any, tiles: Any, channels: int) -> PrimFunc:
     """`func` asking, for every tile, for the pixels behind that no window has read: those of a window's last rows.
 
     The hardware begins anew on every row, and sees the rows that come from cache beside the one that does not.

@@ -13,6 +13,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.tirx import PrimFunc
 
 _LAUNCH, _BARRIER = "pragma_parallel_launch_point", "pragma_parallel_barrier_when_finish"
 
@@ -38,7 +39,7 @@ class Steps:
         return any(isinstance(buffer, tirx.AllocBuffer) for buffer in self.buffers)
 
 
-def steps(func: Any) -> Steps | None:
+def steps(func: PrimFunc) -> Steps | None:
     """None where a thread may leave early (the others would wait for it for ever), or parallel loops lie deeper."""
     if asserts(func) or may_fail(func.body):
         return None
@@ -74,13 +75,13 @@ def one_launch(stages: Sequence[Stage], buffers: Sequence[Any] = ()) -> Any:
     return tirx.SeqStmt([*buffers, launch]) if buffers else launch
 
 
-def joined(func: Any) -> Any:
+def joined(func: PrimFunc) -> PrimFunc:
     """A flat kernel with one launch for all its parallel loops; `func` itself where it has one, or none."""
     found = steps(func)
     return func if found is None or len(found.stages) < 2 else func.with_body(one_launch(found.stages, found.buffers))
 
 
-def asserts(func: Any) -> bool:
+def asserts(func: PrimFunc) -> bool:
     found: list[Any] = []
     tvm_ffi.structural_walk(func.body, (tirx.AssertStmt, found.append))
     return bool(found)

@@ -17,6 +17,9 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.ir import IRModule
+from tvm.ir.transform import PassContext
+from tvm.tirx import PrimFunc
 
 from subtune.runtime import triples
 
@@ -25,14 +28,14 @@ _OF_LLVM: dict[Any, str] = {tirx.Max: "llvm.maximum", tirx.Min: "llvm.minimum"}
 
 def nan_kept() -> Any:
     @tirx.transform.prim_func_pass(opt_level=0)
-    def run(func: Any, _mod: Any, _ctx: Any) -> Any:
+    def run(func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
         extreme = _by_instruction if _is_aarch64(func) else _ordered
         return func.with_body(tvm_ffi.structural_map(func.body, (tuple(_OF_LLVM), extreme)))
 
     return run
 
 
-def _is_aarch64(func: Any) -> bool:
+def _is_aarch64(func: PrimFunc) -> bool:
     target = func.attrs.get("target") if func.attrs else None
     triple = str(target.attrs.get("mtriple", "")) if isinstance(target, tvm.target.Target) else ""
     return triples.architecture(triple) == "aarch64"

@@ -26,6 +26,9 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
+from tvm.ir import IRModule
+from tvm.ir.transform import PassContext
+from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.lowering.launches import asserts, joined
 from subtune.backends.cpu.lowering.long_choices import begun_at_one
@@ -120,7 +123,7 @@ def _trusting() -> Any:
     """
 
     @tirx.transform.prim_func_pass(opt_level=0)
-    def run(func: Any, _mod: Any, _ctx: Any) -> Any:
+    def run(func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
         if not func.attrs or FLAT not in func.attrs:
             return func
         nothing = tirx.Evaluate(tirx.const(0, "int32"))
@@ -131,7 +134,7 @@ def _trusting() -> Any:
 
 def _any_alignment() -> Any:
     @tirx.transform.prim_func_pass(opt_level=0)
-    def run(func: Any, _mod: Any, _ctx: Any) -> Any:
+    def run(func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
         buffers = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
         renamed = {param: _unaligned(param, marked(func, param)) for param in buffers}
         params = [renamed.get(param, param) for param in func.params]
@@ -155,7 +158,7 @@ def _answerable() -> Any:
         return tirx.if_then_else(question.b < question.a, no, yes)
 
     @tirx.transform.prim_func_pass(opt_level=0)
-    def run(func: Any, _mod: Any, _ctx: Any) -> Any:
+    def run(func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
         return func.with_body(tvm_ffi.structural_map(func.body, (ir.Call, exchange)))
 
     return run
@@ -163,7 +166,7 @@ def _answerable() -> Any:
 
 def _streamed() -> Any:
     @tirx.transform.prim_func_pass(opt_level=0)
-    def run(func: Any, _mod: Any, _ctx: Any) -> Any:
+    def run(func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
         return stream_outputs(func) if is_streamed(func) else func
 
     return run
@@ -171,7 +174,7 @@ def _streamed() -> Any:
 
 def _without_float16() -> Any:
     @tirx.transform.prim_func_pass(opt_level=0)
-    def run(func: Any, _mod: Any, _ctx: Any) -> Any:
+    def run(func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
         return drop_conversions(func) if func.attrs and NO_FLOAT16 in func.attrs else func
 
     return run
@@ -190,7 +193,7 @@ def _small_buffers_on_stack() -> Any:
         return tirx.AllocBuffer(buffer, {**alloc.annotations, _KEEP_ON_STACK: tirx.IntImm("int32", 1)})
 
     @tirx.transform.prim_func_pass(opt_level=0)
-    def run(func: Any, _mod: Any, _ctx: Any) -> Any:
+    def run(func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
         return func.with_body(tvm_ffi.structural_map(func.body, (tirx.AllocBuffer, annotate)))
 
     return run

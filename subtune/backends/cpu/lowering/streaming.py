@@ -14,6 +14,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.tirx import PrimFunc
 
 ATTRIBUTE = "subtune.streamed"
 """Of a PrimFunc: its outputs are stored past the caches."""
@@ -23,22 +24,22 @@ _LINE = 64
 _LLVM = {"float32": ("float", 4), "int32": ("i32", 4), "uint16": ("i16", 2), "int8": ("i8", 1), "uint8": ("i8", 1)}
 
 
-def streamed(func: Any) -> Any:
+def streamed(func: PrimFunc) -> PrimFunc:
     return func.with_attr(ATTRIBUTE, True)
 
 
-def is_streamed(func: Any) -> bool:
+def is_streamed(func: PrimFunc) -> bool:
     return bool(func.attrs and func.attrs.get(ATTRIBUTE))
 
 
-def marked(func: Any, param: Any) -> str:
+def marked(func: PrimFunc, param: Any) -> str:
     """The name of a parameter's buffer, by which `stream_outputs` knows those that are written."""
     if not is_streamed(func) or not any(param.same_as(one) for one in _written(func)):
         return str(param.name)
     return f"{_MARK}{param.name}"
 
 
-def stream_outputs(func: Any) -> Any:
+def stream_outputs(func: PrimFunc) -> PrimFunc:
     """Lowered TIR with its vector stores to marked buffers as stores past the caches."""
     used: set[tuple[str, int]] = set()
 
@@ -60,7 +61,7 @@ def stream_outputs(func: Any) -> Any:
     return func.with_body(tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", ir.StringImm(text), body))
 
 
-def _written(func: Any) -> list[Any]:
+def _written(func: PrimFunc) -> list[Any]:
     stores: list[Any] = []
     tvm_ffi.structural_walk(func.body, (tirx.BufferStore, lambda store: stores.append(store.buffer)))
     return stores

@@ -14,7 +14,10 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.ir import IRModule
+from tvm.ir.transform import PassContext
 from tvm.sym.analyzer import Analyzer
+from tvm.tirx import PrimFunc
 
 from subtune.tir.expressions import conjuncts, variables
 from subtune.tir.substitute import substitute
@@ -24,7 +27,7 @@ def whole_vectors() -> Any:
     """A pass over functions whose buffers are flat, before their loops are vectorised."""
 
     @tirx.transform.prim_func_pass(opt_level=0)
-    def run(func: Any, _mod: Any, _ctx: Any) -> Any:
+    def run(func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
         return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, _divided)))
 
     return run

@@ -17,6 +17,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.tirx import PrimFunc
 
 from subtune.tir.operators import register
 from subtune.tir.shuffle import lanes_of
@@ -58,7 +59,7 @@ def rounded(x: Any) -> Any:
     return ir.Call(ir.Op.get(ROUND), [x], ret_ty=ir.PrimType("uint16"))
 
 
-def with_instructions(func: Any) -> Any:
+def with_instructions(func: PrimFunc) -> PrimFunc:
     """`func` with the LLVM functions that its operators call; unchanged when it uses none of them."""
     used = set()
     lanes = {1}

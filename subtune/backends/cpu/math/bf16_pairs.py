@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.math.bf16_ops import dot
 from subtune.core.kernel import NotApplicable, Packing
@@ -64,7 +65,7 @@ def paired_axes(info: Contraction) -> tuple[Axis, ...] | NotApplicable:
     return tuple(replace(a, extent=-(-a.extent // 2)) if a.index == pair else a for a in info.axes)
 
 
-def in_pairs(func: Any, block_name: str, info: Contraction) -> Paired | NotApplicable:
+def in_pairs(func: PrimFunc, block_name: str, info: Contraction) -> Paired | NotApplicable:
     """Rewrite the anchor `block_name`, which `info` describes, to sum over pairs."""
     axes = paired_axes(info)
     if isinstance(axes, NotApplicable):

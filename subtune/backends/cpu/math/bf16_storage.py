@@ -16,6 +16,7 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
+from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.math.bf16_ops import rounded, with_instructions
 from subtune.tir.expressions import variables
@@ -29,7 +30,7 @@ class _Unsupported(Exception):
     """An expression of bfloat16 that is not rewritten here: TVM's own legalisation is correct, and slow."""
 
 
-def explicit_bfloat16(func: Any, has_instruction: bool) -> Any:
+def explicit_bfloat16(func: PrimFunc, has_instruction: bool) -> PrimFunc:
     """`func`, a scheduled PrimFunc, without arithmetic on bfloat16; unchanged where it has none.
 
     Args:
@@ -69,7 +70,7 @@ def _serial_if_constant(loop: Any) -> Any:
     return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
 
-def _inner_buffers(func: Any) -> dict[Any, Any]:
+def _inner_buffers(func: PrimFunc) -> dict[Any, Any]:
     """Every bfloat16 buffer that `func` allocates -> the same of uint16."""
     found: dict[Any, Any] = {}
 

@@ -13,12 +13,13 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
+from tvm.tirx import PrimFunc
 
 from subtune.tir.expressions import is_load_of
 from subtune.tir.shuffle import shuffled
 
 
-def fold_partials(func: Any, names: Collection[str], lanes: int) -> Any:
+def fold_partials(func: PrimFunc, names: Collection[str], lanes: int) -> PrimFunc:
     """`func` with the loops round the blocks called `names`, sums over one short axis, as vector arithmetic."""
 
     def fold(loop: Any) -> Any:

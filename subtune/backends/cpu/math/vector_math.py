@@ -15,12 +15,13 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.math import exp_avx512
 from subtune.tir.expressions import loads, variables
 
 
-def vectorize_math(func: Any, features: Collection[str] = ()) -> Any:
+def vectorize_math(func: PrimFunc, features: Collection[str] = ()) -> PrimFunc:
     """`func` with the float32 calls of the functions above replaced by vectorisable arithmetic.
 
     Args:
@@ -46,7 +47,7 @@ def vectorize_math(func: Any, features: Collection[str] = ()) -> Any:
     return func if body.same_as(func.body) else func.with_body(body)
 
 
-def multiply_by_reciprocals(func: Any) -> Any:
+def multiply_by_reciprocals(func: PrimFunc) -> PrimFunc:
     """x[i, j] / s[i] as x[i, j] * (1 / s[i]): LLVM takes the division out of the loop over j, where it took most time.
 
     Half a unit in the last place more error; a divisor below 3e-39 counts as zero. Functions that round to whole

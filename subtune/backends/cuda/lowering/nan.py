@@ -12,6 +12,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.tirx import PrimFunc
 
 _NAMES: dict[Any, str] = {tirx.Max: "max", tirx.Min: "min"}
 _TYPES = {
@@ -49,7 +50,7 @@ def nan_kept(mod: Any, _context: Any) -> Any:
     return result
 
 
-def _kept(func: Any) -> Any:
+def _kept(func: PrimFunc) -> PrimFunc:
     used: set[str] = set()
 
     def called(node: Any) -> Any:

@@ -15,6 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock
+from tvm.tirx import PrimFunc
 
 from subtune.core.workload import dtype_bits
 
@@ -51,7 +52,7 @@ def swizzle(mod: Any, _context: Any) -> Any:
     return result
 
 
-def _rewritten(func: Any) -> Any:
+def _rewritten(func: PrimFunc) -> PrimFunc:
     buffers: list[Any] = []
 
     def collect(block: Any) -> None:
