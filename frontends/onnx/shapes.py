@@ -33,6 +33,9 @@ _TYPE_NUMBERS = frozenset(TensorProto.DataType.values())
 Dim = int | str | None
 """One dimension of an input: its size, its symbol, or unknown without a name."""
 
+_LONGEST = 2**31 - 1
+"""TVM's loops count in int32."""
+
 
 def dtype_name(elem_type: int) -> str:
     """numpy's (or ml_dtypes') name of an ONNX element type."""
@@ -102,9 +105,14 @@ def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
     del proto.graph.value_info[:]
     strict = all(node.op_type != "If" for node in all_nodes(proto.graph))
     try:
-        return onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=True)
     except Exception as error:  # onnx raises C++ exceptions of several unrelated Python types
         raise ShapeError(f"The model's shapes or types contradict one another: {one_line(error)}.") from error
+    for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
+        longest = max((dim.dim_value for dim in value.type.tensor_type.shape.dim), default=0)
+        if longest > _LONGEST:
+            raise ShapeError(f"The value {value.name!r} has a dimension of {longest}; loops here count to {_LONGEST}.")
+    return inferred
 
 
 def _declared(value: onnx.ValueInfoProto) -> list[Dim] | None:

@@ -50,6 +50,8 @@ class Verification:
                 name, self._reference = self._reference.name, UntunedBuild(self._again(), self._device, self._beside)
                 why = f", as {name} cannot run the model ({str(e)[:_SHOWN_OF_AN_ERROR]})"
                 self.summary = self._compared(artifact, self._reference, why)
+        except MemoryError as e:
+            raise VerificationError(f"too little memory to run the model here ({e}); --no-verify does not") from e
         except VerificationError as e:
             if self._numerics.half:
                 precision = self._numerics.precision

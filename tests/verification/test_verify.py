@@ -15,6 +15,7 @@ from subtune.core.numerics import Numerics
 from subtune.core.tensor_spec import TensorSpec
 from subtune.frontends.onnx.reference import integer_limits, onnxruntime_reference
 from subtune.verification.references import precision_reference
+from subtune.verification.verification import Verification
 from subtune.verification.verify import output_error, verify
 
 
@@ -161,3 +162,14 @@ class TestInputs:
         inputs = [helper.make_tensor_value_info(n, TensorProto.INT32, [2]) for n in ("ids", "types", "mask")]
         graph = helper.make_graph(nodes, "g", inputs, [], tables)
         assert integer_limits(helper.make_model(graph)) == {"ids": 30, "types": 7}
+
+
+def test_a_model_too_large_to_run_here_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compared(*_: object) -> str:
+        raise MemoryError("unable to allocate 32 GiB")
+
+    unstarted = object.__new__(Verification)
+    monkeypatch.setattr(Verification, "_compared", compared)
+    monkeypatch.setattr(unstarted, "_reference", None, raising=False)
+    with pytest.raises(VerificationError, match=r"too little memory .*32 GiB.*--no-verify"):
+        unstarted.check(None)

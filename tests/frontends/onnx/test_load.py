@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from subtune import models
-from subtune.core.errors import ModelError
+from subtune.core.errors import ModelError, ShapeError
 from subtune.frontends import Imported, TensorSpec, load
 from subtune.frontends.onnx.reference import OnnxRuntime
 from subtune.passes.partition import partition
@@ -394,6 +394,14 @@ def test_values_that_do_not_fill_their_shape_are_refused(shape: tuple[int, ...])
     graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", info[:1], info[1:], [weight])
     with pytest.raises(ModelError):
         load(helper.make_model(graph), {"x": shape})
+
+
+@pytest.mark.parametrize("repeats", [2**31, 2**33])
+def test_a_dimension_beyond_int32_is_refused(repeats: int) -> None:
+    text = f"g (float[3] x) => (float[n] y) <int64[1] r = {{{repeats}}}> {{ y = Tile(x, r) }}"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 13]> {text}')
+    with pytest.raises(ShapeError, match=f"'y' has a dimension of {3 * repeats}; loops here count to 2147483647"):
+        load(model)
 
 
 def test_anything_else_is_refused() -> None:
