@@ -46,7 +46,7 @@ def _attempt(sch: Schedule, step: Any, name: str) -> Schedule:
     trial = sch.copy()
     try:
         step(trial, name)
-    except ScheduleError:
+    except (ScheduleError, ValueError):  # a fused loop of more iterations than int32 counts is a ValueError
         return sch
     return trial
 
