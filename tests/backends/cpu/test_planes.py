@@ -1,0 +1,73 @@
+"""Pooling and depthwise convolution with channels first: candidates of their family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm.relax import op
+
+from subtune import backends
+from subtune.backends.cpu.device import CPUModel
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
+from tests.backends.workloads import build
+
+Run = Callable[[Workload, Kernel | None], np.ndarray]
+CHANNELS = 3
+
+
+def depthwise(height: int, width: int, taps: int, stride: int = 1, dilation: int = 1) -> Workload:
+    pad = taps // 2
+
+    def body(emit: Any, x: Any, w: Any, b: Any) -> Any:
+        y = emit(op.nn.conv2d(x, w, strides=stride, padding=pad, dilation=dilation, groups=CHANNELS))
+        return op.nn.relu(emit(op.add(y, b)))
+
+    return build(body, [(2, CHANNELS, height, width)], [(CHANNELS, 1, taps, taps), (1, CHANNELS, 1, 1)])
+
+
+def pool(kind: str, size: int, taps: int, stride: int, padding: Sequence[int] = (0, 0), **kwargs: bool) -> Workload:
+    make = getattr(op.nn, f"{kind}_pool2d")
+    return build(
+        lambda emit, x: make(x, (taps, taps), (stride, stride), tuple(padding), **kwargs), [(1, CHANNELS, size, size)]
+    )
+
+
+CASES = {
+    "depthwise 3x3": lambda: depthwise(13, 19, 3),
+    "depthwise 5x5, stride 2": lambda: depthwise(14, 21, 5, 2),
+    "depthwise 7x7": lambda: depthwise(9, 14, 7),
+    "depthwise, stride 3": lambda: depthwise(16, 28, 3, 3),
+    "depthwise, dilated": lambda: depthwise(16, 16, 3, 2, 2),
+    "depthwise, narrow": lambda: depthwise(8, 5, 3),
+    "max pool": lambda: pool("max", 13, 3, 2, (1, 1)),
+    "max pool, nothing padded": lambda: pool("max", 16, 2, 2),
+    "max pool, the last window overhangs": lambda: pool("max", 16, 3, 2, ceil_mode=True),
+    "average pool": lambda: pool("avg", 14, 3, 1, (1, 1)),
+    "average pool, padded below": lambda: pool("avg", 13, 3, 2, (0, 0, 2, 2), count_include_pad=True),
+    "average pool, the input itself": lambda: pool("avg", 17, 3, 1),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
+    workload = CASES[case]()
+    found = [c for c in backends.candidates(workload, device, topk=200) if c.family == "planes"]
+    assert found, "no candidates"
+    expected = run(workload, None)
+    for candidate in (found[0], found[-1]):
+        kernel = backends.schedule(workload, candidate, device)
+        assert not isinstance(kernel, NotApplicable), kernel.reason
+        np.testing.assert_allclose(run(workload, kernel), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("knobs", [{"band": 5}, {"mr": 3}, {"vectors": 2}])
+def test_tiles_that_do_not_divide_are_refused(knobs: dict[str, int], device: CPUModel) -> None:
+    candidate = Candidate.make("planes", **{"band": 8, "mr": 2, "vectors": 1, **knobs})
+    kernel = backends.schedule(pool("max", 8, 3, 1, (1, 1)), candidate, device)
+    assert isinstance(kernel, NotApplicable)
+    assert "does not divide" in kernel.reason
