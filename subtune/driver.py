@@ -28,7 +28,7 @@ from subtune.report.provenance import failures, kernel_origins, note_of_elsewher
 from subtune.tuning.alternatives import chosen_partition, foreseen
 from subtune.tuning.choose import choose
 from subtune.tuning.predict import predict
-from subtune.tuning.search import tune
+from subtune.tuning.search import Search, tune
 from subtune.tuning.winners import Winners
 from subtune.verification.verification import Verification
 
@@ -73,8 +73,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         records = tune(
             prepared.subgraphs,
             device,
-            topk=options.topk,
-            budget_s=options.budget_s if options.tune and not is_elsewhere else 0.0,
+            Search(options.topk, options.budget_s if options.tune and not is_elsewhere else 0.0),
             database=store,
             measurer=options.measurer,
             progress=options.progress,

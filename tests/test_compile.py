@@ -19,7 +19,7 @@ import pytest
 import subtune
 from subtune import backends, models
 from subtune import runtime as runtimes
-from subtune.backends import device_of
+from subtune.backends import as_device, device_of
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import SubtuneError, TargetError, VerificationError
 from subtune.core.measurement import FailureKind
@@ -74,7 +74,7 @@ def test_when_the_budget_is_spent_nothing_more_begins(
         def monotonic() -> float:
             return time.monotonic() + (7200.0 if any(p.done for p in seen) else 0.0)
 
-    for module in ("subtune.tuning.search", "subtune.measure.halving", "subtune.measure.local"):
+    for module in ("subtune.tuning.search", "subtune.measure.halving", "subtune.measure.session"):
         monkeypatch.setattr(f"{module}.time", Clock)
     report = compile_model(
         models.reduced("mobilenet_v2"), tmp_path / "m.subtune", budget_s=3600, topk=8, verify=False, threads=2,
@@ -273,9 +273,10 @@ def test_a_record_of_another_kernel_is_not_shipped_as_measured(
     workloads = {s.workload.key: s.workload for s in prepare(small_model).subgraphs}
     with Database(tmp_path / "t.db") as database:
         first, second = database.list_records()
-        database.add_record(workloads[first.workload_key], replace(first, func_hash="0" * 16))
+        versions = as_device(device_of(threads=2)).backend.versions()
+        database.add_record(workloads[first.workload_key], replace(first, func_hash="0" * 16), versions)
         gone = replace(second, candidate=Candidate.make("contraction", mr=0))
-        database.add_record(workloads[second.workload_key], gone)
+        database.add_record(workloads[second.workload_key], gone, versions)
     report = compile_model(small_model, tmp_path / "m.subtune", tune=False, threads=2, database=tmp_path / "t.db")
     assert {row.candidate for row in report.rows} == {str(DEFAULT)}
     assert all(s.measured_hash == "" for s in subtune.load(tmp_path / "m.subtune").manifest.subgraphs)

@@ -15,7 +15,7 @@ import pytest
 from subtune import models
 from subtune.artifact import load
 from subtune.artifact.manifest import read
-from subtune.backends import device_of
+from subtune.backends import as_device, device_of
 from subtune.backends.cpu.device import CPU
 from subtune.backends.host import link
 from subtune.cli import main
@@ -123,7 +123,7 @@ class TestCompile:
             True,
         )
         with Database(tmp_path / "t.db") as database:
-            database.add_record(subgraph.workload, record)
+            database.add_record(subgraph.workload, record, as_device(device).backend.versions())
         compile_model(small_model, tmp_path / "m.subtune", target=FOREIGN, threads=2, database=tmp_path / "t.db")
         bases = {entry.name: entry.basis for entry in read(tmp_path / "m.subtune").subgraphs if entry.workload}
         assert bases.pop(subgraph.name) == "measured"

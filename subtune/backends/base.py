@@ -9,7 +9,8 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
@@ -19,6 +20,7 @@ from subtune.core.errors import TargetError
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.measurement import Comparison, Failure, Timing
 from subtune.core.numerics import PLAIN, Numerics
+from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
 
 if TYPE_CHECKING:
@@ -28,6 +30,16 @@ if TYPE_CHECKING:
     from subtune.core.manifest import Manifest
     from subtune.core.memory_plan import MemoryPlan
     from subtune.core.program import Program
+
+
+@cache
+def tvm_version() -> str:
+    try:
+        return version("apache-tvm")
+    except PackageNotFoundError:  # TVM built from source, found by its path
+        import tvm
+
+        return str(tvm.__version__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +107,10 @@ class Device:
     def fingerprint(self) -> str:
         """Short text, equal exactly where measurements may be exchanged."""
         return "/".join((self.model.fingerprint(), *self.numerics.tags))
+
+    def scope(self) -> Scope:
+        """Under what its measurements hold."""
+        return Scope(self.fingerprint(), self.backend.versions())
 
 
 OUTER: Mapping[str, str] = MappingProxyType({"role": "outer"})
@@ -201,6 +217,13 @@ class Bench(Protocol):
     @property
     def default_s(self) -> float: ...
 
+    @property
+    def nbytes(self) -> int:
+        """What it holds, roughly."""
+        ...
+
+    def check(self, job: Any) -> Comparison | Failure: ...
+
     def time(self, job: Any) -> Timing | Failure: ...
 
     def compare(self, job: Any) -> Comparison | Failure: ...
@@ -225,6 +248,11 @@ class Backend(ABC):
     @abstractmethod
     def families(self) -> tuple[Family[Any, Any], ...]:
         """In the order in which they are asked."""
+
+    def versions(self) -> Versions:
+        """Of all that decides what its candidates' names mean, for the database."""
+        families = tuple((family.name, family.version) for family in self.families)
+        return Versions(f"tvm-{tvm_version()}/{self.kind}-{self.version}", families)
 
     # -- devices
 
@@ -273,7 +301,7 @@ class Backend(ABC):
     def tile(self, candidate: Candidate) -> tuple[object, ...]:
         """All of it but the loops round its tile: what the model leaves out is much the same for all that share it."""
         knobs = next((family.knobs for family in self.families if family.name == candidate.family), None)
-        outer = {f.name for f in fields(knobs) if f.metadata is OUTER} if knobs else set()
+        outer = {f.name for f in fields(knobs) if f.metadata == OUTER} if knobs else set()
         return (candidate.family, *(knob for knob in candidate.knobs if knob[0] not in outer))
 
     @abstractmethod

@@ -12,7 +12,10 @@ from statistics import mean, median
 
 import numpy as np
 
+from subtune.backends import backend_of
+from subtune.core.manifest import Manifest
 from subtune.core.measurement import Measurement, Timing
+from subtune.core.versions import Scope
 from subtune.database import Database
 
 REGRETS = (1, 5, 20)
@@ -58,9 +61,10 @@ class Quality:
         )
 
 
-def of_workloads(database: Database, keys: Iterable[str], device: str) -> tuple[WorkloadQuality, ...]:
+def of_workloads(database: Database, keys: Iterable[str], manifest: Manifest) -> tuple[WorkloadQuality, ...]:
     """The quality of each workload that says something: keys in order, each once, those with too few left out."""
-    found = (of_measurements(key, database.measurements(key, device)) for key in dict.fromkeys(keys) if key)
+    scope = Scope(manifest.device, backend_of(manifest.kind).versions())
+    found = (of_measurements(key, database.measurements(key, scope)) for key in dict.fromkeys(keys) if key)
     return tuple(one for one in found if one is not None)
 
 

@@ -139,7 +139,7 @@ def _run(case: ModelCase, settings: Settings) -> ModelRow:
             "untuned": sum(not row.tuned_s for row in compiled.rows),
             "failed": sum(row.failed for row in compiled.rows),
             "verified": compiled.verified,
-            "quality": of_workloads(settings.database, keys, manifest.device),
+            "quality": of_workloads(settings.database, keys, manifest),
         }
         settings.tell(f"{case.name}: time")
         try:

@@ -183,7 +183,7 @@ def _operator(case: GpuCase, op: GpuOp, settings: Settings, device: Device, meas
             if peer is not None and not peer.exception():
                 peer.result().close()
     measurements = [Measurement(c, o, 0.0) for c, o in outcomes.items() if c != DEFAULT]
-    settings.database.add_measurements(workload, device.fingerprint(), measurements)
+    settings.database.add_measurements(workload, device.scope(), measurements)
     found = of_measurements(workload.key, measurements)
     winner = min((c for c in samples if isinstance(c, Candidate)), key=lambda c: median(samples[c]), default=DEFAULT)
     return GpuRow(
@@ -311,5 +311,5 @@ def _network(case: GpuCase, settings: Settings) -> GpuRow:
         tried=sum(row.tried for row in compiled.rows),
         failed=sum(row.failed for row in compiled.rows),
         note="; ".join(f"{name}: {why}" for name, why in report.failures),
-        quality=of_workloads(settings.database, [entry.workload for entry in manifest.subgraphs], manifest.device),
+        quality=of_workloads(settings.database, [entry.workload for entry in manifest.subgraphs], manifest),
     )  # fmt: skip

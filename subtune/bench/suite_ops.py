@@ -125,7 +125,7 @@ def _run(case: OpCase, settings: Settings) -> OpRow:
             work,
             most,
             compiled,
-            of_workloads(settings.database, [entry.workload for entry in manifest.subgraphs], manifest.device),
+            of_workloads(settings.database, [entry.workload for entry in manifest.subgraphs], manifest),
         )
 
 

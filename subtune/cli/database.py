@@ -12,6 +12,7 @@ from subtune.cli import arguments
 if TYPE_CHECKING:
     from subtune.core.measurement import Measurement
     from subtune.core.record import Record
+    from subtune.core.versions import Versions
     from subtune.database import Database
 
 
@@ -49,12 +50,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace, database: Database) -> tuple[Any, list[str]]:
-    records = database.list_records(all_versions=args.all_versions)
+    records = database.list_records(versions=None if args.all_versions else _today())
     return [_record(record) for record in records], [_line(record) for record in records] or ["no records"]
 
 
 def _show(args: argparse.Namespace, database: Database) -> tuple[Any, list[str]]:
-    workload, records, measurements = database.show(args.key)
+    workload, records, measurements = database.show(args.key, _today())
     tried = [_measurement(measurement) for measurement in measurements]
     data = {
         "workload": workload.key,
@@ -83,8 +84,14 @@ def _import(args: argparse.Namespace, database: Database) -> tuple[Any, list[str
 
 
 def _gc(args: argparse.Namespace, database: Database) -> tuple[Any, list[str]]:
-    deleted = database.gc(older_than_s=args.older_than)
+    deleted = database.gc(older_than_s=args.older_than, versions=_today())
     return {"deleted": deleted}, [f"{deleted} rows deleted"]
+
+
+def _today() -> list[Versions]:
+    from subtune.backends import BACKENDS
+
+    return [backend.versions() for backend in BACKENDS]
 
 
 def _exchanged(verb: str, done: Any) -> tuple[Any, list[str]]:

@@ -22,21 +22,18 @@ def progress_bar() -> Iterator[ProgressCallback | None]:
     with tqdm(total=1.0, desc="tuning", file=sys.stderr, leave=False, bar_format=layout, dynamic_ncols=True) as bar:
 
         def show(progress: Progress) -> None:
-            bar.n = fraction(progress)
+            bar.n = progress.share
             bar.set_postfix_str(describe(progress), refresh=True)
 
         yield show
 
 
-def fraction(progress: Progress) -> float:
-    """How much of the work is over, from 0 to 1; the candidates of the present workload count as part of it."""
-    part = progress.tried / progress.candidates if progress.candidates else 0.0
-    return min(1.0, (progress.done + min(part, 1.0)) / max(progress.total, 1))
-
-
 def describe(progress: Progress) -> str:
-    """`subgraph 3/17, candidate 5/20, best 123.4 us, 0:42 left`, as far as it is known."""
-    parts = [f"subgraph {min(progress.done + 1, progress.total)}/{progress.total}"]
+    """`3/17 subgraphs done, candidate 5/20, best 123.4 us, 0:42 left`, as far as it is known.
+
+    The candidate is one of the subgraph whose turn it is: all have their first before one has its second.
+    """
+    parts = [f"{progress.done}/{progress.total} subgraphs done"]
     if progress.candidates:
         parts.append(f"candidate {progress.tried}/{progress.candidates}")
     if 0 < progress.best_s < math.inf:

@@ -10,8 +10,6 @@ from typing import Any, TypeVar, get_type_hints
 Knob = int | str | bool
 K = TypeVar("K")
 
-_OUTER_LOOPS = ("mt", "order")
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -60,18 +58,14 @@ class Candidate:
         """Whether the kernel runs on the calling thread alone, as very short ones should."""
         return bool(dict(self.knobs).get("serial", False))
 
-    @property
-    def tile(self) -> tuple[object, ...]:
-        """All of it but the loops around the tile; what the model leaves out is much the same for all that share it."""
-        return (self.family, *(knob for knob in self.knobs if knob[0] not in _OUTER_LOOPS))
-
     def to_json(self) -> str:
         return json.dumps({"family": self.family, "knobs": dict(self.knobs)}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Candidate:
+        """Older versions wrote the family as `template`."""
         data = json.loads(text)
-        return cls.make(data["family"], **data["knobs"])
+        return cls.make(data["family"] if "family" in data else data["template"], **data["knobs"])
 
     def __str__(self) -> str:
         return f"{self.family}({', '.join(f'{name}={value}' for name, value in self.knobs)})"

@@ -21,6 +21,8 @@ class Progress:
     """Fastest time of the present workload so far, in seconds; infinite before the first."""
     eta_s: float
     """Seconds until the end; infinite while nothing is known of the pace."""
+    share: float = 0.0
+    """How much of the work is over, from 0 to 1: candidates of all workloads that have an outcome."""
 
 
 ProgressCallback = Callable[[Progress], None]

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.measurement import Timing
 
+PAIRS, CALLS = "pairs", "calls"
+"""How a winner was found to be faster than the default: timed in turns with it, or twice as fast in the few calls in
+which both were checked. The second is what there is until the search has time for the first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """The winner of one workload on one device.
 
-    `timing` and `default_timing` come from one interleaved run of the winner and the default schedule; when the
-    default won they are equal. A record is written only after the winner's outputs were compared with the
-    default's and its time was confirmed.
+    `timing` and `default_timing` come from one interleaved run of the winner and the default schedule, where
+    `confirmed` says so; when the default won they are equal. A record is written only after the winner's outputs were
+    compared with the default's and its time was confirmed.
     """
 
     workload_key: str
@@ -34,6 +38,7 @@ class Record:
     failed: int
     complete: bool
     """False when the budget or the user ended the search early: a later run continues it."""
+    confirmed: str = PAIRS
 
     @property
     def is_default(self) -> bool:

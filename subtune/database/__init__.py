@@ -3,8 +3,8 @@
 `Database` reads and writes it; `exchange` speaks MetaSchedule's JSON format.
 """
 
-from subtune.database.exchange import export_metaschedule, import_metaschedule
+from subtune.database.exchange import MetaScheduleWriter, export_metaschedule, import_metaschedule
 from subtune.database.opened import opened
-from subtune.database.store import Database, default_path, versions
+from subtune.database.store import Database, default_path
 
-__all__ = ["Database", "default_path", "export_metaschedule", "import_metaschedule", "opened", "versions"]
+__all__ = ["Database", "MetaScheduleWriter", "default_path", "export_metaschedule", "import_metaschedule", "opened"]

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 BUSY_S = 10.0
 """How long a statement waits for another process's transaction; those last milliseconds."""
-_FORMAT = 1
+_FORMAT = 2
 _MAX_SALVAGE_BYTES = 1 << 30
 
 _SCHEMA = """
@@ -39,6 +39,7 @@ CREATE TABLE IF NOT EXISTS winners (
     default_spread REAL NOT NULL, default_samples INTEGER NOT NULL,
     gain REAL NOT NULL, func_hash TEXT NOT NULL, topk INTEGER NOT NULL,
     tried INTEGER NOT NULL, failed INTEGER NOT NULL, complete INTEGER NOT NULL, at REAL NOT NULL,
+    confirmed TEXT NOT NULL DEFAULT 'pairs', families TEXT NOT NULL DEFAULT '{}',
     PRIMARY KEY (key, device, versions)
 );
 CREATE TABLE IF NOT EXISTS suggestions (
@@ -46,6 +47,10 @@ CREATE TABLE IF NOT EXISTS suggestions (
     PRIMARY KEY (key, candidate)
 );
 """
+# What a file of an older format lacks. Its rows have other versions than any of today: they are kept and not found.
+_ADDED = {
+    "winners": {"confirmed": "TEXT NOT NULL DEFAULT 'pairs'", "families": "TEXT NOT NULL DEFAULT '{}'"},
+}
 TABLES = ("workloads", "measurements", "winners", "suggestions")
 
 
@@ -127,14 +132,28 @@ def _open(path: Path) -> tuple[sqlite3.Connection, bool]:
             with transaction(connection):
                 for statement in filter(str.strip, _SCHEMA.split(";")):
                     connection.execute(statement)
+                _add_columns(connection)
                 connection.execute(f"PRAGMA user_version={_FORMAT}")
         else:
             for table in TABLES:
                 connection.execute(f"SELECT 1 FROM {table} LIMIT 1")
+            if version < _FORMAT:
+                raise DatabaseError(
+                    f"the database {path} has the older format {version} and is read-only, so that it cannot be "
+                    "brought up to date; make it writable, or name another with --db"
+                )
     except BaseException:
         connection.close()
         raise
     return connection, writable
+
+
+def _add_columns(connection: sqlite3.Connection) -> None:
+    for table, columns in _ADDED.items():
+        present = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+        for name, kind in columns.items():
+            if name not in present:
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
@@ -174,9 +193,10 @@ def _salvage(aside: Path, connection: sqlite3.Connection) -> None:
         _copy_in_full_length(aside, copy)
         with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as old:
             for table in TABLES:
+                columns = ", ".join(row[1] for row in old.execute(f"PRAGMA table_info({table})"))
                 for order in ("ASC", "DESC"):
-                    rows = _readable_rows(old, f"SELECT * FROM {table} ORDER BY rowid {order}")
-                    kept += _carry_over(rows, table, connection)
+                    rows = _readable_rows(old, f"SELECT {columns} FROM {table} ORDER BY rowid {order}")
+                    kept += _carry_over(rows, f"{table} ({columns})", connection)
     if kept:
         _log.warning("%d rows of the damaged tuning database were saved", kept)
 

@@ -43,29 +43,50 @@ def export_metaschedule(
     Raises:
         DatabaseError: the directory holds such files already, or cannot be written.
     """
-    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
-    from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
-
     device = as_device(device)
-    target = device.model.target()
-    out = _new_database(Path(directory), JSONDatabase)
+    out = MetaScheduleWriter(directory, device.model.target(), must_be_new=True)
     module, _, name = schedule.partition(":")
     function = getattr(importlib.import_module(module), name)
     skipped = []
     count = 0
-    for record in database.list_records(device=device.fingerprint()):
+    for record in database.list_records(device=device.fingerprint(), versions=[device.backend.versions()]):
         workload = database.workload(record.workload_key)
         assert workload is not None
         kernel = function(workload, record.candidate, device)
-        if reason := _obstacle(kernel):
+        if reason := out.add(workload.func, kernel, record.timing.median_s):
             skipped.append((workload.key, reason))
-            continue
-        mod = _normalised(workload.func)
-        stored = out.commit_workload(mod)
-        arguments = ArgInfo.from_prim_func(mod["main"])
-        out.commit_tuning_record(TuningRecord(kernel.trace, stored, [float(record.timing.median_s)], target, arguments))
-        count += 1
+        else:
+            count += 1
     return Exchanged(count, tuple(skipped))
+
+
+class MetaScheduleWriter:
+    """Kernels into the JSON database in `directory`, made if missing.
+
+    Raises:
+        DatabaseError: the directory holds such files already though it `must_be_new`, or cannot be written.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], target: Any, must_be_new: bool = False) -> None:
+        from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+        self._database = _opened(Path(directory), JSONDatabase, must_be_new)
+        self._target = target
+
+    def add(self, func: Any, kernel: Any, seconds: float) -> str:
+        """Why the kernel of `func` cannot go over; "" where it did."""
+        from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+        from tvm.s_tir.meta_schedule.database import TuningRecord
+
+        if reason := _obstacle(kernel):
+            return reason
+        mod = _normalised(func)
+        stored = self._database.commit_workload(mod)
+        arguments = ArgInfo.from_prim_func(mod["main"])
+        self._database.commit_tuning_record(
+            TuningRecord(kernel.trace, stored, [float(seconds)], self._target, arguments)
+        )
+        return ""
 
 
 def import_metaschedule(database: Database, directory: str | os.PathLike[str]) -> Exchanged:
@@ -111,14 +132,14 @@ def _normalised(func: Any) -> Any:
 
 def _obstacle(kernel: Any) -> str:
     if not isinstance(kernel, Kernel):
-        return f"its template does not apply any more: {kernel.reason}"
+        return f"its family does not apply any more: {kernel.reason}"
     if kernel.trace is None:
         return "it is not a trace of its workload"
     return ""
 
 
-def _new_database(directory: Path, make: Any) -> Any:
-    if any((directory / name).exists() for name in FILES):
+def _opened(directory: Path, make: Any, must_be_new: bool) -> Any:
+    if must_be_new and any((directory / name).exists() for name in FILES):
         raise DatabaseError(f"{directory} holds a MetaSchedule database already; name another directory")
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterable
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from subtune import __version__
 from subtune.core.candidate import Candidate
 from subtune.core.errors import DatabaseError
 from subtune.core.measurement import Failure, FailureKind, Measurement, Timing
 from subtune.core.record import Record
+from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
 from subtune.database.connection import connect, in_memory, transaction
 
@@ -35,20 +35,6 @@ def default_path() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("subtune")) / "tuning.db"
-
-
-@lru_cache
-def versions() -> str:
-    """Of all that decides what a candidate's name means and how fast it is: a change of one starts afresh."""
-    try:
-        tvm_version = version("apache-tvm")
-    except PackageNotFoundError:  # TVM built from source, found by its path
-        import tvm
-
-        tvm_version = tvm.__version__
-    from subtune.backends.cpu import scheduling
-
-    return f"tvm-{tvm_version}/subtune-{__version__}/templates-{scheduling.VERSION}"
 
 
 class Database:
@@ -87,28 +73,26 @@ class Database:
 
     # -- what the tuner asks ------------------------------------------------------------------------------
 
-    def lookup(self, workload: Workload, device: str) -> Record | None:
-        """The winner of `workload` on `device` (a fingerprint) under the present versions.
+    def lookup(self, workload: Workload, scope: Scope) -> Record | None:
+        """The winner of `workload` in `scope`; incomplete where a family has changed since, other than the winner's.
 
         A stored workload that has the same key but is another function counts as not found.
         """
-        where = "WHERE key = ? AND device = ? AND versions = ?"
-        rows = self._read(f"SELECT {_RECORD_COLUMNS} FROM winners {where}", (workload.key, device, versions()))
+        rows = self._read(
+            f"SELECT families, {_RECORD_COLUMNS} FROM winners WHERE key = ? AND device = ? AND versions = ?",
+            (workload.key, scope.device, scope.versions.base),
+        )
         if not rows or not self._is_same(workload):
             return None
-        return _record(rows[0])
+        record, families = _record(rows[0][1:]), json.loads(rows[0][0])
+        if not _holds(record, scope.versions.base, families, scope.versions):
+            return None
+        return replace(record, complete=False) if scope.versions.differs(families) else record
 
-    def known_failures(self, workload: Workload, device: str) -> dict[Candidate, Failure]:
-        """Candidates that failed before, for a reason that is not the machine's."""
-        rows = self._read(
-            "SELECT candidate, kind, message FROM measurements WHERE key = ? AND device = ? AND versions = ?",
-            (workload.key, device, versions()),
-        )
-        return {
-            Candidate.from_json(text): Failure(FailureKind(kind), message)
-            for text, kind, message in rows
-            if kind in {str(k) for k in _DETERMINISTIC}
-        }
+    def outcomes(self, workload: Workload, scope: Scope) -> dict[Candidate, Timing | Failure]:
+        """What is known of candidates whose family is what it was: times, and failures that are not the machine's."""
+        found = {m.candidate: m.outcome for m in self.measurements(workload.key, scope)}
+        return {c: o for c, o in found.items() if isinstance(o, Timing) or o.kind in _DETERMINISTIC}
 
     def suggestions(self, workload: Workload) -> tuple[Candidate, ...]:
         """Candidates that were imported for `workload`, said to be fastest first; nothing about them was checked."""
@@ -119,28 +103,29 @@ class Database:
 
     # -- what the tuner reports ---------------------------------------------------------------------------
 
-    def add_measurements(self, workload: Workload, device: str, measurements: Iterable[Measurement]) -> None:
+    def add_measurements(self, workload: Workload, scope: Scope, measurements: Iterable[Measurement]) -> None:
         statements = [_insert_workload(workload)]
         for measurement in measurements:
-            outcome = measurement.outcome
+            candidate, outcome = measurement.candidate, measurement.outcome
             columns: tuple[object, ...] = (
                 (str(outcome.kind), outcome.message, None, None, None, None)
                 if isinstance(outcome, Failure)
                 else ("", "", outcome.median_s, outcome.min_s, outcome.spread, outcome.samples)
             )
-            candidate = measurement.candidate
-            row = (workload.key, device, versions(), candidate.to_json(), candidate.predicted_s, *columns)
+            version = scope.versions.of(candidate.family)
+            row = (workload.key, scope.device, version, candidate.to_json(), candidate.predicted_s, *columns)
             statements.append(_insert("measurements", (*row, measurement.build_s, time.time())))
         self._write(statements)
 
-    def add_record(self, workload: Workload, record: Record) -> None:
+    def add_record(self, workload: Workload, record: Record, versions: Versions) -> None:
         """Store the winner, in place of an earlier one."""
         timing, default = record.timing, record.default_timing
         row = (
-            record.workload_key, record.device, versions(), record.candidate.to_json(), record.candidate.predicted_s,
+            record.workload_key, record.device, versions.base, record.candidate.to_json(), record.candidate.predicted_s,
             timing.median_s, timing.min_s, timing.spread, timing.samples,
             default.median_s, default.min_s, default.spread, default.samples,
             record.gain, record.func_hash, record.topk, record.tried, record.failed, int(record.complete), time.time(),
+            record.confirmed, json.dumps(dict(versions.families), sort_keys=True),
         )  # fmt: skip
         self._write([_insert_workload(workload), _insert("winners", row)])
 
@@ -156,19 +141,29 @@ class Database:
 
     # -- what the user asks -------------------------------------------------------------------------------
 
-    def list_records(self, key: str = "", device: str = "", all_versions: bool = False) -> tuple[Record, ...]:
-        """Winners whose workload key begins with `key` and whose device contains `device`, newest first."""
-        rows = self._read(
-            f"SELECT {_RECORD_COLUMNS} FROM winners WHERE substr(key, 1, ?) = ? AND instr(device, ?) > 0 "
-            "AND (? OR versions = ?) ORDER BY at DESC, key",
-            (len(key), key, device, all_versions, versions()),
-        )
-        if all_versions:
-            return tuple(_record(row) for row in rows)
-        newest = {(row[0], row[1]): row for row in reversed(rows)}
-        return tuple(_record(row) for row in reversed(newest.values()))
+    def list_records(
+        self, key: str = "", device: str = "", versions: Collection[Versions] | None = None
+    ) -> tuple[Record, ...]:
+        """Winners whose workload key begins with `key` and whose device contains `device`, newest first.
 
-    def show(self, key: str) -> tuple[Workload, tuple[Record, ...], tuple[Measurement, ...]]:
+        Args:
+            versions: only records that hold under one of these, the newest of each workload and device; None: all.
+        """
+        rows = self._read(
+            f"SELECT versions, families, {_RECORD_COLUMNS} FROM winners "
+            "WHERE substr(key, 1, ?) = ? AND instr(device, ?) > 0 ORDER BY at DESC, key",
+            (len(key), key, device),
+        )
+        found = [(_record(row[2:]), row[0], json.loads(row[1])) for row in rows]
+        if versions is None:
+            return tuple(record for record, *_ in found)
+        valid = [r for r, base, families in found if any(_holds(r, base, families, one) for one in versions)]
+        newest = {(record.workload_key, record.device): record for record in reversed(valid)}
+        return tuple(reversed(newest.values()))
+
+    def show(
+        self, key: str, versions: Collection[Versions] | None = None
+    ) -> tuple[Workload, tuple[Record, ...], tuple[Measurement, ...]]:
         """The workload whose key begins with `key`, its winners and every candidate tried, fastest first.
 
         Raises:
@@ -182,19 +177,20 @@ class Database:
         workload = self.workload(found[0])
         assert workload is not None
         rows = self._read(
-            f"SELECT {_MEASUREMENT_COLUMNS} FROM measurements WHERE key = ? AND versions = ? "
+            f"SELECT versions, {_MEASUREMENT_COLUMNS} FROM measurements WHERE key = ? "
             "ORDER BY median_s IS NULL, median_s, candidate",
-            (found[0], versions()),
+            (found[0],),
         )
-        return workload, self.list_records(found[0]), tuple(_measurement(row) for row in rows)
+        tried = tuple(_measurement(row[1:]) for row in rows if versions is None or _is_current(row[0], versions))
+        return workload, self.list_records(found[0], versions=versions), tried
 
-    def measurements(self, key: str, device: str) -> tuple[Measurement, ...]:
-        """Every candidate of the workload `key` that was tried on `device` under the present versions."""
+    def measurements(self, key: str, scope: Scope) -> tuple[Measurement, ...]:
+        """Every candidate of the workload `key` that was tried in `scope`."""
         rows = self._read(
-            f"SELECT {_MEASUREMENT_COLUMNS} FROM measurements WHERE key = ? AND device = ? AND versions = ?",
-            (key, device, versions()),
+            f"SELECT versions, {_MEASUREMENT_COLUMNS} FROM measurements WHERE key = ? AND device = ?",
+            (key, scope.device),
         )
-        return tuple(_measurement(row) for row in rows)
+        return tuple(_measurement(row[1:]) for row in rows if _is_current(row[0], [scope.versions]))
 
     def workload(self, key: str) -> Workload | None:
         rows = self._read("SELECT func, num_outputs FROM workloads WHERE key = ?", (key,))
@@ -202,13 +198,21 @@ class Database:
             return None
         return Workload.from_json(zlib.decompress(rows[0][0]).decode(), rows[0][1])
 
-    def gc(self, *, older_than_s: float | None = None, other_versions: bool = True) -> int:
-        """Delete what other versions measured, and what is older than `older_than_s` seconds; the rows deleted."""
+    def gc(self, *, older_than_s: float | None = None, versions: Collection[Versions] | None = None) -> int:
+        """Delete what does not hold under one of `versions`, and what is older than `older_than_s` seconds.
+
+        Returns how many rows went.
+        """
         before = self._file.total_changes
         statements: list[_Statement] = []
-        for table in ("measurements", "winners"):
-            if other_versions:
-                statements.append((f"DELETE FROM {table} WHERE versions != ?", (versions(),)))
+        if versions is not None:
+            for (found,) in self._read("SELECT DISTINCT versions FROM measurements", ()):
+                if not _is_current(found, versions):
+                    statements.append(("DELETE FROM measurements WHERE versions = ?", (found,)))
+            for base, families, *row in self._read(f"SELECT versions, families, {_RECORD_COLUMNS} FROM winners", ()):
+                if not any(_holds(_record(tuple(row)), base, json.loads(families), one) for one in versions):
+                    where = "WHERE key = ? AND device = ? AND versions = ?"
+                    statements.append((f"DELETE FROM winners {where}", (row[0], row[1], base)))
         for table in ("measurements", "winners", "suggestions"):
             if older_than_s is not None:
                 statements.append((f"DELETE FROM {table} WHERE at < ?", (time.time() - older_than_s,)))
@@ -267,6 +271,18 @@ def _execute(connection: sqlite3.Connection, statements: list[_Statement]) -> No
             connection.execute(statement, parameters)
 
 
+def _is_current(found: str, versions: Collection[Versions]) -> bool:
+    """Whether a measurement's versions are among those of today."""
+    family = found.rpartition("/")[2].rpartition("-")[0]
+    return any(found == one.of(family) for one in versions)
+
+
+def _holds(record: Record, base: str, families: Mapping[str, int], versions: Versions) -> bool:
+    """Whether a winner with these versions, of all families and of what they share, is one under `versions`."""
+    name = record.candidate.family
+    return base == versions.base and families.get(name, 0) == versions.version(name)
+
+
 def _insert(table: str, row: tuple[object, ...]) -> _Statement:
     return f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(row))})", row
 
@@ -281,16 +297,17 @@ def _insert_workload(workload: Workload) -> _Statement:
 _MEASUREMENT_COLUMNS = "candidate, predicted_s, kind, message, median_s, min_s, spread, samples, build_s"
 _RECORD_COLUMNS = (
     "key, device, candidate, predicted_s, median_s, min_s, spread, samples, "
-    "default_median_s, default_min_s, default_spread, default_samples, gain, func_hash, topk, tried, failed, complete"
+    "default_median_s, default_min_s, default_spread, default_samples, gain, func_hash, topk, tried, failed, complete, "
+    "confirmed"
 )
 
 
 def _record(row: tuple) -> Record:
     key, device, candidate, predicted_s, *rest = row
-    gain, func_hash, topk, tried, failed, complete = rest[8:]
+    gain, func_hash, topk, tried, failed, complete, confirmed = rest[8:]
     return Record(
         key, device, _candidate(candidate, predicted_s), Timing(*rest[:4]), Timing(*rest[4:8]),
-        gain, func_hash, topk, tried, failed, bool(complete),
+        gain, func_hash, topk, tried, failed, bool(complete), confirmed,
     )  # fmt: skip
 
 

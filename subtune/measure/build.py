@@ -34,7 +34,7 @@ def handle(job: BuildJob) -> Library | Failure:
     return Library(path, func_hash(func), kernel.packings, time.perf_counter() - begin)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=64)
 def load_workload(text: str, num_outputs: int) -> Workload:
     return Workload.from_json(text, num_outputs)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from subtune.core.measurement import Timing
+from subtune.core.measurement import Comparison, Timing
 
 Sampler = Callable[[Any, int], float]
 
@@ -20,6 +20,7 @@ _WARM_CALLS = 16
 _TIGHT = 0.003
 """Sampling ends early when the standard error of the median is below this share of it."""
 _DISTURBED = 1.05
+FEW_CALLS_NOISE = math.log(2) / 3
 
 LONG_CALL_S, SETTLE_S, CONTINUOUS_S = 100e-6, 0.15, 0.02
 """GPU kernels that take longer may draw all the power there is: they run for so long before they are timed, until the
@@ -86,6 +87,16 @@ def time_pairs(
         if elapsed >= seconds and len(ratios) >= 5 and (certainty > 3 or elapsed >= 3 * seconds):
             break
     return summarise(samples[0]), summarise(samples[1]), median(ratios), _log_error(ratios)
+
+
+def few_calls(first: Sequence[float], second: Sequence[float]) -> Comparison:
+    """What single calls say that nothing was kept away from: the least of `second` over the median of `first`.
+
+    Calls are lengthened by what else runs, never shortened. Three standard errors are a factor of two, more than
+    builds beside the calls make of them.
+    """
+    one, other = summarise(list(first)), summarise(list(second))
+    return Comparison(one, other, other.min_s / max(one.median_s, 1e-9), FEW_CALLS_NOISE)
 
 
 def calls_per_sample(call_s: float) -> int:

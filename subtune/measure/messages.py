@@ -45,6 +45,10 @@ class PrepareJob:
     """For a GPU: the workload in float64; None where that cannot be built."""
     mode: str = "rotating"
     """For a GPU: `rotating` through copies of the arguments, `hot` on one, or `cold`, with nothing in L2."""
+    session: str = ""
+    """Whose jobs this prepares."""
+    kept_bytes: int = 0
+    """Sessions prepared before stay ready as long as all together take no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +59,32 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class Unprepared:
+    """The runner is a new process, or has let go of this session: it wants the `PrepareJob` again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckJob:
+    library: Library
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TimeJob:
     library: Library
     seconds: float
     stop_above_s: float
     checked: bool
     """True when an earlier job has compared the outputs of this library."""
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CompareJob:
     library: Library
     seconds: float
+    session: str = ""
 
 
-Job = BuildJob | PrepareJob | TimeJob | CompareJob
+RunJob = CheckJob | TimeJob | CompareJob
+Job = BuildJob | PrepareJob | RunJob

@@ -1,7 +1,12 @@
-"""What the tuner asks of whoever measures: build, check and time, compare with the default."""
+"""What the search asks of whoever measures: build, check, time, compare with the default.
+
+A measurer of another machine, or of many, is another class with these methods. Sessions of many workloads may be open
+at once, and a search comes back to each as often as it likes.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -17,14 +22,28 @@ class Session(Protocol):
 
     A `deadline` is a value of `time.monotonic()`; what would begin after it is left out. What has begun may
     finish, unless the session's own deadline comes first.
+
+    Raises (all but `prefetch`):
+        SubtuneError: the default schedule, with which all is compared, cannot be built or run.
     """
+
+    def prefetch(self, candidates: Sequence[Candidate]) -> None:
+        """Begin to build what `build` will be asked for, as soon as nothing more urgent waits; returns at once."""
+        ...
 
     def build(self, candidates: Sequence[Candidate], deadline: float) -> dict[Candidate, Built | Failure]:
         """Schedule and compile in parallel, in the order given; candidates the deadline cut off are missing."""
         ...
 
+    def check(self, candidate: Candidate) -> Comparison | Failure:
+        """Check a built candidate's outputs, and say what its few calls took beside those of the default.
+
+        Builds may run meanwhile: the noise of such a comparison is large, and only a factor says something.
+        """
+        ...
+
     def time(self, candidate: Candidate, seconds: float, stop_above_s: float) -> Timing | Failure:
-        """Check a built candidate's outputs (once), then time it for about `seconds`.
+        """Check a built candidate's outputs (once), then time it for about `seconds`, with nothing beside it.
 
         It is given up when its first calls all take more than `stop_above_s` seconds: it cannot win any more.
         """
@@ -36,8 +55,14 @@ class Session(Protocol):
 
 
 class Measurer(Protocol):
-    def session(self, workload: Workload, device: Device, deadline: float) -> AbstractContextManager[Session]:
-        """Ready to measure candidates of `workload`; `compare` and `time` build the default when it is needed.
+    def start(self, device: Device) -> None:
+        """Begin to get ready for sessions on `device`; returns at once."""
+        ...
+
+    def session(
+        self, workload: Workload, device: Device, deadline: float = math.inf
+    ) -> AbstractContextManager[Session]:
+        """Ready to measure candidates of `workload`; the default is built when it is needed.
 
         At `deadline` (`time.monotonic()`) whatever still runs is ended: it counts as a failure of kind timeout.
         """

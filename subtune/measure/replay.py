@@ -1,4 +1,4 @@
-"""Outcomes from a table instead of from a machine: what the tuner decides can be tested, and repeated, exactly."""
+"""Outcomes from a table instead of from a machine: what the search decides can be tested, and repeated, exactly."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.measurement import Built, Comparison, Failure, FailureKind, Timing
 from subtune.core.workload import Workload
+from subtune.measure.clock import few_calls
 
 
 class ReplayMeasurer:
     """Every candidate has the latency in seconds, or the failure, that `outcomes` gives it.
 
     Failures of kind invalid and build appear when it is built, all others when it is timed; a candidate that
-    is not in the table does not apply. `log` records every call, as ("build" | "time" | "compare", candidate).
+    is not in the table does not apply. `log` records what is done for the first time, or again where that takes time,
+    as ("build" | "check" | "time" | "compare", candidate); `workloads` whose it was.
     """
 
     def __init__(
@@ -29,37 +31,56 @@ class ReplayMeasurer:
         self._spread = spread
         self._call_s = call_s
         self.log: list[tuple[str, Candidate]] = []
+        self.workloads: list[str] = []
+
+    def start(self, device: Device) -> None:
+        """There is nothing to start."""
 
     @contextmanager
     def session(self, workload: Workload, device: Device, deadline: float = math.inf) -> Iterator[ReplaySession]:
-        yield ReplaySession(self._outcomes, self._spread, self._call_s, self.log)
+        yield ReplaySession(self, workload, self._outcomes, self._spread, self._call_s)
 
 
 class ReplaySession:
-    """See `subtune.measure.protocol.Session`. Every call takes `call_s` seconds of real time."""
+    """See `subtune.measure.protocol.Session`. Whatever is logged takes `call_s` seconds of real time."""
 
     def __init__(
         self,
+        measurer: ReplayMeasurer,
+        workload: Workload | None,
         outcomes: Mapping[Candidate, float | Failure],
-        spread: float,
-        call_s: float,
-        log: list[tuple[str, Candidate]],
+        spread: float = 0.0,
+        call_s: float = 0.0,
     ) -> None:
+        self._measurer = measurer
+        self._key = workload.key if workload else ""
         self._outcomes = outcomes
         self._spread = spread
         self._call_s = call_s
-        self._log = log
+        self._built: dict[Candidate, Built | Failure] = {}
+
+    def prefetch(self, candidates: Sequence[Candidate]) -> None:
+        """A table needs no time."""
 
     def build(self, candidates: Sequence[Candidate], deadline: float) -> dict[Candidate, Built | Failure]:
-        built: dict[Candidate, Built | Failure] = {}
         for candidate in candidates:
+            if candidate in self._built:
+                continue
             if time.monotonic() >= deadline:
                 break
             self._note("build", candidate)
             outcome = self._outcomes.get(candidate, Failure(FailureKind.INVALID, "not in the table"))
             fails = isinstance(outcome, Failure) and outcome.kind in (FailureKind.INVALID, FailureKind.BUILD)
-            built[candidate] = outcome if isinstance(outcome, Failure) and fails else Built(0.0, f"hash-of-{candidate}")
-        return built
+            self._built[candidate] = (
+                outcome if isinstance(outcome, Failure) and fails else Built(0.0, f"hash-of-{candidate}")
+            )
+        return {candidate: self._built[candidate] for candidate in candidates if candidate in self._built}
+
+    def check(self, candidate: Candidate) -> Comparison | Failure:
+        self._note("check", candidate)
+        outcome, default = self._outcomes[candidate], self._outcomes[DEFAULT]
+        assert isinstance(default, float)
+        return outcome if isinstance(outcome, Failure) else few_calls([outcome] * 3, [default] * 3)
 
     def time(self, candidate: Candidate, seconds: float, stop_above_s: float) -> Timing | Failure:
         self._note("time", candidate)
@@ -78,6 +99,7 @@ class ReplaySession:
         return Timing(seconds, seconds, self._spread, 10)
 
     def _note(self, what: str, candidate: Candidate) -> None:
-        self._log.append((what, candidate))
+        self._measurer.log.append((what, candidate))
+        self._measurer.workloads.append(self._key)
         if self._call_s:
             time.sleep(self._call_s)

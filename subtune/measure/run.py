@@ -1,22 +1,30 @@
-"""In the runner process: one workload is prepared, its candidates are checked and timed."""
+"""In the runner process: workloads are prepared, their candidates are checked and timed."""
 
 from __future__ import annotations
 
 from subtune.backends.base import Bench
 from subtune.core.measurement import Comparison, Failure, Timing
 from subtune.measure.build import load_workload
-from subtune.measure.messages import CompareJob, Prepared, PrepareJob, TimeJob
+from subtune.measure.messages import CheckJob, Prepared, PrepareJob, RunJob, TimeJob, Unprepared
+
+_PREPARED: dict[str, Bench] = {}
+"""The sessions this process holds ready, the one that was used last at the end."""
 
 
-def handle(job: PrepareJob | TimeJob | CompareJob) -> Prepared | Timing | Comparison | Failure:
+def handle(job: PrepareJob | RunJob) -> Prepared | Unprepared | Timing | Comparison | Failure:
     if isinstance(job, PrepareJob):
-        _PREPARED.clear()  # its memory is wanted
+        _make_room(job.kept_bytes)
         workload = load_workload(job.workload_json, job.num_outputs)
-        _PREPARED.append(job.device.backend.bench(workload, job.device, job))
-        return Prepared(_PREPARED[0].default_s)
-    (bench,) = _PREPARED
+        bench = _PREPARED[job.session] = job.device.backend.bench(workload, job.device, job)
+        return Prepared(bench.default_s)
+    if job.session not in _PREPARED:
+        return Unprepared()
+    bench = _PREPARED[job.session] = _PREPARED.pop(job.session)
+    if isinstance(job, CheckJob):
+        return bench.check(job)
     return bench.time(job) if isinstance(job, TimeJob) else bench.compare(job)
 
 
-_PREPARED: list[Bench] = []
-"""The workload this process is measuring: it stays between jobs, as the process itself does."""
+def _make_room(kept_bytes: int) -> None:
+    while _PREPARED and sum(bench.nbytes for bench in _PREPARED.values()) > kept_bytes:
+        _PREPARED.pop(next(iter(_PREPARED)))

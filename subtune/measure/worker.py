@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from subtune.core.measurement import Failure, FailureKind
-from subtune.measure.messages import BuildJob, CompareJob, PrepareJob, TimeJob
+from subtune.measure.messages import BuildJob
 
 MESSAGE_CHARS = 2000
 """Of a failure's text at most this much is kept: TVM's errors print whole functions."""
@@ -72,7 +72,7 @@ def _run(job: Any) -> Any:
 
 def _handler(job: Any) -> Callable[[Any], Any]:
     """Late imports: a builder never needs the timing code, nor the runner the templates."""
-    name = {BuildJob: "build", PrepareJob: "run", TimeJob: "run", CompareJob: "run"}[type(job)]
+    name = "build" if isinstance(job, BuildJob) else "run"
     handler: Callable[[Any], Any] = importlib.import_module(f"subtune.measure.{name}").handle
     return handler
 

@@ -39,7 +39,7 @@ def foreseen(
 
 
 def _has_candidate(workload: Workload, device: Device, database: Database | None) -> bool:
-    if database and (database.lookup(workload, device.fingerprint()) or database.suggestions(workload)):
+    if database and (database.lookup(workload, device.scope()) or database.suggestions(workload)):
         return True
     try:
         return bool(backends.candidates(workload, device, 1))
@@ -66,6 +66,6 @@ def recorded_choices(
     records: Mapping[str, Record] = {
         subgraph.workload.key: record
         for subgraph in (*own, *others.subgraphs)
-        if database and (record := database.lookup(subgraph.workload, device.fingerprint()))
+        if database and (record := database.lookup(subgraph.workload, device.scope()))
     }
     return choose(others, records, foreseen(others.subgraphs, device, database)[1], device.model.between_kernels_s)

@@ -33,7 +33,7 @@ from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare
 from subtune.report.comparison import ComparedSubgraph, ComparisonReport, LeftOut
 from subtune.tuning.op_level import anchor_alone
-from subtune.tuning.search import Records, tune
+from subtune.tuning.search import Records, Search, tune
 from subtune.tuning.winners import applied, schedule_kernels
 
 _ROUNDS = 5
@@ -107,12 +107,12 @@ def compare_subgraphs(
     ops = {name: workload for name, workload in alone.items() if isinstance(workload, Workload)}
     units = [_Unit(ops[s.name], s.uses) for s in subgraphs if s.name in ops]
     begin = time.monotonic()
-    options: dict[str, Any] = {"topk": topk, "database": database, "measurer": measurer, "progress": progress}
-    op_records = tune(units, device, budget_s=None if budget_s is None else budget_s / 2, **options)
+    options: dict[str, Any] = {"database": database, "measurer": measurer, "progress": progress}
+    op_records = tune(units, device, Search(topk, None if budget_s is None else budget_s / 2), **options)
     if op_records.interrupted:
         raise KeyboardInterrupt
     left_s = None if budget_s is None else max(0.0, budget_s - (time.monotonic() - begin))
-    records = tune(subgraphs, device, budget_s=left_s, **options)
+    records = tune(subgraphs, device, Search(topk, left_s), **options)
     if records.interrupted:
         raise KeyboardInterrupt
     rows, left_out = [], []

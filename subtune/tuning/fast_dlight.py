@@ -16,7 +16,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import tvm
@@ -33,14 +32,15 @@ from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.measurement import Failure, FailureKind, Timing
 from subtune.core.numerics import PLAIN, Numerics
 from subtune.core.workload import Workload
+from subtune.database import MetaScheduleWriter
 from subtune.frontends import Parameters
+from subtune.measure import LocalMeasurer, Measurer
 from subtune.patterns.gemm import gemm
 from subtune.pipeline import prepare
+from subtune.tuning.search import Search, Single, tune
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 0.05
-_HOPELESS = 3.0  # times the best so far: what takes longer is not timed to the end
 _STAGES_TAG, _ASYNC_TAG, _AXES_TAG = "pipeline_stage", "use_async_copy", "tensorcore_config"
 
 
@@ -153,8 +153,6 @@ def apply_and_build(
     Args:
         parallel_build: on all cores that this process may use, or on one.
     """
-    from subtune.measure.local import LocalMeasurer
-
     if arch.obstacle():
         return _predicted(func, configs, arch)
     with LocalMeasurer(builders=None if parallel_build else 1) as measurer:
@@ -162,22 +160,23 @@ def apply_and_build(
 
 
 def _measured(
-    func: Any, configs: Sequence[Candidate], arch: CUDAModel, measurer: Any
+    func: Any, configs: Sequence[Candidate], arch: CUDAModel, measurer: Measurer
 ) -> tuple[list[BuildResult], BuildResult | None]:
+    """By the search of `subtune.compile`; where the default wins and is no config, the fastest config is the best."""
     workload = workload_of(func)
-    results = []
-    best = math.inf
-    with measurer.session(workload, arch, math.inf) as session:
-        built = session.build(configs, math.inf)
-        for config in configs:
-            outcome = built[config]
-            if not isinstance(outcome, Failure):
-                outcome = session.time(config, _LOOK_S, _HOPELESS * best)
-            if isinstance(outcome, Timing):
-                best = min(best, outcome.median_s)
-            results.append(BuildResult(config, _kernel(workload, config, arch), outcome))
+    search = Search(max(1, len(configs)), candidates=lambda *_: configs)
+    records = tune([Single(workload)], arch, search, measurer=measurer)
+    if records.interrupted:
+        raise KeyboardInterrupt
+    if reason := records.failures.get(workload.key):
+        raise SubtuneError(reason)
+    record = records[workload.key]
+    outcomes = {**records.outcomes[workload.key], DEFAULT: record.default_timing, record.candidate: record.timing}
+    untried = Failure(FailureKind.TIMEOUT, "not built: others of its kind showed that it cannot win")
+    results = [BuildResult(c, _kernel(workload, c, arch), outcomes.get(c, untried)) for c in configs]
     timed = [result for result in results if isinstance(result.outcome, Timing)]
-    return results, min(timed, key=lambda result: result.latency, default=None)
+    winner = next((result for result in timed if result.config == record.candidate), None)
+    return results, winner or min(timed, key=lambda result: result.latency, default=None)
 
 
 def _predicted(
@@ -275,7 +274,7 @@ class ApplyFastTuning:
             attrs = {"global_symbol": gvar.name_hint, "tirx.is_scheduled": True}
             made.update_func(gvar, best.kernel.func.with_attr(attrs))
         if self.meta_database_dir is not None:
-            _write_database(records, self.arch, Path(self.meta_database_dir))
+            _write_database(records, self.arch, self.meta_database_dir)
         return made
 
     def _tune(self, workload: Workload) -> BuildResult | None:
@@ -288,24 +287,15 @@ class ApplyFastTuning:
         return best
 
 
-def _write_database(records: Sequence[tuple[str, Any, BuildResult]], arch: CUDAModel, directory: Path) -> None:
-    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
-    from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
-
-    directory.mkdir(parents=True, exist_ok=True)
-    database = JSONDatabase(work_dir=str(directory))
-    normalise = tvm.get_global_func("tvm.s_tir.meta_schedule.normalize_mod")
+def _write_database(records: Sequence[tuple[str, Any, BuildResult]], arch: CUDAModel, directory: str) -> None:
+    out = MetaScheduleWriter(directory, arch.target())
     for name, func, best in records:
-        assert best.kernel is not None
-        if best.kernel.trace is None or not widened(func).same_as(func):
-            _log.warning("%s: the winner %s is no trace of its function: not in %s", name, best.config, directory)
-            continue
         seconds = best.outcome.median_s if isinstance(best.outcome, Timing) else best.config.predicted_s
-        stored = database.commit_workload(normalise(func))
-        arguments = ArgInfo.from_prim_func(func)
-        database.commit_tuning_record(
-            TuningRecord(best.kernel.trace, stored, [float(seconds)], arch.target(), arguments)
-        )
+        is_same = widened(func).same_as(func)
+        if reason := out.add(func, best.kernel, seconds) if is_same else "its sums of halves are wider":
+            _log.warning(
+                "%s: the winner %s is no trace of its function (%s): not in %s", name, best.config, reason, directory
+            )
 
 
 __all__ = [

@@ -163,7 +163,7 @@ def test_an_operator_is_tuned_timed_and_recorded(tmp_path) -> None:
     with Database(tmp_path / "t.db") as database:
         settings = Settings(database, ("none",), (("topk", 8),), Pace(2, 0.001))
         found = _operator(GpuCase("one", op), op, settings, as_device(H200), FakeMeasurer())  # type: ignore[arg-type]
-        kept = database.measurements(op.workload().key, H200.fingerprint())
+        kept = database.measurements(op.workload().key, as_device(H200).scope())
     proposals = candidates(op.workload(), H200, 8)
     assert found.first == str(proposals[1]), "the first that builds"
     assert found.best_s == found.first_s == pytest.approx(proposals[1].predicted_s)

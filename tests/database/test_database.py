@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 import zlib
 from dataclasses import replace
@@ -14,15 +15,40 @@ from tvm import relax, te
 from tvm.s_tir import Schedule
 
 from subtune import backends
+from subtune.backends import as_device
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import DatabaseError
 from subtune.core.kernel import Kernel
 from subtune.core.measurement import Failure, FailureKind, Measurement, Timing
 from subtune.core.record import Record
+from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
 from subtune.database import Database, export_metaschedule, import_metaschedule, store
 
 CANDIDATE = Candidate.make("tiled", 0.5, mr=4, order="m", flag=True)
+TODAY = Versions("tvm-1/cpu-1", (("default", 1), ("tiled", 3), ("other", 2)))
+X = Scope("cpu/x", TODAY)
+OLD_SCHEMA = """
+PRAGMA user_version=1;
+CREATE TABLE workloads (key TEXT PRIMARY KEY, func BLOB NOT NULL, num_outputs INTEGER NOT NULL, at REAL NOT NULL);
+CREATE TABLE measurements (
+    key TEXT NOT NULL, device TEXT NOT NULL, versions TEXT NOT NULL, candidate TEXT NOT NULL,
+    predicted_s REAL NOT NULL, kind TEXT NOT NULL, message TEXT NOT NULL,
+    median_s REAL, min_s REAL, spread REAL, samples INTEGER, build_s REAL NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (key, device, versions, candidate)
+);
+CREATE TABLE winners (
+    key TEXT NOT NULL, device TEXT NOT NULL, versions TEXT NOT NULL, candidate TEXT NOT NULL,
+    predicted_s REAL NOT NULL, median_s REAL NOT NULL, min_s REAL NOT NULL, spread REAL NOT NULL,
+    samples INTEGER NOT NULL, default_median_s REAL NOT NULL, default_min_s REAL NOT NULL,
+    default_spread REAL NOT NULL, default_samples INTEGER NOT NULL, gain REAL NOT NULL, func_hash TEXT NOT NULL,
+    topk INTEGER NOT NULL, tried INTEGER NOT NULL, failed INTEGER NOT NULL, complete INTEGER NOT NULL,
+    at REAL NOT NULL, PRIMARY KEY (key, device, versions)
+);
+CREATE TABLE suggestions (
+    key TEXT NOT NULL, candidate TEXT NOT NULL, median_s REAL NOT NULL, at REAL NOT NULL, PRIMARY KEY (key, candidate)
+);
+"""
 FAST, SLOW = Timing(1e-6, 0.9e-6, 0.01, 50), Timing(5e-6, 4e-6, 0.02, 30)
 
 
@@ -48,29 +74,77 @@ def database(tmp_path):
 
 
 def test_a_record_comes_back_equal_also_in_another_process_of_time(database, workload):
-    assert database.lookup(workload, "cpu/x") is None
-    database.add_record(workload, record_of(workload))
-    assert database.lookup(workload, "cpu/x") == record_of(workload)
+    assert database.lookup(workload, X) is None
+    database.add_record(workload, record_of(workload), TODAY)
+    assert database.lookup(workload, X) == record_of(workload)
     with Database(database.path) as other:
-        found = other.lookup(workload, "cpu/x")
+        found = other.lookup(workload, X)
         assert found == record_of(workload)
         assert found.candidate.predicted_s == 0.5
 
 
-def test_another_device_or_version_is_not_found(database, workload, monkeypatch):
-    database.add_record(workload, record_of(workload))
-    assert database.lookup(workload, "cpu/y") is None
-    assert database.lookup(matmul(8), "cpu/x") is None
-    monkeypatch.setattr(store, "versions", lambda: "tvm-0/subtune-0/templates-0")
-    assert database.lookup(workload, "cpu/x") is None
-    assert database.list_records() == ()
-    assert len(database.list_records(all_versions=True)) == 1
+def test_another_device_or_version_is_not_found(database, workload):
+    database.add_record(workload, record_of(workload), TODAY)
+    assert database.lookup(workload, Scope("cpu/y", TODAY)) is None
+    assert database.lookup(matmul(8), X) is None
+    later = replace(X, versions=replace(TODAY, common="tvm-2/cpu-1"))
+    assert database.lookup(workload, later) is None
+    assert database.list_records(versions=[later.versions]) == ()
+    assert len(database.list_records(versions=[later.versions, TODAY])) == len(database.list_records()) == 1
+
+
+def changed(**families):
+    return Scope("cpu/x", Versions(TODAY.common, tuple((dict(TODAY.families) | families).items())))
+
+
+def test_a_family_that_changed_takes_its_own_measurements_along_and_no_others(database, workload):
+    other = Candidate.make("other", i=1)
+    wrong = Failure(FailureKind.WRONG_RESULT, "no")
+    database.add_measurements(workload, X, [Measurement(CANDIDATE, FAST), Measurement(other, wrong)])
+    database.add_record(workload, record_of(workload), TODAY)
+    assert database.lookup(workload, X).complete
+    assert database.lookup(workload, changed(other=9)) == replace(record_of(workload), complete=False)
+    assert database.outcomes(workload, changed(other=9)) == {CANDIDATE: FAST}
+    assert database.lookup(workload, changed(tiled=9)) is None, "the winner is another kernel now"
+    assert database.outcomes(workload, changed(tiled=9)) == {other: wrong}
+    assert database.lookup(workload, changed(default=9)) is None, "and so is what it was compared with"
+    assert database.outcomes(workload, changed(default=9)) == {}
+    assert not database.lookup(workload, changed(new=1)).complete, "a new family may have a better one"
+
+
+def test_a_database_of_the_first_format_is_kept_and_never_misread(tmp_path, workload, caplog):
+    """As version 0.1.0 wrote it: one version of everything, the family of a candidate called template."""
+    path = tmp_path / "old.db"
+    old = sqlite3.connect(path)
+    old.executescript(OLD_SCHEMA)
+    versions = "tvm-1/subtune-0.1.0/templates-16"
+    candidate = '{"knobs": {"flag": true, "mr": 4, "order": "m"}, "template": "tiled"}'
+    func = zlib.compress(workload.to_json().encode())
+    old.execute("INSERT INTO workloads VALUES (?, ?, 1, 1.0)", (workload.key, func))
+    row = (workload.key, "cpu/x", versions, candidate, 0.5)
+    old.execute("INSERT INTO measurements VALUES (?, ?, ?, ?, ?, '', '', 1e-6, 9e-7, 0.01, 50, 0.1, 1.0)", row)
+    times = (1e-6, 9e-7, 0.01, 50, 5e-6, 4e-6, 0.02, 30, 5.0, "ab" * 8, 20, 19, 3, 1, 1.0)
+    old.execute(f"INSERT INTO winners VALUES ({', '.join('?' * 20)})", (*row, *times))
+    old.execute("INSERT INTO suggestions VALUES (?, ?, 1e-6, 1.0)", (workload.key, candidate))
+    old.commit()
+    old.close()
+    with Database(path) as database:
+        assert database.lookup(workload, X) is None
+        assert database.outcomes(workload, X) == {}
+        assert database.suggestions(workload) == (CANDIDATE,), "what it wrote says the same today"
+        assert database.list_records(versions=[TODAY]) == ()
+        assert database.list_records() == (record_of(workload),)
+        database.add_record(workload, record_of(workload), TODAY)
+        assert database.lookup(workload, X) == record_of(workload)
+        assert database.gc(versions=[TODAY]) == 2
+        assert database.list_records() == (record_of(workload),)
+    assert not caplog.records
 
 
 def test_a_hash_collision_is_not_a_hit(database, workload):
-    database.add_record(workload, record_of(workload))
+    database.add_record(workload, record_of(workload), TODAY)
     impostor = Workload(matmul(8).func, 1, workload.key)
-    assert database.lookup(impostor, "cpu/x") is None
+    assert database.lookup(impostor, X) is None
 
 
 def test_measurements_and_failures_are_kept_fastest_first(database, workload):
@@ -83,26 +157,26 @@ def test_measurements_and_failures_are_kept_fastest_first(database, workload):
         Measurement(CANDIDATE, FAST, 0.3),
         Measurement(others[2], crash),
     ]
-    database.add_measurements(workload, "cpu/x", given)
+    database.add_measurements(workload, X, given)
     stored, records, measurements = database.show(workload.key[:6])
     assert stored.key == workload.key
     assert records == ()
     assert [m.candidate for m in measurements][:2] == [CANDIDATE, others[1]]
     assert set(measurements) == set(given)
-    assert database.known_failures(workload, "cpu/x") == {others[0]: wrong}
+    assert database.outcomes(workload, X) == {others[0]: wrong, others[1]: SLOW, CANDIDATE: FAST}
 
 
 def test_a_later_measurement_replaces_the_earlier(database, workload):
-    database.add_measurements(workload, "cpu/x", [Measurement(CANDIDATE, SLOW)])
-    database.add_measurements(workload, "cpu/x", [Measurement(CANDIDATE, FAST)])
+    database.add_measurements(workload, X, [Measurement(CANDIDATE, SLOW)])
+    database.add_measurements(workload, X, [Measurement(CANDIDATE, FAST)])
     assert [m.outcome for m in database.show(workload.key)[2]] == [FAST]
 
 
 def test_listing_filters_by_key_and_device(database):
     workloads = [matmul(n) for n in (4, 8, 16)]
     for w in workloads:
-        database.add_record(w, record_of(w, "cpu/x/t2"))
-    database.add_record(workloads[0], record_of(workloads[0], "cpu/y/t4"))
+        database.add_record(w, record_of(w, "cpu/x/t2"), TODAY)
+    database.add_record(workloads[0], record_of(workloads[0], "cpu/y/t4"), TODAY)
     assert len(database.list_records()) == 4
     assert {r.workload_key for r in database.list_records(key=workloads[1].key[:8])} == {workloads[1].key}
     assert len(database.list_records(device="/t4")) == 1
@@ -113,33 +187,32 @@ def test_show_of_an_unknown_or_ambiguous_key_says_so(database):
     with pytest.raises(DatabaseError, match="no workload has a key beginning with 'zz'"):
         database.show("zz")
     for n in (4, 8):
-        database.add_record(matmul(n), record_of(matmul(n)))
+        database.add_record(matmul(n), record_of(matmul(n)), TODAY)
     with pytest.raises(DatabaseError, match="2 workloads"):
         database.show("")
 
 
 def test_gc_drops_other_versions_old_rows_and_orphans(database, workload, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "versions", lambda: "tvm-0/subtune-0/templates-0")
-        database.add_record(matmul(8), record_of(matmul(8)))
-    database.add_record(workload, record_of(workload))
-    assert database.gc(older_than_s=3600) == 2  # the other version's winner, and its workload
+    earlier = Versions("tvm-0/cpu-1", TODAY.families)
+    database.add_record(matmul(8), record_of(matmul(8)), earlier)
+    database.add_record(workload, record_of(workload), TODAY)
+    assert database.gc(older_than_s=3600, versions=[TODAY]) == 2  # the other version's winner, and its workload
     assert database.workload(matmul(8).key) is None
-    assert database.lookup(workload, "cpu/x") is not None
+    assert database.lookup(workload, X) is not None
     monkeypatch.setattr(store, "time", SimpleNamespace(time=lambda: time.time() + 3601))
     database.gc(older_than_s=3600)
-    assert database.list_records(all_versions=True) == ()
+    assert database.list_records() == ()
     assert database.workload(workload.key) is None
 
 
 def test_workloads_are_stored_compressed(database, workload):
-    database.add_record(workload, record_of(workload))
+    database.add_record(workload, record_of(workload), TODAY)
     (blob,) = database._file.execute("SELECT func FROM workloads").fetchone()
     assert zlib.decompress(blob).decode() == workload.to_json()
 
 
 def test_a_database_of_a_newer_format_is_refused_and_left_alone(database, workload):
-    database.add_record(workload, record_of(workload))
+    database.add_record(workload, record_of(workload), TODAY)
     database._file.execute("PRAGMA user_version=99")
     with pytest.raises(DatabaseError, match="format 99"):
         Database(database.path)
@@ -174,9 +247,11 @@ def exported(database, device, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or _this_module())
     for n, template in ((16, "traced"), (8, "untraced")):
         w = matmul(n)
-        database.add_record(w, record_of(w, device.fingerprint(), Candidate(template)))
+        database.add_record(
+            w, record_of(w, device.fingerprint(), Candidate(template)), as_device(device).backend.versions()
+        )
     directory = tmp_path / "ms"
-    return directory, export_metaschedule(database, directory, device, SCHEDULE)
+    return directory, export_metaschedule(database, directory, as_device(device), SCHEDULE)
 
 
 def _this_module():
@@ -191,7 +266,7 @@ def test_export_takes_what_is_a_trace_and_says_why_it_leaves_the_rest(exported, 
     assert (directory / "database_workload.json").stat().st_size > 0
     assert (directory / "database_tuning_record.json").stat().st_size > 0
     with pytest.raises(DatabaseError, match="already"):
-        export_metaschedule(database, directory, device, SCHEDULE)
+        export_metaschedule(database, directory, as_device(device), SCHEDULE)
 
 
 def calling(func):
@@ -242,11 +317,11 @@ def test_what_was_exported_can_be_imported_and_replayed(exported, device, tmp_pa
     directory, _ = exported
     workload = matmul(16)
     with Database(tmp_path / "other.db") as other:
-        other.add_record(workload, record_of(workload, device.fingerprint()))
+        other.add_record(workload, record_of(workload, device.fingerprint()), as_device(device).backend.versions())
         assert import_metaschedule(other, directory).count == 1
         (candidate,) = other.suggestions(workload)
         assert candidate.family == "trace"
-        assert not other.lookup(workload, device.fingerprint()).complete  # so that the next compile tries it
+        assert not other.lookup(workload, as_device(device).scope()).complete  # so that the next compile tries it
     kernel = backends.schedule(workload, candidate, device)
     tvm.ir.assert_structural_equal(kernel.func, traced(workload, Candidate("traced"), device).func)
     assert kernel.trace is not None
@@ -264,5 +339,5 @@ def test_import_of_what_is_no_metaschedule_database(database, tmp_path):
 
 
 def test_default_is_a_candidate_like_any_other(database, workload):
-    database.add_record(workload, record_of(workload, candidate=DEFAULT))
-    assert database.lookup(workload, "cpu/x").is_default
+    database.add_record(workload, record_of(workload, candidate=DEFAULT), TODAY)
+    assert database.lookup(workload, X).is_default

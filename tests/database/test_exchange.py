@@ -12,6 +12,7 @@ from tvm import relax
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 
 from subtune import backends, models
+from subtune.backends import as_device
 from subtune.backends.base import Device
 from subtune.backends.cpu.device import CPUModel
 from subtune.core.candidate import Candidate
@@ -19,7 +20,7 @@ from subtune.core.workload import Workload
 from subtune.database import Database, export_metaschedule
 from subtune.measure import LocalMeasurer
 from subtune.pipeline import prepare
-from subtune.tuning.search import tune
+from subtune.tuning.search import Search, tune
 
 
 def contractions(workload: Workload, device: Device, topk: int) -> Sequence[Candidate]:
@@ -33,10 +34,10 @@ def exported(device: CPUModel, tmp_path_factory: pytest.TempPathFactory) -> Path
     prepared = prepare(models.reduced("mlp"))
     with Database(directory / "t.db") as database, LocalMeasurer() as measurer:
         records = tune(
-            prepared.subgraphs, device, topk=3, database=database, measurer=measurer, candidates=contractions
+            prepared.subgraphs, device, Search(3, candidates=contractions), database=database, measurer=measurer
         )
         assert any(record.candidate.family == "contraction" for record in records.values())
-        result = export_metaschedule(database, directory / "ms", device)
+        result = export_metaschedule(database, directory / "ms", as_device(device))
     assert result.count + len(result.skipped) == len(prepared.subgraphs)
     assert result.count >= 1
     return directory / "ms"

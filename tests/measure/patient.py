@@ -23,7 +23,7 @@ class PatientMeasurer(LocalMeasurer):
             time = session.time
 
             def time_within(candidate: Candidate, seconds: float, stop_above_s: float) -> Any:
-                self.run_limit_s = _limit_s(candidate)
+                self.settings.run_limit_s = _limit_s(candidate)
                 return time(candidate, seconds, stop_above_s)
 
             session.time = time_within

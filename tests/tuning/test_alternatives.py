@@ -16,6 +16,7 @@ import subtune
 from subtune import models
 from subtune.artifact.random_inputs import random_inputs
 from subtune.assembly import compile_module
+from subtune.backends import as_device
 from subtune.backends.cpu.device import CPUModel
 from subtune.cli.main import main
 from subtune.core.candidate import DEFAULT
@@ -98,7 +99,9 @@ def fill(path: Path, model: onnx.ModelProto, device: CPUModel) -> Path:
     prepared = prepare(model)
     with Database(path) as database:
         for subgraph in (*prepared.subgraphs, *others_of(prepared).subgraphs):
-            database.add_record(subgraph.workload, fake(subgraph.workload, device, 1e-3))
+            database.add_record(
+                subgraph.workload, fake(subgraph.workload, device, 1e-3), as_device(device).backend.versions()
+            )
     return path
 
 

@@ -22,7 +22,7 @@ from subtune.report.comparison import ComparisonReport
 from subtune.tuning import compare
 from subtune.tuning.compare import compare_model
 from subtune.tuning.op_level import anchor_alone
-from subtune.tuning.search import Records, tune
+from subtune.tuning.search import Records, Search, tune
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +164,8 @@ def test_what_one_side_did_not_finish_is_left_out_of_both_models(
     lost = (alone, subgraph.workload)[side].key
     timed: list[tuple[Mapping[str, Candidate], ...]] = []
 
-    def cut(subgraphs: Any, device: Any, **options: Any) -> Records:
-        records = tune(subgraphs, device, **options)
+    def cut(subgraphs: Any, device: Any, search: Search, **options: Any) -> Records:
+        records = tune(subgraphs, device, search, **options)
         if lost in records:
             record = records.pop(lost)
             records.update({lost: replace(record, complete=False)} if is_there else {})

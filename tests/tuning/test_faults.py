@@ -14,13 +14,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from subtune.backends import as_device
 from subtune.backends.cpu.device import CPU
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import DatabaseError
 from subtune.core.measurement import FailureKind
 from subtune.database import Database, connection
 from subtune.measure import ReplayMeasurer
-from subtune.tuning.search import tune_subgraph
+from subtune.tuning.search import Search, tune_subgraph
 
 SCRIPT = Path(__file__).resolve().parent / "tuning_process.py"
 CANDIDATES = tuple(Candidate.make("t", i=i) for i in range(6))
@@ -57,10 +58,9 @@ def tune_one(workload, database, device):
     return tune_subgraph(
         workload,
         device,
-        topk=6,
+        Search(topk=6, candidates=lambda w, d, k: CANDIDATES),
         database=database,
         measurer=ReplayMeasurer(REPLAY),
-        candidates=lambda w, d, k: CANDIDATES,
     )
 
 
@@ -80,8 +80,8 @@ def test_one_of_each_kind_of_bad_candidate_costs_only_itself(measurer, doubles, 
     candidates = (*(Candidate(name) for name in kinds), Candidate("vector"))
     with Database(tmp_path / "t.db") as database:
         workload = doubles.workload()
-        options = {"topk": 20, "database": database, "candidates": lambda w, d, k: candidates}
-        record = tune_subgraph(workload, device, measurer=measurer, **options)
+        search = Search(candidates=lambda w, d, k: candidates)
+        record = tune_subgraph(workload, device, search, database=database, measurer=measurer)
         assert record.candidate == Candidate("vector")
         assert record.gain > 1
         assert (record.tried, record.failed, record.complete) == (8, 7, True)
@@ -90,7 +90,7 @@ def test_one_of_each_kind_of_bad_candidate_costs_only_itself(measurer, doubles, 
             assert found[name].kind == kind
             assert found[name].message
         unused = ReplayMeasurer({DEFAULT: 1.0})
-        assert tune_subgraph(workload, device, measurer=unused, **options) == record
+        assert tune_subgraph(workload, device, search, database=database, measurer=unused) == record
         assert unused.log == []
 
 
@@ -110,12 +110,12 @@ def test_kill_at_five_random_moments_loses_nothing_that_was_recorded(workloads, 
         process.send_signal(signal.SIGKILL)
         recorded |= {line for line in (*lines, *finish(process)) if len(line) == 16}
         with Database(path) as database:
-            present = {w.key for w in workloads if database.lookup(w, device.fingerprint())}
+            present = {w.key for w in workloads if database.lookup(w, as_device(device).scope())}
         assert recorded <= present
     assert recorded
     assert finish(start("replayed", path))[-1] == "done"
     with Database(path) as database:
-        assert all(database.lookup(w, device.fingerprint()).complete for w in workloads)
+        assert all(database.lookup(w, as_device(device).scope()).complete for w in workloads)
     assert not list(tmp_path.glob("*.corrupt-*"))
 
 
@@ -266,7 +266,7 @@ def test_a_read_only_database_is_used_and_not_written(filled, workloads, device,
     with caplog.at_level(logging.WARNING), Database(filled) as database:
         assert "read-only" in caplog.text
         unused = ReplayMeasurer({DEFAULT: 1.0})
-        tune_subgraph(workloads[0], device, topk=6, database=database, measurer=unused)
+        tune_subgraph(workloads[0], device, Search(topk=6), database=database, measurer=unused)
         assert unused.log == []
         (fresh,) = _more(workloads, 1)
         record = tune_one(fresh, database, device)

@@ -9,13 +9,16 @@ from dataclasses import dataclass, replace
 import pytest
 from tvm import te, tirx
 
+from subtune.backends import as_device
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.measurement import Failure, FailureKind, Timing
+from subtune.core.record import CALLS, PAIRS
+from subtune.core.versions import Versions
 from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.measure import ReplayMeasurer
 from subtune.measure.replay import ReplaySession
-from subtune.tuning.search import tune, tune_subgraph
+from subtune.tuning.search import Search, tune, tune_subgraph
 
 CANDIDATES = tuple(Candidate.make("t", i=i) for i in range(8))
 WRONG = Failure(FailureKind.WRONG_RESULT, "wrong")
@@ -59,9 +62,20 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for module in ("subtune.tuning.search", "subtune.measure.halving", "subtune.measure.replay"):
-        monkeypatch.setattr(f"{module}.time", made)
+    for module in ("tuning.search", "tuning.workload_search", "measure.halving", "measure.replay"):
+        monkeypatch.setattr(f"subtune.{module}.time", made)
     return made
+
+
+def with_versions(device, **families):
+    """The device, of a backend whose families have these versions."""
+    whole = as_device(device)
+
+    class Versioned(type(whole.backend)):
+        def versions(self):
+            return Versions("tvm-1/test-1", tuple(families.items()))
+
+    return replace(whole, backend=Versioned())
 
 
 def policy(workload, device, topk):
@@ -73,9 +87,13 @@ def outcomes(*times, default=10.0):
 
 
 def search(workload, device, measurer, database=None, **options):
-    return tune_subgraph(
-        workload, device, database=database, measurer=measurer, **{"topk": 8, "candidates": policy, **options}
-    )
+    wanted = Search(**{"topk": 8, "candidates": policy, **options})
+    return tune_subgraph(workload, device, wanted, database=database, measurer=measurer)
+
+
+def tune_all(subgraphs, device, measurer, later=(), database=None, progress=None, **options):
+    wanted = Search(**{"topk": 8, "candidates": policy, **options})
+    return tune(subgraphs, device, wanted, database=database, measurer=measurer, progress=progress, later=later)
 
 
 def test_the_fastest_sound_candidate_wins(workload, device):
@@ -120,7 +138,7 @@ def test_the_default_stands_when_every_candidate_fails_or_none_exists(workload, 
     record = search(workload, device, ReplayMeasurer(outcomes(*failures)), topk=len(failures))
     assert record.is_default
     assert record.failed == len(failures)
-    record = tune_subgraph(workload, device, measurer=ReplayMeasurer({DEFAULT: 1.0}), candidates=lambda *_: ())
+    record = search(workload, device, ReplayMeasurer({DEFAULT: 1.0}), candidates=lambda *_: ())
     assert record.is_default
     assert record.complete
 
@@ -184,9 +202,9 @@ def test_all_outcomes_are_in_the_database(workload, device, database):
 
 
 def test_one_of_every_tile_is_built_first_and_other_loops_only_around_the_better_tiles(workload, device, monkeypatch):
-    monkeypatch.setattr("subtune.tuning.search.usable_cores", lambda: 2)
+    monkeypatch.setattr("subtune.tuning.workload_search.usable_cores", lambda: 2)
     factors = (1.3, 1.0, 1.12, 1.04)  # of the prediction, tile by tile
-    tiles = [[Candidate.make("c", 1.0, mr=mr, order=order) for order in ("m", "mn", "n")] for mr in range(4)]
+    tiles = [[Candidate.make("contraction", 1.0, mr=mr, order=order) for order in ("m", "mn", "n")] for mr in range(4)]
     latency = {c: factors[mr] for mr, tile in enumerate(tiles) for c in tile} | {tiles[3][2]: 0.9, tiles[0][2]: 0.5}
     measurer = ReplayMeasurer({DEFAULT: 10.0, **latency})
     proposals = [c for tile in tiles for c in tile]
@@ -210,13 +228,13 @@ def test_a_first_wave_that_fails_leaves_the_rest_to_be_built(workload, device):
 
 def test_after_the_deadline_nothing_begins(workload, device, database, clock):
     measurer = ReplayMeasurer(outcomes(2.0))
-    assert search(workload, device, measurer, database, deadline=clock.monotonic()) is None
+    assert search(workload, device, measurer, database, budget_s=0.0) is None
     assert measurer.log == []
 
 
 def test_a_search_that_was_cut_off_is_incomplete_and_is_continued(workload, device, database, clock):
     measurer = ReplayMeasurer(outcomes(*[5.0] * 7, 2.0), call_s=0.05)
-    record = search(workload, device, measurer, database, deadline=clock.monotonic() + 0.5)
+    record = search(workload, device, measurer, database, budget_s=0.5)
     assert record is not None
     assert not record.complete
     resumed = search(workload, device, ReplayMeasurer(outcomes(*[5.0] * 7, 2.0)), database)
@@ -235,32 +253,72 @@ def test_every_workload_once_those_with_most_at_stake_first(device):
     small, large = scale(64), scale(4096)
     measurer = ReplayMeasurer(outcomes(*[2.0] * 8))
     seen = []
-    records = tune(
-        [Subgraph(small), Subgraph(large), Subgraph(small)],
-        device,
-        topk=8,
-        measurer=measurer,
-        candidates=policy,
-        progress=lambda p: seen.append(p),
-    )
+    subgraphs = [Subgraph(small), Subgraph(large), Subgraph(small)]
+    records = tune_all(subgraphs, device, measurer, progress=seen.append)
     assert set(records) == {small.key, large.key}
     assert list(dict.fromkeys(p.workload_key for p in seen)) == [large.key, small.key]
     assert sum(c == DEFAULT for what, c in measurer.log if what == "build") == 2
     assert not records.interrupted
-    uses = tune([Subgraph(small, uses=1000), Subgraph(large)], device, measurer=measurer, candidates=policy)
+    uses = tune_all([Subgraph(small, uses=1000), Subgraph(large)], device, measurer)
     assert set(uses) == set(records)
+
+
+def test_every_workload_has_its_first_before_any_has_its_second(device):
+    workloads = [scale(2**i) for i in range(6, 12)]
+    measurer = ReplayMeasurer(outcomes(*[2.0] * 8))
+    tune_all([Subgraph(w) for w in workloads], device, measurer)
+    checks = [key for key, (what, c) in zip(measurer.workloads, measurer.log, strict=True) if what == "check"]
+    assert checks[:6] == [w.key for w in reversed(workloads)]
+    second = measurer.log.index(("build", CANDIDATES[1]))
+    assert sum(what == "check" for what, _ in measurer.log[:second]) == 6
+
+
+def test_a_budget_for_the_first_round_leaves_nothing_to_its_default(device, database, clock):
+    """Of eight workloads all have a kernel that is five times as fast, though time is over before the second round."""
+    subgraphs = [Subgraph(scale(2**i)) for i in range(4, 12)]
+    measurer = ReplayMeasurer(outcomes(*[2.0] * 8), call_s=0.02)
+    records = tune_all(subgraphs, device, measurer, database=database, budget_s=8 * 3 * 0.02)
+    assert len(records) == 8
+    assert {(r.candidate, r.confirmed, r.complete) for r in records.values()} == {(CANDIDATES[0], CALLS, False)}
+    assert ("build", CANDIDATES[1]) not in measurer.log
+
+
+def test_what_a_check_does_not_tell_is_timed_in_turns_before_it_ships(device, clock):
+    measurer = ReplayMeasurer(outcomes(*[7.0] * 8), call_s=0.02)
+    hasty = tune_all([Subgraph(scale(64))], device, measurer, budget_s=0.06)
+    assert hasty == {}, "the default stays: a factor of 10/7 in a few calls proves nothing"
+    record = tune_all([Subgraph(scale(64))], device, measurer, budget_s=0.08)[scale(64).key]
+    assert (record.candidate, record.confirmed, record.complete) == (CANDIDATES[0], PAIRS, False)
+    slower = ReplayMeasurer(outcomes(*[11.0] * 8), call_s=0.02)
+    record = tune_all([Subgraph(scale(64))], device, slower, budget_s=0.08)[scale(64).key]
+    assert (record.candidate, record.confirmed) == (DEFAULT, PAIRS)
+
+
+def test_time_goes_where_most_is_expected(device, clock):
+    """Two workloads of a kind, of which the model runs one a thousand times as often: it is finished first."""
+    often, seldom = scale(64), scale(65)
+    measurer = ReplayMeasurer(outcomes(*[2.0] * 8), call_s=0.02)
+    tune_all([Subgraph(seldom), Subgraph(often, uses=1000)], device, measurer, budget_s=0.6, database=None)
+    after_first = measurer.workloads[6:]
+    assert set(after_first[:4]) == {often.key}
+    assert after_first.count(often.key) > after_first.count(seldom.key)
+
+
+def test_the_order_of_arrival_does_not_matter(device):
+    """The same outcomes with other latencies of the measurer itself: the same calls and records."""
+    subgraphs = [Subgraph(scale(2**i), uses=i) for i in range(4, 9)]
+    quick, slow = (ReplayMeasurer(outcomes(6.0, 2.0, 3.0, 4.0), call_s=s) for s in (0.0, 0.001))
+    assert tune_all(subgraphs, device, quick, budget_s=3600) == tune_all(subgraphs, device, slow, budget_s=3600)
+    assert quick.log == slow.log
 
 
 def test_progress_tells_where_the_run_stands(device):
     seen = []
-    tune(
-        [Subgraph(scale(n)) for n in (8, 16)],
-        device,
-        measurer=ReplayMeasurer(outcomes(4.0, 2.0)),
-        candidates=policy,
-        progress=seen.append,
-    )
+    measurer = ReplayMeasurer(outcomes(4.0, 2.0))
+    tune_all([Subgraph(scale(n)) for n in (8, 16)], device, measurer, progress=seen.append)
     assert [p.done for p in seen] == sorted(p.done for p in seen)
+    assert [p.share for p in seen] == sorted(p.share for p in seen)
+    assert 0 < seen[-1].share <= 1
     assert {p.total for p in seen} == {2}
     assert seen[0].best_s == math.inf
     assert seen[-1].best_s == 2.0
@@ -272,8 +330,8 @@ def test_the_budget_is_kept_and_what_it_cuts_off_is_missing(device, database, cl
     subgraphs = [Subgraph(scale(2**i)) for i in range(4, 12)]
     begin = clock.monotonic()
     measurer = ReplayMeasurer(outcomes(*[2.0] * 8), call_s=0.02)
-    records = tune(subgraphs, device, budget_s=1.0, measurer=measurer, candidates=policy, database=database)
-    assert clock.monotonic() - begin < 1.1
+    records = tune_all(subgraphs, device, measurer, budget_s=0.3, database=database)
+    assert clock.monotonic() - begin < 0.4
     assert 0 < len(records) < 8
     assert max(s.workload.nbytes for s in subgraphs) == max(
         database.workload(key).nbytes for key in records
@@ -287,19 +345,15 @@ def test_ctrl_c_keeps_what_was_tuned(device, database):
         if progress.done == 1 and progress.tried > 3:
             raise KeyboardInterrupt
 
-    records = tune(
-        subgraphs,
-        device,
-        database=database,
-        measurer=ReplayMeasurer(outcomes(*[2.0] * 8)),
-        candidates=policy,
-        progress=interrupt,
-    )
+    measurer = ReplayMeasurer(outcomes(*[2.0] * 8))
+    records = tune_all(subgraphs, device, measurer, database=database, progress=interrupt)
     assert records.interrupted
-    assert set(records) == {subgraphs[1].workload.key}
+    finished, begun = (records[subgraphs[i].workload.key] for i in (1, 0))
+    assert finished.complete
+    assert (begun.complete, begun.confirmed) == (False, CALLS)
     again = ReplayMeasurer(outcomes(*[2.0] * 8))
-    records = tune(subgraphs, device, database=database, measurer=again, candidates=policy)
-    assert len(records) == 2
+    records = tune_all(subgraphs, device, again, database=database)
+    assert all(record.complete for record in records.values())
     assert sum(c == DEFAULT for what, c in again.log if what == "build") == 1  # only the one cut off
 
 
@@ -307,11 +361,10 @@ def test_a_workload_without_a_working_default_does_not_stop_the_others(device):
     class OneBroken(ReplayMeasurer):
         def session(self, workload, device, deadline=math.inf):
             broken = {c: Failure(FailureKind.BUILD, "no") for c in self._outcomes}
-            table = broken if workload.key == bad.key else self._outcomes
-            return nullcontext(ReplaySession(table, 0.0, 0.0, self.log))
+            return nullcontext(ReplaySession(self, workload, broken if workload.key == bad.key else self._outcomes))
 
     bad, good = scale(4096), scale(64)
-    records = tune([Subgraph(bad), Subgraph(good)], device, measurer=OneBroken(outcomes(*[2.0] * 8)), candidates=policy)
+    records = tune_all([Subgraph(bad), Subgraph(good)], device, OneBroken(outcomes(*[2.0] * 8)))
     assert set(records) == {good.key}
     assert "cannot be built" in records.failures[bad.key]
 
@@ -321,9 +374,7 @@ def test_a_symbolic_workload_is_left_to_its_default(device):
     a = te.placeholder((n, 8), "float32", name="a")
     symbolic = Workload.of(te.create_prim_func([a, te.compute((n, 8), lambda i, j: a[i, j] * 2)]), 1)
     good = scale(64)
-    records = tune(
-        [Subgraph(symbolic), Subgraph(good)], device, measurer=ReplayMeasurer(outcomes(2.0)), candidates=policy
-    )
+    records = tune_all([Subgraph(symbolic), Subgraph(good)], device, ReplayMeasurer(outcomes(2.0)))
     assert set(records) == {good.key}
     assert records.failures == {symbolic.key: "it has a symbolic dim"}
 
@@ -339,11 +390,11 @@ def test_what_comes_later_takes_what_is_left(device, database):
 
     options = {"topk": 4, "candidates": noting, "database": database}
     measurer = ReplayMeasurer(outcomes(2.0, 3.0, 4.0, 5.0))
-    records = tune([Subgraph(small)], device, measurer=measurer, later=[Subgraph(large), Subgraph(small)], **options)
+    records = tune_all([Subgraph(small)], device, measurer, [Subgraph(large), Subgraph(small)], **options)
     assert order == [small.key, large.key]
     assert set(records) == {small.key, large.key}
     again = ReplayMeasurer({DEFAULT: 1.0})
-    assert tune([Subgraph(small)], device, measurer=again, later=[Subgraph(large)], **options) == records
+    assert tune_all([Subgraph(small)], device, again, [Subgraph(large)], **options) == records
     assert again.log == []
 
 
@@ -351,5 +402,24 @@ def test_what_comes_later_takes_what_is_left(device, database):
 def test_later_work_does_not_shorten_the_first(device):
     slow = ReplayMeasurer(outcomes(*range(2, 10)), call_s=0.02)
     huge = [Subgraph(scale((1 << 20) + i)) for i in range(4)]
-    records = tune([Subgraph(scale(64))], device, measurer=slow, budget_s=1.5, candidates=policy, topk=8, later=huge)
+    records = tune_all([Subgraph(scale(64))], device, slow, huge, budget_s=1.5)
     assert records[scale(64).key].complete
+
+
+def test_after_a_family_has_changed_its_candidates_are_tried_anew_and_no_others(device, database):
+    """Of the others those that came near the winner are timed beside the new ones, which want to be compared."""
+    mine, theirs = CANDIDATES[:4], tuple(Candidate.make("theirs", i=i) for i in range(3))
+    table = {DEFAULT: 10.0, **dict(zip((*mine, *theirs), (2.0, 2.1, 5.0, WRONG, 4.0, 3.0, 6.0), strict=True))}
+    ask = {"topk": 7, "candidates": lambda *_: (*mine, *theirs), "database": database}
+    workload, target = scale(64), with_versions(device, t=1, theirs=1)
+    first = tune_all([Subgraph(workload)], target, ReplayMeasurer(table), **ask)[workload.key]
+    assert first.complete
+    target = with_versions(device, t=1, theirs=2)
+    again = ReplayMeasurer({**table, theirs[1]: 1.0})
+    record = tune_all([Subgraph(workload)], target, again, **ask)[workload.key]
+    built = {candidate for what, candidate in again.log if what == "build"}
+    assert built == {DEFAULT, *mine[:2], *theirs}
+    assert (record.candidate, record.tried, record.failed, record.complete) == (theirs[1], 7, 1, True)
+    unused = ReplayMeasurer({DEFAULT: 1.0})
+    assert tune_all([Subgraph(workload)], target, unused, **ask) == {workload.key: record}
+    assert unused.log == []

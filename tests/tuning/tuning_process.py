@@ -19,7 +19,7 @@ from subtune.core.candidate import DEFAULT, Candidate  # noqa: E402
 from subtune.core.workload import Workload  # noqa: E402
 from subtune.database import Database  # noqa: E402
 from subtune.measure import LocalMeasurer, ReplayMeasurer  # noqa: E402
-from subtune.tuning.search import tune, tune_subgraph  # noqa: E402
+from subtune.tuning.search import Search, tune, tune_subgraph  # noqa: E402
 
 CANDIDATES = tuple(Candidate.make("t", i=i) for i in range(6))
 WORKLOADS = 40
@@ -44,9 +44,8 @@ def replayed(path: str) -> None:
     with Database(path) as database:
         print("ready", flush=True)
         for workload in workloads:
-            tune_subgraph(
-                workload, device, topk=6, database=database, measurer=measurer, candidates=lambda w, d, k: CANDIDATES
-            )
+            search = Search(topk=6, candidates=lambda w, d, k: CANDIDATES)
+            tune_subgraph(workload, device, search, database=database, measurer=measurer)
             print(workload.key, flush=True)
     print("done", flush=True)
 
@@ -69,9 +68,9 @@ def real(path: str) -> None:
         records = tune(
             [Subgraph(doubles.workload())],
             device,
+            Search(candidates=lambda w, d, k: candidates),
             database=database,
             measurer=used,
-            candidates=lambda w, d, k: candidates,
             progress=tell,
         )
     print("interrupted" if records.interrupted else "done", flush=True)

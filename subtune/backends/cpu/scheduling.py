@@ -12,9 +12,6 @@ from subtune.backends.cpu.math.vector_math import multiply_by_reciprocals, vecto
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel
 
-VERSION = 16
-"""Part of the database's keys, until they hold the families' versions."""
-
 
 def finish(kernel: Kernel, family: CPUFamily, candidate: Candidate, problem: CPUProblem) -> Kernel:
     func, features, exact = kernel.func, problem.device.features, problem.numerics.exact

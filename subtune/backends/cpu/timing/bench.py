@@ -15,10 +15,10 @@ from subtune.backends.cpu.timing.sentinel import Sentinel
 from subtune.core.kernel import Packing
 from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.core.workload import Arg, Workload
-from subtune.measure.clock import time_calls, time_pairs
+from subtune.measure.clock import few_calls, time_calls, time_pairs
 from subtune.measure.guarded import Guarded, as_bytes, elements, numpy_dtype
 from subtune.measure.inputs import hazards, make_sets
-from subtune.measure.messages import CompareJob, Library, TimeJob
+from subtune.measure.messages import CheckJob, CompareJob, Library, TimeJob
 from subtune.measure.verdict import disagreement, scale_of
 
 _MAX_COPIES = 32
@@ -41,16 +41,29 @@ class Bench:
         self._pool: dict[tuple[int, int, Packing | None], Guarded] = {}
         self._packed_arrays: dict[tuple[int, int, Packing], np.ndarray] = {}
         kernel = _load(default)
+        self._calls_s: list[float] = []
+        """Seconds of the calls since somebody last cleared it."""
         self._references = [self._run(kernel, default, index)[0] for index in range(len(self._names))]
+        self._default_calls_s, self._calls_s = self._calls_s, []
+        self.default_s = min(self._default_calls_s)
         self._scales = [
             [scale_of(ref, name == "adversarial") for ref in references]
             for name, references in zip(self._names, self._references, strict=True)
         ]
-        begin = time.perf_counter()
-        self._run(kernel, default, 0)
-        self.default_s = time.perf_counter() - begin
         self._sentinel = _sentinel(device)
         self._sentinel.begin_workload()
+
+    @property
+    def nbytes(self) -> int:
+        arrays = [*self._sets, *self._references, list(self._packed_arrays.values())]
+        held = sum(array.nbytes for some in arrays for array in some)
+        return held + sum(guarded.bytes.nbytes for guarded in self._pool.values())
+
+    def check(self, job: CheckJob) -> Comparison | Failure:
+        self._calls_s.clear()
+        if wrong := self._check(_load(job.library), job.library, range(len(self._names))):
+            return Failure(FailureKind.WRONG_RESULT, wrong)
+        return few_calls(self._calls_s, self._default_calls_s)
 
     def time(self, job: TimeJob) -> Timing | Failure:
         kernel = _load(job.library)
@@ -93,7 +106,10 @@ class Bench:
         outputs = [Guarded(arg.nbytes, elements(arg.shape), arg.dtype) for arg in self._outputs]
         for output in outputs:
             output.fill(_FILLS[index])
-        kernel(*(guarded.tensor for guarded in (*inputs, *outputs)))
+        arguments = [guarded.tensor for guarded in (*inputs, *outputs)]
+        begin = time.perf_counter()
+        kernel(*arguments)
+        self._calls_s.append(time.perf_counter() - begin)
         for arg, guarded in zip((*self._inputs, *self._outputs), (*inputs, *outputs), strict=True):
             if where := guarded.overwritten():
                 return [], f"wrote out of bounds of {arg.name}, {where}"

@@ -28,10 +28,10 @@ from subtune.core.kernel import ConstantTransform
 from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.core.numerics import Numerics
 from subtune.core.workload import Arg, Workload
-from subtune.measure.clock import CONTINUOUS_S, LONG_CALL_S, SETTLE_S, time_calls, time_pairs
+from subtune.measure.clock import CONTINUOUS_S, LONG_CALL_S, SETTLE_S, few_calls, time_calls, time_pairs
 from subtune.measure.guarded import elements, numpy_dtype
 from subtune.measure.inputs import hazards, make_sets
-from subtune.measure.messages import CompareJob, Library, PrepareJob, TimeJob
+from subtune.measure.messages import CheckJob, CompareJob, Library, PrepareJob, TimeJob
 from subtune.measure.sentinel_base import Patience
 from subtune.measure.verdict import TOLERANCE, TOLERANCE_OTHER, TOLERANCE_SUMS_OF_FLOAT8, TOLERANCE_TF32
 
@@ -97,6 +97,8 @@ class CudaBench:
         self._pool: dict[tuple[int, int, ConstantTransform | None], GpuBuffer] = {}
         self._flush = cuda_api.Memory(2 * device.l2_bytes) if mode == "cold" else None
         self._results = [self._buffer(arg) for arg in self._outputs]
+        self._calls_s: list[float] = []
+        """Seconds of the calls since somebody last cleared it."""
         self._references: list[list[GpuBuffer]] = []
         for index in range(len(self._names)):
             self._references.append(self._reference(index, default, reference))
@@ -107,9 +109,24 @@ class CudaBench:
             ]
             for name, found in zip(self._names, self._references, strict=True)
         ]
-        begin = time.perf_counter()
-        self._run(self._load(default), default, 0, self._results)
-        self.default_s = time.perf_counter() - begin
+        self._calls_s.clear()
+        for index in range(len(self._names)):
+            self._run(self._load(default), default, index, self._results)
+        self._default_calls_s, self._calls_s = self._calls_s, []
+        self.default_s = min(self._default_calls_s)
+
+    @property
+    def nbytes(self) -> int:
+        held = [*self._given.values(), *self._pool.values(), *self._results]
+        return sum(buffer.nbytes for some in (held, *self._references) for buffer in some)
+
+    @_survived
+    def check(self, job: CheckJob) -> Comparison | Failure:
+        kernel = self._load(job.library)
+        self._calls_s.clear()
+        if wrong := self._check(kernel, job.library, range(len(self._names))):
+            return Failure(FailureKind.WRONG_RESULT, wrong)
+        return few_calls(self._calls_s, self._default_calls_s)
 
     @_survived
     def time(self, job: TimeJob) -> Timing | Failure:
@@ -180,9 +197,13 @@ class CudaBench:
         inputs = [self._set_buffer(index, i, packings.get(i)) for i in range(len(self._inputs))]
         for output in outputs:
             output.fill(_FILLS[index])
-        with self._stream.used():
-            kernel(*(buffer.tensor for buffer in (*inputs, *outputs)))
+        arguments = [buffer.tensor for buffer in (*inputs, *outputs)]
         self._stream.synchronize()
+        begin = time.perf_counter()
+        with self._stream.used():
+            kernel(*arguments)
+        self._stream.synchronize()
+        self._calls_s.append(time.perf_counter() - begin)
         for arg, buffer in zip((*self._inputs, *self._outputs), (*inputs, *outputs), strict=True):
             if where := buffer.overwritten():
                 return f"wrote out of bounds of {arg.name}, {where}"

@@ -1,0 +1,224 @@
+"""One workload measured on this machine: its builds, its checks, its times."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from subtune.backends.base import Device
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.errors import SubtuneError
+from subtune.core.measurement import Built, Comparison, Failure, FailureKind, Timing
+from subtune.core.workload import Workload, dtype_bits
+from subtune.measure.messages import (
+    BuildJob,
+    CheckJob,
+    CompareJob,
+    Library,
+    Prepared,
+    PrepareJob,
+    RunJob,
+    TimeJob,
+    Unprepared,
+)
+from subtune.measure.pool import Build, Builders, Runner
+
+_log = logging.getLogger(__name__)
+
+SCHEDULE = "subtune.backends:schedule"
+_REFERENCE_LIMIT_S = 120.0
+"""For inputs and the runs of the default schedule, which may be a thousand times slower than the best."""
+_LEAST_LIMIT_S = 0.2
+
+
+@dataclass(slots=True)
+class Settings:
+    """What holds for all sessions of a measurer: see `LocalMeasurer`."""
+
+    schedule: str
+    build_limit_s: float
+    run_limit_s: float
+    kept_bytes: int
+    gpu_mode: str
+
+
+class LocalSession:
+    """See `subtune.measure.protocol.Session`."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: Device,
+        workers: tuple[Builders, Runner],
+        settings: Settings,
+        directory: Path,
+        deadline: float,
+    ) -> None:
+        self._workload = workload
+        self._text = workload.to_json()
+        self._device, self._measuring = device, device.backend.measuring
+        self._builders, self._runner = workers
+        self._settings = settings
+        self._directory = directory
+        self.deadline = deadline
+        self._builds: dict[Candidate, Build] = {}
+        self._numbers = itertools.count()
+        self._checked: set[Candidate] = set()
+        self._crashes: Counter[str] = Counter()
+        self._default_s = 0.0
+
+    def close(self) -> None:
+        self._builders.drop(list(self._builds.values()))
+
+    # -- builds
+
+    def prefetch(self, candidates: Sequence[Candidate]) -> None:
+        fresh: dict[Candidate, Build] = {}
+        for candidate in self._with_reference(candidates):
+            if candidate not in self._builds:
+                fresh[candidate] = Build(self._build_job(candidate), self._build_limit(candidate))
+        self._builds |= fresh
+        self._builders.submit(list(fresh.values()))
+
+    def build(self, candidates: Sequence[Candidate], deadline: float) -> dict[Candidate, Built | Failure]:
+        if time.monotonic() < min(deadline, self.deadline):
+            self.prefetch(candidates)
+        wanted = {c: self._builds[c] for c in self._with_reference(candidates) if c in self._builds}
+        self._builders.wait(list(wanted.values()), deadline, self.deadline)
+        for candidate, build in wanted.items():
+            if build.outcome is None:  # it was cut off, and may be asked for again
+                del self._builds[candidate]
+        return {
+            candidate: self._built(self._builds[candidate].outcome)
+            for candidate in candidates
+            if candidate in self._builds
+        }
+
+    def _with_reference(self, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        reference = self._measuring.reference
+        if reference is None or DEFAULT not in candidates:
+            return tuple(candidates)
+        return tuple(c for one in candidates for c in ((one, reference) if one == DEFAULT else (one,)))
+
+    def _built(self, outcome: Library | Failure) -> Built | Failure:
+        if isinstance(outcome, Failure):
+            return outcome
+        packed = {index: prod(packing.shape) for index, packing in outcome.packings}
+        weights_bytes = sum(
+            packed[i] * dtype_bits(arg.dtype) // 8 if i in packed else arg.nbytes
+            for i, arg in enumerate(self._workload.args)
+            if arg.is_constant
+        )
+        return Built(outcome.build_s, outcome.func_hash, weights_bytes)
+
+    def _build_limit(self, candidate: Candidate) -> float:
+        """Where all wait for the slowest candidate, one that takes ten times as long as others is left out."""
+        is_needed = candidate in (DEFAULT, self._measuring.reference)
+        return min(self._settings.build_limit_s, math.inf if is_needed else self._measuring.build_limit_s)
+
+    def _build_job(self, candidate: Candidate) -> BuildJob:
+        stem = str(self._directory / f"k{next(self._numbers)}-{hash(candidate) & 0xFFFFFFFF:08x}")
+        is_reference = candidate == self._measuring.reference
+        is_optional = candidate != DEFAULT and not is_reference
+        schedule = SCHEDULE if is_reference else self._settings.schedule
+        return BuildJob(self._text, self._workload.num_outputs, self._device, candidate, schedule, stem, is_optional)
+
+    # -- runs
+
+    def check(self, candidate: Candidate) -> Comparison | Failure:
+        outcome: Comparison | Failure = self._run(candidate, CheckJob(self._library(candidate)), 0.0)
+        return outcome
+
+    def time(self, candidate: Candidate, seconds: float, stop_above_s: float) -> Timing | Failure:
+        job = TimeJob(self._library(candidate), seconds, stop_above_s, candidate in self._checked)
+        with self._silence():
+            outcome: Timing | Failure = self._run(candidate, job, seconds)
+        return outcome
+
+    def compare(self, candidate: Candidate, seconds: float) -> Comparison | Failure:
+        with self._silence():
+            outcome: Comparison | Failure = self._run(candidate, CompareJob(self._library(candidate), seconds), seconds)
+        return outcome
+
+    def _silence(self) -> contextlib.AbstractContextManager[None]:
+        """What is timed has the cores for itself, where building takes some of them."""
+        return contextlib.nullcontext() if self._measuring.overlaps else self._builders.silence()
+
+    def _library(self, candidate: Candidate) -> Library:
+        library: Library = self._builds[candidate].outcome
+        return library
+
+    def _run(self, candidate: Candidate, job: RunJob, seconds: float) -> Any:
+        most = self._measuring.max_crashes
+        if most is not None and self._crashes[candidate.family] >= most and candidate not in self._checked:
+            return Failure(FailureKind.CRASH, f"not tried: {most} kernels of {candidate.family} crashed")
+        job = replace(job, session=str(self._directory))
+        outcome = self._runner.call(job, self._limit(seconds))
+        if isinstance(outcome, Unprepared):
+            if failure := self._prepare():
+                return failure
+            outcome = self._runner.call(job, self._limit(seconds))
+        if not isinstance(outcome, Failure):
+            self._checked.add(candidate)
+        elif outcome.kind is FailureKind.CRASH:
+            self._crashes[candidate.family] += 1
+        return outcome
+
+    def _prepare(self) -> Failure | None:
+        """Let the runner make the reference of this workload.
+
+        Raises:
+            SubtuneError: there is none, as the default schedule cannot be built or run.
+        """
+        default = self.build([DEFAULT], math.inf).get(DEFAULT)
+        if default is None:
+            return Failure(FailureKind.TIMEOUT, "the default schedule was not built in time")
+        key = self._workload.key
+        if isinstance(default, Failure):
+            raise SubtuneError(
+                f"the default schedule of workload {key} cannot be built ({default.kind}): {default.message}"
+            )
+        job = PrepareJob(
+            self._text,
+            self._workload.num_outputs,
+            self._device,
+            self._library(DEFAULT),
+            self._float64(),
+            self._settings.gpu_mode,
+            str(self._directory),
+            self._settings.kept_bytes,
+        )
+        answer: Prepared | Failure = self._runner.call(job, self._until_deadline(_REFERENCE_LIMIT_S))
+        if isinstance(answer, Failure):
+            if time.monotonic() >= self.deadline:
+                return answer
+            raise SubtuneError(f"the default schedule of workload {key} does not run ({answer.kind}): {answer.message}")
+        self._default_s = answer.default_s
+        return None
+
+    def _float64(self) -> Library | None:
+        """The workload in float64, which was built with the default schedule; None where that failed."""
+        reference = self._measuring.reference
+        if reference is None or reference not in self._builds:
+            return None
+        built = self._builds[reference].outcome
+        if isinstance(built, Failure):
+            _log.info("workload %s has no float64 reference: %s", self._workload.key, built.message)
+        return built if isinstance(built, Library) else None
+
+    def _limit(self, seconds: float) -> float:
+        """A candidate many times slower than the default may be killed: it could not win."""
+        return self._until_deadline(self._settings.run_limit_s + 2 * seconds + 10 * self._default_s)
+
+    def _until_deadline(self, limit_s: float) -> float:
+        """`limit_s`, or less when the deadline comes first; a little is always left for one call."""
+        return max(_LEAST_LIMIT_S, min(limit_s, self.deadline - time.monotonic()))

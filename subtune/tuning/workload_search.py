@@ -1,0 +1,348 @@
+"""One workload's way from proposals to a record, in steps between which others may have their turn."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from subtune.backends.base import Device
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.errors import SubtuneError
+from subtune.core.measurement import Built, Comparison, Failure, FailureKind, Measurement, Timing
+from subtune.core.record import CALLS, PAIRS, Record
+from subtune.core.workload import Workload
+from subtune.database import Database
+from subtune.measure import Session, halve
+from subtune.measure.clock import FEW_CALLS_NOISE
+from subtune.measure.halving import FULL_S, GIVE_UP, LOOK_S, ranked
+from subtune.runtime.host import usable_cores
+from subtune.tuning.proposals import Proposals
+from subtune.tuning.waves import TWO_WAVES, hopeful, in_turn, unconditional
+
+_log = logging.getLogger(__name__)
+
+_CONFIRM_S = 2 * FULL_S
+_NEARLY = 1.05
+"""So much slower a kernel may be whose packed weights are smaller by what does not stay in L3: they take memory in
+every process, and their bandwidth from the kernels beside it."""
+_MIN_GAIN = 1.01
+"""A winner must beat the default by this factor and by three standard errors, or the default is kept."""
+_PORTION = 4
+"""Where time is short, so many candidates (or one for each core) are built before others have their turn."""
+
+
+class Step(IntEnum):
+    """What a search does next, in this order."""
+
+    FIRST = 0  # the default and the candidate predicted fastest are built and checked
+    SETTLE = 1  # the first is timed in turns with the default, where the check did not tell which is faster
+    WAVE = 2  # some more are built, checked and timed for a moment
+    FINISH = 3  # successive halving among all that was built, and the winner in turns with the default
+    DONE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is searched for. `uses` is how often the model runs the workload; `bound_s` what it takes at least."""
+
+    workload: Workload
+    device: Device
+    topk: int
+    uses: int = 1
+    bound_s: float = 0.0
+    is_hurried: bool = False
+    """Time is short: others want a turn soon, and what is known by the way is confirmed by the way."""
+
+
+class WorkloadSearch:
+    """The state of one workload's search: everything that was seen, and what comes next.
+
+    `record` is the best that is confirmed so far; None keeps the default schedule. What is decided depends on the
+    outcomes alone, not on when they arrived.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        proposals: Proposals,
+        session: Session,
+        database: Database | None = None,
+        tell: Callable[[WorkloadSearch], None] = lambda _: None,
+    ) -> None:
+        self.job = job
+        self.step = Step.FIRST
+        self.record: Record | None = None
+        self.candidates = len(proposals.all)
+        self.outcomes: dict[Candidate, Timing | Failure] = dict(proposals.known)
+        self.looks: dict[Candidate, Timing] = {}
+        self.default_timing: Timing | None = None
+        """Of the calls that computed the reference outputs."""
+        self._session, self._database, self._tell = session, database, tell
+        fresh = proposals.fresh
+        is_one_wave = len(fresh) < TWO_WAVES or not job.device.backend.measuring.is_prefiltered
+        self._waiting = list(fresh) if is_one_wave else in_turn(fresh, job.device.backend.tile)
+        self._sure = len(fresh) if is_one_wave else unconditional(len(fresh), usable_cores())
+        self._built: dict[Candidate, Built] = {}
+        self._rough: tuple[Candidate, Comparison] | None = None
+        self._hopeless = 0
+        self._unsaved: set[Candidate] = set()
+
+    # -- where it stands
+
+    @property
+    def tried(self) -> int:
+        return len(self.outcomes)
+
+    @property
+    def build_s(self) -> float:
+        """Of a candidate, on average."""
+        return sum(built.build_s for built in self._built.values()) / max(1, len(self._built))
+
+    @property
+    def best_s(self) -> float:
+        """The fastest that was seen, confirmed or not; infinite before the first."""
+        return min((o.min_s for o in self.outcomes.values() if isinstance(o, Timing)), default=math.inf)
+
+    @property
+    def rough_gain(self) -> float:
+        """Of the first candidate over the default, by the calls of their check; 1 where it is not known."""
+        return self._rough[1].gain if self._rough else 1.0
+
+    def portion(self) -> list[Candidate]:
+        """What is built next."""
+        if self.step == Step.FIRST:
+            return [DEFAULT, *self._waiting[:1]]
+        if self.step != Step.WAVE:
+            return []
+        count = self._sure or len(self._waiting)
+        if self.job.is_hurried and self.job.device.backend.measuring.is_prefiltered:
+            cores = usable_cores()
+            count = min(count, math.ceil(_PORTION / cores) * cores)
+        return self._waiting[:count]
+
+    # -- steps
+
+    def prefetch(self) -> None:
+        """Let the next portion be built while others are measured."""
+        self._session.prefetch(self.portion())
+
+    def build(self, deadline: float) -> None:
+        """Build the next portion and check it: other searches' builds may run beside it."""
+        if self.step == Step.FIRST:
+            self._build_first(deadline)
+        elif self.step == Step.WAVE:
+            wanted = self.portion()
+            done = self._build(wanted, deadline)
+            self._waiting = [c for c in self._waiting if c not in done]
+            self._sure = max(0, self._sure - len(done))
+            for candidate in wanted:
+                if candidate in self._built and time.monotonic() < deadline:
+                    self._check(candidate)
+        self._save()
+
+    def measure(self, deadline: float, hard: float) -> None:
+        """Time what was built, for a moment or to the end: with nothing beside it where that would disturb.
+
+        Nothing new begins after `deadline`, save the confirmation; at `hard` whatever still runs is ended.
+        """
+        if self.step == Step.SETTLE:
+            self._settle()
+        elif self.step == Step.WAVE:
+            self._look(deadline)
+        elif self.step == Step.FINISH:
+            self._finish(deadline, hard)
+            self.step = Step.DONE
+        self._save()
+
+    def _build_first(self, deadline: float) -> None:
+        """The default and the first candidate that is built and computes what the default does."""
+        self._build([DEFAULT, *self._waiting[:1]], deadline)
+        while DEFAULT in self._built and self._waiting and time.monotonic() < deadline:
+            candidate = self._waiting[0]
+            if not self._build([candidate], deadline):
+                return
+            self._waiting.pop(0)
+            self._sure = max(0, self._sure - 1)
+            if candidate in self._built and (seen := self._check(candidate)):
+                self._rough = candidate, seen
+                self._take_if_clear(candidate, seen)
+                break
+        if DEFAULT not in self._built:
+            return
+        is_unclear = self._rough is not None and self.record is None
+        self.step = Step.SETTLE if is_unclear and self.job.is_hurried else self._after_wave()
+
+    def _settle(self) -> None:
+        assert self._rough is not None
+        candidate, _ = self._rough
+        seen = self._session.compare(candidate, FULL_S)
+        if isinstance(seen, Failure):
+            self._note(candidate, seen)
+        elif _is_faster(seen):
+            self._decide(candidate, seen, PAIRS)
+        else:
+            default = seen.default_timing
+            self._decide(DEFAULT, Comparison(default, default, 1.0, 0.0), PAIRS)
+        self.step = self._after_wave()
+
+    def _look(self, deadline: float) -> None:
+        """A short measurement of each that was built and has had none."""
+        for candidate in [c for c in self._built if c != DEFAULT and c not in self.looks]:
+            if time.monotonic() >= deadline:
+                return
+            if isinstance(self.outcomes.get(candidate), Failure):
+                continue
+            seen = self._session.time(candidate, LOOK_S, GIVE_UP * self._fastest_look())
+            if isinstance(seen, Failure) and time.monotonic() >= deadline:
+                return  # it was cut off, which says nothing about it
+            self._note(candidate, seen)
+            if isinstance(seen, Timing):
+                self.looks[candidate] = seen
+        if self.looks and self.default_timing:
+            best = ranked(list(self.looks), self.looks)[0]
+            timing, default = self.looks[best], self.default_timing
+            self._take_if_clear(
+                best, Comparison(timing, default, default.min_s / max(timing.median_s, 1e-9), FEW_CALLS_NOISE)
+            )
+        if not self._sure and self._waiting:
+            rest = hopeful(self.looks, self._waiting, self.job.device.backend.tile)
+            self._hopeless += len(self._waiting) - len(rest)
+            self._waiting = rest
+        self.step = self._after_wave()
+
+    def _finish(self, deadline: float, hard: float) -> None:
+        """The record of the best candidate that is sound and faster than the default, or of the default."""
+        timed = [c for c in self._built if c != DEFAULT and not isinstance(self.outcomes.get(c), Failure)]
+        order = halve(self._session, timed, deadline - _CONFIRM_S, self._note, self.looks)
+        is_cut = bool(self._waiting) or self.tried + self._hopeless < self.candidates
+        is_complete = not is_cut and time.monotonic() < deadline
+        default: Timing | None = None
+        for candidate in self._light_first(order):
+            seen = self._session.compare(candidate, _CONFIRM_S)
+            if isinstance(seen, Failure) and time.monotonic() >= hard:
+                return  # cut off, which says nothing about it
+            if isinstance(seen, Failure):
+                self._note(candidate, seen)
+                continue
+            default = seen.default_timing
+            if _is_faster(seen):
+                self._decide(candidate, replace(seen, timing=self._with_least(candidate, seen)), PAIRS, is_complete)
+                return
+            break
+        if default is None:
+            timed_default = self._session.time(DEFAULT, _CONFIRM_S, math.inf)
+            if isinstance(timed_default, Failure):
+                if time.monotonic() >= hard:
+                    return
+                raise _no_default(self.job.workload, timed_default, "fails")
+            default = timed_default
+        self._decide(DEFAULT, Comparison(default, default, 1.0, 0.0), PAIRS, is_complete)
+
+    # -- what is done on the way
+
+    def _after_wave(self) -> Step:
+        return Step.WAVE if self._waiting else Step.FINISH
+
+    def _build(self, candidates: Sequence[Candidate], deadline: float) -> set[Candidate]:
+        """Those of which it is known by now whether they can be built."""
+        attempts = self._session.build(candidates, deadline)
+        for candidate, attempt in attempts.items():
+            if isinstance(attempt, Built):
+                self._built[candidate] = attempt
+            elif candidate == DEFAULT:
+                raise _no_default(self.job.workload, attempt, "cannot be built")
+            else:
+                self._note(candidate, attempt)
+        self._tell(self)
+        return set(attempts)
+
+    def _check(self, candidate: Candidate) -> Comparison | None:
+        seen = self._session.check(candidate)
+        if isinstance(seen, Failure):
+            self._note(candidate, seen)
+            return None
+        self.default_timing = self.default_timing or seen.default_timing
+        self._note(candidate, seen.timing)
+        return seen
+
+    def _take_if_clear(self, candidate: Candidate, seen: Comparison) -> None:
+        """A few calls are enough for a record until there are more, where they leave the default far behind."""
+        is_better = self.record is None or self.record.confirmed == CALLS or self.record.is_default
+        if is_better and _is_faster(seen):
+            self._decide(candidate, seen, CALLS)
+
+    def _fastest_look(self) -> float:
+        return min((timing.min_s for timing in self.looks.values()), default=math.inf)
+
+    def _light_first(self, order: list[Candidate]) -> list[Candidate]:
+        """`order`, but first what is nearly as fast as the fastest and needs megabytes less of weights."""
+        if not order:
+            return order
+
+        def seconds(candidate: Candidate) -> float:
+            outcome = self.outcomes.get(candidate)
+            return outcome.min_s if isinstance(outcome, Timing) else math.inf
+
+        near = [c for c in order if seconds(c) <= _NEARLY * seconds(order[0])]
+        light = min(near, key=lambda c: self._built[c].weights_bytes, default=order[0])
+        saved = self._built[order[0]].weights_bytes - self._built[light].weights_bytes
+        if not self.job.device.model.comes_from_memory(saved):
+            return order
+        return [light, *(c for c in order if c != light)]
+
+    def _with_least(self, candidate: Candidate, seen: Comparison) -> Timing:
+        """Its timing with the least of all samples: beside the default, it finds the caches as that left them."""
+        earlier = self.outcomes.get(candidate)
+        if not isinstance(earlier, Timing):
+            return seen.timing
+        return replace(seen.timing, min_s=min(seen.timing.min_s, earlier.min_s))
+
+    def _decide(self, winner: Candidate, seen: Comparison, confirmed: str, is_complete: bool = False) -> None:
+        job = self.job
+        self.record = Record(
+            job.workload.key,
+            job.device.fingerprint(),
+            winner,
+            seen.timing,
+            seen.default_timing,
+            seen.gain,
+            self._built[winner].func_hash,
+            job.topk,
+            tried=self.tried,
+            failed=sum(isinstance(outcome, Failure) for outcome in self.outcomes.values()),
+            complete=is_complete,
+            confirmed=confirmed,
+        )
+        if self._database:
+            self._database.add_record(job.workload, self.record, job.device.backend.versions())
+
+    def _note(self, candidate: Candidate, outcome: Timing | Failure) -> None:
+        self.outcomes[candidate] = outcome
+        self._unsaved.add(candidate)
+        if isinstance(outcome, Failure):
+            level = logging.WARNING if outcome.kind == FailureKind.WRONG_RESULT else logging.INFO
+            _log.log(level, "%s of workload %s: %s", candidate, self.job.workload.key, outcome.message)
+        self._tell(self)
+
+    def _save(self) -> None:
+        if not self._database or not self._unsaved:
+            return
+        measurements = [
+            Measurement(candidate, outcome, self._built[candidate].build_s if candidate in self._built else 0.0)
+            for candidate, outcome in self.outcomes.items()
+            if candidate in self._unsaved
+        ]
+        self._database.add_measurements(self.job.workload, self.job.device.scope(), measurements)
+        self._unsaved.clear()
+
+
+def _is_faster(comparison: Comparison) -> bool:
+    return comparison.gain > max(_MIN_GAIN, math.exp(3 * comparison.noise))
+
+
+def _no_default(workload: Workload, failure: Failure, what: str) -> SubtuneError:
+    return SubtuneError(f"the default schedule of workload {workload.key} {what} ({failure.kind}): {failure.message}")

@@ -1,0 +1,132 @@
+"""Builders that all sessions share: what is waited for comes first, all of them rest while something is timed."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from multiprocessing import Pipe
+from typing import Any
+
+import pytest
+
+from subtune.measure.pool import Build, Builders
+
+
+class Worker:
+    """Stands for a process: `answer(job)` is called when the test says so."""
+
+    def __init__(self) -> None:
+        self.connection, self.far = Pipe()
+        self.left_s = math.inf
+        self.jobs: list[str] = []
+        self.kills = 0
+        self.sent = threading.Semaphore(0)
+
+    def start(self) -> None:
+        pass
+
+    def send(self, job: str, limit_s: float) -> None:
+        self.jobs.append(job)
+        self.sent.release()
+
+    def answer(self) -> None:
+        assert self.sent.acquire(timeout=600)
+        self.far.send(f"{self.jobs[-1]} done")
+
+    def receive(self) -> Any:
+        return self.connection.recv()
+
+    def kill(self) -> None:
+        self.kills += 1
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return Worker()
+
+
+@pytest.fixture
+def builders(worker: Worker) -> Any:
+    made = Builders([worker])  # type: ignore[list-item]
+    made.start()
+    yield made
+    made.close()
+
+
+def builds(*names: str) -> list[Build]:
+    return [Build(name, 1.0) for name in names]  # type: ignore[arg-type]
+
+
+def in_thread(work: Any, *args: Any) -> threading.Thread:
+    thread = threading.Thread(target=work, args=args)
+    thread.start()
+    return thread
+
+
+def test_what_is_waited_for_comes_before_what_was_only_asked_for(builders: Builders, worker: Worker) -> None:
+    first, ahead, urgent = builds("first", "ahead", "urgent")
+    builders.submit([first, ahead, urgent])
+    assert worker.sent.acquire(timeout=600)
+    worker.sent.release()
+    waiting = in_thread(builders.wait, [urgent], math.inf, math.inf)
+    while builders._queue[:1] != [urgent]:
+        time.sleep(0.001)
+    for _ in range(3):
+        worker.answer()
+    waiting.join()
+    builders.wait([first, ahead], math.inf, math.inf)
+    assert worker.jobs == ["first", "urgent", "ahead"]
+    assert [b.outcome for b in (first, ahead, urgent)] == ["first done", "ahead done", "urgent done"]
+
+
+def test_after_the_deadline_nothing_begins_and_at_the_hard_one_what_runs_is_ended(
+    builders: Builders, worker: Worker
+) -> None:
+    runs, waits = builds("runs", "waits")
+    builders.submit([runs, waits])
+    assert worker.sent.acquire(timeout=600)
+    now = time.monotonic()
+    builders.wait([runs, waits], now, now)
+    assert worker.jobs == ["runs"]
+    assert worker.kills == 1
+    assert runs.outcome is waits.outcome is None
+
+
+def test_nothing_is_built_in_silence(builders: Builders, worker: Worker) -> None:
+    one, two = builds("one", "two")
+    builders.submit([one, two])
+    assert worker.sent.acquire(timeout=600)
+    worker.sent.release()
+    silent, over = threading.Event(), threading.Event()
+
+    def measure() -> None:
+        with builders.silence():
+            silent.set()
+            over.wait(600)
+
+    measuring = in_thread(measure)
+    assert not silent.wait(0.05), "the build that runs is waited for"
+    worker.answer()
+    assert silent.wait(600)
+    time.sleep(0.05)
+    assert worker.jobs == ["one"]
+    over.set()
+    measuring.join()
+    worker.answer()
+    builders.wait([one, two], math.inf, math.inf)
+    assert two.outcome == "two done"
+
+
+def test_a_process_that_cannot_start_is_told_to_who_waits(builders: Builders, worker: Worker) -> None:
+    def fail(job: str, limit_s: float) -> None:
+        raise RuntimeError("no room")
+
+    worker.send = fail  # type: ignore[method-assign]
+    (build,) = builds("one")
+    builders.submit([build])
+    with pytest.raises(RuntimeError, match="no room"):
+        builders.wait([build], math.inf, math.inf)
