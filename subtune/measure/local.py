@@ -6,7 +6,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
@@ -17,6 +17,7 @@ from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.core.workload import Workload
 from subtune.measure.pool import Builders, Runner
 from subtune.measure.process import Worker
+from subtune.measure.protocol import Measurer
 from subtune.measure.session import SCHEDULE, LocalSession, Settings
 from subtune.runtime.host import usable_cores
 
@@ -124,6 +125,11 @@ class LocalMeasurer:
         # TVM reads both before it is loaded. Bound, its pool puts a worker on the core the main thread may be on.
         env = {"TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0", **more}
         return Worker(env, self._search_path, self._memory_bytes if measuring.limits_memory else 0)
+
+
+def given_or_local(measurer: Measurer | None) -> AbstractContextManager[Measurer]:
+    """`measurer`, which stays its owner's, or one of this machine that is closed at the end."""
+    return nullcontext(measurer) if measurer is not None else LocalMeasurer()
 
 
 def _no_room(error: OSError) -> SubtuneError:

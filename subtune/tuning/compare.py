@@ -27,7 +27,7 @@ from subtune.core.record import Record
 from subtune.core.scratch import temporary
 from subtune.core.workload import Workload
 from subtune.database import Database, opened
-from subtune.measure import LocalMeasurer, Measurer
+from subtune.measure import Measurer, given_or_local
 from subtune.options import Options
 from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare
@@ -70,7 +70,7 @@ def compare_model(model: Any, **given: Any) -> ComparisonReport:
     device = device_of(options.target, options.threads, options.device_file, options.numerics)
     prepared = prepare(model, options.shapes, options.numerics, options.parameters)
     topk, budget_s, progress = options.topk, options.budget_s, options.progress
-    with opened(options.database) as store, LocalMeasurer() as measurer:
+    with opened(options.database) as store, given_or_local(options.measurer) as measurer:
         found = compare_subgraphs(prepared.subgraphs, device, store, measurer, topk, budget_s, progress)
     if not found.rows:
         return ComparisonReport((), found.left_out, 0.0, 0.0)
@@ -94,7 +94,7 @@ def compare_subgraphs(
     subgraphs: Sequence[ComparableSubgraph],
     device: Device,
     database: Database,
-    measurer: LocalMeasurer,
+    measurer: Measurer,
     topk: int = 20,
     budget_s: float | None = None,
     progress: ProgressCallback | None = None,

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from subtune.core.progress import Progress, ProgressCallback
 from subtune.core.record import Record
 from subtune.core.workload import Workload
 from subtune.database import Database
-from subtune.measure import LocalMeasurer, Measurer
+from subtune.measure import Measurer, given_or_local
 from subtune.tuning.order import GROUP, bound_s, next_turn
 from subtune.tuning.proposals import Policy, policy, propose
 from subtune.tuning.workload_search import Job, Step, WorkloadSearch
@@ -154,7 +154,7 @@ class _Tuning:
         self._done = self._total - sum(map(len, parts))
         if any(parts) and time.monotonic() < self._deadline:
             try:
-                with nullcontext(measurer) if measurer else LocalMeasurer() as used:
+                with given_or_local(measurer) as used:
                     used.start(self._device)
                     for jobs in parts:
                         self._tune(jobs, used)
