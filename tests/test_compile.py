@@ -66,13 +66,13 @@ def agrees(path: Path, model: Path) -> bool:
 def test_when_the_budget_is_spent_nothing_more_begins(
     tmp_path: Path, workers: LocalMeasurer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hour has passed as soon as the second subgraph's turn comes: its builds are not begun, nor are others."""
+    """The hour has passed as soon as one candidate was checked: no other subgraph's turn comes any more."""
     seen: list[Progress] = []
 
     class Clock:
         @staticmethod
         def monotonic() -> float:
-            return time.monotonic() + (7200.0 if any(p.done for p in seen) else 0.0)
+            return time.monotonic() + (7200.0 if any(p.tried for p in seen) else 0.0)
 
     for module in ("subtune.tuning.search", "subtune.measure.halving", "subtune.measure.session"):
         monkeypatch.setattr(f"{module}.time", Clock)
@@ -81,11 +81,11 @@ def test_when_the_budget_is_spent_nothing_more_begins(
         database=tmp_path / "t.db", measurer=workers, progress=seen.append,
     )  # fmt: skip
     assert not report.failures
-    assert sum(bool(row.tuned_s) for row in report.rows) == 1
-    assert {p.done for p in seen} == {0, 1}
-    assert not any(p.done and p.tried for p in seen)
-    assert all(0 <= p.done <= p.total and p.tried <= p.candidates for p in seen)
-    assert math.isfinite(seen[-1].eta_s)
+    assert sum(bool(row.tuned_s) for row in report.rows) <= 1  # a check beside builds proves only a factor of two
+    assert len({p.workload_key for p in seen}) == 1
+    assert {(p.done, p.tried) for p in seen} == {(0, 0), (0, 1)}
+    assert all(p.tried <= p.candidates for p in seen)
+    assert 0 <= seen[-1].eta_s < math.inf
 
 
 def test_a_full_database_is_all_that_a_second_compile_needs(tuned: Path, small_model: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from subtune.core.scratch import temporary
 
 _PRINT = "-"
 _GPU_SUITES = ("fastdlight", "tensorcore", "gpu-ops")
-_SUITES = ("cpu", "cpu-ops", *_GPU_SUITES, "op-vs-subgraph")
+_SUITES = ("cpu", "cpu-ops", "budget", *_GPU_SUITES, "op-vs-subgraph")
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -28,8 +28,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--suite",
         choices=_SUITES,
-        help="instead of one model: the zoo, or single operators, on the CPU; on a GPU the rows of the FastDlight RFC "
-        "and of apache/tvm#4105, or more operators; tuning ops against tuning subgraphs (apache/tvm#10650), on either",
+        help="instead of one model: the zoo, or single operators, or what each --budget gives, on the CPU; "
+        "on a GPU the rows of the FastDlight RFC and of apache/tvm#4105, or more operators; tuning ops against tuning "
+        "subgraphs (apache/tvm#10650), on either",
     )
     parser.add_argument(
         "--models", "--ops", default="", metavar="LIST", help="of a suite, only these; * stands for anything"
@@ -176,6 +177,11 @@ def _suite_of(name: str) -> _Suite:
 
         of_ops = (suite_ops.run_ops, ops_table, ops_json, _cpu_of, peers_of("cpu").require, 7, 0.2)
         return _Suite(suite_ops.CASES, suite_ops.AGAINST, *of_ops)
+    if name == "budget":
+        from subtune.bench import suite_budget as budgets
+
+        of_budget = (budgets.run_budgets, budgets.budget_table, budgets.budget_json, _cpu_of, _no_framework)
+        return _Suite(budgets.CASES, (), *of_budget, 7, 0.5)
     if name in _GPU_SUITES:
         from subtune.bench import gpu_rows, suite_gpu
         from subtune.bench.gpu_table import gpu_json, gpu_table
@@ -197,7 +203,7 @@ def _no_framework(against: Any) -> None:
     from subtune.bench.job import BenchError
 
     if against:
-        raise BenchError("suite op-vs-subgraph compares subtune with itself: leave --against out")
+        raise BenchError("the suite compares subtune with itself: leave --against out")
 
 
 def _against(args: argparse.Namespace, default: tuple[str, ...]) -> tuple[str, ...]:

@@ -252,7 +252,7 @@ class _Tuning:
                 search.tried,
                 search.candidates,
                 search.best_s,
-                min(eta_s, self._deadline - now),
+                max(0.0, min(eta_s, self._deadline - now)),
                 share,
             )
         )

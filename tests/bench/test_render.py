@@ -18,6 +18,7 @@ from subtune.bench.quality import Quality
 from subtune.bench.race import BenchRow, Race
 from subtune.bench.render import BEGIN, END, render, rendered
 from subtune.bench.stored import Provenance, StoredRun, StoredRunError, read_run, stamped
+from subtune.bench.suite_budget import BudgetReport, BudgetRow, Point, budget_json, budget_table
 from subtune.bench.suite_cpu import CpuReport, ModelRow
 from subtune.bench.suite_gpu import GpuReport, GpuRow
 from subtune.bench.suite_levels import LevelReport, LevelRow, levels_json
@@ -132,12 +133,22 @@ def test_operators() -> None:
 
 
 def test_budgets() -> None:
-    pairs = ((None, 0.01), (20, 0.0125), (5, 0.1))
-    points = [{"budget_s": budget, "latency_s": latency} for budget, latency in pairs]
-    section = TOGETHER["budget"]([stored(json.dumps({"suite": "budget", "model": "m", "points": points}))])
-    rows = section.text.splitlines()[-3:]
-    assert rows == ["| m | 5 | 100 | 10% |", "| m | 20 | 12.5 | 80% |", "| m | none | 10 | 100% |"]
+    points = (
+        Point(5.0, 4.9, 0.1, 0.1, 4, 2, 3),
+        Point(20.0, 15.0, 0.0125, 0.8, 4, 0, 9),
+        Point(None, 60.0, 0.01, 1.0, 4, 0, 80),
+    )
+    report = BudgetReport(2, "cpu", (BudgetRow("m", points), BudgetRow("n", failure="it fails")))
+    section = TOGETHER["budget"]([stored(budget_json(report))])
+    assert section.text.splitlines()[-5:] == [
+        "| m | 5 | 4.9 | 100 | 10% | 2 of 4 | 3 |",
+        "| m | 20 | 15.0 | 12.5 | 80% | 0 of 4 | 9 |",
+        "| m | none | 60.0 | 10 | 100% | 0 of 4 | 80 |",
+        "",
+        "- n: it fails",
+    ]
     assert section.chart.count("<circle") == 3  # two points, and the legend
+    assert "unlimited" in budget_table(report)
 
 
 def test_onnx() -> None:

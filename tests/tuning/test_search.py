@@ -299,9 +299,12 @@ def test_time_goes_where_most_is_expected(device, clock):
     often, seldom = scale(64), scale(65)
     measurer = ReplayMeasurer(outcomes(*[2.0] * 8), call_s=0.02)
     tune_all([Subgraph(seldom), Subgraph(often, uses=1000)], device, measurer, budget_s=0.6, database=None)
-    after_first = measurer.workloads[6:]
-    assert set(after_first[:4]) == {often.key}
-    assert after_first.count(often.key) > after_first.count(seldom.key)
+    first = ["build", "build", "check"]
+    assert [what for what, _ in measurer.log[:8]] == [*first, *first, "time", "time"]
+    after_first = measurer.workloads[8:]
+    seldom_again = after_first.index(seldom.key)
+    assert set(after_first[:seldom_again]) == {often.key}
+    assert ("compare", CANDIDATES[0]) in measurer.log[8 : 8 + seldom_again], "it is finished"
 
 
 def test_the_order_of_arrival_does_not_matter(device):
