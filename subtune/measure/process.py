@@ -35,8 +35,8 @@ main()
 
 _START_LIMIT_S = 120.0
 _PIECE_S = 0.5
-"""Waiting is cut into such pieces, of which each counts twice at most: while the machine stands still, as when a
-container is frozen, no job runs out of its time."""
+"""Waiting is cut into pieces of this length at most, of which each counts twice at most: while the machine stands still,
+as when a container is frozen, no job runs out of its time."""
 _ORPHAN_S = 600.0
 """So long after its limit a worker's own alarm rings: for one whose parent has died, and which has not noticed."""
 
@@ -173,11 +173,11 @@ def first_finished(workers: Sequence[Worker], deadline: float) -> Worker | None:
     connections = [worker.connection for worker in workers]
     while True:
         begin = time.monotonic()
-        piece_s = min(_PIECE_S, deadline - begin, *(worker.left_s for worker in workers))
-        ready = wait_for(connections, max(0.0, piece_s))
+        piece_s = max(0.0, min(_PIECE_S, deadline - begin, *(worker.left_s for worker in workers)))
+        ready = wait_for(connections, piece_s)
         now = time.monotonic()
         for worker in workers:
-            worker.left_s -= min(now - begin, 2 * _PIECE_S)
+            worker.left_s -= min(now - begin, 2 * piece_s)
         for worker in workers:
             if worker.connection in ready or worker.left_s <= 0:
                 return worker

@@ -151,7 +151,10 @@ class LocalSession:
 
     def _silence(self) -> contextlib.AbstractContextManager[None]:
         """What is timed has the cores for itself, where building takes some of them."""
-        return contextlib.nullcontext() if self._measuring.overlaps else self._builders.silence()
+        if self._measuring.overlaps:
+            return contextlib.nullcontext()
+        self.build([DEFAULT], math.inf)  # the reference may need it, and nothing is built in silence
+        return self._builders.silence()
 
     def _library(self, candidate: Candidate) -> Library:
         library: Library = self._builds[candidate].outcome
