@@ -8,6 +8,7 @@ import os
 import shutil
 import sqlite3
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -217,11 +218,15 @@ def _copy_in_full_length(source: Path, copy: Path) -> None:
 
 
 def _readable_rows(old: sqlite3.Connection, statement: str) -> list[tuple]:
-    """Rows up to the first damaged page."""
+    """Rows up to the first damaged page, but those whose text ended on one."""
     rows = []
     with contextlib.suppress(sqlite3.Error):
         for row in old.execute(statement):
-            rows.append(row)
+            with contextlib.suppress(zlib.error):
+                for value in row:
+                    if isinstance(value, bytes):
+                        zlib.decompress(value)
+                rows.append(row)
     return rows
 
 
