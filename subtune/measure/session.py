@@ -140,13 +140,11 @@ class LocalSession:
 
     def time(self, candidate: Candidate, seconds: float, stop_above_s: float) -> Timing | Failure:
         job = TimeJob(self._library(candidate), seconds, stop_above_s, candidate in self._checked)
-        with self._silence():
-            outcome: Timing | Failure = self._run(candidate, job, seconds)
+        outcome: Timing | Failure = self._run(candidate, job, seconds)
         return outcome
 
     def compare(self, candidate: Candidate, seconds: float) -> Comparison | Failure:
-        with self._silence():
-            outcome: Comparison | Failure = self._run(candidate, CompareJob(self._library(candidate), seconds), seconds)
+        outcome: Comparison | Failure = self._run(candidate, CompareJob(self._library(candidate), seconds), seconds)
         return outcome
 
     def _silence(self) -> contextlib.AbstractContextManager[None]:
@@ -165,16 +163,20 @@ class LocalSession:
         if most is not None and self._crashes[candidate.family] >= most and candidate not in self._checked:
             return Failure(FailureKind.CRASH, f"not tried: {most} kernels of {candidate.family} crashed")
         job = replace(job, session=str(self._directory))
-        outcome = self._runner.call(job, self._limit(seconds))
+        outcome = self._call(job, seconds)
         if isinstance(outcome, Unprepared):
-            if failure := self._prepare():
+            if failure := self._prepare():  # outside of the silence: it may have the default built
                 return failure
-            outcome = self._runner.call(job, self._limit(seconds))
+            outcome = self._call(job, seconds)
         if not isinstance(outcome, Failure):
             self._checked.add(candidate)
         elif outcome.kind is FailureKind.CRASH:
             self._crashes[candidate.family] += 1
         return outcome
+
+    def _call(self, job: RunJob, seconds: float) -> Any:
+        with contextlib.nullcontext() if isinstance(job, CheckJob) else self._silence():
+            return self._runner.call(job, self._limit(seconds))
 
     def _prepare(self) -> Failure | None:
         """Let the runner make the reference of this workload.
