@@ -35,8 +35,8 @@ main()
 
 _START_LIMIT_S = 120.0
 _PIECE_S = 0.5
-"""Waiting is cut into pieces of this length at most, of which each counts twice at most: while the machine stands still,
-as when a container is frozen, no job runs out of its time."""
+"""Waiting is cut into pieces of this length at most, of which each counts twice at most: while the machine stands
+still, as when a container is frozen, no job runs out of its time."""
 _ORPHAN_S = 600.0
 """So long after its limit a worker's own alarm rings: for one whose parent has died, and which has not noticed."""
 

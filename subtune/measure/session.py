@@ -149,10 +149,7 @@ class LocalSession:
 
     def _silence(self) -> contextlib.AbstractContextManager[None]:
         """What is timed has the cores for itself, where building takes some of them."""
-        if self._measuring.overlaps:
-            return contextlib.nullcontext()
-        self.build([DEFAULT], math.inf)  # the reference may need it, and nothing is built in silence
-        return self._builders.silence()
+        return contextlib.nullcontext() if self._measuring.overlaps else self._builders.silence()
 
     def _library(self, candidate: Candidate) -> Library:
         library: Library = self._builds[candidate].outcome

@@ -20,13 +20,13 @@ class PatientMeasurer(LocalMeasurer):
     @contextmanager
     def session(self, workload: Any, device: Any, deadline: float = math.inf) -> Iterator[Any]:
         with super().session(workload, device, deadline) as session:
-            time = session.time
+            run = session._run
 
-            def time_within(candidate: Candidate, seconds: float, stop_above_s: float) -> Any:
+            def run_within(candidate: Candidate, job: Any, seconds: float) -> Any:
                 self.settings.run_limit_s = _limit_s(candidate)
-                return time(candidate, seconds, stop_above_s)
+                return run(candidate, job, seconds)
 
-            session.time = time_within
+            session._run = run_within
             session._build_limit = _limit_s
             yield session
 
