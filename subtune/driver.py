@@ -29,6 +29,7 @@ from subtune.tuning.alternatives import chosen_partition, foreseen
 from subtune.tuning.choose import choose
 from subtune.tuning.predict import predict
 from subtune.tuning.search import Search, tune
+from subtune.tuning.weights import known_to_be_slower, within
 from subtune.tuning.winners import Winners
 from subtune.verification.verification import Verification
 
@@ -68,24 +69,27 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         dump = Dump(Path(options.dump)) if options.dump is not None else None
         prepared = prepare(model, options.shapes, options.numerics, options.parameters, dump)
         others = prepared.alternatives()
-    with opened(options.database) as store, clock.stage("tune"):
-        later, reasons = foreseen(others.subgraphs, device, store)
-        records = tune(
-            prepared.subgraphs,
-            device,
-            Search(options.topk, options.budget_s if options.tune and not is_elsewhere else 0.0),
-            database=store,
-            measurer=options.measurer,
-            progress=options.progress,
-            later=later,
-        )
-    with clock.stage("choose"):
-        choices = choose(others, records, reasons | records.failures, device.model.between_kernels_s)
-        prepared = prepared.arranged(chosen_partition(prepared.graph, others, choices))
-        guesses = predict(prepared.subgraphs, device, known=records) if options.tune and is_elsewhere else {}
+    with opened(options.database) as store:
+        with clock.stage("tune"):
+            later, reasons = foreseen(others.subgraphs, device, store)
+            records = tune(
+                prepared.subgraphs,
+                device,
+                Search(options.topk, options.budget_s if options.tune and not is_elsewhere else 0.0),
+                database=store,
+                measurer=options.measurer,
+                progress=options.progress,
+                later=later,
+            )
+        with clock.stage("choose"):
+            choices = choose(others, records, reasons | records.failures, device.model.between_kernels_s)
+            prepared = prepared.arranged(chosen_partition(prepared.graph, others, choices))
+            guesses = predict(prepared.subgraphs, device, known=records) if options.tune and is_elsewhere else {}
+            ships = Winners(records, guesses).kernels(prepared.subgraphs, device)
+            slower = known_to_be_slower(store, device)
+            kernels, winners, weights = within(prepared.mod, prepared.subgraphs, *ships, slower, options.weights_limit)
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
         subgraphs, imported = prepared.subgraphs, prepared.imported
-        kernels, winners = Winners(records, guesses).kernels(subgraphs, device)
         verification = _verification(model, prepared, device, options, beside)
         origins, source = kernel_origins(subgraphs, winners), source_of(model, options.shapes, options.precision)
         about = (imported.inputs, imported.outputs, origins, source, imported.name)
@@ -107,6 +111,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         memory=manifests.read(path).memory_summary(),
         precision=options.precision,
         choices=choices,
+        weights=weights,
     )
 
 

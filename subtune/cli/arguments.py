@@ -40,6 +40,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def factor(text: str) -> float:
+    """A number of at least 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return value
+
+
 def assignment(text: str) -> tuple[str, str]:
     """`NAME=VALUE`, split at the first "="."""
     name, equals, value = text.partition("=")

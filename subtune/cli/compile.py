@@ -16,6 +16,13 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     arguments.add_parameters(parser)
     parser.add_argument("-o", "--output", metavar="OUT.subtune", help="the artifact (default: MODEL.subtune, here)")
     arguments.add_tuning(parser)
+    parser.add_argument(
+        "--weights-limit",
+        type=arguments.factor,
+        default=1.25,
+        metavar="X",
+        help="what weights may take in the layouts of the kernels, times the model's own (default: 1.25; inf: no limit)",
+    )
     parser.add_argument("--no-verify", action="store_true", help="do not compare the result with a reference")
     parser.add_argument("--no-tune", action="store_true", help="use default schedules, and what the database has")
     parser.add_argument("--exact", action="store_true", help="no Winograd, no polynomials for exp, tanh and erf")
@@ -46,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
             shapes=arguments.shapes_of(args),
             verify=not args.no_verify,
             tune=not args.no_tune,
+            weights_limit=args.weights_limit,
             exact=args.exact,
             precision=arguments.precision_of(args) or "fp32",
             progress=progress,

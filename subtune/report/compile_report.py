@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from subtune.tuning.choose import Choice, MeasuredAlternative
+from subtune.tuning.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class CompileReport:
     `failures` holds the workloads that could not be tuned, with the reason: they keep the default schedule.
     `precision` is "fp32", "bf16" or "fp16".
     `choices` says where more than one grouping of the ops was measured, and which was taken.
+    `weights` are the bytes of the constants, and what kernels gave up to keep them within the limit.
     """
 
     path: str
@@ -51,6 +53,7 @@ class CompileReport:
     memory: str = ""
     precision: str = "fp32"
     choices: tuple[Choice, ...] = ()
+    weights: Weights | None = None
 
     @property
     def default_s(self) -> float:
@@ -101,7 +104,8 @@ class CompileReport:
             half = {"bf16": "bfloat16", "fp16": "float16"}[self.precision]
             lines.append(f"precision {self.precision}: products of {half}, sums and all else in float32")
         lines += choices_text(self.choices)
-        lines += [line for line in (self.verified, self.memory) if line]
+        weights = str(self.weights) if self.weights and self.weights.packed_bytes != self.weights.own_bytes else ""
+        lines += [line for line in (weights, self.verified, self.memory) if line]
         stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
         lines.append(f"{stages}; wrote {self.path}")
         if self.is_interrupted:

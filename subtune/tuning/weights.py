@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from math import prod
 from typing import Any
 
@@ -14,20 +13,18 @@ from subtune import backends
 from subtune.backends.base import Device
 from subtune.core.candidate import Candidate
 from subtune.core.graph import Subgraph
-from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.kernel import Kernel
 from subtune.core.measurement import Timing
 from subtune.core.record import func_hash
 from subtune.core.workload import dtype_bits
 from subtune.database import Database
 from subtune.tuning.winners import Winners, applied
 
-LIMIT = 1.25
-"""Of the model's own weights: what an artifact's weights take at most unless the user says otherwise."""
 _TRIED = 12
 """So many of a workload's candidates are scheduled to see what weights they want, the fastest first."""
 
-Slower = Callable[[Subgraph], Iterable[tuple[Candidate, float]]]
-"""A subgraph's other candidates with the seconds of one call, the fastest first."""
+Slower = Callable[[Subgraph], Iterable[tuple[Candidate, float, Kernel]]]
+"""A subgraph's other candidates with the seconds of one call and their kernels, the fastest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +71,15 @@ class _Option:
 def known_to_be_slower(database: Database, device: Device) -> Slower:
     """What tuning timed of a subgraph; where nothing was, what is predicted, as of the kernels that ship."""
 
-    def of(subgraph: Subgraph) -> list[tuple[Candidate, float]]:
+    def of(subgraph: Subgraph) -> Iterator[tuple[Candidate, float, Kernel]]:
         outcomes = database.outcomes(subgraph.workload, device.scope())
         timed = [(candidate, one.median_s) for candidate, one in outcomes.items() if isinstance(one, Timing)]
         guessed = () if timed else backends.candidates(subgraph.workload, device)
-        return sorted([*timed, *((one, one.predicted_s) for one in guessed)], key=lambda pair: pair[1])
+        known = [*timed, *((one, one.predicted_s) for one in guessed)]
+        for candidate, seconds in sorted(known, key=lambda pair: pair[1])[:_TRIED]:
+            kernel = applied(subgraph.workload, candidate, device)
+            if isinstance(kernel, Kernel):
+                yield candidate, seconds, kernel
 
     return of
 
@@ -88,9 +89,8 @@ def within(
     subgraphs: Sequence[Subgraph],
     kernels: Mapping[str, Kernel],
     winners: Winners,
-    device: Device,
     slower: Slower,
-    limit: float = LIMIT,
+    limit: float,
 ) -> tuple[dict[str, Kernel], Winners, Weights]:
     """The kernels and winners, changed where their packed weights together exceed `limit` times the model's own.
 
@@ -105,7 +105,7 @@ def within(
     own = _nbytes(sites, {})
     wanted = packed = _nbytes(sites, kernels)
     chosen, given_up = dict(kernels), dict[str, GivenUp]()
-    ladders = _ladders(sites, subgraphs, kernels, winners, device, slower) if wanted > limit * own else {}
+    ladders = _ladders(sites, subgraphs, kernels, winners, slower) if wanted > limit * own else {}
     by_name = {subgraph.name: subgraph for subgraph in subgraphs}
     while packed > limit * own and (name := _cheapest(ladders, by_name)):
         first, taken = by_name[name], ladders[name].pop(0)
@@ -152,7 +152,6 @@ def _ladders(
     subgraphs: Sequence[Subgraph],
     kernels: Mapping[str, Kernel],
     winners: Winners,
-    device: Device,
     slower: Slower,
 ) -> dict[str, list[_Option]]:
     """Of every subgraph with packed constants: its winner, then slower candidates of fewer and fewer bytes."""
@@ -166,15 +165,10 @@ def _ladders(
         record = winners.records.get(subgraph.workload.key)
         fastest_s = record.timing.median_s if record else candidate.predicted_s
         ladder = [_Option(candidate, fastest_s, kernel, _nbytes(own, {subgraph.name: kernel}))]
-        for other, seconds in islice(slower(subgraph), _TRIED):
-            if other == candidate:
-                continue
-            scheduled = applied(subgraph.workload, other, device)
-            if isinstance(scheduled, NotApplicable):
-                continue
-            nbytes = _nbytes(own, {subgraph.name: scheduled})
+        for other, seconds, slower_kernel in slower(subgraph):
+            nbytes = _nbytes(own, {subgraph.name: slower_kernel})
             if nbytes < ladder[-1].nbytes:
-                ladder.append(_Option(other, max(seconds, ladder[-1].seconds), scheduled, nbytes))
+                ladder.append(_Option(other, max(seconds, ladder[-1].seconds), slower_kernel, nbytes))
         found[subgraph.name] = ladder
     return found
 
