@@ -48,9 +48,9 @@ class Options:
     """Wall-clock seconds for tuning; None: none but the candidates' own."""
     topk: int = 20
     """Candidates per subgraph."""
-    weights_limit: float = 1.25
+    weights_limit: float | None = None
     """Times the model's own weights: what they take at most in the layouts that kernels want, the whole model together.
-    Above it those kernels give way that lose the least time for a byte."""
+    Above it those kernels give way that lose the least time for a byte. None: 1.25, or 128 MiB more if that is more."""
     tune: bool = True
     """False takes what the database has, and default schedules for the rest."""
     verify: bool = True

@@ -19,9 +19,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights-limit",
         type=arguments.factor,
-        default=1.25,
         metavar="X",
-        help="what weights may take in the layouts of the kernels, times the model's own (default: 1.25; inf: no limit)",
+        help="what weights may take as kernels want them, times the model's own (default: 1.25, or 128 MiB more; inf)",
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare the result with a reference")
     parser.add_argument("--no-tune", action="store_true", help="use default schedules, and what the database has")

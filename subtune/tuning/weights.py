@@ -20,8 +20,16 @@ from subtune.core.workload import dtype_bits
 from subtune.database import Database
 from subtune.tuning.winners import Winners, applied
 
+LIMIT = 1.25
+"""Times the model's own weights, unless the user says otherwise: what they take at most as kernels want them."""
+FREE_BYTES = 128 * 2**20
+"""What packing may add in any case, unless the user says otherwise. ResNet-18 has 45 MiB of weights; Winograd adds 109
+to them, and without those it takes a sixth longer."""
 _TRIED = 12
 """So many of a workload's candidates are scheduled to see what weights they want, the fastest first."""
+
+_LESS = 0.9
+"""Of the bytes of the candidate before it: what saves less is not worth a change."""
 
 Slower = Callable[[Subgraph], Iterable[tuple[Candidate, float, Kernel]]]
 """A subgraph's other candidates with the seconds of one call and their kernels, the fastest first."""
@@ -40,12 +48,12 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes of a model's constants: its own, what ships, and what the fastest kernels would have wanted."""
+    """Bytes of a model's constants: its own, what ships, what the fastest kernels want, and what they may take."""
 
     own_bytes: int
     packed_bytes: int
     wanted_bytes: int
-    limit: float
+    limit_bytes: float
     given_up: tuple[GivenUp, ...] = ()
 
     def __str__(self) -> str:
@@ -55,7 +63,7 @@ class Weights:
             return text
         lost_us = sum(one.lost_s for one in self.given_up) * 1e6
         return (
-            f"{text}; the fastest want {wanted}, and the limit is {self.limit:g} times the model's: "
+            f"{text}; the fastest want {wanted}, and the limit is {self.limit_bytes / 2**20:.1f}: "
             f"{len(self.given_up)} subgraphs take others, for {lost_us:.0f} us"
         )
 
@@ -90,10 +98,11 @@ def within(
     kernels: Mapping[str, Kernel],
     winners: Winners,
     slower: Slower,
-    limit: float,
+    limit: float | None,
 ) -> tuple[dict[str, Kernel], Winners, Weights]:
     """The kernels and winners, changed where their packed weights together exceed `limit` times the model's own.
 
+    None is the default: `LIMIT`, and `FREE_BYTES` more than the model's own in any case.
     A constant that several calls read in the same layout counts once. The subgraph gives way first that loses the
     fewest seconds for a byte; where nothing smaller is known, the limit is exceeded, and the report shows it.
 
@@ -103,11 +112,12 @@ def within(
     """
     sites = _sites(mod, {subgraph.name for subgraph in subgraphs})
     own = _nbytes(sites, {})
+    most = limit * own if limit is not None else max(LIMIT * own, own + FREE_BYTES)
     wanted = packed = _nbytes(sites, kernels)
     chosen, given_up = dict(kernels), dict[str, GivenUp]()
-    ladders = _ladders(sites, subgraphs, kernels, winners, slower) if wanted > limit * own else {}
+    ladders = _ladders(sites, subgraphs, kernels, winners, slower) if wanted > most else {}
     by_name = {subgraph.name: subgraph for subgraph in subgraphs}
-    while packed > limit * own and (name := _cheapest(ladders, by_name)):
+    while packed > most and (name := _cheapest(ladders, by_name)):
         first, taken = by_name[name], ladders[name].pop(0)
         chosen[name] = ladders[name][0].kernel
         before, packed = packed, _nbytes(sites, chosen)
@@ -120,7 +130,7 @@ def within(
             (ladders[name][0].seconds - taken.seconds) * first.uses + (earlier.lost_s if earlier else 0.0),
         )
     taken_now = {by_name[name].workload.key: ladders[name][0] for name in given_up}
-    return chosen, _changed(winners, taken_now), Weights(own, packed, wanted, limit, tuple(given_up.values()))
+    return chosen, _changed(winners, taken_now), Weights(own, packed, wanted, most, tuple(given_up.values()))
 
 
 def _sites(mod: IRModule, names: set[str]) -> list[tuple[str, int, Any]]:
@@ -167,7 +177,7 @@ def _ladders(
         ladder = [_Option(candidate, fastest_s, kernel, _nbytes(own, {subgraph.name: kernel}))]
         for other, seconds, slower_kernel in slower(subgraph):
             nbytes = _nbytes(own, {subgraph.name: slower_kernel})
-            if nbytes < ladder[-1].nbytes:
+            if nbytes <= _LESS * ladder[-1].nbytes:
                 ladder.append(_Option(other, max(seconds, ladder[-1].seconds), slower_kernel, nbytes))
         found[subgraph.name] = ladder
     return found
