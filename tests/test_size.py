@@ -11,8 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for room in ("subtune", "frontends", "passes", "models") for path in (ROOT / room).rglob("*.py"))
 LINES, FUNCTION_LINES = 350, 60
-TO_SPLIT = ("subtune/measure/local.py", "subtune/tuning/search.py")
-"""Longer still: to be split and deleted here."""
 
 
 def too_long(node: ast.AST, lines: list[str]) -> Iterator[str]:
@@ -32,9 +30,6 @@ def too_long(node: ast.AST, lines: list[str]) -> Iterator[str]:
 def test_one_idea_each(path: Path) -> None:
     text = path.read_text()
     lines = text.splitlines()
-    if str(path.relative_to(ROOT)) in TO_SPLIT:
-        assert len(lines) > LINES, f"{path} is split: delete it from TO_SPLIT"
-        return
     assert len(lines) <= LINES, f"{path}: {len(lines)} lines, more than {LINES}: split it along its ideas"
     found = list(too_long(ast.parse(text), lines))
     assert not found, f"{path}: {'; '.join(found)}, more than {FUNCTION_LINES}: split, or say why in `# long: ...`"

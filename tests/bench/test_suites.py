@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -109,7 +110,8 @@ class TestModels:
         assert data["rows"][0]["report"]["rows"][0]["framework"] == "subtune"
         assert data["rows"][0]["verdict"] == "yes"
         keys = [w.key for w in row.quality]
-        assert of_workloads(settings.database, keys, "another device") == ()
+        other = SimpleNamespace(device="another device", kind="cpu")
+        assert of_workloads(settings.database, keys, other) == ()  # type: ignore[arg-type]
 
     def test_one_that_cannot_be_compiled_is_a_row(self, settings):
         report = run_cpu([ModelCase("none", "zoo:nosuch", bar=2.0)], settings)
