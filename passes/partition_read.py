@@ -35,7 +35,7 @@ class Dataflow:
     `op_pattern`.
     """
 
-    func: Any
+    func: relax.Function
     dag: nx.DiGraph
     calls: Mapping[str, Any]
     constants: Mapping[str, Any]
@@ -147,7 +147,7 @@ def _main(mod: IRModule) -> Any:
     return mod["main"]
 
 
-def _bindings(func: Any) -> Iterator[Any]:
+def _bindings(func: relax.Function) -> Iterator[Any]:
     if not isinstance(func.body, relax.SeqExpr):
         return
     for block in func.body.blocks:

@@ -206,7 +206,7 @@ def merged(*tables: Rules) -> Rules:
     return result
 
 
-def rewrite(mod: Any, rules: Rules) -> Any:
+def rewrite(mod: tvm.IRModule, rules: Rules) -> tvm.IRModule:
     """The module with `rules` applied to every Relax function, forwards, once, and dead bindings removed."""
     out = mod
     for gvar, func in mod.functions.items():
@@ -220,7 +220,7 @@ def rewrite(mod: Any, rules: Rules) -> Any:
     return out
 
 
-def _rewrite_function(func: Any, rules: Rules) -> Any:
+def _rewrite_function(func: relax.Function, rules: Rules) -> relax.Function:
     if not any(block.bindings for block in func.body.blocks):
         return func
     walk = Walk(rules, relax.BlockBuilder(), uses=count_uses(func))

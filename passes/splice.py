@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 from tvm.ir import Call, GenericConst, IRModule, Op
+from tvm.tirx import PrimFunc
 
 from subtune.core.kernel import ConstantTransform, Kernel
 from subtune.passes.exprs import array_of, make_const
@@ -37,7 +38,7 @@ def splice(mod: IRModule, kernels: Mapping[str, Kernel]) -> IRModule:
     return IRModule({gvars[name]: func for name, func in functions.items()}, attrs, mod.global_infos)
 
 
-def _linked(func: Any) -> Any:
+def _linked(func: PrimFunc) -> PrimFunc:
     """Private, so that the build names it after its GlobalVar; opaque, so that nothing fuses it any further."""
     func = func.without_attr("global_symbol") if func.attrs and "global_symbol" in func.attrs else func
     return func.with_attr("tirx.noalias", True).with_attr(OP_PATTERN_ATTR, OPAQUE_PATTERN)

@@ -10,7 +10,7 @@ from tvm import relax
 from subtune.passes.exprs import Expr, is_value
 
 
-def count_uses(func: Any) -> dict[Any, int]:
+def count_uses(func: relax.Function) -> dict[Any, int]:
     """Variable -> how often the bindings and the result of `func` mention it."""
     uses: dict[Any, int] = {}
     for block in func.body.blocks:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, sym, tirx
+from tvm.tirx import PrimFunc
 
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.reductions import Blocks, Scope, common_indices, product
@@ -115,7 +116,7 @@ class _Unfit(Exception):
     """Why a function is no such block."""
 
 
-def bottleneck_expressions(func: Any, num_outputs: int) -> BottleneckExpressions | NotApplicable:
+def bottleneck_expressions(func: PrimFunc, num_outputs: int) -> BottleneckExpressions | NotApplicable:
     """An unscheduled PrimFunc as such a block, or why it is none."""
     if num_outputs != 1:
         return NotApplicable("several outputs")

@@ -17,6 +17,7 @@ from math import prod
 from typing import Any
 
 from tvm import ir, sym, tirx
+from tvm.tirx import PrimFunc
 
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.axes import Axis, Operand, Role
@@ -102,7 +103,7 @@ class ChainExpressions:
     extents: Mapping[Any, int]
 
 
-def chain_expressions(func: Any, num_outputs: int) -> ChainExpressions | NotApplicable:
+def chain_expressions(func: PrimFunc, num_outputs: int) -> ChainExpressions | NotApplicable:
     """An unscheduled PrimFunc that is a chain, or why it is none."""
     if num_outputs != 1:
         return NotApplicable("several outputs")

@@ -8,6 +8,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock
+from tvm.tirx import PrimFunc
 
 from subtune.core.kernel import NotApplicable
 from subtune.tir.blocks import is_reduction, root_stages
@@ -24,7 +25,7 @@ class Blocks:
     constants: frozenset[int]
 
     @classmethod
-    def of(cls, func: Any) -> Blocks | NotApplicable:
+    def of(cls, func: PrimFunc) -> Blocks | NotApplicable:
         made: dict[Any, Any] = {}
         for stage in root_stages(func):
             found: list[Any] = []

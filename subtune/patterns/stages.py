@@ -9,6 +9,7 @@ from math import prod
 from typing import Any, TypeVar
 
 from tvm.s_tir import Schedule, ScheduleError
+from tvm.tirx import PrimFunc
 
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload
@@ -89,7 +90,7 @@ def anchored(
 
 
 @lru_cache(maxsize=4)
-def _inlined(func: Any) -> tuple[Schedule, Stages] | NotApplicable:
+def _inlined(func: PrimFunc) -> tuple[Schedule, Stages] | NotApplicable:
     """The same for all that recognises a workload, and for all its candidates: a third of the time to schedule one."""
     sch = Schedule(func)
     try:
@@ -100,7 +101,7 @@ def _inlined(func: Any) -> tuple[Schedule, Stages] | NotApplicable:
 
 
 @lru_cache(maxsize=4)
-def _anchored(func: Any, read: Callable[[Schedule, Any], Any]) -> tuple[Schedule, Stages, Any] | NotApplicable:
+def _anchored(func: PrimFunc, read: Callable[[Schedule, Any], Any]) -> tuple[Schedule, Stages, Any] | NotApplicable:
     found = _inlined(func)
     if isinstance(found, NotApplicable):
         return found

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
-from typing import Any
+from math import isfinite, prod
 
 from tvm.ir import Call, GenericConst, IRModule, Op
 
@@ -13,7 +12,7 @@ from subtune import backends
 from subtune.backends.base import Device
 from subtune.core.candidate import Candidate
 from subtune.core.graph import Subgraph
-from subtune.core.kernel import Kernel
+from subtune.core.kernel import ConstantTransform, Kernel
 from subtune.core.measurement import Timing
 from subtune.core.record import func_hash
 from subtune.core.workload import dtype_bits
@@ -33,6 +32,8 @@ _LESS = 0.9
 
 Slower = Callable[[Subgraph], Iterable[tuple[Candidate, float, Kernel]]]
 """A subgraph's other candidates with the seconds of one call and their kernels, the fastest first."""
+_Site = tuple[str, int, GenericConst]
+"""Subgraph, argument, constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,14 @@ class Weights:
     own_bytes: int
     packed_bytes: int
     wanted_bytes: int
-    limit_bytes: float
+    limit_bytes: float | None
+    """None: no limit."""
     given_up: tuple[GivenUp, ...] = ()
 
     def __str__(self) -> str:
         own, packed, wanted = (f"{n / 2**20:.1f}" for n in (self.own_bytes, self.packed_bytes, self.wanted_bytes))
         text = f"weights: {own} MiB in the model, {packed} as kernels take them"
-        if not self.given_up:
+        if self.limit_bytes is None or not self.given_up:
             return text
         lost_us = sum(one.lost_s for one in self.given_up) * 1e6
         return (
@@ -129,12 +131,13 @@ def within(
             before - packed + (earlier.saved_bytes if earlier else 0),
             (ladders[name][0].seconds - taken.seconds) * first.uses + (earlier.lost_s if earlier else 0.0),
         )
+    found = Weights(own, packed, wanted, most if isfinite(most) else None, tuple(given_up.values()))
     taken_now = {by_name[name].workload.key: ladders[name][0] for name in given_up}
-    return chosen, _changed(winners, taken_now), Weights(own, packed, wanted, most, tuple(given_up.values()))
+    return chosen, _changed(winners, taken_now), found
 
 
-def _sites(mod: IRModule, names: set[str]) -> list[tuple[str, int, Any]]:
-    """(subgraph, argument, constant) of every constant that a call reads."""
+def _sites(mod: IRModule, names: set[str]) -> list[_Site]:
+    """Of every constant that a call reads."""
     call_tir = Op.get("relax.call_tir")
     found = []
     for block in mod["main"].body.blocks:
@@ -146,10 +149,10 @@ def _sites(mod: IRModule, names: set[str]) -> list[tuple[str, int, Any]]:
     return found
 
 
-def _nbytes(sites: Sequence[tuple[str, int, Any]], kernels: Mapping[str, Kernel]) -> int:
+def _nbytes(sites: Sequence[_Site], kernels: Mapping[str, Kernel]) -> int:
     """Bytes of all constants, those that are read in the same layout once."""
     packings = {name: dict(kernel.packings) for name, kernel in kernels.items()}
-    found: dict[tuple[Any, Any], int] = {}
+    found: dict[tuple[GenericConst, ConstantTransform | None], int] = {}
     for name, index, constant in sites:
         packing = packings.get(name, {}).get(index)
         shape = constant.ty.shape if packing is None else packing.shape
@@ -158,7 +161,7 @@ def _nbytes(sites: Sequence[tuple[str, int, Any]], kernels: Mapping[str, Kernel]
 
 
 def _ladders(
-    sites: Sequence[tuple[str, int, Any]],
+    sites: Sequence[_Site],
     subgraphs: Sequence[Subgraph],
     kernels: Mapping[str, Kernel],
     winners: Winners,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
@@ -75,6 +78,12 @@ def test_within_the_limit_nothing_changes(prepared):
     assert found.own_bytes == 4 * 64 * 80
     assert found.packed_bytes == found.wanted_bytes == 4 * found.own_bytes
     assert found.given_up == ()
+
+
+def test_no_limit_is_none_as_json_has_no_infinity(prepared):
+    found = bounded(prepared, float("inf"), {64: 0.1, 16: 0.1})
+    assert (found.packed_bytes, found.limit_bytes, found.given_up) == (found.wanted_bytes, None, ())
+    assert json.loads(json.dumps(asdict(found), allow_nan=False))["limit_bytes"] is None
 
 
 def test_what_loses_least_for_a_byte_gives_way_first(prepared):

@@ -18,6 +18,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
+from tvm.tirx import PrimFunc
 
 from subtune.backends.base import Family
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
@@ -122,7 +123,7 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
 _SPREAD = "spread"
 
 
-def _spread(func: Any, name: str, info: Contraction) -> Any:
+def _spread(func: PrimFunc, name: str, info: Contraction) -> PrimFunc:
     """`func` whose anchor reads a copy of its first operand with a place for every output channel and k."""
     stages = root_stages(func)
     at = next(i for i, stage in enumerate(stages) if stage_block(stage).name_hint == name)

@@ -11,6 +11,7 @@ from typing import Any
 
 import tvm
 from tvm import ir, relax, tirx
+from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.lowering.launches import Stage, Steps, one_launch, steps
 from subtune.backends.cpu.lowering.pipeline import FLAT, flat
@@ -77,7 +78,7 @@ def by_address(kernel: Any, body: Any, leading: Sequence[Any] = ()) -> Any:
 class _Kernel:
     """A flat PrimFunc, and the loops it consists of."""
 
-    func: Any
+    func: PrimFunc
     steps: Steps
 
 
@@ -143,7 +144,7 @@ class _Joiner:
             ]
         return self._called[name]
 
-    def _add(self, name: str, func: Any) -> Any:
+    def _add(self, name: str, func: PrimFunc) -> Any:
         gvar = ir.GlobalVar(name)
         assert all(other.name_hint != name for other in self.mod.get_global_vars()), name
         self.mod.update_func(gvar, func)

@@ -17,6 +17,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import tirx
+from tvm.tirx import PrimFunc
 
 from subtune.tir.expressions import loads, variables
 from subtune.tir.substitute import substitute
@@ -32,7 +33,7 @@ _Place = tuple[Any, str, frozenset[Any]]
 
 def begun_at_one() -> Any:
     @tirx.transform.prim_func_pass(opt_level=0)
-    def run(func: Any, _mod: Any, _ctx: Any) -> Any:
+    def run(func: PrimFunc, _mod: Any, _ctx: Any) -> PrimFunc:
         return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, _changed)))
 
     return run

@@ -48,7 +48,7 @@ class PairPacking:
 class Paired:
     """`func` with its anchor over pairs; `info` describes that. `a_copy` is the block that copies A, "" if none."""
 
-    func: Any
+    func: PrimFunc
     info: Contraction
     b_pairs: str
     a_copy: str

@@ -12,6 +12,8 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.ir import IRModule
+from tvm.ir.transform import PassContext
 from tvm.tirx import PrimFunc
 
 _NAMES: dict[Any, str] = {tirx.Max: "max", tirx.Min: "min"}
@@ -43,7 +45,7 @@ static __forceinline__ __device__ {type} subtune_min({type} x, {type} y) {{
 
 
 @tvm.transform.module_pass(opt_level=0, name="subtune.NaNKept")  # type: ignore[untyped-decorator]
-def nan_kept(mod: Any, _context: Any) -> Any:
+def nan_kept(mod: IRModule, _context: PassContext) -> IRModule:
     result = tvm.IRModule({}, attrs=mod.attrs)
     for var, func in mod.functions_items():
         result[var] = _kept(func) if isinstance(func, tirx.PrimFunc) else func

@@ -15,6 +15,8 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.ir import IRModule
+from tvm.ir.transform import PassContext
 
 from subtune.backends.cuda.lowering.nan import nan_kept
 from subtune.backends.cuda.lowering.printable import printable
@@ -50,7 +52,7 @@ def s_tir_passes() -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def lower_s_tir(mod: Any) -> Any:
+def lower_s_tir(mod: IRModule) -> IRModule:
     """All functions of `mod`, which are scheduled, through `s_tir_passes`."""
     context = tvm.transform.PassContext.current()
     config = {**dict(context.config), **CONFIG}
@@ -71,7 +73,7 @@ def finalize_host() -> Any:
 
 def pipeline() -> tuple[Any, Any, Any]:
     @tvm.transform.module_pass(opt_level=0, name="subtune.CUDAPipeline")  # type: ignore[untyped-decorator]
-    def lower(mod: Any, _context: Any) -> Any:
+    def lower(mod: IRModule, _context: PassContext) -> IRModule:
         return lower_by_kind(mod, lower_s_tir)
 
     return lower, finalize_host, finalize_device

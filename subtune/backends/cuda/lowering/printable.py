@@ -13,6 +13,8 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.ir import IRModule
+from tvm.ir.transform import PassContext
 
 from subtune.tir.substitute import substitute
 
@@ -21,7 +23,7 @@ _BYTE = "uint8"
 
 
 @tvm.transform.module_pass(opt_level=0, name="subtune.Printable")  # type: ignore[untyped-decorator]
-def printable(mod: Any, _context: Any) -> Any:
+def printable(mod: IRModule, _context: PassContext) -> IRModule:
     """Run on what is about to be printed."""
     result = tvm.IRModule({}, attrs=mod.attrs)
     for var, func in mod.functions_items():

@@ -14,6 +14,8 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.ir import IRModule
+from tvm.ir.transform import PassContext
 from tvm.s_tir import SBlock
 from tvm.tirx import PrimFunc
 
@@ -44,7 +46,7 @@ def swizzled(column: Any, row: Any, row_elements: int, dtype: str) -> Any:
 
 
 @tvm.transform.module_pass(opt_level=0, name="subtune.Swizzle")  # type: ignore[untyped-decorator]
-def swizzle(mod: Any, _context: Any) -> Any:
+def swizzle(mod: IRModule, _context: PassContext) -> IRModule:
     """Run after LowerMatchBuffer, before blocks are lowered: shared buffers still have their shapes."""
     result = tvm.IRModule({}, attrs=mod.attrs)
     for var, func in mod.functions_items():

@@ -7,6 +7,7 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.ir import IRModule
 
 TIRX_ATTR = "subtune.tirx"
 """On kernels that go through TVM's tirx pipeline instead of that of schedulable TIR."""
@@ -23,7 +24,7 @@ def tirx_passes() -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def lower_by_kind(mod: Any, lower_scheduled: Callable[[Any], Any]) -> Any:
+def lower_by_kind(mod: IRModule, lower_scheduled: Callable[[IRModule], IRModule]) -> IRModule:
     """Functions with `TIRX_ATTR` through the tirx passes, the others through `lower_scheduled`; one module again."""
     written = {name: func for name, func in mod.functions.items() if func.attrs and TIRX_ATTR in func.attrs}
     scheduled = {name: func for name, func in mod.functions.items() if name not in written}

@@ -21,6 +21,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym.analyzer import Analyzer
+from tvm.tirx import PrimFunc
 from tvm.tirx.op import tvm_storage_sync
 
 FULL_WARP = 0xFFFFFFFF
@@ -136,7 +137,7 @@ class Code:
         return body
 
 
-def prim_func(func: Any, kernels: Sequence[Any], workspaces: Sequence[Any] = ()) -> Any:
+def prim_func(func: PrimFunc, kernels: Sequence[Any], workspaces: Sequence[Any] = ()) -> PrimFunc:
     """`func` with the kernels, launched in order, as its body; `workspaces` are buffers between them."""
     flat = {w: tirx.decl_buffer([const(prod(int(d) for d in w.shape))], str(w.dtype), w.name) for w in workspaces}
     body = _seq([*(tirx.AllocBuffer(buffer) for buffer in flat.values()), *(_flattened(k, flat) for k in kernels)])

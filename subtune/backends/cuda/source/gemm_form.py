@@ -14,6 +14,7 @@ from typing import Any
 
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
+from tvm.tirx import PrimFunc
 
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.contraction import Contraction
@@ -80,7 +81,7 @@ def _fusing(roles: list[str], extents: list[Any], order: list[str]) -> Any:
     return tirx.IndexMap(axes, [fused.get(role, tirx.IntImm(extents[0].ty, 0)) for role in order], None)
 
 
-def widened(func: Any) -> Any:
+def widened(func: PrimFunc) -> PrimFunc:
     """`func` with a reduction that sums 16-bit floats summing in float32; what reads the sums rounds them.
 
     C: float16;  C += A * B        ->     C': float32;  C' += float32(A) * float32(B);  ... = float16(C')

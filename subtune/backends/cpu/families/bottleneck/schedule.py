@@ -18,6 +18,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import tirx
+from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.families.bottleneck.candidates import Knobs, obstacle
 from subtune.backends.cpu.family import CPUProblem
@@ -51,7 +52,7 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
 
 
 class _Writer:
-    def __init__(self, func: Any, form: BottleneckExpressions, knobs: Knobs, lanes: int) -> None:
+    def __init__(self, func: PrimFunc, form: BottleneckExpressions, knobs: Knobs, lanes: int) -> None:
         self.func, self.form, self.block, self.knobs, self.lanes = func, form, form.pattern, knobs, lanes
         self.params = list(func.params)
         self.packings: list[tuple[int, Packing]] = []

@@ -19,6 +19,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
+from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.families.chain.candidates import Knobs
 from subtune.core.kernel import Packing
@@ -33,7 +34,9 @@ _Right = Callable[[Any, Any, Any], Any]
 
 
 # long: one computation, stage by stage; every stage reads the one before and the extents
-def rewrite(func: Any, form: ChainExpressions, tile: Knobs, lanes: int) -> tuple[Any, tuple[tuple[int, Packing], ...]]:
+def rewrite(
+    func: PrimFunc, form: ChainExpressions, tile: Knobs, lanes: int
+) -> tuple[PrimFunc, tuple[tuple[int, Packing], ...]]:
     """The function in stages, and what it wants of its constants."""
     extent = form.extents
     rows, columns = padded(extent[form.m], tile.mb), padded(extent[form.n], tile.nr)
@@ -225,7 +228,7 @@ class _Stages:
         self.nests.append(_nest(name, ivs, body, init))
         return buffer
 
-    def function(self, func: Any) -> Any:
+    def function(self, func: PrimFunc) -> PrimFunc:
         params = [self.params.get(i, p) for i, p in enumerate(func.params)]
         return with_stages(func, self.nests, self.buffers, params)
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from tvm import ir, te, tirx
 from tvm.s_tir import Schedule, ScheduleError
+from tvm.tirx import PrimFunc
 
 from subtune.backends.algorithms.strassen import PRODUCTS, finished, is_written_in_order, signed_sum, terms, unfold
 from subtune.backends.cpu.families.strassen.candidates import Knobs, obstacle
@@ -184,7 +185,7 @@ def _clamp(row: Any, height: int) -> Any:
     return tirx.min(row, _int(height - 1))
 
 
-def _graft(func: Any, inner: Any, sch: Schedule, stages: Stages, info: Contraction, source: Any) -> Any:
+def _graft(func: PrimFunc, inner: PrimFunc, sch: Schedule, stages: Stages, info: Contraction, source: Any) -> PrimFunc:
     """Put the stages of `inner(data, u, y)` in the anchor's place, and the output's over rows and columns last."""
     data, u, y = inner.params
     blocks = tirx.decl_buffer(y.shape, y.dtype, "strassen_y")

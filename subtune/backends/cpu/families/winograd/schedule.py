@@ -19,6 +19,7 @@ from typing import Any
 
 from tvm import te, tirx
 from tvm.s_tir import Schedule, ScheduleError
+from tvm.tirx import PrimFunc
 
 from subtune.backends.algorithms.winograd import TRANSFORMS, Matrix, WinogradWeights
 from subtune.backends.cpu.families.winograd.candidates import Knobs, obstacle
@@ -160,7 +161,7 @@ def _covering(data: Any, least_height: int, least_width: int) -> Any:
 
 
 def _graft(
-    func: Any, inner: Any, source: Any, result: Any, weights: int, sch: Schedule, stages: Stages
+    func: PrimFunc, inner: PrimFunc, source: Any, result: Any, weights: int, sch: Schedule, stages: Stages
 ) -> tuple[Any, _Geometry]:
     """Put the stages of `inner(data, u, conv)` in the place of the anchor of `func`."""
     data, u, conv = inner.params
