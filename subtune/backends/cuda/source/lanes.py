@@ -23,7 +23,7 @@ from tvm import ir, tirx
 
 from subtune.backends.cuda.source.emit import Code, const, load, ramp
 from subtune.core.kernel import NotApplicable
-from subtune.core.workload import dtype_bits
+from subtune.core.workload import Workload, dtype_bits
 from subtune.tir.expressions import variables
 
 _BINARY = (
@@ -306,7 +306,7 @@ def loads_in(expr: Any) -> bool:
     return bool(found)
 
 
-def vector_lanes(workload: Any, extent: int, widest: int = ACCESS_BYTES) -> int:
+def vector_lanes(workload: Workload, extent: int, widest: int = ACCESS_BYTES) -> int:
     """Lanes that make 16-byte accesses of the narrowest operand's elements and divide `extent`."""
     narrowest = min(dtype_bits(arg.dtype) for arg in workload.args)
     lanes = widest * 8 // max(8, narrowest)
