@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shutil
@@ -222,12 +223,21 @@ def _readable_rows(old: sqlite3.Connection, statement: str) -> list[tuple]:
     rows = []
     with contextlib.suppress(sqlite3.Error):
         for row in old.execute(statement):
-            with contextlib.suppress(zlib.error):
-                for value in row:
-                    if isinstance(value, bytes):
-                        zlib.decompress(value)
+            if all(map(is_whole, row)):
                 rows.append(row)
     return rows
+
+
+def is_whole(value: object) -> bool:
+    """Whether a row's value survived damage: compressed bytes unpack, text has no zeros, JSON in it parses."""
+    try:
+        if isinstance(value, bytes):
+            zlib.decompress(value)
+        elif isinstance(value, str) and value[:1] in ("{", "["):
+            json.loads(value)
+    except (zlib.error, ValueError):
+        return False
+    return not isinstance(value, str) or "\0" not in value
 
 
 def _carry_over(rows: list[tuple], table: str, connection: sqlite3.Connection) -> int:

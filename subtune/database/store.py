@@ -20,7 +20,7 @@ from subtune.core.measurement import Failure, FailureKind, Measurement, Timing
 from subtune.core.record import Record
 from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
-from subtune.database.connection import connect, in_memory, transaction
+from subtune.database.connection import connect, in_memory, is_whole, transaction
 
 _log = logging.getLogger(__name__)
 
@@ -238,11 +238,12 @@ class Database:
         return stored is not None and bool(structural_equal(stored.func, workload.func))
 
     def _read(self, statement: str, parameters: tuple[object, ...]) -> list[tuple]:
-        """Rows written in memory first, then those of the file: who takes the first takes the newest."""
+        """Rows written in memory first, then the file's undamaged ones: who takes the first takes the newest."""
         rows: list[tuple] = self._memory.execute(statement, parameters).fetchall() if self._has_unsaved else []
         if self._is_readable:
             try:
-                rows += self._file.execute(statement, parameters).fetchall()
+                found = self._file.execute(statement, parameters)
+                rows += [row for row in found if all(map(is_whole, row))]
             except sqlite3.DatabaseError as e:
                 self._is_readable = False
                 self._go_on_in_memory("read", e)

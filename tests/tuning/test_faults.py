@@ -186,6 +186,22 @@ def test_a_truncated_file_is_moved_aside_and_what_is_readable_is_kept(filled, fr
         assert kept
 
 
+def test_whatever_byte_a_file_ends_at_no_record_is_misread(filled, tmp_path):
+    data = filled.read_bytes()
+    for part in range(3, 40):
+        cut = tmp_path / f"{part}.db"
+        cut.write_bytes(data[: len(data) * part // 40])
+        with Database(cut) as database:
+            assert all(record.candidate == CANDIDATES[0] for record in database.list_records())
+
+
+def test_a_text_that_was_damaged_is_not_read(filled):
+    data = filled.read_bytes()
+    filled.write_bytes(data.replace(b'{"bottleneck": 1', b'{"bottleneck\x07 1'))
+    with Database(filled) as database:
+        assert not database.list_records()
+
+
 def test_overwritten_pages_in_the_middle(filled, workloads, device, caplog):
     with filled.open("r+b") as file:
         file.seek(filled.stat().st_size // 2)
