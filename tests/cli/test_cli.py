@@ -122,7 +122,7 @@ class TestCompile:
             patch.setitem(sys.modules, "subtune.frontends", frontends)
             out = str(tmp_path / "o.subtune")
             options = "--shape x=1,2 --budget 2m --topk 5 --threads 1 --db f.db --device d.json --no-verify --exact "
-            options += "--precision bf16"
+            options += "--precision bf16 --weights-limit 1.5"
             assert main(["compile", "m.onnx", "-o", out, *options.split()]) == 0
         ((args, kwargs),) = calls
         assert args == ("m.onnx", out)
@@ -143,6 +143,7 @@ class TestCompile:
             "tune": True,
             "exact": True,
             "precision": "bf16",
+            "weights_limit": 1.5,
             "dump": None,
         }
         assert capsys.readouterr().out == "all is well\n"

@@ -19,6 +19,7 @@ needs_locks = pytest.mark.skipif(sys.platform == "win32", reason="no flock")
 
 
 SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL] if sys.platform != "win32" else []
+SIGNALS = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # as `nohup` has it
 
 
 def ended_by(number: int, code: str, *args: object, **env: str) -> None:
