@@ -56,6 +56,14 @@ def two_outputs() -> Workload:
     return workload(x, left, te.compute((64, 48), lambda i, j: x[i, j + 48] * 2.0, "right"), outputs=2)
 
 
+def chained() -> Workload:
+    """Every output reads the one before, of which one has another shape."""
+    x = tensor(6, 8, dtype="float32")
+    y = te.compute((6, 8), lambda i, j: tirx.max(x[i, j], 0.0), "first")
+    z = te.compute((8, 6), lambda i, j: tirx.tanh(y[j, i]), "turned")
+    return workload(x, y, z, te.compute((6, 8), lambda i, j: z[j, i] * 2.0 + y[i, j], "last"), outputs=3)
+
+
 def odd() -> Workload:
     x, y = tensor(7, 13, 3, dtype="float32"), tensor(3, dtype="float32", name="y")
     return workload(x, y, te.compute((7, 13, 3), lambda i, j, k: tirx.tanh(x[i, j, k]) + y[k]))
@@ -137,6 +145,7 @@ def global_pool() -> Workload:
 KINDS = {
     "concatenation": concatenated,
     "two outputs": two_outputs,
+    "chained outputs": chained,
     "nothing is even": odd,
     "row sums": lambda: rounded_sum(300, 1024),
     "few long rows": lambda: rounded_sum(3, 1 << 16),

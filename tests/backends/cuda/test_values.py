@@ -13,7 +13,7 @@ from subtune.core.kernel import Kernel
 from subtune.core.workload import Workload
 from subtune.measure.inputs import hazards, make_inputs
 from subtune.measure.verdict import TOLERANCE, TOLERANCE_OTHER, disagreement
-from tests.backends.cuda import cuda_on_cpu, fma_workloads, test_gemm
+from tests.backends.cuda import cuda_on_cpu, fma_workloads, test_gemm, test_memory
 
 pytestmark = pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
 
@@ -46,5 +46,14 @@ def test_products(name: str, tmp_path: Path) -> None:
 def test_float32(name: str, tmp_path: Path) -> None:
     workload, candidate = fma_workloads.CASES[name]
     kernel = backends.schedule(workload, candidate, A100)
+    assert isinstance(kernel, Kernel)
+    check(workload, kernel, A100, tmp_path)
+
+
+def test_an_output_that_reads_another(tmp_path: Path) -> None:
+    workload = test_memory.chained()
+    found = backends.candidates(workload, A100, 20)
+    assert {candidate.family for candidate in found} == {"cuda.elementwise"}
+    kernel = backends.schedule(workload, found[0], A100)
     assert isinstance(kernel, Kernel)
     check(workload, kernel, A100, tmp_path)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tvm import tirx
+import tvm_ffi
+from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Problem
@@ -20,6 +21,7 @@ from subtune.backends.cuda.source.emit import Code, const, prim_func
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.patterns.stages import inline
+from subtune.tir.substitute import substitute
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +49,33 @@ def schedule(problem: Problem[CUDAModel], knobs: ElementwiseKnobs) -> Kernel | N
             return NotApplicable("symbolic extents")
         by_shape.setdefault(tuple(int(iv.dom.extent) for iv in block.iter_vars), []).append(block)
     try:
+        values = _made_from_inputs([block for blocks in by_shape.values() for block in blocks])
         run = knobs.threads, knobs.lanes, knobs.unroll, problem.numerics.exact
-        kernels = [_kernel(blocks, shape, *run) for shape, blocks in by_shape.items()]
+        kernels = [_kernel([(b, values[b.name_hint]) for b in found], shape, *run) for shape, found in by_shape.items()]
     except (Unsupported, ScheduleError) as e:
         return not_applicable(e)
     return Kernel(prim_func(sch.mod["main"], kernels))
 
 
-def _kernel(blocks: list[Any], shape: tuple[int, ...], threads: int, lanes: int, unroll: int, exact: bool) -> Any:
+def _made_from_inputs(blocks: list[Any]) -> dict[str, Any]:
+    """What each block stores, by its name. One output that reads another computes it again: all loads come before the
+    stores.
+    """
+    writers = {block.body.buffer: block for block in blocks}
+
+    def recomputed(load: Any) -> Any:
+        if (writer := writers.get(load.source)) is None:
+            return load
+        axes = {index: read for index, read in zip(writer.body.indices, load.indices, strict=True)}
+        if any(iv.var not in axes for iv in writer.iter_vars):
+            raise Unsupported("an output that is read is stored at computed indices")
+        value = substitute(writer.body.value, axes)
+        return tvm_ffi.structural_map(value, (ir.TensorLoad, recomputed))
+
+    return {block.name_hint: tvm_ffi.structural_map(block.body.value, (ir.TensorLoad, recomputed)) for block in blocks}
+
+
+def _kernel(blocks: list[tuple[Any, Any]], shape: tuple[int, ...], threads: int, lanes: int, unroll: int, exact: bool) -> Any:
     total = prod(shape)
     while total % lanes:
         lanes //= 2
@@ -73,10 +94,10 @@ def _kernel(blocks: list[Any], shape: tuple[int, ...], threads: int, lanes: int,
     for start, guard in zip(starts, guards, strict=True):
         reader = Lanes(code, lane, lanes)
         with code.when(guard):
-            for block in blocks:
+            for block, value in blocks:
                 indices = decoded(start + lane, shape, code.analyzer)
                 axes = {iv.var: index for iv, index in zip(block.iter_vars, indices, strict=True)}
-                work.append((reader, guard, block.body, axes, reader.compute(block.body.value, axes)))
+                work.append((reader, guard, block.body, axes, reader.compute(value, axes)))
     for reader, guard, store, axes, value in work:
         with code.when(guard):
             reader.write(store.buffer, [axes.get(index, index) for index in store.indices], value)
