@@ -50,8 +50,11 @@ def schedule(problem: Problem[CUDAModel], knobs: ElementwiseKnobs) -> Kernel | N
         by_shape.setdefault(tuple(int(iv.dom.extent) for iv in block.iter_vars), []).append(block)
     try:
         values = _made_from_inputs([block for blocks in by_shape.values() for block in blocks])
-        run = knobs.threads, knobs.lanes, knobs.unroll, problem.numerics.exact
-        kernels = [_kernel([(b, values[b.name_hint]) for b in found], shape, *run) for shape, found in by_shape.items()]
+        exact = problem.numerics.exact
+        kernels = [
+            _kernel([(block, values[block.name_hint]) for block in blocks], shape, knobs, exact)
+            for shape, blocks in by_shape.items()
+        ]
     except (Unsupported, ScheduleError) as e:
         return not_applicable(e)
     return Kernel(prim_func(sch.mod["main"], kernels))
@@ -66,7 +69,7 @@ def _made_from_inputs(blocks: list[Any]) -> dict[str, Any]:
     def recomputed(load: Any) -> Any:
         if (writer := writers.get(load.source)) is None:
             return load
-        axes = {index: read for index, read in zip(writer.body.indices, load.indices, strict=True)}
+        axes = dict(zip(writer.body.indices, load.indices, strict=True))
         if any(iv.var not in axes for iv in writer.iter_vars):
             raise Unsupported("an output that is read is stored at computed indices")
         value = substitute(writer.body.value, axes)
@@ -75,8 +78,8 @@ def _made_from_inputs(blocks: list[Any]) -> dict[str, Any]:
     return {block.name_hint: tvm_ffi.structural_map(block.body.value, (ir.TensorLoad, recomputed)) for block in blocks}
 
 
-def _kernel(blocks: list[tuple[Any, Any]], shape: tuple[int, ...], threads: int, lanes: int, unroll: int, exact: bool) -> Any:
-    total = prod(shape)
+def _kernel(blocks: list[tuple[Any, Any]], shape: tuple[int, ...], knobs: ElementwiseKnobs, exact: bool) -> Any:
+    total, threads, lanes, unroll = prod(shape), knobs.threads, knobs.lanes, knobs.unroll
     while total % lanes:
         lanes //= 2
     runs = total // lanes
