@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -132,19 +133,19 @@ class CPUBackend(Backend):
         """
         import tvm
 
+        from subtune.backends.cpu.lowering.bounded import write_in_time
         from subtune.backends.cpu.lowering.join_kernels import join_kernels
         from subtune.backends.cpu.lowering.pipeline import PIPELINE
         from subtune.backends.cpu.lowering.straight_line import straight_line
-        from subtune.backends.host.export import export
 
-        target, memory = device.model.target(), planned.memory
+        target, memory, library = device.model.target(), planned.memory, folder / LIBRARY_NAME
         line = straight_line(planned.calls, target, planned.short, memory, planned.offsets, *planned.arrays)
         if line:
-            executable = tvm.compile(line, target, tir_pipeline=PIPELINE)
+            write_in_time(partial(tvm.compile, target=target, tir_pipeline=PIPELINE), line, target, library)
             memory = replace(memory, takes_addresses=True)
         else:
-            executable = _relax_build(join_kernels(planned.program, target, planned.short), device, "compiled")
-        export(executable, folder / LIBRARY_NAME, device.model.host.triple)
+            joined = join_kernels(planned.program, target, planned.short)
+            write_in_time(partial(_relax_build, device=device, mode="compiled"), joined, target, library)
         return memory, (LIBRARY_NAME,)
 
     def load_program(self, folder: Path, manifest: Manifest, threads: int, share_weights: bool) -> Program:

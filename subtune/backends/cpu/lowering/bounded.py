@@ -1,0 +1,83 @@
+"""A model's library in bounded time, whatever LLVM makes of a kernel: one that takes too long is not optimised."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm.tirx import PrimFunc
+
+from subtune.backends.cpu.lowering.pipeline import PIPELINE
+from subtune.backends.host.export import export
+from subtune.backends.host.limited import Unfinished, limited
+from subtune.core.errors import ArtifactError
+
+_log = logging.getLogger(__name__)
+
+BASE_S, EACH_S = 60.0, 2.0
+"""Limit of a whole library, and what it has more for each kernel; a kernel takes 0.3 s."""
+KERNEL_S = 20.0
+"""Limit of one kernel, when a library has exceeded its own."""
+
+
+def write_in_time(compiled: Callable[[tvm.IRModule], Any], mod: tvm.IRModule, target: Any, library: Path) -> None:
+    """Write what `compiled` makes of `mod` to `library`. Where that takes too long or crashes the compiler, the kernels
+    that do so alone are compiled without optimisation.
+
+    Raises:
+        ArtifactError: that takes too long, too; or the library cannot be linked.
+    """
+    kernels = {gvar.name_hint: func for gvar, func in mod.functions_items() if isinstance(func, PrimFunc)}
+    limit_s = BASE_S + EACH_S * len(kernels)
+    with tempfile.TemporaryDirectory(prefix="library.", dir=library.parent) as folder:
+        made = Path(folder) / library.name
+
+        def write(mod: tvm.IRModule) -> None:
+            export(compiled(mod), made, str(target.attrs["mtriple"]))
+
+        try:
+            limited(partial(write, mod), limit_s)
+        except Unfinished as e:
+            reason = str(e)
+            slow = _slow(kernels, target) or set(kernels) - {"main"}
+            _log.warning("the library was not compiled: %s; not optimised now: %s", reason, ", ".join(sorted(slow)))
+            try:
+                limited(partial(write, _unoptimised(mod, slow, target)), limit_s)
+            except Unfinished as again:
+                raise ArtifactError(
+                    f"the model does not compile: {reason}; and without optimising {len(slow)} kernels {again}"
+                ) from e
+        os.replace(made, library)
+
+
+def _slow(kernels: dict[str, PrimFunc], target: Any) -> set[str]:
+    """Those that exceed the limit of one kernel, or crash the compiler, alone."""
+    found = set()
+    for name, func in kernels.items():
+        alone = tvm.IRModule({name: func.with_attr("global_symbol", name)})
+        try:
+            limited(partial(_compile, alone, target), KERNEL_S)
+        except Unfinished:
+            found.add(name)
+        except Exception as e:  # `main` alone lacks what it calls
+            _log.debug("%s alone: %s: %s", name, type(e).__name__, e)
+    return found
+
+
+def _compile(mod: tvm.IRModule, target: Any) -> None:
+    tvm.compile(mod, target, tir_pipeline=PIPELINE)
+
+
+def _unoptimised(mod: tvm.IRModule, names: Collection[str], target: Any) -> tvm.IRModule:
+    """`mod` with those kernels for the same processor, at LLVM's level 0."""
+    slow = tvm.target.Target({**dict(target.export()), "opt-level": 0})
+    made = mod.clone()
+    for name in names:
+        made.update_func(mod.get_global_var(name), mod[name].with_attr("target", slow))
+    return made
