@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from subtune.backends.cpu.device import CPU
     from subtune.backends.cuda.device import CUDA
     from subtune.driver import compile
-    from subtune.tuning.fast_dlight import (
+    from subtune.integrations.fast_dlight import (
         ApplyFastTuning,
         DefaultPolicy,
         TensorCorePolicy,
@@ -30,12 +30,12 @@ _PUBLIC = {
     "compile": "subtune.driver",
     "CPU": "subtune.backends.cpu.device",
     "CUDA": "subtune.backends.cuda.device",
-    "ApplyFastTuning": "subtune.tuning.fast_dlight",
-    "DefaultPolicy": "subtune.tuning.fast_dlight",
-    "TensorCorePolicy": "subtune.tuning.fast_dlight",
-    "apply_and_build": "subtune.tuning.fast_dlight",
-    "apply_opt_before_tuning": "subtune.tuning.fast_dlight",
-    "get_tensorized_func_and_tags": "subtune.tuning.fast_dlight",
+    "ApplyFastTuning": "subtune.integrations.fast_dlight",
+    "DefaultPolicy": "subtune.integrations.fast_dlight",
+    "TensorCorePolicy": "subtune.integrations.fast_dlight",
+    "apply_and_build": "subtune.integrations.fast_dlight",
+    "apply_opt_before_tuning": "subtune.integrations.fast_dlight",
+    "get_tensorized_func_and_tags": "subtune.integrations.fast_dlight",
 }
 
 __all__ = [

@@ -35,7 +35,7 @@ ROOMS = (
     ("report",),
     ("options",),
     ("driver",),
-    ("tuning.compare", "tuning.fast_dlight"),  # which compile whole models
+    ("tuning.compare",),  # which compiles whole models
     ("bench", "integrations"),
     ("cli",),
     ("__main__",),

@@ -14,7 +14,7 @@ from tvm.target import Target
 import subtune
 from subtune import CUDA, DefaultPolicy, TensorCorePolicy, apply_and_build, get_tensorized_func_and_tags
 from subtune.core.errors import SubtuneError
-from subtune.tuning import fast_dlight as dl
+from subtune.integrations import fast_dlight as dl
 from tests.backends.cuda.gemm_workloads import product
 
 target = Target("nvidia/nvidia-a100")

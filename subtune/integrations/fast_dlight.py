@@ -137,7 +137,7 @@ def get_tensorized_func_and_tags(func: Any, target: Any) -> tuple[Any, dict[str,
 
     The function stays as it is: the templates bring it into the form that tensor cores take.
     """
-    arch = target if isinstance(target, CUDAModel) else CUDA(target)
+    arch = CUDA(target)
     if reason := tensor_core_reason(func, arch):
         _log.info("no tensor cores: %s", reason)
         return func, None
@@ -222,8 +222,7 @@ def apply_opt_before_tuning(relay_mod: Any, params: Any, target: Any) -> Any:
 
     Raises ModelError (`frontends.load`), TargetError.
     """
-    if not isinstance(target, CUDAModel):
-        CUDA(target)
+    CUDA(target)
     return prepare(relay_mod, parameters=Parameters(params, params is None)).mod
 
 
@@ -246,7 +245,7 @@ class ApplyFastTuning:
         self, topk: int = 20, target: Any = "auto", parallel_build: bool = True, meta_database_dir: str | None = None
     ) -> None:
         self.topk = topk
-        self.arch = target if isinstance(target, CUDAModel) else CUDA(target)
+        self.arch = CUDA(target)
         self.parallel_build = parallel_build
         self.meta_database_dir = meta_database_dir
 
