@@ -16,6 +16,7 @@ from subtune.passes.exprs import Expr, ints, op_name, shape_of
 from subtune.passes.fold_constants import FOLD
 from subtune.passes.layout_axes import to_first
 from subtune.passes.layout_conv_transpose import as_convolution
+from subtune.passes.layout_planes import all_depthwise
 from subtune.passes.layout_sink import SINK
 from subtune.passes.normalize_cleanup import CLEANUP, permute_is_reshape
 from subtune.passes.rewriter import Rules, Walk, merged, rewrite
@@ -66,9 +67,13 @@ LAYOUT: Rules = merged(
 )
 
 
-def channels_to_last(mod: tvm.IRModule) -> tvm.IRModule:
-    """Convolutions channels last, and permutations moved to where they cancel."""
-    return rewrite(mod, LAYOUT)
+def channels_to_last(mod: tvm.IRModule, keeps_planes: bool = False) -> tvm.IRModule:
+    """Convolutions channels last, and permutations moved to where they cancel.
+
+    Args:
+        keeps_planes: not where all convolutions are depthwise: they gain less than two permutations cost.
+    """
+    return mod if keeps_planes and all_depthwise(mod) else rewrite(mod, LAYOUT)
 
 
 def settle_permutes(mod: tvm.IRModule) -> tvm.IRModule:

@@ -67,7 +67,9 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
     clock = _Clock()
     with clock.stage("prepare"):
         dump = Dump(Path(options.dump)) if options.dump is not None else None
-        prepared = prepare(model, options.shapes, options.numerics, options.parameters, dump)
+        prepared = prepare(
+            model, options.shapes, options.numerics, options.parameters, dump, device.backend.keeps_planes
+        )
         others = prepared.alternatives()
     with opened(options.database) as store:
         with clock.stage("tune"):

@@ -151,6 +151,7 @@ def prepare(
     numerics: Numerics = PLAIN,
     parameters: Parameters | None = None,
     dump: Dump | None = None,
+    keeps_planes: bool = False,
 ) -> Prepared:
     """Import, normalise, partition and outline a model.
 
@@ -159,17 +160,22 @@ def prepare(
         shapes: fixed shapes of inputs with symbolic dims, by input name.
         parameters: the weights of a Relay model.
         dump: called with the module after every pass.
+        keeps_planes: `Backend.keeps_planes` of the device.
     """
-    return prepare_imported(frontends.load(model, shapes, parameters), numerics, dump)
+    return prepare_imported(frontends.load(model, shapes, parameters), numerics, dump, keeps_planes)
 
 
-def prepare_imported(imported: Imported, numerics: Numerics = PLAIN, dump: Dump | None = None) -> Prepared:
+def prepare_imported(
+    imported: Imported, numerics: Numerics = PLAIN, dump: Dump | None = None, keeps_planes: bool = False
+) -> Prepared:
     """`prepare` for a model that is imported already."""
-    normalized = normalize(imported.mod, numerics, dump)
+    normalized = normalize(imported.mod, numerics, dump, keeps_planes)
     return _outlined(imported, normalized, partition(normalized), dump)
 
 
-def normalize(mod: tvm.IRModule, numerics: Numerics = PLAIN, dump: Dump | None = None) -> tvm.IRModule:
+def normalize(
+    mod: tvm.IRModule, numerics: Numerics = PLAIN, dump: Dump | None = None, keeps_planes: bool = False
+) -> tvm.IRModule:
     """The imported module in the form the partition expects.
 
     One operator per idea (no decomposed norms and activations), constants folded, BatchNorm in the weights,
@@ -177,7 +183,9 @@ def normalize(mod: tvm.IRModule, numerics: Numerics = PLAIN, dump: Dump | None =
     `main` keeps its parameters and results: their order, shapes and types.
     """
     precision = (Phase("precision", (partial(to_half, half=numerics.half),)),) if numerics.half else ()
-    return run_passes(mod, NORMALIZE + precision, dump)
+    layout = Phase("layout", (partial(channels_to_last, keeps_planes=keeps_planes), settle_permutes))
+    phases = tuple(layout if phase.name == layout.name else phase for phase in NORMALIZE)
+    return run_passes(mod, phases + precision, dump)
 
 
 def _outlined(

@@ -237,6 +237,8 @@ class Backend(ABC):
     version: ClassVar[int]
     """Part of the database's key: of what all families share, lowering included."""
     measuring: ClassVar[Measuring] = Measuring()
+    keeps_planes: ClassVar[bool] = False
+    """Whether models whose convolutions are all depthwise stay channels first, because a family takes them so."""
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other)

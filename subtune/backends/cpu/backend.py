@@ -34,6 +34,7 @@ class CPUBackend(Backend):
     kind: ClassVar[str] = "cpu"
     version: ClassVar[int] = 1
     measuring: ClassVar[Measuring] = Measuring()
+    keeps_planes: ClassVar[bool] = True
 
     @property
     def families(self) -> tuple[Family[Any, Any], ...]:

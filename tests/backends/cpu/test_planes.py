@@ -1,4 +1,4 @@
-"""Pooling and depthwise convolution with channels first: candidates of their family."""
+"""Pooling and depthwise convolution with channels first: their family, and the models that stay so."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
+from tvm import relax
 from tvm.relax import op
 
 from subtune import backends
@@ -14,6 +16,8 @@ from subtune.backends.cpu.device import CPUModel
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
+from subtune.passes.exprs import op_name
+from subtune.passes.layout_nhwc import channels_to_last
 from tests.backends.workloads import build
 
 Run = Callable[[Workload, Kernel | None], np.ndarray]
@@ -71,3 +75,31 @@ def test_tiles_that_do_not_divide_are_refused(knobs: dict[str, int], device: CPU
     kernel = backends.schedule(pool("max", 8, 3, 1, (1, 1)), candidate, device)
     assert isinstance(kernel, NotApplicable)
     assert "does not divide" in kernel.reason
+
+
+def _module(groups: int, width: int, turned: bool = False) -> tvm.IRModule:
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 8, 8, width), "float32"))
+    w = relax.const(np.zeros((8, 8 // groups, 3, 3), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            y = bb.emit(op.nn.conv2d(x, w, padding=1, groups=groups))
+            y = bb.emit(op.permute_dims(y, [0, 2, 3, 1])) if turned else y
+            out = bb.emit_output(op.nn.relu(y))
+        bb.emit_func_output(out)
+    return bb.get()
+
+
+@pytest.mark.parametrize(
+    ("groups", "width", "turned", "stays"),
+    [(8, 8, False, True), (8, 3, False, False), (1, 8, False, False), (4, 8, False, False), (8, 8, True, False)],
+)
+def test_only_depthwise_models_stay_channels_first(groups: int, width: int, turned: bool, stays: bool) -> None:
+    mod = _module(groups, width, turned)
+    assert channels_to_last(mod, keeps_planes=True).same_as(mod) == stays
+    layouts = {
+        str(binding.value.attrs.data_layout)
+        for binding in channels_to_last(mod)["main"].body.blocks[0].bindings
+        if op_name(binding.value) == "relax.nn.conv2d"
+    }
+    assert layouts == {"NHWC"}, "unless the device asks for it"

@@ -1,0 +1,51 @@
+"""Which models keep their channels first: those without a product, on which channels last gains nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from subtune.passes.exprs import dtype_of, ints, op_name, shape_of
+
+LEAST_WIDTH = 4
+"""Of a row in elements: shorter ones fill no vector, and channels do."""
+MOST_STRIDE = 4
+
+# Whatever does products, or has a layout of its own: one of them, and channels are to be last.
+_TURNS = ("relax.permute_dims", "relax.matmul", "relax.image.resize2d", "relax.image.resize3d")
+
+
+def all_depthwise(mod: tvm.IRModule) -> bool:
+    """Whether `mod` holds convolutions, all of them depthwise and channels first, and nothing that wants another layout.
+
+    Both the input and the result are then in planes, and a depthwise convolution reads each of them a few times, no
+    more: it takes about as long in either layout, and a permutation at either border about half as long again.
+    """
+    calls = [
+        binding.value
+        for func in mod.functions.values()
+        if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr)
+        for block in func.body.blocks
+        for binding in block.bindings
+        if isinstance(binding, relax.VarBinding)
+    ]
+    convolutions = [call for call in calls if op_name(call).startswith("relax.nn.conv")]
+    turned = any(op_name(call) in _TURNS for call in calls)
+    return bool(convolutions) and not turned and all(_is_in_planes(call) for call in convolutions)
+
+
+def _is_in_planes(call: Any) -> bool:
+    """A float32 depthwise convolution of images with as many results as channels, its rows long enough for vectors."""
+    if op_name(call) != "relax.nn.conv2d" or dtype_of(call) != "float32":
+        return False
+    attrs, shape, weight = call.attrs, shape_of(call), shape_of(call.args[1])
+    if (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)) != ("NCHW", "OIHW", "NCHW"):
+        return False
+    if shape is None or weight is None or not int(attrs.groups) == shape[1] == weight[0] or weight[1] != 1:
+        return False
+    data = shape_of(call.args[0])
+    return (
+        data is not None and data[1] == shape[1] and shape[3] >= LEAST_WIDTH and ints(attrs.strides)[1] <= MOST_STRIDE
+    )
