@@ -18,7 +18,7 @@ _TURNS = ("relax.permute_dims", "relax.matmul", "relax.image.resize2d", "relax.i
 
 
 def all_depthwise(mod: tvm.IRModule) -> bool:
-    """Whether `mod` holds convolutions, all of them depthwise and channels first, and nothing that wants another layout.
+    """Whether `mod` has convolutions, all of them depthwise and channels first, and nothing that wants another layout.
 
     Both the input and the result are then in planes, and a depthwise convolution reads each of them a few times, no
     more: it takes about as long in either layout, and a permutation at either border about half as long again.
