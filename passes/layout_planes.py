@@ -9,8 +9,8 @@ from tvm import relax
 
 from subtune.passes.exprs import dtype_of, ints, op_name, shape_of
 
-LEAST_WIDTH = 4
-"""Of a row in elements: shorter ones fill no vector, and channels do."""
+LEAST_WIDTH = 8
+"""Of a row in elements: shorter ones do not fill a vector, and channels do."""
 MOST_STRIDE = 4
 
 # Whatever does products, or has a layout of its own: one of them, and channels are to be last.
