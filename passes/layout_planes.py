@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm
 from tvm import relax
 
@@ -36,7 +34,7 @@ def all_depthwise(mod: tvm.IRModule) -> bool:
     return bool(convolutions) and not turned and all(_is_in_planes(call) for call in convolutions)
 
 
-def _is_in_planes(call: Any) -> bool:
+def _is_in_planes(call: relax.Call) -> bool:
     """A float32 depthwise convolution of images with as many results as channels, its rows long enough for vectors."""
     if op_name(call) != "relax.nn.conv2d" or dtype_of(call) != "float32":
         return False

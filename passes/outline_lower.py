@@ -74,7 +74,7 @@ def _require_legalized(name: str, function: Any) -> None:
                 )
 
 
-def _finish(mod: IRModule, call: Any, function: Any) -> Any:
+def _finish(mod: IRModule, call: relax.Call, function: Any) -> Any:
     assert call.op == tvm.ir.Op.get("relax.call_tir"), f"FuseTIR left {call.op}"
     func = mod[call.args[0]]
     constants = [int(i) for i in function.attrs[CONSTANT_ARGS_ATTR]]

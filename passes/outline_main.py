@@ -103,7 +103,7 @@ def tensor_type(tensor: Tensor) -> Any:
     return relax.TensorType(tensor.shape, tensor.dtype)
 
 
-def _add(bb: Any, func: Any, name: str) -> Any:
+def _add(bb: relax.BlockBuilder, func: Any, name: str) -> Any:
     gvar = bb.add_func(func, name)
     assert gvar.name_hint == name, f"the PrimFunc {name} was added as {gvar.name_hint}"
     return gvar
@@ -131,7 +131,7 @@ def _argument(flow: Dataflow, arg: Any, var_of: Callable[[Value], Any]) -> Any:
     return arg if resolved is None or resolved == () else assemble(resolved, var_of)
 
 
-def _define(made: dict[Value, Any], outputs: Resolved, var: Any, bb: Any) -> None:
+def _define(made: dict[Value, Any], outputs: Resolved, var: Any, bb: relax.BlockBuilder) -> None:
     """Enter what an opaque call makes, fields of a tuple one by one."""
     if isinstance(outputs, Value):
         made[outputs] = var

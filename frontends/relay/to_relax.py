@@ -101,7 +101,7 @@ def import_module(
 class _Importer:
     """The meaning of a walk that builds Relax (`walk.Meaning`): values are normalised expressions."""
 
-    def __init__(self, bb: Any, weight: Callable[[Source, Tensor | None], np.ndarray | None]) -> None:
+    def __init__(self, bb: relax.BlockBuilder, weight: Callable[[Source, Tensor | None], np.ndarray | None]) -> None:
         self._bb = bb
         self._weight = weight
         self._problems: dict[tuple[str, str], list[str]] = {}

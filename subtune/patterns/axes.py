@@ -59,7 +59,7 @@ class Operand:
     is_constant: bool
 
 
-def operand_of(func: PrimFunc, block: Any, load: Any, axes_of: dict[Any, int]) -> Operand:
+def operand_of(func: PrimFunc, block: Any, load: ir.TensorLoad, axes_of: dict[Any, int]) -> Operand:
     """A load of a block as an operand; `axes_of` gives the position of each of the block's axes."""
     read = next(i for i, region in enumerate(block.reads) if region.source.same_as(load.source))
     param = next((i for i, p in enumerate(func.params) if p.same_as(load.source)), -1)

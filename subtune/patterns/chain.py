@@ -223,7 +223,7 @@ def _softmax(scope: Scope, weights: Any, others: list[Any], along: Any) -> Any:
     return f
 
 
-def _reduces(scope: Scope, block: Any, load: Any, term: Any, along: Any) -> bool:
+def _reduces(scope: Scope, block: Any, load: ir.TensorLoad, term: Any, along: Any) -> bool:
     """Whether `block`, read at `load`, reduces `term` over the axis `along`."""
     scope.enter(block)
     reduced = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce and int(iv.dom.extent) > 1]

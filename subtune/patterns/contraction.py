@@ -108,7 +108,7 @@ def contraction(sch: Schedule, block_rv: Any) -> Contraction | NotApplicable:
     )
 
 
-def group_size(load: Any, column: Any) -> int:
+def group_size(load: ir.TensorLoad, column: Any) -> int:
     """g where the load's innermost index is `column // g * K + k` and no other index has the column; else 0."""
     *others, index = load.indices
     if column in variables(others) or not isinstance(index, tirx.Add):

@@ -90,7 +90,7 @@ def transposed_access(block: Any) -> TransposedAccess | NotApplicable:
     return TransposedAccess(tuple(kept), sizes, crossing.pop())
 
 
-def access_of(load: Any, axes: dict[Any, int]) -> Access | None:
+def access_of(load: ir.TensorLoad, axes: dict[Any, int]) -> Access | None:
     """The indices of a load as axes plus numbers, or None."""
     found, offsets = [], []
     for index in load.indices:
@@ -108,7 +108,7 @@ def access_of(load: Any, axes: dict[Any, int]) -> Access | None:
     return Access(tuple(found), tuple(offsets))
 
 
-def _adjoin(group: list[int], axis: int, extents: list[int], load: Any, access: Access) -> bool:
+def _adjoin(group: list[int], axis: int, extents: list[int], load: ir.TensorLoad, access: Access) -> bool:
     """Whether the axis follows the group in the operand as it does in the output, or neither is in it."""
     real = [one for one in group if extents[one] != 1]
     if extents[axis] == 1 or not real:

@@ -68,7 +68,7 @@ class Scope:
     def expand(self, expr: Any) -> Any:
         """`expr` with every load of what an injective block makes replaced by that block's expression."""
 
-        def follow(load: Any) -> Any:
+        def follow(load: ir.TensorLoad) -> Any:
             block = self.blocks.made.get(load.source)
             if block is None or is_reduction(block):
                 return load

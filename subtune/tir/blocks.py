@@ -74,7 +74,7 @@ def nest(name: str, iter_vars: Any, extents: Mapping[int, int], body: Any, init:
     loops = [tirx.Var(f"i{i}", "int64") for i in range(len(fresh))]
     regions = [_point(load.source, load.indices) for load in loads(body.value) if not load.source.same_as(body.buffer)]
     block = SBlock(fresh, _unique(regions), [_point(body.buffer, body.indices)], name, body, init)
-    stmt: Any = SBlockRealize(loops, True, block)
+    stmt: tirx.Stmt = SBlockRealize(loops, True, block)
     for var, iv in zip(reversed(loops), reversed(fresh), strict=True):
         stmt = tirx.For(var, tirx.const(0, "int64"), iv.dom.extent, tirx.ForKind.SERIAL, stmt)
     return stmt

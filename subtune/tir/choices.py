@@ -30,7 +30,7 @@ def fold_choices(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
     return func.with_body(_fold(func.body, names))
 
 
-def _fold(stmt: Any, names: Sequence[str]) -> Any:
+def _fold(stmt: tirx.Stmt, names: Sequence[str]) -> Any:
     if isinstance(stmt, SBlockRealize):
         block = stmt.block
         if block.name_hint in names:

@@ -15,7 +15,7 @@ def found(node: Any, kind: Any) -> list[Any]:
     return nodes
 
 
-def holds(stmt: Any, name: str) -> bool:
+def holds(stmt: tirx.Stmt, name: str) -> bool:
     """Whether the block `name` is in `stmt`."""
     return any(block.name_hint == name for block in found(stmt, SBlock))
 

@@ -111,7 +111,7 @@ class Node:
         arrays: values of parameters that are function arguments (`keep_params`), by variable.
     """
 
-    bb: Any
+    bb: relax.BlockBuilder
     op: str
     domain: str
     opset: int

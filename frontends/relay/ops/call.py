@@ -38,7 +38,7 @@ class Call:
         attrs: attribute name -> None, bool, int, float, str, or a list of these; absent ones are not there.
     """
 
-    bb: Any
+    bb: relax.BlockBuilder
     op: str
     args: tuple[Value, ...]
     attrs: Mapping[str, Any]

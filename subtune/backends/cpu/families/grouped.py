@@ -144,7 +144,7 @@ def _spread(func: PrimFunc, name: str, info: Contraction) -> PrimFunc:
     ]
     copy = nest(_SPREAD, iter_vars, {}, tirx.BufferStore(spread, value, list(axes)), None)
 
-    def follow(load: Any) -> Any:
+    def follow(load: ir.TensorLoad) -> Any:
         if not load.source.same_as(source):
             return load
         return tirx.BufferLoad(spread, [*load.indices[:-1], k.var, column.var])

@@ -318,7 +318,7 @@ class _Writer:
     def _replaced(self, value: Any, at: Mapping[Any, Any], tile: tuple[int, int, Any], source: Any = None) -> Any:
         """`value` with the anchor's result in its register, what the window reads where it lies, variables named."""
 
-        def place(load: Any) -> Any:
+        def place(load: ir.TensorLoad) -> Any:
             if load.source.same_as(self._anchor.body.buffer):
                 return statements.load(self._acc, *tile)
             if source is not None and load.source.same_as(self._info.window):

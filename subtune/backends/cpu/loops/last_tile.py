@@ -33,7 +33,7 @@ def narrowed(func: PrimFunc, kernel: MicroKernel, axis: int, columns: int, nr: i
     if not (whole and left) or vectors == nr // lanes:
         return func
 
-    def divided(stmt: Any, depth: int) -> Any:
+    def divided(stmt: tirx.Stmt, depth: int) -> Any:
         if isinstance(stmt, tirx.SeqStmt) and depth:
             return tirx.SeqStmt([divided(s, depth) if holds(s, kernel.update) else s for s in stmt.seq])
         if depth:
@@ -47,7 +47,7 @@ def narrowed(func: PrimFunc, kernel: MicroKernel, axis: int, columns: int, nr: i
         is_before = first < tirx.const(whole * nr, "int64")
         return tirx.SeqStmt([tirx.Bind(is_whole, is_before), tirx.IfThenElse(is_whole, stmt, narrow(stmt))])
 
-    def narrow(stmt: Any) -> Any:
+    def narrow(stmt: tirx.Stmt) -> Any:
         if isinstance(stmt, tirx.SeqStmt):
             return tirx.SeqStmt([narrow(s) for s in stmt.seq])
         if not isinstance(stmt, tirx.For):

@@ -125,7 +125,7 @@ def _copied(block: Any) -> Any | None:
     return value if isinstance(value, ir.TensorLoad) else None
 
 
-def _is_inside(condition: Any, load: Any) -> bool:
+def _is_inside(condition: Any, load: ir.TensorLoad) -> bool:
     """`i < extent` of a dim that `load` indexes by `i`."""
     return (
         isinstance(condition, tirx.LT)

@@ -57,7 +57,7 @@ def pad_axes(func: PrimFunc, block_name: str, info: Contraction, extents: Mappin
 
     clamped = {iv.var: tirx.Min(iv.var, iv.dom.extent - 1) for i, iv in enumerate(anchor.iter_vars) if i in extents}
 
-    def rewrite_load(load: Any) -> Any:
+    def rewrite_load(load: ir.TensorLoad) -> Any:
         if load.source.same_as(store.buffer):
             return tirx.BufferLoad(c_padded, list(load.indices))
         if load.source.same_as(b_old) and not b_new.same_as(b_old):
@@ -73,7 +73,7 @@ def pad_axes(func: PrimFunc, block_name: str, info: Contraction, extents: Mappin
     if is_output:
         new_stages.append(_copy_stage(c_padded, store.buffer))
 
-    def follow(load: Any) -> Any:
+    def follow(load: ir.TensorLoad) -> Any:
         return tirx.BufferLoad(c_padded, list(load.indices)) if load.source.same_as(store.buffer) else load
 
     for stage in stages[at + 1 :]:

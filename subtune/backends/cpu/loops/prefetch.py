@@ -220,7 +220,7 @@ def ask(source: Any, indices: Sequence[Any], locality: int, writes: bool = False
 
 
 def _insert(
-    stmt: Any, loops: list[Any], kernel: MicroKernel, made: Callable[[Sequence[Any], Any], Sequence[Any]]
+    stmt: tirx.Stmt, loops: list[Any], kernel: MicroKernel, made: Callable[[Sequence[Any], Any], Sequence[Any]]
 ) -> Any:
     if isinstance(stmt, tirx.SeqStmt):
         return tirx.SeqStmt([_insert(s, loops, kernel, made) if holds(s, kernel.update) else s for s in stmt.seq])

@@ -50,7 +50,7 @@ def _changed(loop: Any) -> Any:
     return tirx.For(later, one, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)
 
 
-def _steps(stmt: Any) -> Counter[_Place]:
+def _steps(stmt: tirx.Stmt) -> Counter[_Place]:
     """How often in a row `stmt` chooses anew what an element is, with its loops unrolled."""
     if isinstance(stmt, tirx.BufferStore):
         is_choice = any(found(stmt.value, kind) for kind in _CHOICES)

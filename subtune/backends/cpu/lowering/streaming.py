@@ -43,7 +43,7 @@ def stream_outputs(func: PrimFunc) -> PrimFunc:
     """Lowered TIR with its vector stores to marked buffers as stores past the caches."""
     used: set[tuple[str, int]] = set()
 
-    def replace(store: Any) -> Any:
+    def replace(store: tirx.BufferStore) -> Any:
         dtype, lanes = _vector(store.value)
         index = store.indices[-1] if len(store.indices) == 1 else None
         if not store.buffer.name.startswith(_MARK) or not isinstance(index, tirx.Ramp) or dtype not in _LLVM:

@@ -126,7 +126,7 @@ def _sides(anchor: Any, n: Any) -> tuple[Any, Any] | NotApplicable:
     return (first, second) if n in variables(second) else (second, first)
 
 
-def _even_copy(side: Any, load: Any) -> tuple[Any, Any]:
+def _even_copy(side: Any, load: ir.TensorLoad) -> tuple[Any, Any]:
     """A copy of A as bfloat16, its last dim padded to an even extent, and the stage that makes it."""
     shape = _dims(load.source)
     even = [*shape[:-1], shape[-1] + shape[-1] % 2]
@@ -139,7 +139,7 @@ def _even_copy(side: Any, load: Any) -> tuple[Any, Any]:
     return buffer, nest(buffer.name, iter_vars, {}, tirx.BufferStore(buffer, value, index), None)
 
 
-def _pairs(side: Any, load: Any, k_dim: int, extent: int, can_read_pairs: bool) -> tuple[Any, Any]:
+def _pairs(side: Any, load: ir.TensorLoad, k_dim: int, extent: int, can_read_pairs: bool) -> tuple[Any, Any]:
     """B with its dim `k_dim` in pairs, as int32, and the stage that makes it."""
     shape = _dims(load.source)
     shape[k_dim] = -(-extent // 2)
@@ -163,7 +163,7 @@ def _pairs(side: Any, load: Any, k_dim: int, extent: int, can_read_pairs: bool) 
     return buffer, nest(buffer.name, iter_vars, {}, tirx.BufferStore(buffer, value, index), None)
 
 
-def _at(side: Any, load: Any, index: list[Any]) -> Any:
+def _at(side: Any, load: ir.TensorLoad, index: list[Any]) -> Any:
     """`side`, casts of `load`, at other indices."""
     moved = tirx.BufferLoad(load.source, index)
     return tvm_ffi.structural_map(side, (ir.TensorLoad, lambda _: moved))

@@ -105,7 +105,7 @@ class _Rewriter:
             (ir.Call, self._call),
         ]
 
-    def store(self, store: Any) -> Any:
+    def store(self, store: tirx.BufferStore) -> Any:
         buffer = self._inner.get(store.buffer, store.buffer)
         if not _is_bf16(store.buffer.dtype):
             return tirx.BufferStore(buffer, self.other(store.value), store.indices)

@@ -72,13 +72,13 @@ def _bytes_for_booleans(body: Any) -> Any:
             dtype = str(buffer.dtype).replace("bool", _BYTE)
             twins[buffer] = tirx.decl_buffer(list(buffer.shape), dtype, buffer.name, scope=buffer.scope())
 
-    def loaded(load: Any) -> Any:
+    def loaded(load: ir.TensorLoad) -> Any:
         if load.source not in twins:
             return load
         found = tirx.BufferLoad(twins[load.source], list(load.indices))
         return tirx.NE(found, _like(load, 0, _BYTE))
 
-    def stored(store: Any) -> Any:
+    def stored(store: tirx.BufferStore) -> Any:
         if store.buffer not in twins:
             return store
         return tirx.BufferStore(twins[store.buffer], _zeros_and_ones(store.value, _BYTE), list(store.indices))

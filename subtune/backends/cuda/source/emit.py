@@ -72,7 +72,7 @@ class Code:
         self._count += 1
         return f"{name}{self._count}"
 
-    def emit(self, stmt: Any) -> None:
+    def emit(self, stmt: tirx.Stmt) -> None:
         self._open[-1].append(stmt)
 
     def store(self, buffer: Any, index: Any, value: Any) -> None:
@@ -151,7 +151,7 @@ def _flattened(kernel: Any, flat: dict[Any, Any]) -> Any:
     def loaded(expr: Any) -> Any:
         return tirx.BufferLoad(flat[expr.source], [expr.indices[-1]]) if expr.source in flat else expr
 
-    def stored(stmt: Any) -> Any:
+    def stored(stmt: tirx.Stmt) -> Any:
         found = flat.get(stmt.buffer)
         return stmt if found is None else tirx.BufferStore(found, stmt.value, [stmt.indices[-1]])
 

@@ -117,7 +117,7 @@ def widened(func: PrimFunc) -> PrimFunc:
         tirx.BufferStore(wide, tirx.const(0.0, "float32"), list(store.indices)),
     )  # fmt: skip
 
-    def rounded(load: Any) -> Any:
+    def rounded(load: ir.TensorLoad) -> Any:
         if not load.source.same_as(narrow):
             return load
         return tirx.Cast(dtype, tirx.BufferLoad(wide, list(load.indices)))
@@ -145,7 +145,7 @@ def _nest(name: str, iter_vars: Any, body: Any, init: Any | None) -> Any:
     loops = [tirx.Var(f"i{i}", iv.dom.extent.ty) for i, iv in enumerate(axes)]
     reads = [_point(load.source, load.indices) for load in loads(body.value) if not load.source.same_as(body.buffer)]
     block = SBlock(axes, reads, [_point(body.buffer, body.indices)], name, body, init)
-    stmt: Any = SBlockRealize(loops, True, block)
+    stmt: tirx.Stmt = SBlockRealize(loops, True, block)
     for var, iv in zip(reversed(loops), reversed(axes), strict=True):
         stmt = tirx.For(var, tirx.IntImm(iv.dom.extent.ty, 0), iv.dom.extent, tirx.ForKind.SERIAL, stmt)
     return stmt

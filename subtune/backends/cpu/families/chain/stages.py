@@ -242,7 +242,7 @@ def _nest(name: str, ivs: list[Any], body: Any, init: Any) -> Any:
             regions.append(region)
     loops = [tirx.Var(f"i{i}", "int64") for i in range(len(ivs))]
     block = SBlock(ivs, regions, [_point(body.buffer, body.indices)], name, body, init)
-    stmt: Any = SBlockRealize(loops, True, block)
+    stmt: tirx.Stmt = SBlockRealize(loops, True, block)
     for var, iv in zip(reversed(loops), reversed(ivs), strict=True):
         stmt = tirx.For(var, tirx.const(0, "int64"), iv.dom.extent, tirx.ForKind.SERIAL, stmt)
     return stmt

@@ -119,7 +119,7 @@ class TileWriter:
     def _out_access(self) -> Access:
         return Access(tuple(range(len(self._axes))), (0,) * len(self._axes))
 
-    def _in_place(self, load: Any, access: Access) -> list[Any]:
+    def _in_place(self, load: ir.TensorLoad, access: Access) -> list[Any]:
         """The vectors of a square tile, each along `b`."""
         moved = ({self.info.a: i, self.info.b: (self.lanes,)} for i in range(self.lanes))
         return [tirx.BufferLoad(load.source, self.indices(access, each)) for each in moved]
@@ -150,7 +150,7 @@ class TileWriter:
         for j in range(len(vectors)):
             at = tirx.Var(f"j{j}", "int64")
 
-            def place(load: Any, j: int = j, at: Any = at) -> Any:
+            def place(load: ir.TensorLoad, j: int = j, at: Any = at) -> Any:
                 if load in places:
                     return tirx.BufferLoad(places[load], [const(j), at])
                 access = access_of(load, self._axes)

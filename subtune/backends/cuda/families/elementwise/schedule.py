@@ -66,7 +66,7 @@ def _made_from_inputs(blocks: list[Any]) -> dict[str, Any]:
     """
     writers = {block.body.buffer: block for block in blocks}
 
-    def recomputed(load: Any) -> Any:
+    def recomputed(load: ir.TensorLoad) -> Any:
         if (writer := writers.get(load.source)) is None:
             return load
         axes = dict(zip(writer.body.indices, load.indices, strict=True))

@@ -99,7 +99,7 @@ def epilogue_of(sch: Schedule, stages: Stages, info: Contraction) -> Epilogue | 
     return found
 
 
-def _axes_of_output(block: Any, store: Any, extents: Mapping[Any, int]) -> dict[Any, Any] | NotApplicable:
+def _axes_of_output(block: Any, store: tirx.BufferStore, extents: Mapping[Any, int]) -> dict[Any, Any] | NotApplicable:
     """The output block's variables as expressions over the anchor's axes."""
     read = [load for load in loads(block.body.value) if load.source.same_as(store.buffer)]
     if not read:
