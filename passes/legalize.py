@@ -23,7 +23,7 @@ def legalize_where(bb: Any, call: Call) -> Any:
             own = index[len(index) - len(operand.shape) :]
             return operand(*(0 if int(dim) == 1 else i for dim, i in zip(operand.shape, own, strict=True)))
 
-        def compute(*index: Any) -> Any:
+        def compute(*index: Any) -> tirx.Select:
             condition, yes, no = (at(operand, index) for operand in operands)
             return tirx.Select(condition.astype("bool"), yes, no)
 

@@ -99,7 +99,7 @@ def same_call(call: Call, args: list[Any]) -> Any:
     return tvm.ir.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
 
 
-def tensor_type(tensor: Tensor) -> Any:
+def tensor_type(tensor: Tensor) -> relax.TensorType:
     return relax.TensorType(tensor.shape, tensor.dtype)
 
 

@@ -48,7 +48,7 @@ def _gvar(func: Any, name: str) -> Any:
     return relax.BlockBuilder().add_func(func, name)
 
 
-def _rewrite_calls(main: Any, kernels: Mapping[str, Kernel], gvars: Mapping[str, Any]) -> Any:
+def _rewrite_calls(main: Any, kernels: Mapping[str, Kernel], gvars: Mapping[str, Any]) -> relax.Function:
     """`main` calling the new GlobalVars, on packed constants; equal constants packed alike become one."""
     call_tir = Op.get("relax.call_tir")
     cache: dict[tuple[bytes, str, tuple[int, ...], ConstantTransform], Any] = {}

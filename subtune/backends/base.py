@@ -315,11 +315,11 @@ class Backend(ABC):
         """What is done to the kernels of all families alike."""
 
     @abstractmethod
-    def lower(self, func: Any, device: Device) -> Any:
+    def lower(self, func: tvm.tirx.PrimFunc, device: Device) -> Any:
         """A scheduled PrimFunc as TVM's runtime module, or what building raises; for the host of `device`."""
 
     @abstractmethod
-    def build(self, func: Any, device: Device, stem: str, is_optional: bool) -> str | Failure:
+    def build(self, func: tvm.tirx.PrimFunc, device: Device, stem: str, is_optional: bool) -> str | Failure:
         """Compile a scheduled PrimFunc to a file `stem` + an extension; its path."""
 
     @abstractmethod

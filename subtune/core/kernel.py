@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from tvm.s_tir.schedule import Trace
+    from tvm.tirx import PrimFunc
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,9 @@ class Kernel:
     `trace` is TVM's replayable record of the schedule when the kernel is a trace of its workload, else None.
     """
 
-    func: Any  # tvm.tirx.PrimFunc, scheduled
+    func: PrimFunc  # scheduled
     packings: tuple[tuple[int, ConstantTransform], ...] = ()
-    trace: Any | None = None  # tvm.s_tir.schedule.Trace
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True, slots=True)

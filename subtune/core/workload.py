@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tvm.tirx import PrimFunc
 
 CONSTANT_ARGS_ATTR = "layout_free_buffers"
 """PrimFunc attribute (TVM's name): indices of the parameters that are constants of the model.
@@ -38,12 +41,12 @@ class Workload:
     unscheduled; inputs first, then `num_outputs` outputs. Two workloads are one when their keys are equal.
     """
 
-    func: Any = field(compare=False, repr=False)  # tvm.tirx.PrimFunc
+    func: PrimFunc = field(compare=False, repr=False)
     num_outputs: int
     key: str
 
     @classmethod
-    def of(cls, func: Any, num_outputs: int) -> Workload:
+    def of(cls, func: PrimFunc, num_outputs: int) -> Workload:
         """Freeze `func` under the canonical symbol `main`; the key is TVM's structural hash, names left out."""
         from tvm_ffi import structural_hash
 

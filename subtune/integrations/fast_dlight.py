@@ -48,7 +48,7 @@ _STAGES_TAG, _ASYNC_TAG, _AXES_TAG = "pipeline_stage", "use_async_copy", "tensor
 class DefaultPolicy:
     """Candidates for any function on CUDA cores: products, reductions, elementwise."""
 
-    func: Any  # tvm.tirx.PrimFunc, unscheduled, in destination-passing style
+    func: tirx.PrimFunc  # unscheduled, in destination-passing style
     arch: CUDAModel
 
     def emit_config(self, topk: int) -> list[Candidate]:
@@ -69,7 +69,7 @@ class TensorCorePolicy:
         SubtuneError: the function does not qualify, and why.
     """
 
-    func: Any
+    func: tirx.PrimFunc
     arch: CUDAModel
     tags: Mapping[str, Any] = field(default_factory=dict)
 
@@ -110,7 +110,7 @@ class BuildResult:
         return tvm.IRModule({"main": self.kernel.func}) if self.kernel is not None else None
 
 
-def workload_of(func: Any) -> Workload:
+def workload_of(func: tirx.PrimFunc) -> Workload:
     """The PrimFunc as a workload. Its outputs are the parameters that it stores to, and come last.
 
     Sums of half precision are float32 in it, as every library has them: a sum of many halves is no reference.
@@ -126,13 +126,13 @@ def workload_of(func: Any) -> Workload:
     return Workload.of(widened(func), count)
 
 
-def tensor_core_reason(func: Any, arch: CUDAModel) -> str:
+def tensor_core_reason(func: tirx.PrimFunc, arch: CUDAModel) -> str:
     """Why tensor cores cannot compute `func`; "" where they can."""
     form = gemm(workload_of(func))
     return form.reason if isinstance(form, NotApplicable) else tensor_core_obstacle(form, arch, PLAIN)
 
 
-def get_tensorized_func_and_tags(func: Any, target: Any) -> tuple[Any, dict[str, Any] | None]:
+def get_tensorized_func_and_tags(func: tirx.PrimFunc, target: Any) -> tuple[Any, dict[str, Any] | None]:
     """`func` and the tags for `TensorCorePolicy`, or `func` and None where tensor cores do not apply (logged why).
 
     The function stays as it is: the templates bring it into the form that tensor cores take.
@@ -146,7 +146,7 @@ def get_tensorized_func_and_tags(func: Any, target: Any) -> tuple[Any, dict[str,
 
 
 def apply_and_build(
-    func: Any, configs: Sequence[Candidate], arch: CUDAModel, parallel_build: bool = True
+    func: tirx.PrimFunc, configs: Sequence[Candidate], arch: CUDAModel, parallel_build: bool = True
 ) -> tuple[list[BuildResult], BuildResult | None]:
     """Build and time `configs`; the results in their order, and the fastest (None where nothing builds).
 
@@ -160,7 +160,7 @@ def apply_and_build(
 
 
 def _measured(
-    func: Any, configs: Sequence[Candidate], arch: CUDAModel, measurer: Measurer
+    func: tirx.PrimFunc, configs: Sequence[Candidate], arch: CUDAModel, measurer: Measurer
 ) -> tuple[list[BuildResult], BuildResult | None]:
     """By the search of `subtune.compile`; where the default wins and is no config, the fastest config is the best."""
     workload = workload_of(func)
@@ -180,7 +180,7 @@ def _measured(
 
 
 def _predicted(
-    func: Any, configs: Sequence[Candidate], arch: CUDAModel
+    func: tirx.PrimFunc, configs: Sequence[Candidate], arch: CUDAModel
 ) -> tuple[list[BuildResult], BuildResult | None]:
     """Nothing can be timed: `best` is the first config that lowers."""
     _log.warning("nothing is timed: %s; the config predicted fastest is taken", arch.obstacle())
@@ -202,7 +202,7 @@ def _kernel(workload: Workload, config: Candidate, arch: CUDAModel) -> Kernel | 
     return kernel
 
 
-def _source(func: Any) -> str:
+def _source(func: tirx.PrimFunc) -> str:
     target = func.attrs["target"] if func.attrs and "target" in func.attrs else CUDA("H100").target()
     lib = tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline=pipeline())
     return str(lib.mod.imports[0].inspect_source())

@@ -68,7 +68,7 @@ def _decided(realize: Any) -> Any:
     return _with_body(realize, body)
 
 
-def _with_body(realize: Any, body: Any) -> Any:
+def _with_body(realize: Any, body: Any) -> SBlockRealize:
     block = realize.block
     new_block = SBlock(
         block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init, block.alloc_buffers,

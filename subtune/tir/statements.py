@@ -26,7 +26,7 @@ def load(source: Any, *at: Index) -> Any:
     return tirx.BufferLoad(source, [integer(i) for i in at])
 
 
-def store(target: Any, value: Any, *at: Index) -> Any:
+def store(target: Any, value: Any, *at: Index) -> tirx.BufferStore:
     return tirx.BufferStore(target, value, [integer(i) for i in at])
 
 

@@ -20,5 +20,5 @@ def holds(stmt: tirx.Stmt, name: str) -> bool:
     return any(block.name_hint == name for block in found(stmt, SBlock))
 
 
-def with_body(loop: Any, body: Any) -> Any:
+def with_body(loop: Any, body: Any) -> tirx.For:
     return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)

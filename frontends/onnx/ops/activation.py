@@ -48,7 +48,7 @@ def prelu(node: Node) -> Expr:
 def elu(node: Node) -> Expr:
     alpha = node.attr("alpha", 1.0)
 
-    def one(v: Any) -> Any:
+    def one(v: Any) -> tirx.Select:
         return tirx.Select(v < _c(0, v), _c(alpha, v) * (tirx.exp(tirx.min(v, _c(0, v))) - _c(1, v)), v)
 
     return by_te(one)(node)
@@ -57,7 +57,7 @@ def elu(node: Node) -> Expr:
 def celu(node: Node) -> Expr:
     alpha = node.attr("alpha", 1.0)
 
-    def one(v: Any) -> Any:
+    def one(v: Any) -> tirx.Select:
         below = _c(alpha, v) * (tirx.exp(tirx.min(v, _c(0, v)) / _c(alpha, v)) - _c(1, v))
         return tirx.Select(v < _c(0, v), below, v)
 
@@ -108,7 +108,7 @@ def softsign(node: Node) -> Expr:
 def mish(node: Node) -> Expr:
     """x tanh(softplus(x)) = x n / (n + 2) with n = e^x (e^x + 2); beyond 20 it is x."""
 
-    def one(v: Any) -> Any:
+    def one(v: Any) -> tirx.Select:
         e = tirx.exp(tirx.min(v, _c(20, v)))
         n = e * (e + _c(2, v))
         return tirx.Select(v > _c(20, v), v, v * n / (n + _c(2, v)))
@@ -145,7 +145,7 @@ def shrink(node: Node) -> Expr:
     def whole(t: Any) -> Any:
         from tvm import te
 
-        def one(*i: Any) -> Any:
+        def one(*i: Any) -> tirx.Select:
             v = t(*i)
             wide = v.astype("float64")
             zero = tirx.const(0, v.ty)
@@ -211,7 +211,7 @@ def _hardmax(node: Node, x: Expr, axis: int) -> Expr:
     def whole(t: Any, at: Any) -> Any:
         from tvm import te
 
-        def one(*i: Any) -> Any:
+        def one(*i: Any) -> tirx.Select:
             outer = [v for a, v in enumerate(i) if a != axis]
             hit = at(*outer) == i[axis].astype("int64")
             return tirx.Select(hit, tirx.const(1, t.dtype), tirx.const(0, t.dtype))

@@ -29,7 +29,7 @@ def trilu(node: Node) -> Expr:
     upper = node.attr("upper", 1)
 
     def whole(t: Any) -> Any:
-        def one(*i: Any) -> Any:
+        def one(*i: Any) -> tirx.Select:
             row, column = i[-2], i[-1]
             kept = (column - row >= k) if upper else (column - row <= k)
             return tirx.Select(kept, t(*i), tirx.const(0, t.dtype))

@@ -142,7 +142,7 @@ def shift(node: Node) -> Expr:
     left = node.attr("direction") == "LEFT"
     width = int(dtype(a).removeprefix("u").removeprefix("int"))
 
-    def one(p: Any, q: Any) -> Any:
+    def one(p: Any, q: Any) -> tirx.Select:
         zero = tirx.const(0, p.ty)
         count = q.astype("int64")  # signed, because TVM's simplifier fails on comparisons of unsigned integers
         fits = tirx.all(count >= tirx.const(0, "int64"), count < tirx.const(width, "int64"))
@@ -176,7 +176,7 @@ def mean(node: Node) -> Expr:
 def extreme(largest: bool) -> Converter:
     """Max or Min of any number of inputs; NaN propagates from every side, as numpy's does."""
 
-    def one(p: Any, q: Any) -> Any:
+    def one(p: Any, q: Any) -> tirx.Select:
         first = (p >= q) if largest else (p <= q)
         return tirx.Select(tirx.isnan(p.astype("float32")), p, tirx.Select(first, p, q))
 

@@ -119,7 +119,7 @@ def one_hot(node: Node) -> Expr:
     dims.insert(axis, depth)
 
     def whole(at: Any, pair: Any) -> Any:
-        def one(*i: Any) -> Any:
+        def one(*i: Any) -> tirx.Select:
             outer = [v for a, v in enumerate(i) if a != axis]
             wanted = at(*outer).astype("int64")
             wrapped = tirx.Select(wanted < tirx.const(0, "int64"), wanted + tirx.const(depth, "int64"), wanted)

@@ -173,7 +173,7 @@ def _ordered(node: Node, x: Expr, *, nan_is_largest: bool = True) -> Expr:
     integer = {"float32": "int32", "float64": "int64"}[dtype(wide)]
     end = tirx.max_value(integer) if nan_is_largest else tirx.min_value(integer)
 
-    def key(v: Any) -> Any:
+    def key(v: Any) -> tirx.Select:
         bits = tirx.reinterpret(integer, v)
         return tirx.Select(tirx.isnan(v), end, tirx.Select(bits < 0, tirx.min_value(integer) - bits, bits))
 

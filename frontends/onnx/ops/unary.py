@@ -61,7 +61,7 @@ def _c(value: float, like: Any) -> Any:
     return tirx.const(value, like.ty)
 
 
-def _asinh(v: Any) -> Any:
+def _asinh(v: Any) -> tirx.Select:
     """asinh by |x|, so that large negative values do not cancel; small ones by the series x - x**3/6."""
     magnitude = tirx.abs(v)
     exact = tirx.log(magnitude + tirx.sqrt(magnitude * magnitude + _c(1.0, v)))
@@ -72,7 +72,7 @@ def _asinh(v: Any) -> Any:
     return tirx.Select(v < _c(0.0, v), -result, result)
 
 
-def _sinh(v: Any) -> Any:
+def _sinh(v: Any) -> tirx.Select:
     """e^|x|/2 - e^-|x|/2 without overflow of the first term; small values, which cancel, by their series."""
     magnitude = tirx.abs(v)
     half = tirx.exp(magnitude - _c(0.6931471805599453, v))
@@ -89,13 +89,13 @@ def _cosh(v: Any) -> Any:
     return half + _c(0.25, v) / half
 
 
-def _acosh(v: Any) -> Any:
+def _acosh(v: Any) -> tirx.Select:
     huge = tirx.log(v) + _c(0.6931471805599453, v)
     exact = tirx.log(v + tirx.sqrt(v - _c(1.0, v)) * tirx.sqrt(v + _c(1.0, v)))
     return tirx.Select(v > _c(1e9, v), huge, exact)
 
 
-def _sign(v: Any) -> Any:
+def _sign(v: Any) -> tirx.Select:
     """Of NaN it is NaN."""
     one, zero = tirx.const(1, v.ty), tirx.const(0, v.ty)
     return tirx.Select(v > zero, one, tirx.Select(v < zero, zero - one, v))

@@ -36,7 +36,7 @@ def grid_sample(node: Node) -> Expr:
     def c(value: float) -> Any:
         return tirx.const(value, wide)
 
-    def reflected(v: Any, extent: int) -> Any:
+    def reflected(v: Any, extent: int) -> tirx.Select:
         """v folded into [low, high], the image's borders."""
         low = 0.0 if align else -0.5
         span = extent - 1.0 if align else float(extent)

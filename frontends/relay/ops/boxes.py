@@ -62,7 +62,7 @@ def multibox_transform_loc(call: Call) -> tuple[Expr, Expr]:
     def best(p: Any) -> Any:
         """The class of the greatest probability, 0 where that is below the threshold."""
 
-        def one(b: Any, j: Any) -> Any:
+        def one(b: Any, j: Any) -> tirx.Select:
             value, found = tirx.const(-1.0, dtype(prob)), tirx.const(0, "int32")
             for k in range(0 if keep else 1, classes):
                 better = p(b, k, j) > value
@@ -77,7 +77,7 @@ def multibox_transform_loc(call: Call) -> tuple[Expr, Expr]:
         return te.compute((batch, n), lambda b, j: te.max(p(b, classes_axis.var, j), axis=classes_axis), name="score")
 
     def decoded(t: Any, at: Any, ids: Any, top: Any) -> Any:
-        def one(b: Any, j: Any, k: Any) -> Any:
+        def one(b: Any, j: Any, k: Any) -> tirx.Select:
             axis = tirx.floormod(k, 2)
             low, high = at(0, j, axis), at(0, j, axis + 2)
             size, center = high - low, (low + high) / c(2)
@@ -100,7 +100,7 @@ def multibox_transform_loc(call: Call) -> tuple[Expr, Expr]:
 def _valid(ids: Any, keep: bool) -> Any:
     """1 where a box has a class other than the background, or any where that is kept; else 0."""
 
-    def one(b: Any, j: Any) -> Any:
+    def one(b: Any, j: Any) -> tirx.Select:
         there = tirx.const(True, "bool") if keep else ids(b, j) > 0
         return tirx.Select(there, tirx.const(1, "int8"), tirx.const(0, "int8"))
 

@@ -67,7 +67,7 @@ def sequence_mask(call: Call) -> Expr:
     fill = tirx.const(call.attr("mask_value", 0.0), dtype(x))
 
     def whole(t: Any, n: Any) -> Any:
-        def one(*i: Any) -> Any:
+        def one(*i: Any) -> tirx.Select:
             beyond = i[axis].astype(dtype(lengths)) >= n(i[1 - axis])
             return tirx.Select(beyond, fill, t(*i))
 
@@ -137,7 +137,7 @@ def trilu(call: Call) -> Expr:
         return call.onnx("Trilu", x, k, upper=int(upper))
 
     def whole(t: Any, diagonal: Any) -> Any:
-        def one(*i: Any) -> Any:
+        def one(*i: Any) -> tirx.Select:
             away = (i[-1] - i[-2]).astype("int64") - diagonal(*[0] * len(diagonal.shape)).astype("int64")
             zero = tirx.const(0, "int64")
             return tirx.Select(away >= zero if upper else away <= zero, t(*i), tirx.const(0, dtype(x)))

@@ -65,7 +65,7 @@ def broadcast_te(one: Callable[..., Any], *tensors: Any) -> Any:
     return te.compute(dims, lambda *i: one(*(at(t, i) for t in tensors)), name="broadcast")
 
 
-def _safe(q: Any) -> Any:
+def _safe(q: Any) -> tirx.Select:
     """An integer divisor that cannot trap: what Relay leaves undefined is division by 1 here."""
     return tirx.Select(q == tirx.const(0, q.ty), tirx.const(1, q.ty), q)
 

@@ -149,7 +149,7 @@ def _one_hot(call: Call, depth: int) -> Expr:
     dims = [*shape(index)[:axis], depth, *shape(index)[axis:]]
 
     def whole(at: Any, high: Any, low: Any) -> Any:
-        def one(*i: Any) -> Any:
+        def one(*i: Any) -> tirx.Select:
             wanted = at(*i[:axis], *i[axis + 1 :]).astype("int64")
             value = [t(*[0] * len(t.shape)).astype(to) for t in (high, low)]
             return tirx.Select(wanted == i[axis].astype("int64"), *value)

@@ -40,7 +40,7 @@ def _flag(call: Call, one: Callable[..., Any], *tensors: Expr) -> Expr:
     """An int8 of 1 where `one` of the tensors' elements holds."""
 
     def whole(*t: Any) -> Any:
-        def at(*i: Any) -> Any:
+        def at(*i: Any) -> tirx.Select:
             return tirx.Select(one(i, *(v(*i) for v in t)), tirx.const(1, "int8"), tirx.const(0, "int8"))
 
         return te.compute(t[0].shape, at, name="flags")
@@ -74,7 +74,7 @@ def _masked(call: Call, x: Expr, count: Expr) -> Expr:
     """x (rows, n) with -1 from `count` on."""
 
     def whole(t: Any, m: Any) -> Any:
-        def one(i: Any, j: Any) -> Any:
+        def one(i: Any, j: Any) -> tirx.Select:
             return tirx.Select(j.astype("int32") < m(i), t(i, j), tirx.const(-1, dtype(x)))
 
         return te.compute(t.shape, one, name="masked")
@@ -88,7 +88,7 @@ def _corners(call: Call, boxes: Expr, start: int) -> Expr:
         call.refuse(f"has coordinates at {start} in boxes of {shape(boxes)[2]} numbers")
 
     def whole(t: Any) -> Any:
-        def one(i: Any, j: Any, k: Any) -> Any:
+        def one(i: Any, j: Any, k: Any) -> tirx.Select:
             axis = tirx.floormod(k, 2)
             a, b = t(i, j, axis + start), t(i, j, axis + (start + 2))
             return tirx.Select(k < 2, tirx.min(a, b), tirx.max(a, b))
@@ -102,7 +102,7 @@ def _best_first(call: Call, scores: Expr, count: Expr) -> Expr:
     """The order of each row's first `count` scores, descending, and of the others as they stand."""
 
     def whole(t: Any, m: Any) -> Any:
-        def one(i: Any, j: Any) -> Any:
+        def one(i: Any, j: Any) -> tirx.Select:
             return tirx.Select(j.astype("int32") < m(i), t(i, j), tirx.const(-np.inf, dtype(scores)))
 
         return te.compute(t.shape, one, name="scores")
@@ -151,7 +151,7 @@ def non_max_suppression(call: Call) -> Value:
 
 def _own_ids(call: Call, ids: Expr) -> Expr:
     def whole(t: Any) -> Any:
-        def one(i: Any, j: Any) -> Any:
+        def one(i: Any, j: Any) -> tirx.Select:
             own = tirx.const(-1, dtype(ids)) - j.astype(dtype(ids))
             return tirx.Select(t(i, j) < tirx.const(0, dtype(ids)), own, t(i, j))
 
@@ -162,7 +162,7 @@ def _own_ids(call: Call, ids: Expr) -> Expr:
 
 def _kept_rows(call: Call, boxes: Expr, stays: Expr) -> Expr:
     def whole(t: Any, s: Any) -> Any:
-        def one(i: Any, j: Any, k: Any) -> Any:
+        def one(i: Any, j: Any, k: Any) -> tirx.Select:
             gone = s(i, j) == tirx.const(0, dtype(stays))
             return tirx.Select(gone, tirx.const(-1, dtype(boxes)), t(i, j, k))
 
@@ -182,7 +182,7 @@ def _indices(call: Call, order: Expr, stays: Expr, valid: Expr) -> tuple[Expr, E
 
 def _flag_below(call: Call, stays: Expr, valid: Expr) -> Expr:
     def whole(s: Any, m: Any) -> Any:
-        def one(i: Any, j: Any) -> Any:
+        def one(i: Any, j: Any) -> tirx.Select:
             there = tirx.all(j.astype("int32") < m(i), s(i, j) != tirx.const(0, dtype(stays)))
             return tirx.Select(there, tirx.const(1, "int8"), tirx.const(0, "int8"))
 

@@ -101,7 +101,7 @@ def _align(
         count = tirx.IntImm("int64", ratio) if ratio > 0 else tirx.ceil(size).astype("int64")
         return begin + tirx.Cast("float32", cell) * size, size, count
 
-    def value(image_at: Any, channel: Any, y: Any, x: Any) -> Any:
+    def value(image_at: Any, channel: Any, y: Any, x: Any) -> tirx.Select:
         outside = tirx.any(y < _f(-1), x < _f(-1), y > _f(height), x > _f(width))
 
         def corners(v: Any, extent: int) -> tuple[Any, Any, Any]:
@@ -228,7 +228,7 @@ def proposal(call: Call) -> Expr:
     number = call.emit(relax.op.sum(call.cast(there, "int32"), axis=[1]))
 
     def repeated(t: Any, at: Any, m: Any) -> Any:
-        def one(r: Any, k: Any) -> Any:
+        def one(r: Any, k: Any) -> tirx.Select:
             image, place = tirx.floordiv(r, after), tirx.floormod(r, after)
             place = tirx.floormod(place.astype("int32"), tirx.max(m(image), 1))
             value = t(image, within(at(image, within(place, before)), before), tirx.max(k - 1, 0))

@@ -52,7 +52,7 @@ def crop_and_resize(call: Call) -> Expr:
     outside = float(call.attr("extrapolation_value", 0.0))
 
     def whole(t: Any, box: Any, which: Any) -> Any:
-        def one(r: Any, c: Any, i: Any, j: Any) -> Any:
+        def one(r: Any, c: Any, i: Any, j: Any) -> tirx.Select:
             def place(low: int, high: int, at: Any, count: int, extent: int) -> Any:
                 step = _c(extent - 1) * (box(r, high) - box(r, low)) / _c(count - 1)
                 return box(r, low) * _c(extent - 1) + step * at.astype("float32")

@@ -101,7 +101,7 @@ class CPUBackend(Backend):
 
         return scheduling.finish(kernel, family, candidate, problem)
 
-    def lower(self, func: Any, device: Device) -> Any:
+    def lower(self, func: tvm.tirx.PrimFunc, device: Device) -> Any:
         import tvm
 
         from subtune.backends.cpu.lowering.pipeline import PIPELINE
@@ -109,7 +109,7 @@ class CPUBackend(Backend):
 
         return tvm.compile(without_conversions(func), device.model.target(), tir_pipeline=PIPELINE).mod
 
-    def build(self, func: Any, device: Device, stem: str, is_optional: bool) -> str | Failure:
+    def build(self, func: tvm.tirx.PrimFunc, device: Device, stem: str, is_optional: bool) -> str | Failure:
         from subtune.backends.host.kernel_library import write_library
 
         return write_library(self.lower(func, device), stem)

@@ -99,13 +99,13 @@ class CUDABackend(Backend):
     def finish(self, kernel: Kernel, family: Family[Any, Any], candidate: Candidate, problem: Problem[Any]) -> Kernel:
         return replace(kernel, func=kernel.func.with_attrs(_LINKED))
 
-    def lower(self, func: Any, device: Device) -> Any:
+    def lower(self, func: tvm.tirx.PrimFunc, device: Device) -> Any:
         """Without CUDA's own compiler, which takes seconds: it gets what TVM's accepts."""
         import tvm
 
         return tvm.compile(func, target=device.model.target(), tir_pipeline=_pipeline()).mod
 
-    def build(self, func: Any, device: Device, stem: str, is_optional: bool) -> str | Failure:
+    def build(self, func: tvm.tirx.PrimFunc, device: Device, stem: str, is_optional: bool) -> str | Failure:
         from subtune.backends.cuda.building import builder
 
         path, found = builder.build(func, device, stem)

@@ -233,7 +233,7 @@ class _Writer:
         return tirx.floordiv(part * integer(self._pieces), integer(self._parts))
 
 
-def _block(name: str, body: Any, found: Moments, buffers: Sequence[Any]) -> Any:
+def _block(name: str, body: Any, found: Moments, buffers: Sequence[Any]) -> SBlockRealize:
     """The body as a block of its own; what it reads and writes is taken from its loads and stores."""
     stored: list[Any] = []
     tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda one: stored.append(one.buffer)))

@@ -181,7 +181,7 @@ class _Writer:
 
         return loop(prod(info.shape[:-2]) * bands, grain)
 
-    def _realize(self, body: Any) -> Any:
+    def _realize(self, body: Any) -> SBlockRealize:
         blocks = [self._anchor, *self._outputs]
         inner = [self._anchor.body.buffer, self._info.window] if not self._is_output else [self._info.window]
         own = {} if self._edge is None else {self._edge.inside.source: None}

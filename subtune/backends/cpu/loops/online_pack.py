@@ -73,7 +73,7 @@ def turn_marked(func: PrimFunc) -> PrimFunc:
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, turn)))
 
 
-def _turn(loop: Any, lanes: int) -> Any:
+def _turn(loop: Any, lanes: int) -> SBlockRealize:
     inner = loop.body
     realize = inner.body
     block = realize.block

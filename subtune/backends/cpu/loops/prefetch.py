@@ -213,7 +213,7 @@ def _nbytes(buffer: Any) -> int:
     return prod(int(extent) for extent in buffer.shape) * tvm_ffi.dtype(str(buffer.dtype)).itemsize
 
 
-def ask(source: Any, indices: Sequence[Any], locality: int, writes: bool = False) -> Any:
+def ask(source: Any, indices: Sequence[Any], locality: int, writes: bool = False) -> tirx.Evaluate:
     """The statement that asks for the line where `source` has the element at `indices`, which may lie outside."""
     address = tirx.address_of(tirx.BufferLoad(source, list(indices)))
     return tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, int(writes), locality, 1))

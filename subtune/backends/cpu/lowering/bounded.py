@@ -26,7 +26,9 @@ KERNEL_S = 20.0
 """Limit of one kernel, when a library has exceeded its own."""
 
 
-def write_in_time(compiled: Callable[[tvm.IRModule], Any], mod: tvm.IRModule, target: Any, library: Path) -> None:
+def write_in_time(
+    compiled: Callable[[tvm.IRModule], Any], mod: tvm.IRModule, target: tvm.target.Target, library: Path
+) -> None:
     """Write what `compiled` makes of `mod` to `library`. Where that takes too long or crashes the compiler, the kernels
     that do so alone are compiled without optimisation.
 
@@ -56,7 +58,7 @@ def write_in_time(compiled: Callable[[tvm.IRModule], Any], mod: tvm.IRModule, ta
         os.replace(made, library)
 
 
-def _slow(kernels: dict[str, PrimFunc], target: Any) -> set[str]:
+def _slow(kernels: dict[str, PrimFunc], target: tvm.target.Target) -> set[str]:
     """Those that exceed the limit of one kernel, or crash the compiler, alone."""
     found = set()
     for name, func in kernels.items():
@@ -70,11 +72,11 @@ def _slow(kernels: dict[str, PrimFunc], target: Any) -> set[str]:
     return found
 
 
-def _compile(mod: tvm.IRModule, target: Any) -> None:
+def _compile(mod: tvm.IRModule, target: tvm.target.Target) -> None:
     tvm.compile(mod, target, tir_pipeline=PIPELINE)
 
 
-def _unoptimised(mod: tvm.IRModule, names: Collection[str], target: Any) -> tvm.IRModule:
+def _unoptimised(mod: tvm.IRModule, names: Collection[str], target: tvm.target.Target) -> tvm.IRModule:
     """`mod` with those kernels for the same processor, at LLVM's level 0."""
     slow = tvm.target.Target({**dict(target.export()), "opt-level": 0})
     made = mod.clone()

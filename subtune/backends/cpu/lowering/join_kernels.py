@@ -25,7 +25,7 @@ _OF_ENTRIES = ("global_symbol", "tirx.is_entry_func")
 """Attributes of functions that are called from without."""
 
 
-def join_kernels(mod: tvm.IRModule, target: Any, short: Collection[str]) -> tvm.IRModule:
+def join_kernels(mod: tvm.IRModule, target: tvm.target.Target, short: Collection[str]) -> tvm.IRModule:
     """Join what lies side by side in `main`.
 
     Args:
@@ -48,7 +48,7 @@ def join_kernels(mod: tvm.IRModule, target: Any, short: Collection[str]) -> tvm.
     return joiner.without_unused(names)
 
 
-def flattened(kernels: Mapping[Any, Any], target: Any) -> dict[Any, Any]:
+def flattened(kernels: Mapping[Any, Any], target: tvm.target.Target) -> dict[Any, Any]:
     """Kernels by their GlobalVars, lowered by `flat`; those that have been stay as they are."""
     done = {gvar: func for gvar, func in kernels.items() if func.attrs and FLAT in func.attrs}
     rest = {gvar: func.without_attr("global_symbol") for gvar, func in kernels.items() if gvar not in done}

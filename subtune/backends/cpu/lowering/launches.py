@@ -93,7 +93,7 @@ def _once(statements: Sequence[Any]) -> Stage:
     return Stage(tirx.For(tirx.Var("once", "int32"), zero, one, tirx.ForKind.PARALLEL, body), True)
 
 
-def _pragma(key: str, body: Any) -> Any:
+def _pragma(key: str, body: Any) -> tirx.AttrStmt:
     return tirx.AttrStmt(tirx.const(0, "int32"), key, tirx.const(1, "int32"), body)
 
 

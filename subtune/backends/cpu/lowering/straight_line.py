@@ -22,7 +22,7 @@ _FIRST_FIELD = 1
 
 def straight_line(
     mod: tvm.IRModule,
-    target: Any,
+    target: tvm.target.Target,
     short: Collection[str],
     plan: MemoryPlan,
     offsets: Sequence[int],

@@ -44,7 +44,7 @@ class _Tail:
     end: int
     left: int
 
-    def divide(self, whole: Any, rest: Any) -> Any:
+    def divide(self, whole: Any, rest: Any) -> tirx.IfThenElse:
         """`whole` where all lanes are inside, `rest` where some are."""
         end = tirx.const(self.end, self.first.ty.dtype)
         return tirx.IfThenElse(self.first < end - self.left, whole, tirx.IfThenElse(self.first < end, rest, None))
@@ -94,7 +94,7 @@ def _tail(condition: Any, loop: Any) -> _Tail | None:
     return _Tail(first, end, end % width)
 
 
-def _lanes(loop: Any, body: Any, count: int = 0) -> Any:
+def _lanes(loop: Any, body: Any, count: int = 0) -> tirx.For:
     """The loop with another body, over a variable of its own; over its first `count` lanes, if that is not 0."""
     lane = tirx.Var(loop.loop_var.name, loop.loop_var.ty)
     extent = tirx.const(count, lane.ty.dtype) if count else loop.extent

@@ -105,7 +105,7 @@ class _Rewriter:
             (ir.Call, self._call),
         ]
 
-    def store(self, store: tirx.BufferStore) -> Any:
+    def store(self, store: tirx.BufferStore) -> tirx.BufferStore:
         buffer = self._inner.get(store.buffer, store.buffer)
         if not _is_bf16(store.buffer.dtype):
             return tirx.BufferStore(buffer, self.other(store.value), store.indices)
@@ -177,7 +177,7 @@ def _widened(bits: Any) -> Any:
     return tirx.reinterpret(_like(bits.ty, "float32"), wide << tirx.const(16, "uint32"))
 
 
-def _rounded_by_integers(x: Any) -> Any:
+def _rounded_by_integers(x: Any) -> tirx.Select:
     """What `rounded` gives, in integer arithmetic. NaN becomes the quiet NaN."""
     u = tirx.reinterpret("uint32", x)
     half = tirx.const(0x7FFF, "uint32") + ((u >> tirx.const(16, "uint32")) & tirx.const(1, "uint32"))

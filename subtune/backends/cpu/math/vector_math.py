@@ -203,7 +203,7 @@ def _log(x: Any) -> Any:
             e = tirx.Cast("float32", (bits >> _i(23)) - _i(127)) - tirx.Select(is_tiny, _f(23.0), _f(0.0))
             m = tirx.reinterpret("float32", (bits & _i(0x007FFFFF)) + _i(_SQRT_HALF_BITS))
 
-            def polynomial(f: Any) -> Any:
+            def polynomial(f: Any) -> tirx.Select:
                 square = f * f
                 tail = f * square * _horner(f, _LOG) + e * _f(-2.12194440e-4) - _f(0.5) * square
                 value = f + tail + e * _f(0.693359375)
@@ -221,7 +221,7 @@ def _log(x: Any) -> Any:
 
 def _log1p(x: Any) -> Any:
     def of(x: Any) -> Any:
-        def corrected(u: Any) -> Any:
+        def corrected(u: Any) -> tirx.Select:
             value = _log(u) * (x / (u - _f(1.0)))
             return tirx.Select(tirx.any(u == _f(1.0), u == _f(math.inf)), x, value)
 

@@ -69,7 +69,7 @@ def _kept(func: PrimFunc) -> PrimFunc:
     return func.with_body(tirx.SeqStmt([*(_declared(dtype) for dtype in sorted(used)), body]))
 
 
-def _declared(dtype: str) -> Any:
+def _declared(dtype: str) -> tirx.Evaluate:
     """A call of nothing, whose source are the functions that the kernel calls."""
     from tvm.backend.cuda.op import cuda_func_call
 

@@ -51,7 +51,7 @@ def _selected(cast: Any) -> Any:
     return _zeros_and_ones(cast.value, dtype.partition("x")[0])
 
 
-def _zeros_and_ones(condition: Any, dtype: str) -> Any:
+def _zeros_and_ones(condition: Any, dtype: str) -> tirx.Select:
     one, zero = (_like(condition, value, dtype) for value in (1, 0))
     return tirx.Select(condition, one, zero)
 

@@ -90,7 +90,7 @@ class _Blocks:
 
     def _in_parts(
         self, parts: int, begin: Callable[[Any], list[Any]], body: Callable[[Callable[[int], Any]], Any]
-    ) -> Any:
+    ) -> tirx.For:
         """As many blocks for every part: `begin(first)`, and for each `body(at)`, `at(i)` the block i behind it.
 
         Behind the last block comes that one again.

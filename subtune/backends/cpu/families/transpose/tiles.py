@@ -56,7 +56,7 @@ class TileWriter:
     def outer_kind(self) -> Any:
         return tirx.ForKind.SERIAL if self.is_serial else tirx.ForKind.PARALLEL
 
-    def realize(self, name: str, body: list[Any], buffers: list[Any]) -> Any:
+    def realize(self, name: str, body: list[Any], buffers: list[Any]) -> SBlockRealize:
         regions = [[tirx.BufferRegion(r.source, [ir.Range(const(0), d) for d in r.source.shape]) for r in regions]
                    for regions in (self._block.reads, self._block.writes)]  # fmt: skip
         return SBlockRealize([], True, SBlock([], *regions, name, sequence(*body), None, buffers))

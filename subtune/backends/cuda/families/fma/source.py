@@ -193,7 +193,7 @@ struct Fma {
 """
 
 
-def called(name: str, arguments: Sequence[Any], source: str) -> Any:
+def called(name: str, arguments: Sequence[Any], source: str) -> tirx.Evaluate:
     """The statement `name(arguments)` of a function in CUDA C++; integers are passed in 32 bits."""
     from tvm.backend.cuda.op import cuda_func_call
 
