@@ -270,9 +270,13 @@ class Backend(ABC):
     def check(self, device: Device, is_measured: bool) -> None:
         """Raise TargetError where `device` cannot be compiled for, or not measured here though `is_measured`."""
 
-    @abstractmethod
     def stand_in(self, device: Device) -> Device | None:
         """A device of this machine that runs the same PrimFuncs for the sake of their results; None: there is none."""
+        return None
+
+    def accelerator(self) -> str:
+        """The name of the device of this kind that this machine has beside its processor; "" where it has none."""
+        return ""
 
     def facts(self, model: HardwareModel) -> Mapping[str, str]:
         """What follows from the fields of `model`, for people."""
@@ -306,13 +310,13 @@ class Backend(ABC):
         outer = {f.name for f in fields(knobs) if f.metadata == OUTER} if knobs else set()
         return (candidate.family, *(knob for knob in candidate.knobs if knob[0] not in outer))
 
-    @abstractmethod
     def rank(self, found: Sequence[Candidate], problem: Problem[Any], topk: int) -> tuple[Candidate, ...]:
         """The `topk` candidates to try, in order."""
+        return tuple(sorted(found, key=lambda candidate: candidate.predicted_s)[:topk])
 
-    @abstractmethod
     def finish(self, kernel: Kernel, family: Family[Any, Any], candidate: Candidate, problem: Problem[Any]) -> Kernel:
         """What is done to the kernels of all families alike."""
+        return kernel
 
     @abstractmethod
     def lower(self, func: tvm.tirx.PrimFunc, device: Device) -> Any:
@@ -328,9 +332,9 @@ class Backend(ABC):
 
     # -- programs
 
-    @abstractmethod
     def schedule_rest(self, mod: tvm.IRModule, device: Device, keep: Collection[str]) -> tvm.IRModule:
-        """What TVM legalised by itself, scheduled where that needs it; not the PrimFuncs named in `keep`."""
+        """What TVM legalised by itself, scheduled where loops do not do; not the PrimFuncs named in `keep`."""
+        return mod
 
     @abstractmethod
     def executable(self, program: tvm.IRModule, device: Device) -> Any:

@@ -83,11 +83,10 @@ def read_runs(folder: Path) -> tuple[StoredRun, ...]:
 
 
 def _machine() -> str:
-    from subtune.backends.cuda.driver import driver_device
+    from subtune.backends import BACKENDS
 
     parts = [_processor(), f"{usable_cores()} cores", f"{platform.system()} {platform.machine()}"]
-    gpu = driver_device()
-    return ", ".join(parts if isinstance(gpu, str) else [*parts, gpu.name])
+    return ", ".join([*parts, *filter(None, (backend.accelerator() for backend in BACKENDS))])
 
 
 def _processor() -> str:

@@ -16,7 +16,6 @@ from typing import Any
 
 from subtune import backends
 from subtune.backends.base import Device
-from subtune.backends.cuda.driver import driver_device
 from subtune.bench.gpu_op import GpuOp
 from subtune.bench.suite import Settings, reason, run_cases
 from subtune.bench.table import aligned
@@ -129,8 +128,8 @@ def run_levels(
 def device_of(settings: Settings) -> Device:
     """What the settings name; by default this machine's GPU, or its processor where it has none."""
     target = settings.option("target") or "auto"
-    if target == "auto" and not isinstance(driver_device(), str):
-        target = "cuda"
+    if target == "auto":
+        target = next((backend.kind for backend in backends.BACKENDS if backend.accelerator()), target)
     return backends.device_of(target, settings.option("threads"), settings.option("device_file"), settings.numerics)
 
 

@@ -8,6 +8,9 @@ from subtune.backends.base import Device
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Packing
 
+LOST = 70
+"""Exit code of a runner whose device does nothing any more; the last it printed says why."""
+
 
 @dataclass(frozen=True, slots=True)
 class BuildJob:

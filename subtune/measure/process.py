@@ -21,7 +21,7 @@ from typing import Any
 
 from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Failure, FailureKind
-from subtune.measure.messages import Job
+from subtune.measure.messages import LOST, Job
 
 PROGRAM = """
 import gc, sys
@@ -152,8 +152,8 @@ class Worker:
         self.kill()
         if "bad_alloc" in log or "MemoryError" in log or "out of memory" in log.lower():
             return Failure(FailureKind.MEMORY, f"the process ran out of its memory allowance: {log}")
-        if "CUDA_ERROR" in log and code > 0:  # its last words, see `measure.run_cuda`
-            return Failure(FailureKind.CRASH, f"the GPU's context was lost: {log}")
+        if code == LOST:
+            return Failure(FailureKind.CRASH, f"the device's context was lost: {log}")
         if "symbol lookup error" in log:  # the dynamic linker's last words before it ends the process
             return Failure(FailureKind.LAUNCH, log)
         if code == -signal.SIGKILL:

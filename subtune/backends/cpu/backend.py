@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -120,9 +120,6 @@ class CPUBackend(Backend):
         return Bench(workload, _model(device), job.default)
 
     # -- programs
-
-    def schedule_rest(self, mod: tvm.IRModule, device: Device, keep: Collection[str]) -> tvm.IRModule:
-        return mod  # what TVM legalises are loops already
 
     def executable(self, program: tvm.IRModule, device: Device) -> Any:
         return _relax_build(program, device, "bytecode")

@@ -69,8 +69,11 @@ class CUDABackend(Backend):
         if is_measured and (obstacle := model.obstacle()):
             raise TargetError(f"target {model.name}: {obstacle}, and kernels are timed on the GPU they are built for")
 
-    def stand_in(self, device: Device) -> Device | None:
-        return None
+    def accelerator(self) -> str:
+        from subtune.backends.cuda.driver import driver_device
+
+        here = driver_device()
+        return "" if isinstance(here, str) else here.name
 
     def facts(self, model: HardwareModel) -> Mapping[str, str]:
         assert isinstance(model, CUDAModel)

@@ -16,13 +16,14 @@ from subtune.backends.host.kernel_library import write_library
 from subtune.core.errors import TargetError
 from subtune.core.manifest import LIBRARY_NAME
 
+SCALAR = {"tirx.disable_vectorize": True}
+"""The kind's own lowering: TVM's, with every vectorised loop as a plain one."""
+
 
 class ScalarBackend(Backend):
     kind: ClassVar[str] = "scalar"
     version: ClassVar[int] = 1
     families = FAMILIES
-
-    # -- devices
 
     def is_meant_by(self, target):
         return target == "scalar" or isinstance(target, ScalarModel)
@@ -34,19 +35,8 @@ class ScalarBackend(Backend):
         if device.numerics.precision != "fp32":
             raise TargetError(f"precision {device.numerics.precision} is not for a scalar thread; use fp32")
 
-    def stand_in(self, device):
-        return device
-
-    # -- kernels
-
-    def rank(self, found, problem, topk):
-        return tuple(sorted(found, key=lambda candidate: candidate.predicted_s)[:topk])
-
-    def finish(self, kernel, family, candidate, problem):
-        return kernel
-
     def lower(self, func, device):
-        with self._scalar():
+        with tvm.transform.PassContext(config=SCALAR):
             return tvm.compile(func, device.model.target()).mod
 
     def build(self, func, device, stem, is_optional):
@@ -55,13 +45,8 @@ class ScalarBackend(Backend):
     def bench(self, workload, device, job):
         return Bench(workload, device.model.cpu, job.default)  # it is checked and timed as a CPU is
 
-    # -- programs
-
-    def schedule_rest(self, mod, device, keep):
-        return mod
-
     def executable(self, program, device):
-        with self._scalar():
+        with tvm.transform.PassContext(config=SCALAR):
             return tvm.relax.build(program, device.model.target(), relax_pipeline=None, exec_mode="bytecode")
 
     def build_program(self, planned, device, folder):
@@ -70,10 +55,6 @@ class ScalarBackend(Backend):
 
     def load_program(self, folder, manifest, threads, share_weights):
         return load_program(folder, manifest, 1, share_weights)
-
-    def _scalar(self):
-        """The kind's own lowering: TVM's, with every vectorised loop as a plain one."""
-        return tvm.transform.PassContext(config={"tirx.disable_vectorize": True})
 
 
 BACKEND = ScalarBackend()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
 
 from subtune.backends.base import Host
 from subtune.backends.cpu.device import CPU, CPUModel
@@ -30,7 +30,7 @@ class ScalarModel:
     def host(self) -> Host:
         return self.cpu.host
 
-    def target(self) -> Any:
+    def target(self):
         return self.cpu.target()
 
     def obstacle(self) -> str:
@@ -49,5 +49,4 @@ class ScalarModel:
         return json.dumps({"operations_per_s": self.operations_per_s})
 
     def overridden(self, path: str | os.PathLike[str], threads: int | None = None) -> ScalarModel:
-        with open(path, encoding="utf-8") as f:
-            return replace(self, **json.load(f))
+        return replace(self, **json.loads(Path(path).read_text(encoding="utf-8")))

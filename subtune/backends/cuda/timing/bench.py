@@ -31,15 +31,13 @@ from subtune.core.workload import Arg, Workload
 from subtune.measure.clock import CONTINUOUS_S, LONG_CALL_S, SETTLE_S, few_calls, time_calls, time_pairs
 from subtune.measure.guarded import elements, numpy_dtype
 from subtune.measure.inputs import hazards, make_sets
-from subtune.measure.messages import CheckJob, CompareJob, Library, PrepareJob, TimeJob
+from subtune.measure.messages import LOST, CheckJob, CompareJob, Library, PrepareJob, TimeJob
 from subtune.measure.sentinel_base import Patience
 from subtune.measure.verdict import TOLERANCE, TOLERANCE_OTHER, TOLERANCE_SUMS_OF_FLOAT8, TOLERANCE_TF32
 
 _MAX_COPIES = 32
 _BLOCK = 1_000_003
 """Random elements of a large argument, repeated: a prime, so that no two rows or columns are alike."""
-_LOST = 70
-"""Exit code of a process whose GPU context is gone."""
 _FILLS = (0xFF, 0x7F, 0xFF, 0x7F)
 _LONG_LOOK_S = 0.04  # a search's last round; before it, settling would take longer than looking
 
@@ -65,7 +63,7 @@ def _survived(method: _F) -> _F:
             except cuda_api.CudaError as lost:
                 sys.stderr.write(f"{lost}; first seen as {type(e).__name__}: {str(e)[:300]}\n")
                 sys.stderr.flush()
-                os._exit(_LOST)
+                os._exit(LOST)
             raise
 
     return wrapped  # type: ignore[return-value]
