@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +19,7 @@ from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.measurement import Comparison, Failure, Timing
+from subtune.core.measuring import Measuring
 from subtune.core.numerics import PLAIN, Numerics
 from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
@@ -170,28 +171,6 @@ class NoKnobs:
 def proposes_nothing(problem: Problem[Any]) -> str:
     """`accepts` of a family that is asked for by name."""
     return "asked for by name only"
-
-
-@dataclass(frozen=True, slots=True)
-class Measuring:
-    """How kernels of a kind of device are built and timed on this machine."""
-
-    overlaps: bool = False
-    """Building takes nothing from what is timed: the next workloads are built meanwhile."""
-    is_prefiltered: bool = True
-    """A few candidates are built and timed first, of the rest only what may still win."""
-    builders_per_core: float = 1.0
-    builder_environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    build_limit_s: float = float("inf")
-    """Of one candidate, where others wait for the slowest."""
-    limits_memory: bool = True
-    """Whether worker processes get a limit of address space."""
-    has_spare_runner: bool = False
-    """A crashed runner is replaced by one that waits with everything loaded."""
-    max_crashes: int | None = None
-    """Of one family's kernels, before the rest of them is not tried."""
-    reference: Candidate | None = None
-    """A candidate, built beside the default schedule, whose results are the reference."""
 
 
 @dataclass(frozen=True, slots=True)

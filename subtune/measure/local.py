@@ -11,8 +11,9 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 
 from subtune.backends import as_device
-from subtune.backends.base import Device, HardwareModel, Measuring
+from subtune.backends.base import Device, HardwareModel
 from subtune.core.errors import SubtuneError
+from subtune.core.measuring import Measuring
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.core.workload import Workload
 from subtune.measure.pool import Builders, Runner

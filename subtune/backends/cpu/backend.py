@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from subtune.backends.base import Backend, Bench, Device, Family, HardwareModel, Measuring, Planned, Problem
+from subtune.backends.base import Backend, Bench, Device, Family, HardwareModel, Planned, Problem
 from subtune.backends.cpu.device import CPU, CPUModel
 from subtune.backends.host.link import link_command
 from subtune.core.candidate import Candidate
@@ -17,6 +17,7 @@ from subtune.core.errors import TargetError
 from subtune.core.kernel import Kernel
 from subtune.core.manifest import LIBRARY_NAME, Manifest
 from subtune.core.measurement import Failure
+from subtune.core.measuring import Measuring
 from subtune.core.memory_plan import MemoryPlan
 from subtune.core.program import Program
 from subtune.core.workload import Workload

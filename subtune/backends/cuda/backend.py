@@ -8,13 +8,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from subtune.backends.base import Backend, Bench, Device, Family, HardwareModel, Measuring, Planned, Problem
+from subtune.backends.base import Backend, Bench, Device, Family, HardwareModel, Planned, Problem
 from subtune.backends.cuda.device import CUDA, CUDAModel, is_cuda_target
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
 from subtune.core.kernel import Kernel
 from subtune.core.manifest import BINARIES_NAME, LIBRARY_NAME, Manifest
 from subtune.core.measurement import Failure, FailureKind
+from subtune.core.measuring import Measuring
 from subtune.core.memory_plan import MemoryPlan
 from subtune.core.program import Program
 from subtune.core.workload import Workload

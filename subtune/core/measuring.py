@@ -1,0 +1,31 @@
+"""What the measurer must know of a kind of device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from subtune.core.candidate import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """How kernels of a kind of device are built and timed on this machine."""
+
+    overlaps: bool = False
+    """Building takes nothing from what is timed: the next workloads are built meanwhile."""
+    is_prefiltered: bool = True
+    """A few candidates are built and timed first, of the rest only what may still win."""
+    builders_per_core: float = 1.0
+    builder_environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    build_limit_s: float = float("inf")
+    """Of one candidate, where others wait for the slowest."""
+    limits_memory: bool = True
+    """Whether worker processes get a limit of address space."""
+    has_spare_runner: bool = False
+    """A crashed runner is replaced by one that waits with everything loaded."""
+    max_crashes: int | None = None
+    """Of one family's kernels, before the rest of them is not tried."""
+    reference: Candidate | None = None
+    """A candidate, built beside the default schedule, whose results are the reference."""
