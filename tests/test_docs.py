@@ -39,7 +39,11 @@ DOCUMENTED = {
 
 SMALLER = {"zoo:resnet18": "zoo:mlp?image=8&batch=1"}
 """What commands are run on here, so that they end in seconds: smaller networks."""
-QUICK = {"compile": ["--topk", "1"], "bench": ["--rounds", "1", "--round-time", "50ms"], "compare": ["--topk", "1"]}
+QUICK = {
+    "compile": ["--topk", "1"],
+    "bench": ["--rounds", "1", "--round-time", "50ms"],
+    "compare": ["--topk", "1"],
+}
 """Options that end a command early, behind its own: the last one counts."""
 ABSENT = re.compile(
     r"no GPU to read|needs a processor with AVX512-BF16|no linker for|fp16 is for GPUs|nothing here compiles CUDA"

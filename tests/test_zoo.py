@@ -7,6 +7,7 @@ fifty operators deep.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ FLOAT16 = 2e-2
 BUDGETS_S = (4.0, 16.0, 240.0)
 """The first is enough for a subgraph or two; on a loaded machine timing waits for quiet, and a larger one continues."""
 VARIANTS = [("unet", {"upsample": "resize"}), ("lstm", {"bidirectional": True})]
+TUNED = ("bert", "efficientnet_lite0", "gpt2", "lstm", "resnet18", "unet")
+"""Of every kind of network one. All of them where the variable `SUBTUNE_WHOLE_SUITE` is set."""
 BATCHED = ("bert", "lstm", "mobilenet_v2")
 
 
@@ -103,7 +106,7 @@ def compile_in_part(model: onnx.ModelProto, path: Path, **options: Any) -> Compi
     return report
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", models.names() if os.environ.get("SUBTUNE_WHOLE_SUITE") else TUNED)
 def test_tuned(name: str, tmp_path: Path, measurer: LocalMeasurer, database: Database) -> None:
     """Within the budget some subgraphs are tuned, and what was timed is what is linked; a rebuild is the same."""
     model = models.reduced(name)

@@ -14,9 +14,9 @@ from subtune.integrations.onnx_backend import SubtuneBackend
 from tests.integrations.onnx_suite import CaseResult, case_names, counts, run_case, run_suite
 
 PASSES = 1650  # of the 2033 CPU cases of onnx 1.23.2; 1150 is promised for any onnx release
-SAMPLE_STEP = 40  # every 40th case, which covers every family of operators
+SAMPLE_STEP = 150
 ALL = "SUBTUNE_WHOLE_SUITE"  # with this variable set, every case of the official suite: four minutes
-SLOW_STEP = 3
+SLOW_STEP = 5
 
 
 def _reshape() -> onnx.ModelProto:
@@ -82,7 +82,7 @@ def test_a_sample_of_the_official_suite() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_official_suite() -> None:
-    """Every third case; all of them where the variable asks for it, and then as many pass as are promised."""
+    """Every fifth case; all of them where the variable asks for it, and then as many pass as are promised."""
     is_whole = bool(os.environ.get(ALL))
     names = case_names()[:: 1 if is_whole else SLOW_STEP]
     results = run_suite(names)
