@@ -35,6 +35,8 @@ Dim = int | str | None
 
 _LONGEST = 2**31 - 1
 """TVM's loops count in int32."""
+_MOST = 2**40
+"""Elements of a tensor: no machine holds more."""
 
 
 def dtype_name(elem_type: int) -> str:
@@ -109,9 +111,13 @@ def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
     except Exception as error:  # onnx raises C++ exceptions of several unrelated Python types
         raise ShapeError(f"The model's shapes or types contradict one another: {one_line(error)}.") from error
     for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
-        longest = max((dim.dim_value for dim in value.type.tensor_type.shape.dim), default=0)
-        if longest > _LONGEST:
-            raise ShapeError(f"The value {value.name!r} has a dimension of {longest}; loops here count to {_LONGEST}.")
+        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if max(sizes, default=0) > _LONGEST:
+            raise ShapeError(
+                f"The value {value.name!r} has a dimension of {max(sizes)}; loops here count to {_LONGEST}."
+            )
+        if prod(sizes) > _MOST:
+            raise ShapeError(f"The value {value.name!r} has {prod(sizes)} elements, more than fit into memory.")
     return inferred
 
 

@@ -404,6 +404,13 @@ def test_a_dimension_beyond_int32_is_refused(repeats: int) -> None:
         load(model)
 
 
+def test_more_elements_than_any_memory_holds_are_refused() -> None:
+    text = "g (float[1000, 1000] x) => (float[n, m] y) <int64[2] r = {3600, 3600}> { y = Tile(x, r) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 13]> {text}')
+    with pytest.raises(ShapeError, match="'y' has 12960000000000 elements, more than fit into memory"):
+        load(model)
+
+
 def test_anything_else_is_refused() -> None:
     with pytest.raises(ModelError, match="not list"):
         load([1, 2])  # type: ignore[arg-type]
