@@ -7,6 +7,7 @@
 
 All blocks in between (transposes, reshapes, slices, masks, scales) are expanded into the expressions a, b, f, e and g
 over the axes of the second contraction, so it does not matter how a model writes them. Names are never looked at.
+Halves are read as float32, wherever the model casts: only what is loaded and stored is rounded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from subtune.patterns.axes import Axis, Operand, Role
 from subtune.patterns.contraction import Contraction
 from subtune.patterns.reductions import Blocks, Scope, common_indices, product
 from subtune.tir.blocks import is_reduction
-from subtune.tir.expressions import is_load_of, is_same, loads, replace_loads, variables
+from subtune.tir.expressions import (
+    choice_of,
+    is_load_of,
+    is_same,
+    loads,
+    number,
+    replace_loads,
+    variables,
+)
+from subtune.tir.rebuild import ForeignError, in_float32
 from subtune.tir.substitute import substitute
 
 
@@ -42,6 +52,10 @@ class Chain:
     is_softmax: bool
     b_is_contiguous: bool
     e_is_contiguous: bool
+    dtypes: frozenset[str] = frozenset({"float32"})
+    """Of the floats that are loaded and stored."""
+    nan_is_zero: bool = False
+    """Rows whose softmax is NaN, those that see no key among them, give zeros."""
 
     @property
     def batch(self) -> int:
@@ -66,6 +80,11 @@ class Chain:
     def cached_bytes(self, mb: int, nr: int) -> int:
         """What `mb` rows hold between the contractions, their columns padded to whole panels of `nr`."""
         return mb * padded(self.n1, nr) * 4 * (2 if self.is_softmax else 1)
+
+
+def as_stored(expr: Any) -> Any:
+    """A load of a half without its cast to float32."""
+    return expr.value if isinstance(expr, tirx.Cast) and isinstance(expr.value, ir.TensorLoad) else expr
 
 
 def padded(extent: int, tile: int) -> int:
@@ -107,7 +126,10 @@ def chain_expressions(func: PrimFunc, num_outputs: int) -> ChainExpressions | No
     """An unscheduled PrimFunc that is a chain, or why it is none."""
     if num_outputs != 1:
         return NotApplicable("several outputs")
-    blocks = Blocks.of(func)
+    try:
+        blocks = Blocks.of(in_float32(func))
+    except ForeignError as why:
+        return NotApplicable(str(why))
     if isinstance(blocks, NotApplicable):
         return blocks
     contractions = [block for block in blocks.made.values() if product(block) is not None]
@@ -128,7 +150,8 @@ def chain_expressions(func: PrimFunc, num_outputs: int) -> ChainExpressions | No
     weights = reading[0]
     e = sides[0] if weights is sides[1] else sides[1]
 
-    softmax = _softmax(scope, weights, others, n) if others else None
+    shown = _without_nan(weights) if others else None
+    softmax = _softmax(scope, weights if shown is None else shown, others, n) if others else None
     if isinstance(softmax, NotApplicable):
         return softmax
     f = weights if softmax is None else softmax
@@ -147,12 +170,12 @@ def chain_expressions(func: PrimFunc, num_outputs: int) -> ChainExpressions | No
     a, b = (scope.expand(substitute(side, moved)) for side in product(first) or ())
     if n in variables(a):
         a, b = b, a
-    return _assemble(scope, (second, spatial), (n, k), (a, b, f, e), source, softmax is not None)
+    return _assemble(scope, (second, spatial), (n, k), (a, b, f, e), source, softmax is not None, shown is not None)
 
 
 def _assemble(
     scope: Scope, owner: tuple[Any, list[Any]], reduced: tuple[Any, Any], parts: tuple[Any, ...], source: Any,
-    is_softmax: bool,
+    is_softmax: bool, nan_is_zero: bool,
 ) -> ChainExpressions | NotApplicable:  # fmt: skip
     second, spatial = owner
     (n, k), (a, b, f, e) = reduced, parts
@@ -181,8 +204,8 @@ def _assemble(
     for expr in (a, b, f, e, out):
         if not all(scope.blocks.is_param(load.source) for load in loads(expr)):
             return NotApplicable("an operand is computed by another reduction")
-        if str(expr.ty.dtype) != "float32":
-            return NotApplicable("not in float32")
+        if str(expr.ty.dtype) != "float32" and expr is not out:
+            return NotApplicable("not of floats")
     axes = {v: i for i, v in enumerate((*outer, m, n, k))}
     axes2 = {v: i for i, v in enumerate((*outer, m, j, n))}
     read = [load.source for expr in (a, b, f, e, out) for load in loads(expr)]
@@ -193,9 +216,21 @@ def _assemble(
         is_softmax,
         _is_contiguous(scope, b, n),
         _is_contiguous(scope, e, j),
+        frozenset(str(p.dtype) for p in scope.blocks.params if "float" in str(p.dtype)),
+        nan_is_zero,
     )
     extents = {v: scope.extent(v) for v in (*outer, m, n, j, k)}
     return ChainExpressions(chained, outer, m, n, j, k, score, total, a, b, f, e, out, indices, extents)
+
+
+def _without_nan(weights: Any) -> Any | None:
+    """x where `weights` is x with zeros in place of NaN; None where it is something else."""
+    choice = choice_of(weights)
+    if choice is None or not isinstance(choice[0], ir.Call):
+        return None
+    condition, yes, no = choice
+    is_nan = str(getattr(condition.op, "name", "")).endswith("isnan")
+    return no if is_nan and is_same(condition.args[0], no) and number(yes) == 0.0 else None
 
 
 def _softmax(scope: Scope, weights: Any, others: list[Any], along: Any) -> Any:
@@ -272,6 +307,7 @@ def _contraction(
 
 def _operand(scope: Scope, axes: dict[Any, int], expr: Any, read_once: set[Any]) -> Operand:
     """A plain read of a parameter, or `param` -1 for what is computed."""
+    expr = as_stored(expr)
     if not isinstance(expr, ir.TensorLoad):
         return Operand(-1, (), "float32", (), (), -1, False)
     params = scope.blocks.params
@@ -284,6 +320,7 @@ def _operand(scope: Scope, axes: dict[Any, int], expr: Any, read_once: set[Any])
 
 def _is_contiguous(scope: Scope, expr: Any, along: Any) -> bool:
     """Whether `expr` reads neighbours for neighbouring values of `along`."""
+    expr = as_stored(expr)
     if not isinstance(expr, ir.TensorLoad):
         return False
     *others, last = expr.indices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tvm_ffi
@@ -46,6 +47,22 @@ def is_conditional(expr: Any) -> bool:
         expr, (ir.Call, lambda call: found.append(call) if "if_then_else" in str(call.op) else None), order="post"
     )
     return bool(found)
+
+
+def choice_of(expr: Any) -> tuple[Any, Any, Any] | None:
+    """Condition, value where it holds, and value where not, of either way to write a choice."""
+    if isinstance(expr, tirx.Select):
+        return expr.condition, expr.true_value, expr.false_value
+    if isinstance(expr, ir.Call) and str(getattr(expr.op, "name", "")).endswith("if_then_else"):
+        return expr.args[0], expr.args[1], expr.args[2]
+    return None
+
+
+def number(expr: Any) -> float:
+    """A literal's value, casts or not; NaN of anything else."""
+    while isinstance(expr, tirx.Cast):
+        expr = expr.value
+    return float(expr.value) if isinstance(expr, tirx.FloatImm | tirx.IntImm) else math.nan
 
 
 def replace_loads(expr: Any, source: Any, by: Any) -> Any:

@@ -15,7 +15,7 @@ from subtune import backends
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.families import stem, wgmma
 from subtune.backends.cuda.families.stem.schedule import Stem, StemPacking
-from subtune.backends.cuda.families.wgmma.epilogue import Rebuild, epilogue_of, split
+from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of, split
 from subtune.backends.cuda.families.wgmma.schedule import padded_param, source_of
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
 from subtune.backends.cuda.families.wgmma.tma import tensor_map
@@ -26,6 +26,7 @@ from subtune.patterns.contraction import contraction
 from subtune.patterns.gemm_view import GemmView, gemm_view, packed_order
 from subtune.patterns.recognise import recognise
 from subtune.patterns.stages import inline
+from subtune.tir.rebuild import Rebuild
 from tests.backends.cuda.proposals import allowing, proposed, tile_of
 from tests.backends.cuda.wgmma_workloads import attention, conv, dense, product, quantised, split_heads, strided
 

@@ -50,7 +50,9 @@ class Knobs:
 
 
 def accepts(problem: CPUProblem) -> str:
-    return "" if isinstance(problem.pattern, Chain) else "no chain of two contractions"
+    if not isinstance(problem.pattern, Chain):
+        return "no chain of two contractions"
+    return "" if problem.pattern.dtypes == {"float32"} else "a chain in half precision"
 
 
 def obstacle(chain: Chain, knobs: Knobs, device: CPUModel) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tvm.s_tir import Schedule, ScheduleError
 
-from subtune.backends.cpu.families.chain.candidates import Knobs, obstacle
+from subtune.backends.cpu.families.chain.candidates import Knobs, accepts, obstacle
 from subtune.backends.cpu.families.chain.stages import rewrite
 from subtune.backends.cpu.family import CPUProblem
 from subtune.core.kernel import Kernel, NotApplicable
@@ -30,6 +30,8 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     form = chain_expressions(workload.func, workload.num_outputs)
     if isinstance(form, NotApplicable):
         return form
+    if why := accepts(problem):
+        return NotApplicable(why)
     if reason := obstacle(form.pattern, knobs, problem.device):
         return NotApplicable(reason)
     func, packings = rewrite(workload.func, form, knobs, lanes)

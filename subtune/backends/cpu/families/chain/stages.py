@@ -12,6 +12,7 @@ Rows beyond the end repeat the last one; columns beyond the end are -inf for a s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,7 +109,12 @@ def rewrite(
 
     def divided(*i: Any) -> Any:
         value = tirx.BufferLoad(total, list(i))
-        return value if inverse is None else value * tirx.BufferLoad(inverse, list(i[:-1]))
+        if inverse is None:
+            return value
+        by = tirx.BufferLoad(inverse, list(i[:-1]))
+        if not form.pattern.nan_is_zero:
+            return value * by
+        return tirx.Select(by < tirx.const(math.inf, "float32"), value * by, tirx.const(0.0, "float32"))
 
     done = stages.add("done", [*outer, rows, second_columns], divided)
 

@@ -22,31 +22,9 @@ from subtune.core.kernel import NotApplicable
 from subtune.patterns.contraction import Contraction
 from subtune.patterns.stages import Stages
 from subtune.tir.expressions import is_same, loads, variables
+from subtune.tir.rebuild import BINARY, ForeignError, Rebuild
 
-NARROW = ("float16", "bfloat16")
 STORED = ("float32", "float16", "bfloat16", "int8", "uint8", "int32")
-_BINARY: dict[Any, Callable[[Any, Any], Any]] = {
-    tirx.Add: lambda a, b: a + b,
-    tirx.Sub: lambda a, b: a - b,
-    tirx.Mul: lambda a, b: a * b,
-    tirx.Div: tirx.div,
-    tirx.FloorDiv: tirx.floordiv,
-    tirx.FloorMod: tirx.floormod,
-    tirx.Min: tirx.min,
-    tirx.Max: tirx.max,
-    tirx.EQ: tirx.EQ,
-    tirx.NE: tirx.NE,
-    tirx.LT: tirx.LT,
-    tirx.LE: tirx.LE,
-    tirx.GT: tirx.GT,
-    tirx.GE: tirx.GE,
-    tirx.And: tirx.And,
-    tirx.Or: tirx.Or,
-}
-_CALLS = frozenset(
-    "exp exp2 log log2 tanh erf sigmoid sqrt rsqrt fabs floor ceil round nearbyint trunc pow sin cos "
-    "if_then_else shift_left shift_right bitwise_and bitwise_or bitwise_xor q_multiply_shift".split()
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +40,6 @@ class Epilogue:
     @property
     def dtype(self) -> str:
         return str(self.out.dtype)
-
-
-class ForeignError(Exception):
-    """An epilogue has a node that cannot be rebuilt."""
 
 
 def epilogue_of(sch: Schedule, stages: Stages, info: Contraction) -> Epilogue | NotApplicable:
@@ -157,57 +131,4 @@ def _children(node: Any) -> tuple[Any, ...]:
         return node.condition, node.true_value, node.false_value
     if isinstance(node, ir.Call):
         return tuple(node.args)
-    return (node.a, node.b) if type(node) in _BINARY else ()
-
-
-class Rebuild:
-    """An expression over other variables: integers of 64 bits in 32, floats of 16 bits in 32.
-
-    Args:
-        env: what takes the place of each variable.
-        parts: what takes the place of each of these subexpressions (found by structure), before anything else.
-        buffers: the buffer to read instead of each one.
-    """
-
-    def __init__(
-        self,
-        env: Mapping[Any, Any],
-        parts: Mapping[Any, Any] | None = None,
-        buffers: Mapping[Any, Any] | None = None,
-    ) -> None:
-        self._env, self._parts, self._buffers = env, list((parts or {}).items()), buffers or {}
-
-    def __call__(self, node: Any) -> Any:
-        for part, by in self._parts:
-            if type(part) is type(node) and is_same(part, node):
-                return by
-        if isinstance(node, tirx.IntImm):
-            return tirx.const(int(node.value), "int32") if str(node.ty.dtype) == "int64" else node
-        if isinstance(node, tirx.FloatImm):
-            return tirx.const(float(node.value), _wide(str(node.ty.dtype)))
-        if isinstance(node, ir.Var):
-            return self._env[node]
-        if isinstance(node, ir.TensorLoad):
-            buffer = self._buffers.get(node.source, node.source)
-            load = tirx.BufferLoad(buffer, [self(i) for i in node.indices])
-            return load.astype("float32") if str(buffer.dtype) in NARROW else load
-        if isinstance(node, tirx.Cast):
-            value, dtype = self(node.value), _wide(str(node.ty.dtype))
-            return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
-        if isinstance(node, tirx.Not):
-            return tirx.Not(self(node.a))
-        if isinstance(node, tirx.Select):
-            return tirx.Select(self(node.condition), self(node.true_value), self(node.false_value))
-        if isinstance(node, ir.Call):
-            name = str(getattr(node.op, "name", "")).rpartition(".")[2]
-            if name not in _CALLS:
-                raise ForeignError(f"the epilogue calls {name}")
-            arguments = [self(argument) for argument in node.args]
-            return tirx.call_intrin(_wide(str(node.ty.dtype)), node.op, *arguments)
-        if type(node) in _BINARY:
-            return _BINARY[type(node)](self(node.a), self(node.b))
-        raise ForeignError(f"the epilogue has a {type(node).__name__}")
-
-
-def _wide(dtype: str) -> str:
-    return "float32" if dtype in NARROW else dtype
+    return (node.a, node.b) if type(node) in BINARY else ()

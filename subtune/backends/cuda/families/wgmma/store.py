@@ -18,13 +18,14 @@ import tvm_ffi
 from tvm import tirx
 from tvm.script import tirx as T
 
-from subtune.backends.cuda.families.wgmma.epilogue import NARROW, STORED, Epilogue, Rebuild, loads_beside, split
+from subtune.backends.cuda.families.wgmma.epilogue import STORED, Epilogue, loads_beside, split
 from subtune.backends.cuda.families.wgmma.tiling import Tiling, chunk_columns, chunk_pitch
 from subtune.backends.cuda.families.wgmma.walk import Walk, bound
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import dtype_bits
 from subtune.patterns.gemm_view import GemmView
 from subtune.tir.expressions import loads, variables
+from subtune.tir.rebuild import NARROW, Rebuild
 
 _VECTOR_BYTES = 16
 _THREADS = 128  # of a consumer
