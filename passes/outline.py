@@ -6,7 +6,7 @@ The module is frozen from here on: tuning and building use these very PrimFuncs.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -17,6 +17,8 @@ from tvm_ffi import structural_equal, structural_hash
 from subtune.core.errors import SubtuneError
 from subtune.core.graph import Group, OpNode, Origin, PartitionGraph, Value
 from subtune.core.workload import CONSTANT_ARGS_ATTR, Workload
+from subtune.passes.exprs import array_of
+from subtune.passes.masks import computed, triangle_of
 from subtune.passes.opkind import INLINE_0D, INLINE_SCALARS
 from subtune.passes.outline_lower import lower
 from subtune.passes.outline_main import CallSite, assemble, same_call, tensor_type, write_main
@@ -95,12 +97,24 @@ def _primitive(flow: Dataflow, graph: PartitionGraph, group: Group) -> tuple[Any
     params: dict[Value, Any] = {}
     made: dict[Value, Any] = {}
     bindings: list[Any] = []
+    builder = relax.BlockBuilder()
+
+    def emit(expr: Any) -> Any:
+        call = builder.normalize(expr)
+        bindings.append(relax.VarBinding(relax.DataflowVar(f"f{len(bindings)}", call.ty), call))
+        return bindings[-1].var
 
     def operand(node: OpNode, value: Value) -> Any:
         if value in made:
             return made[value]
         if value.origin is Origin.CONSTANT and (scalar := _literal(node, value, flow.constants[value.source])):
             return scalar
+        if (
+            value.origin is Origin.CONSTANT
+            and (mask := _mask(node, value, flow.constants[value.source], emit)) is not None
+        ):
+            made[value] = mask
+            return mask
         if value not in params:
             params[value] = relax.Var(f"p{len(params)}", tensor_type(value.tensor))
         return params[value]
@@ -144,6 +158,17 @@ def _literal(node: OpNode, value: Value, const: Any) -> Any | None:
     others = [v.tensor for v in node.inputs if v != value]
     keeps_shape = any(len(t.shape) >= len(value.tensor.shape) for t in others)
     return relax.const(const.value.numpy().reshape(()), value.tensor.dtype) if keeps_shape else None
+
+
+def _mask(node: OpNode, value: Value, const: Any, emit: Callable[[Any], Any]) -> Any | None:
+    """What stands for a constant that is a triangle; None if it has to be a parameter."""
+    if node.op not in INLINE_SCALARS or value.tensor.numel == 1 or len(node.inputs) < 2:
+        return None
+    if all(other.tensor.shape != node.output.shape for other in node.inputs if other != value):
+        return None
+    array = array_of(const)
+    triangle = None if array is None else triangle_of(array)
+    return None if triangle is None else computed(triangle, value.tensor.dtype, emit)
 
 
 def _distinct(functions: list[Any]) -> list[int]:
