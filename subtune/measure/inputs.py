@@ -37,7 +37,8 @@ class Hazards:
     an integer that is no constant, so that zero would be a trap; `casts_to_int`: from floating point; `clips`: a
     float, from above, by a constant; `narrows`: to float16, from a wider type; `adds_products`: of floats, which
     Winograd and Strassen add up differently; `stores_integers`: places, or what was cast; `compares`: takes maxima or
-    minima of floats that are no constants.
+    minima of floats that are no constants; `exponentiates`: a softmax of such sums may follow, which turns the rounding
+    of a sum into as large a relative error.
     """
 
     index_extent: dict[int, int]
@@ -48,6 +49,7 @@ class Hazards:
     adds_products: bool = False
     stores_integers: bool = False
     compares: bool = False
+    exponentiates: bool = False
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -71,11 +73,11 @@ def hazards(workload: Workload) -> Hazards:
     from tvm import ir, tirx
 
     params = list(workload.func.params)
-    divides = casts = clips = narrows = products = stores_integers = compares = False
+    divides = casts = clips = narrows = products = stores_integers = compares = exponentials = False
     loads: list[Any] = []
 
     def visit(node: Any) -> None:
-        nonlocal divides, casts, clips, narrows, products, stores_integers, compares
+        nonlocal divides, casts, clips, narrows, products, stores_integers, compares, exponentials
         if isinstance(node, ir.TensorLoad):
             loads.append((node.source, node.indices))
         elif isinstance(node, tirx.BufferStore):
@@ -91,6 +93,8 @@ def hazards(workload: Workload) -> Hazards:
             has_constant = isinstance(node.a, tirx.FloatImm) or isinstance(node.b, tirx.FloatImm)
             clips = clips or (has_constant and isinstance(node, tirx.Min))
             compares = compares or ("float" in str(node.ty) and not has_constant)
+        elif isinstance(node, ir.Call):
+            exponentials = exponentials or str(getattr(node.op, "name", "")).endswith(".exp")
 
     tvm_ffi.structural_walk(workload.func, visit)
 
@@ -105,7 +109,10 @@ def hazards(workload: Workload) -> Hazards:
                 found = [i for i, param in enumerate(params) if param.same_as(load.source)]
                 for i in found or [i for i, arg in enumerate(workload.args) if "int" in arg.dtype]:
                     extents[i] = min(extents.get(i, 2**31 - 1), int(extent))
-    return Hazards(extents, divides, casts, clips, narrows, products, stores_integers, compares)
+    return Hazards(
+        extents, divides, casts, clips, narrows, products, stores_integers, compares,
+        exponentiates=exponentials and products and compares,
+    )  # fmt: skip
 
 
 def _adds_product(store: Any) -> bool:
@@ -214,10 +221,12 @@ def _floats(
     limits = _limits(np.dtype("float16") if dangers.narrows and dtype.itemsize > 2 else dtype)
     # Magnitudes over many decades, whose products and sums over thousands of terms still fit. Not where they are
     # clipped: of sums that cancel, what rounding leaves is then as large as all that is left to compare it with.
-    decades = min(0.5 if dangers.clips else 2.0 if dangers.casts_to_int else limits[2], limits[2])
+    # Nor where sums of halves become exponents: of 1e5, what tensor cores leave out changes a weight by a hundredth.
+    is_moderate = dangers.clips or (dangers.exponentiates and (dangers.narrows or dtype.itemsize == 2))
+    decades = min(0.5 if is_moderate else 2.0 if dangers.casts_to_int else limits[2], limits[2])
     array = (rng.choice([-1.0, 1.0], shape) * 10.0 ** rng.uniform(-decades, decades, shape)).astype(dtype)
     specials = [0.0, -0.0, limits[0], -limits[0], limits[1], -limits[1], 1.0, -1.0]
-    if dangers.clips:
+    if is_moderate:
         specials[4:6] = [8.0, -8.0]
     if dangers.casts_to_int:
         specials = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 126.5, -127.5]
