@@ -6,6 +6,7 @@ from typing import Any
 
 from subtune.backends.base import Family
 from subtune.backends.cuda.families import (
+    attention,
     columns,
     default,
     elementwise,
@@ -30,6 +31,7 @@ FAMILIES: tuple[Family[Any, Any], ...] = (
     reference.FAMILY,
     wgmma.FAMILY,
     stem.FAMILY,
+    attention.FAMILY,
     mma.FAMILY,
     fma.FAMILY,
     simt.FAMILY,

@@ -1,0 +1,110 @@
+"""The tiles of an attention kernel: which rows of which head are where, and how many keys they see.
+
+Tiles of one head are neighbours, so that its keys and values stay in L2; of a causal one, those that see most come
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from subtune.backends.cuda.families.attention.tiling import Knobs
+from subtune.patterns.chain import ChainExpressions
+
+_SECTION_BYTES = 24 << 20
+"""Of keys and values that are read at the same time: half of Hopper's L2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Attention of `form` in tiles, on a device of `sms` multiprocessors; `offset` is that of a mask by position."""
+
+    form: ChainExpressions
+    knobs: Knobs
+    sms: int
+    offset: int | None
+    buffers: Mapping[Any, Any]
+
+    @property
+    def m(self) -> Any:
+        return self.form.m
+
+    @property
+    def n(self) -> Any:
+        return self.form.n
+
+    @property
+    def score(self) -> Any:
+        return self.form.score
+
+    @property
+    def m_extent(self) -> int:
+        return self.form.extents[self.form.m]
+
+    @property
+    def n_extent(self) -> int:
+        return self.form.extents[self.form.n]
+
+    @property
+    def _heads(self) -> int:
+        """All that the outer axes count."""
+        return prod(self.form.extents[axis] for axis in self.form.outer)
+
+    @property
+    def _per_head(self) -> int:
+        return ceil(self.m_extent / self.knobs.rows)
+
+    @property
+    def tiles(self) -> int:
+        return self._heads * self._per_head
+
+    @property
+    def blocks(self) -> int:
+        return min(self.tiles, self.sms * self.knobs.blocks) if self.knobs.persistent else self.tiles
+
+    @property
+    def _section(self) -> int:
+        """Heads whose tiles of the same rows are neighbours."""
+        if self.offset is None:
+            return 1
+        per_head = self.n_extent * (self.form.extents[self.form.k] + self.form.extents[self.form.j]) * 2
+        most = max(1, min(self._heads, _SECTION_BYTES // per_head))
+        return next(size for size in range(most, 0, -1) if self._heads % size == 0)
+
+    def _head(self, tile: Any) -> Any:
+        section = self._section
+        return tile // (section * self._per_head) * section + tile % section
+
+    def outer(self, tile: Any) -> dict[Any, Any]:
+        """The outer axes of a tile."""
+        at, index = {}, self._head(tile)
+        for axis in reversed(self.form.outer):
+            extent = self.form.extents[axis]
+            at[axis] = T.Bind(index % extent if axis is not self.form.outer[0] else index)
+            index = index // extent
+        return at
+
+    def first_row(self, tile: Any) -> Any:
+        place = tile // self._section % self._per_head
+        if self.offset is not None:
+            place = self._per_head - 1 - place
+        return place * self.knobs.rows
+
+    def steps(self, first: Any) -> Any:
+        """Blocks of keys that some row of the tile sees."""
+        keys, every = self.knobs.keys, ceil(self.n_extent / self.knobs.keys)
+        if self.offset is None:
+            return every
+        return tirx.min((first + self.knobs.rows + self.offset + keys - 1) // keys, every)
+
+    def seen_by_all(self, first: Any) -> Any:
+        """Keys from the first on that every row of a warpgroup sees."""
+        if self.offset is None:
+            return self.n_extent
+        return tirx.min(first + self.offset + 1, self.n_extent)

@@ -1,0 +1,92 @@
+"""Attention in half precision, fused into one function by the pipeline's own passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from subtune.core.graph import Group, Origin, PartitionGraph, Value
+from subtune.core.workload import Workload
+from subtune.passes.extract import extract
+from subtune.passes.outline import outline
+from subtune.passes.partition import partition
+
+
+def attention(
+    heads: int, rows: int, keys: int, dim: int, *, batch: int = 2, shared: int = 1, mask: str = "",
+    is_wide: bool = False, heads_last: bool = False, dtype: str = "float16",
+) -> Workload:  # fmt: skip
+    """softmax(q k^T / sqrt(dim) + mask) v.
+
+    Args:
+        shared: query heads that share a head of keys and values.
+        mask: "causal" is a constant as exporters write it, "added" an input.
+        is_wide: products and softmax in float32, as `--precision fp16` has them; else all in `dtype`.
+        heads_last: [batch, sequence, heads, dim] in memory; else heads before the sequence.
+    """
+    between = "float32" if is_wide else dtype
+    sums = "float32" if is_wide else None
+
+    def body(emit: Any, q: Any, k: Any, v: Any, *added: Any) -> Any:
+        if heads_last:
+            q, k, v = (emit(op.permute_dims(x, [0, 2, 1, 3])) for x in (q, k, v))
+        if shared > 1:
+            k, v = (emit(op.repeat(x, shared, axis=1)) for x in (k, v))
+        scores = emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2])), out_dtype=sums))
+        scores = emit(op.multiply(scores, relax.const(dim**-0.5, between)))
+        if mask == "causal":
+            hidden = np.triu(np.full((1, 1, rows, keys), -65504.0), 1).astype(between)
+            scores = emit(op.add(scores, relax.const(hidden)))
+        for other in added:
+            scores = emit(op.add(scores, other))
+        weights = emit(op.nn.softmax(scores, axis=-1))
+        weights = emit(op.astype(weights, dtype)) if is_wide else weights
+        out = emit(op.matmul(weights, v, out_dtype=sums))
+        out = emit(op.permute_dims(out, [0, 2, 1, 3])) if heads_last else out
+        return emit(op.astype(out, dtype)) if is_wide else out
+
+    theirs = heads // shared
+    shapes = [(batch, heads, rows, dim), (batch, theirs, keys, dim), (batch, theirs, keys, dim)]
+    if heads_last:
+        shapes = [(b, s, h, d) for b, h, s, d in shapes]
+    dtypes = [dtype] * 3
+    if mask == "added":
+        shapes.append((batch, 1, 1, keys))
+        dtypes.append(between)
+    return fused(body, shapes, dtypes)
+
+
+def fused(body: Any, shapes: list[Any], dtypes: list[str]) -> Workload:
+    """All that `body` emits as one group."""
+    bb = relax.BlockBuilder()
+    inputs = [relax.Var(f"x{i}", relax.TensorType(s, d)) for i, (s, d) in enumerate(zip(shapes, dtypes, strict=True))]
+    with bb.function("main", inputs):
+        with bb.dataflow():
+            result = bb.emit_output(body(bb.emit, *inputs))
+        bb.emit_func_output(result)
+    mod = bb.get()
+    graph = partition(mod)
+    ops = tuple(graph.dag)
+    output = Value(Origin.OP, ops[-1], graph.op(ops[-1]).output)
+    group = Group("one", ops[-1], ops[:-1], (), ops, (), (output,), ())
+    (subgraph,) = extract(outline(mod, PartitionGraph(graph.dag, (group,), (), graph.results)))
+    return subgraph.workload
+
+
+def reference(workload: Workload, inputs: list[Any], shared: int, mask: str, heads_last: bool) -> np.ndarray:
+    """In float64."""
+    q, k, v, *added = (np.asarray(x, np.float64) for x in inputs)
+    if heads_last:
+        q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
+    k, v = (np.repeat(x, shared, 1) for x in (k, v))
+    scores = q @ k.transpose(0, 1, 3, 2) / np.sqrt(q.shape[-1])
+    if mask == "causal":
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    for other in added:
+        scores = scores + other
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    out = weights / weights.sum(-1, keepdims=True) @ v
+    return out.transpose(0, 2, 1, 3) if heads_last else out
