@@ -210,5 +210,5 @@ def _out_vector(workload: Workload, info: Contraction, n: int) -> int:
     width = 16
     for arg in workload.args:
         if arg.is_output:
-            width = gcd(width, int(arg.shape[-1]) if arg.shape and int(arg.shape[-1]) % n == 0 else 1)
+            width = gcd(width, n if arg.shape and int(arg.shape[-1]) % n == 0 else 1)
     return width
