@@ -17,12 +17,14 @@ from subtune.passes.partition import partition
 Shape = Sequence[int]
 
 
-def build(body: Callable[..., Any], shapes: Sequence[Shape], constants: Sequence[Shape] = ()) -> Workload:
+def build(
+    body: Callable[..., Any], shapes: Sequence[Shape], constants: Sequence[Shape] = (), dtype: str = "float32"
+) -> Workload:
     """The one workload of `body(emit, inputs..., constants...)`."""
     bb = relax.BlockBuilder()
     rng = np.random.default_rng(0)
-    inputs = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]
-    weights = [relax.const(rng.standard_normal(shape).astype("float32")) for shape in constants]
+    inputs = [relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)]
+    weights = [relax.const(rng.standard_normal(shape).astype(dtype)) for shape in constants]
     with bb.function("main", inputs):
         with bb.dataflow():
             result = bb.emit_output(body(bb.emit, *inputs, *weights))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -97,7 +96,9 @@ def merged(workload: Workload, merge: int) -> Merged | NotApplicable:
     params = list(func.params)
     if diagonal is not None:
         own = params[info.b.param]
-        params[info.b.param] = tirx.decl_buffer([_i64(d) for d in diagonal.shape], str(own.dtype), f"{own.name}_diagonal")
+        params[info.b.param] = tirx.decl_buffer(
+            [_i64(d) for d in diagonal.shape], str(own.dtype), f"{own.name}_diagonal"
+        )
     narrow = anchor.block.body.buffer
     *outer, last = narrow.shape
     split = [*outer, _i64(int(last) // (merge * per_group)), _i64(merge * per_group)]
@@ -163,7 +164,9 @@ def _product(anchor: _Anchor, own: Any, packed: Any, sums: Any, diagonal: Diagon
         else:
             axes.append(_axis(i, channels, iv) if position == anchor.depth else iv)
     taps = [iv.var for iv, axis in zip(block.iter_vars, info.axes, strict=True)]
-    by_dim = [taps[axis] for d, axis in enumerate(info.b.axes) if diagonal and d not in (diagonal.column, diagonal.depth)]
+    by_dim = [
+        taps[axis] for d, axis in enumerate(info.b.axes) if diagonal and d not in (diagonal.column, diagonal.depth)
+    ]
     source = block.reads[info.a.read].source
 
     def moved(load: ir.TensorLoad) -> Any:
@@ -175,7 +178,9 @@ def _product(anchor: _Anchor, own: Any, packed: Any, sums: Any, diagonal: Diagon
 
     values = {of_column: s * columns + j, of_depth: i}
     value = substitute(tvm_ffi.structural_map(block.body.value, (ir.TensorLoad, moved)), values)
-    value = tvm_ffi.structural_map(value, (ir.TensorLoad, lambda load: _split_load(load, block.body.buffer, sums, (s, j))))
+    value = tvm_ffi.structural_map(
+        value, (ir.TensorLoad, lambda load: _split_load(load, block.body.buffer, sums, (s, j)))
+    )
     indices = [*block.body.indices[:-1], s, j]
     init = tirx.BufferStore(sums, block.init.value, indices)
     return nest(block.name_hint, axes, {}, tirx.BufferStore(sums, value, indices), init)
