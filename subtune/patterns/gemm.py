@@ -206,7 +206,7 @@ def _is_copy(value: Any) -> bool:
 
 
 def _out_vector(workload: Workload, info: Contraction, n: int) -> int:
-    """n is the innermost output axis of the anchor; an epilogue that keeps it so stores along it."""
+    """n is the innermost output axis of the anchor; an epilogue that keeps it (or several in a row) stores along it."""
     width = 16
     for arg in workload.args:
         if arg.is_output:

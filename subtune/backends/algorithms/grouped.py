@@ -85,7 +85,7 @@ def merged(workload: Workload, merge: int) -> Merged | NotApplicable:
     anchor = _anchor(func)
     if isinstance(anchor, NotApplicable):
         return anchor
-    info, depth = anchor.info, anchor.info.axes[anchor.depth].extent
+    info = anchor.info
     per_group, n = info.per_group, info.axes[anchor.column].extent
     if n % (per_group * merge) or (merge > 1 and not info.b.is_constant):
         return NotApplicable(f"{n // per_group} groups are no products of {merge} with constant weights")
