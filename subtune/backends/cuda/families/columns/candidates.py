@@ -24,10 +24,10 @@ def columns_of(problem: Problem[CUDAModel]) -> Columns | None:
     if not isinstance(pattern, Window):
         return None
     taps = prod(axis.extent for axis in pattern.of_role("k"))
-    if taps < _MIN_COLUMN or pattern.to_pack or pattern.is_padded:
+    columns = pattern.of_role("n")[0].extent
+    if taps < _MIN_COLUMN or columns < 2 or pattern.to_pack or pattern.is_padded:
         return None
-    outer = prod(axis.extent for axis in pattern.of_role("m"))
-    return Columns(outer, pattern.of_role("n")[0].extent, taps, 1)
+    return Columns(prod(axis.extent for axis in pattern.of_role("m")), columns, taps, 1)
 
 
 def is_total(anchor: Columns, workload: Workload) -> bool:

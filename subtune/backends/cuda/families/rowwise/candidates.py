@@ -11,19 +11,33 @@ from subtune.backends.cuda.model.streaming import barrier_s, narrow, resident_bl
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
 from subtune.patterns.rows import Rowwise
+from subtune.patterns.window import Window
 
 _MAX_TILED_TOTAL = 32  # elements of each of two rows in one thread's registers, where only their totals are wanted
 _COST = 8  # instructions for an element of a row: conversions, an exponential, sums
 _COST_OF_TOTAL, _COST_OF_PRODUCT, _COST_OF_VECTOR = 2.2, 2.5, 2.0
 
 
+def rows_of(problem: Problem[CUDAModel]) -> Rowwise | None:
+    """The pattern as rows: also a window over whole rows, whose innermost kept axis has one element."""
+    pattern = problem.pattern
+    if isinstance(pattern, Rowwise):
+        return pattern
+    if not isinstance(pattern, Window) or pattern.to_pack or pattern.is_padded or pattern.of_role("n")[0].extent > 1:
+        return None
+    return Rowwise(
+        prod(axis.extent for axis in pattern.of_role("m")), prod(axis.extent for axis in pattern.of_role("k"))
+    )
+
+
 def accepts(problem: Problem[CUDAModel]) -> str:
-    return "" if isinstance(problem.pattern, Rowwise) else "no reductions along rows"
+    return "" if rows_of(problem) is not None else "no reductions along rows"
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Who shares a row: part of a warp, a warp, a block, or several blocks; in registers where it fits."""
-    anchor, workload, device = problem.pattern, problem.workload, problem.device
+    anchor, workload, device = rows_of(problem), problem.workload, problem.device
+    assert anchor is not None
     bits = element_bits(anchor.rows * anchor.length, workload)
     outputs = sum(prod(int(d) for d in arg.shape) for arg in workload.args if arg.is_output)
     found = []

@@ -109,6 +109,9 @@ def _split(
     if length % split or (columns == 1 and length // split % plan.lanes):
         return NotApplicable(f"{length} elements are not {split} parts of whole runs")
     fused = sch.fuse(*loops[kept:]) if len(loops) - kept > 1 else loops[kept]
+    for other in all_blocks(sch):
+        if not sch.get_loops(other):
+            sch.add_unit_loop(other)  # rfactor takes a block without loops for the reduction (apache-tvm 0.27.0.post1)
     outside, _ = sch.split(fused, [split, None])
     partial = sch.get(sch.rfactor(outside, 0 if columns > 1 else kept))
     blocks = [sch.get(b) for b in all_blocks(sch)]

@@ -1,0 +1,54 @@
+"""Reductions of rows whose result keeps the reduced axis, or has no axis at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tvm.relax import op
+
+from subtune import backends
+from subtune.backends.cuda.device import CUDA
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel
+from subtune.core.workload import Workload
+from tests.backends import workloads
+from tests.backends.cuda import cuda_on_cpu
+from tests.backends.cuda.test_values import check
+
+A100 = CUDA("A100")
+
+
+def rounded(kind: str, shape: tuple[int, ...], keeps: bool) -> Workload:
+    """Reduced in float32 between casts, as exporters write it in a float16 file."""
+
+    def body(emit: Any, x: Any) -> Any:
+        wide = emit(op.astype(x, "float32"))
+        axis = [1] if keeps else None
+        return op.astype(emit(getattr(op, kind)(wide, axis=axis, keepdims=keeps)), "float16")
+
+    return workloads.build(body, [shape], dtype="float16")
+
+
+def test_rows_that_keep_their_axis_are_rows() -> None:
+    found = backends.candidates(rounded("max", (64, 384), True), A100, 20)
+    assert {candidate.family for candidate in found} == {"cuda.rowwise"}
+
+
+@pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
+@pytest.mark.parametrize("kind", ["max", "sum"])
+def test_values(kind: str, tmp_path: Path) -> None:
+    workload = rounded(kind, (5, 96), True)
+    kernel = backends.schedule(workload, backends.candidates(workload, A100, 1)[0], A100)
+    assert isinstance(kernel, Kernel)
+    check(workload, kernel, A100, tmp_path)
+
+
+@pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
+def test_a_total_of_everything_in_parts(tmp_path: Path) -> None:
+    workload = rounded("sum", (4, 256), False)
+    parts = Candidate.make("cuda.rowwise", threads=32, rows=1, lanes=8, unroll=1, split=4)
+    kernel = backends.schedule(workload, parts, A100)
+    assert isinstance(kernel, Kernel)
+    check(workload, kernel, A100, tmp_path)
