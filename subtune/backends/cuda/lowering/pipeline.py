@@ -6,7 +6,8 @@ Different from TVM's `s_tir`:
 - no common subexpressions: as variables they hide indices of warp memory from LowerWarpMemory (nvcc finds them again);
 - LowerWarpMemory as often as it finds something: it lowers the first buffer of a list of statements only
   (apache-tvm 0.27.0.post1);
-- maxima and minima keep NaN (`nan`).
+- maxima and minima keep NaN (`nan`);
+- erf is a polynomial (`erf`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
+from subtune.backends.cuda.lowering.erf import polynomial_erf
 from subtune.backends.cuda.lowering.nan import nan_kept
 from subtune.backends.cuda.lowering.printable import printable
 from subtune.backends.cuda.lowering.swizzle import swizzle
@@ -63,7 +65,14 @@ def lower_s_tir(mod: IRModule) -> IRModule:
 def finalize_device() -> Any:
     x = tirx.transform
     return tvm.ir.transform.Sequential(
-        [*([x.LowerWarpMemory()] * _WARP_BUFFERS), x.StmtSimplify(), x.LowerIntrin(), nan_kept, printable]
+        [
+            *([x.LowerWarpMemory()] * _WARP_BUFFERS),
+            x.StmtSimplify(),
+            polynomial_erf,
+            x.LowerIntrin(),
+            nan_kept,
+            printable,
+        ]
     )
 
 
