@@ -9,6 +9,7 @@ from subtune.backends.cuda.families import (
     attention,
     columns,
     default,
+    direct,
     elementwise,
     fma,
     gemv,
@@ -48,4 +49,5 @@ FAMILIES: tuple[Family[Any, Any], ...] = (
     moments.FAMILY,
     elementwise.FAMILY,
     transpose.FAMILY,
+    direct.FAMILY,
 )

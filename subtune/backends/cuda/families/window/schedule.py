@@ -13,16 +13,17 @@ from itertools import product
 from math import prod
 from typing import Any
 
-import tvm_ffi
-from tvm import ir, tirx
+from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable, wide, widened_constant
+from subtune.backends.cuda.source.packed import Packed
+from subtune.backends.cuda.source.results import Results
 from subtune.backends.cuda.source.stages import combination
-from subtune.core.kernel import Kernel, NotApplicable, Packing
+from subtune.core.kernel import Kernel, NotApplicable
 from subtune.patterns.stages import Stages, anchored
 from subtune.patterns.window import Window, window
 
@@ -64,36 +65,20 @@ def _schedule(sch: Schedule, stages: Stages, info: Window, knobs: WindowKnobs, e
     if rows * cols * prod(axis.extent for axis in info.of_role("k")) > _MAX_UNROLLED:
         return NotApplicable("too large a window for so many pixels")
     outputs = [sch.get(output) for output in stages.outputs]
-    sizes = [prod(int(iv.dom.extent) for iv in block.iter_vars) for block in outputs]
-    if any(size != prod(shape) for size in sizes):
-        return NotApplicable("an output has another shape than the windows' results")
-    func, packings = sch.mod["main"], []
-    packed: dict[Any, tuple[Any, tuple[int, ...]]] = {}
-    for operand in info.to_pack:
-        channel = info.of_role("n")[0].index
-        order = tuple(sorted(range(len(operand.axes)), key=lambda dim: operand.axes[dim] == channel))
-        param = func.params[operand.param]
-        dims = [operand.shape[dim] for dim in order]
-        packed[param] = tirx.decl_buffer(dims, str(param.dtype), f"{param.name}_packed"), order
-        packings.append((operand.param, Packing(tuple((extent,) for extent in operand.shape), order)))
+    packed = Packed.of(sch.mod["main"], info.to_pack, info.of_role("n")[0].index)
     writer = _WindowWriter(anchor, outputs, shape, (threads, lanes, rows, cols), exact, packed)
-    params = [packed[param][0] if param in packed else param for param in func.params]
-    written = prim_func(func, [writer.write()])
-    return Kernel(tirx.PrimFunc(params, written.body, func.ret_type, func.attrs), tuple(packings))
+    return packed.kernel(prim_func(sch.mod["main"], [writer.write()]))
 
 
 class _WindowWriter:
     def __init__(
         self, anchor: Any, outputs: list[Any], shape: tuple[int, ...], tile: tuple[int, int, int, int], exact: bool,
-        packed: dict[Any, tuple[Any, tuple[int, ...]]],
+        packed: Packed,
     ) -> None:  # fmt: skip
-        self._anchor, self._outputs, self._shape, self._packed = anchor, outputs, shape, packed
+        self._anchor, self._shape, self._packed = anchor, shape, packed
         self._threads, self._lanes, self._rows, self._cols = tile
         self._code = Code(exact)
-        self._sums: Any = None
-        self._lane: Any = None
-        self._pixel = 0
-        self._expected: Any = None
+        self._results = Results(self._code, anchor, outputs, shape)
 
     def write(self) -> Any:
         code, lanes = self._code, self._lanes
@@ -119,13 +104,13 @@ class _WindowWriter:
 
     def _body(self, images: list[Any], starts: list[Any], channel: Any, lane: Any) -> None:
         code, lanes, anchor = self._code, self._lanes, self._anchor
-        reader, self._lane = Lanes(code, lane, lanes, self._known), lane
+        reader = Lanes(code, lane, lanes, self._results.known)
         combiner, element, identity = combination(anchor)
-        element = self._with_packed(element)
+        element = self._packed.moved(element)
         buffer = anchor.body.buffer
         dtype = wide(str(buffer.dtype))
         pixels = list(product(range(self._rows), range(self._cols)))
-        self._sums = sums = code.local(dtype, len(pixels) * lanes, "sum")
+        sums = code.local(dtype, len(pixels) * lanes, "sum")
         with code.unrolled(len(pixels) * lanes) as i:
             code.store(sums, i, widened_constant(identity))
         spatial = [iv for iv in anchor.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
@@ -148,42 +133,5 @@ class _WindowWriter:
                 with code.unrolled(lanes) as v:
                     at = const(pixel * lanes) + v
                     code.store(sums, at, combiner(load(sums, at), reader.at(value, v)))
-        for self._pixel, place in enumerate(places):
-            self._store(reader, buffer, place, lane)
-
-    def _store(self, reader: Lanes, buffer: Any, place: list[Any], lane: Any) -> None:
-        analyzer = self._code.analyzer
-        number: Any = const(0)
-        for index, extent in zip(place, self._shape, strict=True):
-            number = number * extent + index
-        self._expected = number
-        if not self._outputs:
-            reader.write(buffer, place, load(self._sums, const(self._pixel * self._lanes) + lane))
-        for block in self._outputs:
-            extents = tuple(int(iv.dom.extent) for iv in block.iter_vars)
-            indices = place if extents == self._shape else decoded(number, extents, analyzer)
-            axes = {iv.var: index for iv, index in zip(block.iter_vars, indices, strict=True)}
-            value = reader.compute(block.body.value, axes)
-            reader.write(block.body.buffer, [axes.get(index, index) for index in block.body.indices], value)
-
-    def _known(self, source: Any, indices: list[Any]) -> Any:
-        if not source.same_as(self._anchor.body.buffer):
-            return None
-        number: Any = const(0)
-        for index, extent in zip(indices, self._shape, strict=True):
-            number = number * extent + index
-        difference = self._code.analyzer.canonical_simplify(number - self._expected)
-        if not (isinstance(difference, tirx.IntImm) and int(difference) == 0):
-            raise Unsupported("the epilogue reads other pixels than it stores")
-        return load(self._sums, const(self._pixel * self._lanes) + self._lane)
-
-    def _with_packed(self, expr: Any) -> Any:
-        """Loads of constants that are packed, from where they are then."""
-
-        def moved(found: Any) -> Any:
-            if found.source not in self._packed:
-                return found
-            buffer, order = self._packed[found.source]
-            return tirx.BufferLoad(buffer, [found.indices[dim] for dim in order])
-
-        return tvm_ffi.structural_map(expr, (ir.TensorLoad, moved))
+        for pixel, place in enumerate(places):
+            self._results.store(reader, place, load(sums, const(pixel * lanes) + lane))
