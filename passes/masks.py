@@ -8,6 +8,7 @@ can see which keys no row reads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -49,14 +50,21 @@ def triangle_of(array: np.ndarray) -> Triangle | None:
 
 def computed(triangle: Triangle, dtype: str, emit: Callable[[Any], Any]) -> Any | None:
     """The matrix as what `emit` returns for the last of a few calls; None where neither side is zero."""
+    below, after = triangle.offset, triangle.offset + 1
 
     def full(value: float, of: str) -> Any:
         return emit(relax.op.full(triangle.shape, relax.const(value, of), of))
 
     if dtype == "bool":
         ones = full(1, "int32")
-        keep = relax.op.tril(ones, triangle.offset) if triangle.shown else relax.op.triu(ones, triangle.offset + 1)
+        keep = relax.op.tril(ones, below) if triangle.shown else relax.op.triu(ones, after)
         return emit(relax.op.astype(emit(keep), "bool"))
+    if triangle.shown and triangle.hidden:
+        return None
+    if not math.isfinite(triangle.shown + triangle.hidden):  # TVM 0.27 cannot lower `full` of an infinity
+        is_shown = computed(triangle._replace(shown=1.0, hidden=0.0), "bool", emit)
+        sides = [relax.const(value, dtype) for value in (triangle.shown, triangle.hidden)]
+        return emit(relax.op.where(is_shown, *sides))
     if triangle.shown == 0:
-        return emit(relax.op.triu(full(triangle.hidden, dtype), triangle.offset + 1))
-    return emit(relax.op.tril(full(triangle.shown, dtype), triangle.offset)) if triangle.hidden == 0 else None
+        return emit(relax.op.triu(full(triangle.hidden, dtype), after))
+    return emit(relax.op.tril(full(triangle.shown, dtype), below))

@@ -52,8 +52,9 @@ def _arguments(mod: Any) -> list[int]:
     return [len(subgraph.workload.args) for subgraph in extract(mod)]
 
 
-def test_an_added_mask_is_computed() -> None:
-    mask = relax.const(np.triu(np.full((1, 1, 6, 6), -1e9, F32), 1))
+@pytest.mark.parametrize("hidden", [-1e9, -_INF])
+def test_an_added_mask_is_computed(hidden: float) -> None:
+    mask = relax.const(np.triu(np.full((1, 1, 6, 6), hidden, F32), 1))
     mod = check_same(module(lambda emit, x: op.nn.softmax(emit(op.add(x, mask))), ((2, 3, 6, 6), F32)))
     assert _arguments(mod) == [2]
 

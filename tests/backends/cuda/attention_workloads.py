@@ -17,13 +17,13 @@ from subtune.passes.partition import partition
 
 def attention(
     heads: int, rows: int, keys: int, dim: int, *, batch: int = 2, shared: int = 1, mask: str = "",
-    is_wide: bool = False, heads_last: bool = False, dtype: str = "float16",
+    hidden: float = -65504.0, is_wide: bool = False, heads_last: bool = False, dtype: str = "float16",
 ) -> Workload:  # fmt: skip
     """softmax(q k^T / sqrt(dim) + mask) v.
 
     Args:
         shared: query heads that share a head of keys and values.
-        mask: "causal" is a constant as exporters write it, "added" an input.
+        mask: "causal" is a constant as exporters write it, with `hidden` above the diagonal; "added" an input.
         is_wide: products and softmax in float32, as `--precision fp16` has them; else all in `dtype`.
         heads_last: [batch, sequence, heads, dim] in memory; else heads before the sequence.
     """
@@ -38,8 +38,8 @@ def attention(
         scores = emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2])), out_dtype=sums))
         scores = emit(op.multiply(scores, relax.const(dim**-0.5, between)))
         if mask == "causal":
-            hidden = np.triu(np.full((1, 1, rows, keys), -65504.0), 1).astype(between)
-            scores = emit(op.add(scores, relax.const(hidden)))
+            triangle = np.triu(np.full((1, 1, rows, keys), hidden), 1).astype(between)
+            scores = emit(op.add(scores, relax.const(triangle)))
         for other in added:
             scores = emit(op.add(scores, other))
         weights = emit(op.nn.softmax(scores, axis=-1))

@@ -43,9 +43,10 @@ def lying_of(workload: Any) -> Any:
     return found
 
 
+@pytest.mark.parametrize("hidden", [-65504.0, -np.inf])
 @pytest.mark.parametrize("is_wide", [True, False])
-def test_a_scale_and_a_causal_mask_are_a_factor_and_an_offset(is_wide: bool) -> None:
-    scores = scores_of(form_of(attention(2, 48, 48, 64, mask="causal", is_wide=is_wide)))
+def test_a_scale_and_a_causal_mask_are_a_factor_and_an_offset(is_wide: bool, hidden: float) -> None:
+    scores = scores_of(form_of(attention(2, 48, 48, 64, mask="causal", hidden=hidden, is_wide=is_wide)))
     assert scores.factor == pytest.approx(1 / 8)
     assert scores.offset == 0
     plain = scores_of(form_of(attention(2, 48, 80, 64, is_wide=is_wide)))
