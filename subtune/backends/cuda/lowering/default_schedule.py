@@ -64,14 +64,20 @@ def _from_finite(func: Any) -> Any:
 
 
 def _scheduled(func: Any, rules: tuple[Any, ...], target: Any) -> Any:
-    """By the first rule that applies. Some fail instead of saying that they do not: the next one is asked."""
+    """By the first rule that applies. Some fail instead of saying that they do not, or make of several outputs what
+    cannot be lowered: the next one is asked.
+    """
     import tvm
     from tvm.s_tir import dlight
+
+    from subtune.backends.cuda.lowering.pipeline import check_allocations
 
     for first in range(len(rules)):
         try:
             with target:
                 mod = dlight.ApplyDefaultSchedule(*rules[first:])(tvm.IRModule({"main": func}))
+            if first < len(rules) - 1:
+                check_allocations(mod)
         except Exception as e:
             if first == len(rules) - 1:
                 raise

@@ -35,12 +35,7 @@ def s_tir_passes() -> tuple[Any, ...]:
     """From scheduled blocks to host and device functions."""
     t, x = s_tir.transform, tirx.transform
     return (
-        # blocks to loops
-        t.CanonicalizeLoop(), t.LowerCrossThreadReduction(), t.LowerInitBlock(),
-        t.PlanAndUpdateBufferAllocationLocation(), t.ConvertBlocksToOpaque(), t.LiftThreadBinding(),
-        t.ManifestSharedMemoryLocalStage(), t.CompactBufferAllocation(), t.LowerAutoCopy(), t.UnifyThreadBinding(),
-        t.LowerMatchBuffer(), t.StmtSimplify(), swizzle, t.InjectPermutedLayout(), t.AnnotateIrregularLoop(),
-        t.InjectSoftwarePipeline(), t.TransformMmaBufferLayout(), t.LowerOpaqueBlock(),
+        *_blocks_to_loops(),
         # flat memory, narrow indices, vectors
         x.FlattenBuffer(), x.BF16ComputeLegalize(), x.NarrowDataType(32), t.LoopPartition(), x.VectorizeLoop(True),
         t.InjectVirtualThread(), t.InjectDoubleBuffer(), x.StorageRewrite(), t.LowerAsyncDMA(), t.HoistIfThenElse(),
@@ -52,6 +47,23 @@ def s_tir_passes() -> tuple[Any, ...]:
         # host and device
         x.SplitHostDevice(), x.MakePackedAPI(), x.FP8StorageLegalize(), x.BF16StorageLegalize(),
     )  # fmt: skip
+
+
+def _blocks_to_loops() -> tuple[Any, ...]:
+    t = s_tir.transform
+    return (
+        t.CanonicalizeLoop(), t.LowerCrossThreadReduction(), t.LowerInitBlock(),
+        t.PlanAndUpdateBufferAllocationLocation(), t.ConvertBlocksToOpaque(), t.LiftThreadBinding(),
+        t.ManifestSharedMemoryLocalStage(), t.CompactBufferAllocation(), t.LowerAutoCopy(), t.UnifyThreadBinding(),
+        t.LowerMatchBuffer(), t.StmtSimplify(), swizzle, t.InjectPermutedLayout(), t.AnnotateIrregularLoop(),
+        t.InjectSoftwarePipeline(), t.TransformMmaBufferLayout(), t.LowerOpaqueBlock(),
+    )  # fmt: skip
+
+
+def check_allocations(mod: IRModule) -> None:
+    """Raises what TVM raises where a scheduled function uses a buffer outside of where it is allocated."""
+    with tvm.transform.PassContext(config=CONFIG):
+        tvm.ir.transform.Sequential([*_blocks_to_loops(), tirx.transform.FlattenBuffer()])(mod)
 
 
 def lower_s_tir(mod: IRModule) -> IRModule:
