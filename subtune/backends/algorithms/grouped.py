@@ -105,10 +105,14 @@ def merged(workload: Workload, merge: int) -> Merged | NotApplicable:
     sums = tirx.decl_buffer(split, str(narrow.dtype), f"{narrow.name}_groups")
     stages = root_stages(func)
     stages[anchor.at] = _product(anchor, func.params[info.b.param], params[info.b.param], sums, diagonal)
-    stages[anchor.at + 1 :] = [_reading(stage, narrow, sums) for stage in stages[anchor.at + 1 :]]
+    split_buffers = {narrow: sums}
+    behind = [_behind(stage, split_buffers, func) for stage in stages[anchor.at + 1 :]]
+    if any(stage is None for stage in behind):
+        return NotApplicable("what follows the sums has another shape")
+    stages[anchor.at + 1 :] = behind
     if any(param.same_as(narrow) for param in func.params):
         stages.append(_joined(narrow, sums))
-    buffers = [b for b in func.body.block.alloc_buffers if not b.same_as(narrow)] + [sums]
+    buffers = [*(b for b in func.body.block.alloc_buffers if b not in split_buffers), *split_buffers.values()]
     made = with_stages(func, stages, buffers, params)
     return Merged(Workload.of(made, workload.num_outputs), info.b.param, diagonal)
 
@@ -174,41 +178,66 @@ def _product(anchor: _Anchor, own: Any, packed: Any, sums: Any, diagonal: Diagon
             return tirx.BufferLoad(source, [*load.indices[:-1], s * channels + i])
         if load.source.same_as(own) and diagonal is not None:
             return tirx.BufferLoad(packed, [s, j, *by_dim, i])
+        if load.source.same_as(block.body.buffer):
+            return tirx.BufferLoad(sums, [*load.indices[:-1], s, j])
         return load
 
     values = {of_column: s * columns + j, of_depth: i}
     value = substitute(tvm_ffi.structural_map(block.body.value, (ir.TensorLoad, moved)), values)
-    value = tvm_ffi.structural_map(
-        value, (ir.TensorLoad, lambda load: _split_load(load, block.body.buffer, sums, (s, j)))
-    )
     indices = [*block.body.indices[:-1], s, j]
     init = tirx.BufferStore(sums, block.init.value, indices)
     return nest(block.name_hint, axes, {}, tirx.BufferStore(sums, value, indices), init)
 
 
-def _split_load(load: ir.TensorLoad, narrow: Any, sums: Any, split: tuple[Any, Any] | None = None) -> Any:
-    """A load of the convolution's result as one of the products' sums."""
-    if not load.source.same_as(narrow):
-        return load
-    *outer, last = load.indices
-    columns = sums.shape[-1]
-    return tirx.BufferLoad(sums, [*outer, *(split or (tirx.floordiv(last, columns), tirx.floormod(last, columns)))])
+def _behind(stage: Any, split: dict[Any, Any], func: PrimFunc) -> Any:
+    """A stage behind the products, its columns in two axes as those of the sums are; None where that is impossible.
 
-
-def _reading(stage: Any, narrow: Any, sums: Any) -> Any:
-    """A stage behind the products, reading their sums."""
+    One axis over all columns would have one bound for all of them: tiles that reach beyond a product's columns would
+    store into the next one's. `split` has the buffers whose columns are in two dims by the ones they replace; gets the
+    stage's own, if that is no parameter.
+    """
     block = stage_block(stage)
-    body = tvm_ffi.structural_map(block.body, (ir.TensorLoad, lambda load: _split_load(load, narrow, sums)))
-    return stage if body.same_as(block.body) else nest(block.name_hint, block.iter_vars, {}, body, block.init)
+    read = [load for load in loads(block.body) if load.source in split]
+    if not read:
+        return stage
+    store = block.body
+    if not isinstance(store, tirx.BufferStore) or not len(store.indices) or block.init is not None:
+        return None
+    *outer, last = store.indices
+    columns = split[read[0].source].shape[-1]
+    if not any(iv.var.same_as(last) and int(iv.dom.extent) % int(columns) == 0 for iv in block.iter_vars):
+        return None
+    if not all(load.indices[-1].same_as(last) for load in read):
+        return None
+    s, j = (tirx.Var(name, "int64") for name in ("s", "j"))
+
+    def moved(load: ir.TensorLoad) -> Any:
+        if load.source not in split:
+            return load
+        return tirx.BufferLoad(split[load.source], [*load.indices[:-1], s, j])
+
+    value = tvm_ffi.structural_map(store.value, (ir.TensorLoad, moved))
+    value = substitute(value, {last: s * columns + j})
+    axes = []
+    for iv in block.iter_vars:
+        halves = [_axis(s, int(iv.dom.extent) // int(columns), iv), _axis(j, int(columns), iv)]
+        axes += halves if iv.var.same_as(last) else [iv]
+    own = store.buffer
+    if any(param.same_as(own) for param in func.params):
+        return nest(block.name_hint, axes, {}, tirx.BufferStore(own, value, [*outer, s * columns + j]), None)
+    shape = [*own.shape[:-1], tirx.floordiv(own.shape[-1], columns), columns]
+    split[own] = tirx.decl_buffer([_i64(int(extent)) for extent in shape], str(own.dtype), f"{own.name}_groups")
+    return nest(block.name_hint, axes, {}, tirx.BufferStore(split[own], value, [*outer, s, j]), None)
 
 
 def _joined(narrow: Any, sums: Any) -> Any:
     """The stage that stores the sums as the convolution's result, which is an output itself."""
-    axes = [tirx.Var(f"o{d}", "int64") for d in range(len(narrow.shape))]
-    ranges = [ir.Range(_i64(0), extent) for extent in narrow.shape]
+    axes = [tirx.Var(f"o{d}", "int64") for d in range(len(sums.shape))]
+    ranges = [ir.Range(_i64(0), extent) for extent in sums.shape]
     iter_vars = [tirx.IterVar(r, var, tirx.IterVar.DataPar) for r, var in zip(ranges, axes, strict=True)]
-    load = _split_load(tirx.BufferLoad(narrow, axes), narrow, sums)
-    return nest(f"{narrow.name}_joined", iter_vars, {}, tirx.BufferStore(narrow, load, axes), None)
+    *outer, s, j = axes
+    store = tirx.BufferStore(narrow, tirx.BufferLoad(sums, axes), [*outer, s * sums.shape[-1] + j])
+    return nest(f"{narrow.name}_joined", iter_vars, {}, store, None)
 
 
 def _axis(var: Any, extent: int, like: Any) -> Any:

@@ -1,5 +1,6 @@
 // CUDA's execution model on a processor: the threads of a block are coroutines that give way at barriers.
-// Blocks run one after the other. `backwards` runs the threads in the other order: what lacks a barrier differs then.
+// Blocks run one after the other. `backwards` runs blocks and threads in the other order: what lacks a barrier, and what
+// several blocks store differently, differs then.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -81,7 +82,7 @@ inline void launch(dim3 blocks, dim3 block_size, bool backwards, void (*kernel)(
     for (unsigned y = 0; y < grid.y; ++y)
       for (unsigned x = 0; x < grid.x; ++x) {
         std::memset(dynamic, 0xFF, sizeof dynamic);
-        block = make_uint3(x, y, z);
+        block = backwards ? make_uint3(grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z) : make_uint3(x, y, z);
         run_block(backwards);
       }
 }

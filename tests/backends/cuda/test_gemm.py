@@ -54,6 +54,7 @@ CASES: dict[str, tuple[Workload, Candidate]] = {
     "int8 packed": (product(128, 128, 256, "nn", constant=True, **INT8), mma(64, 64, 64, 2, 2, 3, pack=True)),
     "tf32": (product(128, 128, 128, "nt", **FP32), mma(64, 64, 32, 2, 2, 3)),
     "packed": (product(128, 10, 510, "nn", bias=True, constant=True), mma(64, 16, 64, 2, 1, 3, pack=True)),
+    "packed square": (product(40, 63, 63, "nn", bias=True, constant=True), mma(32, 32, 32, 2, 1, 2, pack=True)),
     "batch": (product(197, 64, 197, "nn", batch=12), mma(64, 32, 32, 2, 1, 3)),
     "prologue": (product(128, 128, 128, "nn", scale=True), mma(64, 64, 64, 2, 2, 2)),
     "convolution": (convolution(2, 28, 64, 64, 3, bias=True, residual=True, relu=True), mma(128, 64, 64, 2, 2, 3)),

@@ -34,18 +34,20 @@ def grouped(groups: int, of_input: int, of_output: int, dtype: str = "float16", 
 
 
 CASES = {
-    "several groups to a product": (grouped(4, 8, 8), "cuda.grouped_mma"),
-    "odd, stride 2": (grouped(3, 5, 7, stride=2), "cuda.grouped_mma"),
-    "float32": (grouped(4, 4, 4, "float32"), "cuda.grouped_simt"),
+    "several groups to a product": (grouped(4, 8, 8), "cuda.grouped_mma", 2),
+    "odd, stride 2": (grouped(3, 5, 7, stride=2), "cuda.grouped_mma", 1),
+    "products of 24 columns": (grouped(4, 8, 24), "cuda.grouped_mma", 1),
+    "float32": (grouped(4, 4, 6, "float32"), "cuda.grouped_simt", 2),
 }
 
 
 @pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
 @pytest.mark.parametrize("name", CASES)
 def test_values(name: str, tmp_path: Path) -> None:
-    workload, family = CASES[name]
-    found = [c for c in backends.candidates(workload, A100, 20) if c.family == family]
-    kernel = backends.schedule(workload, found[0], A100)
+    workload, family, merge = CASES[name]
+    found = [c for c in backends.candidates(workload, A100, 100) if c.family == family]
+    chosen = next(c for c in found if (c.get("merge") or 1) == merge)
+    kernel = backends.schedule(workload, chosen, A100)
     assert isinstance(kernel, Kernel)
     check(workload, kernel, A100, tmp_path)
 

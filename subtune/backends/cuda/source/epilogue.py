@@ -11,7 +11,7 @@ from subtune.tir.blocks import all_blocks, is_reduction
 from subtune.tir.tile import extent_of, vector_width
 
 LANES = 32
-_COMPUTED = 4  # lanes of float32 arithmetic: 8 would be a type CUDA does not have (apache-tvm 0.27.0.post1)
+COMPUTED = 4  # lanes of float32 arithmetic: 8 would be a type CUDA does not have (apache-tvm 0.27.0.post1)
 
 
 def merge_epilogue(sch: Schedule) -> str:
@@ -56,7 +56,7 @@ def store_rows(sch: Schedule, store: Any, vector: int) -> None:
     across = LANES
     while int(sch.get(columns).extent) % (across * width):
         across //= 2  # lanes side by side in a row; the others take the next rows
-    written = sch.cache_write(store, 0, "local") if width > _COMPUTED else None
+    written = sch.cache_write(store, 0, "local") if width > COMPUTED else None
     r0, r1 = sch.split(rows, [None, LANES // across])
     c0, c1, v = sch.split(columns, [None, across, width])
     sch.reorder(r0, c0, r1, c1, v)
@@ -66,7 +66,7 @@ def store_rows(sch: Schedule, store: Any, vector: int) -> None:
         sch.vectorize(v)
         return
     sch.reverse_compute_at(written, lane, preserve_unit_loops=True)
-    u, v = sch.split(v, [None, _COMPUTED])
+    u, v = sch.split(v, [None, COMPUTED])
     sch.unroll(u)
     sch.vectorize(v)
     depth = len(sch.get_loops(store)) - 2
@@ -83,7 +83,7 @@ def sum_parts(sch: Schedule, parts: Any, store: Any, vector: int, threads: int =
             sch.compute_inline(crop)  # where padding was added
     *rows, columns = sch.get_loops(store)
     extent = extent_of(sch, columns)
-    width = vector_width(extent, min(vector, _COMPUTED))
+    width = vector_width(extent, min(vector, COMPUTED))
     across = vector_width(extent // width, threads)
     row = sch.fuse(*rows) if len(rows) > 1 else rows[0] if rows else sch.add_unit_loop(columns)
     r0, r1 = sch.split(row, [None, threads // across])

@@ -35,18 +35,21 @@ def accepts(problem: Problem[CUDAModel]) -> str:
             return ""
         return "tiles of products" if min(product.m, product.n) >= _FEW else ""
     if isinstance(pattern, Window):
-        return "" if prod(axis.extent for axis in pattern.of_role("k")) > _LARGE else "a small window"
+        taps, shared = prod(axis.extent for axis in pattern.of_role("k")), _shared(problem.workload, pattern)
+        return "" if taps > _LARGE and shared > _FEW else "a small window, or one of whole rows or columns"
     if isinstance(pattern, Rowwise | Columns):
-        return "" if _rereads(problem.workload, pattern) else "rows or columns that are read once"
+        return "" if _shared(problem.workload, pattern) > _LARGE else "rows or columns that are read once"
     return "" if isinstance(pattern, Unrecognised) else "a family of its own"
 
 
-def _rereads(workload: Workload, pattern: Rowwise | Columns) -> bool:
-    """Whether every element that is read is part of many sums: as in a convolution that is read as none."""
-    sums = pattern.rows if isinstance(pattern, Rowwise) else pattern.outer * pattern.columns
-    return sums * pattern.length > _LARGE * sum(
-        prod(int(d) for d in arg.shape) for arg in workload.args if not arg.is_output
-    )
+def _shared(workload: Workload, pattern: Window | Rowwise | Columns) -> float:
+    """Of how many sums every element that is read is a part: many of a convolution, also one that is read as none."""
+    if isinstance(pattern, Window):
+        elements = prod(axis.extent for axis in pattern.axes)
+    else:
+        sums = pattern.rows if isinstance(pattern, Rowwise) else pattern.outer * pattern.columns
+        elements = sums * pattern.length
+    return elements / sum(prod(int(d) for d in arg.shape) for arg in workload.args if not arg.is_output)
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:

@@ -12,7 +12,7 @@ Sources: PTX ISA; CUTLASS' documentation of its GEMM hierarchy; measured in the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm.s_tir import Schedule, ScheduleError
@@ -22,11 +22,11 @@ from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.mma.intrinsics import LANES, TILE, MmaIntrinsics, mma_intrinsics
 from subtune.backends.cuda.families.mma.tiling import MmaTile, inner_of, tensor_core_obstacle, tile_obstacle
 from subtune.backends.cuda.lowering.swizzle import SWIZZLE_ATTR, can_swizzle
-from subtune.backends.cuda.source.epilogue import inline_epilogue, merge_epilogue, store_rows, sum_parts
+from subtune.backends.cuda.source.epilogue import COMPUTED, inline_epilogue, merge_epilogue, store_rows, sum_parts
 from subtune.backends.cuda.source.gemm_form import GemmBlocks, gemm_form, widened
 from subtune.core.kernel import Kernel, NotApplicable, Packing
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.gemm import Gemm, gemm, inline_producers
+from subtune.patterns.gemm import Gemm, anchor_of, gemm, inline_producers
 from subtune.tir.prepack import split_prepack
 
 
@@ -76,6 +76,9 @@ def _schedule(
     blocks = gemm_form(sch, (tile.bm, tile.bn, tile.bk * tile.split), a_inner, b_inner)
     if isinstance(blocks, NotApplicable):
         return blocks
+    if product.n % tile.bn and any(arg.is_output and arg.shape[-1:] != (product.n,) for arg in workload.args):
+        # a row has the columns of several products; stores through registers know only where the row ends
+        product = replace(product, out_vector=min(product.out_vector, COMPUTED))
     acc = "int32" if product.a.dtype == "int8" else "float32"
     fragments = mma_intrinsics(product.a.dtype, acc, a_inner, b_inner)
     reason = _product(sch, blocks, product, tile, fragments, (a_inner, b_inner), packs)
@@ -84,9 +87,15 @@ def _schedule(
     if not packs:
         return Kernel(sch.mod["main"], (), sch.trace if is_trace else None)
     n, k = (-(-extent // step) * step for extent, step in ((product.n, tile.bn), (product.k, tile.bk * tile.split)))
-    is_nk = workload.args[product.b.param].shape == (product.n, product.k) and product.b.inner == "k"
+    is_nk = workload.args[product.b.param].shape == (product.n, product.k) and _is_nk(workload)
     packing = Packing(((1, n), (k,)), (0, 1, 2)) if is_nk else Packing(((k,), (1, n)), (1, 2, 0))
     return Kernel(split_prepack(sch.mod["main"], product.b.param), ((product.b.param, packing),), None)
+
+
+def _is_nk(workload: Workload) -> bool:
+    """Whether B's first dim is n: of a square B, the shape does not say."""
+    found = anchor_of(Schedule(workload.func))
+    return not isinstance(found, NotApplicable) and found[1].b.axes[0] == found[1].n.index
 
 
 # long: one schedule; its loops and blocks are named from the first step to the last
