@@ -8,6 +8,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, TypeVar
 
+from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.tirx import PrimFunc
 
@@ -72,6 +73,14 @@ def inlined(workload: Workload) -> tuple[Schedule, Stages] | NotApplicable:
     """`workload` inlined, a schedule of one's own, and its stages."""
     found = _inlined(workload.func)
     return found if isinstance(found, NotApplicable) else (found[0].copy(), found[1])
+
+
+def reduces_several(workload: Workload) -> bool:
+    """Whether the only reduction makes several values at once: an ArgMax the largest, and where it is."""
+    found = inlined(workload)
+    if isinstance(found, NotApplicable) or len(found[1].anchors) != 1:
+        return False
+    return not isinstance(found[0].get(found[1].anchors[0]).body, tirx.BufferStore)
 
 
 def anchored(

@@ -10,6 +10,7 @@ from subtune.backends.cuda.families import (
     columns,
     default,
     direct,
+    each,
     elementwise,
     fma,
     gemv,
@@ -50,4 +51,5 @@ FAMILIES: tuple[Family[Any, Any], ...] = (
     elementwise.FAMILY,
     transpose.FAMILY,
     direct.FAMILY,
+    each.FAMILY,
 )

@@ -11,6 +11,7 @@ from subtune.backends.cuda.model.streaming import barrier_s, narrow, resident_bl
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
 from subtune.patterns.rows import Columns
+from subtune.patterns.stages import reduces_several
 from subtune.patterns.window import Window
 
 _MIN_COLUMN = 16  # elements: a window that long may be one of a whole axis
@@ -37,7 +38,9 @@ def is_total(anchor: Columns, workload: Workload) -> bool:
 
 
 def accepts(problem: Problem[CUDAModel]) -> str:
-    return "" if columns_of(problem) is not None else "no reductions that keep the innermost axis"
+    if columns_of(problem) is None:
+        return "no reductions that keep the innermost axis"
+    return "several values at a time" if reduces_several(problem.workload) else ""
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:

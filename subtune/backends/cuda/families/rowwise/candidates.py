@@ -11,6 +11,7 @@ from subtune.backends.cuda.model.streaming import barrier_s, narrow, resident_bl
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
 from subtune.patterns.rows import Rowwise
+from subtune.patterns.stages import reduces_several
 from subtune.patterns.window import Window
 
 _MAX_TILED_TOTAL = 32  # elements of each of two rows in one thread's registers, where only their totals are wanted
@@ -31,7 +32,9 @@ def rows_of(problem: Problem[CUDAModel]) -> Rowwise | None:
 
 
 def accepts(problem: Problem[CUDAModel]) -> str:
-    return "" if rows_of(problem) is not None else "no reductions along rows"
+    if rows_of(problem) is None:
+        return "no reductions along rows"
+    return "several values at a time" if reduces_several(problem.workload) else ""
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
