@@ -104,7 +104,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         path = write_artifact(output, Package(spliced.pop(), *about), device, check)
     return CompileReport(
         path=str(path),
-        rows=rows(subgraphs, winners),
+        rows=rows(subgraphs, winners, device),
         seconds=clock.seconds,
         verified=_verified(verification, is_elsewhere),
         is_interrupted=records.interrupted,

@@ -86,6 +86,10 @@ class HardwareModel(Protocol):
 
     def peak_flops(self) -> float: ...
 
+    def flops_of(self, dtype: str) -> float:
+        """What a kernel on operands of `dtype` can reach."""
+        ...
+
     def comes_from_memory(self, weights_bytes: int) -> bool:
         """Whether a subgraph with so many bytes of weights belongs to a model whose weights stay in no cache."""
         ...

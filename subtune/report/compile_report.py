@@ -10,12 +10,19 @@ from typing import Any
 from subtune.tuning.choose import Choice, MeasuredAlternative
 from subtune.tuning.weights import Weights
 
+_FAR = 5.0
+"""Times its roofline: a subgraph that takes longer has no schedule that suits it."""
+_HOLDS = 0.05
+_SHORT_S = 20e-6
+"""What takes less is bound by latency and launches, of which the roofline knows nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class SubgraphRow:
     """One distinct subgraph: latencies of one call in seconds, 0.0 when it was not measured.
 
-    `predicted_s` is what the policy expects of a candidate that was taken without measuring it; else 0.0.
+    `predicted_s` is what the policy expects of a candidate that was taken without measuring it; else 0.0. `bound_s` is
+    the roofline: what its arithmetic or its bytes take at least; 0.0 where nobody worked it out.
     """
 
     name: str
@@ -26,6 +33,7 @@ class SubgraphRow:
     tried: int
     failed: int
     predicted_s: float = 0.0
+    bound_s: float = 0.0
 
     @property
     def gain(self) -> float:
@@ -65,6 +73,17 @@ class CompileReport:
         """Sum over all uses of the measured subgraphs with the schedules that ship."""
         return sum(row.uses * row.tuned_s for row in self.rows)
 
+    @property
+    def far(self) -> tuple[SubgraphRow, ...]:
+        """The subgraphs that hold some of the time and are far from their roofline: a better schedule would help."""
+        return tuple(
+            row
+            for row in self.rows
+            if row.tuned_s > max(_FAR * row.bound_s, _SHORT_S)
+            and row.bound_s
+            and row.uses * row.tuned_s > _HOLDS * self.tuned_s
+        )
+
     def to_json(self) -> str:
         found = asdict(self)
         regions = choices_json(self.choices)
@@ -98,6 +117,11 @@ class CompileReport:
                 f"{gain:.1f}x; {sum(row.tried for row in self.rows)} candidates, "
                 f"{sum(row.failed for row in self.rows)} of them failed"
             )
+        lines += [
+            f"warning: {row.name} takes {row.tuned_s / row.bound_s:.0f} times its roofline, "
+            f"{row.uses * row.tuned_s / self.tuned_s:.0%} of the time"
+            for row in self.far
+        ]
         lines += [f"not tuned: {key}: {reason}" for key, reason in self.failures]
         lines += self.notes
         if self.precision != "fp32":

@@ -12,6 +12,7 @@ from subtune.backends.base import Device
 from subtune.core.graph import Subgraph
 from subtune.core.manifest import KernelOrigin, Source
 from subtune.report.compile_report import SubgraphRow
+from subtune.tuning.order import kernel_bound_s
 from subtune.tuning.predict import BASIS
 from subtune.tuning.winners import Winners
 
@@ -31,7 +32,7 @@ def kernel_origins(subgraphs: Sequence[Subgraph], winners: Winners) -> tuple[Ker
     return tuple(origins)
 
 
-def rows(subgraphs: Sequence[Subgraph], winners: Winners) -> tuple[SubgraphRow, ...]:
+def rows(subgraphs: Sequence[Subgraph], winners: Winners, device: Device) -> tuple[SubgraphRow, ...]:
     """For the report, one of each subgraph."""
     found = []
     for subgraph in subgraphs:
@@ -41,7 +42,8 @@ def rows(subgraphs: Sequence[Subgraph], winners: Winners) -> tuple[SubgraphRow, 
             found.append(SubgraphRow(*about, 0.0, 0.0, 0, 0, candidate.predicted_s))
             continue
         times = (record.default_s, record.timing.median_s)
-        found.append(SubgraphRow(*about, *times, record.tried, record.failed))
+        bound = kernel_bound_s(subgraph.workload, device)
+        found.append(SubgraphRow(*about, *times, record.tried, record.failed, bound_s=bound))
     return tuple(found)
 
 

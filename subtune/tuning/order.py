@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from subtune.backends.base import Device
-from subtune.core.workload import Workload
+from subtune.core.workload import Workload, dtype_bits
 from subtune.measure.halving import FULL_S, LOOK_S
 from subtune.runtime.host import usable_cores
 from subtune.tuning.workload_search import Step, WorkloadSearch
@@ -37,6 +37,18 @@ def bound_s(workload: Workload, device: Device) -> float:
         _log.debug("operations of workload %s: %s", workload.key, e)
         flops = 0
     return max(flops / device.model.peak_flops(), workload.nbytes / device.model.dram_bytes_per_s)
+
+
+def kernel_bound_s(workload: Workload, device: Device) -> float:
+    """`bound_s` at the rate of the workload's own data type: that of the narrowest array among its inputs."""
+    try:
+        flops = workload.flops
+    except Exception as e:  # as above
+        _log.debug("operations of workload %s: %s", workload.key, e)
+        flops = 0
+    inputs = [arg.dtype for arg in workload.args if not arg.is_output]
+    rate = device.model.flops_of(min(inputs, key=dtype_bits, default="float32"))
+    return max(flops / rate, workload.nbytes / device.model.dram_bytes_per_s)
 
 
 def next_turn(searches: Sequence[WorkloadSearch], is_hurried: bool) -> list[WorkloadSearch]:

@@ -87,6 +87,10 @@ class CPUModel:
         """Floating-point operations per second in float32."""
         return 2.0 * self.lanes() * self.fma_per_cycle * self.cycles_per_s * (threads or self.threads)
 
+    def flops_of(self, dtype: str) -> float:
+        """The peak in float32 for every type: other types' kernels compute in it, or a few times faster."""
+        return self.peak_flops()
+
     def comes_from_memory(self, weights_bytes: int) -> bool:
         """Whether a subgraph with so many bytes of weights belongs to a model whose weights do not stay in L3.
 

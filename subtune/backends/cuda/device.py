@@ -84,6 +84,10 @@ class CUDAModel:
         """The most operations per second of any kind that a kernel can reach; for lower bounds."""
         return max(self.fma_flops(), *(self.mma_flops(dtype) for dtype, _ in self.mma_flops_per_cycle), 1.0)
 
+    def flops_of(self, dtype: str) -> float:
+        """Operations per second that kernels on operands of `dtype` can reach; float32 stays off the tensor cores."""
+        return max(self.fma_flops(), self.mma_flops(dtype) if dtype != "float32" else 0.0)
+
     def target(self) -> Any:
         """The `tvm.target.Target` kernels are built for, with this machine's processor as its host."""
         from tvm.target import Target

@@ -42,6 +42,9 @@ class ScalarModel:
     def peak_flops(self) -> float:
         return self.operations_per_s
 
+    def flops_of(self, dtype: str) -> float:
+        return self.peak_flops()
+
     def comes_from_memory(self, weights_bytes: int) -> bool:
         return weights_bytes > self.cpu.l3_bytes
 

@@ -1,0 +1,32 @@
+"""What the report of a compile says beside its figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from subtune.backends.cuda.device import CUDA
+from subtune.report.compile_report import CompileReport, SubgraphRow
+
+
+def row(name: str, tuned_s: float, bound_s: float, uses: int = 1) -> SubgraphRow:
+    return SubgraphRow(name, uses, "default", tuned_s, tuned_s, 1, 0, bound_s=bound_s)
+
+
+def test_it_warns_of_what_is_far_from_its_roofline() -> None:
+    rows = (
+        row("far", 6e-3, 1e-3),
+        row("near", 4e-3, 1e-3),
+        row("far, of no weight", 1e-4, 1e-6),
+        row("short", 15e-6, 1e-7, uses=200),
+        row("unknown", 2e-3, 0.0),
+    )
+    report = CompileReport("m", rows, {}, "", False)
+    assert [found.name for found in report.far] == ["far"]
+    assert "warning: far takes 6 times its roofline, 40% of the time" in str(report)
+    assert str(report).count("warning") == 1
+
+
+def test_the_roofline_knows_the_types() -> None:
+    model = CUDA("A100")
+    assert model.flops_of("float32") == model.fma_flops()
+    assert model.flops_of("float16") == pytest.approx(model.mma_flops("float16"))
