@@ -87,6 +87,23 @@ def bar_chart(title: str, subtitle: str, bars: Sequence[Bar]) -> str:
     return _svg(title, height, parts)
 
 
+def histogram(title: str, subtitle: str, bins: Sequence[tuple[str, int]], even: int) -> str:
+    """A row for each (label, count), and a dashed line above row `even`. `bins` may not be empty."""
+    top = 62
+    height = top + _ROW * len(bins) + 10
+    most = max(max(count for _, count in bins), 1)
+    scale = (_WIDTH - _LABELS - _VALUES) / most
+    parts = [_text(0, 18, title, "head"), _text(0, 38, subtitle, "faint")]
+    for index, (label, count) in enumerate(bins):
+        middle = top + _ROW * index + _ROW / 2
+        parts.append(_text(_LABELS - 10, middle + 4.5, label, "", "end"))
+        size = f'width="{count * scale:.1f}" height="{_BAR}"'
+        parts.append(f'<rect class="bar" x="{_LABELS}" y="{middle - _BAR / 2:g}" {size}/>')
+        parts.append(_text(_WIDTH, middle + 4.5, str(count), "strong", "end"))
+    parts.append(_rule(0, top + _ROW * even, _WIDTH, top + _ROW * even, "even"))
+    return _svg(title, height, parts)
+
+
 def line_chart(title: str, subtitle: str, across: str, lines: Sequence[Line]) -> str:
     """Curves over a logarithmic x axis named `across`; y runs from 0 to 1 and is written in per cent."""
     top, height, left = 84, 380, 50

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from subtune.bench.job import BenchError, Job
 from subtune.bench.peer import Arrays, Peer
 
+REFERENCE = "torch-reference"
+"""Computes a case of the coverage suite in float64; nobody times it."""
 Loader = Callable[[Job, Arrays], Peer]
 """Loads a model into a framework."""
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from subtune.bench.job import Job
 from subtune.bench.peer import Arrays, Peer
-from subtune.bench.peers import Loader, Peers
+from subtune.bench.peers import REFERENCE, Loader, Peers
 
 
 def _subtune(job: Job, inputs: Arrays) -> Peer:
@@ -69,14 +69,14 @@ def _openvino(job: Job, inputs: Arrays) -> Peer:
 
 
 def _torch(job: Job, inputs: Arrays) -> Peer:
-    """PyTorch, eager or compiled by inductor with frozen weights, of the ONNX model converted by onnx2torch."""
+    """PyTorch, eager or compiled by inductor with frozen weights."""
     import torch
 
-    from subtune.bench.torch_model import converted
+    from subtune.bench.torch_source import as_array, as_tensor, torch_module
 
     torch.set_num_threads(job.threads)
-    module = converted(job.path)
-    tensors = [torch.from_numpy(inputs[name]) for name in job.names]
+    module, via = torch_module(job.path)
+    tensors = [as_tensor(inputs[name]) for name in job.names]
     run = _compiled_by_inductor(module, tensors) if job.framework == "torch-compile" else module
 
     def call() -> Any:
@@ -84,10 +84,17 @@ def _torch(job: Job, inputs: Arrays) -> Peer:
             return run(*tensors)
 
     def outputs(result: Any) -> list[np.ndarray]:
-        found = result if isinstance(result, tuple | list) else [result]
-        return [tensor.detach().contiguous().numpy() for tensor in found]
+        return [as_array(tensor) for tensor in (result if isinstance(result, tuple | list) else [result])]
 
-    return Peer(call, outputs)
+    return Peer(call, outputs, via=via)
+
+
+def _reference(job: Job, inputs: Arrays) -> Peer:
+    """A case's function in float64, once."""
+    from subtune.bench.coverage.torch_dialect import reference
+
+    found = reference(job.path, [inputs[name] for name in job.names], "cpu", job.threads)
+    return Peer(lambda: found)
 
 
 def _compiled_by_inductor(module: Any, tensors: list[Any]) -> Any:
@@ -95,6 +102,7 @@ def _compiled_by_inductor(module: Any, tensors: list[Any]) -> Any:
     import torch
     from torch._inductor import config
 
+    torch._dynamo.reset()  # of the last model in this process
     config.freezing = True  # weights are constants: packed and folded while compiling, as others do
     try:
         return _tried(torch.compile(module), tensors)
@@ -153,6 +161,7 @@ _LOADERS: Mapping[str, Loader] = {
     "openvino": _openvino,
     "torch-compile": _torch,
     "torch": _torch,
+    REFERENCE: _reference,
     "numpy": _numpy,
     "default": _default,
     "onnxruntime-ops": _onnxruntime,
@@ -169,6 +178,7 @@ _LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "openvino": ("openvino",),
     "torch-compile": ("torch", "onnx2torch", "torch._inductor.compile_fx"),
     "torch": ("torch", "onnx2torch"),
+    REFERENCE: ("torch",),
     "numpy": ("onnx",),
     "default": ("onnx", "tvm", "tvm.relax.frontend.onnx"),
     "onnxruntime-ops": ("onnxruntime",),
@@ -181,6 +191,6 @@ _LIBRARIES: Mapping[str, tuple[str, ...]] = {
 OWN_ACCOUNTS = {"onnxruntime": "onnxruntime-ops", "openvino-f32": "openvino-ops"}
 """Frameworks that say what their operators took, by the name under which their word is taken."""
 LIMITS = ("fma", "copy", "copy-cold")
-AGAINST = tuple(name for name in _LOADERS if name not in ("subtune", *LIMITS, *OWN_ACCOUNTS.values()))
+AGAINST = tuple(name for name in _LOADERS if name not in ("subtune", REFERENCE, *LIMITS, *OWN_ACCOUNTS.values()))
 """Every framework that subtune can be timed against."""
 PEERS = Peers(_LOADERS, AGAINST, ("onnxruntime", "default"), is_pinned=True, libraries=_LIBRARIES)

@@ -51,6 +51,7 @@ class BenchRow:
         before_bytes: what it held before: interpreter, inputs and the framework's libraries.
         rss_bytes: what it holds between calls in the end.
         max_rel: largest relative error of its outputs against subtune's (`subtune.verification.verify.OutputError`).
+        via: what made its model of the ONNX file (onnx2torch), "" where that was written for it or it reads the file.
     """
 
     framework: str
@@ -62,6 +63,7 @@ class BenchRow:
     before_bytes: int = 0
     rss_bytes: int = 0
     max_rel: float = 0.0
+    via: str = ""
 
     @property
     def model_bytes(self) -> int:
@@ -108,9 +110,22 @@ def race(jobs: Sequence[Job], pace: Pace) -> Race:
                 workers.append(stack.enter_context(Worker(job, pace.timeout_s)))
             except BenchError as e:
                 failures.append((job.framework, _without_name(e)))
-        timed = _rounds(workers, pace, failures)
+        return run_race(workers, failures, pace, outputs_of(jobs[0]))
+
+
+def run_race(
+    workers: Sequence[Worker], failures: list[tuple[str, str]], pace: Pace, expected: list[np.ndarray]
+) -> Race:
+    """Time the workers in turn, who have loaded their models. `failures` are those who have not.
+
+    Args:
+        expected: what every framework's outputs are compared with.
+
+    Raises:
+        BenchError: the first framework dies.
+    """
+    timed = _rounds(workers, pace, failures)
     base = [median(one.seconds) for one in timed[0][1]]
-    expected = _outputs(jobs[0])
     rows = tuple(_row(worker, rounds, base, expected) for worker, rounds in timed)
     every = [one for _, rounds in timed for one in rounds]
     foreign = sum(one.foreign_s for one in every) / max(sum(one.wall_s for one in every), 1e-9)
@@ -164,6 +179,7 @@ def _row(worker: Worker, rounds: Sequence[Round], base: Sequence[float], expecte
         before_bytes=worker.before_bytes,
         rss_bytes=rounds[-1].rss_bytes,
         max_rel=_max_rel(worker.job, expected),
+        via=worker.via,
     )
 
 
@@ -171,7 +187,7 @@ def _max_rel(job: Job, expected: list[np.ndarray]) -> float:
     """Largest error over all outputs; dtypes may differ in width, shapes may not."""
     if not job.outputs:
         return 0.0
-    got = _outputs(job)
+    got = outputs_of(job)
     if len(got) != len(expected):
         return _NO_ERROR_KNOWN
     worst = 0.0
@@ -183,7 +199,8 @@ def _max_rel(job: Job, expected: list[np.ndarray]) -> float:
     return min(worst, _NO_ERROR_KNOWN)
 
 
-def _outputs(job: Job) -> list[np.ndarray]:
+def outputs_of(job: Job) -> list[np.ndarray]:
+    """What a worker left of its first call."""
     if not job.outputs:
         return []
     with np.load(job.outputs) as stored:

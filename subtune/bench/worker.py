@@ -1,8 +1,8 @@
 """The process that times one framework: `python -m subtune.bench.worker`, commands as JSON lines on stdin.
 
 One framework per process, because two thread pools in one process stall each other. The first line is the job
-(see `subtune.bench.job`), answered by {"before_bytes": ...}; every further {"calls": n, "warmup": m} by the fields of
-a `Round`, or by {"error": ...}.
+(see `subtune.bench.job`), answered by {"before_bytes": ..., "via": ...}; every further {"calls": n, "warmup": m} by the
+fields of a `Round`. Another job takes the place of the first. Whatever fails is answered by {"error": ...}.
 
 A call takes numpy arrays and gives arrays back, through the Python API of the framework; what is timed is such a call
 as a whole, and the loop that times it is the same for all of them.
@@ -32,28 +32,28 @@ def main() -> None:
     _die_with_parent()
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the frameworks print must not end up among the replies
-    job = Job.from_json(sys.stdin.readline())
-    if job.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, job.cores)
-    try:
-        peer, before_bytes = _prepare(job)
-    except Exception as e:
-        # Whatever a foreign framework raises is reported to the parent, which says so and goes on without it.
-        print(json.dumps({"error": _reason(e)}), file=replies)
-        return
-    print(json.dumps({"before_bytes": before_bytes}), file=replies)
+    peer: Peer | None = None
     for line in sys.stdin:
         order = json.loads(line)
         try:
-            reply = _time(peer, order["calls"], order["warmup"])
+            if "framework" in order:
+                peer = None  # the last one's memory goes before the next one's comes
+                job = Job.from_json(line)
+                peer, before_bytes = _prepare(job)
+                reply = {"before_bytes": before_bytes, "via": peer.via}
+            else:
+                assert peer is not None, "nothing was loaded"
+                reply = _time(peer, order["calls"], order["warmup"])
         except Exception as e:
-            print(json.dumps({"error": _reason(e)}), file=replies)
-            return
+            # Whatever a foreign framework raises is reported to the parent, which says so and goes on without it.
+            reply = {"error": _reason(e)}
         print(json.dumps(reply), file=replies)
 
 
 def _prepare(job: Job) -> tuple[Peer, int]:
     """The framework, its first call done and its outputs written; and the memory in use before the model was loaded."""
+    if job.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, job.cores)
     inputs = _read_inputs(job)
     import_libraries(job)
     before_bytes = memory_bytes("VmRSS")

@@ -17,7 +17,7 @@ from subtune.core.scratch import temporary
 
 _PRINT = "-"
 _GPU_SUITES = ("fastdlight", "tensorcore", "gpu-ops")
-_SUITES = ("cpu", "cpu-ops", "budget", *_GPU_SUITES, "op-vs-subgraph")
+_SUITES = ("cpu", "cpu-ops", "coverage", "budget", *_GPU_SUITES, "op-vs-subgraph")
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -29,8 +29,14 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "--suite",
         choices=_SUITES,
         help="instead of one model: the zoo, or single operators, or what each --budget gives, on the CPU; "
-        "on a GPU the rows of the FastDlight RFC and of apache/tvm#4105, or more operators; tuning ops against tuning "
-        "subgraphs (apache/tvm#10650), on either",
+        "on a GPU the rows of the FastDlight RFC and of apache/tvm#4105, or more operators; on either, cases drawn from a "
+        "grammar of operators (coverage), or tuning ops against tuning subgraphs (apache/tvm#10650)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of --suite coverage: which cases (default: 0)"
+    )
+    parser.add_argument(
+        "--cases", type=arguments.positive, metavar="K", help="of --suite coverage: only the first K (default: 150)"
     )
     parser.add_argument(
         "--models", "--ops", default="", metavar="LIST", help="of a suite, only these; * stands for anything"
@@ -121,6 +127,8 @@ def _suite(args: argparse.Namespace) -> int:
     from subtune.bench.suite import Settings, chosen
     from subtune.database import Database
 
+    if args.suite == "coverage":
+        return _coverage(args)
     suite = _suite_of(args.suite)
     cases = chosen(suite.cases, [name for name in args.models.split(",") if name], args.suite)
     against = _against(args, suite.against)
@@ -144,6 +152,34 @@ def _suite(args: argparse.Namespace) -> int:
 
         report = suite.run(cases, settings, keep)
     _show(args, suite.table(report), suite.to_json(report))
+    return 130 if report.is_interrupted else 0
+
+
+def _coverage(args: argparse.Namespace) -> int:
+    from subtune import backends
+    from subtune.bench.coverage import suite
+    from subtune.bench.coverage.grammar import DEFAULT_CASES
+    from subtune.bench.coverage.report import CoverageReport, coverage_json, coverage_table
+    from subtune.bench.peers import peers_of
+    from subtune.bench.race import Pace
+    from subtune.bench.suite import Settings
+    from subtune.database import Database
+
+    kind = backends.meant_by(args.target).kind
+    against = _against(args, suite.AGAINST[kind])
+    peers_of(kind).require(against)
+    options = _options(args)
+    with Database(options.pop("database")) as database:
+        pace = Pace(args.rounds or 5, args.round_time or 0.03, suite.LIMIT_S)
+        tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
+        settings = Settings(database, against, tuple(options.items()), pace, tell=tell)
+
+        def keep(report: CoverageReport) -> None:
+            if args.json not in (None, _PRINT):
+                _store(Path(args.json), coverage_json(report))
+
+        report = suite.run_coverage(args.seed, args.cases or DEFAULT_CASES, settings, keep)
+    _show(args, coverage_table(report), coverage_json(report))
     return 130 if report.is_interrupted else 0
 
 

@@ -1,0 +1,109 @@
+"""The files of one case, and the processes that hold it: one for each framework, which go from case to case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from subtune.backends.base import Device
+from subtune.bench.coverage.arrays import draw
+from subtune.bench.coverage.case import Case
+from subtune.bench.coverage.grammar import body
+from subtune.bench.coverage.onnx_dialect import OnnxDialect
+from subtune.bench.coverage.work import Work, work_of
+from subtune.bench.job import BenchError, Job
+from subtune.bench.peers import peers_of
+from subtune.bench.process import Worker
+from subtune.bench.race import cores_for, write_inputs
+from subtune.bench.torch_source import CASE_SUFFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """A case on disk. `job` has everything but the framework and what it loads."""
+
+    model: Path
+    work: Work
+    job: Job
+
+    def job_of(self, framework: str, path: Path | None = None) -> Job:
+        outputs = str(self.model.with_name(f"{framework}.npz"))
+        return replace(self.job, framework=framework, path=str(path or self.model), outputs=outputs)
+
+
+def written(case: Case, folder: Path, device: Device) -> Files:
+    """The case's model, its description and its inputs, in `folder`."""
+    dialect = OnnxDialect(case.dtype)
+    outputs = body(dialect, case)
+    model = dialect.model(outputs, draw(case, dialect.weights))
+    path = folder / "case.onnx"
+    onnx.save(model, path)
+    path.with_suffix(CASE_SUFFIX).write_text(case.to_json())
+    inputs = write_inputs(folder / "inputs.npz", draw(case, dialect.inputs))
+    threads, kind = device.model.host.threads, device.backend.kind
+    job = Job(
+        "", "", threads, inputs, tuple(g.name for g in dialect.inputs), tuple(g.dtype for g in dialect.inputs),
+        cores=cores_for(threads) if peers_of(kind).is_pinned else (), allow_tf32=device.numerics.tf32, kind=kind,
+    )  # fmt: skip
+    return Files(path, work_of(model), job)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The processes that took a model, and why the others did not, by framework."""
+
+    workers: Mapping[str, Worker]
+    reasons: Mapping[str, str]
+
+
+class Lane:
+    """A process for each framework that was asked for; one that dies is started again for the next case."""
+
+    def __init__(self, timeout_s: float):
+        self._timeout_s = timeout_s
+        self._workers: dict[str, Worker] = {}
+
+    def load(self, jobs: Sequence[Job]) -> Loaded:
+        loaded, reasons = {}, {}
+        for job in jobs:
+            try:
+                loaded[job.framework] = self._loaded(job)
+            except BenchError as e:
+                reasons[job.framework] = str(e).partition(": ")[2]
+        return Loaded(loaded, reasons)
+
+    def pause(self) -> None:
+        """Whatever a process of this lane is doing: another lane is timed."""
+        for worker in self._living():
+            worker.pause()
+
+    def resume(self) -> None:
+        for worker in self._living():
+            worker.resume()
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+
+    def _loaded(self, job: Job) -> Worker:
+        name = job.framework
+        worker = self._workers.get(name)
+        if worker is not None and not worker.is_alive:
+            worker.close()
+            worker = None
+        if worker is None:
+            worker = self._workers[name] = Worker.started(job)
+        try:
+            worker.load(job, self._timeout_s)
+        except BenchError as e:
+            if "no answer" in str(e):  # it would answer the next question with what it owes to this one
+                worker.close()
+            raise
+        return worker
+
+    def _living(self) -> list[Worker]:
+        return [worker for worker in list(self._workers.values()) if worker.is_alive]

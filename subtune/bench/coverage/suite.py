@@ -1,0 +1,191 @@
+"""`subtune bench --suite coverage`: every case tuned, compared with float64, and raced against its peers.
+
+A case that fails is a row that says how. Processes go from case to case; on a GPU, where compiling needs the processor
+only, the peers of the next cases are compiled while one is tuned, and stand still while one is timed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from subtune.backends import device_of
+from subtune.backends.base import Device
+from subtune.bench.coverage.case import Case
+from subtune.bench.coverage.compiling import Compiler
+from subtune.bench.coverage.grammar import cases
+from subtune.bench.coverage.lane import Files, Lane, Loaded, written
+from subtune.bench.coverage.report import CoverageReport, CoverageRow
+from subtune.bench.job import BenchError
+from subtune.bench.peers import REFERENCE
+from subtune.bench.race import best_peer, outputs_of, run_race
+from subtune.bench.suite import Settings, reason, run_cases
+from subtune.core.scratch import temporary
+
+AGAINST = {"cpu": ("onnxruntime", "openvino-f32", "torch"), "cuda": ("torch-graph", "torch-compile")}
+BUDGET_S = {"cpu": 6.0, "cuda": 3.0}
+"""Of tuning a case, where the user names none."""
+LIMIT_S = 60.0
+"""Beyond the budget, for a case's compile; and for a framework to load it."""
+_AHEAD = {"cpu": 0, "cuda": 3}
+"""Cases whose peers are made ready while one is tuned."""
+_LIMITS = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+"""Relative error against float64 above which a result is wrong, unless the best peer's is as large."""
+_AS_LARGE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A case whose files are written, and whose peers load it where that is done ahead."""
+
+    case: Case
+    files: Files
+    lane: Lane
+    loading: Future[Loaded] | None
+
+
+class Coverage:
+    """The suite's processes on one device, and a row for each case. `close` it."""
+
+    def __init__(self, settings: Settings, device: Device, scratch: Path):
+        self._settings, self._device, self._scratch = settings, device, scratch
+        kind = device.backend.kind
+        budget_s = float(settings.option("budget_s") or BUDGET_S[kind])
+        given = {key: value for key, value in settings.options if value is not None}
+        options = {**given, "budget_s": budget_s, "database": str(settings.database.path)}
+        self._compiler = Compiler(options, budget_s + LIMIT_S, device.model.host.threads)
+        self._ahead = _AHEAD[kind]
+        self._lanes = [Lane(LIMIT_S) for _ in range(self._ahead + 1)]
+        self._ours = Lane(LIMIT_S)
+        self._loader = ThreadPoolExecutor(max(self._ahead, 1))
+
+    def ready(self, drawn: Iterable[Case]) -> Iterator[_Ready]:
+        """The cases in order, the peers of those that follow being made ready meanwhile."""
+        waiting: deque[_Ready] = deque()
+        for case in drawn:
+            folder = self._scratch / str(case.index)
+            folder.mkdir()
+            files, lane = written(case, folder, self._device), self._lanes[case.index % len(self._lanes)]
+            loading = self._loader.submit(self._load_peers, lane, files) if self._ahead else None
+            waiting.append(_Ready(case, files, lane, loading))
+            if len(waiting) > self._ahead:
+                yield waiting.popleft()
+        yield from waiting
+
+    def row(self, ready: _Ready) -> CoverageRow:
+        begin, case = time.monotonic(), ready.case
+        self._settings.tell(case.name)
+        found = CoverageRow(case.name, case.family, case.dtype, "crash")
+        try:
+            found = self._row(found, ready)
+        except BenchError as e:
+            found = replace(found, outcome="time limit" if "no answer" in str(e) else "crash", why=str(e))
+        except Exception as e:  # whatever one case meets, the others are still to be measured
+            found = replace(found, why=reason(e))
+        finally:
+            shutil.rmtree(ready.files.model.parent, ignore_errors=True)
+        return replace(found, case_s=time.monotonic() - begin)
+
+    def close(self) -> None:
+        self._compiler.close()
+        for lane in (*self._lanes, self._ours):
+            lane.close()
+        self._loader.shutdown(cancel_futures=True)
+
+    def _row(self, row: CoverageRow, ready: _Ready) -> CoverageRow:
+        artifact = ready.files.model.with_name("case.subtune")
+        compiled = self._compiler.compile(ready.files.model, artifact)
+        if compiled.refusal:
+            return replace(row, outcome="refused", why=compiled.refusal)
+        row = replace(
+            row, defaults=compiled.defaults, untuned=compiled.untuned, kernels=compiled.kernels, tried=compiled.tried,
+            tune_s=compiled.tune_s, roofline_s=self._roofline_s(ready),
+        )  # fmt: skip
+        peers = ready.loading.result() if ready.loading else self._load_peers(ready.lane, ready.files)
+        ours = self._ours.load([ready.files.job_of("subtune", artifact)])
+        if ours.reasons:
+            return replace(row, why=f"not loaded: {ours.reasons['subtune']}")
+        return self._raced(row, ready, peers, ours)
+
+    def _raced(self, row: CoverageRow, ready: _Ready, peers: Loaded, ours: Loaded) -> CoverageRow:
+        if REFERENCE not in peers.workers:
+            return replace(row, why=f"no reference: {peers.reasons[REFERENCE]}")
+        expected = outputs_of(ready.files.job_of(REFERENCE))
+        against = [worker for name, worker in peers.workers.items() if name != REFERENCE]
+        with self._others_paused(ready.lane):
+            race = run_race(
+                [*ours.workers.values(), *against], list(peers.reasons.items()), self._settings.pace, expected
+            )
+        mine = race.rows[0]
+        best = best_peer(race.rows[1:], self._settings.against)
+        row = replace(row, race=race, ours_s=mine.median_s, error=mine.max_rel)
+        if best is not None:
+            row = replace(
+                row, best=best.framework, best_s=best.ratio * mine.median_s, ratio=best.ratio, peer_error=best.max_rel
+            )
+        if mine.max_rel > max(_LIMITS[row.dtype], _AS_LARGE * row.peer_error):
+            return replace(row, outcome="wrong", why=f"relative error {mine.max_rel:.1e} against float64")
+        return replace(row, outcome="timed")
+
+    def _load_peers(self, lane: Lane, files: Files) -> Loaded:
+        return lane.load([files.job_of(name) for name in (REFERENCE, *self._settings.against)])
+
+    @contextmanager
+    def _others_paused(self, lane: Lane) -> Iterator[None]:
+        others = [other for other in self._lanes if other is not lane]
+        for other in others:
+            other.pause()
+        try:
+            yield
+        finally:
+            for other in others:
+                other.resume()
+
+    def _roofline_s(self, ready: _Ready) -> float:
+        model: Any = self._device.model
+        mma = model.mma_flops(ready.case.dtype) if self._device.backend.kind == "cuda" else 0.0
+        peak = mma or (model.fma_flops() if self._device.backend.kind == "cuda" else model.peak_flops())
+        return ready.files.work.roofline_s(peak, model.dram_bytes_per_s)
+
+
+def run_coverage(
+    seed: int, count: int, settings: Settings, keep: Callable[[CoverageReport], Any] = lambda report: None
+) -> CoverageReport:
+    """The first `count` cases of `seed`, in order. Ctrl-C ends the suite after what is done.
+
+    Args:
+        keep: called with the report so far after every case.
+    """
+    device, begin = device_for(settings), time.monotonic()
+    kind = device.backend.kind
+
+    def summary(rows: list[CoverageRow], is_interrupted: bool) -> CoverageReport:
+        wall_s = time.monotonic() - begin
+        return CoverageReport(
+            seed, kind, device.fingerprint(), device.model.host.threads, settings.against, tuple(rows), is_interrupted,
+            wall_s,
+        )  # fmt: skip
+
+    with temporary() as scratch:
+        suite = Coverage(settings, device, scratch)
+        try:
+            return run_cases(suite.ready(cases(seed, count, kind == "cuda")), suite.row, summary, keep)
+        finally:
+            suite.close()
+
+
+def device_for(settings: Settings) -> Device:
+    """What the settings name, or this machine's processor."""
+    return device_of(
+        settings.option("target") or "auto",
+        settings.option("threads"),
+        settings.option("device_file"),
+        settings.numerics,
+    )
