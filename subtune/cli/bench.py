@@ -29,8 +29,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "--suite",
         choices=_SUITES,
         help="instead of one model: the zoo, or single operators, or what each --budget gives, on the CPU; "
-        "on a GPU the rows of the FastDlight RFC and of apache/tvm#4105, or more operators; on either, cases drawn from a "
-        "grammar of operators (coverage), or tuning ops against tuning subgraphs (apache/tvm#10650)",
+        "on a GPU the rows of the FastDlight RFC and of apache/tvm#4105, or more operators; on either, cases drawn from "
+        "a grammar of operators (coverage), or tuning ops against tuning subgraphs (apache/tvm#10650)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of --suite coverage: which cases (default: 0)"

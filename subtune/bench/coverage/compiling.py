@@ -1,7 +1,7 @@
 """The process that compiles the cases: `python -m subtune.bench.coverage.compiling`, orders as JSON lines on stdin.
 
 Apart from the suite, so that a crash or a compile without an end costs one case; and one for all cases, so that its
-measurer stays warm. An order is {"model": ..., "output": ..., "options": {...}}, answered by the fields of a `Compiled`.
+measurer stays warm. An order is {"model": ..., "output": ..., "options": {...}}, its answer a `Compiled`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Compiled:
 
     @classmethod
     def from_reply(cls, reply: Mapping[str, Any]) -> Compiled:
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in reply.items()})
+        fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in reply.items()}
+        return cls(**fields)
 
 
 class Compiler:

@@ -59,7 +59,8 @@ def _drawn(
     pad = reach if draw.chance(0.85) else 0
     return {
         "batch": draw.extent(1, draw.larger(8, 8)) if draw.chance(0.6) else 1, "size": sizes,
-        "kernel": (kernel,) * rank, "stride": (draw.pick(*strides),) * rank, "pad": (pad,) * rank, "dilation": (dilation,) * rank,
+        "kernel": (kernel,) * rank, "stride": (draw.pick(*strides),) * rank,
+        "pad": (pad,) * rank, "dilation": (dilation,) * rank,
         "layout": draw.pick("first", "first", "last"), "transposed": False, "bias": draw.chance(0.7),
     }  # fmt: skip
 

@@ -86,7 +86,7 @@ class CoverageReport:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of the cases that count. `below`: of them under the bar. `defaults`, `untuned`: of all cases, how many hold one."""
+    """Of the cases that count. `below`: under the bar. `defaults`, `untuned`: of all cases, how many hold one."""
 
     counting: int
     median: float

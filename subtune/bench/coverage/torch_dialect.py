@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,21 @@ from subtune.bench.coverage.dialect import EPSILON, GATES, Dialect, Shape, Value
 from subtune.bench.coverage.grammar import body
 from subtune.bench.torch_source import CASE_SUFFIX, as_array, as_tensor
 
-_UNARY = {
+_UNARY: dict[str, Callable[..., Any]] = {
     "relu": F.relu, "gelu": F.gelu, "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
     "hardswish": F.hardswish, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "exp": torch.exp, "erf": torch.erf,
     "abs": torch.abs, "neg": torch.neg, "leaky-relu": F.leaky_relu, "elu": F.elu, "softplus": F.softplus,
     "mish": F.mish, "relu6": F.relu6, "square": torch.square,
 }  # fmt: skip
-_BINARY = {
+_BINARY: dict[str, Callable[..., Any]] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "max": torch.maximum, "min": torch.minimum,
 }  # fmt: skip
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-_MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-_AVG_POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+_CONV: dict[int, Callable[..., Any]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONV_TRANSPOSE: dict[int, Callable[..., Any]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_MAX_POOL: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVG_POOL: dict[int, Callable[..., Any]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 _TORCH_GATES = {"LSTM": "ifco", "GRU": "rzh", "RNN": "i"}
-_RECURRENT = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN": torch.rnn_tanh}
+_RECURRENT: dict[str, Callable[..., Any]] = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN": torch.rnn_tanh}
 
 
 class CaseModule(nn.Module):
@@ -172,7 +172,9 @@ class TorchDialect(Dialect):
             return x
         if kind == "l2":
             return torch.linalg.vector_norm(x, dim=tuple(axes), keepdim=True)
-        function = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}[kind]
+        function: Callable[..., Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}[
+            kind
+        ]
         return function(x, dim=tuple(axes), keepdim=True)
 
     def arg_max(self, x: Value, axis: int) -> Value:
@@ -180,10 +182,10 @@ class TorchDialect(Dialect):
 
     def top_k(self, x: Value, count: int, axis: int) -> tuple[Value, Value]:
         if count == x.shape[axis]:
-            found = torch.sort(x, axis, descending=True)
+            values, indices = torch.sort(x, axis, descending=True)
         else:
-            found = torch.topk(x, count, axis)
-        return found[0], found[1]
+            values, indices = torch.topk(x, count, axis)
+        return values, indices
 
     def cumsum(self, x: Value, axis: int) -> Value:
         return torch.cumsum(x, axis)
