@@ -1,8 +1,14 @@
-"""The frameworks on a GPU. Inputs and outputs stay there: a call is the model's kernels, waited for."""
+"""The frameworks on a GPU. Inputs and outputs stay there, and what counts is the device's time from launch to launch.
+
+Every one of PyTorch's ways is captured in a CUDA graph over inputs that stay where they are, as subtune's are.
+"""
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -10,10 +16,14 @@ import numpy as np
 
 from subtune.bench.job import Job
 from subtune.bench.peer import Arrays, Peer
-from subtune.bench.peers import Peers
+from subtune.bench.peers import REFERENCE, Peers
 from subtune.bench.torch_op import torch_op
 
 _HALF = {"fp16": "float16", "bf16": "bfloat16"}
+_ROW_S = 1e-3
+"""Of launches in a row that make one figure: the clock's steps and the host's jitter are small against it."""
+_MAX_ROW = 100
+_LOOKS = 5
 
 
 def artifact(job: Job, inputs: Arrays) -> Peer:
@@ -22,83 +32,133 @@ def artifact(job: Job, inputs: Arrays) -> Peer:
 
     loaded = load(job.path)
     first = list(loaded.run(inputs).values())
-    return Peer(loaded.program.replay, lambda _: first)  # type: ignore[attr-defined]
+    program: Any = loaded.program
+    return Peer(program.replay, lambda _: first, seconds=_in_rows(lambda runs: program.device_seconds(runs)))
 
 
 def torch_graph(job: Job, inputs: Arrays) -> Peer:
     """PyTorch eager, channels last, captured in a CUDA graph."""
+    module, tensors, via = _on_gpu(job, inputs)
+    return captured(module, tensors, via)
+
+
+def torch_compiled(job: Job, inputs: Arrays, mode: str = "default") -> Peer:
+    """`torch.compile`, weights frozen."""
+    import torch
+    from torch._inductor import config
+
+    torch._dynamo.reset()  # of the last model in this process
+    config.freezing = True
+    module, tensors, via = _on_gpu(job, inputs)
+    return captured(torch.compile(module, mode=mode), tensors, via)
+
+
+def tensorrt(job: Job, inputs: Arrays) -> Peer:
+    from subtune.bench.peers_tensorrt import engine  # which captures as the others here
+
+    run, tensors = engine(job, inputs)
+    return captured(run, tensors, "")
+
+
+def reference(job: Job, inputs: Arrays) -> Peer:
+    """A case of the coverage suite in float64, once."""
+    from subtune.bench.coverage.torch_dialect import reference as computed
+
+    found = computed(job.path, [inputs[name] for name in job.names], "cuda", job.threads)
+    return Peer(lambda: found)
+
+
+def captured(run: Callable[..., Any], tensors: list[Any], via: str) -> Peer:
+    """Calls of `run` on these tensors, as launches of one graph."""
     import torch
 
-    module, tensors = _on_gpu(job, inputs)
+    from subtune.bench.torch_source import as_array
+
     with torch.inference_mode():
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             for _ in range(3):
-                module(*tensors)
+                run(*tensors)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            result = module(*tensors)
+            result = run(*tensors)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     # A graph holds addresses: what lies there has to live as long.
-    def call(_held: Any = (module, tensors)) -> Any:
+    def call(_held: Any = (run, tensors)) -> Any:
         graph.replay()
         torch.cuda.synchronize()
         return result
 
-    return Peer(call, _arrays)
+    def row(runs: int) -> float:
+        graph.replay()
+        begin.record()
+        for _ in range(runs):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e-3 / runs
+
+    def outputs(found: Any) -> list[np.ndarray]:
+        return [as_array(tensor) for tensor in ([found] if hasattr(found, "cpu") else found)]
+
+    return Peer(call, outputs, _in_rows(row), via)
 
 
-def torch_compiled(job: Job, inputs: Arrays) -> Peer:
-    """`torch.compile` in mode max-autotune, weights frozen; it makes its own CUDA graphs."""
-    import torch
-    from torch._inductor import config
+def _in_rows(row: Callable[[int], float]) -> Callable[[int], list[float]]:
+    """Figures that each are the mean of as many launches in a row as take `_ROW_S`."""
 
-    config.freezing = True
-    module, tensors = _on_gpu(job, inputs)
-    compiled = torch.compile(module, mode="max-autotune")
+    @functools.cache
+    def runs() -> int:
+        once = min(row(1) for _ in range(_LOOKS))
+        return max(1, min(_MAX_ROW, int(_ROW_S / max(once, 1e-9))))
 
-    def call() -> Any:
-        with torch.inference_mode():
-            result = compiled(*tensors)
-        torch.cuda.synchronize()
-        return result
-
-    for _ in range(3):  # the second call captures
-        call()
-    return Peer(call, _arrays)
+    return lambda calls: [row(runs()) for _ in range(-(-calls // runs()))]
 
 
-def _on_gpu(job: Job, inputs: Arrays) -> tuple[Any, list[Any]]:
-    """The module and its inputs; in half precision where the artifact is, but for the integers."""
+def _on_gpu(job: Job, inputs: Arrays) -> tuple[Any, list[Any], str]:
+    """The module, its inputs, what made it; in half precision where the artifact is, but for the integers."""
     import torch
 
     _without_torchvision()
-    from subtune.bench.torch_model import converted, in_half
+    from subtune.bench.torch_source import CONVERTED, as_tensor, is_case, torch_module
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job.allow_tf32
     torch.backends.cudnn.benchmark = True
-    module = converted(job.path).cuda()
+    module, via = torch_module(job.path)
+    module = module.cuda()
     dtype = getattr(torch, _HALF[job.precision]) if job.precision in _HALF else None
     if dtype is not None:
-        module = in_half(module, dtype)
-    if any(inputs[name].ndim == 4 for name in job.names):
+        module = _in_half(module, dtype, via)
+    # A case of the coverage suite says itself how its images lie.
+    lies_last = not is_case(job.path) and any(inputs[name].ndim == 4 for name in job.names)
+    if lies_last:
         module = module.to(memory_format=torch.channels_last)
     tensors = []
     for name in job.names:
-        tensor = torch.from_numpy(inputs[name]).cuda()
+        tensor = as_tensor(inputs[name]).cuda()
         tensor = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
-        tensors.append(tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor)
-    if dtype is None:
-        return module, tensors
+        tensors.append(
+            tensor.contiguous(memory_format=torch.channels_last) if lies_last and tensor.ndim == 4 else tensor
+        )
+    if dtype is None or via != CONVERTED:
+        return module, tensors, via
     try:
         with torch.inference_mode():
             module(*tensors)
     except RuntimeError:  # constants of the graph stay float32 and meet halves: PyTorch's own way with such models
         with torch.autocast("cuda", dtype), torch.inference_mode():
             module(*tensors)
-        return torch.autocast("cuda", dtype)(module), tensors
-    return module, tensors
+        return torch.autocast("cuda", dtype)(module), tensors, via
+    return module, tensors, via
+
+
+def _in_half(module: Any, dtype: Any, via: str) -> Any:
+    from subtune.bench.torch_model import in_half
+    from subtune.bench.torch_source import CONVERTED
+
+    return in_half(module, dtype) if via == CONVERTED else module.to(dtype)
 
 
 def _without_torchvision() -> None:
@@ -111,22 +171,24 @@ def _without_torchvision() -> None:
         sys.modules["torchvision"], sys.modules["torchvision.ops"] = stand_in, stand_in.ops
 
 
-def _arrays(result: Any) -> list[np.ndarray]:
-    results = [result] if hasattr(result, "cpu") else list(result)
-    return [tensor.float().cpu().numpy() for tensor in results]
-
-
 OPERATOR = "torch-op"
 """One operator of a GPU suite in PyTorch, whose description is the job's path."""
-AGAINST = ("torch-graph", "torch-max-autotune", "dlight")
+AGAINST = ("torch-graph", "torch-compile", "torch-max-autotune", "tensorrt", "dlight")
+INSTALLED = tuple(name for name in AGAINST if name != "tensorrt" or find_spec("tensorrt"))
+LIBRARIES = ("torch-graph", "torch-compile", "torch-max-autotune", "tensorrt")
+"""What others ship: those that a suite's bar may be about."""
 PEERS = Peers(
     {
         OPERATOR: torch_op,
+        REFERENCE: reference,
         "subtune": artifact,
         "dlight": artifact,
         "torch-graph": torch_graph,
-        "torch-max-autotune": torch_compiled,
+        "torch-compile": torch_compiled,
+        # its own graphs would copy the inputs: the graph here has them in place
+        "torch-max-autotune": functools.partial(torch_compiled, mode="max-autotune-no-cudagraphs"),
+        "tensorrt": tensorrt,
     },
     AGAINST,
-    AGAINST,
+    INSTALLED,
 )

@@ -23,7 +23,7 @@ from subtune.bench.artifact_race import bench
 from subtune.bench.gpu_op import GpuOp
 from subtune.bench.gpu_rows import GpuCase, Published
 from subtune.bench.job import BenchError, Job
-from subtune.bench.peers_cuda import AGAINST, OPERATOR
+from subtune.bench.peers_cuda import AGAINST, LIBRARIES, OPERATOR
 from subtune.bench.process import Worker
 from subtune.bench.quality import Quality, WorkloadQuality, of_measurements, of_workloads, summarize
 from subtune.bench.race import BenchRow, best_peer
@@ -35,7 +35,6 @@ from subtune.core.scratch import temporary
 from subtune.measure import LocalMeasurer, Session, halve
 from subtune.measure.clock import LONG_CALL_S, SETTLE_S
 
-_LIBRARIES = ("torch-graph", "torch-max-autotune")
 _MAX_LAUNCHES = 200
 _FINALISTS = 2  # of the measured ones, timed in turns with all others
 _ROUNDS_APART = 2
@@ -299,7 +298,7 @@ def _network(case: GpuCase, settings: Settings) -> GpuRow:
             )
     rows: dict[str, BenchRow] = {row.framework: row for row in report.rows}
     ours, default = rows["subtune"], rows.get("dlight")
-    library = best_peer(report.rows, _LIBRARIES)
+    library = best_peer(report.rows, LIBRARIES)
     # ratios are of rounds: what drifts between them cancels
     return GpuRow(
         case.name, case.published, case.bar,

@@ -17,13 +17,18 @@ def torch_module(path: str) -> tuple[Any, str]:
 
     Whatever the converter raises says what it cannot convert.
     """
-    if (about := Path(path).with_suffix(CASE_SUFFIX)).is_file():
+    if is_case(path):
         from subtune.bench.coverage.torch_dialect import load_case
 
-        return load_case(path, about), ""
+        return load_case(path), ""
     from subtune.bench.torch_model import converted
 
     return converted(path), CONVERTED
+
+
+def is_case(path: str) -> bool:
+    """Whether the ONNX file is of a case of the coverage suite."""
+    return Path(path).with_suffix(CASE_SUFFIX).is_file()
 
 
 def as_tensor(array: np.ndarray) -> Any:

@@ -29,8 +29,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "--suite",
         choices=_SUITES,
         help="instead of one model: the zoo, or single operators, or what each --budget gives, on the CPU; "
-        "on a GPU the rows of the FastDlight RFC and of apache/tvm#4105, or more operators; on either, cases drawn from "
-        "a grammar of operators (coverage), or tuning ops against tuning subgraphs (apache/tvm#10650)",
+        "on a GPU the rows of the FastDlight RFC and of apache/tvm#4105, or more operators; on either, cases drawn "
+        "from a grammar of operators (coverage), or tuning ops against tuning subgraphs (apache/tvm#10650)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of --suite coverage: which cases (default: 0)"
@@ -49,7 +49,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="of onnxruntime, openvino-f32, openvino, torch-compile, torch, numpy, default (TVM's own pipeline), or "
         "none; by default onnxruntime and default, and for a suite all that it is about; on a GPU of torch-graph "
-        "(eager, channels last), torch-max-autotune, dlight, by default all",
+        "(eager, channels last), torch-compile, torch-max-autotune, tensorrt, dlight, by default all that there are",
     )
     arguments.add_tuning(parser)
     parser.add_argument("--exact", action="store_true", help="compile without Winograd and polynomials")
@@ -224,7 +224,7 @@ def _suite_of(name: str) -> _Suite:
 
         of = {"fastdlight": gpu_rows.FASTDLIGHT, "tensorcore": gpu_rows.TENSORCORE, "gpu-ops": gpu_rows.GPU_OPS}
         of_gpu = (partial(suite_gpu.run_gpu, name), gpu_table, gpu_json, suite_gpu.gpu_of)
-        return _Suite(of[name], suite_gpu.AGAINST, *of_gpu, peers_of("cuda").require, 5, 0.05)
+        return _Suite(of[name], suite_gpu.INSTALLED, *of_gpu, peers_of("cuda").require, 5, 0.05)
     from subtune.bench import suite_levels as levels
 
     of_levels = (levels.run_levels, levels.levels_table, levels.levels_json, levels.device_of, _no_framework)

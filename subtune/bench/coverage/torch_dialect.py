@@ -31,6 +31,9 @@ _CONV: dict[int, Callable[..., Any]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE: dict[int, Callable[..., Any]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _MAX_POOL: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVG_POOL: dict[int, Callable[..., Any]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+_REDUCE: dict[str, Callable[..., Any]] = {
+    "sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin,
+}  # fmt: skip
 _TORCH_GATES = {"LSTM": "ifco", "GRU": "rzh", "RNN": "i"}
 _RECURRENT: dict[str, Callable[..., Any]] = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN": torch.rnn_tanh}
 
@@ -54,17 +57,17 @@ class CaseModule(nn.Module):
         return tuple(value.contiguous() for value in outputs)
 
 
-def load_case(model: str, about: Path) -> CaseModule:
-    """The module of the case that the file `about` describes, with the weights of its ONNX model."""
+def load_case(model: str) -> CaseModule:
+    """The module of the case whose description lies beside its ONNX model, with the weights of that."""
     constants = {t.name: t for t in onnx.load(model).graph.initializer if t.name.startswith("w")}
     weights = {name: as_tensor(numpy_helper.to_array(tensor).copy()) for name, tensor in constants.items()}
-    return CaseModule(Case.from_json(about.read_text()), weights).eval()
+    return CaseModule(Case.from_json(Path(model).with_suffix(CASE_SUFFIX).read_text()), weights).eval()
 
 
 def reference(model: str, inputs: Sequence[np.ndarray], device: str, threads: int) -> list[np.ndarray]:
     """What the case gives in float64, from inputs and weights as they were rounded to its type."""
     torch.set_num_threads(threads)
-    module = load_case(model, Path(model).with_suffix(CASE_SUFFIX)).double().to(device)
+    module = load_case(model).double().to(device)
     tensors = [as_tensor(array).to(device) for array in inputs]
     with torch.inference_mode():
         found = module(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors))
@@ -172,10 +175,7 @@ class TorchDialect(Dialect):
             return x
         if kind == "l2":
             return torch.linalg.vector_norm(x, dim=tuple(axes), keepdim=True)
-        function: Callable[..., Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}[
-            kind
-        ]
-        return function(x, dim=tuple(axes), keepdim=True)
+        return _REDUCE[kind](x, dim=tuple(axes), keepdim=True)
 
     def arg_max(self, x: Value, axis: int) -> Value:
         return torch.argmax(x, axis, keepdim=True)
