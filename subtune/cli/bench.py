@@ -224,7 +224,7 @@ def _suite_of(name: str) -> _Suite:
 
         of = {"fastdlight": gpu_rows.FASTDLIGHT, "tensorcore": gpu_rows.TENSORCORE, "gpu-ops": gpu_rows.GPU_OPS}
         of_gpu = (partial(suite_gpu.run_gpu, name), gpu_table, gpu_json, suite_gpu.gpu_of)
-        return _Suite(of[name], suite_gpu.INSTALLED, *of_gpu, peers_of("cuda").require, 5, 0.05)
+        return _Suite(of[name], peers_of("cuda").default, *of_gpu, peers_of("cuda").require, 5, 0.05)
     from subtune.bench import suite_levels as levels
 
     of_levels = (levels.run_levels, levels.levels_table, levels.levels_json, levels.device_of, _no_framework)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,20 +61,26 @@ class Loaded:
 
 
 class Lane:
-    """A process for each framework that was asked for; one that dies is started again for the next case."""
+    """A process for each framework that was asked for; one that dies is started again for the next case.
 
-    def __init__(self, timeout_s: float):
-        self._timeout_s = timeout_s
+    Args:
+        timeout_s: for a framework to load a case.
+        side_by_side: whether frameworks may load at the same time; nobody times anything meanwhile.
+    """
+
+    def __init__(self, timeout_s: float, side_by_side: bool):
+        self._timeout_s, self._side_by_side = timeout_s, side_by_side
         self._workers: dict[str, Worker] = {}
 
     def load(self, jobs: Sequence[Job]) -> Loaded:
-        loaded, reasons = {}, {}
-        for job in jobs:
-            try:
-                loaded[job.framework] = self._loaded(job)
-            except BenchError as e:
-                reasons[job.framework] = str(e).partition(": ")[2]
-        return Loaded(loaded, reasons)
+        if not self._side_by_side:
+            found = [self._tried(job) for job in jobs]
+        else:
+            with ThreadPoolExecutor(len(jobs)) as beside:
+                found = list(beside.map(self._tried, jobs))
+        names = [job.framework for job in jobs]
+        loaded = {name: one for name, one in zip(names, found, strict=True) if isinstance(one, Worker)}
+        return Loaded(loaded, {n: one for n, one in zip(names, found, strict=True) if isinstance(one, str)})
 
     def pause(self) -> None:
         """Whatever a process of this lane is doing: another lane is timed."""
@@ -88,6 +95,13 @@ class Lane:
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
+
+    def _tried(self, job: Job) -> Worker | str:
+        """The process that has it, or why there is none."""
+        try:
+            return self._loaded(job)
+        except BenchError as e:
+            return str(e).partition(": ")[2]
 
     def _loaded(self, job: Job) -> Worker:
         name = job.framework

@@ -62,8 +62,8 @@ class Coverage:
         options = {**given, "budget_s": budget_s, "database": str(settings.database.path)}
         self._compiler = Compiler(options, budget_s + LIMIT_S, device.model.host.threads)
         self._ahead = _AHEAD[kind]
-        self._lanes = [Lane(LIMIT_S) for _ in range(self._ahead + 1)]
-        self._ours = Lane(LIMIT_S)
+        self._lanes = [Lane(LIMIT_S, side_by_side=self._ahead > 0) for _ in range(self._ahead + 1)]
+        self._ours = Lane(LIMIT_S, side_by_side=False)
         self._loader = ThreadPoolExecutor(max(self._ahead, 1))
 
     def ready(self, drawn: Iterable[Case]) -> Iterator[_Ready]:
