@@ -6,13 +6,15 @@ Only what is in the run's JSON is written, and nothing is measured here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
 from subtune.bench.charts import Bar, Line, bar_chart, line_chart
+from subtune.bench.coverage.section import coverage_section
 from subtune.bench.race import DISAGREES, FOREIGN_LIMIT
+from subtune.bench.section import Section, details, table
 from subtune.bench.stored import StoredRun
+from subtune.bench.torch_source import CONVERTED
 
 Row = Mapping[str, Any]
 
@@ -30,22 +32,6 @@ FRAMEWORKS = {
 MODES = {"f32": "float32", "bf16": "bfloat16", "exact": "float32, `--exact`"}
 _LIMITS = ("subtune", "fma", "copy", "copy-cold")
 _README_ROWS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """What a run becomes: a heading, Markdown below it, and a chart, "" where there is nothing to draw."""
-
-    heading: str
-    text: str
-    chart: str = ""
-    caption: str = ""
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first column to the left, the others to the right."""
-    lines = [head, [":--", *("--:" for _ in head[1:])], *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def origin(run: StoredRun, folder: str) -> str:
@@ -74,7 +60,7 @@ def model_section(run: StoredRun) -> Section:
 def cpu_section(run: StoredRun) -> Section:
     """`--suite cpu`: a row per model, a column per peer."""
     report, rows = run.report, timed(run)
-    peers = tuple(report["against"])
+    peers = tuple(peer for peer in report["against"] if any(_is_native(framework(row, peer)) for row in rows))
     speed, cost = [], []
     for row in rows:
         ours = framework(row, "subtune")
@@ -107,7 +93,8 @@ def models_chart(run: StoredRun) -> str:
     for row in timed(run):
         if row["best"]:
             peers = [framework(row, name) for name in run.report["against"]]
-            marks = tuple((name_of(peer["framework"]), peer["ratio"]) for peer in peers if peer and _agrees(peer))
+            shown = (peer for peer in peers if peer and _agrees(peer) and _is_native(peer))
+            marks = tuple((name_of(peer["framework"]), peer["ratio"]) for peer in shown)
             bars.append(Bar(row["name"], row["ratio"], marks))
     mode = MODES.get(run.report["mode"], run.report["mode"]).replace("`", "")
     where = f"{run.run.machine.split(',')[0]}, {run.report['threads']} threads, {mode}, {run.run.date}"
@@ -268,6 +255,7 @@ SECTIONS: Mapping[str, Callable[[StoredRun], Section]] = {
     "cpu": cpu_section,
     "model": model_section,
     "cpu-ops": ops_section,
+    "coverage": coverage_section,
     "fastdlight": gpu_section,
     "tensorcore": gpu_section,
     "gpu-ops": gpu_section,
@@ -288,11 +276,6 @@ def name_of(key: str) -> str:
     return FRAMEWORKS.get(key, key)
 
 
-def details(summary: str, text: str) -> str:
-    """Folded away; a click opens it, on GitHub as in the built pages."""
-    return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{text}\n\n</details>'
-
-
 def quality(found: Row) -> str:
     """How well the cost model's order agrees with what was measured."""
     if not found["workloads"]:
@@ -308,8 +291,15 @@ def _agrees(row: Row) -> bool:
     return bool(row["max_rel"] <= DISAGREES)
 
 
-def _ratio(row: Row | None) -> str:
+def _is_native(row: Row | None) -> bool:
+    """Whether the framework ran what its users write. Runs of old do not say: PyTorch's models were converted then."""
     if row is None:
+        return True
+    return bool(row.get("via", CONVERTED if row["framework"].startswith("torch") else "") != CONVERTED)
+
+
+def _ratio(row: Row | None) -> str:
+    if row is None or not _is_native(row):
         return ""
     return f"{row['ratio']:.2f}" if _agrees(row) else f"{row['ratio']:.2f} (other outputs)"
 

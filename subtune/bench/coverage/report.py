@@ -158,9 +158,9 @@ def coverage_json(report: CoverageReport) -> str:
     return json.dumps({"suite": "coverage", **asdict(report), "summary": asdict(summary(report))}, indent=1)
 
 
-def coverage_chart(title: str, subtitle: str, found: Iterable[tuple[str, int]], even: int) -> str:
-    """The histogram as SVG; a dashed line before bin `even`, which begins at 1."""
-    return histogram(title, subtitle, list(found), even)
+def coverage_chart(title: str, subtitle: str, found: Iterable[tuple[str, int]]) -> str:
+    """The histogram as SVG, with a dashed line where the ratio is 1."""
+    return histogram(title, subtitle, list(found), EDGES.index(1.0) + 1)
 
 
 def _cells(row: CoverageRow) -> list[str]:
