@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -113,7 +114,7 @@ def test_an_idle_worker_is_stopped(job):
 
 def test_a_worker_that_dies_says_so(job):
     with Worker(job, 600) as worker:
-        worker._process.kill()
+        os.kill(worker._process.pid, signal.SIGKILL)
         with pytest.raises(BenchError, match="subtune: its process died"):
             worker.time(1, 0, 600)
 
@@ -127,7 +128,7 @@ def test_a_peer_that_dies_on_the_way_is_left_out(job, monkeypatch, tmp_path):
         if self.framework == "default":
             turns += 1
             if turns == 3:
-                self._process.kill()
+                os.kill(self._process.pid, signal.SIGKILL)
         return original(self, calls, warmup, timeout_s)
 
     monkeypatch.setattr(Worker, "time", dying)
