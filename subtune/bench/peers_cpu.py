@@ -72,7 +72,8 @@ def _torch(job: Job, inputs: Arrays) -> Peer:
     """PyTorch, eager or compiled by inductor with frozen weights."""
     import torch
 
-    from subtune.bench.torch_source import as_array, as_tensor, torch_module
+    from subtune.bench.torch_arrays import as_array, as_tensor
+    from subtune.bench.torch_source import torch_module
 
     torch.set_num_threads(job.threads)
     module, via = torch_module(job.path)

@@ -72,7 +72,7 @@ def captured(run: Callable[..., Any], tensors: list[Any], via: str) -> Peer:
     """Calls of `run` on these tensors, as launches of one graph."""
     import torch
 
-    from subtune.bench.torch_source import as_array
+    from subtune.bench.torch_arrays import as_array
 
     with torch.inference_mode():
         side = torch.cuda.Stream()
@@ -122,7 +122,8 @@ def _on_gpu(job: Job, inputs: Arrays) -> tuple[Any, list[Any], str]:
     import torch
 
     _without_torchvision()
-    from subtune.bench.torch_source import CONVERTED, as_tensor, is_case, torch_module
+    from subtune.bench.torch_arrays import as_tensor
+    from subtune.bench.torch_source import CONVERTED, is_case, torch_module
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job.allow_tf32
     torch.backends.cudnn.benchmark = True

@@ -14,7 +14,7 @@ def engine(job: Job, inputs: Arrays) -> tuple[Callable[..., Any], list[Any]]:
     import tensorrt as trt
     import torch
 
-    from subtune.bench.torch_source import as_tensor
+    from subtune.bench.torch_arrays import as_tensor
 
     logger = trt.Logger(trt.Logger.ERROR)
     context = _built(trt, logger, job).create_execution_context()

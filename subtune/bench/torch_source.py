@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from subtune.bench.coverage.case import CASE_SUFFIX
 
-CASE_SUFFIX = ".case.json"
-"""Of the file beside a model of the coverage suite, which says what case it is."""
 CONVERTED = "onnx2torch"
 
 
@@ -29,20 +27,3 @@ def torch_module(path: str) -> tuple[Any, str]:
 def is_case(path: str) -> bool:
     """Whether the ONNX file is of a case of the coverage suite."""
     return Path(path).with_suffix(CASE_SUFFIX).is_file()
-
-
-def as_tensor(array: np.ndarray) -> Any:
-    """An array as a tensor on the same memory; bfloat16, which NumPy knows through ml_dtypes, too."""
-    import torch
-
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def as_array(tensor: Any) -> np.ndarray:
-    """A tensor's values on the host; halves, which differ in NumPy's eyes, as float32."""
-    import torch
-
-    plain = tensor.detach().float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.detach()
-    return np.asarray(plain.contiguous().cpu().numpy())

@@ -124,8 +124,8 @@ def test_both_dialects_say_the_same(family, sizes, epilogue, tmp_path):
     """The ONNX model as ONNX Runtime runs it, and the PyTorch function in float64."""
     ort = pytest.importorskip("onnxruntime")
     pytest.importorskip("torch")
+    from subtune.bench.coverage.case import CASE_SUFFIX
     from subtune.bench.coverage.torch_dialect import reference
-    from subtune.bench.torch_source import CASE_SUFFIX
 
     case, dialect = of(family, sizes, epilogue), OnnxDialect("float32")
     model = dialect.model(body(dialect, case), draw(case, dialect.weights))

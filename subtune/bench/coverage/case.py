@@ -9,6 +9,8 @@ from typing import Any
 
 from subtune.bench.coverage.dialect import Shape
 
+CASE_SUFFIX = ".case.json"
+"""Of the file beside a case's model, which says what case it is."""
 Sizes = Mapping[str, Any]
 """What a family drew: numbers, words and tuples of numbers, by name."""
 

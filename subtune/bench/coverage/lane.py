@@ -11,7 +11,7 @@ import onnx
 
 from subtune.backends.base import Device
 from subtune.bench.coverage.arrays import draw
-from subtune.bench.coverage.case import Case
+from subtune.bench.coverage.case import CASE_SUFFIX, Case
 from subtune.bench.coverage.grammar import body
 from subtune.bench.coverage.onnx_dialect import OnnxDialect
 from subtune.bench.coverage.work import Work, work_of
@@ -19,7 +19,6 @@ from subtune.bench.job import BenchError, Job
 from subtune.bench.peers import peers_of
 from subtune.bench.process import Worker
 from subtune.bench.race import cores_for, write_inputs
-from subtune.bench.torch_source import CASE_SUFFIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from onnx import numpy_helper
 from torch import nn
 from torch.nn import functional as F
 
-from subtune.bench.coverage.case import Case
+from subtune.bench.coverage.case import CASE_SUFFIX, Case
 from subtune.bench.coverage.dialect import EPSILON, GATES, Dialect, Shape, Value, Window
 from subtune.bench.coverage.grammar import body
-from subtune.bench.torch_source import CASE_SUFFIX, as_array, as_tensor
+from subtune.bench.torch_arrays import as_array, as_tensor
 
 _UNARY: dict[str, Callable[..., Any]] = {
     "relu": F.relu, "gelu": F.gelu, "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
