@@ -6,19 +6,27 @@
 The casts stand where the partition of the float32 model ends its groups, so that they become epilogues and prologues
 of the same groups: activations travel through memory as bfloat16, and inside a kernel nothing is rounded but the
 operands of a product. Inputs and results of the model keep their types. With float16 it is the same.
+
+A model that is in a half already was widened (`subtune.passes.widen`), and goes the same way: its inputs are halves
+that nobody has to round, its tables of embeddings stay as small as they were, and the regions that it computes in
+float32 keep that in memory too. Loops that an importer wrote keep their types.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import ml_dtypes
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import Call, IRModule
 
 from subtune.core.graph import Group, Kind, OpNode, Origin, PartitionGraph, Value
 from subtune.passes.exprs import array_of
+from subtune.passes.float_regions import without_borders
+from subtune.passes.halves import half_of
 from subtune.passes.outline_main import assemble, same_call
 from subtune.passes.partition import partition
 from subtune.passes.partition_read import Dataflow, Resolved, flatten, read_dataflow
@@ -28,6 +36,18 @@ _CONVOLUTIONS = {"nn.conv1d": relax.op.nn.conv1d, "nn.conv2d": relax.op.nn.conv2
 _GATHERS = frozenset({"take", "gather_elements", "gather_nd", "index_tensor"})
 
 
+def settle_precision(mod: IRModule, asked: str, halves: Collection[str]) -> IRModule:
+    """A normalised module -> the one that is partitioned.
+
+    Args:
+        asked: the type of products that the user wants, "" for the model's own.
+        halves: those that the device multiplies; the products of a model in another half are made in float32.
+    """
+    own = half_of(mod)
+    half = asked or (own if own in halves else "")
+    return to_half(mod, half) if half else without_borders(mod)[0]
+
+
 def to_bfloat16(mod: IRModule) -> IRModule:
     """A normalised module -> the same in bfloat16 mode, ready for the partition."""
     return to_half(mod, "bfloat16")
@@ -35,23 +55,24 @@ def to_bfloat16(mod: IRModule) -> IRModule:
 
 def to_half(mod: IRModule, half: str) -> IRModule:
     """A normalised module -> the same with products of `half`: bfloat16 or float16."""
+    mod, kept = without_borders(mod)
     flow = read_dataflow(mod)
-    graph = partition(mod)
-    if any(call.args and isinstance(call.args[0], tvm.ir.GlobalVar) for call in flow.calls.values()):
-        return mod  # loops that the importer wrote: their types are fixed
-    return _Writer(flow, graph, half).write(mod)
+    full = frozenset(value for var in kept for value in flatten(flow.resolved.get(var)))
+    return _Writer(mod, flow, partition(mod), half, full).write(mod)
 
 
 class _Writer:
     """Writes the new main. `_full` holds every float32 tensor as computed, `_half` those that exist in half."""
 
-    def __init__(self, flow: Dataflow, graph: PartitionGraph, half: str) -> None:
-        self._flow, self._graph, self._dtype = flow, graph, half
-        self._bb = relax.BlockBuilder()
+    def __init__(self, mod: IRModule, flow: Dataflow, graph: PartitionGraph, half: str, kept: frozenset[Value]) -> None:
+        self._flow, self._graph, self._dtype, self._kept = flow, graph, half, kept
+        loops = {gvar: func for gvar, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)}
+        self._bb = relax.BlockBuilder(IRModule(loops))
         self._full: dict[Value, Any] = {}
         self._half: dict[Value, Any] = {}
         self._widened: dict[tuple[str, Value], Any] = {}
         self._rounded: dict[Value, Any] = {}
+        self._is_exact: dict[Value, bool] = {}
         self._group = {name: group for group in graph.groups for name in group.ops}
 
     def write(self, mod: IRModule) -> IRModule:
@@ -73,16 +94,32 @@ class _Writer:
 
     def _write_op(self, node: OpNode) -> None:
         group, call = self._group.get(node.name), self._flow.calls[node.name]
-        if node.kind is Kind.CONTRACTION and _is_dense(node, call):
+        if node.op == "astype" and self._is_settled(node):
+            return
+        if node.kind is Kind.CONTRACTION and self._is_in_half(node, call):
             self._define(node, self._contraction(node, call, group), group)
             return
         if self._moves_halves(node):
-            args = [self._rebuilt(arg, lambda value: self._moved(value, group)) for arg in call.args]
+            args = [self._rebuilt(arg, lambda value: self._moved(value, node, group)) for arg in call.args]
             self._define(node, self._bb.emit(tvm.ir.Call(call.op, args, call.attrs, call.ty_args)), group)
             if node.kind is not Kind.VIEW or not all(v in self._full for v in node.inputs if v.origin is Origin.OP):
                 return
         args = [self._rebuilt(arg, lambda value: self._own(value, group)) for arg in call.args]
         self._define(node, self._bb.emit(same_call(call, args), node.name), group)
+
+    def _is_settled(self, node: OpNode) -> bool:
+        """Whether a cast between float32 and the half needs no operator: the value exists in that type."""
+        source, made = node.inputs[0], Value(Origin.OP, node.name, node.output)
+        if (source.tensor.dtype, node.output.dtype) == (self._dtype, _FULL) and made not in self._kept:
+            self._half[made] = self._own(source, None)
+            return True
+        if (source.tensor.dtype, node.output.dtype) == (_FULL, self._dtype) and source in self._half:
+            self._full[made] = self._half[source]
+            return True
+        return False
+
+    def _is_in_half(self, node: OpNode, call: Call) -> bool:
+        return _is_dense(node, call) and Value(Origin.OP, node.name, node.output) not in self._kept
 
     def _contraction(self, node: OpNode, call: Call, group: Group | None) -> Any:
         data, weight = (self._narrow(value, group) for value in node.inputs[:2])
@@ -98,14 +135,16 @@ class _Writer:
 
     def _moves_halves(self, node: OpNode) -> bool:
         """Whether the op only moves elements, and all the float32 it moves exists in half."""
-        if node.kind not in (Kind.MOVEMENT, Kind.VIEW) and node.op not in _GATHERS:
+        if (node.kind not in (Kind.MOVEMENT, Kind.VIEW) and node.op not in _GATHERS) or node.op.startswith("tir."):
             return False
         floats = [value for value in node.inputs if value.tensor.dtype == _FULL]
-        if not floats or any(value not in self._half for value in floats):
+        if not floats or any(value not in self._half and not self._is_half_table(node, value) for value in floats):
             return False
         if node.op == "nn.pad":  # before a depthwise window, padding what is widened already costs less
             users = [self._graph.op(user) for user in self._flow.dag.successors(node.name)]
-            return any(user.kind is Kind.CONTRACTION and _is_dense(user, self._flow.calls[user.name]) for user in users)
+            return any(
+                user.kind is Kind.CONTRACTION and self._is_in_half(user, self._flow.calls[user.name]) for user in users
+            )
         return True
 
     def _define(self, node: OpNode, var: Any, group: Group | None) -> None:
@@ -119,6 +158,7 @@ class _Writer:
                 continue
             self._full[value] = made
             travels = group is not None and value in group.outputs and value not in self._graph.results
+            travels = travels and value not in self._kept
             if value.tensor.dtype == _FULL and travels:
                 self._half[value] = self._bb.emit(relax.op.astype(made, self._dtype))
 
@@ -134,18 +174,31 @@ class _Writer:
             self._widened[key] = self._bb.emit(relax.op.astype(self._half[value], _FULL))
         return self._widened[key]
 
-    def _moved(self, value: Value, group: Group | None) -> Any:
+    def _moved(self, value: Value, node: OpNode, group: Group | None) -> Any:
         """`value` as an op reads it that moves halves: an index, say, in its own type."""
+        if self._is_half_table(node, value):
+            return self._narrow(value, group)
         return self._half[value] if value in self._half else self._own(value, group)
+
+    def _is_half_table(self, node: OpNode, value: Value) -> bool:
+        """Whether `value` is a constant that a gather reads, and loses nothing in half."""
+        if node.op not in _GATHERS or value.origin is not Origin.CONSTANT or value.tensor.dtype != _FULL:
+            return False
+        if len(self._group[node.name].ops) > 1:
+            return False  # the rest of its group would have to widen what it makes, and a group ends there
+        if value not in self._is_exact:
+            array = array_of(self._flow.constants[value.source])
+            assert array is not None, f"{value.source} is no constant"
+            halved = array.astype(_numpy_dtype(self._dtype)).astype(_FULL)
+            self._is_exact[value] = np.array_equal(halved, array, equal_nan=True)
+        return self._is_exact[value]
 
     def _narrow(self, value: Value, group: Group | None) -> Any:
         """`value` in half, an operand of a product."""
         if value.origin is Origin.CONSTANT:
             array = array_of(self._flow.constants[value.source])
             assert array is not None, f"{value.source} is no constant"
-            return relax.const(
-                array.astype(ml_dtypes.bfloat16 if self._dtype == "bfloat16" else self._dtype), self._dtype
-            )
+            return relax.const(array.astype(_numpy_dtype(self._dtype)), self._dtype)
         if value in self._half:
             return self._half[value]
         if value not in self._rounded:
@@ -155,6 +208,10 @@ class _Writer:
     def _rebuilt(self, arg: Any, leaf: Any) -> Any:
         resolved: Resolved = self._flow.values_of(arg)
         return arg if resolved is None or resolved == () else assemble(resolved, leaf)
+
+
+def _numpy_dtype(half: str) -> Any:
+    return ml_dtypes.bfloat16 if half == "bfloat16" else half
 
 
 def _is_dense(node: OpNode, call: Call) -> bool:

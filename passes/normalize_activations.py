@@ -35,7 +35,7 @@ def recognise_product(walk: Walk, call: Call) -> Expr | None:
         found = walk.definition(gate)
         if op_name(found) == "relax.sigmoid" and number == 1.0 and same(walk, found.args[0], x):
             return relax.op.nn.silu(x)
-        if close(number, 0.5, dtype_of(call)):
+        if close(walk, number, 0.5, call):
             inner = _one_plus(walk, found)
             if inner is not None and _is_gelu_erf(walk, inner, x):
                 return relax.op.nn.gelu(x)
@@ -58,7 +58,7 @@ def _is_gelu_erf(walk: Walk, inner: Expr, x: Expr) -> bool:
     if op_name(inner) != "relax.erf":
         return False
     terms = polynomial(walk, inner.args[0], x)
-    return terms is not None and set(terms) == {1} and close(terms[1], math.sqrt(0.5), dtype_of(x))
+    return terms is not None and set(terms) == {1} and close(walk, terms[1], math.sqrt(0.5), x)
 
 
 def _is_gelu_tanh(walk: Walk, inner: Expr, x: Expr) -> bool:
@@ -67,7 +67,7 @@ def _is_gelu_tanh(walk: Walk, inner: Expr, x: Expr) -> bool:
     terms = polynomial(walk, inner.args[0], x)
     if terms is None or set(terms) != {1, 3}:
         return False
-    return close(terms[1], _SQRT_2_OVER_PI, dtype_of(x)) and close(terms[3], _SQRT_2_OVER_PI * 0.044715, dtype_of(x))
+    return close(walk, terms[1], _SQRT_2_OVER_PI, x) and close(walk, terms[3], _SQRT_2_OVER_PI * 0.044715, x)
 
 
 def recognise_softmax(walk: Walk, call: Call) -> Expr | None:

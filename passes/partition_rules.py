@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from subtune.core.graph import Kind, OpNode
+from subtune.core.numerics import HALVES
 from subtune.passes.opkind import CHEAP, COSTLY, DUPLICATING
 
 MAX_OUTPUTS = 2
@@ -15,7 +16,6 @@ MAX_COPIES = 64
 """Times that one op may be computed for an element: schedules write every op where it is read, and what is read twice
 by what is read twice doubles the text, and the time to compile it, with every op of a chain."""
 
-HALVES = frozenset({"bfloat16", "float16"})
 
 CASTS = frozenset({"astype", "dequantize"})
 

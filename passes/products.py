@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subtune.passes.exprs import Expr, op_name, scalar_of, shape_of
+from subtune.passes.exprs import Expr, dtype_of, op_name, scalar_of, shape_of
 from subtune.passes.rewriter import Walk
 
 _MAX_FACTORS = 8
@@ -95,7 +95,7 @@ def _same_operand(a: Expr, b: Expr) -> bool:
     return a.same_as(b) or (scalar_of(a) is not None and scalar_of(a) == scalar_of(b))
 
 
-def close(a: float | None, b: float, dtype: str) -> bool:
-    """Whether an exporter's constant is `b`, as far as its type can tell."""
-    tolerance = 1e-5 if dtype in ("float32", "float64") else 4e-3
-    return a is not None and abs(a - b) <= tolerance * abs(b)
+def close(walk: Walk, a: float | None, b: float, like: Expr) -> bool:
+    """Whether an exporter's constant, in a formula of `like`'s type, is `b`, as far as the model's types can tell."""
+    is_exact = dtype_of(like) in ("float32", "float64") and not walk.half
+    return a is not None and abs(a - b) <= (1e-5 if is_exact else 4e-3) * abs(b)

@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import relax
 
 from subtune.passes.exprs import Expr, dtype_of, is_const, is_value, op_name, shape_of
+from subtune.passes.halves import half_of
 from subtune.passes.uses import count_uses, drop_dead
 
 Rule = Callable[["Walk", Expr], Expr | None]
@@ -44,6 +45,8 @@ class Walk:
     """Operator and operands -> the variables bound to such a call in this block."""
     in_dataflow: bool = True
     changes: int = 0
+    half: str = ""
+    """The half that the module was in: its constants are rounded to that."""
 
     def definition(self, expr: Expr) -> Expr:
         """The expression that `expr` is bound to, or `expr` itself for parameters and constants."""
@@ -212,7 +215,7 @@ def rewrite(mod: tvm.IRModule, rules: Rules) -> tvm.IRModule:
     for gvar, func in mod.functions.items():
         if not isinstance(func, relax.Function) or not isinstance(func.body, relax.SeqExpr):
             continue
-        new = _rewrite_function(func, rules)
+        new = _rewrite_function(func, rules, half_of(mod))
         if new is not func:
             if out is mod:
                 out = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
@@ -220,10 +223,10 @@ def rewrite(mod: tvm.IRModule, rules: Rules) -> tvm.IRModule:
     return out
 
 
-def _rewrite_function(func: relax.Function, rules: Rules) -> relax.Function:
+def _rewrite_function(func: relax.Function, rules: Rules, half: str) -> relax.Function:
     if not any(block.bindings for block in func.body.blocks):
         return func
-    walk = Walk(rules, relax.BlockBuilder(), uses=count_uses(func))
+    walk = Walk(rules, relax.BlockBuilder(), uses=count_uses(func), half=half)
     blocks = []
     for block in func.body.blocks:
         walk.bindings = []

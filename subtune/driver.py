@@ -67,9 +67,8 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
     clock = _Clock()
     with clock.stage("prepare"):
         dump = Dump(Path(options.dump)) if options.dump is not None else None
-        prepared = prepare(
-            model, options.shapes, options.numerics, options.parameters, dump, device.backend.keeps_planes
-        )
+        forms = device.backend.forms(device.model)
+        prepared = prepare(model, options.shapes, options.numerics, options.parameters, dump, forms)
         others = prepared.alternatives()
     with opened(options.database) as store:
         with clock.stage("tune"):
@@ -91,7 +90,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
             slower = known_to_be_slower(store, device)
             kernels, winners, weights = within(prepared.mod, prepared.subgraphs, *ships, slower, options.weights_limit)
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
-        subgraphs, imported = prepared.subgraphs, prepared.imported
+        subgraphs, imported, products = prepared.subgraphs, prepared.imported, prepared.graph.products()
         verification = _verification(model, prepared, device, options, beside)
         origins, source = kernel_origins(subgraphs, winners), source_of(model, options.shapes, options.precision)
         about = (imported.inputs, imported.outputs, origins, source, imported.name)
@@ -112,6 +111,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         notes=notes,
         memory=manifests.read(path).memory_summary(),
         precision=options.precision,
+        products=products,
         choices=choices,
         weights=weights,
     )

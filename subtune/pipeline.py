@@ -16,6 +16,7 @@ import tvm
 from tvm import relax
 
 from subtune import frontends
+from subtune.core.forms import ANY, Forms
 from subtune.core.graph import Alternatives, PartitionGraph, Subgraph
 from subtune.core.numerics import PLAIN, Numerics
 from subtune.frontends import Imported, Parameters
@@ -25,7 +26,7 @@ from subtune.passes.alternatives_lower import lower_regions
 from subtune.passes.extract import extract
 from subtune.passes.fold_batch_norm import fold_scales
 from subtune.passes.fold_constants import fold_constants
-from subtune.passes.half_precision import to_half
+from subtune.passes.half_precision import settle_precision
 from subtune.passes.layout_nhwc import channels_to_last, settle_permutes
 from subtune.passes.lift_constants import lift_constants
 from subtune.passes.normalize_activations import recognise_activations
@@ -40,8 +41,10 @@ from subtune.passes.regroup import rearrange
 from subtune.passes.run import Dump, Phase, pass_name, run_passes
 from subtune.passes.splice import splice
 from subtune.passes.static_memory import plan_memory
+from subtune.passes.widen import widen
 
 NORMALIZE: tuple[Phase, ...] = (
+    Phase("halves", (widen,)),
     Phase("clean", (fold_constants, clean_up, unstack_nary)),
     Phase("recognise", (recognise_activations, recognise_norms)),
     Phase("fold", (fold_scales,)),
@@ -92,7 +95,7 @@ PIPELINE: tuple[Step, ...] = (
     Step("import", "a model's file -> Relax; weights are constants, shapes static", "frontends", (frontends.load,)),
     Step("normalise", "Relax -> Relax: one operator per idea, constants folded, channels last", "passes",
          tuple(one for phase in NORMALIZE for one in phase.passes)),
-    Step("precision", "products in bfloat16 or float16, where that was asked for", "passes", (to_half,)),
+    Step("precision", "products in the model's half, or in the one that was asked for", "passes", (settle_precision,)),
     Step("partition", "ops -> groups round their anchors, and where other groups are possible", "passes",
          (partition, alternatives)),
     Step("outline", "groups -> one unscheduled PrimFunc each, frozen from here on; equal ones once", "passes",
@@ -151,7 +154,7 @@ def prepare(
     numerics: Numerics = PLAIN,
     parameters: Parameters | None = None,
     dump: Dump | None = None,
-    keeps_planes: bool = False,
+    forms: Forms = ANY,
 ) -> Prepared:
     """Import, normalise, partition and outline a model.
 
@@ -160,21 +163,27 @@ def prepare(
         shapes: fixed shapes of inputs with symbolic dims, by input name.
         parameters: the weights of a Relay model.
         dump: called with the module after every pass.
-        keeps_planes: `Backend.keeps_planes` of the device.
+        forms: `Backend.forms` of the device.
     """
-    return prepare_imported(frontends.load(model, shapes, parameters), numerics, dump, keeps_planes)
+    return prepare_imported(frontends.load(model, shapes, parameters), numerics, dump, forms)
 
 
 def prepare_imported(
-    imported: Imported, numerics: Numerics = PLAIN, dump: Dump | None = None, keeps_planes: bool = False
+    imported: Imported,
+    numerics: Numerics = PLAIN,
+    dump: Dump | None = None,
+    forms: Forms = ANY,
 ) -> Prepared:
     """`prepare` for a model that is imported already."""
-    normalized = normalize(imported.mod, numerics, dump, keeps_planes)
+    normalized = normalize(imported.mod, numerics, dump, forms)
     return _outlined(imported, normalized, partition(normalized), dump)
 
 
 def normalize(
-    mod: tvm.IRModule, numerics: Numerics = PLAIN, dump: Dump | None = None, keeps_planes: bool = False
+    mod: tvm.IRModule,
+    numerics: Numerics = PLAIN,
+    dump: Dump | None = None,
+    forms: Forms = ANY,
 ) -> tvm.IRModule:
     """The imported module in the form the partition expects.
 
@@ -182,8 +191,8 @@ def normalize(
     convolutions channels last, matmuls with constant [K, N] weights, no operator that does nothing. The function
     `main` keeps its parameters and results: their order, shapes and types.
     """
-    precision = (Phase("precision", (partial(to_half, half=numerics.half),)),) if numerics.half else ()
-    layout = Phase("layout", (partial(channels_to_last, keeps_planes=keeps_planes), settle_permutes))
+    precision = (Phase("precision", (partial(settle_precision, asked=numerics.half, halves=forms.halves),)),)
+    layout = Phase("layout", (partial(channels_to_last, keeps_planes=forms.keeps_planes), settle_permutes))
     phases = tuple(layout if phase.name == layout.name else phase for phase in NORMALIZE)
     return run_passes(mod, phases + precision, dump)
 

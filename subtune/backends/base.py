@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
+from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.measurement import Comparison, Failure, Timing
 from subtune.core.measuring import Measuring
@@ -220,8 +221,6 @@ class Backend(ABC):
     version: ClassVar[int]
     """Part of the database's key: of what all families share, lowering included."""
     measuring: ClassVar[Measuring] = Measuring()
-    keeps_planes: ClassVar[bool] = False
-    """Whether models whose convolutions are all depthwise stay channels first, because a family takes them so."""
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other)
@@ -252,6 +251,10 @@ class Backend(ABC):
     @abstractmethod
     def check(self, device: Device, is_measured: bool) -> None:
         """Raise TargetError where `device` cannot be compiled for, or not measured here though `is_measured`."""
+
+    def forms(self, model: HardwareModel) -> Forms:
+        """What it makes of a model before the partition."""
+        return Forms(halves=frozenset())
 
     def stand_in(self, device: Device) -> Device | None:
         """A device of this machine that runs the same PrimFuncs for the sake of their results; None: there is none."""

@@ -6,6 +6,7 @@ Where a rule is not sure, the partition has a `Region` with several `Alternative
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -159,6 +160,12 @@ class PartitionGraph:
 
     def __iter__(self) -> Iterator[Group]:
         return iter(self.groups)
+
+    def products(self) -> dict[str, int]:
+        """How many matrix products and convolutions there are, by the type of their operands."""
+        nodes = (self.op(name) for name in self.dag)
+        types = (node.inputs[0].tensor.dtype for node in nodes if node.kind is Kind.CONTRACTION and node.inputs)
+        return dict(Counter(types))
 
     def group_of(self, name: str) -> Group:
         """The group that holds op `name`; KeyError if it is left in main."""

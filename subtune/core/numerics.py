@@ -8,6 +8,7 @@ from subtune.core.errors import TargetError
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 _HALVES = {"bf16": "bfloat16", "fp16": "float16"}
+HALVES = frozenset(_HALVES.values())
 TENSOR_CORE = ("auto", "off", "only")
 
 

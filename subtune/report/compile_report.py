@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from subtune.tuning.choose import Choice, MeasuredAlternative
@@ -46,7 +46,8 @@ class CompileReport:
     artifact takes when it is loaded.
 
     `failures` holds the workloads that could not be tuned, with the reason: they keep the default schedule.
-    `precision` is "fp32", "bf16" or "fp16".
+    `precision` is what was asked for, "fp32", "bf16" or "fp16"; `products` counts matrix products and convolutions by
+    the type of their operands, as they are in the artifact.
     `choices` says where more than one grouping of the ops was measured, and which was taken.
     `weights` are the bytes of the constants, and what kernels gave up to keep them within the limit.
     """
@@ -60,6 +61,7 @@ class CompileReport:
     notes: tuple[str, ...] = ()
     memory: str = ""
     precision: str = "fp32"
+    products: Mapping[str, int] = field(default_factory=dict)
     choices: tuple[Choice, ...] = ()
     weights: Weights | None = None
 
@@ -124,9 +126,9 @@ class CompileReport:
         ]
         lines += [f"not tuned: {key}: {reason}" for key, reason in self.failures]
         lines += self.notes
-        if self.precision != "fp32":
-            half = {"bf16": "bfloat16", "fp16": "float16"}[self.precision]
-            lines.append(f"precision {self.precision}: products of {half}, sums and all else in float32")
+        if self.precision != "fp32" or set(self.products) - {"float32"}:
+            found = ", ".join(f"{count} of {dtype}" for dtype, count in self.products.items()) or "none"
+            lines.append(f"precision {self.precision}: products: {found}; sums of halves in float32")
         lines += choices_text(self.choices)
         weights = str(self.weights) if self.weights and self.weights.packed_bytes != self.weights.own_bytes else ""
         lines += [line for line in (weights, self.verified, self.memory) if line]

@@ -68,9 +68,8 @@ def compare_model(model: Any, **given: Any) -> ComparisonReport:
     """
     options = Options(**given)
     device = device_of(options.target, options.threads, options.device_file, options.numerics)
-    prepared = prepare(
-        model, options.shapes, options.numerics, options.parameters, keeps_planes=device.backend.keeps_planes
-    )
+    forms = device.backend.forms(device.model)
+    prepared = prepare(model, options.shapes, options.numerics, options.parameters, forms=forms)
     topk, budget_s, progress = options.topk, options.budget_s, options.progress
     with opened(options.database) as store, given_or_local(options.measurer) as measurer:
         found = compare_subgraphs(prepared.subgraphs, device, store, measurer, topk, budget_s, progress)

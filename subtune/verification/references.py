@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ def precision_reference(again: Callable[[], Imported], numerics: Numerics) -> Ru
 
 def untuned(mod: tvm.IRModule, device: Device, numerics: Numerics = PLAIN) -> tvm.IRModule:
     """An imported module in call_tir form with default schedules: nothing is measured."""
-    normalized = normalize(mod, numerics)
+    normalized = normalize(mod, numerics, forms=replace(device.backend.forms(device.model), keeps_planes=False))
     outlined = outline(normalized, partition(normalized))
     return splice(outlined, schedule_kernels(extract(outlined), {}, device))
 

@@ -5,9 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax, te, tirx
 
-from subtune.frontends.onnx.ops.node import Converter, Expr, Node, array_const, const, dtype, dtype_name, shape
+from subtune.frontends.onnx.ops.node import (
+    Converter,
+    Expr,
+    Node,
+    array_const,
+    const,
+    dtype,
+    dtype_name,
+    known_array,
+    shape,
+)
 from subtune.frontends.onnx.weights import read_tensor
 
 
@@ -23,10 +34,17 @@ def constant(node: Node) -> Expr:
     node.refuse("holds a string or a sparse tensor, which is not supported")
 
 
+_LARGEST_MASK_BYTES = 16 << 20
+"""A triangle of known values is a constant up to 2048 x 2048 in float32; a larger one is rather computed than read."""
+
+
 def trilu(node: Node) -> Expr:
     x = node.x
     k = 0 if node.get(1) is None else node.ints(1, "its diagonal")[0]
     upper = node.attr("upper", 1)
+    known = _known_values(node, x)
+    if known is not None and known.nbytes <= _LARGEST_MASK_BYTES:
+        return array_const((np.triu if upper else np.tril)(known, k))
 
     def whole(t: Any) -> Any:
         def one(*i: Any) -> tirx.Select:
@@ -37,6 +55,16 @@ def trilu(node: Node) -> Expr:
         return te.compute(t.shape, one, name="trilu")
 
     return node.te(whole, x)
+
+
+def _known_values(node: Node, x: Expr) -> np.ndarray | None:
+    """The value of `x` if it is a constant, or one number everywhere; else None."""
+    known = node.known(0)
+    made = node.bb.lookup_binding(x) if known is None and isinstance(x, relax.Var) else None
+    if not isinstance(made, tvm.ir.Call) or made.op.name not in ("relax.full", "relax.broadcast_to"):
+        return known
+    fill = known_array(made.args[1] if made.op.name == "relax.full" else made.args[0], node.arrays)
+    return np.broadcast_to(fill, shape(x)).astype(fill.dtype) if fill is not None and fill.size == 1 else None
 
 
 def eye_like(node: Node) -> Expr:

@@ -22,6 +22,7 @@ from subtune.frontends.onnx.ops import functions
 from subtune.frontends.onnx.ops.control import CONTROL
 from subtune.frontends.onnx.ops.converters import CONVERTERS
 from subtune.frontends.onnx.ops.graph import check_order, disagreement, title
+from subtune.frontends.onnx.ops.halves import narrowed, widened
 from subtune.frontends.onnx.ops.node import (
     ConstantWanted,
     Expr,
@@ -233,7 +234,8 @@ class _Importer:
             body = functions.body_of(proto, domain, opset, inputs)
             return self._function(body, proto, inputs, functions.defaults_of(domain, proto.op_type, opset))
         try:
-            converted = converter(node)
+            wide, half = widened(node)
+            converted = narrowed(wide, converter(wide), half)
         except functions.UseBody:
             body = functions.body_of(proto, domain, opset, inputs)
             return self._function(body, proto, inputs, functions.defaults_of(domain, proto.op_type, opset))

@@ -14,6 +14,7 @@ from subtune.backends.cpu.device import CPU, CPUModel
 from subtune.backends.host.link import link_command
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
+from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel
 from subtune.core.manifest import LIBRARY_NAME, Manifest
 from subtune.core.measurement import Failure
@@ -35,7 +36,6 @@ class CPUBackend(Backend):
     kind: ClassVar[str] = "cpu"
     version: ClassVar[int] = 1
     measuring: ClassVar[Measuring] = Measuring()
-    keeps_planes: ClassVar[bool] = True
 
     @property
     def families(self) -> tuple[Family[Any, Any], ...]:
@@ -70,6 +70,10 @@ class CPUBackend(Backend):
             link_command(model.triple)  # a missing linker is better told before the work than after it
         elif model.threads > usable_cores():
             _log.warning("%d threads on %d cores will stall one another", model.threads, usable_cores())
+
+    def forms(self, model: HardwareModel) -> Forms:
+        assert isinstance(model, CPUModel)
+        return Forms(True, frozenset({"bfloat16"} if "avx512bf16" in model.features else ()))
 
     def stand_in(self, device: Device) -> Device | None:
         return replace(device, model=_model(device).stand_in())

@@ -12,6 +12,7 @@ from subtune.backends.base import Backend, Bench, Device, Family, HardwareModel,
 from subtune.backends.cuda.device import CUDA, CUDAModel, is_cuda_target
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
+from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel
 from subtune.core.manifest import BINARIES_NAME, LIBRARY_NAME, Manifest
 from subtune.core.measurement import Failure, FailureKind
@@ -69,6 +70,10 @@ class CUDABackend(Backend):
         require_compiler()
         if is_measured and (obstacle := model.obstacle()):
             raise TargetError(f"target {model.name}: {obstacle}, and kernels are timed on the GPU they are built for")
+
+    def forms(self, model: HardwareModel) -> Forms:
+        assert isinstance(model, CUDAModel)
+        return Forms(halves=frozenset({"float16", "bfloat16"} if model.capability >= 80 else {"float16"}))
 
     def accelerator(self) -> str:
         from subtune.backends.cuda.driver import driver_device

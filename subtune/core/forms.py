@@ -1,0 +1,23 @@
+"""What a device makes of a model before it is partitioned: types of products, orders of dims."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from subtune.core.numerics import HALVES
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """Of a kind of device.
+
+    Attributes:
+        keeps_planes: convolutions that are all depthwise may keep their channels first.
+        halves: those whose products it has; the products of a model in another half are made in float32.
+    """
+
+    keeps_planes: bool = False
+    halves: frozenset[str] = HALVES
+
+
+ANY = Forms()
