@@ -85,10 +85,8 @@ class HardwareModel(Protocol):
         """Short text, equal exactly for devices whose measurements may be exchanged."""
         ...
 
-    def peak_flops(self) -> float: ...
-
-    def flops_of(self, dtype: str) -> float:
-        """What a kernel on operands of `dtype` can reach."""
+    def peak_flops(self, dtype: str = "") -> float:
+        """What a kernel on operands of `dtype` can reach; of any type without one."""
         ...
 
     def comes_from_memory(self, weights_bytes: int) -> bool:

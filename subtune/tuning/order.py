@@ -47,7 +47,7 @@ def kernel_bound_s(workload: Workload, device: Device) -> float:
         _log.debug("operations of workload %s: %s", workload.key, e)
         flops = 0
     inputs = [arg.dtype for arg in workload.args if not arg.is_output]
-    rate = device.model.flops_of(min(inputs, key=dtype_bits, default="float32"))
+    rate = device.model.peak_flops(min(inputs, key=dtype_bits, default="float32"))
     return max(flops / rate, workload.nbytes / device.model.dram_bytes_per_s)
 
 

@@ -28,5 +28,5 @@ def test_it_warns_of_what_is_far_from_its_roofline() -> None:
 
 def test_the_roofline_knows_the_types() -> None:
     model = CUDA("A100")
-    assert model.flops_of("float32") == model.fma_flops()
-    assert model.flops_of("float16") == pytest.approx(model.mma_flops("float16"))
+    assert model.peak_flops("float32") == model.fma_flops()
+    assert model.peak_flops("float16") == pytest.approx(model.mma_flops("float16"))

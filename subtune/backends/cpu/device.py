@@ -83,13 +83,9 @@ class CPUModel:
         """Elements of `dtype_bits` bits in one vector register."""
         return self.vector_bytes * 8 // dtype_bits
 
-    def peak_flops(self, threads: int | None = None) -> float:
-        """Floating-point operations per second in float32."""
-        return 2.0 * self.lanes() * self.fma_per_cycle * self.cycles_per_s * (threads or self.threads)
-
-    def flops_of(self, dtype: str) -> float:
-        """The peak in float32 for every type: other types' kernels compute in it, or a few times faster."""
-        return self.peak_flops()
+    def peak_flops(self, dtype: str = "") -> float:
+        """Operations per second in float32, for every type: others compute in it, or a few times faster."""
+        return 2.0 * self.lanes() * self.fma_per_cycle * self.cycles_per_s * self.threads
 
     def comes_from_memory(self, weights_bytes: int) -> bool:
         """Whether a subgraph with so many bytes of weights belongs to a model whose weights do not stay in L3.

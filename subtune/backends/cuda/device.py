@@ -80,13 +80,13 @@ class CUDAModel:
         """float32 operations per second of the CUDA cores."""
         return 2.0 * self.fma_per_cycle * self.sms * self.cycles_per_s
 
-    def peak_flops(self) -> float:
-        """The most operations per second of any kind that a kernel can reach; for lower bounds."""
-        return max(self.fma_flops(), *(self.mma_flops(dtype) for dtype, _ in self.mma_flops_per_cycle), 1.0)
+    def peak_flops(self, dtype: str = "") -> float:
+        """Operations per second that kernels on operands of `dtype` can reach; float32 stays off the tensor cores.
 
-    def flops_of(self, dtype: str) -> float:
-        """Operations per second that kernels on operands of `dtype` can reach; float32 stays off the tensor cores."""
-        return max(self.fma_flops(), self.mma_flops(dtype) if dtype != "float32" else 0.0)
+        Without a type the most of any: for lower bounds.
+        """
+        types = [dtype] if dtype else [of for of, _ in self.mma_flops_per_cycle]
+        return max(self.fma_flops(), *(self.mma_flops(of) for of in types if dtype != "float32"), 1.0)
 
     def target(self) -> Any:
         """The `tvm.target.Target` kernels are built for, with this machine's processor as its host."""

@@ -39,11 +39,8 @@ class ScalarModel:
     def fingerprint(self) -> str:
         return f"scalar/{self.cpu.name}"
 
-    def peak_flops(self) -> float:
+    def peak_flops(self, dtype: str = "") -> float:
         return self.operations_per_s
-
-    def flops_of(self, dtype: str) -> float:
-        return self.peak_flops()
 
     def comes_from_memory(self, weights_bytes: int) -> bool:
         return weights_bytes > self.cpu.l3_bytes
