@@ -15,9 +15,6 @@ INDEX_MAPS = frozenset({"permute_dims", "strided_slice"})
 
 _FEW_CHANNELS = 4
 
-MAX_ROW_BYTES = 64 * 1024
-"""A row of a chain's intermediate: sixteen of them, the rows of one register tile, must stay in a core's L2."""
-
 
 def merges(around: Neighbours) -> Iterator[Proposal]:
     """Proposals to compute several groups of a partition in one kernel."""
@@ -56,8 +53,6 @@ def _chain(around: Neighbours, first: Group) -> Iterator[Proposal]:
     if op.op != "matmul" or left.numel != first.outputs[0].tensor.numel:
         return
     if not _is_left_operand(around, second, views, middle[-1] if middle else first):
-        return
-    if int(left.shape[-1]) * 4 > MAX_ROW_BYTES:
         return
     core = [first, *middle, second]
     what = "softmax" if any(around.anchor(g).op in SOFTMAXES for g in middle) else "what lies between"

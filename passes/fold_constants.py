@@ -19,11 +19,16 @@ from tvm.ir import Call, TupleGetItem
 
 from subtune.passes.exprs import Expr, array_of, dtype_of, make_const, op_name, type_shape
 from subtune.passes.fold_table import TABLE, NotFolded
+from subtune.passes.opkind import MOVEMENTS
 from subtune.passes.rewriter import Rules, Walk, rewrite
 
 MAX_GROWTH_BYTES = 64 * 1024
 """A fold may make its result this much larger than its constant operands: a broadcast of a scalar to a whole
 activation stays an operator, which fuses and costs nothing."""
+MAX_MADE_BYTES = 16 << 20
+"""What is computed of more than single numbers (a mask of two ranges) may grow to this: 2048 x 2048 in float32."""
+_FILLS = frozenset(("relax.full", "relax.zeros", "relax.ones", "relax.broadcast_to"))
+"""Of one number, what these make is known without being made."""
 
 
 def fold(walk: Walk, call: Call) -> Expr | None:
@@ -37,7 +42,8 @@ def fold(walk: Walk, call: Call) -> Expr | None:
     operands = [_operand(walk, arg) for arg in call.args]
     if any(operand is None for operand in operands):
         return None
-    if _grows_too_much(shape, dtype_of(call), operands):
+    is_copy = op_name(call).removeprefix("relax.") in MOVEMENTS
+    if _grows_too_much(shape, dtype_of(call), operands, is_copy):
         return None
     value = _evaluate(function, call, operands)
     if value is None:
@@ -76,6 +82,8 @@ def _operand(walk: Walk, arg: Expr) -> Any:
         found = walk.definition(arg)
         if op_name(found) == "relax.shape_of":
             return type_shape(found.args[0].ty)
+        if op_name(found) in _FILLS:
+            return _filled(walk, found)
         return _operand(walk, found) if isinstance(found, tvm.ir.Tuple | tvm.relax.ShapeExpr) else None
     if isinstance(arg, tvm.ir.Tuple):
         parts = [_operand(walk, part) for part in arg.fields]
@@ -88,14 +96,35 @@ def _operand(walk: Walk, arg: Expr) -> Any:
     return None
 
 
-def _grows_too_much(shape: tuple[int, ...], dtype: str, operands: list[Any]) -> bool:
+def _filled(walk: Walk, call: Call) -> Any:
+    """One number seen as a whole tensor, in no more memory than its own; None where it is not one number."""
+    shape = type_shape(call.ty)
+    numbers = [part for arg in call.args if isinstance(part := _operand(walk, arg), np.ndarray)]
+    known = {"relax.zeros": 0, "relax.ones": 1}.get(op_name(call))
+    if shape is None or (known is None and (len(numbers) != 1 or _distinct(numbers[0]) != 1)):
+        return None
+    value = known if known is not None else numbers[0].reshape(-1)[0]
+    return np.broadcast_to(np.asarray(value).astype(dtype_of(call)), shape)
+
+
+def _distinct(array: np.ndarray) -> int:
+    """Elements, of which those that are one in memory count once."""
+    sizes = (size for size, stride in zip(array.shape, array.strides, strict=True) if stride)
+    return int(np.prod(list(sizes), dtype=np.int64))
+
+
+def _grows_too_much(shape: tuple[int, ...], dtype: str, operands: list[Any], is_copy: bool) -> bool:
     size = int(np.prod(shape, dtype=np.int64)) * _itemsize(dtype)
     if size == 0:  # TVM cannot store a constant without elements
         return True
-    given = 0
+    given, most = 0, 0
     for operand in operands:
         for part in operand if isinstance(operand, list) else [operand]:
-            given += part.nbytes if isinstance(part, np.ndarray) else 0
+            count = _distinct(part) if isinstance(part, np.ndarray) else 0
+            given += count * part.itemsize if count else 0
+            most = max(most, count)
+    if most > 1 and not is_copy and size <= MAX_MADE_BYTES:
+        return False
     return size > given + MAX_GROWTH_BYTES
 
 

@@ -14,7 +14,6 @@ float32 keep that in memory too. Loops that an importer wrote keep their types.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import ml_dtypes
@@ -23,6 +22,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call, IRModule
 
+from subtune.core.forms import Forms
 from subtune.core.graph import Group, Kind, OpNode, Origin, PartitionGraph, Value
 from subtune.passes.exprs import array_of
 from subtune.passes.float_regions import without_borders
@@ -36,16 +36,16 @@ _CONVOLUTIONS = {"nn.conv1d": relax.op.nn.conv1d, "nn.conv2d": relax.op.nn.conv2
 _GATHERS = frozenset({"take", "gather_elements", "gather_nd", "index_tensor"})
 
 
-def settle_precision(mod: IRModule, asked: str, halves: Collection[str]) -> IRModule:
+def settle_precision(mod: IRModule, asked: str, forms: Forms) -> IRModule:
     """A normalised module -> the one that is partitioned.
 
     Args:
         asked: the type of products that the user wants, "" for the model's own.
-        halves: those that the device multiplies; the products of a model in another half are made in float32.
+        forms: of the device; the products of a model in a half that it lacks are made in float32.
     """
     own = half_of(mod)
-    half = asked or (own if own in halves else "")
-    return to_half(mod, half) if half else without_borders(mod)[0]
+    half = asked or (own if own in forms.halves else "")
+    return to_half(mod, half, forms.multiplies_groups) if half else without_borders(mod)[0]
 
 
 def to_bfloat16(mod: IRModule) -> IRModule:
@@ -53,19 +53,28 @@ def to_bfloat16(mod: IRModule) -> IRModule:
     return to_half(mod, "bfloat16")
 
 
-def to_half(mod: IRModule, half: str) -> IRModule:
-    """A normalised module -> the same with products of `half`: bfloat16 or float16."""
+def to_half(mod: IRModule, half: str, with_groups: bool = False) -> IRModule:
+    """A normalised module -> the same with products of `half` (bfloat16 or float16), those of groups among them."""
     mod, kept = without_borders(mod)
     flow = read_dataflow(mod)
     full = frozenset(value for var in kept for value in flatten(flow.resolved.get(var)))
-    return _Writer(mod, flow, partition(mod), half, full).write(mod)
+    return _Writer(mod, flow, partition(mod), half, with_groups, full).write(mod)
 
 
 class _Writer:
     """Writes the new main. `_full` holds every float32 tensor as computed, `_half` those that exist in half."""
 
-    def __init__(self, mod: IRModule, flow: Dataflow, graph: PartitionGraph, half: str, kept: frozenset[Value]) -> None:
+    def __init__(
+        self,
+        mod: IRModule,
+        flow: Dataflow,
+        graph: PartitionGraph,
+        half: str,
+        with_groups: bool,
+        kept: frozenset[Value],
+    ) -> None:
         self._flow, self._graph, self._dtype, self._kept = flow, graph, half, kept
+        self._with_groups = with_groups
         loops = {gvar: func for gvar, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)}
         self._bb = relax.BlockBuilder(IRModule(loops))
         self._full: dict[Value, Any] = {}
@@ -119,7 +128,7 @@ class _Writer:
         return False
 
     def _is_in_half(self, node: OpNode, call: Call) -> bool:
-        return _is_dense(node, call) and Value(Origin.OP, node.name, node.output) not in self._kept
+        return _is_dense(node, call, self._with_groups) and Value(Origin.OP, node.name, node.output) not in self._kept
 
     def _contraction(self, node: OpNode, call: Call, group: Group | None) -> Any:
         data, weight = (self._narrow(value, group) for value in node.inputs[:2])
@@ -128,7 +137,7 @@ class _Writer:
         attrs = call.attrs
         conv = _CONVOLUTIONS[node.op](
             data, weight, strides=list(attrs.strides), padding=list(attrs.padding), dilation=list(attrs.dilation),
-            groups=1, data_layout=str(attrs.data_layout), kernel_layout=str(attrs.kernel_layout),
+            groups=int(attrs.groups), data_layout=str(attrs.data_layout), kernel_layout=str(attrs.kernel_layout),
             out_layout=str(attrs.out_layout), out_dtype=_FULL,
         )  # fmt: skip
         return self._bb.emit(conv, node.name)
@@ -214,12 +223,18 @@ def _numpy_dtype(half: str) -> Any:
     return ml_dtypes.bfloat16 if half == "bfloat16" else half
 
 
-def _is_dense(node: OpNode, call: Call) -> bool:
-    """Whether the products are of float32 and long enough for pairs: not depthwise, not grouped, not one channel."""
+def _is_dense(node: OpNode, call: Call, with_groups: bool) -> bool:
+    """Whether the products are of float32 and long enough for pairs: not depthwise, not one channel.
+
+    With `with_groups` those of grouped convolutions count, if a group has several channels on both sides.
+    """
     if any(value.tensor.dtype != _FULL or not value.tensor.is_static for value in node.inputs[:2]):
         return False
     if node.op == "matmul":
         return all(len(value.tensor.shape) >= 2 for value in node.inputs) and int(node.inputs[0].tensor.shape[-1]) > 1
-    if node.op not in _CONVOLUTIONS or int(call.attrs.groups) != 1 or not str(call.attrs.data_layout).endswith("C"):
+    if node.op not in _CONVOLUTIONS or not str(call.attrs.data_layout).endswith("C"):
         return False
-    return int(node.inputs[0].tensor.shape[-1]) > 1
+    channels, groups = int(node.inputs[0].tensor.shape[-1]), int(call.attrs.groups)
+    if groups == 1:
+        return channels > 1
+    return with_groups and min(channels, int(node.output.shape[-1])) // groups > 1

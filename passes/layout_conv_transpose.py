@@ -71,7 +71,7 @@ def as_convolution(walk: Walk, call: Call) -> Expr | None:
         )
 
     phases = form.phases()
-    if len(phases) == 1 or (phases and _WORTH_IT * sum(phase.products for phase in phases) < form.products):
+    if len(phases) == 1 or (phases and form.is_worth(phases)):
         parts = [convolved([phase.taps], phase.padding) for phase in phases]
         joined = relax.op.concat(parts, axis=n + 1) if len(parts) > 1 else parts[0]
         result = form.interleaved(joined, phases[0].sizes, 1)
@@ -85,8 +85,8 @@ def as_convolution(walk: Walk, call: Call) -> Expr | None:
     return relax.op.permute_dims(result, to_first(n + 2))
 
 
-_WORTH_IT = 1.1
-"""So many times fewer products pay for several kernels and for joining what they give."""
+_PER_KERNEL = 0.025
+"""Of the products, what a kernel more costs: it reads the input again, and what it gives is joined to the others'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,10 @@ class _Form:
     def products(self) -> int:
         """Of one convolution for all r, per input channel and output channel."""
         return prod(self.full) * prod(self.taps)
+
+    def is_worth(self, phases: Sequence[_Phase]) -> bool:
+        """Whether so many fewer products pay for a kernel each."""
+        return (1 + _PER_KERNEL * len(phases)) * sum(phase.products for phase in phases) < self.products
 
     def interleaved(self, result: Expr, coarse: tuple[int, ...], groups: int) -> Expr:
         """[N, q..., groups * r... * O] -> [N, s * q + r..., groups * O]."""

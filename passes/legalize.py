@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -10,7 +11,7 @@ import tvm
 from tvm import te, tirx
 from tvm.ir import Call, GenericConst
 
-from subtune.tir.expressions import lowest, maximum_over
+from subtune.tir.expressions import lowest, maximum_over, minimum_over
 
 
 def legalize_where(bb: Any, call: Call) -> Any:
@@ -137,6 +138,25 @@ def legalize_max_pool2d(bb: Any, call: Call) -> Any:
     return bb.call_te(te_max_pool, *call.args, primfunc_name_hint="max_pool2d")
 
 
+def legalize_extreme(largest: bool, bb: Any, call: Call) -> Any:
+    """TVM's maximum or minimum, from the infinity on: its own of nothing but that is the last finite number."""
+    x, attrs = call.args[0], call.attrs
+    rank = len(x.ty.shape.values)
+    axes = sorted({int(axis) % rank for axis in attrs.axis}) if attrs.axis is not None else list(range(rank))
+
+    def te_extreme(data: Any) -> Any:
+        taps = {axis: te.reduce_axis((0, data.shape[axis]), name=f"k{axis}") for axis in axes}
+
+        def one(*index: Any) -> Any:
+            kept = iter(index if not attrs.keepdims else [i for axis, i in enumerate(index) if axis not in taps])
+            at = [taps[axis] if axis in taps else next(kept) for axis in range(rank)]
+            return (maximum_over if largest else minimum_over)(data(*at), list(taps.values()))
+
+        return te.compute(_dims(call), one, name="extreme")
+
+    return bb.call_te(te_extreme, x, primfunc_name_hint="max" if largest else "min")
+
+
 def _two_pass_norm(bb: Any, call: Call, groups: int, channel_axis: int, attrs: Any, name: str) -> Any:
     dims, dtype = _dims(call), str(call.ty.dtype)
     rank, accumulator = len(dims), "float64" if dtype == "float64" else "float32"
@@ -255,6 +275,8 @@ def _literal(arg: Any) -> Any:
 LEGALIZATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "relax.where": legalize_where,
     "relax.nn.max_pool2d": legalize_max_pool2d,
+    "relax.max": partial(legalize_extreme, True),
+    "relax.min": partial(legalize_extreme, False),
     "relax.nn.group_norm": legalize_group_norm,
     "relax.nn.instance_norm": legalize_instance_norm,
     "relax.nn.conv1d_transpose": legalize_conv_transpose,

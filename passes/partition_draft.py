@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import networkx as nx
 
 from subtune.core.graph import OpNode, Origin, Value
+from subtune.passes.partition_rules import is_widening
 
 
 @dataclass(slots=True)
@@ -105,7 +106,7 @@ class Drafts:
         """How often the most repeated of `ops` is computed for an element, if each is computed where it is read.
 
         A value that is read twice by what is read twice makes four: a chain of n gates, 2 ** n. Anchors are computed
-        once.
+        once; a cast of what is loaded counts as little as the load.
         """
         counts = dict.fromkeys(ops, 0)
         for name in sorted(ops, key=self.rank.__getitem__, reverse=True):
@@ -114,7 +115,7 @@ class Drafts:
             for value in op.inputs:
                 if value.origin is Origin.OP and value.source in ops:
                     counts[value.source] += count * op.reads
-        return max(counts.values(), default=0)
+        return max((count for name, count in counts.items() if not is_widening(self.op(name))), default=0)
 
     def label(self, ops: Iterable[str]) -> str:
         """A readable name of at most about 70 characters for a group of `ops`, in their order."""

@@ -42,7 +42,7 @@ _BOUND = ("relax.call_", "relax.quantize", "relax.dequantize", "relax.vm.", "rel
 def widen(mod: tvm.IRModule) -> tvm.IRModule:
     """A module in a half -> the same in float32, with its half noted for `half_of`.
 
-    One that only casts halves stays as it is, and so does one that mixes both, or has control flow.
+    One that only casts from halves or to them stays as it is, and so does one that mixes both, or has control flow.
     """
     half = _found_half(mod)
     if not half:
@@ -59,11 +59,18 @@ def _found_half(mod: tvm.IRModule) -> str:
     if not isinstance(main, relax.Function) or not isinstance(main.body, relax.SeqExpr):
         return ""
     found: set[str] = set()
+    rounded: set[Any] = set()
     for block in main.body.blocks:
         for binding in block.bindings:
             if isinstance(binding, relax.MatchCast) or isinstance(binding.value, relax.If | relax.Function):
                 return ""
-            if op_name(binding.value) not in ("", "relax.astype"):
+            if is_cast_of_half(binding.value):
+                source = binding.value.args[0]
+                if dtype_of(source) == FULL:
+                    rounded.add(binding.var)
+                elif source in rounded:  # between two operators that the importer made in float32
+                    found.add(dtype_of(source))
+            elif op_name(binding.value) not in ("", "relax.astype"):
                 found |= HALVES & _types((binding.var, *_tensors(binding.value)))
     return found.pop() if len(found) == 1 else ""
 
@@ -88,6 +95,14 @@ def _in_float32(attrs: Any, has_halves: bool) -> Any:
     if str(fields.get("out_dtype")) in {FULL, *HALVES}:
         fields["out_dtype"] = None
     return tvm.ir.make_node(info.type_key, **fields)
+
+
+def _is_bound(call: Any) -> bool:
+    """Whether an operator has to take its operands in the types they have, or does so for nothing."""
+    name = op_name(call)
+    if name in ("relax.scatter_elements", "relax.scatter_nd"):
+        return str(call.attrs.reduction) == "update"  # which copies; sums are more exact in float32
+    return name.startswith(_BOUND)
 
 
 class _Writer:
@@ -131,7 +146,7 @@ class _Writer:
 
     def _computed(self, var: Any, value: Any) -> Expr:
         """The operator on float32, or as it is where it is bound to its types."""
-        if not op_name(value).startswith(_BOUND):
+        if not _is_bound(value):
             args = [self._read(var, arg) for arg in value.args]
             attrs = _in_float32(value.attrs, self._half in _types((var, *_tensors(value))))
             made = self._bb.emit(tvm.ir.Call(value.op, args, attrs, value.ty_args))

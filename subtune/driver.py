@@ -25,7 +25,7 @@ from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare
 from subtune.report.compile_report import CompileReport
 from subtune.report.provenance import failures, kernel_origins, note_of_elsewhere, rows, source_of
-from subtune.tuning.alternatives import chosen_partition, foreseen
+from subtune.tuning.alternatives import chosen_partition, plan
 from subtune.tuning.choose import choose
 from subtune.tuning.predict import predict
 from subtune.tuning.search import Search, tune
@@ -72,18 +72,19 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         others = prepared.alternatives()
     with opened(options.database) as store:
         with clock.stage("tune"):
-            later, reasons = foreseen(others.subgraphs, device, store)
+            planned = plan(prepared.subgraphs, others, device, store)
             records = tune(
-                prepared.subgraphs,
+                planned.first,
                 device,
                 Search(options.topk, options.budget_s if options.tune and not is_elsewhere else 0.0),
                 database=store,
                 measurer=options.measurer,
                 progress=options.progress,
-                later=later,
+                later=planned.later,
             )
         with clock.stage("choose"):
-            choices = choose(others, records, reasons | records.failures, device.model.between_kernels_s)
+            reasons = {**planned.reasons, **records.failures}
+            choices = choose(others, records, reasons, device.model.between_kernels_s, planned.expected)
             prepared = prepared.arranged(chosen_partition(prepared.graph, others, choices))
             guesses = predict(prepared.subgraphs, device, known=records) if options.tune and is_elsewhere else {}
             ships = Winners(records, guesses).kernels(prepared.subgraphs, device)

@@ -103,7 +103,7 @@ PIPELINE: tuple[Step, ...] = (
     Step("tune", "workload -> record: candidates ranked, built, checked, timed within the budget", "tuning"),
     Step("choose", "records -> the fastest groups, outlined again where they are others", "tuning", (rearrange,)),
     Step("splice", "winners' kernels into the module, constants packed as they want them", "passes", (splice,)),
-    Step("calls", "weights beside the code; what no kernel computes becomes TVM's own loops", "passes",
+    Step("calls", "weights beside the code; what no kernel computes becomes the backend's loops, or TVM's", "passes",
          (lift_constants, *TO_CALLS.passes)),
     Step("plan memory", "every tensor gets its place before the model runs", "passes", (plan_memory,)),
     Step("lower", "Relax -> calls of kernels", "assembly", TO_PROGRAM.passes),
@@ -191,7 +191,7 @@ def normalize(
     convolutions channels last, matmuls with constant [K, N] weights, no operator that does nothing. The function
     `main` keeps its parameters and results: their order, shapes and types.
     """
-    precision = (Phase("precision", (partial(settle_precision, asked=numerics.half, halves=forms.halves),)),)
+    precision = (Phase("precision", (partial(settle_precision, asked=numerics.half, forms=forms),)),)
     layout = Phase("layout", (partial(channels_to_last, keeps_planes=forms.keeps_planes), settle_permutes))
     phases = tuple(layout if phase.name == layout.name else phase for phase in NORMALIZE)
     return run_passes(mod, phases + precision, dump)

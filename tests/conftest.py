@@ -5,6 +5,7 @@ costs), one small artifact, which is read only: whoever changes it makes a copy 
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import signal
 import sys
@@ -32,6 +33,10 @@ settings.load_profile("suite")
 # A shell that starts the tests in the background makes them, and all their children, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Two processes of tests share the cores: a thread of TVM's that waits by spinning takes one from whom it waits for.
+os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -67,11 +67,17 @@ def commands(page: Path) -> Iterator[list[str]]:
                 yield shlex.split(line, comments=True)[1:]
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One database for all pages: they compile the same few models, which then are tuned once, as by a reader."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Examples may write files, and may use the user's database: both are the test's own."""
+def elsewhere(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples may write files, and may use the user's database: both are the tests' own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setenv("HOME", str(tmp_path))
 
 

@@ -31,8 +31,9 @@ FLOAT16 = 2e-2
 BUDGETS_S = (4.0, 16.0, 240.0)
 """The first is enough for a subgraph or two; on a loaded machine timing waits for quiet, and a larger one continues."""
 VARIANTS = [("unet", {"upsample": "resize"}), ("lstm", {"bidirectional": True})]
+IS_WHOLE = bool(os.environ.get("SUBTUNE_WHOLE_SUITE"))
 TUNED = ("bert", "efficientnet_lite0", "gpt2", "lstm", "resnet18", "unet")
-"""Of every kind of network one. All of them where the variable `SUBTUNE_WHOLE_SUITE` is set."""
+"""Of every kind of network one: these are tuned, and these have float16 files. All, where the variable is set."""
 BATCHED = ("bert", "lstm", "mobilenet_v2")
 
 
@@ -77,7 +78,7 @@ def test_untuned(name: str, tmp_path: Path) -> None:
     assert all(s.measured_hash == "" and s.linked_hash for s in artifact.manifest.subgraphs)
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", models.names() if IS_WHOLE else [*TUNED, "mobilenet_v2", "vit"])
 def test_untuned_float16(name: str, tmp_path: Path) -> None:
     model = models.reduced(name, dtype="float16")
     check(untuned(model, tmp_path / "m.subtune"), model, FLOAT16)
@@ -106,7 +107,7 @@ def compile_in_part(model: onnx.ModelProto, path: Path, **options: Any) -> Compi
     return report
 
 
-@pytest.mark.parametrize("name", models.names() if os.environ.get("SUBTUNE_WHOLE_SUITE") else TUNED)
+@pytest.mark.parametrize("name", models.names() if IS_WHOLE else TUNED)
 def test_tuned(name: str, tmp_path: Path, measurer: LocalMeasurer, database: Database) -> None:
     """Within the budget some subgraphs are tuned, and what was timed is what is linked; a rebuild is the same."""
     model = models.reduced(name)
@@ -153,7 +154,7 @@ def test_a_second_compile_runs_no_candidate(tmp_path: Path, measurer: LocalMeasu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"] if IS_WHOLE else ["mobilenet_v2"])
 def test_full_size_untuned(name: str, tmp_path: Path) -> None:
     model = models.build(name)
     check(untuned(model, tmp_path / "m.subtune"), model, FLOAT32)

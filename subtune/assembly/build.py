@@ -32,7 +32,7 @@ def compile_module(mod: tvm.IRModule, device: Device | HardwareModel) -> tuple[A
     Its `main` takes what the module's takes, and TVM allocates.
     """
     device = as_device(device)
-    lowered = _run(TO_PROGRAM, _run(TO_CALLS, mod, device), device)
+    lowered = _run(TO_PROGRAM, _to_calls(mod, device), device)
     return device.backend.executable(lowered, device), _hashes(lowered)
 
 
@@ -54,12 +54,16 @@ def build(
     Returns the hash of every PrimFunc as it enters lowering, by name; where the tensors lie; the files' names.
     """
     start = time.perf_counter()
-    calls, memory = plan_memory(_run(TO_CALLS, mod, device), arrays[0])
+    calls, memory = plan_memory(_to_calls(mod, device), arrays[0])
     planned = Planned(calls, _run(TO_PROGRAM, calls, device), memory, arrays, frozenset(short), tuple(offsets))
     hashes = _hashes(planned.program)
     memory, files = device.backend.build_program(planned, device, folder)
     logger.debug("%d kernels: %.2f s", len(hashes), time.perf_counter() - start)
     return hashes, memory, files
+
+
+def _to_calls(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
+    return _run(TO_CALLS, device.backend.own_operators(mod, device), device)
 
 
 def _run(phase: Phase, mod: tvm.IRModule, device: Device) -> tvm.IRModule:

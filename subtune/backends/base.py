@@ -316,6 +316,10 @@ class Backend(ABC):
 
     # -- programs
 
+    def own_operators(self, mod: tvm.IRModule, device: Device) -> tvm.IRModule:
+        """`mod`, with calls of scheduled PrimFuncs for the operators that no subgraph has: sorts, running sums."""
+        return mod
+
     def schedule_rest(self, mod: tvm.IRModule, device: Device, keep: Collection[str]) -> tvm.IRModule:
         """What TVM legalised by itself, scheduled where loops do not do; not the PrimFuncs named in `keep`."""
         return mod

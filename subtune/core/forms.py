@@ -14,10 +14,12 @@ class Forms:
     Attributes:
         keeps_planes: convolutions that are all depthwise may keep their channels first.
         halves: those whose products it has; the products of a model in another half are made in float32.
+        multiplies_groups: in a half, grouped convolutions are products like others; else they are made in float32.
     """
 
     keeps_planes: bool = False
     halves: frozenset[str] = HALVES
+    multiplies_groups: bool = False
 
 
 ANY = Forms()

@@ -38,7 +38,8 @@ class Hazards:
     float, from above, by a constant; `narrows`: to float16, from a wider type; `adds_products`: of floats, which
     Winograd and Strassen add up differently; `stores_integers`: places, or what was cast; `compares`: takes maxima or
     minima of floats that are no constants; `exponentiates`: a softmax of such sums may follow, which turns the rounding
-    of a sum into as large a relative error.
+    of a sum into as large a relative error; `multiplies`: all of a row, which over- and underflows in another order
+    than another schedule.
     """
 
     index_extent: dict[int, int]
@@ -50,12 +51,13 @@ class Hazards:
     stores_integers: bool = False
     compares: bool = False
     exponentiates: bool = False
+    multiplies: bool = False
 
     @property
     def sets(self) -> tuple[str, ...]:
         """The sets that say something: what NaN becomes as an integer is undefined; contractions see no infinities,
         maxima no NaN, and both together neither (`_special`)."""
-        is_undefined = self.casts_to_int or self.stores_integers or self.divides
+        is_undefined = self.casts_to_int or self.stores_integers or self.divides or self.multiplies
         return SETS[:-1] if is_undefined or (self.adds_products and self.compares) else SETS
 
     @property
@@ -74,15 +76,17 @@ def hazards(workload: Workload) -> Hazards:
 
     params = list(workload.func.params)
     divides = casts = clips = narrows = products = stores_integers = compares = exponentials = False
+    multiplies = False
     loads: list[Any] = []
 
     def visit(node: Any) -> None:
-        nonlocal divides, casts, clips, narrows, products, stores_integers, compares, exponentials
+        nonlocal divides, casts, clips, narrows, products, stores_integers, compares, exponentials, multiplies
         if isinstance(node, ir.TensorLoad):
             loads.append((node.source, node.indices))
         elif isinstance(node, tirx.BufferStore):
             loads.append((node.buffer, node.indices))
             products = products or _adds_product(node)
+            multiplies = multiplies or _multiplies(node)
             stores_integers = stores_integers or "int" in str(node.buffer.dtype)
         elif isinstance(node, tirx.Div | tirx.Mod | tirx.FloorDiv | tirx.FloorMod):
             divides = divides or ("int" in str(node.ty) and not isinstance(node.b, tirx.IntImm))
@@ -111,7 +115,7 @@ def hazards(workload: Workload) -> Hazards:
                     extents[i] = min(extents.get(i, 2**31 - 1), int(extent))
     return Hazards(
         extents, divides, casts, clips, narrows, products, stores_integers, compares,
-        exponentiates=exponentials and products and compares,
+        exponentiates=exponentials and products and compares, multiplies=multiplies,
     )  # fmt: skip
 
 
@@ -124,6 +128,17 @@ def _adds_product(store: Any) -> bool:
     sides = [side.value if isinstance(side, tirx.Cast) else side for side in (store.value.a, store.value.b)]
     accumulates = any(isinstance(side, ir.TensorLoad) and side.source.same_as(store.buffer) for side in sides)
     return accumulates and any(isinstance(side, tirx.Mul) for side in sides)
+
+
+def _multiplies(store: Any) -> bool:
+    """x[..] = x[..] * a, of floats."""
+    from tvm import ir, tirx
+
+    if not isinstance(store.value, tirx.Mul) or "float" not in str(store.value.ty):
+        return False
+    return any(
+        isinstance(side, ir.TensorLoad) and side.source.same_as(store.buffer) for side in (store.value.a, store.value.b)
+    )
 
 
 def make_inputs(workload: Workload, name: str, dangers: Hazards) -> list[np.ndarray]:
@@ -224,12 +239,14 @@ def _floats(
     # Nor where sums of halves become exponents: of 1e5, what tensor cores leave out changes a weight by a hundredth.
     is_moderate = dangers.clips or (dangers.exponentiates and (dangers.narrows or dtype.itemsize == 2))
     decades = min(0.5 if is_moderate else 2.0 if dangers.casts_to_int else limits[2], limits[2])
-    array = (rng.choice([-1.0, 1.0], shape) * 10.0 ** rng.uniform(-decades, decades, shape)).astype(dtype)
     specials = [0.0, -0.0, limits[0], -limits[0], limits[1], -limits[1], 1.0, -1.0]
     if is_moderate:
         specials[4:6] = [8.0, -8.0]
+    if dangers.multiplies:
+        decades, specials = 0.02, [1.0, -1.0]
     if dangers.casts_to_int:
         specials = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 126.5, -127.5]
+    array = (rng.choice([-1.0, 1.0], shape) * 10.0 ** rng.uniform(-decades, decades, shape)).astype(dtype)
     return _sprinkled(array, rng, specials)
 
 

@@ -13,6 +13,9 @@ from subtune.measure.process import Worker, first_finished
 
 _POLL_S = 0.05
 """How long a thread waits for its process before it looks whether anybody still wants the outcome."""
+_GRACE_S = 1.0
+"""What nobody wants any more may run on for about as long as a new process takes to start: ended at once, the process
+would be missing for as long. Where there is silence to keep it ends at once."""
 
 
 class Build:
@@ -51,7 +54,7 @@ class Builders:
             self._changed.notify_all()
 
     def wait(self, builds: Sequence[Build], deadline: float, hard: float) -> None:
-        """Until all are over. What has not begun by `deadline` is withdrawn, what still runs at `hard` is ended."""
+        """Until all are over. What has not begun by `deadline` is withdrawn, what still runs at `hard` is given up."""
         with self._changed:
             urgent = [build for build in builds if not build.has_begun]
             self._queue = urgent + [build for build in self._queue if build not in urgent]
@@ -62,13 +65,14 @@ class Builders:
                     self._withdraw(builds)
                 if now >= hard:
                     self._stop(builds)
+                    break
                 self._changed.wait(_POLL_S)
         for build in builds:
             if build.error is not None:
                 raise build.error
 
     def drop(self, builds: Sequence[Build]) -> None:
-        """Nobody asks for them any more. Those that run are ended, within a moment."""
+        """Nobody asks for them any more. Those that run are ended, unless they end by themselves soon."""
         with self._changed:
             self._withdraw(builds)
             self._stop(builds)
@@ -133,9 +137,14 @@ class Builders:
 
     def _run(self, worker: Worker, build: Build) -> None:
         worker.send(build.job, build.limit_s)
+        stopped = 0.0
         while first_finished([worker], time.monotonic() + _POLL_S) is None:
-            if build.is_stopped or self._is_closed:
+            if build.is_stopped and not stopped:
+                stopped = time.monotonic()
+            if self._is_closed or (stopped and (self._silences or time.monotonic() - stopped > _GRACE_S)):
                 worker.kill()
+                if not self._is_closed and not self._silences:
+                    worker.start()  # so that the next build finds it ready
                 return
         build.outcome = worker.receive()
 

@@ -18,6 +18,7 @@ from math import prod
 from typing import Any
 
 from tvm import ir, sym, tirx
+from tvm.s_tir import SBlockRealize
 from tvm.tirx import PrimFunc
 
 from subtune.core.kernel import NotApplicable
@@ -122,10 +123,18 @@ class ChainExpressions:
     extents: Mapping[Any, int]
 
 
-def chain_expressions(func: PrimFunc, num_outputs: int) -> ChainExpressions | NotApplicable:
-    """An unscheduled PrimFunc that is a chain, or why it is none."""
+def chain_expressions(
+    func: PrimFunc, num_outputs: int, one_row: bool = False
+) -> ChainExpressions | NotApplicable:  # fmt: skip
+    """An unscheduled PrimFunc that is a chain, or why it is none.
+
+    Args:
+        one_row: attention of one row is a chain, too, with an axis `m` that nothing depends on.
+    """
     if num_outputs != 1:
         return NotApplicable("several outputs")
+    if not isinstance(func.body, SBlockRealize):  # loops of the importer's
+        return NotApplicable("not made of blocks")
     try:
         blocks = Blocks.of(in_float32(func))
     except ForeignError as why:
@@ -170,12 +179,13 @@ def chain_expressions(func: PrimFunc, num_outputs: int) -> ChainExpressions | No
     a, b = (scope.expand(substitute(side, moved)) for side in product(first) or ())
     if n in variables(a):
         a, b = b, a
-    return _assemble(scope, (second, spatial), (n, k), (a, b, f, e), source, softmax is not None, shown is not None)
+    is_softmax, is_shown = softmax is not None, shown is not None
+    return _assemble(scope, (second, spatial), (n, k), (a, b, f, e), source, is_softmax, is_shown, one_row)
 
 
 def _assemble(
     scope: Scope, owner: tuple[Any, list[Any]], reduced: tuple[Any, Any], parts: tuple[Any, ...], source: Any,
-    is_softmax: bool, nan_is_zero: bool,
+    is_softmax: bool, nan_is_zero: bool, one_row: bool,
 ) -> ChainExpressions | NotApplicable:  # fmt: skip
     second, spatial = owner
     (n, k), (a, b, f, e) = reduced, parts
@@ -188,7 +198,10 @@ def _assemble(
     (j,) = columns
     rows = [v for v in spatial if v is not j and v not in variables(b) and v not in variables(e)]
     if not rows:
-        return NotApplicable("no rows share the operands: the kernel is a matrix times a vector")
+        if not (is_softmax and one_row):
+            return NotApplicable("no rows share the operands: the kernel is a matrix times a vector")
+        rows = [tirx.Var("row", "int64")]
+        scope.analyzer.bind(rows[0], ir.Range(tirx.const(0, "int64"), tirx.const(1, "int64")))
     at = common_indices(f, source)
     assert at is not None
     if not {v for v in spatial if v is not j} <= variables(list(at)):

@@ -58,6 +58,14 @@ def choice_of(expr: Any) -> tuple[Any, Any, Any] | None:
     return None
 
 
+def is_zero_padding(choice: Any) -> bool:
+    """Whether a call of `if_then_else` gives something read, casts or not, or else zero."""
+    _, value, other = choice.args
+    while isinstance(value, tirx.Cast):
+        value = value.value
+    return isinstance(value, ir.TensorLoad) and not any(map(loads, value.indices)) and number(other) == 0
+
+
 def number(expr: Any) -> float:
     """A literal's value, casts or not; NaN of anything else."""
     while isinstance(expr, tirx.Cast):
@@ -77,3 +85,12 @@ def lowest(dtype: str) -> Any:
 def maximum_over(value: Any, axes: Any) -> Any:
     """The maximum of `value` over reduce axes, begun at `lowest`."""
     return te.comm_reducer(lambda a, b: tirx.max(a, b), lowest, name="max")(value, axis=axes)
+
+
+def minimum_over(value: Any, axes: Any) -> Any:
+    """The minimum of `value` over reduce axes, begun at infinity or at the greatest whole number."""
+
+    def highest(dtype: str) -> Any:
+        return tirx.const(float("inf"), dtype) if "float" in dtype else tirx.max_value(dtype)
+
+    return te.comm_reducer(lambda a, b: tirx.min(a, b), highest, name="min")(value, axis=axes)

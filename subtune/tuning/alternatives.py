@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from subtune import backends
 from subtune.backends.base import Device, HardwareModel
@@ -14,38 +15,63 @@ from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.passes.partition import check_partition
 from subtune.passes.regroup import rearrange
-from subtune.tuning.choose import Choice, choose, chosen_alternatives
-
-if TYPE_CHECKING:
-    pass
+from subtune.tuning.choose import Choice, choose, chosen_alternatives, fastest_foreseen
+from subtune.tuning.search import Single
 
 logger = logging.getLogger(__name__)
 
 
-def foreseen(
-    subgraphs: Sequence[Subgraph], device: Device, database: Database | None
-) -> tuple[list[Subgraph], dict[str, str]]:
-    """The alternatives that have a candidate; and, by workload key, why the others are not worth a measurement.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is tuned first and what later: `tuning.search.tune`'s two parts.
+
+    First come the kernels of the partition that the policy expects to be the fastest: one that does a region's work in
+    a fraction of the time must not wait until those are tuned whose place it takes.
+
+    Attributes:
+        expected: seconds of a workload, by key: measured earlier or predicted. Without those that nothing schedules.
+        reasons: by workload key, why it is not worth a measurement.
+    """
+
+    first: tuple[Single, ...]
+    later: tuple[Single, ...]
+    expected: Mapping[str, float] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan(own: Sequence[Subgraph], others: Alternatives, device: Device, database: Database | None) -> Plan:
+    """In which order the kernels of a partition (`own`) and of its alternatives are tuned.
 
     Candidates come from the policy, or from `database`, which may have been given some from elsewhere.
     """
-    found, reasons = [], {}
-    for subgraph in subgraphs:
-        if _has_candidate(subgraph.workload, device, database):
-            found.append(subgraph)
-        else:
-            reasons[subgraph.workload.key] = "no template schedules it"
-    return found, reasons
+    workloads = {subgraph.workload.key: subgraph.workload for subgraph in (*own, *others.subgraphs)}
+    concerned = {key for region in others.regions for one in region.alternatives for key in one.keys}
+    guesses = {key: _expected_s(workloads[key], device, database) for key in concerned & set(workloads)}
+    expected = {key: seconds for key, seconds in guesses.items() if seconds is not None}
+    mine = {subgraph.workload.key for subgraph in own}
+    reasons = {key: "no template schedules it" for key in workloads if key not in expected and key not in mine}
+    uses = Counter({subgraph.workload.key: subgraph.uses for subgraph in own})
+    for region in others.regions:
+        taken = fastest_foreseen(region, expected, device.model.between_kernels_s)
+        uses.subtract(region.alternatives[0].keys)
+        uses.update(region.alternatives[taken].keys)
+    first = [Single(workloads[key], count) for key, count in uses.items() if count > 0]
+    later = [Single(workload, 1) for key, workload in workloads.items() if uses[key] <= 0 and key not in reasons]
+    return Plan(tuple(first), tuple(later), expected, reasons)
 
 
-def _has_candidate(workload: Workload, device: Device, database: Database | None) -> bool:
-    if database and (database.lookup(workload, device.scope()) or database.suggestions(workload)):
-        return True
+def _expected_s(workload: Workload, device: Device, database: Database | None) -> float | None:
+    """None where there is no candidate; 0.0 where there is one that nobody has predicted."""
+    if database and (record := database.lookup(workload, device.scope())):
+        return record.timing.min_s
     try:
-        return bool(backends.candidates(workload, device, 1))
+        found = backends.candidates(workload, device, 1)
     except Exception as e:  # as in the tuner: a policy that does not foresee a workload costs no more than that
         logger.debug("workload %s: %s: %s", workload.key, type(e).__name__, e)
-        return False
+        found = ()
+    if found:
+        return found[0].predicted_s or 0.0
+    return 0.0 if database and database.suggestions(workload) else None
 
 
 def chosen_partition(graph: PartitionGraph, others: Alternatives, choices: Sequence[Choice]) -> PartitionGraph:
@@ -68,4 +94,5 @@ def recorded_choices(
         for subgraph in (*own, *others.subgraphs)
         if database and (record := database.lookup(subgraph.workload, device.scope()))
     }
-    return choose(others, records, foreseen(others.subgraphs, device, database)[1], device.model.between_kernels_s)
+    planned = plan(own, others, device, database)
+    return choose(others, records, planned.reasons, device.model.between_kernels_s, planned.expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from subtune.core.record import Record
 
 MIN_GAIN = 1.03
 """Sums of times from different minutes differ by as much without a reason: for more kernels, less is no gain."""
+_CLEARLY = 1.5
+"""Predictions of two families differ by less without a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +58,19 @@ def choose(
     records: Mapping[str, Record],
     reasons: Mapping[str, str] | None = None,
     between_s: float = 0.0,
+    expected: Mapping[str, float] | None = None,
 ) -> tuple[Choice, ...]:
     """The fastest alternative of every region.
 
     Another than the partition's own is taken only when all kernels of both were measured and it is faster, by
-    `MIN_GAIN` unless it has fewer kernels. Regions with the same workloads choose the same.
+    `MIN_GAIN` unless it has fewer kernels; or when there was no time for the partition's own, and it is not clearly
+    slower than those are expected to be. Regions with the same workloads choose the same.
 
     Args:
         records: winners by workload key.
         between_s: what a kernel costs in a network and not alone, `device.between_kernels_s`.
         reasons: by workload key, why a workload has no record.
+        expected: seconds of workloads without a record, by key.
     """
     alike: dict[tuple[tuple[str, ...], ...], list[LoweredRegion]] = {}
     for region in alternatives.regions:
@@ -72,7 +78,9 @@ def choose(
     choices = []
     for regions in alike.values():
         measured = tuple(_measured(one, records, reasons or {}, between_s) for one in regions[0].alternatives)
-        choices.append(Choice(tuple(region.name for region in regions), measured, _fastest(measured)))
+        own_s = _foreseen_s(regions[0].alternatives[0], expected, between_s) if expected is not None else 0.0
+        taken = _fastest(measured, own_s)
+        choices.append(Choice(tuple(region.name for region in regions), measured, taken))
     return tuple(choices)
 
 
@@ -99,11 +107,28 @@ def _measured(
     )
 
 
-def _fastest(alternatives: Sequence[MeasuredAlternative]) -> int:
+def _fastest(alternatives: Sequence[MeasuredAlternative], own_foreseen_s: float) -> int:
     own = alternatives[0].seconds
     measured = [index for index, alternative in enumerate(alternatives) if alternative.seconds]
-    if not own or not measured:
+    if not measured:
         return 0
     best = min(measured, key=lambda index: (alternatives[index].seconds, index))
+    if not own:
+        # untuned, the partition's own would ship with its default schedule
+        return best if alternatives[best].seconds < _CLEARLY * own_foreseen_s else 0
     least = 1.0 if len(alternatives[best].kernels) < len(alternatives[0].kernels) else MIN_GAIN
     return best if own >= least * alternatives[best].seconds else 0
+
+
+def fastest_foreseen(region: LoweredRegion, expected: Mapping[str, float], between_s: float = 0.0) -> int:
+    """The alternative that is clearly the fastest by what is expected of its workloads; 0, the partition's own, in
+    doubt."""
+    foreseen = [_foreseen_s(one, expected, between_s) for one in region.alternatives]
+    best = min(range(len(foreseen)), key=lambda index: (foreseen[index], index))
+    return best if foreseen[0] >= _CLEARLY * foreseen[best] else 0
+
+
+def _foreseen_s(lowered: LoweredAlternative, expected: Mapping[str, float], between_s: float) -> float:
+    """Infinity where a kernel of it has no candidate, or one that nobody has predicted."""
+    seconds = [expected.get(key) or math.inf for key in lowered.keys]
+    return sum(seconds) + between_s * (len(seconds) - 1) if seconds else math.inf

@@ -70,7 +70,7 @@ class Records(dict[str, Record]):
 
 @dataclass(frozen=True, slots=True)
 class Single:
-    """A workload that no model uses."""
+    """A workload without its subgraph, and how often a model calls it."""
 
     workload: Workload
     uses: int = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import islice
@@ -16,6 +17,7 @@ from subtune.bench.coverage import suite
 from subtune.bench.coverage.arrays import draw
 from subtune.bench.coverage.case import Case
 from subtune.bench.coverage.grammar import FAMILIES, body, cases
+from subtune.bench.coverage.lane import Lane
 from subtune.bench.coverage.onnx_dialect import Given, OnnxDialect
 from subtune.bench.coverage.report import (
     CoverageReport,
@@ -27,6 +29,7 @@ from subtune.bench.coverage.report import (
     summary,
 )  # fmt: skip
 from subtune.bench.coverage.work import work_of
+from subtune.bench.job import Job
 from subtune.bench.markdown import SECTIONS
 from subtune.bench.race import Pace
 from subtune.bench.stored import Provenance, StoredRun
@@ -166,6 +169,18 @@ def test_cases_that_fail_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert second.outcome in ("refused", "crash")
     assert [len(one.rows) for one in kept] == [1, 2]
     assert not report.is_interrupted
+
+
+def test_processes_outlive_the_threads_that_load_side_by_side():
+    """Linux ends a process that asked to die with its parent as soon as the *thread* is gone that started it."""
+    lane = Lane(60.0, side_by_side=True)
+    try:
+        loaded = lane.load([Job(name, "nowhere", 1) for name in ("nobody", "nothing")])
+        assert set(loaded.reasons) == {"nobody", "nothing"}
+        time.sleep(0.1)
+        assert all(lane.is_alive(name) for name in loaded.reasons)
+    finally:
+        lane.close()
 
 
 def report_of(ratios: list[float]) -> CoverageReport:

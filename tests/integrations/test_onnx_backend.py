@@ -11,12 +11,11 @@ from onnx import TensorProto, helper
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 
 from subtune.integrations.onnx_backend import SubtuneBackend
-from tests.integrations.onnx_suite import CaseResult, case_names, counts, run_case, run_suite
+from tests.integrations.onnx_suite import CaseResult, case_names, counts, run_suite
 
 PASSES = 1650  # of the 2033 CPU cases of onnx 1.23.2; 1150 is promised for any onnx release
-SAMPLE_STEP = 150
 ALL = "SUBTUNE_WHOLE_SUITE"  # with this variable set, every case of the official suite: four minutes
-SLOW_STEP = 5
+SLOW_STEP = 10
 
 
 def _reshape() -> onnx.ModelProto:
@@ -72,17 +71,10 @@ def _complaints(results: tuple[CaseResult, ...]) -> list[str]:
     return [f"{r.outcome}: {r.name}: {r.message}" for r in results if r.outcome in ("wrong", "crash")]
 
 
-def test_a_sample_of_the_official_suite() -> None:
-    names = [n for n in case_names() if not n.startswith("RealModel")][::SAMPLE_STEP]
-    results = tuple(run_case(name) for name in names)
-    assert _complaints(results) == []
-    assert counts(results)["pass"] >= len(names) // 2
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_official_suite() -> None:
-    """Every fifth case; all of them where the variable asks for it, and then as many pass as are promised."""
+    """Every tenth case; all of them where the variable asks for it, and then as many pass as are promised."""
     is_whole = bool(os.environ.get(ALL))
     names = case_names()[:: 1 if is_whole else SLOW_STEP]
     results = run_suite(names)

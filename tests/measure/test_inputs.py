@@ -110,6 +110,18 @@ def test_what_is_clipped_is_not_all_cancellation():
     assert ((array > 0) & (array < 1e-39)).any()
 
 
+def test_a_product_of_a_row_neither_overflows_nor_vanishes():
+    """In another order it would do so elsewhere, and infinity times zero is no number."""
+    x = te.placeholder((8, 2000), "float32", name="x")
+    dangers = hazards(workload(x, topi.prod(x, axis=1)))
+    assert dangers.multiplies
+    assert "special" not in dangers.sets
+    (array,) = make_inputs(workload(x, topi.prod(x, axis=1)), "adversarial", dangers)
+    assert np.abs(array.prod(axis=1)).min() > 0
+    assert np.isfinite(array.prod(axis=1)).all()
+    assert not hazards(elementwise("float32", lambda a, b: a * b)).multiplies
+
+
 def test_what_is_rounded_to_float16_stays_in_its_range():
     """A norm of float32 values, scaled and shifted: beyond float16's range only sums that cancel would be compared."""
     rows, length = 16, 96

@@ -83,17 +83,29 @@ def test_what_is_waited_for_comes_before_what_was_only_asked_for(builders: Build
     assert [b.outcome for b in (first, ahead, urgent)] == ["first done", "ahead done", "urgent done"]
 
 
-def test_after_the_deadline_nothing_begins_and_at_the_hard_one_what_runs_is_ended(
-    builders: Builders, worker: Worker
-) -> None:
-    runs, waits = builds("runs", "waits")
+def test_after_the_deadline_nothing_begins_and_at_the_hard_one_nobody_waits(builders: Builders, worker: Worker) -> None:
+    runs, waits, later = builds("runs", "waits", "later")
     builders.submit([runs, waits])
     assert worker.sent.acquire(timeout=600)
+    worker.sent.release()
     now = time.monotonic()
     builders.wait([runs, waits], now, now)
     assert worker.jobs == ["runs"]
-    assert worker.kills == 1
     assert runs.outcome is waits.outcome is None
+    worker.answer()  # soon enough: the process is kept for the next one
+    builders.submit([later])
+    worker.answer()
+    builders.wait([later], math.inf, math.inf)
+    assert (later.outcome, worker.kills) == ("later done", 0)
+
+
+def test_what_nobody_wants_any_more_ends_where_silence_is_wanted(builders: Builders, worker: Worker) -> None:
+    (build,) = builds("one")
+    builders.submit([build])
+    assert worker.sent.acquire(timeout=600)
+    builders.drop([build])
+    with builders.silence():
+        assert worker.kills == 1
 
 
 def test_nothing_is_built_in_silence(builders: Builders, worker: Worker) -> None:

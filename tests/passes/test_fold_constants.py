@@ -160,6 +160,20 @@ def test_does_not_make_the_module_much_larger(module, ops):
     assert ops(fold_constants(fits)) == {}
 
 
+def test_masks_of_ranges_are_computed(module, ops):
+    """Of a whole tensor of one number, too, which is not made for that."""
+
+    def mask(x):
+        rows, columns = op.arange(0, 300, 1, "int64"), op.reshape(op.arange(0, 300, 1, "int64"), (300, 1))
+        hidden = op.full((300, 300), relax.const(-1e9), "float32")
+        return op.add(x, op.where(op.less_equal(rows, columns), relax.const(0.0), hidden))
+
+    folded = fold_constants(module([((300, 300), "float32")], mask))
+    assert ops(folded) == {"add": 1}
+    (call,) = (binding.value for binding in folded["main"].body.blocks[0].bindings)
+    np.testing.assert_array_equal(array_of(call.args[1]), np.triu(np.full((300, 300), -1e9, "float32"), 1))
+
+
 def test_keeps_the_argument_and_the_width_of_constants(module):
     mod = module([F], lambda x: op.add(make_const(np.array([2**40], "int64")), make_const(np.array([1], "int64"))))
     (value,) = (b.value for b in fold_constants(mod)["main"].body.blocks[0].bindings)

@@ -14,7 +14,7 @@ from tvm.relax import op
 
 from subtune import frontends, models
 from subtune.core.graph import Kind, PartitionGraph
-from subtune.passes.half_precision import to_bfloat16
+from subtune.passes.half_precision import to_bfloat16, to_half
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
 from subtune.pipeline import normalize
@@ -130,3 +130,17 @@ def test_the_zoo_keeps_its_groups(name: str) -> None:
     widened = [v for g in after.groups for v in g.outputs if v.tensor.dtype == "float32" and v not in after.results]
     assert len(widened) <= len(before.results)
     outline(made, after)  # every group lowers to one PrimFunc
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "with_groups", "expected"),
+    [(8, 2, True, "float16"), (8, 2, False, "float32"), (8, 8, True, "float32")],
+)
+def test_grouped_convolutions_are_products_where_a_device_multiplies_groups(
+    channels: int, groups: int, with_groups: bool, expected: str
+) -> None:
+    def body(x: Any) -> Any:
+        return op.nn.conv2d(x, weights(8, 3, 3, channels // groups), padding=1, groups=groups, **NHWC)
+
+    graph = partition(to_half(module(body, (1, 6, 6, channels)), "float16", with_groups))
+    assert types(graph, "conv2d_0") == [expected, expected, "float32"]

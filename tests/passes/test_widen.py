@@ -134,3 +134,22 @@ def test_a_triangle_of_a_constant_is_folded() -> None:
     assert len(prepared.subgraphs) == 1
     x = np.random.default_rng(0).standard_normal((8, 8)).astype("float32")
     np.testing.assert_array_equal(run(model(nodes, (8, 8), weights, "float32"), x), np.tril(x))
+
+
+def test_operators_that_the_importer_makes_wide_are_one_group() -> None:
+    nodes: list[Node] = [("LayerNormalization", ["x", "w", "b"], ["n"], {}), ("HardSigmoid", ["n"], ["y"], {})]
+    (subgraph,) = prepare(model(nodes, (4, 32), {"w": [1.0] * 32, "b": [0.0] * 32}, "float16")).subgraphs
+    assert {"nn.layer_norm", "multiply"} <= set(subgraph.ops)
+
+
+@pytest.mark.parametrize("kind", ["GatherElements", "ScatterElements"])
+def test_what_only_copies_halves_is_surrounded_by_no_casts(kind: str) -> None:
+    inputs = ["x", "at", "new"][: 2 if kind == "GatherElements" else 3]
+    index = np.array([[0, 1], [3, 2]])
+    proto = model([(kind, inputs, ["y"], {"axis": 0})], (4, 2), {"at": index, "new": [[1.0] * 2] * 2}, "float16")
+    assert "astype" not in str(prepare(proto).mod["main"])
+    x = np.arange(8, dtype="float16").reshape(4, 2)
+    expected = np.take_along_axis(x, index, 0)
+    if kind == "ScatterElements":
+        np.put_along_axis(expected := x.copy(), index, np.float16(1), 0)
+    np.testing.assert_array_equal(run(proto, x), expected)

@@ -13,7 +13,7 @@ from subtune.core.graph import Alternative, Alternatives, Group, LoweredAlternat
 from subtune.core.measurement import Timing
 from subtune.core.record import Record
 from subtune.report.compile_report import SHOWN_ALTERNATIVES, CompileReport, choices_text
-from subtune.tuning.choose import MIN_GAIN, Choice, choose, chosen_alternatives
+from subtune.tuning.choose import MIN_GAIN, Choice, choose, chosen_alternatives, fastest_foreseen
 
 
 def lowered(name: str, *keys: str, refusal: str = "") -> LoweredAlternative:
@@ -74,6 +74,26 @@ def test_of_several_faster_ways_the_fastest_and_of_equal_ones_the_first() -> Non
     found = region("r", FUSED, SPLIT, lowered("x", "x"), lowered("y", "y"))
     assert decide(found, ab=10.0, a=3.0, b=3.0, x=4.0, y=5.0).chosen.name == "x"
     assert decide(found, ab=10.0, a=3.0, b=3.0, x=6.0, y=6.0).chosen.name == "split"
+
+
+def test_what_there_was_no_time_for_gives_way_to_what_was_measured() -> None:
+    found = region("r", SPLIT, FUSED)
+
+    def taken(**expected: float) -> int:
+        return choose(Alternatives((found,), ()), records(ab=5.0, a=1.0), expected=expected)[0].taken
+
+    assert taken(a=2.0, b=2.0) == 1
+    assert taken(a=1.0, b=2.0) == 0, "clearly slower than what is expected of the partition's own"
+    assert taken(a=1.0) == 1, "nothing but the default schedule"
+
+
+def test_the_favourite_is_clearly_faster_by_what_is_expected() -> None:
+    found = region("r", SPLIT, FUSED, lowered("x", "x"))
+    assert fastest_foreseen(found, {"a": 3.0, "b": 3.0, "ab": 4.0, "x": 3.9}) == 2
+    assert fastest_foreseen(found, {"a": 3.0, "b": 3.0, "ab": 4.1}) == 0
+    assert fastest_foreseen(found, {"a": 2.0, "b": 2.0, "ab": 4.0}, between_s=2.0) == 1
+    assert fastest_foreseen(found, {"a": 3.0, "ab": 4.0}) == 1
+    assert fastest_foreseen(found, {}) == 0
 
 
 def test_a_way_that_was_not_measured_to_its_end_is_not_taken_and_says_why() -> None:

@@ -11,6 +11,7 @@ from subtune.frontends.onnx.ops.node import Converter, Expr, Node, dtype, is_flo
 from subtune.frontends.onnx.ops.window import window_of
 
 _CONVS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
+_TRANSPOSED = {1: relax.op.nn.conv1d_transpose, 2: relax.op.nn.conv2d_transpose, 3: relax.op.nn.conv3d_transpose}
 _DATA = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 _KERNEL = {1: "OIW", 2: "OIHW", 3: "OIDHW"}
 
@@ -82,9 +83,9 @@ def conv_transpose(node: Node) -> Expr:
     full = [(i - 1) * s + (k - 1) * d + 1 for i, s, k, d in zip(shape(x)[2:], strides, kernel, dilations, strict=True)]
     after = [f + e - b - o for f, e, b, o in zip(full, extra, before, out, strict=True)]
     simple = all(d == 1 for d in dilations) and all(e < s for e, s in zip(extra, strides, strict=True))
-    if spatial == 2 and simple and min(*before, *after) >= 0:
+    if spatial in _TRANSPOSED and simple and min(*before, *after) >= 0:
         y = node.emit(
-            relax.op.nn.conv2d_transpose(
+            _TRANSPOSED[spatial](
                 x,
                 w,
                 strides=strides,

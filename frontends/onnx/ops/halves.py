@@ -18,7 +18,7 @@ HALVES = ("float16", "bfloat16")
 _WIDENED = frozenset(
     "Relu LeakyRelu PRelu Elu Selu Celu HardSigmoid HardSwish Mish Softplus Softsign ThresholdedRelu Shrink Swish Gelu "
     "Softmax LogSoftmax Hardmax Max Min Sign Clip Mod Sinh Cosh Asinh Acosh Atanh Sigmoid "
-    "Trilu Pad Resize Upsample Slice GatherElements GatherND OneHot TensorScatter ReverseSequence GridSample "
+    "Trilu Pad Resize Upsample Slice OneHot GridSample "
     "MaxPool AveragePool LpPool GlobalLpPool GlobalMaxPool GlobalAveragePool LRN "
     "InstanceNormalization GroupNormalization LayerNormalization RMSNormalization BatchNormalization "
     "SimplifiedLayerNormalization".split()

@@ -54,6 +54,19 @@ def _power(value: Any, power: int) -> Any:
     return result
 
 
+def _image(node: Node, x: Expr) -> Expr:
+    """[n, c, x] as [n, c, 1, x], a view: whatever is done for pools of images is done for those of rows."""
+    batch, channels, extent = shape(x)
+    return node.emit(relax.op.reshape(x, (batch, channels, 1, extent)))
+
+
+def _row(node: Node, x: Expr) -> Expr:
+    """The way back."""
+    x = node.emit(x)
+    batch, channels, _, extent = shape(x)
+    return node.emit(relax.op.reshape(x, (batch, channels, extent)))
+
+
 def max_pool(node: Node) -> Expr | tuple[Expr, ...]:
     x = node.x
     window = _window(node)
@@ -64,6 +77,8 @@ def max_pool(node: Node) -> Expr | tuple[Expr, ...]:
 
 def maximum(node: Node, x: Expr, window: Window) -> Expr:
     """The maximum of every window; pads do not count."""
+    if rank(x) == 3:
+        return _row(node, maximum(node, _image(node, x), window.of_image()))
     window = window.trimmed(shape(x)[2:])
     if rank(x) == 4 and dtype(x) in ("float32", "float64", "float16"):
         return relax.op.nn.max_pool2d(
@@ -134,6 +149,8 @@ def average_pool(node: Node) -> Expr:
 
 def average(node: Node, x: Expr, window: Window, include: bool) -> Expr:
     """The mean of each window, pads included or not; 0 where a window has nothing that counts."""
+    if rank(x) == 3:
+        return _row(node, average(node, _image(node, x), window.of_image(), include))
     spatial = shape(x)[2:]
     counts = window_counts(window, spatial, include)
     window = window.trimmed(spatial)

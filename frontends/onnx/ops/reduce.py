@@ -103,38 +103,9 @@ def _extreme(largest: bool) -> Callable[[Node, Expr, list[int], bool], Expr]:
     def function(node: Node, x: Expr, axes: list[int], keep: bool) -> Expr:
         if dtype(x) == "bool":
             return node.cast(_plain(op)(node, node.cast(x, "uint8"), axes, keep), "bool")
-        if not is_float(x) or not axes:
-            return _plain(op)(node, x, axes, keep)
-        wide = node.cast(x, "float32") if dtype(x) in ("float16", "bfloat16") else x
-        result = node.te(lambda t: _infinite_extreme(t, axes, keep, largest), wide)
-        return node.cast(result, dtype(x))
+        return _plain(op)(node, x, axes, keep)
 
     return function
-
-
-def _infinite_extreme(t: Any, axes: list[int], keep: bool, largest: bool) -> Any:
-    """The extreme over `axes`, begun at the infinity: TVM's own begins at the largest finite number."""
-    taps = {a: te.reduce_axis((0, t.shape[a]), name=f"k{a}") for a in axes}
-    worst = -np.inf if largest else np.inf
-
-    def choose(a: Any, b: Any) -> Any:
-        return tirx.max(a, b) if largest else tirx.min(a, b)
-
-    reducer = te.comm_reducer(choose, lambda value: tirx.const(worst, value), name="extreme")
-    dims = [1 if a in taps else d for a, d in enumerate(t.shape) if keep or a not in taps]
-
-    def one(*i: Any) -> Any:
-        outer = iter(i)
-        index = []
-        for axis in range(len(t.shape)):
-            if keep:
-                free = next(outer)
-                index.append(taps.get(axis, free))
-            else:
-                index.append(taps[axis] if axis in taps else next(outer))
-        return reducer(t(*index), axis=list(taps.values()))
-
-    return te.compute(dims, one, name="extreme")
 
 
 def _log_sum_exp(node: Node, x: Expr, axes: list[int], keep: bool) -> Expr:

@@ -45,6 +45,11 @@ class Window:
             reach.append(self.reach[i] - cut * dilation)
         return replace(self, kernel=tuple(kernel), after=tuple(after), reach=tuple(reach))
 
+    def of_image(self) -> Window:
+        """The window of a row as one of an image that is one pixel high."""
+        parts = {name: (1, *getattr(self, name)) for name in ("kernel", "strides", "dilations", "out")}
+        return replace(self, **parts, **{name: (0, *getattr(self, name)) for name in ("before", "after", "reach")})
+
     @property
     def has_pads(self) -> bool:
         return any(self.padding)

@@ -73,7 +73,8 @@ class CUDABackend(Backend):
 
     def forms(self, model: HardwareModel) -> Forms:
         assert isinstance(model, CUDAModel)
-        return Forms(halves=frozenset({"float16", "bfloat16"} if model.capability >= 80 else {"float16"}))
+        halves = frozenset({"float16", "bfloat16"} if model.capability >= 80 else {"float16"})
+        return Forms(halves=halves, multiplies_groups=True)
 
     def accelerator(self) -> str:
         from subtune.backends.cuda.driver import driver_device
@@ -128,6 +129,11 @@ class CUDABackend(Backend):
         return CudaBench(workload, _model(device), device.numerics, job)
 
     # -- programs
+
+    def own_operators(self, mod: tvm.IRModule, device: Device) -> tvm.IRModule:
+        from subtune.backends.cuda.operators import own_operators
+
+        return own_operators(mod, _model(device))
 
     def schedule_rest(self, mod: tvm.IRModule, device: Device, keep: Collection[str]) -> tvm.IRModule:
         from subtune.backends.cuda.lowering.default_schedule import default_schedule

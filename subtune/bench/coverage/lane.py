@@ -72,6 +72,8 @@ class Lane:
         self._workers: dict[str, Worker] = {}
 
     def load(self, jobs: Sequence[Job]) -> Loaded:
+        for job in jobs:  # here: Linux ends a process with the *thread* that started it (`_die_with_parent`)
+            self._running(job)
         if not self._side_by_side:
             found = [self._tried(job) for job in jobs]
         else:
@@ -81,14 +83,8 @@ class Lane:
         loaded = {name: one for name, one in zip(names, found, strict=True) if isinstance(one, Worker)}
         return Loaded(loaded, {n: one for n, one in zip(names, found, strict=True) if isinstance(one, str)})
 
-    def pause(self) -> None:
-        """Whatever a process of this lane is doing: another lane is timed."""
-        for worker in self._living():
-            worker.pause()
-
-    def resume(self) -> None:
-        for worker in self._living():
-            worker.resume()
+    def is_alive(self, framework: str) -> bool:
+        return framework in self._workers and self._workers[framework].is_alive
 
     def close(self) -> None:
         for worker in self._workers.values():
@@ -103,13 +99,7 @@ class Lane:
             return str(e).partition(": ")[2]
 
     def _loaded(self, job: Job) -> Worker:
-        name = job.framework
-        worker = self._workers.get(name)
-        if worker is not None and not worker.is_alive:
-            worker.close()
-            worker = None
-        if worker is None:
-            worker = self._workers[name] = Worker.started(job)
+        worker = self._running(job)
         try:
             worker.load(job, self._timeout_s)
         except BenchError as e:
@@ -118,5 +108,10 @@ class Lane:
             raise
         return worker
 
-    def _living(self) -> list[Worker]:
-        return [worker for worker in list(self._workers.values()) if worker.is_alive]
+    def _running(self, job: Job) -> Worker:
+        """The framework's process, started anew if it died."""
+        if not self.is_alive(job.framework):
+            if job.framework in self._workers:
+                self._workers[job.framework].close()
+            self._workers[job.framework] = Worker.started(job)
+        return self._workers[job.framework]

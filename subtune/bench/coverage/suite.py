@@ -1,17 +1,14 @@
 """`subtune bench --suite coverage`: every case tuned, compared with float64, and raced against its peers.
 
-A case that fails is a row that says how. Processes go from case to case; on a GPU, where compiling needs the processor
-only, the peers of the next cases are compiled while one is tuned, and stand still while one is timed.
+A case that fails is a row that says how. Processes go from case to case. On a GPU the peers of a case load side by
+side; nothing else runs while one is tuned or timed: who shares the device with a search misleads it.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +27,10 @@ from subtune.bench.suite import Settings, reason, run_cases
 from subtune.core.scratch import temporary
 
 AGAINST = {"cpu": ("onnxruntime", "openvino-f32", "torch"), "cuda": ("torch-graph", "torch-compile")}
-BUDGET_S = {"cpu": 6.0, "cuda": 3.0}
+BUDGET_S = {"cpu": 6.0, "cuda": 8.0}
 """Of tuning a case, where the user names none."""
 LIMIT_S = 60.0
 """Beyond the budget, for a case's compile; and for a framework to load it."""
-_AHEAD = {"cpu": 0, "cuda": 3}
-"""Cases whose peers are made ready while one is tuned."""
 _LIMITS = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """Relative error against float64 above which a result is wrong, unless the best peer's is as large."""
 _AS_LARGE = 2.0
@@ -43,12 +38,10 @@ _AS_LARGE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A case whose files are written, and whose peers load it where that is done ahead."""
+    """A case whose files are written."""
 
     case: Case
     files: Files
-    lane: Lane
-    loading: Future[Loaded] | None
 
 
 class Coverage:
@@ -61,23 +54,15 @@ class Coverage:
         given = {key: value for key, value in settings.options if value is not None}
         options = {**given, "budget_s": budget_s, "database": str(settings.database.path)}
         self._compiler = Compiler(options, budget_s + LIMIT_S, device.model.host.threads)
-        self._ahead = _AHEAD[kind]
-        self._lanes = [Lane(LIMIT_S, side_by_side=self._ahead > 0) for _ in range(self._ahead + 1)]
+        self._peers = Lane(LIMIT_S, side_by_side=kind == "cuda")
         self._ours = Lane(LIMIT_S, side_by_side=False)
-        self._loader = ThreadPoolExecutor(max(self._ahead, 1))
 
     def ready(self, drawn: Iterable[Case]) -> Iterator[_Ready]:
-        """The cases in order, the peers of those that follow being made ready meanwhile."""
-        waiting: deque[_Ready] = deque()
+        """The cases in order, written to disk."""
         for case in drawn:
             folder = self._scratch / str(case.index)
             folder.mkdir()
-            files, lane = written(case, folder, self._device), self._lanes[case.index % len(self._lanes)]
-            loading = self._loader.submit(self._load_peers, lane, files) if self._ahead else None
-            waiting.append(_Ready(case, files, lane, loading))
-            if len(waiting) > self._ahead:
-                yield waiting.popleft()
-        yield from waiting
+            yield _Ready(case, written(case, folder, self._device))
 
     def row(self, ready: _Ready) -> CoverageRow:
         begin, case = time.monotonic(), ready.case
@@ -95,9 +80,8 @@ class Coverage:
 
     def close(self) -> None:
         self._compiler.close()
-        for lane in (*self._lanes, self._ours):
-            lane.close()
-        self._loader.shutdown(cancel_futures=True)
+        self._peers.close()
+        self._ours.close()
 
     def _row(self, row: CoverageRow, ready: _Ready) -> CoverageRow:
         artifact = ready.files.model.with_name("case.subtune")
@@ -108,7 +92,7 @@ class Coverage:
             row, defaults=compiled.defaults, untuned=compiled.untuned, kernels=compiled.kernels, tried=compiled.tried,
             tune_s=compiled.tune_s, roofline_s=self._roofline_s(ready),
         )  # fmt: skip
-        peers = ready.loading.result() if ready.loading else self._load_peers(ready.lane, ready.files)
+        peers = self._peers.load([ready.files.job_of(name) for name in (REFERENCE, *self._settings.against)])
         ours = self._ours.load([ready.files.job_of("subtune", artifact)])
         if ours.reasons:
             return replace(row, why=f"not loaded: {ours.reasons['subtune']}")
@@ -119,10 +103,7 @@ class Coverage:
             return replace(row, why=f"no reference: {peers.reasons[REFERENCE]}")
         expected = outputs_of(ready.files.job_of(REFERENCE))
         against = [worker for name, worker in peers.workers.items() if name != REFERENCE]
-        with self._others_paused(ready.lane):
-            race = run_race(
-                [*ours.workers.values(), *against], list(peers.reasons.items()), self._settings.pace, expected
-            )
+        race = run_race([*ours.workers.values(), *against], list(peers.reasons.items()), self._settings.pace, expected)
         mine = race.rows[0]
         best = best_peer(race.rows[1:], self._settings.against)
         row = replace(row, race=race, ours_s=mine.median_s, error=mine.max_rel)
@@ -133,20 +114,6 @@ class Coverage:
         if mine.max_rel > max(_LIMITS[row.dtype], _AS_LARGE * row.peer_error):
             return replace(row, outcome="wrong", why=f"relative error {mine.max_rel:.1e} against float64")
         return replace(row, outcome="timed")
-
-    def _load_peers(self, lane: Lane, files: Files) -> Loaded:
-        return lane.load([files.job_of(name) for name in (REFERENCE, *self._settings.against)])
-
-    @contextmanager
-    def _others_paused(self, lane: Lane) -> Iterator[None]:
-        others = [other for other in self._lanes if other is not lane]
-        for other in others:
-            other.pause()
-        try:
-            yield
-        finally:
-            for other in others:
-                other.resume()
 
     def _roofline_s(self, ready: _Ready) -> float:
         model: Any = self._device.model

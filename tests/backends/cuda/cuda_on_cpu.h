@@ -171,6 +171,17 @@ template <class T> T __shfl_down_sync(unsigned, T v, int by, int width = 32) {
 template <class T> T __shfl_up_sync(unsigned, T v, int by, int width = 32) {
   return emu::shuffled(v, emu::lane() % width >= by ? emu::lane() - by : emu::lane());
 }
+inline unsigned __ballot_sync(unsigned, int predicate) {
+  emu::publish(0, (unsigned)(predicate != 0));
+  emu::give_way(emu::AT_WARP);
+  unsigned result = 0;
+  for (int i = 0; i < emu::WARP; ++i) result |= emu::fetch<unsigned>(i, 0) << i;
+  emu::give_way(emu::AT_WARP);
+  return result;
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+template <class T> T atomicAdd(T* p, T by) { T old = *p; *p = old + by; return old; }
+template <class T> T atomicCAS(T* p, T expected, T to) { T old = *p; if (old == expected) *p = to; return old; }
 template <class T> T __ldg(const T* p) { return *p; }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }

@@ -216,6 +216,10 @@ def _statement(text: str) -> str:
     if instruction.startswith("lop3.b32") and instruction.endswith("0xea;"):
         out, *of = operands
         return f"{out} = (({of[0]}) & ({of[1]})) | ({of[2]});"
+    if found := re.match(r"cvt\.rn\.(f16|bf16)x2\.f32 ", instruction):
+        z, high, low = operands
+        kind = _TYPES[found[1]]
+        return f"{{ {kind} of[] = {{{kind}(float({low})), {kind}(float({high}))}}; {z} = *(uint32_t*)of; }}"
     if "dp4a" in instruction:
         return ";"
     if found := re.match(r"(max|min)\.NaN\.f32 ", instruction):

@@ -52,3 +52,40 @@ def test_a_total_of_everything_in_parts(tmp_path: Path) -> None:
     kernel = backends.schedule(workload, parts, A100)
     assert isinstance(kernel, Kernel)
     check(workload, kernel, A100, tmp_path)
+
+
+@pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
+@pytest.mark.parametrize("split", [1, 16])
+def test_where_the_largest_is(split: int, tmp_path: Path) -> None:
+    """A prime length: the last part is shorter."""
+    workload = workloads.build(lambda emit, x: op.argmax(x, axis=1), [(3, 211)])
+    knobs = {"unroll": 1} | ({"split": split} if split > 1 else {})
+    kernel = backends.schedule(workload, Candidate.make("cuda.rowwise", threads=64, rows=1, lanes=1, **knobs), A100)
+    assert isinstance(kernel, Kernel)
+    check(workload, kernel, A100, tmp_path)
+
+
+def test_few_long_rows_are_those_of_clusters() -> None:
+    """On Hopper; nothing there is emulated."""
+    few, many = workloads.softmax(4, 50257), workloads.softmax(4096, 1024)
+    hopper = CUDA("H200")
+    first = backends.candidates(few, hopper, 20)[0]
+    assert dict(first.knobs)["cluster"] == 8
+    assert isinstance(backends.schedule(few, first, hopper), Kernel)
+    assert not isinstance(backends.schedule(few, first, A100), Kernel)
+    for workload, device in ((few, A100), (many, hopper)):
+        assert all("cluster" not in dict(found.knobs) for found in backends.candidates(workload, device, 20))
+
+
+@pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
+def test_groups_of_channels_are_rows(tmp_path: Path) -> None:
+    """Channels first: an axis is partly a row's number and partly an element's."""
+
+    def body(emit: Any, x: Any, gamma: Any, beta: Any) -> Any:
+        return op.nn.silu(emit(op.nn.group_norm(x, gamma, beta, 2, 1, [2, 3])))
+
+    workload = workloads.build(body, [(2, 6, 5, 8), (6,), (6,)])
+    rows = Candidate.make("cuda.rowwise", threads=16, rows=2, lanes=4, keep=True)
+    kernel = backends.schedule(workload, rows, A100)
+    assert isinstance(kernel, Kernel)
+    check(workload, kernel, A100, tmp_path)

@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from tvm import te, tirx
 
 from subtune import backends
 from subtune.backends.cuda.device import CUDA, CUDAModel
+from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel
 from subtune.core.workload import Workload
 from subtune.measure.inputs import hazards, make_inputs
@@ -56,4 +58,16 @@ def test_an_output_that_reads_another(tmp_path: Path) -> None:
     assert {candidate.family for candidate in found} == {"cuda.elementwise"}
     kernel = backends.schedule(workload, found[0], A100)
     assert isinstance(kernel, Kernel)
+    check(workload, kernel, A100, tmp_path)
+
+
+def test_booleans_are_moved_16_at_a_time(tmp_path: Path) -> None:
+    types = {"flag": "bool", "x": "float32", "y": "float16"}
+    flag, x, y = (te.placeholder((256,), dtype, name) for name, dtype in types.items())
+    chosen = te.compute((256,), lambda i: tirx.Select(flag[i], x[i], y[i].astype("float32")), "chosen")
+    negated = te.compute((256,), lambda i: tirx.Not(flag[i]), "negated")
+    workload = Workload.of(te.create_prim_func([flag, x, y, chosen, negated]), 2)
+    kernel = backends.schedule(workload, Candidate.make("cuda.elementwise", threads=128, lanes=16, unroll=1), A100)
+    assert isinstance(kernel, Kernel)
+    assert "move_bytes<16>" in cuda_on_cpu.source(kernel.func, A100)
     check(workload, kernel, A100, tmp_path)

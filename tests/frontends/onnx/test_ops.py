@@ -92,6 +92,18 @@ CASES: dict[str, tuple[str, list[Any], int, dict[str, Any]]] = {
         11,
         {"strides": [2, 3], "output_padding": [1, 2], "pads": [1, 1, 1, 1]},
     ),
+    "conv_transpose 1d output_padding": (
+        "ConvTranspose",
+        [floats(2, 4, 5), floats(4, 3, 3), floats(3)],
+        11,
+        {"strides": [2], "output_padding": [1], "pads": [1, 1]},
+    ),
+    "conv_transpose 3d groups": (
+        "ConvTranspose",
+        [floats(1, 4, 3, 2, 3), floats(4, 3, 2, 3, 2)],
+        11,
+        {"group": 2, "strides": [2, 1, 2], "pads": [0, 1, 0, 0, 1, 0]},
+    ),
     "conv_transpose groups dilation": (
         "ConvTranspose",
         [floats(2, 4, 4, 5), floats(4, 3, 2, 3)],

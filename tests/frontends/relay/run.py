@@ -16,6 +16,7 @@ from subtune.frontends import Parameters, load
 from subtune.frontends.onnx.ops.node import array_const
 from subtune.frontends.relay.ops.call import Call, Converter
 from subtune.frontends.relay.ops.converters import CONVERTERS
+from subtune.passes.legalize import LEGALIZATIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ def executable(mod: tvm.IRModule) -> Callable[[Sequence[np.ndarray]], list[np.nd
     """`main` of an imported module, op by op as TVM legalises it."""
     device = CPU("auto", threads=1)
     with device.target():
-        legal = relax.transform.LegalizeOps()(relax.backend.DispatchSortScan()(mod))
+        extremes = {name: LEGALIZATIONS[name] for name in ("relax.max", "relax.min")}
+        legal = relax.transform.LegalizeOps(extremes)(relax.backend.DispatchSortScan()(mod))
     built, _ = compile_module(legal, device)
     main = relax.VirtualMachine(built, tvm.cpu())["main"]
 

@@ -7,6 +7,7 @@ from typing import Any
 from subtune.backends.base import Family
 from subtune.backends.cuda.families import (
     attention,
+    attention_mma,
     columns,
     default,
     direct,
@@ -23,6 +24,7 @@ from subtune.backends.cuda.families import (
     simt,
     stem,
     strassen,
+    strip,
     transpose,
     wgmma,
     window,
@@ -35,6 +37,7 @@ FAMILIES: tuple[Family[Any, Any], ...] = (
     wgmma.FAMILY,
     stem.FAMILY,
     attention.FAMILY,
+    attention_mma.FAMILY,
     mma.FAMILY,
     fma.FAMILY,
     simt.FAMILY,
@@ -45,6 +48,7 @@ FAMILIES: tuple[Family[Any, Any], ...] = (
     gemv.FAMILY,
     gemv_packed.FAMILY,
     window.FAMILY,
+    strip.FAMILY,
     rowwise.FAMILY,
     columns.FAMILY,
     moments.FAMILY,

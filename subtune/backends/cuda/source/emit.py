@@ -102,6 +102,16 @@ class Code:
         return self._loop(extent, name, tirx.ForKind.SERIAL)
 
     @contextmanager
+    def counted(self, extent: Any, most: int, name: str = "k") -> Iterator[Any]:
+        """A loop of so many rounds as `extent` says on the device, `most` of them at the most."""
+        var = tirx.Var(self._name(name), "int32")
+        self.analyzer.bind(var, ir.Range(tirx.const(0, "int32"), tirx.const(most, "int32")))
+        self._open.append([])
+        yield var
+        if body := self._open.pop():
+            self.emit(tirx.For(var, tirx.const(0, "int32"), extent, tirx.ForKind.SERIAL, _seq(body)))
+
+    @contextmanager
     def _loop(self, extent: int, name: str, kind: Any) -> Iterator[Any]:
         var = tirx.Var(self._name(name), "int64")
         self.analyzer.bind(var, ir.Range(const(0), const(extent)))

@@ -21,10 +21,11 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
+from subtune.backends.cuda.source.calls import address, called
 from subtune.backends.cuda.source.emit import Code, const, load, ramp
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload, dtype_bits
-from subtune.tir.expressions import variables
+from subtune.tir.expressions import is_zero_padding, variables
 
 _BINARY = (
     tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.FloorMod, tirx.Mod, tirx.Min, tirx.Max,
@@ -36,6 +37,19 @@ _COMPARED = {tirx.LE: (True, True), tirx.GT: (False, True), tirx.GE: (True, Fals
 ACCESS_BYTES = 16
 _MANTISSA = 1 << 23
 _MAGIC_BITS = 0x4B000000  # of the float32 2**23: a smaller whole number in its last bits is added to it
+_MOVE_BYTES = r"""
+#ifndef SUBTUNE_MOVE_BYTES
+#define SUBTUNE_MOVE_BYTES
+namespace subtune {
+template <int COUNT> __device__ __forceinline__ void move_bytes(void* to, const void* from) {
+  if constexpr (COUNT == 16) *(uint4*)to = *(const uint4*)from;
+  else if constexpr (COUNT == 8) *(uint2*)to = *(const uint2*)from;
+  else if constexpr (COUNT == 4) *(unsigned*)to = *(const unsigned*)from;
+  else *(unsigned short*)to = *(const unsigned short*)from;
+}
+}  // namespace subtune
+#endif
+"""
 
 
 class Unsupported(Exception):
@@ -46,11 +60,11 @@ class Lanes:
     """Computes expressions for `width` lanes in one thread of `code`; operands already read are not read again.
 
     `known` are buffers that live in registers: a function from a load's indices (already in this kernel's variables)
-    to the value that stands for it, or None.
+    to the value that stands for it, or None. `zeroed`: what a condition does not read is zeros, not chosen afterwards.
     """
 
-    def __init__(self, code: Code, lane: Any, width: int, known: Any = None) -> None:
-        self.code, self.lane, self.width = code, lane, width
+    def __init__(self, code: Code, lane: Any, width: int, known: Any = None, zeroed: bool = False) -> None:
+        self.code, self.lane, self.width, self._zeroed = code, lane, width, zeroed
         self._known = known or (lambda source, indices: None)
         self._read: dict[Any, Any] = {}
 
@@ -86,6 +100,8 @@ class Lanes:
             if isinstance(condition, tirx.IntImm):
                 return self._value(expr.args[1] if int(condition) else expr.args[2], guard)
             yes = self._value(expr.args[1], _both(guard, condition))
+            if self._zeroed and self.lane not in variables(condition) and is_zero_padding(expr):
+                return yes
             no = self._value(expr.args[2], _both(guard, tirx.Not(condition)))
             return tirx.if_then_else(condition, yes, no)
         args = [self._value(arg, guard) for arg in expr.args]
@@ -146,12 +162,10 @@ class Lanes:
         if not is_global(buffer):  # the template's own: registers or shared memory
             return widened(load(buffer, indices[-1]), dtype)
         flat = self.flat(buffer, indices)
-        lane_free_guard = guard is None or self.lane not in variables(guard)
-        if loads_in(flat) or not lane_free_guard:
+        if loads_in(flat) or (guard is not None and self.lane in variables(guard)):
             return widened(load(buffer, flat), dtype)
         at_first = self.simplify(_substitute(flat, self.lane, const(0)))
-        repeat = self._repeat(flat, at_first)
-        if repeat is None:
+        if (repeat := self._repeat(flat, at_first)) is None:
             return widened(load(buffer, flat), dtype)
         count = 1 if repeat == 0 else self.width // repeat
         registers = self._registers(buffer, dtype, at_first, count, guard)
@@ -190,6 +204,9 @@ class Lanes:
             if (key, condition) in self._read:
                 return self._read[key, condition]
         registers = self.code.local(dtype, count, f"{buffer.name}_")
+        if self._zeroed and guard is not None:
+            with self.code.unrolled(count) as v:
+                self.code.store(registers, v, tirx.const(0, dtype))
         with self.code.when(guard):
             self.read_run(registers, buffer, dtype, at, count)
         self._read[key, below] = registers
@@ -208,7 +225,7 @@ class Lanes:
         with self.code.unrolled(self.width) as v:
             self.code.store(result, v, rounded(self.at(value, v), dtype))
         for start, piece in self.pieces(dtype, at, self.width):
-            self.code.store(buffer, ramp(at + const(start), piece), load(result, ramp(const(start), piece)))
+            self._move(buffer, at + const(start), result, const(start), piece)
 
     def at(self, value: Any, lane: Any) -> Any:
         """`value` for another lane than `self.lane`."""
@@ -217,7 +234,15 @@ class Lanes:
     def read_run(self, registers: Any, buffer: Any, dtype: str, at: Any, count: int) -> None:
         """`registers[0..count] = buffer[at..at + count]`, in the widest accesses that are aligned."""
         for start, piece in self.pieces(dtype, at, count):
-            self.code.store(registers, ramp(const(start), piece), load(buffer, ramp(at + const(start), piece)))
+            self._move(registers, const(start), buffer, at + const(start), piece)
+
+    def _move(self, to: Any, index: Any, source: Any, at: Any, count: int) -> None:
+        """`to[index..index + count] = source[at..at + count]` in one access."""
+        if count > 1 and str(to.dtype) == "bool":  # no vectors of these are in TVM's CUDA
+            ends = address(to, index), address(source, at)
+            self.code.emit(called(f"subtune::move_bytes<{count}>", ends, _MOVE_BYTES))
+        else:
+            self.code.store(to, ramp(index, count), load(source, ramp(at, count)))
 
     def pieces(self, dtype: str, at: Any, count: int) -> list[tuple[int, int]]:
         """(first element, elements) of every access to a run of `count` elements that begins at `at`."""
@@ -225,8 +250,6 @@ class Lanes:
         aligned = gcd(int(known.coeff), int(known.base)) or count
         width = gcd(gcd(count, aligned), max(1, ACCESS_BYTES * 8 // dtype_bits(dtype)))
         width &= -width  # a power of two
-        if dtype == "bool":
-            width = 1
         return [(start, width) for start in range(0, count, width)]
 
 

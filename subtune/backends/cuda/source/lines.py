@@ -6,6 +6,9 @@ three domains: *full* (all elements), *kept* (one per line), or they reduce the 
     columns == 1: `threads` neighbours share a line, each takes runs of `lanes` of its elements; shuffles make totals
     columns > 1:  a thread takes `lanes` neighbouring columns, `threads` of them share the length; shared memory does
 
+A total may be of several values: an ArgMax's largest, and where it is. `Parts` of a line are several blocks': they
+store their totals, and another kernel takes these for its elements.
+
 With `keep`, what is read stays in registers from the first stage to the last, so that memory is read once. Without, the
 lines are walked once for every stage. `tile` lines times `batch` lines `outer // batch` apart are one group's work, so
 that operands which they share (a matrix-vector product's) are read once for all of them.
@@ -13,16 +16,17 @@ that operands which they share (a matrix-vector product's) are read once for all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
 
+from subtune.backends.cuda.source.combiner import Combiner, combiner_of, indices_of
 from subtune.backends.cuda.source.emit import Code, const, load
-from subtune.backends.cuda.source.lanes import Lanes, Unsupported, rounded, wide, widened_constant
-from subtune.backends.cuda.source.stages import Lines, axes_at, combination, combined, domain
-from subtune.backends.cuda.source.totals import totals_across, totals_along
+from subtune.backends.cuda.source.lanes import Lanes, Unsupported, rounded, wide
+from subtune.backends.cuda.source.stages import Lines, axes_at, domain, indices_at
+from subtune.backends.cuda.source.totals import sync_cluster, totals_across, totals_along, totals_of_cluster
 from subtune.tir.blocks import is_reduction
 
 _MAX_PARTIALS = 8  # sums of a thread: where lines are few, several of each, which do not wait for one another
@@ -40,11 +44,33 @@ class Plan:
     unroll: int = 4
     keep: bool = False
     exact: bool = False
+    cluster: int = 1
+    """Blocks that share a line; only along lines, one group each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Lines of `length` elements in `count` parts, whose `totals` are kept, by the buffer of the whole total."""
+
+    count: int
+    length: int
+    totals: Mapping[Any, Any]
 
 
 def line_kernel(blocks: Sequence[Any], lines: Lines, plan: Plan, outputs: Sequence[Any]) -> Any:
     """The kernel (a statement) that runs `blocks` in their order and stores those of their buffers in `outputs`."""
     return _LineWriter(lines, plan, outputs).write(blocks)
+
+
+def part_kernels(
+    blocks: Sequence[Any], lines: Lines, parts: Parts, plans: tuple[Plan, Plan], outputs: Sequence[Any]
+) -> list[Any]:
+    """`line_kernel` of blocks with a single reduction, in two: the totals of the parts, then all that is left."""
+    reductions = [block for block in blocks if is_reduction(block)]
+    of_parts = Lines(lines.outer * parts.count, -(-lines.length // parts.count), lines.columns)
+    first = _LineWriter(of_parts, plans[0], (), parts).write(reductions)
+    of_totals = Lines(lines.outer, parts.count, lines.columns)
+    return [first, _LineWriter(of_totals, plans[1], outputs, given=parts.totals).write(blocks)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +83,12 @@ class _Run:
 
 
 class _LineWriter:
-    def __init__(self, lines: Lines, plan: Plan, outputs: Sequence[Any]) -> None:
+    def __init__(
+        self, lines: Lines, plan: Plan, outputs: Sequence[Any], parts: Parts | None = None,
+        given: Mapping[Any, Any] | None = None,
+    ) -> None:  # fmt: skip
         self._lines, self._plan, self._outputs = lines, plan, set(outputs)
+        self._parts, self._given = parts, given or {}
         self._code = code = Code(plan.exact)
         self._across = lines.columns > 1
         self._kept: dict[Any, Any] = {}  # buffer -> registers, one for every point (and lane, across)
@@ -66,13 +96,16 @@ class _LineWriter:
         self._now: tuple[int, int] = (0, 0)  # the point and the run that are being computed
         self._now_at: Any = None
         lanes = plan.lanes
-        step = plan.threads if self._across else plan.threads * lanes
+        step = plan.threads if self._across else plan.threads * lanes * plan.cluster
         self._runs = -(-lines.length // step)
         chunks = lines.columns // lanes if self._across else 1
         wide_blocks = -(-chunks // plan.groups) if self._across else 1
         rows = lines.outer // plan.batch
         per_block = plan.tile if self._across else plan.tile * plan.groups
-        bx = code.thread("blockIdx.x", -(-rows // per_block) * wide_blocks)
+        bx, self._rank = code.thread("blockIdx.x", -(-rows // per_block) * wide_blocks * plan.cluster), const(0)
+        if plan.cluster > 1:
+            code.thread("clusterCtaIdx.x", plan.cluster)
+            bx, self._rank = tirx.floordiv(bx, const(plan.cluster)), tirx.floormod(bx, const(plan.cluster))
         if self._across:
             self._group, self._t = code.thread("threadIdx.x", plan.groups), code.thread("threadIdx.y", plan.threads)
             chunk = bx % wide_blocks * plan.groups + self._group
@@ -121,15 +154,19 @@ class _LineWriter:
         else:
             return None
         if not self._reader.is_zero(self._reader.flat(source, indices) - expected):
-            raise Unsupported(f"{source.name} is read elsewhere than at the element that is computed")
+            numbers = self._numbers("kept" if source in self._kept else "full", point, self._now_at)
+            there = indices_at(numbers, [int(d) for d in source.shape], self._code.analyzer)
+            if not all(self._reader.is_zero(one - other) for one, other in zip(indices, there, strict=True)):
+                raise Unsupported(f"{source.name} is read elsewhere than at the element that is computed")
         return load(registers, place)
 
     def write(self, blocks: Sequence[Any]) -> Any:
         runs = self._line_runs(range(self._runs)) if self._plan.keep else []
         for block in blocks:
-            if not isinstance(block.body, tirx.BufferStore):
+            if not is_reduction(block) and not isinstance(block.body, tirx.BufferStore):
                 raise Unsupported("a block stores more than one value")
-            kind = domain(block, self._lines)
+            is_given = any(buffer in self._given for buffer in indices_of(block))
+            kind = "reduce" if is_given or (self._parts and is_reduction(block)) else domain(block, self._lines)
             if kind == "kept":
                 self._kept_stage(block)
                 continue
@@ -139,6 +176,8 @@ class _LineWriter:
             self._walk(runs, stage)
             if kind == "reduce":
                 self._finish(block)
+        if self._plan.cluster > 1:
+            sync_cluster(self._code)
         return self._code.kernel()
 
     def _walk(self, runs: list[_Run], stage: Callable[[list[_Run]], None]) -> None:
@@ -153,40 +192,54 @@ class _LineWriter:
     def _line_runs(self, numbers: Sequence[Any], is_ragged: bool = False) -> list[_Run]:
         plan, lines = self._plan, self._lines
         step = 1 if self._across else plan.lanes
+        together = plan.threads * plan.cluster
         runs = []
         for number in numbers:
-            run, guard = number * plan.threads + self._t, None
+            run, guard = number * together + self._rank * plan.threads + self._t, None
             is_last = not isinstance(number, int) or number == self._runs - 1
-            if is_last and (is_ragged or lines.length % (plan.threads * step)):
+            if is_last and (is_ragged or lines.length % (together * step)):
                 run = self._code.bind("run", run, lines.length // step)  # true where the guard is
                 guard = tirx.LT(run, const(lines.length // step))
+            guard = self._within_line(run * step, guard)
             runs.append(_Run(run if self._across else run * step + self._lane, guard, self._new_reader(plan.lanes)))
         return runs
 
+    def _within_line(self, first: Any, guard: Any) -> Any:
+        """`guard`, and that `first` of a part lies within the line, where the last part is shorter."""
+        if self._parts is None or self._parts.count * self._lines.length == self._parts.length:
+            return guard
+        (point,) = self._points
+        begin = tirx.floormod(point, const(self._parts.count)) * self._lines.length
+        inside = tirx.LT(begin + first, const(self._parts.length))
+        return inside if guard is None else tirx.And(guard, inside)
+
     def _axes(self, block: Any, kind: str, point: int, at: Any) -> dict[Any, Any]:
         """The block's axes at an element of the group."""
-        analyzer = self._code.analyzer
-        spatial = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
-        reduced = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce]
+        analyzer, kinds = self._code.analyzer, (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+        spatial, reduced = ([iv for iv in block.iter_vars if int(iv.iter_type) == kind] for kind in kinds)
+        if self._parts is not None:
+            at = tirx.floormod(self._points[point], const(self._parts.count)) * self._lines.length + at
+        length = self._lines.length if self._parts is None else self._parts.length
+        return axes_at(spatial, self._numbers(kind, point, at), analyzer) | axes_at(reduced, [(at, length)], analyzer)
+
+    def _numbers(self, kind: str, point: int, at: Any) -> list[tuple[Any, int]]:
+        """Which line it is and which column (`full`: and which of its elements), each with how many there are."""
+        outer, lines = self._points[point], self._lines.outer
+        if self._parts is not None:
+            outer, lines = tirx.floordiv(outer, const(self._parts.count)), lines // self._parts.count
+        elements = [(at, self._lines.length)] if kind == "full" else []
         column = self._column + self._lane if self._across else const(0)
-        parts = [(self._points[point], self._lines.outer), (column, self._lines.columns)]
-        if kind == "full":
-            parts.insert(1, (at, self._lines.length))
-        axes = axes_at(spatial, parts, analyzer)
-        return axes | axes_at(reduced, [(at, self._lines.length)], analyzer) if reduced else axes
+        return [(outer, lines), *elements, (column, self._lines.columns)]
 
     def _reduce_stage(self, block: Any) -> Callable[[list[_Run]], None]:
         code, plan = self._code, self._plan
-        _, element, identity = combination(block)
-        dtype = wide(str(block.body.buffer.dtype))
+        combiner = combiner_of(block)
         points = len(self._points)
         partials = plan.lanes
         while not self._across and partials > 1 and partials * points > _MAX_PARTIALS:
             partials //= 2
-        sums = code.local(dtype, points * partials, "sum")
-        with code.unrolled(points * partials) as i:
-            code.store(sums, i, rounded(widened_constant(identity), dtype))
-        self._kept[block.body.buffer] = sums
+        sums = combiner.begin(code, points * partials, "sum")
+        self._kept |= zip(combiner.buffers, sums, strict=True)
 
         def stage(runs: list[_Run]) -> None:
             values = []
@@ -194,50 +247,59 @@ class _LineWriter:
                 with code.when(run.guard):
                     for point in range(points):
                         self._now, self._now_at = (point, number), run.at
-                        axes = self._axes(block, "reduce", point, run.at)
-                        values.append((run, point, run.reader.compute(element, axes)))
+                        values.append((run, point, self._elements(block, combiner, run, point)))
             for run, point, value in values:
                 with code.when(run.guard), code.unrolled(plan.lanes) as v:
                     place = const(point * partials) + v % partials
-                    x = rounded(run.reader.at(value, v), dtype)
-                    code.store(sums, place, combined(block, load(sums, place), x))
+                    x = [rounded(run.reader.at(x, v), dtype) for x, dtype in zip(value, combiner.dtypes, strict=True)]
+                    combiner.add(code, sums, place, x)
 
         return stage
 
+    def _elements(self, block: Any, combiner: Combiner, run: _Run, point: int) -> list[Any]:
+        """What the run adds to the block's totals; where it adds up those of parts, these."""
+        if any(buffer in self._given for buffer in combiner.buffers):
+            at = self._full_index(point, run.at)
+            return [run.reader.compute(load(self._given[buffer], at), {}) for buffer in combiner.buffers]
+        axes = self._axes(block, "reduce", point, run.at)
+        return [run.reader.compute(element, axes) for element in combiner.elements]
+
     def _finish(self, block: Any) -> None:
         """Totals of the threads' partial results, in every thread."""
-        buffer, points, plan = block.body.buffer, len(self._points), self._plan
-        sums, dtype = self._kept[buffer], wide(str(buffer.dtype))
+        combiner, points, plan = combiner_of(block), len(self._points), self._plan
+        sums = [self._kept[buffer] for buffer in combiner.buffers]
         shared_by = (self._t, self._group, plan.groups)
-
-        def combine(a: Any, b: Any) -> Any:
-            return combined(block, a, b)
-
         if self._across:
-            total = totals_across(self._code, sums, dtype, points, plan.lanes, plan.threads, shared_by, combine)
+            totals = totals_across(self._code, sums, points, plan.lanes, plan.threads, shared_by, combiner)
         else:
-            partials = int(sums.shape[0]) // points
-            total = totals_along(self._code, sums, dtype, points, partials, plan.threads, shared_by, combine)
-        self._kept[buffer] = total
-        if block.body.buffer in self._outputs:
+            partials = int(sums[0].shape[0]) // points
+            totals = totals_along(self._code, sums, points, partials, plan.threads, shared_by, combiner)
+            if plan.cluster > 1:
+                totals = totals_of_cluster(self._code, totals, points, self._t, plan.cluster, combiner)
+        self._kept |= zip(combiner.buffers, totals, strict=True)
+        indices = indices_of(block)
+        for buffer, total in zip(combiner.buffers, totals, strict=True):
+            if buffer not in self._outputs and self._parts is None:
+                continue
             with self._code.when(self._is_first()):
-                for point in range(len(self._points)):
-                    place = const(point * self._plan.lanes) + self._lane if self._across else const(point)
-                    value = load(self._kept[block.body.buffer], place)
-                    self._store_kept(block, point, value)
+                for point in range(points):
+                    place = const(point * plan.lanes) + self._lane if self._across else const(point)
+                    if self._parts is not None:
+                        to, where = self._parts.totals[buffer], [self._kept_index(point)]
+                    else:
+                        axes = self._axes(block, "reduce", point, const(0))
+                        to, where = buffer, [axes.get(index, index) for index in indices[buffer]]
+                    self._store_kept(to, where, load(total, place))
 
     def _is_first(self) -> Any:
-        return tirx.EQ(self._t, const(0)) if self._plan.threads > 1 else None
+        return tirx.EQ(self._rank * self._plan.threads + self._t, const(0)) if self._plan.threads > 1 else None
 
-    def _store_kept(self, block: Any, point: int, value: Any) -> None:
-        kind = "reduce" if is_reduction(block) else "kept"
-        axes = self._axes(block, kind, point, const(0))
-        indices = [axes.get(index, index) for index in block.body.indices]
+    def _store_kept(self, buffer: Any, indices: list[Any], value: Any) -> None:
         if self._across:
-            self._reader.write(block.body.buffer, indices, value)
+            self._reader.write(buffer, indices, value)
         else:
-            at = self._reader.flat(block.body.buffer, indices)
-            self._code.store(block.body.buffer, at, rounded(value, str(block.body.buffer.dtype)))
+            at = self._reader.flat(buffer, indices)
+            self._code.store(buffer, at, rounded(value, str(buffer.dtype)))
 
     def _kept_stage(self, block: Any) -> None:
         code, points = self._code, range(len(self._points))
@@ -249,9 +311,11 @@ class _LineWriter:
         with code.when(self._is_first() if is_output else None):
             for point in points:
                 self._now = (point, 0)
-                value = reader.compute(block.body.value, self._axes(block, "kept", point, None))
+                axes = self._axes(block, "kept", point, None)
+                value = reader.compute(block.body.value, axes)
                 if is_output:
-                    self._store_kept(block, point, value)
+                    indices = [axes.get(index, index) for index in block.body.indices]
+                    self._store_kept(block.body.buffer, indices, value)
                     continue
                 with code.unrolled(width) as v:
                     code.store(registers, const(point * width) + v, reader.at(value, v))

@@ -50,25 +50,41 @@ def domain(block: Any, lines: Lines) -> str:
 
 def axes_at(axes: Sequence[Any], parts: list[tuple[Any, int]], analyzer: Any) -> dict[Any, Any]:
     """The axes' values at the element whose number is that of the parts (number, size) in their order."""
-    indices = _by_parts(parts, [int(iv.dom.extent) for iv in axes], analyzer)
+    if not axes:
+        return {}
+    indices = indices_at(parts, [int(iv.dom.extent) for iv in axes], analyzer)
     return {iv.var: index for iv, index in zip(axes, indices, strict=True)}
 
 
-def _by_parts(parts: list[tuple[Any, int]], shape: list[int], analyzer: Any) -> list[Any]:
+def indices_at(parts: list[tuple[Any, int]], shape: list[int], analyzer: Any) -> list[Any]:
     """The indices of an element of `shape` whose number is that of the parts (number, size) in their order.
 
-    Each part is decoded by itself where the axes fall apart as the parts do: such indices simplify best.
+    Each part is decoded by itself where the axes fall apart as the parts do, or an axis does (channels into groups, and
+    those of a group): such indices simplify best.
     """
-    groups: list[list[int]] = []
-    rest = list(shape)
-    for _, size in parts:
-        group: list[int] = []
-        while rest and (prod(group) < size or rest[0] == 1):
-            group.append(rest.pop(0))
-        groups.append(group)
-    if not rest and all(prod(group) == size for group, (_, size) in zip(groups, parts, strict=True)):
-        return [index for group, (number, _) in zip(groups, parts, strict=True)
-                for index in decoded(number, group, analyzer)]  # fmt: skip
+    found: list[Any] = [const(0)] * len(shape)
+    rest = [(axis, extent) for axis, extent in enumerate(shape) if extent > 1]
+    for number, size in parts:
+        taken: list[tuple[int, int, int]] = []  # axis, extent, and how far apart its elements are in the axis
+        while size > 1 and rest:
+            axis, extent = rest.pop(0)
+            own = extent if size % extent == 0 else size
+            if extent % own:
+                return _decoded(parts, shape, analyzer)
+            taken.append((axis, own, extent // own))
+            if own < extent:
+                rest.insert(0, (axis, extent // own))
+            size //= own
+        if size > 1:
+            return _decoded(parts, shape, analyzer)
+        extents = [extent for _, extent, _ in taken]
+        for (axis, _, apart), index in zip(taken, decoded(number, extents, analyzer), strict=True):
+            found[axis] = analyzer.simplify(found[axis] + index * apart)
+    return found if not rest else _decoded(parts, shape, analyzer)
+
+
+def _decoded(parts: list[tuple[Any, int]], shape: list[int], analyzer: Any) -> list[Any]:
+    """The same for any shape."""
     number: Any = const(0)
     for part, size in parts:
         number = number * size + part
@@ -85,8 +101,3 @@ def combination(block: Any) -> tuple[type, Any, Any]:
     if not isinstance(value, _COMBINERS) or not is_load_of(value.a, block.body.buffer) or block.init is None:
         raise Unsupported("a reduction that is no sum, product, maximum or minimum")
     return type(value), value.b, block.init.value
-
-
-def combined(block: Any, a: Any, b: Any) -> Any:
-    """One step of the block's combiner."""
-    return combination(block)[0](a, b)

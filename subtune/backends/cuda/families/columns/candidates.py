@@ -15,6 +15,7 @@ from subtune.patterns.stages import reduces_several
 from subtune.patterns.window import Window
 
 _MIN_COLUMN = 16  # elements: a window that long may be one of a whole axis
+_COST_OF_SEVERAL = 10  # instructions for an element that is compared with what was found, and with where
 
 
 def columns_of(problem: Problem[CUDAModel]) -> Columns | None:
@@ -38,9 +39,7 @@ def is_total(anchor: Columns, workload: Workload) -> bool:
 
 
 def accepts(problem: Problem[CUDAModel]) -> str:
-    if columns_of(problem) is None:
-        return "no reductions that keep the innermost axis"
-    return "several values at a time" if reduces_several(problem.workload) else ""
+    return "no reductions that keep the innermost axis" if columns_of(problem) is None else ""
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
@@ -76,7 +75,7 @@ def _column_candidates(
     in_flight = max(1, int(lanes * (runs if keep else unroll) * element_bytes))
     registers = 32 + lanes * (runs * 2 if keep else unroll + 1)
     nbytes = workload.nbytes if keep or is_total else workload.nbytes * 1.6
-    operations = total * 4.0
+    operations = total * (_COST_OF_SEVERAL if reduces_several(workload) else 4.0)
     common: dict[str, int | str | bool] = {"threads": threads, "chunks": chunks, "lanes": lanes}
     common |= {"keep": True} if keep else {"unroll": unroll}
     seconds = streaming_s(device, nbytes, blocks, threads * chunks, in_flight, registers, shared, operations)
@@ -85,7 +84,7 @@ def _column_candidates(
     found = [Candidate.make("cuda.columns", seconds, **common)]
     if is_total and blocks < 4 * device.sms:
         for split in (4, 8, 16, 32, 64, 128):
-            if anchor.length % split or anchor.length // split < threads or blocks * split > 16 * device.sms:
+            if ceil(anchor.length / split) < threads or blocks * split > 16 * device.sms:
                 continue
             parts = streaming_s(device, nbytes, blocks * split, threads * chunks, in_flight, registers, shared,
                                 operations)  # fmt: skip

@@ -15,6 +15,8 @@ from tvm.s_tir import Schedule, ScheduleError
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.rowwise.schedule import schedule_lines
+from subtune.backends.cuda.source.combiner import combiner_of
+from subtune.backends.cuda.source.lanes import Unsupported, not_applicable
 from subtune.backends.cuda.source.lines import Plan
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.tir.blocks import all_blocks, is_reduction
@@ -38,11 +40,11 @@ def schedule(problem: Problem[CUDAModel], knobs: ColumnsKnobs) -> Kernel | NotAp
     try:
         sch = Schedule(problem.workload.func)
         reductions = [sch.get(b) for b in all_blocks(sch) if is_reduction(sch.get(b))]
-    except ScheduleError as e:
-        return NotApplicable(str(e).strip().splitlines()[-1])
-    if not reductions:
-        return NotApplicable("no reduction")
-    columns = neighbours(reductions[0])
+        if not reductions:
+            return NotApplicable("no reduction")
+        columns = neighbours(reductions[0])
+    except (ScheduleError, Unsupported) as e:
+        return not_applicable(e)
     if columns < 2:
         return NotApplicable("the reduction does not keep its innermost axis")
     shape = knobs.threads, knobs.chunks, knobs.lanes
@@ -51,15 +53,13 @@ def schedule(problem: Problem[CUDAModel], knobs: ColumnsKnobs) -> Kernel | NotAp
 
 
 def neighbours(reduction: Any) -> int:
-    """Elements that are neighbours in memory and are all kept: the kept axes inside the innermost reduced one."""
+    """Elements that are neighbours in memory and are all kept: the kept axes inside the innermost reduced one.
+
+    Raises Unsupported where the block combines what nothing here does.
+    """
     kinds = {iv.var: int(iv.iter_type) for iv in reduction.iter_vars}
     extents = {iv.var: int(iv.dom.extent) for iv in reduction.iter_vars if isinstance(iv.dom.extent, tirx.IntImm)}
-    if not isinstance(reduction.body, tirx.BufferStore):
-        return 1
-    own = reduction.body.buffer
-    for load in loads(reduction.body.value):
-        if load.source.same_as(own):
-            continue
+    for load in (load for element in combiner_of(reduction).elements for load in loads(element)):
         inside = []
         for index in reversed(list(load.indices)):
             axis = _axis(index, extents)

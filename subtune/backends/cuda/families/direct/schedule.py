@@ -18,6 +18,7 @@ from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.source.combiner import combiner_of
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import (
     Lanes,
@@ -26,11 +27,9 @@ from subtune.backends.cuda.source.lanes import (
     not_applicable,
     rounded,
     wide,
-    widened_constant,
 )
 from subtune.backends.cuda.source.packed import Packed
 from subtune.backends.cuda.source.results import Results
-from subtune.backends.cuda.source.stages import combination, combined
 from subtune.backends.cuda.source.totals import totals_along
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.patterns.single import Single, single
@@ -81,26 +80,19 @@ class _DirectWriter:
         self._results = Results(code, anchor, outputs, info.kept)
         self._lane = code.variable("lane", knobs.lanes)
         self._dtype = wide(str(anchor.body.buffer.dtype))
+        self._combiner = combiner_of(anchor)
         self._kept = [iv.var for iv in anchor.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
         self._reduced = [iv.var for iv in anchor.iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce]
 
     def write(self, packed: Packed) -> Any:
         code, knobs, lanes = self._code, self._knobs, self._knobs.lanes
         places, thread, group = self._places()
-        _, element, identity = combination(self._anchor)
-        element = packed.moved(element)
         count = len(places) * lanes
-        sums = code.local(self._dtype, count, "sum")
-        with code.unrolled(count) as i:
-            code.store(sums, i, rounded(widened_constant(identity), self._dtype))
-        self._accumulate(element, places, sums, thread)
+        (sums,) = self._combiner.begin(code, count, "sum")
+        self._accumulate(packed.moved(self._combiner.elements[0]), places, sums, thread)
         if knobs.share > 1:
-
-            def combine(a: Any, b: Any) -> Any:
-                return combined(self._anchor, a, b)
-
             shared_by = thread, group, knobs.threads // knobs.share
-            sums = totals_along(code, sums, self._dtype, count, 1, knobs.share, shared_by, combine)
+            (sums,) = totals_along(code, [sums], count, 1, knobs.share, shared_by, self._combiner)
         reader = Lanes(code, self._lane, lanes, self._results.known)
         with code.when(tirx.EQ(thread, const(0)) if knobs.share > 1 else None):
             for number, place in enumerate(places):
@@ -157,7 +149,7 @@ class _DirectWriter:
                 with code.when(guard), code.unrolled(lanes) as v:
                     at = const(number * lanes) + v
                     x = rounded(reader.at(value, v), self._dtype)
-                    code.store(sums, at, combined(self._anchor, load(sums, at), x))
+                    self._combiner.add(code, [sums], at, [x])
 
     def _runs(self) -> tuple[list[int], list[int]]:
         """Extents of the reduced axes with a loop of their own, and of the rest, which is one run."""

@@ -4,4 +4,4 @@ from subtune.backends.base import Family
 from subtune.backends.cuda.families.elementwise.candidates import accepts, candidates
 from subtune.backends.cuda.families.elementwise.schedule import ElementwiseKnobs, schedule
 
-FAMILY = Family("cuda.elementwise", 2, ElementwiseKnobs, accepts, candidates, schedule)
+FAMILY = Family("cuda.elementwise", 3, ElementwiseKnobs, accepts, candidates, schedule)

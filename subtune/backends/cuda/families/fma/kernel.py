@@ -8,8 +8,9 @@ from typing import Any
 
 from tvm import tirx
 
-from subtune.backends.cuda.families.fma.source import FMA, address, called, end
+from subtune.backends.cuda.families.fma.source import FMA
 from subtune.backends.cuda.model.core_tiles import VECTOR, WARP_COLUMNS, WARP_ROWS, FmaTile
+from subtune.backends.cuda.source.calls import address, called, end
 from subtune.backends.cuda.source.emit import Code, const
 
 _OUTSIDE = -(1 << 29)
@@ -69,7 +70,7 @@ def multiply(
         first: the block's first row and column.
         operands: addresses of A and B.
         window: of a row, the first element of its window and the first pixel along both axes of the window.
-        ends: of operands that the function allocates (`fma_source.address`).
+        ends: of operands that the function allocates (`calls.address`).
     """
     m, n = extents
     rows, apart = tile.rows_copied(walk.vector), tile.threads * walk.vector // tile.bk

@@ -18,9 +18,9 @@ from tvm.s_tir import ScheduleError
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.kernel import Walk, multiply
-from subtune.backends.cuda.families.fma.source import address
 from subtune.backends.cuda.families.wgmma.schedule import source_of
 from subtune.backends.cuda.model.core_tiles import FmaTile
+from subtune.backends.cuda.source.calls import address
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func, ramp
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable
 from subtune.core.kernel import Kernel, NotApplicable, Packing

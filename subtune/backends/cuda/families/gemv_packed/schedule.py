@@ -13,9 +13,9 @@ from tvm.s_tir import ScheduleError
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.schedule import store_epilogue
-from subtune.backends.cuda.families.fma.source import address, called
 from subtune.backends.cuda.families.gemv_packed.source import GEMV_PACKED
 from subtune.backends.cuda.families.gemv_packed.tiling import PackedTile
+from subtune.backends.cuda.source.calls import address, called
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Unsupported, decoded, not_applicable
 from subtune.core.kernel import Kernel, NotApplicable

@@ -18,6 +18,7 @@ from tvm.tirx.op import tvm_warp_shuffle_xor
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.source.combiner import addition
 from subtune.backends.cuda.source.emit import FULL_WARP, Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable
 from subtune.backends.cuda.source.stages import Lines, axes_at, combination, domain, size_of
@@ -227,7 +228,7 @@ class _Columns:
     def total(self, own: Any) -> Any:
         """The sum of what the threads of a column have."""
         shared_by = (self.thread, self._x, self._width)
-        return totals_across(self._code, own, "float32", 1, 1, self.sharing, shared_by, tirx.Add)
+        return totals_across(self._code, [own], 1, 1, self.sharing, shared_by, addition("float32"))[0]
 
     def total_of_group(self, own: Any, block: Any) -> Any:
         """What `block` combines of a group's columns, in each of their threads."""

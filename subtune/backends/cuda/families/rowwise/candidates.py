@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import ceil, prod
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.rowwise.schedule import CLUSTERS_SINCE
 from subtune.backends.cuda.model.runs import MAX_KEPT, element_bits, lanes_of, slowed
 from subtune.backends.cuda.model.streaming import barrier_s, narrow, resident_blocks, streaming_s
 from subtune.core.candidate import Candidate
@@ -17,6 +19,8 @@ from subtune.patterns.window import Window
 _MAX_TILED_TOTAL = 32  # elements of each of two rows in one thread's registers, where only their totals are wanted
 _COST = 8  # instructions for an element of a row: conversions, an exponential, sums
 _COST_OF_TOTAL, _COST_OF_PRODUCT, _COST_OF_VECTOR = 2.2, 2.5, 2.0
+_CLUSTER_S = 2e-6  # blocks that wait for one another
+_COST_OF_SEVERAL = 10  # an element is compared with what was found, and with where
 
 
 def rows_of(problem: Problem[CUDAModel]) -> Rowwise | None:
@@ -32,9 +36,7 @@ def rows_of(problem: Problem[CUDAModel]) -> Rowwise | None:
 
 
 def accepts(problem: Problem[CUDAModel]) -> str:
-    if rows_of(problem) is None:
-        return "no reductions along rows"
-    return "several values at a time" if reduces_several(problem.workload) else ""
+    return "no reductions along rows" if rows_of(problem) is None else ""
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
@@ -58,7 +60,31 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
                         made = _row_candidates(anchor, workload, device, lanes, threads, runs, keep, block, unroll,
                                                outputs == anchor.rows, bits)  # fmt: skip
                         found += slowed(made, narrow(lanes, widths[0]))
+        found += slowed(_clusters(anchor, workload, device, lanes, outputs == anchor.rows), narrow(lanes, widths[0]))
     return found
+
+
+def _clusters(anchor: Rowwise, workload: Workload, device: CUDAModel, lanes: int, is_total: bool) -> list[Candidate]:
+    """Several blocks have a row, where rows are so few that a block each leaves the device idle."""
+    if device.capability < CLUSTERS_SINCE or anchor.rows > 2 * device.sms:
+        return []
+    found = []
+    for cluster, threads in product((2, 4, 8), (256, 512, 1024)):
+        runs = ceil(anchor.length / (threads * lanes * cluster))
+        if threads * lanes * cluster >= 2 * anchor.length:
+            continue
+        keep = runs * lanes <= (MAX_KEPT if threads < 1024 else MAX_KEPT // 2)
+        unroll = 1 if keep else 4
+        in_flight = lanes * (runs if keep else unroll) * workload.nbytes // max(1, anchor.rows * anchor.length)
+        registers = 28 + (runs * lanes * 3 // 2 if keep else unroll * lanes)
+        nbytes = workload.nbytes if keep or is_total else workload.nbytes * 1.5
+        cost = _COST_OF_SEVERAL if reduces_several(workload) else _COST_OF_TOTAL if is_total else _COST
+        seconds = streaming_s(device, nbytes, anchor.rows * cluster, threads, max(1, in_flight), registers,
+                              operations=anchor.rows * anchor.length * cost)  # fmt: skip
+        knobs: dict[str, int | bool] = {"keep": True} if keep else {"unroll": unroll}
+        knobs |= {"threads": threads, "rows": 1, "lanes": lanes, "cluster": cluster}
+        found.append(Candidate.make("cuda.rowwise", seconds + _CLUSTER_S, **knobs))
+    return [candidate for candidate in found if candidate.predicted_s < float("inf")]
 
 
 def _row_candidates(
@@ -70,7 +96,7 @@ def _row_candidates(
     in_flight = lanes * (runs if keep else unroll) * workload.nbytes // max(1, anchor.rows * anchor.length)
     registers = 28 + (runs * lanes * 3 // 2 if keep else unroll * lanes)
     nbytes = workload.nbytes if keep or is_total else workload.nbytes * 1.5
-    cost = _COST_OF_TOTAL if is_total else _COST
+    cost = _COST_OF_SEVERAL if reduces_several(workload) else _COST_OF_TOTAL if is_total else _COST
     if is_product:
         cost = _COST_OF_PRODUCT * (2 if bits < 8 else 1)
     work = anchor.rows * (anchor.length * (cost + (_COST_OF_VECTOR if is_product else 0)) + threads * 12)
@@ -95,8 +121,8 @@ def _row_candidates(
             found.append(Candidate.make("cuda.rowwise", tiled, tile=tile, **common))
     if is_total and not keep and anchor.rows < 4 * device.sms:
         for split in (4, 16, 64, 256):
-            part = anchor.length // split
-            if anchor.length % split or part % lanes or part < threads * lanes or anchor.rows * split > 16 * device.sms:
+            part = ceil(anchor.length / split)
+            if part % lanes or part < threads * lanes or anchor.rows * split > 16 * device.sms:
                 continue
             parts = streaming_s(device, nbytes, ceil(anchor.rows * split / rows), block, max(1, in_flight), registers,
                                 operations=work)  # fmt: skip

@@ -1,7 +1,8 @@
 """Rows on a GPU: reductions along the innermost axes, softmax, normalisations, in one pass over memory.
 
 `threads` (a part of a warp to a whole block) share a row, which stays in their registers (`keep`) from the first
-stage to the last. `split`: so many blocks share a row, where there are few long ones; a second kernel adds up.
+stage to the last. `split`: so many blocks share a row, where there are few long ones; a second kernel adds up. Blocks
+of a `cluster` share a row, and read one another's totals.
 """
 
 from __future__ import annotations
@@ -15,18 +16,25 @@ from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.source.emit import prim_func
+from subtune.backends.cuda.source.combiner import combiner_of
+from subtune.backends.cuda.source.emit import const, prim_func
 from subtune.backends.cuda.source.lanes import Unsupported, not_applicable
-from subtune.backends.cuda.source.lines import Plan, line_kernel
-from subtune.backends.cuda.source.stages import lines_of
+from subtune.backends.cuda.source.lines import Parts, Plan, line_kernel, part_kernels
+from subtune.backends.cuda.source.stages import Lines, lines_of
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.tir.blocks import all_blocks, is_costly, is_reduction
 
+CLUSTERS_SINCE = 90
+"""The compute capability, ten times."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowwiseKnobs:
-    """`threads` of a row, `rows` of a block, `tile` rows of a thread; `split` blocks share a row."""
+    """`threads` of a row, `rows` of a block, `tile` rows of a thread.
+
+    `split` blocks share a row, and leave the rest to another kernel; those of a `cluster` share one by themselves.
+    """
 
     threads: int
     rows: int
@@ -36,9 +44,12 @@ class RowwiseKnobs:
     keep: bool = False
     split: int = 1
     final: int = 32
+    cluster: int = 1
 
 
 def schedule(problem: Problem[CUDAModel], knobs: RowwiseKnobs) -> Kernel | NotApplicable:
+    if knobs.cluster > 1 and (problem.device.capability < CLUSTERS_SINCE or knobs.rows > 1 or knobs.split > 1):
+        return NotApplicable("clusters of blocks are Hopper's, and have a row at a time")
     plan = Plan(
         threads=knobs.threads,
         groups=knobs.rows,
@@ -47,6 +58,7 @@ def schedule(problem: Problem[CUDAModel], knobs: RowwiseKnobs) -> Kernel | NotAp
         unroll=knobs.unroll,
         keep=knobs.keep,
         exact=problem.numerics.exact,
+        cluster=knobs.cluster,
     )
     return schedule_lines(problem.workload, plan, 1, knobs.split, knobs.final)
 
@@ -68,14 +80,14 @@ def schedule_lines(
             return NotApplicable(f"{plan} does not divide {lines}")
         _inline(sch, lines, plan.keep, {output.name for output in outputs})
         if split > 1:
-            return _split(sch, workload, plan, columns, split, final_threads, outputs)
+            return _split(sch, plan, lines, split, final_threads, outputs)
         blocks = [sch.get(b) for b in all_blocks(sch)]
         return Kernel(prim_func(sch.mod["main"], [line_kernel(blocks, lines, plan, outputs)]))
     except (ScheduleError, Unsupported) as e:
         return not_applicable(e)
 
 
-def _inline(sch: Schedule, lines: Any, keep: bool, outputs: set[str]) -> None:
+def _inline(sch: Schedule, lines: Lines, keep: bool, outputs: set[str]) -> None:
     """Inline stages with a value per element; those that cost much and are read twice stay where they can be kept.
 
     What is computed from totals alone, one value per line, stays a stage.
@@ -85,7 +97,7 @@ def _inline(sch: Schedule, lines: Any, keep: bool, outputs: set[str]) -> None:
         node = sch.get(block)
         target = node.writes[0].source
         if is_reduction(node) or (node.reads and all(region.source in totals for region in node.reads)):
-            totals.add(target)
+            totals.update(region.source for region in node.writes)
         if is_reduction(node) or target.name in outputs:
             continue
         is_full = prod(int(iv.dom.extent) for iv in node.iter_vars) != lines.outer * lines.columns
@@ -96,31 +108,24 @@ def _inline(sch: Schedule, lines: Any, keep: bool, outputs: set[str]) -> None:
 
 
 def _split(
-    sch: Schedule, workload: Workload, plan: Plan, columns: int, split: int, final_threads: int, outputs: list[Any]
+    sch: Schedule, plan: Plan, lines: Lines, split: int, final_threads: int, outputs: list[Any]
 ) -> Kernel | NotApplicable:
     """The one reduction in parts of its length: a kernel for the parts, and one that puts them together."""
-    reductions = [b for b in all_blocks(sch) if is_reduction(sch.get(b))]
+    blocks = [sch.get(b) for b in all_blocks(sch)]
+    reductions = [block for block in blocks if is_reduction(block)]
     if len(reductions) != 1:
         return NotApplicable("only a single reduction is split over blocks")
-    node = sch.get(reductions[0])
-    kept = sum(int(iv.iter_type) == tirx.IterVar.DataPar for iv in node.iter_vars)
-    loops = sch.get_loops(reductions[0])
-    length = prod(int(iv.dom.extent) for iv in node.iter_vars[kept:])
-    if length % split or (columns == 1 and length // split % plan.lanes):
-        return NotApplicable(f"{length} elements are not {split} parts of whole runs")
-    fused = sch.fuse(*loops[kept:]) if len(loops) - kept > 1 else loops[kept]
-    for other in all_blocks(sch):
-        if not sch.get_loops(other):
-            sch.add_unit_loop(other)  # rfactor takes a block without loops for the reduction (apache-tvm 0.27.0.post1)
-    outside, _ = sch.split(fused, [split, None])
-    partial = sch.get(sch.rfactor(outside, 0 if columns > 1 else kept))
-    blocks = [sch.get(b) for b in all_blocks(sch)]
-    first = [block for block in blocks if block.name_hint == partial.name_hint]
-    rest = [block for block in blocks if block.name_hint != partial.name_hint]
-    workspace = partial.writes[0].source
-    parts = lines_of(first, columns)
-    final = lines_of([block for block in rest if is_reduction(block)], columns)
-    final_plan = Plan(threads=final_threads, groups=plan.groups if columns > 1 else max(1, 128 // final_threads),
-                      lanes=plan.lanes if columns > 1 else 1, exact=plan.exact)  # fmt: skip
-    kernels = [line_kernel(first, parts, plan, [workspace]), line_kernel(rest, final, final_plan, outputs)]
-    return Kernel(prim_func(sch.mod["main"], kernels, [workspace]))
+    if plan.batch * plan.tile != 1 and lines.length % split:
+        return NotApplicable("unequal parts of several lines at a time")
+    if lines.columns == 1 and -(-lines.length // split) % plan.lanes:
+        return NotApplicable(f"{lines.length} elements are not {split} parts of whole runs")
+    combiner = combiner_of(reductions[0])
+    totals = {
+        buffer: tirx.decl_buffer([const(lines.outer * split * lines.columns)], dtype, f"totals{i}")
+        for i, (buffer, dtype) in enumerate(zip(combiner.buffers, combiner.dtypes, strict=True))
+    }
+    is_across = lines.columns > 1
+    final = Plan(threads=final_threads, groups=plan.groups if is_across else max(1, 128 // final_threads),
+                 lanes=plan.lanes if is_across else 1, exact=plan.exact)  # fmt: skip
+    kernels = part_kernels(blocks, lines, Parts(split, lines.length, totals), (plan, final), outputs)
+    return Kernel(prim_func(sch.mod["main"], kernels, list(totals.values())))

@@ -21,10 +21,10 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.kernel import Walk, multiply
 from subtune.backends.cuda.families.fma.schedule import store_epilogue
-from subtune.backends.cuda.families.fma.source import address, called, end
 from subtune.backends.cuda.families.wgmma.schedule import padded_param
 from subtune.backends.cuda.families.winograd.source import transforms
 from subtune.backends.cuda.model.core_tiles import FmaTile
+from subtune.backends.cuda.source.calls import address, called, end
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable
 from subtune.core.kernel import Kernel, NotApplicable

@@ -1,0 +1,238 @@
+"""Attention on mma.sync, from the chain of two products and a softmax that a model writes.
+
+The loop over keys and what a model does to scores are written here; copies, products and softmax are CUDA C++
+(`source`). Where several blocks or warps share a row's keys, each writes its sums, their largest score and the total
+of their exponentials, and a second kernel merges them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from subtune.backends.base import Problem
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.attention.operands import Lying, operands_of
+from subtune.backends.cuda.families.attention.scores import Scores, scores_of
+from subtune.backends.cuda.families.attention_mma.source import ATTENTION
+from subtune.backends.cuda.families.attention_mma.tiling import ROWS, Heads, Knobs, heads_of, obstacle
+from subtune.backends.cuda.source.calls import address, called, end
+from subtune.backends.cuda.source.emit import Code, const, load, prim_func
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.patterns.chain import chain_expressions
+from subtune.tir.rebuild import Rebuild
+
+_MERGE_THREADS = 128
+
+
+def schedule(problem: Problem[CUDAModel], knobs: Knobs) -> Kernel | NotApplicable:
+    workload, device = problem.workload, problem.device
+    form = chain_expressions(workload.func, workload.num_outputs, one_row=True)
+    if isinstance(form, NotApplicable):
+        return form
+    params = list(workload.func.params)
+    operands = operands_of(form, params)
+    if isinstance(operands, NotApplicable):
+        return operands
+    if not form.pattern.is_softmax or device.capability < 80:
+        return NotApplicable("no softmax between two products, or no mma.sync")
+    if why := obstacle(knobs, operands[0].inner, operands[2].inner, device):
+        return NotApplicable(why)
+    heads = heads_of(form, *operands[1:])
+    rows, columns = heads.count * heads.rows, operands[2].inner
+    sums = tirx.decl_buffer([const(knobs.parts * rows * columns)], "float32", "attention_sums")
+    states = tirx.decl_buffer([const(knobs.parts * rows * 2)], "float32", "attention_states")
+    writer = _Writer(heads, scores_of(form), operands, knobs, params, sums, states)
+    if knobs.parts == 1:
+        return Kernel(prim_func(workload.func, [writer.attention()]))
+    return Kernel(prim_func(workload.func, [writer.attention(), writer.merge()], [sums, states]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    heads: Heads
+    scores: Scores
+    operands: tuple[Lying, Lying, Lying]
+    knobs: Knobs
+    params: list[Any]
+    sums: Any
+    states: Any
+
+    @property
+    def _factor(self) -> Any:
+        return tirx.const((self.scores.factor or 1.0) * math.log2(math.e), "float32")
+
+    @property
+    def _name(self) -> str:
+        (q, k, v), knobs = self.operands, self.knobs
+        numbers = (
+            q.inner, v.inner, knobs.row_warps, knobs.key_warps, knobs.keys, knobs.stages, k.rows, k.pitch, v.pitch,
+            str(q.dtype == "bfloat16").lower(),
+        )  # fmt: skip
+        return f"subtune::AttentionMma<{', '.join(map(str, numbers))}>"
+
+    def _address(self, which: int, env: dict[Any, Any], row: Any) -> Any:
+        """Of the first element of a row of Q, K or V."""
+        lies = self.operands[which]
+        at: Any = row.astype("int64") * lies.pitch + lies.first
+        for term in lies.terms:
+            at = at + Rebuild(env)(term.value).astype("int64") * term.stride
+        return address(self.params[lies.param], at)
+
+    def attention(self) -> Any:
+        heads, knobs, form = self.heads, self.knobs, self.heads.form
+        (q, _, v), code = self.operands, Code()
+        tiles = -(-heads.rows // knobs.rows)
+        block = _narrow(code.thread("blockIdx.x", heads.count * tiles * knobs.splits))
+        thread = _narrow(code.thread("threadIdx.x", knobs.threads))
+        split, tile = tirx.floormod(block, _int(knobs.splits)), tirx.floordiv(block, _int(knobs.splits))
+        head, top = tirx.floordiv(tile, _int(tiles)), tirx.floormod(tile, _int(tiles)) * knobs.rows
+        shared = code.dynamic("uint16", knobs.shared_halves(q.inner, v.inner), "shared")
+        sums = code.local("float32", -(-v.inner // 16) * 8, "sums")
+        state, values = code.local("float32", 4, "state"), code.local("float32", knobs.keys // 2, "scores")
+        self._copy_q(code, shared, head, top, thread)
+        first, last = self._steps(top, split)
+        env, zero = heads.at(head, top), _int(0)
+        k_from, v_from = self._address(1, env, zero), self._address(2, env, zero)
+        at_sums, at_state, at_values, at_shared = (address(b, const(0)) for b in (sums, state, values, shared))
+        arguments: tuple[Any, ...] = (
+            at_sums,
+            at_state,
+            at_shared,
+            k_from,
+            v_from,
+            first,
+            last,
+            thread,
+            end(sums),
+            end(state),
+            end(shared),
+        )
+        code.emit(called(f"{self._name}::begin", arguments, ATTENTION))
+        lane, warp = tirx.floormod(thread, _int(32)), tirx.floordiv(thread, _int(32))
+        row = top + tirx.floormod(warp, _int(knobs.row_warps)) * ROWS + tirx.floordiv(lane, _int(4))
+        key_warp = tirx.floordiv(warp, _int(knobs.row_warps))
+        with code.counted(last - first, -(-form.extents[form.n] // knobs.step)) as number:
+            step = first + _narrow(number)
+            arguments = (at_values, at_shared, k_from, v_from, step, first, last, thread, end(values))
+            code.emit(called(f"{self._name}::scores", arguments, ATTENTION))
+            self._prepare(code, values, head, row, step * knobs.step + key_warp * knobs.keys, lane)
+            arguments = (
+                at_sums, at_state, at_values, at_shared, self._factor, step, first, thread,
+                end(sums), end(state), end(values), end(shared),
+            )  # fmt: skip
+            code.emit(called(f"{self._name}::softmax", arguments, ATTENTION))
+        code.emit(called(f"{self._name}::finish", (at_state, end(state)), ATTENTION))
+        self._store(code, (sums, state), (head, row, lane), split * knobs.key_warps + key_warp)
+        return code.kernel()
+
+    def _steps(self, top: Any, split: Any) -> tuple[Any, Any]:
+        """A block's first step of keys, and the first one that is no longer its."""
+        knobs, form = self.knobs, self.heads.form
+        every = -(-form.extents[form.n] // knobs.step)
+        steps: Any = _int(every)
+        if self.scores.offset is not None:
+            rows = form.extents[form.m]
+            seen = tirx.min(top + knobs.rows, _int(rows)) if self.heads.group == 1 else _int(rows)
+            steps = tirx.min(tirx.floordiv(seen + self.scores.offset + knobs.step - 1, _int(knobs.step)), _int(every))
+        each = tirx.floordiv(steps + knobs.splits - 1, _int(knobs.splits))
+        first = tirx.min(split * each, steps)
+        return first, tirx.min(first + each, steps)
+
+    def _copy_q(self, code: Code, shared: Any, head: Any, top: Any, thread: Any) -> None:
+        chunks = -(-self.operands[0].inner // 16) * 2
+        for i in range(-(-self.knobs.rows * chunks // self.knobs.threads)):
+            at = thread + i * self.knobs.threads
+            row = tirx.floordiv(at, _int(chunks))
+            env = self.heads.at(head, top + row)
+            arguments = (
+                address(shared, const(0)), self._address(0, env, env[self.heads.form.m]), row,
+                tirx.floormod(at, _int(chunks)), tirx.LT(top + row, _int(self.heads.rows)).astype("int32"),
+            )  # fmt: skip
+            is_ragged = (i + 1) * self.knobs.threads > self.knobs.rows * chunks
+            with code.when(tirx.LT(at, _int(self.knobs.rows * chunks)) if is_ragged else None):
+                code.emit(called(f"{self._name}::copy_q", arguments, ATTENTION))
+
+    def _prepare(self, code: Code, values: Any, head: Any, row: Any, first: Any, lane: Any) -> None:
+        """What the softmax reads: the model's expression of the scores, and no key that is hidden or none."""
+        form, offset = self.heads.form, self.scores.offset
+        keys = form.extents[form.n]
+        for r in range(2):
+            env = self.heads.at(head, row + r * 8)
+            limit: Any = _int(keys)
+            if offset is not None:
+                limit = tirx.min(env[form.m] + (offset + 1), limit)
+            for e in (e for e in range(self.knobs.keys // 2) if e // 2 % 2 == r):
+                n = first + tirx.floormod(lane, _int(4)) * 2 + (e // 4 * 8 + e % 2)
+                value = load(values, const(e))
+                if not self.scores.factor:
+                    here = env | {form.n: tirx.min(n, _int(keys - 1)), form.score: value}
+                    value = Rebuild(here)(self.scores.value)
+                if offset is not None or keys % self.knobs.step:
+                    value = tirx.Select(tirx.LT(n, limit), value, tirx.const(-math.inf, "float32"))
+                elif self.scores.factor:
+                    continue
+                code.store(values, const(e), value)
+
+    def _store(self, code: Code, found: tuple[Any, Any], where: tuple[Any, Any, Any], part: Any) -> None:
+        """A warp's sums: to the output, or with their state to where parts are merged."""
+        (sums, state), (head, row, lane), columns = found, where, self.operands[2].inner
+        rows = self.heads.count * self.heads.rows
+        for r in range(2):
+            with code.when(tirx.LT(row + r * 8, _int(self.heads.rows))):
+                place = part * rows + head * self.heads.rows + row + r * 8
+                total = load(state, const(2 + r))
+                if self.knobs.parts > 1:
+                    with code.when(tirx.EQ(tirx.floormod(lane, _int(4)), _int(0))):
+                        code.store(self.states, place * 2, load(state, const(r)))
+                        code.store(self.states, place * 2 + 1, total)
+                for e in (e for e in range(-(-columns // 8) * 4) if e // 2 % 2 == r):
+                    column = tirx.floormod(lane, _int(4)) * 2 + (e // 4 * 8 + e % 2)
+                    with code.when(tirx.LT(column, _int(columns)) if e // 4 * 8 + 8 > columns else None):
+                        value = load(sums, const(e))
+                        if self.knobs.parts > 1:
+                            code.store(self.sums, place * columns + column, value)
+                        else:
+                            scale = tirx.const(1.0, "float32") / total
+                            self._output(code, head, row + r * 8, column, value, scale)
+
+    def _output(self, code: Code, head: Any, row: Any, column: Any, value: Any, scale: Any) -> None:
+        form, out = self.heads.form, self.params[-1]
+        value = value * scale
+        if form.pattern.nan_is_zero:
+            value = tirx.Select(tirx.LT(scale, tirx.const(math.inf, "float32")), value, tirx.const(0.0, "float32"))
+        env = self.heads.at(head, row) | {form.j: column, form.sum: value}
+        rebuild = Rebuild(env)
+        result = rebuild(form.out).astype(str(out.dtype))
+        code.emit(tirx.BufferStore(out, result, [rebuild(i) for i in form.out_indices]))
+
+    def merge(self) -> Any:
+        """A thread for every column of every row."""
+        columns, code = self.operands[2].inner, Code()
+        rows = self.heads.count * self.heads.rows
+        block = _narrow(code.thread("blockIdx.x", -(-rows * columns // _MERGE_THREADS)))
+        at = block * _MERGE_THREADS + _narrow(code.thread("threadIdx.x", _MERGE_THREADS))
+        result = code.local("float32", 2, "merged")
+        with code.when(tirx.LT(at, _int(rows * columns)) if rows * columns % _MERGE_THREADS else None):
+            row, column = tirx.floordiv(at, _int(columns)), tirx.floormod(at, _int(columns))
+            zero = const(0)
+            arguments = (
+                address(result, zero), address(self.sums, zero), address(self.states, zero), self._factor, row, column,
+                end(result),
+            )  # fmt: skip
+            name = f"subtune::merge_attention<{self.knobs.parts}, {rows}, {columns}>"
+            code.emit(called(name, arguments, ATTENTION))
+            head, inside = tirx.floordiv(row, _int(self.heads.rows)), tirx.floormod(row, _int(self.heads.rows))
+            self._output(code, head, inside, column, load(result, zero), load(result, const(1)))
+        return code.kernel()
+
+
+def _int(value: int) -> Any:
+    return tirx.const(value, "int32")
+
+
+def _narrow(value: Any) -> Any:
+    return value.astype("int32")

@@ -1,0 +1,211 @@
+"""CUDA C++ of attention on mma.sync: copies of keys and values, scores of a block of keys, and their softmax step.
+
+    for step of keys, `STAGES` of them in flight:  K, V -> shared memory, by asynchronous copies
+      S = Q K^T;  (a mask, written by the schedule);  P = softmax step of S;  O = O * scale + P V
+
+A warp has 16 rows and its own `BN` of a step's keys: RW x KW warps. Rows in shared memory are 16 bytes longer than
+their elements, so that the eight rows of a matrix lie in different banks. What is no key is copied as zeros.
+Sources: Dao, "FlashAttention-2", 2023; Dao et al., "Flash-Decoding", 2023; PTX ISA 8, mma.m16n8k16, ldmatrix, cp.async.
+"""
+
+from __future__ import annotations
+
+ATTENTION = r"""
+#ifndef SUBTUNE_ATTENTION_MMA
+#define SUBTUNE_ATTENTION_MMA
+namespace subtune {
+namespace attention {
+__device__ __forceinline__ unsigned int shared_address(const void* p) {
+  return (unsigned int)__cvta_generic_to_shared(p);
+}
+
+__device__ __forceinline__ void copy16(void* to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <bool TURNED> __device__ __forceinline__ void ldmatrix(unsigned int* r, const unsigned short* p) {
+  if constexpr (TURNED)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(p)) : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(p)) : "memory");
+}
+
+template <bool BRAIN>
+__device__ __forceinline__ void mma(float* sums, const unsigned int* left, const unsigned int* right) {
+  if constexpr (BRAIN)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
+        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]), "f"(sums[0]),
+          "f"(sums[1]), "f"(sums[2]), "f"(sums[3]));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
+        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]), "f"(sums[0]),
+          "f"(sums[1]), "f"(sums[2]), "f"(sums[3]));
+}
+
+template <bool BRAIN> __device__ __forceinline__ unsigned int pack(float low, float high) {
+  unsigned int r;
+  if constexpr (BRAIN)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+}  // namespace attention
+
+// Q, K have D columns, V has DV; rows of K and V are PITCH_K and PITCH_V elements apart, KEYS of them exist.
+template <int D, int DV, int RW, int KW, int BN, int STAGES, int KEYS, int PITCH_K, int PITCH_V, bool BRAIN>
+struct AttentionMma {
+  static constexpr int DP = (D + 15) / 16 * 16, DVP = (DV + 15) / 16 * 16, PK = DP + 8, PV = DVP + 8;
+  static constexpr int THREADS = 32 * RW * KW, STEP = KW * BN;
+  static constexpr int Q = 16 * RW * PK, K = STEP * PK, STAGE = K + STEP * PV;
+
+  // 16 bytes of row `row` of Q, from `chunk` * 8 on; `from` is the row's first element.
+  template <class T>
+  static __device__ __forceinline__ void copy_q(unsigned short* shared, const T* from, int row, int chunk, int inside) {
+    const int bytes = inside ? (D - chunk * 8 < 8 ? (D - chunk * 8 > 0 ? (D - chunk * 8) * 2 : 0) : 16) : 0;
+    attention::copy16(shared + row * PK + chunk * 8, from + (bytes ? chunk * 8 : 0), bytes);
+  }
+
+  template <int COLUMNS, int ROUND, int PITCH, int TO, class T>
+  static __device__ __forceinline__ void rows(unsigned short* to, const T* from, int first, int thread) {
+    constexpr int CHUNKS = ROUND / 8, ALL = STEP * CHUNKS;
+#pragma unroll
+    for (int i = 0; i < (ALL + THREADS - 1) / THREADS; i++) {
+      const int at = thread + i * THREADS, row = at / CHUNKS, c = at % CHUNKS * 8;
+      if (ALL % THREADS == 0 || at < ALL) {
+        const bool inside = first + row < KEYS && c < COLUMNS;
+        const int bytes = !inside ? 0 : COLUMNS - c < 8 ? (COLUMNS - c) * 2 : 16;
+        attention::copy16(to + row * TO + c, from + (inside ? (size_t)(first + row) * PITCH + c : 0), bytes);
+      }
+    }
+  }
+
+  // The step's keys and values, if there is one left, as one group of copies.
+  template <class T>
+  static __device__ __forceinline__ void copy(unsigned short* shared, const T* k, const T* v, int step, int last,
+                                              int stage, int thread) {
+    if (step < last) {
+      unsigned short* to = shared + Q + stage * STAGE;
+      rows<D, DP, PITCH_K, PK>(to, k, step * STEP, thread);
+      rows<DV, DVP, PITCH_V, PV>(to + K, v, step * STEP, thread);
+    }
+    attention::commit();
+  }
+
+  template <class T>
+  static __device__ __forceinline__ void begin(float* sums, float* state, unsigned short* shared, const T* k,
+                                               const T* v, int first, int last, int thread, const void*, const void*,
+                                               const void*) {
+#pragma unroll
+    for (int i = 0; i < DVP / 2; i++) sums[i] = 0.f;
+    state[0] = state[1] = -INFINITY, state[2] = state[3] = 0.f;
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) copy(shared, k, v, first + s, last, s, thread);
+  }
+
+  template <class T>
+  static __device__ __forceinline__ void scores(float* s, unsigned short* shared, const T* k, const T* v, int step,
+                                                int first, int last, int thread, const void*) {
+    const int lane = thread % 32, warp = thread / 32, stage = (step - first) % STAGES;
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+    __syncthreads();
+    copy(shared, k, v, step + STAGES - 1, last, (step - first + STAGES - 1) % STAGES, thread);
+    const unsigned short* a = shared + (warp % RW * 16 + lane % 16) * PK + lane / 16 * 8;
+    const unsigned short* b = shared + Q + stage * STAGE + (warp / RW * BN + lane / 16 * 8 + lane % 8) * PK +
+                              lane / 8 % 2 * 8;
+#pragma unroll
+    for (int i = 0; i < BN / 2; i++) s[i] = 0.f;
+#pragma unroll
+    for (int kk = 0; kk < DP; kk += 16) {
+      unsigned int fa[4];
+      attention::ldmatrix<false>(fa, a + kk);
+#pragma unroll
+      for (int n = 0; n < BN; n += 16) {
+        unsigned int fb[4];
+        attention::ldmatrix<false>(fb, b + n * PK + kk);
+        attention::mma<BRAIN>(s + n / 2, fa, fb);
+        attention::mma<BRAIN>(s + n / 2 + 4, fa, fb + 2);
+      }
+    }
+  }
+
+  // state: of a thread's two rows, the largest scores so far and its own part of their sums of exponentials.
+  static __device__ __forceinline__ void softmax(float* sums, float* state, float* s, unsigned short* shared,
+                                                 float factor, int step, int first, int thread, const void*,
+                                                 const void*, const void*, const void*) {
+    const int lane = thread % 32, warp = thread / 32, stage = (step - first) % STAGES;
+    float scale[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float best = state[r];
+#pragma unroll
+      for (int i = 0; i < BN / 8; i++) best = fmaxf(best, fmaxf(s[i * 4 + r * 2], s[i * 4 + r * 2 + 1]));
+      best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 1));
+      best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 2));
+      scale[r] = best == state[r] ? 1.f : exp2f((state[r] - best) * factor);
+      const float zero = best == -INFINITY ? 0.f : best * factor;  // of a row that has seen no key
+      float total = state[2 + r] * scale[r];
+#pragma unroll
+      for (int i = 0; i < BN / 8; i++)
+#pragma unroll
+        for (int e = r * 2; e < r * 2 + 2; e++) total += s[i * 4 + e] = exp2f(fmaf(s[i * 4 + e], factor, -zero));
+      state[r] = best, state[2 + r] = total;
+    }
+#pragma unroll
+    for (int i = 0; i < DVP / 2; i++) sums[i] *= scale[i / 2 % 2];
+    const unsigned short* b = shared + Q + stage * STAGE + K + (warp / RW * BN + lane % 16) * PV + lane / 16 * 8;
+#pragma unroll
+    for (int n = 0; n < BN; n += 16) {
+      const float* p = s + n / 2;
+      const unsigned int a[4] = {attention::pack<BRAIN>(p[0], p[1]), attention::pack<BRAIN>(p[2], p[3]),
+                                 attention::pack<BRAIN>(p[4], p[5]), attention::pack<BRAIN>(p[6], p[7])};
+#pragma unroll
+      for (int j = 0; j < DVP; j += 16) {
+        unsigned int fb[4];
+        attention::ldmatrix<true>(fb, b + n * PV + j);
+        attention::mma<BRAIN>(sums + j / 2, a, fb);
+        attention::mma<BRAIN>(sums + j / 2 + 4, a, fb + 2);
+      }
+    }
+  }
+
+  // The sums of exponentials of whole rows.
+  static __device__ __forceinline__ void finish(float* state, const void*) {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+#pragma unroll
+    for (int r = 2; r < 4; r++) {
+      state[r] += __shfl_xor_sync(0xffffffffu, state[r], 1);
+      state[r] += __shfl_xor_sync(0xffffffffu, state[r], 2);
+    }
+  }
+};
+
+// Column `column` of a row from its PARTS, ROWS rows apart: result is the sum and one over the exponentials' total.
+template <int PARTS, int ROWS, int COLUMNS>
+__device__ __forceinline__ void merge_attention(float* result, const float* sums, const float* states, float factor,
+                                                int row, int column, const void*) {
+  float best = -INFINITY, sum = 0.f, total = 0.f;
+#pragma unroll 8
+  for (int p = 0; p < PARTS; p++) best = fmaxf(best, states[(p * ROWS + row) * 2]);
+  const float zero = best == -INFINITY ? 0.f : best;
+#pragma unroll 8
+  for (int p = 0; p < PARTS; p++) {
+    const float2 state = *(const float2*)(states + (p * ROWS + row) * 2);
+    const float weight = state.x == best ? 1.f : exp2f((state.x - zero) * factor);
+    total = fmaf(state.y, weight, total);
+    sum = fmaf(sums[(size_t)(p * ROWS + row) * COLUMNS + column], weight, sum);
+  }
+  result[0] = sum, result[1] = 1.f / total;
+}
+}  // namespace subtune
+#endif
+"""

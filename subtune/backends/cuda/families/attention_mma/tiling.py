@@ -1,0 +1,129 @@
+"""What a candidate of attention on mma.sync decides, and which rows share their keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+
+from tvm import tirx
+
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.attention.operands import Lying
+from subtune.patterns.chain import ChainExpressions
+from subtune.tir.expressions import variables
+
+ROWS = 16
+"""Of a warp: those of one multiplication."""
+_FEW = 16  # rows of a head, up to which heads that share keys are one head of more rows
+_OTHER_REGISTERS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """A block has `row_warps` x `key_warps` warps, each with 16 rows and `keys` keys at a time, in `stages` stages.
+
+    `splits` blocks share the keys of the same rows; parts of blocks and of warps are merged by a second kernel.
+    """
+
+    row_warps: int
+    key_warps: int
+    keys: int
+    stages: int
+    splits: int
+
+    @property
+    def rows(self) -> int:
+        return ROWS * self.row_warps
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.row_warps * self.key_warps
+
+    @property
+    def step(self) -> int:
+        """Keys of a block at a time."""
+        return self.keys * self.key_warps
+
+    @property
+    def parts(self) -> int:
+        return self.splits * self.key_warps
+
+    def shared_halves(self, k: int, columns: int) -> int:
+        pitches = _round16(k) + 8, _round16(columns) + 8
+        return self.rows * pitches[0] + self.stages * self.step * sum(pitches)
+
+    def registers(self, columns: int) -> int:
+        return min(255, _round16(columns) // 2 + self.keys // 2 + _OTHER_REGISTERS)
+
+
+def _round16(extent: int) -> int:
+    return ceil(extent / 16) * 16
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The outer axes, of which `axis` counts heads, `group` neighbours of it with the same keys; None: no such axis."""
+
+    form: ChainExpressions
+    axis: Any
+    group: int
+
+    @property
+    def rows(self) -> int:
+        """That share a head of keys."""
+        return self.form.extents[self.form.m] * self.group
+
+    @property
+    def count(self) -> int:
+        """Heads of keys."""
+        return prod(self.form.extents[axis] for axis in self.form.outer) // self.group
+
+    def at(self, head: Any, row: Any) -> dict[Any, Any]:
+        """The outer axes and m at a row of a head; of rows past the last one, those of the last."""
+        form, found = self.form, {}
+        extent = form.extents[form.m]
+        row = tirx.min(row, tirx.const(self.rows - 1, "int32"))
+        for axis in reversed(form.outer):
+            each = form.extents[axis] // (self.group if axis is self.axis else 1)
+            index = tirx.floormod(head, tirx.const(each, "int32"))
+            if axis is self.axis:
+                index = index * self.group + tirx.floordiv(row, tirx.const(extent, "int32"))
+            found[axis] = index
+            head = tirx.floordiv(head, tirx.const(each, "int32"))
+        return found | {form.m: tirx.floormod(row, tirx.const(extent, "int32"))}
+
+
+def heads_of(form: ChainExpressions, k: Lying, v: Lying) -> Heads:
+    """Heads whose rows are read with the same keys, where a head has few rows."""
+    if form.extents[form.m] <= _FEW:
+        for axis in reversed(form.outer):
+            group = _sharing(axis, form.extents[axis], [term.value for term in (*k.terms, *v.terms)])
+            if group > 1:
+                return Heads(form, axis, group)
+    return Heads(form, None, 1)
+
+
+def _sharing(axis: Any, extent: int, values: list[Any]) -> int:
+    """Neighbours along `axis` that all `values` are the same for."""
+    groups = set()
+    for value in values:
+        if axis not in variables(value):
+            continue
+        if not isinstance(value, tirx.FloorDiv) or not value.a.same_as(axis) or not isinstance(value.b, tirx.IntImm):
+            return 1
+        groups.add(int(value.b.value))
+    if not groups:
+        return extent
+    return groups.pop() if len(groups) == 1 and extent % min(groups) == 0 else 1
+
+
+def obstacle(knobs: Knobs, k: int, columns: int, device: CUDAModel) -> str:
+    """Why heads of `k` columns of Q and K, and `columns` of V, cannot have such tiles; "" where they can."""
+    if max(k, columns) > 256:
+        return "heads of more than 256 columns"
+    if knobs.keys % 16 or knobs.stages < 2 or knobs.threads > device.max_threads_per_block:
+        return f"{knobs.keys} keys in {knobs.stages} stages, {knobs.threads} threads"
+    if 2 * knobs.shared_halves(k, columns) > device.shared_per_block_bytes:
+        return f"{2 * knobs.shared_halves(k, columns)} bytes of shared memory are too many"
+    return ""

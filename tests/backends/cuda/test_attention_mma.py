@@ -1,0 +1,139 @@
+"""Attention on mma.sync: what is proposed, that it builds, and what its kernels compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm.script import tirx as T
+
+from subtune.backends.base import Problem
+from subtune.backends.cuda.building.compiler import compile_source, compiler
+from subtune.backends.cuda.building.cubin import resources
+from subtune.backends.cuda.device import CUDA
+from subtune.backends.cuda.driver import driver_device
+from subtune.backends.cuda.families.attention_mma import FAMILY
+from subtune.backends.cuda.families.attention_mma.schedule import schedule
+from subtune.backends.cuda.families.attention_mma.tiling import Knobs
+from subtune.backends.cuda.lowering.pipeline import register
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.patterns.chain import chain_expressions
+from tests.backends.cuda import cuda_on_cpu
+from tests.backends.cuda.attention_workloads import attention
+from tests.backends.cuda.proposals import allowing, proposed
+
+A100, H200, RTX = CUDA("A100"), CUDA("H200"), CUDA("RTX 3090")
+HERE = driver_device()
+
+
+def kernel_of(workload: Any, knobs: Knobs, model: Any) -> Kernel:
+    device = allowing(model)
+    kernel = schedule(Problem(workload, device.model, device.numerics), knobs)
+    assert isinstance(kernel, Kernel), kernel
+    return kernel
+
+
+def best(workload: Any, model: Any) -> Knobs:
+    found = min(proposed(FAMILY, workload, model), key=lambda candidate: candidate.predicted_s)
+    return found.as_knobs(Knobs)
+
+
+def test_who_is_accepted() -> None:
+    half, single = attention(2, 48, 48, 64), attention(2, 48, 48, 64, dtype="float32")
+    assert proposed(FAMILY, half, A100)
+    assert not proposed(FAMILY, half, CUDA("T4"))
+    assert not proposed(FAMILY, single, A100)
+    many = attention(2, 512, 512, 64)  # rows enough for wgmma
+    assert proposed(FAMILY, many, A100)
+    assert not proposed(FAMILY, many, H200)
+
+
+def test_few_rows_over_many_keys_keep_every_multiprocessor_busy() -> None:
+    knobs = best(attention(8, 1, 8192, 128, batch=1), H200)
+    assert 8 * knobs.splits >= 0.9 * H200.sms
+
+
+SMALL: dict[str, tuple[dict[str, Any], Knobs]] = {
+    "causal, two parts of a block": (
+        {"heads": 1, "rows": 17, "keys": 17, "dim": 40, "mask": "causal", "batch": 2}, Knobs(2, 2, 16, 2, 1)
+    ),
+    "one row, shared keys, splits": (
+        {"heads": 4, "rows": 1, "keys": 70, "dim": 24, "shared": 4, "batch": 1}, Knobs(1, 1, 16, 3, 3)
+    ),
+    "added mask, bfloat16": (
+        {"heads": 4, "rows": 3, "keys": 35, "dim": 16, "shared": 2, "mask": "added", "batch": 1, "dtype": "bfloat16"},
+        Knobs(1, 2, 16, 2, 2),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
+@pytest.mark.parametrize("case", SMALL)
+def test_values(case: str, tmp_path: Path) -> None:
+    shape, knobs = SMALL[case]
+    workload = attention(**shape)
+    rng = np.random.default_rng(1)
+    inputs = [rng.standard_normal(arg.shape).astype(arg.dtype) for arg in workload.args if not arg.is_output]
+    (want,) = cuda_on_cpu.reference(workload, inputs)
+    (got,) = cuda_on_cpu.run(kernel_of(workload, knobs, A100), inputs, workload, A100, tmp_path)
+    error = np.linalg.norm(got.astype("float64").ravel() - want.ravel()) / np.linalg.norm(want)
+    assert error < (6e-3 if shape.get("dtype") == "bfloat16" else 1e-3)
+
+
+@pytest.mark.skipif(not compiler(), reason="neither NVRTC nor nvcc is installed")
+@pytest.mark.parametrize("model", [H200, RTX])
+def test_it_builds_without_a_stack(model: Any) -> None:
+    workload = attention(4, 1, 200, 64, batch=1)
+    kernel, target = kernel_of(workload, Knobs(1, 2, 32, 3, 2), model), model.target()
+    with target:
+        text = tvm.compile(kernel.func, target=target, tir_pipeline=register()).mod.imports[0].inspect_source()
+    found = resources(compile_source(text, target))
+    assert len(found) == 2  # attention, and the merge of its parts
+    assert all(one.stack_bytes == 0 for one in found)
+
+
+GPU_CASES: dict[str, dict[str, Any]] = {
+    "one row": {"heads": 8, "rows": 1, "keys": 2049, "dim": 128},
+    "three rows, one tile": {"heads": 2, "rows": 3, "keys": 15, "dim": 96},
+    "seventeen rows, added mask": {"heads": 2, "rows": 17, "keys": 33, "dim": 40, "mask": "added"},
+    "shared keys": {"heads": 16, "rows": 1, "keys": 1000, "dim": 256, "shared": 8},
+    "causal": {"heads": 2, "rows": 60, "keys": 60, "dim": 80, "mask": "causal", "is_wide": True, "heads_last": True},
+    "bfloat16": {"heads": 4, "rows": 2, "keys": 777, "dim": 64, "dtype": "bfloat16"},
+}  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(isinstance(HERE, str) or HERE.capability < 80, reason=f"no GPU with mma.sync: {HERE}")
+@pytest.mark.parametrize("case", GPU_CASES)
+def test_attention_on_a_gpu(case: str) -> None:
+    """Every sixth candidate against float64."""
+    shape = GPU_CASES[case]
+    workload = attention(**shape)
+    rng = np.random.default_rng(1)
+    inputs = [rng.standard_normal(arg.shape).astype(arg.dtype) for arg in workload.args if not arg.is_output]
+    (want,) = cuda_on_cpu.reference(workload, inputs)
+    model = CUDA()
+    candidates = proposed(FAMILY, workload, model)
+    assert candidates
+    for candidate in candidates[::6]:
+        kernel = kernel_of(workload, candidate.as_knobs(Knobs), model)
+        with model.target():
+            built = tvm.compile(kernel.func, target=model.target(), tir_pipeline=register())
+        arrays = [tvm.runtime.tensor(x, tvm.cuda(0)) for x in inputs]
+        last = workload.args[-1]
+        out = tvm.runtime.tensor(np.full(last.shape, np.nan).astype(last.dtype), tvm.cuda(0))
+        built["main"](*arrays, out)
+        error = np.linalg.norm(out.numpy().astype("float64").ravel() - want.ravel()) / np.linalg.norm(want)
+        assert error < (6e-3 if shape.get("dtype") == "bfloat16" else 1e-3), (candidate.as_knobs(Knobs), error)
+
+
+def test_loops_of_an_importer_are_no_attention() -> None:
+    @T.prim_func(s_tir=True)
+    def loops(x: T.Buffer((16,), "float16"), y: T.Buffer((16,), "float16")) -> None:
+        for i in range(16):
+            y[i] = x[i]
+
+    assert isinstance(chain_expressions(loops, 1, one_row=True), NotApplicable)
