@@ -14,6 +14,7 @@ from tvm import tirx
 
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.operators.kernels import NOTHING, Written, span, written
+from subtune.backends.cuda.operators.selection_source import SELECTION
 from subtune.backends.cuda.operators.sorting_source import SORTING
 from subtune.backends.cuda.source.calls import address, called
 from subtune.backends.cuda.source.emit import Code, const
@@ -131,7 +132,7 @@ def _sizes(op: Sorted) -> list[Any]:
 
 
 def _call(name: str, parameters: list[Any], arguments: list[Any]) -> Any:
-    return called(f"subtune::{name}<{', '.join(map(str, parameters))}>", arguments, SORTING)
+    return called(f"subtune::{name}<{', '.join(map(str, parameters))}>", arguments, SORTING + SELECTION)
 
 
 def _short(op: Sorted, x: Any, made: tuple[Any, ...]) -> Any:
