@@ -76,18 +76,21 @@ class _Graph:
             for i in range(self._count):
                 held[i % copies] = way.call(*self._sets[i % copies])
         self._held = held
-        graph_s = self._timed(1)
+        graph_s = self._timed(self._graph.replay)
         is_long = graph_s / self._count > LONG_CALL_S
         self._replays = math.ceil(CONTINUOUS_S / graph_s) if is_long else 1
 
     def seconds(self) -> float:
         """Of one call, from launches of the graph without a pause."""
-        return self._timed(self._replays) / self._count / self._replays
+        return self._timed(self._replay_all) / self._count / self._replays
 
-    def _timed(self, replays: int) -> float:
-        self._begin.record()
-        for _ in range(replays):
+    def _replay_all(self) -> None:
+        for _ in range(self._replays):
             self._graph.replay()
+
+    def _timed(self, run: Callable[[], Any]) -> float:
+        self._begin.record()
+        run()
         self._end.record()
         self._end.synchronize()
         return float(self._begin.elapsed_time(self._end)) * 1e-3
