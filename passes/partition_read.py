@@ -20,8 +20,9 @@ from subtune.tir.expressions import loads
 Resolved = Value | tuple["Resolved", ...] | None
 """Where an expression's tensors come from; None for what is no tensor (shapes, attributes)."""
 
-# TVM's OpPatternKind: element-wise, broadcast, injective
+# TVM's OpPatternKind: element-wise, broadcast, injective; reduction, and one that element-wise operators may follow
 _KIND_OF_PATTERN = {0: Kind.ELEMENTWISE, 1: Kind.ELEMENTWISE, 2: Kind.MOVEMENT}
+_REDUCING_PATTERNS = (3, 4)
 
 SHAPE = "shape"
 """The dtype we write for values that are no tensors but shapes."""
@@ -160,10 +161,17 @@ def _node(flow: Dataflow, name: str, call: Call) -> OpNode:
     outputs = tuple(_tensors(call.ty))
     kind = _kind(call, inputs, outputs)
     if function is not None and kind is not Kind.OPAQUE:
-        kind = _KIND_OF_PATTERN.get(int(function.attrs["op_pattern"]), Kind.OTHER)
+        kind = _kind_of_loops(int(function.attrs["op_pattern"]), outputs)
     movement = _movement(flow, call) if kind is Kind.MOVEMENT else ""
     reads = _reads(function) if function is not None and kind.is_injective else reads_of(op_name(call))
     return OpNode(name, op_name(call), kind, inputs, outputs, _keeps_rows(call), movement, reads)
+
+
+def _kind_of_loops(pattern: int, outputs: tuple[Tensor, ...]) -> Kind:
+    """Of a PrimFunc of an importer: what reduces into one output is like pooling."""
+    if pattern in _REDUCING_PATTERNS and len(outputs) == 1:
+        return Kind.POOLING
+    return _KIND_OF_PATTERN.get(pattern, Kind.OTHER)
 
 
 def _reads(function: Any) -> int:

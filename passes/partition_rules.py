@@ -46,6 +46,8 @@ def refuses_prologue(anchor: OpNode, producer: OpNode) -> str | None:
     if anchor.kind is Kind.CONTRACTION:
         return _into_contraction(anchor, producer)
     if anchor.kind is Kind.POOLING:
+        if anchor.op.startswith("tir.") and not is_widening(producer):
+            return _stays(producer, f"{anchor.short} may read an element any number of times")
         if producer.op == "nn.pad" or is_cheap(producer):
             return None
         return _stays(producer, f"{anchor.short} reads an element several times")

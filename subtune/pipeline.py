@@ -23,6 +23,7 @@ from subtune.frontends import Imported, Parameters
 from subtune.frontends.dispatch import Shapes
 from subtune.passes.alternatives import alternatives
 from subtune.passes.alternatives_lower import lower_regions
+from subtune.passes.casts import casts_past_views
 from subtune.passes.extract import extract
 from subtune.passes.fold_batch_norm import fold_scales
 from subtune.passes.fold_constants import fold_constants
@@ -95,7 +96,8 @@ PIPELINE: tuple[Step, ...] = (
     Step("import", "a model's file -> Relax; weights are constants, shapes static", "frontends", (frontends.load,)),
     Step("normalise", "Relax -> Relax: one operator per idea, constants folded, channels last", "passes",
          tuple(one for phase in NORMALIZE for one in phase.passes)),
-    Step("precision", "products in the model's half, or in the one that was asked for", "passes", (settle_precision,)),
+    Step("precision", "products in the model's half, or in the one that was asked for", "passes",
+         (settle_precision, casts_past_views)),
     Step("partition", "ops -> groups round their anchors, and where other groups are possible", "passes",
          (partition, alternatives)),
     Step("outline", "groups -> one unscheduled PrimFunc each, frozen from here on; equal ones once", "passes",
@@ -191,7 +193,7 @@ def normalize(
     convolutions channels last, matmuls with constant [K, N] weights, no operator that does nothing. The function
     `main` keeps its parameters and results: their order, shapes and types.
     """
-    precision = (Phase("precision", (partial(settle_precision, asked=numerics.half, forms=forms),)),)
+    precision = (Phase("precision", (partial(settle_precision, asked=numerics.half, forms=forms), casts_past_views)),)
     layout = Phase("layout", (partial(channels_to_last, keeps_planes=forms.keeps_planes), settle_permutes))
     phases = tuple(layout if phase.name == layout.name else phase for phase in NORMALIZE)
     return run_passes(mod, phases + precision, dump)

@@ -1,0 +1,46 @@
+"""Casts of halves beside views, and round the loops of an importer: they join the kernel on the other side."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from subtune.pipeline import prepare
+
+HALF = "float16"
+
+
+def model(body: str, out: str, shape: str = "[2, 3, 40]") -> onnx.ModelProto:
+    text = f'<ir_version: 8, opset_import: ["" : 18]> g ({HALF}{shape} x) => ({HALF}{out} y) {{ {body} }}'
+    return onnx.parser.parse_model(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        pytest.param(
+            model("y = MaxPool<kernel_shape=[3], strides=[2]>(x)", "[2, 3, 19]"),
+            ["fused_astype_max_pool2d_astype"],
+            id="views round a pool of rows",
+        ),
+        pytest.param(
+            model("y = AveragePool<kernel_shape=[2, 2, 2]>(x)", "[2, 3, 7, 7, 7]", "[2, 3, 8, 8, 8]"),
+            ["fused_astype_averagepool_divide_astype"],
+            id="a mean in three dims",
+        ),
+        pytest.param(
+            model("s = Constant<value_floats=[1.0, 1.0, 4.0, 4.0]>() "
+                  'z = Resize<mode="linear">(x, , s) y = Relu(z)', "[2, 3, 32, 32]", "[2, 3, 8, 8]"),
+            ["fused_astype_resize_relu_astype"],
+            id="a resize",
+        ),
+    ],
+)  # fmt: skip
+def test_one_kernel(given: onnx.ModelProto, names: list[str]) -> None:
+    assert [subgraph.name for subgraph in prepare(given).subgraphs] == names
+
+
+def test_a_product_read_by_loops_stays_apart() -> None:
+    """What the loops may read any number of times is computed once, but for a cast."""
+    given = model("z = Sigmoid(x) y = AveragePool<kernel_shape=[2, 2, 2]>(z)", "[2, 3, 7, 7, 7]", "[2, 3, 8, 8, 8]")
+    assert len(prepare(given).subgraphs) == 2
