@@ -25,12 +25,10 @@ def element_bits(elements: int, workload: Workload) -> int:
 
 
 def lanes_of(bits: int, extent: int, count: int = 3) -> list[int]:
-    """Powers of two that divide `extent`: 16 bytes of elements of `bits`, and up to `count - 1` smaller ones."""
-    lanes = min(_MAX_LANES, max(1, ACCESS_BITS // max(bits, 1)))
-    while extent % lanes:
-        lanes //= 2
-    found: list[int] = []
-    while lanes and len(found) < count:
-        found.append(lanes)
-        lanes //= 2
-    return found
+    """Up to `count` numbers that divide `extent`, the largest first, at most 16 bytes of elements of `bits`.
+
+    They are powers of two, and of an odd extent any.
+    """
+    most = min(_MAX_LANES, max(1, ACCESS_BITS // max(bits, 1)))
+    divisors = [lanes for lanes in range(most, 0, -1) if extent % lanes == 0]
+    return [lanes for lanes in divisors if extent % 2 or lanes & (lanes - 1) == 0][:count]
