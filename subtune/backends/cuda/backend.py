@@ -74,7 +74,7 @@ class CUDABackend(Backend):
     def forms(self, model: HardwareModel) -> Forms:
         assert isinstance(model, CUDAModel)
         halves = frozenset({"float16", "bfloat16"} if model.capability >= 80 else {"float16"})
-        return Forms(halves=halves, multiplies_groups=True)
+        return Forms(True, halves, multiplies_groups=True)
 
     def accelerator(self) -> str:
         from subtune.backends.cuda.driver import driver_device

@@ -44,7 +44,24 @@ def large_window() -> Workload:
     return workloads.build(body, [(1, 11, 6, 8)], [(8, 9, 9, 1), (1, 1, 1, 8)])
 
 
+def planes(stride: int) -> Workload:
+    """A depthwise convolution of channels first: 3x3 taps, planes of 9x13, halves in and out."""
+
+    def body(emit: Any, x: Any, w: Any) -> Any:
+        wide = [emit(op.astype(one, "float32")) for one in (x, w)]
+        return op.astype(emit(op.nn.conv2d(*wide, strides=stride, padding=1, groups=6)), "float16")
+
+    return workloads.build(body, [(2, 6, 9, 13)], [(6, 1, 3, 3)], "float16")
+
+
+def pooled_planes() -> Workload:
+    return workloads.build(lambda emit, x: op.nn.max_pool2d(x, (3, 2), (2, 1), (1, 0)), [(3, 5, 9, 13)])
+
+
 CASES = {
+    "planes": (planes(1), {"lanes": 1, "rows": 4, "unroll": 9}),
+    "planes, apart": (planes(2), {"lanes": 7, "rows": 2, "unroll": 9}),
+    "pooled planes": (pooled_planes(), {"lanes": 4, "rows": 2, "unroll": 6}),
     "vectors times matrices": (products(), {"lanes": 8, "unroll": 4}),
     "one channel, shared sums": (one_channel(), {"lanes": 1, "rows": 2, "share": 8, "unroll": 4}),
     "one channel, sums of a block": (one_channel(), {"lanes": 1, "share": 64}),

@@ -21,7 +21,9 @@ from subtune.patterns.window import Window
 
 _FEW = 4  # rows or columns of a product: tiles would be mostly empty
 _LARGE = 75  # taps of a window: the windows' own schedule writes them all out; and sums that an element is part of
+_OVERLAPPING = 1.5
 _MAX_RESULTS = 32  # of a thread
+_MAX_TERMS = 1200  # of a thread's sums, all written out
 _L1_BYTES_PER_CYCLE = 128
 _ADDRESS = 3  # instructions for an access
 
@@ -37,9 +39,19 @@ def accepts(problem: Problem[CUDAModel]) -> str:
     if isinstance(pattern, Window):
         taps, shared = prod(axis.extent for axis in pattern.of_role("k")), _shared(problem.workload, pattern)
         return "" if taps > _LARGE and shared > _FEW else "a small window, or one of whole rows or columns"
+    if isinstance(pattern, Rowwise) and _is_of_planes(problem.workload, pattern):
+        return ""
     if isinstance(pattern, Rowwise | Columns):
         return "" if _shared(problem.workload, pattern) > _LARGE else "rows or columns that are read once"
     return "" if isinstance(pattern, Unrecognised) else "a family of its own"
+
+
+def _is_of_planes(workload: Workload, pattern: Rowwise) -> bool:
+    """Windows that overlap, of channels first: neighbouring results read neighbouring elements, some of them twice."""
+    if pattern.length > _LARGE or _shared(workload, pattern) < _OVERLAPPING:
+        return False
+    found = anchored(workload, single)
+    return not isinstance(found, NotApplicable) and any(access.lanes and access.rows for access in found[2].accesses)
 
 
 def _shared(workload: Workload, pattern: Window | Rowwise | Columns) -> float:
@@ -60,11 +72,14 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     info, made = found[2], []
     columns, rows = info.kept[-1] if info.kept else 1, info.kept[info.rows] if info.rows >= 0 else 1
     bits = element_bits(prod(info.kept), problem.workload)
+    is_of_planes = isinstance(problem.pattern, Rowwise) and _is_of_planes(problem.workload, problem.pattern)
     for lanes in sorted({*lanes_of(bits, columns), 1}):
         for tall in (r for r in (1, 2, 4, 8) if r <= rows and r * lanes <= _MAX_RESULTS):
             for share in (s for s in (1, 4, 8, 32, 128) if s == 1 or 2 * s <= info.length):
                 for threads in (128, 256):
                     made.append(_candidate(problem, info, lanes, tall, share, threads))
+            if is_of_planes and info.length > 1 and info.length * lanes * tall <= _MAX_TERMS:
+                made += [_of_planes(problem, info, lanes, tall, threads) for threads in (128, 256)]
     return [candidate for candidate in made if candidate.predicted_s < float("inf")]
 
 
@@ -87,6 +102,30 @@ def _candidate(problem: Problem[CUDAModel], info: Single, lanes: int, rows: int,
     knobs |= {"share": share} if share > 1 else {}
     knobs |= {"unroll": unroll} if unroll > 1 else {}
     return Candidate.make("cuda.direct", max(seconds, device.launch_s + l1_s), threads=threads, lanes=lanes, **knobs)
+
+
+def _of_planes(problem: Problem[CUDAModel], info: Single, lanes: int, rows: int, threads: int) -> Candidate:
+    """All taps of a thread's windows written out: the compiler loads once what several of them read."""
+    device, pattern, nbytes = problem.device, problem.pattern, problem.workload.nbytes
+    assert isinstance(pattern, Rowwise)
+    high, wide = ([*info.reduced, 1, 1] if len(info.reduced) < 2 else info.reduced)[-2:]
+    apart = (info.length / _shared(problem.workload, pattern)) ** 0.5  # of neighbouring windows
+    read = min(((rows - 1) * apart + high) * ((lanes - 1) * apart + wide), float(rows * lanes * info.length))
+    data = next(access for access in info.accesses if access.lanes and access.rows)
+    others = info.length * (len(info.accesses) - 1)
+    items = ceil(prod(info.kept) / (lanes * rows))
+    converted = 1 if data.element_bytes < 4 else 0
+    operations = items * (read * (2 + converted) + others + rows * lanes * (info.length + 6) + 60)
+    registers = 30 + int(read + rows * lanes)
+    in_flight = max(1, int(read * data.element_bytes / 2))
+    blocks = ceil(items / threads)
+    seconds = streaming_s(device, nbytes, blocks, threads, in_flight, registers, operations=operations)
+    touched = max(1.0, device.warp_size * lanes * apart * data.element_bytes / _L1_BYTES_PER_CYCLE)
+    filled = min(1.0, blocks / device.sms)
+    l1_s = items / device.warp_size * (read * touched + others) / (device.sms * filled * device.cycles_per_s)
+    knobs = {"rows": rows} if rows > 1 else {}
+    seconds = max(seconds, device.launch_s + l1_s)
+    return Candidate.make("cuda.direct", seconds, threads=threads, lanes=lanes, unroll=info.length, **knobs)
 
 
 def _instructions(access: Access, lanes: int, rows: int) -> float:

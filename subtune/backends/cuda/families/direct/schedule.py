@@ -154,7 +154,7 @@ class _DirectWriter:
     def _runs(self) -> tuple[list[int], list[int]]:
         """Extents of the reduced axes with a loop of their own, and of the rest, which is one run."""
         extents = list(self._info.reduced)
-        if self._knobs.share > 1:
+        if self._knobs.share > 1 or self._knobs.unroll == prod(extents):
             return [], extents
         inner = max((d for d, extent in enumerate(extents) if extent > 1), default=0)
         return extents[:inner], extents[inner:]
