@@ -14,6 +14,7 @@ from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.contraction import Contraction
 from subtune.patterns.gemm import Gemm, gemm
+from subtune.patterns.gemm_view import gemm_view
 
 _ROWS, _COLUMNS = (32, 64, 128, 256), (32, 64, 128)
 _SLICED = ((1, 8), (1, 16), (2, 16), (2, 32), (4, 32))  # slices, depth
@@ -37,7 +38,10 @@ _MAX_COPIED = 8  # rows whose addresses a thread holds
 
 
 def accepts(problem: Problem[CUDAModel]) -> str:
-    return "" if isinstance(problem.pattern, Contraction) else "no contraction"
+    if not isinstance(problem.pattern, Contraction):
+        return "no contraction"
+    view = gemm_view(problem.pattern)
+    return view.reason if isinstance(view, NotApplicable) else ""
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:

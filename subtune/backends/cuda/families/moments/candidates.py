@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from math import ceil
 
+from tvm import tirx
+
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.columns.candidates import columns_of, is_total
 from subtune.backends.cuda.model.runs import MAX_KEPT, element_bits, lanes_of, slowed
 from subtune.backends.cuda.model.streaming import narrow, streaming_s
 from subtune.core.candidate import Candidate
+from subtune.core.workload import Workload
+from subtune.tir.blocks import is_reduction, root_stages, stage_block
 
 _PART_S, _PARTS_AT_ONCE = 0.05e-6, 16  # to add up partial results
 
@@ -18,7 +22,14 @@ def accepts(problem: Problem[CUDAModel]) -> str:
     anchor = columns_of(problem)
     if anchor is None:
         return "no reductions that keep the innermost axis"
-    return "only the totals are wanted" if is_total(anchor, problem.workload) else ""
+    if is_total(anchor, problem.workload):
+        return "only the totals are wanted"
+    return "" if _only_sums(problem.workload) else "reductions that are no sums"
+
+
+def _only_sums(workload: Workload) -> bool:
+    blocks = [stage_block(stage) for stage in root_stages(workload.func)]
+    return all(isinstance(getattr(block.body, "value", None), tirx.Add) for block in blocks if is_reduction(block))
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
