@@ -30,6 +30,7 @@ from subtune.passes.halves import half_of
 from subtune.passes.outline_main import assemble, same_call
 from subtune.passes.partition import partition
 from subtune.passes.partition_read import Dataflow, Resolved, flatten, read_dataflow
+from subtune.passes.recurrences import is_recurrence, recurrence_call
 
 _FULL = "float32"
 _CONVOLUTIONS = {"nn.conv1d": relax.op.nn.conv1d, "nn.conv2d": relax.op.nn.conv2d, "nn.conv3d": relax.op.nn.conv3d}
@@ -108,6 +109,9 @@ class _Writer:
         if node.kind is Kind.CONTRACTION and self._is_in_half(node, call):
             self._define(node, self._contraction(node, call, group), group)
             return
+        if is_recurrence(call) and node.outputs[0].dtype == _FULL:
+            self._define(node, self._recurrence(node, call), group)
+            return
         if self._moves_halves(node):
             args = [self._rebuilt(arg, lambda value: self._moved(value, node, group)) for arg in call.args]
             self._define(node, self._bb.emit(tvm.ir.Call(call.op, args, call.attrs, call.ty_args)), group)
@@ -141,6 +145,15 @@ class _Writer:
             out_layout=str(attrs.out_layout), out_dtype=_FULL,
         )  # fmt: skip
         return self._bb.emit(conv, node.name)
+
+    def _recurrence(self, node: OpNode, call: Call) -> Any:
+        """Weights, what travels and the hidden states in half; biases, and the states at both ends, as they are."""
+        given = [value for arg in call.args[1:] for value in flatten(self._flow.values_of(arg))]
+        args = [self._narrow(value, None) if i < 2 else self._own(value, None) for i, value in enumerate(given)]
+        first, *rest = call.ty.fields
+        return self._bb.emit(
+            recurrence_call(args, call.attrs, [relax.TensorType(first.shape, self._dtype), *rest]), node.name
+        )
 
     def _moves_halves(self, node: OpNode) -> bool:
         """Whether the op only moves elements, and all the float32 it moves exists in half."""

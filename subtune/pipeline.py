@@ -38,6 +38,7 @@ from subtune.passes.normalize_norms import recognise_norms
 from subtune.passes.normalize_siblings import join_siblings
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
+from subtune.passes.recurrences import settle_recurrences
 from subtune.passes.regroup import rearrange
 from subtune.passes.run import Dump, Phase, pass_name, run_passes
 from subtune.passes.splice import splice
@@ -45,6 +46,7 @@ from subtune.passes.static_memory import plan_memory
 from subtune.passes.widen import widen
 
 NORMALIZE: tuple[Phase, ...] = (
+    Phase("recurrences", (settle_recurrences,)),
     Phase("halves", (widen,)),
     Phase("clean", (fold_constants, clean_up, unstack_nary)),
     Phase("recognise", (recognise_activations, recognise_norms)),
@@ -195,7 +197,9 @@ def normalize(
     """
     precision = (Phase("precision", (partial(settle_precision, asked=numerics.half, forms=forms), casts_past_views)),)
     layout = Phase("layout", (partial(channels_to_last, keeps_planes=forms.keeps_planes), settle_permutes))
-    phases = tuple(layout if phase.name == layout.name else phase for phase in NORMALIZE)
+    whole = Phase("recurrences", (partial(settle_recurrences, whole_step_fmas=forms.whole_step_fmas),))
+    own = {phase.name: phase for phase in (layout, whole)}
+    phases = tuple(own.get(phase.name, phase) for phase in NORMALIZE)
     return run_passes(mod, phases + precision, dump)
 
 

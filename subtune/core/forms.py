@@ -15,11 +15,14 @@ class Forms:
         keeps_planes: convolutions that are all depthwise may keep their channels first.
         halves: those whose products it has; the products of a model in another half are made in float32.
         multiplies_groups: in a half, grouped convolutions are products like others; else they are made in float32.
+        whole_step_fmas: recurrent layers stay whole, as it computes them in kernels of its own, up to so many
+            multiply-adds of a step; 0: they never do.
     """
 
     keeps_planes: bool = False
     halves: frozenset[str] = HALVES
     multiplies_groups: bool = False
+    whole_step_fmas: int = 0
 
 
 ANY = Forms()

@@ -1,7 +1,8 @@
 """LSTM, GRU and RNN, unrolled over time.
 
 The input's product with the weights is one matrix product over all time steps; what remains in a step is the
-hidden state's product and the gates.
+hidden state's product and the gates. Where a device might have kernels for whole layers, the steps are a
+function of their own, which says what it computes: `subtune.passes.recurrences` keeps it whole or inlines it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from subtune.frontends.onnx.ops import activation
 from subtune.frontends.onnx.ops.linear import product
 from subtune.frontends.onnx.ops.movement import slice_axis
 from subtune.frontends.onnx.ops.node import Converter, Expr, Node, const, dtype, shape
+from subtune.frontends.onnx.ops.recurrence import whole
 
 _MAX_STEPS = 512
 _ACTIVATIONS: dict[str, Callable[[Expr], Expr]] = {
@@ -161,38 +163,17 @@ def _recurrent(gates: int, defaults: list[str], step: type_step, states: int) ->
         if node.attr("clip") is not None or node.attr("input_forget", 0):
             node.refuse("clips its gates or couples input and forget gate")
         batch_first = bool(node.attr("layout", 0))
-        x = node.x
         if batch_first:
-            x = node.emit(relax.op.permute_dims(x, [1, 0, 2]))
-        steps, batch, width = shape(x)
+            node = replace(node, inputs=tuple(_time_first(node, i, x) for i, x in enumerate(node.inputs)))
+        steps, batch, width = shape(node.x)
         if not 0 < steps <= _MAX_STEPS:
             node.refuse(f"has {steps} time steps, of which at most {_MAX_STEPS} are unrolled")
-        _check_shapes(node, gates, states, (batch, width), batch_first)
-        way = node.attr("direction", "forward")
-        runs = [w == "reverse" for w in (("forward", "reverse") if way == "bidirectional" else (way,))]
-        alive = _alive(node, steps, batch, dtype(x))
-        outputs, finals = [], []
-        for index, backwards in enumerate(runs):
-            d = _direction(node, index, gates, defaults)
-            flat = node.emit(relax.op.reshape(x, (steps * batch, width)))
-            projected = _plus(node, product(node, flat, d.w), d.wb)
-            state = tuple(_initial(node, 5 + k, index, batch, d.hidden, batch_first) for k in range(states))
-            hiddens: list[Any] = [None] * steps
-            for t in reversed(range(steps)) if backwards else range(steps):
-                rows = slice_axis(node, projected, 0, t * batch, (t + 1) * batch)
-                new = step(node, d, rows, state)
-                if alive is not None:
-                    on = slice_axis(node, alive, 0, t, t + 1)
-                    on = node.emit(relax.op.reshape(on, (batch, 1)))
-                    new = tuple(node.emit(relax.op.where(on, n, s)) for n, s in zip(new, state, strict=True))
-                    hiddens[t] = node.emit(relax.op.where(on, new[0], const(0.0, dtype(x))))
-                else:
-                    hiddens[t] = new[0]
-                state = new
-            outputs.append(_stacked(node, hiddens, 0))
-            finals.append(state)
-        y = _stacked(node, outputs, 1)  # (steps, directions, batch, hidden)
-        last = [_stacked(node, [state[k] for state in finals], 0) for k in range(states)]
+        _check_shapes(node, gates, states, (batch, width))
+
+        def unrolled(node: Node) -> tuple[Expr, ...]:
+            return _unrolled(node, gates, defaults, step, states)
+
+        y, *last = whole(node, defaults, unrolled) or unrolled(node)
         if batch_first:
             y = node.emit(relax.op.permute_dims(y, [2, 0, 1, 3]))
             last = [node.emit(relax.op.permute_dims(v, [1, 0, 2])) for v in last]
@@ -201,12 +182,50 @@ def _recurrent(gates: int, defaults: list[str], step: type_step, states: int) ->
     return convert
 
 
-def _check_shapes(node: Node, gates: int, states: int, sizes: tuple[int, int], batch_first: bool) -> None:
+def _time_first(node: Node, index: int, value: Expr | None) -> Expr | None:
+    """The input and the states with their batch as the second axis."""
+    if value is None or index not in (0, 5, 6):
+        return value
+    return node.emit(relax.op.permute_dims(value, [1, 0, 2]))
+
+
+def _unrolled(node: Node, gates: int, defaults: list[str], step: type_step, states: int) -> tuple[Expr, ...]:
+    """Of inputs whose time comes first: all hidden states (steps, directions, batch, hidden), then the last states."""
+    x = node.x
+    steps, batch, width = shape(x)
+    way = node.attr("direction", "forward")
+    runs = [w == "reverse" for w in (("forward", "reverse") if way == "bidirectional" else (way,))]
+    alive = _alive(node, steps, batch, dtype(x))
+    outputs, finals = [], []
+    for index, backwards in enumerate(runs):
+        d = _direction(node, index, gates, defaults)
+        flat = node.emit(relax.op.reshape(x, (steps * batch, width)))
+        projected = _plus(node, product(node, flat, d.w), d.wb)
+        state = tuple(_initial(node, 5 + k, index, batch, d.hidden) for k in range(states))
+        hiddens: list[Any] = [None] * steps
+        for t in reversed(range(steps)) if backwards else range(steps):
+            rows = slice_axis(node, projected, 0, t * batch, (t + 1) * batch)
+            new = step(node, d, rows, state)
+            if alive is not None:
+                on = slice_axis(node, alive, 0, t, t + 1)
+                on = node.emit(relax.op.reshape(on, (batch, 1)))
+                new = tuple(node.emit(relax.op.where(on, n, s)) for n, s in zip(new, state, strict=True))
+                hiddens[t] = node.emit(relax.op.where(on, new[0], const(0.0, dtype(x))))
+            else:
+                hiddens[t] = new[0]
+            state = new
+        outputs.append(_stacked(node, hiddens, 0))
+        finals.append(state)
+    last = [_stacked(node, [state[k] for state in finals], 0) for k in range(states)]
+    return (_stacked(node, outputs, 1), *last)
+
+
+def _check_shapes(node: Node, gates: int, states: int, sizes: tuple[int, int]) -> None:
     """Raises Refused: a weight, a bias or an initial state of another shape than ONNX says."""
     batch, width = sizes
     hidden = shape(node.need(2))[-1]
     dirs = 2 if node.attr("direction", "forward") == "bidirectional" else 1
-    state = (batch, dirs, hidden) if batch_first else (dirs, batch, hidden)
+    state = (dirs, batch, hidden)
     wanted = {1: (dirs, gates * hidden, width), 2: (dirs, gates * hidden, hidden), 3: (dirs, 2 * gates * hidden)}
     wanted |= {4: (batch,), **{5 + k: state for k in range(states)}}
     wanted |= {7: (dirs, 3 * hidden)} if node.op == "LSTM" else {}
@@ -227,12 +246,10 @@ def _alive(node: Node, steps: int, batch: int, _: str) -> Expr | None:
     return node.emit(relax.op.less(at, row))
 
 
-def _initial(node: Node, index: int, direction: int, batch: int, hidden: int, batch_first: bool) -> Expr:
+def _initial(node: Node, index: int, direction: int, batch: int, hidden: int) -> Expr:
     given = node.get(index)
     if given is None:
         return const(np.zeros((batch, hidden)), dtype(node.x))
-    if batch_first:
-        given = node.emit(relax.op.permute_dims(given, [1, 0, 2]))
     row = _row(node, given, direction)
     assert row is not None
     return row

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _LINKED = {"tirx.noalias": True, "op_pattern": 8}
 """What splicing marks every kernel with; one that was written anew gets it before it is measured."""
 
+_WHOLE_STEP_FMAS = 1 << 27
+"""About 10 us of CUDA's cores: beyond, products on tensor cores pay for the launches between them."""
+
 
 class CUDABackend(Backend):
     kind: ClassVar[str] = "cuda"
@@ -74,7 +77,7 @@ class CUDABackend(Backend):
     def forms(self, model: HardwareModel) -> Forms:
         assert isinstance(model, CUDAModel)
         halves = frozenset({"float16", "bfloat16"} if model.capability >= 80 else {"float16"})
-        return Forms(True, halves, multiplies_groups=True)
+        return Forms(True, halves, multiplies_groups=True, whole_step_fmas=_WHOLE_STEP_FMAS)
 
     def accelerator(self) -> str:
         from subtune.backends.cuda.driver import driver_device

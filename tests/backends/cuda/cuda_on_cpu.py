@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,9 @@ def run(kernel: Kernel, inputs: list[np.ndarray], workload: Workload, device: CU
         outputs = [_guarded(np.zeros(shape, dtype)) for shape, dtype in shapes]
         arrays = [_guarded(array) for array in given] + outputs
         memory = dict(zip(names, (inner for _, inner in arrays), strict=True)) | _temporaries(host)
-        for index, (_, args, *_) in enumerate(launches):
-            pointers = [memory[_root(host, arg)].ctypes.data for arg in args]
+        for index, values in _calls(host, launches):
+            pointers = [values[arg] if arg in values else memory[_root(host, arg)].ctypes.data
+                        for arg in launches[index][1]]  # fmt: skip
             getattr(ctypes.CDLL(str(path)), f"launch_{index}")((ctypes.c_void_p * len(pointers))(*pointers), backwards)
         for (whole, inner), before in zip(arrays, given + [None] * len(outputs), strict=True):
             edges = np.concatenate([whole[:_GUARD], whole[-_GUARD:]]).view(np.uint8)
@@ -129,6 +131,23 @@ def _root(host: str, name: str) -> str:
     return _root(host, view.group(1) or view.group(2)) if view else name
 
 
+def _calls(host: str, launches: list[Any]) -> Iterator[tuple[int, dict[str, int]]]:
+    """Every launch, by its number in `launches`, with the variables of the host's loops that it is in."""
+    loops: list[tuple[int, str, int]] = []  # indentation, variable, extent
+    index = 0
+    for line in host.splitlines():
+        indent = len(line) - len(line.lstrip())
+        loops = [loop for loop in loops if loop[0] < indent]
+        if loop := re.match(r"\s*for (\w+) in range\((\d+)\):", line):
+            loops.append((indent, loop[1], int(loop[2])))
+        if "T.call_ffi_kernel(" in line:
+            assert len(loops) <= 1, "loops in loops"
+            for value in range(loops[0][2] if loops else 1):
+                yield index, {loops[0][1]: value} if loops else {}
+            index += 1
+    assert index == len(launches)
+
+
 def _launches(host: str) -> list[tuple[str, list[str], dict[str, int]]]:
     """(kernel, buffers, extents by thread tag), in order."""
     found = []
@@ -149,9 +168,9 @@ def _library(source: str, launches: list[Any], folder: Path) -> Path:
     for index, (name, args, extents) in enumerate(launches):
         signature = re.search(rf"\b{name}\(([^)]*)\);", source)
         assert signature
-        types = [re.sub(r"__restrict__.*", "", param).strip() for param in signature.group(1).split(",")]
+        types = [re.sub(r"__restrict__.*| \w+$", "", param).strip() for param in signature.group(1).split(",")]
         assert len(types) == len(args)
-        given = ", ".join(f"({kind})given[{i}]" for i, kind in enumerate(types))
+        given = ", ".join(f"({kind}){'' if '*' in kind else '(intptr_t)'}given[{i}]" for i, kind in enumerate(types))
         blocks, threads = (
             ", ".join(str(extents.get(f"{kind}Idx.{d}", 1)) for d in "xyz") for kind in ("block", "thread")
         )

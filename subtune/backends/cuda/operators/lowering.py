@@ -13,11 +13,13 @@ from tvm.ir import Call, IRModule, Op
 
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.operators.kernels import Written
+from subtune.backends.cuda.operators.recurrent import Layer, recurrent_kernels
 from subtune.backends.cuda.operators.scans import Scan, scan_kernels
 from subtune.backends.cuda.operators.scatters import Scattered, scatter_kernels
 from subtune.backends.cuda.operators.sorting import Sorted, sorted_kernels
 from subtune.core.kernel import NotApplicable
 from subtune.passes.exprs import dtype_of, positive_axis, shape_of
+from subtune.passes.recurrences import is_recurrence
 from subtune.passes.rewriter import Walk, rewrite
 
 _TYPES = frozenset(
@@ -120,6 +122,17 @@ def _scatter(is_nd: bool, call: Call, device: CUDAModel) -> Any:
     return func if isinstance(func, NotApplicable) else (func, [x, indices, updates], lambda result: result)
 
 
+def _recurrent(call: Call, device: CUDAModel) -> Any:
+    if not is_recurrence(call):
+        return None
+    attrs, args = call.attrs, list(call.args[1].fields)
+    activations = tuple(str(name) for name in attrs["activations"])
+    given = tuple((shape_of(arg) or (), dtype_of(arg)) for arg in args)
+    y, *_ = ([int(d) for d in ty.shape.values] for ty in call.ty.fields)
+    layer = Layer(str(attrs["cell"]), str(attrs["direction"]), activations, given, (tuple(y), dtype_of(args[1])))
+    return recurrent_kernels(layer, device), args, _reshaped(call)
+
+
 _READERS: dict[str, _Read] = {
     "topk": _top_k,
     "sort": _sort,
@@ -128,4 +141,5 @@ _READERS: dict[str, _Read] = {
     "cumprod": partial(_scan, True),
     "scatter_elements": partial(_scatter, False),
     "scatter_nd": partial(_scatter, True),
+    "call_dps_packed": _recurrent,
 }

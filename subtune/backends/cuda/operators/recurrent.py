@@ -1,0 +1,106 @@
+"""Recurrent layers as kernels: one for every step, which begins where the last one ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from tvm import tirx
+
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.operators.kernels import NOTHING, Tensor, Written, span, written
+from subtune.backends.cuda.operators.recurrent_source import RECURRENT
+from subtune.backends.cuda.source.calls import address, called
+from subtune.backends.cuda.source.emit import Code, const
+from subtune.core.recurrence import GATES, STATES
+from subtune.core.workload import dtype_bits
+
+_PACK = 16  # bytes of a load
+_WARPS = (8, 4, 2, 1)
+_SUMS = 32  # of a warp: one for every lane
+_MAX_SHARED = 32 << 10  # bytes of hidden states: several blocks share a multiprocessor
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """As `subtune.core.recurrence.SYMBOL` is called.
+
+    Attributes:
+        given: shapes and dtypes of the arguments.
+        y: those of the hidden states.
+    """
+
+    cell: str
+    direction: str
+    activations: tuple[str, ...]
+    given: tuple[Tensor, ...]
+    y: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a step is divided: `pack` weights of a lane at a time, `batch` sequences, blocks of a direction."""
+
+    warps: int
+    pack: int
+    chunks: int
+    batch: int
+    blocks: int
+
+
+def plan_of(layer: Layer, device: CUDAModel) -> Plan:
+    """A unit for every warp; fewer warps to a block where multiprocessors would stay without one."""
+    (_, directions, batch, hidden), dtype = layer.y
+    nbytes = dtype_bits(dtype) // 8
+    pack = _PACK // nbytes
+    while hidden % pack:
+        pack //= 2
+    chunks = ceil(hidden / (32 * pack))
+    most = min(_SUMS // (1 if layer.cell == "RNN" else 4), max(1, _MAX_SHARED // (chunks * 32 * pack * nbytes)))
+    at_once = 1
+    while at_once * 2 <= most and at_once < batch:
+        at_once *= 2
+    wanted = min(device.sms, directions * hidden)
+    warps = next(w for w in _WARPS if w == 1 or directions * ceil(hidden / w) >= wanted)
+    return Plan(warps, pack, chunks, at_once, ceil(hidden / warps))
+
+
+def recurrent_kernels(layer: Layer, device: CUDAModel) -> Written:
+    """The function of the layer: its arguments, then its outputs."""
+    states, first = STATES[layer.cell], layer.given[3]
+    outputs = [layer.y, *[first] * states]
+    return written(layer.given, outputs, lambda *buffers: _steps(layer, plan_of(layer, device), buffers))
+
+
+def _steps(layer: Layer, plan: Plan, buffers: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+    (steps, directions, batch, hidden), _ = layer.y
+    states, count = STATES[layer.cell], len(layer.given)
+    (x, r, bias, *initial), (y, *last) = buffers[:count], buffers[count:]
+    lengths = address(initial[states], const(0)) if len(initial) > states else NOTHING[0]
+    cells = tirx.decl_buffer([const(directions * batch * hidden)], "float32", "cells")
+    is_long = layer.cell == "LSTM"
+    places = [address(one, const(0)) for one in (x, r, bias, initial[0], initial[states - 1])]
+    results = [address(one, const(0)) for one in (y, last[0], last[-1])]
+    step = tirx.Var("step", "int32")
+    code = Code()
+    code.thread("blockIdx.x", directions * plan.blocks)
+    code.thread("threadIdx.x", plan.warps * 32)
+    nbytes = plan.batch * plan.chunks * 32 * plan.pack * dtype_bits(layer.y[1]) // 8
+    shared = span(code.dynamic("uint8", nbytes))
+    workspace = (*(span(cells) if is_long else NOTHING), *NOTHING)
+    sizes = [const(n) for n in (steps, batch, hidden, directions, plan.blocks)]
+    arguments = [*places, lengths, *results, *workspace, *shared, *sizes, step]
+    code.emit(called(f"subtune::recurrent<{', '.join(_parameters(layer, plan))}>", arguments, RECURRENT))
+    loop = tirx.For(step, tirx.const(0, "int32"), tirx.const(steps, "int32"), tirx.ForKind.SERIAL, code.kernel())
+    return [loop], [cells] if is_long else []
+
+
+def _parameters(layer: Layer, plan: Plan) -> list[str]:
+    """Of the C++ template."""
+    names = [name.upper() for name in layer.activations]
+    names += [names[-1]] * (3 - len(names))
+    backwards = {"forward": 0, "reverse": 1, "bidirectional": 2}[layer.direction]
+    assert layer.cell in GATES
+    enums = [f"subtune::{name}" for name in (layer.cell, *names)]
+    return [*enums, *map(str, (backwards, plan.warps, 1, plan.chunks, plan.pack, plan.batch)), "false", "false"]
