@@ -1,5 +1,5 @@
 // CUDA's execution model on a processor: the threads of a block are coroutines that give way at barriers.
-// Blocks run one after the other. `backwards` runs blocks and threads in the other order: what lacks a barrier, and what
+// Blocks run one after the other, or, where they wait for one another, until each of them sleeps. `backwards` runs blocks and threads in the other order: what lacks a barrier, and what
 // several blocks store differently, differs then.
 #pragma once
 #include <cuda_bf16.h>
@@ -21,7 +21,7 @@
 #define __forceinline__ inline
 
 namespace emu {
-enum State { READY, AT_BLOCK, AT_WARP, DONE };
+enum State { READY, AT_BLOCK, AT_WARP, ASLEEP, DONE };
 struct Thread {
   ucontext_t context;
   uint3 index;
@@ -54,7 +54,7 @@ inline bool release(State state) {
     if (t.state == state) t.state = READY, any = true;
   return any;
 }
-inline void run_block(bool backwards) {
+inline void begin_block() {
   int count = (int)threads.size();
   for (int i = 0; i < count; ++i) {
     Thread& t = threads[i];
@@ -68,12 +68,42 @@ inline void run_block(bool backwards) {
     t.context.uc_link = &scheduler;
     makecontext(&t.context, run_body, 0);
   }
+}
+// Whether it is done; else threads of it are asleep.
+inline bool run_block(bool backwards) {
+  int count = (int)threads.size();
+  bool is_asleep = false;
+  release(ASLEEP);
   do {
     for (int i = 0; i < count; ++i) {
       current = &threads[backwards ? count - 1 - i : i];
       if (current->state == READY) swapcontext(&scheduler, &current->context);
+      is_asleep |= current->state == ASLEEP;
     }
-  } while (release(AT_WARP) || release(AT_BLOCK));
+  } while (release(AT_WARP) || (!is_asleep && release(AT_BLOCK)));
+  return !is_asleep;
+}
+// Blocks of one dim that wait for one another: each has its threads and its shared memory.
+inline void launch_together(dim3 blocks, dim3 block_size, bool backwards, void (*kernel)()) {
+  grid = blocks, size = block_size, body = kernel;
+  int count = (int)blocks.x;
+  std::vector<std::vector<Thread>> all(count);
+  std::vector<std::vector<unsigned char>> memory(count, std::vector<unsigned char>(sizeof dynamic, 0xFF));
+  std::vector<bool> begun(count), done(count);
+  for (int left = count; left;)
+    for (int i = 0; i < count; ++i) {
+      int b = backwards ? count - 1 - i : i;
+      if (done[b]) continue;
+      std::swap(threads, all[b]);
+      std::memcpy(dynamic, memory[b].data(), sizeof dynamic);
+      block = make_uint3(b, 0, 0);
+      if (!begun[b]) threads.resize(size.x), begin_block(), begun[b] = true;
+      if ((done[b] = run_block(backwards))) --left;
+      std::memcpy(memory[b].data(), dynamic, sizeof dynamic);
+      std::swap(threads, all[b]);
+    }
+  for (auto& some : all)
+    for (Thread& t : some) std::free(t.stack);
 }
 inline void launch(dim3 blocks, dim3 block_size, bool backwards, void (*kernel)()) {
   grid = blocks, size = block_size, body = kernel;
@@ -83,6 +113,7 @@ inline void launch(dim3 blocks, dim3 block_size, bool backwards, void (*kernel)(
       for (unsigned x = 0; x < grid.x; ++x) {
         std::memset(dynamic, 0xFF, sizeof dynamic);
         block = backwards ? make_uint3(grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z) : make_uint3(x, y, z);
+        begin_block();
         run_block(backwards);
       }
 }
@@ -184,7 +215,7 @@ template <class T> T atomicAdd(T* p, T by) { T old = *p; *p = old + by; return o
 template <class T> T atomicCAS(T* p, T expected, T to) { T old = *p; if (old == expected) *p = to; return old; }
 template <class T> T __ldcg(const T* p) { return *p; }
 inline void __threadfence() {}
-inline void __nanosleep(unsigned) {}
+inline void __nanosleep(unsigned) { emu::give_way(emu::ASLEEP); }
 inline void __trap() { std::abort(); }
 inline long long clock64() { return 0; }
 template <class T> T __ldg(const T* p) { return *p; }

@@ -174,9 +174,11 @@ def _library(source: str, launches: list[Any], folder: Path) -> Path:
         blocks, threads = (
             ", ".join(str(extents.get(f"{kind}Idx.{d}", 1)) for d in "xyz") for kind in ("block", "thread")
         )
+        body = source[source.rindex(f"{name}(") :].partition("\n}")[0]
+        together = "_together" if "recurrent" in body else ""
         text.append(
             f'static void** given_{index};\nextern "C" void launch_{index}(void** given, int backwards) {{\n'
-            f"  given_{index} = given;\n  emu::launch(dim3({blocks}), dim3({threads}), backwards, "
+            f"  given_{index} = given;\n  emu::launch{together}(dim3({blocks}), dim3({threads}), backwards, "
             f"[] {{ void** given = given_{index}; {name}({given}); }});\n}}"
         )
     path = folder / "kernel.cpp"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from tvm.ir import IRModule
 from tvm.tirx import PrimFunc
 
-from subtune.backends.cuda.device import CUDA
+from subtune.backends.cuda.device import CUDA, CUDAModel
 from subtune.backends.cuda.operators import own_operators
 from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel
@@ -86,14 +87,15 @@ CASES = {
 @needs_toolkit
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("half", ["", "float16"])
-def test_values_of_all_steps(case: str, half: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", [H200, replace(H200, sms=1)], ids=["all steps in one", "step by step"])
+def test_values_of_all_steps(case: str, half: str, device: CUDAModel, tmp_path: Path) -> None:
     op, sizes, lengths, attrs = CASES[case]
     model, x = layer(op, sizes, lengths, **attrs), floats(sizes[0], sizes[1], 6)
     mod = whole(model, half)
-    (func,) = [func for func in own_operators(mod, H200).functions.values() if isinstance(func, PrimFunc)]
+    (func,) = [func for func in own_operators(mod, device).functions.values() if isinstance(func, PrimFunc)]
     given = values(mod, x, model)
     workload = Workload.of(func, len(func.params) - len(given))
-    found = cuda_on_cpu.run(Kernel(workload.func), given, workload, H200, tmp_path)
+    found = cuda_on_cpu.run(Kernel(workload.func), given, workload, device, tmp_path)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     for one, right in zip(found, session.run(None, {"x": x}), strict=True):
         allowed = 6e-3 if half else 4e-6
