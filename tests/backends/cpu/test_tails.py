@@ -15,6 +15,7 @@ from subtune.backends.cpu.lowering.pipeline import PIPELINE, flat
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel
 from subtune.core.workload import Workload
+from tests.backends import workloads
 
 LANES = 16
 
@@ -92,3 +93,18 @@ def test_a_ragged_product_keeps_its_sums_in_registers(rows, columns, depth, devi
     found = np.full((2, rows, columns), np.nan, np.float32)
     found = called(kernel.func, device, *given, found)
     np.testing.assert_allclose(found, np.maximum(given[0] @ given[1] + given[2], 0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [37, 95, 702])
+def test_rows_of_any_length_are_computed_in_vectors(length, device):
+    workload = workloads.softmax(5, length)
+    found = [c for c in backends.candidates(workload, device, 20) if c.family == "rowwise"]
+    kernels = [backends.schedule(workload, candidate, device) for candidate in found]
+    assert kernels
+    assert all(isinstance(kernel, Kernel) for kernel in kernels)
+    x = np.random.default_rng(2).standard_normal((5, length), np.float32)
+    powers = np.exp(x * np.float32(0.125))
+    for kernel in kernels:
+        assert not re.search(r"_s in range", lowered(kernel.func, device))
+        y = called(kernel.func, device, x, np.full((5, length), np.nan, np.float32))
+        np.testing.assert_allclose(y, powers / powers.sum(1, keepdims=True), rtol=1e-5)

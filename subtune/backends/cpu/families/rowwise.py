@@ -190,10 +190,12 @@ def _count(sch: Schedule, block: Any, kind: int) -> int:
 
 
 def _map(sch: Schedule, block: Any, lanes: int) -> None:
+    """Vectors along a row; the last one of a ragged row is masked."""
     loops = sch.get_loops(block)[1:]
     if not loops:
         return
-    width = vector_width(extent_of(sch, loops[-1]), lanes)
+    extent = extent_of(sch, loops[-1])
+    width = lanes if extent >= 2 * lanes else vector_width(extent, lanes)
     if width > 1:
         _, vec = sch.split(loops[-1], [None, width])
         sch.vectorize(vec)
@@ -251,6 +253,8 @@ def _at_producer(sch: Schedule, partial: Any, ko: Any, ki: Any) -> Any:
     inner, left = divmod(extent_of(sch, ki), extent_of(sch, vec))
     if left or extent_of(sch, steps) != extent_of(sch, ko) * inner:
         return ko
+    if extent_of(sch, steps) * extent_of(sch, vec) != int(sch.get(maps[0]).iter_vars[-1].dom.extent):
+        return ko  # its last vector is no whole one
     at, inner_loop = sch.split(steps, [None, inner])
     sch.unroll(inner_loop)
     sch.reverse_compute_at(partial, at)
@@ -267,4 +271,4 @@ def _last_two(sch: Schedule, partial: Any) -> tuple[Any, Any]:
     return ko, ki
 
 
-FAMILY = Family("rowwise", 1, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED, PER_ROW))
+FAMILY = Family("rowwise", 2, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED, PER_ROW))

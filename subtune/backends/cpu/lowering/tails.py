@@ -3,8 +3,9 @@
     for lane < 16 (vectorised):  if rows and n + lane < 197:  c[n + lane] = ...          n a multiple of 16
 ->  if rows:  if n + 15 < 197:  c[n : n + 16] = ...     else if n < 197:  c[n : n + 5] = ...
 
-and so for `c[n + lane] = ... if n + lane < 197 else 0`. TVM takes a vector apart into scalars where lanes differ in a
-condition, in every iteration of the loops around it, and the registers that it is stored from are none then.
+and so for `c[n + lane] = ... if n + lane < 197 else 0`, and for `c[lane] += ... if n + lane < 197 else 0`. TVM takes a
+vector apart into scalars where lanes differ in a condition, in every iteration of the loops around it, and the
+registers that it is stored from are none then.
 """
 
 from __future__ import annotations
@@ -56,15 +57,30 @@ def _divided(loop: Any) -> Any:
     body = loop.body
     if isinstance(body, tirx.IfThenElse) and body.else_case is None:
         return _conditional(loop, body)
-    if isinstance(body, tirx.BufferStore) and _is_choice(body.value):
-        condition, yes, no = body.value.args
-        tail = _tail(condition, loop)
-        if tail is not None and loop.loop_var not in variables(no):
-            inside = tirx.BufferStore(body.buffer, yes, list(body.indices))
-            outside = _lanes(loop, tirx.BufferStore(body.buffer, no, list(body.indices)))
-            rest = tirx.SeqStmt([outside, _lanes(loop, inside, tail.left)])
-            return tirx.IfThenElse(tail.first < tail.end, tail.divide(_lanes(loop, inside), rest), outside)
+    if isinstance(body, tirx.BufferStore):
+        return _choosing(loop, body)
     return loop
+
+
+def _choosing(loop: Any, store: Any) -> Any:
+    """A store of what depends on one choice: lanes inside take the one operand, those outside the other."""
+    choices: list[Any] = []
+    tvm_ffi.structural_walk(store.value, (ir.Call, lambda call: choices.append(call) if _is_choice(call) else None))
+    tail = _tail(choices[0].args[0], loop) if len(choices) == 1 else None
+    if tail is None or loop.loop_var in variables(choices[0].args[2]):
+        return loop
+
+    def taking(operand: int) -> Any:
+        chosen = (ir.Call, lambda call: call.args[operand] if _is_choice(call) else call)
+        return tirx.BufferStore(store.buffer, tvm_ffi.structural_map(store.value, chosen), list(store.indices))
+
+    inside, outside = taking(1), _lanes(loop, taking(2))
+    if choices[0].same_as(store.value):
+        rest = tirx.SeqStmt([outside, _lanes(loop, inside, tail.left)])
+    else:  # which may read what it stores
+        width = int(loop.extent)
+        rest = tirx.SeqStmt([_lanes(loop, inside, tail.left), _lanes(loop, taking(2), width - tail.left, tail.left)])
+    return tirx.IfThenElse(tail.first < tail.end, tail.divide(_lanes(loop, inside), rest), outside)
 
 
 def _conditional(loop: Any, body: Any) -> Any:
@@ -94,12 +110,12 @@ def _tail(condition: Any, loop: Any) -> _Tail | None:
     return _Tail(first, end, end % width)
 
 
-def _lanes(loop: Any, body: Any, count: int = 0) -> tirx.For:
-    """The loop with another body, over a variable of its own; over its first `count` lanes, if that is not 0."""
+def _lanes(loop: Any, body: Any, count: int = 0, first: int = 0) -> tirx.For:
+    """The loop with another body, over a variable of its own; over `count` lanes from `first` on, if that is not 0."""
     lane = tirx.Var(loop.loop_var.name, loop.loop_var.ty)
     extent = tirx.const(count, lane.ty.dtype) if count else loop.extent
     kind = tirx.ForKind.SERIAL if count == 1 else loop.kind
-    return tirx.For(lane, loop.min, extent, kind, substitute(body, {loop.loop_var: lane}))
+    return tirx.For(lane, loop.min, extent, kind, substitute(body, {loop.loop_var: lane + first}))
 
 
 def _is_of_any_width(loop: Any) -> bool:
