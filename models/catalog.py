@@ -6,6 +6,7 @@ import ast
 import difflib
 import importlib
 import inspect
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -17,12 +18,15 @@ if TYPE_CHECKING:
     import onnx
 
 DTYPES = ("float32", "float16")
+MODEL_KEY, ARGUMENTS_KEY = "subtune.model", "subtune.arguments"
+"""Entries of a built file's metadata: the model's name, and all arguments of its `build` as JSON."""
 
 # Each model's reduced build: every op pattern of the full one, at a size that compiles and runs in moments.
 # Squeezenet's image is one where the poolings' rounding up matters.
 _REDUCED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "bert": {"layers": 2, "hidden": 64, "heads": 4, "seq": 16, "vocab": 100, "positions": 32},
+        "convnext_tiny": {"image": 64, "width": 0.125, "classes": 40},
         "efficientnet_lite0": {"image": 64, "width": 0.25, "classes": 40},
         "gpt2": {"layers": 2, "hidden": 64, "heads": 4, "seq": 16, "context": 32},
         "lstm": {"seq": 8, "features": 12, "hidden": 16},
@@ -60,7 +64,8 @@ def build(name: str, **kwargs: Any) -> onnx.ModelProto:
     """Build the model; `kwargs` override the defaults of the `build` function of its module.
 
     Every model takes `batch` and `dtype` ("float32" or "float16": type of the weights and of the float inputs
-    and outputs). The weights depend on neither, float16 ones being the float32 ones rounded.
+    and outputs). The weights depend on neither, float16 ones being the float32 ones rounded. The file's metadata
+    says the name and the arguments (MODEL_KEY, ARGUMENTS_KEY).
 
     Raises:
         ModelError: unknown name, unsupported keyword argument, or a value out of range.
@@ -73,7 +78,11 @@ def build(name: str, **kwargs: Any) -> onnx.ModelProto:
             supported = ", ".join(parameters)
             raise ModelError(f"zoo model {name} has no argument {key!r}{_close(key, parameters)}; it takes {supported}")
         _require_fits(name, key, value, parameters[key].default)
-    return function(**kwargs)
+    given = {key: type(p.default)(kwargs.get(key, p.default)) for key, p in parameters.items()}
+    model: onnx.ModelProto = function(**given)
+    for key, value in ((MODEL_KEY, name), (ARGUMENTS_KEY, json.dumps(given))):
+        model.metadata_props.add(key=key, value=value)
+    return model
 
 
 def reduced(name: str, **kwargs: Any) -> onnx.ModelProto:

@@ -12,6 +12,7 @@ from subtune.core.errors import ModelError
 
 ISSUED = {
     "bert",
+    "convnext_tiny",
     "efficientnet_lite0",
     "gpt2",
     "lstm",

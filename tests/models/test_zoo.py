@@ -25,6 +25,7 @@ EXPECTED_OPS = {
         "Gemm": 1,
         "Softmax": 2,
     },
+    "convnext_tiny": {"Conv": 22, "LayerNormalization": 23, "Gelu": 18, "MatMul": 36, "Transpose": 46, "Gemm": 1},
     "efficientnet_lite0": {"Transpose": 1, "Clip": 30, "Add": 10, "MatMul": 1, "Squeeze": 1, "Softmax": 1},
     "gpt2": {"LayerNormalization": 5, "Split": 2, "Where": 2, "Slice": 4, "Tanh": 2, "Pow": 2, "Gemm": 8},
     "lstm": {"LSTM": 2, "Squeeze": 2, "Gather": 1, "Gemm": 1},
@@ -40,6 +41,7 @@ EXPECTED_OPS = {
 # Operators whose presence would mean that a model is not the variant it claims to be.
 ABSENT_OPS = {
     "bert": {"LayerNormalization", "Gelu"},
+    "convnext_tiny": {"BatchNormalization", "Erf", "ReduceMean"},
     "gpt2": {"Gelu", "ReduceMean"},
     "mobilenet_v2": {"BatchNormalization", "Relu"},
     "resnet18": {"BatchNormalization", "Sum"},
@@ -49,6 +51,7 @@ ABSENT_OPS = {
 }
 OPSETS = {
     "bert": 11,
+    "convnext_tiny": 20,
     "efficientnet_lite0": 13,
     "gpt2": 17,
     "lstm": 9,
@@ -65,6 +68,7 @@ OPSETS = {
 # of the normalisations (one per channel) where they are folded, plus their statistics where they are not.
 PARAMETERS = {
     "bert": 109_482_240,
+    "convnext_tiny": 28_589_128,
     "gpt2": 7_087_872 + 1_536,  # one block and the final normalisation
     "mobilenet_v2": 3_504_872 - 17_056,
     "resnet18": 11_689_512 - 4_800,
