@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from subtune.artifact import manifest as manifests
 from subtune.artifact.random_inputs import random_inputs
 from subtune.bench.job import BenchError, Job
 from subtune.bench.peers import peers_of
-from subtune.bench.race import FOREIGN_LIMIT, BenchRow, Pace, cores_for, race, write_inputs
+from subtune.bench.race import FOREIGN_LIMIT, BenchRow, Pace, cores_for, race, shown_name, write_inputs
+from subtune.bench.torch_agreement import disagreement
+from subtune.bench.torch_source import is_converted
 from subtune.core.manifest import Manifest
 from subtune.core.scratch import temporary
 
@@ -44,13 +46,17 @@ class BenchReport:
 
     def __str__(self) -> str:
         lines = [f"{self.name}, {self.threads} threads, {self.device}"]
-        lines.append(f"{'':<14}{'median ms':>12}{'min ms':>12}{'ratio':>8}{'peak MB':>10}{'model MB':>10}{'error':>10}")
+        names = {row.framework: shown_name(row) for row in self.rows}
+        width = max(14, *(len(name) + 2 for name in names.values()))
+        lines.append(
+            f"{'':<{width}}{'median ms':>12}{'min ms':>12}{'ratio':>8}{'peak MB':>10}{'model MB':>10}{'error':>10}"
+        )
         for row in self.rows:
             lines.append(
-                f"{row.framework:<14}{row.median_s * 1e3:>12.3f}{row.min_s * 1e3:>12.3f}{row.ratio:>8.2f}"
+                f"{names[row.framework]:<{width}}{row.median_s * 1e3:>12.3f}{row.min_s * 1e3:>12.3f}{row.ratio:>8.2f}"
                 f"{row.peak_rss_bytes / 1e6:>10.0f}{row.model_bytes / 1e6:>10.1f}{row.max_rel:>10.1e}"
             )
-        lines += [f"{framework:<14}not timed: {reason}" for framework, reason in self.failures]
+        lines += [f"{framework:<{width}}not timed: {reason}" for framework, reason in self.failures]
         lines += [f"{row.framework} gives other outputs than subtune" for row in self.rows if not row.agrees]
         if self.is_disturbed:
             lines.append(
@@ -69,6 +75,7 @@ def bench(
     round_s: float = 0.5,
     limits: dict[str, int] | None = None,
     timeout_s: float = 600.0,
+    torch_function: str = "",
 ) -> BenchReport:
     """Time the artifact and each framework of `against` in turn, `rounds` times, on the same random inputs.
 
@@ -79,6 +86,10 @@ def bench(
         threads: for all of them; default is the artifact's own number.
         round_s: about how long a framework is timed in a round, in seconds; three calls at least.
         limits: exclusive upper bounds of integer inputs (`subtune.frontends.onnx.reference.integer_limits`).
+        torch_function: `package.module:function` that gives the nn.Module which PyTorch runs, its inputs in the file's
+            order; "" for the zoo model's twin, or what onnx2torch makes of the file.
+
+    A module that somebody wrote is raced only where its outputs are those of the file, to 1e-4 of their scale.
     """
     folder = Path(artifact)
     manifest = manifests.read(folder)
@@ -90,8 +101,20 @@ def bench(
     with temporary() as scratch:
         count = threads or manifest.threads
         jobs = _jobs(folder, manifest, str(model), dict.fromkeys(against), count, limits or {}, scratch)
+        jobs = [replace(job, torch_function=torch_function) for job in jobs]
+        jobs, failures = _agreeing(jobs, timeout_s)
         result = race(jobs, Pace(rounds, round_s, timeout_s))
-    return BenchReport(manifest.name, count, manifest.device, result.rows, result.failures, result.foreign_cores)
+    failures += result.failures
+    return BenchReport(manifest.name, count, manifest.device, result.rows, failures, result.foreign_cores)
+
+
+def _agreeing(jobs: list[Job], timeout_s: float) -> tuple[list[Job], tuple[tuple[str, str], ...]]:
+    """Without PyTorch's where the module somebody wrote computes something else than the file, and why."""
+    asked = [job for job in jobs if job.framework.startswith("torch") and not is_converted(job)]
+    reason = disagreement(asked[0], timeout_s) if asked else ""
+    if not reason:
+        return jobs, ()
+    return [job for job in jobs if job not in asked], tuple((job.framework, reason) for job in asked)
 
 
 def _untuned(manifest: Manifest, path: Path) -> Path:

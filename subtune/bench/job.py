@@ -24,6 +24,7 @@ class Job:
         to_ours: axes that turn each of its outputs into subtune's, where the two were given different layouts.
         cores: the worker's affinity; empty leaves it alone.
         precision: what frameworks on a GPU compute in, as `compile`'s; `allow_tf32` as the artifact was compiled.
+        torch_function: `package.module:function` of a user, which gives the nn.Module of the ONNX file; "" for none.
     """
 
     framework: str
@@ -39,6 +40,7 @@ class Job:
     precision: str = "fp32"
     allow_tf32: bool = False
     kind: str = "cpu"
+    torch_function: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -12,6 +12,8 @@ from subtune.bench.peer import Arrays, Peer
 
 REFERENCE = "torch-reference"
 """Computes a case of the coverage suite in float64; nobody times it."""
+AGREEMENT = "torch-agreement"
+"""Compares a PyTorch module with its ONNX file; nobody times it."""
 Loader = Callable[[Job, Arrays], Peer]
 """Loads a model into a framework."""
 
@@ -64,6 +66,11 @@ def import_libraries(job: Job) -> None:
         sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi imports it wherever it is installed: 200 MB
     for module in libraries:
         importlib.import_module(module)
+    if job.framework in ("torch", "torch-compile"):
+        from subtune.bench.torch_source import is_converted
+
+        if is_converted(job):
+            importlib.import_module("onnx2torch")
     if job.framework == "subtune":
         from subtune.runtime import load_runtime
 

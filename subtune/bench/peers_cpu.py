@@ -13,7 +13,8 @@ import numpy as np
 
 from subtune.bench.job import Job
 from subtune.bench.peer import Arrays, Peer
-from subtune.bench.peers import REFERENCE, Loader, Peers
+from subtune.bench.peers import AGREEMENT, REFERENCE, Loader, Peers
+from subtune.bench.torch_agreement import agreement
 
 
 def _subtune(job: Job, inputs: Arrays) -> Peer:
@@ -72,12 +73,11 @@ def _torch(job: Job, inputs: Arrays) -> Peer:
     """PyTorch, eager or compiled by inductor with frozen weights."""
     import torch
 
-    from subtune.bench.torch_arrays import as_array, as_tensor
-    from subtune.bench.torch_source import torch_module
+    from subtune.bench.torch_arrays import as_array
+    from subtune.bench.torch_source import prepared
 
     torch.set_num_threads(job.threads)
-    module, via = torch_module(job.path)
-    tensors = [as_tensor(inputs[name]) for name in job.names]
+    module, tensors, via = prepared(job, inputs, "cpu")
     run = _compiled_by_inductor(module, tensors) if job.framework == "torch-compile" else module
 
     def call() -> Any:
@@ -163,6 +163,7 @@ _LOADERS: Mapping[str, Loader] = {
     "torch-compile": _torch,
     "torch": _torch,
     REFERENCE: _reference,
+    AGREEMENT: agreement,
     "numpy": _numpy,
     "default": _default,
     "onnxruntime-ops": _onnxruntime,
@@ -177,9 +178,10 @@ _LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "onnxruntime": ("onnxruntime",),
     "openvino-f32": ("openvino",),
     "openvino": ("openvino",),
-    "torch-compile": ("torch", "onnx2torch", "torch._inductor.compile_fx"),
-    "torch": ("torch", "onnx2torch"),
+    "torch-compile": ("torch", "onnx", "torch._inductor.compile_fx"),
+    "torch": ("torch", "onnx"),
     REFERENCE: ("torch",),
+    AGREEMENT: ("torch",),
     "numpy": ("onnx",),
     "default": ("onnx", "tvm", "tvm.relax.frontend.onnx"),
     "onnxruntime-ops": ("onnxruntime",),
@@ -192,6 +194,8 @@ _LIBRARIES: Mapping[str, tuple[str, ...]] = {
 OWN_ACCOUNTS = {"onnxruntime": "onnxruntime-ops", "openvino-f32": "openvino-ops"}
 """Frameworks that say what their operators took, by the name under which their word is taken."""
 LIMITS = ("fma", "copy", "copy-cold")
-AGAINST = tuple(name for name in _LOADERS if name not in ("subtune", REFERENCE, *LIMITS, *OWN_ACCOUNTS.values()))
+AGAINST = tuple(
+    name for name in _LOADERS if name not in ("subtune", REFERENCE, AGREEMENT, *LIMITS, *OWN_ACCOUNTS.values())
+)
 """Every framework that subtune can be timed against."""
 PEERS = Peers(_LOADERS, AGAINST, ("onnxruntime", "default"), is_pinned=True, libraries=_LIBRARIES)

@@ -19,7 +19,6 @@ from subtune.bench.peer import Arrays, Peer
 from subtune.bench.peers import REFERENCE, Peers
 from subtune.bench.torch_op import torch_op
 
-_HALF = {"fp16": "float16", "bf16": "bfloat16"}
 _ROW_S = 1e-3
 """Of launches in a row that make one figure: the clock's steps and the host's jitter are small against it."""
 _MAX_ROW = 100
@@ -37,7 +36,7 @@ def artifact(job: Job, inputs: Arrays) -> Peer:
 
 
 def torch_graph(job: Job, inputs: Arrays) -> Peer:
-    """PyTorch eager, channels last, captured in a CUDA graph."""
+    """PyTorch eager, captured in a CUDA graph."""
     module, tensors, via = _on_gpu(job, inputs)
     return captured(module, tensors, via)
 
@@ -118,48 +117,15 @@ def _in_rows(row: Callable[[int], float]) -> Callable[[int], list[float]]:
 
 
 def _on_gpu(job: Job, inputs: Arrays) -> tuple[Any, list[Any], str]:
-    """The module, its inputs, what made it; in half precision where the artifact is, but for the integers."""
+    """The module, its inputs, what made it; products in TF32 where the artifact's are."""
     import torch
 
-    _without_torchvision()
-    from subtune.bench.torch_arrays import as_tensor
-    from subtune.bench.torch_source import CONVERTED, is_case, torch_module
+    from subtune.bench.torch_source import prepared
 
+    _without_torchvision()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job.allow_tf32
     torch.backends.cudnn.benchmark = True
-    module, via = torch_module(job.path)
-    module = module.cuda()
-    dtype = getattr(torch, _HALF[job.precision]) if job.precision in _HALF else None
-    if dtype is not None:
-        module = _in_half(module, dtype, via)
-    # A case of the coverage suite says itself how its images lie.
-    lies_last = not is_case(job.path) and any(inputs[name].ndim == 4 for name in job.names)
-    if lies_last:
-        module = module.to(memory_format=torch.channels_last)
-    tensors = []
-    for name in job.names:
-        tensor = as_tensor(inputs[name]).cuda()
-        tensor = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
-        tensors.append(
-            tensor.contiguous(memory_format=torch.channels_last) if lies_last and tensor.ndim == 4 else tensor
-        )
-    if dtype is None or via != CONVERTED:
-        return module, tensors, via
-    try:
-        with torch.inference_mode():
-            module(*tensors)
-    except RuntimeError:  # constants of the graph stay float32 and meet halves: PyTorch's own way with such models
-        with torch.autocast("cuda", dtype), torch.inference_mode():
-            module(*tensors)
-        return torch.autocast("cuda", dtype)(module), tensors, via
-    return module, tensors, via
-
-
-def _in_half(module: Any, dtype: Any, via: str) -> Any:
-    from subtune.bench.torch_model import in_half
-    from subtune.bench.torch_source import CONVERTED
-
-    return in_half(module, dtype) if via == CONVERTED else module.to(dtype)
+    return prepared(job, inputs, "cuda")
 
 
 def _without_torchvision() -> None:

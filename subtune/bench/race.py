@@ -90,6 +90,11 @@ class Race:
         return next((row for row in self.rows if row.framework == framework), None)
 
 
+def shown_name(row: BenchRow) -> str:
+    """The framework's name, with what made its model where the framework's users would not have written it so."""
+    return f"{row.framework} ({row.via})" if row.via else row.framework
+
+
 def best_peer(rows: Iterable[BenchRow], frameworks: Sequence[str]) -> BenchRow | None:
     """The fastest of `frameworks`; one that computes something else is no peer."""
     found = [row for row in rows if row.framework in frameworks and row.agrees]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from subtune.bench.race import FOREIGN_LIMIT, BenchRow
+from subtune.bench.race import FOREIGN_LIMIT, BenchRow, shown_name
 from subtune.bench.suite_cpu import CpuReport, ModelRow
 
 _SHORT = {"onnxruntime": "ORT", "openvino-f32": "OV f32", "openvino": "OV", "torch-compile": "compile"}
@@ -73,6 +73,7 @@ def race_notes(
 ) -> list[str]:
     lines = [f"{name}: {peer} not available: {why}" for peer, why in failures]
     lines += [f"{name}: {one.framework} gives other outputs" for one in rows if not one.agrees]
+    lines += [f"{name}: {one.framework} is {shown_name(one)}" for one in rows if one.via]
     if foreign_cores > FOREIGN_LIMIT:
         lines.append(f"{name}: other processes kept {foreign_cores:.1f} cores busy meanwhile: do not trust its figures")
     return lines

@@ -51,6 +51,12 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "none; by default onnxruntime and default, and for a suite all that it is about; on a GPU of torch-graph "
         "(eager, channels last), torch-compile, torch-max-autotune, tensorrt, dlight, by default all that there are",
     )
+    parser.add_argument(
+        "--torch",
+        default="",
+        metavar="PACKAGE.MODULE:FUNCTION",
+        help="of a MODEL or an ARTIFACT: the function, without arguments, gives the torch.nn.Module that PyTorch runs",
+    )
     arguments.add_tuning(parser)
     parser.add_argument("--exact", action="store_true", help="compile without Winograd and polynomials")
     arguments.add_precision(parser)
@@ -76,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
         raise BenchError(f"give an ARTIFACT, a MODEL, or --suite {', '.join(_SUITES)}")
     if args.json not in (None, _PRINT) and not Path(args.json).resolve().parent.is_dir():
         raise BenchError(f"cannot write {args.json}: there is no such directory")
+    if args.suite and args.torch:
+        raise BenchError("--torch is for one model, not for a suite: leave it out")
     return _suite(args) if args.suite else _one(args)
 
 
@@ -85,15 +93,20 @@ def _one(args: argparse.Namespace) -> int:
     from subtune.bench.artifact_race import bench
     from subtune.bench.peers import peers_of
     from subtune.bench.source import onnx_file
+    from subtune.bench.torch_agreement import require_function
 
     if not Path(args.subject).is_dir():  # said before minutes of tuning, not after
         peers_of(backends.meant_by(args.target).kind).require(_against(args, ()))
+    if args.torch:
+        require_function(args.torch)
     with temporary() as scratch:
         artifact = Path(args.subject)
         if not artifact.is_dir() and artifact.suffix != ".subtune":
             artifact = _compile(args, scratch)
         manifest = manifests.read(artifact)
-        against = _against(args, peers_of(manifest.kind).default)
+        peers = peers_of(manifest.kind)
+        own = tuple(name for name in ("torch", "torch-compile") if args.torch and name in peers.against)
+        against = _against(args, tuple(dict.fromkeys((*peers.default, *own))))
         is_asked = args.against is not None
         with onnx_file(manifest.source, scratch, needed=is_asked and bool(against)) as (model, limits):
             report = bench(
@@ -104,6 +117,7 @@ def _one(args: argparse.Namespace) -> int:
                 rounds=args.rounds or 7,
                 round_s=args.round_time or 0.5,
                 limits=limits,
+                torch_function=args.torch,
             )
     _show(args, str(report), report.to_json())
     if not model and not is_asked and not args.json:
