@@ -10,7 +10,7 @@ from subtune.passes.neighbours import Link, Neighbours, Proposal, nbytes
 
 SOFTMAXES = frozenset({"nn.softmax"})
 
-INDEX_MAPS = frozenset({"permute_dims", "strided_slice"})
+INDEX_MAPS = frozenset({"permute_dims", "repeat", "strided_slice"})
 """Movements that only say where else to read. A concat has to ask, which costs a contraction its blocking."""
 
 _FEW_CHANNELS = 4

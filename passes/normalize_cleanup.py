@@ -152,10 +152,32 @@ def take_is_slice(walk: Walk, call: Call) -> Expr | None:
     return relax.op.reshape(relax.op.strided_slice(call.args[0], [axis], [begin], [end]), shape)
 
 
+def broadcast_is_repeat(walk: Walk, call: Call) -> Expr | None:
+    """A new axis that is broadcast and joined to the one before it -> `repeat`, which a kernel reads through.
+
+    `reshape(broadcast_to(y: [2, 8, 1, 9], [2, 8, 4, 9]), [2, 32, 9])` -> `repeat(reshape(y, [2, 8, 9]), 4, axis=1)`:
+    how heads of attention that share their keys are written.
+    """
+    broadcast = walk.defined_by(call.args[0], "relax.broadcast_to")
+    shape, wide = shape_of(call), shape_of(call.args[0])
+    narrow = shape_of(broadcast.args[0]) if broadcast is not None else None
+    if shape is None or wide is None or narrow is None or len(narrow) != len(wide):
+        return None
+    grown = [axis for axis, (before, after) in enumerate(zip(narrow, wide, strict=True)) if before != after]
+    if len(grown) != 1 or grown[0] == 0:
+        return None
+    axis = grown[0]
+    if shape != (*wide[: axis - 1], wide[axis - 1] * wide[axis], *wide[axis + 1 :]):
+        return None
+    assert broadcast is not None
+    whole = relax.op.reshape(broadcast.args[0], (*narrow[:axis], *narrow[axis + 1 :]))
+    return relax.op.repeat(whole, wide[axis], axis - 1)
+
+
 CLEANUP: Rules = {
     "tuple_get_item": (drop_dropout, project_tuple),
     "relax.astype": (drop_cast,),
-    **dict.fromkeys(_RESHAPES, (merge_reshapes,)),
+    **dict.fromkeys(_RESHAPES, (merge_reshapes, broadcast_is_repeat)),
     "relax.permute_dims": (merge_permutes,),
     "relax.broadcast_to": (drop_broadcast,),
     "relax.concat": (drop_single_concat,),

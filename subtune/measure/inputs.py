@@ -68,6 +68,14 @@ class Hazards:
         """
         return self.adds_products
 
+    def is_moderate(self, dtype: np.dtype) -> bool:
+        """Whether adversarial values of a float `dtype` stay near one: where they are clipped, or exponents of halves.
+
+        Of sums that cancel, what rounding leaves is else as large as all that is left to compare it with. Of 1e5, what
+        tensor cores leave out changes a weight by a hundredth.
+        """
+        return self.clips or (self.exponentiates and (self.narrows or dtype.itemsize == 2))
+
 
 def hazards(workload: Workload) -> Hazards:
     """Read from the TIR which parameters index others, and whether it divides, clips or casts floats to integers."""
@@ -234,10 +242,8 @@ def _floats(
         return (rng.random(shape, np.float32) * 0.9 + 0.1).astype(dtype)
     # What overflows in float16 is not compared: of wider inputs, only sums that cancel would be left.
     limits = _limits(np.dtype("float16") if dangers.narrows and dtype.itemsize > 2 else dtype)
-    # Magnitudes over many decades, whose products and sums over thousands of terms still fit. Not where they are
-    # clipped: of sums that cancel, what rounding leaves is then as large as all that is left to compare it with.
-    # Nor where sums of halves become exponents: of 1e5, what tensor cores leave out changes a weight by a hundredth.
-    is_moderate = dangers.clips or (dangers.exponentiates and (dangers.narrows or dtype.itemsize == 2))
+    # Magnitudes over many decades, whose products and sums over thousands of terms still fit.
+    is_moderate = dangers.is_moderate(dtype)
     decades = min(0.5 if is_moderate else 2.0 if dangers.casts_to_int else limits[2], limits[2])
     specials = [0.0, -0.0, limits[0], -limits[0], limits[1], -limits[1], 1.0, -1.0]
     if is_moderate:

@@ -129,3 +129,23 @@ def test_take_of_others_stays(module, ops):
         )
 
     assert ops(clean_up(module([((2, 4, 3), "float32")], body))) == {"take": 2}
+
+
+def test_a_broadcast_axis_joined_to_the_one_before_is_a_repeat(module, ops, agree):
+    def shared(x, at):
+        wide = [2, 3, 4]
+        wide.insert(at, 5)
+        joined = [2, 3, 4]
+        joined[at - 1] *= 5
+        return op.nn.relu(op.reshape(op.broadcast_to(op.expand_dims(x, [at]), wide), joined))
+
+    for at in (1, 2, 3):
+        before = module([X], lambda x, at=at: shared(x, at))
+        after = clean_up(before)
+        assert ops(after) == {"repeat": 1, "nn.relu": 1}
+        agree(before, after, 0.0)
+
+
+def test_a_broadcast_axis_joined_to_the_one_after_it_stays(module, ops):
+    before = module([X], lambda x: op.reshape(op.broadcast_to(op.expand_dims(x, [1]), (2, 5, 3, 4)), (2, 15, 4)))
+    assert ops(clean_up(before)) == {"reshape": 2, "broadcast_to": 1}

@@ -74,19 +74,3 @@ def fused(body: Any, shapes: list[Any], dtypes: list[str]) -> Workload:
     group = Group("one", ops[-1], ops[:-1], (), ops, (), (output,), ())
     (subgraph,) = extract(outline(mod, PartitionGraph(graph.dag, (group,), (), graph.results)))
     return subgraph.workload
-
-
-def reference(workload: Workload, inputs: list[Any], shared: int, mask: str, heads_last: bool) -> np.ndarray:
-    """In float64."""
-    q, k, v, *added = (np.asarray(x, np.float64) for x in inputs)
-    if heads_last:
-        q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
-    k, v = (np.repeat(x, shared, 1) for x in (k, v))
-    scores = q @ k.transpose(0, 1, 3, 2) / np.sqrt(q.shape[-1])
-    if mask == "causal":
-        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
-    for other in added:
-        scores = scores + other
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    out = weights / weights.sum(-1, keepdims=True) @ v
-    return out.transpose(0, 2, 1, 3) if heads_last else out

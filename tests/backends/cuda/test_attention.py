@@ -24,7 +24,8 @@ from subtune.backends.cuda.families.attention.tiling import Knobs
 from subtune.backends.cuda.lowering.pipeline import register
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.patterns.chain import Chain, ChainExpressions, chain_expressions
-from tests.backends.cuda.attention_workloads import attention, fused, reference
+from tests.backends.cuda import cuda_on_cpu
+from tests.backends.cuda.attention_workloads import attention, fused
 from tests.backends.cuda.proposals import allowing, proposed
 
 H200 = CUDA("H200")
@@ -153,11 +154,10 @@ GPU_CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", GPU_CASES)
 def test_attention_on_a_gpu(case: str) -> None:
     """Every fourth candidate against float64."""
-    shape = GPU_CASES[case]
-    workload = attention(**shape)
+    workload = attention(**GPU_CASES[case])
     rng = np.random.default_rng(1)
     inputs = [rng.standard_normal(arg.shape).astype(arg.dtype) for arg in workload.args if not arg.is_output]
-    want = reference(workload, inputs, shape.get("shared", 1), shape.get("mask", ""), shape.get("heads_last", False))
+    (want,) = cuda_on_cpu.reference(workload, inputs)
     device = tvm.cuda(0)
     found = backends.candidates(workload, H200, topk=64)
     assert any(candidate.family == FAMILY.name for candidate in found)

@@ -22,15 +22,20 @@ def pipeline() -> str:
 
 
 def default_schedule(mod: Any, target: Any, keep: Container[str] = ()) -> Any:
-    """Dlight's schedule, in the order of TVM's own pipeline for CUDA, of every PrimFunc whose name is not in `keep`."""
+    """Dlight's schedule, in the order of TVM's own pipeline for CUDA, of every PrimFunc whose name is not in `keep`.
+
+    Functions of several products, which TVM itself never makes, have one of our own.
+    """
     from tvm.s_tir import dlight
     from tvm.tirx import PrimFunc
+
+    from subtune.backends.cuda.lowering.staged import Staged
 
     todo = {g: f for g, f in mod.functions_items() if isinstance(f, PrimFunc) and g.name_hint not in keep}
     if not todo:
         return mod
     gpu = dlight.gpu
-    rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
+    rules = (Staged(), gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
     made = mod.clone()
     for gvar, func in todo.items():
         made.update_func(gvar, _scheduled(_from_finite(func), rules, target))

@@ -18,6 +18,7 @@ CONSUMERS = frozenset(_REGISTERS)
 _ALL_REGISTERS = 65536
 _OTHER_REGISTERS = 40  # addresses, descriptors, rows' maxima and sums
 _OPERAND_REGISTERS = 26  # of one multiplication beside its sums
+_LEFT_REGISTERS = 4  # of its left operand, where that is no descriptor
 _FIXED_BYTES = 1024 + 512  # alignment, barriers
 ROWS = 64
 """Of a warpgroup: those of one multiplication."""
@@ -67,8 +68,10 @@ def obstacle(knobs: Knobs, k: int, columns: int, device: CUDAModel) -> str:
     shared = knobs.rows * chunks(k) * ROW_BYTES + knobs.stages * knobs.keys * row + _FIXED_BYTES
     if shared > device.shared_per_block_bytes or knobs.blocks * (shared + 1024) > device.shared_per_sm_bytes:
         return f"{shared} bytes of shared memory are too many"
-    registers = knobs.keys // 2 + knobs.keys // 4 + ceil(columns / 8) * 4 + _OTHER_REGISTERS
+    scores, sums = knobs.keys // 2, ceil(columns / 8) * 4
+    registers = scores + knobs.keys // 4 + sums + _OTHER_REGISTERS
     at_launch = _ALL_REGISTERS // (knobs.threads * knobs.blocks) // 8 * 8
-    if registers > knobs.setmaxnreg[1] or knobs.keys // 2 + _OPERAND_REGISTERS > at_launch:
+    most = max(scores, sums + _LEFT_REGISTERS) + _OPERAND_REGISTERS
+    if registers > knobs.setmaxnreg[1] or most > at_launch:
         return f"{registers} registers of a thread are too many"
     return ""
