@@ -15,8 +15,6 @@ class Measuring:
 
     overlaps: bool = False
     """Building takes nothing from what is timed: the next workloads are built meanwhile."""
-    is_prefiltered: bool = True
-    """A few candidates are built and timed first, of the rest only what may still win."""
     builders_per_core: float = 1.0
     builder_environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     build_limit_s: float = float("inf")
@@ -25,6 +23,9 @@ class Measuring:
     """Whether worker processes get a limit of address space."""
     has_spare_runner: bool = False
     """A crashed runner is replaced by one that waits with everything loaded."""
+    grace_s: float = 1.0
+    """What nobody wants any more may run on for about as long as a new process takes to start: ended at once, the
+    process would be missing for as long. Where there is silence to keep it ends at once."""
     max_crashes: int | None = None
     """Of one family's kernels, before the rest of them is not tried."""
     reference: Candidate | None = None

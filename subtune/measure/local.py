@@ -111,7 +111,7 @@ class LocalMeasurer:
             if kind not in self._builders:
                 count = int(measuring.builders_per_core * self._count)
                 workers = [self._worker(1, measuring, measuring.builder_environment) for _ in range(count)]
-                self._builders[kind] = Builders(workers)
+                self._builders[kind] = Builders(workers, measuring.grace_s)
             if (kind, threads) not in self._runners:
                 self._runners[kind, threads] = Runner(
                     lambda: self._worker(threads, measuring), measuring.has_spare_runner

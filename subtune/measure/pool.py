@@ -13,9 +13,6 @@ from subtune.measure.process import Worker, first_finished
 
 _POLL_S = 0.05
 """How long a thread waits for its process before it looks whether anybody still wants the outcome."""
-_GRACE_S = 1.0
-"""What nobody wants any more may run on for about as long as a new process takes to start: ended at once, the process
-would be missing for as long. Where there is silence to keep it ends at once."""
 
 
 class Build:
@@ -30,10 +27,14 @@ class Build:
 
 
 class Builders:
-    """Processes that compile, with a thread each; what is waited for is built first, and then what was asked for."""
+    """Processes that compile, with a thread each; what is waited for is built first, and then what was asked for.
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    `grace_s`: see `Measuring`.
+    """
+
+    def __init__(self, workers: Sequence[Worker], grace_s: float) -> None:
         self._workers = list(workers)
+        self._grace_s = grace_s
         self._threads: list[threading.Thread] = []
         self._queue: list[Build] = []
         self._changed = threading.Condition()
@@ -141,7 +142,7 @@ class Builders:
         while first_finished([worker], time.monotonic() + _POLL_S) is None:
             if build.is_stopped and not stopped:
                 stopped = time.monotonic()
-            if self._is_closed or (stopped and (self._silences or time.monotonic() - stopped > _GRACE_S)):
+            if self._is_closed or (stopped and (self._silences or time.monotonic() - stopped > self._grace_s)):
                 worker.kill()
                 if not self._is_closed and not self._silences:
                     worker.start()  # so that the next build finds it ready

@@ -21,11 +21,18 @@ Tile = Callable[[Candidate], object]
 
 
 def in_turn(candidates: Sequence[Candidate], tile: Tile) -> list[Candidate]:
-    """The first of every tile come first: another tile tells more than other loops around the same."""
+    """The first of every implementation come first, then those of every tile: another one tells more.
+
+    The model's error is a factor for each implementation, and for each tile, whatever the loops around it.
+    """
     heads: dict[object, Candidate] = {}
     for candidate in candidates:
-        heads.setdefault(tile(candidate), candidate)
-    return [*heads.values(), *(c for c in candidates if c is not heads[tile(c)])]
+        heads.setdefault((candidate.family, candidate.is_serial), candidate)
+    tiles = {tile(candidate): candidate for candidate in heads.values()}
+    for candidate in candidates:
+        tiles.setdefault(tile(candidate), candidate)
+    first = list(dict.fromkeys([*heads.values(), *tiles.values()]))
+    return [*first, *(c for c in candidates if c not in set(first))]
 
 
 def unconditional(count: int, cores: int) -> int:

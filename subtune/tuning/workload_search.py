@@ -83,9 +83,11 @@ class WorkloadSearch:
         """Of the calls that computed the reference outputs."""
         self._session, self._database, self._tell = session, database, tell
         fresh = proposals.fresh
-        is_one_wave = len(fresh) < TWO_WAVES or not job.device.backend.measuring.is_prefiltered
+        is_one_wave = len(fresh) < TWO_WAVES
         self._waiting = list(fresh) if is_one_wave else in_turn(fresh, job.device.backend.tile)
-        self._sure = len(fresh) if is_one_wave else unconditional(len(fresh), usable_cores())
+        # where other workloads are built meanwhile no core is idle
+        cores = 1 if job.device.backend.measuring.overlaps else usable_cores()
+        self._sure = len(fresh) if is_one_wave else unconditional(len(fresh), cores)
         self._built: dict[Candidate, Built] = {}
         self._rough: tuple[Candidate, Comparison] | None = None
         self._hopeless = 0
@@ -119,7 +121,7 @@ class WorkloadSearch:
         if self.step != Step.WAVE:
             return []
         count = self._sure or len(self._waiting)
-        if self.job.is_hurried and self.job.device.backend.measuring.is_prefiltered:
+        if self.job.is_hurried:
             cores = usable_cores()
             count = min(count, math.ceil(_PORTION / cores) * cores)
         return self._waiting[:count]

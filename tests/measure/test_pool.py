@@ -51,7 +51,7 @@ def worker() -> Worker:
 
 @pytest.fixture
 def builders(worker: Worker) -> Any:
-    made = Builders([worker])  # type: ignore[list-item]
+    made = Builders([worker], grace_s=1.0)  # type: ignore[list-item]
     made.start()
     yield made
     made.close()

@@ -110,3 +110,13 @@ def test_a_single_byte_outside_is_seen(offset):
     assert guarded.overwritten() == ""
     guarded._before[-1 - offset] ^= 0xFF
     assert guarded.overwritten() == f"{offset + 1} bytes before its start"
+
+
+def test_errors_of_a_large_row_are_relative_to_what_it_holds():
+    """Causal attention: means of few values, then of thousands."""
+    ref = REF * np.where(np.arange(40) < 2, 1.0, 1e-2)[:, None].astype(np.float32)
+    ref[0, 3] = ref[9, 3] = 0.0
+    close = changed(0.9 * TOLERANCE["float32"], (0, 3), ref)
+    assert disagreement(close, ref, False) == ""
+    assert "[9, 3]" in disagreement(changed(0.9 * TOLERANCE["float32"], (9, 3), ref), ref, False)
+    assert "[0, 3]" in disagreement(changed(2 * TOLERANCE["float32"], (0, 3), ref), ref, False)

@@ -38,7 +38,6 @@ class CUDABackend(Backend):
     version: ClassVar[int] = 1
     measuring: ClassVar[Measuring] = Measuring(
         overlaps=True,
-        is_prefiltered=False,
         # half as many again: 20 candidates on 16 cores would take two rounds, the second mostly idle
         builders_per_core=1.5,
         # a builder that sees a GPU takes some of its memory
@@ -46,6 +45,7 @@ class CUDABackend(Backend):
         build_limit_s=10.0,
         limits_memory=False,  # the driver reserves more address space than the machine has memory
         has_spare_runner=True,
+        grace_s=5.0,  # more processes than cores start side by side
         max_crashes=3,  # each costs seconds, and the next one would most likely crash as well
         reference=Candidate("cuda.reference"),
     )

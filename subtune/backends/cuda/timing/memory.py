@@ -10,7 +10,7 @@ import numpy as np
 from subtune.backends.cuda import api as cuda_api
 from subtune.backends.cuda.timing.source import binary, grid_for, is_float_kind
 from subtune.measure.guarded import CANARY, GUARD_BYTES, as_bytes, numpy_dtype
-from subtune.measure.verdict import MASKED
+from subtune.measure.verdict import MASKED, ROW
 
 _U64 = ctypes.c_uint64
 
@@ -115,8 +115,8 @@ class Judge:
         else:
             found = self._launch(
                 "judge", count, _U64(out.address), ctypes.c_int(kind), _U64(reference.address), ctypes.c_int(want),
-                _U64(count), *map(ctypes.c_double, (tolerance, scale, _limit(out.dtype))),
-                ctypes.c_int(is_adversarial), ctypes.c_int(nan_spreads),
+                _U64(count), _U64(out.shape[-1] if out.shape else 1), _U64(ROW),
+                *map(ctypes.c_double, (tolerance, scale, _limit(out.dtype), MASKED)), ctypes.c_int(is_adversarial), ctypes.c_int(nan_spreads),
             )  # fmt: skip
         if not int(found[0]):
             return ""

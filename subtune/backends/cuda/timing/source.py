@@ -49,10 +49,23 @@ extern "C" __global__ void summarise(const void* data, u64 n, int kind, double u
   atomicAdd((double*)(found + 2), sum);
 }
 
+// the root mean square of row i / row, of `most` elements of it
+static __device__ double of_row(const void* want, int kind, u64 i, u64 row, u64 most, double masked) {
+  double sum = 0.0;
+  u64 count = 0, begin = i / row * row;
+  for (u64 j = begin; j < begin + (row < most ? row : most); ++j) {
+    double x = load(want, j, kind);
+    if (!is_finite(x) || x > masked || x < -masked) continue;
+    ++count;
+    sum += x * x;
+  }
+  return count ? sqrt(sum / count) : 0.0;
+}
+
 // found: {wrong elements, index of the first}; a reference beyond `limit` is infinite in the output's type
-extern "C" __global__ void judge(const void* out, int out_kind, const void* want, int want_kind, u64 n,
-                                 double tolerance, double scale, double limit, int adversarial, int nan_spreads,
-                                 u64* found) {
+extern "C" __global__ void judge(const void* out, int out_kind, const void* want, int want_kind, u64 n, u64 row,
+                                 u64 most, double tolerance, double scale, double limit, double masked,
+                                 int adversarial, int nan_spreads, u64* found) {
   u64 wrong = 0, first = ~0ull;
   for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < n; i += gridDim.x * (u64)blockDim.x) {
     double a = load(out, i, out_kind), b = load(want, i, want_kind);
@@ -62,7 +75,10 @@ extern "C" __global__ void judge(const void* out, int out_kind, const void* want
     if (is_finite(b)) {
       a = a > limit ? limit : a < -limit ? -limit : a;  // sums in another order may just exceed the output's type
       double d = a > b ? a - b : b - a;
-      bad = !(d <= tolerance * ((b < 0 ? -b : b) + scale));
+      double size = b < 0 ? -b : b;
+      bad = !(d <= tolerance * (size + scale));
+      if (bad && !adversarial && a == a)
+        bad = !(d <= tolerance * (size + fmax(scale, of_row(want, want_kind, i, row, most, masked))));
     } else {
       bad = !adversarial && !(a == b || (a != a && b != b));
     }
