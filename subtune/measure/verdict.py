@@ -32,9 +32,10 @@ def disagreement(
 
     |out - ref| <= tolerance * (|ref| + scale), the tolerance that of the dtype unless one is given, the scale
     `scale_of(ref, is_adversarial)`, or the root mean square of the element's row (last axis) if that is larger: the
-    first rows of causal attention are means of few values, and a hundred times as large as the last ones. Where the reference is NaN the output must be NaN, and where it is infinite equally
-    infinite; on adversarial inputs, whose sums may overflow in one order and not in another, it may there be anything.
-    With `nan_spreads` it may be NaN everywhere.
+    first rows of causal attention are means of few values, and a hundred times as large as the last ones. Where the
+    reference is NaN the output must be NaN, and where it is infinite equally infinite; on adversarial inputs, whose
+    sums may overflow in one order and not in another, it may there be anything. With `nan_spreads` it may be NaN
+    everywhere.
     """
     if ref.dtype.kind in "iub":
         return _first(np.atleast_1d(out != ref), out, ref)

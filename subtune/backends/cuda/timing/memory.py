@@ -116,7 +116,8 @@ class Judge:
             found = self._launch(
                 "judge", count, _U64(out.address), ctypes.c_int(kind), _U64(reference.address), ctypes.c_int(want),
                 _U64(count), _U64(out.shape[-1] if out.shape else 1), _U64(ROW),
-                *map(ctypes.c_double, (tolerance, scale, _limit(out.dtype), MASKED)), ctypes.c_int(is_adversarial), ctypes.c_int(nan_spreads),
+                *map(ctypes.c_double, (tolerance, scale, _limit(out.dtype), MASKED)),
+                ctypes.c_int(is_adversarial), ctypes.c_int(nan_spreads),
             )  # fmt: skip
         if not int(found[0]):
             return ""
