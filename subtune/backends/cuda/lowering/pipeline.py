@@ -7,7 +7,7 @@ Different from TVM's `s_tir`:
 - LowerWarpMemory as often as it finds something: it lowers the first buffer of a list of statements only
   (apache-tvm 0.27.0.post1);
 - maxima and minima keep NaN (`nan`);
-- erf is a polynomial (`erf`).
+- erf is a polynomial (`erf`), and so is GELU where halves are stored (`gelu`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
 from subtune.backends.cuda.lowering.erf import polynomial_erf
+from subtune.backends.cuda.lowering.gelu import short_gelu
 from subtune.backends.cuda.lowering.nan import nan_kept
 from subtune.backends.cuda.lowering.printable import printable
 from subtune.backends.cuda.lowering.swizzle import swizzle
@@ -80,6 +81,7 @@ def finalize_device() -> Any:
         [
             *([x.LowerWarpMemory()] * _WARP_BUFFERS),
             x.StmtSimplify(),
+            short_gelu,
             polynomial_erf,
             x.LowerIntrin(),
             nan_kept,

@@ -1,0 +1,64 @@
+"""GELU of kernels that store halves: a polynomial, recognised however its factors lie."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx
+
+from subtune.backends.cuda.device import CUDA
+from subtune.backends.cuda.lowering.default_schedule import default_schedule
+from subtune.backends.cuda.lowering.gelu import COEFFICIENTS, EDGE
+from subtune.backends.cuda.lowering.pipeline import register
+
+
+def evaluated(x: np.ndarray) -> np.ndarray:
+    t = np.clip(x * x * np.float32(1 / EDGE**2), np.float32(0), np.float32(1))
+    p = np.full_like(t, COEFFICIENTS[-1])
+    for c in COEFFICIENTS[-2::-1]:
+        p = (p.astype(np.float64) * t + np.float32(c)).astype(np.float32)  # rounded once, as by one instruction
+    return x * np.clip((p.astype(np.float64) * x + 0.5).astype(np.float32), np.float32(0), np.float32(1))
+
+
+def test_the_polynomial_is_gelu() -> None:
+    x = np.linspace(-12, 12, 100001).astype(np.float32)
+    want = np.array([v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.tolist()])
+    assert np.abs(evaluated(x) - want).max() < 5e-5
+    far = np.array([-6e4, -100.0, 100.0, 6e4], np.float32)
+    assert evaluated(far).tolist() == [0.0, 0.0, 100.0, 60000.0]
+    assert np.isnan(evaluated(np.array([np.nan], np.float32))).all()
+
+
+HALF, ROOT = tirx.const(0.5, "float32"), tirx.const(math.sqrt(0.5), "float32")
+FORMS: dict[str, Any] = {
+    "as the operator": lambda x: x * (HALF + tirx.erf(x * ROOT) * HALF),
+    "turned round": lambda x: (HALF * tirx.erf(ROOT * x) + HALF) * x,
+}
+
+
+def text_of(form: Any, dtype: str) -> str:
+    x, y = te.placeholder((1024,), "float16", "x"), te.placeholder((1024,), "float16", "y")
+    z = te.compute((1024,), lambda i: form(x[i].astype("float32") + y[i].astype("float32")).astype(dtype), "z")
+    target = CUDA("H200").target()
+    mod = default_schedule(tvm.IRModule({"main": te.create_prim_func([x, y, z])}), target)
+    with target:
+        return str(tvm.compile(mod, target=target, tir_pipeline=register()).mod.imports[0].inspect_source())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_is_recognised_where_halves_are_stored(form: str) -> None:
+    for dtype in ("float16", "bfloat16"):
+        text = text_of(FORMS[form], dtype)
+        assert text.count("subtune_gelu(") == 2  # its definition, and the kernel's call
+        assert "subtune_erf" not in text
+    assert "subtune_gelu" not in text_of(FORMS[form], "float32")
+
+
+def test_erf_of_something_else_is_no_gelu() -> None:
+    text = text_of(lambda x: x * (HALF + tirx.erf(x) * HALF), "float16")
+    assert "subtune_gelu" not in text
+    assert "subtune_erf_narrow(" in text
