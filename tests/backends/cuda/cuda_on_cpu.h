@@ -225,6 +225,8 @@ inline float __fdividef(float x, float y) { return x / y; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __int_as_float(int x) { float y; std::memcpy(&y, &x, 4); return y; }
 inline int __float_as_int(float x) { int y; std::memcpy(&y, &x, 4); return y; }
+inline float __uint_as_float(unsigned x) { float y; std::memcpy(&y, &x, 4); return y; }
+inline unsigned __float_as_uint(float x) { unsigned y; std::memcpy(&y, &x, 4); return y; }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   uint64_t bytes = (uint64_t)y << 32 | x;
   unsigned result = 0;

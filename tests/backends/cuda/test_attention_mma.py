@@ -20,6 +20,7 @@ from subtune.backends.cuda.families.attention_mma.schedule import schedule
 from subtune.backends.cuda.families.attention_mma.tiling import Knobs
 from subtune.backends.cuda.lowering.pipeline import register
 from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.numerics import Numerics
 from subtune.patterns.chain import chain_expressions
 from tests.backends.cuda import cuda_on_cpu
 from tests.backends.cuda.attention_workloads import attention
@@ -27,6 +28,8 @@ from tests.backends.cuda.proposals import allowing, proposed
 
 A100, H200, RTX = CUDA("A100"), CUDA("H200"), CUDA("RTX 3090")
 HERE = driver_device()
+LIMITS = {"float16": 1e-3, "bfloat16": 6e-3, "float32": 3e-6}
+"""Relative errors, by the type of the operands."""
 
 
 def kernel_of(workload: Any, knobs: Knobs, model: Any) -> Kernel:
@@ -45,7 +48,10 @@ def test_who_is_accepted() -> None:
     half, single = attention(2, 48, 48, 64), attention(2, 48, 48, 64, dtype="float32")
     assert proposed(FAMILY, half, A100)
     assert not proposed(FAMILY, half, CUDA("T4"))
-    assert not proposed(FAMILY, single, A100)
+    assert proposed(FAMILY, single, A100)
+    assert proposed(FAMILY, single, H200)
+    exact = Problem(single, A100, Numerics(exact=True))
+    assert FAMILY.accepts(exact)
     many = attention(2, 512, 512, 64)  # rows enough for wgmma
     assert proposed(FAMILY, many, A100)
     assert not proposed(FAMILY, many, H200)
@@ -67,6 +73,14 @@ SMALL: dict[str, tuple[dict[str, Any], Knobs]] = {
         {"heads": 4, "rows": 3, "keys": 35, "dim": 16, "shared": 2, "mask": "added", "batch": 1, "dtype": "bfloat16"},
         Knobs(1, 2, 16, 2, 2),
     ),
+    "float32, causal, heads last": (
+        {"heads": 2, "rows": 19, "keys": 19, "dim": 20, "mask": "causal", "batch": 1, "dtype": "float32",
+         "heads_last": True, "hidden": -3.4e38}, Knobs(2, 1, 16, 2, 1),
+    ),
+    "float32, ragged, splits": (
+        {"heads": 2, "rows": 5, "keys": 70, "dim": 24, "shared": 2, "batch": 1, "dtype": "float32"},
+        Knobs(1, 2, 16, 3, 2),
+    ),
 }  # fmt: skip
 
 
@@ -80,7 +94,7 @@ def test_values(case: str, tmp_path: Path) -> None:
     (want,) = cuda_on_cpu.reference(workload, inputs)
     (got,) = cuda_on_cpu.run(kernel_of(workload, knobs, A100), inputs, workload, A100, tmp_path)
     error = np.linalg.norm(got.astype("float64").ravel() - want.ravel()) / np.linalg.norm(want)
-    assert error < (6e-3 if shape.get("dtype") == "bfloat16" else 1e-3)
+    assert error < LIMITS[shape.get("dtype", "float16")]
 
 
 @pytest.mark.skipif(not compiler(), reason="neither NVRTC nor nvcc is installed")
@@ -102,6 +116,8 @@ GPU_CASES: dict[str, dict[str, Any]] = {
     "shared keys": {"heads": 16, "rows": 1, "keys": 1000, "dim": 256, "shared": 8},
     "causal": {"heads": 2, "rows": 60, "keys": 60, "dim": 80, "mask": "causal", "is_wide": True, "heads_last": True},
     "bfloat16": {"heads": 4, "rows": 2, "keys": 777, "dim": 64, "dtype": "bfloat16"},
+    "float32": {"heads": 4, "rows": 300, "keys": 210, "dim": 96, "dtype": "float32"},
+    "float32, causal": {"heads": 2, "rows": 190, "keys": 190, "dim": 64, "mask": "causal", "dtype": "float32"},
 }  # fmt: skip
 
 
@@ -127,7 +143,7 @@ def test_attention_on_a_gpu(case: str) -> None:
         out = tvm.runtime.tensor(np.full(last.shape, np.nan).astype(last.dtype), tvm.cuda(0))
         built["main"](*arrays, out)
         error = np.linalg.norm(out.numpy().astype("float64").ravel() - want.ravel()) / np.linalg.norm(want)
-        assert error < (6e-3 if shape.get("dtype") == "bfloat16" else 1e-3), (candidate.as_knobs(Knobs), error)
+        assert error < LIMITS[shape.get("dtype", "float16")], (candidate.as_knobs(Knobs), error)
 
 
 def test_loops_of_an_importer_are_no_attention() -> None:

@@ -8,6 +8,7 @@ projection. Each is a dim of the tensor map, so that a box ends where the rows o
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,6 +22,7 @@ from subtune.core.kernel import NotApplicable
 from subtune.core.workload import dtype_bits
 from subtune.patterns.chain import ChainExpressions, as_stored
 from subtune.tir.expressions import variables
+from subtune.tir.rebuild import NARROW
 
 _ALIGNMENT = 16  # bytes, of everything that a tensor map is told
 _MAX_RANK = 5
@@ -113,8 +115,10 @@ def _terms(expr: Any, analyzer: Analyzer) -> tuple[int, list[Term]]:
     return 0, [Term(expr, stride, int(analyzer.const_int_bound(expr).max_value) + 1)]
 
 
-def operands_of(form: ChainExpressions, params: list[Any]) -> tuple[Lying, Lying, Lying] | NotApplicable:
-    """Q, K and V, of one type that tensor cores multiply."""
+def operands_of(
+    form: ChainExpressions, params: list[Any], dtypes: Collection[str] = NARROW
+) -> tuple[Lying, Lying, Lying] | NotApplicable:
+    """Q, K and V, of one type among `dtypes`."""
     rows = []
     for expr, row, inner in ((form.a, form.m, form.k), (form.b, form.n, form.k), (form.e, form.n, form.j)):
         found = lying(expr, row, inner, form.outer, form.extents, params)
@@ -122,6 +126,6 @@ def operands_of(form: ChainExpressions, params: list[Any]) -> tuple[Lying, Lying
             return found
         rows.append(found)
     q, k, v = rows
-    if len({q.dtype, k.dtype, v.dtype}) > 1 or q.dtype not in ("float16", "bfloat16"):
+    if len({q.dtype, k.dtype, v.dtype}) > 1 or q.dtype not in dtypes:
         return NotApplicable(f"no products of {q.dtype}, {k.dtype} and {v.dtype}")
     return q, k, v

@@ -12,10 +12,11 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.attention.operands import operands_of
 from subtune.backends.cuda.families.attention.scores import Scores, scores_of
-from subtune.backends.cuda.families.attention_mma.tiling import ROWS, Heads, Knobs, heads_of, obstacle
+from subtune.backends.cuda.families.attention_mma.tiling import DTYPES, ROWS, Heads, Knobs, heads_of, obstacle
 from subtune.backends.cuda.model.streaming import resident_blocks
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
+from subtune.core.workload import dtype_bits
 from subtune.patterns.chain import Chain, chain_expressions
 from subtune.patterns.recognise import Unrecognised
 from subtune.patterns.rows import Columns, Rowwise
@@ -27,16 +28,18 @@ _FEW_ROWS = 64  # up to which it may beat wgmma, whose tiles are 64 rows
 _REACHED = 0.9  # of the bandwidth of memory
 _LATENCY_S = 8e-7  # of memory under load
 _MMA_REACHED = 0.55  # of the tensor cores' rate, next to the softmax
+_PRODUCTS = 3  # of tf32 for one of float32
 _SCORE_CYCLES = 14.0  # instructions of a lane for a score: maximum, exponential, sum, rounding
 _STEP_CYCLES = 900.0  # a step of a block, one operation after the other
+_OTHERS = 0.1  # of what does not bound a step
 _MERGE_S = 2e-6  # a second kernel
 
 
 def accepts(problem: Problem[CUDAModel]) -> str:
     if problem.device.capability < 80 or problem.numerics.tensor_core == "off":
         return "no mma.sync of 16 x 8 x 16, or tensor cores are off"
-    if not {arg.dtype for arg in problem.workload.args} & {"float16", "bfloat16"}:
-        return "products of float32"
+    if not {arg.dtype for arg in problem.workload.args} & {"float16", "bfloat16"} and problem.numerics.exact:
+        return "floats are multiplied as two numbers each"
     pattern = problem.pattern
     if len(problem.workload.args) > 3 and isinstance(pattern, Unrecognised | Rowwise | Columns):
         # one row is a chain only for who asks
@@ -50,40 +53,43 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     form = chain_expressions(problem.workload.func, problem.workload.num_outputs, one_row=True)
     if isinstance(form, NotApplicable):
         return []
-    operands = operands_of(form, list(problem.workload.func.params))
+    operands = operands_of(form, list(problem.workload.func.params), DTYPES)
     if isinstance(operands, NotApplicable):
         return []
     heads, scores = heads_of(form, *operands[1:]), scores_of(form)
-    if problem.device.capability == 90 and heads.rows > _FEW_ROWS:
+    dtype, size = operands[0].dtype, dtype_bits(operands[0].dtype) // 8
+    if problem.device.capability == 90 and heads.rows > _FEW_ROWS and size == 2:
         return []
     found = []
     for (row_warps, key_warps), keys, stages, splits in product(_SHAPES, (16, 32, 64), (2, 3, 4), _SPLITS):
         knobs = Knobs(row_warps, key_warps, keys, stages, splits)
         steps = ceil(form.extents[form.n] / knobs.step)
         wasteful = ROWS * (row_warps - 1) >= heads.rows or splits > steps or stages > max(2, ceil(steps / splits) + 1)
-        if wasteful or obstacle(knobs, operands[0].inner, operands[2].inner, problem.device):
+        if wasteful or obstacle(knobs, operands[0].inner, operands[2].inner, size, problem.device):
             continue
-        seconds = _predict(problem, heads, scores, knobs, operands[0].dtype)
+        seconds = _predict(problem, heads, scores, knobs, dtype)
         found.append(Candidate.of("cuda.attention_mma", knobs, seconds))
     return sorted(found, key=lambda candidate: candidate.predicted_s)[:_KEPT]
 
 
 def _predict(problem: Problem[CUDAModel], heads: Heads, scores: Scores, knobs: Knobs, dtype: str) -> float:
     """Seconds: the slowest of memory, products and softmax in each wave, and the merge."""
-    device, form = problem.device, heads.form
+    device, form, size = problem.device, heads.form, dtype_bits(dtype) // 8
     keys, k, columns = (form.extents[axis] for axis in (form.n, form.k, form.j))
-    shared = 2 * knobs.shared_halves(k, columns)
+    shared = size * knobs.shared_elements(k, columns, size)
     resident = max(1, resident_blocks(device, knobs.threads, knobs.registers(columns), shared))
     blocks = heads.count * ceil(heads.rows / knobs.rows) * knobs.splits
     seen = 0.5 if scores.offset is not None and form.extents[form.m] > knobs.rows else 1.0
     steps = ceil(ceil(keys / knobs.step) / knobs.splits) * seen
     at_a_time = min(resident, ceil(blocks / device.sms))
-    step_bytes = 2 * knobs.step * (k + columns)
-    per_flop = device.sms * device.cycles_per_s / device.mma_flops(dtype) / _MMA_REACHED
+    step_bytes = size * knobs.step * (k + columns)
+    flops = device.mma_flops(dtype) if size == 2 else device.mma_flops("tfloat32") / _PRODUCTS
+    per_flop = device.sms * device.cycles_per_s / flops / _MMA_REACHED
     products = 2 * knobs.rows * knobs.step * (k + columns) * per_flop
     softmax = knobs.rows * knobs.step * _SCORE_CYCLES / device.fma_per_cycle
     copies = step_bytes * device.sms * device.cycles_per_s / device.l2_bytes_per_s
-    step = max(products + softmax, copies, _STEP_CYCLES / at_a_time)
+    parts_of_step = (products + softmax, copies, _STEP_CYCLES / at_a_time)
+    step = max(parts_of_step) * (1 - _OTHERS) + sum(parts_of_step) * _OTHERS
     waves = ceil(blocks / (device.sms * at_a_time))
     work = waves * at_a_time * steps * step / device.cycles_per_s
     flying = step_bytes * (knobs.stages - 1) * at_a_time * min(device.sms, blocks)

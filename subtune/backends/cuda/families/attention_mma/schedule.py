@@ -18,10 +18,19 @@ from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.attention.operands import Lying, operands_of
 from subtune.backends.cuda.families.attention.scores import Scores, scores_of
 from subtune.backends.cuda.families.attention_mma.source import ATTENTION
-from subtune.backends.cuda.families.attention_mma.tiling import ROWS, Heads, Knobs, heads_of, obstacle
+from subtune.backends.cuda.families.attention_mma.tiling import (
+    COPY_BYTES,
+    DTYPES,
+    ROWS,
+    Heads,
+    Knobs,
+    heads_of,
+    obstacle,
+)
 from subtune.backends.cuda.source.calls import address, called, end
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import dtype_bits
 from subtune.patterns.chain import chain_expressions
 from subtune.tir.rebuild import Rebuild
 
@@ -34,12 +43,13 @@ def schedule(problem: Problem[CUDAModel], knobs: Knobs) -> Kernel | NotApplicabl
     if isinstance(form, NotApplicable):
         return form
     params = list(workload.func.params)
-    operands = operands_of(form, params)
+    operands = operands_of(form, params, DTYPES)
     if isinstance(operands, NotApplicable):
         return operands
     if not form.pattern.is_softmax or device.capability < 80:
         return NotApplicable("no softmax between two products, or no mma.sync")
-    if why := obstacle(knobs, operands[0].inner, operands[2].inner, device):
+    size = dtype_bits(operands[0].dtype) // 8
+    if why := obstacle(knobs, operands[0].inner, operands[2].inner, size, device):
         return NotApplicable(why)
     heads = heads_of(form, *operands[1:])
     rows, columns = heads.count * heads.rows, operands[2].inner
@@ -70,9 +80,16 @@ class _Writer:
         (q, k, v), knobs = self.operands, self.knobs
         numbers = (
             q.inner, v.inner, knobs.row_warps, knobs.key_warps, knobs.keys, knobs.stages, k.rows, k.pitch, v.pitch,
-            str(q.dtype == "bfloat16").lower(),
         )  # fmt: skip
-        return f"subtune::AttentionMma<{', '.join(map(str, numbers))}>"
+        text = ", ".join(map(str, numbers))
+        if q.dtype == "float32":
+            return f"subtune::AttentionTf32<{text}>"
+        return f"subtune::AttentionMma<{text}, {str(q.dtype == 'bfloat16').lower()}>"
+
+    @property
+    def _size(self) -> int:
+        """Of an element, in bytes."""
+        return dtype_bits(self.operands[0].dtype) // 8
 
     def _address(self, which: int, env: dict[Any, Any], row: Any) -> Any:
         """Of the first element of a row of Q, K or V."""
@@ -90,7 +107,8 @@ class _Writer:
         thread = _narrow(code.thread("threadIdx.x", knobs.threads))
         split, tile = tirx.floormod(block, _int(knobs.splits)), tirx.floordiv(block, _int(knobs.splits))
         head, top = tirx.floordiv(tile, _int(tiles)), tirx.floormod(tile, _int(tiles)) * knobs.rows
-        shared = code.dynamic("uint16", knobs.shared_halves(q.inner, v.inner), "shared")
+        elements = knobs.shared_elements(q.inner, v.inner, self._size)
+        shared = code.dynamic("float32" if self._size == 4 else "uint16", elements, "shared")
         sums = code.local("float32", -(-v.inner // 16) * 8, "sums")
         state, values = code.local("float32", 4, "state"), code.local("float32", knobs.keys // 2, "scores")
         self._copy_q(code, shared, head, top, thread)
@@ -143,7 +161,7 @@ class _Writer:
         return first, tirx.min(first + each, steps)
 
     def _copy_q(self, code: Code, shared: Any, head: Any, top: Any, thread: Any) -> None:
-        chunks = -(-self.operands[0].inner // 16) * 2
+        chunks = -(-self.operands[0].inner // 16) * 16 * self._size // COPY_BYTES
         for i in range(-(-self.knobs.rows * chunks // self.knobs.threads)):
             at = thread + i * self.knobs.threads
             row = tirx.floordiv(at, _int(chunks))

@@ -5,7 +5,9 @@
 
 A warp has 16 rows and its own `BN` of a step's keys: RW x KW warps. Rows in shared memory are 16 bytes longer than
 their elements, so that the eight rows of a matrix lie in different banks. What is no key is copied as zeros.
-Sources: Dao, "FlashAttention-2", 2023; Dao et al., "Flash-Decoding", 2023; PTX ISA 8, mma.m16n8k16, ldmatrix, cp.async.
+Floats are multiplied as two numbers of tf32 each: three products, whose error is 2^-21 of them.
+Sources: Dao, "FlashAttention-2", 2023; Dao et al., "Flash-Decoding", 2023; PTX ISA 8, mma.m16n8k16, mma.m16n8k8,
+ldmatrix, cp.async.
 """
 
 from __future__ import annotations
@@ -51,6 +53,34 @@ __device__ __forceinline__ void mma(float* sums, const unsigned int* left, const
           "f"(sums[1]), "f"(sums[2]), "f"(sums[3]));
 }
 
+// A float in two numbers of tf32, cut off rather than rounded: together all but the last two of its bits.
+__device__ __forceinline__ void split(unsigned int& high, unsigned int& low, float x) {
+  high = __float_as_uint(x) & 0xffffe000u;
+  low = __float_as_uint(x - __uint_as_float(high));
+}
+
+// The same of a value that may be infinite, which minus itself is no number.
+__device__ __forceinline__ void split_any(unsigned int& high, unsigned int& low, float x) {
+  split(high, low, x);
+  if (__uint_as_float(high) == x) low = 0;
+}
+
+__device__ __forceinline__ void mma_tf32(float* sums, const unsigned int* left, const unsigned int* right) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+      : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
+      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]), "f"(sums[0]),
+        "f"(sums[1]), "f"(sums[2]), "f"(sums[3]));
+}
+
+// The product of floats: what both halves leave out is 2^-21 of it.
+__device__ __forceinline__ void mma_float(float* sums, const unsigned int* high, const unsigned int* low,
+                                          const unsigned int* right_high, const unsigned int* right_low) {
+  mma_tf32(sums, low, right_high);
+  mma_tf32(sums, high, right_low);
+  mma_tf32(sums, high, right_high);
+}
+
 template <bool BRAIN> __device__ __forceinline__ unsigned int pack(float low, float high) {
   unsigned int r;
   if constexpr (BRAIN)
@@ -62,28 +92,33 @@ template <bool BRAIN> __device__ __forceinline__ unsigned int pack(float low, fl
 }  // namespace attention
 
 // Q, K have D columns, V has DV; rows of K and V are PITCH_K and PITCH_V elements apart, KEYS of them exist.
-template <int D, int DV, int RW, int KW, int BN, int STAGES, int KEYS, int PITCH_K, int PITCH_V, bool BRAIN>
-struct AttentionMma {
-  static constexpr int DP = (D + 15) / 16 * 16, DVP = (DV + 15) / 16 * 16, PK = DP + 8, PV = DVP + 8;
+template <class E, int D, int DV, int RW, int KW, int BN, int STAGES, int KEYS, int PITCH_K, int PITCH_V>
+struct AttentionBlock {
+  static constexpr int CHUNK = 16 / sizeof(E);  // elements of a copy
+  static constexpr int DP = (D + 15) / 16 * 16, DVP = (DV + 15) / 16 * 16, PK = DP + CHUNK, PV = DVP + CHUNK;
   static constexpr int THREADS = 32 * RW * KW, STEP = KW * BN;
   static constexpr int Q = 16 * RW * PK, K = STEP * PK, STAGE = K + STEP * PV;
 
-  // 16 bytes of row `row` of Q, from `chunk` * 8 on; `from` is the row's first element.
+  static __device__ __forceinline__ constexpr int left(int columns) {
+    return columns <= 0 ? 0 : columns < CHUNK ? columns * (int)sizeof(E) : 16;
+  }
+
+  // 16 bytes of row `row` of Q, from `chunk` on; `from` is the row's first element.
   template <class T>
-  static __device__ __forceinline__ void copy_q(unsigned short* shared, const T* from, int row, int chunk, int inside) {
-    const int bytes = inside ? (D - chunk * 8 < 8 ? (D - chunk * 8 > 0 ? (D - chunk * 8) * 2 : 0) : 16) : 0;
-    attention::copy16(shared + row * PK + chunk * 8, from + (bytes ? chunk * 8 : 0), bytes);
+  static __device__ __forceinline__ void copy_q(E* shared, const T* from, int row, int chunk, int inside) {
+    const int bytes = inside ? left(D - chunk * CHUNK) : 0;
+    attention::copy16(shared + row * PK + chunk * CHUNK, from + (bytes ? chunk * CHUNK : 0), bytes);
   }
 
   template <int COLUMNS, int ROUND, int PITCH, int TO, class T>
-  static __device__ __forceinline__ void rows(unsigned short* to, const T* from, int first, int thread) {
-    constexpr int CHUNKS = ROUND / 8, ALL = STEP * CHUNKS;
+  static __device__ __forceinline__ void rows(E* to, const T* from, int first, int thread) {
+    constexpr int CHUNKS = ROUND / CHUNK, ALL = STEP * CHUNKS;
 #pragma unroll
     for (int i = 0; i < (ALL + THREADS - 1) / THREADS; i++) {
-      const int at = thread + i * THREADS, row = at / CHUNKS, c = at % CHUNKS * 8;
+      const int at = thread + i * THREADS, row = at / CHUNKS, c = at % CHUNKS * CHUNK;
       if (ALL % THREADS == 0 || at < ALL) {
         const bool inside = first + row < KEYS && c < COLUMNS;
-        const int bytes = !inside ? 0 : COLUMNS - c < 8 ? (COLUMNS - c) * 2 : 16;
+        const int bytes = inside ? left(COLUMNS - c) : 0;
         attention::copy16(to + row * TO + c, from + (inside ? (size_t)(first + row) * PITCH + c : 0), bytes);
       }
     }
@@ -91,10 +126,10 @@ struct AttentionMma {
 
   // The step's keys and values, if there is one left, as one group of copies.
   template <class T>
-  static __device__ __forceinline__ void copy(unsigned short* shared, const T* k, const T* v, int step, int last,
-                                              int stage, int thread) {
+  static __device__ __forceinline__ void copy(E* shared, const T* k, const T* v, int step, int last, int stage,
+                                              int thread) {
     if (step < last) {
-      unsigned short* to = shared + Q + stage * STAGE;
+      E* to = shared + Q + stage * STAGE;
       rows<D, DP, PITCH_K, PK>(to, k, step * STEP, thread);
       rows<DV, DVP, PITCH_V, PV>(to + K, v, step * STEP, thread);
     }
@@ -102,9 +137,8 @@ struct AttentionMma {
   }
 
   template <class T>
-  static __device__ __forceinline__ void begin(float* sums, float* state, unsigned short* shared, const T* k,
-                                               const T* v, int first, int last, int thread, const void*, const void*,
-                                               const void*) {
+  static __device__ __forceinline__ void begin(float* sums, float* state, E* shared, const T* k, const T* v, int first,
+                                               int last, int thread, const void*, const void*, const void*) {
 #pragma unroll
     for (int i = 0; i < DVP / 2; i++) sums[i] = 0.f;
     state[0] = state[1] = -INFINITY, state[2] = state[3] = 0.f;
@@ -112,37 +146,19 @@ struct AttentionMma {
     for (int s = 0; s < STAGES - 1; s++) copy(shared, k, v, first + s, last, s, thread);
   }
 
+  // Waits for the step's keys and values, asks for later ones, and gives the stage that they are in.
   template <class T>
-  static __device__ __forceinline__ void scores(float* s, unsigned short* shared, const T* k, const T* v, int step,
-                                                int first, int last, int thread, const void*) {
-    const int lane = thread % 32, warp = thread / 32, stage = (step - first) % STAGES;
+  static __device__ __forceinline__ int next(E* shared, const T* k, const T* v, int step, int first, int last,
+                                             int thread) {
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
     __syncthreads();
     copy(shared, k, v, step + STAGES - 1, last, (step - first + STAGES - 1) % STAGES, thread);
-    const unsigned short* a = shared + (warp % RW * 16 + lane % 16) * PK + lane / 16 * 8;
-    const unsigned short* b = shared + Q + stage * STAGE + (warp / RW * BN + lane / 16 * 8 + lane % 8) * PK +
-                              lane / 8 % 2 * 8;
-#pragma unroll
-    for (int i = 0; i < BN / 2; i++) s[i] = 0.f;
-#pragma unroll
-    for (int kk = 0; kk < DP; kk += 16) {
-      unsigned int fa[4];
-      attention::ldmatrix<false>(fa, a + kk);
-#pragma unroll
-      for (int n = 0; n < BN; n += 16) {
-        unsigned int fb[4];
-        attention::ldmatrix<false>(fb, b + n * PK + kk);
-        attention::mma<BRAIN>(s + n / 2, fa, fb);
-        attention::mma<BRAIN>(s + n / 2 + 4, fa, fb + 2);
-      }
-    }
+    return (step - first) % STAGES;
   }
 
-  // state: of a thread's two rows, the largest scores so far and its own part of their sums of exponentials.
-  static __device__ __forceinline__ void softmax(float* sums, float* state, float* s, unsigned short* shared,
-                                                 float factor, int step, int first, int thread, const void*,
-                                                 const void*, const void*, const void*) {
-    const int lane = thread % 32, warp = thread / 32, stage = (step - first) % STAGES;
+  // Scores become weights, and the sums so far are scaled to the largest score. state: of a thread's two rows, the
+  // largest scores so far and its own part of their sums of exponentials.
+  static __device__ __forceinline__ void weigh(float* sums, float* state, float* s, float factor) {
     float scale[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -162,20 +178,6 @@ struct AttentionMma {
     }
 #pragma unroll
     for (int i = 0; i < DVP / 2; i++) sums[i] *= scale[i / 2 % 2];
-    const unsigned short* b = shared + Q + stage * STAGE + K + (warp / RW * BN + lane % 16) * PV + lane / 16 * 8;
-#pragma unroll
-    for (int n = 0; n < BN; n += 16) {
-      const float* p = s + n / 2;
-      const unsigned int a[4] = {attention::pack<BRAIN>(p[0], p[1]), attention::pack<BRAIN>(p[2], p[3]),
-                                 attention::pack<BRAIN>(p[4], p[5]), attention::pack<BRAIN>(p[6], p[7])};
-#pragma unroll
-      for (int j = 0; j < DVP; j += 16) {
-        unsigned int fb[4];
-        attention::ldmatrix<true>(fb, b + n * PV + j);
-        attention::mma<BRAIN>(sums + j / 2, a, fb);
-        attention::mma<BRAIN>(sums + j / 2 + 4, a, fb + 2);
-      }
-    }
   }
 
   // The sums of exponentials of whole rows.
@@ -185,6 +187,108 @@ struct AttentionMma {
     for (int r = 2; r < 4; r++) {
       state[r] += __shfl_xor_sync(0xffffffffu, state[r], 1);
       state[r] += __shfl_xor_sync(0xffffffffu, state[r], 2);
+    }
+  }
+};
+
+// Of halves.
+template <int D, int DV, int RW, int KW, int BN, int STAGES, int KEYS, int PITCH_K, int PITCH_V, bool BRAIN>
+struct AttentionMma : AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, KEYS, PITCH_K, PITCH_V> {
+  using B = AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, KEYS, PITCH_K, PITCH_V>;
+
+  template <class T>
+  static __device__ __forceinline__ void scores(float* s, unsigned short* shared, const T* k, const T* v, int step,
+                                                int first, int last, int thread, const void*) {
+    const int lane = thread % 32, warp = thread / 32, stage = B::next(shared, k, v, step, first, last, thread);
+    const unsigned short* a = shared + (warp % RW * 16 + lane % 16) * B::PK + lane / 16 * 8;
+    const unsigned short* b = shared + B::Q + stage * B::STAGE +
+                              (warp / RW * BN + lane / 16 * 8 + lane % 8) * B::PK + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int i = 0; i < BN / 2; i++) s[i] = 0.f;
+#pragma unroll
+    for (int kk = 0; kk < B::DP; kk += 16) {
+      unsigned int fa[4];
+      attention::ldmatrix<false>(fa, a + kk);
+#pragma unroll
+      for (int n = 0; n < BN; n += 16) {
+        unsigned int fb[4];
+        attention::ldmatrix<false>(fb, b + n * B::PK + kk);
+        attention::mma<BRAIN>(s + n / 2, fa, fb);
+        attention::mma<BRAIN>(s + n / 2 + 4, fa, fb + 2);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void softmax(float* sums, float* state, float* s, unsigned short* shared,
+                                                 float factor, int step, int first, int thread, const void*,
+                                                 const void*, const void*, const void*) {
+    const int lane = thread % 32, warp = thread / 32, stage = (step - first) % STAGES;
+    B::weigh(sums, state, s, factor);
+    const unsigned short* b =
+        shared + B::Q + stage * B::STAGE + B::K + (warp / RW * BN + lane % 16) * B::PV + lane / 16 * 8;
+#pragma unroll
+    for (int n = 0; n < BN; n += 16) {
+      const float* p = s + n / 2;
+      const unsigned int a[4] = {attention::pack<BRAIN>(p[0], p[1]), attention::pack<BRAIN>(p[2], p[3]),
+                                 attention::pack<BRAIN>(p[4], p[5]), attention::pack<BRAIN>(p[6], p[7])};
+#pragma unroll
+      for (int j = 0; j < B::DVP; j += 16) {
+        unsigned int fb[4];
+        attention::ldmatrix<true>(fb, b + n * B::PV + j);
+        attention::mma<BRAIN>(sums + j / 2, a, fb);
+        attention::mma<BRAIN>(sums + j / 2 + 4, a, fb + 2);
+      }
+    }
+  }
+};
+
+// Of floats, each as two numbers of tf32: three products for one. The keys of eight are taken in the order in which a
+// thread has their scores, 0 2 4 6 1 3 5 7.
+template <int D, int DV, int RW, int KW, int BN, int STAGES, int KEYS, int PITCH_K, int PITCH_V>
+struct AttentionTf32 : AttentionBlock<float, D, DV, RW, KW, BN, STAGES, KEYS, PITCH_K, PITCH_V> {
+  using B = AttentionBlock<float, D, DV, RW, KW, BN, STAGES, KEYS, PITCH_K, PITCH_V>;
+
+  template <class T>
+  static __device__ __forceinline__ void scores(float* s, float* shared, const T* k, const T* v, int step, int first,
+                                                int last, int thread, const void*) {
+    const int lane = thread % 32, warp = thread / 32, stage = B::next(shared, k, v, step, first, last, thread);
+    const float* a = shared + (warp % RW * 16 + lane / 4) * B::PK + lane % 4;
+    const float* b = shared + B::Q + stage * B::STAGE + (warp / RW * BN + lane / 4) * B::PK + lane % 4;
+#pragma unroll
+    for (int i = 0; i < BN / 2; i++) s[i] = 0.f;
+#pragma unroll 4
+    for (int kk = 0; kk < B::DP; kk += 8) {
+      unsigned int high[4], low[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) attention::split(high[i], low[i], a[i % 2 * 8 * B::PK + kk + i / 2 * 4]);
+#pragma unroll
+      for (int n = 0; n < BN; n += 8) {
+        unsigned int right_high[2], right_low[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) attention::split(right_high[i], right_low[i], b[n * B::PK + kk + i * 4]);
+        attention::mma_float(s + n / 2, high, low, right_high, right_low);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void softmax(float* sums, float* state, float* s, float* shared, float factor,
+                                                 int step, int first, int thread, const void*, const void*,
+                                                 const void*, const void*) {
+    const int lane = thread % 32, warp = thread / 32, stage = (step - first) % STAGES;
+    B::weigh(sums, state, s, factor);
+    const float* b = shared + B::Q + stage * B::STAGE + B::K + (warp / RW * BN + lane % 4 * 2) * B::PV + lane / 4;
+#pragma unroll
+    for (int n = 0; n < BN; n += 8) {
+      unsigned int high[4], low[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) attention::split(high[i], low[i], s[n / 2 + i % 2 * 2 + i / 2]);
+#pragma unroll
+      for (int j = 0; j < B::DVP; j += 8) {
+        unsigned int right_high[2], right_low[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) attention::split_any(right_high[i], right_low[i], b[(n + i) * B::PV + j]);
+        attention::mma_float(sums + j / 2, high, low, right_high, right_low);
+      }
     }
   }
 };

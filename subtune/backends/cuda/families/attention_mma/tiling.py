@@ -13,10 +13,15 @@ from subtune.backends.cuda.families.attention.operands import Lying
 from subtune.patterns.chain import ChainExpressions
 from subtune.tir.expressions import variables
 
+DTYPES = ("float16", "bfloat16", "float32")
 ROWS = 16
 """Of a warp: those of one multiplication."""
+COPY_BYTES = 16
+"""Of one asynchronous copy."""
 _FEW = 16  # rows of a head, up to which heads that share keys are one head of more rows
 _OTHER_REGISTERS = 48
+_UNROLLED = 6144
+"""Keys times columns of a warp's step: what it multiplies is written out, and beyond does not fit the registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +54,9 @@ class Knobs:
     def parts(self) -> int:
         return self.splits * self.key_warps
 
-    def shared_halves(self, k: int, columns: int) -> int:
-        pitches = _round16(k) + 8, _round16(columns) + 8
+    def shared_elements(self, k: int, columns: int, size: int) -> int:
+        """Of `size` bytes each."""
+        pitches = _round16(k) + COPY_BYTES // size, _round16(columns) + COPY_BYTES // size
         return self.rows * pitches[0] + self.stages * self.step * sum(pitches)
 
     def registers(self, columns: int) -> int:
@@ -118,12 +124,19 @@ def _sharing(axis: Any, extent: int, values: list[Any]) -> int:
     return groups.pop() if len(groups) == 1 and extent % min(groups) == 0 else 1
 
 
-def obstacle(knobs: Knobs, k: int, columns: int, device: CUDAModel) -> str:
-    """Why heads of `k` columns of Q and K, and `columns` of V, cannot have such tiles; "" where they can."""
+def obstacle(knobs: Knobs, k: int, columns: int, size: int, device: CUDAModel) -> str:
+    """Why heads of `k` columns of Q and K, and `columns` of V, cannot have such tiles; "" where they can.
+
+    Args:
+        size: of an element in bytes.
+    """
     if max(k, columns) > 256:
         return "heads of more than 256 columns"
+    if knobs.keys > 16 and knobs.keys * max(k, columns) > _UNROLLED:
+        return f"{knobs.keys} keys of {max(k, columns)} columns spill"
     if knobs.keys % 16 or knobs.stages < 2 or knobs.threads > device.max_threads_per_block:
         return f"{knobs.keys} keys in {knobs.stages} stages, {knobs.threads} threads"
-    if 2 * knobs.shared_halves(k, columns) > device.shared_per_block_bytes:
-        return f"{2 * knobs.shared_halves(k, columns)} bytes of shared memory are too many"
+    shared = size * knobs.shared_elements(k, columns, size)
+    if shared > device.shared_per_block_bytes:
+        return f"{shared} bytes of shared memory are too many"
     return ""
