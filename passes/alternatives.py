@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import networkx as nx
 
+from subtune.core.forms import ANY, Forms
 from subtune.core.graph import Alternative, Group, PartitionGraph, Region
+from subtune.core.numerics import HALVES
 from subtune.passes.alternatives_merge import merges
 from subtune.passes.alternatives_split import splits
 from subtune.passes.neighbours import Neighbours, Proposal
@@ -28,11 +30,8 @@ MIN_SHARE = 0.005
 MIN_INJECTIVE_SHARE = 0.003
 """The same where only copies and elementwise kernels have to be tuned, which is done in a moment."""
 
-OPS_PER_BYTE = 10
-"""Operations a CPU does in the time of one byte from memory: cores have 50 to 200 GFLOP/s and 5 to 20 GB/s each."""
 
-
-def alternatives(graph: PartitionGraph) -> tuple[Region, ...]:
+def alternatives(graph: PartitionGraph, forms: Forms = ANY) -> tuple[Region, ...]:
     """The regions of `graph` with two or more alternatives, the first its own; no group is in two regions.
 
     >>> from subtune import models
@@ -44,7 +43,7 @@ def alternatives(graph: PartitionGraph) -> tuple[Region, ...]:
     """
     around = Neighbours(graph)
     proposals = [p for propose in (merges, splits) for p in propose(around)]
-    proposals = _worthwhile(around, proposals)
+    proposals = _worthwhile(around, proposals, forms)
     trials = [_Trial(p, frozenset(around.home[op].anchor for op in p.ops if op in around.home)) for p in proposals]
     return tuple(
         region for component in _components(trials) if len((region := _region(graph, component)).alternatives) > 1
@@ -59,10 +58,10 @@ class _Trial:
     replaced: frozenset[str]
 
 
-def _worthwhile(around: Neighbours, proposals: Iterable[Proposal]) -> list[Proposal]:
+def _worthwhile(around: Neighbours, proposals: Iterable[Proposal], forms: Forms) -> list[Proposal]:
     """Those whose like, over all repetitions in the model, might spare a part of the model's time that one notices."""
     proposals = list(proposals)
-    total = sum(_bytes_or_equivalent(around, group) for group in around.graph.groups)
+    total = sum(_bytes_or_equivalent(around, group, forms) for group in around.graph.groups)
     stakes: dict[object, int] = {}
     kinds = [_kind(around, p) for p in proposals]
     for kind, proposal in zip(kinds, proposals, strict=True):
@@ -81,10 +80,12 @@ def _kind(around: Neighbours, proposal: Proposal) -> object:
     return proposal.name, tuple((op.op, op.movement, tuple(v.tensor for v in op.inputs), op.outputs) for op in ops)
 
 
-def _bytes_or_equivalent(around: Neighbours, group: Group) -> float:
+def _bytes_or_equivalent(around: Neighbours, group: Group, forms: Forms) -> float:
     """The roofline in bytes: what the group moves, or the bytes that could move while it computes."""
+    is_half = any(value.tensor.dtype in HALVES for value in group.inputs)
+    per_byte = forms.half_ops_per_byte if is_half else forms.ops_per_byte
     traffic = sum(value.tensor.nbytes for value in (*group.inputs, *group.outputs) if value.tensor.is_static)
-    return max(traffic, sum(around.operations(op) for op in group.ops) / OPS_PER_BYTE)
+    return max(traffic, sum(around.operations(op) for op in group.ops) / per_byte)
 
 
 def _components(trials: list[_Trial]) -> list[list[_Trial]]:

@@ -1,19 +1,24 @@
-"""Casts of halves on the other side of views, where a kernel is that they can join.
+"""Casts of halves where a kernel is that they can join: on the other side of views, and one for each reader.
 
     pool(reshape(astype(x16)))  ->  pool(astype(reshape(x16)))
     astype(reshape(pool(x)))    ->  reshape(astype(pool(x)))
+    x = astype(x16);  norm(x);  add(x, y)    ->    norm(astype(x16));  add(astype(x16), y)
 
-A view costs nothing and ends a group: a cast between a view and the model's input would be a kernel of its own.
+A view costs nothing and ends a group: a cast between a view and the model's input would be a kernel of its own. So
+would be one that two kernels read, such as of the residual in front of a norm.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.ir import Call
 
 from subtune.core.numerics import HALVES
-from subtune.passes.exprs import Expr, dtype_of, shape_of
+from subtune.passes.exprs import Expr, dtype_of, op_name, shape_of
 from subtune.passes.rewriter import Walk, rewrite
 
 _FULL = "float32"
@@ -40,3 +45,63 @@ def _round_sooner(walk: Walk, cast: Call) -> Expr | None:
     if not walk.has_one_use(cast.args[0]) or not walk.has_one_use(view.args[0]):
         return None
     return relax.op.reshape(relax.op.astype(view.args[0], dtype_of(cast)), shape)
+
+
+def casts_where_read(mod: tvm.IRModule) -> tvm.IRModule:
+    """A cast to float32 of its own for everything that reads one. The last pass: others would make them one again."""
+    func = mod["main"]
+    blocks, changed = [], False
+    for block in func.body.blocks:
+        bindings, made = _split_casts(block.bindings) if isinstance(block, relax.DataflowBlock) else ([], 0)
+        blocks.append(relax.DataflowBlock(bindings) if made else block)
+        changed = changed or bool(made)
+    if not changed:
+        return mod
+    out = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, func.body.body))
+    out.update_func(
+        mod.get_global_var("main"), relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+    )
+    return out
+
+
+def _split_casts(bindings: Sequence[Any]) -> tuple[list[Any], int]:
+    """The bindings of a block, and how many casts they have more."""
+    casts: dict[Any, Expr] = {}
+    read: set[Any] = set()
+    result: list[Any] = []
+    made = 0
+    for binding in bindings:
+        value = binding.value
+        again = [arg for arg in dict.fromkeys(_arguments(value)) if arg in casts and arg in read]
+        read.update(arg for arg in _arguments(value) if arg in casts)
+        own = {}
+        for var in again:
+            own[var] = relax.DataflowVar(f"{var.name}_{made}", casts[var].ty)
+            result.append(relax.VarBinding(own[var], casts[var]))
+            made += 1
+        result.append(relax.VarBinding(binding.var, _with_arguments(value, own)) if own else binding)
+        if isinstance(binding.var, relax.DataflowVar) and _is_widening(value):
+            casts[binding.var] = value
+    return result, made
+
+
+def _is_widening(value: Expr) -> bool:
+    return op_name(value) == "relax.astype" and dtype_of(value) == _FULL and dtype_of(value.args[0]) in HALVES
+
+
+def _arguments(value: Expr) -> list[Any]:
+    """Of a call, those in tuples among them; of anything else none, so that it reads what the others read."""
+    if not isinstance(value, Call):
+        return []
+    parts = [part for arg in value.args for part in (arg.fields if isinstance(arg, tvm.ir.Tuple) else (arg,))]
+    return [part for part in parts if isinstance(part, relax.DataflowVar)]
+
+
+def _with_arguments(value: Call, own: dict[Any, Any]) -> Call:
+    def placed(arg: Any) -> Any:
+        if isinstance(arg, tvm.ir.Tuple):
+            return relax.BlockBuilder().normalize(tvm.ir.Tuple([placed(field) for field in arg.fields]))
+        return own.get(arg, arg) if isinstance(arg, relax.DataflowVar) else arg
+
+    return Call(value.op, [placed(arg) for arg in value.args], value.attrs, value.ty_args, ret_ty=value.ty)

@@ -23,7 +23,8 @@ from subtune.frontends import Imported, Parameters
 from subtune.frontends.dispatch import Shapes
 from subtune.passes.alternatives import alternatives
 from subtune.passes.alternatives_lower import lower_regions
-from subtune.passes.casts import casts_past_views
+from subtune.passes.casts import casts_past_views, casts_where_read
+from subtune.passes.data_views import reshapes_to_views
 from subtune.passes.extract import extract
 from subtune.passes.fold_batch_norm import fold_scales
 from subtune.passes.fold_constants import fold_constants
@@ -40,6 +41,7 @@ from subtune.passes.outline import outline
 from subtune.passes.partition import partition
 from subtune.passes.recurrences import settle_recurrences
 from subtune.passes.regroup import rearrange
+from subtune.passes.results import copies_for_results
 from subtune.passes.run import Dump, Phase, pass_name, run_passes
 from subtune.passes.splice import splice
 from subtune.passes.static_memory import plan_memory
@@ -64,7 +66,7 @@ TO_CALLS = Phase(
     (
         relax.backend.DispatchSortScan(),
         relax.transform.LegalizeOps(skip_ops=["relax.reshape"]),
-        relax.transform.RewriteDataflowReshape(),
+        reshapes_to_views,
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),
     ),
@@ -99,7 +101,7 @@ PIPELINE: tuple[Step, ...] = (
     Step("normalise", "Relax -> Relax: one operator per idea, constants folded, channels last", "passes",
          tuple(one for phase in NORMALIZE for one in phase.passes)),
     Step("precision", "products in the model's half, or in the one that was asked for", "passes",
-         (settle_precision, casts_past_views)),
+         (settle_precision, casts_past_views, copies_for_results, casts_where_read)),
     Step("partition", "ops -> groups round their anchors, and where other groups are possible", "passes",
          (partition, alternatives)),
     Step("outline", "groups -> one unscheduled PrimFunc each, frozen from here on; equal ones once", "passes",
@@ -142,14 +144,15 @@ class Prepared:
     graph: PartitionGraph
     mod: tvm.IRModule
     subgraphs: tuple[Subgraph, ...]
+    forms: Forms = ANY
 
     def alternatives(self) -> Alternatives:
         """Where else the boundaries between the subgraphs could lie, as workloads that can be tuned."""
-        return lower_regions(self.normalized, self.graph, alternatives(self.graph), self.subgraphs)
+        return lower_regions(self.normalized, self.graph, alternatives(self.graph, self.forms), self.subgraphs)
 
     def arranged(self, graph: PartitionGraph) -> Prepared:
         """The same model under another partition of its ops."""
-        return self if graph is self.graph else _outlined(self.imported, self.normalized, graph)
+        return self if graph is self.graph else _outlined(self.imported, self.normalized, graph, self.forms)
 
 
 def prepare(
@@ -180,7 +183,7 @@ def prepare_imported(
 ) -> Prepared:
     """`prepare` for a model that is imported already."""
     normalized = normalize(imported.mod, numerics, dump, forms)
-    return _outlined(imported, normalized, partition(normalized), dump)
+    return _outlined(imported, normalized, partition(normalized), forms, dump)
 
 
 def normalize(
@@ -195,7 +198,17 @@ def normalize(
     convolutions channels last, matmuls with constant [K, N] weights, no operator that does nothing. The function
     `main` keeps its parameters and results: their order, shapes and types.
     """
-    precision = (Phase("precision", (partial(settle_precision, asked=numerics.half, forms=forms), casts_past_views)),)
+    precision = (
+        Phase(
+            "precision",
+            (
+                partial(settle_precision, asked=numerics.half, forms=forms),
+                casts_past_views,
+                copies_for_results,
+                casts_where_read,
+            ),
+        ),
+    )
     layout = Phase("layout", (partial(channels_to_last, keeps_planes=forms.keeps_planes), settle_permutes))
     whole = Phase("recurrences", (partial(settle_recurrences, whole_step_fmas=forms.whole_step_fmas),))
     own = {phase.name: phase for phase in (layout, whole)}
@@ -204,9 +217,9 @@ def normalize(
 
 
 def _outlined(
-    imported: Imported, normalized: tvm.IRModule, graph: PartitionGraph, dump: Dump | None = None
+    imported: Imported, normalized: tvm.IRModule, graph: PartitionGraph, forms: Forms, dump: Dump | None = None
 ) -> Prepared:
     mod = outline(normalized, graph)
     if dump is not None:
         dump("outline", mod)
-    return Prepared(imported, normalized, graph, mod, extract(mod))
+    return Prepared(imported, normalized, graph, mod, extract(mod), forms)

@@ -1,4 +1,7 @@
-"""What a device makes of a model before it is partitioned: types of products, orders of dims."""
+"""What a device makes of a model before it is partitioned: types of products, orders of dims, what copies are worth.
+
+The defaults are a CPU's: cores have 50 to 200 GFLOP/s and 5 to 20 GB/s each.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,16 @@ class Forms:
         multiplies_groups: in a half, grouped convolutions are products like others; else they are made in float32.
         whole_step_fmas: recurrent layers stay whole, as it computes them in kernels of its own, up to so many
             multiply-adds of a step; 0: they never do.
+        ops_per_byte, half_ops_per_byte: operations that it does in the time of one byte from memory, of float32 and of
+            halves: a copy matters the more, the faster the products are.
     """
 
     keeps_planes: bool = False
     halves: frozenset[str] = HALVES
     multiplies_groups: bool = False
     whole_step_fmas: int = 0
+    ops_per_byte: float = 10.0
+    half_ops_per_byte: float = 10.0
 
 
 ANY = Forms()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 
@@ -44,3 +45,18 @@ def test_a_product_read_by_loops_stays_apart() -> None:
     """What the loops may read any number of times is computed once, but for a cast."""
     given = model("z = Sigmoid(x) y = AveragePool<kernel_shape=[2, 2, 2]>(z)", "[2, 3, 7, 7, 7]", "[2, 3, 8, 8, 8]")
     assert len(prepare(given).subgraphs) == 2
+
+
+def test_a_residual_is_cast_by_each_that_reads_it() -> None:
+    """A norm and the sum after it: neither waits for a copy in float32."""
+    given = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 18]> g ({HALF}[64, 96] x, {HALF}[96, 96] w, {HALF}[96] s)'
+        f" => ({HALF}[64, 96] y)"
+        " { a = MatMul(x, w) r = Add(a, x) n = LayerNormalization<axis=1>(r, s) b = MatMul(n, w) y = Add(b, r) }"
+    )
+    for name, shape in (("w", (96, 96)), ("s", (96,))):
+        given.graph.initializer.append(onnx.numpy_helper.from_array(np.full(shape, 0.5, HALF), name))
+    del given.graph.input[1:]
+    names = [subgraph.name for subgraph in prepare(given).subgraphs]
+    assert len(names) == 3, names
+    assert not any(name.startswith("tir_astype") for name in names)

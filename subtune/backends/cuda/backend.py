@@ -77,7 +77,12 @@ class CUDABackend(Backend):
     def forms(self, model: HardwareModel) -> Forms:
         assert isinstance(model, CUDAModel)
         halves = frozenset({"float16", "bfloat16"} if model.capability >= 80 else {"float16"})
-        return Forms(True, halves, multiplies_groups=True, whole_step_fmas=_WHOLE_STEP_FMAS)
+        half_flops = max(model.mma_flops("float16"), model.fma_flops())
+        return Forms(
+            True, halves, multiplies_groups=True, whole_step_fmas=_WHOLE_STEP_FMAS,
+            ops_per_byte=model.fma_flops() / model.dram_bytes_per_s,
+            half_ops_per_byte=half_flops / model.dram_bytes_per_s,
+        )  # fmt: skip
 
     def accelerator(self) -> str:
         from subtune.backends.cuda.driver import driver_device

@@ -1,0 +1,69 @@
+"""What a model gives back, copied from where it lies: slices and transposes of its own for every such result.
+
+    k = slice(qkv);  scores(q, k);  give back k    ->    scores(q, slice(qkv));  give back slice(qkv)
+
+What only one kernel reads it can read in place; a copy that is given back as well would have to be made first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.ir import Call
+
+from subtune.passes.exprs import op_name
+from subtune.passes.uses import count_uses
+
+_MOVES = ("relax.permute_dims", "relax.strided_slice")
+_VIEW = "relax.reshape"
+
+
+def copies_for_results(mod: tvm.IRModule) -> tvm.IRModule:
+    """A later pass that makes equal calls one would undo it."""
+    func = mod["main"]
+    block = func.body.blocks[-1] if func.body.blocks else None
+    if not isinstance(block, relax.DataflowBlock) or not isinstance(block.bindings[-1].value, tvm.ir.Tuple):
+        return mod
+    *bindings, given = block.bindings
+    if not given.var.same_as(func.body.body):
+        return mod
+    uses, values = count_uses(func), {binding.var: binding.value for binding in bindings}
+    own: dict[Any, Any] = {}
+    for result in dict.fromkeys(given.value.fields):
+        chain = _chain(result, values)
+        is_shared = any(uses.get(var, 0) > 1 for var in chain)
+        if is_shared and any(op_name(values[var]) in _MOVES for var in chain):
+            own[result] = _copied(chain, values, bindings)
+    if not own:
+        return mod
+    results = relax.VarBinding(given.var, tvm.ir.Tuple([own.get(field, field) for field in given.value.fields]))
+    blocks = [*func.body.blocks[:-1], relax.DataflowBlock([*bindings, results])]
+    body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, func.body.body))
+    out = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    made = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+    out.update_func(mod.get_global_var("main"), made)
+    return out
+
+
+def _chain(result: Any, values: dict[Any, Any]) -> list[Any]:
+    """The variables from `result` back to what is more than moved, that one left out."""
+    chain: list[Any] = []
+    var = result
+    while isinstance(var, tvm.ir.Var) and op_name(values.get(var)) in (*_MOVES, _VIEW):
+        chain.append(var)
+        var = values[var].args[0]
+    return chain
+
+
+def _copied(chain: list[Any], values: dict[Any, Any], bindings: list[Any]) -> Any:
+    """The same moves once more, at the end of `bindings`: the variable of the result."""
+    source = values[chain[-1]].args[0]
+    for var in reversed(chain):
+        call = values[var]
+        copy = relax.DataflowVar(f"{var.name}_given", call.ty)
+        moved = Call(call.op, [source, *call.args[1:]], call.attrs, call.ty_args, ret_ty=call.ty)
+        bindings.append(relax.VarBinding(copy, moved))
+        source = copy
+    return source
