@@ -314,6 +314,14 @@ class Backend(ABC):
     def bench(self, workload: Workload, device: Device, job: Any) -> Bench:
         """In the runner process: ready to time candidates of `workload`. `job` is a `measure.messages.PrepareJob`."""
 
+    def kept_bytes(self, of_host: int) -> int:
+        """What the runner process may hold for workloads to which a search may come back.
+
+        Args:
+            of_host: the same, where it lies in the host's memory.
+        """
+        return of_host
+
     # -- programs
 
     def own_operators(self, mod: tvm.IRModule, device: Device) -> tvm.IRModule:

@@ -9,7 +9,8 @@ the pixels of a resized image come from, and what is read in no order takes seve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -42,7 +43,7 @@ class Hazards:
     than another schedule.
     """
 
-    index_extent: dict[int, int]
+    index_extent: dict[int, int] = field(hash=False)
     divides: bool
     casts_to_int: bool
     clips: bool
@@ -170,12 +171,23 @@ def make_sets(workload: Workload, dangers: Hazards, limit: int | None = None) ->
 def make_input(workload: Workload, index: int, name: str, dangers: Hazards, limit: int | None = None) -> np.ndarray:
     """Argument `index` of set `name`; of one that is no constant and has more elements than `limit`, only so many."""
     arg = workload.args[index]
-    kind = _kind(arg, name)
-    rng = np.random.default_rng([SETS.index(kind), index])
-    shape = elements(arg.shape)
+    kind, shape = _kind(arg, name), elements(arg.shape)
     if limit is not None and not arg.is_constant and prod(shape) > limit:
-        shape = (limit,)
-    return _array(arg, shape, kind, rng, dangers.index_extent.get(index), dangers)
+        return _block(arg.dtype, limit, kind, index, dangers)
+    return _array(arg, shape, kind, _generator(kind, index), dangers.index_extent.get(index), dangers)
+
+
+@lru_cache(maxsize=64)
+def _block(dtype: str, limit: int, kind: str, index: int, dangers: Hazards) -> np.ndarray:
+    """What large arguments of many workloads begin with."""
+    arg = Arg("block", (limit,), dtype, False, False)
+    array = _array(arg, (limit,), kind, _generator(kind, index), dangers.index_extent.get(index), dangers)
+    array.flags.writeable = False
+    return array
+
+
+def _generator(kind: str, index: int) -> np.random.Generator:
+    return np.random.default_rng([SETS.index(kind), index])
 
 
 def _kind(arg: Arg, name: str) -> str:

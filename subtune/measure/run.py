@@ -13,9 +13,15 @@ _PREPARED: dict[str, Bench] = {}
 
 def handle(job: PrepareJob | RunJob) -> Prepared | Unprepared | Timing | Comparison | Failure:
     if isinstance(job, PrepareJob):
-        _make_room(job.kept_bytes)
-        workload = load_workload(job.workload_json, job.num_outputs)
-        bench = _PREPARED[job.session] = job.device.backend.bench(workload, job.device, job)
+        _make_room(job.device.backend.kept_bytes(job.kept_bytes))
+        try:
+            bench = _bench(job)
+        except MemoryError:
+            if not _PREPARED:
+                raise
+            _PREPARED.clear()
+            bench = _bench(job)
+        _PREPARED[job.session] = bench
         return Prepared(bench.default_s)
     if job.session not in _PREPARED:
         return Unprepared()
@@ -23,6 +29,11 @@ def handle(job: PrepareJob | RunJob) -> Prepared | Unprepared | Timing | Compari
     if isinstance(job, CheckJob):
         return bench.check(job)
     return bench.time(job) if isinstance(job, TimeJob) else bench.compare(job)
+
+
+def _bench(job: PrepareJob) -> Bench:
+    workload = load_workload(job.workload_json, job.num_outputs)
+    return job.device.backend.bench(workload, job.device, job)
 
 
 def _make_room(kept_bytes: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tvm import te, tirx, topi
 
 from subtune.core.workload import Workload
-from subtune.measure.inputs import SETS, hazards, make_input, make_inputs
+from subtune.measure.inputs import SETS, hazards, make_input, make_inputs, make_sets
 from subtune.measure.verdict import disagreement
 
 
@@ -176,3 +176,18 @@ def test_special_inputs_hold_nan_where_it_is_defined_what_becomes_of_it():
     assert np.isnan(given).sum() == 2
     assert not np.isinf(given).any()
     assert np.isfinite(constant).all()
+
+
+def test_large_arguments_of_many_workloads_begin_with_one_block():
+    """Its first elements stand for all of them, on a GPU; nobody may change what the next workload gets."""
+
+    def doubled(size):
+        a = te.placeholder((size,), "float32", name="a")
+        return workload(a, te.compute((size,), lambda i: a[i] * 2))
+
+    one, other = doubled(4096), doubled(8192)
+    sets = [make_sets(workload, hazards(workload), 1000) for workload in (one, other)]
+    assert all(a[0] is b[0] for a, b in zip(*sets, strict=True))
+    assert sets[0][0][0].shape == (1000,)
+    with pytest.raises(ValueError, match="read-only"):
+        sets[0][0][0][0] = 1

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _LINKED = {"tirx.noalias": True, "op_pattern": 8}
 """What splicing marks every kernel with; one that was written anew gets it before it is measured."""
 
+_KEPT_SHARE = 1 / 4
+"""Of the GPU's memory: what is prepared again for every step of a search takes as long as all its measurements."""
+
 _WHOLE_STEP_FMAS = 1 << 27
 """About 10 us of CUDA's cores: beyond, products on tensor cores pay for the launches between them."""
 
@@ -135,6 +138,12 @@ class CUDABackend(Backend):
         from subtune.backends.cuda.timing.bench import CudaBench
 
         return CudaBench(workload, _model(device), device.numerics, job)
+
+    def kept_bytes(self, of_host: int) -> int:
+        from subtune.backends.cuda.driver import driver_device
+
+        here = driver_device()
+        return of_host if isinstance(here, str) else int(here.total_bytes * _KEPT_SHARE)
 
     # -- programs
 
