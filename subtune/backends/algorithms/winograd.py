@@ -50,7 +50,10 @@ TRANSFORMS: dict[int, tuple[Matrix, Matrix, Matrix]] = {m: _transforms(m) for m 
 
 @dataclass(frozen=True, slots=True)
 class WinogradWeights:
-    """OHWI weights `[OC, 3, 3, IC]` as G w G^T, packed `[m + 2][m + 2][OC / nr][IC][nr]`; computed in float64."""
+    """OHWI weights `[OC, 3, 3, IC]` as G w G^T, packed `[m + 2][m + 2][OC / nr][IC][nr]`; computed in float64.
+
+    `in_channels` are those of one group.
+    """
 
     m: int
     nr: int
@@ -71,16 +74,20 @@ class WinogradWeights:
         return u.astype(np.float32).reshape(a, a, outer, self.in_channels, self.nr)
 
 
-def winograd_obstacle(info: Contraction) -> str:
+def winograd_obstacle(info: Contraction, takes_groups: bool = False) -> str:
     """Why Winograd's algorithm does not apply; empty for a 3x3 convolution of stride 1, NHWC x constant OHWI.
 
     Operands of bfloat16 are widened: transforms and products are in float32.
+
+    Args:
+        takes_groups: a grouped convolution will do as well; its weights have the channels of one group.
     """
     if info.acc_dtype != "float32" or (info.a.dtype, info.b.dtype) not in (("float32",) * 2, ("bfloat16",) * 2):
         return "not in float32"
     if len(info.axes) != 7 or [axis.role for axis in info.axes] != [*"mmmnkkk"]:
         return "not a 2-D convolution"
-    if info.a.windows[1:3] != ((1, 1, 4, 1), (2, 1, 5, 1)) or info.a.axes != (0, -1, -1, 6):
+    channel = -1 if info.per_group and takes_groups else 6
+    if info.a.windows[1:3] != ((1, 1, 4, 1), (2, 1, 5, 1)) or info.a.axes != (0, -1, -1, channel):
         return "not an NHWC convolution of stride and dilation 1"
     if info.axes[4].extent != 3 or info.axes[5].extent != 3 or info.b.axes != (3, 4, 5, 6):
         return "the window is not 3x3"

@@ -253,10 +253,29 @@ def test_winograd(m: int, tolerance: float, fuse: bool, size: int, run: Run, dev
     assert np.abs(run(workload, kernel) - expected).max() <= tolerance * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(("m", "tolerance"), [(2, 2e-6), (4, 2e-5)])
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize(
+    ("cin", "cout", "groups", "nr"), [(64, 64, 4, 16), (48, 96, 2, 48), (16, 64, 4, 16), (64, 64, 8, 8)]
+)
+def test_winograd_of_groups(
+    m: int, tolerance: float, fuse: bool, cin: int, cout: int, groups: int, nr: int, run: Run, device: CPUModel
+) -> None:
+    """Columns of several panels to a group, groups with fewer channels than columns, and half a vector each."""
+    workload = conv(13, cin, cout, 3, groups=groups)
+    assert any(c.family == "winograd" for c in backends.candidates(workload, device))
+    expected = run(workload, None)
+    kernel = backends.schedule(workload, Candidate.make("winograd", m=m, mr=4, nr=nr, fuse=fuse), device)
+    assert isinstance(kernel, Kernel)
+    assert np.abs(run(workload, kernel) - expected).max() <= tolerance * np.abs(expected).max()
+
+
 @pytest.mark.parametrize(
     ("workload", "reason"),
     [
         (lambda: conv(14, 16, 32, 3, stride=2), "stride"),
+        (lambda: conv(14, 64, 64, 3, groups=16), "no vectors of half"),
+        (lambda: conv(14, 64, 64, 3, groups=8), "8 channels are no multiple of nr=16"),
         (lambda: conv(14, 16, 32, 1), "window is not 3x3"),
         (lambda: dense(32, 64, 40), "not a 2-D convolution"),
         (lambda: conv(14, 16, 24, 3), "channels"),

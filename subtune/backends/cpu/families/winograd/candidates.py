@@ -2,6 +2,7 @@
 
 Three terms: the products at the micro-kernel's rate; the transformed weights, streamed once, or once per row of tiles
 when fused; the transformed activations and products, written and read at the bandwidth of where they stay.
+In a grouped convolution the products are over the channels of one group, and a panel of columns is within one.
 """
 
 from __future__ import annotations
@@ -44,48 +45,51 @@ def obstacle(anchor: Contraction, problem: CPUProblem) -> str:
         return "rounds otherwise than the model says"
     if problem.workload.num_outputs != 1:
         return "several outputs"
-    if reason := winograd_obstacle(anchor):
+    if reason := winograd_obstacle(anchor, takes_groups=True):
         return reason
     lanes = problem.device.lanes()
     if anchor.a.shape[-1] % lanes or anchor.n.extent % lanes:
         return f"channels are no multiples of the {lanes} vector lanes"
+    if 2 * anchor.lanes(lanes) < lanes:
+        return f"the {anchor.per_group} columns of a group are no vectors of half the {lanes} lanes"
     return ""
 
 
 def candidates(problem: CPUProblem) -> list[Candidate]:
     anchor, device = problem.pattern, problem.device
-    lanes = device.lanes()
+    lanes = anchor.lanes(device.lanes())
     batch, out_h, out_w = (axis.extent for axis in anchor.of_role("m"))
-    channels, out_channels = anchor.a.shape[-1], anchor.n.extent
+    depth, out_channels = anchor.b.shape[-1], anchor.n.extent
     found = []
     for m in (2, 4):
-        streams = device.comes_from_memory((m + 2) ** 2 * channels * out_channels * 4)
+        streams = device.comes_from_memory((m + 2) ** 2 * depth * out_channels * 4)
         tiles_h, tiles_w = ceil(out_h / m), ceil(out_w / m)
         for fuse in (False, True):
             rows = tiles_w if fuse else batch * tiles_h * tiles_w
-            for vectors in (v for v in (1, 2, 3, 4) if out_channels % (v * lanes) == 0):
+            for vectors in (v for v in (1, 2, 3, 4) if (anchor.per_group or out_channels) % (v * lanes) == 0):
                 for mr in (r for r in range(2, _MAX_ROWS + 1) if rows % r == 0):
                     if mr * vectors + vectors + 1 > device.vector_registers:
                         continue
                     tiles = (batch, tiles_h, tiles_w)
                     nr = vectors * lanes
                     knobs = Knobs(m, mr, nr, fuse, prefetch=streams and rows // mr <= nr)
-                    seconds = _predict(knobs, tiles, channels, out_channels, device)
+                    seconds = _predict(anchor, knobs, tiles, device)
                     found.append(Candidate.of("winograd", knobs, seconds))
     return found
 
 
-def _predict(knobs: Knobs, grid: tuple[int, int, int], cin: int, cout: int, device: CPUModel) -> float:
-    """Seconds of one run on all threads."""
+def _predict(anchor: Contraction, knobs: Knobs, grid: tuple[int, int, int], device: CPUModel) -> float:
+    """Seconds of one run on all threads; `grid`: images, and tiles of one along height and width."""
     m, mr, fuse = knobs.m, knobs.mr, knobs.fuse
+    cin, depth, cout = anchor.a.shape[-1], anchor.b.shape[-1], anchor.n.extent
     elements = (m + 2) ** 2
     tiles = prod(grid)
     lanes = device.lanes()
-    vectors = knobs.nr // lanes
+    vectors = knobs.nr // anchor.lanes(lanes)
     per_k = max(mr * vectors / device.fma_per_cycle, (mr + vectors) / 2.0, float(device.fma_latency))
-    products = elements * ceil(tiles / mr) * ceil(cout / (vectors * lanes)) * cin * per_k / _EFFICIENCY
+    products = elements * ceil(tiles / mr) * ceil(cout / knobs.nr) * depth * per_k / _EFFICIENCY
     transforms = elements * tiles * (cin + cout) / lanes * _TRANSFORM_OPS_PER_ELEMENT[m] / 2.0
-    weights_bytes = elements * cin * cout * 4
+    weights_bytes = elements * depth * cout * 4
     v_bytes, m_bytes = elements * tiles * cin * 4, elements * tiles * cout * 4
     rows = grid[0] * grid[1]
     if fuse:

@@ -2,7 +2,7 @@
 
     Xp  the input, padded so that tiles of (m + 2)^2 cover it
     V   = B^T x B of every tile, vectorised over channels
-    M   = one GEMM per element of the tile: [tiles, IC] x [IC, OC]
+    M   = one GEMM per element of the tile, and per group: [tiles, IC] x [IC, OC]
     Y   = A^T M A, and the epilogue on it, before the store
 
 The weights' transform G w G^T is done once, at compile time. With `fuse` the three stages run per row of tiles, so
@@ -29,12 +29,13 @@ from subtune.core.kernel import Kernel, NotApplicable
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.stages import Stages, anchored
 from subtune.tir.blocks import all_blocks, root_stages, stage_block, with_stages
+from subtune.tir.expressions import loads
 from subtune.tir.substitute import substitute
 from subtune.tir.tile import place_in_registers
 
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
-    m, mr, nr, fuse = knobs.m, knobs.mr, knobs.nr, knobs.fuse
+    m, nr = knobs.m, knobs.nr
     found = anchored(problem.workload, contraction)
     if isinstance(found, NotApplicable):
         return found
@@ -43,19 +44,19 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
         return NotApplicable(reason)
     if m not in TRANSFORMS:
         return NotApplicable(f"no F({m})")
-    lanes = problem.device.lanes()
-    if nr % lanes or info.n.extent % nr:
-        return NotApplicable(f"{info.n.extent} channels are no multiple of nr={nr} in vectors of {lanes}")
+    columns, lanes = info.per_group or info.n.extent, info.lanes(problem.device.lanes())
+    if nr % lanes or columns % nr:
+        return NotApplicable(f"{columns} channels are no multiple of nr={nr} in vectors of {lanes}")
     func, geometry = _rewrite(sch, stages, info, m, nr)
     rewritten = Schedule(func)
     try:
-        _schedule(rewritten, geometry, m, mr, nr, fuse, lanes)
+        _schedule(rewritten, geometry, knobs, lanes, problem.device.lanes())
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
-    weights = WinogradWeights(m, nr, info.n.extent, info.a.shape[-1])
+    weights = WinogradWeights(m, nr, info.n.extent, info.b.shape[-1])
     scheduled = rewritten.mod["main"]
     if knobs.prefetch:
-        kernel = MicroKernel("wino_m_update", depth=5 if fuse else 3, rows=1, reduce=1)
+        kernel = MicroKernel("wino_m_update", depth=5 if knobs.fuse else 3, rows=1, reduce=1)
         scheduled = prefetch_panels(scheduled, scheduled.params[info.b.param], kernel)
     return Kernel(scheduled, ((info.b.param, weights),))
 
@@ -104,7 +105,7 @@ def _rewrite(sch: Schedule, stages: Stages, info: Contraction, m: int, nr: int) 
 
     dtype = str(source.dtype)  # bfloat16 is widened where the input's transform reads it
     data = te.placeholder(_dims(n, height, width, channels), dtype, name="data")
-    u = te.placeholder(_dims(a, a, out_c // nr, channels, nr), "float32", name="u")
+    u = te.placeholder(_dims(a, a, out_c // nr, info.b.shape[-1], nr), "float32", name="u")
     xp = _covering(data, tiles_h * m + 2, tiles_w * m + 2)
 
     def pixel(p: Any, h: Any, w: Any, c: Any) -> Any:
@@ -121,12 +122,7 @@ def _rewrite(sch: Schedule, stages: Stages, info: Contraction, m: int, nr: int) 
         lambda e, s, p, c: _sum([t[p, e, r, c] * _element(bt, s, r) for r in range(a)]),
         name="wino_v",
     )
-    k = te.reduce_axis((_dims(0)[0], _dims(channels)[0]), "k")
-    gemm = te.compute(
-        _dims(a, a, tiles, out_c),
-        lambda e, s, p, o: te.sum(v[e, s, p, k] * u[e, s, o // nr, k, o % nr], axis=k),
-        name="wino_m",
-    )
+    gemm = _products(anchor, info, v, u)
     rows = te.compute(
         _dims(tiles, m, a, out_c),
         lambda p, i, s, o: _sum([gemm[r, s, p, o] * _element(at, i, r) for r in range(a)]),
@@ -144,6 +140,24 @@ def _rewrite(sch: Schedule, stages: Stages, info: Contraction, m: int, nr: int) 
     )
     inner = te.create_prim_func([data, u, conv])
     return _graft(func, inner, source, result, info.b.param, sch, stages)
+
+
+def _products(anchor: Any, info: Contraction, v: Any, u: Any) -> Any:
+    """A GEMM per element of the tile, over the channels that the anchor's columns multiply: of groups, their own."""
+    source = anchor.reads[info.a.read].source
+    nr = int(u.shape[-1])
+    k = te.reduce_axis((_dims(0)[0], u.shape[3]), "k")
+    (load,) = (found for found in loads(anchor.body.value) if found.source.same_as(source))
+    of_column, of_depth = anchor.iter_vars[info.n.index].var, anchor.iter_vars[info.b.axes[-1]].var
+
+    def channel(o: Any) -> Any:
+        return substitute(load.indices[-1], {of_column: o, of_depth: k.var})
+
+    return te.compute(
+        [*v.shape[:3], _dims(info.n.extent)[0]],
+        lambda e, s, p, o: te.sum(v[e, s, p, channel(o)] * u[e, s, o // nr, k, o % nr], axis=k),
+        name="wino_m",
+    )
 
 
 def _covering(data: Any, least_height: int, least_width: int) -> Any:
@@ -178,7 +192,9 @@ def _graft(
     return with_stages(func, merged, buffers, params), _Geometry(outputs, pads)
 
 
-def _schedule(sch: Schedule, names: _Geometry, m: int, mr: int, nr: int, fuse: bool, lanes: int) -> None:
+def _schedule(sch: Schedule, names: _Geometry, knobs: Knobs, lanes: int, widest: int) -> None:
+    """The products in vectors of `lanes`, the transforms, which run over all groups, in those of `widest`."""
+    m, mr, nr, fuse = knobs.m, knobs.mr, knobs.nr, knobs.fuse
     block = sch.get_sblock
     has_xp = any(sch.get(b).name_hint == "wino_xp" for b in all_blocks(sch))
     if names.outputs != ("wino_out",):
@@ -194,7 +210,7 @@ def _schedule(sch: Schedule, names: _Geometry, m: int, mr: int, nr: int, fuse: b
     n, h, w, o = sch.get_loops(first)
     th, i = sch.split(h, [None, m])
     tw, j = sch.split(w, [None, m])
-    oo, ov = sch.split(o, [None, lanes])
+    oo, ov = sch.split(o, [None, widest])
     sch.reorder(n, th, tw, oo, i, j, ov)
     sch.vectorize(ov)
     sch.unroll(i)
@@ -226,7 +242,7 @@ def _schedule(sch: Schedule, names: _Geometry, m: int, mr: int, nr: int, fuse: b
     sch.unroll(cv2)
     sch.unroll(pi2)
 
-    _schedule_input(sch, padded, tile_rows if fuse else None, lanes)
+    _schedule_input(sch, padded, tile_rows if fuse else None, widest)
     sch.decompose_reduction(gemm, k)
 
 
