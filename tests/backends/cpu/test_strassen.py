@@ -48,6 +48,10 @@ CASES = {
     "dense, two levels": (lambda: dense(32, 64, 128), _knobs(2, 4, 8, "n")),
     "dense, two levels by rows, a row missing": (lambda: dense(31, 128, 64), _knobs(2, 2, 4, "m")),
     "dense, odd rows, next panel fetched": (lambda: dense(37, 96, 64), _knobs(1, 19, 19, "n", prefetch=True)),
+    "dense, rows padded to whole tiles": (lambda: dense(37, 96, 64), _knobs(1, 8, 24, "n", prefetch=True)),
+    "dense, rows padded, by rows": (lambda: dense(37, 96, 64), _knobs(1, 4, 12, "m")),
+    "dense, two levels, a whole tile of padding": (lambda: dense(33, 64, 128), _knobs(2, 4, 12, "m")),
+    "3x3, rows padded": (lambda: conv(9, 32, 32, 3, batch=2), _knobs(1, 6, 12, "m")),
     "1x1": (lambda: conv(7, 32, 32, 1), _knobs(1, 5, 25, "n")),
     "1x1, stride 2, by rows": (lambda: conv(8, 32, 64, 1, stride=2, batch=2), _knobs(1, 4, 8, "m")),
     "3x3, padded, stride 2": (lambda: conv(9, 32, 32, 3, stride=2), _knobs(1, 13, 13, "n")),
@@ -73,7 +77,8 @@ def test_it_is_right(case: str, run: Run) -> None:
         (lambda: conv(7, 32, 32, 3, groups=4), _knobs(1, 5, 25, "n"), "groups"),
         (lambda: dense(32, 64, 40), _knobs(1, 4, 16, "n"), "no multiple of 32"),
         (lambda: dense(32, 48, 64), _knobs(1, 4, 16, "n"), "48 columns"),
-        (lambda: dense(30, 64, 64), _knobs(1, 4, 15, "n"), "15 rows"),
+        (lambda: dense(30, 64, 64), _knobs(1, 4, 15, "n"), "mb=15 is no multiple of mr=4"),
+        (lambda: dense(30, 64, 64), _knobs(1, 1, 15, "n"), "not above 1"),
     ],
 )
 def test_it_says_why_not(make: Callable[[], Workload], knobs: dict[str, int], reason: str) -> None:

@@ -26,12 +26,17 @@ _EPILOGUE_CYCLES = 2.0  # per vector and operand of the output
 _HIDDEN = 0.03
 _MAX_ROWS = 16
 _LEAST_ROWS = 8
+_PADDED = 1.03
+"""Rows that are computed for nothing, at most: of 750 in four blocks, 192 to a block instead of 188."""
 _LEAST_DEPTH = 32  # of one product: below, the sums cost more than an eighth of the work
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """7^levels products in tiles of `mr` x `nr`; `mb` rows of a block in parallel, or with order "n" panels."""
+    """7^levels products in tiles of `mr` x `nr`; `mb` rows of a block in parallel, or with order "n" panels.
+
+    Blocks have as many rows as make whole `mb`.
+    """
 
     levels: int = field(metadata=ALGORITHM)
     mr: int = field(metadata=REGISTERS)
@@ -60,6 +65,15 @@ def obstacle(anchor: Contraction, problem: CPUProblem, levels: int) -> str:
     return strassen_obstacle(anchor, 2**levels * problem.device.lanes())
 
 
+def padded_rows(height: int, levels: int, mb: int) -> int:
+    """Rows of a block of A, which has `height`, in whole groups of `mb`.
+
+    >>> padded_rows(750, 2, 8)
+    192
+    """
+    return ceil(ceil(height / 2**levels) / mb) * mb
+
+
 def candidates(problem: CPUProblem) -> list[Candidate]:
     anchor, device = problem.pattern, problem.device
     lanes = device.lanes()
@@ -73,29 +87,34 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
         if k < _LEAST_DEPTH or rows < _LEAST_ROWS:
             continue
         for vectors in (v for v in (1, 2, 3, 4, 6) if n % (v * lanes) == 0):
-            for mr in (r for r in range(4, _MAX_ROWS + 1) if rows % r == 0):
+            for mr in (r for r in range(4, _MAX_ROWS + 1) if _wastes_little(rows, r)):
                 if mr * vectors + vectors + 1 <= device.vector_registers:
                     found += _around(problem, levels, (rows, k, n), mr, vectors * lanes)
     return found
 
 
 def _around(problem: CPUProblem, levels: int, extents: tuple[int, int, int], mr: int, nr: int) -> Iterator[Candidate]:
-    """The loops round a tile; `extents`: rows, k and n of a block."""
+    """The loops round a tile; `extents`: rows, k and n of a block; its rows become whole tiles."""
     device = problem.device
-    rows, k, n = extents
+    height, k, n = extents
     products = PRODUCTS**levels
     streams = device.comes_from_memory(products * k * n * 4)
-    for order, mb in [("n", rows), *(("m", b) for b in _blocks(rows, mr, device))]:
+    for order, mb in [("n", ceil(height / mr) * mr), *(("m", b) for b in _blocks(height, mr, device))]:
+        rows = ceil(height / mb) * mb
         sums_bytes = products * k * 4 * (rows if order == "n" else mb * device.threads)
         if sums_bytes > device.l3_bytes / 2:
             continue  # the sums of A would go through memory
         knobs = Knobs(levels, mr, nr, mb, order, prefetch=streams and mb // mr <= nr)
-        yield Candidate.of("strassen", knobs, _predict(extents, knobs, problem.workload, device))
+        yield Candidate.of("strassen", knobs, _predict((rows, k, n), knobs, problem.workload, device))
 
 
 def _blocks(rows: int, mr: int, device: CPUModel) -> list[int]:
     """Rows a thread takes at a time: whole tiles, and a block for every thread at least."""
-    return [mb for mb in range(mr, rows // device.threads + 1, mr) if rows % mb == 0][-3:]
+    return [mb for mb in range(mr, ceil(rows / device.threads / mr) * mr + 1, mr) if _wastes_little(rows, mb)][-3:]
+
+
+def _wastes_little(rows: int, tile: int) -> bool:
+    return ceil(rows / tile) * tile <= _PADDED * rows
 
 
 def _predict(extents: tuple[int, int, int], knobs: Knobs, workload: Workload, device: CPUModel) -> float:

@@ -22,12 +22,13 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 from tvm import ir, te, tirx
-from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
 from tvm.tirx import PrimFunc
 
 from subtune.backends.algorithms.strassen import PRODUCTS, finished, is_written_in_order, signed_sum, terms, unfold
-from subtune.backends.cpu.families.strassen.candidates import Knobs, obstacle
+from subtune.backends.cpu.families.strassen.candidates import Knobs, obstacle, padded_rows
 from subtune.backends.cpu.family import CPUProblem
 from subtune.backends.cpu.loops.prefetch import MicroKernel, prefetch_panels
 from subtune.core.kernel import Kernel, NotApplicable
@@ -86,13 +87,13 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
         return NotApplicable(reason)
     if nr % lanes or info.n.extent % (nr * s):
         return NotApplicable(f"{info.n.extent} columns are no multiple of {s} blocks of nr={nr}, vectors of {lanes}")
-    rows = -(-prod(axis.extent for axis in info.of_role("m")) // s)
-    if rows % mb or mb % mr or mr == 1:
-        return NotApplicable(f"{rows} rows of a block are no multiple of mb={mb}, or that none of mr={mr} above 1")
+    if mb % mr or mr == 1:
+        return NotApplicable(f"mb={mb} is no multiple of mr={mr}, or that not above 1")
+    rows = padded_rows(prod(axis.extent for axis in info.of_role("m")), levels, mb)
     if not is_written_in_order(sch, stages):
         return NotApplicable("the output is not written in the anchor's order")
     pads = tuple(sch.get(pad).name_hint for pad in stages.producers)
-    func = _rewrite(sch, stages, info, levels, nr, lanes)
+    func = _rewrite(sch, stages, info, levels, rows, nr, lanes)
     rewritten = Schedule(func)
     try:
         _schedule(rewritten, pads, levels, mr, nr, mb if knobs.order == "m" else 0, lanes)
@@ -124,8 +125,12 @@ def _dims(*extents: int) -> list[Any]:
     return [_int(extent) for extent in extents]
 
 
-def _rewrite(sch: Schedule, stages: Stages, info: Contraction, levels: int, nr: int, lanes: int) -> Any:
-    """The workload with its contraction computed by Strassen's algorithm, its weights already summed."""
+def _rewrite(sch: Schedule, stages: Stages, info: Contraction, levels: int, rows: int, nr: int, lanes: int) -> Any:
+    """The workload with its contraction computed by Strassen's algorithm, its weights already summed.
+
+    Args:
+        rows: of a block of A.
+    """
     s, products = 2**levels, PRODUCTS**levels
     table = terms(levels)
     func = sch.mod["main"]
@@ -133,7 +138,7 @@ def _rewrite(sch: Schedule, stages: Stages, info: Contraction, levels: int, nr: 
     source = anchor.reads[info.a.read].source
     m_axes, k_axes = info.of_role("m"), _reduced(info)
     height, n = prod(axis.extent for axis in m_axes), info.n.extent
-    rows, depth = -(-height // s), k_axes[-1].extent // s
+    depth = k_axes[-1].extent // s
     taps = [axis.extent for axis in k_axes[:-1]]
     (load,) = (found for found in loads(anchor.body.value) if found.source.same_as(source))
 
@@ -181,7 +186,7 @@ def _int(dim: Any) -> Any:
 
 
 def _clamp(row: Any, height: int) -> Any:
-    """Blocks may have a row more than A: computed from A's last one, and never read."""
+    """Blocks may have more rows than A: computed from A's last one, and never read."""
     return tirx.min(row, _int(height - 1))
 
 
@@ -215,12 +220,30 @@ def _output_stage(block: Any, result: Any, y: Any, info: Contraction) -> Any:
     position = dict(zip(spatial, [*unfold(row, m_axes), column], strict=True))
     indices = [substitute(index, position) for index in block.body.indices]
     value = finished(block, result, taken, position)
-    extents = (prod(axis.extent for axis in m_axes), info.n.extent)
+    height, rows = prod(axis.extent for axis in m_axes), int(y.shape[2])
+    is_padded = rows > -(-height // s)
+    extents = (rows * s if is_padded else height, info.n.extent)
     iter_vars = [
         tirx.IterVar(ir.Range(_int(0), _int(extent)), var, tirx.IterVar.DataPar)
         for var, extent in zip((row, column), extents, strict=True)
     ]
-    return nest(_OUT, iter_vars, {}, tirx.BufferStore(block.body.buffer, value, indices), None)
+    stage = nest(_OUT, iter_vars, {}, tirx.BufferStore(block.body.buffer, value, indices), None)
+    return _guarded(stage, row < _int(height)) if is_padded else stage
+
+
+def _guarded(stage: Any, condition: Any) -> Any:
+    """`stage` that stores only where `condition` holds.
+
+    No predicate of the block: the schedule would infer from it that less than whole tiles are needed.
+    """
+
+    def guard(realize: Any) -> Any:
+        block = realize.block
+        body = tirx.IfThenElse(condition, block.body, None)
+        held = SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, body)
+        return SBlockRealize(realize.iter_values, realize.predicate, held)
+
+    return tvm_ffi.structural_map(stage, (SBlockRealize, guard))
 
 
 def _schedule(sch: Schedule, pads: tuple[str, ...], levels: int, mr: int, nr: int, mb: int, lanes: int) -> None:
