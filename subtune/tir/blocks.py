@@ -80,6 +80,35 @@ def nest(name: str, iter_vars: Any, extents: Mapping[int, int], body: Any, init:
     return stmt
 
 
+def written(name: str, body: Any, buffers: Sequence[Any] = ()) -> SBlockRealize:
+    """A written-out body as a stage of its own; what it reads and writes is taken from its loads and stores.
+
+    Args:
+        buffers: its own ones.
+    """
+    stored: list[Any] = []
+    own = list(buffers)
+    tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda one: stored.append(one.buffer)))
+    tvm_ffi.structural_walk(body, (SBlock, lambda block: own.extend(block.alloc_buffers)))
+    regions = [
+        [
+            tirx.BufferRegion(one, [ir.Range(tirx.const(0, "int64"), extent) for extent in one.shape])
+            for one in _distinct(some)
+            if not any(one.same_as(b) for b in own)
+        ]
+        for some in ([one.source for one in loads(body)], stored)
+    ]
+    return SBlockRealize([], True, SBlock([], *regions, name, body, None, list(buffers)))
+
+
+def _distinct(buffers: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    for one in buffers:
+        if not any(one.same_as(other) for other in found):
+            found.append(one)
+    return found
+
+
 def _point(buffer: Any, indices: Any) -> Any:
     """The one element that `indices` name, or the few, where one of them is a ramp."""
     first = [i.base if isinstance(i, tirx.Ramp) else i for i in indices]

@@ -18,8 +18,8 @@ def integer(value: Index) -> Any:
     return tirx.const(value, "int64") if isinstance(value, int) else value
 
 
-def buffer(name: str, shape: Sequence[int], scope: str = "global") -> Any:
-    return tirx.decl_buffer([integer(size) for size in shape], "float32", name, scope=scope)
+def buffer(name: str, shape: Sequence[int], scope: str = "global", dtype: str = "float32") -> Any:
+    return tirx.decl_buffer([integer(size) for size in shape], dtype, name, scope=scope)
 
 
 def load(source: Any, *at: Index) -> Any:
@@ -69,6 +69,15 @@ def tile(rows: int, columns: int, lanes: int, body: Callable[[Any, Any], Any]) -
         return sequence(*parts)
 
     return unrolled(rows, row)
+
+
+def in_vectors(extent: int, lanes: int, body: Callable[[Any], Any]) -> Any:
+    """`body(index)` for all of an axis: vectors in a loop, and what fills none in a shorter one."""
+
+    def vector(start: Any, size: int) -> Any:
+        return vectorized(size, lambda lane: body(start + lane))
+
+    return sequence(*in_tiles(extent, lanes, vector))
 
 
 def in_tiles(extent: int, size: int, body: Callable[[Any, int], Any]) -> list[Any]:

@@ -11,6 +11,7 @@ from subtune.backends.cpu.family import (
     ALGORITHM,
     DOUBTED,
     MODE,
+    PER_ROW,
     REGISTERS,
     SERIAL,
     STREAMED,
@@ -19,7 +20,7 @@ from subtune.backends.cpu.family import (
     knobs_of,
 )
 from subtune.core.candidate import Candidate
-from subtune.core.workload import Workload
+from subtune.core.workload import dtype_bits
 
 _MUST_SAVE = 0.97
 _STREAMED = 0.75  # of the time: a copy reads one line and writes one, instead of reading two
@@ -33,11 +34,11 @@ def rank(
     """At most `topk` candidates, the one predicted fastest first."""
     with_trait = {
         trait: frozenset(family.name for family in families if trait in family.traits)
-        for trait in (SERIAL, STREAMED, DOUBTED)
+        for trait in (SERIAL, STREAMED, DOUBTED, PER_ROW)
     }
     hopeful = _hopeful(found, with_trait[DOUBTED])
     everywhere = _with_serial(hopeful, with_trait[SERIAL], problem.device)
-    proposed = _with_streamed(everywhere, with_trait[STREAMED], problem.workload, problem.device)
+    proposed = _with_streamed(everywhere, with_trait[STREAMED], with_trait[PER_ROW], problem)
     ranked = sorted(proposed, key=lambda c: (c.predicted_s, c.family, c.knobs))
     algorithms = {family.name: knobs_of(family, MODE, ALGORITHM) for family in families}
     tiles = {family.name: knobs_of(family, MODE, REGISTERS) for family in families}
@@ -69,21 +70,25 @@ def _with_serial(found: list[Candidate], families: Collection[str], device: CPUM
 
 
 def _with_streamed(
-    found: list[Candidate], families: Collection[str], workload: Workload, device: CPUModel
+    found: list[Candidate], families: Collection[str], rowwise: Collection[str], problem: CPUProblem
 ) -> list[Candidate]:
     """Outputs that no cache keeps until they are read are stored past the caches as well.
 
-    With what is read asked for ahead, memory is the limit, and so they always are.
+    With what is read asked for ahead, memory is the limit, and so they always are. Not where rows begin in the middle
+    of a line, by families that work on rows: there a vector is parts of two lines.
     """
-    largest = max((arg.nbytes for arg in workload.args if arg.is_output), default=0)
-    if largest < device.l3_bytes / 2:
+    workload, device = problem.workload, problem.device
+    largest = max((arg for arg in workload.args if arg.is_output), key=lambda arg: arg.nbytes)
+    if largest.nbytes < device.l3_bytes / 2:
         return found
+    is_ragged = bool(largest.shape) and int(largest.shape[-1]) * dtype_bits(largest.dtype) // 8 % device.line_bytes
+    whole = [family for family in families if not is_ragged or family not in rowwise]
     streamed = [
         Candidate.make(c.family, c.predicted_s * _STREAMED, stream=True, **dict(c.knobs))
         for c in found
-        if c.family in families
+        if c.family in whole
     ]
-    return [c for c in found if not c.get("ahead")] + streamed
+    return [c for c in found if not c.get("ahead") or c.family not in whole] + streamed
 
 
 def _every_implementation(

@@ -1,8 +1,13 @@
-"""The default schedule: a plain parallel and vectorised loop nest, always applicable. Gains are reported against it."""
+"""The default schedule: a plain parallel and vectorised loop nest, always applicable. Gains are reported against it.
+
+Candidates are compared with what it computes. So very long sums are sums of sums: of a million and a half float32, one
+added after the other, four digits are right.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isqrt, prod
 from typing import Any
 
 from tvm import tirx
@@ -16,6 +21,7 @@ from subtune.tir.blocks import all_blocks
 from subtune.tir.tile import vector_width
 
 _MIN_VECTOR = 4  # elements
+_LONG_SUM = 65536  # elements that are not added one after the other
 _MAX_VECTOR_TAIL = 64  # elements: an innermost loop up to this long that lanes do not divide is one vector
 
 
@@ -37,6 +43,8 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel:
         if name not in outputs and not _reduction_axes(sch, block) and not _is_pad(sch, block):
             sch = _attempt(sch, lambda s, n: s.compute_inline(s.get_sblock(n)), name)
     for name in [sch.get(b).name_hint for b in all_blocks(sch)]:
+        sch = _attempt(sch, _in_parts, name)
+    for name in [sch.get(b).name_hint for b in all_blocks(sch)]:
         sch = _attempt(sch, lambda s, n: _nest(s, n, problem.device), name)
     return Kernel(sch.mod["main"], (), sch.trace)
 
@@ -49,6 +57,29 @@ def _attempt(sch: Schedule, step: Any, name: str) -> Schedule:
     except (ScheduleError, ValueError):  # a fused loop of more iterations than int32 counts is a ValueError
         return sch
     return trial
+
+
+def _in_parts(sch: Schedule, name: str) -> None:
+    """Make a long sum one of sums, each over all reduced axes but the outermost one, or over a part of the only one."""
+    block = sch.get_sblock(name)
+    axes = _reduction_axes(sch, block)
+    loops = [sch.get_loops(block)[i] for i in axes]
+    extents = [sch.get(loop).extent for loop in loops]
+    if not axes or len(sch.get_loops(block)) != len(sch.get(block).iter_vars) or not _is_sum(sch.get(block)):
+        return
+    if not all(isinstance(extent, tirx.IntImm) for extent in extents) or prod(map(int, extents)) < _LONG_SUM:
+        return
+    outermost, *others = [loop for loop, extent in zip(loops, extents, strict=True) if int(extent) > 1]
+    if not others:
+        length = int(sch.get(outermost).extent)
+        parts = next((n for n in range(isqrt(length), 1, -1) if length % n == 0), 1)
+        outermost, _ = sch.split(outermost, [parts, None])
+    sch.rfactor(outermost, 0)
+
+
+def _is_sum(block: Any) -> bool:
+    value = getattr(block.body, "value", None)
+    return isinstance(value, tirx.Add) and str(value.ty.dtype) == "float32"
 
 
 def _nest(sch: Schedule, name: str, device: CPUModel) -> None:
@@ -106,5 +137,5 @@ def _is_pad(sch: Schedule, block: Any) -> bool:
 
 
 FAMILY = Family(
-    "default", 1, Knobs, lambda problem: "every search begins with it", lambda problem: (), schedule, (LIBM,)
+    "default", 2, Knobs, lambda problem: "every search begins with it", lambda problem: (), schedule, (LIBM,)
 )

@@ -13,13 +13,13 @@ Variances (1979).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, tirx
-from tvm.s_tir import SBlock, SBlockRealize, ScheduleError
+from tvm import tirx
+from tvm.s_tir import ScheduleError
 
 from subtune.backends.base import Family
 from subtune.backends.cpu.bandwidth import stream_s
@@ -32,7 +32,7 @@ from subtune.core.kernel import Kernel, NotApplicable
 from subtune.patterns.moments import Moments, large_reductions, moments_of
 from subtune.patterns.rows import Columns
 from subtune.patterns.stages import elements_inlined
-from subtune.tir.blocks import root_stages, stage_block, with_stages
+from subtune.tir.blocks import root_stages, stage_block, with_stages, written
 from subtune.tir.expressions import loads, variables
 from subtune.tir.statements import buffer, integer, load, parallel, sequence, serial, store, unrolled, vectorized
 from subtune.tir.substitute import substitute
@@ -127,7 +127,7 @@ class _Writer:
 
             return serial(self._found.outer, of_outer)
 
-        return _block("moments", parallel(self._parts, part), self._found, [])
+        return written("moments", parallel(self._parts, part))
 
     def sums(self) -> Any:
         """`total`'s result, from the parts' means."""
@@ -190,7 +190,7 @@ class _Writer:
             serial(rows, distance),
             over(merge),
         ]
-        return _block("piece", sequence(*body), self._found, [means, distances])
+        return written("piece", sequence(*body), [means, distances])
 
     def _ask(self, outer: Any, row: Any, column: Any) -> list[Any]:
         """For a row's columns of what is as large as all rows together."""
@@ -217,7 +217,7 @@ class _Writer:
 
             return self._over_columns(column)
 
-        return _block(block.name_hint, serial(self._found.outer, of_outer), self._found, [])
+        return written(block.name_hint, serial(self._found.outer, of_outer))
 
     def _over_columns(self, body: Callable[[Any], Any]) -> Any:
         lanes = self._lanes
@@ -231,30 +231,6 @@ class _Writer:
     def _begin(self, part: Any) -> Any:
         """The first piece of a part."""
         return tirx.floordiv(part * integer(self._pieces), integer(self._parts))
-
-
-def _block(name: str, body: Any, found: Moments, buffers: Sequence[Any]) -> SBlockRealize:
-    """The body as a block of its own; what it reads and writes is taken from its loads and stores."""
-    stored: list[Any] = []
-    tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda one: stored.append(one.buffer)))
-    read = [one.source for one in loads(body)]
-    regions = [
-        [
-            tirx.BufferRegion(one, [ir.Range(integer(0), extent) for extent in one.shape])
-            for one in _distinct(some)
-            if not any(one.same_as(b) for b in buffers)
-        ]
-        for some in (read, stored)
-    ]
-    return SBlockRealize([], True, SBlock([], *regions, name, body, None, list(buffers)))
-
-
-def _distinct(buffers: Sequence[Any]) -> list[Any]:
-    found: list[Any] = []
-    for one in buffers:
-        if not any(one.same_as(other) for other in found):
-            found.append(one)
-    return found
 
 
 FAMILY = Family("moments", 1, Knobs, accepts, candidates, schedule, (STREAMED, PER_ROW))

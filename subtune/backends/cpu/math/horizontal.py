@@ -7,7 +7,7 @@ One after the other, sixteen sums take as long as a short row.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -16,7 +16,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import PrimFunc
 
 from subtune.tir.expressions import is_load_of
-from subtune.tir.shuffle import shuffled
+from subtune.tir.shuffle import lanes_of, shuffled
 
 
 def fold_partials(func: PrimFunc, names: Collection[str], lanes: int) -> PrimFunc:
@@ -29,6 +29,29 @@ def fold_partials(func: PrimFunc, names: Collection[str], lanes: int) -> PrimFun
         return _folded(loop, realize, lanes) or loop
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, fold)))
+
+
+def folded(vectors: Sequence[Any], combine: Callable[[Any, Any], Any]) -> tuple[list[Any], Any]:
+    """Statements that halve vectors, 2 ** n of as many lanes, until two numbers are left; what combines those."""
+    stmts: list[Any] = []
+    lanes = lanes_of(vectors[0])
+    dtype = str(vectors[0].ty.dtype).partition("x")[0]
+
+    def bind(expr: Any, count: int) -> Any:
+        var = tirx.Var("v", f"{dtype}x{count}" if count > 1 else dtype)
+        stmts.append(tirx.Bind(var, expr))
+        return var
+
+    vectors = [bind(vector, lanes) for vector in vectors]
+    while len(vectors) > 1:
+        vectors = [bind(combine(a, b), lanes) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+    (vector,) = vectors
+    while lanes > 2:
+        lanes //= 2
+        low, high = (shuffled((vector,), range(begin, begin + lanes)) for begin in (0, lanes))
+        vector = bind(combine(low, high), lanes)
+    low, high = (bind(shuffled((vector,), [i]), 1) for i in (0, 1))
+    return stmts, combine(low, high)
 
 
 def _folded(loop: Any, realize: Any, lanes: int) -> Any | None:
@@ -45,26 +68,11 @@ def _folded(loop: Any, realize: Any, lanes: int) -> Any | None:
         return None
     lanes = min(lanes, width)
     *others, _ = partial.indices
-    dtype, operator = str(store.buffer.dtype), type(value)
-    stmts: list[Any] = []
-
-    def bind(expr: Any, count: int) -> Any:
-        var = tirx.Var("v", f"{dtype}x{count}" if count > 1 else dtype)
-        stmts.append(tirx.Bind(var, expr))
-        return var
-
     starts = [tirx.const(i, "int64") for i in range(0, width, lanes)]
     step = tirx.const(1, "int64")
-    vectors = [bind(tirx.BufferLoad(partial.source, [*others, tirx.Ramp(at, step, lanes)]), lanes) for at in starts]
-    while len(vectors) > 1:
-        vectors = [bind(operator(a, b), lanes) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
-    (vector,) = vectors
-    while lanes > 2:
-        lanes //= 2
-        low, high = (shuffled((vector,), range(begin, begin + lanes)) for begin in (0, lanes))
-        vector = bind(operator(low, high), lanes)
-    low, high = (bind(shuffled((vector,), [i]), 1) for i in (0, 1))
-    stmts.append(tirx.BufferStore(store.buffer, operator(low, high), list(store.indices)))
+    vectors = [tirx.BufferLoad(partial.source, [*others, tirx.Ramp(at, step, lanes)]) for at in starts]
+    stmts, total = folded(vectors, type(value))
+    stmts.append(tirx.BufferStore(store.buffer, total, list(store.indices)))
     keep = [i for i in range(len(block.iter_vars)) if i not in reduced]
     reads = [tirx.BufferRegion(r.source, [ir.Range(tirx.const(0, "int64"), d) for d in r.source.shape])
              for r in block.reads]  # fmt: skip
