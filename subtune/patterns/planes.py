@@ -12,8 +12,10 @@ from tvm.sym.analyzer import Analyzer
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.axes import Sliding, operand_of
 from subtune.tir.blocks import extents_of
-from subtune.tir.expressions import conjuncts, is_load_of, loads, variables
+from subtune.tir.expressions import conjuncts, is_conditional, is_load_of, loads, variables
 from subtune.tir.substitute import substitute
+
+_READ = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,15 @@ class Planes:
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """A padding: where (y, x) of the padded plane lies in `spans`, `inside` is read, elsewhere it is `value`."""
+    """A padding: where (y, x) of the padded plane lies in `spans`, it is `inside`, elsewhere `value`.
+
+    `inside` is what is read from `source`, or computed from it element by element (a cast).
+    """
 
     axes: tuple[Any, ...]
     spans: tuple[tuple[int, int], tuple[int, int]]
     inside: Any
+    source: Any
     value: Any
 
 
@@ -67,8 +73,8 @@ def planes(sch: Schedule, block_rv: Any) -> Planes | NotApplicable:
         if is_load_of(load, store.buffer) or not any(store.indices[-1] in variables(i) for i in load.indices):
             continue
         operand = operand_of(sch.mod["main"], block, load, axes_of)
-        if operand.dtype != "float32" or len(load.indices) != rank:
-            return NotApplicable("what the window reads is no float32 tensor of planes")
+        if operand.dtype not in _READ or len(load.indices) != rank:
+            return NotApplicable("what the window reads is no tensor of planes")
         if any(variables(index) & set(store.indices[-2:]) for index in load.indices[:-2]):
             return NotApplicable("a plane's index is more than where the plane lies")
         found.append((load, operand.windows[-2:]))
@@ -88,7 +94,8 @@ def border(block: Any) -> Border | NotApplicable:
     if not isinstance(value, ir.Call) or "if_then_else" not in str(value.op) or list(body.indices) != list(axes):
         return NotApplicable("the padding is no choice between an element and a constant")
     condition, inside, outside = value.args
-    if not isinstance(outside, tirx.FloatImm) or not isinstance(inside, ir.TensorLoad):
+    read = loads(inside)
+    if not isinstance(outside, tirx.FloatImm) or len(read) != 1 or is_conditional(inside):
         return NotApplicable("the padding is no choice between an element and a constant")
     spans = {axis: [0, int(iv.dom.extent)] for axis, iv in zip(axes, block.iter_vars, strict=True)}
     for part in conjuncts(condition):
@@ -102,11 +109,11 @@ def border(block: Any) -> Border | NotApplicable:
         else:
             return NotApplicable("the padding asks for more than bounds")
     whole = [spans[iv.var] == [0, int(iv.dom.extent)] for iv in block.iter_vars[:-2]]
-    steps = [_is_shifted(index, axis) for index, axis in zip(inside.indices, axes, strict=True)]
-    if not all(whole) or not all(steps):
+    steps = [_is_shifted(index, axis) for index, axis in zip(read[0].indices, axes, strict=False)]
+    if not all(whole) or not all(steps) or len(steps) != len(axes):
         return NotApplicable("more than the two innermost axes are padded, or they are turned")
     down, along = (spans[axis] for axis in axes[-2:])
-    return Border(axes, ((down[0], down[1]), (along[0], along[1])), inside, outside)
+    return Border(axes, ((down[0], down[1]), (along[0], along[1])), inside, read[0].source, outside)
 
 
 def _is_shifted(index: Any, axis: Any) -> bool:

@@ -41,7 +41,21 @@ def pool(kind: str, size: int, taps: int, stride: int, padding: Sequence[int] = 
     )
 
 
+def half_pool(kind: str, size: int, taps: int, stride: int, pad: int) -> Workload:
+    """Of a float16 file: cast to float32 before the windows and back after them."""
+    make = getattr(op.nn, f"{kind}_pool2d")
+
+    def body(emit: Any, x: Any) -> Any:
+        y = emit(make(emit(op.astype(x, "float32")), (taps, taps), (stride, stride), (pad, pad)))
+        return op.astype(y, "float16")
+
+    return build(body, [(1, CHANNELS, size, size)], dtype="float16")
+
+
 CASES = {
+    "max pool of float16": lambda: half_pool("max", 13, 3, 2, 1),
+    "average pool of float16, nothing padded": lambda: half_pool("avg", 16, 2, 2, 0),
+    "average pool of float16, the input itself": lambda: half_pool("avg", 14, 3, 1, 0),
     "depthwise 3x3": lambda: depthwise(13, 19, 3),
     "depthwise 5x5, stride 2": lambda: depthwise(14, 21, 5, 2),
     "depthwise 7x7": lambda: depthwise(9, 14, 7),

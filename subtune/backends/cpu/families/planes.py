@@ -163,7 +163,9 @@ class _Writer:
         self._columns = (info.shape[-1] - 1) * self._along.stride + reach_x
         self._is_staged = edge is not None or self._along.stride > 1
         stride = self._along.stride
-        self._staged = statements.buffer("staged", [stride, self._rows, ceil(self._columns / stride)])
+        self._staged = statements.buffer(
+            "staged", [stride, self._rows, ceil(self._columns / stride)], dtype=str(info.window.dtype)
+        )
         self._acc = statements.buffer("acc", [knobs.mr, knobs.vectors, lanes], "local")
 
     def stage(self) -> Any:
@@ -184,7 +186,7 @@ class _Writer:
     def _realize(self, body: Any) -> SBlockRealize:
         blocks = [self._anchor, *self._outputs]
         inner = [self._anchor.body.buffer, self._info.window] if not self._is_output else [self._info.window]
-        own = {} if self._edge is None else {self._edge.inside.source: None}
+        own = {} if self._edge is None else {self._edge.source: None}
         reads = {load.source: None for block in blocks for load in loads(block.body.value)} | own
         if self._edge is None:
             inner.remove(self._info.window)
@@ -328,4 +330,4 @@ class _Writer:
         return tvm_ffi.structural_map(value, [(ir.TensorLoad, place), (ir.Var, lambda var: at.get(var, var))])
 
 
-FAMILY = Family("planes", 1, Knobs, accepts, candidates, schedule, (SERIAL,))
+FAMILY = Family("planes", 2, Knobs, accepts, candidates, schedule, (SERIAL,))
