@@ -126,6 +126,11 @@ class CPUBackend(Backend):
 
     # -- programs
 
+    def own_operators(self, mod: tvm.IRModule, device: Device) -> tvm.IRModule:
+        from subtune.backends.cpu.operators import own_operators
+
+        return own_operators(mod, _model(device))
+
     def executable(self, program: tvm.IRModule, device: Device) -> Any:
         return _relax_build(program, device, "bytecode")
 

@@ -1,0 +1,79 @@
+"""TopK and sorting: the written functions against NumPy, and what becomes of the operators in a module."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.backends.cpu.operators import own_operators
+from subtune.backends.cpu.operators.sorting import Sorted, sorted_function
+from subtune.passes.exprs import op_name
+
+# shape [outer, length, inner], how many, whether the largest
+CASES = {
+    "few of many rows": ((40, 61, 1), 5, True),
+    "few of rows side by side": ((3, 61, 21), 4, False),
+    "few of rows nearly side by side": ((9, 30, 3), 2, True),
+    "few of few rows": ((2, 77, 1), 3, True),
+    "one": ((17, 50, 1), 1, True),
+    "more than are kept in registers": ((3, 130, 1), 50, True),
+    "selected, the last block in part": ((5, 2100, 1), 40, True),
+    "selected along another axis": ((2, 1500, 3), 20, False),
+    "sorted": ((4, 100, 1), 100, False),
+    "sorted, a whole power of two": ((2, 256, 2), 256, True),
+    "sorted, a short row": ((3, 3, 1), 3, True),
+    "rows of one element": ((5, 1, 1), 1, False),
+}
+
+
+@pytest.mark.parametrize("processor", ["", "haswell", "x86-64"])
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+@pytest.mark.parametrize("case", CASES)
+def test_order_and_ties_are_right(case: str, dtype: str, processor: str, device: CPUModel) -> None:
+    if processor and dtype != "int32":
+        return
+    shape, count, largest = CASES[case]
+    model = CPU(processor, threads=2) if processor else device
+    func = sorted_function(Sorted(dtype, shape, count, largest, ("values", "places"), "int64"), model)
+    run = tvm.compile(func.with_attr("global_symbol", "main"), target=model.target())["main"]
+    rng, info = np.random.default_rng(0), np.iinfo(dtype)
+    for low, high in ((0, 4), (info.min, info.max)):  # of equals the first comes first
+        x = rng.integers(low, high, shape, dtype=dtype, endpoint=True)
+        values, places = (tvm.runtime.tensor(np.zeros((shape[0], count, shape[2]), made)) for made in (dtype, "int64"))
+        run(tvm.runtime.tensor(x), values, places)
+        wanted = np.argsort(-x.astype("int64") if largest else x, axis=1, kind="stable")[:, :count]
+        np.testing.assert_array_equal(places.numpy(), wanted)
+        np.testing.assert_array_equal(values.numpy(), np.take_along_axis(x, wanted, 1))
+
+
+def module(dtype: str, made: object) -> tvm.IRModule:
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 30, 4), dtype))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            out = bb.emit_output(made(x))  # type: ignore[operator]
+        bb.emit_func_output(out)
+    return bb.get()
+
+
+@pytest.mark.parametrize(
+    ("made", "dtype", "is_ours"),
+    [
+        (lambda x: op.topk(x, 3, axis=1, ret_type="both", dtype="int64"), "int32", True),
+        (lambda x: op.topk(x, 3, axis=1, ret_type="indices", dtype="int64"), "int32", True),
+        (lambda x: op.sort(x, axis=1), "int16", True),
+        (lambda x: op.argsort(x, axis=-1, dtype="int32"), "int32", True),
+        (lambda x: op.topk(x, 3, axis=1, ret_type="values", dtype="int64"), "float32", False),
+        (lambda x: op.sort(x, axis=1), "int64", False),
+    ],
+)
+def test_operators_become_functions(made: object, dtype: str, is_ours: bool, device: CPUModel) -> None:
+    mod = module(dtype, made)
+    out = own_operators(mod, device)
+    calls = [op_name(binding.value) for block in out["main"].body.blocks for binding in block.bindings]
+    assert ("relax.call_tir" in calls) == is_ours
+    assert out["main"].ret_ty == mod["main"].ret_ty if is_ours else out.same_as(mod)
