@@ -17,7 +17,7 @@ from subtune.backends.base import Family
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.family import LIBM, CPUProblem
 from subtune.core.kernel import Kernel
-from subtune.tir.blocks import all_blocks
+from subtune.tir.blocks import all_blocks, is_costly
 from subtune.tir.tile import vector_width
 
 _MIN_VECTOR = 4  # elements
@@ -40,7 +40,9 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel:
     outputs = {sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))}
     for name in [sch.get(b).name_hint for b in blocks]:
         block = sch.get_sblock(name)
-        if name not in outputs and not _reduction_axes(sch, block) and not _is_pad(sch, block):
+        # a function that several stages read is computed once: a chain of n GELUs would call it 2 ** n times
+        is_repeated = is_costly(sch.get(block)) and len(sch.get_consumers(block)) > 1 and not _is_pad(sch, block)
+        if name not in outputs and not _reduction_axes(sch, block) and not _is_pad(sch, block) and not is_repeated:
             sch = _attempt(sch, lambda s, n: s.compute_inline(s.get_sblock(n)), name)
     for name in [sch.get(b).name_hint for b in all_blocks(sch)]:
         sch = _attempt(sch, _in_parts, name)

@@ -1,4 +1,4 @@
-"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and seven changes.
+"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and eight changes.
 
 Parameters need no more than their element's alignment: TVM's 64 bytes would have every input array of numpy copied,
 and an unaligned load of an aligned address costs nothing.
@@ -15,7 +15,7 @@ Vectors of ragged columns stay vectors (`tails`).
 
 Bounds keep NaN (`nan`).
 
-Long chains of choices are compiled in bounded time (`long_choices`).
+Long chains of choices are compiled in bounded time (`long_choices`), and long chains of functions (`named_values`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.lowering.launches import asserts, joined
 from subtune.backends.cpu.lowering.long_choices import begun_at_one
+from subtune.backends.cpu.lowering.named_values import many_in_buffers
 from subtune.backends.cpu.lowering.nan import nan_kept
 from subtune.backends.cpu.lowering.streaming import is_streamed, marked, stream_outputs
 from subtune.backends.cpu.lowering.tails import whole_vectors
@@ -95,7 +96,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
 
     _, finalize_host, finalize_device = default_s_tir_pipeline()
     passes = [_flattened(), *(made() for made in _PACKING), _trusting(), _streamed(), _without_float16()]
-    finalize = partial(tvm.ir.transform.Sequential, [finalize_host(), begun_at_one(), nan_kept()])
+    finalize = partial(tvm.ir.transform.Sequential, [finalize_host(), begun_at_one(), nan_kept(), many_in_buffers()])
     return tvm.ir.transform.Sequential(passes), finalize, finalize_device
 
 
