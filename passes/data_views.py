@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import relax, tirx
 from tvm.ir import IRModule
-from tvm.ir.transform import PassContext
 from tvm.s_tir import SBlock, SBlockRealize
 
 
-@tvm.transform.module_pass(opt_level=0, name="subtune.ReshapesToViews")  # type: ignore[untyped-decorator]
-def reshapes_to_views(mod: IRModule, _context: PassContext) -> IRModule:
+def reshapes_to_views(mod: IRModule) -> IRModule:
     """TVM's RewriteDataflowReshape, which fails on kernels that are no blocks: it does not see their bodies."""
     kernels = {var: func for var, func in mod.functions_items() if _is_without_blocks(func)}
     hidden = mod.clone()

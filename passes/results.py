@@ -21,7 +21,7 @@ _VIEW = "relax.reshape"
 
 
 def copies_for_results(mod: tvm.IRModule) -> tvm.IRModule:
-    """A later pass that makes equal calls one would undo it."""
+    """Moves of its own for each result that kernels read as well. A later pass that makes equal calls one undoes it."""
     func = mod["main"]
     block = func.body.blocks[-1] if func.body.blocks else None
     if not isinstance(block, relax.DataflowBlock) or not isinstance(block.bindings[-1].value, tvm.ir.Tuple):

@@ -69,8 +69,9 @@ def _to_calls(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
 def _run(phase: Phase, mod: tvm.IRModule, device: Device) -> tvm.IRModule:
     scheduled = {gvar.name_hint for gvar, func in mod.functions_items() if isinstance(func, PrimFunc)}
     with device.model.target():
-        made = tvm.transform.Sequential(list(phase.passes))(mod)
-    return device.backend.schedule_rest(made, device, keep=scheduled)
+        for one in phase.passes:
+            mod = one(mod)
+    return device.backend.schedule_rest(mod, device, keep=scheduled)
 
 
 def _hashes(mod: tvm.IRModule) -> dict[str, str]:
