@@ -7,14 +7,21 @@ from typing import Any
 from tvm.s_tir import Schedule
 
 
-def place_pad(sch: Schedule, pad: Any, at: Any | None, lanes: int, is_serial: bool) -> None:
-    """Compute a padding's rows per tile inside the parallel loop `at`, or once, in parallel, at the root."""
+def place_pad(
+    sch: Schedule, pad: Any, at: Any | None, lanes: int, is_serial: bool, is_ragged: bool = False
+) -> None:  # fmt: skip
+    """Compute a padding's rows per tile inside the parallel loop `at`, or once, in parallel, at the root.
+
+    Args:
+        is_ragged: vectors are `lanes` wide, and the last one goes past the end of what it copies.
+    """
     if at is not None:
         sch.compute_at(pad, at)
     loops = sch.get_loops(pad)
     if at is None and not is_serial and len(loops) > 1:
         sch.parallel(sch.fuse(*loops[:2]) if len(loops) > 2 else loops[0])
-    width = vector_width(extent_of(sch, loops[-1]), lanes)
+    extent = extent_of(sch, loops[-1])
+    width = lanes if is_ragged and extent > lanes else vector_width(extent, lanes)
     if width > 1:
         _, vec = sch.split(loops[-1], [None, width])
         sch.vectorize(vec)

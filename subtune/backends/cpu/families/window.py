@@ -5,12 +5,15 @@
 
 With the knob `inline` the padding is not stored: every load asks whether it is inside the image, a branch that is
 predicted, instead of a copy of the whole input. It pays wherever memory bounds the kernel.
+With `ragged`, channels that whole vectors do not divide are computed in whole ones, the last of which overlaps its
+neighbour (`overlap`).
 With `ahead`, pixels to come are asked for (`prefetch.prefetch_windows`).
 Source: XNNPACK's depthwise micro-kernels; measured in the project's recipes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil, prod
@@ -23,6 +26,7 @@ from subtune.backends.base import OUTER, Family
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, stream_s
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.family import MODE, REGISTERS, SERIAL, STREAMED, CPUProblem
+from subtune.backends.cpu.loops.overlap import lanes_of, overlapping
 from subtune.backends.cpu.loops.prefetch import prefetch_windows
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
@@ -48,6 +52,7 @@ class Knobs:
     order: str = field(metadata=OUTER)
     """"h": the threads share rows; "c": tiles of channels, too."""
     inline: bool = False
+    ragged: bool = field(default=False, metadata=REGISTERS)
     ahead: bool = field(default=False, metadata=MODE)
     serial: bool = field(default=False, metadata=MODE)
     stream: bool = field(default=False, metadata=MODE)
@@ -60,26 +65,42 @@ def accepts(problem: CPUProblem) -> str:
 def candidates(problem: CPUProblem) -> list[Candidate]:
     """Row tiles, pixels and channel blocks whose accumulators fit the registers."""
     anchor, workload, device = problem.pattern, problem.workload, problem.device
-    channels = anchor.of_role("n")[0].extent
     rows = [axis.extent for axis in anchor.of_role("m")]
     width, height = (rows[-1] if rows else 1), (rows[-2] if len(rows) > 1 else 1)
-    grid = (prod(rows[:-2]) if len(rows) > 2 else 1, height, width, channels)
-    lanes = vector_width(channels, device.lanes(dtype_bits(anchor.acc_dtype)))
+    images = prod(rows[:-2]) if len(rows) > 2 else 1
     found = []
-    for cb in (lanes * v for v in range(1, _MAX_CHANNEL_VECTORS + 1) if channels % (lanes * v) == 0):
+    for ragged, cb, lanes in _channel_blocks(anchor, device):
+        channels = ceil(anchor.of_role("n")[0].extent / cb) * cb
+        grid = (images, height, width, channels)
         for mr in (m for m in range(1, 15) if width % m == 0):
             if mr * cb // lanes + cb // lanes + 1 > device.vector_registers:
                 continue
             tiles = product((h for h in range(1, height + 1) if height % h == 0 and h <= 28), ("h", "c"))
             for (ht, order), inline in product(tiles, (True, False) if anchor.is_padded else (False,)):
-                knobs = Knobs(ht, mr, cb, order, inline)
+                knobs = Knobs(ht, mr, cb, order, inline, ragged)
                 seconds = _predict(anchor, workload, device, grid, lanes, knobs)
                 found.append(Candidate.of("window", knobs, seconds))
-                is_seen = (inline or not anchor.is_padded) and not anchor.is_tabled
+                is_seen = (inline or not anchor.is_padded) and not anchor.is_tabled and not ragged
                 if workload.nbytes > device.l3_bytes and is_seen:
                     gain = device.calibration.ahead_window + device.calibration.ahead_pixel * (mr - 1)
                     found.append(Candidate.of("window", replace(knobs, ahead=True), seconds * gain))
     return found
+
+
+def _lanes(anchor: Window, device: CPUModel, ragged: bool) -> int:
+    channels, lanes = anchor.of_role("n")[0].extent, device.lanes(dtype_bits(anchor.acc_dtype))
+    return lanes_of(channels, lanes) if ragged else vector_width(channels, lanes)
+
+
+def _channel_blocks(anchor: Window, device: CPUModel) -> Iterator[tuple[bool, int, int]]:
+    """Whether the last vector overlaps, channels of a block, and of a vector."""
+    channels = anchor.of_role("n")[0].extent
+    whole, widest = (_lanes(anchor, device, ragged) for ragged in (False, True))
+    yield from ((False, whole * v, whole) for v in range(1, _MAX_CHANNEL_VECTORS + 1) if channels % (whole * v) == 0)
+    if widest > whole:
+        vectors = ceil(channels / widest)
+        blocks = {ceil(vectors / n) for n in range(1, vectors + 1)}
+        yield from ((True, widest * v, widest) for v in sorted(blocks) if v <= _MAX_CHANNEL_VECTORS)
 
 
 def _predict(
@@ -130,12 +151,18 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
 
 
 def _schedule(sch: Schedule, stages: Stages, info: Window, knobs: Knobs, device: CPUModel) -> Kernel | NotApplicable:
-    block = stages.anchors[0]
     ht, mr, cb = knobs.ht, knobs.mr, knobs.cb
-    lanes = vector_width(info.of_role("n")[0].extent, device.lanes(dtype_bits(info.acc_dtype)))
+    lanes = _lanes(info, device, knobs.ragged)
     if cb % lanes:
-        return NotApplicable(f"cb={cb} is no multiple of the {lanes} lanes that divide the channels")
-    packings = _pack(sch, block, info)
+        return NotApplicable(f"cb={cb} is no multiple of the {lanes} lanes of a vector of channels")
+    packings = _pack(sch, stages.anchors[0], info)
+    if knobs.ragged:
+        overlapped = _overlapped(sch, stages, info, cb, lanes)
+        if isinstance(overlapped, NotApplicable):
+            return overlapped
+        sch, stages = overlapped
+    (block,) = stages.anchors
+    pads, outputs = list(stages.producers), list(stages.outputs)
     loops = sch.get_loops(block)
     rows = [loops[axis.index] for axis in info.of_role("m")]
     reduce = [loops[axis.index] for axis in info.of_role("k")]
@@ -148,12 +175,10 @@ def _schedule(sch: Schedule, stages: Stages, info: Window, knobs: Knobs, device:
     ho, hi = sch.split(h, [None, ht])
     wo, wi = sch.split(w, [None, mr])
     sch.reorder(*outer, ho, co, hi, wo, *reduce, wi, cv, ci)
-    pads = list(stages.producers)
     if knobs.inline:
         for pad in pads:
             sch.compute_inline(pad)
         pads = []
-    outputs = list(stages.outputs)
     if outputs:
         sch.set_scope(block, 0, "local")
     else:
@@ -164,15 +189,12 @@ def _schedule(sch: Schedule, stages: Stages, info: Window, knobs: Knobs, device:
     parallel = [*outer, ho, co] if by_channels else [*outer, ho]
     fused = sch.fuse(*parallel)
     for pad in pads:
-        place_pad(sch, pad, None if by_channels else fused, device.lanes(), knobs.serial)
+        place_pad(sch, pad, None if by_channels else fused, device.lanes(), knobs.serial, knobs.ragged)
     depth = len(sch.get_loops(block)) - len(reduce) - 3
     sch.vectorize(ci)
     sch.unroll(cv)
     sch.unroll(wi)
-    size = 1
-    for loop in reduce:
-        size *= extent_of(sch, loop)
-    if size <= _MAX_UNROLLED_WINDOW:
+    if prod(extent_of(sch, loop) for loop in reduce) <= _MAX_UNROLLED_WINDOW:
         for loop in reduce:
             sch.unroll(loop)
     if not knobs.serial:
@@ -185,7 +207,22 @@ def _schedule(sch: Schedule, stages: Stages, info: Window, knobs: Knobs, device:
         func = prefetch_windows(func, str(sch.get(block).name_hint), sch.get(hi), sch.get(wo), cb)
     for param, _ in packings:
         func = split_prepack(func, param)
-    return Kernel(func, tuple(packings), None if knobs.ahead else sch.trace)
+    return Kernel(func, tuple(packings), None if knobs.ahead or knobs.ragged else sch.trace)
+
+
+def _overlapped(
+    sch: Schedule, stages: Stages, info: Window, cb: int, lanes: int
+) -> tuple[Schedule, Stages] | NotApplicable:
+    """The same stages over whole blocks of `cb` channels, in a schedule that begins anew."""
+    names = [sch.get(stage).name_hint for stage in (*stages.producers, *stages.anchors)]
+    channels = info.of_role("n")[0]
+    func = overlapping(sch.mod["main"], names[-1], channels.index, lanes, ceil(channels.extent / cb) * cb)
+    if isinstance(func, NotApplicable):
+        return func
+    sch = Schedule(func)
+    *producers, anchor = map(sch.get_sblock, names)
+    outputs = sch.get_output_blocks(sch.get_sblock("root"))
+    return sch, Stages(tuple(producers), (anchor,), tuple(outputs))
 
 
 def _pack(sch: Schedule, block: Any, info: Window) -> list[tuple[int, Packing]]:
@@ -207,4 +244,4 @@ def _permutation(order: tuple[int, ...]) -> Any:
     return tirx.IndexMap.from_func(index_map, ndim=len(order))
 
 
-FAMILY = Family("window", 1, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED))
+FAMILY = Family("window", 2, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED))
