@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -67,6 +69,22 @@ def _row(node: Node, x: Expr) -> Expr:
     return node.emit(relax.op.reshape(x, (batch, channels, extent)))
 
 
+def _volume(node: Node, x: Expr, window: Window, pooled: Callable[[Node, Expr, Window], Expr]) -> Expr:
+    """A pool of volumes as one of their planes and one along their depth, both pools of images.
+
+    So is a maximum of maxima, and a mean of means: how many elements count is the product of how many do on each axis.
+    """
+    batch, channels, depth, height, width = shape(x)
+    planes, along_depth = window.along(1, 2), window.along(0, None)
+    if not planes.is_single:
+        x = node.emit(relax.op.reshape(x, (batch, channels * depth, height, width)))
+        x = node.emit(pooled(node, x, planes))
+    if not along_depth.is_single:
+        x = node.emit(relax.op.reshape(x, (batch, channels, depth, prod(planes.out))))
+        x = node.emit(pooled(node, x, replace(along_depth, out=(window.out[0], prod(planes.out)))))
+    return relax.op.reshape(x, (batch, channels, *window.out))
+
+
 def max_pool(node: Node) -> Expr | tuple[Expr, ...]:
     x = node.x
     window = _window(node)
@@ -78,7 +96,9 @@ def max_pool(node: Node) -> Expr | tuple[Expr, ...]:
 def maximum(node: Node, x: Expr, window: Window) -> Expr:
     """The maximum of every window; pads do not count."""
     if rank(x) == 3:
-        return _row(node, maximum(node, _image(node, x), window.of_image()))
+        return _row(node, maximum(node, _image(node, x), window.along(None, 0)))
+    if rank(x) == 5 and dtype(x) in ("float32", "float64", "float16"):
+        return _volume(node, x, window, maximum)
     window = window.trimmed(shape(x)[2:])
     if rank(x) == 4 and dtype(x) in ("float32", "float64", "float16"):
         return relax.op.nn.max_pool2d(
@@ -150,7 +170,9 @@ def average_pool(node: Node) -> Expr:
 def average(node: Node, x: Expr, window: Window, include: bool) -> Expr:
     """The mean of each window, pads included or not; 0 where a window has nothing that counts."""
     if rank(x) == 3:
-        return _row(node, average(node, _image(node, x), window.of_image(), include))
+        return _row(node, average(node, _image(node, x), window.along(None, 0), include))
+    if rank(x) == 5 and dtype(x) in ("float32", "float64"):
+        return _volume(node, x, window, lambda node, x, part: average(node, x, part, include))
     spatial = shape(x)[2:]
     counts = window_counts(window, spatial, include)
     window = window.trimmed(spatial)

@@ -45,10 +45,19 @@ class Window:
             reach.append(self.reach[i] - cut * dilation)
         return replace(self, kernel=tuple(kernel), after=tuple(after), reach=tuple(reach))
 
-    def of_image(self) -> Window:
-        """The window of a row as one of an image that is one pixel high."""
-        parts = {name: (1, *getattr(self, name)) for name in ("kernel", "strides", "dilations", "out")}
-        return replace(self, **parts, **{name: (0, *getattr(self, name)) for name in ("before", "after", "reach")})
+    def along(self, *axes: int | None) -> Window:
+        """The window along some axes; None is one of a single element, over which nothing slides."""
+
+        def picked(values: tuple[int, ...], single: int) -> tuple[int, ...]:
+            return tuple(single if axis is None else values[axis] for axis in axes)
+
+        ones = {name: picked(getattr(self, name), 1) for name in ("kernel", "strides", "dilations", "out")}
+        return replace(self, **ones, **{name: picked(getattr(self, name), 0) for name in ("before", "after", "reach")})
+
+    @property
+    def is_single(self) -> bool:
+        """Whether every element is a window of its own."""
+        return not self.has_pads and max(*self.kernel, *self.strides) == 1
 
     @property
     def has_pads(self) -> bool:

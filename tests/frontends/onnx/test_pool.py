@@ -10,6 +10,7 @@ from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 
 from subtune.frontends import load
 from subtune.integrations.onnx_backend import SubtuneBackend
+from subtune.passes.exprs import op_name
 from tests.frontends.onnx.test_ops import check, floats, node_model
 
 WHOLE = {"kernel_shape": [1280, 1280], "strides": [1280, 1280], "ceil_mode": 1}
@@ -66,3 +67,31 @@ def test_any_geometry(seed: int) -> None:
     if op == "AveragePool":
         attrs["count_include_pad"] = seed // 4 % 2
     check(*node_model(op, [floats(1, 2, *dims)], 22, **attrs))
+
+
+@pytest.mark.parametrize("kernel", [(3, 3, 3), (1, 3, 2), (4, 1, 1), (1, 1, 1), (2, 1, 3)])
+@pytest.mark.parametrize(
+    ("op", "attrs"),
+    [
+        ("MaxPool", {}),
+        ("MaxPool", {"dilations": [1, 2, 1]}),
+        ("AveragePool", {"count_include_pad": 0}),
+        ("AveragePool", {"count_include_pad": 1, "ceil_mode": 1}),
+        ("AveragePool", {"count_include_pad": 0, "dilations": [2, 1, 2]}),
+    ],
+)
+def test_volumes_are_pooled_by_axes(op: str, attrs: dict[str, Any], kernel: tuple[int, int, int]) -> None:
+    pads = [min(1, k - 1) for k in kernel]
+    check(*node_model(op, [floats(2, 3, 9, 7, 11)], 22, kernel_shape=kernel, pads=pads * 2, strides=[2, 1, 2], **attrs))
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(("kernel", "pools"), [((3, 3, 3), 2), ((1, 3, 3), 1), ((3, 1, 1), 1)])
+def test_volumes_are_pooled_as_images(op: str, kernel: tuple[int, ...], pools: int) -> None:
+    """Which have schedules; a reduction that asks whether it is inside the volume has none."""
+    pads = [k // 2 for k in kernel] * 2
+    model, _ = node_model(op, [floats(1, 2, 6, 5, 9)], 22, kernel_shape=kernel, pads=pads)
+    mod = load(model).mod
+    names = [op_name(b.value) for block in mod["main"].body.blocks for b in block.bindings]
+    assert sum("pool2d" in name for name in names) == pools, names
+    assert all("pool2d" in name or name == "relax.reshape" for name in names if name), names
