@@ -20,6 +20,7 @@ from subtune.backends.base import Family
 from subtune.backends.cpu.bandwidth import stream_s
 from subtune.backends.cpu.families.products import fma_obstacle
 from subtune.backends.cpu.family import MODE, PER_ROW, SERIAL, STREAMED, CPUProblem
+from subtune.backends.cpu.loops.arg_extreme import in_two
 from subtune.backends.cpu.loops.prefetch import prefetch_coming_rows
 from subtune.backends.cpu.math.horizontal import fold_partials
 from subtune.core.candidate import Candidate
@@ -96,7 +97,8 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     lanes = problem.device.lanes()
-    sch = Schedule(problem.workload.func)
+    two = in_two(problem.workload.func)
+    sch = Schedule(problem.workload.func if two is None else two)
     try:
         outputs = [sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))]
         if len(outputs) != 1:
@@ -105,7 +107,7 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
         padded = pad_reductions(sch.mod["main"], lanes * knobs.unroll)
         if padded is not None:
             sch = Schedule(padded)
-        return _schedule(sch, outputs[0], knobs, lanes, padded is None)
+        return _schedule(sch, outputs[0], knobs, lanes, padded is None and two is None)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
@@ -149,7 +151,9 @@ def _schedule(sch: Schedule, output_name: str, knobs: Knobs, lanes: int, exporta
     if knobs.ahead:
         if not partials:
             return NotApplicable("rows too short to be asked for ahead")
-        folded = prefetch_coming_rows(folded, f"{partials[0]}_update", length)
+        alone, folded = folded, prefetch_coming_rows(folded, f"{partials[0]}_update", length)
+        if folded.same_as(alone):
+            return NotApplicable("no row that is read where it lies is there to be asked for ahead")
     return Kernel(folded, (), sch.trace if exportable and not partials else None)
 
 
@@ -271,4 +275,4 @@ def _last_two(sch: Schedule, partial: Any) -> tuple[Any, Any]:
     return ko, ki
 
 
-FAMILY = Family("rowwise", 2, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED, PER_ROW))
+FAMILY = Family("rowwise", 3, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED, PER_ROW))

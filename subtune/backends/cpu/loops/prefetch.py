@@ -100,11 +100,15 @@ def prefetch_coming_rows(func: PrimFunc, first: str, length: int) -> PrimFunc:
     Args:
         first: name of the block that reads a row first.
         length: elements of a row.
+
+    Unchanged where that block reads what another one made of the row.
     """
     (rows,) = (stage for stage in root_stages(func) if holds(stage, first))
     stages = list(rows.body.seq)
     begin = next(at for at, stage in enumerate(stages) if holds(stage, first))
     starts = _read_first(stages[begin], first, func.params)
+    if not starts:
+        return func
     askers = [at for at in range(begin + 1, len(stages)) if _steps(stages[at])] or [begin]
     share = -(-length // len(askers))
     for part, at in enumerate(askers):
