@@ -171,7 +171,8 @@ def average(node: Node, x: Expr, window: Window, include: bool) -> Expr:
     """The mean of each window, pads included or not; 0 where a window has nothing that counts."""
     if rank(x) == 3:
         return _row(node, average(node, _image(node, x), window.along(None, 0), include))
-    if rank(x) == 5 and dtype(x) in ("float32", "float64"):
+    if rank(x) == 5 and dtype(x) in ("float32", "float64") and dtype(node.x) == dtype(x):
+        # not of halves: what lies between the two would be twice as large
         return _volume(node, x, window, lambda node, x, part: average(node, x, part, include))
     spatial = shape(x)[2:]
     counts = window_counts(window, spatial, include)
