@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from subtune.frontends.onnx.ops.halves import is_of_half
 from subtune.frontends.onnx.ops.node import Converter, Expr, Node, const, dtype, is_float, rank, shape
 from subtune.frontends.onnx.ops.window import Window, window_of
 from subtune.tir.expressions import lowest, maximum_over
@@ -73,6 +74,7 @@ def _volume(node: Node, x: Expr, window: Window, pooled: Callable[[Node, Expr, W
     """A pool of volumes as one of their planes and one along their depth, both pools of images.
 
     So is a maximum of maxima, and a mean of means: how many elements count is the product of how many do on each axis.
+    Not of halves that are computed in float32: what lies between the two would be twice as large as the volume.
     """
     batch, channels, depth, height, width = shape(x)
     planes, along_depth = window.along(1, 2), window.along(0, None)
@@ -97,7 +99,7 @@ def maximum(node: Node, x: Expr, window: Window) -> Expr:
     """The maximum of every window; pads do not count."""
     if rank(x) == 3:
         return _row(node, maximum(node, _image(node, x), window.along(None, 0)))
-    if rank(x) == 5 and dtype(x) in ("float32", "float64", "float16"):
+    if rank(x) == 5 and dtype(x) in ("float32", "float64", "float16") and not is_of_half(node, x):
         return _volume(node, x, window, maximum)
     window = window.trimmed(shape(x)[2:])
     if rank(x) == 4 and dtype(x) in ("float32", "float64", "float16"):
@@ -171,8 +173,7 @@ def average(node: Node, x: Expr, window: Window, include: bool) -> Expr:
     """The mean of each window, pads included or not; 0 where a window has nothing that counts."""
     if rank(x) == 3:
         return _row(node, average(node, _image(node, x), window.along(None, 0), include))
-    if rank(x) == 5 and dtype(x) in ("float32", "float64") and dtype(node.x) == dtype(x):
-        # not of halves: what lies between the two would be twice as large
+    if rank(x) == 5 and dtype(x) in ("float32", "float64") and not is_of_half(node, x):
         return _volume(node, x, window, lambda node, x, part: average(node, x, part, include))
     spatial = shape(x)[2:]
     counts = window_counts(window, spatial, include)
