@@ -20,19 +20,20 @@ Tile = Callable[[Candidate], object]
 """What of a candidate is not the loops around its tile: `Backend.tile`."""
 
 
-def in_turn(candidates: Sequence[Candidate], tile: Tile) -> list[Candidate]:
-    """The first of every implementation come first, then those of every tile: another one tells more.
+def in_turn(candidates: Sequence[Candidate], tile: Tile, families_first: bool = False) -> list[Candidate]:
+    """The first of every tile come first: another tile tells more than other loops around the same.
 
-    The model's error is a factor for each implementation, and for each tile, whatever the loops around it.
+    Args:
+        families_first: the first of every implementation before those: where the model compares two of them less well
+            than two tiles.
     """
     heads: dict[object, Candidate] = {}
-    for candidate in candidates:
+    for candidate in candidates if families_first else ():
         heads.setdefault((candidate.family, candidate.is_serial), candidate)
     tiles = {tile(candidate): candidate for candidate in heads.values()}
     for candidate in candidates:
         tiles.setdefault(tile(candidate), candidate)
-    first = list(dict.fromkeys([*heads.values(), *tiles.values()]))
-    return [*first, *(c for c in candidates if c not in set(first))]
+    return list(dict.fromkeys([*heads.values(), *tiles.values(), *candidates]))
 
 
 def unconditional(count: int, cores: int) -> int:

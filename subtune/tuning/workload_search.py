@@ -84,9 +84,9 @@ class WorkloadSearch:
         self._session, self._database, self._tell = session, database, tell
         fresh = proposals.fresh
         is_one_wave = len(fresh) < TWO_WAVES
-        self._waiting = list(fresh) if is_one_wave else in_turn(fresh, job.device.backend.tile)
-        # where other workloads are built meanwhile no core is idle
-        cores = 1 if job.device.backend.measuring.overlaps else usable_cores()
+        overlaps = job.device.backend.measuring.overlaps
+        self._waiting = list(fresh) if is_one_wave else in_turn(fresh, job.device.backend.tile, overlaps)
+        cores = 1 if overlaps else usable_cores()  # where other workloads are built meanwhile no core is idle
         self._sure = len(fresh) if is_one_wave else unconditional(len(fresh), cores)
         self._built: dict[Candidate, Built] = {}
         self._rough: tuple[Candidate, Comparison] | None = None
