@@ -19,7 +19,7 @@ from tvm.ir import Call
 
 from subtune.core.numerics import HALVES
 from subtune.passes.exprs import Expr, dtype_of, op_name, shape_of
-from subtune.passes.rewriter import Walk, rewrite
+from subtune.passes.rewriter import Walk, rewrite, with_blocks
 
 _FULL = "float32"
 
@@ -57,12 +57,7 @@ def casts_where_read(mod: tvm.IRModule) -> tvm.IRModule:
         changed = changed or bool(made)
     if not changed:
         return mod
-    out = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
-    body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, func.body.body))
-    out.update_func(
-        mod.get_global_var("main"), relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
-    )
-    return out
+    return with_blocks(mod, blocks)
 
 
 def _split_casts(bindings: Sequence[Any]) -> tuple[list[Any], int]:

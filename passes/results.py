@@ -14,6 +14,7 @@ from tvm import relax
 from tvm.ir import Call
 
 from subtune.passes.exprs import op_name
+from subtune.passes.rewriter import with_blocks
 from subtune.passes.uses import count_uses
 
 _MOVES = ("relax.permute_dims", "relax.strided_slice")
@@ -39,12 +40,7 @@ def copies_for_results(mod: tvm.IRModule) -> tvm.IRModule:
     if not own:
         return mod
     results = relax.VarBinding(given.var, tvm.ir.Tuple([own.get(field, field) for field in given.value.fields]))
-    blocks = [*func.body.blocks[:-1], relax.DataflowBlock([*bindings, results])]
-    body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, func.body.body))
-    out = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
-    made = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
-    out.update_func(mod.get_global_var("main"), made)
-    return out
+    return with_blocks(mod, [*func.body.blocks[:-1], relax.DataflowBlock([*bindings, results])])
 
 
 def _chain(result: Any, values: dict[Any, Any]) -> list[Any]:

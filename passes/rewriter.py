@@ -223,6 +223,16 @@ def rewrite(mod: tvm.IRModule, rules: Rules) -> tvm.IRModule:
     return out
 
 
+def with_blocks(mod: tvm.IRModule, blocks: Sequence[Any]) -> tvm.IRModule:
+    """The module whose `main` has these blocks, and the result it has."""
+    func = mod["main"]
+    body = relax.BlockBuilder().normalize(relax.SeqExpr(list(blocks), func.body.body))
+    out = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    made = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+    out.update_func(mod.get_global_var("main"), made)
+    return out
+
+
 def _rewrite_function(func: relax.Function, rules: Rules, half: str) -> relax.Function:
     if not any(block.bindings for block in func.body.blocks):
         return func
