@@ -26,7 +26,6 @@ from subtune.pipeline import Prepared, prepare
 from subtune.report.compile_report import CompileReport
 from subtune.report.provenance import failures, kernel_origins, note_of_elsewhere, rows, source_of
 from subtune.tuning.alternatives import chosen_partition, plan
-from subtune.tuning.choose import choose
 from subtune.tuning.predict import predict
 from subtune.tuning.search import Search, tune
 from subtune.tuning.weights import known_to_be_slower, within
@@ -81,10 +80,10 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
                 measurer=options.measurer,
                 progress=options.progress,
                 later=planned.later,
+                worth=planned.prospects.worth_tuning,
             )
         with clock.stage("choose"):
-            reasons = {**planned.reasons, **records.failures}
-            choices = choose(others, records, reasons, device.model.between_kernels_s, planned.expected)
+            choices = planned.choices(others, records)
             prepared = prepared.arranged(chosen_partition(prepared.graph, others, choices))
             guesses = predict(prepared.subgraphs, device, known=records) if options.tune and is_elsewhere else {}
             ships = Winners(records, guesses).kernels(prepared.subgraphs, device)
@@ -93,8 +92,8 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
         subgraphs, imported, products = prepared.subgraphs, prepared.imported, prepared.graph.products()
         verification = _verification(model, prepared, device, options, beside)
-        origins, source = kernel_origins(subgraphs, winners), source_of(model, options.shapes, options.precision)
-        about = (imported.inputs, imported.outputs, origins, source, imported.name)
+        source = source_of(model, options.shapes, options.precision)
+        about = (imported.inputs, imported.outputs, kernel_origins(subgraphs, winners), source, imported.name)
         notes = (*imported.notes, *((note_of_elsewhere(device, winners),) if is_elsewhere else ()))
         spliced = [splice(prepared.mod, kernels)]
         if dump is not None:

@@ -147,7 +147,11 @@ def choices_text(choices: Sequence[Choice], *, why: bool = False) -> list[str]:
     """A block of lines for each region: its alternatives, their latencies, and `>` before the one that is taken."""
     if not choices:
         return []
-    saved = sum(choice.uses * (choice.alternatives[0].seconds - choice.chosen.seconds) for choice in choices)
+    saved = sum(
+        choice.uses * (choice.alternatives[0].seconds - choice.chosen.seconds)
+        for choice in choices
+        if choice.alternatives[0].seconds
+    )
     taken = sum(choice.uses for choice in choices if choice.taken)
     total = sum(choice.uses for choice in choices)
     lines = [f"regions with alternatives: {total}; another than the partition's is taken in {taken}"]
@@ -160,7 +164,7 @@ def choices_text(choices: Sequence[Choice], *, why: bool = False) -> list[str]:
             alternative = choice.alternatives[index]
             mark = ">" if index == choice.taken else " "
             figure = f"{alternative.seconds * 1e6:10.1f} us" if alternative.seconds else f"{'-':>10}   "
-            gain = f"  {choice.gain:.2f}x" if index == choice.taken and choice.taken else ""
+            gain = f"  {choice.gain:.2f}x" if index == choice.taken and choice.gain > 1 else ""
             note = f"  ({alternative.note})" if alternative.note else ""
             lines.append(f"  {mark} {alternative.name:<{width}} {figure}  {_kernels(alternative)}{gain}{note}")
             if why and alternative.why:

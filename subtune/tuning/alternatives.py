@@ -16,7 +16,8 @@ from subtune.database import Database
 from subtune.passes.partition import check_partition
 from subtune.passes.regroup import rearrange
 from subtune.tuning.choose import Choice, choose, chosen_alternatives, fastest_foreseen
-from subtune.tuning.search import Single
+from subtune.tuning.prospects import Prospects
+from subtune.tuning.search import Records, Single
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +32,19 @@ class Plan:
     Attributes:
         expected: seconds of a workload, by key: measured earlier or predicted. Without those that nothing schedules.
         reasons: by workload key, why it is not worth a measurement.
+        prospects: which of `later` may still win.
     """
 
     first: tuple[Single, ...]
     later: tuple[Single, ...]
     expected: Mapping[str, float] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    prospects: Prospects = field(default_factory=lambda: Prospects((), {}))
+
+    def choices(self, others: Alternatives, records: Records) -> tuple[Choice, ...]:
+        """What is taken by what was measured."""
+        reasons = {**self.reasons, **records.reasons()}
+        return choose(others, records, reasons, self.prospects.between_s, self.expected)
 
 
 def plan(own: Sequence[Subgraph], others: Alternatives, device: Device, database: Database | None) -> Plan:
@@ -57,7 +65,8 @@ def plan(own: Sequence[Subgraph], others: Alternatives, device: Device, database
         uses.update(region.alternatives[taken].keys)
     first = [Single(workloads[key], count) for key, count in uses.items() if count > 0]
     later = [Single(workload, 1) for key, workload in workloads.items() if uses[key] <= 0 and key not in reasons]
-    return Plan(tuple(first), tuple(later), expected, reasons)
+    prospects = Prospects(others.regions, expected, device.model.between_kernels_s)
+    return Plan(tuple(first), tuple(later), expected, reasons, prospects)
 
 
 def _expected_s(workload: Workload, device: Device, database: Database | None) -> float | None:

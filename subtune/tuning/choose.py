@@ -49,8 +49,9 @@ class Choice:
 
     @property
     def gain(self) -> float:
-        """The partition's own latency over that of the chosen one."""
-        return self.alternatives[0].seconds / self.chosen.seconds if self.chosen.seconds else 1.0
+        """The partition's own latency over that of the chosen one; 1.0 where one of them was not measured."""
+        own = self.alternatives[0].seconds
+        return own / self.chosen.seconds if own and self.chosen.seconds else 1.0
 
 
 def choose(

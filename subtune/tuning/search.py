@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,9 +27,13 @@ from subtune.database import Database
 from subtune.measure import Measurer, given_or_local
 from subtune.tuning.order import GROUP, bound_s, next_turn
 from subtune.tuning.proposals import Policy, policy, propose
+from subtune.tuning.prospects import OUTRUN, Seen
 from subtune.tuning.workload_search import Job, Step, WorkloadSearch
 
 _log = logging.getLogger(__name__)
+
+
+Worth = Callable[[Seen], Set[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class Records(dict[str, Record]):
     """Winners by workload key. Of workloads that are missing nothing was confirmed: the default is used.
 
     `interrupted` says that the user ended the run (Ctrl-C); `failures` why a workload could not be tuned at all;
-    `outcomes` what became of every candidate that this run tried, by workload key.
+    `outcomes` what became of every candidate that this run tried, by workload key; `outrun` the keys of those that
+    were not worth tuning, or not to the end.
     """
 
     def __init__(self) -> None:
@@ -66,6 +71,11 @@ class Records(dict[str, Record]):
         self.interrupted = False
         self.failures: dict[str, str] = {}
         self.outcomes: dict[str, dict[Candidate, Timing | Failure]] = {}
+        self.outrun: set[str] = set()
+
+    def reasons(self) -> dict[str, str]:
+        """Why workloads were not tuned, or not to the end, by their keys."""
+        return {**dict.fromkeys(self.outrun, OUTRUN), **self.failures}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +130,7 @@ def tune(
     measurer: Measurer | None = None,
     progress: ProgressCallback | None = None,
     later: Iterable[Tunable] = (),
+    worth: Worth | None = None,
 ) -> Records:
     """Tune every distinct workload once, within the budget.
 
@@ -128,8 +139,9 @@ def tune(
 
     Args:
         later: tuned in the same way, with what time is left when all of `subgraphs` are done.
+        worth: by what was seen, the keys of those of `later` that are worth time; asked again and again. None: all.
     """
-    return _Tuning(as_device(device), search, database, progress or _ignore).run(subgraphs, later, measurer)
+    return _Tuning(as_device(device), search, database, progress or _ignore).run(subgraphs, (later, worth), measurer)
 
 
 class _Tuning:
@@ -144,9 +156,14 @@ class _Tuning:
         self._searches: list[WorkloadSearch] = []
         self._done = self._total = 0
 
-    def run(self, subgraphs: Iterable[Tunable], later: Iterable[Tunable], measurer: Measurer | None) -> Records:
+    def run(
+        self,
+        subgraphs: Iterable[Tunable],
+        later: tuple[Iterable[Tunable], Worth | None],
+        measurer: Measurer | None,
+    ) -> Records:
         parts, known = [], set()
-        for part in (subgraphs, later):
+        for part in (subgraphs, later[0]):
             jobs = [job for job in self._jobs(part) if job.workload.key not in known]
             known |= {job.workload.key for job in jobs}
             parts.append([job for job in jobs if not self._is_finished(job)])
@@ -156,8 +173,8 @@ class _Tuning:
             try:
                 with given_or_local(measurer) as used:
                     used.start(self._device)
-                    for jobs in parts:
-                        self._tune(jobs, used)
+                    for jobs, worth in zip(parts, (None, later[1]), strict=True):
+                        self._tune(jobs, used, worth)
             except KeyboardInterrupt:
                 self._records.interrupted = True
         return self._records
@@ -186,14 +203,32 @@ class _Tuning:
             self._records[job.workload.key] = record
         return bool(record and record.complete and record.topk >= self._search.topk)
 
-    def _tune(self, jobs: Sequence[Job], measurer: Measurer) -> None:
+    def _tune(self, jobs: Sequence[Job], measurer: Measurer, worth: Worth | None) -> None:
         """Turns until all are done or the time is over. Sessions stay open meanwhile."""
         with ExitStack() as sessions:
+            wanted = self._worthwhile([job.workload.key for job in jobs], worth)
+            self._done += sum(job.workload.key not in wanted for job in jobs)
+            jobs = [job for job in jobs if job.workload.key in wanted]
             searches = [found for job in jobs if (found := self._begun(job, measurer, sessions))]
             self._searches = searches
             is_hurried = not math.isinf(self._deadline)
             while time.monotonic() < self._deadline and (turn := next_turn(searches, is_hurried)):
                 self._take(turn, searches, is_hurried)
+                wanted = self._worthwhile([search.job.workload.key for search in searches], worth)
+                for search in [search for search in searches if search.job.workload.key not in wanted]:
+                    searches.remove(search)
+                    self._done += 1
+
+    def _worthwhile(self, keys: Sequence[str], worth: Worth | None) -> Set[str]:
+        if worth is None or not keys:
+            return set(keys)
+        seconds = {key: record.timing.min_s for key, record in self._records.items()}
+        seconds |= dict.fromkeys(self._records.failures, math.inf)
+        going = {search.job.workload.key: search for search in self._searches if search.step != Step.DONE}
+        seconds |= {key: search.looked_s for key, search in going.items() if not math.isinf(search.looked_s)}
+        wanted = worth(Seen(seconds, seconds.keys() - going.keys()))
+        self._records.outrun.update(set(keys) - wanted)
+        return wanted
 
     def _begun(self, job: Job, measurer: Measurer, sessions: ExitStack) -> WorkloadSearch | None:
         try:

@@ -100,14 +100,17 @@ class WorkloadSearch:
         return len(self.outcomes)
 
     @property
-    def build_s(self) -> float:
-        """Of a candidate, on average."""
+    def build_s(self) -> float:  # of a candidate, on average
         return sum(built.build_s for built in self._built.values()) / max(1, len(self._built))
 
     @property
     def best_s(self) -> float:
         """The fastest that was seen, confirmed or not; infinite before the first."""
         return min((o.min_s for o in self.outcomes.values() if isinstance(o, Timing)), default=math.inf)
+
+    @property
+    def looked_s(self) -> float:  # of those that were timed, and not only checked
+        return min((timing.min_s for timing in self.looks.values()), default=math.inf)
 
     @property
     def rough_gain(self) -> float:
@@ -198,7 +201,7 @@ class WorkloadSearch:
                 return
             if isinstance(self.outcomes.get(candidate), Failure):
                 continue
-            seen = self._session.time(candidate, LOOK_S, GIVE_UP * self._fastest_look())
+            seen = self._session.time(candidate, LOOK_S, GIVE_UP * self.looked_s)
             if isinstance(seen, Failure) and time.monotonic() >= deadline:
                 return  # it was cut off, which says nothing about it
             self._note(candidate, seen)
@@ -276,9 +279,6 @@ class WorkloadSearch:
         is_better = self.record is None or self.record.confirmed == CALLS or self.record.is_default
         if is_better and _is_faster(seen):
             self._decide(candidate, seen, CALLS)
-
-    def _fastest_look(self) -> float:
-        return min((timing.min_s for timing in self.looks.values()), default=math.inf)
 
     def _light_first(self, order: list[Candidate]) -> list[Candidate]:
         """`order`, but first what is nearly as fast as the fastest and needs megabytes less of weights."""

@@ -7,7 +7,8 @@ Different from TVM's `s_tir`:
 - LowerWarpMemory as often as it finds something: it lowers the first buffer of a list of statements only
   (apache-tvm 0.27.0.post1);
 - maxima and minima keep NaN (`nan`);
-- erf is a polynomial (`erf`), and so is GELU where halves are stored (`gelu`).
+- erf is a polynomial (`erf`), and so is GELU where halves are stored (`gelu`);
+- a kernel starts while the one before it ends (`dependent_launch`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
+from subtune.backends.cuda.lowering.dependent_launch import start_early, wait_for_previous
 from subtune.backends.cuda.lowering.erf import polynomial_erf
 from subtune.backends.cuda.lowering.gelu import short_gelu
 from subtune.backends.cuda.lowering.nan import nan_kept
@@ -46,7 +48,7 @@ def s_tir_passes() -> tuple[Any, ...]:
         t.ThreadSync("shared.dyn"), t.ThreadSync("warp"), t.InferFragment(), t.LowerThreadAllreduce(),
         t.InjectPTXAsyncCopy(), t.MergeSharedMemoryAllocations(),
         # host and device
-        x.SplitHostDevice(), x.MakePackedAPI(), x.FP8StorageLegalize(), x.BF16StorageLegalize(),
+        start_early, x.SplitHostDevice(), x.MakePackedAPI(), x.FP8StorageLegalize(), x.BF16StorageLegalize(),
     )  # fmt: skip
 
 
@@ -86,6 +88,7 @@ def finalize_device() -> Any:
             x.LowerIntrin(),
             nan_kept,
             printable,
+            wait_for_previous,
         ]
     )
 

@@ -9,6 +9,8 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.ir import IRModule
 
+from subtune.backends.cuda.lowering.dependent_launch import start_early
+
 TIRX_ATTR = "subtune.tirx"
 """On kernels that go through TVM's tirx pipeline instead of that of schedulable TIR."""
 
@@ -19,8 +21,8 @@ def tirx_passes() -> tuple[Any, ...]:
     return (
         x.LowerTIRx(), s_tir.transform.UnifyThreadBinding(), x.StmtSimplify(), x.LowerTIRxOpaque(), x.FlattenBuffer(),
         x.BF16ComputeLegalize(), x.NarrowDataType(32), x.VectorizeLoop(True), x.UnrollLoop(), x.StmtSimplify(),
-        x.FP8ComputeLegalize(), x.VerifyMemory(), x.AnnotateEntryFunc(), x.SplitHostDevice(), x.MakePackedAPI(),
-        x.FP8StorageLegalize(), x.BF16StorageLegalize(),
+        x.FP8ComputeLegalize(), x.VerifyMemory(), x.AnnotateEntryFunc(), start_early, x.SplitHostDevice(),
+        x.MakePackedAPI(), x.FP8StorageLegalize(), x.BF16StorageLegalize(),
     )  # fmt: skip
 
 

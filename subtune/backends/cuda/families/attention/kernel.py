@@ -191,6 +191,7 @@ def attention_func(
         free_v = pool.alloc((stages,), "uint64", align=8)
         pool.commit()
         group: T.let[T.int32] = T.tvm_warp_shuffle(0xFFFFFFFF, tid // 128, 0, 32, 32)
+        T.ptx.griddepcontrol.launch_dependents()
         if tid == 0:
             T.ptx.prefetch.tensormap(T.address_of(map_q))
             T.ptx.prefetch.tensormap(T.address_of(map_k))
@@ -208,6 +209,7 @@ def attention_func(
             T.ptx.bar.arrive(T.uint32(_READY), T.uint32(knobs.threads))
         else:
             T.ptx.bar.sync(T.uint32(_READY), T.uint32(knobs.threads))
+        T.ptx.griddepcontrol.wait()
         stage: T.int32 = 0
         phase: T.int32 = 0
         tile: T.int32 = block

@@ -135,6 +135,7 @@ def wgmma_func(
         turn = pool.alloc((2,), "uint64", align=8)
         pool.commit()
         group: T.let[T.int32] = T.tvm_warp_shuffle(0xFFFFFFFF, tid // 128, 0, 32, 32)
+        T.ptx.griddepcontrol.launch_dependents()
         if tid == 0:
             T.ptx.prefetch.tensormap(T.address_of(map_a))
             T.ptx.prefetch.tensormap(T.address_of(map_b))
@@ -152,6 +153,7 @@ def wgmma_func(
             T.ptx.bar.arrive(T.uint32(_READY), T.uint32(t.threads))
         else:
             T.ptx.bar.sync(T.uint32(_READY), T.uint32(t.threads))
+        T.ptx.griddepcontrol.wait()
         stage: T.int32 = 0
         phase: T.int32 = 0
         tile: T.int32 = block

@@ -1,0 +1,53 @@
+"""Kernels of GPUs that can start them early wait for the one before; those of others are as they were."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from subtune import backends
+from subtune.backends import device_of
+from subtune.core.candidate import DEFAULT
+from subtune.core.numerics import Numerics
+from subtune.models import reduced
+from subtune.pipeline import prepare
+
+WAIT, RELEASE = "griddepcontrol_wait()", "griddepcontrol_launch_dependents()"
+
+
+def kernels(target: str) -> list[tuple[str, str]]:
+    """(schedule, body) of every kernel of a small model: the default and the first candidate of each workload."""
+    device = device_of(target, None, None, Numerics(), is_measured=False)
+    forms = device.backend.forms(device.model)
+    prepared = prepare(reduced("bert", layers=1), None, Numerics(precision="fp16"), None, None, forms)
+    found = []
+    for subgraph in prepared.subgraphs:
+        for candidate in (DEFAULT, *backends.candidates(subgraph.workload, device, 1)):
+            kernel: Any = backends.schedule(subgraph.workload, candidate, device)
+            module = device.backend.lower(kernel.func.with_attr("global_symbol", "main"), device)
+            source = str(module.imports[0].inspect_source())
+            for definition in re.split(r'extern "C" __global__ ', source)[1:]:
+                head, _, body = definition.partition("{")
+                if body and ";" not in head:
+                    found.append((str(candidate), body))
+    return found
+
+
+def test_every_kernel_waits_before_it_touches_memory() -> None:
+    found = kernels("h200")
+    assert len({schedule.partition("(")[0] for schedule, _ in found}) >= 4
+    for schedule, body in found:
+        assert RELEASE in body, schedule
+        before, waits, after = body.partition(WAIT)
+        assert waits, schedule
+        assert WAIT not in after, schedule
+        parameters = set(re.findall(r"\b\w+_ptr\b", after)) & set(re.findall(r"\b\w+_ptr\b", before))
+        declared = set(re.findall(r"(\w+_ptr)\[\d*\];", before))
+        assert not parameters - declared, f"{schedule} uses {parameters} before it waits"
+
+
+@pytest.mark.parametrize("target", ["nvidia/geforce-rtx-3070"])
+def test_older_gpus_know_nothing_of_it(target: str) -> None:
+    assert not [schedule for schedule, body in kernels(target) if "griddepcontrol" in body]
