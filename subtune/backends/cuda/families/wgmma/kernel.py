@@ -214,6 +214,7 @@ def wgmma_func(
                 before: T.int32 = 0
                 at = T.meta_var(walk.stored_at(walk.where(tile, rank, consumer), rank))
                 fetched = T.meta_var(store.fetch(at, lane))
+                held = T.meta_var(store.load_ahead(at, 0 if t.boxes > 1 else first, lane))
                 base = T.meta_var(T.Bind((consumer * 2 + odd) * t.stored_columns) if has_columns else 0)
                 if has_columns and is_single:  # while the first step is on its way
                     store.share(fetched, columns, base, lane)
@@ -262,7 +263,8 @@ def wgmma_func(
                 totals = T.meta_var(
                     part_of_sums(sums, ring, m64, acc, t.split, rank, tid - 128, t.threads - 128) if t.split > 1
                     else sums)
-                store.emit(totals, staged, at, 0 if t.boxes > 1 else first, consumer, lane, m64, columns, base)
+                store.emit(totals, staged, at, 0 if t.boxes > 1 else first, consumer, lane, m64, held, columns,
+                           base)
                 odd = 1 - odd
                 if t.alternate:
                     skipped: T.let[T.int32] = stage + (t.consumers - 1) * walk.steps

@@ -4,8 +4,9 @@
         staged = first(sum, column)             on the registers of the multiplication: bias, scale, activation
         out[...] = rest(staged, row, column)    after the exchange, 16 bytes of a row to a thread: residual and the like
 
-The split is `epilogue.split`'s. `staged` has the dtype that the model's own TIR has there, so nothing is rounded that
-the model does not round.
+What `rest` loads of rows and columns, a residual say, is on its way while the tile is multiplied, as far as there are
+registers for it. The split is `epilogue.split`'s. `staged` has the dtype that the model's own TIR has there, so nothing
+is rounded that the model does not round.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _VECTOR_BYTES = 16
 _THREADS = 128  # of a consumer
 _FETCHED_BITS = 32
 _MAX_FETCHED = 3
+_SPARE_REGISTERS = 8  # that nothing loaded ahead may take
 _MATRICES = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 
 
@@ -61,6 +63,28 @@ class Store:
 
     def shared_elements(self) -> int:
         return self.tiling.consumers * 4 * 16 * chunk_pitch(self.tiling.stored_columns, self.dtype)
+
+    @property
+    def width(self) -> int:
+        """Columns that a warp exchanges at once."""
+        return chunk_columns(self.tiling.stored_columns, self.dtype)
+
+    @property
+    def turns(self) -> int:
+        """Vectors of a thread in a chunk: of 16 rows and `width` columns."""
+        return 16 * (self.width // self.vector) // 32
+
+    @property
+    def chunks(self) -> int:
+        """Of a consumer's tile, for each of its warps."""
+        return self.tiling.m_consumer // 64 * (self.tiling.stored_columns // self.width)
+
+    @property
+    def ahead(self) -> int:
+        """Chunks whose wide loads are begun before the tile is multiplied, or while others are stored."""
+        registers = sum(self.vector * dtype_bits(str(load.source.dtype)) // 32 for load in self.wide) * self.turns
+        spare = self.tiling.spare_registers - _SPARE_REGISTERS
+        return min(self.chunks, max(0, spare // registers)) if registers else 0
 
     def env(self, at: dict[int, Any]) -> dict[Any, Any]:
         """The anchor's axes from the index into each group of them."""
@@ -117,38 +141,75 @@ class Store:
     def index(self, indices: Any, at: dict[int, Any]) -> list[Any]:
         return [Rebuild(self.env(at))(i) for i in indices]
 
+    def _of_row(self, corner: dict[int, Any], row: Any) -> dict[int, Any]:
+        at = dict(corner)
+        for g, rows in reversed(list(zip(self.view.rows, self.tiling.rows, strict=True))):
+            at[g] = corner[g] + (row % rows if g != self.view.rows[0] else row)
+            row = row // rows
+        return at
+
+    def _inside(self, at: dict[int, Any], column: Any) -> Any:
+        """True, or the condition under which the elements are the tile's own."""
+        view, ragged = self.view, self.walk.ragged()
+        conditions = [at[g] < view.groups[g].extent for g in view.rows if g in ragged]
+        conditions += [column < view.extent(view.n)] if view.n in ragged else []
+        return tirx.all(*conditions) if conditions else True
+
+    def _place(self, corner: dict[int, Any], first: Any, chunk: Any, turn: Any, lane: Any) -> tuple[Any, Any, Any, Any]:
+        """Of a thread's vector: row and column in the chunk, the rows' indices, and the column in the output."""
+        per_row, vector, across = self.width // self.vector, self.vector, self.tiling.stored_columns // self.width
+        r: Any = T.Bind((turn * 32 + lane % 32) // per_row)
+        c: Any = T.Bind((turn * 32 + lane % 32) % per_row * vector)
+        at = bound(self._of_row(corner, first + chunk // across * 64 + lane // 32 * 16 + r))
+        # codegen vectorises a load only where it sees in the index itself that it is aligned
+        return r, c, at, corner[self.view.n] // vector * vector + chunk % across * self.width + c
+
+    def _load_wide(self, into: list[Any], base: Any, at: dict[int, Any], column: Any) -> None:
+        for load, local in zip(self.wide, into, strict=True):
+            with T.vectorized(self.vector) as v:
+                where = self.index(load.indices, {**at, self.view.n: column + v})
+                T.buffer_store(local, tirx.BufferLoad(self.buffers[load.source], where), [base + v])
+
+    def load_ahead(self, corner: dict[int, Any], first: Any, lane: Any) -> list[Any]:
+        """Begin the wide loads of the first chunks: registers for each of `wide`."""
+        size = max(1, self.ahead) * self.turns * self.vector
+        held = [T.alloc_local((size,), str(load.source.dtype)) for load in self.wide]
+        for chunk in range(self.ahead):
+            for turn in range(self.turns):
+                self._load_if_inside(held, corner, first, chunk, turn, lane)
+        return held
+
+    def _held_at(self, chunk: Any, turn: Any) -> Any:
+        """Where a vector of a chunk is in what is held."""
+        return (chunk % self.ahead * self.turns + turn) * self.vector if self.ahead else 0
+
+    def _load_if_inside(
+        self, held: list[Any], corner: dict[int, Any], first: Any, chunk: Any, turn: Any, lane: Any
+    ) -> None:
+        _, _, at, column = self._place(corner, first, chunk, turn, lane)
+        base = self._held_at(chunk, turn)
+        condition = self._inside(at, column)
+        if condition is True:
+            self._load_wide(held, base, at, column)
+        else:
+            with T.If(condition), T.Then():
+                self._load_wide(held, base, at, column)
+
     # long: one piece of a kernel in TVMScript, whose steps share the thread's rows and columns
     def emit(
         self, sums: Any, staging: Any, corner: dict[int, Any], first: Any, consumer: Any, lane: Any, m64: int,
-        shared: Sequence[Any] = (), base: Any = 0,
+        held: Sequence[Any] = (), shared: Sequence[Any] = (), base: Any = 0,
     ) -> None:  # fmt: skip
         """Store `m64` times 64 rows of the tile at `corner`, from `first` on; `lane`: the consumer's thread of 128.
 
-        `shared` has what was fetched, from `base` on.
+        `held` is what `load_ahead` began, `shared` has what was fetched, from `base` on.
         """
         t, view, vector = self.tiling, self.view, self.vector
-        width, pitch = chunk_columns(t.stored_columns, self.dtype), chunk_pitch(t.stored_columns, self.dtype)
-        ragged = self.walk.ragged()
+        width, pitch = self.width, chunk_pitch(t.stored_columns, self.dtype)
         n, out = view.n, self.buffers[self.epilogue.out]
-        per_row, count = width // vector, t.stored_columns // 2
+        count, ahead, chunks, turns = t.stored_columns // 2, self.ahead, self.chunks, self.turns
         is_16 = dtype_bits(self.dtype) == 16
         is_plain = self.first is self.epilogue.value
-        columns = view.extent(n)
-        # codegen vectorises a load only where it sees in the index itself that it is aligned
-        aligned = corner[n] // vector * vector
-
-        def of_row(row: Any) -> dict[int, Any]:
-            at = dict(corner)
-            for g, rows in reversed(list(zip(view.rows, t.rows, strict=True))):
-                at[g] = corner[g] + (row % rows if g != view.rows[0] else row)
-                row = row // rows
-            return at
-
-        def inside(at: dict[int, Any], column: Any) -> Any:
-            """True, or the condition under which the elements are the tile's own."""
-            conditions = [at[g] < view.groups[g].extent for g in view.rows if g in ragged]
-            conditions += [column < columns] if n in ragged else []
-            return tirx.all(*conditions) if conditions else True
 
         def first_of(j: Any, h: Any) -> Any:
             """Column of the first of two sums: h is half of the 16 columns, then half of the 16 rows."""
@@ -160,16 +221,9 @@ class Store:
         def indices(at: dict[int, Any], column: Any) -> list[Any]:
             return self.index(self.epilogue.indices, placed(at, column))
 
-        def load_wide(others: list[Any], at: dict[int, Any], column: Any) -> None:
-            for load, local in zip(self.wide, others, strict=True):
-                with T.vectorized(vector) as v:
-                    source = self.buffers[load.source]
-                    value = tirx.BufferLoad(source, self.index(load.indices, placed(at, column + v)))
-                    T.buffer_store(local, value, [v])
-
-        def loaded(others: list[Any], v: Any) -> dict[Any, Any]:
+        def loaded(others: list[Any], at: Any) -> dict[Any, Any]:
             return {
-                load: local[v].astype("float32") if str(load.source.dtype) in NARROW else local[v]
+                load: local[at].astype("float32") if str(load.source.dtype) in NARROW else local[at]
                 for load, local in zip(self.wide, others, strict=True)
             }
 
@@ -183,14 +237,15 @@ class Store:
             own: T.let[T.int32] = lane % 32
             eight = T.alloc_local((8,), self.dtype)
             values = T.alloc_local((vector,), self.dtype)
-            others = T.meta_var([T.alloc_local((vector,), str(load.source.dtype)) for load in self.wide])
+            others = T.meta_var(list(held) or [T.alloc_local((vector,), str(load.source.dtype)) for load in self.wide])
             results = T.alloc_local((vector,), self.epilogue.dtype)
             for m in T.unroll(m64):
-                for chunk in T.unroll(t.stored_columns // width):
+                for across in T.unroll(t.stored_columns // width):
+                    chunk = T.meta_var(m * (t.stored_columns // width) + across)
                     for j in T.unroll(width // 16):
                         for e in T.unroll(8):
-                            total = T.meta_var(sums[m * count + chunk * (width // 2) + j * 8 + e])
-                            in_tile = T.meta_var(chunk * width + first_of(j, e // 2) + e % 2)
+                            total = T.meta_var(sums[m * count + across * (width // 2) + j * 8 + e])
+                            in_tile = T.meta_var(across * width + first_of(j, e // 2) + e % 2)
                             eight[e] = self.staged(total, corner, corner[n] + in_tile, ready(in_tile))
                         if is_16:
                             words = eight.view("uint32")
@@ -202,23 +257,27 @@ class Store:
                                     row = T.meta_var(own // 4 + h % 2 * 8)
                                     staging[own_base + row * pitch + first_of(j, h) + v] = eight[h * 2 + v]
                     T.cuda.warp_sync()
-                    for turn in T.unroll(16 * per_row // 32):
-                        r: T.let[T.int32] = (turn * 32 + own) // per_row
-                        c: T.let[T.int32] = (turn * 32 + own) % per_row * vector
-                        at = T.meta_var(bound(of_row(first + m * 64 + lane // 32 * 16 + r)))
-                        column = T.meta_var(aligned + chunk * width + c)
-                        if inside(at, column):
+                    for turn in T.unroll(turns):
+                        place = T.meta_var(self._place(corner, first, chunk, turn, lane))
+                        r, c, at, column = T.meta_var(place)
+                        here = T.meta_var(self._held_at(chunk, turn))
+                        if self._inside(at, column):
                             for v in T.vectorized(vector):
                                 values[v] = staging[own_base + r * pitch + c + v]
                             if is_plain:
                                 for v in T.vectorized(vector):
                                     T.buffer_store(out, values[v], indices(at, column + v))
                             else:
-                                load_wide(others, at, column)
+                                if ahead == 0:
+                                    self._load_wide(others, 0, at, column)
                                 for v in T.unroll(vector):
-                                    results[v] = self.stored(values[v], placed(at, column + v), loaded(others, v))
+                                    results[v] = self.stored(
+                                        values[v], placed(at, column + v), loaded(others, here + v))
                                 for v in T.vectorized(vector):
                                     T.buffer_store(out, results[v], indices(at, column + v))
+                        if ahead > 0:  # noqa: SIM102 - the one is decided here, the other once loops are unrolled
+                            if chunk + ahead < chunks:
+                                self._load_if_inside(others, corner, first, chunk + ahead, turn, lane)
                     T.cuda.warp_sync()
         # fmt: on
 

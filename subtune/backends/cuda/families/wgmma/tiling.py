@@ -114,11 +114,23 @@ class Tiling:
         needed = self.shared_bytes(stored, fetched)
         if needed > shared_bytes or self.blocks_per_sm * (needed + 1024) > shared_per_sm_bytes:
             return f"{needed} bytes of shared memory"
-        sums = self.m_consumer // 64 * self.columns // 2 * (1 + self.promote)
-        most = self.setmaxnreg[1] if self.setmaxnreg else 65536 // (self.blocks_per_sm * self.threads) // 8 * 8
-        if sums + _OTHER_REGISTERS > most:
-            return f"{sums} sums of {most} registers"
+        if self.spare_registers < 0:
+            return f"{self._sums} sums of {self._registers} registers"
         return ""
+
+    @property
+    def _sums(self) -> int:
+        return self.m_consumer // 64 * self.columns // 2 * (1 + self.promote)
+
+    @property
+    def _registers(self) -> int:
+        """Of a multiplying thread."""
+        return self.setmaxnreg[1] if self.setmaxnreg else 65536 // (self.blocks_per_sm * self.threads) // 8 * 8
+
+    @property
+    def spare_registers(self) -> int:
+        """Of a multiplying thread, beside its sums and what every kernel needs."""
+        return self._registers - self._sums - _OTHER_REGISTERS
 
     def _cluster_obstacle(self) -> str:
         if self.cluster not in _CLUSTERS or self.split not in _CLUSTERS or (self.cluster > 1 and self.split > 1):
