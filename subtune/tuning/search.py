@@ -240,14 +240,20 @@ class _Tuning:
         return WorkloadSearch(job, proposals, session, self._database, self._tell)
 
     def _take(self, turn: Sequence[WorkloadSearch], searches: list[WorkloadSearch], is_hurried: bool) -> None:
-        """One step of each: all are built, with checks beside the builds, and then all are timed."""
-        deadline = self._deadline
+        """One step of each: all are built, with checks beside the builds, and then all are timed.
+
+        Where timing leaves the cores free, others are built meanwhile: what is certain to be built next.
+        """
+        deadline, overlaps = self._deadline, self._device.backend.measuring.overlaps
         for search in turn:
+            search.prefetch()
+        others = [search for search in searches if search not in turn]
+        for search in next_turn(others, is_hurried)[:GROUP] if overlaps else ():
             search.prefetch()
         for search in turn:
             self._guarded(search, searches, lambda one: one.build(deadline))
-        if self._device.backend.measuring.overlaps:
-            for search in next_turn([s for s in searches if s not in turn], is_hurried)[:GROUP]:
+        for search in next_turn(searches, is_hurried)[:GROUP] if overlaps else ():
+            if search.is_sure:
                 search.prefetch()
         for search in turn:
             self._guarded(search, searches, lambda one: one.measure(deadline, deadline))

@@ -104,8 +104,7 @@ class WorkloadSearch:
         return sum(built.build_s for built in self._built.values()) / max(1, len(self._built))
 
     @property
-    def best_s(self) -> float:
-        """The fastest that was seen, confirmed or not; infinite before the first."""
+    def best_s(self) -> float:  # the fastest that was seen, confirmed or not
         return min((o.min_s for o in self.outcomes.values() if isinstance(o, Timing)), default=math.inf)
 
     @property
@@ -113,12 +112,14 @@ class WorkloadSearch:
         return min((timing.min_s for timing in self.looks.values()), default=math.inf)
 
     @property
-    def rough_gain(self) -> float:
-        """Of the first candidate over the default, by the calls of their check; 1 where it is not known."""
+    def rough_gain(self) -> float:  # of the first candidate over the default, by their check; 1 where it is not known
         return self._rough[1].gain if self._rough else 1.0
 
-    def portion(self) -> list[Candidate]:
-        """What is built next."""
+    @property
+    def is_sure(self) -> bool:  # of what is built next, whatever measurements say before
+        return self.step == Step.FIRST or self._sure > 0
+
+    def portion(self) -> list[Candidate]:  # what is built next
         if self.step == Step.FIRST:
             return [DEFAULT, *self._waiting[:1]]
         if self.step != Step.WAVE:
@@ -132,7 +133,6 @@ class WorkloadSearch:
     # -- steps
 
     def prefetch(self) -> None:
-        """Let the next portion be built while others are measured."""
         self._session.prefetch(self.portion())
 
     def build(self, deadline: float) -> None:

@@ -144,7 +144,6 @@ GPU_CASES: dict[str, dict[str, Any]] = {
     },
     "added mask": {"heads": 2, "rows": 96, "keys": 160, "dim": 80, "mask": "added"},
     "shared keys": {"heads": 6, "rows": 200, "keys": 264, "dim": 256, "shared": 3},
-    "one row": {"heads": 8, "rows": 1, "keys": 1000, "dim": 64},
     "bfloat16": {"heads": 2, "rows": 128, "keys": 96, "dim": 72, "dtype": "bfloat16"},
 }  # fmt: skip
 
