@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from subtune.backends.cuda.families.wgmma.cluster import (
@@ -98,6 +99,10 @@ def wgmma_func(
 
     def accumulators(m: Any, registers: Any) -> list[Any]:
         return [registers[m * acc + i] for i in range(acc)]
+
+    def corner_of(tile: Any, rank: Any, consumer: Any) -> dict[int, Any]:
+        """Of what is loaded ahead: the last tile's again where there is no more."""
+        return walk.stored_at(walk.where(tirx.min(tile, tiles - 1), rank, consumer), rank)
 
     def wide(index: Any, factor: int) -> Any:
         return T.uint64(factor) * T.cast(index, "uint64")
@@ -210,11 +215,12 @@ def wgmma_func(
                 stage = consumer * walk.steps % t.stages
                 phase = consumer * walk.steps // t.stages % 2
             odd: T.int32 = 0
+            begin = T.meta_var(corner_of(tile, rank, consumer))
+            fetched = T.meta_var(store.fetch(begin, lane))
+            held = T.meta_var(store.load_ahead(begin, 0 if t.boxes > 1 else first, lane))
             while tile < tiles:
                 before: T.int32 = 0
                 at = T.meta_var(walk.stored_at(walk.where(tile, rank, consumer), rank))
-                fetched = T.meta_var(store.fetch(at, lane))
-                held = T.meta_var(store.load_ahead(at, 0 if t.boxes > 1 else first, lane))
                 base = T.meta_var(T.Bind((consumer * 2 + odd) * t.stored_columns) if has_columns else 0)
                 if has_columns and is_single:  # while the first step is on its way
                     store.share(fetched, columns, base, lane)
@@ -263,8 +269,11 @@ def wgmma_func(
                 totals = T.meta_var(
                     part_of_sums(sums, ring, m64, acc, t.split, rank, tid - 128, t.threads - 128) if t.split > 1
                     else sums)
+                after = T.meta_var(None if is_single else corner_of(tile + next_tile, rank, consumer))
+                if not is_single:
+                    store.fetch_again(fetched, after, lane)
                 store.emit(totals, staged, at, 0 if t.boxes > 1 else first, consumer, lane, m64, held, columns,
-                           base)
+                           base, after)
                 odd = 1 - odd
                 if t.alternate:
                     skipped: T.let[T.int32] = stage + (t.consumers - 1) * walk.steps

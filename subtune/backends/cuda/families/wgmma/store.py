@@ -84,7 +84,9 @@ class Store:
         """Chunks whose wide loads are begun before the tile is multiplied, or while others are stored."""
         registers = sum(self.vector * dtype_bits(str(load.source.dtype)) // 32 for load in self.wide) * self.turns
         spare = self.tiling.spare_registers - _SPARE_REGISTERS
-        return min(self.chunks, max(0, spare // registers)) if registers else 0
+        most = min(self.chunks, max(0, spare // registers)) if registers else 0
+        # a divisor: what is held of the next tile then takes the place of this one's
+        return max((count for count in range(1, most + 1) if self.chunks % count == 0), default=0)
 
     def env(self, at: dict[int, Any]) -> dict[Any, Any]:
         """The anchor's axes from the index into each group of them."""
@@ -114,11 +116,15 @@ class Store:
     def fetch(self, corner: dict[int, Any], lane: Any) -> list[Any]:
         """Begin to load the columns' own operands: registers of a thread for each of `fetched`."""
         registers = [T.alloc_local((len(self._own(lane)),), wide_dtype(load)) for load in self.fetched]
+        self.fetch_again(registers, corner, lane)
+        return registers
+
+    def fetch_again(self, registers: list[Any], corner: dict[int, Any], lane: Any) -> None:
+        """The same of another tile."""
         for load, own in zip(self.fetched, registers, strict=True):
             for i, column in enumerate(self._own(lane)):
                 at = self.env(self._of_column(corner, corner[self.view.n] + column))
                 T.buffer_store(own, Rebuild(at, None, self.buffers)(load), [i])
-        return registers
 
     def share(self, registers: list[Any], shared: list[Any], base: Any, lane: Any) -> None:
         """Hand what `fetch` loaded to all threads of a consumer, from `base` on."""
@@ -179,6 +185,23 @@ class Store:
                 self._load_if_inside(held, corner, first, chunk, turn, lane)
         return held
 
+    def _load_next(
+        self, held: list[Any], corners: tuple[Any, Any], first: Any, chunk: Any, turn: Any, lane: Any
+    ) -> None:
+        """Where a vector was held that has been stored: the same of the chunk that comes next in its place."""
+        corner, after = corners
+        later = chunk + self.ahead
+        if not self.ahead or self.ahead == self.chunks:
+            if self.ahead and after is not None:
+                self._load_if_inside(held, after, first, chunk, turn, lane)
+            return
+        with T.If(later < self.chunks):
+            with T.Then():
+                self._load_if_inside(held, corner, first, later, turn, lane)
+            if after is not None:
+                with T.Else():
+                    self._load_if_inside(held, after, first, later - self.chunks, turn, lane)
+
     def _held_at(self, chunk: Any, turn: Any) -> Any:
         """Where a vector of a chunk is in what is held."""
         return (chunk % self.ahead * self.turns + turn) * self.vector if self.ahead else 0
@@ -198,16 +221,17 @@ class Store:
     # long: one piece of a kernel in TVMScript, whose steps share the thread's rows and columns
     def emit(
         self, sums: Any, staging: Any, corner: dict[int, Any], first: Any, consumer: Any, lane: Any, m64: int,
-        held: Sequence[Any] = (), shared: Sequence[Any] = (), base: Any = 0,
+        held: Sequence[Any] = (), shared: Sequence[Any] = (), base: Any = 0, after: dict[int, Any] | None = None,
     ) -> None:  # fmt: skip
         """Store `m64` times 64 rows of the tile at `corner`, from `first` on; `lane`: the consumer's thread of 128.
 
-        `held` is what `load_ahead` began, `shared` has what was fetched, from `base` on.
+        `held` is what `load_ahead` began, and is left so for the tile at `after`. `shared` has what was fetched, from
+        `base` on.
         """
         t, view, vector = self.tiling, self.view, self.vector
         width, pitch = self.width, chunk_pitch(t.stored_columns, self.dtype)
         n, out = view.n, self.buffers[self.epilogue.out]
-        count, ahead, chunks, turns = t.stored_columns // 2, self.ahead, self.chunks, self.turns
+        count, ahead, turns = t.stored_columns // 2, self.ahead, self.turns
         is_16 = dtype_bits(self.dtype) == 16
         is_plain = self.first is self.epilogue.value
 
@@ -275,9 +299,7 @@ class Store:
                                         values[v], placed(at, column + v), loaded(others, here + v))
                                 for v in T.vectorized(vector):
                                     T.buffer_store(out, results[v], indices(at, column + v))
-                        if ahead > 0:  # noqa: SIM102 - the one is decided here, the other once loops are unrolled
-                            if chunk + ahead < chunks:
-                                self._load_if_inside(others, corner, first, chunk + ahead, turn, lane)
+                        self._load_next(others, (corner, after), first, chunk, turn, lane)
                     T.cuda.warp_sync()
         # fmt: on
 
