@@ -164,7 +164,9 @@ def test_a_padding_is_seen_through():
     assert source_of(sch, stages, info) == (0, (2, 14, 14, 64), (0, 1, 1, 0))
     block = sch.get(stages.producers[0])
     assert padded_param(block, list(sch.mod["main"].params)) == (0, (2, 14, 14, 64), (0, 1, 1, 0))
-    found = tensor_map(view.a, (2, 14, 14, 64), (0, 1, 1, 0), "float16", {0: 2, 1: 8, 2: 8, view.inner: 64}, view.inner)
+    found = tensor_map(
+        view.a, (2, 14, 14, 64), (0, 1, 1, 0), "float16", {0: 2, 1: 8, 2: 8, view.inner: 64}, view.inner, 128
+    )
     assert found.arguments[:4] == (64, 14, 14, 2)
     assert found.arguments[4:7] == (64 * 2, 14 * 64 * 2, 14 * 14 * 64 * 2)  # strides of the operand, not of the padding
     assert found.arguments[7:11] == (64, 8, 8, 2)  # the box
@@ -248,6 +250,8 @@ BUILT = [
     (dense(64, 1024, 8192, act="gelu"), Tiling((64,), 128, 6, 1, split=8), "m64n128k16.f32.f16"),
     (quantised(128, 512, 4096), Tiling((128,), 128, 4, split=4), "m64n128k32.s32.s8.s8"),
     (conv(7, 512, 512, 3, batch=128), Tiling((64, 1, 1), 128, 4, 3, boxes=3), "m64n128k16.f32.f16"),
+    (dense(4096, 96, 16), Tiling((128,), 96, 8, row_bytes=32), "m64n96k16.f32.f16"),
+    (conv(28, 32, 64, 3, batch=8), Tiling((8, 4, 4), 64, 8, row_bytes=64), "m64n64k16.f32.f16"),
 ]  # fmt: skip
 
 
@@ -339,6 +343,30 @@ def test_wide_accesses():
     text = source(kernel.func)
     assert "make_uint4(" not in text  # gathered element by element
     assert text.count("*(uint4*)(p3_ptr +") == text.count("*(uint4*)(compute_intermediate_ptr +") > 0
+
+
+def test_rows_of_a_stage_are_as_long_as_fits_k():
+    def widths(k):
+        return {dict(c.knobs).get("row_bytes", 128) for c in proposed(wgmma.FAMILY, dense(4096, 96, k), H200)}
+
+    assert widths(16) == {128, 64, 32}
+    assert widths(24) == widths(32) == widths(96) == {128, 64}
+    assert widths(64) == widths(128) == {128}
+    assert widths(144) == {128, 64, 32}
+    text = kernel_source(dense(4096, 96, 16), Tiling((128,), 96, 8, row_bytes=32))
+    assert f"(uint){(128 + 96) * 32})" in text  # no zeros are copied
+    assert re.search(r"encode_matrix_descriptor\(.*, 1, 16, 1\)", text)  # 8 rows are 256 bytes, swizzled over 32
+
+
+def test_residuals_are_loaded_before_the_products_and_for_the_next_tile():
+    """All of a tile's before it is multiplied, and those of the block's next tile before this one is done."""
+    whole = Tiling((192,), 128, 4, 3)
+    one = kernel_source(dense(192, 128, 512, residual=True), whole)
+    several = kernel_source(dense(192 * 300, 128, 512, residual=True), whole)
+    load = re.compile(r"= \*\(uint4\*\)\(p3_ptr \+")
+    multiply = re.search(r"wait_group\w*_aligned_0\(\);", one).start()
+    assert [m.start() < multiply for m in load.finditer(one)] == [True] * 8  # of 16 bytes, in 128 threads a consumer
+    assert len(load.findall(several)) == 16
 
 
 def test_a_stem_reads_its_windows_from_the_patch():

@@ -22,7 +22,8 @@ from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of
 from subtune.backends.cuda.families.wgmma.kernel import instruction
 from subtune.backends.cuda.families.wgmma.schedule import source_of
-from subtune.backends.cuda.families.wgmma.store import Store, store_of
+from subtune.backends.cuda.families.wgmma.store import Store
+from subtune.backends.cuda.families.wgmma.store_form import store_of
 from subtune.backends.cuda.families.wgmma.tiling import Tiling, wgmma_obstacle
 from subtune.backends.cuda.families.wgmma.tma import copy_instruction
 from subtune.backends.cuda.families.wgmma.walk import Walk

@@ -15,7 +15,7 @@ from math import ceil, prod
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling, is_multiplied, wgmma_obstacle
+from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, SWIZZLES, Tiling, is_multiplied, wgmma_obstacle
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload, dtype_bits
@@ -81,13 +81,13 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     view = gemm_view(anchor)
     if isinstance(view, NotApplicable) or is_misaligned(view, dtype):
         return []
-    bk = ROW_BYTES // size
     across = [dims[-1].group != view.inner for dims in (view.a, view.b)]
     if any(across) and size != 2:
         return []
     found = []
     promote = dtype.startswith("float8")
-    for rows, columns in product(_row_tiles(view), _column_tiles(view.extent(view.n))):
+    widths = (ROW_BYTES,) if any(across) else _row_bytes(view.extent(view.inner) * size)
+    for rows, columns, width in product(_row_tiles(view), _column_tiles(view.extent(view.n)), widths):
         if columns == 256 and dtype in ("int8", "uint8"):  # TVM's table of instructions ends at 224
             continue
         if columns == 16 and dtype_bits(workload.args[-1].dtype) == 8:  # 16-byte rows are stored wrongly: measured
@@ -95,12 +95,11 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
         if (across[0] and prod(rows) % 64) or (across[1] and columns % 64):
             continue
         for (consumers, alternate), blocks in product(_CONSUMERS, (1, 2)):
-            for tiling in _variants(
-                Tiling(rows, columns, 2, consumers, alternate, blocks, promote=promote), view, device, size
-            ):
-                seconds = predict(view, tiling, workload, device, bk, dtype)
+            plain = Tiling(rows, columns, 2, consumers, alternate, blocks, promote=promote, row_bytes=width)
+            for tiling in _variants(plain, view, device, size):
+                seconds = predict(view, tiling, workload, device, dtype)
                 if _moved_s(view, tiling, workload, device) > _MEMORY_BOUND * seconds:
-                    shallow = max(2, _AHEAD_BYTES // (tiling.m * ROW_BYTES * blocks))
+                    shallow = max(2, _AHEAD_BYTES // (tiling.m * width * blocks))
                     tiling = replace(tiling, stages=min(tiling.stages, shallow))
                     seconds *= 1.0 + _COARSE * (tiling.m > 64)
                 found.append(Candidate.make("cuda.wgmma", seconds, **tiling.knobs()))
@@ -114,7 +113,7 @@ def _variants(plain: Tiling, view: GemmView, device: CUDAModel, size: int) -> li
     if tiling is not None:
         batch, rows, columns = _tiles(view, tiling)
         tiles = batch * rows * columns
-        steps = view.extent(*view.steps) * ceil(view.extent(view.inner) * size / ROW_BYTES)
+        steps = view.extent(*view.steps) * ceil(view.extent(view.inner) * size / tiling.row_bytes)
         is_gemm = len(view.rows) == 1
         if tiles > device.sms and rows > 1 and is_gemm:
             tiling = replace(tiling, raster=min(_RASTER, rows))
@@ -166,6 +165,15 @@ def _row_tiles(view: GemmView) -> list[tuple[int, ...]]:
     return found
 
 
+def _row_bytes(nbytes: int) -> list[int]:
+    """Of the widths of a stage's rows, those that fill less with zeros than all longer ones; `nbytes` of k at once."""
+    found: list[int] = []
+    for width in sorted(SWIZZLES, reverse=True):
+        if all(ceil(nbytes / width) * width < ceil(nbytes / longer) * longer for longer in found):
+            found.append(width)
+    return found
+
+
 def _column_tiles(n: int) -> list[int]:
     fits = [c for c in _COLUMNS if ceil(n / c) * c <= n * _WASTE]
     return fits or [next((c for c in _COLUMNS if c >= n), _COLUMNS[-1])]
@@ -187,8 +195,10 @@ def _tiles(view: GemmView, tiling: Tiling) -> tuple[int, int, int]:
     return view.extent(*view.batch), ceil(rows / tiling.boxes), ceil(view.extent(view.n) / tiling.columns)
 
 
-def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAModel, bk: int, dtype: str) -> float:
+def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAModel, dtype: str) -> float:
     """Seconds of one run."""
+    size = dtype_bits(dtype) // 8
+    bk = tiling.row_bytes // size
     count = prod(_tiles(view, tiling)) * tiling.split
     steps = ceil(view.extent(*view.steps) * ceil(view.extent(view.inner) / bk) / tiling.split)
     kind = "tfloat32" if dtype == "float32" else dtype
@@ -197,10 +207,9 @@ def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAMode
     m, n = tiling.m, tiling.columns
     multiply = 2.0 * m * n * bk / flops_per_cycle
     # for 64 rows: A at half the rate, and all of B; below 128 columns that takes longer than to multiply
-    read = (2 * 64 + n) * m / 64 * ROW_BYTES / device.shared_bytes_per_cycle
-    size = dtype_bits(dtype) // 8
+    read = (2 * 64 + n) * m / 64 * tiling.row_bytes / device.shared_bytes_per_cycle
     lines_a, lines_b = (_STRADDLING if _straddles(dims, size) else 1.0 for dims in (view.a, view.b))
-    copy = (m * lines_a + n * lines_b / tiling.cluster) * ROW_BYTES / l2_per_cycle
+    copy = (m * lines_a + n * lines_b / tiling.cluster) * tiling.row_bytes / l2_per_cycle
     add = m * n / device.fma_per_cycle if tiling.promote else 0.0
     times = (multiply, read, copy, add)
     busy = steps * (max(times) + _OTHERS * (sum(times) - max(times)))

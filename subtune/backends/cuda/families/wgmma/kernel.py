@@ -2,12 +2,12 @@
 
     copying:      for tile of this block, for step of k:  wait empty[stage];  box of A, box of B -> stage;  full[stage]
     multiplying:  for tile of this block:  for step of k:  wait full[stage];  acc += A * B;  free the stage before
-                                           store the tile (`wgmma_store`)
+                                           store the tile (`store`)
 
 The grid is persistent: a block walks tiles `block, block + grid, ...`, and copies the next tile's first stages while
 the last one is stored. Consumers share a tile (`m64` rows each), or with `alternate` take tiles in turn: one stores
 while the other multiplies. In a `cluster`, blocks have tiles one below the other and each copies a part of B for all of
-them; with `split`, blocks share a tile and each sums a part of k (`wgmma_cluster`). A GEMM and a convolution differ in
+them; with `split`, blocks share a tile and each sums a part of k (`cluster`). A GEMM and a convolution differ in
 their tensor maps and in the rows of a tile only.
 Sources: CUTLASS 3 (warp-specialised persistent kernels); PTX ISA 8, wgmma and cp.async.bulk.tensor.
 """
@@ -26,7 +26,7 @@ from subtune.backends.cuda.families.wgmma.cluster import (
     wait_for_cluster,
 )
 from subtune.backends.cuda.families.wgmma.store import Store, wide_dtype
-from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES
+from subtune.backends.cuda.families.wgmma.tiling import SWIZZLES
 from subtune.backends.cuda.families.wgmma.tma import TensorMap, copy_instruction
 from subtune.backends.cuda.families.wgmma.walk import Walk
 from subtune.core.workload import dtype_bits
@@ -52,7 +52,7 @@ def wgmma_func(
     a_map, b_map = maps
     t, view = walk.tiling, walk.view
     size = dtype_bits(a_map.dtype) // 8
-    bk = ROW_BYTES // size
+    bk, eight_rows, swizzle = t.row_bytes // size, t.row_bytes * 8 // 16, SWIZZLES[t.row_bytes]
     a_elements, b_elements = t.m * bk, t.columns * bk
     a_bytes, b_bytes = a_elements * size, b_elements * size
     register = "uint32" if a_map.dtype in ("int8", "uint8") else "float32"
@@ -62,8 +62,8 @@ def wgmma_func(
     multiply = instruction(a_map.dtype, t.columns)
     is_16 = size == 2
     # descriptors count in 16 bytes; k16 is two of them along k, 16 rows of 128 bytes across
-    a_step, b_step = (2 if m.is_along_k else 16 * ROW_BYTES // 16 for m in (a_map, b_map))
-    a_leading, b_leading = (1 if m.is_along_k else bk * ROW_BYTES // 16 for m in (a_map, b_map))
+    a_step, b_step = (2 if m.is_along_k else 16 * t.row_bytes // 16 for m in (a_map, b_map))
+    a_leading, b_leading = (1 if m.is_along_k else bk * t.row_bytes // 16 for m in (a_map, b_map))
     b_width = t.columns // t.cluster  # that this block copies
     a_boxes, b_boxes = (1 if m.is_along_k else width // bk for m, width in ((a_map, t.m), (b_map, b_width)))
     b_box = b_width // b_boxes
@@ -208,8 +208,10 @@ def wgmma_func(
             summed = T.meta_var(T.alloc_local((m64 * acc,), register) if t.promote else sums)
             desc_a: T.uint64 = T.uint64(0)
             desc_b: T.uint64 = T.uint64(0)
-            T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_a), shared_a.ptr_to([first * bk]), a_leading, 64, 3)
-            T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_b), shared_b.ptr_to([0]), b_leading, 64, 3)
+            T.cuda.wgmma.encode_matrix_descriptor(
+                T.address_of(desc_a), shared_a.ptr_to([first * bk]), a_leading, eight_rows, swizzle)
+            T.cuda.wgmma.encode_matrix_descriptor(
+                T.address_of(desc_b), shared_b.ptr_to([0]), b_leading, eight_rows, swizzle)
             if t.alternate:
                 tile = block + consumer * clusters
                 stage = consumer * walk.steps % t.stages
@@ -233,11 +235,11 @@ def wgmma_func(
                 for step in T.serial(walk.steps_of(rank)):
                     T.cuda.mbarrier_wait(full.ptr_to([stage]), phase)
                     T.ptx.wgmma.fence.sync.aligned()
-                    for k in T.unroll(4):
+                    for k in T.unroll(t.row_bytes // 32):
                         for m in T.unroll(m64):
                             T.ptx[multiply](
                                 *accumulators(m, summed),
-                                desc_a + wide(stage, a_bytes // 16) + wide(k, a_step) + wide(m, 64 * ROW_BYTES // 16),
+                                desc_a + wide(stage, a_bytes // 16) + wide(k, a_step) + wide(m, 4 * t.row_bytes),
                                 desc_b + wide(stage, b_bytes // 16) + wide(k, b_step),
                                 k > 0 if t.promote else step + k > 0, *flags())
                     T.ptx.wgmma.commit_group.sync.aligned()

@@ -1,7 +1,7 @@
 """Contractions on Hopper's tensor cores: GEMM, batched GEMM and implicit-GEMM convolution, in `tvm.tirx`.
 
 The workload is recognised, not scheduled: its anchor becomes tensor maps (`gemm_view`, `tma`), its epilogue expressions
-(`wgmma_epilogue`), and the kernel is written round them (`wgmma_kernel`, `wgmma_store`).
+(`epilogue`), and the kernel is written round them (`kernel`, `store`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of
 from subtune.backends.cuda.families.wgmma.kernel import wgmma_func
-from subtune.backends.cuda.families.wgmma.store import store_of
+from subtune.backends.cuda.families.wgmma.store_form import store_of
 from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling, is_multiplied, wgmma_obstacle
 from subtune.backends.cuda.families.wgmma.tma import TensorMap, tensor_map
 from subtune.backends.cuda.families.wgmma.walk import Walk
@@ -46,6 +46,7 @@ class WgmmaKnobs:
     split: int = 1
     boxes: int = 1
     promote: bool = False
+    row_bytes: int = ROW_BYTES
 
     @property
     def tiling(self) -> Tiling:
@@ -118,16 +119,17 @@ def _maps(
 ) -> tuple[TensorMap, TensorMap] | NotApplicable:
     if len(tiling.rows) != len(view.rows):
         return NotApplicable(f"a tile of {len(tiling.rows)} groups of rows, the contraction has {len(view.rows)}")
-    bk = ROW_BYTES * 8 // dtype_bits(info.a.dtype)
+    bk = tiling.row_bytes * 8 // dtype_bits(info.a.dtype)
     a_tile = dict(zip(view.rows, tiling.rows, strict=True)) | {view.inner: bk}
     if len(view.rows) == 1 and view.a[-1].group == view.inner:
         # rows that are never stored need not be filled, with zeros that is slow
         a_tile[view.rows[0]] = min(tiling.rows[0], view.extent(view.rows[0]))
     b_tile = {view.n: tiling.columns // tiling.cluster, view.inner: bk}
-    a = tensor_map(view.a, extents, offsets, info.a.dtype, a_tile, view.inner)
+    a = tensor_map(view.a, extents, offsets, info.a.dtype, a_tile, view.inner, tiling.row_bytes)
     if isinstance(a, NotApplicable):
         return a
-    b = tensor_map(view.b, tuple(d.extent for d in view.b), (0,) * len(view.b), info.b.dtype, b_tile, view.inner)
+    b_shape = tuple(d.extent for d in view.b)
+    b = tensor_map(view.b, b_shape, (0,) * len(b_shape), info.b.dtype, b_tile, view.inner, tiling.row_bytes)
     if isinstance(b, NotApplicable):
         return b
     for map_, width in ((a, tiling.m_consumer), (b, tiling.columns // tiling.cluster)):

@@ -15,17 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
 from tvm.script import tirx as T
 
-from subtune.backends.cuda.families.wgmma.epilogue import STORED, Epilogue, loads_beside, split
+from subtune.backends.cuda.families.wgmma.epilogue import Epilogue
 from subtune.backends.cuda.families.wgmma.tiling import Tiling, chunk_columns, chunk_pitch
 from subtune.backends.cuda.families.wgmma.walk import Walk, bound
-from subtune.core.kernel import NotApplicable
 from subtune.core.workload import dtype_bits
 from subtune.patterns.gemm_view import GemmView
-from subtune.tir.expressions import loads, variables
 from subtune.tir.rebuild import NARROW, Rebuild
 
 _VECTOR_BYTES = 16
@@ -191,8 +188,8 @@ class Store:
         """Where a vector was held that has been stored: the same of the chunk that comes next in its place."""
         corner, after = corners
         later = chunk + self.ahead
-        if not self.ahead or self.ahead == self.chunks:
-            if self.ahead and after is not None:
+        if self.ahead == self.chunks:
+            if after is not None:
                 self._load_if_inside(held, after, first, chunk, turn, lane)
             return
         with T.If(later < self.chunks):
@@ -231,7 +228,7 @@ class Store:
         t, view, vector = self.tiling, self.view, self.vector
         width, pitch = self.width, chunk_pitch(t.stored_columns, self.dtype)
         n, out = view.n, self.buffers[self.epilogue.out]
-        count, ahead, turns = t.stored_columns // 2, self.ahead, self.turns
+        count, ahead, turns = t.stored_columns // 2, self.ahead if held else 0, self.turns
         is_16 = dtype_bits(self.dtype) == 16
         is_plain = self.first is self.epilogue.value
 
@@ -284,7 +281,7 @@ class Store:
                     for turn in T.unroll(turns):
                         place = T.meta_var(self._place(corner, first, chunk, turn, lane))
                         r, c, at, column = T.meta_var(place)
-                        here = T.meta_var(self._held_at(chunk, turn))
+                        here = T.meta_var(self._held_at(chunk, turn) if ahead > 0 else 0)
                         if self._inside(at, column):
                             for v in T.vectorized(vector):
                                 values[v] = staging[own_base + r * pitch + c + v]
@@ -299,52 +296,15 @@ class Store:
                                         values[v], placed(at, column + v), loaded(others, here + v))
                                 for v in T.vectorized(vector):
                                     T.buffer_store(out, results[v], indices(at, column + v))
-                        self._load_next(others, (corner, after), first, chunk, turn, lane)
+                        if ahead > 0:
+                            self._load_next(others, (corner, after), first, chunk, turn, lane)
                     T.cuda.warp_sync()
         # fmt: on
 
         body()
 
 
-def store_of(epilogue: Epilogue, walk: Walk, buffers: dict[Any, Any]) -> Store | NotApplicable:
-    """Decide how the tiles of an epilogue are stored, or say why they cannot be."""
-    view = walk.view
-    rows = {epilogue.axes[axis] for g in view.rows for axis in view.groups[g].axes}
-    first = split(epilogue.value, epilogue.acc, rows)
-    dtype = str(first.ty.dtype)
-    if dtype not in STORED:
-        return NotApplicable(f"the epilogue goes through {dtype}")
-    (column,) = (epilogue.axes[axis] for axis in view.groups[view.n].axes)
-    size = max(dtype_bits(dtype), dtype_bits(epilogue.dtype)) // 8
-    vector = _aligned(epilogue.out, epilogue.indices, column, _VECTOR_BYTES // size)
-    wide: list[Any] = []
-    if first is not epilogue.value:
-        rest = [load for load in loads_beside(epilogue.value, first) if column in variables(list(load.indices))]
-        narrowest = [_VECTOR_BYTES * 8 // dtype_bits(str(load.source.dtype)) for load in rest]
-        vector = min([vector, *narrowest])
-        for load in rest:
-            fits = _aligned(load.source, load.indices, column, vector) == vector
-            if vector > 1 and fits and not any(tvm_ffi.structural_equal(load, known) for known in wide):
-                wide.append(load)
-    fetched: list[Any] = []
-    for load in loads(first):
-        is_new = not any(tvm_ffi.structural_equal(load, known, map_free_vars=False) for known in fetched)
-        if column in variables(list(load.indices)) and dtype_bits(str(load.source.dtype)) <= _FETCHED_BITS and is_new:
-            fetched.append(load)
-    return Store(epilogue, first, dtype, vector, tuple(wide), tuple(fetched[:_MAX_FETCHED]), walk, buffers)
-
-
 def wide_dtype(load: Any) -> str:
     """Of a loaded element in registers."""
     dtype = str(load.source.dtype)
     return "float32" if dtype in NARROW else dtype
-
-
-def _aligned(buffer: Any, indices: Any, column: Any, most: int) -> int:
-    """Elements along `column` that one access may take."""
-    *others, last = indices
-    if not last.same_as(column) or column in variables(others):
-        return 1
-    while int(buffer.shape[-1]) % most:
-        most //= 2
-    return most

@@ -14,7 +14,9 @@ from subtune.core.workload import dtype_bits
 DTYPES = ("float16", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 
 ROW_BYTES = 128
-"""Of k in a stage: one swizzled row of shared memory."""
+"""Of k in a stage: the longest row of shared memory that copies swizzle."""
+SWIZZLES = {32: 1, 64: 2, ROW_BYTES: 3}
+"""CUtensorMapSwizzle by the bytes of a row."""
 _CHUNK_COLUMNS = {1: 64, 2: 64, 4: 32}
 _CHUNK_PAD = {1: 16, 2: 8, 4: 8}  # elements: no two rows of a store in one bank
 _REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}
@@ -25,7 +27,8 @@ _FIXED_BYTES = 1024 + 1024  # alignment of the stages; barriers
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A tile has `rows` of every group of rows and `columns`; k is copied in `stages` stages of 128 bytes.
+    """A tile has `rows` of every group of rows and `columns`; k is copied in `stages` stages of `row_bytes`: 128, or
+    less where k is no multiple of that, as zeros are copied slowly.
 
     With `alternate` the consumers take tiles in turn, else they share one. `raster`: tiles of rows that are walked
     before the next column. `cluster`: so many blocks, one below the other, get their columns of B by one copy. `split`:
@@ -45,6 +48,7 @@ class Tiling:
     split: int = 1
     boxes: int = 1
     promote: bool = False
+    row_bytes: int = ROW_BYTES
 
     def knobs(self) -> dict[str, Knob]:
         return {
@@ -61,6 +65,7 @@ class Tiling:
                 if count > 1
             },
             **({"promote": True} if self.promote else {}),
+            **({"row_bytes": self.row_bytes} if self.row_bytes != ROW_BYTES else {}),
         }
 
     @property
@@ -92,7 +97,7 @@ class Tiling:
         return 2 * self.consumers * self.stored_columns
 
     def stage_bytes(self) -> int:
-        return (self.m + self.columns) * ROW_BYTES
+        return (self.m + self.columns) * self.row_bytes
 
     def shared_bytes(self, stored: str, fetched: int = 0) -> int:
         """Shared memory of a block whose results are exchanged as `stored`, with `fetched` operands per column."""
@@ -107,6 +112,8 @@ class Tiling:
             return f"{self.columns} columns: a multiplication has 16, 32, ... 256"
         if self.stages < 2 or self.consumers not in _REGISTERS or (self.alternate and self.consumers != 2):
             return "stages or consumers out of range"
+        if self.row_bytes not in SWIZZLES:
+            return f"rows of {self.row_bytes} bytes"
         if self.boxes > 1 and (self.boxes != self.consumers or self.alternate or prod(self.rows) % 64):
             return f"{self.boxes} boxes of {prod(self.rows)} rows for {self.consumers} consumers"
         if why := self._cluster_obstacle():

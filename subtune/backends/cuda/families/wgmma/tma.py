@@ -1,7 +1,7 @@
 """Tensor maps: how the copy engine walks an operand, and where the box of a tile begins.
 
-A box has 128 bytes of the innermost dim and is swizzled as the tensor cores read it. What lies outside of the operand
-arrives as zeros: that is a convolution's padding, and the tail of M, N and K.
+A box has a row of 128 bytes, or less, of the innermost dim and is swizzled as the tensor cores read it. What lies
+outside of the operand arrives as zeros: that is a convolution's padding, and the tail of M, N and K.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES
+from subtune.backends.cuda.families.wgmma.tiling import SWIZZLES
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import dtype_bits
 from subtune.patterns.gemm_view import Dim
 
 _MAX_BOX = 256
 _MAX_STEP = 8
-_SWIZZLE_128B, _L2_PROMOTION_128B = 3, 2  # CUtensorMapSwizzle, CUtensorMapL2promotion
+_L2_PROMOTION_128B = 2  # CUtensorMapL2promotion
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,21 @@ def tensor_map(
     dtype: str,
     tile: Mapping[int, int],
     inner: int,
+    row_bytes: int,
 ) -> TensorMap | NotApplicable:
     """The map of a contiguous operand whose dims have `extents` elements in memory, `offsets` into the view's dims.
 
     Args:
         tile: elements of each group in a box; 1 where it is left out.
         inner: the group of k that is read in chunks.
+        row_bytes: of a box along the innermost dim.
     """
     size = dtype_bits(dtype) // 8
     boxes, steps, elements = [], [], 1
     for dim in dims:
         count = tile.get(dim.group, 1)
         if dim is dims[-1]:
-            count = ROW_BYTES // size
+            count = row_bytes // size
         step = dim.scale if count > 1 else 1
         elements *= count
         boxes.append((count - 1) * step + 1)
@@ -80,7 +82,8 @@ def tensor_map(
     strides = [prod(extents[d + 1 :]) * size for d in range(len(dims) - 1)]
     if any(stride % 16 for stride in strides):
         return NotApplicable("rows that are no multiple of 16 bytes long")
-    arguments = (*extents[::-1], *strides[::-1], *boxes[::-1], *steps[::-1], 0, _SWIZZLE_128B, _L2_PROMOTION_128B, 0)
+    how = (0, SWIZZLES[row_bytes], _L2_PROMOTION_128B, 0)
+    arguments = (*extents[::-1], *strides[::-1], *boxes[::-1], *steps[::-1], *how)
     return TensorMap(dtype, len(dims), arguments, dims, offsets, dims[-1].group == inner, elements * size)
 
 

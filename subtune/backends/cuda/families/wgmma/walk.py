@@ -13,7 +13,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling
+from subtune.backends.cuda.families.wgmma.tiling import Tiling
 from subtune.core.workload import dtype_bits
 from subtune.patterns.gemm_view import GemmView
 
@@ -61,12 +61,12 @@ class Walk:
 
     @property
     def steps(self) -> int:
-        """Of k, 128 bytes each."""
+        """Of k, a row of the stage each."""
         return self.view.extent(*self.view.steps) * self._chunks
 
     @property
     def _bk(self) -> int:
-        return ROW_BYTES * 8 // dtype_bits(self.dtype)
+        return self.tiling.row_bytes * 8 // dtype_bits(self.dtype)
 
     @property
     def _chunks(self) -> int:
