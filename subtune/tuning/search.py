@@ -252,9 +252,9 @@ class _Tuning:
             search.prefetch()
         for search in turn:
             self._guarded(search, searches, lambda one: one.build(deadline))
-        for search in next_turn(searches, is_hurried)[:GROUP] if overlaps else ():
-            if search.is_sure:
-                search.prefetch()
+        certain = [search for search in searches if search.is_sure and search.portion()]
+        for search in next_turn(certain, is_hurried)[:GROUP] if overlaps else ():
+            search.prefetch()
         for search in turn:
             self._guarded(search, searches, lambda one: one.measure(deadline, deadline))
 

@@ -78,6 +78,16 @@ def with_versions(device, **families):
     return replace(whole, backend=Versioned())
 
 
+def with_overlap(device):
+    """The device, of a backend whose timings leave the cores free to build."""
+    whole = as_device(device)
+
+    class Overlapping(type(whole.backend)):
+        measuring = replace(whole.backend.measuring, overlaps=True)
+
+    return replace(whole, backend=Overlapping())
+
+
 def policy(workload, device, topk):
     return CANDIDATES[:topk]
 
@@ -339,6 +349,40 @@ def test_the_budget_is_kept_and_what_it_cuts_off_is_missing(device, database, cl
     assert max(s.workload.nbytes for s in subgraphs) == max(
         database.workload(key).nbytes for key in records
     )  # the largest stake came first
+
+
+@pytest.mark.parametrize("budget_s", [None, 3600])
+def test_building_beside_the_clock_decides_the_same(device, clock, budget_s):
+    subgraphs = [Subgraph(scale(2**i), uses=i) for i in range(4, 12)]
+    times = outcomes(4.0, WRONG, 2.0, 3.0, Failure(FailureKind.INVALID, "no"), 5.0, 6.0, 7.0)
+    plain = tune_all(subgraphs, device, ReplayMeasurer(times, call_s=0.02), budget_s=budget_s)
+    beside = tune_all(subgraphs, with_overlap(device), ReplayMeasurer(times, call_s=0.02), budget_s=budget_s)
+    assert {key: (r.candidate, r.tried, r.complete) for key, r in beside.items()} == {
+        key: (r.candidate, r.tried, r.complete) for key, r in plain.items()
+    }
+    assert len(plain) == 8
+
+
+def test_what_cannot_win_any_more_is_not_tuned_to_the_end(device, clock):
+    """Of two alternatives, one is not begun, and the other ends after the first look."""
+    own, never, seldom = scale(64), scale(65), scale(66)
+    asked = []
+
+    def worth(seen):
+        asked.append(seen)
+        return {seldom.key} if seldom.key not in seen.seconds else set()
+
+    measurer = ReplayMeasurer(outcomes(*[2.0] * 8), call_s=0.02)
+    wanted = Search(topk=8, candidates=policy)
+    found = tune(
+        [Subgraph(own)], device, wanted, measurer=measurer, later=[Subgraph(never), Subgraph(seldom)], worth=worth
+    )
+    assert found[own.key].complete
+    assert asked[0].settled == {own.key}
+    assert never.key not in found
+    assert not found[seldom.key].complete
+    assert set(found.reasons()) == {never.key, seldom.key}
+    assert len(found.outcomes[seldom.key]) < 8
 
 
 def test_ctrl_c_keeps_what_was_tuned(device, database):
