@@ -24,7 +24,8 @@ def accepts(problem: Problem[CUDAModel]) -> str:
     if not isinstance(problem.pattern, Window) or problem.pattern.is_tabled:
         return "no windows"
     taps = prod(axis.extent for axis in problem.pattern.of_role("k"))
-    return "" if taps > _SMALL else "so small a window is unrolled as a whole"
+    is_small = taps <= _SMALL and not problem.pattern.to_pack
+    return "so small a window is unrolled as a whole" if is_small else ""
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
