@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from subtune.core.graph import Alternative, Alternatives, LoweredAlternative, LoweredRegion
 from subtune.core.record import Record
+from subtune.tuning.prospects import OUTRUN
 
 MIN_GAIN = 1.03
 """Sums of times from different minutes differ by as much without a reason: for more kernels, less is no gain."""
@@ -64,8 +65,9 @@ def choose(
     """The fastest alternative of every region.
 
     Another than the partition's own is taken only when all kernels of both were measured and it is faster, by
-    `MIN_GAIN` unless it has fewer kernels; or when there was no time for the partition's own, and it is not clearly
-    slower than those are expected to be. Regions with the same workloads choose the same.
+    `MIN_GAIN` unless it has fewer kernels; or when the partition's own was not measured: as it cannot win (`OUTRUN`),
+    or as there was no time, and the other is not clearly slower than those are expected to be. Regions with the same
+    workloads choose the same.
 
     Args:
         records: winners by workload key.
@@ -79,7 +81,10 @@ def choose(
     choices = []
     for regions in alike.values():
         measured = tuple(_measured(one, records, reasons or {}, between_s) for one in regions[0].alternatives)
-        own_s = _foreseen_s(regions[0].alternatives[0], expected, between_s) if expected is not None else 0.0
+        own = regions[0].alternatives[0]
+        own_s = _foreseen_s(own, expected, between_s) if expected is not None else 0.0
+        if any((reasons or {}).get(key) == OUTRUN for key in own.keys):
+            own_s = math.inf
         taken = _fastest(measured, own_s)
         choices.append(Choice(tuple(region.name for region in regions), measured, taken))
     return tuple(choices)

@@ -14,6 +14,7 @@ from subtune.core.measurement import Timing
 from subtune.core.record import Record
 from subtune.report.compile_report import SHOWN_ALTERNATIVES, CompileReport, choices_text
 from subtune.tuning.choose import MIN_GAIN, Choice, choose, chosen_alternatives, fastest_foreseen
+from subtune.tuning.prospects import OUTRUN
 
 
 def lowered(name: str, *keys: str, refusal: str = "") -> LoweredAlternative:
@@ -53,6 +54,16 @@ def test_ties_and_differences_within_the_noise_stay_with_the_partition() -> None
     for own, other in ((5.0, 5.0), (5.0, 5.0 / (MIN_GAIN - 0.001))):
         assert decide(region("r", FUSED, SPLIT), ab=own, a=other / 2, b=other / 2).taken == 0
     assert decide(region("r", FUSED, SPLIT), ab=5.0, a=0.0, b=5.0 / (MIN_GAIN + 0.001)).taken == 1
+
+
+def test_the_partitions_own_that_was_given_up_is_not_shipped() -> None:
+    """It would ship with its default schedule, however fast it was expected to be."""
+    (choice,) = choose(
+        Alternatives((region("r", FUSED, SPLIT),), ()), records(a=3.0, b=2.0), {"ab": OUTRUN}, expected={"ab": 1.0}
+    )
+    assert choice.chosen.name == "split"
+    (choice,) = choose(Alternatives((region("r", FUSED, SPLIT),), ()), records(a=3.0, b=2.0), expected={"ab": 1.0})
+    assert choice.chosen.name == "as partitioned", "there was no time: it may well be faster, untuned"
 
 
 def test_what_lies_between_kernels_counts_and_fewer_kernels_need_no_margin() -> None:

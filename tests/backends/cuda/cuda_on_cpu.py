@@ -153,7 +153,7 @@ def _launches(host: str) -> list[tuple[str, list[str], dict[str, int]]]:
     found = []
     for name, rest, tags in re.findall(r'T\.call_ffi_kernel\("(\w+)", (.*), launch_params=\[(.*?)\]', host):
         values = [value.strip() for value in re.sub(r"T\.int64\((\d+)\)", r"\1", rest).split(",")]
-        order = re.findall(r'"([\w.]+)"', tags)
+        order = [tag for tag in re.findall(r'"([\w.]+)"', tags) if not tag.startswith("tirx.use_prog")]  # no value
         extents = dict(zip(order, (int(value) for value in values[-len(order) :]), strict=True))
         found.append((name, [value.removesuffix(".data") for value in values[: -len(order)]], extents))
     assert found, host
