@@ -241,7 +241,7 @@ def _statement(text: str) -> str:
         z, high, low = operands
         kind = _TYPES[found[1]]
         return f"{{ {kind} of[] = {{{kind}(float({low})), {kind}(float({high}))}}; {z} = *(uint32_t*)of; }}"
-    if "dp4a" in instruction:
+    if "dp4a" in instruction or instruction.startswith("griddepcontrol"):  # kernels run one after the other here
         return ";"
     if found := re.match(r"(max|min)\.NaN\.f32 ", instruction):
         z, x, y = operands

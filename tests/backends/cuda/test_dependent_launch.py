@@ -9,7 +9,7 @@ import pytest
 
 from subtune import backends
 from subtune.backends import device_of
-from subtune.core.candidate import DEFAULT
+from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.numerics import Numerics
 from subtune.models import reduced
 from subtune.pipeline import prepare
@@ -17,14 +17,15 @@ from subtune.pipeline import prepare
 WAIT, RELEASE = "griddepcontrol_wait()", "griddepcontrol_launch_dependents()"
 
 
-def kernels(target: str) -> list[tuple[str, str]]:
-    """(schedule, body) of every kernel of a small model: the default and the first candidate of each workload."""
+def kernels(target: str, model: Any = None, defaults: tuple[Candidate, ...] = (DEFAULT,)) -> list[tuple[str, str]]:
+    """(schedule, body) of every kernel of a model: the default and the first candidate of each workload."""
     device = device_of(target, None, None, Numerics(), is_measured=False)
     forms = device.backend.forms(device.model)
-    prepared = prepare(reduced("bert", layers=1), None, Numerics(precision="fp16"), None, None, forms)
+    model = model or reduced("bert", layers=1)
+    prepared = prepare(model, None, Numerics(precision="fp16"), None, None, forms)
     found = []
     for subgraph in prepared.subgraphs:
-        for candidate in (DEFAULT, *backends.candidates(subgraph.workload, device, 1)):
+        for candidate in (*defaults, *backends.candidates(subgraph.workload, device, 1)):
             kernel: Any = backends.schedule(subgraph.workload, candidate, device)
             module = device.backend.lower(kernel.func.with_attr("global_symbol", "main"), device)
             source = str(module.imports[0].inspect_source())
@@ -46,6 +47,21 @@ def test_every_kernel_waits_before_it_touches_memory() -> None:
         parameters = set(re.findall(r"\b\w+_ptr\b", after)) & set(re.findall(r"\b\w+_ptr\b", before))
         declared = set(re.findall(r"(\w+_ptr)\[\d*\];", before))
         assert not parameters - declared, f"{schedule} uses {parameters} before it waits"
+
+
+def test_large_kernels_let_nobody_start_early_and_windows_start_late() -> None:
+    found = kernels("h200", "zoo:mobilenet_v2?batch=128", ())
+    by_family: dict[str, list[str]] = {}
+    for schedule, body in found:
+        by_family.setdefault(schedule.partition("(")[0], []).append(body)
+    assert all(WAIT in body for body in by_family["cuda.wgmma"])
+    assert any(RELEASE in body for body in by_family["cuda.wgmma"])  # one block on every multiprocessor
+    assert not any(RELEASE in body for body in by_family["cuda.stem"])
+    assert all(WAIT in body for body in by_family["cuda.stem"])
+    windows = [*by_family.get("cuda.window", ()), *by_family["cuda.strip"]]
+    assert len(windows) >= 10
+    assert sum(WAIT in body for body in windows) < len(windows)
+    assert not any("griddepcontrol" in body for body in by_family["cuda.strip"][:3])
 
 
 @pytest.mark.parametrize("target", ["nvidia/geforce-rtx-3070"])

@@ -191,7 +191,6 @@ def attention_func(
         free_v = pool.alloc((stages,), "uint64", align=8)
         pool.commit()
         group: T.let[T.int32] = T.tvm_warp_shuffle(0xFFFFFFFF, tid // 128, 0, 32, 32)
-        T.ptx.griddepcontrol.launch_dependents()
         if tid == 0:
             T.ptx.prefetch.tensormap(T.address_of(map_q))
             T.ptx.prefetch.tensormap(T.address_of(map_k))

@@ -21,6 +21,7 @@ from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.lowering.dependent_launch import STARTS_LATE
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import (
     Lanes,
@@ -85,7 +86,7 @@ def _schedule(sch: Schedule, stages: Stages, info: Window, knobs: StripKnobs, ex
     if held * knobs.lanes > _MAX_REGISTERS:
         return NotApplicable("a strip of more registers than a thread has")
     writer = _Writer(anchor, outputs, shape, knobs, taps, Code(exact))
-    return packed.kernel(prim_func(sch.mod["main"], [writer.write()]))
+    return packed.kernel(prim_func(sch.mod["main"], [writer.write()]).with_attr(STARTS_LATE, 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.lowering.dependent_launch import STARTS_LATE
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable, wide, widened_constant
 from subtune.backends.cuda.source.packed import Packed
@@ -67,7 +68,7 @@ def _schedule(sch: Schedule, stages: Stages, info: Window, knobs: WindowKnobs, e
     outputs = [sch.get(output) for output in stages.outputs]
     packed = Packed.of(sch.mod["main"], info.to_pack, info.of_role("n")[0].index)
     writer = _WindowWriter(anchor, outputs, shape, (threads, lanes, rows, cols), exact, packed)
-    return packed.kernel(prim_func(sch.mod["main"], [writer.write()]))
+    return packed.kernel(prim_func(sch.mod["main"], [writer.write()]).with_attr(STARTS_LATE, 1))
 
 
 class _WindowWriter:
