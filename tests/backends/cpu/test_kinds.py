@@ -124,6 +124,19 @@ def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
         assert np.abs(run(workload, kernel) - expected).max() <= 3e-6 * scale, f"{candidate} on {case}"
 
 
+def test_tiles_of_functions_are_loops(device: CPUModel) -> None:
+    """A polynomial in each of sixteen unrolled rows takes LLVM seconds."""
+
+    def script(body: Callable[..., Any]) -> str:
+        kernel = backends.schedule(build(body, [(32, 64), (32, 64)]), tile, device)
+        assert isinstance(kernel, Kernel)
+        return str(kernel.func.script())
+
+    tile = Candidate.make("elementwise", shape="tile", unroll=1, wide=False)
+    assert "T.unroll" in script(lambda emit, x, y: op.concat((x, y), 1))
+    assert "T.unroll" not in script(lambda emit, x, y: op.concat((emit(op.tanh(x)), y), 1))
+
+
 @pytest.mark.parametrize("case", ["4 channels to a group", "transpose", "transpose back", "scores", "layer norm, odd"])
 def test_narrower_vectors_are_right(case: str, run: Run) -> None:
     """An AVX2 machine's candidates, on this machine."""

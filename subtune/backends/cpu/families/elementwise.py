@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
+import tvm_ffi
+from tvm import ir
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Family
@@ -26,6 +28,8 @@ from subtune.tir.tile import extent_of, vector_width
 
 _MAX_UNROLLED = 16
 """Vectors of a row written one after the other: which of several joined inputs each comes from is then known."""
+_PLAIN = frozenset({"if_then_else", "isnan", "likely", "reinterpret"})
+"""Calls that are an instruction or two."""
 _FEW_INPUTS = 4
 _FETCHED = 4.0  # times each line of a transposed operand, one element at a time, where it does not stay in L1
 
@@ -120,7 +124,8 @@ def _nest(sch: Schedule, block: Any, shape: str, lanes: int, unroll: int) -> Any
         lo, li = sch.split(last, [None, vector_width(extent_of(sch, last), lanes)])
         sch.reorder(*rows, ao, lo, ai, li)
         outer = sch.fuse(*rows, ao, lo)
-        sch.unroll(ai)
+        if not _calls_functions(sch.get(block)):  # sixteen copies of each polynomial take seconds to compile
+            sch.unroll(ai)
         sch.vectorize(li)
         return outer
     width = vector_width(extent_of(sch, last), lanes)
@@ -135,6 +140,13 @@ def _nest(sch: Schedule, block: Any, shape: str, lanes: int, unroll: int) -> Any
     return sch.fuse(*rows)
 
 
+def _calls_functions(block: Any) -> bool:
+    """Whether it computes functions, such as exp; a condition is none."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(block.body, (ir.Call, lambda call: found.append(str(getattr(call.op, "name", "")))))
+    return any(name.rpartition(".")[2] not in _PLAIN for name in found)
+
+
 def extent_of_all(sch: Schedule, loops: list[Any]) -> int:
     size = 1
     for loop in loops:
@@ -142,4 +154,4 @@ def extent_of_all(sch: Schedule, loops: list[Any]) -> int:
     return size
 
 
-FAMILY = Family("elementwise", 1, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED))
+FAMILY = Family("elementwise", 2, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED))
