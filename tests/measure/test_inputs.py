@@ -174,7 +174,11 @@ def test_infinity_does_not_meet_what_a_function_rounds_to_zero():
     assert "special" not in hazards(elementwise("float32", lambda a, b: tirx.max(gelu(a) * b, b))).sets
     x = te.placeholder((64, 64), "float32", name="x")
     alone = workload(x, te.compute((64, 64), lambda i, j: gelu(x[i, j]), name="gelu"))
-    for one in (alone, elementwise("float32", lambda a, b: a * b), elementwise("float32", lambda a, b: tirx.erf(a) + b)):
+    for one in (
+        alone,
+        elementwise("float32", lambda a, b: a * b),
+        elementwise("float32", lambda a, b: tirx.erf(a) + b),
+    ):
         assert np.isinf(make_inputs(one, "special", hazards(one))[0]).any()
 
 
