@@ -112,7 +112,7 @@ class _Rewriter:
             return tirx.BufferStore(buffer, self.other(store.value), store.indices)
         bits = self.bits(store.value)
         if buffer.same_as(store.buffer):  # a parameter
-            bits = tirx.reinterpret("bfloat16", bits)
+            bits = tirx.reinterpret(_like(bits.ty, "bfloat16"), bits)
         return tirx.BufferStore(buffer, bits, store.indices)
 
     def bind(self, bind: tirx.Bind) -> tirx.Bind:
