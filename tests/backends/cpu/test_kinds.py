@@ -82,6 +82,8 @@ CASES: dict[str, tuple[Callable[[], Workload], str]] = {
     ),
     "a depthwise multiplier of 2": (lambda: conv(7, 16, 32, 3, groups=16), "grouped"),
     "3 channels to a group": (lambda: conv(6, 48, 48, 3, groups=16), "grouped"),
+    "2 channels to a group, half a vector of them": (lambda: conv(6, 20, 8, 5, groups=4), "grouped"),
+    "3 channels to a group, whole vectors do not divide them": (lambda: conv(6, 16, 24, 3, groups=8), "grouped"),
     "16 channels to a group": (lambda: conv(7, 32, 64, 3, groups=4), "contraction"),
     "20 channels to a group, 1x1": (lambda: conv(7, 24, 60, 1, groups=3), "contraction"),
     "grouped, two images, narrow rows": (lambda: conv(5, 32, 32, 1, groups=2, batch=2), "contraction"),
@@ -107,6 +109,8 @@ CASES: dict[str, tuple[Callable[[], Workload], str]] = {
     "joined": (lambda: _joined(6, 32), "elementwise"),
     "scores": (lambda: batch_matmul(3, 17, 32, 48, transposed=True), "contraction"),
     "scores, one batch": (lambda: batch_matmul(1, 17, 48, 32, transposed=True), "contraction"),
+    "scores of 40": (lambda: batch_matmul(3, 17, 37, 40, transposed=True), "contraction"),
+    "scores, one batch, odd": (lambda: batch_matmul(1, 17, 48, 37, transposed=True), "contraction"),
 }
 
 
