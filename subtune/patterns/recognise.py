@@ -15,7 +15,7 @@ from subtune.core.workload import Workload
 from subtune.patterns.bottleneck import Bottleneck, BottleneckExpressions, bottleneck_expressions
 from subtune.patterns.chain import Chain, ChainExpressions, chain_expressions
 from subtune.patterns.contraction import Contraction, contraction
-from subtune.patterns.elementwise import Elementwise, TransposedAccess, transposed_access
+from subtune.patterns.elementwise import Elementwise, TransposedAccess, merged_axes, transposed_access
 from subtune.patterns.pooled import Pooled, pooled
 from subtune.patterns.rows import Columns, Rowwise, rows_or_columns
 from subtune.patterns.stages import Stages, anchored, inlined
@@ -86,6 +86,10 @@ def _elementwise(workload: Workload) -> Elementwise | Unrecognised:
     sch, stages = found
     if stages.producers:
         return Unrecognised("stages that cannot be inlined")
-    access = transposed_access(sch.get(stages.outputs[0])) if len(stages.outputs) == 1 else None
     extent = max(prod(int(dim) for dim in arg.shape) for arg in workload.args if arg.is_output)
-    return Elementwise(extent, access if isinstance(access, TransposedAccess) else None)
+    if len(stages.outputs) != 1:
+        return Elementwise(extent)
+    block = sch.get(stages.outputs[0])
+    access, axes = transposed_access(block), merged_axes(block)
+    row = 0 if isinstance(axes, NotApplicable) else prod(int(block.iter_vars[axis].dom.extent) for axis in axes[-1])
+    return Elementwise(extent, access if isinstance(access, TransposedAccess) else None, row)

@@ -41,6 +41,12 @@ def _permuted_with_bias(*shape: int) -> Workload:
     return build(body, [shape], [(1, 1, 1, shape[-1])])
 
 
+def _scaled(*shape: int) -> Workload:
+    """gelu(x * s) with a scale for each channel, channels first."""
+    scale = (1, shape[1], *(1 for _ in shape[2:]))
+    return build(lambda emit, x, s: op.nn.gelu(emit(op.multiply(x, s))), [shape, scale])
+
+
 def _joined(rows: int, columns: int) -> Workload:
     return build(lambda emit, x, y: op.concat((x, y), 1), [(rows, columns), (rows, columns)])
 
@@ -106,6 +112,8 @@ CASES: dict[str, tuple[Callable[[], Workload], str]] = {
     "heads": (lambda: _permuted((1, 19, 2, 24), (0, 2, 3, 1)), "transpose"),
     "slice, bias, transpose": (lambda: _permuted_with_bias(2, 6, 5, 37), "transpose"),
     "to one channel": (lambda: conv(6, 32, 1, 3), "rowwise"),
+    "scaled planes, no vector divides a row": (lambda: _scaled(2, 3, 9, 5), "elementwise"),
+    "scaled planes, of rows of one axis": (lambda: _scaled(2, 5, 37), "elementwise"),
     "joined": (lambda: _joined(6, 32), "elementwise"),
     "scores": (lambda: batch_matmul(3, 17, 32, 48, transposed=True), "contraction"),
     "scores, one batch": (lambda: batch_matmul(1, 17, 48, 32, transposed=True), "contraction"),
@@ -126,6 +134,22 @@ def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
         kernel = backends.schedule(workload, candidate, device)
         assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
         assert np.abs(run(workload, kernel) - expected).max() <= 3e-6 * scale, f"{candidate} on {case}"
+
+
+def test_rows_of_no_whole_vectors_end_in_a_part_of_one(device: CPUModel) -> None:
+    """Also where the row is that of two axes; not where all operands are alike, or vectors divide the row."""
+
+    def shapes(workload: Workload) -> set[object]:
+        return {c.get("shape") for c in backends.candidates(workload, device, topk=40) if c.family == "elementwise"}
+
+    assert "ragged" in shapes(_scaled(2, 3, 9, 5))
+    assert "ragged" not in shapes(_scaled(2, 3, 8, device.lanes()))
+    assert "ragged" not in shapes(build(lambda emit, x, y: op.add(x, y), [(3, 45), (3, 45)]))
+    short = backends.schedule(
+        _scaled(2, 5, 3), Candidate.make("elementwise", shape="ragged", unroll=1, wide=False), device
+    )
+    assert isinstance(short, NotApplicable)
+    assert "shorter than a vector" in short.reason
 
 
 def test_tiles_of_functions_are_loops(device: CPUModel) -> None:

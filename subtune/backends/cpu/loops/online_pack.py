@@ -3,8 +3,8 @@
 B[k, n] is copied along n. Where a thread has all rows of a panel, or many, the first tile of them packs it while it
 multiplies (`pack_meanwhile`): what comes from memory arrives while something else is computed, and what is packed stays
 in L2. B[n, k], as in attention's scores, is turned in tiles of vectors (`shuffle.turned`): the schedule marks the
-tile's loops, and `turn_marked` writes the shuffles, which no schedule primitive makes. Where vectors do not divide k, the
-last tile overlaps the one before it.
+tile's loops, and `turn_marked` writes the shuffles, which no schedule primitive makes. Where vectors do not divide k,
+the last tile overlaps the one before it.
 """
 
 from __future__ import annotations
