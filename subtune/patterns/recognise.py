@@ -87,9 +87,13 @@ def _elementwise(workload: Workload) -> Elementwise | Unrecognised:
     if stages.producers:
         return Unrecognised("stages that cannot be inlined")
     extent = max(prod(int(dim) for dim in arg.shape) for arg in workload.args if arg.is_output)
-    if len(stages.outputs) != 1:
-        return Elementwise(extent)
-    block = sch.get(stages.outputs[0])
-    access, axes = transposed_access(block), merged_axes(block)
-    row = 0 if isinstance(axes, NotApplicable) else prod(int(block.iter_vars[axis].dom.extent) for axis in axes[-1])
+    blocks = [sch.get(output) for output in stages.outputs]
+    access = transposed_access(blocks[0]) if len(blocks) == 1 else None
+    rows = {_row(block) for block in blocks}
+    row = rows.pop() if len(rows) == 1 else 0
     return Elementwise(extent, access if isinstance(access, TransposedAccess) else None, row)
+
+
+def _row(block: Any) -> int:
+    axes = merged_axes(block)
+    return 0 if isinstance(axes, NotApplicable) else prod(int(block.iter_vars[axis].dom.extent) for axis in axes[-1])

@@ -112,6 +112,29 @@ def test_a_row_is_what_all_operands_run_along() -> None:
     assert found.row == 21
 
 
+def test_outputs_of_equal_rows_have_rows() -> None:
+    """A recurrent cell gives two states, as halves of what a product gave; halves of unequal width have no row."""
+
+    def states(first: int, second: int) -> Workload:
+        @T.prim_func(s_tir=True)
+        def func(
+            x: T.Buffer((4, 20), "float32"), c: T.Buffer((4, first), "float32"), h: T.Buffer((4, second), "float32")
+        ) -> None:
+            for i, j in T.grid(4, first):
+                with T.sblock("c"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    c[vi, vj] = T.tanh(x[vi, vj])
+            for i, j in T.grid(4, second):
+                with T.sblock("h"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    h[vi, vj] = T.tanh(x[vi, vj + first])
+
+        return Workload.of(func, 2)
+
+    assert recognise(states(10, 10)) == Elementwise(40, row=10)
+    assert recognise(states(13, 7)) == Elementwise(52)
+
+
 def test_few_vectors_make_a_product_one_of_a_matrix_and_vectors() -> None:
     found = recognise(dense(2, 64, 32))
     assert isinstance(found, Contraction)
