@@ -96,4 +96,6 @@ def _elementwise(workload: Workload) -> Elementwise | Unrecognised:
 
 def _row(block: Any) -> int:
     axes = merged_axes(block)
-    return 0 if isinstance(axes, NotApplicable) else prod(int(block.iter_vars[axis].dom.extent) for axis in axes[-1])
+    if isinstance(axes, NotApplicable) or not axes:  # a scalar has none
+        return 0
+    return prod(int(block.iter_vars[axis].dom.extent) for axis in axes[-1])

@@ -110,6 +110,7 @@ def test_a_row_is_what_all_operands_run_along() -> None:
     found = recognise(build(lambda emit, x, s: op.multiply(x, s), [(2, 5, 7, 3), (1, 5, 1, 1)]))
     assert isinstance(found, Elementwise)
     assert found.row == 21
+    assert recognise(build(lambda emit, x: op.tanh(x), [()])) == Elementwise(1)
 
 
 def test_outputs_of_equal_rows_have_rows() -> None:

@@ -150,7 +150,7 @@ def _nest(sch: Schedule, block: Any, shape: str, lanes: int, unroll: int) -> Any
 def _merged(sch: Schedule, block: Any, loops: list[Any]) -> list[Any]:
     """The loops with the innermost ones fused, along which all operands that have them are contiguous."""
     axes = merged_axes(sch.get(block))
-    if isinstance(axes, NotApplicable) or len(axes[-1]) < 2:
+    if isinstance(axes, NotApplicable) or not axes or len(axes[-1]) < 2:
         return loops
     count = len(axes[-1])
     return [*loops[:-count], sch.fuse(*loops[-count:])]
