@@ -26,6 +26,8 @@ random ones with NaN and infinities among them; the constants are the same."""
 _LARGE_CONSTANT_BYTES = 16 << 20
 """Constants above this are the same in all sets: packing a candidate's copy of each would cost seconds."""
 _WITH_INFINITY = ("float16", "bfloat16", "float32", "float64")
+_SATURATING = frozenset({"erf", "exp", "exp2", "sigmoid", "tanh"})
+"""Functions that go to zero somewhere, or to what cancels."""
 _SPECIAL_FRACTION = 1 / 16
 """Of the elements of an adversarial array, the share replaced by special values."""
 
@@ -40,7 +42,8 @@ class Hazards:
     Winograd and Strassen add up differently; `stores_integers`: places, or what was cast; `compares`: takes maxima or
     minima of floats that are no constants; `exponentiates`: a softmax of such sums may follow, which turns the rounding
     of a sum into as large a relative error; `multiplies`: all of a row, which over- and underflows in another order
-    than another schedule.
+    than another schedule; `saturates`: multiplies what a function gives by something else than that function's input,
+    where the function is nearly zero or, in another approximation, zero: of infinity, that makes infinity or NaN.
     """
 
     index_extent: dict[int, int] = field(hash=False)
@@ -53,13 +56,15 @@ class Hazards:
     compares: bool = False
     exponentiates: bool = False
     multiplies: bool = False
+    saturates: bool = False
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """The sets that say something: what NaN becomes as an integer is undefined; contractions see no infinities,
-        maxima no NaN, and both together neither (`_special`)."""
+        """The sets that say something: what NaN becomes as an integer is undefined; contractions and products of
+        functions see no infinities, maxima no NaN, and both together neither (`_special`)."""
         is_undefined = self.casts_to_int or self.stores_integers or self.divides or self.multiplies
-        return SETS[:-1] if is_undefined or (self.adds_products and self.compares) else SETS
+        has_nothing = self.compares and (self.adds_products or self.saturates)
+        return SETS[:-1] if is_undefined or has_nothing else SETS
 
     @property
     def nan_spreads(self) -> bool:
@@ -124,8 +129,29 @@ def hazards(workload: Workload) -> Hazards:
                     extents[i] = min(extents.get(i, 2**31 - 1), int(extent))
     return Hazards(
         extents, divides, casts, clips, narrows, products, stores_integers, compares,
-        exponentiates=exponentials and products and compares, multiplies=multiplies,
+        exponentiates=exponentials and products and compares, multiplies=multiplies, saturates=_saturates(workload),
     )  # fmt: skip
+
+
+def _saturates(workload: Workload) -> bool:
+    """Whether it calls such a function, multiplies, and reads more floats than the function's input."""
+    import tvm_ffi
+    from tvm import ir, tirx
+
+    if sum("float" in arg.dtype and not (arg.is_output or arg.is_constant) for arg in workload.args) < 2:
+        return False
+    found = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.Mul | tirx.Div):
+            is_scaling = isinstance(node.a, tirx.FloatImm) or isinstance(node.b, tirx.FloatImm)
+            if "float" in str(node.ty) and not is_scaling:
+                found.add("product")
+        elif str(getattr(node.op, "name", "")).rpartition(".")[2] in _SATURATING:
+            found.add("function")
+
+    tvm_ffi.structural_walk(workload.func, ((tirx.Mul, tirx.Div, ir.Call), visit))
+    return len(found) == 2
 
 
 def _adds_product(store: Any) -> bool:
@@ -219,12 +245,14 @@ def _special(array: np.ndarray, rng: np.random.Generator, dangers: Hazards) -> n
     """`array` with NaN and infinities in it, where one of them leads to the same in every order of sums and maxima.
 
     Of contractions: two of NaN, or nothing else would be left, and no infinity, of which a transform makes NaN. Of a
-    maximum: no NaN, which is the maximum by where it lies, and no infinity above, of which a softmax makes NaN.
+    maximum: no NaN, which is the maximum by where it lies, and no infinity above, of which a softmax makes NaN. Of
+    products of functions: no infinity.
     """
     if "special" not in dangers.sets or array.dtype.name not in _WITH_INFINITY or array.size == 0:
         return array
     if not dangers.adds_products:
-        return _sprinkled(array, rng, [-np.inf, -0.0, *([] if dangers.compares else [np.nan, np.inf])])
+        infinities = [] if dangers.saturates else [-np.inf, *([] if dangers.compares else [np.inf])]
+        return _sprinkled(array, rng, [*infinities, -0.0, *([] if dangers.compares else [np.nan])])
     array.reshape(-1)[[0, array.size // 2]] = np.nan
     return array
 

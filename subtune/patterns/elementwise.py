@@ -33,10 +33,14 @@ class TransposedAccess:
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """No reduction: `extent` output elements; `transposed` where an operand is contiguous along another axis."""
+    """No reduction: `extent` output elements; `transposed` where an operand is contiguous along another axis.
+
+    `row`: elements that lie one after the other in the output and in all operands that differ along them; 0 if unknown.
+    """
 
     extent: int
     transposed: TransposedAccess | None = None
+    row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +53,11 @@ class Access:
 
 def transposed_access(block: Any) -> TransposedAccess | NotApplicable:
     """The block (of an elementwise stage) as one with transposed operands, or why it has none."""
-    store = block.body
-    if not isinstance(store, tirx.BufferStore):
-        return NotApplicable("the block stores more than one value")
-    if is_conditional(store.value):
-        return NotApplicable("what is read depends on conditions")
-    axes = {iv.var: i for i, iv in enumerate(block.iter_vars)}
-    if [axes.get(index, -1) for index in store.indices] != list(range(len(axes))):
-        return NotApplicable("the output is not indexed by its axes in their order")
-    if not all(isinstance(iv.dom.extent, tirx.IntImm) for iv in block.iter_vars):
-        return NotApplicable("symbolic extents")
-    extents = [int(iv.dom.extent) for iv in block.iter_vars]
-    reads: list[tuple[Any, Access]] = []
-    for load in loads(store.value):
-        access = access_of(load, axes)
-        if access is None:
-            return NotApplicable("an index is more than an axis and a number")
-        reads.append((load, access))
-    groups: list[list[int]] = []
-    for axis in range(len(extents)):
-        if groups and all(_adjoin(groups[-1], axis, extents, load, access) for load, access in reads):
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
-    kept = [tuple(group) for group in groups if prod(extents[axis] for axis in group) > 1]
+    found = _read(block)
+    if isinstance(found, NotApplicable):
+        return found
+    extents, reads = found
+    kept = [group for group in _groups(extents, reads) if prod(extents[axis] for axis in group) > 1]
     if len(kept) < 2:
         return NotApplicable("the operands lie as the output does")
     group_of = {axis: i for i, group in enumerate(kept) for axis in group}
@@ -88,6 +73,43 @@ def transposed_access(block: Any) -> TransposedAccess | NotApplicable:
         )
     sizes = tuple(prod(extents[axis] for axis in group) for group in kept)
     return TransposedAccess(tuple(kept), sizes, crossing.pop())
+
+
+def merged_axes(block: Any) -> tuple[tuple[int, ...], ...] | NotApplicable:
+    """The block's axes, those together that are neighbours in the output and in every operand that has them."""
+    found = _read(block)
+    return found if isinstance(found, NotApplicable) else tuple(_groups(*found))
+
+
+def _read(block: Any) -> tuple[list[int], list[tuple[Any, Access]]] | NotApplicable:
+    """The extents of an elementwise block's axes, and what it reads."""
+    store = block.body
+    if not isinstance(store, tirx.BufferStore):
+        return NotApplicable("the block stores more than one value")
+    if is_conditional(store.value):
+        return NotApplicable("what is read depends on conditions")
+    axes = {iv.var: i for i, iv in enumerate(block.iter_vars)}
+    if [axes.get(index, -1) for index in store.indices] != list(range(len(axes))):
+        return NotApplicable("the output is not indexed by its axes in their order")
+    if not all(isinstance(iv.dom.extent, tirx.IntImm) for iv in block.iter_vars):
+        return NotApplicable("symbolic extents")
+    reads: list[tuple[Any, Access]] = []
+    for load in loads(store.value):
+        access = access_of(load, axes)
+        if access is None:
+            return NotApplicable("an index is more than an axis and a number")
+        reads.append((load, access))
+    return [int(iv.dom.extent) for iv in block.iter_vars], reads
+
+
+def _groups(extents: list[int], reads: list[tuple[Any, Access]]) -> list[tuple[int, ...]]:
+    groups: list[list[int]] = []
+    for axis in range(len(extents)):
+        if groups and all(_adjoin(groups[-1], axis, extents, load, access) for load, access in reads):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    return [tuple(group) for group in groups]
 
 
 def access_of(load: ir.TensorLoad, axes: dict[Any, int]) -> Access | None:

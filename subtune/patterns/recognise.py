@@ -15,7 +15,7 @@ from subtune.core.workload import Workload
 from subtune.patterns.bottleneck import Bottleneck, BottleneckExpressions, bottleneck_expressions
 from subtune.patterns.chain import Chain, ChainExpressions, chain_expressions
 from subtune.patterns.contraction import Contraction, contraction
-from subtune.patterns.elementwise import Elementwise, TransposedAccess, transposed_access
+from subtune.patterns.elementwise import Elementwise, TransposedAccess, merged_axes, transposed_access
 from subtune.patterns.rows import Columns, Rowwise, rows_or_columns
 from subtune.patterns.stages import Stages, anchored, inlined
 from subtune.patterns.window import Window, window
@@ -82,6 +82,16 @@ def _elementwise(workload: Workload) -> Elementwise | Unrecognised:
     sch, stages = found
     if stages.producers:
         return Unrecognised("stages that cannot be inlined")
-    access = transposed_access(sch.get(stages.outputs[0])) if len(stages.outputs) == 1 else None
     extent = max(prod(int(dim) for dim in arg.shape) for arg in workload.args if arg.is_output)
-    return Elementwise(extent, access if isinstance(access, TransposedAccess) else None)
+    blocks = [sch.get(output) for output in stages.outputs]
+    access = transposed_access(blocks[0]) if len(blocks) == 1 else None
+    rows = {_row(block) for block in blocks}
+    row = rows.pop() if len(rows) == 1 else 0
+    return Elementwise(extent, access if isinstance(access, TransposedAccess) else None, row)
+
+
+def _row(block: Any) -> int:
+    axes = merged_axes(block)
+    if isinstance(axes, NotApplicable) or not axes:  # a scalar has none
+        return 0
+    return prod(int(block.iter_vars[axis].dom.extent) for axis in axes[-1])

@@ -160,6 +160,28 @@ def test_inputs_are_repeatable_and_differ_between_arguments_and_sets():
     assert (sets["positive"][0] > 0).all()
 
 
+def test_infinity_does_not_meet_what_a_function_rounds_to_zero():
+    """1 + erf(-3.89) is 6e-8 or 0, as the polynomial has it; times infinity, that is infinity or NaN."""
+
+    def gelu(x):
+        return x * (tirx.const(1.0) + tirx.erf(x * tirx.const(0.707)))
+
+    for compute in (lambda a, b: gelu(a) * b, lambda a, b: b / tirx.exp(a)):
+        one = elementwise("float32", compute)
+        arrays = make_inputs(one, "special", hazards(one))
+        assert not any(np.isinf(array).any() for array in arrays)
+        assert all(np.isnan(array).any() for array in arrays)
+    assert "special" not in hazards(elementwise("float32", lambda a, b: tirx.max(gelu(a) * b, b))).sets
+    x = te.placeholder((64, 64), "float32", name="x")
+    alone = workload(x, te.compute((64, 64), lambda i, j: gelu(x[i, j]), name="gelu"))
+    for one in (
+        alone,
+        elementwise("float32", lambda a, b: a * b),
+        elementwise("float32", lambda a, b: tirx.erf(a) + b),
+    ):
+        assert np.isinf(make_inputs(one, "special", hazards(one))[0]).any()
+
+
 def test_special_inputs_hold_nan_where_it_is_defined_what_becomes_of_it():
     bound, maximum = (elementwise("float32", what) for what in (lambda a, b: tirx.max(a - b, 0.0), tirx.max))
     for one, has_nan in ((bound, True), (maximum, False)):

@@ -96,12 +96,44 @@ def test_rows_and_columns_are_counted() -> None:
 
 
 def test_a_transposed_operand_is_seen() -> None:
-    assert recognise(elementwise(6, 7)) == Elementwise(42)
+    assert recognise(elementwise(6, 7)) == Elementwise(42, row=7)
     found = recognise(transpose(2, 3, 5, 7))
     assert isinstance(found, Elementwise)
     assert found.transposed is not None
     assert (found.transposed.groups, found.transposed.extents) == (((0,), (1, 2), (3,)), (2, 35, 3))
     assert (found.transposed.a, found.transposed.b) == (2, 1)
+    assert found.row == 3
+
+
+def test_a_row_is_what_all_operands_run_along() -> None:
+    """A scale for each channel of planes is the same along both axes of a plane."""
+    found = recognise(build(lambda emit, x, s: op.multiply(x, s), [(2, 5, 7, 3), (1, 5, 1, 1)]))
+    assert isinstance(found, Elementwise)
+    assert found.row == 21
+    assert recognise(build(lambda emit, x: op.tanh(x), [()])) == Elementwise(1)
+
+
+def test_outputs_of_equal_rows_have_rows() -> None:
+    """A recurrent cell gives two states, as halves of what a product gave; halves of unequal width have no row."""
+
+    def states(first: int, second: int) -> Workload:
+        @T.prim_func(s_tir=True)
+        def func(
+            x: T.Buffer((4, 20), "float32"), c: T.Buffer((4, first), "float32"), h: T.Buffer((4, second), "float32")
+        ) -> None:
+            for i, j in T.grid(4, first):
+                with T.sblock("c"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    c[vi, vj] = T.tanh(x[vi, vj])
+            for i, j in T.grid(4, second):
+                with T.sblock("h"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    h[vi, vj] = T.tanh(x[vi, vj + first])
+
+        return Workload.of(func, 2)
+
+    assert recognise(states(10, 10)) == Elementwise(40, row=10)
+    assert recognise(states(13, 7)) == Elementwise(52)
 
 
 def test_few_vectors_make_a_product_one_of_a_matrix_and_vectors() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -13,6 +14,8 @@ from tvm.relax import op
 from subtune import backends
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.loops.arg_extreme import in_two
+from subtune.backends.cpu.lowering.pipeline import PIPELINE
+from subtune.core.candidate import DEFAULT
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.pipeline import prepare
@@ -60,6 +63,23 @@ def test_candidates_are_right(kind: str, shape: tuple[int, ...], device: CPUMode
     for kernel in kernels:
         assert not isinstance(kernel, NotApplicable), kernel.reason
         np.testing.assert_array_equal(compute(workload, kernel, x, device), EXPECTED[kind](x, axis=-1))
+
+
+@pytest.mark.parametrize("family", ["default", "rowwise"])
+def test_halves_are_compared_as_what_they_are(family: str, device: CPUModel) -> None:
+    """What a reduction of two values names is bfloat16 made explicit as well: TVM's own reading of it was wrong."""
+    workload = build(lambda emit, x: op.argmax(emit(op.astype(x, "float32")), axis=-1), [(6, 74)], dtype="bfloat16")
+    found = [DEFAULT, *backends.candidates(workload, device, topk=50)]
+    kernels = [backends.schedule(workload, c, device) for c in found if c.family == family and not c.get("ahead")]
+    x = np.random.default_rng(0).standard_normal((6, 74)).astype(ml_dtypes.bfloat16)
+    given = tvm.runtime.empty(x.shape, "bfloat16")
+    given.copyfrom(x)
+    for kernel in kernels:
+        assert isinstance(kernel, Kernel), kernel.reason
+        assert "bfloat16" not in kernel.func.script().replace('"bfloat16")', "", 1)
+        result = tvm.runtime.tensor(np.full(workload.args[-1].shape, -7, workload.args[-1].dtype))
+        tvm.compile(kernel.func, target=device.target(), tir_pipeline=PIPELINE)["main"](given, result)
+        np.testing.assert_array_equal(result.numpy(), x.astype("float32").argmax(-1))
 
 
 def test_rows_that_are_made_first_are_not_asked_for_ahead(device: CPUModel) -> None:

@@ -41,6 +41,12 @@ def _permuted_with_bias(*shape: int) -> Workload:
     return build(body, [shape], [(1, 1, 1, shape[-1])])
 
 
+def _scaled(*shape: int) -> Workload:
+    """gelu(x * s) with a scale for each channel, channels first."""
+    scale = (1, shape[1], *(1 for _ in shape[2:]))
+    return build(lambda emit, x, s: op.nn.gelu(emit(op.multiply(x, s))), [shape, scale])
+
+
 def _joined(rows: int, columns: int) -> Workload:
     return build(lambda emit, x, y: op.concat((x, y), 1), [(rows, columns), (rows, columns)])
 
@@ -82,6 +88,8 @@ CASES: dict[str, tuple[Callable[[], Workload], str]] = {
     ),
     "a depthwise multiplier of 2": (lambda: conv(7, 16, 32, 3, groups=16), "grouped"),
     "3 channels to a group": (lambda: conv(6, 48, 48, 3, groups=16), "grouped"),
+    "2 channels to a group, half a vector of them": (lambda: conv(6, 20, 8, 5, groups=4), "grouped"),
+    "3 channels to a group, whole vectors do not divide them": (lambda: conv(6, 16, 24, 3, groups=8), "grouped"),
     "16 channels to a group": (lambda: conv(7, 32, 64, 3, groups=4), "contraction"),
     "20 channels to a group, 1x1": (lambda: conv(7, 24, 60, 1, groups=3), "contraction"),
     "grouped, two images, narrow rows": (lambda: conv(5, 32, 32, 1, groups=2, batch=2), "contraction"),
@@ -104,9 +112,13 @@ CASES: dict[str, tuple[Callable[[], Workload], str]] = {
     "heads": (lambda: _permuted((1, 19, 2, 24), (0, 2, 3, 1)), "transpose"),
     "slice, bias, transpose": (lambda: _permuted_with_bias(2, 6, 5, 37), "transpose"),
     "to one channel": (lambda: conv(6, 32, 1, 3), "rowwise"),
+    "scaled planes, no vector divides a row": (lambda: _scaled(2, 3, 9, 5), "elementwise"),
+    "scaled planes, of rows of one axis": (lambda: _scaled(2, 5, 37), "elementwise"),
     "joined": (lambda: _joined(6, 32), "elementwise"),
     "scores": (lambda: batch_matmul(3, 17, 32, 48, transposed=True), "contraction"),
     "scores, one batch": (lambda: batch_matmul(1, 17, 48, 32, transposed=True), "contraction"),
+    "scores of 40": (lambda: batch_matmul(3, 17, 37, 40, transposed=True), "contraction"),
+    "scores, one batch, odd": (lambda: batch_matmul(1, 17, 48, 37, transposed=True), "contraction"),
 }
 
 
@@ -122,6 +134,35 @@ def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
         kernel = backends.schedule(workload, candidate, device)
         assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
         assert np.abs(run(workload, kernel) - expected).max() <= 3e-6 * scale, f"{candidate} on {case}"
+
+
+def test_rows_of_no_whole_vectors_end_in_a_part_of_one(device: CPUModel) -> None:
+    """Also where the row is that of two axes; not where all operands are alike, or vectors divide the row."""
+
+    def shapes(workload: Workload) -> set[object]:
+        return {c.get("shape") for c in backends.candidates(workload, device, topk=40) if c.family == "elementwise"}
+
+    assert "ragged" in shapes(_scaled(2, 3, 9, 5))
+    assert "ragged" not in shapes(_scaled(2, 3, 8, device.lanes()))
+    assert "ragged" not in shapes(build(lambda emit, x, y: op.add(x, y), [(3, 45), (3, 45)]))
+    short = backends.schedule(
+        _scaled(2, 5, 3), Candidate.make("elementwise", shape="ragged", unroll=1, wide=False), device
+    )
+    assert isinstance(short, NotApplicable)
+    assert "shorter than a vector" in short.reason
+
+
+def test_tiles_of_functions_are_loops(device: CPUModel) -> None:
+    """A polynomial in each of sixteen unrolled rows takes LLVM seconds."""
+
+    def script(body: Callable[..., Any]) -> str:
+        kernel = backends.schedule(build(body, [(32, 64), (32, 64)]), tile, device)
+        assert isinstance(kernel, Kernel)
+        return str(kernel.func.script())
+
+    tile = Candidate.make("elementwise", shape="tile", unroll=1, wide=False)
+    assert "T.unroll" in script(lambda emit, x, y: op.concat((x, y), 1))
+    assert "T.unroll" not in script(lambda emit, x, y: op.concat((emit(op.tanh(x)), y), 1))
 
 
 @pytest.mark.parametrize("case", ["4 channels to a group", "transpose", "transpose back", "scores", "layer norm, odd"])

@@ -139,5 +139,5 @@ def _is_pad(sch: Schedule, block: Any) -> bool:
 
 
 FAMILY = Family(
-    "default", 2, Knobs, lambda problem: "every search begins with it", lambda problem: (), schedule, (LIBM,)
+    "default", 3, Knobs, lambda problem: "every search begins with it", lambda problem: (), schedule, (LIBM,)
 )

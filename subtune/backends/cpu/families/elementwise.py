@@ -1,8 +1,9 @@
 """Elementwise subgraphs: one loop nest at the speed of memory.
 
 `flat`: all loops fused, for operands of one layout; `rows`: outer loops parallel, the innermost vectorised, for
-broadcasts; `tile`: a square tile of the last axis and the axis an operand is contiguous along, for transposes. With the
-knob `ahead`, what lies a page behind is asked for.
+broadcasts; `ragged`: rows of whole vectors, the last of which has as many lanes as are left (`tails`); `tile`: a square
+tile of the last axis and the axis an operand is contiguous along, for transposes. With the knob `ahead`, what lies a
+page behind is asked for.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
+import tvm_ffi
+from tvm import ir
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Family
@@ -20,12 +23,14 @@ from subtune.backends.cpu.loops.prefetch import prefetch_rows
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import dtype_bits
-from subtune.patterns.elementwise import Elementwise
+from subtune.patterns.elementwise import Elementwise, merged_axes
 from subtune.patterns.stages import inline
 from subtune.tir.tile import extent_of, vector_width
 
 _MAX_UNROLLED = 16
 """Vectors of a row written one after the other: which of several joined inputs each comes from is then known."""
+_PLAIN = frozenset({"if_then_else", "isnan", "likely", "reinterpret"})
+"""Calls that are an instruction or two."""
 _FEW_INPUTS = 4
 _FETCHED = 4.0  # times each line of a transposed operand, one element at a time, where it does not stay in L1
 
@@ -59,6 +64,8 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     flat = 1.0 if alike else 1.1 if parts < 2 else 1.2
     costs = {("flat", 1): flat, ("flat", 4): 0.99 if alike else flat if parts < 2 else 4.0,
              ("rows", 1): 1.0 if not alike else 1.02, ("tile", 1): 1.05 if alike else 1.4}  # fmt: skip
+    if not alike and anchor.row > device.lanes() and anchor.row % device.lanes():
+        costs["ragged", 1] = 1.0
     joined = len(workload.args) - len(outputs)
     if not alike and joined > _FEW_INPUTS:  # a chain of questions for every vector; a tile asks once for its rows
         costs = {
@@ -112,6 +119,8 @@ def _nest(sch: Schedule, block: Any, shape: str, lanes: int, unroll: int) -> Any
         sch.unroll(inner)
         sch.vectorize(vec)
         return outer
+    if shape in ("rows", "ragged"):
+        loops = _merged(sch, block, loops)
     *rows, last = loops
     if shape == "tile" and rows:
         across = rows[-1] if extent_of(sch, rows[-1]) > 1 else max(rows, key=lambda loop: extent_of(sch, loop))
@@ -120,10 +129,13 @@ def _nest(sch: Schedule, block: Any, shape: str, lanes: int, unroll: int) -> Any
         lo, li = sch.split(last, [None, vector_width(extent_of(sch, last), lanes)])
         sch.reorder(*rows, ao, lo, ai, li)
         outer = sch.fuse(*rows, ao, lo)
-        sch.unroll(ai)
+        if not _calls_functions(sch.get(block)):  # sixteen copies of each polynomial take seconds to compile
+            sch.unroll(ai)
         sch.vectorize(li)
         return outer
-    width = vector_width(extent_of(sch, last), lanes)
+    width = lanes if shape == "ragged" else vector_width(extent_of(sch, last), lanes)
+    if width > extent_of(sch, last):
+        raise ScheduleError("a row is shorter than a vector")
     if width == 1:
         return sch.fuse(*rows) if rows else last
     lo, vec = sch.split(last, [None, width])
@@ -135,6 +147,22 @@ def _nest(sch: Schedule, block: Any, shape: str, lanes: int, unroll: int) -> Any
     return sch.fuse(*rows)
 
 
+def _merged(sch: Schedule, block: Any, loops: list[Any]) -> list[Any]:
+    """The loops with the innermost ones fused, along which all operands that have them are contiguous."""
+    axes = merged_axes(sch.get(block))
+    if isinstance(axes, NotApplicable) or not axes or len(axes[-1]) < 2:
+        return loops
+    count = len(axes[-1])
+    return [*loops[:-count], sch.fuse(*loops[-count:])]
+
+
+def _calls_functions(block: Any) -> bool:
+    """Whether it computes functions, such as exp; a condition is none."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(block.body, (ir.Call, lambda call: found.append(str(getattr(call.op, "name", "")))))
+    return any(name.rpartition(".")[2] not in _PLAIN for name in found)
+
+
 def extent_of_all(sch: Schedule, loops: list[Any]) -> int:
     size = 1
     for loop in loops:
@@ -142,4 +170,4 @@ def extent_of_all(sch: Schedule, loops: list[Any]) -> int:
     return size
 
 
-FAMILY = Family("elementwise", 1, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED))
+FAMILY = Family("elementwise", 2, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED))

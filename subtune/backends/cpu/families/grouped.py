@@ -52,10 +52,14 @@ def accepts(problem: CPUProblem) -> str:
     if obstacle := fma_obstacle(problem) or _obstacle(problem.pattern):
         return obstacle
     anchor = problem.pattern
-    lanes = problem.device.lanes(dtype_bits(anchor.acc_dtype))
-    if anchor.per_group >= lanes or anchor.n.extent % lanes:
+    if anchor.per_group >= _lanes(anchor, problem.device):
         return "no vector of outputs covers several groups"
     return "" if len(anchor.of_role("m")) > 1 else "no rows of pixels"
+
+
+def _lanes(anchor: Contraction, device: CPUModel) -> int:
+    """Outputs of a vector: fewer than it could hold, where there are no more, or no multiple of it."""
+    return vector_width(anchor.n.extent, device.lanes(dtype_bits(anchor.acc_dtype)))
 
 
 def _obstacle(anchor: Contraction) -> str:
@@ -64,7 +68,7 @@ def _obstacle(anchor: Contraction) -> str:
 
 def candidates(problem: CPUProblem) -> list[Candidate]:
     anchor, device = problem.pattern, problem.device
-    lanes = device.lanes(dtype_bits(anchor.acc_dtype))
+    lanes = _lanes(anchor, device)
     *images, height, width = (axis.extent for axis in anchor.of_role("m"))
     found = []
     for cb in (lanes, 2 * lanes):
@@ -90,7 +94,7 @@ def _predict(anchor: Contraction, grid: tuple[int, int, int], knobs: Knobs, lane
     read_rows = (ht - 1) * strides[0] + reach[0]
     read_columns = (width - 1) * strides[-1] + reach[-1]
     spread_bytes = read_rows * read_columns * depth * cb * 4
-    stores = read_rows * read_columns * depth * cb / min(anchor.per_group, lanes)
+    stores = read_rows * read_columns * depth * cb / vector_width(anchor.per_group, lanes)
     vectors = mr * cb / lanes
     loads = (vectors + cb / lanes) / LOADS_PER_CYCLE
     per_tap = max(vectors / device.fma_per_cycle, loads, device.fma_latency)
@@ -163,7 +167,7 @@ def _schedule(
     sch: Schedule, name: str, output_names: tuple[str, ...], info: Contraction, knobs: Knobs, device: CPUModel
 ) -> Kernel | NotApplicable:
     ht, mr, cb = knobs.ht, knobs.mr, knobs.cb
-    lanes = device.lanes(dtype_bits(info.acc_dtype))
+    lanes = _lanes(info, device)
     block, spread = sch.get_sblock(name), sch.get_sblock(_SPREAD)
     for other in all_blocks(sch):  # the padding is computed where its elements are spread
         hint = sch.get(other).name_hint
@@ -230,4 +234,4 @@ def _permutation(order: tuple[int, ...]) -> Any:
     return tirx.IndexMap.from_func(index_map, ndim=len(order))
 
 
-FAMILY = Family("grouped", 1, Knobs, accepts, candidates, schedule, (SERIAL,))
+FAMILY = Family("grouped", 2, Knobs, accepts, candidates, schedule, (SERIAL,))

@@ -3,7 +3,8 @@
 B[k, n] is copied along n. Where a thread has all rows of a panel, or many, the first tile of them packs it while it
 multiplies (`pack_meanwhile`): what comes from memory arrives while something else is computed, and what is packed stays
 in L2. B[n, k], as in attention's scores, is turned in tiles of vectors (`shuffle.turned`): the schedule marks the
-tile's loops, and `turn_marked` writes the shuffles, which no schedule primitive makes.
+tile's loops, and `turn_marked` writes the shuffles, which no schedule primitive makes. Where vectors do not divide k,
+the last tile overlaps the one before it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.loops.prefetch import L1, MicroKernel, ask, before_steps
 from subtune.tir.blocks import root_stages, with_stages
-from subtune.tir.expressions import is_same
+from subtune.tir.expressions import is_same, variables
 from subtune.tir.shuffle import turned
 from subtune.tir.substitute import substitute
 from subtune.tir.tile import extent_of, vector_width
@@ -42,7 +43,8 @@ def place_online_pack(
     depth = 0 if at is None else 1
     *outer, first, last = sch.get_loops(packed)[depth:] if at is None else _inside(sch, packed, at)
     width = vector_width(extent_of(sch, last), lanes)
-    turns = not is_along_n and is_copy(sch.get(packed)) and width == lanes and extent_of(sch, first) % lanes == 0
+    has_tiles = extent_of(sch, last) >= lanes and extent_of(sch, first) % lanes == 0
+    turns = not is_along_n and is_copy(sch.get(packed)) and has_tiles
     if turns:
         no, ni = sch.split(first, [None, lanes])
         ko, ki = sch.split(last, [None, lanes])
@@ -79,6 +81,10 @@ def _turn(loop: Any, lanes: int) -> SBlockRealize:
     block = realize.block
     assert isinstance(realize, SBlockRealize), "the marked loops hold one block"
     values = {iv.var: value for iv, value in zip(block.iter_vars, realize.iter_values, strict=True)}
+    for iv in block.iter_vars:
+        if loop.loop_var in variables(values[iv.var]) and int(iv.dom.extent) % lanes:  # else it goes past the end
+            begin = substitute(values[iv.var], {loop.loop_var: tirx.const(0, "int64")})
+            values[iv.var] = tirx.Min(begin, iv.dom.extent - lanes) + loop.loop_var
 
     def at(indices: Any, k: int, n: int) -> list[Any]:
         numbers = {loop.loop_var: tirx.const(k, "int64"), inner.loop_var: tirx.const(n, "int64")}

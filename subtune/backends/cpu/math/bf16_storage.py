@@ -42,7 +42,8 @@ def explicit_bfloat16(func: PrimFunc, has_instruction: bool) -> PrimFunc:
         return func
     rewriter = _Rewriter(inner, rounded if has_instruction else _rounded_by_integers)
     try:
-        body = tvm_ffi.structural_map(func.body, (tirx.BufferStore, rewriter.store), order="pre")
+        callbacks = [(tirx.BufferStore, rewriter.store), (tirx.Bind, rewriter.bind)]
+        body = tvm_ffi.structural_map(func.body, callbacks, order="pre")
     except _Unsupported:
         return func
     body = tvm_ffi.structural_map(substitute(body, inner), (tirx.For, _serial_if_constant))
@@ -111,8 +112,14 @@ class _Rewriter:
             return tirx.BufferStore(buffer, self.other(store.value), store.indices)
         bits = self.bits(store.value)
         if buffer.same_as(store.buffer):  # a parameter
-            bits = tirx.reinterpret("bfloat16", bits)
+            bits = tirx.reinterpret(_like(bits.ty, "bfloat16"), bits)
         return tirx.BufferStore(buffer, bits, store.indices)
+
+    def bind(self, bind: tirx.Bind) -> tirx.Bind:
+        """A named value: what a reduction of several values keeps, such as an ArgMax."""
+        if _is_bf16(bind.var.ty):
+            raise _Unsupported(f"{bind.var.name} is a bfloat16 by name")
+        return tirx.Bind(bind.var, self.other(bind.value))
 
     def bits(self, e: Any) -> Any:
         """The uint16 of `e`, which is of type bfloat16."""

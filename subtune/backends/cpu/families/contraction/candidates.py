@@ -19,6 +19,7 @@ from subtune.backends.cpu.family import ALGORITHM, CPUProblem
 from subtune.backends.cpu.loops.loop_nest import TileKnobs
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload, dtype_bits
+from subtune.patterns.axes import Axis, Role
 from subtune.patterns.contraction import Contraction
 
 _MICRO_KERNEL_START_CYCLES = 30.0
@@ -29,12 +30,15 @@ _EVEN = 1.1  # of the work when it is shared out, over the work
 _REUSED = 4  # micro-kernels that read a panel: for fewer, it is not worth the packing
 _MAX_ROWS = 30
 _MAX_TILE_ROWS = 64
+_NARROWEST = 4  # lanes of a vector that divides a group's columns: narrower ones lose to a padded vector
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs(TileKnobs):
     pack: bool = field(default=False, metadata=ALGORITHM)
     """B, which is no constant and lies along n, is packed all the same."""
+    by_group: bool = field(default=False, metadata=ALGORITHM)
+    """The columns of each group are padded to whole vectors."""
 
 
 def accepts(problem: CPUProblem) -> str:
@@ -52,8 +56,33 @@ def packing_obstacle(anchor: Contraction) -> str:
 
 def candidates(problem: CPUProblem) -> list[Candidate]:
     anchor = problem.pattern
-    found = tilings(anchor, problem.workload, problem.device, is_read_as_it_lies(anchor))
+    lanes = problem.device.lanes(dtype_bits(anchor.acc_dtype))
+    found: list[tuple[Knobs, float]] = []
+    is_padded = bool(anchor.per_group % lanes) and anchor.b.is_constant
+    if not is_padded or anchor.lanes(lanes) >= _NARROWEST:
+        found += tilings(anchor, problem.workload, problem.device, is_read_as_it_lies(anchor))
+    if is_padded:
+        batched = tilings(_of_groups(anchor), problem.workload, problem.device, reads_as_it_lies=False)
+        found += ((replace(knobs, by_group=True), seconds) for knobs, seconds in batched)
     return [Candidate.of("contraction", knobs, seconds) for knobs, seconds in found]
+
+
+def _of_groups(anchor: Contraction) -> Contraction:
+    """A grouped convolution as a batch of groups: both operands are as large as those of one."""
+    groups = anchor.n.extent // anchor.per_group
+    columns = replace(anchor.n, extent=anchor.per_group)
+    axes = [columns if axis == anchor.n else axis for axis in anchor.axes]
+    *image, channels = anchor.a.shape
+    weights = [
+        anchor.per_group if axis == columns.index else extent
+        for extent, axis in zip(anchor.b.shape, anchor.b.axes, strict=True)
+    ]
+    return Contraction(
+        (*axes, Axis(len(axes), groups, Role.BATCH)),
+        replace(anchor.a, shape=(*image, channels // groups)),
+        replace(anchor.b, shape=tuple(weights)),
+        anchor.acc_dtype,
+    )
 
 
 def tilings(

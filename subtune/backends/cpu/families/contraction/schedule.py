@@ -14,15 +14,17 @@ from typing import Any
 
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
+from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.families.contraction.candidates import Knobs, packing_obstacle
 from subtune.backends.cpu.family import CPUProblem
+from subtune.backends.cpu.loops.by_group import GroupPacking, by_group
 from subtune.backends.cpu.loops.last_tile import narrowed
 from subtune.backends.cpu.loops.loop_nest import Tiling, mark, micro_kernel, place
 from subtune.backends.cpu.loops.online_pack import is_copy, pack_meanwhile, place_online_pack, place_panel, turn_marked
 from subtune.backends.cpu.loops.padding import pad_axes
 from subtune.backends.cpu.loops.prefetch import prefetch_panels
-from subtune.core.kernel import Kernel, NotApplicable, Packing
+from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable, Packing
 from subtune.core.workload import dtype_bits
 from subtune.patterns.axes import Operand
 from subtune.patterns.contraction import Contraction, contraction
@@ -36,6 +38,12 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     if isinstance(found, NotApplicable):
         return found
     sch, stages, info = found
+    weights = info.b
+    if knobs.by_group:
+        parted = by_group(sch.mod["main"], sch.get(stages.anchors[0]).name_hint, info)
+        if isinstance(parted, NotApplicable):
+            return parted
+        sch, stages, info = _read(parted)
     lanes = info.lanes(problem.device.lanes(dtype_bits(info.acc_dtype)))
     tiling = Tiling.of(knobs, lanes)
     if info.per_group % tiling.nr:
@@ -43,19 +51,23 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     if tiling.nr % lanes:
         return NotApplicable(f"nr={tiling.nr} is no multiple of the {lanes} vector lanes")
 
-    weights, columns = info.b, info.n.extent
-    padded = tiling.padding(info)
+    columns, padded = info.n.extent, tiling.padding(info)
     if padded:
-        sch = Schedule(pad_axes(sch.mod["main"], sch.get(stages.anchors[0]).name_hint, info, padded))
-        wider = classify(sch)
-        assert isinstance(wider, Stages), wider.reason
-        wider_info = contraction(sch, wider.anchors[0])
-        assert isinstance(wider_info, Contraction), wider_info.reason
-        stages, info = wider, wider_info
+        sch, stages, info = _read(pad_axes(sch.mod["main"], sch.get(stages.anchors[0]).name_hint, info, padded))
     try:
-        return _schedule(sch, stages, info, weights, columns, tiling, knobs, not padded)
+        return _schedule(sch, stages, info, weights, columns, tiling, knobs, not (padded or knobs.by_group))
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
+
+
+def _read(func: PrimFunc) -> tuple[Schedule, Stages, Contraction]:
+    """A contraction that was written anew, as a schedule."""
+    sch = Schedule(func)
+    stages = classify(sch)
+    assert isinstance(stages, Stages), stages.reason
+    info = contraction(sch, stages.anchors[0])
+    assert isinstance(info, Contraction), info.reason
+    return sch, stages, info
 
 
 def _schedule(
@@ -71,13 +83,12 @@ def _schedule(
     block, nr = stages.anchors[0], tiling.nr
     producers = list(stages.producers)
     packed = None
-    packing = None
+    packing: ConstantTransform | None = None
     if knobs.pack or weights.is_constant or info.b.axes[-1] != info.n.index:
         if obstacle := packing_obstacle(info):
             return NotApplicable(obstacle)
         packed = sch.cache_read(block, info.b.read, "global")
-        if info.b.param < 0:  # B is computed by a block (its padding): by the packing, then
-            made_by = sch.get_producers(packed)
+        while made_by := sch.get_producers(packed):  # B is computed by a block (its padding): by the packing, then
             producers = [p for p in producers if not names_equal(sch, p, made_by[0])]
             sch.compute_inline(made_by[0])
         batch, k_axes = ([axis.index for axis in info.of_role(role)] for role in ("batch", "k"))
@@ -87,6 +98,7 @@ def _schedule(
         if weights.is_constant:
             sch.annotate(packed, PREPROC_ATTR, True)
             packing = packing_of(info, layout, nr)
+            packing = GroupPacking(info.b.shape[0], packing) if knobs.by_group else packing
 
     packs_online = packed is not None and not weights.is_constant
     is_along_n = weights.axes[-1] == info.n.index
@@ -106,7 +118,7 @@ def _schedule(
         func = pack_meanwhile(func, sch.get(packed).name_hint, micro_kernel(sch, nest))
     elif turns:
         func = turn_marked(func)
-    packings: tuple[tuple[int, Packing], ...] = ()
+    packings: tuple[tuple[int, ConstantTransform], ...] = ()
     if packing is not None:
         func = split_prepack(func, weights.param)
         packings = ((weights.param, packing),)

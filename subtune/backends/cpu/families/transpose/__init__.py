@@ -5,5 +5,5 @@ from subtune.backends.cpu.families.transpose import candidates, schedule
 from subtune.backends.cpu.family import SERIAL, STREAMED
 
 FAMILY = Family(
-    "transpose", 1, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule, (SERIAL, STREAMED)
+    "transpose", 2, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule, (SERIAL, STREAMED)
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import tirx
 
-from subtune.backends.cpu.families.transpose.tiles import TileWriter, const
+from subtune.backends.cpu.families.transpose.tiles import TileWriter, bits, const, moved_as
 from subtune.backends.cpu.loops.prefetch import L1, ask
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.elementwise import Access
@@ -44,7 +44,7 @@ class _Blocks:
         self._counts = {group: extent for group, extent in enumerate(info.extents) if group not in self._sizes}
         self._counts |= {group: -(-info.extents[group] // size) for group, size in self._sizes.items()}
         self._loads = writer.transposed_loads()
-        self._staged = [tirx.decl_buffer([const(copies * rows * self._pitch)], str(load.source.dtype), f"staged{i}")
+        self._staged = [tirx.decl_buffer([const(copies * rows * self._pitch)], moved_as(load.source), f"staged{i}")
                         for i, (load, _) in enumerate(self._loads)]  # fmt: skip
 
     def one_by_one(self, parts: int) -> Any:
@@ -133,7 +133,7 @@ class _Blocks:
             for at in range(0, self._columns, lanes):
                 self._move_to(block, row, at)
                 value = tirx.BufferLoad(load.source, self._writer.indices(access, {b: (lanes,)}))
-                stmts.append(tirx.BufferStore(buffer, value, self._place(block, row, at, lanes)))
+                stmts.append(tirx.BufferStore(buffer, bits(value), self._place(block, row, at, lanes)))
         return stmts
 
     def _turned(self, block: Any, down: Any, across: Any, width: int) -> tuple[list[Any], list[Any]]:

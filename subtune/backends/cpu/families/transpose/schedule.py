@@ -57,8 +57,8 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     if isinstance(info, NotApplicable):
         return info
     dtypes = {str(region.source.dtype) for region in (*block.reads, *block.writes)}
-    if any(dtype_bits(dtype) != 32 for dtype in dtypes):
-        return NotApplicable(f"turns elements of 32 bits, not {', '.join(sorted(dtypes))}")
+    if any(dtype_bits(dtype) not in (16, 32) for dtype in dtypes):
+        return NotApplicable(f"turns elements of 16 or 32 bits, not {', '.join(sorted(dtypes))}")
     writer = TileWriter(block, info, problem.device.lanes(), knobs.serial)
     if knobs.rows:
         body = in_blocks(writer, knobs.rows, knobs.columns or 0, problem.device.threads)

@@ -10,8 +10,9 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune.core.kernel import NotApplicable
+from subtune.core.numerics import HALVES
 from subtune.patterns.elementwise import Access, TransposedAccess, access_of
-from subtune.tir.shuffle import interleaved, taken_apart, turned
+from subtune.tir.shuffle import interleaved, lanes_of, taken_apart, turned
 from subtune.tir.statements import sequence
 
 _MAX_NARROW = 8
@@ -122,7 +123,7 @@ class TileWriter:
     def _in_place(self, load: ir.TensorLoad, access: Access) -> list[Any]:
         """The vectors of a square tile, each along `b`."""
         moved = ({self.info.a: i, self.info.b: (self.lanes,)} for i in range(self.lanes))
-        return [tirx.BufferLoad(load.source, self.indices(access, each)) for each in moved]
+        return [bits(tirx.BufferLoad(load.source, self.indices(access, each))) for each in moved]
 
     def tile(self, read: Callable[[Any, Access], list[Any]]) -> tuple[list[Any], list[Any]]:
         """Buffers and statements of one tile; `read` gives of a load the vectors to be turned, one for each column."""
@@ -133,18 +134,19 @@ class TileWriter:
         for number, (load, access) in enumerate(self.transposed_loads()):
             rows = []
             for i, value in enumerate(read(load, access)):
-                rows.append(tirx.Var(f"x{number}_{i}", _vector(load.source, lanes)))
+                rows.append(tirx.Var(f"x{number}_{i}", f"{moved_as(load.source)}x{lanes}"))
                 stmts.append(tirx.Bind(rows[-1], value))
             rounds, columns[load] = turned(rows, f"x{number}_")
             stmts += rounds
         if isinstance(store.value, ir.TensorLoad):
             for j, vector in enumerate(columns[store.value]):
-                stmts.append(tirx.BufferStore(store.buffer, vector, self.indices(out, {b: j, a: (lanes,)})))
+                value = typed(vector, store.buffer)
+                stmts.append(tirx.BufferStore(store.buffer, value, self.indices(out, {b: j, a: (lanes,)})))
             return [], stmts
         places: dict[Any, Any] = {}
         for number, (load, vectors) in enumerate(columns.items()):
             size = [const(len(vectors)), const(lanes)]
-            places[load] = tirx.decl_buffer(size, str(load.source.dtype), f"tile{number}", scope="local")
+            places[load] = tirx.decl_buffer(size, moved_as(load.source), f"tile{number}", scope="local")
             for j, vector in enumerate(vectors):
                 stmts.append(tirx.BufferStore(places[load], vector, [const(j), tirx.Ramp(const(0), const(1), lanes)]))
         for j in range(len(vectors)):
@@ -152,7 +154,7 @@ class TileWriter:
 
             def place(load: ir.TensorLoad, j: int = j, at: Any = at) -> Any:
                 if load in places:
-                    return tirx.BufferLoad(places[load], [const(j), at])
+                    return typed(tirx.BufferLoad(places[load], [const(j), at]), load.source)
                 access = access_of(load, self._axes)
                 assert access is not None, "transposed_access() has read it"
                 return tirx.BufferLoad(load.source, self._shifted(access, j, at))
@@ -183,13 +185,13 @@ class TileWriter:
                 indices = self.indices(access, {a: i, b: (lanes,)})
             else:  # `count` vectors from the run of lanes * count elements
                 indices = self._run(access, i)
-            var = tirx.Var(f"x{i}", _vector(store.buffer, lanes))
-            stmts.append(tirx.Bind(var, tirx.BufferLoad(store.value.source, indices)))
+            var = tirx.Var(f"x{i}", f"{moved_as(store.buffer)}x{lanes}")
+            stmts.append(tirx.Bind(var, bits(tirx.BufferLoad(store.value.source, indices))))
             vectors.append(var)
         results = interleaved(vectors) if narrow == a else taken_apart(vectors)
         for i, value in enumerate(results):
             indices = self._run(out, i) if narrow == a else self.indices(out, {b: i, a: (lanes,)})
-            stmts.append(tirx.BufferStore(store.buffer, value, indices))
+            stmts.append(tirx.BufferStore(store.buffer, typed(value, store.buffer), indices))
         return [], stmts
 
     def _run(self, access: Access, i: int) -> list[Any]:
@@ -198,8 +200,27 @@ class TileWriter:
         return [*others, tirx.Ramp(last + const(i * self.lanes), const(1), self.lanes)]
 
 
-def _vector(buffer: Any, lanes: int) -> str:
-    return f"{buffer.dtype}x{lanes}"
+def moved_as(buffer: Any) -> str:
+    """The type in which elements are turned: halves as their bits, of which every processor has vectors."""
+    dtype = str(buffer.dtype)
+    return "uint16" if dtype in HALVES else dtype
+
+
+def bits(load: Any) -> Any:
+    """What is loaded, as it is turned."""
+    wanted = moved_as(load.source)
+    if wanted == str(load.source.dtype):
+        return load
+    lanes = lanes_of(load)
+    return tirx.reinterpret(f"{wanted}x{lanes}" if lanes > 1 else wanted, load)
+
+
+def typed(value: Any, buffer: Any) -> Any:
+    """What was turned, as an element of `buffer`."""
+    dtype, lanes = str(buffer.dtype), lanes_of(value)
+    if moved_as(buffer) == dtype:
+        return value
+    return tirx.reinterpret(f"{dtype}x{lanes}" if lanes > 1 else dtype, value)
 
 
 def const(value: int) -> Any:
