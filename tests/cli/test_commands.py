@@ -142,7 +142,7 @@ def test_device(place: Path) -> None:
 def test_db(place: Path, compiled: Compiled, tmp_path: Path) -> None:
     out, _ = call("db", "list", "--json", cwd=place)
     records = json.loads(out)
-    assert len(records) >= 3  # the alternatives that were measured are among them
+    assert len(records) >= 2  # of what ships; alternatives are among them where they might have won
     out, _ = call("db", "list", cwd=place)
     assert all(record["workload_key"] in out for record in records)
     key = records[0]["workload_key"]
