@@ -46,6 +46,13 @@ def group_norm(shape: Sequence[int], groups: int, activation: str = "") -> Workl
     return build(body, [shape], [shape[1:2], shape[1:2]])
 
 
+def rms_norm(rows: int, length: int) -> Workload:
+    def body(emit: Any, x: Any, g: Any) -> Any:
+        return op.nn.rms_norm(x, g, [-1], 1e-6)
+
+    return build(body, [(rows, length)], [(length,)])
+
+
 REDUCTIONS = {
     "the whole tensor": lambda: reduction("sum", (37, 53), (0, 1)),
     "the whole tensor, shorter than a vector": lambda: reduction("sum", (3, 5), (0, 1)),
@@ -66,6 +73,8 @@ NORMS = {
     "group norm": lambda: group_norm((1, 12, 7, 9), 4),
     "group norm, two images, GELU": lambda: group_norm((2, 6, 5, 31), 2, "gelu"),
     "layer norm": lambda: layer_norm(7, 109),
+    "RMS norm, weights that could be rows' own": lambda: rms_norm(8, 5 * 8),
+    "RMS norm, as many weights as rows": lambda: rms_norm(41, 41),
 }
 
 

@@ -11,4 +11,4 @@ from subtune.backends.cpu.families.partials.candidates import Knobs, accepts, ca
 from subtune.backends.cpu.families.partials.schedule import schedule
 from subtune.backends.cpu.family import PER_ROW, SERIAL, STREAMED
 
-FAMILY = Family("partials", 1, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED, PER_ROW))
+FAMILY = Family("partials", 2, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED, PER_ROW))
