@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from subtune.core.graph import Alternative, Alternatives, LoweredAlternative, LoweredRegion
 from subtune.core.record import Record
-from subtune.tuning.prospects import OUTRUN
+from subtune.tuning.prospects import OUTRUN, total_s
 
 MIN_GAIN = 1.03
 """Sums of times from different minutes differ by as much without a reason: for more kernels, less is no gain."""
@@ -136,5 +136,4 @@ def fastest_foreseen(region: LoweredRegion, expected: Mapping[str, float], betwe
 
 def _foreseen_s(lowered: LoweredAlternative, expected: Mapping[str, float], between_s: float) -> float:
     """Infinity where a kernel of it has no candidate, or one that nobody has predicted."""
-    seconds = [expected.get(key) or math.inf for key in lowered.keys]
-    return sum(seconds) + between_s * (len(seconds) - 1) if seconds else math.inf
+    return total_s(lowered, {key: seconds for key, seconds in expected.items() if seconds}, between_s)

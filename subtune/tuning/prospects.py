@@ -15,6 +15,12 @@ _DOUBT = 0.6
 """Of a prediction, what the best candidate takes at the least, the partition's own having been foreseen as well."""
 
 
+def total_s(one: LoweredAlternative, seconds: Mapping[str, float], between_s: float) -> float:
+    """All kernels of an alternative, and what lies between them; infinity where one is missing, or it has none."""
+    each: Iterable[float] = [seconds.get(key, math.inf) for key in one.keys]
+    return sum(each) + between_s * (len(one.keys) - 1) if one.keys else math.inf
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Seconds of workloads by key: the best candidate so far, which will not change where the key is in `settled`."""
@@ -38,7 +44,7 @@ class Prospects:
         """Keys of all workloads of alternatives that may turn out to be the fastest of their region."""
         found: set[str] = set()
         for region in self.regions:
-            fastest_s = min((self._sum(one, seen.seconds) for one in region.alternatives), default=math.inf)
+            fastest_s = min((self._total(one, seen.seconds) for one in region.alternatives), default=math.inf)
             error = self._error(region.alternatives[0], seen)
             for one in region.alternatives:
                 if self._at_least(one, seen, error) < fastest_s or math.isinf(fastest_s):
@@ -46,7 +52,7 @@ class Prospects:
         return frozenset(found)
 
     def _at_least(self, one: LoweredAlternative, seen: Seen, error: float) -> float:
-        return self._sum(one, {key: self._key_at_least(key, seen, error) for key in one.keys})
+        return self._total(one, {key: self._key_at_least(key, seen, error) for key in one.keys})
 
     def _key_at_least(self, key: str, seen: Seen, error: float) -> float:
         if key in seen.seconds:
@@ -55,10 +61,8 @@ class Prospects:
 
     def _error(self, own: LoweredAlternative, seen: Seen) -> float:
         """What the partition's own kernels take of what was expected of them, where that is less."""
-        measured_s, expected_s = self._sum(own, seen.seconds), self._sum(own, self.expected)
+        measured_s, expected_s = self._total(own, seen.seconds), self._total(own, self.expected)
         return min(1.0, measured_s / expected_s) if 0 < expected_s < math.inf and measured_s < math.inf else 1.0
 
-    def _sum(self, one: LoweredAlternative, seconds: Mapping[str, float]) -> float:
-        """Infinity where a kernel is missing, or cannot be lowered."""
-        each: Iterable[float] = [seconds.get(key, math.inf) for key in one.keys]
-        return sum(each) + self.between_s * (len(one.keys) - 1) if one.keys else math.inf
+    def _total(self, one: LoweredAlternative, seconds: Mapping[str, float]) -> float:
+        return total_s(one, seconds, self.between_s)

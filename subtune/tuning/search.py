@@ -141,14 +141,22 @@ def tune(
         later: tuned in the same way, with what time is left when all of `subgraphs` are done.
         worth: by what was seen, the keys of those of `later` that are worth time; asked again and again. None: all.
     """
-    return _Tuning(as_device(device), search, database, progress or _ignore).run(subgraphs, (later, worth), measurer)
+    tuning = _Tuning(as_device(device), search, database, progress or _ignore, worth)
+    return tuning.run(subgraphs, later, measurer)
 
 
 class _Tuning:
     """One call of `tune`."""
 
-    def __init__(self, device: Device, search: Search, database: Database | None, progress: ProgressCallback) -> None:
-        self._device, self._search, self._database = device, search, database
+    def __init__(
+        self,
+        device: Device,
+        search: Search,
+        database: Database | None,
+        progress: ProgressCallback,
+        worth: Worth | None,
+    ) -> None:
+        self._device, self._search, self._database, self._worth = device, search, database, worth
         self._progress = progress
         self._begin = time.monotonic()
         self._deadline = math.inf if search.budget_s is None else self._begin + search.budget_s
@@ -156,14 +164,9 @@ class _Tuning:
         self._searches: list[WorkloadSearch] = []
         self._done = self._total = 0
 
-    def run(
-        self,
-        subgraphs: Iterable[Tunable],
-        later: tuple[Iterable[Tunable], Worth | None],
-        measurer: Measurer | None,
-    ) -> Records:
+    def run(self, subgraphs: Iterable[Tunable], later: Iterable[Tunable], measurer: Measurer | None) -> Records:
         parts, known = [], set()
-        for part in (subgraphs, later[0]):
+        for part in (subgraphs, later):
             jobs = [job for job in self._jobs(part) if job.workload.key not in known]
             known |= {job.workload.key for job in jobs}
             parts.append([job for job in jobs if not self._is_finished(job)])
@@ -173,7 +176,7 @@ class _Tuning:
             try:
                 with given_or_local(measurer) as used:
                     used.start(self._device)
-                    for jobs, worth in zip(parts, (None, later[1]), strict=True):
+                    for jobs, worth in zip(parts, (None, self._worth), strict=True):
                         self._tune(jobs, used, worth)
             except KeyboardInterrupt:
                 self._records.interrupted = True

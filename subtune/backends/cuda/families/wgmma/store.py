@@ -25,10 +25,7 @@ from subtune.core.workload import dtype_bits
 from subtune.patterns.gemm_view import GemmView
 from subtune.tir.rebuild import NARROW, Rebuild
 
-_VECTOR_BYTES = 16
 _THREADS = 128  # of a consumer
-_FETCHED_BITS = 32
-_MAX_FETCHED = 3
 _SPARE_REGISTERS = 8  # that nothing loaded ahead may take
 _MATRICES = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 
@@ -174,9 +171,9 @@ class Store:
                 T.buffer_store(local, tirx.BufferLoad(self.buffers[load.source], where), [base + v])
 
     def load_ahead(self, corner: dict[int, Any], first: Any, lane: Any) -> list[Any]:
-        """Begin the wide loads of the first chunks: registers for each of `wide`."""
-        size = max(1, self.ahead) * self.turns * self.vector
-        held = [T.alloc_local((size,), str(load.source.dtype)) for load in self.wide]
+        """Begin the wide loads of the first chunks: registers for each of `wide`, none where there is no room."""
+        size = self.ahead * self.turns * self.vector
+        held = [T.alloc_local((size,), str(load.source.dtype)) for load in self.wide if size]
         for chunk in range(self.ahead):
             for turn in range(self.turns):
                 self._load_if_inside(held, corner, first, chunk, turn, lane)
@@ -201,7 +198,7 @@ class Store:
 
     def _held_at(self, chunk: Any, turn: Any) -> Any:
         """Where a vector of a chunk is in what is held."""
-        return (chunk % self.ahead * self.turns + turn) * self.vector if self.ahead else 0
+        return (chunk % self.ahead * self.turns + turn) * self.vector
 
     def _load_if_inside(
         self, held: list[Any], corner: dict[int, Any], first: Any, chunk: Any, turn: Any, lane: Any
