@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 from subtune import backends
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.families import stem, wgmma
-from subtune.backends.cuda.families.stem.schedule import Stem, StemPacking
+from subtune.backends.cuda.families.stem.shape import Stem, StemPacking
 from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of, split
 from subtune.backends.cuda.families.wgmma.schedule import padded_param, source_of
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
@@ -387,11 +387,12 @@ def test_a_stem_reads_its_windows_from_the_patch():
     for r in range(stem.patch_rows):
         h = top * stride - pad + r
         if 0 <= h < height:
-            patch[r, stem.before[1] * 2 : stem.before[1] * 2 + width * channels] = x[h].ravel()
+            left = (stem.before[1] + stem.shift) * 2  # a multiple of 8 bytes, as copies begin there
+            patch[r, left : left + width * channels] = x[h].ravel()
     flat = patch.ravel()
     padded = np.pad(x, [(pad, pad + stride), (pad, pad), (0, 0)])
     for m in range(stem.rows * out_width):
-        begin = (m // out_width * stride * stem.pitch + m % out_width * (stride * channels // 2)) * 2
+        begin = (stem.shift + m // out_width * stride * stem.pitch + m % out_width * (stride * channels // 2)) * 2
         k = np.arange(stem.k16 * 16)
         fragment = flat[begin + k // row * stem.pitch * 2 + k % row]
         h, v = (top + m // out_width) * stride, m % out_width * stride
@@ -405,7 +406,14 @@ def test_a_stem_builds():
     assert {c.family for c in found} == {"cuda.stem"}
     kernel = backends.schedule(workload, found[0], H200)
     assert isinstance(kernel, Kernel), kernel
-    assert "m64n64k16.f32.f16" in source(kernel.func)
+    text = source(kernel.func)
+    assert "m64n64k16.f32.f16" in text
+    assert "tensor_3d" in text  # patches
+    odd = conv(70, 3, 64, 7, stride=2, residual=False)
+    found = proposed(stem.FAMILY, odd, H200)
+    assert found
+    text = source(backends.schedule(odd, found[0], H200).func)
+    assert "tensor_3d" not in text  # rows of 420 bytes, at which no copy may begin
 
 
 def test_views_are_values():

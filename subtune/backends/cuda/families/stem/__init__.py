@@ -4,4 +4,4 @@ from subtune.backends.base import Family
 from subtune.backends.cuda.families.stem.candidates import accepts, candidates
 from subtune.backends.cuda.families.stem.schedule import StemKnobs, schedule
 
-FAMILY = Family("cuda.stem", 1, StemKnobs, accepts, candidates, schedule)
+FAMILY = Family("cuda.stem", 2, StemKnobs, accepts, candidates, schedule)
