@@ -15,6 +15,7 @@ from subtune.core.forms import ANY, Forms
 from subtune.core.graph import Alternative, Group, PartitionGraph, Region
 from subtune.core.numerics import HALVES
 from subtune.passes.alternatives_merge import merges
+from subtune.passes.alternatives_pool import pooled_stems
 from subtune.passes.alternatives_split import splits
 from subtune.passes.neighbours import Neighbours, Proposal
 from subtune.passes.regroup import drafts_of, group_of_ops, rearrange
@@ -42,7 +43,8 @@ def alternatives(graph: PartitionGraph, forms: Forms = ANY) -> tuple[Region, ...
     ()
     """
     around = Neighbours(graph)
-    proposals = [p for propose in (merges, splits) for p in propose(around)]
+    wanted = (merges, splits, *((pooled_stems,) if forms.pools_stems else ()))
+    proposals = [p for propose in wanted for p in propose(around)]
     proposals = _worthwhile(around, proposals, forms)
     trials = [_Trial(p, frozenset(around.home[op].anchor for op in p.ops if op in around.home)) for p in proposals]
     return tuple(

@@ -22,6 +22,7 @@ class Forms:
             multiply-adds of a step; 0: they never do.
         ops_per_byte, half_ops_per_byte: operations that it does in the time of one byte from memory, of float32 and of
             halves: a copy matters the more, the faster the products are.
+        pools_stems: a network's first convolution and the max pooling behind it can be one kernel.
     """
 
     keeps_planes: bool = False
@@ -30,6 +31,7 @@ class Forms:
     whole_step_fmas: int = 0
     ops_per_byte: float = 10.0
     half_ops_per_byte: float = 10.0
+    pools_stems: bool = False
 
 
 ANY = Forms()

@@ -16,6 +16,7 @@ from subtune.patterns.bottleneck import Bottleneck, BottleneckExpressions, bottl
 from subtune.patterns.chain import Chain, ChainExpressions, chain_expressions
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.elementwise import Elementwise, TransposedAccess, merged_axes, transposed_access
+from subtune.patterns.pooled import Pooled, pooled
 from subtune.patterns.rows import Columns, Rowwise, rows_or_columns
 from subtune.patterns.stages import Stages, anchored, inlined
 from subtune.patterns.window import Window, window
@@ -29,7 +30,7 @@ class Unrecognised:
     reason: str
 
 
-Pattern = Contraction | Window | Rowwise | Columns | Chain | Bottleneck | Elementwise | Unrecognised
+Pattern = Contraction | Window | Rowwise | Columns | Chain | Bottleneck | Pooled | Elementwise | Unrecognised
 
 
 _READERS: tuple[Callable[[Schedule, Any], Contraction | Window | NotApplicable], ...] = (contraction, window)
@@ -63,6 +64,9 @@ def _recognise(workload: Workload) -> Pattern:
         bottleneck = bottleneck_expressions(workload.func, workload.num_outputs)
         if isinstance(bottleneck, BottleneckExpressions):
             return bottleneck.pattern
+        pooling = pooled(workload.func, workload.num_outputs)
+        if isinstance(pooling, Pooled):
+            return pooling
         rows = rows_or_columns(sch, reductions)
         return Unrecognised(rows.reason) if isinstance(rows, NotApplicable) else rows
     reasons = []

@@ -85,6 +85,7 @@ class CUDABackend(Backend):
             True, halves, multiplies_groups=True, whole_step_fmas=_WHOLE_STEP_FMAS,
             ops_per_byte=model.fma_flops() / model.dram_bytes_per_s,
             half_ops_per_byte=half_flops / model.dram_bytes_per_s,
+            pools_stems=model.arch == "sm_90a",
         )  # fmt: skip
 
     def accelerator(self) -> str:

@@ -1,15 +1,18 @@
 """The kernel of a network's first convolution: patches of the input, fragments out of them, products, stores.
 
-    for tile of this block:    copy the next tile's patch;  wait for this one's
-                               for 64 pixels of this warpgroup:  fragments from the patch;  wgmma;  store
+    for band of this block:    copy the next band's patch;  wait for this one's
+                               for 64 pixels of this warpgroup:  fragments from the patch;  wgmma;  emit
+                               finish
 
-The copies are the hardware's own where rows of the input are multiples of 16 bytes, and then run while the tile before
-is computed; else all threads copy a patch and wait for one another.
+A band is some rows of pixels of one image. What becomes of its sums is the `Sink`'s: they are stored, or pooled. The
+copies are the hardware's own where rows of the input are multiples of 16 bytes, and then run while the band before is
+computed; else all threads copy a patch and wait for one another.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -17,17 +20,81 @@ from tvm.script import tirx as T
 from subtune.backends.cuda.families.stem.shape import Stem
 from subtune.backends.cuda.families.wgmma.kernel import instruction
 from subtune.backends.cuda.families.wgmma.store import Store
+from subtune.backends.cuda.families.wgmma.tiling import Tiling
 from subtune.backends.cuda.families.wgmma.tma import copy_instruction
 
 _SWIZZLE_128B, _L2_PROMOTION_128B = 3, 2  # CUtensorMapSwizzle, CUtensorMapL2promotion
 
 
+class Sink(Protocol):
+    """What becomes of a band's sums.
+
+    `patches`: buffers for patches. With two, the next one is copied while a band is computed; with one, when its
+    products are done. An image has `bands`; from one to the next are `advance` rows of pixels, and the first begins
+    `above` the image. `staging`: elements of shared memory, and their type.
+    """
+
+    @property
+    def patches(self) -> int: ...
+
+    @property
+    def bands(self) -> int: ...
+
+    @property
+    def advance(self) -> int: ...
+
+    @property
+    def above(self) -> int: ...
+
+    @property
+    def staging(self) -> tuple[int, str]: ...
+
+    def emit(self, sums: Any, staging: Any, band: tuple[Any, Any], first: Any, group: Any, lane: Any) -> None:
+        """64 pixels of warpgroup `group` from `first` on; `band`: its image, and its first row."""
+
+    def finish(self, staging: Any, band: tuple[Any, Any], tid: Any) -> None:
+        """When all threads have emitted all of the band."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The convolution's own result goes to memory."""
+
+    store: Store
+    stem: Stem
+    patches: int
+    above: int = 0
+
+    @property
+    def bands(self) -> int:
+        return self.stem.out_height // self.stem.rows
+
+    @property
+    def advance(self) -> int:
+        return self.stem.rows
+
+    @property
+    def staging(self) -> tuple[int, str]:
+        return self.store.shared_elements(), self.store.dtype
+
+    def emit(self, sums: Any, staging: Any, band: tuple[Any, Any], first: Any, group: Any, lane: Any) -> None:
+        view = self.store.view
+        rows = [band[0]] * (len(view.rows) - 2) + [band[1], tirx.const(0, "int32")]
+        corner = {view.n: tirx.const(0, "int32"), **dict(zip(view.rows, rows, strict=True))}
+        self.store.emit(sums, staging, corner, first, group, lane, 1)
+
+    def finish(self, staging: Any, band: tuple[Any, Any], tid: Any) -> None:
+        return
+
+
 # long: one kernel in TVMScript, whose roles share barriers, buffers and indices
-def stem_func(params: tuple[Any, ...], a: Any, b: Any, stem: Stem, sizes: tuple[int, int], store: Store) -> Any:
-    """The PrimFunc with `params`, two of which are the images `a` and the packed weights `b`; `sizes`: images, blocks."""
+def stem_func(
+    params: tuple[Any, ...], a: Any, b: Any, stem: Stem, sizes: tuple[int, int], tiling: Tiling, sink: Sink
+) -> Any:
+    """The PrimFunc with `params`, of which `a` are the images and `b` the packed weights; `sizes`: images, blocks."""
     images, grid = sizes
-    tiling, view, dtype = store.tiling, store.view, str(b.dtype)
-    columns, bands = tiling.columns, stem.out_height // stem.rows
+    dtype = str(b.dtype)
+    columns, bands = tiling.columns, sink.bands
     tiles, slices = images * bands, int(b.shape[1]) // 64
     map_b_arguments = [int(b.shape[1]), columns, int(b.shape[1]) * 2, 64, columns, 1, 1,
                        0, _SWIZZLE_128B, _L2_PROMOTION_128B, 0]  # fmt: skip
@@ -37,19 +104,14 @@ def stem_func(params: tuple[Any, ...], a: Any, b: Any, stem: Stem, sizes: tuple[
                        stem.pitch // 2, stem.patch_rows, 1, 1, 1, 1, 0, 0, _L2_PROMOTION_128B, 0]  # fmt: skip
     copy_a, copy_b, multiply = copy_instruction(3), copy_instruction(2), instruction(dtype, columns)
     threads = 128 * tiling.consumers
-    words, patches = stem.patch_words, 2 if is_copied else 1
-    m_tiles = tiling.m // 64 // tiling.consumers
+    words, patches = stem.patch_words, sink.patches
+    m_tiles = -(-stem.rows * stem.out_width // (64 * tiling.consumers))
     sums_count = columns // 2
     step = stem.stride * stem.channels // 2  # words from one pixel's window to the next one's
 
     def declare() -> None:
         for param in params:
             T.arg(param.name, param)
-
-    def corner(image: Any, first_row: Any) -> dict[int, Any]:
-        at: dict[int, Any] = {view.n: tirx.const(0, "int32")}
-        at |= dict(zip(view.rows, [image] * (len(view.rows) - 2) + [first_row, tirx.const(0, "int32")], strict=True))
-        return at
 
     def pixel(m: Any) -> Any:
         """First word of a pixel's window."""
@@ -69,9 +131,12 @@ def stem_func(params: tuple[Any, ...], a: Any, b: Any, stem: Stem, sizes: tuple[
         k = j * 16 + h * 8
         return k // stem.row * stem.pitch + k % stem.row // 2
 
+    def first_row(tile: Any) -> Any:
+        return tile % bands * sink.advance - sink.above
+
     def copy_patch(tile: Any, to: Any, map_a: Any, barrier: Any) -> None:
         T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, T.uint32(stem.patch_rows * stem.pitch * 4)))
-        top = tile % bands * (stem.rows * stem.stride) - above
+        top = first_row(tile) * stem.stride - above
         T.evaluate(T.ptx[copy_a](to, T.address_of(map_a), -left, top, tile // bands, barrier))
 
     # fmt: off
@@ -91,7 +156,7 @@ def stem_func(params: tuple[Any, ...], a: Any, b: Any, stem: Stem, sizes: tuple[
         pool = T.SMEMPool()
         weights = pool.alloc((slices * columns * 64,), dtype, align=1024)
         patch = pool.alloc((patches * words,), "uint32", align=128)
-        staging = pool.alloc((store.shared_elements(),), store.dtype, align=128)
+        staging = pool.alloc((sink.staging[0],), sink.staging[1], align=128)
         arrived = pool.alloc((1,), "uint64", align=8)
         full = pool.alloc((2,), "uint64", align=8)
         pool.commit()
@@ -121,13 +186,14 @@ def stem_func(params: tuple[Any, ...], a: Any, b: Any, stem: Stem, sizes: tuple[
         turn: T.int32 = 0
         while tile < tiles:
             image: T.let[T.int32] = tile // bands
-            top: T.let[T.int32] = tile % bands * stem.rows
-            base: T.let[T.int32] = turn % 2 * words if is_copied else 0
-            if is_copied:
+            top: T.let[T.int32] = first_row(tile)
+            base: T.let[T.int32] = turn % patches * words
+            if is_copied and patches > 1:  # noqa: SIM102 - the one is decided here, the other on the device
                 if tirx.all(tid == 0, tile + grid < tiles):
-                    copy_patch(tile + grid, patch.ptr_to([(turn + 1) % 2 * words]), map_a,
-                               full.ptr_to([(turn + 1) % 2]))
-                T.cuda.mbarrier_wait(full.ptr_to([turn % 2]), turn // 2 % 2)
+                    copy_patch(tile + grid, patch.ptr_to([(turn + 1) % patches * words]), map_a,
+                               full.ptr_to([(turn + 1) % patches]))
+            if is_copied:
+                T.cuda.mbarrier_wait(full.ptr_to([turn % patches]), turn // patches % 2)
             else:
                 for some in T.unroll(-(-words // threads)):
                     w: T.let[T.int32] = some * threads + tid
@@ -153,8 +219,12 @@ def stem_func(params: tuple[Any, ...], a: Any, b: Any, stem: Stem, sizes: tuple[
                         j > 0, 1, 1, 0)
                 T.ptx.wgmma.commit_group.sync.aligned()
                 T.ptx.wgmma.wait_group.sync.aligned(0)
-                store.emit(sums, staging, corner(image, top), first, group, lane, 1)
+                sink.emit(sums, staging, (image, top), first, group, lane)
             T.cuda.cta_sync()  # nobody reads this patch any more
+            if is_copied and patches == 1:  # noqa: SIM102 - as above
+                if tirx.all(tid == 0, tile + grid < tiles):
+                    copy_patch(tile + grid, patch.ptr_to([0]), map_a, full.ptr_to([0]))
+            sink.finish(staging, (image, top), tid)
             tile = tile + grid
             turn = turn + 1
     # fmt: on
