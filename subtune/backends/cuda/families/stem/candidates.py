@@ -41,7 +41,7 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     if columns % 16 or columns > 256 or stride * channels % 2:
         return []
     row = ceil((1 + kw * channels) / 8) * 8
-    pitch = ceil((2 + (ow - 1) * stride * channels + row) / 8) * 4
+    pitch = ceil((6 + (ow - 1) * stride * channels + row) / 8) * 4
     weights = columns * ceil(kh * row / 64) * 128
     memory = workload.nbytes / device.dram_bytes_per_s
     is_copied = view.a[-2].extent * channels % 8 == 0 and pitch // 2 <= _MAX_COPIED

@@ -51,8 +51,9 @@ class Stem:
 
     @property
     def shift(self) -> int:
-        """Words from the start of a patch's row to its first window: copies begin at a multiple of 8 bytes."""
-        return self.before[1] % 2
+        """Words from the start of a patch's row to its first window: copies begin at a multiple of 16 bytes, before the
+        image as well. At any other place they are an illegal instruction."""
+        return -self.before[1] % 4
 
     @property
     def pitch(self) -> int:
