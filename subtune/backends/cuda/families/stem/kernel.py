@@ -162,7 +162,6 @@ def stem_func(
         pool.commit()
         group: T.let[T.int32] = T.tvm_warp_shuffle(0xFFFFFFFF, tid // 128, 0, 32, 32)
         lane: T.let[T.int32] = tid % 128
-        T.ptx.griddepcontrol.launch_dependents()
         if tid == 0:
             T.ptx.mbarrier.init.shared.b64(arrived.ptr_to([0]), T.uint32(1))
             for i in T.unroll(2):
