@@ -1,4 +1,4 @@
-"""Fusing a max pooling with the convolution it reads, as image networks begin: the largest tensor they have is between."""
+"""Fusing a max pooling with the convolution it reads: in image networks the largest tensor of all is between them."""
 
 from __future__ import annotations
 
