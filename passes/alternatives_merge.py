@@ -25,7 +25,7 @@ def merges(around: Neighbours) -> Iterator[Proposal]:
             yield from bottlenecks(around, group)
             yield from _permuted_store(around, group)
         if kind.is_anchor:
-            yield from _moved_inputs(around, group)
+            yield from moved_inputs(around, group)
         if around.is_injective(group):
             yield from _through_view(around, group)
 
@@ -63,7 +63,7 @@ def _chain(around: Neighbours, first: Group) -> Iterator[Proposal]:
     if store is not None:
         yield Proposal("one kernel, permuted", f"{why}; {store.why}", (_ops(core, views) | store.ops,), stake)
     around_core = _ops(core, views) | (store.ops if store else frozenset())
-    moved = [p for g in (first, second) if (p := next(_moved_inputs(around, g), None))]
+    moved = [p for g in (first, second) if (p := next(moved_inputs(around, g), None))]
     if moved:
         ops = around_core.union(*(p.ops for p in moved))
         more = sum(p.stake_bytes for p in moved)
@@ -110,7 +110,7 @@ def _permuted_store(around: Neighbours, group: Group) -> Iterator[Proposal]:
     yield Proposal("permuted store", why, (_ops([group, link.user], []),), 2 * nbytes(group))
 
 
-def _moved_inputs(around: Neighbours, group: Group) -> Iterator[Proposal]:
+def moved_inputs(around: Neighbours, group: Group) -> Iterator[Proposal]:
     """Copies (slices, transposes, concatenations) that only an anchor reads: it may read their source itself."""
     anchor = around.anchor(group)
     found = [(g, link) for g, link in around.before(group) if _may_feed(around, g, anchor)]

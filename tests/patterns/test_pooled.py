@@ -46,15 +46,19 @@ def prepared(
     return prepare(model, None, Numerics(), None, None, *forms)
 
 
-def stem(**options: object) -> Workload:
-    """Convolution and pooling in one."""
+def stem(is_planar: bool = False, **options: object) -> Workload:
+    """Convolution and pooling in one; of an image as the model gets it, or of one that was turned before."""
     found = prepared(**options).alternatives().subgraphs  # type: ignore[arg-type]
-    (whole,) = (one.workload for one in found if {"nn.conv2d", "nn.max_pool2d"} <= set(one.ops))
+    both = [one for one in found if {"nn.conv2d", "nn.max_pool2d"} <= set(one.ops)]
+    (whole,) = (one.workload for one in both if ("permute_dims" in one.ops) == is_planar)
     return whole
 
 
 def test_it_is_an_alternative_where_something_can_make_it() -> None:
     assert stem().args[-1].shape == (2, 16, 16, 64)
+    assert stem(is_planar=True).args[0].shape == (2, 3, 64, 64)
+    names = [one.alternative.name for region in prepared().alternatives().regions for one in region.alternatives]
+    assert names == ["as partitioned", "no copy", "one kernel", "one kernel, inputs moved"]
     others = prepared(on_gpu=False).alternatives().subgraphs
     assert not [one for one in others if {"nn.conv2d", "nn.max_pool2d"} <= set(one.ops)]
 
@@ -71,8 +75,9 @@ def test_sizes() -> None:
     assert (plain.kernel, plain.before) == ((2, 2), (0, 0))
 
 
-def test_what_is_pooled_is_the_front() -> None:
-    workload = stem(size=16, images=1)
+@pytest.mark.parametrize("is_planar", [False, True])
+def test_what_is_pooled_is_the_front(is_planar: bool) -> None:
+    workload = stem(is_planar, size=16, images=1)
     pattern = pooled(workload.func, 1)
     assert isinstance(pattern, Pooled)
     rng = np.random.default_rng(0)
@@ -103,8 +108,9 @@ def test_others_are_refused(options: dict[str, object], reason: str) -> None:
     assert reason in found.reason
 
 
-def test_candidates_build_for_hopper() -> None:
-    workload = stem(size=224)
+@pytest.mark.parametrize("is_planar", [False, True])
+def test_candidates_build_for_hopper(is_planar: bool) -> None:
+    workload = stem(is_planar, size=224)
     found = [c for c in backends.candidates(workload, H200, 20) if c.family == pooled_stem.FAMILY.name]
     assert found
     kernel = backends.schedule(workload, found[0], H200)
@@ -115,3 +121,10 @@ def test_candidates_build_for_hopper() -> None:
     assert isinstance(backends.schedule(workload, DEFAULT, H200), Kernel)
     too_large = Candidate.make("cuda.pooled_stem", rows=8, groups=4, blocks_per_sm=1)
     assert too_large not in found
+
+
+def test_planes_that_the_hardware_does_not_copy_are_turned_before() -> None:
+    """Rows of 120 bytes."""
+    found = [c.family for c in backends.candidates(stem(is_planar=True, size=60), H200, 20)]
+    assert pooled_stem.FAMILY.name not in found
+    assert pooled_stem.FAMILY.name in [c.family for c in backends.candidates(stem(size=60), H200, 20)]

@@ -56,7 +56,6 @@ def test_large_kernels_let_nobody_start_early_and_windows_start_late() -> None:
         by_family.setdefault(schedule.partition("(")[0], []).append(body)
     assert all(WAIT in body for body in by_family["cuda.wgmma"])
     assert any(RELEASE in body for body in by_family["cuda.wgmma"])  # one block on every multiprocessor
-    assert not any(RELEASE in body for body in by_family["cuda.stem"])
     assert all(WAIT in body for body in by_family["cuda.stem"])
     windows = [*by_family.get("cuda.window", ()), *by_family["cuda.strip"]]
     assert len(windows) >= 10

@@ -12,9 +12,11 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from subtune import backends
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.families import stem, wgmma
-from subtune.backends.cuda.families.stem.shape import Stem, StemPacking
+from subtune.backends.cuda.families.stem.plan import Front, front
+from subtune.backends.cuda.families.stem.shape import Stem, StemPacking, row_of
 from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of, split
 from subtune.backends.cuda.families.wgmma.schedule import padded_param, source_of
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
@@ -369,32 +371,40 @@ def test_residuals_are_loaded_before_the_products_and_for_the_next_tile():
     assert len(load.findall(several)) == 16
 
 
-def test_a_stem_reads_its_windows_from_the_patch():
+@pytest.mark.parametrize("is_planar", [False, True])
+@pytest.mark.parametrize(("kernel", "pad", "channels"), [(7, 3, 3), (3, 1, 3), (3, 0, 2), (5, 2, 4)])
+def test_a_stem_reads_its_windows_from_the_patch(is_planar, kernel, pad, channels):
     """What the fragments read, times the packed weights, is the convolution."""
     rng = np.random.default_rng(0)
-    height, width, channels, kernel, stride, pad, out_channels = 20, 16, 3, 7, 2, 3, 16
+    height, width, stride, out_channels = 20, 16, 2, 16
     x = rng.standard_normal((height, width, channels)).astype("float32")
     w = rng.standard_normal((out_channels, kernel, kernel, channels)).astype("float32")
     out_height, out_width = (height + 2 * pad - kernel) // stride + 1, (width + 2 * pad - kernel) // stride + 1
-    lead = pad * channels % 2
-    row = -(-(lead + kernel * channels) // 8) * 8
-    stem = Stem(height, width * channels // 2, channels, out_height, out_width, (kernel, kernel), stride,
-                (pad, (pad * channels + lead) // 2), row, 2)  # fmt: skip
-    packed = StemPacking(w.shape, lead, row)(w)
-    assert packed.shape == StemPacking(w.shape, lead, row).shape
+    planes, c = (channels, 1) if is_planar else (1, channels)
+    lead = pad * c % 2
+    row = row_of(lead + kernel * c, is_planar)
+    stem = Stem(height, width * c // 2, c, out_height, out_width, (kernel, kernel), stride,
+                (pad, (pad * c + lead) // 2), row, 2, planes)  # fmt: skip
+    packing = StemPacking(w.shape, lead, row, is_planar)
+    packed = packing(w)
+    assert packed.shape == packing.shape
+    assert stem.pitch % 4 == 0
+    assert (stem.before[1] + stem.shift) % 4 == 0  # copies begin at multiples of 16 bytes
     top = 2
-    patch = np.zeros((stem.patch_rows, stem.pitch * 2), "float32")
+    patch = np.zeros((planes, stem.patch_rows, stem.pitch * 2), "float32")
+    image = x.transpose(2, 0, 1) if is_planar else x.reshape(1, height, -1)
+    left = (stem.before[1] + stem.shift) * 2
     for r in range(stem.patch_rows):
         h = top * stride - pad + r
         if 0 <= h < height:
-            left = (stem.before[1] + stem.shift) * 2  # a multiple of 8 bytes, as copies begin there
-            patch[r, left : left + width * channels] = x[h].ravel()
-    flat = patch.ravel()
+            patch[:, r, left : left + width * c] = image[:, h, : stem.pitch * 2 - left]
+    flat = patch.reshape(-1, 2)  # in words
     padded = np.pad(x, [(pad, pad + stride), (pad, pad), (0, 0)])
     for m in range(stem.rows * out_width):
-        begin = (stem.shift + m // out_width * stride * stem.pitch + m % out_width * (stride * channels // 2)) * 2
-        k = np.arange(stem.k16 * 16)
-        fragment = flat[begin + k // row * stem.pitch * 2 + k % row]
+        window = stem.shift + m // out_width * stride * stem.pitch + m % out_width * (stride * c // 2)
+        places = [stem.word_of(eight * 8) for eight in range(stem.k16 * 2)]
+        words = [None if at is None else window + at + stem.of_thread(four) for at in places for four in range(4)]
+        fragment = np.concatenate([np.zeros(2) if word is None else flat[word] for word in words])
         h, v = (top + m // out_width) * stride, m % out_width * stride
         wanted = np.einsum("okwc,kwc->o", w, padded[h : h + kernel, v : v + kernel])
         np.testing.assert_allclose(packed[:, : stem.k16 * 16] @ fragment, wanted, rtol=1e-4, atol=1e-4)
@@ -414,6 +424,28 @@ def test_a_stem_builds():
     assert found
     text = source(backends.schedule(odd, found[0], H200).func)
     assert "tensor_3d" not in text  # rows of 508 bytes, at which no copy may begin
+
+
+@pytest.mark.parametrize(("kernel", "stride", "width", "why"), [
+    (7, 2, 64, ""), (3, 2, 64, ""), (3, 1, 64, "an odd number of elements"), (3, 2, 60, "does not copy"),
+])  # fmt: skip
+def test_a_stem_reads_planes(kernel, stride, width, why):
+    """An image channels first, where the hardware copies its rows and windows begin at words."""
+    workload = conv(64, 3, 64, kernel, stride=stride, residual=False, planar=True, width=width)
+    found = proposed(stem.FAMILY, workload, H200)
+    read = front(workload, Problem(workload, H200))
+    if why:
+        assert not found
+        assert isinstance(read, NotApplicable)
+        assert why in read.reason
+        return
+    assert isinstance(read, Front), read
+    assert (read.stem.planes, read.stem.channels) == (3, 1)
+    kernel = backends.schedule(workload, found[0], H200)
+    assert isinstance(kernel, Kernel), kernel
+    copies = re.findall(r"_tensor_3d\w+\(tvm.*, -2, (.*), tvm", source(kernel.func))
+    assert copies
+    assert all("* 3)" in copy.rpartition(", ")[2] for copy in copies)  # planes of an image
 
 
 def test_views_are_values():

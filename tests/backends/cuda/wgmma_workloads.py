@@ -11,6 +11,8 @@ from tvm import relax, te
 from tvm.relax import op
 
 from subtune.core.workload import Workload
+from subtune.passes.alternatives import alternatives
+from subtune.passes.alternatives_lower import lower_regions
 from subtune.passes.extract import extract
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
@@ -18,8 +20,10 @@ from subtune.passes.partition import partition
 Shape = Sequence[int]
 
 
-def build(body: Callable[..., Any], shapes: Sequence[Shape], constants: Sequence[Shape], dtype: str) -> Workload:
-    """The one workload of `body(emit, inputs..., constants...)`."""
+def build(
+    body: Callable[..., Any], shapes: Sequence[Shape], constants: Sequence[Shape], dtype: str, merges: bool = False
+) -> Workload:
+    """The one workload of `body(emit, inputs..., constants...)`; `merges`: of its only alternative."""
     bb = relax.BlockBuilder()
     inputs = [relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)]
     numpy_dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
@@ -29,7 +33,10 @@ def build(body: Callable[..., Any], shapes: Sequence[Shape], constants: Sequence
             result = bb.emit_output(body(bb.emit, *inputs, *weights))
         bb.emit_func_output(result)
     mod = bb.get()
-    subgraphs = extract(outline(mod, partition(mod)))
+    graph = partition(mod)
+    subgraphs = extract(outline(mod, graph))
+    if merges:
+        subgraphs = lower_regions(mod, graph, alternatives(graph), subgraphs).subgraphs
     assert len(subgraphs) == 1, [s.name for s in subgraphs]
     return subgraphs[0].workload
 
@@ -52,22 +59,25 @@ def dense(
 
 
 def conv(
-    size: int, cin: int, cout: int, kernel: int, stride: int = 1, batch: int = 2, residual: bool = True
-) -> Workload:
-    """NHWC convolution + bias [+ residual] + relu in float16."""
+    size: int, cin: int, cout: int, kernel: int, stride: int = 1, batch: int = 2, residual: bool = True,
+    planar: bool = False, width: int = 0,
+) -> Workload:  # fmt: skip
+    """NHWC convolution + bias [+ residual] + relu in float16; `planar`: of an image that lies channels first."""
     pad = kernel // 2
-    out = (size + 2 * pad - kernel) // stride + 1
+    out, across = ((extent + 2 * pad - kernel) // stride + 1 for extent in (size, width or size))
 
     def body(emit: Any, x: Any, *rest: Any) -> Any:
         *r, w, b = rest
+        x = emit(op.permute_dims(x, [0, 2, 3, 1])) if planar else x
         layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}
         y = emit(op.add(emit(op.nn.conv2d(x, w, strides=stride, padding=pad, **layouts)), b))
         for other in r:
             y = emit(op.add(y, other))
         return op.nn.relu(y)
 
-    shapes = [(batch, size, size, cin), *([(batch, out, out, cout)] if residual else [])]
-    return build(body, shapes, [(cout, kernel, kernel, cin), (1, 1, 1, cout)], "float16")
+    image = (batch, cin, size, width or size) if planar else (batch, size, width or size, cin)
+    shapes = [image, *([(batch, out, across, cout)] if residual else [])]
+    return build(body, shapes, [(cout, kernel, kernel, cin), (1, 1, 1, cout)], "float16", merges=planar)
 
 
 def attention(batch: int, heads: int, m: int, n: int, k: int, transposed: bool = False) -> Workload:

@@ -3,6 +3,6 @@
 from subtune.backends.base import Family
 from subtune.backends.cuda.families.pooled_stem.candidates import accepts, candidates
 from subtune.backends.cuda.families.pooled_stem.schedule import schedule
-from subtune.backends.cuda.families.stem.schedule import StemKnobs
+from subtune.backends.cuda.families.stem.plan import StemKnobs
 
-FAMILY = Family("cuda.pooled_stem", 1, StemKnobs, accepts, candidates, schedule)
+FAMILY = Family("cuda.pooled_stem", 2, StemKnobs, accepts, candidates, schedule)

@@ -8,7 +8,7 @@ from math import ceil
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.pooled_stem.schedule import rows_of_pixels
-from subtune.backends.cuda.families.stem.schedule import StemKnobs, planned
+from subtune.backends.cuda.families.stem.plan import StemKnobs, front
 from subtune.backends.cuda.families.wgmma.tiling import wgmma_obstacle
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
@@ -33,22 +33,22 @@ def accepts(problem: Problem[CUDAModel]) -> str:
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Every band that fits shared memory."""
     pattern, device = problem.pattern, problem.device
-    found = []
+    read = front(pattern.front, problem)
+    if isinstance(read, NotApplicable):
+        return []
+    columns, found = read.columns, []
     for rows, groups, blocks in product(_ROWS, (1, 2, 3, 4), (1, 2)):
         if rows > pattern.out_size[0]:
             continue
         knobs = StemKnobs(rows, groups, blocks)
-        plan = planned(pattern.front, problem, StemKnobs(rows_of_pixels(pattern, rows), groups, blocks))
-        if isinstance(plan, NotApplicable):
-            return []
-        stem, columns = plan.stem, plan.tiling.columns
+        stem = read.rows(rows_of_pixels(pattern, rows))
         tiles = ceil(stem.rows * stem.out_width / (64 * groups)) * groups
-        shared = plan.packing.shape[1] * columns * 2 + stem.patch_words * 4 + tiles * 64 * (columns + 8) * 2 + 2048
+        shared = read.packing.shape[1] * columns * 2 + stem.patch_words * 4 + tiles * 64 * (columns + 8) * 2 + 2048
         if shared > device.shared_per_block_bytes or blocks * (shared + 1024) > device.shared_per_sm_bytes:
             continue
         if columns // 2 + stem.k16 * 4 + 48 > min(255, 65536 // (128 * groups * blocks)):
             continue
-        bands = plan.images * ceil(pattern.out_size[0] / rows)
+        bands = read.images * ceil(pattern.out_size[0] / rows)
         mma = device.mma_flops("float16") / device.sms / device.cycles_per_s
         multiply = 2.0 * 64 * columns * stem.k16 * 16 / mma * 2  # fragments of A from registers: at half the rate
         product_cycles = tiles * max(multiply, (multiply + _TILE_CYCLES) / (groups * blocks))

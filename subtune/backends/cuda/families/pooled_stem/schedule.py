@@ -17,7 +17,7 @@ from tvm.script import tirx as T
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.families.stem.schedule import Plan, StemKnobs, planned
+from subtune.backends.cuda.families.stem.plan import Plan, StemKnobs, front
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.patterns.pooled import Pooled
 
@@ -36,7 +36,8 @@ def schedule(problem: Problem[CUDAModel], knobs: StemKnobs) -> Kernel | NotAppli
     pattern = problem.pattern
     if not isinstance(pattern, Pooled):
         return NotApplicable("no pooling of a convolution")
-    plan = planned(pattern.front, problem, replace(knobs, rows=rows_of_pixels(pattern, knobs.rows)))
+    found, pixels = front(pattern.front, problem), replace(knobs, rows=rows_of_pixels(pattern, knobs.rows))
+    plan = found if isinstance(found, NotApplicable) else found.plan(pixels, problem.device.sms)
     if isinstance(plan, NotApplicable):
         return plan
     store = plan.store

@@ -2,6 +2,7 @@
 
 from subtune.backends.base import Family
 from subtune.backends.cuda.families.stem.candidates import accepts, candidates
-from subtune.backends.cuda.families.stem.schedule import StemKnobs, schedule
+from subtune.backends.cuda.families.stem.plan import StemKnobs
+from subtune.backends.cuda.families.stem.schedule import schedule
 
-FAMILY = Family("cuda.stem", 2, StemKnobs, accepts, candidates, schedule)
+FAMILY = Family("cuda.stem", 3, StemKnobs, accepts, candidates, schedule)

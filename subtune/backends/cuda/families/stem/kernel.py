@@ -4,7 +4,8 @@
                                for 64 pixels of this warpgroup:  fragments from the patch;  wgmma;  emit
                                finish
 
-A band is some rows of pixels of one image. What becomes of its sums is the `Sink`'s: they are stored, or pooled. The
+A band is some rows of pixels of one image. Its patch has a plane of them, or, where the image lies channels first, one
+for every channel. What becomes of its sums is the `Sink`'s: they are stored, or pooled. The
 copies are the hardware's own where rows of the input are multiples of 16 bytes, and then run while the band before is
 computed; else all threads copy a patch and wait for one another.
 """
@@ -100,8 +101,8 @@ def stem_func(
                        0, _SWIZZLE_128B, _L2_PROMOTION_128B, 0]  # fmt: skip
     row_bytes, is_copied = stem.width * 4, stem.is_copied
     left, above = (stem.before[1] + stem.shift) // 2, stem.before[0]
-    map_a_arguments = [stem.width // 2, stem.height, images, row_bytes, stem.height * row_bytes,
-                       stem.pitch // 2, stem.patch_rows, 1, 1, 1, 1, 0, 0, _L2_PROMOTION_128B, 0]  # fmt: skip
+    map_a_arguments = [stem.width // 2, stem.height, images * stem.planes, row_bytes, stem.height * row_bytes,
+                       stem.pitch // 2, stem.patch_rows, stem.planes, 1, 1, 1, 0, 0, _L2_PROMOTION_128B, 0]  # fmt: skip
     copy_a, copy_b, multiply = copy_instruction(3), copy_instruction(2), instruction(dtype, columns)
     threads = 128 * tiling.consumers
     words, patches = stem.patch_words, sink.patches
@@ -126,18 +127,21 @@ def stem_func(
     def wide(index: Any, factor: int) -> Any:
         return T.uint64(factor) * T.cast(index, "uint64")
 
-    def of_k(j: Any, h: Any) -> Any:
-        """Words from the first of a window to element `16 j + 8 h` of k."""
-        k = j * 16 + h * 8
-        return k // stem.row * stem.pitch + k % stem.row // 2
+    def gather(pair: Any, patch: Any, windows: tuple[Any, Any]) -> None:
+        """A thread's fragments: of two pixels, whose `windows` begin there."""
+        for eight in range(stem.k16 * 2):
+            word = stem.word_of(eight * 8)
+            for i, window in enumerate(windows):
+                value = T.uint32(0) if word is None else patch[window + word]
+                T.buffer_store(pair, value, [eight * 2 + i])
 
     def first_row(tile: Any) -> Any:
         return tile % bands * sink.advance - sink.above
 
     def copy_patch(tile: Any, to: Any, map_a: Any, barrier: Any) -> None:
-        T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, T.uint32(stem.patch_rows * stem.pitch * 4)))
+        T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, T.uint32(stem.patch_bytes)))
         top = first_row(tile) * stem.stride - above
-        T.evaluate(T.ptx[copy_a](to, T.address_of(map_a), -left, top, tile // bands, barrier))
+        T.evaluate(T.ptx[copy_a](to, T.address_of(map_a), -left, top, tile // bands * stem.planes, barrier))
 
     # fmt: off
     @T.prim_func(check_well_formed=False)
@@ -204,12 +208,10 @@ def stem_func(
                 T.cuda.cta_sync()
             for i in T.serial(m_tiles):
                 first: T.let[T.int32] = (i * tiling.consumers + group) * 64
-                upper: T.let[T.int32] = base + pixel(first + lane // 32 * 16 + lane % 32 // 4) + lane % 4
-                lower: T.let[T.int32] = base + pixel(first + lane // 32 * 16 + lane % 32 // 4 + 8) + lane % 4
-                for j in T.unroll(stem.k16):
-                    for h in T.unroll(2):
-                        pair[j * 4 + h * 2] = patch[upper + of_k(j, h)]
-                        pair[j * 4 + h * 2 + 1] = patch[lower + of_k(j, h)]
+                of_warp: T.let[T.int32] = first + lane // 32 * 16 + lane % 32 // 4
+                upper: T.let[T.int32] = base + pixel(of_warp) + stem.of_thread(lane % 4)
+                lower: T.let[T.int32] = base + pixel(of_warp + 8) + stem.of_thread(lane % 4)
+                gather(pair, patch, (upper, lower))
                 T.ptx.wgmma.fence.sync.aligned()
                 for j in T.unroll(stem.k16):
                     T.ptx[multiply](

@@ -1,37 +1,68 @@
-"""Sizes of a network's first convolution, and its weights as the kernel reads them."""
+"""Sizes of a network's first convolution, and its weights as the kernel reads them.
+
+    channels last    a pixel's channels follow one another:  one plane of  [height, width * channels]
+    planar           every channel is an image:              `planes`  of  [height, width]
+
+k walks a plane's window rows, and then the next plane's: `row` elements of each, zeros included.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import numpy as np
 
 _MAX_BOX = 256  # elements of a copy along each dim
+_AT_ONCE = 8  # elements of k that four threads read together, a word each
+
+
+def row_of(elements: int, is_planar: bool) -> int:
+    """Elements of k for a window row of `elements`: two of four are read at once, where no channels lie between."""
+    return 4 if is_planar and elements <= 4 else ceil(elements / _AT_ONCE) * _AT_ONCE
+
+
+def taps_of(kernel_rows: int, row: int) -> int:
+    """Window rows of a plane in k, so that a plane begins where four threads do."""
+    at_once = max(1, _AT_ONCE // row)
+    return ceil(kernel_rows / at_once) * at_once
 
 
 @dataclass(frozen=True, slots=True)
 class StemPacking:
-    """OHWI weights to `[O, k]`: `lead` zeros, one window row, zeros up to `row`; zeros up to a multiple of 64."""
+    """OHWI weights to `[O, k]`: of each window row `lead` zeros, its weights, zeros up to `row`; k up to 64s."""
 
     original: tuple[int, ...]
     lead: int
     row: int
+    is_planar: bool = False
+
+    @property
+    def _rows(self) -> tuple[int, int]:
+        """Planes, and window rows of each."""
+        return self.original[3] if self.is_planar else 1, taps_of(self.original[1], self.row)
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.original[0], ceil(self.original[1] * self.row / 64) * 64
+        planes, taps = self._rows
+        return self.original[0], ceil(planes * taps * self.row / 64) * 64
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         o, kh, kw, c = self.original
-        packed = np.zeros((o, kh, self.row), array.dtype)
-        packed[:, :, self.lead : self.lead + kw * c] = array.reshape(o, kh, kw * c)
-        return np.pad(packed.reshape(o, kh * self.row), [(0, 0), (0, self.shape[1] - kh * self.row)])
+        planes, taps = self._rows
+        rows = array.transpose(0, 3, 1, 2) if self.is_planar else array.reshape(o, 1, kh, kw * c)
+        packed = np.zeros((o, planes, taps, self.row), array.dtype)
+        packed[:, :, :kh, self.lead : self.lead + rows.shape[-1]] = rows
+        return np.pad(packed.reshape(o, -1), [(0, 0), (0, self.shape[1] - planes * taps * self.row)])
 
 
 @dataclass(frozen=True, slots=True)
 class Stem:
-    """Sizes of the convolution: `rows` of output pixels to a block; `row` elements of a window row, zeros included."""
+    """Sizes of the convolution: `rows` of output pixels to a block; `row` elements of a window row, zeros included.
+
+    A pixel of a plane has `channels`.
+    """
 
     height: int
     width: int  # of a row of the input, in words of two elements
@@ -43,6 +74,7 @@ class Stem:
     before: tuple[int, int]  # padding above and, in words, to the left
     row: int
     rows: int
+    planes: int = 1
 
     @property
     def is_copied(self) -> bool:
@@ -61,15 +93,31 @@ class Stem:
         return ceil((self.shift * 2 + (self.out_width - 1) * self.stride * self.channels + self.row) / 8) * 4
 
     @property
+    def patch_bytes(self) -> int:
+        """What a copy brings."""
+        return self.planes * self.patch_rows * self.pitch * 4
+
+    @property
     def patch_words(self) -> int:
         """Of shared memory, which copies align to 128 bytes."""
-        return ceil(self.patch_rows * self.pitch / 32) * 32
+        return ceil(self.patch_bytes / 128) * 32
 
     @property
     def patch_rows(self) -> int:
-        """One more than the windows cover: the last k16 may reach beyond the last window row."""
-        return (self.rows - 1) * self.stride + self.kernel[0] + 1
+        """Of a plane."""
+        return (self.rows - 1) * self.stride + taps_of(self.kernel[0], self.row)
 
     @property
     def k16(self) -> int:
-        return ceil(self.kernel[0] * self.row / 16)
+        return ceil(self.planes * taps_of(self.kernel[0], self.row) * self.row / 16)
+
+    def word_of(self, k: int) -> int | None:
+        """Words from the first of a window to element `k`, the first of those that four threads read; None: no such."""
+        taps = taps_of(self.kernel[0], self.row)
+        plane, tap = divmod(k // self.row, taps)
+        return (plane * self.patch_rows + tap) * self.pitch + k % self.row // 2 if plane < self.planes else None
+
+    def of_thread(self, four: Any) -> Any:
+        """The same from there to the word of a thread, the one numbered `four` of four."""
+        words = self.row // 2
+        return four // words * self.pitch + four % words

@@ -162,8 +162,13 @@ def source_of(
     return param, tuple(shape[d] for d in kept), tuple(before[d] for d in kept)
 
 
-def padded_param(block: Any, params: list[Any]) -> tuple[int, tuple[int, ...], tuple[int, ...]] | NotApplicable:
-    """`block` as zeros round a parameter: the parameter, its shape, and the zeros before it in every dim."""
+def padded_param(
+    block: Any, params: list[Any], order: tuple[int, ...] | None = None
+) -> tuple[int, tuple[int, ...], tuple[int, ...]] | NotApplicable:
+    """`block` as zeros round a parameter: the parameter, its shape, and the zeros before it in every dim.
+
+    `order`: of the parameter's dims, those of the block, where it is permuted as well.
+    """
     why = NotApplicable("the prologue is no padding with zeros")
     store = block.body
     if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, ir.Call):
@@ -174,7 +179,11 @@ def padded_param(block: Any, params: list[Any]) -> tuple[int, tuple[int, ...], t
     param = next((i for i, p in enumerate(params) if isinstance(load, ir.TensorLoad) and p.same_as(load.source)), -1)
     if param < 0 or not isinstance(zero, tirx.FloatImm | tirx.IntImm) or float(zero.value) != 0:
         return why
-    axes, shape = list(store.indices), tuple(int(d) for d in load.source.shape)
+    order = order or tuple(range(len(store.indices)))
+    if len(order) != len(store.indices) or len(order) != len(load.indices):
+        return why
+    axes, wholes = ([dims[i] for i in order] for dims in (store.indices, store.buffer.shape))
+    shape = tuple(int(d) for d in load.source.shape)
     before = []
     for axis, index in zip(axes, load.indices, strict=True):
         offset = 0
@@ -185,7 +194,7 @@ def padded_param(block: Any, params: list[Any]) -> tuple[int, tuple[int, ...], t
         before.append(offset)
     inside = [
         bound
-        for axis, offset, extent, whole in zip(axes, before, shape, store.buffer.shape, strict=True)
+        for axis, offset, extent, whole in zip(axes, before, shape, wholes, strict=True)
         for bound in (*([tirx.LE(_like(offset, axis), axis)] if offset else []),
                       *([tirx.LT(axis, _like(offset + extent, axis))] if offset + extent < int(whole) else []))
     ]  # fmt: skip
