@@ -6,7 +6,7 @@ columns; where operands are swapped it is a warpgroup that exchanges (`transpose
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,8 +17,10 @@ from subtune.core.workload import dtype_bits
 
 _MATRICES = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 
-Staged = Callable[[Any, Any], Any]
-"""What is exchanged for a register of sums, which is of the tile's column."""
+Staged = Callable[[Any, Any, Any], Any]
+"""What is exchanged for a sum: by its register, its column of the tile, and which of the thread's columns that is."""
+Ready = Callable[[Any, Any], list[Any]]
+"""Operands of a column: by the column of the tile, and which of the thread's it is."""
 
 
 class Exchange(Protocol):
@@ -37,13 +39,16 @@ class Exchange(Protocol):
         """A thread's vector: where it lies in shared memory, its row and first column of the consumer's tile."""
 
     def base(self, consumer: Any, lane: Any) -> Any:
-        """Where this thread's exchange begins."""
+        """Where a thread's part of the exchange begins."""
+
+    def ready(self, shared: Sequence[Any], base: Any, lane: Any) -> Ready:
+        """The columns' operands that are in `shared` from `base` on."""
 
     def put(self, staged: Staged, eight: Any, there: Any, base: Any, chunk: Any, lane: Any) -> None:
         """This thread's part of a chunk to shared memory `there`, by registers for `eight` elements."""
 
     def meet(self, consumer: Any) -> None:
-        """What all put can be read."""
+        """After a chunk was put: it can be read."""
 
     def part(self, consumer: Any, chunks: int) -> None:
         """After the last of so many chunks: the next tile's may be put."""
@@ -86,6 +91,9 @@ class WarpExchange:
     def base(self, consumer: Any, lane: Any) -> Any:
         return (consumer * 4 + lane // 32) * (16 * self._pitch)
 
+    def ready(self, shared: Sequence[Any], base: Any, lane: Any) -> Ready:
+        return lambda column, _: [there[base + column] for there in shared]
+
     def put(self, staged: Staged, eight: Any, there: Any, base: Any, chunk: Any, lane: Any) -> None:
         def first_of(j: Any, h: Any) -> Any:
             """Column of the first of two sums: h is half of the 16 columns, then half of the 16 rows."""
@@ -97,7 +105,7 @@ class WarpExchange:
             for j in T.unroll(self.width // 16):
                 for e in T.unroll(8):
                     eight[e] = staged(chunk * (self.width // 2) + j * 8 + e,
-                                      chunk % self._across * self.width + first_of(j, e // 2) + e % 2)
+                                      chunk % self._across * self.width + first_of(j, e // 2) + e % 2, e)
                 if dtype_bits(self.dtype) == 16:
                     words = eight.view("uint32")
                     where = T.meta_var(base + lane % 16 * self._pitch + j * 16 + lane % 32 // 16 * 8)

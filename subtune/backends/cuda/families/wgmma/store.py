@@ -1,8 +1,8 @@
 """A tile of sums on its way to memory: the epilogue on registers, an exchange in shared memory, 16-byte stores.
 
-    per chunk of rows and columns:
+    per chunk, of some rows and columns:
         staged = first(sum, column)             on the registers of the multiplication: bias, scale, activation
-        out[...] = rest(staged, row, column)    after the exchange (`exchange`), 16 bytes of a row to a thread: residual and the like
+        out[...] = rest(staged, row, column)    after the `exchange`, 16 bytes of a row each: residual and the like
 
 What `rest` loads of rows and columns, a residual say, is on its way while the tile is multiplied, as far as there are
 registers for it. The split is `epilogue.split`'s. `staged` has the dtype that the model's own TIR has there, so nothing
@@ -236,8 +236,10 @@ class Store:
                 for load, local in zip(self.wide, others, strict=True)
             }
 
-        def staged(i: Any, in_tile: Any) -> Any:
-            return self.staged(sums[i], corner, corner[n] + in_tile, [there[base + in_tile] for there in shared])
+        ready = exchange.ready(shared, base, lane)
+
+        def staged(i: Any, in_tile: Any, own: Any) -> Any:
+            return self.staged(sums[i], corner, corner[n] + in_tile, ready(in_tile, own))
 
         # fmt: off
         @T.inline

@@ -9,12 +9,13 @@ Source: PTX ISA 8, register fragments of wgmma's D, and stmatrix.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
 
-from subtune.backends.cuda.families.wgmma.exchange import Staged
+from subtune.backends.cuda.families.wgmma.exchange import Ready, Staged
 from subtune.backends.cuda.families.wgmma.tiling import Tiling, transposed_pitch, transposed_rows
 from subtune.core.workload import dtype_bits
 
@@ -63,6 +64,19 @@ class TransposedExchange:
     def base(self, consumer: Any, lane: Any) -> Any:
         return consumer * (2 * self.rows * self._pitch)
 
+    def _column(self, own: Any, lane: Any) -> Any:
+        """The `own`th of a thread's columns: it has two of every 64."""
+        return own // 2 * _COLUMNS + lane // 32 * 16 + own % 2 * 8 + lane % 32 // 4
+
+    def ready(self, shared: Sequence[Any], base: Any, lane: Any) -> Ready:
+        kept = []  # in registers, as they are so few
+        for there in shared:
+            registers = T.alloc_local((2 * self._across,), str(there.dtype))
+            for i in range(2 * self._across):
+                T.buffer_store(registers, there[base + self._column(i, lane)], [i])
+            kept.append(registers)
+        return lambda _, own: [registers[own] for registers in kept]
+
     def put(self, staged: Staged, eight: Any, there: Any, base: Any, chunk: Any, lane: Any) -> None:
         across, pitch = self._across, self._pitch
         warp, thread = lane // 32, lane % 32
@@ -73,8 +87,8 @@ class TransposedExchange:
         def body() -> None:
             for j in T.unroll(self.rows // 16):
                 for e in T.unroll(8):  # two rows, the same eight columns further, the same eight rows further
-                    eight[e] = staged(begin + j * 8 + e,
-                                      chunk % across * _COLUMNS + warp * 16 + thread // 4 + e // 2 % 2 * 8)
+                    own = T.meta_var(chunk % across * 2 + e // 2 % 2)
+                    eight[e] = staged(begin + j * 8 + e, self._column(own, lane), own)
                 if dtype_bits(self.dtype) == 16:
                     words = eight.view("uint32")
                     row = T.meta_var(j * 16 + thread // 16 * 8 + thread % 8)
@@ -84,8 +98,7 @@ class TransposedExchange:
                 else:
                     for e in T.unroll(8):
                         row = T.meta_var(j * 16 + e // 4 * 8 + thread % 4 * 2 + e % 2)
-                        column = T.meta_var(warp * 16 + thread // 4 + e // 2 % 2 * 8)
-                        there[base + self._buffer(chunk) + row * pitch + column] = eight[e]
+                        there[base + self._buffer(chunk) + row * pitch + self._column(e // 2 % 2, lane)] = eight[e]
         # fmt: on
 
         body()
