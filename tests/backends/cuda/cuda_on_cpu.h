@@ -21,7 +21,7 @@
 #define __forceinline__ inline
 
 namespace emu {
-enum State { READY, AT_BLOCK, AT_WARP, ASLEEP, DONE };
+enum State { READY, AT_BLOCK, AT_GROUP, AT_WARP, ASLEEP, DONE };
 struct Thread {
   ucontext_t context;
   uint3 index;
@@ -80,7 +80,7 @@ inline bool run_block(bool backwards) {
       if (current->state == READY) swapcontext(&scheduler, &current->context);
       is_asleep |= current->state == ASLEEP;
     }
-  } while (release(AT_WARP) || (!is_asleep && release(AT_BLOCK)));
+  } while (release(AT_WARP) || release(AT_GROUP) || (!is_asleep && release(AT_BLOCK)));
   return !is_asleep;
 }
 // Blocks of one dim that wait for one another: each has its threads and its shared memory.
@@ -155,6 +155,24 @@ inline void ldmatrix(int count, bool transposed, unsigned address, uint32_t** ou
       std::memcpy(&pair[h], pointer(fetch<unsigned>(m * 8 + row, 0)) + column * 2, 2);
     }
     std::memcpy(out[m], pair, 4);
+  }
+  give_way(AT_WARP);
+}
+
+// stmatrix: ldmatrix the other way.
+inline void stmatrix(int count, bool transposed, unsigned address, const uint32_t* words) {
+  publish(0, address);
+  for (int m = 0; m < count; ++m) publish(1 + m, words[m]);
+  give_way(AT_WARP);
+  for (int m = 0; m < count; ++m) {
+    if (lane() / 8 != m) continue;
+    for (int e = 0; e < 8; ++e) {
+      int row = lane() % 8, column = e;
+      if (transposed) std::swap(row, column);
+      uint32_t pair = fetch<uint32_t>(row * 4 + column / 2, 1 + m);
+      uint16_t value = pair >> column % 2 * 16;
+      std::memcpy(pointer(address) + e * 2, &value, 2);
+    }
   }
   give_way(AT_WARP);
 }

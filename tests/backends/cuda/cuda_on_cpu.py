@@ -76,6 +76,20 @@ def run(kernel: Kernel, inputs: list[np.ndarray], workload: Workload, device: CU
     return results[0]
 
 
+def launch(code: str, name: str, arrays: dict[str, np.ndarray], blocks: int, threads: int, folder: Path) -> None:
+    """Run the kernel `name` of `code` on `arrays`, by the names of its parameters; in both orders of threads."""
+    signature = re.search(rf"\b{name}\(([^)]*)\);", code)
+    assert signature
+    args = [arrays[param.split()[-1].removesuffix("_ptr")] for param in signature.group(1).split(",")]
+    extents = {"blockIdx.x": blocks, "threadIdx.x": threads}
+    library = ctypes.CDLL(str(_library(code, [(name, list(arrays), extents)], folder)))
+    results = []
+    for backwards in (False, True):
+        library.launch_0((ctypes.c_void_p * len(args))(*(array.ctypes.data for array in args)), backwards)
+        results.append([array.tobytes() for array in args])
+    assert results[0] == results[1], "depends on the order of threads"
+
+
 def reference(workload: Workload, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """What is right, in float64, from the unscheduled function."""
     func = in_float64(workload)
@@ -220,6 +234,15 @@ def _statement(text: str) -> str:
         pointers = ", ".join(f"(uint32_t*)&({one})" for one in out)
         is_transposed = str(".trans" in instruction).lower()
         return f"{{ uint32_t* out[] = {{{pointers}}}; emu::ldmatrix({len(out)}, {is_transposed}, {address}, out); }}"
+    if "stmatrix" in instruction:
+        address, *words = operands
+        is_transposed = str(".trans" in instruction).lower()
+        return (
+            f"{{ uint32_t words[] = {{{', '.join(words)}}}; "
+            f"emu::stmatrix({len(words)}, {is_transposed}, {address}, words); }}"
+        )
+    if instruction.startswith("bar.sync %0, 128;"):
+        return "emu::give_way(emu::AT_GROUP);"
     if shape := re.search(r"mma\.sync\.aligned\.m16n8k(\d+)\.row\.col\.(?:satfinite\.)?(\w+)\.(\w+)\.", instruction):
         k, total, kind = int(shape.group(1)), shape.group(2), shape.group(3)
         words = k * {"s8": 1, "u8": 1, "tf32": 4}.get(kind, 2) // 4

@@ -14,25 +14,31 @@ from tvm.s_tir import Schedule
 from subtune import backends
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDA
+from subtune.backends.cuda.driver import driver_device
 from subtune.backends.cuda.families import stem, wgmma
 from subtune.backends.cuda.families.stem.plan import Front, front
 from subtune.backends.cuda.families.stem.shape import Stem, StemPacking, row_of
+from subtune.backends.cuda.families.wgmma.candidates import predict
 from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of, split
 from subtune.backends.cuda.families.wgmma.schedule import padded_param, source_of
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
 from subtune.backends.cuda.families.wgmma.tma import tensor_map
+from subtune.backends.cuda.lowering.pipeline import register
 from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR, lower_by_kind
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
+from subtune.measure.guarded import numpy_dtype
 from subtune.patterns.contraction import contraction
 from subtune.patterns.gemm_view import GemmView, gemm_view, packed_order
 from subtune.patterns.recognise import recognise
 from subtune.patterns.stages import inline
 from subtune.tir.rebuild import Rebuild
+from tests.backends.cuda import cuda_on_cpu
 from tests.backends.cuda.proposals import allowing, proposed, tile_of
 from tests.backends.cuda.wgmma_workloads import attention, conv, dense, product, quantised, split_heads, strided
 
 H200 = CUDA("H200")
+HERE = driver_device()
 
 
 def recognised(workload):
@@ -176,6 +182,25 @@ def test_a_padding_is_seen_through():
     assert found.coordinates({**at, 1: 8, view.steps[0]: 2}) == [0, -1, 9, 0]
 
 
+SWAPPED = {
+    "taken in turn": (conv(14, 64, 64, 3, batch=3), Tiling((4, 8, 8), 64, 5, 2, True, swapped=True), "f16"),
+    "no residual": (conv(14, 64, 64, 3, batch=9, residual=False),
+                    Tiling((4, 8, 8), 64, 5, 2, True, swapped=True), "f16"),
+    "a cluster": (conv(28, 64, 64, 3, batch=4),
+                  Tiling((4, 8, 8), 64, 5, 2, True, cluster=2, raster=8, swapped=True), "f16"),
+    "columns of each": (conv(7, 128, 128, 3, batch=5), Tiling((4, 8, 8), 128, 4, 2, swapped=True), "f16"),
+    "one image": (conv(14, 64, 64, 3, batch=1), Tiling((16, 16), 64, 4, 1, swapped=True), "f16"),
+    "columns beyond": (dense(1000, 32, 200), Tiling((256,), 64, 4, 2, True, swapped=True), "f16"),
+    "no multiple of 64": (dense(1000, 96, 136, residual=True, act="gelu"),
+                          Tiling((224,), 128, 4, 2, swapped=True), "f16"),
+    "bfloat16": (dense(777, 128, 520, residual=True, dtype="bfloat16"),
+                 Tiling((192,), 128, 4, 2, swapped=True), "bf16"),
+    "stored as float32": (dense(3000, 64, 128, residual=True, sum_dtype="float32"),
+                          Tiling((256,), 64, 4, 2, True, swapped=True), "f16"),
+    "two on a multiprocessor": (conv(14, 64, 64, 1, batch=70), Tiling((128,), 64, 3, 1, False, 2, swapped=True), "f16"),
+    "across k": (attention(2, 3, 500, 64, 200), Tiling((256,), 64, 3, 2, True, swapped=True), "f16"),
+    "short rows": (conv(14, 32, 64, 3, batch=3), Tiling((4, 8, 8), 64, 8, 2, True, row_bytes=64, swapped=True), "f16"),
+}  # fmt: skip
 SHAPES = [dense(1024, 1024, 1024), dense(100, 72, 136), conv(56, 64, 64, 3, batch=8), conv(28, 128, 256, 3, stride=2),
           attention(4, 12, 512, 512, 64), attention(2, 2, 128, 64, 512), quantised(512, 512, 512)]  # fmt: skip
 
@@ -254,6 +279,7 @@ BUILT = [
     (conv(7, 512, 512, 3, batch=128), Tiling((64, 1, 1), 128, 4, 3, boxes=3), "m64n128k16.f32.f16"),
     (dense(4096, 96, 16), Tiling((128,), 96, 8, row_bytes=32), "m64n96k16.f32.f16"),
     (conv(28, 32, 64, 3, batch=8), Tiling((8, 4, 4), 64, 8, row_bytes=64), "m64n64k16.f32.f16"),
+    *((workload, tiling, f"m64n{tiling.m}k16.f32.{name}") for workload, tiling, name in SWAPPED.values()),
 ]  # fmt: skip
 
 
@@ -446,6 +472,59 @@ def test_a_stem_reads_planes(kernel, stride, width, why):
     copies = re.findall(r"_tensor_3d\w+\(tvm.*, -2, (.*), tvm", source(kernel.func))
     assert copies
     assert all("* 3)" in copy.rpartition(", ")[2] for copy in copies)  # planes of an image
+
+
+def test_few_columns_may_be_the_rows_of_a_multiplication():
+    """With 64 columns and 256 rows, what is read from shared memory is a half of what 64 rows at a time read."""
+    view = gemm_view(recognise(conv(56, 64, 64, 3, batch=128)))
+    few = conv(56, 64, 64, 3, batch=128)
+    seconds = [
+        predict(view, tiling, few, H200, "float16")
+        for tiling in (Tiling((4, 8, 8), 64, 5, 2, True), Tiling((4, 8, 8), 64, 5, 2, True, swapped=True))
+    ]
+    assert seconds[1] < seconds[0]
+    found = proposed(wgmma.FAMILY, few, H200)
+    assert 0 < sum(tile_of(candidate).swapped for candidate in found) < len(found) / 5
+    for workload in (dense(1024, 1024, 1024), quantised(512, 64, 512), product(512, 64, 512, "float8_e4m3fn")):
+        assert not any(tile_of(candidate).swapped for candidate in proposed(wgmma.FAMILY, workload, H200))
+
+
+@pytest.mark.parametrize(
+    ("workload", "tiling", "reason"),
+    [
+        (quantised(512, 64, 512), Tiling((128,), 64, 4, 1, swapped=True), "8 bits"),
+        (dense(512, 64, 512), Tiling((128,), 64, 4, 2, swapped=True), "for each of 2 consumers"),
+        (dense(512, 64, 512), Tiling((512,), 64, 2, 1, swapped=True), "512 rows"),
+        (dense(512, 64, 512), Tiling((128,), 64, 4, 1, split=2, swapped=True), "split"),
+    ],
+)  # fmt: skip
+def test_operands_that_are_not_swapped(workload, tiling, reason):
+    found = backends.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), H200)
+    assert isinstance(found, NotApplicable)
+    assert reason in found.reason
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(isinstance(HERE, str) or HERE.capability != 90, reason=f"no Hopper GPU: {HERE}")
+@pytest.mark.parametrize("case", SWAPPED)
+def test_swapped_operands_on_a_gpu(case):
+    workload, tiling, _ = SWAPPED[case]
+    rng = np.random.default_rng(1)
+    inputs = [rng.standard_normal(arg.shape).astype(numpy_dtype(arg.dtype)) for arg in workload.args[:-1]]
+    (want,) = cuda_on_cpu.reference(workload, inputs)
+    kernel = backends.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), H200)
+    assert isinstance(kernel, Kernel), kernel
+    with H200.target():
+        built = tvm.compile(
+            kernel.func.with_attr("global_symbol", "main"), target=H200.target(), tir_pipeline=register()
+        )
+    packed, device, out = dict(kernel.packings), tvm.cuda(0), workload.args[-1]
+    arrays = [tvm.runtime.tensor(packed[i](x) if i in packed else x, device) for i, x in enumerate(inputs)]
+    result = tvm.runtime.tensor(np.full(out.shape, np.nan).astype(numpy_dtype(out.dtype)), device)
+    for _ in range(3):
+        built["main"](*arrays, result)
+    limit = 4e-2 if out.dtype == "bfloat16" else 4e-3
+    np.testing.assert_allclose(result.numpy().astype("float64"), want, rtol=limit, atol=limit * np.abs(want).max())
 
 
 def test_views_are_values():

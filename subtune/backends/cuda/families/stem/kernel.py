@@ -82,7 +82,7 @@ class Stored:
         view = self.store.view
         rows = [band[0]] * (len(view.rows) - 2) + [band[1], tirx.const(0, "int32")]
         corner = {view.n: tirx.const(0, "int32"), **dict(zip(view.rows, rows, strict=True))}
-        self.store.emit(sums, staging, corner, first, group, lane, 1)
+        self.store.emit(sums, staging, corner, first, group, lane, 64)
 
     def finish(self, staging: Any, band: tuple[Any, Any], tid: Any) -> None:
         return

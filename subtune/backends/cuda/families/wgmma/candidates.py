@@ -24,6 +24,7 @@ from subtune.patterns.gemm_view import Dim, GemmView, gemm_view
 
 _COLUMNS = (16, 32, 64, 96, 128, 192, 256)
 _CONSUMERS = ((1, False), (2, False), (2, True), (3, False))
+_FEW_COLUMNS, _MOST_ROWS = 128, 256  # of a tile of swapped operands
 _MAX_STAGES = 8
 _WASTE = 1.5  # padded rows or columns to real ones, unless nothing wastes less
 _SHAPES = 2  # of tiles over several groups of rows, per number of rows: of least waste, and most compact
@@ -87,7 +88,8 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     found = []
     promote = dtype.startswith("float8")
     widths = (ROW_BYTES,) if any(across) else _row_bytes(view.extent(view.inner) * size)
-    for rows, columns, width in product(_row_tiles(view), _column_tiles(view.extent(view.n)), widths):
+    is_8 = 8 in (dtype_bits(dtype), dtype_bits(workload.args[-1].dtype))
+    for (rows, columns, swapped), width in product(_tiles_of(view, can_swap=not is_8), widths):
         if columns == 256 and dtype in ("int8", "uint8"):  # TVM's table of instructions ends at 224
             continue
         if columns == 16 and dtype_bits(workload.args[-1].dtype) == 8:  # 16-byte rows are stored wrongly: measured
@@ -95,7 +97,10 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
         if (across[0] and prod(rows) % 64) or (across[1] and columns % 64):
             continue
         for (consumers, alternate), blocks in product(_CONSUMERS, (1, 2)):
-            plain = Tiling(rows, columns, 2, consumers, alternate, blocks, promote=promote, row_bytes=width)
+            if swapped and (consumers, blocks) != (2, 1):
+                continue
+            plain = Tiling(rows, columns, 2, consumers, alternate, blocks, promote=promote, row_bytes=width,
+                           swapped=swapped)  # fmt: skip
             for tiling in _variants(plain, view, device, size):
                 seconds = predict(view, tiling, workload, device, dtype)
                 if _moved_s(view, tiling, workload, device) > _MEMORY_BOUND * seconds:
@@ -141,6 +146,16 @@ def _variants(plain: Tiling, view: GemmView, device: CUDAModel, size: int) -> li
 def _straddles(dims: tuple[Dim, ...], size: int) -> bool:
     """Whether the rows of a box begin anywhere in a line of L2's: each is two requests."""
     return any(dim.stride * size % ROW_BYTES for dim in dims[:-1])
+
+
+def _tiles_of(view: GemmView, can_swap: bool) -> list[tuple[tuple[int, ...], int, bool]]:
+    """Rows and columns of tiles, and whether operands are swapped: few columns, with as many rows as can be."""
+    rows, n = _row_tiles(view), view.extent(view.n)
+    few = ceil(n / 64) * 64
+    found = [(shape, columns, False) for shape, columns in product(rows, _column_tiles(n))]
+    if can_swap and few <= _FEW_COLUMNS:
+        found += [(shape, few, True) for shape in rows if prod(shape) == _MOST_ROWS]
+    return found
 
 
 def _row_tiles(view: GemmView) -> list[tuple[int, ...]]:
@@ -206,14 +221,15 @@ def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAMode
     l2_per_cycle = _L2_SHARE * device.l2_bytes_per_s / device.sms / device.cycles_per_s
     m, n = tiling.m, tiling.columns
     multiply = 2.0 * m * n * bk / flops_per_cycle
-    # for 64 rows: A at half the rate, and all of B; below 128 columns that takes longer than to multiply
-    read = (2 * 64 + n) * m / 64 * tiling.row_bytes / device.shared_bytes_per_cycle
+    count64, width = tiling.multiplied
+    # of a multiplication: 64 rows at half the rate, and all columns; below 128 that takes longer than to multiply
+    read = (2 * 64 + width) * (m * n // (64 * width)) * tiling.row_bytes / device.shared_bytes_per_cycle
     lines_a, lines_b = (_STRADDLING if _straddles(dims, size) else 1.0 for dims in (view.a, view.b))
     copy = (m * lines_a + n * lines_b / tiling.cluster) * tiling.row_bytes / l2_per_cycle
     add = m * n / device.fma_per_cycle if tiling.promote else 0.0
     times = (multiply, read, copy, add)
     busy = steps * (max(times) + _OTHERS * (sum(times) - max(times)))
-    epilogue = _EPILOGUE_CYCLES * _operations(view, workload) * tiling.m_consumer * n / 64**2
+    epilogue = _EPILOGUE_CYCLES * _operations(view, workload) * count64 * width / 64
     alone = _TILE_CYCLES + busy + _STEP_CYCLES * steps + epilogue
     places = (device.sms // tiling.cluster - _UNPLACED.get(tiling.cluster, 0)) * tiling.cluster * tiling.blocks_per_sm
     if count <= places:
@@ -229,7 +245,8 @@ def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAMode
 def _energy(tiling: Tiling) -> float:
     """Of a tile's multiplications, with what they move through shared memory, relative to 128 x 256."""
     m, n = tiling.m, tiling.columns
-    return 1.0 + _FILLING * ((m + n) / (m * n) - 3 / 256) + _READING * ((128 + n) / (64 * n) - 3 / 128)
+    _, width = tiling.multiplied
+    return 1.0 + _FILLING * ((m + n) / (m * n) - 3 / 256) + _READING * ((128 + width) / (64 * width) - 3 / 128)
 
 
 def _together_s(tiling: Tiling, device: CUDAModel) -> float:

@@ -58,8 +58,9 @@ def wgmma_func(
     register = "uint32" if a_map.dtype in ("int8", "uint8") else "float32"
     blocks, tiles, clusters = walk.blocks, walk.tiles, walk.clusters
     box_elements = a_elements // t.boxes
-    m64, acc = t.m_consumer // 64, t.columns // 2
-    multiply = instruction(a_map.dtype, t.columns)
+    m64, width = t.multiplied
+    acc = width // 2
+    multiply = instruction(a_map.dtype, width)
     is_16 = size == 2
     # descriptors count in 16 bytes; k16 is two of them along k, 16 rows of 128 bytes across
     a_step, b_step = (2 if m.is_along_k else 16 * t.row_bytes // 16 for m in (a_map, b_map))
@@ -75,6 +76,7 @@ def wgmma_func(
     is_single = tiles <= clusters  # a block has one tile at most
     next_tile = clusters * t.consumers if t.alternate else clusters
     sums_elements, has_columns = t.m * t.columns, bool(store.fetched)
+    is_apart = not (t.alternate or t.swapped or t.boxes > 1)  # rows of a consumer begin where those of another end
 
     def declare() -> None:
         for param in params:
@@ -102,17 +104,22 @@ def wgmma_func(
 
     def corner_of(tile: Any, rank: Any, consumer: Any) -> dict[int, Any]:
         """Of what is loaded ahead: the last tile's again where there is no more."""
-        return walk.stored_at(walk.where(tirx.min(tile, tiles - 1), rank, consumer), rank)
+        return walk.stored_at(walk.where(tirx.min(tile, tiles - 1), rank, consumer), rank, consumer)
 
     def wide(index: Any, factor: int) -> Any:
         return T.uint64(factor) * T.cast(index, "uint64")
 
+    def operands(a: Any, b: Any, m: Any) -> tuple[Any, Any]:
+        """Of a multiplication: descriptors of its 64 rows, the consumer's `m`th, and of its columns."""
+        rows, columns = (b, a) if t.swapped else (a, b)
+        return rows + wide(m, 4 * t.row_bytes), columns
+
     def flags() -> tuple[Any, ...]:
-        """What follows `accumulate`: signs of A and B, and whether they are across k (16 bits only)."""
+        """What follows `accumulate`: signs of both operands, and whether they are across k (16 bits only)."""
         if register == "uint32":
             return ()
         across = (int(not a_map.is_along_k), int(not b_map.is_along_k)) if is_16 else ()
-        return (1, 1, *across)
+        return (1, 1, *(across[::-1] if t.swapped else across))
 
     # fmt: off
     @T.prim_func(check_well_formed=False)
@@ -201,7 +208,8 @@ def wgmma_func(
             if less > 0:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](more)
             consumer: T.let[T.int32] = group - 1
-            first: T.let[T.int32] = 0 if t.alternate else consumer * t.m_consumer
+            first: T.let[T.int32] = 0 if t.alternate or t.swapped else consumer * t.m_consumer
+            first_column = T.meta_var(consumer * t.stored_columns if t.swapped and not t.alternate else 0)
             lane: T.let[T.int32] = tid % 128
             sums = T.alloc_local((m64 * acc,), register)
             summed = T.meta_var(T.alloc_local((m64 * acc,), register) if t.promote else sums)
@@ -210,7 +218,7 @@ def wgmma_func(
             T.cuda.wgmma.encode_matrix_descriptor(
                 T.address_of(desc_a), shared_a.ptr_to([first * bk]), a_leading, eight_rows, swizzle)
             T.cuda.wgmma.encode_matrix_descriptor(
-                T.address_of(desc_b), shared_b.ptr_to([0]), b_leading, eight_rows, swizzle)
+                T.address_of(desc_b), shared_b.ptr_to([first_column * bk]), b_leading, eight_rows, swizzle)
             if t.alternate:
                 tile = block + consumer * clusters
                 stage = consumer * walk.steps % t.stages
@@ -218,10 +226,10 @@ def wgmma_func(
             odd: T.int32 = 0
             begin = T.meta_var(corner_of(tile, rank, consumer))
             fetched = T.meta_var(store.fetch(begin, lane))
-            held = T.meta_var(store.load_ahead(begin, 0 if t.boxes > 1 else first, lane))
+            held = T.meta_var(store.load_ahead(begin, first if is_apart else 0, lane))
             while tile < tiles:
                 before: T.int32 = 0
-                at = T.meta_var(walk.stored_at(walk.where(tile, rank, consumer), rank))
+                at = T.meta_var(walk.stored_at(walk.where(tile, rank, consumer), rank, consumer))
                 base = T.meta_var(T.Bind((consumer * 2 + odd) * t.stored_columns) if has_columns else 0)
                 if has_columns and is_single:  # while the first step is on its way
                     store.share(fetched, columns, base, lane)
@@ -238,8 +246,8 @@ def wgmma_func(
                         for m in T.unroll(m64):
                             T.ptx[multiply](
                                 *accumulators(m, summed),
-                                desc_a + wide(stage, a_bytes // 16) + wide(k, a_step) + wide(m, 4 * t.row_bytes),
-                                desc_b + wide(stage, b_bytes // 16) + wide(k, b_step),
+                                *operands(desc_a + wide(stage, a_bytes // 16) + wide(k, a_step),
+                                          desc_b + wide(stage, b_bytes // 16) + wide(k, b_step), m),
                                 k > 0 if t.promote else step + k > 0, *flags())
                     T.ptx.wgmma.commit_group.sync.aligned()
                     if t.promote:
@@ -273,7 +281,7 @@ def wgmma_func(
                 after = T.meta_var(None if is_single else corner_of(tile + next_tile, rank, consumer))
                 if not is_single:
                     store.fetch_again(fetched, after, lane)
-                store.emit(totals, staged, at, 0 if t.boxes > 1 else first, consumer, lane, m64, held, columns,
+                store.emit(totals, staged, at, first if is_apart else 0, consumer, lane, t.m_consumer, held, columns,
                            base, after)
                 odd = 1 - odd
                 if t.alternate:

@@ -47,6 +47,7 @@ class WgmmaKnobs:
     boxes: int = 1
     promote: bool = False
     row_bytes: int = ROW_BYTES
+    swapped: bool = False
 
     @property
     def tiling(self) -> Tiling:
@@ -97,6 +98,8 @@ def schedule(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> Kernel | NotAppl
         return NotApplicable(why)
     if tiling.obstacle(*limits, len(store.fetched)):
         store = replace(store, fetched=())  # no room: they are loaded where they are used
+    if tiling.swapped and (dtype_bits(info.a.dtype) == 8 or dtype_bits(store.dtype) == 8):
+        return NotApplicable("swapped operands of 8 bits, or results that are exchanged in 8 bits")
     if tiling.columns == 256 and info.a.dtype in ("int8", "uint8"):
         return NotApplicable("integer multiplications have at most 224 columns: there TVM's table ends")
     if tiling.columns == 16 and dtype_bits(problem.workload.args[-1].dtype) == 8:

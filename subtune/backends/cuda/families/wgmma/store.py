@@ -1,8 +1,8 @@
 """A tile of sums on its way to memory: the epilogue on registers, an exchange in shared memory, 16-byte stores.
 
-    per warp, 16 rows and 128 bytes of columns at once:
+    per chunk, of some rows and columns:
         staged = first(sum, column)             on the registers of the multiplication: bias, scale, activation
-        out[...] = rest(staged, row, column)    after the exchange, 16 bytes of a row to a thread: residual and the like
+        out[...] = rest(staged, row, column)    after the `exchange`, 16 bytes of a row each: residual and the like
 
 What `rest` loads of rows and columns, a residual say, is on its way while the tile is multiplied, as far as there are
 registers for it. The split is `epilogue.split`'s. `staged` has the dtype that the model's own TIR has there, so nothing
@@ -19,7 +19,9 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from subtune.backends.cuda.families.wgmma.epilogue import Epilogue
-from subtune.backends.cuda.families.wgmma.tiling import Tiling, chunk_columns, chunk_pitch
+from subtune.backends.cuda.families.wgmma.exchange import Exchange, WarpExchange
+from subtune.backends.cuda.families.wgmma.tiling import Tiling
+from subtune.backends.cuda.families.wgmma.transposed import TransposedExchange
 from subtune.backends.cuda.families.wgmma.walk import Walk, bound
 from subtune.core.workload import dtype_bits
 from subtune.patterns.gemm_view import GemmView
@@ -27,7 +29,6 @@ from subtune.tir.rebuild import NARROW, Rebuild
 
 _THREADS = 128  # of a consumer
 _SPARE_REGISTERS = 8  # that nothing loaded ahead may take
-_MATRICES = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +57,21 @@ class Store:
         return self.walk.tiling
 
     def shared_elements(self) -> int:
-        return self.tiling.consumers * 4 * 16 * chunk_pitch(self.tiling.stored_columns, self.dtype)
+        return self.tiling.exchange_elements(self.dtype)
 
     @property
-    def width(self) -> int:
-        """Columns that a warp exchanges at once."""
-        return chunk_columns(self.tiling.stored_columns, self.dtype)
+    def exchange(self) -> Exchange:
+        return (TransposedExchange if self.tiling.swapped else WarpExchange)(self.tiling, self.dtype, self.vector)
 
     @property
     def turns(self) -> int:
-        """Vectors of a thread in a chunk: of 16 rows and `width` columns."""
-        return 16 * (self.width // self.vector) // 32
+        """Vectors of a thread in a chunk."""
+        return self.exchange.turns
 
     @property
     def chunks(self) -> int:
-        """Of a consumer's tile, for each of its warps."""
-        return self.tiling.m_consumer // 64 * (self.tiling.stored_columns // self.width)
+        """Of a consumer's tile."""
+        return self.exchange.chunks(self.tiling.m_consumer)
 
     @property
     def ahead(self) -> int:
@@ -155,14 +155,12 @@ class Store:
         conditions += [column < view.extent(view.n)] if view.n in ragged else []
         return tirx.all(*conditions) if conditions else True
 
-    def _place(self, corner: dict[int, Any], first: Any, chunk: Any, turn: Any, lane: Any) -> tuple[Any, Any, Any, Any]:
-        """Of a thread's vector: row and column in the chunk, the rows' indices, and the column in the output."""
-        per_row, vector, across = self.width // self.vector, self.vector, self.tiling.stored_columns // self.width
-        r: Any = T.Bind((turn * 32 + lane % 32) // per_row)
-        c: Any = T.Bind((turn * 32 + lane % 32) % per_row * vector)
-        at = bound(self._of_row(corner, first + chunk // across * 64 + lane // 32 * 16 + r))
+    def _place(self, corner: dict[int, Any], first: Any, chunk: Any, turn: Any, lane: Any) -> tuple[Any, Any, Any]:
+        """Of a thread's vector: where it was staged, the rows' indices, and the column in the output."""
+        where, row, column = self.exchange.place(chunk, turn, lane)
         # codegen vectorises a load only where it sees in the index itself that it is aligned
-        return r, c, at, corner[self.view.n] // vector * vector + chunk % across * self.width + c
+        begin = corner[self.view.n] // self.vector * self.vector
+        return where, bound(self._of_row(corner, first + row)), begin + column
 
     def _load_wide(self, into: list[Any], base: Any, at: dict[int, Any], column: Any) -> None:
         for load, local in zip(self.wide, into, strict=True):
@@ -203,7 +201,7 @@ class Store:
     def _load_if_inside(
         self, held: list[Any], corner: dict[int, Any], first: Any, chunk: Any, turn: Any, lane: Any
     ) -> None:
-        _, _, at, column = self._place(corner, first, chunk, turn, lane)
+        _, at, column = self._place(corner, first, chunk, turn, lane)
         base = self._held_at(chunk, turn)
         condition = self._inside(at, column)
         if condition is True:
@@ -214,24 +212,17 @@ class Store:
 
     # long: one piece of a kernel in TVMScript, whose steps share the thread's rows and columns
     def emit(
-        self, sums: Any, staging: Any, corner: dict[int, Any], first: Any, consumer: Any, lane: Any, m64: int,
+        self, sums: Any, staging: Any, corner: dict[int, Any], first: Any, consumer: Any, lane: Any, rows: int,
         held: Sequence[Any] = (), shared: Sequence[Any] = (), base: Any = 0, after: dict[int, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Store `m64` times 64 rows of the tile at `corner`, from `first` on; `lane`: the consumer's thread of 128.
+        """Store `rows` rows of the tile at `corner`, from `first` on; `lane`: the consumer's thread of 128.
 
         `held` is what `load_ahead` began, and is left so for the tile at `after`. `shared` has what was fetched, from
         `base` on.
         """
-        t, view, vector = self.tiling, self.view, self.vector
-        width, pitch = self.width, chunk_pitch(t.stored_columns, self.dtype)
-        n, out = view.n, self.buffers[self.epilogue.out]
-        count, ahead, turns = t.stored_columns // 2, self.ahead if held else 0, self.turns
-        is_16 = dtype_bits(self.dtype) == 16
+        vector, exchange, n, out = self.vector, self.exchange, self.view.n, self.buffers[self.epilogue.out]
+        ahead, turns, chunks = self.ahead if held else 0, self.turns, exchange.chunks(rows)
         is_plain = self.first is self.epilogue.value
-
-        def first_of(j: Any, h: Any) -> Any:
-            """Column of the first of two sums: h is half of the 16 columns, then half of the 16 rows."""
-            return j * 16 + h // 2 * 8 + lane % 4 * 2
 
         def placed(at: dict[int, Any], column: Any) -> dict[int, Any]:
             return {**at, n: column}
@@ -245,57 +236,43 @@ class Store:
                 for load, local in zip(self.wide, others, strict=True)
             }
 
-        def ready(column: Any) -> list[Any]:
-            return [there[base + column] for there in shared]
+        ready = exchange.ready(shared, base, lane)
+
+        def staged(i: Any, in_tile: Any, own: Any) -> Any:
+            return self.staged(sums[i], corner, corner[n] + in_tile, ready(in_tile, own))
 
         # fmt: off
         @T.inline
         def body() -> None:
-            own_base: T.let[T.int32] = (consumer * 4 + lane // 32) * (16 * pitch)
-            own: T.let[T.int32] = lane % 32
+            own_base: T.let[T.int32] = exchange.base(consumer, lane)
             eight = T.alloc_local((8,), self.dtype)
             values = T.alloc_local((vector,), self.dtype)
             others = T.meta_var(list(held) or [T.alloc_local((vector,), str(load.source.dtype)) for load in self.wide])
             results = T.alloc_local((vector,), self.epilogue.dtype)
-            for m in T.unroll(m64):
-                for across in T.unroll(t.stored_columns // width):
-                    chunk = T.meta_var(m * (t.stored_columns // width) + across)
-                    for j in T.unroll(width // 16):
-                        for e in T.unroll(8):
-                            total = T.meta_var(sums[m * count + across * (width // 2) + j * 8 + e])
-                            in_tile = T.meta_var(across * width + first_of(j, e // 2) + e % 2)
-                            eight[e] = self.staged(total, corner, corner[n] + in_tile, ready(in_tile))
-                        if is_16:
-                            words = eight.view("uint32")
-                            where = T.meta_var(own_base + lane % 16 * pitch + j * 16 + own // 16 * 8)
-                            T.ptx[_MATRICES](staging.ptr_to([where]), words[0], words[1], words[2], words[3])
-                        else:
-                            for h in T.unroll(4):
-                                for v in T.vectorized(2):
-                                    row = T.meta_var(own // 4 + h % 2 * 8)
-                                    staging[own_base + row * pitch + first_of(j, h) + v] = eight[h * 2 + v]
-                    T.cuda.warp_sync()
-                    for turn in T.unroll(turns):
-                        place = T.meta_var(self._place(corner, first, chunk, turn, lane))
-                        r, c, at, column = T.meta_var(place)
-                        here = T.meta_var(self._held_at(chunk, turn) if ahead > 0 else 0)
-                        if self._inside(at, column):
+            for chunk in T.unroll(chunks):
+                exchange.put(staged, eight, staging, own_base, chunk, lane)
+                exchange.meet(consumer)
+                for turn in T.unroll(turns):
+                    where, at, column = T.meta_var(self._place(corner, first, chunk, turn, lane))
+                    here = T.meta_var(self._held_at(chunk, turn) if ahead > 0 else 0)
+                    if self._inside(at, column):
+                        for v in T.vectorized(vector):
+                            values[v] = staging[own_base + where + v]
+                        if is_plain:
                             for v in T.vectorized(vector):
-                                values[v] = staging[own_base + r * pitch + c + v]
-                            if is_plain:
-                                for v in T.vectorized(vector):
-                                    T.buffer_store(out, values[v], indices(at, column + v))
-                            else:
-                                if ahead == 0:
-                                    self._load_wide(others, 0, at, column)
-                                for v in T.unroll(vector):
-                                    results[v] = self.stored(
-                                        values[v], placed(at, column + v), loaded(others, here + v))
-                                for v in T.vectorized(vector):
-                                    T.buffer_store(out, results[v], indices(at, column + v))
-                        if ahead > 0:
-                            self._load_next(others, (corner, after), first, chunk, turn, lane)
-                    T.cuda.warp_sync()
+                                T.buffer_store(out, values[v], indices(at, column + v))
+                        else:
+                            if ahead == 0:
+                                self._load_wide(others, 0, at, column)
+                            for v in T.unroll(vector):
+                                results[v] = self.stored(
+                                    values[v], placed(at, column + v), loaded(others, here + v))
+                            for v in T.vectorized(vector):
+                                T.buffer_store(out, results[v], indices(at, column + v))
+                    if ahead > 0:
+                        self._load_next(others, (corner, after), first, chunk, turn, lane)
+                T.cuda.warp_sync()
+            exchange.part(consumer, chunks)
         # fmt: on
 
         body()

@@ -35,6 +35,9 @@ class Tiling:
     so many blocks of a cluster share a tile, each has a part of k. `boxes`: a tile is so many boxes of `rows`, one for
     each consumer, not necessarily neighbours: tiles of rows that no single box has. `promote`: every step is summed by
     itself and added to the others in float32, as tensor cores keep few bits of long sums of float8.
+
+    `swapped`: columns of B are the rows of a multiplication, and the tile's rows its columns: the sums are transposed.
+    Then 64 columns are read with 256 rows at once, and consumers that share a tile have some of its columns each.
     """
 
     rows: tuple[int, ...]
@@ -49,6 +52,7 @@ class Tiling:
     boxes: int = 1
     promote: bool = False
     row_bytes: int = ROW_BYTES
+    swapped: bool = False
 
     def knobs(self) -> dict[str, Knob]:
         return {
@@ -66,6 +70,7 @@ class Tiling:
             },
             **({"promote": True} if self.promote else {}),
             **({"row_bytes": self.row_bytes} if self.row_bytes != ROW_BYTES else {}),
+            **({"swapped": True} if self.swapped else {}),
         }
 
     @property
@@ -76,7 +81,12 @@ class Tiling:
     @property
     def m_consumer(self) -> int:
         """Rows of one consumer."""
-        return self.m if self.alternate else self.m // self.consumers
+        return self.m if self.alternate or self.swapped else self.m // self.consumers
+
+    @property
+    def multiplied(self) -> tuple[int, int]:
+        """Multiplications of a consumer for 32 bytes of k, of 64 rows each, and the columns of one."""
+        return (self.stored_columns // 64, self.m) if self.swapped else (self.m_consumer // 64, self.columns)
 
     @property
     def threads(self) -> int:
@@ -89,27 +99,31 @@ class Tiling:
 
     @property
     def stored_columns(self) -> int:
-        """Columns of a tile that one block stores."""
-        return self.columns // self.split
+        """Columns of a tile that one consumer stores."""
+        return self.columns // (self.consumers if self.swapped and not self.alternate else self.split)
 
     def fetched_elements(self) -> int:
         """Of four bytes: what depends on the column alone, for every consumer's tile and the one after it."""
         return 2 * self.consumers * self.stored_columns
+
+    def exchange_elements(self, stored: str) -> int:
+        """Through which a block's results go to the threads that store them."""
+        if self.swapped:
+            return self.consumers * 2 * transposed_rows(self.m, stored) * transposed_pitch(stored)
+        return self.consumers * 4 * 16 * chunk_pitch(self.stored_columns, stored)
 
     def stage_bytes(self) -> int:
         return (self.m + self.columns) * self.row_bytes
 
     def shared_bytes(self, stored: str, fetched: int = 0) -> int:
         """Shared memory of a block whose results are exchanged as `stored`, with `fetched` operands per column."""
-        exchange = self.consumers * 4 * 16 * chunk_pitch(self.stored_columns, stored) * dtype_bits(stored) // 8
+        exchange = self.exchange_elements(stored) * dtype_bits(stored) // 8
         return self.stages * self.stage_bytes() + exchange + fetched * self.fetched_elements() * 4 + _FIXED_BYTES
 
     def obstacle(self, stored: str, shared_bytes: int, shared_per_sm_bytes: int, fetched: int = 0) -> str:
         """Why no multiprocessor can run this; "" when one can."""
-        if self.m_consumer % 64 or self.m % 64:
-            return f"{self.m} rows are no multiple of 64 for each of {self.consumers} consumers"
-        if self.columns % 16 or not 16 <= self.columns <= 256:
-            return f"{self.columns} columns: a multiplication has 16, 32, ... 256"
+        if why := self._swapped_obstacle() if self.swapped else self._plain_obstacle():
+            return why
         if self.stages < 2 or self.consumers not in _REGISTERS or (self.alternate and self.consumers != 2):
             return "stages or consumers out of range"
         if self.row_bytes not in SWIZZLES:
@@ -127,7 +141,8 @@ class Tiling:
 
     @property
     def _sums(self) -> int:
-        return self.m_consumer // 64 * self.columns // 2 * (1 + self.promote)
+        count, columns = self.multiplied
+        return count * columns // 2 * (1 + self.promote)
 
     @property
     def _registers(self) -> int:
@@ -138,6 +153,22 @@ class Tiling:
     def spare_registers(self) -> int:
         """Of a multiplying thread, beside its sums and what every kernel needs."""
         return self._registers - self._sums - _OTHER_REGISTERS
+
+    def _plain_obstacle(self) -> str:
+        if self.m_consumer % 64 or self.m % 64:
+            return f"{self.m} rows are no multiple of 64 for each of {self.consumers} consumers"
+        if self.columns % 16 or not 16 <= self.columns <= 256:
+            return f"{self.columns} columns: a multiplication has 16, 32, ... 256"
+        return ""
+
+    def _swapped_obstacle(self) -> str:
+        if self.stored_columns % 64 or self.columns % 64:
+            return f"{self.columns} columns are no multiple of 64 for each of {self.consumers} consumers"
+        if self.m % 16 or not 16 <= self.m <= 256:
+            return f"{self.m} rows: a swapped multiplication has 16, 32, ... 256"
+        if self.split > 1 or self.boxes > 1 or self.promote:
+            return "swapped operands with a split sum, several boxes, or a promoted sum"
+        return ""
 
     def _cluster_obstacle(self) -> str:
         if self.cluster not in _CLUSTERS or self.split not in _CLUSTERS or (self.cluster > 1 and self.split > 1):
@@ -160,6 +191,19 @@ def chunk_columns(columns: int, stored: str) -> int:
 def chunk_pitch(columns: int, stored: str) -> int:
     """Elements from one row of the exchange to the next."""
     return chunk_columns(columns, stored) + _CHUNK_PAD[dtype_bits(stored) // 8]
+
+
+def transposed_rows(rows: int, stored: str) -> int:
+    """Rows that the threads of a consumer exchange at once where sums are transposed: 4 KB of 64 columns, or less."""
+    chunk = 4096 // 64 // (dtype_bits(stored) // 8)
+    while rows % chunk:
+        chunk //= 2
+    return chunk
+
+
+def transposed_pitch(stored: str) -> int:
+    """Elements from one row of that exchange to the next: 16 bytes more than 64 columns, so that no bank has two."""
+    return 64 + 16 * 8 // dtype_bits(stored)
 
 
 def wgmma_obstacle(problem: Problem[CUDAModel]) -> str:

@@ -110,11 +110,12 @@ class Walk:
             m = m // count
         return bound(at | unravel(view, tile // per_batch, view.batch))
 
-    def stored_at(self, at: dict[int, Any], rank: Any) -> dict[int, Any]:
-        """Where that part of a tile begins which this block stores."""
-        if self.tiling.split == 1:
+    def stored_at(self, at: dict[int, Any], rank: Any, consumer: Any) -> dict[int, Any]:
+        """Where that part of a tile begins which this consumer of the cluster's block `rank` stores."""
+        t = self.tiling
+        if t.stored_columns == t.columns:
             return at
-        return at | {self.view.n: T.Bind(at[self.view.n] + rank * self.tiling.stored_columns)}
+        return at | {self.view.n: T.Bind(at[self.view.n] + (consumer if t.swapped else rank) * t.stored_columns)}
 
     def first_step(self, rank: Any) -> Any:
         return rank * self._part if self.tiling.split > 1 else 0

@@ -1,0 +1,157 @@
+"""How sums get to memory: the stores of Hopper's kernels, run on the processor with sums as wgmma has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T
+
+from subtune.backends.cuda.device import CUDA
+from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of
+from subtune.backends.cuda.families.wgmma.schedule import source_of
+from subtune.backends.cuda.families.wgmma.store_form import store_of
+from subtune.backends.cuda.families.wgmma.tiling import Tiling
+from subtune.backends.cuda.families.wgmma.walk import Walk
+from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
+from subtune.core.workload import Workload
+from subtune.patterns.contraction import contraction
+from subtune.patterns.gemm_view import gemm_view
+from subtune.patterns.stages import inline
+from tests.backends.cuda import cuda_on_cpu
+from tests.backends.cuda.test_wgmma import source
+from tests.backends.cuda.wgmma_workloads import conv, dense
+
+H200 = CUDA("H200")
+_GUARD = 128  # elements round the output
+
+CASES = {
+    "rows": (dense(200, 64, 64), Tiling((128,), 64, 2)),
+    "rows, two of 64 each": (dense(256, 96, 64, residual=True), Tiling((128,), 96, 2, 2, True)),
+    "rows of float32": (dense(100, 64, 64, residual=True, sum_dtype="float32"), Tiling((64,), 64, 2, 1)),
+    "swapped": (dense(400, 64, 64), Tiling((256,), 64, 2, 2, True, swapped=True)),
+    "swapped, with a residual": (dense(300, 64, 64, residual=True), Tiling((256,), 64, 2, 1, swapped=True)),
+    "swapped, in float32": (dense(200, 64, 64, residual=True, sum_dtype="float32"),
+                            Tiling((128,), 64, 2, 2, True, swapped=True)),
+    "swapped, columns beyond": (dense(200, 40, 64, residual=True), Tiling((128,), 64, 2, 1, swapped=True)),
+    "swapped, columns of each": (dense(200, 128, 64, residual=True), Tiling((192,), 128, 2, 2, swapped=True)),
+    "swapped, 128 columns of each": (dense(200, 128, 64), Tiling((96,), 128, 2, 2, True, swapped=True)),
+    "swapped, an odd number of chunks": (dense(672, 64, 64), Tiling((224,), 64, 2, 1, swapped=True)),
+    "swapped, pixels": (conv(7, 64, 64, 3, batch=5), Tiling((4, 8, 8), 64, 2, 2, True, swapped=True)),
+    "swapped, columns that are not aligned": (dense(100, 61, 64), Tiling((64,), 64, 2, 1, swapped=True)),
+}  # fmt: skip
+
+
+def stored(workload: Workload, tiling: Tiling) -> tuple[Any, int, list[int]]:
+    """A kernel that stores the sums it is given, how many blocks it has, and which of the arguments it reads."""
+    sch = Schedule(workload.func)
+    stages = inline(sch)
+    info = contraction(sch, stages.anchors[0])
+    view = gemm_view(info)
+    epilogue = epilogue_of(sch, stages, info)
+    params = list(sch.mod["main"].params)
+    multiplied = (source_of(sch, stages, info)[0], info.b.param)
+    buffers = {
+        param: T.buffer(tuple(int(d) for d in param.shape), str(param.dtype), align=16, buffer_name=param.name)
+        for i, param in enumerate(params)
+        if i not in multiplied
+    }
+    others = [i for i in range(len(params) - 1) if i not in multiplied]
+    walk = Walk(view, tiling, info.a.dtype, H200.sms)
+    store = store_of(epilogue, walk, buffers)
+    assert tiling.obstacle(store.dtype, H200.shared_per_block_bytes, H200.shared_per_sm_bytes) == ""
+    count64, width = tiling.multiplied
+    of_consumer = count64 * width // 2 * 128
+    at_once, tiles = tiling.consumers if tiling.alternate else 1, walk.tiles
+    blocks = -(-tiles // (2 * at_once))  # two tiles for each
+    sums = T.buffer((tiles * tiling.m * tiling.columns,), "float32", align=16, buffer_name="sums")
+
+    def declare() -> None:
+        for param in (sums, *buffers.values()):
+            T.arg(param.name, param)
+
+    # fmt: off
+    @T.prim_func(check_well_formed=False)
+    def main() -> None:
+        declare()
+        T.device_entry()
+        block = T.cta_id([blocks])
+        tid = T.thread_id([128 * tiling.consumers])
+        pool = T.SMEMPool()
+        staged = pool.alloc((store.shared_elements(),), store.dtype, align=128)
+        columns = T.meta_var([pool.alloc((tiling.fetched_elements(),), "float32", align=16) for _ in store.fetched])
+        pool.commit()
+        consumer: T.let[T.int32] = tid // 128
+        lane: T.let[T.int32] = tid % 128
+        own = T.alloc_local((count64 * width // 2,), "float32")
+        tile: T.int32 = block * at_once + (consumer if tiling.alternate else 0)
+        while tile < tiles:
+            at = T.meta_var(walk.stored_at(walk.where(tile, 0, consumer), 0, consumer))
+            fetched = T.meta_var(store.fetch(at, lane))
+            first: T.let[T.int32] = 0 if tiling.alternate or tiling.swapped else consumer * tiling.m_consumer
+            held = T.meta_var(store.load_ahead(at, first, lane))
+            for i in T.unroll(count64 * width // 2):
+                own[i] = sums[tile * (tiling.m * tiling.columns) + (0 if tiling.alternate else consumer) * of_consumer
+                              + i * 128 + lane]
+            base: T.let[T.int32] = consumer * 2 * tiling.stored_columns
+            store.share(fetched, columns, base, lane)
+            T.cuda.warpgroup_sync(consumer + 1)
+            store.emit(own, staged, at, first, consumer, lane, tiling.m_consumer, held, columns, base)
+            tile = tile + blocks * at_once
+    # fmt: on
+    return main.with_attrs({TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True}), blocks, others
+
+
+def tiles_of(array: np.ndarray, tiling: Tiling) -> np.ndarray:
+    """`array`, the groups of rows and then columns, as tiles x rows x columns, with noise beyond its ends."""
+    sizes = (*tiling.rows, tiling.columns)
+    counts = [-(-extent // size) for extent, size in zip(array.shape, sizes, strict=True)]
+    whole = np.full([count * size for count, size in zip(counts, sizes, strict=True)], 1e4, "float32")
+    whole[tuple(slice(extent) for extent in array.shape)] = array
+    split = whole.reshape([n for pair in zip(counts, sizes, strict=True) for n in pair])
+    rank = len(sizes)
+    return split.transpose(*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)).reshape(-1, tiling.m, tiling.columns)
+
+
+def fragments(tiles: np.ndarray, tiling: Tiling) -> np.ndarray:
+    """What each thread has of every tile's sums, as PTX says it of wgmma's D: tile, consumer, register, thread."""
+    count64, width = tiling.multiplied
+    sharing = 1 if tiling.alternate else tiling.consumers
+    found = np.empty((len(tiles), sharing, count64, width // 2, 128), "float32")
+    thread, i = np.arange(128), np.arange(width // 2)[:, None]
+    row = thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8
+    column = i // 4 * 8 + thread % 4 * 2 + i % 2
+    for consumer in range(sharing):
+        for m in range(count64):
+            first = (consumer * count64 + m) * 64
+            found[:, consumer, m] = tiles[:, column, first + row] if tiling.swapped else tiles[:, first + row, column]
+    return found
+
+
+@pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
+@pytest.mark.parametrize("case", CASES)
+def test_a_tile_is_stored(case: str, tmp_path: Path) -> None:
+    """relu(sum + bias + residual), where it belongs and nowhere else."""
+    workload, tiling = CASES[case]
+    func, blocks, others = stored(workload, tiling)
+    rng = np.random.default_rng(0)
+    out = workload.args[-1]
+    names = [str(param.name) for param in workload.func.params]
+    extents = [n for n in out.shape if n > 1]
+    if len(tiling.rows) == 1:
+        extents = [int(np.prod(out.shape[:-1])), out.shape[-1]]
+    total = rng.standard_normal(extents)
+    arrays = {"sums": fragments(tiles_of(total, tiling), tiling)}
+    wanted = total.reshape(out.shape)
+    for i in others:
+        arrays[names[i]] = rng.standard_normal(workload.args[i].shape).astype(workload.args[i].dtype)
+        wanted = wanted + arrays[names[i]]
+    whole = np.full(np.prod(out.shape) + 2 * _GUARD, -7, out.dtype)
+    arrays[names[-1]] = whole[_GUARD:]
+    cuda_on_cpu.launch(source(func), "main_kernel", arrays, blocks, 128 * tiling.consumers, tmp_path)
+    assert (whole[:_GUARD] == -7).all()
+    assert (whole[-_GUARD:] == -7).all()
+    np.testing.assert_allclose(whole[_GUARD:-_GUARD].reshape(out.shape), np.maximum(wanted, 0), rtol=2e-3, atol=2e-3)
