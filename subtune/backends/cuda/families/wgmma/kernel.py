@@ -6,7 +6,8 @@
 
 The grid is persistent: a block walks tiles `block, block + grid, ...`, and copies the next tile's first stages while
 the last one is stored. Consumers share a tile (`m64` rows each), or with `alternate` take tiles in turn: one stores
-while the other multiplies. In a `cluster`, blocks have tiles one below the other and each copies a part of B for all of
+while the other multiplies. With `taps`, a stage has the weights of several, and the rows of pixels that all of them
+read. In a `cluster`, blocks have tiles one below the other and each copies a part of B for all of
 them; with `split`, blocks share a tile and each sums a part of k (`cluster`). A GEMM and a convolution differ in
 their tensor maps and in the rows of a tile only.
 Sources: CUTLASS 3 (warp-specialised persistent kernels); PTX ISA 8, wgmma and cp.async.bulk.tensor.
@@ -53,7 +54,8 @@ def wgmma_func(
     t, view = walk.tiling, walk.view
     size = dtype_bits(a_map.dtype) // 8
     bk, eight_rows, swizzle = t.row_bytes // size, t.row_bytes * 8 // 16, SWIZZLES[t.row_bytes]
-    a_elements, b_elements = t.m * bk, t.columns * bk
+    a_elements, b_tap = t.copied_rows * bk, t.columns * bk
+    b_elements = t.taps * b_tap
     a_bytes, b_bytes = a_elements * size, b_elements * size
     register = "uint32" if a_map.dtype in ("int8", "uint8") else "float32"
     blocks, tiles, clusters = walk.blocks, walk.tiles, walk.clusters
@@ -109,10 +111,19 @@ def wgmma_func(
     def wide(index: Any, factor: int) -> Any:
         return T.uint64(factor) * T.cast(index, "uint64")
 
-    def operands(a: Any, b: Any, m: Any) -> tuple[Any, Any]:
+    def operands(a: Any, b: Any, first: Any, m: Any) -> tuple[Any, Any]:
         """Of a multiplication: descriptors of its 64 rows, the consumer's `m`th, and of its columns."""
-        rows, columns = (b, a) if t.swapped else (a, b)
-        return rows + wide(m, 4 * t.row_bytes), columns
+        if t.swapped:
+            return b + wide(m, 4 * t.row_bytes), a
+        if t.taps > 1:
+            return a + wide(t.copied_row(first + m * 64), t.row_bytes // 16), b
+        return a + wide(m, 4 * t.row_bytes), b
+
+    def tap_of(a: Any, b: Any, tap: Any) -> tuple[Any, Any]:
+        """The descriptors of a stage as those of a tap."""
+        if t.taps == 1:
+            return a, b
+        return a + wide(tap, t.rows[-1] * t.row_bytes // 16), b + wide(tap, b_tap * size // 16)
 
     def flags() -> tuple[Any, ...]:
         """What follows `accumulate`: signs of both operands, and whether they are across k (16 bits only)."""
@@ -180,14 +191,16 @@ def wgmma_func(
                         T.ptx.mbarrier.arrive.expect_tx.shared.b64(full.ptr_to([stage]), T.uint32(sent_bytes))
                         copy_rows(corners, walk.at_step(step), shared_a, stage * a_elements, map_a,
                                   full.ptr_to([stage]))
-                        for box in T.unroll(b_boxes):
-                            T.ptx[copy_b](
-                                shared_b.ptr_to([stage * b_elements + of_box(rank, box) * (b_box * bk)]),
-                                T.address_of(map_b),
-                                *b_map.coordinates(
-                                    moved(corners[0] | walk.at_step(step), view.n, of_box(rank, box) * b_box,
-                                          b_boxes * t.cluster)),
-                                full.ptr_to([stage]), *receivers)
+                        for tap in T.unroll(t.taps):
+                            for box in T.unroll(b_boxes):
+                                T.ptx[copy_b](
+                                    shared_b.ptr_to(
+                                        [stage * b_elements + tap * b_tap + of_box(rank, box) * (b_box * bk)]),
+                                    T.address_of(map_b),
+                                    *b_map.coordinates(
+                                        moved(corners[0] | walk.at_tap(walk.at_step(step), tap), view.n,
+                                              of_box(rank, box) * b_box, b_boxes * t.cluster)),
+                                    full.ptr_to([stage]), *receivers)
                         stage = stage + 1
                         if stage == t.stages:
                             stage = 0
@@ -215,8 +228,9 @@ def wgmma_func(
             summed = T.meta_var(T.alloc_local((m64 * acc,), register) if t.promote else sums)
             desc_a: T.uint64 = T.uint64(0)
             desc_b: T.uint64 = T.uint64(0)
+            first_copied = T.meta_var(first * bk if t.taps == 1 else 0)
             T.cuda.wgmma.encode_matrix_descriptor(
-                T.address_of(desc_a), shared_a.ptr_to([first * bk]), a_leading, eight_rows, swizzle)
+                T.address_of(desc_a), shared_a.ptr_to([first_copied]), a_leading, eight_rows, swizzle)
             T.cuda.wgmma.encode_matrix_descriptor(
                 T.address_of(desc_b), shared_b.ptr_to([first_column * bk]), b_leading, eight_rows, swizzle)
             if t.alternate:
@@ -242,13 +256,15 @@ def wgmma_func(
                 for step in T.serial(walk.steps_of(rank)):
                     T.cuda.mbarrier_wait(full.ptr_to([stage]), phase)
                     T.ptx.wgmma.fence.sync.aligned()
-                    for k in T.unroll(t.row_bytes // 32):
-                        for m in T.unroll(m64):
-                            T.ptx[multiply](
-                                *accumulators(m, summed),
-                                *operands(desc_a + wide(stage, a_bytes // 16) + wide(k, a_step),
-                                          desc_b + wide(stage, b_bytes // 16) + wide(k, b_step), m),
-                                k > 0 if t.promote else step + k > 0, *flags())
+                    for tap in T.unroll(t.taps):
+                        for k in T.unroll(t.row_bytes // 32):
+                            for m in T.unroll(m64):
+                                T.ptx[multiply](
+                                    *accumulators(m, summed),
+                                    *operands(*tap_of(desc_a + wide(stage, a_bytes // 16) + wide(k, a_step),
+                                                      desc_b + wide(stage, b_bytes // 16) + wide(k, b_step), tap),
+                                              first, m),
+                                    k > 0 if t.promote else step + tap + k > 0, *flags())
                     T.ptx.wgmma.commit_group.sync.aligned()
                     if t.promote:
                         T.ptx.wgmma.wait_group.sync.aligned(0)
