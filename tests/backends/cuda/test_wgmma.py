@@ -206,6 +206,12 @@ CHECKED = {
                               Tiling((1, 14, 16), 128, 2, 2, swapped=True, taps=3), "f16"),
     "taps, 5": (conv(16, 32, 40, 5, batch=2),
                 Tiling((1, 16, 8), 64, 3, 2, True, row_bytes=64, swapped=True, taps=5), "f16"),
+    "resident": (conv(28, 64, 64, 3, batch=150), Tiling((4, 8, 8), 64, 4, 2, True, swapped=True, resident=9), "f16"),
+    "resident, taps": (conv(56, 64, 64, 3, batch=48),
+                       Tiling((1, 28, 8), 64, 4, 2, True, swapped=True, taps=3, resident=3), "f16"),
+    "resident, for both": (dense(60000, 128, 128), Tiling((256,), 128, 4, 2, swapped=True, resident=2), "f16"),
+    "resident, in a cluster": (conv(28, 64, 64, 3, batch=150),
+                               Tiling((4, 8, 8), 64, 4, 2, True, cluster=2, swapped=True, resident=9), "f16"),
     "taps, rows": (conv(14, 64, 128, 3, batch=5), Tiling((2, 8, 8), 128, 3, 2, True, taps=3), "f16"),
     "taps, rows of each": (conv(16, 128, 96, 3, batch=3), Tiling((2, 16, 8), 96, 2, 2, taps=3), "f16"),
     "taps, images of each": (conv(8, 64, 64, 3, batch=7), Tiling((3, 8, 8), 64, 3, 3, taps=3), "f16"),
@@ -523,6 +529,20 @@ def test_taps_share_what_they_read():
         assert reason in found.reason
     apart = conv(56, 64, 64, 3, stride=2)
     assert not any(tile_of(candidate).taps > 1 for candidate in proposed(wgmma.FAMILY, apart, H200))
+
+
+def test_weights_that_stay_are_copied_with_the_first_tile():
+    text = kernel_source(*CHECKED["resident, taps"][:2])
+    both, rows = (30 * 8 + 9 // 3 * 64) * 128, 30 * 8 * 128
+    assert f"? (uint){both} : (uint){rows})" in text
+    for tiling, cout in (
+        (Tiling((4, 8, 8), 64, 4, 2, True, resident=8), 64),
+        (Tiling((2, 8, 8), 64, 4, resident=9), 128),
+    ):
+        workload = conv(56, 64, cout, 3, batch=3)
+        found = backends.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), H200)
+        assert isinstance(found, NotApplicable)
+        assert "steps of B stay" in found.reason
 
 
 def test_views_are_values():

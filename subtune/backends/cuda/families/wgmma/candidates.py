@@ -115,7 +115,7 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
 
 
 def _variants(plain: Tiling, view: GemmView, device: CUDAModel, size: int) -> list[Tiling]:
-    """`plain` with the stages that fit and rasterised; in boxes, with B for several blocks at once, with k in parts."""
+    """`plain` with the stages that fit and rasterised; in boxes, with a B for several tiles or blocks, k in parts."""
     found = []
     tiling = _fitted(plain, device)
     if tiling is not None:
@@ -126,6 +126,9 @@ def _variants(plain: Tiling, view: GemmView, device: CUDAModel, size: int) -> li
         if tiles > device.sms and rows > 1 and is_gemm:
             tiling = replace(tiling, raster=min(_RASTER, rows))
         found.append(tiling)
+        if (tiling.swapped or tiling.taps > 1) and batch * columns == 1 and tiles > device.sms:
+            resident = _fitted(replace(plain, resident=steps), device)
+            found += [replace(resident, raster=tiling.raster)] if resident is not None else []
         is_long = tiles > _LONG * device.sms and tiling.m * tiling.columns >= 128**2
         if rows > 1 and tiling.blocks_per_sm == 1 and (is_long or (is_gemm and _straddles(view.a, size))):
             raster = min(rows, _RASTER_ROWS // tiling.m) if is_long else tiling.raster
@@ -158,27 +161,27 @@ def _forms(view: GemmView, can_swap: bool, can_tap: bool) -> list[Tiling]:
     can_swap = can_swap and few <= _FEW_COLUMNS
     found = [Tiling(rows, columns, 2) for rows, columns in product(shapes, _column_tiles(n))]
     if can_swap:
-        found += [Tiling(rows, few, 2, swapped=True) for rows in shapes if prod(rows) == _MOST_ROWS]
+        found += [Tiling(rows, few, 2, swapped=True) for rows in shapes if prod(rows) == _MOST_ROWS][:_SHAPES]
     window = taps_below(view)
     if can_tap and window >= 0:
         taps = view.extent(window)
         found += [replace(form, taps=taps) for form in found if not form.swapped and form.rows[-1] % 8 == 0]
-        found += [Tiling(rows, few, 2, swapped=True, taps=taps) for rows in _images(view) if can_swap]
+        found += [Tiling(rows, few, 2, swapped=True, taps=taps) for rows in _images(view, taps) if can_swap]
     return found
 
 
-def _images(view: GemmView) -> list[tuple[int, ...]]:
-    """Tiles of one image: of pixels side by side whose rows are swizzled as one, and as many as can be below them."""
+def _images(view: GemmView, taps: int) -> list[tuple[int, ...]]:
+    """The tile of one image that copies least, if one wastes little: 8 pixels side by side are swizzled as one."""
     height, width = (view.groups[g].extent for g in view.rows[-2:])
     found = []
     for side in (8, 16, 32):
         most = _MOST_ROWS // side
         down = ceil(height / ceil(height / most))
         down += down * side % 16 // 8
-        waste = ceil(height / down) * down * ceil(width / side) * side / (height * width)
-        if waste <= _WASTE:
-            found.append((*(1 for _ in view.rows[:-2]), down, side))
-    return found
+        padded = ceil(height / down) * down * ceil(width / side) * side
+        if padded <= _WASTE * height * width:
+            found.append((padded * (down + taps - 1) / down, (*(1 for _ in view.rows[:-2]), down, side)))
+    return [min(found)[1]] if found else []
 
 
 def _row_tiles(view: GemmView) -> list[tuple[int, ...]]:
@@ -248,7 +251,8 @@ def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAMode
     # of a multiplication: 64 rows at half the rate, and all columns; below 128 that takes longer than to multiply
     read = (2 * 64 + width) * tiling.taps * (m * n // (64 * width)) * tiling.row_bytes / device.shared_bytes_per_cycle
     lines_a, lines_b = (_STRADDLING if _straddles(dims, size) else 1.0 for dims in (view.a, view.b))
-    copied_a, copied_b = tiling.copied_rows * lines_a, tiling.taps * n * lines_b / tiling.cluster
+    copied_a = tiling.copied_rows * lines_a
+    copied_b = 0.0 if tiling.resident else tiling.taps * n * lines_b / tiling.cluster
     copy = (copied_a + copied_b) * tiling.row_bytes / l2_per_cycle
     add = m * n / device.fma_per_cycle if tiling.promote else 0.0
     times = (multiply, read, copy, add)

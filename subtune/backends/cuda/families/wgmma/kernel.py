@@ -7,9 +7,9 @@
 The grid is persistent: a block walks tiles `block, block + grid, ...`, and copies the next tile's first stages while
 the last one is stored. Consumers share a tile (`m64` rows each), or with `alternate` take tiles in turn: one stores
 while the other multiplies. With `taps`, a stage has the weights of several, and the rows of pixels that all of them
-read. In a `cluster`, blocks have tiles one below the other and each copies a part of B for all of
-them; with `split`, blocks share a tile and each sums a part of k (`cluster`). A GEMM and a convolution differ in
-their tensor maps and in the rows of a tile only.
+read; a `resident` B is copied with the first tile. In a `cluster`, blocks have tiles one below the other and each
+copies a part of B for all of them; with `split`, blocks share a tile and each sums a part of k (`cluster`). A GEMM and
+a convolution differ in their tensor maps and in the rows of a tile only.
 Sources: CUTLASS 3 (warp-specialised persistent kernels); PTX ISA 8, wgmma and cp.async.bulk.tensor.
 """
 
@@ -70,7 +70,7 @@ def wgmma_func(
     b_width = t.columns // t.cluster  # that this block copies
     a_boxes, b_boxes = (1 if m.is_along_k else width // bk for m, width in ((a_map, t.m), (b_map, b_width)))
     b_box = b_width // b_boxes
-    sent_bytes = a_map.box_bytes * a_boxes * t.boxes + b_bytes
+    sent_bytes = a_map.box_bytes * a_boxes * t.boxes
     copy_a, copy_b = copy_instruction(a_map.rank), copy_instruction(b_map.rank, t.cluster > 1)
     receivers = ((1 << t.cluster) - 1,) if t.cluster > 1 else ()
     less, more = t.setmaxnreg or (0, 0)
@@ -97,6 +97,12 @@ def wgmma_func(
                 at = moved(corner | step, view.rows[-1], box * bk, a_boxes)
                 there = to.ptr_to([base + (i * a_boxes + box) * (box_elements // a_boxes)])
                 T.evaluate(T.ptx[copy_a](there, T.address_of(map_a), *a_map.coordinates(at), barrier))
+
+    def copied_bytes(tile: Any, block: Any) -> Any:
+        """Of a step; what stays is copied with the block's first tile."""
+        if not t.resident:
+            return T.uint32(sent_bytes + b_bytes)
+        return tirx.Select(tile == block, T.uint32(sent_bytes + b_bytes), T.uint32(sent_bytes))
 
     def of_box(rank: Any, box: Any) -> Any:
         return rank * b_boxes + box if t.cluster > 1 else box
@@ -148,7 +154,7 @@ def wgmma_func(
         tid = T.thread_id([t.threads])
         pool = T.SMEMPool()
         shared_a = pool.alloc((t.stages * a_elements,), a_map.dtype, align=1024)
-        shared_b = pool.alloc((t.stages * b_elements,), b_map.dtype, align=1024)
+        shared_b = pool.alloc(((t.resident or t.stages) * b_elements,), b_map.dtype, align=1024)
         ring = T.meta_var(T.decl_buffer((sums_elements,), register, data=pool.ptr, scope="shared.dyn"))
         staged = pool.alloc((store.shared_elements(),), store.dtype, align=128)
         columns = T.meta_var([
@@ -188,19 +194,20 @@ def wgmma_func(
                     for local in T.serial(walk.steps_of(rank)):
                         step: T.let[T.int32] = walk.first_step(rank) + local
                         T.cuda.mbarrier_wait(empty.ptr_to([stage]), phase ^ 1)
-                        T.ptx.mbarrier.arrive.expect_tx.shared.b64(full.ptr_to([stage]), T.uint32(sent_bytes))
+                        T.ptx.mbarrier.arrive.expect_tx.shared.b64(full.ptr_to([stage]), copied_bytes(tile, block))
                         copy_rows(corners, walk.at_step(step), shared_a, stage * a_elements, map_a,
                                   full.ptr_to([stage]))
-                        for tap in T.unroll(t.taps):
-                            for box in T.unroll(b_boxes):
-                                T.ptx[copy_b](
-                                    shared_b.ptr_to(
-                                        [stage * b_elements + tap * b_tap + of_box(rank, box) * (b_box * bk)]),
-                                    T.address_of(map_b),
-                                    *b_map.coordinates(
-                                        moved(corners[0] | walk.at_tap(walk.at_step(step), tap), view.n,
-                                              of_box(rank, box) * b_box, b_boxes * t.cluster)),
-                                    full.ptr_to([stage]), *receivers)
+                        if t.resident == 0 or tile == block:
+                            for tap in T.unroll(t.taps):
+                                for box in T.unroll(b_boxes):
+                                    T.ptx[copy_b](
+                                        shared_b.ptr_to([(step if t.resident > 0 else stage) * b_elements + tap * b_tap
+                                                         + of_box(rank, box) * (b_box * bk)]),
+                                        T.address_of(map_b),
+                                        *b_map.coordinates(
+                                            moved(corners[0] | walk.at_tap(walk.at_step(step), tap), view.n,
+                                                  of_box(rank, box) * b_box, b_boxes * t.cluster)),
+                                        full.ptr_to([stage]), *receivers)
                         stage = stage + 1
                         if stage == t.stages:
                             stage = 0
@@ -262,7 +269,8 @@ def wgmma_func(
                                 T.ptx[multiply](
                                     *accumulators(m, summed),
                                     *operands(*tap_of(desc_a + wide(stage, a_bytes // 16) + wide(k, a_step),
-                                                      desc_b + wide(stage, b_bytes // 16) + wide(k, b_step), tap),
+                                                      desc_b + wide(step if t.resident > 0 else stage, b_bytes // 16)
+                                                      + wide(k, b_step), tap),
                                               first, m),
                                     k > 0 if t.promote else step + tap + k > 0, *flags())
                     T.ptx.wgmma.commit_group.sync.aligned()

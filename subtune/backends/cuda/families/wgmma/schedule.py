@@ -49,6 +49,7 @@ class WgmmaKnobs:
     row_bytes: int = ROW_BYTES
     swapped: bool = False
     taps: int = 1
+    resident: int = 0
 
     @property
     def tiling(self) -> Tiling:

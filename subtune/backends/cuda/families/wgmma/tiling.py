@@ -41,7 +41,8 @@ class Tiling:
     Then 64 columns are read with 256 rows at once, and consumers that share a tile have some of its columns each.
 
     `taps`: so many steps, the taps of a window one below the other, are multiplied from one copy of their rows of
-    pixels: those of the tile and the ones that the last tap reads beyond.
+    pixels: those of the tile and the ones that the last tap reads beyond. `resident`: so many steps, all there are, for
+    which B is copied once and stays.
     """
 
     rows: tuple[int, ...]
@@ -58,6 +59,7 @@ class Tiling:
     row_bytes: int = ROW_BYTES
     swapped: bool = False
     taps: int = 1
+    resident: int = 0
 
     def knobs(self) -> dict[str, Knob]:
         return {
@@ -72,6 +74,7 @@ class Tiling:
             **({"promote": True} if self.promote else {}),
             **({"row_bytes": self.row_bytes} if self.row_bytes != ROW_BYTES else {}),
             **({"swapped": True} if self.swapped else {}),
+            **({"resident": self.resident} if self.resident else {}),
         }
 
     @property
@@ -125,13 +128,15 @@ class Tiling:
         image = prod(self.rows[-2:])
         return row // image * (image + (self.taps - 1) * self.rows[-1]) + row % image
 
-    def stage_bytes(self) -> int:
-        return (self.copied_rows + self.taps * self.columns) * self.row_bytes
+    def ring_bytes(self) -> int:
+        """Of all stages, with what of B stays."""
+        of_b = (self.resident or self.stages) * self.taps * self.columns
+        return (self.stages * self.copied_rows + of_b) * self.row_bytes
 
     def shared_bytes(self, stored: str, fetched: int = 0) -> int:
         """Shared memory of a block whose results are exchanged as `stored`, with `fetched` operands per column."""
         exchange = self.exchange_elements(stored) * dtype_bits(stored) // 8
-        return self.stages * self.stage_bytes() + exchange + fetched * self.fetched_elements() * 4 + _FIXED_BYTES
+        return self.ring_bytes() + exchange + fetched * self.fetched_elements() * 4 + _FIXED_BYTES
 
     def obstacle(self, stored: str, shared_bytes: int, shared_per_sm_bytes: int, fetched: int = 0) -> str:
         """Why no multiprocessor can run this; "" when one can."""
@@ -199,8 +204,10 @@ class Tiling:
             return f"clusters of {self.cluster} times {self.split}"
         if self.columns % (8 * self.cluster) or self.stored_columns % 16:
             return f"{self.columns} columns for {self.cluster * self.split} blocks"
-        if self.split > 1 and (self.alternate or self.m * self.columns * 4 > self.stages * self.stage_bytes()):
+        if self.split > 1 and (self.alternate or self.m * self.columns * 4 > self.ring_bytes()):
             return "sums that take more shared memory than the stages"
+        if self.split > 1 and self.resident:
+            return "a split sum for which B would stay"
         return ""
 
 

@@ -77,9 +77,11 @@ class Walk:
         return ceil(self.steps / self.tiling.split)
 
     def obstacle(self) -> str:
-        """Why the sum over k cannot be had in parts, or by several taps at once; "" when it can."""
+        """Why k cannot be walked in parts, by several taps at once, or with a B that stays; "" when it can."""
         if self.tiling.taps not in (1, self._taps):
             return f"{self.tiling.taps} taps, the window has {self._taps}"
+        if self.tiling.resident and (self.tiling.resident, self._columns, self.view.batch) != (self.steps, 1, ()):
+            return f"{self.tiling.resident} steps of B stay, and others are needed"
         is_empty = (self.tiling.split - 1) * self._part >= self.steps
         return f"{self.steps} steps of k in {self.tiling.split} parts" if is_empty else ""
 
