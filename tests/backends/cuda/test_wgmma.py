@@ -182,7 +182,7 @@ def test_a_padding_is_seen_through():
     assert found.coordinates({**at, 1: 8, view.steps[0]: 2}) == [0, -1, 9, 0]
 
 
-SWAPPED = {
+CHECKED = {
     "taken in turn": (conv(14, 64, 64, 3, batch=3), Tiling((4, 8, 8), 64, 5, 2, True, swapped=True), "f16"),
     "no residual": (conv(14, 64, 64, 3, batch=9, residual=False),
                     Tiling((4, 8, 8), 64, 5, 2, True, swapped=True), "f16"),
@@ -200,6 +200,23 @@ SWAPPED = {
     "two on a multiprocessor": (conv(14, 64, 64, 1, batch=70), Tiling((128,), 64, 3, 1, False, 2, swapped=True), "f16"),
     "across k": (attention(2, 3, 500, 64, 200), Tiling((256,), 64, 3, 2, True, swapped=True), "f16"),
     "short rows": (conv(14, 32, 64, 3, batch=3), Tiling((4, 8, 8), 64, 8, 2, True, row_bytes=64, swapped=True), "f16"),
+    "taps": (conv(56, 64, 64, 3, batch=3), Tiling((1, 28, 8), 64, 3, 2, True, swapped=True, taps=3), "f16"),
+    "taps, of one image": (conv(30, 64, 64, 3, batch=1), Tiling((16, 16), 64, 3, 1, swapped=True, taps=3), "f16"),
+    "taps, in a cluster": (conv(28, 64, 64, 3, batch=4),
+                           Tiling((1, 28, 8), 64, 3, 2, True, cluster=2, raster=8, swapped=True, taps=3), "f16"),
+    "taps, columns of each": (conv(14, 64, 128, 3, batch=3),
+                              Tiling((1, 14, 16), 128, 2, 2, swapped=True, taps=3), "f16"),
+    "taps, 5": (conv(16, 32, 40, 5, batch=2),
+                Tiling((1, 16, 8), 64, 3, 2, True, row_bytes=64, swapped=True, taps=5), "f16"),
+    "resident": (conv(28, 64, 64, 3, batch=150), Tiling((4, 8, 8), 64, 4, 2, True, swapped=True, resident=9), "f16"),
+    "resident, taps": (conv(56, 64, 64, 3, batch=48),
+                       Tiling((1, 28, 8), 64, 4, 2, True, swapped=True, taps=3, resident=3), "f16"),
+    "resident, for both": (dense(60000, 128, 128), Tiling((256,), 128, 4, 2, swapped=True, resident=2), "f16"),
+    "resident, in a cluster": (conv(28, 64, 64, 3, batch=150),
+                               Tiling((4, 8, 8), 64, 4, 2, True, cluster=2, swapped=True, resident=9), "f16"),
+    "taps, rows": (conv(14, 64, 128, 3, batch=5), Tiling((2, 8, 8), 128, 3, 2, True, taps=3), "f16"),
+    "taps, rows of each": (conv(16, 128, 96, 3, batch=3), Tiling((2, 16, 8), 96, 2, 2, taps=3), "f16"),
+    "taps, images of each": (conv(8, 64, 64, 3, batch=7), Tiling((3, 8, 8), 64, 3, 3, taps=3), "f16"),
 }  # fmt: skip
 SHAPES = [dense(1024, 1024, 1024), dense(100, 72, 136), conv(56, 64, 64, 3, batch=8), conv(28, 128, 256, 3, stride=2),
           attention(4, 12, 512, 512, 64), attention(2, 2, 128, 64, 512), quantised(512, 512, 512)]  # fmt: skip
@@ -279,7 +296,7 @@ BUILT = [
     (conv(7, 512, 512, 3, batch=128), Tiling((64, 1, 1), 128, 4, 3, boxes=3), "m64n128k16.f32.f16"),
     (dense(4096, 96, 16), Tiling((128,), 96, 8, row_bytes=32), "m64n96k16.f32.f16"),
     (conv(28, 32, 64, 3, batch=8), Tiling((8, 4, 4), 64, 8, row_bytes=64), "m64n64k16.f32.f16"),
-    *((workload, tiling, f"m64n{tiling.m}k16.f32.{name}") for workload, tiling, name in SWAPPED.values()),
+    *((workload, tiling, f"m64n{tiling.multiplied[1]}k16.f32.{name}") for workload, tiling, name in CHECKED.values()),
 ]  # fmt: skip
 
 
@@ -506,9 +523,9 @@ def test_operands_that_are_not_swapped(workload, tiling, reason):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(isinstance(HERE, str) or HERE.capability != 90, reason=f"no Hopper GPU: {HERE}")
-@pytest.mark.parametrize("case", SWAPPED)
-def test_swapped_operands_on_a_gpu(case):
-    workload, tiling, _ = SWAPPED[case]
+@pytest.mark.parametrize("case", CHECKED)
+def test_results_on_a_gpu(case):
+    workload, tiling, _ = CHECKED[case]
     rng = np.random.default_rng(1)
     inputs = [rng.standard_normal(arg.shape).astype(numpy_dtype(arg.dtype)) for arg in workload.args[:-1]]
     (want,) = cuda_on_cpu.reference(workload, inputs)
@@ -525,6 +542,39 @@ def test_swapped_operands_on_a_gpu(case):
         built["main"](*arrays, result)
     limit = 4e-2 if out.dtype == "bfloat16" else 4e-3
     np.testing.assert_allclose(result.numpy().astype("float64"), want, rtol=limit, atol=limit * np.abs(want).max())
+
+
+def test_taps_share_what_they_read():
+    """A stage has a box with the rows of pixels of three taps, and the weights of each."""
+    text = kernel_source(conv(56, 64, 64, 3, batch=3), Tiling((1, 28, 8), 64, 3, 2, True, swapped=True, taps=3))
+    assert f"(uint){(30 * 8 + 3 * 64) * 128})" in text
+    assert "for (int local = 0; local < 3; ++local)" in text
+    assert len(re.findall(r"bulk_tensor_4d\w*\(tvm_builtin_cuda_cvta", text)) == 4
+    for tiling, size, reason in (
+        (Tiling((1, 28, 8), 64, 3, 2, True, swapped=True, taps=2), 56, "the window has 3"),
+        (Tiling((2, 16, 4), 64, 3, 2, True, taps=3), 56, "rows of 4"),
+        (Tiling((2, 8, 8), 64, 3, 2, True, swapped=True, taps=3), 56, "several images"),
+    ):
+        workload = conv(size, 64, 64, 3, batch=3)
+        found = backends.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), H200)
+        assert isinstance(found, NotApplicable)
+        assert reason in found.reason
+    apart = conv(56, 64, 64, 3, stride=2)
+    assert not any(tile_of(candidate).taps > 1 for candidate in proposed(wgmma.FAMILY, apart, H200))
+
+
+def test_weights_that_stay_are_copied_with_the_first_tile():
+    text = kernel_source(*CHECKED["resident, taps"][:2])
+    both, rows = (30 * 8 + 9 // 3 * 64) * 128, 30 * 8 * 128
+    assert f"? (uint){both} : (uint){rows})" in text
+    for tiling, cout in (
+        (Tiling((4, 8, 8), 64, 4, 2, True, resident=8), 64),
+        (Tiling((2, 8, 8), 64, 4, resident=9), 128),
+    ):
+        workload = conv(56, 64, cout, 3, batch=3)
+        found = backends.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), H200)
+        assert isinstance(found, NotApplicable)
+        assert "steps of B stay" in found.reason
 
 
 def test_views_are_values():

@@ -16,6 +16,7 @@ from math import ceil, prod
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, SWIZZLES, Tiling, is_multiplied, wgmma_obstacle
+from subtune.backends.cuda.families.wgmma.walk import taps_below
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload, dtype_bits
@@ -89,7 +90,9 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     promote = dtype.startswith("float8")
     widths = (ROW_BYTES,) if any(across) else _row_bytes(view.extent(view.inner) * size)
     is_8 = 8 in (dtype_bits(dtype), dtype_bits(workload.args[-1].dtype))
-    for (rows, columns, swapped), width in product(_tiles_of(view, can_swap=not is_8), widths):
+    forms = _forms(view, can_swap=not is_8, can_tap=not (promote or across[0]))
+    for form, width in product(forms, widths):
+        rows, columns = form.rows, form.columns
         if columns == 256 and dtype in ("int8", "uint8"):  # TVM's table of instructions ends at 224
             continue
         if columns == 16 and dtype_bits(workload.args[-1].dtype) == 8:  # 16-byte rows are stored wrongly: measured
@@ -97,10 +100,10 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
         if (across[0] and prod(rows) % 64) or (across[1] and columns % 64):
             continue
         for (consumers, alternate), blocks in product(_CONSUMERS, (1, 2)):
-            if swapped and (consumers, blocks) != (2, 1):
+            if form.swapped and (consumers, blocks) != (2, 1):
                 continue
-            plain = Tiling(rows, columns, 2, consumers, alternate, blocks, promote=promote, row_bytes=width,
-                           swapped=swapped)  # fmt: skip
+            plain = replace(form, consumers=consumers, alternate=alternate, blocks_per_sm=blocks, promote=promote,
+                            row_bytes=width)  # fmt: skip
             for tiling in _variants(plain, view, device, size):
                 seconds = predict(view, tiling, workload, device, dtype)
                 if _moved_s(view, tiling, workload, device) > _MEMORY_BOUND * seconds:
@@ -112,17 +115,20 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
 
 
 def _variants(plain: Tiling, view: GemmView, device: CUDAModel, size: int) -> list[Tiling]:
-    """`plain` with the stages that fit and rasterised; in boxes, with B for several blocks at once, with k in parts."""
+    """`plain` with the stages that fit and rasterised; in boxes, with a B for several tiles or blocks, k in parts."""
     found = []
     tiling = _fitted(plain, device)
     if tiling is not None:
         batch, rows, columns = _tiles(view, tiling)
         tiles = batch * rows * columns
-        steps = view.extent(*view.steps) * ceil(view.extent(view.inner) * size / tiling.row_bytes)
+        steps = view.extent(*view.steps) * ceil(view.extent(view.inner) * size / tiling.row_bytes) // tiling.taps
         is_gemm = len(view.rows) == 1
         if tiles > device.sms and rows > 1 and is_gemm:
             tiling = replace(tiling, raster=min(_RASTER, rows))
         found.append(tiling)
+        if (tiling.swapped or tiling.taps > 1) and batch * columns == 1 and tiles > device.sms:
+            resident = _fitted(replace(plain, resident=steps), device)
+            found += [replace(resident, raster=tiling.raster)] if resident is not None else []
         is_long = tiles > _LONG * device.sms and tiling.m * tiling.columns >= 128**2
         if rows > 1 and tiling.blocks_per_sm == 1 and (is_long or (is_gemm and _straddles(view.a, size))):
             raster = min(rows, _RASTER_ROWS // tiling.m) if is_long else tiling.raster
@@ -148,14 +154,34 @@ def _straddles(dims: tuple[Dim, ...], size: int) -> bool:
     return any(dim.stride * size % ROW_BYTES for dim in dims[:-1])
 
 
-def _tiles_of(view: GemmView, can_swap: bool) -> list[tuple[tuple[int, ...], int, bool]]:
-    """Rows and columns of tiles, and whether operands are swapped: few columns, with as many rows as can be."""
-    rows, n = _row_tiles(view), view.extent(view.n)
+def _forms(view: GemmView, can_swap: bool, can_tap: bool) -> list[Tiling]:
+    """Rows and columns of tiles; with operands swapped, few columns and as many rows as can be; with several taps."""
+    shapes, n = _row_tiles(view), view.extent(view.n)
     few = ceil(n / 64) * 64
-    found = [(shape, columns, False) for shape, columns in product(rows, _column_tiles(n))]
-    if can_swap and few <= _FEW_COLUMNS:
-        found += [(shape, few, True) for shape in rows if prod(shape) == _MOST_ROWS]
+    can_swap = can_swap and few <= _FEW_COLUMNS
+    found = [Tiling(rows, columns, 2) for rows, columns in product(shapes, _column_tiles(n))]
+    if can_swap:
+        found += [Tiling(rows, few, 2, swapped=True) for rows in shapes if prod(rows) == _MOST_ROWS][:_SHAPES]
+    window = taps_below(view)
+    if can_tap and window >= 0:
+        taps = view.extent(window)
+        found += [replace(form, taps=taps) for form in found if not form.swapped and form.rows[-1] % 8 == 0]
+        found += [Tiling(rows, few, 2, swapped=True, taps=taps) for rows in _images(view, taps) if can_swap]
     return found
+
+
+def _images(view: GemmView, taps: int) -> list[tuple[int, ...]]:
+    """The tile of one image that copies least, if one wastes little: 8 pixels side by side are swizzled as one."""
+    height, width = (view.groups[g].extent for g in view.rows[-2:])
+    found = []
+    for side in (8, 16, 32):
+        most = _MOST_ROWS // side
+        down = ceil(height / ceil(height / most))
+        down += down * side % 16 // 8
+        padded = ceil(height / down) * down * ceil(width / side) * side
+        if padded <= _WASTE * height * width:
+            found.append((padded * (down + taps - 1) / down, (*(1 for _ in view.rows[:-2]), down, side)))
+    return [min(found)[1]] if found else []
 
 
 def _row_tiles(view: GemmView) -> list[tuple[int, ...]]:
@@ -215,17 +241,19 @@ def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAMode
     size = dtype_bits(dtype) // 8
     bk = tiling.row_bytes // size
     count = prod(_tiles(view, tiling)) * tiling.split
-    steps = ceil(view.extent(*view.steps) * ceil(view.extent(view.inner) / bk) / tiling.split)
+    steps = ceil(view.extent(*view.steps) * ceil(view.extent(view.inner) / bk) / (tiling.split * tiling.taps))
     kind = "tfloat32" if dtype == "float32" else dtype
     flops_per_cycle = device.mma_flops(kind) / device.sms / device.cycles_per_s * _MMA_SHARE
     l2_per_cycle = _L2_SHARE * device.l2_bytes_per_s / device.sms / device.cycles_per_s
     m, n = tiling.m, tiling.columns
-    multiply = 2.0 * m * n * bk / flops_per_cycle
+    multiply = 2.0 * m * n * bk * tiling.taps / flops_per_cycle
     count64, width = tiling.multiplied
     # of a multiplication: 64 rows at half the rate, and all columns; below 128 that takes longer than to multiply
-    read = (2 * 64 + width) * (m * n // (64 * width)) * tiling.row_bytes / device.shared_bytes_per_cycle
+    read = (2 * 64 + width) * tiling.taps * (m * n // (64 * width)) * tiling.row_bytes / device.shared_bytes_per_cycle
     lines_a, lines_b = (_STRADDLING if _straddles(dims, size) else 1.0 for dims in (view.a, view.b))
-    copy = (m * lines_a + n * lines_b / tiling.cluster) * tiling.row_bytes / l2_per_cycle
+    copied_a = tiling.copied_rows * lines_a
+    copied_b = 0.0 if tiling.resident else tiling.taps * n * lines_b / tiling.cluster
+    copy = (copied_a + copied_b) * tiling.row_bytes / l2_per_cycle
     add = m * n / device.fma_per_cycle if tiling.promote else 0.0
     times = (multiply, read, copy, add)
     busy = steps * (max(times) + _OTHERS * (sum(times) - max(times)))

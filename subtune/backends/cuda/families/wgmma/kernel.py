@@ -6,9 +6,10 @@
 
 The grid is persistent: a block walks tiles `block, block + grid, ...`, and copies the next tile's first stages while
 the last one is stored. Consumers share a tile (`m64` rows each), or with `alternate` take tiles in turn: one stores
-while the other multiplies. In a `cluster`, blocks have tiles one below the other and each copies a part of B for all of
-them; with `split`, blocks share a tile and each sums a part of k (`cluster`). A GEMM and a convolution differ in
-their tensor maps and in the rows of a tile only.
+while the other multiplies. With `taps`, a stage has the weights of several, and the rows of pixels that all of them
+read; a `resident` B is copied with the first tile. In a `cluster`, blocks have tiles one below the other and each
+copies a part of B for all of them; with `split`, blocks share a tile and each sums a part of k (`cluster`). A GEMM and
+a convolution differ in their tensor maps and in the rows of a tile only.
 Sources: CUTLASS 3 (warp-specialised persistent kernels); PTX ISA 8, wgmma and cp.async.bulk.tensor.
 """
 
@@ -53,7 +54,8 @@ def wgmma_func(
     t, view = walk.tiling, walk.view
     size = dtype_bits(a_map.dtype) // 8
     bk, eight_rows, swizzle = t.row_bytes // size, t.row_bytes * 8 // 16, SWIZZLES[t.row_bytes]
-    a_elements, b_elements = t.m * bk, t.columns * bk
+    a_elements, b_tap = t.copied_rows * bk, t.columns * bk
+    b_elements = t.taps * b_tap
     a_bytes, b_bytes = a_elements * size, b_elements * size
     register = "uint32" if a_map.dtype in ("int8", "uint8") else "float32"
     blocks, tiles, clusters = walk.blocks, walk.tiles, walk.clusters
@@ -68,7 +70,7 @@ def wgmma_func(
     b_width = t.columns // t.cluster  # that this block copies
     a_boxes, b_boxes = (1 if m.is_along_k else width // bk for m, width in ((a_map, t.m), (b_map, b_width)))
     b_box = b_width // b_boxes
-    sent_bytes = a_map.box_bytes * a_boxes * t.boxes + b_bytes
+    sent_bytes = a_map.box_bytes * a_boxes * t.boxes
     copy_a, copy_b = copy_instruction(a_map.rank), copy_instruction(b_map.rank, t.cluster > 1)
     receivers = ((1 << t.cluster) - 1,) if t.cluster > 1 else ()
     less, more = t.setmaxnreg or (0, 0)
@@ -96,6 +98,12 @@ def wgmma_func(
                 there = to.ptr_to([base + (i * a_boxes + box) * (box_elements // a_boxes)])
                 T.evaluate(T.ptx[copy_a](there, T.address_of(map_a), *a_map.coordinates(at), barrier))
 
+    def copied_bytes(tile: Any, block: Any) -> Any:
+        """Of a step; what stays is copied with the block's first tile."""
+        if not t.resident:
+            return T.uint32(sent_bytes + b_bytes)
+        return tirx.Select(tile == block, T.uint32(sent_bytes + b_bytes), T.uint32(sent_bytes))
+
     def of_box(rank: Any, box: Any) -> Any:
         return rank * b_boxes + box if t.cluster > 1 else box
 
@@ -109,10 +117,19 @@ def wgmma_func(
     def wide(index: Any, factor: int) -> Any:
         return T.uint64(factor) * T.cast(index, "uint64")
 
-    def operands(a: Any, b: Any, m: Any) -> tuple[Any, Any]:
+    def operands(a: Any, b: Any, first: Any, m: Any) -> tuple[Any, Any]:
         """Of a multiplication: descriptors of its 64 rows, the consumer's `m`th, and of its columns."""
-        rows, columns = (b, a) if t.swapped else (a, b)
-        return rows + wide(m, 4 * t.row_bytes), columns
+        if t.swapped:
+            return b + wide(m, 4 * t.row_bytes), a
+        if t.taps > 1:
+            return a + wide(t.copied_row(first + m * 64), t.row_bytes // 16), b
+        return a + wide(m, 4 * t.row_bytes), b
+
+    def tap_of(a: Any, b: Any, tap: Any) -> tuple[Any, Any]:
+        """The descriptors of a stage as those of a tap."""
+        if t.taps == 1:
+            return a, b
+        return a + wide(tap, t.rows[-1] * t.row_bytes // 16), b + wide(tap, b_tap * size // 16)
 
     def flags() -> tuple[Any, ...]:
         """What follows `accumulate`: signs of both operands, and whether they are across k (16 bits only)."""
@@ -137,7 +154,7 @@ def wgmma_func(
         tid = T.thread_id([t.threads])
         pool = T.SMEMPool()
         shared_a = pool.alloc((t.stages * a_elements,), a_map.dtype, align=1024)
-        shared_b = pool.alloc((t.stages * b_elements,), b_map.dtype, align=1024)
+        shared_b = pool.alloc(((t.resident or t.stages) * b_elements,), b_map.dtype, align=1024)
         ring = T.meta_var(T.decl_buffer((sums_elements,), register, data=pool.ptr, scope="shared.dyn"))
         staged = pool.alloc((store.shared_elements(),), store.dtype, align=128)
         columns = T.meta_var([
@@ -177,17 +194,20 @@ def wgmma_func(
                     for local in T.serial(walk.steps_of(rank)):
                         step: T.let[T.int32] = walk.first_step(rank) + local
                         T.cuda.mbarrier_wait(empty.ptr_to([stage]), phase ^ 1)
-                        T.ptx.mbarrier.arrive.expect_tx.shared.b64(full.ptr_to([stage]), T.uint32(sent_bytes))
+                        T.ptx.mbarrier.arrive.expect_tx.shared.b64(full.ptr_to([stage]), copied_bytes(tile, block))
                         copy_rows(corners, walk.at_step(step), shared_a, stage * a_elements, map_a,
                                   full.ptr_to([stage]))
-                        for box in T.unroll(b_boxes):
-                            T.ptx[copy_b](
-                                shared_b.ptr_to([stage * b_elements + of_box(rank, box) * (b_box * bk)]),
-                                T.address_of(map_b),
-                                *b_map.coordinates(
-                                    moved(corners[0] | walk.at_step(step), view.n, of_box(rank, box) * b_box,
-                                          b_boxes * t.cluster)),
-                                full.ptr_to([stage]), *receivers)
+                        if t.resident == 0 or tile == block:
+                            for tap in T.unroll(t.taps):
+                                for box in T.unroll(b_boxes):
+                                    T.ptx[copy_b](
+                                        shared_b.ptr_to([(step if t.resident > 0 else stage) * b_elements + tap * b_tap
+                                                         + of_box(rank, box) * (b_box * bk)]),
+                                        T.address_of(map_b),
+                                        *b_map.coordinates(
+                                            moved(corners[0] | walk.at_tap(walk.at_step(step), tap), view.n,
+                                                  of_box(rank, box) * b_box, b_boxes * t.cluster)),
+                                        full.ptr_to([stage]), *receivers)
                         stage = stage + 1
                         if stage == t.stages:
                             stage = 0
@@ -215,8 +235,9 @@ def wgmma_func(
             summed = T.meta_var(T.alloc_local((m64 * acc,), register) if t.promote else sums)
             desc_a: T.uint64 = T.uint64(0)
             desc_b: T.uint64 = T.uint64(0)
+            first_copied = T.meta_var(first * bk if t.taps == 1 else 0)
             T.cuda.wgmma.encode_matrix_descriptor(
-                T.address_of(desc_a), shared_a.ptr_to([first * bk]), a_leading, eight_rows, swizzle)
+                T.address_of(desc_a), shared_a.ptr_to([first_copied]), a_leading, eight_rows, swizzle)
             T.cuda.wgmma.encode_matrix_descriptor(
                 T.address_of(desc_b), shared_b.ptr_to([first_column * bk]), b_leading, eight_rows, swizzle)
             if t.alternate:
@@ -242,13 +263,16 @@ def wgmma_func(
                 for step in T.serial(walk.steps_of(rank)):
                     T.cuda.mbarrier_wait(full.ptr_to([stage]), phase)
                     T.ptx.wgmma.fence.sync.aligned()
-                    for k in T.unroll(t.row_bytes // 32):
-                        for m in T.unroll(m64):
-                            T.ptx[multiply](
-                                *accumulators(m, summed),
-                                *operands(desc_a + wide(stage, a_bytes // 16) + wide(k, a_step),
-                                          desc_b + wide(stage, b_bytes // 16) + wide(k, b_step), m),
-                                k > 0 if t.promote else step + k > 0, *flags())
+                    for tap in T.unroll(t.taps):
+                        for k in T.unroll(t.row_bytes // 32):
+                            for m in T.unroll(m64):
+                                T.ptx[multiply](
+                                    *accumulators(m, summed),
+                                    *operands(*tap_of(desc_a + wide(stage, a_bytes // 16) + wide(k, a_step),
+                                                      desc_b + wide(step if t.resident > 0 else stage, b_bytes // 16)
+                                                      + wide(k, b_step), tap),
+                                              first, m),
+                                    k > 0 if t.promote else step + tap + k > 0, *flags())
                     T.ptx.wgmma.commit_group.sync.aligned()
                     if t.promote:
                         T.ptx.wgmma.wait_group.sync.aligned(0)

@@ -48,6 +48,8 @@ class WgmmaKnobs:
     promote: bool = False
     row_bytes: int = ROW_BYTES
     swapped: bool = False
+    taps: int = 1
+    resident: int = 0
 
     @property
     def tiling(self) -> Tiling:
@@ -105,12 +107,12 @@ def schedule(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> Kernel | NotAppl
     if tiling.columns == 16 and dtype_bits(problem.workload.args[-1].dtype) == 8:
         return NotApplicable("16 columns of 8 bits are stored wrongly: measured")
     a_param, extents, offsets = source
+    if why := walk.obstacle():
+        return NotApplicable(why)
     maps = _maps(info, view, tiling, extents, offsets)
     if isinstance(maps, NotApplicable):
         return maps
     a, b = buffers[params[a_param]], buffers[params[info.b.param]]
-    if why := walk.obstacle():
-        return NotApplicable(why)
     func = wgmma_func(tuple(buffers.values()), a, b, maps, walk, store)
     return Kernel(
         func.with_attrs({"global_symbol": "main", TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True}), packings
@@ -124,6 +126,8 @@ def _maps(
         return NotApplicable(f"a tile of {len(tiling.rows)} groups of rows, the contraction has {len(view.rows)}")
     bk = tiling.row_bytes * 8 // dtype_bits(info.a.dtype)
     a_tile = dict(zip(view.rows, tiling.rows, strict=True)) | {view.inner: bk}
+    if tiling.taps > 1:
+        a_tile[view.rows[-2]] += tiling.taps - 1
     if len(view.rows) == 1 and view.a[-1].group == view.inner:
         # rows that are never stored need not be filled, with zeros that is slow
         a_tile[view.rows[0]] = min(tiling.rows[0], view.extent(view.rows[0]))
@@ -138,8 +142,8 @@ def _maps(
     for map_, width in ((a, tiling.m_consumer), (b, tiling.columns // tiling.cluster)):
         if not map_.is_along_k and (bk != 64 or width % 64):
             return NotApplicable("an operand across k needs elements of 16 bits and tiles of 64")
-    if tiling.boxes > 1 and not a.is_along_k:
-        return NotApplicable("several boxes of rows are copied along k only")
+    if (tiling.boxes > 1 or tiling.taps > 1) and not a.is_along_k:
+        return NotApplicable("several boxes of rows, or taps, are copied along k only")
     return a, b
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
@@ -38,6 +39,10 @@ class Tiling:
 
     `swapped`: columns of B are the rows of a multiplication, and the tile's rows its columns: the sums are transposed.
     Then 64 columns are read with 256 rows at once, and consumers that share a tile have some of its columns each.
+
+    `taps`: so many steps, the taps of a window one below the other, are multiplied from one copy of their rows of
+    pixels: those of the tile and the ones that the last tap reads beyond. `resident`: so many steps, all there are, for
+    which B is copied once and stays.
     """
 
     rows: tuple[int, ...]
@@ -53,6 +58,8 @@ class Tiling:
     promote: bool = False
     row_bytes: int = ROW_BYTES
     swapped: bool = False
+    taps: int = 1
+    resident: int = 0
 
     def knobs(self) -> dict[str, Knob]:
         return {
@@ -63,14 +70,11 @@ class Tiling:
             "alternate": self.alternate,
             "blocks_per_sm": self.blocks_per_sm,
             "raster": self.raster,
-            **{
-                name: count
-                for name, count in (("cluster", self.cluster), ("split", self.split), ("boxes", self.boxes))
-                if count > 1
-            },
+            **{name: count for name in ("cluster", "split", "boxes", "taps") if (count := getattr(self, name)) > 1},
             **({"promote": True} if self.promote else {}),
             **({"row_bytes": self.row_bytes} if self.row_bytes != ROW_BYTES else {}),
             **({"swapped": True} if self.swapped else {}),
+            **({"resident": self.resident} if self.resident else {}),
         }
 
     @property
@@ -112,13 +116,27 @@ class Tiling:
             return self.consumers * 2 * transposed_rows(self.m, stored) * transposed_pitch(stored)
         return self.consumers * 4 * 16 * chunk_pitch(self.stored_columns, stored)
 
-    def stage_bytes(self) -> int:
-        return (self.m + self.columns) * self.row_bytes
+    @property
+    def copied_rows(self) -> int:
+        """Of A in a stage."""
+        return self.m // self.rows[-2] * (self.rows[-2] + self.taps - 1) if self.taps > 1 else self.m
+
+    def copied_row(self, row: Any) -> Any:
+        """Where row `row` of a tile, a multiple of 64, begins among the copied ones: other images may begin between."""
+        if self.taps == 1:
+            return row
+        image = prod(self.rows[-2:])
+        return row // image * (image + (self.taps - 1) * self.rows[-1]) + row % image
+
+    def ring_bytes(self) -> int:
+        """Of all stages, with what of B stays."""
+        of_b = (self.resident or self.stages) * self.taps * self.columns
+        return (self.stages * self.copied_rows + of_b) * self.row_bytes
 
     def shared_bytes(self, stored: str, fetched: int = 0) -> int:
         """Shared memory of a block whose results are exchanged as `stored`, with `fetched` operands per column."""
         exchange = self.exchange_elements(stored) * dtype_bits(stored) // 8
-        return self.stages * self.stage_bytes() + exchange + fetched * self.fetched_elements() * 4 + _FIXED_BYTES
+        return self.ring_bytes() + exchange + fetched * self.fetched_elements() * 4 + _FIXED_BYTES
 
     def obstacle(self, stored: str, shared_bytes: int, shared_per_sm_bytes: int, fetched: int = 0) -> str:
         """Why no multiprocessor can run this; "" when one can."""
@@ -130,7 +148,7 @@ class Tiling:
             return f"rows of {self.row_bytes} bytes"
         if self.boxes > 1 and (self.boxes != self.consumers or self.alternate or prod(self.rows) % 64):
             return f"{self.boxes} boxes of {prod(self.rows)} rows for {self.consumers} consumers"
-        if why := self._cluster_obstacle():
+        if why := self._cluster_obstacle() or self._taps_obstacle():
             return why
         needed = self.shared_bytes(stored, fetched)
         if needed > shared_bytes or self.blocks_per_sm * (needed + 1024) > shared_per_sm_bytes:
@@ -166,17 +184,30 @@ class Tiling:
             return f"{self.columns} columns are no multiple of 64 for each of {self.consumers} consumers"
         if self.m % 16 or not 16 <= self.m <= 256:
             return f"{self.m} rows: a swapped multiplication has 16, 32, ... 256"
-        if self.split > 1 or self.boxes > 1 or self.promote:
-            return "swapped operands with a split sum, several boxes, or a promoted sum"
-        return ""
+        return "swapped operands with a split sum, several boxes, or a promoted sum" if self._is_special else ""
+
+    def _taps_obstacle(self) -> str:
+        if self.taps == 1:
+            return ""
+        if len(self.rows) < 2 or self.rows[-1] % 8:  # what is swizzled as one
+            return f"several taps of rows of {self.rows[-1]}"
+        if prod(self.rows[:-2]) > 1 if self.swapped else prod(self.rows[-2:]) % 64:
+            return "several taps where a multiplication has rows of several images"
+        return "several taps with a split sum, several boxes, or a promoted sum" if self._is_special else ""
+
+    @property
+    def _is_special(self) -> bool:
+        return self.split > 1 or self.boxes > 1 or self.promote
 
     def _cluster_obstacle(self) -> str:
         if self.cluster not in _CLUSTERS or self.split not in _CLUSTERS or (self.cluster > 1 and self.split > 1):
             return f"clusters of {self.cluster} times {self.split}"
         if self.columns % (8 * self.cluster) or self.stored_columns % 16:
             return f"{self.columns} columns for {self.cluster * self.split} blocks"
-        if self.split > 1 and (self.alternate or self.m * self.columns * 4 > self.stages * self.stage_bytes()):
+        if self.split > 1 and (self.alternate or self.m * self.columns * 4 > self.ring_bytes()):
             return "sums that take more shared memory than the stages"
+        if self.split > 1 and self.resident:
+            return "a split sum for which B would stay"
         return ""
 
 

@@ -61,8 +61,8 @@ class Walk:
 
     @property
     def steps(self) -> int:
-        """Of k, a row of the stage each."""
-        return self.view.extent(*self.view.steps) * self._chunks
+        """Of k, a row of the stage each, or several taps of it."""
+        return self.view.extent(*self.view.steps) * self._chunks // self.tiling.taps
 
     @property
     def _bk(self) -> int:
@@ -77,7 +77,11 @@ class Walk:
         return ceil(self.steps / self.tiling.split)
 
     def obstacle(self) -> str:
-        """Why the sum over k cannot be had in parts; "" when it can."""
+        """Why k cannot be walked in parts, by several taps at once, or with a B that stays; "" when it can."""
+        if self.tiling.taps not in (1, self._taps):
+            return f"{self.tiling.taps} taps, the window has {self._taps}"
+        if self.tiling.resident and (self.tiling.resident, self._columns, self.view.batch) != (self.steps, 1, ()):
+            return f"{self.tiling.resident} steps of B stay, and others are needed"
         is_empty = (self.tiling.split - 1) * self._part >= self.steps
         return f"{self.steps} steps of k in {self.tiling.split} parts" if is_empty else ""
 
@@ -125,9 +129,30 @@ class Walk:
         return tirx.min(self.steps - self.first_step(rank), self._part) if self.steps % self._part else self._part
 
     def at_step(self, step: Any) -> dict[int, Any]:
-        """Each group's first index along k."""
+        """Each group's first index along k; the first tap's, where there are several."""
         chunks = self._chunks
-        return unravel(self.view, step // chunks, self.view.steps) | {self.view.inner: step % chunks * self._bk}
+        window = taps_below(self.view) if self.tiling.taps > 1 else -1
+        steps = tuple(g for g in self.view.steps if g != window)
+        at = unravel(self.view, step // chunks, steps) | {self.view.inner: step % chunks * self._bk}
+        return self.at_tap(at, 0)
+
+    def at_tap(self, at: dict[int, Any], tap: Any) -> dict[int, Any]:
+        return at | {taps_below(self.view): tap} if self.tiling.taps > 1 else at
+
+    @property
+    def _taps(self) -> int:
+        return self.view.extent(window) if (window := taps_below(self.view)) >= 0 else 1
+
+
+def taps_below(view: GemmView) -> int:
+    """The group of taps that read one row of pixels after the other, for neighbours in one row after the other; or -1.
+
+    The rows of pixels are the last group of rows but one. What one tap reads is then what the one before it reads, but
+    for a row of pixels.
+    """
+    below = view.rows[-2] if len(view.rows) > 1 else -1
+    found = (dim.window for dim in view.a if dim.group == below and (dim.scale, dim.dilation) == (1, 1))
+    return next(found, -1)
 
 
 def bound(at: dict[int, Any]) -> dict[int, Any]:
