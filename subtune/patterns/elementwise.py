@@ -36,11 +36,14 @@ class Elementwise:
     """No reduction: `extent` output elements; `transposed` where an operand is contiguous along another axis.
 
     `row`: elements that lie one after the other in the output and in all operands that differ along them; 0 if unknown.
+    `sections` of the `sectioned` elements along the last axis are chosen alike (`patterns.sections`); 0 of one.
     """
 
     extent: int
     transposed: TransposedAccess | None = None
     row: int = 0
+    sections: int = 0
+    sectioned: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Elementwise subgraphs: one loop nest at the speed of memory.
 
 `flat`: all loops fused, for operands of one layout; `rows`: outer loops parallel, the innermost vectorised, for
-broadcasts; `ragged`: rows of whole vectors, the last of which has as many lanes as are left (`tails`); `tile`: a square
-tile of the last axis and the axis an operand is contiguous along, for transposes. With the knob `ahead`, what lies a
+broadcasts; `ragged`: rows of whole vectors, the last of which has as many lanes as are left (`tails`); `sections`: rows
+in stretches whose elements come from the same place, for concatenations and paddings; `tile`: a square tile of the last
+axis and the axis an operand is contiguous along, for transposes. With the knob `ahead`, what lies a
 page behind is asked for.
 """
 
@@ -20,6 +21,7 @@ from subtune.backends.base import Family
 from subtune.backends.cpu.families.memory_bound import elements_s
 from subtune.backends.cpu.family import MODE, SERIAL, STREAMED, CPUProblem
 from subtune.backends.cpu.loops.prefetch import prefetch_rows
+from subtune.backends.cpu.loops.sections import in_sections
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import dtype_bits
@@ -32,6 +34,8 @@ _MAX_UNROLLED = 16
 _PLAIN = frozenset({"if_then_else", "isnan", "likely", "reinterpret"})
 """Calls that are an instruction or two."""
 _FEW_INPUTS = 4
+_SECTION_CYCLES = 3.0  # to begin another section of a row
+_ASKED = 3.0  # times the bytes' time where every vector asks which section it lies in
 _FETCHED = 4.0  # times each line of a transposed operand, one element at a time, where it does not stay in L1
 
 
@@ -52,7 +56,7 @@ def accepts(problem: CPUProblem) -> str:
 
 
 def candidates(problem: CPUProblem) -> list[Candidate]:
-    """The three loop shapes, the vector by the widest or by the narrowest element."""
+    """The loop shapes that there are for it, the vector by the widest or by the narrowest element."""
     anchor, workload, device = problem.pattern, problem.workload, problem.device
     wides = (False, True) if any(dtype_bits(arg.dtype) < 32 for arg in workload.args) else (False,)
     outputs = [arg.shape for arg in workload.args if arg.is_output]
@@ -71,6 +75,11 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
         costs = {
             how: cost * joined / (_FEW_INPUTS if how[0] != "tile" else 4 * _FEW_INPUTS) for how, cost in costs.items()
         }
+    if anchor.sections:
+        rows = anchor.extent / anchor.sectioned
+        asked_s = rows * anchor.sections * _SECTION_CYCLES / device.cycles_per_s / device.threads
+        costs = {how: cost * _ASKED for how, cost in costs.items()}
+        costs["sections", 1] = 1.0 + asked_s / base
     gathered_s = 0.0
     if anchor.transposed:
         gathered_s = base + anchor.extent * device.calibration.gathered_cycles / device.cycles_per_s / device.threads
@@ -96,6 +105,11 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
         return NotApplicable("not an elementwise workload")
     narrowest = min(dtype_bits(arg.dtype) for arg in workload.args if arg.is_output)
     lanes = device.lanes(narrowest) if knobs.wide else device.lanes()
+    if knobs.shape == "sections":
+        if len(stages.outputs) > 1:
+            return NotApplicable("several outputs")
+        func = in_sections(sch.mod["main"], sch.get(stages.outputs[0]), lanes, knobs.serial)
+        return NotApplicable("rows of many sections") if func is None else Kernel(func)
     try:
         for output in stages.outputs:
             outer = _nest(sch, output, knobs.shape, lanes, knobs.unroll)
@@ -170,4 +184,4 @@ def extent_of_all(sch: Schedule, loops: list[Any]) -> int:
     return size
 
 
-FAMILY = Family("elementwise", 2, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED))
+FAMILY = Family("elementwise", 3, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED))

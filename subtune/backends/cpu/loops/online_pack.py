@@ -46,17 +46,22 @@ def place_online_pack(
     has_tiles = extent_of(sch, last) >= lanes and extent_of(sch, first) % lanes == 0
     turns = not is_along_n and is_copy(sch.get(packed)) and has_tiles
     if turns:
-        no, ni = sch.split(first, [None, lanes])
-        ko, ki = sch.split(last, [None, lanes])
-        sch.reorder(no, ko, ki, ni)
-        sch.annotate(ki, _TURNED, lanes)
-        first = no
+        first = mark_turned(sch, first, last, lanes)
     elif width > 1:
         _, vec = sch.split(last, [None, width])
         sch.vectorize(vec)
     if at is None and not is_serial:
         sch.parallel(sch.fuse(*outer, first) if outer else first)
     return turns
+
+
+def mark_turned(sch: Schedule, n: Any, k: Any, lanes: int) -> Any:
+    """Copy B[n, k] in tiles of vectors, which `turn_marked` turns; the loop over such tiles along n, the outer one."""
+    no, ni = sch.split(n, [None, lanes])
+    ko, ki = sch.split(k, [None, lanes])
+    sch.reorder(no, ko, ki, ni)
+    sch.annotate(ki, _TURNED, lanes)
+    return no
 
 
 def _inside(sch: Schedule, packed: Any, at: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from subtune.patterns.chain import Chain, is_packed_once, padded
 
 _START_CYCLES = 30.0  # of a micro-kernel
 _STORE_CYCLES = 3.0  # per vector of a finished tile, f or the epilogue on it
-_SOFTMAX_CYCLES = 25.0  # per vector: largest, exp, sum
+_SOFTMAX_CYCLES = 10.0  # per vector: largest, exp, sum
 _MOVED_CYCLES = 2.0  # per vector packed or copied
 _GATHERED_CYCLES = 1.0  # per element packed across the direction in which it lies
 _MAX_ROWS = 14

@@ -19,6 +19,8 @@ from tvm.s_tir import Schedule, ScheduleError
 from subtune.backends.cpu.families.chain.candidates import Knobs, accepts, obstacle
 from subtune.backends.cpu.families.chain.stages import rewrite
 from subtune.backends.cpu.family import CPUProblem
+from subtune.backends.cpu.loops.online_pack import is_copy, mark_turned, turn_marked
+from subtune.backends.cpu.math.horizontal import fold_partials
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.patterns.chain import ChainExpressions, chain_expressions
 from subtune.tir.blocks import all_blocks
@@ -40,7 +42,8 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
         _schedule(sch, form, knobs, lanes)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
-    return Kernel(sch.mod["main"], packings)
+    turned = turn_marked(sch.mod["main"])
+    return Kernel(fold_partials(turned, ("largest", "total"), lanes), packings)
 
 
 def _schedule(sch: Schedule, form: ChainExpressions, tile: Knobs, lanes: int) -> None:
@@ -59,15 +62,17 @@ def _schedule(sch: Schedule, form: ChainExpressions, tile: Knobs, lanes: int) ->
     else:
         outermost = rows = sch.fuse(*outer, rows) if outer else rows
     if "e_packed" in names:
-        _place_packing(sch, "e_packed", batch, tile.serial)
+        _place_packing(sch, "e_packed", batch, not form.pattern.e_is_contiguous, lanes, tile.serial)
     if "p" in names:
-        sums += _rowwise(sch, "inverse", ("total_part",), rows, lanes)
-        sums += _rowwise(sch, "p", ("largest", "largest_part"), rows, lanes)
+        for stage in ("inverse", "total", "total_part", "p", "largest", "largest_part"):
+            sch.compute_at(sch.get_sblock(stage), rows, preserve_unit_loops=True)
     sch.compute_at(sch.get_sblock("t"), rows, preserve_unit_loops=True)
-    _, mm = _tile_loops(sch, "t", tile.mr, tile.mr, tile.nr, lanes)
+    panels, mm = _tile_loops(sch, "t", tile.mb, tile.mr, tile.nr, lanes)
     sums.append(_micro_kernel(sch, "s", mm, lanes))
+    if "p" in names:
+        sums += _softmax(sch, rows, panels, mm, lanes)
     if "b_packed" in names:
-        _place_packing(sch, "b_packed", batch, tile.serial)
+        _place_packing(sch, "b_packed", batch, not form.pattern.b_is_contiguous, lanes, tile.serial)
     if "a_rows" in names:
         stage = sch.get_sblock("a_rows")
         sch.compute_at(stage, rows, preserve_unit_loops=True)
@@ -82,7 +87,7 @@ def _schedule(sch: Schedule, form: ChainExpressions, tile: Knobs, lanes: int) ->
 
 
 def _tile_loops(sch: Schedule, name: str, mb: int, mr: int, nr: int, lanes: int) -> tuple[Any, Any]:
-    """Tile the last two loops [m, n] of a stage; its loops over blocks of rows and over tiles of rows."""
+    """Tile the last two loops [m, n] of a stage; its loops over column panels and over tiles of rows."""
     *_, m, n = sch.get_loops(sch.get_sblock(name))
     mo, mm, mi = sch.split(m, [None, mb // mr, mr])
     no, nv, ni = sch.split(n, [None, nr // lanes, lanes])
@@ -90,7 +95,7 @@ def _tile_loops(sch: Schedule, name: str, mb: int, mr: int, nr: int, lanes: int)
     sch.vectorize(ni)
     sch.unroll(nv)
     sch.unroll(mi)
-    return mo, mm
+    return no, mm
 
 
 def _micro_kernel(sch: Schedule, name: str, at: Any, lanes: int) -> tuple[Any, Any]:
@@ -107,31 +112,44 @@ def _micro_kernel(sch: Schedule, name: str, at: Any, lanes: int) -> tuple[Any, A
     return block, k
 
 
-def _place_packing(sch: Schedule, name: str, at: Any | None, is_serial: bool) -> None:
+def _place_packing(sch: Schedule, name: str, at: Any | None, turns: bool, lanes: int, is_serial: bool) -> None:
+    """Pack a right operand [o, panels, reduced, columns]; `turns`: it lies with its reduced elements side by side."""
     block = sch.get_sblock(name)
     if at is not None:
         sch.compute_at(block, at, preserve_unit_loops=True)
-    loops = sch.get_loops(block)
-    sch.vectorize(loops[-1])
+    *outer, panel, reduced, columns = sch.get_loops(block)
     if at is None and not is_serial:
-        sch.parallel(sch.fuse(*loops[:-2]))
+        sch.parallel(sch.fuse(*outer, panel))
+    if turns and is_copy(sch.get(block)) and extent_of(sch, reduced) >= lanes:
+        mark_turned(sch, columns, reduced, lanes)
+    else:
+        sch.vectorize(columns)
 
 
-def _rowwise(sch: Schedule, name: str, inner: tuple[str, ...], rows: Any, lanes: int) -> list[tuple[Any, Any]]:
-    """Place `name` in the block of rows, and what it needs of each row inside its loop over them, partials last."""
-    stage = sch.get_sblock(name)
-    sch.compute_at(stage, rows, preserve_unit_loops=True)
-    row = sch.get_loops(stage)[-2 if name == "p" else -1]
-    if name == "p":
-        _vectorize_last(sch, stage, lanes)
-    for part in inner:
-        sch.compute_at(sch.get_sblock(part), row, preserve_unit_loops=True)
-    partial = sch.get_sblock(inner[-1])
-    sch.set_scope(partial, 0, "local")
-    *_, lane, chunk = sch.get_loops(partial)
-    sch.reorder(chunk, lane)
+def _softmax(sch: Schedule, rows: Any, panels: Any, tile: Any, lanes: int) -> list[tuple[Any, Any]]:
+    """Maxima are taken of every `tile` of scores as it is stored, sums of every vector of exp as it is computed.
+
+    What remains is one pass over the rows, and no chain of maxima or sums that would take longer than the loads.
+    """
+    part = sch.get_sblock("largest_part")
+    sch.reverse_compute_at(part, tile, preserve_unit_loops=True)
+    *_, row, lane, chunk = sch.get_loops(part)
+    sch.reorder(row, chunk, lane)
+    for loop in (row, chunk):
+        sch.unroll(loop)
     sch.vectorize(lane)
-    return [(partial, chunk)]
+    p = sch.get_sblock("p")
+    row, column = sch.get_loops(p)[-2:]
+    column, lane = sch.split(column, [None, lanes])
+    sch.vectorize(lane)
+    sch.compute_at(sch.get_sblock("largest"), row, preserve_unit_loops=True)
+    total = sch.get_sblock("total_part")
+    sch.set_scope(total, 0, "local")
+    sch.reverse_compute_at(total, column, preserve_unit_loops=True)
+    sch.vectorize(sch.get_loops(total)[-2])
+    for stage in ("total", "inverse"):
+        sch.reverse_compute_at(sch.get_sblock(stage), row, preserve_unit_loops=True)
+    return [(part, panels), (total, column)]
 
 
 def _vectorize_last(sch: Schedule, block: Any, lanes: int) -> None:

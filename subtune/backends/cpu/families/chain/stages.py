@@ -164,28 +164,19 @@ def _softmax(stages: _Stages, t: Any, rows: list[int], columns: int, lanes: int)
     def chunk(buffer: Any) -> Callable[..., Any]:
         return lambda *i: tirx.BufferLoad(buffer, [*i[:-2], i[-1] * tirx.const(lanes, "int64") + i[-2]])
 
-    def across(buffer: Any, combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-        """All lanes of a partial result, halves at a time: four steps one after another where a loop takes sixteen."""
-
-        def value(*i: Any) -> Any:
-            terms = [tirx.BufferLoad(buffer, [*i, tirx.const(lane, "int64")]) for lane in range(lanes)]
-            while len(terms) > 1:
-                half = len(terms) // 2
-                terms = [combine(x, y) for x, y in zip(terms[:half], terms[half:], strict=True)]
-            return terms[0]
-
-        return value
+    def lane(buffer: Any) -> Callable[..., Any]:
+        return lambda *i: tirx.BufferLoad(buffer, list(i))
 
     chunks = columns // lanes
     part = stages.add("largest_part", [*rows, lanes], chunk(t), reduce=chunks, combine=tirx.max, start=lowest)
-    largest = stages.add("largest", rows, across(part, tirx.max))
+    largest = stages.add("largest", rows, lane(part), reduce=lanes, combine=tirx.max, start=lowest)
     p = stages.add(
         "p", [*rows, columns],
         lambda *i: tirx.exp(tirx.BufferLoad(t, list(i)) - tirx.BufferLoad(largest, list(i[:-1]))),
     )  # fmt: skip
     part = stages.add("total_part", [*rows, lanes], chunk(p), reduce=chunks)
-    total = across(part, lambda x, y: x + y)
-    inverse = stages.add("inverse", rows, lambda *i: tirx.const(1.0, "float32") / total(*i))
+    total = stages.add("total", rows, lane(part), reduce=lanes)
+    inverse = stages.add("inverse", rows, lambda *i: tirx.const(1.0, "float32") / tirx.BufferLoad(total, list(i)))
     return p, inverse
 
 

@@ -24,6 +24,7 @@ _START_CYCLES = 30.0  # of a micro-kernel
 _SUM_CYCLES = 1.0  # per vector of a sum of blocks of A: loads, addition, store, from L2 or beyond
 _EPILOGUE_CYCLES = 2.0  # per vector and operand of the output
 _HIDDEN = 0.03
+_EXPOSED = 0.25  # of the time of what is read again while something is multiplied
 _MAX_ROWS = 16
 _LEAST_ROWS = 8
 _PADDED = 1.03
@@ -99,18 +100,24 @@ def _around(problem: CPUProblem, levels: int, extents: tuple[int, int, int], mr:
     height, k, n = extents
     products = PRODUCTS**levels
     streams = device.comes_from_memory(products * k * n * 4)
-    for order, mb in [("n", ceil(height / mr) * mr), *(("m", b) for b in _blocks(height, mr, device))]:
+    stays = int(device.l2_bytes / 2 / (products * nr * 4))  # rows whose products of a panel stay in L2
+    for order, mb in [("n", ceil(height / mr) * mr), *(("m", b) for b in _blocks(height, mr, stays, device))]:
         rows = ceil(height / mb) * mb
         sums_bytes = products * k * 4 * (rows if order == "n" else mb * device.threads)
-        if sums_bytes > device.l3_bytes / 2:
-            continue  # the sums of A would go through memory
+        if sums_bytes > device.l3_bytes / 4:
+            continue  # the sums of A would go through memory: those of B, A and C want their places, too
         knobs = Knobs(levels, mr, nr, mb, order, prefetch=streams and mb // mr <= nr)
         yield Candidate.of("strassen", knobs, _predict((rows, k, n), knobs, problem.workload, device))
 
 
-def _blocks(rows: int, mr: int, device: CPUModel) -> list[int]:
-    """Rows a thread takes at a time: whole tiles, and a block for every thread at least."""
-    return [mb for mb in range(mr, ceil(rows / device.threads / mr) * mr + 1, mr) if _wastes_little(rows, mb)][-3:]
+def _blocks(rows: int, mr: int, stays: int, device: CPUModel) -> list[int]:
+    """Rows a thread takes at a time: whole tiles, a block for every thread at least.
+
+    The largest, which read the weights least often, and the largest two of at most `stays` rows.
+    """
+    largest = ceil(rows / device.threads / mr) * mr
+    blocks = [mb for mb in range(mr, largest + 1, mr) if _wastes_little(rows, mb)]
+    return sorted({*blocks[-3:], *[mb for mb in blocks if mb <= stays][-2:]})
 
 
 def _wastes_little(rows: int, tile: int) -> bool:
@@ -128,18 +135,22 @@ def _predict(extents: tuple[int, int, int], knobs: Knobs, workload: Workload, de
     micro = k * per_k + _START_CYCLES + mr * vectors
     cycles = products * (rows / mr) * panels * micro
     cycles += products * rows * k / lanes * _SUM_CYCLES
-    cycles += 2 * products * rows * k * 4 / bytes_per_cycle(products * mb * k * 4, device)
+    # the sums are written, and read for every panel, mostly while something is multiplied
+    sums_bytes = products * mb * k * 4
+    cycles += (2 + _EXPOSED * (panels - 1)) * products * rows * k * 4 / bytes_per_cycle(sums_bytes, device)
 
     additions = terms(levels).additions[1]
     operands = sum(1 for arg in workload.args if not arg.is_constant) - 1
     per_vector = (products + additions) / LOADS_PER_CYCLE + s * s * operands * _EPILOGUE_CYCLES
     cycles += rows * n / lanes * per_vector
-    # the products of a panel, written and read again where they stay; the panels of B once for every block of rows
+    # the products of a panel, written and read again where they stay: what is written beyond L2 is fetched first;
+    # the panels of B once for every block of rows
     scratch = products * mb * width * 4
-    cycles += 2 * products * rows * n * 4 / bytes_per_cycle(scratch, device)
+    journeys = 2 if scratch <= device.l2_bytes / 2 else 3
+    cycles += journeys * products * rows * n * 4 / bytes_per_cycle(scratch, device)
     blocks = rows // mb
     b_bytes = products * k * n * 4
-    cycles += blocks * b_bytes / bytes_per_cycle(2 * b_bytes, device) * 0.25
+    cycles += blocks * b_bytes / bytes_per_cycle(2 * b_bytes, device) * _EXPOSED
     grains = panels if knobs.order == "n" else blocks
     imbalance = ceil(grains / device.threads) * device.threads / grains
     return cycles * imbalance / device.threads / device.cycles_per_s
