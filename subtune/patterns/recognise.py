@@ -98,7 +98,7 @@ def _elementwise(workload: Workload) -> Elementwise | Unrecognised:
 
 
 def _sections(block: Any) -> tuple[int, int]:
-    """How many sections the block's rows have, and elements; zeros of rows that are all alike, or not plainly stored."""
+    """How many sections the block's rows have, and elements; zeros where rows are all alike, or not plainly stored."""
     extents = extents_of(block)
     if not extents or not isinstance(block.body, tirx.BufferStore):
         return 0, 0

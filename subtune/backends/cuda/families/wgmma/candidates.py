@@ -224,8 +224,9 @@ def _fitted(tiling: Tiling, device: CUDAModel) -> Tiling | None:
     """`tiling` with as many stages as fit, or None."""
     for stages in range(_MAX_STAGES, 1, -1):
         found = replace(tiling, stages=stages)
-        # float32 is the widest that may be exchanged
-        if not found.obstacle("float32", device.shared_per_block_bytes, device.shared_per_sm_bytes):
+        limits = device.shared_per_block_bytes, device.shared_per_sm_bytes
+        # whichever is exchanged: of swapped operands more halves at once than elements of float32
+        if not any(found.obstacle(stored, *limits) for stored in ("float32", "float16")):
             return found if stages > 2 or tiling.blocks_per_sm == 1 else None
     return None
 
