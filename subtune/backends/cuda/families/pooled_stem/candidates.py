@@ -43,10 +43,7 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
         knobs = StemKnobs(rows, groups, blocks)
         stem = read.rows(rows_of_pixels(pattern, rows))
         tiles = ceil(stem.rows * stem.out_width / (64 * groups)) * groups
-        shared = read.packing.shape[1] * columns * 2 + stem.patch_words * 4 + tiles * 64 * (columns + 8) * 2 + 2048
-        if shared > device.shared_per_block_bytes or blocks * (shared + 1024) > device.shared_per_sm_bytes:
-            continue
-        if columns // 2 + stem.k16 * 4 + 48 > min(255, 65536 // (128 * groups * blocks)):
+        if not read.fits(knobs, stem, stem.patch_words * 4 + tiles * 64 * (columns + 8) * 2, device):
             continue
         bands = read.images * ceil(pattern.out_size[0] / rows)
         mma = device.mma_flops("float16") / device.sms / device.cycles_per_s

@@ -18,12 +18,12 @@ from tvm.script import tirx as T
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.stem.plan import Plan, StemKnobs, front
+from subtune.backends.cuda.families.wgmma.exchange import STORE_MATRICES
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.patterns.pooled import Pooled
 
 _VECTOR = 8  # channels: 16 bytes
 _PAD = 8  # channels, so that no two rows of a store are in one bank
-_MATRICES = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 
 
 def rows_of_pixels(pattern: Pooled, rows: int) -> int:
@@ -98,7 +98,7 @@ class PooledRows:
             words = eight.view("uint32")
             pixel = first + lane // 32 * 16 + lane % 16
             where = (pixel * pitch + j * 16 + lane % 32 // 16 * 8) // 2
-            T.evaluate(T.ptx[_MATRICES](staging.ptr_to([where]), *(words[i] for i in range(4))))
+            T.evaluate(T.ptx[STORE_MATRICES](staging.ptr_to([where]), *(words[i] for i in range(4))))
 
     # long: one piece of a kernel in TVMScript
     def finish(self, staging: Any, band: tuple[Any, Any], tid: Any) -> None:

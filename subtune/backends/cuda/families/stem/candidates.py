@@ -7,7 +7,7 @@ from math import ceil
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.families.stem.plan import MAX_CHANNELS, front
+from subtune.backends.cuda.families.stem.plan import StemKnobs, front
 from subtune.backends.cuda.families.wgmma.candidates import is_misaligned, multiplied_obstacle
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
@@ -30,16 +30,11 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     view = gemm_view(anchor)
     if isinstance(view, NotApplicable) or not is_misaligned(view, anchor.a.dtype):
         return []
-    if anchor.a.dtype not in ("float16", "bfloat16") or not anchor.b.is_constant or view.packs:
-        return []
-    if len(view.a) not in (3, 4) or len(view.steps) != 2 or view.a[-1].extent > MAX_CHANNELS:
-        return []
     read = front(workload, problem)
     if isinstance(read, NotApplicable):
         return []
     one, columns = read.stem, read.columns
     oh, ow, kh, stride = one.out_height, one.out_width, one.kernel[0], one.stride
-    weights = columns * read.packing.shape[1] * 2
     memory = workload.nbytes / device.dram_bytes_per_s
     found = []
     for rows, groups, blocks in product(range(1, min(oh, _MAX_ROWS) + 1), (1, 2), (1, 2, 3, 4)):
@@ -47,10 +42,9 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
             continue
         stem = read.rows(rows)
         is_copied, patch = stem.is_copied, stem.patch_words
-        shared = weights + (2 if is_copied else 1) * patch * 4 + groups * 64 * (64 + 8) * 2 + 2048
-        if shared > device.shared_per_block_bytes or blocks * (shared + 1024) > device.shared_per_sm_bytes:
-            continue
-        if columns // 2 + stem.k16 * 4 + 48 > min(255, 65536 // (128 * groups * blocks)):
+        knobs = StemKnobs(rows, groups, blocks)
+        patches, exchange = (2 if is_copied else 1) * patch * 4, groups * 64 * (64 + 8) * 2
+        if not read.fits(knobs, stem, patches + exchange, device):
             continue
         count = read.images * oh // rows
         load = 0.0 if is_copied else patch / 32 * _LOAD_CYCLES / 4
@@ -60,5 +54,5 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
         exposed = (load + 2 * multiply) / min(blocks * (groups if is_copied else 1), _AT_ONCE)
         busy = ceil(count / device.sms) * exposed / device.cycles_per_s
         seconds = max(busy, memory * (1 + _AGAIN * again)) + _FILL_S
-        found.append(Candidate.make("cuda.stem", seconds, rows=rows, groups=groups, blocks_per_sm=blocks))
+        found.append(Candidate.of("cuda.stem", knobs, seconds))
     return found

@@ -25,9 +25,11 @@ from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.gemm_view import GemmView, gemm_view
 from subtune.patterns.stages import Stages, anchored
 
-MAX_CHANNELS = 8
+_MAX_CHANNELS = 8
 _PLANAR = (0, 3, 1, 2)
 """Of an image, the dims of one that lies channels last."""
+_BARRIER_BYTES = 2048  # with what aligns the weights
+_OTHER_REGISTERS = 48  # of a thread, beside its sums and fragments
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,14 @@ class Front:
     def rows(self, rows: int) -> Stem:
         """With so many rows of pixels to a block."""
         return replace(self.stem, rows=rows)
+
+    def fits(self, knobs: StemKnobs, stem: Stem, beside_weights: int, device: CUDAModel) -> bool:
+        """Whether so many blocks with `beside_weights` bytes of shared memory, and their registers, have room."""
+        shared = self.columns * self.packing.shape[1] * 2 + beside_weights + _BARRIER_BYTES
+        if shared > device.shared_per_block_bytes or knobs.blocks_per_sm * (shared + 1024) > device.shared_per_sm_bytes:
+            return False
+        threads = 128 * knobs.groups * knobs.blocks_per_sm
+        return self.columns // 2 + stem.k16 * 4 + _OTHER_REGISTERS <= min(255, 65536 // threads)
 
     def plan(self, knobs: StemKnobs, sms: int) -> Plan | NotApplicable:
         stem = self.rows(knobs.rows)
@@ -175,7 +185,7 @@ def _stem(view: GemmView, image: _Image) -> Stem | NotApplicable:
     planes, channels = (c, 1) if image.is_planar else (1, c)
     if right.scale * channels % 2 or width * channels % 2:
         return NotApplicable("windows or rows of an odd number of elements")
-    if c > MAX_CHANNELS:
+    if c > _MAX_CHANNELS:
         return NotApplicable(f"{c} channels")
     if image.before[-1]:
         return NotApplicable("padded channels")

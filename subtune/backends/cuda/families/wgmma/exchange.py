@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 from subtune.backends.cuda.families.wgmma.tiling import Tiling, chunk_columns, chunk_pitch
 from subtune.core.workload import dtype_bits
 
-_MATRICES = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
+STORE_MATRICES = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 
 Staged = Callable[[Any, Any, Any], Any]
 """What is exchanged for a sum: by its register, its column of the tile, and which of the thread's columns that is."""
@@ -109,7 +109,7 @@ class WarpExchange:
                 if dtype_bits(self.dtype) == 16:
                     words = eight.view("uint32")
                     where = T.meta_var(base + lane % 16 * self._pitch + j * 16 + lane % 32 // 16 * 8)
-                    T.ptx[_MATRICES](there.ptr_to([where]), words[0], words[1], words[2], words[3])
+                    T.ptx[STORE_MATRICES](there.ptr_to([where]), words[0], words[1], words[2], words[3])
                 else:
                     for h in T.unroll(4):
                         for v in T.vectorized(2):
