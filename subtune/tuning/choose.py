@@ -75,6 +75,8 @@ def choose(
         reasons: by workload key, why a workload has no record.
         expected: seconds of workloads without a record, by key.
     """
+    # Not what was predicted of them before: a rebuild, which finds them in the database, must choose the same.
+    seen = {key: record.timing.min_s for key, record in records.items()}
     alike: dict[tuple[tuple[str, ...], ...], list[LoweredRegion]] = {}
     for region in alternatives.regions:
         alike.setdefault(tuple(one.keys for one in region.alternatives), []).append(region)
@@ -82,7 +84,7 @@ def choose(
     for regions in alike.values():
         measured = tuple(_measured(one, records, reasons or {}, between_s) for one in regions[0].alternatives)
         own = regions[0].alternatives[0]
-        own_s = _foreseen_s(own, expected, between_s) if expected is not None else 0.0
+        own_s = _foreseen_s(own, {**expected, **seen}, between_s) if expected is not None else 0.0
         if any((reasons or {}).get(key) == OUTRUN for key in own.keys):
             own_s = math.inf
         taken = _fastest(measured, own_s)

@@ -93,8 +93,9 @@ def test_what_there_was_no_time_for_gives_way_to_what_was_measured() -> None:
     def taken(**expected: float) -> int:
         return choose(Alternatives((found,), ()), records(ab=5.0, a=1.0), expected=expected)[0].taken
 
-    assert taken(a=2.0, b=2.0) == 1
+    assert taken(a=1.0, b=3.0) == 1
     assert taken(a=1.0, b=2.0) == 0, "clearly slower than what is expected of the partition's own"
+    assert taken(a=9.0, b=2.0) == 0, "of what was measured, not what was expected before"
     assert taken(a=1.0) == 1, "nothing but the default schedule"
 
 
