@@ -24,6 +24,7 @@ from subtune.driver import compile_model
 from subtune.frontends.onnx.reference import onnxruntime_reference
 from subtune.measure import LocalMeasurer
 from subtune.report.compile_report import CompileReport
+from subtune.tuning.prospects import OUTRUN
 from subtune.verification.verify import OutputError, output_error
 
 FLOAT32 = 1e-4
@@ -127,6 +128,8 @@ def test_tuned(name: str, tmp_path: Path, measurer: LocalMeasurer, database: Dat
     seen: list[Progress] = []
     again = compile_model(model, path, tune=False, verify=False, progress=seen.append, **options)
     assert not seen
+    if any(choice.alternatives[0].note.endswith(OUTRUN) for choice in report.choices):
+        return  # a look that nobody confirmed gave it up: the database has no record of that, and a rebuild may differ
     assert again.rows == report.rows
     rebuilt = subtune.load(path).manifest
     assert [s.linked_hash for s in rebuilt.subgraphs] == [s.linked_hash for s in artifact.manifest.subgraphs]
