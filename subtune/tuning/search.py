@@ -162,6 +162,7 @@ class _Tuning:
         self._deadline = math.inf if search.budget_s is None else self._begin + search.budget_s
         self._records = Records()
         self._searches: list[WorkloadSearch] = []
+        self._earlier: dict[str, float] = {}
         self._done = self._total = 0
 
     def run(self, subgraphs: Iterable[Tunable], later: Iterable[Tunable], measurer: Measurer | None) -> Records:
@@ -180,7 +181,16 @@ class _Tuning:
                         self._tune(jobs, used, worth)
             except KeyboardInterrupt:
                 self._records.interrupted = True
+        elif self._worth:  # a rebuild: what the compile gave up by its looks is given up again
+            seen = {job.workload.key: self._seen_s(job) for jobs in parts for job in jobs}
+            self._earlier = {key: seconds for key, seconds in seen.items() if seconds}
+            self._worthwhile([job.workload.key for job in parts[1]], self._worth)
         return self._records
+
+    def _seen_s(self, job: Job) -> float:
+        """The least time that the database has of any candidate; 0.0: none."""
+        outcomes = self._database.outcomes(job.workload, self._device.scope()).values() if self._database else ()
+        return min((outcome.min_s for outcome in outcomes if isinstance(outcome, Timing)), default=0.0)
 
     def _jobs(self, subgraphs: Iterable[Tunable]) -> list[Job]:
         """Distinct workloads, those first whose uses take longest even at best."""
@@ -225,11 +235,12 @@ class _Tuning:
     def _worthwhile(self, keys: Sequence[str], worth: Worth | None) -> Set[str]:
         if worth is None or not keys:
             return set(keys)
-        seconds = {key: record.timing.min_s for key, record in self._records.items()}
+        seconds = self._earlier | {key: record.timing.min_s for key, record in self._records.items()}
         seconds |= dict.fromkeys(self._records.failures, math.inf)
         going = {search.job.workload.key: search for search in self._searches if search.step != Step.DONE}
         seconds |= {key: search.looked_s for key, search in going.items() if not math.isinf(search.looked_s)}
-        wanted = worth(Seen(seconds, seconds.keys() - going.keys()))
+        unsettled = going.keys() | (self._earlier.keys() - self._records.keys())
+        wanted = worth(Seen(seconds, seconds.keys() - unsettled))
         self._records.outrun.update(set(keys) - wanted)
         return wanted
 
