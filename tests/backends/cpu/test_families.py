@@ -274,7 +274,7 @@ def test_winograd_of_groups(
     ("workload", "reason"),
     [
         (lambda: conv(14, 16, 32, 3, stride=2), "stride"),
-        (lambda: conv(14, 64, 64, 3, groups=16), "no vectors of half"),
+        (lambda: conv(14, 64, 64, 3, groups=32), "no vectors of half"),
         (lambda: conv(14, 64, 64, 3, groups=8), "8 channels are no multiple of nr=16"),
         (lambda: conv(14, 16, 32, 1), "window is not 3x3"),
         (lambda: dense(32, 64, 40), "not a 2-D convolution"),
