@@ -1,11 +1,12 @@
-"""Casts of halves where a kernel is that they can join: on the other side of views, and one for each reader.
+"""Casts of halves where a kernel is that they can join: on the other side of views, one for each reader, or none.
 
     pool(reshape(astype(x16)))  ->  pool(astype(reshape(x16)))
     astype(reshape(pool(x)))    ->  reshape(astype(pool(x)))
+    astype(take(astype(x16), i))  ->  take(x16, i)
     x = astype(x16);  norm(x);  add(x, y)    ->    norm(astype(x16));  add(astype(x16), y)
 
 A view costs nothing and ends a group: a cast between a view and the model's input would be a kernel of its own. So
-would be one that two kernels read, such as of the residual in front of a norm.
+would be one that two kernels read, such as of the residual in front of a norm. What is only copied needs none.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from tvm.ir import Call
 
 from subtune.core.numerics import HALVES
 from subtune.passes.exprs import Expr, dtype_of, op_name, shape_of
+from subtune.passes.opkind import LOOKUPS
 from subtune.passes.rewriter import Walk, rewrite, with_blocks
 
 _FULL = "float32"
 
 
 def casts_past_views(mod: tvm.IRModule) -> tvm.IRModule:
-    """Casts to float32 after the views that follow them, casts to a half before the views that they follow."""
-    return rewrite(mod, {"relax.reshape": (_widen_later,), "relax.astype": (_round_sooner,)})
+    """Casts to float32 after the views that follow them, to a half before those that they follow; none round copies."""
+    return rewrite(mod, {"relax.reshape": (_widen_later,), "relax.astype": (_round_sooner, _copied)})
 
 
 def _widen_later(walk: Walk, view: Call) -> Expr | None:
@@ -45,6 +47,17 @@ def _round_sooner(walk: Walk, cast: Call) -> Expr | None:
     if not walk.has_one_use(cast.args[0]) or not walk.has_one_use(view.args[0]):
         return None
     return relax.op.reshape(relax.op.astype(view.args[0], dtype_of(cast)), shape)
+
+
+def _copied(walk: Walk, cast: Call) -> Expr | None:
+    """`astype(take(astype(x16), i), half)` -> `take(x16, i)`."""
+    gather = walk.definition(cast.args[0])
+    if op_name(gather).removeprefix("relax.") not in LOOKUPS or dtype_of(cast) not in HALVES:
+        return None
+    table = walk.defined_by(gather.args[0], "relax.astype")
+    if table is None or dtype_of(table.args[0]) != dtype_of(cast) or dtype_of(table) != _FULL:
+        return None
+    return Call(gather.op, [table.args[0], *gather.args[1:]], gather.attrs, gather.ty_args)
 
 
 def casts_where_read(mod: tvm.IRModule) -> tvm.IRModule:

@@ -27,6 +27,7 @@ from subtune.core.graph import Group, Kind, OpNode, Origin, PartitionGraph, Valu
 from subtune.passes.exprs import array_of
 from subtune.passes.float_regions import without_borders
 from subtune.passes.halves import half_of
+from subtune.passes.opkind import LOOKUPS
 from subtune.passes.outline_main import assemble, same_call
 from subtune.passes.partition import partition
 from subtune.passes.partition_read import Dataflow, Resolved, flatten, read_dataflow
@@ -34,7 +35,6 @@ from subtune.passes.recurrences import is_recurrence, recurrence_call
 
 _FULL = "float32"
 _CONVOLUTIONS = {"nn.conv1d": relax.op.nn.conv1d, "nn.conv2d": relax.op.nn.conv2d, "nn.conv3d": relax.op.nn.conv3d}
-_GATHERS = frozenset({"take", "gather_elements", "gather_nd", "index_tensor"})
 
 
 def settle_precision(mod: IRModule, asked: str, forms: Forms) -> IRModule:
@@ -157,7 +157,7 @@ class _Writer:
 
     def _moves_halves(self, node: OpNode) -> bool:
         """Whether the op only moves elements, and all the float32 it moves exists in half."""
-        if (node.kind not in (Kind.MOVEMENT, Kind.VIEW) and node.op not in _GATHERS) or node.op.startswith("tir."):
+        if (node.kind not in (Kind.MOVEMENT, Kind.VIEW) and node.op not in LOOKUPS) or node.op.startswith("tir."):
             return False
         floats = [value for value in node.inputs if value.tensor.dtype == _FULL]
         if not floats or any(value not in self._half and not self._is_half_table(node, value) for value in floats):
@@ -204,7 +204,7 @@ class _Writer:
 
     def _is_half_table(self, node: OpNode, value: Value) -> bool:
         """Whether `value` is a constant that a gather reads, and loses nothing in half."""
-        if node.op not in _GATHERS or value.origin is not Origin.CONSTANT or value.tensor.dtype != _FULL:
+        if node.op not in LOOKUPS or value.origin is not Origin.CONSTANT or value.tensor.dtype != _FULL:
             return False
         if len(self._group[node.name].ops) > 1:
             return False  # the rest of its group would have to widen what it makes, and a group ends there

@@ -20,7 +20,10 @@ POOLINGS = _names(
     "nn.max_pool1d nn.max_pool2d nn.max_pool3d nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d "
     "nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d nn.adaptive_avg_pool3d"
 )
-GATHERS = _names("take gather_elements gather_nd index_tensor one_hot image.resize2d image.resize3d image.grid_sample")
+LOOKUPS = _names("take gather_elements gather_nd index_tensor")
+"""Gathers that copy elements as they are."""
+
+GATHERS = LOOKUPS | _names("one_hot image.resize2d image.resize3d image.grid_sample")
 
 COSTLY = _names(
     "acos acosh asin asinh atan atan2 atanh cos cosh erf exp log log_add_exp power sigmoid sin sinh tan tanh "

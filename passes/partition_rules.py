@@ -58,6 +58,8 @@ def refuses_prologue(anchor: OpNode, producer: OpNode) -> str | None:
         if is_costly(producer) and not reads_once:
             return _stays(producer, f"it is costly and {anchor.short} reads its input several times")
         return None
+    if anchor.kind is Kind.GATHER and is_widening(producer):
+        return None  # few elements of a table may be read, and each is half as long before the cast
     return _stays(producer, f"{anchor.short} reads from memory")
 
 

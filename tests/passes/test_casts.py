@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from subtune.core.forms import Forms
 from subtune.pipeline import prepare
 
 HALF = "float16"
@@ -39,6 +40,20 @@ def model(body: str, out: str, shape: str = "[2, 3, 40]") -> onnx.ModelProto:
 )  # fmt: skip
 def test_one_kernel(given: onnx.ModelProto, names: list[str]) -> None:
     assert [subgraph.name for subgraph in prepare(given).subgraphs] == names
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        pytest.param("y = Gather(x, i)", ["tir_take"], id="as they are"),
+        pytest.param("z = Gather(x, i) y = Relu(z)", ["fused_astype_take_relu_astype"], id="computed with"),
+        pytest.param("z = Relu(x) y = Gather(z, i)", ["fused_astype_relu", "fused_take_astype"], id="of a result"),
+    ],
+)
+def test_rows_of_a_table_of_halves_are_read_as_such(body: str, names: list[str]) -> None:
+    """Also where nothing is multiplied in halves: a table is longer than what is read of it."""
+    given = model(f"i = Constant<value_ints=[5, 0, 7]>() {body}", "[3, 16]", "[900, 16]")
+    assert [subgraph.name for subgraph in prepare(given, forms=Forms(halves=frozenset())).subgraphs] == names
 
 
 def test_a_product_read_by_loops_stays_apart() -> None:
