@@ -23,6 +23,9 @@ SETS = ("random", "positive", "adversarial", "special")
 """`positive` exists for workloads that are NaN on most random inputs: roots, logarithms, variances. `special` are the
 random ones with NaN and infinities among them; the constants are the same."""
 
+BLOCK = 1_000_003
+"""Random elements of a large argument, repeated: a prime, so that no two rows or columns are alike."""
+
 _LARGE_CONSTANT_BYTES = 16 << 20
 """Constants above this are the same in all sets: packing a candidate's copy of each would cost seconds."""
 _WITH_INFINITY = ("float16", "bfloat16", "float32", "float64")
@@ -192,6 +195,11 @@ def make_sets(workload: Workload, dangers: Hazards, limit: int | None = None) ->
             if key not in made:
                 made[key] = make_input(workload, index, name, dangers, limit)
     return [[made[_kind(workload.args[i], name), i] for i in range(count)] for name in dangers.sets]
+
+
+def repeated(block: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """An argument of `shape` that begins with `block`, and goes on with it."""
+    return block if block.shape == shape else np.resize(block, shape)
 
 
 def make_input(workload: Workload, index: int, name: str, dangers: Hazards, limit: int | None = None) -> np.ndarray:

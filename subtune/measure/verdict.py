@@ -73,13 +73,13 @@ def scale_of(ref: np.ndarray, is_adversarial: bool) -> float:
         want = np.atleast_1d(ref.astype(_wide(ref), copy=False))
         finite = np.isfinite(want)
         magnitude = np.abs(want)
-        largest = float(magnitude[finite].max()) if finite.any() else 0.0
+        largest = float(magnitude.max(where=finite, initial=0.0))
         if is_adversarial or largest == 0:
             return largest
         seen = finite & (magnitude <= MASKED)
-        counted = magnitude[seen if magnitude[seen].any() else finite].astype(np.float64)
+        counted = magnitude if seen.all() else magnitude[seen if magnitude[seen].any() else finite]
         unit = float(counted.max())
-        return unit * float(np.sqrt(np.mean(np.square(counted / unit))))
+        return unit * float(np.sqrt(np.mean(np.square(counted / unit), dtype=np.float64)))
 
 
 def _of_rows(want: np.ndarray, wrong: np.ndarray) -> np.ndarray:

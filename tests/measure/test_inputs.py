@@ -7,7 +7,7 @@ import pytest
 from tvm import te, tirx, topi
 
 from subtune.core.workload import Workload
-from subtune.measure.inputs import SETS, hazards, make_input, make_inputs, make_sets
+from subtune.measure.inputs import SETS, hazards, make_input, make_inputs, make_sets, repeated
 from subtune.measure.verdict import disagreement
 
 
@@ -213,3 +213,13 @@ def test_large_arguments_of_many_workloads_begin_with_one_block():
     assert sets[0][0][0].shape == (1000,)
     with pytest.raises(ValueError, match="read-only"):
         sets[0][0][0][0] = 1
+
+
+def test_a_large_argument_goes_on_with_its_block():
+    block = np.arange(7)
+    assert repeated(block, (7,)) is block
+    whole = repeated(block, (3, 5))
+    assert whole.shape == (3, 5)
+    assert whole.reshape(-1).tolist() == [i % 7 for i in range(15)]
+    whole[0, 0] = 9
+    assert block[0] == 0

@@ -19,7 +19,7 @@ from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.core.workload import Arg, Workload
 from subtune.measure.clock import few_calls, time_calls, time_pairs
 from subtune.measure.guarded import Guarded, as_bytes, elements, numpy_dtype
-from subtune.measure.inputs import hazards, make_sets
+from subtune.measure.inputs import BLOCK, hazards, make_sets, repeated
 from subtune.measure.messages import CheckJob, CompareJob, Library, TimeJob
 from subtune.measure.verdict import disagreement, scale_of
 
@@ -39,7 +39,10 @@ class Bench:
         self._outputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if arg.is_output)
         dangers = hazards(workload)
         self._names, self._nan_spreads = dangers.sets, dangers.nan_spreads
-        self._sets = make_sets(workload, dangers)
+        self._sets = [
+            [repeated(block, elements(arg.shape)) for arg, block in zip(self._inputs, blocks, strict=True)]
+            for blocks in make_sets(workload, dangers, BLOCK)
+        ]
         self._pool: dict[tuple[int, int, Packing | None], Guarded] = {}
         self._packed_arrays: dict[tuple[int, int, Packing], np.ndarray] = {}
         kernel = _load(default)

@@ -30,14 +30,12 @@ from subtune.core.numerics import Numerics
 from subtune.core.workload import Arg, Workload
 from subtune.measure.clock import CONTINUOUS_S, LONG_CALL_S, SETTLE_S, few_calls, time_calls, time_pairs
 from subtune.measure.guarded import elements, numpy_dtype
-from subtune.measure.inputs import hazards, make_sets
+from subtune.measure.inputs import BLOCK, hazards, make_sets
 from subtune.measure.messages import LOST, CheckJob, CompareJob, Library, PrepareJob, TimeJob
 from subtune.measure.sentinel_base import Patience
 from subtune.measure.verdict import TOLERANCE, TOLERANCE_OTHER, TOLERANCE_SUMS_OF_FLOAT8, TOLERANCE_TF32
 
 _MAX_COPIES = 32
-_BLOCK = 1_000_003
-"""Random elements of a large argument, repeated: a prime, so that no two rows or columns are alike."""
 _FILLS = (0xFF, 0x7F, 0xFF, 0x7F)
 _LONG_LOOK_S = 0.04  # a search's last round; before it, settling would take longer than looking
 
@@ -86,7 +84,7 @@ class CudaBench:
         self._patience = Patience(Spin(device.arch, device.sms, self._stream).seconds)
         self._rounded = frozenset(_ROUNDING.findall(workload.func.script()))
         dangers = hazards(workload)
-        self._blocks = make_sets(workload, dangers, _BLOCK)
+        self._blocks = make_sets(workload, dangers, BLOCK)
         self._names, self._nan_spreads = dangers.sets, dangers.nan_spreads
         dtypes = [numpy_dtype(arg.dtype) for arg in self._inputs if "float" in arg.dtype]
         self._is_wild = not (dangers.exponentiates and all(dangers.is_moderate(dtype) for dtype in dtypes))
