@@ -31,6 +31,12 @@ def model(body: str, out: str, shape: str = "[2, 3, 40]") -> onnx.ModelProto:
             id="a mean in three dims",
         ),
         pytest.param(
+            model("y = AveragePool<kernel_shape=[2, 2, 2], strides=[2, 2, 2]>(x)", "[2, 3, 4, 4, 4]",
+                  "[2, 3, 8, 8, 8]"),
+            ["fused_astype_avg_pool2d", "fused_avg_pool2d_astype"],
+            id="a mean in three dims that leaves little between two",
+        ),
+        pytest.param(
             model("s = Constant<value_floats=[1.0, 1.0, 4.0, 4.0]>() "
                   'z = Resize<mode="linear">(x, , s) y = Relu(z)', "[2, 3, 32, 32]", "[2, 3, 8, 8]"),
             ["fused_astype_resize_relu_astype"],

@@ -74,7 +74,6 @@ def _volume(node: Node, x: Expr, window: Window, pooled: Callable[[Node, Expr, W
     """A pool of volumes as one of their planes and one along their depth, both pools of images.
 
     So is a maximum of maxima, and a mean of means: how many elements count is the product of how many do on each axis.
-    Not of halves that are computed in float32: what lies between the two would be twice as large as the volume.
     """
     batch, channels, depth, height, width = shape(x)
     planes, along_depth = window.along(1, 2), window.along(0, None)
@@ -85,6 +84,18 @@ def _volume(node: Node, x: Expr, window: Window, pooled: Callable[[Node, Expr, W
         x = node.emit(relax.op.reshape(x, (batch, channels, depth, prod(planes.out))))
         x = node.emit(pooled(node, x, replace(along_depth, out=(window.out[0], prod(planes.out)))))
     return relax.op.reshape(x, (batch, channels, *window.out))
+
+
+def _is_two(node: Node, x: Expr, window: Window) -> bool:
+    """Whether a pool is one of volumes that `_volume` makes two of.
+
+    Of halves that are computed in float32, only where what lies between the two is no larger than the volume.
+    """
+    if rank(x) != 5 or not is_float(x) or dtype(x) == "bfloat16":
+        return False
+    if not is_of_half(node, x) or window.along(1, 2).is_single or window.along(0, None).is_single:
+        return True
+    return 2 * prod(window.out[1:]) <= prod(shape(x)[3:])
 
 
 def max_pool(node: Node) -> Expr | tuple[Expr, ...]:
@@ -99,7 +110,7 @@ def maximum(node: Node, x: Expr, window: Window) -> Expr:
     """The maximum of every window; pads do not count."""
     if rank(x) == 3:
         return _row(node, maximum(node, _image(node, x), window.along(None, 0)))
-    if rank(x) == 5 and dtype(x) in ("float32", "float64", "float16") and not is_of_half(node, x):
+    if _is_two(node, x, window):
         return _volume(node, x, window, maximum)
     window = window.trimmed(shape(x)[2:])
     if rank(x) == 4 and dtype(x) in ("float32", "float64", "float16"):
@@ -173,7 +184,7 @@ def average(node: Node, x: Expr, window: Window, include: bool) -> Expr:
     """The mean of each window, pads included or not; 0 where a window has nothing that counts."""
     if rank(x) == 3:
         return _row(node, average(node, _image(node, x), window.along(None, 0), include))
-    if rank(x) == 5 and dtype(x) in ("float32", "float64") and not is_of_half(node, x):
+    if _is_two(node, x, window) and dtype(x) != "float16":
         return _volume(node, x, window, lambda node, x, part: average(node, x, part, include))
     spatial = shape(x)[2:]
     counts = window_counts(window, spatial, include)

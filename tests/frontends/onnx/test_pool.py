@@ -95,3 +95,19 @@ def test_volumes_are_pooled_as_images(op: str, kernel: tuple[int, ...], pools: i
     names = [op_name(b.value) for block in mod["main"].body.blocks for b in block.bindings]
     assert sum("pool2d" in name for name in names) == pools, names
     assert all("pool2d" in name or name == "relax.reshape" for name in names if name), names
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(
+    ("kernel", "strides", "pools"),
+    [((3, 3, 3), (1, 1, 1), 0), ((3, 3, 3), (1, 2, 2), 2), ((1, 3, 3), (1, 1, 1), 1), ((3, 1, 1), (1, 1, 1), 1)],
+)
+def test_volumes_of_halves_are_pooled_as_images_where_little_lies_between(
+    op: str, kernel: tuple[int, ...], strides: tuple[int, ...], pools: int
+) -> None:
+    pads = [k // 2 for k in kernel] * 2
+    volume = floats(2, 3, 6, 8, 9).astype("float16")
+    model, feeds = node_model(op, [volume], 22, kernel_shape=kernel, pads=pads, strides=strides)
+    names = [op_name(b.value) for block in load(model).mod["main"].body.blocks for b in block.bindings]
+    assert sum("pool2d" in name for name in names) == pools, names
+    check(model, feeds, 1e-3, 1e-3)
