@@ -14,6 +14,9 @@ from tvm import ir, tirx
 from subtune.core.kernel import NotApplicable
 from subtune.tir.expressions import is_conditional, loads
 
+FEW_INPUTS = 4
+"""Of which a choice is no chain of questions."""
+
 
 @dataclass(frozen=True, slots=True)
 class TransposedAccess:
@@ -36,7 +39,8 @@ class Elementwise:
     """No reduction: `extent` output elements; `transposed` where an operand is contiguous along another axis.
 
     `row`: elements that lie one after the other in the output and in all operands that differ along them; 0 if unknown.
-    `sections` of the `sectioned` elements along the last axis are chosen alike (`patterns.sections`); 0 of one.
+    `sections` of the `sectioned` positions along an axis are chosen alike (`patterns.sections`), 0 of one; `run`: the
+    last axis behind it, 1 where that is the axis. Of few inputs it is: loops ask once where an outer position lies.
     """
 
     extent: int
@@ -44,6 +48,7 @@ class Elementwise:
     row: int = 0
     sections: int = 0
     sectioned: int = 0
+    run: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.core.kernel import NotApplicable
@@ -16,13 +15,13 @@ from subtune.core.workload import Workload
 from subtune.patterns.bottleneck import Bottleneck, BottleneckExpressions, bottleneck_expressions
 from subtune.patterns.chain import Chain, ChainExpressions, chain_expressions
 from subtune.patterns.contraction import Contraction, contraction
-from subtune.patterns.elementwise import Elementwise, TransposedAccess, merged_axes, transposed_access
+from subtune.patterns.elementwise import FEW_INPUTS, Elementwise, TransposedAccess, merged_axes, transposed_access
 from subtune.patterns.pooled import Pooled, pooled
 from subtune.patterns.rows import Columns, Rowwise, rows_or_columns
-from subtune.patterns.sections import sections_of
+from subtune.patterns.sections import sectioned
 from subtune.patterns.stages import Stages, anchored, inlined
 from subtune.patterns.window import Window, window
-from subtune.tir.blocks import all_blocks, extents_of, is_reduction
+from subtune.tir.blocks import all_blocks, is_reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +92,18 @@ def _elementwise(workload: Workload) -> Elementwise | Unrecognised:
     access = transposed_access(blocks[0]) if len(blocks) == 1 else None
     rows = {_row(block) for block in blocks}
     row = rows.pop() if len(rows) == 1 else 0
-    sections, sectioned = _sections(blocks[0]) if len(blocks) == 1 else (0, 0)
-    return Elementwise(extent, access if isinstance(access, TransposedAccess) else None, row, sections, sectioned)
+    found_sections = _sections(blocks[0], workload) if len(blocks) == 1 else (0, 0, 1)
+    return Elementwise(extent, access if isinstance(access, TransposedAccess) else None, row, *found_sections)
 
 
-def _sections(block: Any) -> tuple[int, int]:
-    """How many sections the block's rows have, and elements; zeros where rows are all alike, or not plainly stored."""
-    extents = extents_of(block)
-    if not extents or not isinstance(block.body, tirx.BufferStore):
-        return 0, 0
-    axis = block.iter_vars[-1].var
-    if not block.body.indices or not block.body.indices[-1].same_as(axis):
-        return 0, 0
-    count = len(sections_of(block.body.value, axis, extents[-1]))
-    return (count, extents[-1]) if count > 1 else (0, 0)
+def _sections(block: Any, workload: Workload) -> tuple[int, int, int]:
+    """`Elementwise`'s `sections`, `sectioned` and `run`; `(0, 0, 1)` where elements are all chosen alike."""
+    inputs = sum(not arg.is_output for arg in workload.args)
+    found = sectioned(block, is_last=inputs <= FEW_INPUTS)
+    if found is None:
+        return 0, 0, 1
+    extents = [int(iv.dom.extent) for iv in block.iter_vars]
+    return len(found.sections), extents[found.axis], 1 if found.axis == len(extents) - 1 else extents[-1]
 
 
 def _row(block: Any) -> int:

@@ -3,7 +3,7 @@
     c[i, j] = a[i, j] if j < 23 else b[i, j - 23]           0 <= j < 243
     sections   0..23: a[i, j]      23..243: b[i, j - 23]
 
-Concatenations along the last axis are made of such, and paddings: in each of their sections, elements are neighbours.
+Concatenations are made of such, and paddings: in each of their sections, elements are neighbours.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym.analyzer import Analyzer
 
+from subtune.tir.blocks import extents_of
 from subtune.tir.expressions import choice_of, variables
 from subtune.tir.substitute import substitute
 
-MOST = 16
-"""Sections of a row; more would be more code than they save time."""
+MOST = 64
+"""Sections of an axis; more would be more code than they save time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,34 @@ class Section:
     begin: int
     end: int
     value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Sectioned:
+    """The axis of a block along which its elements are chosen, by its position, and the sections along it."""
+
+    axis: int
+    sections: tuple[Section, ...]
+
+
+def sectioned(block: Any, is_last: bool) -> Sectioned | None:
+    """The innermost axis with several sections; None where there is none, or one with too many.
+
+    Args:
+        is_last: of the last axis only.
+    """
+    extents = extents_of(block)
+    store = block.body
+    if not extents or not isinstance(store, tirx.BufferStore) or len(store.indices) != len(extents):
+        return None
+    for axis in reversed(range(len(extents))):
+        var = block.iter_vars[axis].var
+        if not store.indices[axis].same_as(var):
+            return None
+        found = sections_of(store.value, var, extents[axis])
+        if len(found) != 1 or is_last:
+            return Sectioned(axis, found) if len(found) > 1 else None
+    return None
 
 
 def sections_of(value: Any, axis: Any, extent: int) -> tuple[Section, ...]:

@@ -1,9 +1,9 @@
 """Elementwise subgraphs: one loop nest at the speed of memory.
 
 `flat`: all loops fused, for operands of one layout; `rows`: outer loops parallel, the innermost vectorised, for
-broadcasts; `ragged`: rows of whole vectors, the last of which has as many lanes as are left (`tails`); `sections`: rows
-in stretches whose elements come from the same place, for concatenations and paddings; `tile`: a square tile of the last
-axis and the axis an operand is contiguous along, for transposes. With the knob `ahead`, what lies a
+broadcasts; `ragged`: rows of whole vectors, the last of which has as many lanes as are left (`tails`); `sections`: an
+axis in stretches whose elements come from the same place, for concatenations and paddings; `tile`: a square tile of the
+last axis and the axis an operand is contiguous along, for transposes. With the knob `ahead`, what lies a
 page behind is asked for.
 """
 
@@ -25,7 +25,7 @@ from subtune.backends.cpu.loops.sections import in_sections
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import dtype_bits
-from subtune.patterns.elementwise import Elementwise, merged_axes
+from subtune.patterns.elementwise import FEW_INPUTS, Elementwise, merged_axes
 from subtune.patterns.stages import inline
 from subtune.tir.tile import extent_of, vector_width
 
@@ -33,7 +33,6 @@ _MAX_UNROLLED = 16
 """Vectors of a row written one after the other: which of several joined inputs each comes from is then known."""
 _PLAIN = frozenset({"if_then_else", "isnan", "likely", "reinterpret"})
 """Calls that are an instruction or two."""
-_FEW_INPUTS = 4
 _SECTION_CYCLES = 3.0  # to begin another section of a row
 _ASKED = 3.0  # times the bytes' time where every vector asks which section it lies in
 _FETCHED = 4.0  # times each line of a transposed operand, one element at a time, where it does not stay in L1
@@ -71,14 +70,15 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     if not alike and anchor.row > device.lanes() and anchor.row % device.lanes():
         costs["ragged", 1] = 1.0
     joined = len(workload.args) - len(outputs)
-    if not alike and joined > _FEW_INPUTS:  # a chain of questions for every vector; a tile asks once for its rows
+    if not alike and joined > FEW_INPUTS:  # a chain of questions for every vector; a tile asks once for its rows
         costs = {
-            how: cost * joined / (_FEW_INPUTS if how[0] != "tile" else 4 * _FEW_INPUTS) for how, cost in costs.items()
+            how: cost * joined / (FEW_INPUTS if how[0] != "tile" else 4 * FEW_INPUTS) for how, cost in costs.items()
         }
     if anchor.sections:
-        rows = anchor.extent / anchor.sectioned
+        rows = anchor.extent / anchor.sectioned / anchor.run
         asked_s = rows * anchor.sections * _SECTION_CYCLES / device.cycles_per_s / device.threads
-        costs = {how: cost * _ASKED for how, cost in costs.items()}
+        if anchor.run == 1:  # the axis of the vectors
+            costs = {how: cost * _ASKED for how, cost in costs.items()}
         costs["sections", 1] = 1.0 + asked_s / base
     gathered_s = 0.0
     if anchor.transposed:
