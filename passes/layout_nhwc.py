@@ -17,6 +17,7 @@ from subtune.passes.fold_constants import FOLD
 from subtune.passes.layout_axes import to_first
 from subtune.passes.layout_conv_transpose import as_convolution
 from subtune.passes.layout_planes import all_depthwise
+from subtune.passes.layout_pointwise import POINTWISE
 from subtune.passes.layout_sink import SINK
 from subtune.passes.normalize_cleanup import CLEANUP, permute_is_reshape
 from subtune.passes.rewriter import Rules, Walk, merged, rewrite
@@ -71,9 +72,12 @@ def channels_to_last(mod: tvm.IRModule, keeps_planes: bool = False) -> tvm.IRMod
     """Convolutions channels last, and permutations moved to where they cancel.
 
     Args:
-        keeps_planes: not where all convolutions are depthwise: they gain less than two permutations cost.
+        keeps_planes: not where all convolutions are depthwise, or one is a product that takes less time than to read
+            its input: they gain less than permutations cost.
     """
-    return mod if keeps_planes and all_depthwise(mod) else rewrite(mod, LAYOUT)
+    if keeps_planes and all_depthwise(mod):
+        return mod
+    return rewrite(mod, merged(POINTWISE, LAYOUT) if keeps_planes else LAYOUT)
 
 
 def settle_permutes(mod: tvm.IRModule) -> tvm.IRModule:

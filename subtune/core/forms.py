@@ -15,7 +15,8 @@ class Forms:
     """Of a kind of device.
 
     Attributes:
-        keeps_planes: convolutions that are all depthwise may keep their channels first.
+        keeps_planes: convolutions that are all depthwise may keep their channels first, and pointwise ones to few
+            channels of the model's input.
         halves: those whose products it has; the products of a model in another half are made in float32.
         multiplies_groups: in a half, grouped convolutions are products like others; else they are made in float32.
         whole_step_fmas: recurrent layers stay whole, as it computes them in kernels of its own, up to so many

@@ -217,3 +217,40 @@ def test_vision_transformer_patches_need_no_transpose(module, ops, agree, const)
 def test_without_convolutions_nothing_changes(module):
     before = module([X], lambda x: op.nn.max_pool2d(op.nn.relu(x), (2, 2)))
     assert layout(before).same_as(before)
+
+
+def test_few_channels_of_the_input_are_a_product_that_reads_it_where_it_lies(module, ops, agree, const):
+    def body(x, r):
+        y = op.nn.silu(op.add(op.nn.conv2d(x, const(3, 16, 1, 1)), const(3, 1, 1)))
+        return op.add(y, r)
+
+    before = module([((2, 16, 5, 7), "float32"), ((2, 3, 5, 7), "float32")], body)
+    after = channels_to_last(before, keeps_planes=True)
+    assert {name: n for name, n in ops(after).items() if name != "reshape"} == {"matmul": 1, "add": 2, "nn.silu": 1}
+    assert op_name(after["main"].body.blocks[-1].bindings[-1].value) == "relax.reshape", "the view comes last"
+    agree(before, after, 1e-5)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_so_are_those_of_rows_and_volumes(rank, module, ops, agree, const):
+    image, conv_of = (12,) * rank, {1: op.nn.conv1d, 3: op.nn.conv3d}[rank]
+    before = module([((2, 16, *image), "float32")], lambda x: op.nn.relu(conv_of(x, const(3, 16, *(1,) * rank))))
+    after = channels_to_last(before, keeps_planes=True)
+    assert ops(after)["matmul"] == 1
+    assert ops(after)["permute_dims"] == 0
+    agree(before, after, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(lambda x, c: op.nn.conv2d(x, c(64, 4, 1, 1)), id="many channels"),
+        pytest.param(lambda x, c: op.nn.conv2d(x, c(3, 4, 1, 1), strides=2), id="strides"),
+        pytest.param(lambda x, c: conv(x, c(3, 4, 3, 3)), id="windows"),
+        pytest.param(lambda x, c: op.nn.conv2d(op.nn.relu(x), c(3, 4, 1, 1)), id="of what is computed"),
+        pytest.param(lambda x, c: op.add(op.nn.conv2d(x, c(4, 4, 1, 1)), x), id="read by others"),
+    ],
+)
+def test_other_convolutions_have_their_channels_last(body, module, ops, const):
+    before = module([X], lambda x: body(x, const))
+    assert ops(channels_to_last(before, keeps_planes=True))["nn.conv2d"] == 1
