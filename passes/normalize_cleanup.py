@@ -7,7 +7,8 @@ from tvm import relax
 from tvm.ir import Call, TupleGetItem
 
 from subtune.passes.exprs import Expr, array_of, dtype_of, ints, is_float, op_name, positive_axis, scalar_of, shape_of
-from subtune.passes.rewriter import Rules, Walk, rewrite
+from subtune.passes.normalize_pads import PADS
+from subtune.passes.rewriter import Rules, Walk, merged, rewrite
 
 _RESHAPES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
 
@@ -187,5 +188,5 @@ CLEANUP: Rules = {
 
 
 def clean_up(mod: tvm.IRModule) -> tvm.IRModule:
-    """Identity, Dropout, casts, reshapes, permutations and broadcasts that do nothing, gone; dead code gone."""
-    return rewrite(mod, CLEANUP)
+    """Identity, Dropout, casts, reshapes, permutations, broadcasts, paddings that do nothing, gone; dead code gone."""
+    return rewrite(mod, merged(CLEANUP, PADS))

@@ -20,6 +20,7 @@ GONE = {
     "broadcast to its shape": lambda x: op.nn.relu(op.broadcast_to(x, (2, 3, 4))),
     "concat of one": lambda x: op.nn.relu(op.concat([x], 0)),
     "times one": lambda x: op.nn.relu(op.multiply(relax.const(1.0), x)),
+    "pad by nothing": lambda x: op.nn.relu(op.nn.pad(x, (0, 0, 0, 0, 0, 0), pad_value=1.0)),
     "minus zero": lambda x: op.nn.relu(op.subtract(x, relax.const(0.0))),
     "tuple projection": lambda x: op.nn.relu(relax.TupleGetItem(relax.Tuple([x, x]), 1)),
 }
@@ -149,3 +150,41 @@ def test_a_broadcast_axis_joined_to_the_one_before_is_a_repeat(module, ops, agre
 def test_a_broadcast_axis_joined_to_the_one_after_it_stays(module, ops):
     before = module([X], lambda x: op.reshape(op.broadcast_to(op.expand_dims(x, [1]), (2, 5, 3, 4)), (2, 15, 4)))
     assert ops(clean_up(before)) == {"reshape": 2, "broadcast_to": 1}
+
+
+def padded(x, widths, **kwargs):
+    return op.nn.conv2d(op.nn.pad(x, widths, **kwargs), relax.const(np.ones((4, 3, 3, 3), "float32")), padding=[0, 1])
+
+
+IMAGE = ((1, 3, 8, 9), "float32")
+
+
+def test_a_convolution_pads_by_itself(module, ops, agree):
+    before = module([IMAGE], lambda x: padded(x, (0, 0, 0, 0, 0, 1, 2, 1)))
+    after = clean_up(before)
+    assert ops(after) == {"nn.conv2d": 1}
+    agree(before, after)
+
+
+def test_whatever_its_layout(module, ops, agree):
+    def body(x):
+        weight = relax.const(np.ones((4, 3, 3, 3), "float32"))
+        image = op.nn.pad(x, (0, 0, 0, 1, 2, 1, 0, 0))
+        return op.nn.conv2d(image, weight, data_layout="NHWC", kernel_layout="OHWI", out_layout="NHWC")
+
+    before = module([((1, 8, 9, 3), "float32")], body)
+    after = clean_up(before)
+    assert ops(after) == {"nn.conv2d": 1}
+    agree(before, after)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(lambda x: padded(x, (0, 0, 0, 0, 1, 1, 1, 1), pad_value=1.0), id="of ones"),
+        pytest.param(lambda x: padded(x, (0, 0, 0, 0, 1, 1, 1, 1), pad_mode="reflect"), id="reflected"),
+        pytest.param(lambda x: padded(op.strided_slice(x, [1], [0], [1]), (0, 0, 1, 1, 0, 0, 0, 0)), id="of channels"),
+    ],
+)
+def test_other_paddings_stay(body, module, ops):
+    assert ops(clean_up(module([IMAGE], body)))["nn.pad"] == 1
