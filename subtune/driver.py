@@ -79,6 +79,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
                 database=store,
                 measurer=options.measurer,
                 progress=options.progress,
+                rivals=planned.rivals,
                 later=planned.later,
                 worth=planned.prospects.worth_tuning,
             )

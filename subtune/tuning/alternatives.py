@@ -15,7 +15,7 @@ from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.passes.partition import check_partition
 from subtune.passes.regroup import rearrange
-from subtune.tuning.choose import Choice, choose, chosen_alternatives, fastest_foreseen
+from subtune.tuning.choose import Choice, choose, chosen_alternatives, fastest_foreseen, foreseen_as_fast
 from subtune.tuning.prospects import Prospects
 from subtune.tuning.search import Records, Single
 
@@ -24,10 +24,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is tuned first and what later: `tuning.search.tune`'s two parts.
+    """What is tuned first and what later: `tuning.search.tune`'s parts.
 
     First come the kernels of the partition that the policy expects to be the fastest: one that does a region's work in
-    a fraction of the time must not wait until those are tuned whose place it takes.
+    a fraction of the time must not wait until those are tuned whose place it takes. Their rivals are expected to be as
+    fast: with a short budget, they would never be tried if they waited.
 
     Attributes:
         expected: seconds of a workload, by key: measured earlier or predicted. Without those that nothing schedules.
@@ -36,6 +37,7 @@ class Plan:
     """
 
     first: tuple[Single, ...]
+    rivals: tuple[Single, ...]
     later: tuple[Single, ...]
     expected: Mapping[str, float] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -59,14 +61,19 @@ def plan(own: Sequence[Subgraph], others: Alternatives, device: Device, database
     mine = {subgraph.workload.key for subgraph in own}
     reasons = {key: "no template schedules it" for key in workloads if key not in expected and key not in mine}
     uses = Counter({subgraph.workload.key: subgraph.uses for subgraph in own})
+    between_s = device.model.between_kernels_s
+    rivals: set[str] = set()
     for region in others.regions:
-        taken = fastest_foreseen(region, expected, device.model.between_kernels_s)
+        taken = fastest_foreseen(region, expected, between_s)
         uses.subtract(region.alternatives[0].keys)
         uses.update(region.alternatives[taken].keys)
+        rivals.update(key for one in foreseen_as_fast(region, expected, between_s) for key in one.keys)
     first = [Single(workloads[key], count) for key, count in uses.items() if count > 0]
-    later = [Single(workload, 1) for key, workload in workloads.items() if uses[key] <= 0 and key not in reasons]
-    prospects = Prospects(others.regions, expected, device.model.between_kernels_s)
-    return Plan(tuple(first), tuple(later), expected, reasons, prospects)
+    rest = [Single(workload, 1) for key, workload in workloads.items() if uses[key] <= 0 and key not in reasons]
+    beside = tuple(one for one in rest if one.workload.key in rivals)
+    later = tuple(one for one in rest if one.workload.key not in rivals)
+    prospects = Prospects(others.regions, expected, between_s)
+    return Plan(tuple(first), beside, later, expected, reasons, prospects)
 
 
 def _expected_s(workload: Workload, device: Device, database: Database | None) -> float | None:

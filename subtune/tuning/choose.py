@@ -136,6 +136,15 @@ def fastest_foreseen(region: LoweredRegion, expected: Mapping[str, float], betwe
     return best if foreseen[0] >= _CLEARLY * foreseen[best] else 0
 
 
+def foreseen_as_fast(
+    region: LoweredRegion, expected: Mapping[str, float], between_s: float = 0.0
+) -> tuple[LoweredAlternative, ...]:
+    """The alternatives that are expected to be as fast as the partition's own."""
+    own_s, *others_s = (_foreseen_s(one, expected, between_s) for one in region.alternatives)
+    pairs = zip(region.alternatives[1:], others_s, strict=True)
+    return tuple(one for one, seconds in pairs if seconds <= own_s and not math.isinf(seconds))
+
+
 def _foreseen_s(lowered: LoweredAlternative, expected: Mapping[str, float], between_s: float) -> float:
     """Infinity where a kernel of it has no candidate, or one that nobody has predicted."""
     return total_s(lowered, {key: seconds for key, seconds in expected.items() if seconds}, between_s)

@@ -129,6 +129,7 @@ def tune(
     database: Database | None = None,
     measurer: Measurer | None = None,
     progress: ProgressCallback | None = None,
+    rivals: Iterable[Tunable] = (),
     later: Iterable[Tunable] = (),
     worth: Worth | None = None,
 ) -> Records:
@@ -138,11 +139,14 @@ def tune(
     warm when the call begins (`measurer.start(device)`, a second before it is enough) save a short budget that second.
 
     Args:
+        rivals: of which some are expected to take the place of some of `subgraphs`; where time is short, they join
+            them when all have their first candidates.
         later: tuned in the same way, with what time is left when all of `subgraphs` are done.
-        worth: by what was seen, the keys of those of `later` that are worth time; asked again and again. None: all.
+        worth: by what was seen, the keys of those of `rivals` and `later` that are worth time; asked again and again.
+            None: all.
     """
     tuning = _Tuning(as_device(device), search, database, progress or _ignore, worth)
-    return tuning.run(subgraphs, later, measurer)
+    return tuning.run(subgraphs, rivals, later, measurer)
 
 
 class _Tuning:
@@ -165,9 +169,15 @@ class _Tuning:
         self._earlier: dict[str, float] = {}
         self._done = self._total = 0
 
-    def run(self, subgraphs: Iterable[Tunable], later: Iterable[Tunable], measurer: Measurer | None) -> Records:
+    def run(
+        self,
+        subgraphs: Iterable[Tunable],
+        rivals: Iterable[Tunable],
+        later: Iterable[Tunable],
+        measurer: Measurer | None,
+    ) -> Records:
         parts, known = [], set()
-        for part in (subgraphs, later):
+        for part in (subgraphs, rivals, later):
             jobs = [job for job in self._jobs(part) if job.workload.key not in known]
             known |= {job.workload.key for job in jobs}
             parts.append([job for job in jobs if not self._is_finished(job)])
@@ -177,15 +187,20 @@ class _Tuning:
             try:
                 with given_or_local(measurer) as used:
                     used.start(self._device)
-                    for jobs, worth in zip(parts, (None, self._worth), strict=True):
-                        self._tune(jobs, used, worth)
+                    first, second, third = parts if self._is_hurried else (parts[0], [], [*parts[1], *parts[2]])
+                    self._tune(first, second, used)
+                    self._tune([], third, used)
             except KeyboardInterrupt:
                 self._records.interrupted = True
         elif self._worth:  # a rebuild: what the compile gave up by its looks is given up again
             seen = {job.workload.key: self._seen_s(job) for jobs in parts for job in jobs}
             self._earlier = {key: seconds for key, seconds in seen.items() if seconds}
-            self._worthwhile([job.workload.key for job in parts[1]], self._worth)
+            self._worthwhile([job.workload.key for part in parts[1:] for job in part])
         return self._records
+
+    @property
+    def _is_hurried(self) -> bool:
+        return not math.isinf(self._deadline)
 
     def _seen_s(self, job: Job) -> float:
         """The least time that the database has of any candidate; 0.0: none."""
@@ -203,9 +218,8 @@ class _Tuning:
                 continue
             found[workload.key] = workload
             uses[workload.key] = uses.get(workload.key, 0) + subgraph.uses
-        is_hurried = not math.isinf(self._deadline)
         jobs = [
-            Job(workload, self._device, self._search.topk, uses[key], bound_s(workload, self._device), is_hurried)
+            Job(workload, self._device, self._search.topk, uses[key], bound_s(workload, self._device), self._is_hurried)
             for key, workload in found.items()
         ]
         return sorted(jobs, key=lambda job: (-job.uses * job.bound_s, job.workload.key))
@@ -216,31 +230,42 @@ class _Tuning:
             self._records[job.workload.key] = record
         return bool(record and record.complete and record.topk >= self._search.topk)
 
-    def _tune(self, jobs: Sequence[Job], measurer: Measurer, worth: Worth | None) -> None:
-        """Turns until all are done or the time is over. Sessions stay open meanwhile."""
+    def _tune(self, jobs: Sequence[Job], joining: Sequence[Job], measurer: Measurer) -> None:
+        """Turns until all are done or the time is over. Sessions stay open meanwhile.
+
+        Args:
+            joining: what others may outrun; it waits until all of `jobs` have their first candidates.
+        """
+        own = {job.workload.key for job in jobs}
         with ExitStack() as sessions:
-            wanted = self._worthwhile([job.workload.key for job in jobs], worth)
-            self._done += sum(job.workload.key not in wanted for job in jobs)
-            jobs = [job for job in jobs if job.workload.key in wanted]
             searches = [found for job in jobs if (found := self._begun(job, measurer, sessions))]
             self._searches = searches
-            is_hurried = not math.isinf(self._deadline)
-            while time.monotonic() < self._deadline and (turn := next_turn(searches, is_hurried)):
-                self._take(turn, searches, is_hurried)
-                wanted = self._worthwhile([search.job.workload.key for search in searches], worth)
-                for search in [search for search in searches if search.job.workload.key not in wanted]:
+            while True:
+                if joining and all(search.step > Step.SETTLE for search in searches):
+                    wanted = self._worthwhile([job.workload.key for job in joining])
+                    self._done += sum(job.workload.key not in wanted for job in joining)
+                    hopeful = [job for job in joining if job.workload.key in wanted]
+                    searches += [found for job in hopeful if (found := self._begun(job, measurer, sessions))]
+                    joining = ()
+                turn = next_turn(searches, self._is_hurried)
+                if not turn or time.monotonic() >= self._deadline:
+                    break
+                self._take(turn, searches, self._is_hurried)
+                joined = [search for search in searches if search.job.workload.key not in own]
+                wanted = self._worthwhile([search.job.workload.key for search in joined])
+                for search in [search for search in joined if search.job.workload.key not in wanted]:
                     searches.remove(search)
                     self._done += 1
 
-    def _worthwhile(self, keys: Sequence[str], worth: Worth | None) -> Set[str]:
-        if worth is None or not keys:
+    def _worthwhile(self, keys: Sequence[str]) -> Set[str]:
+        if self._worth is None or not keys:
             return set(keys)
         seconds = self._earlier | {key: record.timing.min_s for key, record in self._records.items()}
         seconds |= dict.fromkeys(self._records.failures, math.inf)
         going = {search.job.workload.key: search for search in self._searches if search.step != Step.DONE}
         seconds |= {key: search.looked_s for key, search in going.items() if not math.isinf(search.looked_s)}
         unsettled = going.keys() | (self._earlier.keys() - self._records.keys())
-        wanted = worth(Seen(seconds, seconds.keys() - unsettled))
+        wanted = self._worth(Seen(seconds, seconds.keys() - unsettled))
         self._records.outrun.update(set(keys) - wanted)
         return wanted
 

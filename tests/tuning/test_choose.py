@@ -13,7 +13,7 @@ from subtune.core.graph import Alternative, Alternatives, Group, LoweredAlternat
 from subtune.core.measurement import Timing
 from subtune.core.record import Record
 from subtune.report.compile_report import SHOWN_ALTERNATIVES, CompileReport, choices_text
-from subtune.tuning.choose import MIN_GAIN, Choice, choose, chosen_alternatives, fastest_foreseen
+from subtune.tuning.choose import MIN_GAIN, Choice, choose, chosen_alternatives, fastest_foreseen, foreseen_as_fast
 from subtune.tuning.prospects import OUTRUN
 
 
@@ -175,3 +175,11 @@ def test_of_many_ways_the_own_the_taken_and_the_fastest_are_shown() -> None:
     assert "w00" not in text
     assert "why w18" in text
     assert f"and {21 - SHOWN_ALTERNATIVES} more alternatives" in text
+
+
+def test_what_is_expected_to_be_as_fast_is_a_rival() -> None:
+    found = region("r", FUSED, SPLIT)
+    assert foreseen_as_fast(found, {"ab": 5.0, "a": 3.0, "b": 2.0}) == (SPLIT,)
+    assert foreseen_as_fast(found, {"ab": 5.0, "a": 3.0, "b": 2.0}, between_s=0.1) == ()
+    assert foreseen_as_fast(found, {"ab": 5.0, "a": 3.0, "b": 2.1}) == ()
+    assert foreseen_as_fast(found, {"a": 3.0}) == (), "nobody predicted it"

@@ -385,6 +385,37 @@ def test_what_cannot_win_any_more_is_not_tuned_to_the_end(device, clock):
     assert len(found.outcomes[seldom.key]) < 8
 
 
+def test_a_rival_joins_when_all_have_their_first_candidate_and_time_is_short(device, clock):
+    """Else a short budget is spent before it has its turn, and what it would have outrun ships."""
+    own, rival, late = scale(64), scale(65), scale(66)
+
+    def found_with(budget_s):
+        return tune(
+            [Subgraph(own)], device, Search(topk=8, candidates=policy, budget_s=budget_s),
+            measurer=ReplayMeasurer(outcomes(*[2.0] * 8), call_s=0.02), rivals=[Subgraph(rival)],
+            later=[Subgraph(late)], worth=lambda seen: {rival.key, late.key},
+        )  # fmt: skip
+
+    short, whole = found_with(0.2), found_with(None)
+    assert set(short) == {own.key, rival.key}
+    assert not short[own.key].complete
+    assert set(whole) == {own.key, rival.key, late.key}
+    assert all(record.complete for record in whole.values())
+
+
+def test_a_rival_that_is_outrun_is_given_up(device, clock):
+    own, rival = scale(64), scale(65)
+    measurer = ReplayMeasurer(outcomes(*[2.0] * 8), call_s=0.02)
+    wanted = Search(topk=8, candidates=policy, budget_s=3600)
+    found = tune(
+        [Subgraph(own)], device, wanted, measurer=measurer, rivals=[Subgraph(rival)],
+        worth=lambda seen: set() if rival.key in seen.seconds else {rival.key},
+    )  # fmt: skip
+    assert found[own.key].complete
+    assert not found[rival.key].complete
+    assert set(found.reasons()) == {rival.key}
+
+
 def test_ctrl_c_keeps_what_was_tuned(device, database):
     subgraphs = [Subgraph(scale(64)), Subgraph(scale(4096))]
 
