@@ -15,6 +15,7 @@ from subtune.core.forms import ANY, Forms
 from subtune.core.graph import Alternative, Group, PartitionGraph, Region
 from subtune.core.numerics import HALVES
 from subtune.passes.alternatives_merge import merges
+from subtune.passes.alternatives_norm import normed_products
 from subtune.passes.alternatives_pool import pooled_stems
 from subtune.passes.alternatives_split import splits
 from subtune.passes.neighbours import Neighbours, Proposal
@@ -43,7 +44,9 @@ def alternatives(graph: PartitionGraph, forms: Forms = ANY) -> tuple[Region, ...
     ()
     """
     around = Neighbours(graph)
-    wanted = (merges, splits, *((pooled_stems,) if forms.pools_stems else ()))
+    wanted = [merges, splits]
+    wanted += [pooled_stems] if forms.pools_stems else []
+    wanted += [normed_products] if forms.norms_products else []
     proposals = [p for propose in wanted for p in propose(around)]
     proposals = _worthwhile(around, proposals, forms)
     trials = [_Trial(p, frozenset(around.home[op].anchor for op in p.ops if op in around.home)) for p in proposals]

@@ -11,19 +11,18 @@ never looked at.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, sym, tirx
-from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import PrimFunc
 
 from subtune.core.kernel import NotApplicable
 from subtune.core.numerics import HALVES
 from subtune.core.workload import Workload
 from subtune.patterns.reductions import Blocks
-from subtune.tir.blocks import is_reduction, root_stages
+from subtune.tir.blocks import is_reduction
 from subtune.tir.expressions import is_same, loads
 from subtune.tir.substitute import substitute
 
@@ -95,7 +94,7 @@ def _read(func: PrimFunc, blocks: Blocks, pool: Any) -> Pooled:
     for i, (stride, before) in enumerate(taps):
         last = (out[i + 1] - 1) * stride - before
         _need(before < kernel[i] and last < size[i + 1] and stride <= kernel[i], "a window of padding alone, or gaps")
-    front = Workload.of(_until(func, blocks, image), 1)
+    front = Workload.of(blocks.until(func, image), 1)
     strides, befores = zip(*taps, strict=True)
     return Pooled(front, (size[1], size[2]), (out[1], out[2]), (kernel[0], kernel[1]), strides, befores)
 
@@ -165,24 +164,3 @@ def _taps(index: Any, output: Any, tap: Any, sizes: tuple[int, int]) -> tuple[in
     _need(analyzer.can_prove_equal(index - again, tirx.const(0, "int64")), "a window is indexed otherwise")
     _need(stride >= 1 and origin <= 0, "a window is indexed otherwise")
     return stride, -origin
-
-
-def _until(func: PrimFunc, blocks: Blocks, result: Any) -> PrimFunc:
-    """The part of `func` that makes `result`, as a function of the same inputs."""
-    needed: dict[Any, None] = {}
-
-    def need(buffer: Any) -> None:
-        if buffer not in blocks.made or buffer in needed:
-            return
-        needed[buffer] = None
-        for load in loads(blocks.made[buffer].body.value):
-            need(load.source)
-
-    need(result)
-    stages = [stage for stage, made in zip(root_stages(func), blocks.made, strict=True) if made in needed]
-    inside = [buffer for buffer in blocks.made if buffer in needed and not buffer.same_as(result)]
-    body = stages[0] if len(stages) == 1 else tirx.SeqStmt(stages)
-    root = SBlock([], [], [], "root", body, None, inside)
-    params = [*func.params[:-1], result]
-    attrs: Mapping[str, Any] = func.attrs
-    return tirx.PrimFunc(params, SBlockRealize([], True, root), func.ret_type, attrs)

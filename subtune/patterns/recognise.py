@@ -16,6 +16,7 @@ from subtune.patterns.bottleneck import Bottleneck, BottleneckExpressions, bottl
 from subtune.patterns.chain import Chain, ChainExpressions, chain_expressions
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.elementwise import FEW_INPUTS, Elementwise, TransposedAccess, merged_axes, transposed_access
+from subtune.patterns.normed import Normed, normed
 from subtune.patterns.pooled import Pooled, pooled
 from subtune.patterns.rows import Columns, Rowwise, rows_or_columns
 from subtune.patterns.sections import sectioned
@@ -31,7 +32,7 @@ class Unrecognised:
     reason: str
 
 
-Pattern = Contraction | Window | Rowwise | Columns | Chain | Bottleneck | Pooled | Elementwise | Unrecognised
+Pattern = Contraction | Window | Rowwise | Columns | Chain | Bottleneck | Pooled | Normed | Elementwise | Unrecognised
 
 
 _READERS: tuple[Callable[[Schedule, Any], Contraction | Window | NotApplicable], ...] = (contraction, window)
@@ -68,6 +69,9 @@ def _recognise(workload: Workload) -> Pattern:
         pooling = pooled(workload.func, workload.num_outputs)
         if isinstance(pooling, Pooled):
             return pooling
+        norm = normed(workload.func, workload.num_outputs)
+        if isinstance(norm, Normed):
+            return norm
         rows = rows_or_columns(sch, reductions)
         return Unrecognised(rows.reason) if isinstance(rows, NotApplicable) else rows
     reasons = []

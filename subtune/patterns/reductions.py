@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.s_tir import SBlock
+from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import PrimFunc
 
 from subtune.core.kernel import NotApplicable
@@ -41,6 +42,34 @@ class Blocks:
             made[block.body.buffer] = block
         constants = frozenset(int(i) for i in func.attrs.get("layout_free_buffers", ()))
         return cls(made, tuple(func.params), constants)
+
+    def needed_for(self, result: Any) -> frozenset[Any]:
+        """Of the buffers that are made, `result` and all that it is computed from."""
+        found: set[Any] = set()
+        wanted = [result]
+        while wanted:
+            buffer = wanted.pop()
+            if buffer in self.made and buffer not in found:
+                found.add(buffer)
+                wanted += [load.source for load in loads(self.made[buffer].body.value)]
+        return frozenset(found)
+
+    def until(self, func: PrimFunc, result: Any) -> PrimFunc:
+        """The part of `func` that makes `result`, as a function of the same inputs."""
+        inputs = [p for p in func.params if self.is_param(p)]
+        return self._part(func, self.needed_for(result), [*inputs, result])
+
+    def after(self, func: PrimFunc, result: Any) -> PrimFunc:
+        """The rest of `func`, of which `result` is the first input."""
+        rest = frozenset(self.made) - self.needed_for(result)
+        return self._part(func, rest, [result, *(p for p in func.params if not p.same_as(result))])
+
+    def _part(self, func: PrimFunc, made: frozenset[Any], params: list[Any]) -> PrimFunc:
+        stages = [stage for stage, buffer in zip(root_stages(func), self.made, strict=True) if buffer in made]
+        inside = [b for b in self.made if b in made and not any(b.same_as(p) for p in params)]
+        root = SBlock([], [], [], "root", stages[0] if len(stages) == 1 else tirx.SeqStmt(stages), None, inside)
+        attrs: Mapping[str, Any] = func.attrs
+        return tirx.PrimFunc(params, SBlockRealize([], True, root), func.ret_type, attrs)
 
     def is_param(self, buffer: Any) -> bool:
         return any(p.same_as(buffer) for p in self.params) and buffer not in self.made

@@ -86,6 +86,7 @@ class CUDABackend(Backend):
             ops_per_byte=model.fma_flops() / model.dram_bytes_per_s,
             half_ops_per_byte=half_flops / model.dram_bytes_per_s,
             pools_stems=model.arch == "sm_90a",
+            norms_products=model.arch == "sm_90a",
         )  # fmt: skip
 
     def accelerator(self) -> str:

@@ -28,6 +28,7 @@ from subtune.backends.cuda.families import (
     strip,
     transpose,
     wgmma,
+    wgmma_normed,
     window,
     winograd,
 )
@@ -36,6 +37,7 @@ FAMILIES: tuple[Family[Any, Any], ...] = (
     default.FAMILY,
     reference.FAMILY,
     wgmma.FAMILY,
+    wgmma_normed.FAMILY,
     stem.FAMILY,
     pooled_stem.FAMILY,
     attention.FAMILY,

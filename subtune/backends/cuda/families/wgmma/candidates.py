@@ -34,7 +34,7 @@ _RASTER_ROWS = 2048
 _ACROSS = 64  # columns of a box across k
 _LONG = 4  # waves of tiles from which clusters may pay although they wait for one another
 _SPLITS = (2, 4, 8)
-_UNPLACED = {2: 0, 4: 3, 8: 1}  # clusters that the graphics clusters' sizes leave no room for
+_UNPLACED = {2: 0, 3: 2, 4: 3, 6: 2, 8: 1}  # clusters that the graphics clusters' sizes leave no room for
 _CLUSTER_S = 0.6e-6
 _EXCHANGED_BYTES = 20.0  # of sums, a cycle and block
 _STRADDLING = 3.0  # times as long as rows that begin with a line
@@ -117,7 +117,7 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
 def _variants(plain: Tiling, view: GemmView, device: CUDAModel, size: int) -> list[Tiling]:
     """`plain` with the stages that fit and rasterised; in boxes, with a B for several tiles or blocks, k in parts."""
     found = []
-    tiling = _fitted(plain, device)
+    tiling = fitted(plain, device)
     if tiling is not None:
         batch, rows, columns = _tiles(view, tiling)
         tiles = batch * rows * columns
@@ -127,7 +127,7 @@ def _variants(plain: Tiling, view: GemmView, device: CUDAModel, size: int) -> li
             tiling = replace(tiling, raster=min(_RASTER, rows))
         found.append(tiling)
         if (tiling.swapped or tiling.taps > 1) and batch * columns == 1 and tiles > device.sms:
-            resident = _fitted(replace(plain, resident=steps), device)
+            resident = fitted(replace(plain, resident=steps), device)
             found += [replace(resident, raster=tiling.raster)] if resident is not None else []
         is_long = tiles > _LONG * device.sms and tiling.m * tiling.columns >= 128**2
         if rows > 1 and tiling.blocks_per_sm == 1 and (is_long or (is_gemm and _straddles(view.a, size))):
@@ -140,11 +140,11 @@ def _variants(plain: Tiling, view: GemmView, device: CUDAModel, size: int) -> li
             places = device.sms // split - _UNPLACED[split]
             if tiles > places or steps < 4 * split or tiling.alternate or tiling.blocks_per_sm > 1:
                 continue
-            parts = _fitted(replace(plain, split=split), device)
+            parts = fitted(replace(plain, split=split), device)
             if parts is not None and (split - 1) * ceil(steps / split) < steps:
                 found.append(parts)
     if plain.consumers > 1 and not plain.alternate and len(view.rows) > 1 and prod(plain.rows) in (64, 128):
-        boxes = _fitted(replace(plain, boxes=plain.consumers), device)
+        boxes = fitted(replace(plain, boxes=plain.consumers), device)
         found += [boxes] if boxes is not None else []
     return found
 
@@ -220,7 +220,7 @@ def _column_tiles(n: int) -> list[int]:
     return fits or [next((c for c in _COLUMNS if c >= n), _COLUMNS[-1])]
 
 
-def _fitted(tiling: Tiling, device: CUDAModel) -> Tiling | None:
+def fitted(tiling: Tiling, device: CUDAModel) -> Tiling | None:
     """`tiling` with as many stages as fit, or None."""
     for stages in range(_MAX_STAGES, 1, -1):
         found = replace(tiling, stages=stages)
@@ -252,7 +252,7 @@ def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAMode
     # of a multiplication: 64 rows at half the rate, and all columns; below 128 that takes longer than to multiply
     read = (2 * 64 + width) * tiling.taps * (m * n // (64 * width)) * tiling.row_bytes / device.shared_bytes_per_cycle
     lines_a, lines_b = (_STRADDLING if _straddles(dims, size) else 1.0 for dims in (view.a, view.b))
-    copied_a = tiling.copied_rows * lines_a
+    copied_a = tiling.copied_rows * lines_a / (tiling.across if tiling.shares else 1)
     copied_b = 0.0 if tiling.resident else tiling.taps * n * lines_b / tiling.cluster
     copy = (copied_a + copied_b) * tiling.row_bytes / l2_per_cycle
     add = m * n / device.fma_per_cycle if tiling.promote else 0.0
@@ -260,7 +260,8 @@ def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAMode
     busy = steps * (max(times) + _OTHERS * (sum(times) - max(times)))
     epilogue = _EPILOGUE_CYCLES * _operations(view, workload) * count64 * width / 64
     alone = _TILE_CYCLES + busy + _STEP_CYCLES * steps + epilogue
-    places = (device.sms // tiling.cluster - _UNPLACED.get(tiling.cluster, 0)) * tiling.cluster * tiling.blocks_per_sm
+    together = tiling.cluster * tiling.across
+    places = (device.sms // together - _UNPLACED.get(together, 0)) * together * tiling.blocks_per_sm
     if count <= places:
         cycles = max(ceil(count / device.sms) * busy, alone)
     else:
@@ -280,7 +281,7 @@ def _energy(tiling: Tiling) -> float:
 
 def _together_s(tiling: Tiling, device: CUDAModel) -> float:
     """What the blocks of a cluster cost: they begin together, and hand one another their sums."""
-    if tiling.cluster * tiling.split == 1:
+    if tiling.blocks == 1:
         return 0.0
     exchanged = tiling.m * tiling.columns * 4 / _EXCHANGED_BYTES if tiling.split > 1 else 0.0
     return _CLUSTER_S + exchanged / device.cycles_per_s

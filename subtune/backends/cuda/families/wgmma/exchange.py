@@ -26,11 +26,15 @@ Ready = Callable[[Any, Any], list[Any]]
 class Exchange(Protocol):
     """How elements of `dtype` of a consumer's tile change threads, to those that have `vector` of a row each.
 
-    `turns`: vectors of a thread in a chunk.
+    `turns`: vectors of a thread in a chunk. Whatever the chunk, the rows that a warp has then are its own.
     """
 
     @property
     def turns(self) -> int: ...
+
+    @property
+    def threads_of_row(self) -> int:
+        """Neighbours of a warp that have a row of a chunk."""
 
     def chunks(self, rows: int) -> int:
         """Of so many rows of the tile."""
@@ -76,13 +80,17 @@ class WarpExchange:
 
     @property
     def turns(self) -> int:
-        return 16 * (self.width // self.vector) // 32
+        return 16 * self.threads_of_row // 32
+
+    @property
+    def threads_of_row(self) -> int:
+        return self.width // self.vector
 
     def chunks(self, rows: int) -> int:
         return rows // 64 * self._across
 
     def place(self, chunk: Any, turn: Any, lane: Any) -> tuple[Any, Any, Any]:
-        per_row = self.width // self.vector
+        per_row = self.threads_of_row
         r: Any = T.Bind((turn * 32 + lane % 32) // per_row)
         c: Any = T.Bind((turn * 32 + lane % 32) % per_row * self.vector)
         row = chunk // self._across * 64 + lane // 32 * 16 + r

@@ -18,13 +18,14 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of
 from subtune.backends.cuda.families.wgmma.kernel import wgmma_func
+from subtune.backends.cuda.families.wgmma.store import Store
 from subtune.backends.cuda.families.wgmma.store_form import store_of
 from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling, is_multiplied, wgmma_obstacle
 from subtune.backends.cuda.families.wgmma.tma import TensorMap, tensor_map
 from subtune.backends.cuda.families.wgmma.walk import Walk
 from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
 from subtune.core.kernel import Kernel, NotApplicable, Packing
-from subtune.core.workload import dtype_bits
+from subtune.core.workload import Workload, dtype_bits
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.gemm_view import GemmView, gemm_view, packed_order
 from subtune.patterns.stages import Stages, anchored
@@ -50,6 +51,8 @@ class WgmmaKnobs:
     swapped: bool = False
     taps: int = 1
     resident: int = 0
+    across: int = 1
+    shares: bool = False
 
     @property
     def tiling(self) -> Tiling:
@@ -59,10 +62,36 @@ class WgmmaKnobs:
 
 
 def schedule(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> Kernel | NotApplicable:
+    found = product_of(problem, problem.workload, knobs.tiling)
+    return found if isinstance(found, NotApplicable) else found.kernel(tuple(found.buffers.values()), found.store)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """All that a kernel is written from, but how its tiles are stored: `store` is one way.
+
+    `buffers` are the kernel's for each parameter; `operands` says which of them are multiplied.
+    """
+
+    buffers: dict[Any, Any]
+    operands: tuple[Any, Any]
+    maps: tuple[TensorMap, TensorMap]
+    walk: Walk
+    store: Store
+    packings: tuple[tuple[int, Packing], ...]
+
+    def kernel(self, params: tuple[Any, ...], store: Store) -> Kernel:
+        func = wgmma_func(params, *self.operands, self.maps, self.walk, store)
+        attrs = {"global_symbol": "main", TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True}
+        return Kernel(func.with_attrs(attrs), self.packings)
+
+
+def product_of(problem: Problem[CUDAModel], workload: Workload, tiling: Tiling) -> Product | NotApplicable:
+    """`workload`, a contraction and its epilogue, in tiles; it is the problem's, or a part of it."""
     device = problem.device
     if why := wgmma_obstacle(problem):
         return NotApplicable(why)
-    found = anchored(problem.workload, contraction)
+    found = anchored(workload, contraction)
     if isinstance(found, NotApplicable):
         return found
     sch, stages, info = found
@@ -90,7 +119,6 @@ def schedule(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> Kernel | NotAppl
         param: T.buffer(shape, str(param.dtype), align=16, buffer_name=param.name)
         for param, shape in zip(params, shapes, strict=True)
     }
-    tiling = knobs.tiling
     walk = Walk(view, tiling, info.a.dtype, device.sms)
     store = store_of(epilogue, walk, buffers)
     if isinstance(store, NotApplicable):
@@ -104,7 +132,7 @@ def schedule(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> Kernel | NotAppl
         return NotApplicable("swapped operands of 8 bits, or results that are exchanged in 8 bits")
     if tiling.columns == 256 and info.a.dtype in ("int8", "uint8"):
         return NotApplicable("integer multiplications have at most 224 columns: there TVM's table ends")
-    if tiling.columns == 16 and dtype_bits(problem.workload.args[-1].dtype) == 8:
+    if tiling.columns == 16 and dtype_bits(workload.args[-1].dtype) == 8:
         return NotApplicable("16 columns of 8 bits are stored wrongly: measured")
     a_param, extents, offsets = source
     if why := walk.obstacle():
@@ -112,11 +140,8 @@ def schedule(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> Kernel | NotAppl
     maps = _maps(info, view, tiling, extents, offsets)
     if isinstance(maps, NotApplicable):
         return maps
-    a, b = buffers[params[a_param]], buffers[params[info.b.param]]
-    func = wgmma_func(tuple(buffers.values()), a, b, maps, walk, store)
-    return Kernel(
-        func.with_attrs({"global_symbol": "main", TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True}), packings
-    )
+    operands = buffers[params[a_param]], buffers[params[info.b.param]]
+    return Product(buffers, operands, maps, walk, store, packings)
 
 
 def _maps(
@@ -131,6 +156,8 @@ def _maps(
     if len(view.rows) == 1 and view.a[-1].group == view.inner:
         # rows that are never stored need not be filled, with zeros that is slow
         a_tile[view.rows[0]] = min(tiling.rows[0], view.extent(view.rows[0]))
+    if tiling.shares:
+        a_tile[view.rows[0]] = tiling.part_rows
     b_tile = {view.n: tiling.columns // tiling.cluster, view.inner: bk}
     a = tensor_map(view.a, extents, offsets, info.a.dtype, a_tile, view.inner, tiling.row_bytes)
     if isinstance(a, NotApplicable):
@@ -142,8 +169,8 @@ def _maps(
     for map_, width in ((a, tiling.m_consumer), (b, tiling.columns // tiling.cluster)):
         if not map_.is_along_k and (bk != 64 or width % 64):
             return NotApplicable("an operand across k needs elements of 16 bits and tiles of 64")
-    if (tiling.boxes > 1 or tiling.taps > 1) and not a.is_along_k:
-        return NotApplicable("several boxes of rows, or taps, are copied along k only")
+    if (tiling.boxes > 1 or tiling.taps > 1 or tiling.shares) and not a.is_along_k:
+        return NotApplicable("several boxes of rows, taps, or parts of A are copied along k only")
     return a, b
 
 

@@ -32,6 +32,15 @@ _SPARE_REGISTERS = 8  # that nothing loaded ahead may take
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """Of a block of a cluster: what its store allocated, its rank, and how many tiles the block has stored before."""
+
+    meeting: Any
+    rank: Any
+    tiles_before: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """How a tile is stored: `first` of the epilogue is staged as `dtype`; `vector` elements of a row go at once.
 
@@ -58,6 +67,13 @@ class Store:
 
     def shared_elements(self) -> int:
         return self.tiling.exchange_elements(self.dtype)
+
+    def allocate(self, pool: Any) -> Any:
+        """Shared memory of its own, beside what sums are exchanged in."""
+        return None
+
+    def prepare(self, meeting: Any) -> None:
+        """What one thread does with that, before all others go on."""
 
     @property
     def exchange(self) -> Exchange:
@@ -132,11 +148,21 @@ class Store:
         inside = width % _THREADS == 0
         return [lane + i if inside else tirx.min(lane + i, width - 1) for i in range(0, width, _THREADS)]
 
+    def computed(self, value: Any, at: dict[int, Any], loaded: dict[Any, Any]) -> Any:
+        """What the epilogue makes of one element, before it is rounded to what is stored."""
+        value = value.astype("float32") if self.dtype in NARROW else value
+        return Rebuild(self.env(at), {self.first: value, **loaded}, self.buffers)(self.epilogue.value)
+
     def stored(self, value: Any, at: dict[int, Any], loaded: dict[Any, Any]) -> Any:
         """What is stored for one element."""
-        value = value.astype("float32") if self.dtype in NARROW else value
-        found = Rebuild(self.env(at), {self.first: value, **loaded}, self.buffers)(self.epilogue.value)
-        return found.astype(self.epilogue.dtype)
+        return self.computed(value, at, loaded).astype(self.epilogue.dtype)
+
+    def loaded(self, registers: Sequence[Any], at: Any) -> dict[Any, Any]:
+        """The values of the wide loads, of which `registers` have an element at `at`."""
+        return {
+            load: local[at].astype("float32") if str(load.source.dtype) in NARROW else local[at]
+            for load, local in zip(self.wide, registers, strict=True)
+        }
 
     def index(self, indices: Any, at: dict[int, Any]) -> list[Any]:
         return [Rebuild(self.env(at))(i) for i in indices]
@@ -148,21 +174,21 @@ class Store:
             row = row // rows
         return at
 
-    def _inside(self, at: dict[int, Any], column: Any) -> Any:
+    def inside(self, at: dict[int, Any], column: Any) -> Any:
         """True, or the condition under which the elements are the tile's own."""
         view, ragged = self.view, self.walk.ragged()
         conditions = [at[g] < view.groups[g].extent for g in view.rows if g in ragged]
         conditions += [column < view.extent(view.n)] if view.n in ragged else []
         return tirx.all(*conditions) if conditions else True
 
-    def _place(self, corner: dict[int, Any], first: Any, chunk: Any, turn: Any, lane: Any) -> tuple[Any, Any, Any]:
+    def place(self, corner: dict[int, Any], first: Any, chunk: Any, turn: Any, lane: Any) -> tuple[Any, Any, Any]:
         """Of a thread's vector: where it was staged, the rows' indices, and the column in the output."""
         where, row, column = self.exchange.place(chunk, turn, lane)
         # codegen vectorises a load only where it sees in the index itself that it is aligned
         begin = corner[self.view.n] // self.vector * self.vector
         return where, bound(self._of_row(corner, first + row)), begin + column
 
-    def _load_wide(self, into: list[Any], base: Any, at: dict[int, Any], column: Any) -> None:
+    def load_wide(self, into: list[Any], base: Any, at: dict[int, Any], column: Any) -> None:
         for load, local in zip(self.wide, into, strict=True):
             with T.vectorized(self.vector) as v:
                 where = self.index(load.indices, {**at, self.view.n: column + v})
@@ -177,7 +203,7 @@ class Store:
                 self._load_if_inside(held, corner, first, chunk, turn, lane)
         return held
 
-    def _load_next(
+    def load_next(
         self, held: list[Any], corners: tuple[Any, Any], first: Any, chunk: Any, turn: Any, lane: Any
     ) -> None:
         """Where a vector was held that has been stored: the same of the chunk that comes next in its place."""
@@ -194,26 +220,34 @@ class Store:
                 with T.Else():
                     self._load_if_inside(held, after, first, later - self.chunks, turn, lane)
 
-    def _held_at(self, chunk: Any, turn: Any) -> Any:
+    def take(self, into: list[Any], held: Sequence[Any], chunk: Any, turn: Any) -> None:
+        """A vector of each of what is held: read whole, or each half of it takes a register from the load on."""
+        here = self.held_at(chunk, turn)
+        for local, registers in zip(into, held, strict=True):
+            with T.vectorized(self.vector) as v:
+                T.buffer_store(local, registers[here + v], [v])
+
+    def held_at(self, chunk: Any, turn: Any) -> Any:
         """Where a vector of a chunk is in what is held."""
         return (chunk % self.ahead * self.turns + turn) * self.vector
 
     def _load_if_inside(
         self, held: list[Any], corner: dict[int, Any], first: Any, chunk: Any, turn: Any, lane: Any
     ) -> None:
-        _, at, column = self._place(corner, first, chunk, turn, lane)
-        base = self._held_at(chunk, turn)
-        condition = self._inside(at, column)
+        _, at, column = self.place(corner, first, chunk, turn, lane)
+        base = self.held_at(chunk, turn)
+        condition = self.inside(at, column)
         if condition is True:
-            self._load_wide(held, base, at, column)
+            self.load_wide(held, base, at, column)
         else:
             with T.If(condition), T.Then():
-                self._load_wide(held, base, at, column)
+                self.load_wide(held, base, at, column)
 
     # long: one piece of a kernel in TVMScript, whose steps share the thread's rows and columns
     def emit(
         self, sums: Any, staging: Any, corner: dict[int, Any], first: Any, consumer: Any, lane: Any, rows: int,
         held: Sequence[Any] = (), shared: Sequence[Any] = (), base: Any = 0, after: dict[int, Any] | None = None,
+        meeting: Turn | None = None,
     ) -> None:  # fmt: skip
         """Store `rows` rows of the tile at `corner`, from `first` on; `lane`: the consumer's thread of 128.
 
@@ -230,12 +264,6 @@ class Store:
         def indices(at: dict[int, Any], column: Any) -> list[Any]:
             return self.index(self.epilogue.indices, placed(at, column))
 
-        def loaded(others: list[Any], at: Any) -> dict[Any, Any]:
-            return {
-                load: local[at].astype("float32") if str(load.source.dtype) in NARROW else local[at]
-                for load, local in zip(self.wide, others, strict=True)
-            }
-
         ready = exchange.ready(shared, base, lane)
 
         def staged(i: Any, in_tile: Any, own: Any) -> Any:
@@ -247,15 +275,14 @@ class Store:
             own_base: T.let[T.int32] = exchange.base(consumer, lane)
             eight = T.alloc_local((8,), self.dtype)
             values = T.alloc_local((vector,), self.dtype)
-            others = T.meta_var(list(held) or [T.alloc_local((vector,), str(load.source.dtype)) for load in self.wide])
+            others = T.meta_var([T.alloc_local((vector,), str(load.source.dtype)) for load in self.wide])
             results = T.alloc_local((vector,), self.epilogue.dtype)
             for chunk in T.unroll(chunks):
                 exchange.put(staged, eight, staging, own_base, chunk, lane)
                 exchange.meet(consumer)
                 for turn in T.unroll(turns):
-                    where, at, column = T.meta_var(self._place(corner, first, chunk, turn, lane))
-                    here = T.meta_var(self._held_at(chunk, turn) if ahead > 0 else 0)
-                    if self._inside(at, column):
+                    where, at, column = T.meta_var(self.place(corner, first, chunk, turn, lane))
+                    if self.inside(at, column):
                         for v in T.vectorized(vector):
                             values[v] = staging[own_base + where + v]
                         if is_plain:
@@ -263,14 +290,16 @@ class Store:
                                 T.buffer_store(out, values[v], indices(at, column + v))
                         else:
                             if ahead == 0:
-                                self._load_wide(others, 0, at, column)
+                                self.load_wide(others, 0, at, column)
+                            else:
+                                self.take(others, held, chunk, turn)
                             for v in T.unroll(vector):
                                 results[v] = self.stored(
-                                    values[v], placed(at, column + v), loaded(others, here + v))
+                                    values[v], placed(at, column + v), self.loaded(others, v))
                             for v in T.vectorized(vector):
                                 T.buffer_store(out, results[v], indices(at, column + v))
                     if ahead > 0:
-                        self._load_next(others, (corner, after), first, chunk, turn, lane)
+                        self.load_next(list(held), (corner, after), first, chunk, turn, lane)
                 T.cuda.warp_sync()
             exchange.part(consumer, chunks)
         # fmt: on

@@ -46,13 +46,17 @@ class TransposedExchange:
 
     @property
     def turns(self) -> int:
-        return self.rows * (_COLUMNS // self.vector) // _THREADS
+        return self.rows * self.threads_of_row // _THREADS
+
+    @property
+    def threads_of_row(self) -> int:
+        return _COLUMNS // self.vector
 
     def chunks(self, rows: int) -> int:
         return rows // self.rows * self._across
 
     def place(self, chunk: Any, turn: Any, lane: Any) -> tuple[Any, Any, Any]:
-        per_row = _COLUMNS // self.vector
+        per_row = self.threads_of_row
         r: Any = T.Bind((turn * _THREADS + lane) // per_row)
         c: Any = T.Bind((turn * _THREADS + lane) % per_row * self.vector)
         where = self._buffer(chunk) + r * self._pitch + c

@@ -1,0 +1,38 @@
+"""Fusing a norm with the product whose rows it normalises: what lies between is neither written nor read again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from subtune.core.graph import Group, Kind
+from subtune.core.numerics import HALVES
+from subtune.passes.neighbours import Neighbours, Proposal, nbytes
+
+_NORMS = frozenset({"nn.layer_norm", "nn.rms_norm"})
+
+
+def normed_products(around: Neighbours) -> Iterator[Proposal]:
+    """A product of halves and the norm along its rows; others may read the product as well, which is then stored."""
+    for group in around.graph.groups:
+        anchor = around.anchor(group)
+        if anchor.kind is not Kind.CONTRACTION or anchor.op != "matmul" or len(group.outputs) != 1:
+            continue
+        if anchor.inputs[0].tensor.dtype not in HALVES or not (norm := _norm_of(around, group)):
+            continue
+        why = f"{norm.anchor} is taken of {group.anchor}'s rows while they are in registers"
+        yield Proposal("one kernel", why, (frozenset(group.ops) | frozenset(norm.ops),), 2 * nbytes(group))
+
+
+def _norm_of(around: Neighbours, group: Group) -> Group | None:
+    """The one group that normalises the rows of what `group` makes."""
+    made = group.outputs[0]
+    homes = {around.home[user].anchor: around.home[user] for user in around.graph.dag.successors(made.source)
+             if user in around.home}  # fmt: skip
+    found = [
+        other for other in homes.values()
+        if other is not group
+        and around.anchor(other).op in _NORMS
+        and len(other.outputs) == 1
+        and other.outputs[0].tensor.shape == made.tensor.shape
+    ]  # fmt: skip
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,263 @@
+"""Rows that the blocks of a cluster hold between them: normalised on the processor, and built for Hopper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+from tvm.script import tirx as T
+
+from subtune import backends
+from subtune.backends.base import Problem
+from subtune.backends.cuda.building.compiler import compile_source, compiler
+from subtune.backends.cuda.building.cubin import resources
+from subtune.backends.cuda.device import CUDA
+from subtune.backends.cuda.families.wgmma.store import Turn
+from subtune.backends.cuda.families.wgmma_normed.schedule import NormedKnobs, normed_product
+from subtune.backends.cuda.lowering.pipeline import register
+from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
+from subtune.core.forms import Forms
+from subtune.core.kernel import Kernel
+from subtune.core.workload import Workload
+from subtune.passes.alternatives import alternatives
+from subtune.passes.alternatives_lower import lower_regions
+from subtune.passes.extract import extract
+from subtune.passes.outline import outline
+from subtune.passes.partition import partition
+from subtune.patterns.normed import Normed
+from subtune.patterns.recognise import recognise
+from subtune.pipeline import normalize
+from tests.backends.cuda import cuda_on_cpu
+from tests.backends.cuda.test_wgmma import HERE, source
+from tests.backends.cuda.test_wgmma_store import fragments, tiles_of
+
+H200 = CUDA("H200")
+FORMS = Forms(norms_products=True)
+_GUARD = 128
+
+
+def model(m: int, n: int, k: int, norm: str, residual: bool, dtype: str, is_stored: bool) -> Any:
+    """norm(x @ w + b [+ r]); with `is_stored`, what is normalised is a result, too."""
+    bb = relax.BlockBuilder()
+    shapes = [(m, k), *([(m, n)] if residual else [])]
+    inputs = [relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)]
+
+    def ones(*shape: int) -> Any:
+        return relax.op.astype(relax.const(np.ones(shape, "float32")), dtype)
+
+    with bb.function("main", inputs):
+        with bb.dataflow():
+            y = bb.emit(op.add(bb.emit(op.matmul(inputs[0], bb.emit(ones(k, n)))), bb.emit(ones(n))))
+            y = bb.emit(op.add(y, inputs[1])) if residual else y
+            scale = bb.emit(ones(n))
+            if norm == "layer":
+                z = bb.emit(op.nn.layer_norm(y, scale, bb.emit(ones(n)), axes=[-1]))
+            else:
+                z = bb.emit(op.nn.rms_norm(y, scale, axes=[-1]))
+            result = bb.emit_output(relax.Tuple([y, z]) if is_stored else z)
+        bb.emit_func_output(result)
+    return normalize(bb.get())
+
+
+def fused(
+    m: int, n: int, k: int, norm: str = "layer", residual: bool = True, dtype: str = "float16", is_stored: bool = False
+) -> Workload:
+    """The one kernel that is proposed for it."""
+    mod = model(m, n, k, norm, residual, dtype, is_stored)
+    graph = partition(mod)
+    subgraphs = extract(outline(mod, graph))
+    found = lower_regions(mod, graph, alternatives(graph, FORMS), subgraphs).subgraphs
+    (one,) = [s for s in found if isinstance(recognise(s.workload), Normed)]
+    return one.workload
+
+
+CASES: dict[str, tuple[dict[str, Any], NormedKnobs]] = {
+    "one block": ({"n": 64}, NormedKnobs(64, 1, 2, 1)),
+    "two blocks": ({"n": 192}, NormedKnobs(64, 2, 2, 1)),
+    "two consumers, and rows beyond": ({"m": 200, "n": 96}, NormedKnobs(128, 3, 2, 2)),
+    "RMS": ({"n": 128, "norm": "rms"}, NormedKnobs(64, 2, 2, 1)),
+    "no residual, RMS, what is normalised as well": (
+        {"n": 128, "norm": "rms", "residual": False, "is_stored": True}, NormedKnobs(64, 4, 2, 1)),
+    "what is normalised as well": ({"n": 128, "is_stored": True}, NormedKnobs(64, 2, 2, 1)),
+    "swapped, columns of two consumers": ({"n": 128, "m": 112}, NormedKnobs(112, 1, 2, 2, swapped=True)),
+    "swapped": ({"n": 256, "m": 250, "is_stored": True}, NormedKnobs(48, 2, 2, 2, swapped=True)),
+    "swapped, RMS, no residual": (
+        {"n": 256, "m": 128, "norm": "rms", "residual": False}, NormedKnobs(64, 2, 2, 2, swapped=True)),
+}  # fmt: skip
+
+
+def stored(workload: Workload, knobs: NormedKnobs) -> tuple[Any, int, int, int]:
+    """A kernel that normalises the sums it is given; its blocks, those of a cluster, and the operands multiplied."""
+    problem = Problem(workload, H200)
+    found = normed_product(problem, knobs)
+    assert isinstance(found, tuple), found
+    product, store, buffers = found
+    tiling, walk = product.walk.tiling, product.walk
+    count64, width = tiling.multiplied
+    count = count64 * width // 2
+    clusters = -(-walk.tiles // 3)  # three tiles for each
+    sums = T.buffer((walk.tiles * tiling.across * tiling.m * tiling.columns,), "float32", align=16, buffer_name="sums")
+    params = [b for b in buffers.values() if not any(b.same_as(operand) for operand in product.operands)]
+
+    def declare() -> None:
+        for param in (sums, *params):
+            T.arg(param.name, param)
+
+    # fmt: off
+    @T.prim_func(check_well_formed=False)
+    def main() -> None:
+        declare()
+        T.device_entry()
+        rank = T.meta_var(T.cta_id_in_cluster([tiling.across]) if tiling.across > 1 else 0)
+        place = T.cta_id([clusters * tiling.across])
+        block: T.let[T.int32] = place // tiling.across
+        tid = T.thread_id([128 * tiling.consumers])
+        pool = T.SMEMPool()
+        staged = pool.alloc((store.shared_elements(),), store.dtype, align=128)
+        columns = T.meta_var([pool.alloc((tiling.fetched_elements(),), "float32", align=16) for _ in store.fetched])
+        meeting = T.meta_var(store.allocate(pool))
+        pool.commit()
+        if tid == 0:
+            store.prepare(meeting)
+        if tiling.across > 1:
+            T.ptx.barrier.cluster.arrive.release()
+            T.ptx.barrier.cluster.wait.acquire()
+        else:
+            T.cuda.cta_sync()
+        consumer: T.let[T.int32] = tid // 128
+        lane: T.let[T.int32] = tid % 128
+        own = T.alloc_local((count,), "float32")
+        tile: T.int32 = block
+        while tile < walk.tiles:
+            at = T.meta_var(walk.stored_at(walk.where(tile, rank, consumer), rank, consumer))
+            fetched = T.meta_var(store.fetch(at, lane))
+            first: T.let[T.int32] = 0 if tiling.swapped else consumer * tiling.m_consumer
+            held = T.meta_var(store.load_ahead(at, first, lane))
+            for i in T.unroll(count):
+                own[i] = sums[(tile * tiling.across + rank) * (tiling.m * tiling.columns)
+                              + consumer * (count * 128) + i * 128 + lane]
+            base: T.let[T.int32] = consumer * 2 * tiling.stored_columns
+            store.share(fetched, columns, base, lane)
+            T.cuda.warpgroup_sync(consumer + 1)
+            store.emit(own, staged, at, first, consumer, lane, tiling.m_consumer, held, columns, base, None,
+                       Turn(meeting, rank, (tile - block) // clusters))
+            tile = tile + clusters
+    # fmt: on
+    func = main.with_attrs({TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True})
+    return func, clusters * tiling.across, tiling.across, product
+
+
+@pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
+@pytest.mark.parametrize("case", CASES)
+def test_rows_are_normalised(case: str, tmp_path: Path) -> None:
+    given, knobs = CASES[case]
+    given = {"m": 192, "k": 64, **given}
+    workload = fused(**given)
+    func, blocks, across, product = stored(workload, knobs)
+    rng = np.random.default_rng(0)
+    total = rng.standard_normal((given["m"], given["n"])) * 3 + 1
+    arrays = {"sums": fragments(tiles_of(total, product.walk.tiling), product.walk.tiling)}
+    arrays["sums"] = arrays["sums"].astype("float32")
+    x, made = total, []
+    read = [str(operand.name) for operand in product.operands]
+    for arg in workload.args:
+        if arg.is_output:
+            made.append(np.full(np.prod(arg.shape) + 2 * _GUARD, -7, arg.dtype))
+            arrays[arg.name] = made[-1][_GUARD:]
+        elif arg.name not in read:
+            arrays[arg.name] = rng.standard_normal(arg.shape).astype(arg.dtype)
+    rest = [arrays[arg.name] for arg in workload.args if not arg.is_output and arg.name not in read]
+    wide = [array for array in rest if array.ndim > 1]
+    narrow = [array.astype("float64") for array in rest if array.ndim == 1]
+    x = total + narrow[0] + sum(array.astype("float64") for array in wide)
+    if given.get("norm") == "rms":
+        wanted = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * narrow[1]
+    else:
+        centred = x - x.mean(-1, keepdims=True)
+        wanted = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * narrow[1] + narrow[2]
+    code = source(func)
+    cuda_on_cpu.launch(code, "main_kernel", arrays, blocks, 128 * product.walk.tiling.consumers, tmp_path, across)
+    for whole, expected in zip(made, [x, wanted] if len(made) == 2 else [wanted], strict=True):
+        assert (whole[:_GUARD] == -7).all()
+        assert (whole[-_GUARD:] == -7).all()
+        np.testing.assert_allclose(whole[_GUARD:-_GUARD].reshape(wanted.shape), expected, rtol=4e-3, atol=8e-3)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_the_norm_behind_a_product_is_recognised(norm: str, is_stored: bool) -> None:
+    pattern = recognise(fused(256, 128, 64, norm, is_stored=is_stored))
+    assert isinstance(pattern, Normed)
+    assert pattern.stores_x == is_stored
+    assert pattern.columns == 128
+    assert len(pattern.terms) == {"layer": 2, "rms": 1}[norm]
+    assert pattern.front.args[-1].dtype == "float16"  # what the model rounds to
+    assert pattern.front.num_outputs == 1
+
+
+def test_products_of_float32_are_left_alone() -> None:
+    mod = model(256, 128, 64, "layer", True, "float32", False)
+    assert not alternatives(partition(mod), FORMS)
+    mod = model(256, 128, 64, "layer", True, "float16", False)
+    assert not alternatives(partition(mod))
+    assert alternatives(partition(mod), FORMS)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(4096, 768, 3072), (512, 1024, 1024), (1024, 192, 768), (300, 1040, 64)])
+def test_candidates_fill_the_device(m: int, n: int, k: int) -> None:
+    workload = fused(m, n, k)
+    found = [c for c in backends.candidates(workload, H200, 50) if c.family == "cuda.wgmma_normed"]
+    assert found
+    for candidate in found:
+        assert n % candidate.get("across") == 0
+        assert isinstance(backends.schedule(workload, candidate, H200), Kernel), candidate
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(isinstance(HERE, str) or HERE.capability != 90, reason=f"no Hopper GPU: {HERE}")
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize(("m", "n"), [(1000, 768), (384, 1024), (4096, 192)])
+def test_results_on_a_gpu(m: int, n: int, is_stored: bool) -> None:
+    """Every candidate, several times: blocks that wait for one another do so in another order each time."""
+    workload = fused(m, n, 256, is_stored=is_stored)
+    rng = np.random.default_rng(1)
+    given = [arg for arg in workload.args if not arg.is_output]
+    inputs = [rng.standard_normal(arg.shape).astype(arg.dtype) for arg in given]
+    wanted = cuda_on_cpu.reference(workload, inputs)
+    device = tvm.cuda(0)
+    for candidate in backends.candidates(workload, H200, 50):
+        if candidate.family != "cuda.wgmma_normed":
+            continue
+        kernel = backends.schedule(workload, candidate, H200)
+        assert isinstance(kernel, Kernel)
+        func = kernel.func.with_attr("global_symbol", "main")
+        with H200.target():
+            built = tvm.compile(func, target=H200.target(), tir_pipeline=register())
+        packed = dict(kernel.packings)
+        arrays = [tvm.runtime.tensor(packed[i](x) if i in packed else x, device) for i, x in enumerate(inputs)]
+        results = [tvm.runtime.tensor(np.full(w.shape, np.nan, "float16"), device) for w in wanted]
+        for _ in range(20):
+            built["main"](*arrays, *results)
+        for result, want in zip(results, wanted, strict=True):
+            limit = 4e-3 * np.abs(want).max()
+            np.testing.assert_allclose(
+                result.numpy().astype("float64"), want, rtol=4e-3, atol=limit, err_msg=str(candidate)
+            )
+
+
+@pytest.mark.skipif(not compiler(), reason="nothing compiles CUDA here")
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_nothing_is_spilled(is_swapped: bool) -> None:
+    """What is loaded ahead and what is kept share the registers with the sums."""
+    workload = fused(4096, 768, 3072)
+    found = [c for c in backends.candidates(workload, H200, 50) if c.family == "cuda.wgmma_normed"]
+    candidate = next(c for c in found if bool(c.get("swapped")) == is_swapped and c.get("shares"))
+    kernel = backends.schedule(workload, candidate, H200)
+    assert isinstance(kernel, Kernel)
+    (used,) = resources(compile_source(cuda_on_cpu.source(kernel.func, H200), H200.target()))
+    assert used.stack_bytes == 0
