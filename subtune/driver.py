@@ -100,8 +100,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         if dump is not None:
             dump("splice", spliced[0])
         del prepared, imported, kernels  # a large model's constants stay as long as somebody needs them, and no longer
-        check = verification.check if verification else None
-        path = write_artifact(output, Package(spliced.pop(), *about), device, check)
+        path = write_artifact(output, Package(spliced.pop(), *about), device, verification and verification.check)
     return CompileReport(
         path=str(path),
         rows=rows(subgraphs, winners, device),
