@@ -25,6 +25,8 @@ _LEFT_AFTER_FIRST = 0.15
 """What the best of all candidates saves of the latency of the one predicted fastest: 13 % over the first six of 98
 workloads of the zoo, of which the second brings 10 and the third 1.5. After n candidates a 1/n of it is left."""
 _FINISH_SAVES = 0.01
+_LEAST_S = 1e-6
+"""What the next step of a search takes at least: of one that only waits to be told, nothing is asked."""
 _CHECKED_CALLS = 10
 """Of the default, or of a candidate: what preparing, checking and comparing take beside the time asked for."""
 
@@ -59,7 +61,7 @@ def next_turn(searches: Sequence[WorkloadSearch], is_hurried: bool) -> list[Work
     going = [search for search in searches if search.step != Step.DONE]
     if not is_hurried or not going:
         return going[:GROUP]
-    rates = {search.job.workload.key: saved_s(search) / cost_s(search) for search in going}
+    rates = {search.job.workload.key: saved_s(search) / max(cost_s(search), _LEAST_S) for search in going}
     going.sort(key=lambda search: (-rates[search.job.workload.key], search.job.workload.key))
     least = _WORTH_JOINING * rates[going[0].job.workload.key]
     return [search for search in going[:GROUP] if rates[search.job.workload.key] >= least]

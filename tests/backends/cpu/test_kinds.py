@@ -210,9 +210,11 @@ def test_a_slice_costs_what_it_reads(device: CPUModel) -> None:
     assert 100 * few.predicted_s < many.predicted_s
 
 
-def test_many_joined_inputs_are_taken_by_tiles(device: CPUModel) -> None:
+def test_many_joined_inputs_are_written_section_by_section(device: CPUModel) -> None:
     rows = build(lambda emit, *x: op.concat(x, 0), [(1, 256)] * 40)
-    assert backends.candidates(rows, device)[0]["shape"] == "tile"
+    shapes = [candidate.get("shape") for candidate in backends.candidates(rows, device)]
+    assert shapes[0] == "sections"  # in an LSTM less than half of what tiles take
+    assert "tile" in shapes
 
 
 @pytest.mark.parametrize(
