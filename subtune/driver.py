@@ -97,10 +97,10 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         about = (imported.inputs, imported.outputs, kernel_origins(subgraphs, winners), source, imported.name)
         notes = (*imported.notes, *((note_of_elsewhere(device, winners),) if is_elsewhere else ()))
         spliced = [splice(prepared.mod, kernels)]
-        if dump is not None:
-            dump("splice", spliced[0])
+        _ = dump and dump("splice", spliced[0])
         del prepared, imported, kernels  # a large model's constants stay as long as somebody needs them, and no longer
-        path = write_artifact(output, Package(spliced.pop(), *about), device, verification and verification.check)
+        check = verification.check if verification else None
+        path = write_artifact(output, Package(spliced.pop(), *about), device, check)
     return CompileReport(
         path=str(path),
         rows=rows(subgraphs, winners, device),
