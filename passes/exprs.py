@@ -127,3 +127,18 @@ def positive_axis(axis: int, rank: int) -> int:
 def is_value(expr: Expr) -> bool:
     """Whether the call computes a Relax value, and is not an arithmetic expression on dimensions."""
     return not isinstance(expr, tvm.ir.Call) or not tvm.ir.is_prim_expr(expr)
+
+
+CONVOLUTIONS = {f"relax.nn.conv{n}d": getattr(relax.op.nn, f"conv{n}d") for n in (1, 2, 3)}
+
+
+def convolved(call: tvm.ir.Call, data: Expr, weight: Expr, **changes: Any) -> Expr:
+    """The convolution `call` of other operands; `changes`: the attributes that are others."""
+    attrs = call.attrs
+    same = {
+        **{name: ints(getattr(attrs, name)) for name in ("strides", "padding", "dilation")},
+        **{name: str(getattr(attrs, name)) for name in ("data_layout", "kernel_layout", "out_layout")},
+        "groups": int(attrs.groups),
+        "out_dtype": attrs.out_dtype,
+    }
+    return CONVOLUTIONS[op_name(call)](data, weight, **same | changes)

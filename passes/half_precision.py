@@ -24,7 +24,7 @@ from tvm.ir import Call, IRModule
 
 from subtune.core.forms import Forms
 from subtune.core.graph import Group, Kind, OpNode, Origin, PartitionGraph, Value
-from subtune.passes.exprs import array_of
+from subtune.passes.exprs import CONVOLUTIONS, array_of, convolved, op_name
 from subtune.passes.float_regions import without_borders
 from subtune.passes.halves import half_of
 from subtune.passes.opkind import LOOKUPS
@@ -34,7 +34,6 @@ from subtune.passes.partition_read import Dataflow, Resolved, flatten, read_data
 from subtune.passes.recurrences import is_recurrence, recurrence_call
 
 _FULL = "float32"
-_CONVOLUTIONS = {"nn.conv1d": relax.op.nn.conv1d, "nn.conv2d": relax.op.nn.conv2d, "nn.conv3d": relax.op.nn.conv3d}
 
 
 def settle_precision(mod: IRModule, asked: str, forms: Forms) -> IRModule:
@@ -138,13 +137,7 @@ class _Writer:
         data, weight = (self._narrow(value, group) for value in node.inputs[:2])
         if node.op == "matmul":
             return self._bb.emit(relax.op.matmul(data, weight, _FULL), node.name)
-        attrs = call.attrs
-        conv = _CONVOLUTIONS[node.op](
-            data, weight, strides=list(attrs.strides), padding=list(attrs.padding), dilation=list(attrs.dilation),
-            groups=int(attrs.groups), data_layout=str(attrs.data_layout), kernel_layout=str(attrs.kernel_layout),
-            out_layout=str(attrs.out_layout), out_dtype=_FULL,
-        )  # fmt: skip
-        return self._bb.emit(conv, node.name)
+        return self._bb.emit(convolved(call, data, weight, out_dtype=_FULL), node.name)
 
     def _recurrence(self, node: OpNode, call: Call) -> Any:
         """Weights, what travels and the hidden states in half; biases, and the states at both ends, as they are."""
@@ -245,7 +238,7 @@ def _is_dense(node: OpNode, call: Call, with_groups: bool) -> bool:
         return False
     if node.op == "matmul":
         return all(len(value.tensor.shape) >= 2 for value in node.inputs) and int(node.inputs[0].tensor.shape[-1]) > 1
-    if node.op not in _CONVOLUTIONS or not str(call.attrs.data_layout).endswith("C"):
+    if op_name(call) not in CONVOLUTIONS or not str(call.attrs.data_layout).endswith("C"):
         return False
     channels, groups = int(node.inputs[0].tensor.shape[-1]), int(call.attrs.groups)
     if groups == 1:

@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from subtune.passes.exprs import Expr, ints, op_name, shape_of
+from subtune.passes.exprs import Expr, convolved, op_name, shape_of
 from subtune.passes.fold_constants import FOLD
 from subtune.passes.layout_axes import to_first
 from subtune.passes.layout_conv_transpose import as_convolution
@@ -22,10 +22,10 @@ from subtune.passes.layout_sink import SINK
 from subtune.passes.normalize_cleanup import CLEANUP, permute_is_reshape
 from subtune.passes.rewriter import Rules, Walk, merged, rewrite
 
-_CONVOLUTIONS = {
-    "relax.nn.conv1d": ("NCW", "OIW", relax.op.nn.conv1d),
-    "relax.nn.conv2d": ("NCHW", "OIHW", relax.op.nn.conv2d),
-    "relax.nn.conv3d": ("NCDHW", "OIDHW", relax.op.nn.conv3d),
+_LAYOUTS = {
+    "relax.nn.conv1d": ("NCW", "OIW"),
+    "relax.nn.conv2d": ("NCHW", "OIHW"),
+    "relax.nn.conv3d": ("NCDHW", "OIDHW"),
 }
 
 
@@ -36,7 +36,7 @@ def last(rank: int) -> list[int]:
 
 def channels_last(walk: Walk, call: Call) -> Expr | None:
     """The rule on convolutions."""
-    data_layout, kernel_layout, op = _CONVOLUTIONS[op_name(call)]
+    data_layout, kernel_layout = _LAYOUTS[op_name(call)]
     attrs = call.attrs
     if str(attrs.data_layout) != data_layout or str(attrs.kernel_layout) != kernel_layout:
         return None
@@ -44,23 +44,14 @@ def channels_last(walk: Walk, call: Call) -> Expr | None:
         return None
     rank = len(data_layout)
     spatial = data_layout[2:]
-    result = op(
-        relax.op.permute_dims(call.args[0], last(rank)),
-        relax.op.permute_dims(call.args[1], last(rank)),
-        strides=ints(attrs.strides),
-        padding=ints(attrs.padding),
-        dilation=ints(attrs.dilation),
-        groups=int(attrs.groups),
-        data_layout=f"N{spatial}C",
-        kernel_layout=f"O{spatial}I",
-        out_layout=f"N{spatial}C",
-        out_dtype=attrs.out_dtype,
-    )
+    data, weight = (relax.op.permute_dims(arg, last(rank)) for arg in call.args)
+    layouts = {"data_layout": f"N{spatial}C", "kernel_layout": f"O{spatial}I", "out_layout": f"N{spatial}C"}
+    result = convolved(call, data, weight, **layouts)
     return relax.op.permute_dims(result, to_first(rank))
 
 
 LAYOUT: Rules = merged(
-    dict.fromkeys(_CONVOLUTIONS, (channels_last,)),
+    dict.fromkeys(_LAYOUTS, (channels_last,)),
     {f"relax.nn.conv{n}d_transpose": (as_convolution,) for n in (1, 2, 3)},
     SINK,
     CLEANUP,

@@ -13,10 +13,11 @@ from math import prod
 from tvm import relax
 from tvm.ir import Call
 
-from subtune.passes.elementwise import BINARY, UNARY, rebuilt
+from subtune.passes.elementwise import BINARY, UNARY
 from subtune.passes.exprs import Expr, dtype_of, ints, op_name, shape_of
 from subtune.passes.layout_planes import LEAST_WIDTH
 from subtune.passes.rewriter import Rules, Walk
+from subtune.passes.sink_views import past_binary, past_unary
 
 MOST_CHANNELS = 20
 """Of the result: with more, multiplying an element takes longer than reading it from memory (`Forms.ops_per_byte`)."""
@@ -59,38 +60,17 @@ def _pixels(walk: Walk, expr: Expr) -> Expr | None:
     return view.args[0] if op_name(made) in (*UNARY, *BINARY, "relax.matmul") else None
 
 
-def sink_unary(walk: Walk, call: Call) -> Expr | None:
-    """`relu(view(y))` -> `view(relu(y))`."""
-    pixels = _pixels(walk, call.args[0])
-    return None if pixels is None else relax.op.reshape(rebuilt(call, [pixels]), shape_of(call))
-
-
-def sink_binary(walk: Walk, call: Call) -> Expr | None:
-    """`view(y) + bias` and `view(y) + r` -> `view(y + bias)` and `view(y + view(r))`."""
-    shape = shape_of(call)
-    found = [_pixels(walk, arg) for arg in call.args]
-    if shape is None or all(one is None or shape_of(a) != shape for one, a in zip(found, call.args, strict=True)):
-        return None
-    args = [
-        one if one is not None and shape_of(arg) == shape else _of_pixels(arg, shape)
-        for arg, one in zip(call.args, found, strict=True)
-    ]
-    return None if any(arg is None for arg in args) else relax.op.reshape(rebuilt(call, args), shape)
-
-
-def _of_pixels(arg: Expr, shape: tuple[int, ...]) -> Expr | None:
-    """The other operand: a whole tensor, or what is one number for all pixels of a channel."""
+def _of_channels(arg: Expr, dims: int) -> Expr | None:
+    """What is one number for all pixels of a channel."""
     given = shape_of(arg)
     if given is None:
         return None
-    if given == shape:
-        return relax.op.reshape(arg, (*shape[:2], prod(shape[2:])))
-    padded = (1,) * (len(shape) - len(given)) + given
+    padded = (1,) * (dims - len(given)) + given
     return relax.op.reshape(arg, (*padded[:2], 1)) if prod(padded[2:]) == 1 else None
 
 
 POINTWISE: Rules = {
     **dict.fromkeys(_LAYOUTS, (as_product,)),
-    **dict.fromkeys(UNARY, (sink_unary,)),
-    **dict.fromkeys(BINARY, (sink_binary,)),
+    **dict.fromkeys(UNARY, (past_unary(_pixels),)),
+    **dict.fromkeys(BINARY, (past_binary(_pixels, _of_channels),)),
 }

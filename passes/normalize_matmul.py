@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from subtune.passes.elementwise import BINARY, UNARY, rebuilt
+from subtune.passes.elementwise import BINARY, UNARY
 from subtune.passes.exprs import (
     Expr,
     array_of,
@@ -33,6 +33,7 @@ from subtune.passes.exprs import (
 from subtune.passes.fold_constants import FOLD
 from subtune.passes.normalize_cleanup import CLEANUP
 from subtune.passes.rewriter import Rules, Walk, merged, rewrite
+from subtune.passes.sink_views import past_binary, past_unary
 
 
 def flatten_rows(walk: Walk, call: Call) -> Expr | None:
@@ -104,39 +105,10 @@ def _rows(walk: Walk, expr: Expr) -> Expr | None:
     return view.args[0]
 
 
-def sink_unary(walk: Walk, call: Call) -> Expr | None:
-    """`relu(view(y))` -> `view(relu(y))`."""
-    rows = _rows(walk, call.args[0])
-    return None if rows is None else relax.op.reshape(rebuilt(call, [rows]), shape_of(call))
-
-
-def sink_binary(walk: Walk, call: Call) -> Expr | None:
-    """`view(y) + bias` and `view(y) + r` -> `view(y + bias)` and `view(y + view(r))`."""
-    shape = shape_of(call)
-    rows = [_rows(walk, arg) for arg in call.args]
-    if shape is None or not any(
-        row is not None and shape_of(arg) == shape for row, arg in zip(rows, call.args, strict=True)
-    ):
-        return None
-    flat = (int(np.prod(shape[:-1], dtype=np.int64)), shape[-1])
-    args = []
-    for arg, row in zip(call.args, rows, strict=True):
-        if row is not None and shape_of(arg) == shape:
-            args.append(row)
-            continue
-        moved = _as_rows(arg, shape, flat)
-        if moved is None:
-            return None
-        args.append(moved)
-    return relax.op.reshape(rebuilt(call, args), shape)
-
-
-def _as_rows(arg: Expr, shape: tuple[int, ...], flat: tuple[int, ...]) -> Expr | None:
-    """The other operand for the flat form: a whole tensor reshaped, a row vector or a number as [N] or [1]."""
+def _as_row(arg: Expr, dims: int) -> Expr | None:
+    """What is the same for all rows, a row vector or a number, as [N] or [1]."""
     given = shape_of(arg)
-    if given == shape:
-        return relax.op.reshape(arg, flat)
-    if given is None or any(extent != 1 for extent in given[:-1]) or len(given) > len(shape):
+    if given is None or any(extent != 1 for extent in given[:-1]) or len(given) > dims:
         return None
     return arg if len(given) <= 1 else relax.op.reshape(arg, given[-1:])
 
@@ -164,8 +136,8 @@ def sink_last_axis(walk: Walk, call: Call) -> Expr | None:
 
 MATMUL: Rules = {
     "relax.matmul": (flatten_rows, absorb_factor, release_factor),
-    **dict.fromkeys(UNARY, (sink_unary,)),
-    **dict.fromkeys(BINARY, (sink_binary,)),
+    **dict.fromkeys(UNARY, (past_unary(_rows),)),
+    **dict.fromkeys(BINARY, (past_binary(_rows, _as_row),)),
     **dict.fromkeys(("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.softmax"), (sink_last_axis,)),
 }
 

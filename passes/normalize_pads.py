@@ -8,13 +8,10 @@ looks at it: which kernels may be joined, and how a kernel reads beyond the bord
 
 from __future__ import annotations
 
-from tvm import relax
 from tvm.ir import Call
 
-from subtune.passes.exprs import Expr, ints, op_name
+from subtune.passes.exprs import CONVOLUTIONS, Expr, convolved, ints
 from subtune.passes.rewriter import Rules, Walk
-
-_CONVOLUTIONS = {f"relax.nn.conv{n}d": getattr(relax.op.nn, f"conv{n}d") for n in (1, 2, 3)}
 
 
 def drop_pad(walk: Walk, call: Call) -> Expr | None:
@@ -37,11 +34,7 @@ def absorb_pad(walk: Walk, call: Call) -> Expr | None:
         return None
     more = [pairs[axis][side] for side in (0, 1) for axis in spatial]
     padding = [own + width for own, width in zip(ints(attrs.padding), more, strict=True)]
-    return _CONVOLUTIONS[op_name(call)](
-        pad.args[0], call.args[1], strides=ints(attrs.strides), padding=padding, dilation=ints(attrs.dilation),
-        groups=int(attrs.groups), data_layout=layout, kernel_layout=str(attrs.kernel_layout),
-        out_layout=str(attrs.out_layout), out_dtype=attrs.out_dtype,
-    )  # fmt: skip
+    return convolved(call, pad.args[0], call.args[1], padding=padding)
 
 
-PADS: Rules = {"relax.nn.pad": (drop_pad,), **dict.fromkeys(_CONVOLUTIONS, (absorb_pad,))}
+PADS: Rules = {"relax.nn.pad": (drop_pad,), **dict.fromkeys(CONVOLUTIONS, (absorb_pad,))}
