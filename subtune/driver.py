@@ -18,16 +18,16 @@ from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
 from subtune.core.errors import TargetError
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
-from subtune.database import opened
+from subtune.database import Database, opened
 from subtune.options import Options
 from subtune.passes.run import Dump
 from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare
 from subtune.report.compile_report import CompileReport
 from subtune.report.provenance import failures, kernel_origins, note_of_elsewhere, rows, source_of
-from subtune.tuning.alternatives import chosen_partition, plan
+from subtune.tuning.alternatives import Plan, chosen_partition, plan
 from subtune.tuning.predict import predict
-from subtune.tuning.search import Search, tune
+from subtune.tuning.search import Records, Search, tune
 from subtune.tuning.weights import known_to_be_slower, within
 from subtune.tuning.winners import Winners
 from subtune.verification.verification import Verification
@@ -72,17 +72,8 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
     with opened(options.database) as store:
         with clock.stage("tune"):
             planned = plan(prepared.subgraphs, others, device, store)
-            records = tune(
-                planned.first,
-                device,
-                Search(options.topk, options.budget_s if options.tune and not is_elsewhere else 0.0),
-                database=store,
-                measurer=options.measurer,
-                progress=options.progress,
-                rivals=planned.rivals,
-                later=planned.later,
-                worth=planned.prospects.worth_tuning,
-            )
+            budget_s = options.budget_s if options.tune and not is_elsewhere else 0.0
+            records = _tuned(planned, device, Search(options.topk, budget_s), options, store)
         with clock.stage("choose"):
             choices = planned.choices(others, records)
             prepared = prepared.arranged(chosen_partition(prepared.graph, others, choices))
@@ -97,7 +88,8 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         about = (imported.inputs, imported.outputs, kernel_origins(subgraphs, winners), source, imported.name)
         notes = (*imported.notes, *((note_of_elsewhere(device, winners),) if is_elsewhere else ()))
         spliced = [splice(prepared.mod, kernels)]
-        _ = dump and dump("splice", spliced[0])
+        if dump is not None:
+            dump("splice", spliced[0])
         del prepared, imported, kernels  # a large model's constants stay as long as somebody needs them, and no longer
         check = verification.check if verification else None
         path = write_artifact(output, Package(spliced.pop(), *about), device, check)
@@ -114,6 +106,20 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         products=products,
         choices=choices,
         weights=weights,
+    )
+
+
+def _tuned(planned: Plan, device: Device, search: Search, options: Options, store: Database) -> Records:
+    return tune(
+        planned.first,
+        device,
+        search,
+        database=store,
+        measurer=options.measurer,
+        progress=options.progress,
+        rivals=planned.rivals,
+        later=planned.later,
+        worth=planned.prospects.worth_tuning,
     )
 
 

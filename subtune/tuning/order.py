@@ -26,7 +26,7 @@ _LEFT_AFTER_FIRST = 0.15
 workloads of the zoo, of which the second brings 10 and the third 1.5. After n candidates a 1/n of it is left."""
 _FINISH_SAVES = 0.01
 _LEAST_S = 1e-6
-"""What the next step of a search takes at least: of one that only waits to be told, nothing is asked."""
+"""Of a wave: one that has no candidates left takes no time, and comes first."""
 _CHECKED_CALLS = 10
 """Of the default, or of a candidate: what preparing, checking and comparing take beside the time asked for."""
 
@@ -61,7 +61,7 @@ def next_turn(searches: Sequence[WorkloadSearch], is_hurried: bool) -> list[Work
     going = [search for search in searches if search.step != Step.DONE]
     if not is_hurried or not going:
         return going[:GROUP]
-    rates = {search.job.workload.key: saved_s(search) / max(cost_s(search), _LEAST_S) for search in going}
+    rates = {search.job.workload.key: saved_s(search) / cost_s(search) for search in going}
     going.sort(key=lambda search: (-rates[search.job.workload.key], search.job.workload.key))
     least = _WORTH_JOINING * rates[going[0].job.workload.key]
     return [search for search in going[:GROUP] if rates[search.job.workload.key] >= least]
@@ -90,7 +90,7 @@ def cost_s(search: WorkloadSearch) -> float:
     best_s = min(search.best_s, default_s)
     if search.step == Step.WAVE:
         count = len(search.portion())
-        return count * (search.build_s / usable_cores() + LOOK_S + _CHECKED_CALLS * best_s)
+        return max(_LEAST_S, count * (search.build_s / usable_cores() + LOOK_S + _CHECKED_CALLS * best_s))
     if search.step == Step.SETTLE:
         return FULL_S + _CHECKED_CALLS * (default_s + best_s)
     return 3 * FULL_S + len(search.looks) * FULL_S / 8 + _CHECKED_CALLS * (default_s + best_s)
