@@ -17,7 +17,7 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.building.compiler import compile_source, compiler
 from subtune.backends.cuda.building.cubin import resources
 from subtune.backends.cuda.device import CUDA
-from subtune.backends.cuda.families.wgmma.store import Turn
+from subtune.backends.cuda.families.wgmma.store import Block
 from subtune.backends.cuda.families.wgmma_normed.schedule import NormedKnobs, normed_product
 from subtune.backends.cuda.lowering.pipeline import register
 from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
@@ -120,10 +120,10 @@ def stored(workload: Workload, knobs: NormedKnobs) -> tuple[Any, int, int, int]:
         pool = T.SMEMPool()
         staged = pool.alloc((store.shared_elements(),), store.dtype, align=128)
         columns = T.meta_var([pool.alloc((tiling.fetched_elements(),), "float32", align=16) for _ in store.fetched])
-        meeting = T.meta_var(store.allocate(pool))
+        own_shared = T.meta_var(store.allocate(pool))
         pool.commit()
         if tid == 0:
-            store.prepare(meeting)
+            store.prepare(own_shared)
         if tiling.across > 1:
             T.ptx.barrier.cluster.arrive.release()
             T.ptx.barrier.cluster.wait.acquire()
@@ -145,7 +145,7 @@ def stored(workload: Workload, knobs: NormedKnobs) -> tuple[Any, int, int, int]:
             store.share(fetched, columns, base, lane)
             T.cuda.warpgroup_sync(consumer + 1)
             store.emit(own, staged, at, first, consumer, lane, tiling.m_consumer, held, columns, base, None,
-                       Turn(meeting, rank, (tile - block) // clusters))
+                       Block(own_shared, rank, (tile - block) // clusters))
             tile = tile + clusters
     # fmt: on
     func = main.with_attrs({TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True})

@@ -26,7 +26,7 @@ from subtune.backends.cuda.families.wgmma.cluster import (
     part_of_sums,
     wait_for_cluster,
 )
-from subtune.backends.cuda.families.wgmma.store import Store, Turn, wide_dtype
+from subtune.backends.cuda.families.wgmma.store import Block, Store, wide_dtype
 from subtune.backends.cuda.families.wgmma.tiling import SWIZZLES
 from subtune.backends.cuda.families.wgmma.tma import TensorMap, copy_instruction
 from subtune.backends.cuda.families.wgmma.walk import Walk
@@ -98,7 +98,7 @@ def wgmma_func(
         above = tirx.min(rank * t.part_rows, t.m - t.part_rows) if t.shares else 0  # rows that other blocks copy
         for i, corner in enumerate(corners):
             for box in range(a_boxes):
-                at = moved(corner | step, view.rows[-1], above + box * bk, 2 if t.shares else a_boxes)
+                at = moved(corner | step, view.rows[-1], above + box * bk, t.shares or a_boxes > 1)
                 there = to.ptr_to([base + above * bk + (i * a_boxes + box) * (box_elements // a_boxes)])
                 T.evaluate(T.ptx[copy_a](there, T.address_of(map_a), *a_map.coordinates(at), barrier, *a_receivers))
 
@@ -166,7 +166,7 @@ def wgmma_func(
         full = pool.alloc((t.stages,), "uint64", align=8)
         empty = pool.alloc((t.stages,), "uint64", align=8)
         turn = pool.alloc((2,), "uint64", align=8)
-        meeting = T.meta_var(store.allocate(pool))
+        own_shared = T.meta_var(store.allocate(pool))
         pool.commit()
         group: T.let[T.int32] = T.tvm_warp_shuffle(0xFFFFFFFF, tid // 128, 0, 32, 32)
         if tid == 0:
@@ -177,7 +177,7 @@ def wgmma_func(
                 T.ptx.mbarrier.init.shared.b64(empty.ptr_to([i]), T.uint32(free_by * t.sharing))
             for i in T.unroll(2):
                 T.ptx.mbarrier.init.shared.b64(turn.ptr_to([i]), T.uint32(1))
-            store.prepare(meeting)
+            store.prepare(own_shared)
             T.ptx.fence.mbarrier_init.release.cluster()
             T.ptx.fence.proxy.async_.shared__cta()
         if blocks > 1:
@@ -212,7 +212,7 @@ def wgmma_func(
                                         T.address_of(map_b),
                                         *b_map.coordinates(
                                             moved(corners[0] | walk.at_tap(walk.at_step(step), tap), view.n,
-                                                  of_box(rank, box) * b_box, b_boxes * t.cluster)),
+                                                  of_box(rank, box) * b_box, b_boxes * t.cluster > 1)),
                                         full.ptr_to([stage]), *b_receivers)
                         stage = stage + 1
                         if stage == t.stages:
@@ -312,7 +312,7 @@ def wgmma_func(
                 if not is_single:
                     store.fetch_again(fetched, after, lane)
                 store.emit(totals, staged, at, first if is_apart else 0, consumer, lane, t.m_consumer, held, columns,
-                           base, after, Turn(meeting, rank, (tile - block) // clusters))
+                           base, after, Block(own_shared, rank, (tile - block) // clusters))
                 odd = 1 - odd
                 if t.alternate:
                     skipped: T.let[T.int32] = stage + (t.consumers - 1) * walk.steps
@@ -326,5 +326,5 @@ def wgmma_func(
     return main
 
 
-def moved(at: dict[int, Any], group: int, by: Any, boxes: int) -> dict[int, Any]:
-    return at if boxes == 1 else {**at, group: at[group] + by}
+def moved(at: dict[int, Any], group: int, by: Any, is_moved: bool) -> dict[int, Any]:
+    return {**at, group: at[group] + by} if is_moved else at

@@ -32,10 +32,10 @@ _SPARE_REGISTERS = 8  # that nothing loaded ahead may take
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Of a block of a cluster: what its store allocated, its rank, and how many tiles the block has stored before."""
+class Block:
+    """One of a cluster: what its store allocated, its rank, and how many tiles it has stored before."""
 
-    meeting: Any
+    own: Any
     rank: Any
     tiles_before: Any
 
@@ -72,7 +72,7 @@ class Store:
         """Shared memory of its own, beside what sums are exchanged in."""
         return None
 
-    def prepare(self, meeting: Any) -> None:
+    def prepare(self, own: Any) -> None:
         """What one thread does with that, before all others go on."""
 
     @property
@@ -221,11 +221,14 @@ class Store:
                     self._load_if_inside(held, after, first, later - self.chunks, turn, lane)
 
     def take(self, into: list[Any], held: Sequence[Any], chunk: Any, turn: Any) -> None:
-        """A vector of each of what is held: read whole, or each half of it takes a register from the load on."""
-        here = self.held_at(chunk, turn)
+        """A vector of each of what is held."""
         for local, registers in zip(into, held, strict=True):
-            with T.vectorized(self.vector) as v:
-                T.buffer_store(local, registers[here + v], [v])
+            self.read(local, registers, self.held_at(chunk, turn))
+
+    def read(self, into: Any, registers: Any, at: Any) -> None:
+        """A vector, whole: where its halves are read one by one, each takes a register from the load on."""
+        with T.vectorized(self.vector) as v:
+            T.buffer_store(into, registers[at + v], [v])
 
     def held_at(self, chunk: Any, turn: Any) -> Any:
         """Where a vector of a chunk is in what is held."""
@@ -247,7 +250,7 @@ class Store:
     def emit(
         self, sums: Any, staging: Any, corner: dict[int, Any], first: Any, consumer: Any, lane: Any, rows: int,
         held: Sequence[Any] = (), shared: Sequence[Any] = (), base: Any = 0, after: dict[int, Any] | None = None,
-        meeting: Turn | None = None,
+        block: Block | None = None,
     ) -> None:  # fmt: skip
         """Store `rows` rows of the tile at `corner`, from `first` on; `lane`: the consumer's thread of 128.
 

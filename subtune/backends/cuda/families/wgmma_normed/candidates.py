@@ -11,7 +11,7 @@ from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.wgmma.candidates import fitted, is_misaligned, predict
 from subtune.backends.cuda.families.wgmma.tiling import Tiling, wgmma_obstacle
 from subtune.backends.cuda.families.wgmma_normed.schedule import NormedKnobs
-from subtune.backends.cuda.families.wgmma_normed.store import meeting_bytes
+from subtune.backends.cuda.families.wgmma_normed.store import Meetings
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.numerics import HALVES
@@ -84,5 +84,5 @@ def _tilings(rows: int, columns: int, device: CUDAModel) -> list[Tiling]:
 
 def _fitted(tiling: Tiling, device: CUDAModel) -> Tiling | None:
     """`tiling` with as many stages as fit beside what the blocks send one another."""
-    room = device.shared_per_block_bytes - meeting_bytes(tiling)
+    room = device.shared_per_block_bytes - Meetings(tiling).nbytes
     return fitted(tiling, replace(device, shared_per_block_bytes=room))

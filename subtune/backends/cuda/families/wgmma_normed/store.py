@@ -22,7 +22,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx.op import tvm_warp_shuffle_xor
 
-from subtune.backends.cuda.families.wgmma.store import Store, Turn
+from subtune.backends.cuda.families.wgmma.store import Block, Store
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
 from subtune.backends.cuda.source.emit import FULL_WARP
 from subtune.core.kernel import NotApplicable
@@ -35,8 +35,38 @@ _SLOTS = 2  # of totals, and of barriers
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """Shared memory in which blocks get one another's sums of a row, and the barriers that say when they have come."""
+class Meetings:
+    """Who hand one another their sums of a row: `parts` of it, of every block and, where each has some of the columns,
+    of its consumers. A block has `count` meetings, of the `warps` in it that have the same `rows`.
+    """
+
+    tiling: Tiling
+
+    @property
+    def warps(self) -> int:
+        return self.tiling.consumers if self.tiling.swapped else 1
+
+    @property
+    def count(self) -> int:
+        return 4 * self.tiling.consumers // self.warps
+
+    @property
+    def parts(self) -> int:
+        return self.tiling.across * self.warps
+
+    @property
+    def rows(self) -> int:
+        return self.tiling.m_consumer // 4
+
+    @property
+    def nbytes(self) -> int:
+        """Shared memory of a block."""
+        return 0 if self.parts == 1 else _SLOTS * self.count * (self.parts * self.rows * 4 + 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Memory in which a block gets the sums of others, and the barriers that say when they have come."""
 
     sums: Any
     barriers: Any
@@ -66,21 +96,11 @@ class NormedStore(Store):
 
     @property
     def chunks_of_row(self) -> int:
-        return self.chunks * self.turns * 32 // self.threads_of_row // self.rows_of_warp
+        return self.chunks * self.turns * 32 // self.threads_of_row // self.meetings.rows
 
     @property
-    def rows_of_warp(self) -> int:
-        return self.tiling.m_consumer // 4
-
-    @property
-    def parts(self) -> int:
-        """Of a row: of every block of the cluster, and of its consumers where each has some of the columns."""
-        return self.tiling.across * (self.tiling.consumers if self.tiling.swapped else 1)
-
-    @property
-    def meetings(self) -> int:
-        """Of a block: of each warp, or of the warps of all consumers that have the same rows."""
-        return 4 * (1 if self.tiling.swapped else self.tiling.consumers)
+    def meetings(self) -> Meetings:
+        return Meetings(self.tiling)
 
     def axes(self, at: dict[int, Any], column: Any) -> dict[Any, Any]:
         """The norm's, for an element of the product."""
@@ -97,26 +117,26 @@ class NormedStore(Store):
 
     def obstacle(self, shared_bytes: int) -> str:
         """Why this does not fit a block; "" where it does."""
-        needed = self.tiling.shared_bytes(self.dtype, len(self.fetched)) + meeting_bytes(self.tiling)
+        needed = self.tiling.shared_bytes(self.dtype, len(self.fetched)) + self.meetings.nbytes
         return f"{needed} bytes of shared memory" if needed > shared_bytes else ""
 
-    def allocate(self, pool: Any) -> Meeting | None:
-        if self.parts == 1:
+    def allocate(self, pool: Any) -> Shared | None:
+        who = self.meetings
+        if who.parts == 1:
             return None
-        sums = pool.alloc((_SLOTS * self.meetings * self.parts * self.rows_of_warp,), "float32", align=16)
-        return Meeting(sums, pool.alloc((_SLOTS * self.meetings,), "uint64", align=8))
+        sums = pool.alloc((_SLOTS * who.count * who.parts * who.rows,), "float32", align=16)
+        return Shared(sums, pool.alloc((_SLOTS * who.count,), "uint64", align=8))
 
-    def prepare(self, meeting: Meeting | None) -> None:
-        if meeting is None:
+    def prepare(self, own: Shared | None) -> None:
+        if own is None:
             return
-        warps = self.tiling.consumers if self.tiling.swapped else 1
-        for i in range(_SLOTS * self.meetings):
-            T.evaluate(T.ptx.mbarrier.init.shared.b64(meeting.barriers.ptr_to([i]), T.uint32(warps)))
+        for i in range(_SLOTS * self.meetings.count):
+            T.evaluate(T.ptx.mbarrier.init.shared.b64(own.barriers.ptr_to([i]), T.uint32(self.meetings.warps)))
 
     def emit(
         self, sums: Any, staging: Any, corner: dict[int, Any], first: Any, consumer: Any, lane: Any, rows: int,
         held: Sequence[Any] = (), shared: Sequence[Any] = (), base: Any = 0, after: dict[int, Any] | None = None,
-        meeting: Turn | None = None,
+        block: Block | None = None,
     ) -> None:  # fmt: skip
         tile = _Tile(self, corner, first, consumer, lane)
         kept = T.alloc_local((self.chunks * self.turns * self.vector,), self.epilogue.dtype)
@@ -129,8 +149,8 @@ class NormedStore(Store):
         tile.keep(kept, staged, staging, held, after)
         for index in range(len(self.norm.totals)):
             tile.add_up(kept, totals, index)
-            if meeting is not None and meeting.meeting is not None:
-                tile.hand_over(totals, index, meeting)
+            if block is not None and block.own is not None:
+                tile.hand_over(totals, index, block)
         tile.give(kept, totals)
 
 
@@ -210,7 +230,7 @@ class _Tile:
         mine = T.alloc_local((store.vector,), store.epilogue.dtype)
         with T.unroll(store.chunks) as chunk, T.unroll(store.turns) as turn:
             _, at, column = self._place(chunk, turn)
-            self._take(mine, kept, chunk, turn)
+            store.read(mine, kept, self._own(chunk, turn))
             with T.unroll(store.vector) as v:
                 values = {store.norm.x: mine[v].astype("float32"), **self._known(totals, chunk, turn, index)}
                 to = self._row(chunk, turn, index)
@@ -226,25 +246,20 @@ class _Tile:
             other = tvm_warp_shuffle_xor(tirx.const(FULL_WARP, "uint32"), values[at], offset, 32, 32)
             T.buffer_store(values, values[at] + other, [at])
 
-    def _take(self, mine: Any, kept: Any, chunk: Any, turn: Any) -> None:
-        """A vector of `kept`: read whole, so that two halves stay in one register."""
-        with T.vectorized(self.store.vector) as v:
-            T.buffer_store(mine, kept[self._own(chunk, turn) + v], [v])
-
     def _known(self, totals: Any, chunk: Any, turn: Any, count: int) -> dict[Any, Any]:
         """The first `count` totals of the vector's row."""
         return {self.store.norm.totals[i]: totals[self._row(chunk, turn, i)] for i in range(count)}
 
-    def hand_over(self, totals: Any, index: int, turn: Turn) -> None:
+    def hand_over(self, totals: Any, index: int, block: Block) -> None:
         """The sums of `totals` over all parts of the rows, that everybody sends every block."""
         store, tiling, width = self.store, self.store.tiling, self.store.threads_of_row
-        parts, rows, count = store.parts, store.rows_of_warp, store.rows_of_thread
+        parts, rows, count = store.meetings.parts, store.meetings.rows, store.rows_of_thread
         thread, warp = self.lane % 32, self.lane // 32
         room = warp if tiling.swapped else self.consumer * 4 + warp
-        part = turn.rank * tiling.consumers + self.consumer if tiling.swapped else turn.rank
-        number = T.Bind(turn.tiles_before * len(store.norm.totals) + index)
-        slot = T.Bind(number % _SLOTS * store.meetings + room)
-        sums, barrier = turn.meeting.sums, turn.meeting.barriers.ptr_to([slot])
+        part = block.rank * tiling.consumers + self.consumer if tiling.swapped else block.rank
+        number = T.Bind(block.tiles_before * len(store.norm.totals) + index)
+        slot = T.Bind(number % _SLOTS * store.meetings.count + room)
+        sums, barrier = block.own.sums, block.own.barriers.ptr_to([slot])
         base = T.Bind(slot * (parts * rows))
         T.evaluate(T.cuda.warp_sync())  # all have read what was in the slot
         with T.If(thread == 0), T.Then():
@@ -254,12 +269,12 @@ class _Tile:
         own, bell = T.alloc_local((1,), "uint32"), T.alloc_local((1,), "uint32")
         first_row = thread // width
         for some in range(0, tiling.across, width):
-            block = T.Bind(thread % width + some)
-            with T.If(block < tiling.across), T.Then():
+            target = T.Bind(thread % width + some)
+            with T.If(target < tiling.across), T.Then():
                 address = T.cuda.cvta_generic_to_shared(sums.ptr_to([base + part * rows + first_row]))
-                T.evaluate(T.ptx.mapa.shared__cluster.u32(own[0], address, T.cast(block, "uint32")))
+                T.evaluate(T.ptx.mapa.shared__cluster.u32(own[0], address, T.cast(target, "uint32")))
                 address = T.cuda.cvta_generic_to_shared(barrier)
-                T.evaluate(T.ptx.mapa.shared__cluster.u32(bell[0], address, T.cast(block, "uint32")))
+                T.evaluate(T.ptx.mapa.shared__cluster.u32(bell[0], address, T.cast(target, "uint32")))
                 for i in range(count):
                     there = own[0] + T.uint32(i * (32 // width) * 4)
                     T.evaluate(send(there, totals[index * count + i], bell[0]))
@@ -289,7 +304,7 @@ class _Tile:
                 _, at, column = self._place(chunk, turn)
 
                 def write() -> None:
-                    self._take(mine, kept, chunk, turn)
+                    store.read(mine, kept, self._own(chunk, turn))
                     with T.unroll(vector) as v:
                         values = {norm.x: mine[v].astype("float32")}
                         values |= self._known(totals, chunk, turn, len(norm.totals))
@@ -305,14 +320,6 @@ class _Tile:
         with T.vectorized(store.vector) as v:
             where = store.index(store.epilogue.indices, {**at, store.view.n: column + v})
             T.buffer_store(to, values[base + v].astype(str(to.dtype)), where)
-
-
-def meeting_bytes(tiling: Tiling) -> int:
-    """Shared memory in which a block gets the sums of others."""
-    split = tiling.consumers if tiling.swapped else 1
-    if tiling.across * split == 1:
-        return 0
-    return _SLOTS * 4 * tiling.consumers // split * (tiling.across * split * (tiling.m_consumer // 4) * 4 + 8)
 
 
 def normed_store(
