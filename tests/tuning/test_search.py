@@ -416,6 +416,23 @@ def test_a_rival_that_is_outrun_is_given_up(device, clock):
     assert set(found.reasons()) == {rival.key}
 
 
+def test_a_rebuild_gives_up_what_the_compile_gave_up(device, clock, database):
+    """By a look that no record confirms, which the database has kept."""
+    own, rival = scale(64), scale(65)
+    measurer = ReplayMeasurer(outcomes(*[2.0] * 8), call_s=0.02)
+
+    def found_with(search):
+        return tune(
+            [Subgraph(own)], device, search, database=database, measurer=measurer, rivals=[Subgraph(rival)],
+            worth=lambda seen: set() if rival.key in seen.seconds else {rival.key},
+        )  # fmt: skip
+
+    compiled = found_with(Search(topk=8, candidates=policy, budget_s=3600))
+    rebuilt = found_with(Search(topk=8, candidates=policy, budget_s=0.0))
+    assert set(compiled.reasons()) == set(rebuilt.reasons()) == {rival.key}
+    assert compiled.reasons() == rebuilt.reasons()
+
+
 def test_ctrl_c_keeps_what_was_tuned(device, database):
     subgraphs = [Subgraph(scale(64)), Subgraph(scale(4096))]
 
