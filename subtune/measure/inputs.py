@@ -31,6 +31,8 @@ _LARGE_CONSTANT_BYTES = 16 << 20
 _WITH_INFINITY = ("float16", "bfloat16", "float32", "float64")
 _SATURATING = frozenset({"erf", "exp", "exp2", "sigmoid", "tanh"})
 """Functions that go to zero somewhere, or to what cancels."""
+_BOUNDED = frozenset({"sigmoid", "tanh"})
+_ROOTS = frozenset({"rsqrt", "sqrt"})
 _SPECIAL_FRACTION = 1 / 16
 """Of the elements of an adversarial array, the share replaced by special values."""
 
@@ -43,10 +45,12 @@ class Hazards:
     an integer that is no constant, so that zero would be a trap; `casts_to_int`: from floating point; `clips`: a
     float, from above, by a constant; `narrows`: to float16, from a wider type; `adds_products`: of floats, which
     Winograd and Strassen add up differently; `stores_integers`: places, or what was cast; `compares`: takes maxima or
-    minima of floats that are no constants; `exponentiates`: a softmax of such sums may follow, which turns the rounding
-    of a sum into as large a relative error; `multiplies`: all of a row, which over- and underflows in another order
-    than another schedule; `saturates`: multiplies what a function gives by something else than that function's input,
-    where the function is nearly zero or, in another approximation, zero: of infinity, that makes infinity or NaN.
+    minima of floats that are no constants; `exponentiates`: a softmax of such sums may follow, or what never exceeds 1:
+    both turn the rounding of a sum, however large, into a share of what they give; `normalizes`: subtracts means of
+    such sums, it may be, when they have been rounded to halves; `multiplies`: all of a row, which over- and underflows
+    in another order than another schedule; `saturates`: multiplies what a function gives by something else than that
+    function's input, where the function is nearly zero or, in another approximation, zero: of infinity, that makes
+    infinity or NaN.
     """
 
     index_extent: dict[int, int] = field(hash=False)
@@ -58,16 +62,21 @@ class Hazards:
     stores_integers: bool = False
     compares: bool = False
     exponentiates: bool = False
+    normalizes: bool = False
     multiplies: bool = False
     saturates: bool = False
 
     @property
     def sets(self) -> tuple[str, ...]:
         """The sets that say something: what NaN becomes as an integer is undefined; contractions and products of
-        functions see no infinities, maxima no NaN, and both together neither (`_special`)."""
+        functions see no infinities, maxima no NaN, and both together neither (`_special`). Sums of positive numbers are
+        nearly equal: less their mean, little is left of them but what rounding to halves did."""
         is_undefined = self.casts_to_int or self.stores_integers or self.divides or self.multiplies
         has_nothing = self.compares and (self.adds_products or self.saturates)
-        return SETS[:-1] if is_undefined or has_nothing else SETS
+        left_out = {"special"} if is_undefined or has_nothing else set()
+        if self.normalizes:
+            left_out.add("positive")
+        return tuple(name for name in SETS if name not in left_out)
 
     @property
     def nan_spreads(self) -> bool:
@@ -92,12 +101,13 @@ def hazards(workload: Workload) -> Hazards:
     from tvm import ir, tirx
 
     params = list(workload.func.params)
-    divides = casts = clips = narrows = products = stores_integers = compares = exponentials = False
+    divides = casts = clips = narrows = products = stores_integers = compares = False
     multiplies = False
+    called: set[str] = set()
     loads: list[Any] = []
 
     def visit(node: Any) -> None:
-        nonlocal divides, casts, clips, narrows, products, stores_integers, compares, exponentials, multiplies
+        nonlocal divides, casts, clips, narrows, products, stores_integers, compares, multiplies
         if isinstance(node, ir.TensorLoad):
             loads.append((node.source, node.indices))
         elif isinstance(node, tirx.BufferStore):
@@ -115,7 +125,7 @@ def hazards(workload: Workload) -> Hazards:
             clips = clips or (has_constant and isinstance(node, tirx.Min))
             compares = compares or ("float" in str(node.ty) and not has_constant)
         elif isinstance(node, ir.Call):
-            exponentials = exponentials or str(getattr(node.op, "name", "")).endswith(".exp")
+            called.add(str(getattr(node.op, "name", "")).rpartition(".")[2])
 
     tvm_ffi.structural_walk(workload.func, visit)
 
@@ -132,8 +142,14 @@ def hazards(workload: Workload) -> Hazards:
                     extents[i] = min(extents.get(i, 2**31 - 1), int(extent))
     return Hazards(
         extents, divides, casts, clips, narrows, products, stores_integers, compares,
-        exponentiates=exponentials and products and compares, multiplies=multiplies, saturates=_saturates(workload),
+        exponentiates=products and (("exp" in called and compares) or not called.isdisjoint(_BOUNDED)),
+        normalizes=products and not called.isdisjoint(_ROOTS) and _reads_halves(workload),
+        multiplies=multiplies, saturates=_saturates(workload),
     )  # fmt: skip
+
+
+def _reads_halves(workload: Workload) -> bool:
+    return any(arg.dtype in ("float16", "bfloat16") for arg in workload.args if not arg.is_output)
 
 
 def _saturates(workload: Workload) -> bool:

@@ -176,6 +176,7 @@ class WorkloadSearch:
                 self._rough = candidate, seen
                 self._take_if_clear(candidate, seen)
                 break
+            self._session.prefetch(self._waiting[:_PORTION])  # one fails for a reason that the next ones may share
         if DEFAULT not in self._built:
             return
         is_unclear = self._rough is not None and self.record is None

@@ -86,6 +86,8 @@ CASES: dict[str, tuple[dict[str, Any], NormedKnobs]] = {
     "what is normalised as well": ({"n": 128, "is_stored": True}, NormedKnobs(64, 2, 2, 1)),
     "swapped, columns of two consumers": ({"n": 128, "m": 112}, NormedKnobs(112, 1, 2, 2, swapped=True)),
     "swapped": ({"n": 256, "m": 250, "is_stored": True}, NormedKnobs(48, 2, 2, 2, swapped=True)),
+    "swapped, three consumers": (
+        {"n": 384, "m": 130, "is_stored": True}, NormedKnobs(48, 2, 2, 3, shares=True, swapped=True)),
     "swapped, RMS, no residual": (
         {"n": 256, "m": 128, "norm": "rms", "residual": False}, NormedKnobs(64, 2, 2, 2, swapped=True)),
 }  # fmt: skip

@@ -7,7 +7,7 @@ Different from TVM's `s_tir`:
 - LowerWarpMemory as often as it finds something: it lowers the first buffer of a list of statements only
   (apache-tvm 0.27.0.post1);
 - maxima and minima keep NaN (`nan`);
-- erf is a polynomial (`erf`), and so is GELU where halves are stored (`gelu`);
+- erf is a polynomial (`erf`), and GELU is a tanh where halves are stored (`gelu`);
 - a kernel starts while the one before it ends (`dependent_launch`).
 """
 

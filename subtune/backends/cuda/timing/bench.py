@@ -36,6 +36,7 @@ from subtune.measure.sentinel_base import Patience
 from subtune.measure.verdict import TOLERANCE, TOLERANCE_OTHER, TOLERANCE_SUMS_OF_FLOAT8, TOLERANCE_TF32
 
 _MAX_COPIES = 32
+_L2_KEEPS = 1 / 2  # of it, of what a kernel reads and writes, until the next one does
 _FILLS = (0xFF, 0x7F, 0xFF, 0x7F)
 _LONG_LOOK_S = 0.04  # a search's last round; before it, settling would take longer than looking
 
@@ -219,22 +220,31 @@ class CudaBench:
         return self._calls[library.path]
 
     def _new_calls(self, kernel: Any, library: Library) -> TimedCalls:
-        """In a network a kernel finds its arguments where others left them: calls rotate through copies that together
-        exceed L2, unless one set already does. `hot` stays with one set, `cold` empties L2 before every call."""
+        """In a network, what a kernel reads was written a moment ago, and what it writes is read in a moment: both are
+        in L2 where L2 holds them. Its constants were last read a whole run ago. So calls rotate through copies of the
+        constants, and of what does not stay in L2, that together exceed it. `hot` stays with one set; `cold` empties
+        L2 before every call.
+        """
         packings = dict(library.packings)
         arguments = [self._set_buffer(0, i, packings.get(i)) for i in range(len(self._inputs))]
-        nbytes = sum(buffer.nbytes for buffer in (*arguments, *self._results))
+        everything = tuple(zip((*self._inputs, *self._outputs), (*arguments, *self._results), strict=True))
+        passing = sum(buffer.nbytes for arg, buffer in everything if not arg.is_constant)
+        stays = passing <= _L2_KEEPS * self._device.l2_bytes
+        moving = [buffer.nbytes for arg, buffer in everything if arg.is_constant or not stays]
         copies = 1
-        if self._mode == "rotating":
-            copies = max(1, min(_MAX_COPIES, -(-2 * self._device.l2_bytes // max(1, nbytes))))
-        calls = [partial(kernel, *self._arguments(packings, copy)) for copy in range(copies)]
+        if self._mode == "rotating" and moving:
+            copies = max(1, min(_MAX_COPIES, -(-2 * self._device.l2_bytes // max(1, sum(moving)))))
+        calls = [partial(kernel, *self._arguments(packings, copy, stays)) for copy in range(copies)]
         return TimedCalls(self._stream, calls, self._flush)
 
-    def _arguments(self, packings: dict[int, Any], copy: int) -> list[Any]:
-        """The tensors of copy number `copy`. Candidates share them, save for constants packed differently."""
+    def _arguments(self, packings: dict[int, Any], copy: int, stays: bool) -> list[Any]:
+        """The tensors of copy number `copy`; with `stays`, all but constants are those of the first.
+
+        Candidates share them, save for constants packed differently.
+        """
         tensors = []
         for position, arg in enumerate((*self._inputs, *self._outputs)):
-            if copy == 0:
+            if copy == 0 or (stays and not arg.is_constant):
                 inner = position - len(self._inputs)
                 own = self._set_buffer(0, position, packings.get(position)) if inner < 0 else self._results[inner]
                 tensors.append(own.tensor)

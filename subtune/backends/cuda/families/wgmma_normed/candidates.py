@@ -24,8 +24,9 @@ _ACROSS = range(1, 9)
 _MOST_COLUMNS = 256
 _TOTAL_S = 0.5e-6  # of a total: the way to the other blocks and back
 _ELEMENT_CYCLES = 12.0  # of 32 elements of a warp, for each term and for the result
-_SWAPPED_COLUMNS, _MOST_ROWS = 128, 224  # of a tile of swapped operands; more rows leave no registers
-_FEWER = 4  # clusters than there are multiprocessors for
+_SWAPPED = ((2, 128), (3, 192), (2, 256))  # consumers, and columns of a tile of swapped operands
+_MOST_SUMS = {2: 112, 3: 72}  # registers of a thread; more leave none for what else it holds
+_FEWER = 6  # clusters than there are multiprocessors for
 
 
 def accepts(problem: Problem[CUDAModel]) -> str:
@@ -71,14 +72,17 @@ def _tilings(rows: int, columns: int, device: CUDAModel) -> list[Tiling]:
         width, rest = divmod(columns, across)
         if not rest and width % 16 == 0 and width <= _MOST_COLUMNS:
             found.append(Tiling((64 * consumers,), width, 2, consumers, across=across))
-    across, rest = divmod(columns, _SWAPPED_COLUMNS)
-    if not rest and across <= max(_ACROSS):
+    for consumers, width in _SWAPPED:
+        across, rest = divmod(columns, width)
+        if rest or across > max(_ACROSS):
+            continue
         clusters = max(1, device.sms // across)
-        waves = ceil(rows / (clusters * _MOST_ROWS))
+        most = _MOST_SUMS[consumers] * consumers * 128 // width // 16 * 16
+        waves = ceil(rows / (clusters * most))
         for fewer in range(min(_FEWER, clusters)):  # the last ones may have no place
             height = ceil(ceil(rows / (waves * (clusters - fewer))) / 16) * 16
-            if height <= _MOST_ROWS:
-                found.append(Tiling((height,), _SWAPPED_COLUMNS, 2, 2, swapped=True, across=across))
+            if height <= most:
+                found.append(Tiling((height,), width, 2, consumers, swapped=True, across=across))
     return list(dict.fromkeys(found))
 
 
