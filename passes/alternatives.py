@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import networkx as nx
 
@@ -46,7 +47,7 @@ def alternatives(graph: PartitionGraph, forms: Forms = ANY) -> tuple[Region, ...
     around = Neighbours(graph)
     wanted = [merges, splits]
     wanted += [pooled_stems] if forms.pools_stems else []
-    wanted += [normed_products] if forms.norms_products else []
+    wanted += [partial(normed_products, forms.normed_columns)] if forms.normed_columns else []
     proposals = [p for propose in wanted for p in propose(around)]
     proposals = _worthwhile(around, proposals, forms)
     trials = [_Trial(p, frozenset(around.home[op].anchor for op in p.ops if op in around.home)) for p in proposals]

@@ -11,13 +11,16 @@ from subtune.passes.neighbours import Neighbours, Proposal, nbytes
 _NORMS = frozenset({"nn.layer_norm", "nn.rms_norm"})
 
 
-def normed_products(around: Neighbours) -> Iterator[Proposal]:
+def normed_products(most_columns: int, around: Neighbours) -> Iterator[Proposal]:
     """A product of halves and the norm along its rows; others may read the product as well, which is then stored."""
     for group in around.graph.groups:
         anchor = around.anchor(group)
         if anchor.kind is not Kind.CONTRACTION or anchor.op != "matmul" or len(group.outputs) != 1:
             continue
-        if anchor.inputs[0].tensor.dtype not in HALVES or not (norm := _norm_of(around, group)):
+        columns = anchor.output.shape[-1]
+        if not isinstance(columns, int) or columns > most_columns or anchor.inputs[0].tensor.dtype not in HALVES:
+            continue
+        if not (norm := _norm_of(around, group)):
             continue
         why = f"{norm.anchor} is taken of {group.anchor}'s rows while they are in registers"
         yield Proposal("one kernel", why, (frozenset(group.ops) | frozenset(norm.ops),), 2 * nbytes(group))

@@ -24,7 +24,7 @@ class Forms:
         ops_per_byte, half_ops_per_byte: operations that it does in the time of one byte from memory, of float32 and of
             halves: a copy matters the more, the faster the products are.
         pools_stems: a network's first convolution and the max pooling behind it can be one kernel.
-        norms_products: so can a product of halves and the norm of its rows.
+        normed_columns: so can a product of halves and the norm of its rows, of so many columns at most; 0: it cannot.
     """
 
     keeps_planes: bool = False
@@ -34,7 +34,7 @@ class Forms:
     ops_per_byte: float = 10.0
     half_ops_per_byte: float = 10.0
     pools_stems: bool = False
-    norms_products: bool = False
+    normed_columns: int = 0
 
 
 ANY = Forms()

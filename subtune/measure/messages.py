@@ -47,8 +47,8 @@ class PrepareJob:
     reference: Library | None = None
     """For a GPU: the workload in float64; None where that cannot be built."""
     mode: str = "rotating"
-    """For a GPU: `rotating` through copies of constants and of what L2 does not hold, `hot` on one set of arguments, or
-    `cold`, with nothing in L2."""
+    """For a GPU: `rotating` through copies of all but inputs that L2 holds, `hot` on one set of arguments, or `cold`,
+    with nothing in L2."""
     session: str = ""
     """Whose jobs this prepares."""
     kept_bytes: int = 0

@@ -170,8 +170,7 @@ class WorkloadSearch:
             candidate = self._waiting[0]
             if not self._build([candidate], deadline):
                 return
-            self._waiting.pop(0)
-            self._sure = max(0, self._sure - 1)
+            self._waiting, self._sure = self._waiting[1:], max(0, self._sure - 1)
             if candidate in self._built and (seen := self._check(candidate)):
                 self._rough = candidate, seen
                 self._take_if_clear(candidate, seen)

@@ -148,6 +148,42 @@ def test_what_is_rounded_to_float16_stays_in_its_range():
     assert np.isfinite(computed(np.float64, forth)).mean() > 0.99
 
 
+def dense(then):
+    """Of halves, summed in float32; `then` is applied to the sums."""
+    x, w = (te.placeholder(shape, "float16", name=name) for shape, name in (((8, 768), "x"), ((768, 32), "w")))
+    k = te.reduce_axis((0, 768), "k")
+
+    def term(i, j):
+        return te.sum(x[i, k].astype("float32") * w[k, j].astype("float32"), axis=k)
+
+    return workload(x, w, then(te.compute((8, 32), term)))
+
+
+def test_sums_that_a_function_bounds_are_moderate():
+    """Of sums of 1e5 that cancel, rounding leaves 1e-2: as much of tanh's 1 is more than float32's tolerance."""
+    bounded = dense(topi.tanh)
+    dangers = hazards(bounded)
+    assert dangers.exponentiates
+    assert not hazards(dense(topi.nn.relu)).exponentiates
+    arrays = make_inputs(bounded, "adversarial", dangers)
+    assert all(np.abs(array).max() <= 8 for array in arrays)
+    x, w = (array.astype(np.float32) for array in arrays)
+    forth, back = (np.tanh((x[:, None, order] * w.T[None, :, order]).cumsum(2)[..., -1])
+                   for order in (np.arange(768), np.arange(768)[::-1]))  # fmt: skip
+    assert disagreement(forth, back, True) == ""
+
+
+def test_norms_of_rounded_sums_see_no_positive_numbers():
+    """Sums of positive numbers are nearly equal: less their mean, most of what is left is what rounding to halves did."""
+
+    def normalised(sums):
+        one, zero = (topi.full((32,), "float32", value) for value in (1.0, 0.0))
+        return topi.nn.layer_norm(topi.cast(topi.cast(sums, "float16"), "float32"), one, zero, axis=[1])
+
+    assert "positive" not in hazards(dense(normalised)).sets
+    assert "positive" in hazards(dense(topi.nn.relu)).sets
+
+
 def test_inputs_are_repeatable_and_differ_between_arguments_and_sets():
     addition = elementwise("float32", lambda a, b: a + b)
     dangers = hazards(addition)

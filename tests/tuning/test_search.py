@@ -464,6 +464,25 @@ def test_a_workload_without_a_working_default_does_not_stop_the_others(device):
     assert "cannot be built" in records.failures[bad.key]
 
 
+def test_where_the_first_fails_its_check_the_next_are_built_meanwhile(device):
+    """Twenty that fail one after the other were twenty builds one after the other."""
+    fetched = []
+
+    class Noting(ReplaySession):
+        def prefetch(self, candidates):
+            fetched.append(tuple(candidates))
+
+    class Measurer(ReplayMeasurer):
+        def session(self, workload, device, deadline=math.inf):
+            return nullcontext(Noting(self, workload, self._outcomes))
+
+    work = scale(64)
+    records = tune_all([Subgraph(work)], device, Measurer(outcomes(WRONG, WRONG, 2.0, 3.0, 4.0, 5.0)))
+    assert records[work.key].candidate == CANDIDATES[2]
+    assert CANDIDATES[1:5] in fetched
+    assert CANDIDATES[2:6] in fetched
+
+
 def test_a_symbolic_workload_is_left_to_its_default(device):
     n = tirx.Var("n", "int64")
     a = te.placeholder((n, 8), "float32", name="a")

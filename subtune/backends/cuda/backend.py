@@ -32,6 +32,7 @@ _LINKED = {"tirx.noalias": True, "op_pattern": 8}
 _KEPT_SHARE = 1 / 4
 """Of the GPU's memory: what is prepared again for every step of a search takes as long as all its measurements."""
 
+_NORMED_COLUMNS = 256  # those of one multiplication of Hopper's
 _WHOLE_STEP_FMAS = 1 << 27
 """About 10 us of CUDA's cores: beyond, products on tensor cores pay for the launches between them."""
 
@@ -86,7 +87,7 @@ class CUDABackend(Backend):
             ops_per_byte=model.fma_flops() / model.dram_bytes_per_s,
             half_ops_per_byte=half_flops / model.dram_bytes_per_s,
             pools_stems=model.arch == "sm_90a",
-            norms_products=model.arch == "sm_90a",
+            normed_columns=_NORMED_COLUMNS if model.arch == "sm_90a" else 0,
         )  # fmt: skip
 
     def accelerator(self) -> str:

@@ -26,7 +26,6 @@ struct Thread {
   ucontext_t context;
   uint3 index;
   int number;
-  int meetings;  // of the cluster, that it has been at
   State state;
   char* stack;
 };
@@ -36,9 +35,6 @@ inline std::vector<Thread> threads;
 inline Thread* current;
 inline uint3 block;
 inline dim3 grid, size;
-inline int cluster = 1;  // blocks of one
-inline std::vector<int> arrived;  // threads of each cluster, at all its meetings
-inline std::vector<std::vector<unsigned char>>* memories;  // of blocks that run together
 inline void (*body)();
 alignas(1024) inline unsigned char dynamic[256 << 10];
 inline uint32_t slots[1024][WORDS];
@@ -63,7 +59,6 @@ inline void begin_block() {
   for (int i = 0; i < count; ++i) {
     Thread& t = threads[i];
     t.number = i;
-    t.meetings = 0;
     t.index = make_uint3(i % size.x, i / size.x % size.y, i / (size.x * size.y));
     t.state = READY;
     if (!t.stack) t.stack = (char*)std::malloc(STACK);
@@ -85,7 +80,7 @@ inline bool run_block(bool backwards) {
       if (current->state == READY) swapcontext(&scheduler, &current->context);
       is_asleep |= current->state == ASLEEP;
     }
-  } while (release(AT_WARP) || (!is_asleep && (release(AT_GROUP) || release(AT_BLOCK))));
+  } while (release(AT_WARP) || release(AT_GROUP) || (!is_asleep && release(AT_BLOCK)));
   return !is_asleep;
 }
 // Blocks of one dim that wait for one another: each has its threads and its shared memory.
@@ -95,8 +90,6 @@ inline void launch_together(dim3 blocks, dim3 block_size, bool backwards, void (
   std::vector<std::vector<Thread>> all(count);
   std::vector<std::vector<unsigned char>> memory(count, std::vector<unsigned char>(sizeof dynamic, 0xFF));
   std::vector<bool> begun(count), done(count);
-  memories = &memory;
-  arrived.assign(count / cluster, 0);
   for (int left = count; left;)
     for (int i = 0; i < count; ++i) {
       int b = backwards ? count - 1 - i : i;
@@ -140,46 +133,6 @@ template <class T> T shuffled(T value, int from) {
   T result = fetch<T>(from, 0);
   give_way(AT_WARP);
   return result;
-}
-
-// Clusters. An address in the shared memory of the cluster's block r has r + 1 as its highest byte.
-inline unsigned char* shared_of(unsigned address) {
-  unsigned r = address >> 24, target = block.x / cluster * cluster + r - 1;
-  unsigned char* from = r == 0 || target == block.x ? dynamic : (*memories)[target].data();
-  return from + (address & 0xFFFFFF);
-}
-inline void arrive_at_cluster() { ++arrived[block.x / cluster]; }
-inline void wait_for_cluster() {
-  ++current->meetings;
-  while (arrived[block.x / cluster] < current->meetings * (int)size.x * cluster) give_way(ASLEEP);
-}
-// Barriers that count arrivals and bytes.
-struct Barrier {
-  int16_t count, pending;
-  int32_t phase : 1, bytes : 31;
-};
-static_assert(sizeof(Barrier) == 8, "a barrier has 8 bytes");
-inline void change(unsigned address, int arrivals, int bytes) {
-  Barrier* barrier = (Barrier*)shared_of(address);
-  barrier->pending -= arrivals, barrier->bytes += bytes;
-  if (barrier->pending == 0 && barrier->bytes == 0) barrier->phase ^= 1, barrier->pending = barrier->count;
-}
-inline void begin_barrier(unsigned address, int count) { *(Barrier*)shared_of(address) = {(int16_t)count, (int16_t)count, 0, 0}; }
-inline void send(unsigned to, float value, unsigned barrier) {
-  std::memcpy(shared_of(to), &value, 4);
-  change(barrier, 0, -4);
-}
-// The threads of a warp go on together.
-inline void wait_for(unsigned address, int parity) {
-  for (bool all = false; !all;) {
-    give_way(AT_WARP);
-    publish(0, (int)((((Barrier*)shared_of(address))->phase & 1) != parity));
-    give_way(AT_WARP);
-    all = true;
-    for (int i = 0; i < WARP; ++i) all &= fetch<int>(i, 0) != 0;
-    give_way(AT_WARP);
-    if (!all) give_way(ASLEEP);
-  }
 }
 
 // Shared memory's addresses: distances from one place, as everything static lies in one library.

@@ -1,8 +1,8 @@
 """CUDA kernels run without a GPU: the source that TVM prints, compiled as C++ with `cuda_on_cpu.h`.
 
 What the machine code would compute is computed lane by lane: barriers, shuffles, shared memory, asynchronous copies,
-`ldmatrix` and `mma.sync`; of what only Hopper has, clusters and what their blocks send one another, but not wgmma and
-TMA. Copies are done when they are asked for, so a wait that is missing is not seen.
+`ldmatrix` and `mma.sync`. Not what only Hopper has: wgmma, TMA, clusters. Copies are done when they are asked for, so a
+wait that is missing is not seen.
 """
 
 from __future__ import annotations
@@ -76,14 +76,12 @@ def run(kernel: Kernel, inputs: list[np.ndarray], workload: Workload, device: CU
     return results[0]
 
 
-def launch(
-    code: str, name: str, arrays: dict[str, np.ndarray], blocks: int, threads: int, folder: Path, cluster: int = 1
-) -> None:
+def launch(code: str, name: str, arrays: dict[str, np.ndarray], blocks: int, threads: int, folder: Path) -> None:
     """Run the kernel `name` of `code` on `arrays`, by the names of its parameters; in both orders of threads."""
     signature = re.search(rf"\b{name}\(([^)]*)\);", code)
     assert signature
     args = [arrays[param.split()[-1].removesuffix("_ptr")] for param in signature.group(1).split(",")]
-    extents = {"blockIdx.x": blocks, "threadIdx.x": threads, "cluster": cluster}
+    extents = {"blockIdx.x": blocks, "threadIdx.x": threads}
     library = ctypes.CDLL(str(_library(code, [(name, list(arrays), extents)], folder)))
     results = []
     for backwards in (False, True):
@@ -191,12 +189,10 @@ def _library(source: str, launches: list[Any], folder: Path) -> Path:
             ", ".join(str(extents.get(f"{kind}Idx.{d}", 1)) for d in "xyz") for kind in ("block", "thread")
         )
         body = source[source.rindex(f"{name}(") :].partition("\n}")[0]
-        cluster = extents.get("cluster", 1)
-        together = "_together" if "recurrent" in body or cluster > 1 else ""
+        together = "_together" if "recurrent" in body else ""
         text.append(
             f'static void** given_{index};\nextern "C" void launch_{index}(void** given, int backwards) {{\n'
-            f"  given_{index} = given, emu::cluster = {cluster};\n"
-            f"  emu::launch{together}(dim3({blocks}), dim3({threads}), backwards, "
+            f"  given_{index} = given;\n  emu::launch{together}(dim3({blocks}), dim3({threads}), backwards, "
             f"[] {{ void** given = given_{index}; {name}({given}); }});\n}}"
         )
     path = folder / "kernel.cpp"
@@ -225,23 +221,6 @@ def _statement(text: str) -> str:
     operands = [_parenthesised(text, found.end()) for found in _OPERAND.finditer(text)]
     if "cp.async.commit_group" in instruction or "cp.async.wait_group" in instruction:
         return ";"
-    if instruction.startswith("fence."):
-        return ";"
-    if "cluster_ctarank" in instruction:
-        return f"{operands[0]} = emu::block.x % emu::cluster;"
-    if instruction.startswith("barrier.cluster."):
-        return "emu::arrive_at_cluster();" if ".arrive" in instruction else "emu::wait_for_cluster();"
-    if instruction.startswith("mapa."):
-        out, address, rank = operands
-        return f"{out} = ({address}) | ({rank}) + 1 << 24;"
-    if instruction.startswith("st.async."):
-        return f"emu::send({', '.join(operands)});"
-    if instruction.startswith("mbarrier.init"):
-        return f"emu::begin_barrier({', '.join(operands)});"
-    if instruction.startswith("mbarrier.arrive.expect_tx"):
-        return f"emu::change({operands[0]}, 1, {operands[1]});"
-    if "mbarrier.try_wait.parity" in instruction:
-        return f"emu::wait_for({operands[0]}, {operands[1]});"
     if "setp" in instruction:
         to, origin, count, predicate = operands[:4]
         return f"emu::copy_async({to}, {origin}, {count}, ({predicate}) == 1 ? {count} : 0);"

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial, wraps
 from typing import Any, TypeVar
 
@@ -220,31 +220,31 @@ class CudaBench:
         return self._calls[library.path]
 
     def _new_calls(self, kernel: Any, library: Library) -> TimedCalls:
-        """In a network, what a kernel reads was written a moment ago, and what it writes is read in a moment: both are
-        in L2 where L2 holds them. Its constants were last read a whole run ago. So calls rotate through copies of the
-        constants, and of what does not stay in L2, that together exceed it. `hot` stays with one set; `cold` empties
-        L2 before every call.
+        """In a network, a kernel reads what another wrote a moment ago, which is in L2 where L2 holds it. Its constants
+        were last read a whole run ago, and where it writes was last used for something else. So calls rotate through
+        copies of all but such inputs that together exceed L2. `hot` stays with one set; `cold` empties L2 before every
+        call.
         """
         packings = dict(library.packings)
         arguments = [self._set_buffer(0, i, packings.get(i)) for i in range(len(self._inputs))]
-        everything = tuple(zip((*self._inputs, *self._outputs), (*arguments, *self._results), strict=True))
-        passing = sum(buffer.nbytes for arg, buffer in everything if not arg.is_constant)
-        stays = passing <= _L2_KEEPS * self._device.l2_bytes
-        moving = [buffer.nbytes for arg, buffer in everything if arg.is_constant or not stays]
+        passing = [i for i, arg in enumerate(self._inputs) if not arg.is_constant]
+        holds = sum(arguments[i].nbytes for i in passing) <= _L2_KEEPS * self._device.l2_bytes
+        staying = frozenset(passing if holds else ())
+        moving = [buffer.nbytes for i, buffer in enumerate((*arguments, *self._results)) if i not in staying]
         copies = 1
-        if self._mode == "rotating" and moving:
+        if self._mode == "rotating":
             copies = max(1, min(_MAX_COPIES, -(-2 * self._device.l2_bytes // max(1, sum(moving)))))
-        calls = [partial(kernel, *self._arguments(packings, copy, stays)) for copy in range(copies)]
+        calls = [partial(kernel, *self._arguments(packings, copy, staying)) for copy in range(copies)]
         return TimedCalls(self._stream, calls, self._flush)
 
-    def _arguments(self, packings: dict[int, Any], copy: int, stays: bool) -> list[Any]:
-        """The tensors of copy number `copy`; with `stays`, all but constants are those of the first.
+    def _arguments(self, packings: dict[int, Any], copy: int, staying: Set[int]) -> list[Any]:
+        """The tensors of copy number `copy`, those of the positions `staying` being the first's.
 
         Candidates share them, save for constants packed differently.
         """
         tensors = []
         for position, arg in enumerate((*self._inputs, *self._outputs)):
-            if copy == 0 or (stays and not arg.is_constant):
+            if copy == 0 or position in staying:
                 inner = position - len(self._inputs)
                 own = self._set_buffer(0, position, packings.get(position)) if inner < 0 else self._results[inner]
                 tensors.append(own.tensor)

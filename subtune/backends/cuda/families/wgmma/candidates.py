@@ -34,7 +34,7 @@ _RASTER_ROWS = 2048
 _ACROSS = 64  # columns of a box across k
 _LONG = 4  # waves of tiles from which clusters may pay although they wait for one another
 _SPLITS = (2, 4, 8)
-_UNPLACED = {2: 0, 3: 5, 4: 3, 5: 4, 6: 5, 7: 3, 8: 1}  # clusters for which an H100 has no room: asked its driver
+_UNPLACED = {2: 0, 4: 3, 8: 1}  # clusters for which an H100 has no room: its driver was asked
 _CLUSTER_S = 0.6e-6
 _EXCHANGED_BYTES = 20.0  # of sums, a cycle and block
 _STRADDLING = 3.0  # times as long as rows that begin with a line
@@ -252,7 +252,7 @@ def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAMode
     # of a multiplication: 64 rows at half the rate, and all columns; below 128 that takes longer than to multiply
     read = (2 * 64 + width) * tiling.taps * (m * n // (64 * width)) * tiling.row_bytes / device.shared_bytes_per_cycle
     lines_a, lines_b = (_STRADDLING if _straddles(dims, size) else 1.0 for dims in (view.a, view.b))
-    copied_a = tiling.copied_rows * lines_a / (tiling.across if tiling.shares else 1)
+    copied_a = tiling.copied_rows * lines_a
     copied_b = 0.0 if tiling.resident else tiling.taps * n * lines_b / tiling.cluster
     copy = (copied_a + copied_b) * tiling.row_bytes / l2_per_cycle
     add = m * n / device.fma_per_cycle if tiling.promote else 0.0
@@ -260,8 +260,7 @@ def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAMode
     busy = steps * (max(times) + _OTHERS * (sum(times) - max(times)))
     epilogue = _EPILOGUE_CYCLES * _operations(view, workload) * count64 * width / 64
     alone = _TILE_CYCLES + busy + _STEP_CYCLES * steps + epilogue
-    together = tiling.cluster * tiling.across
-    places = (device.sms // together - _UNPLACED.get(together, 0)) * together * tiling.blocks_per_sm
+    places = (device.sms // tiling.cluster - _UNPLACED.get(tiling.cluster, 0)) * tiling.cluster * tiling.blocks_per_sm
     if count <= places:
         cycles = max(ceil(count / device.sms) * busy, alone)
     else:
@@ -281,7 +280,7 @@ def _energy(tiling: Tiling) -> float:
 
 def _together_s(tiling: Tiling, device: CUDAModel) -> float:
     """What the blocks of a cluster cost: they begin together, and hand one another their sums."""
-    if tiling.blocks == 1:
+    if tiling.cluster * tiling.split == 1:
         return 0.0
     exchanged = tiling.m * tiling.columns * 4 / _EXCHANGED_BYTES if tiling.split > 1 else 0.0
     return _CLUSTER_S + exchanged / device.cycles_per_s

@@ -8,8 +8,8 @@ The grid is persistent: a block walks tiles `block, block + grid, ...`, and copi
 the last one is stored. Consumers share a tile (`m64` rows each), or with `alternate` take tiles in turn: one stores
 while the other multiplies. With `taps`, a stage has the weights of several, and the rows of pixels that all of them
 read; a `resident` B is copied with the first tile. In a `cluster`, blocks have tiles one below the other and each
-copies a part of B for all of them, `across` side by side, with parts of A; with `split`, blocks share a tile and each
-sums a part of k (`cluster`). A GEMM and a convolution differ in their tensor maps and in the rows of a tile only.
+copies a part of B for all of them; with `split`, blocks share a tile and each sums a part of k (`cluster`). A GEMM and
+a convolution differ in their tensor maps and in the rows of a tile only.
 Sources: CUTLASS 3 (warp-specialised persistent kernels); PTX ISA 8, wgmma and cp.async.bulk.tensor.
 """
 
@@ -26,7 +26,7 @@ from subtune.backends.cuda.families.wgmma.cluster import (
     part_of_sums,
     wait_for_cluster,
 )
-from subtune.backends.cuda.families.wgmma.store import Block, Store, wide_dtype
+from subtune.backends.cuda.families.wgmma.store import Store, wide_dtype
 from subtune.backends.cuda.families.wgmma.tiling import SWIZZLES
 from subtune.backends.cuda.families.wgmma.tma import TensorMap, copy_instruction
 from subtune.backends.cuda.families.wgmma.walk import Walk
@@ -70,10 +70,9 @@ def wgmma_func(
     b_width = t.columns // t.cluster  # that this block copies
     a_boxes, b_boxes = (1 if m.is_along_k else width // bk for m, width in ((a_map, t.m), (b_map, b_width)))
     b_box = b_width // b_boxes
-    sent_bytes = a_map.box_bytes * a_boxes * t.boxes * (t.across if t.shares else 1)
-    copy_a, copy_b = copy_instruction(a_map.rank, t.shares), copy_instruction(b_map.rank, t.cluster > 1)
-    everybody = ((1 << t.blocks) - 1,)
-    a_receivers, b_receivers = everybody if t.shares else (), everybody if t.cluster > 1 else ()
+    sent_bytes = a_map.box_bytes * a_boxes * t.boxes
+    copy_a, copy_b = copy_instruction(a_map.rank), copy_instruction(b_map.rank, t.cluster > 1)
+    receivers = ((1 << t.cluster) - 1,) if t.cluster > 1 else ()
     less, more = t.setmaxnreg or (0, 0)
     free_by = 1 if t.alternate else t.consumers
     is_single = tiles <= clusters  # a block has one tile at most
@@ -86,21 +85,18 @@ def wgmma_func(
             T.arg(param.name, param)
 
     def release(slot: Any, lane: Any) -> None:
-        if t.sharing > 1:
-            arrive_everywhere(slot, t.sharing, lane)
+        if t.cluster > 1:
+            arrive_everywhere(slot, t.cluster, lane)
         else:
             with T.If(lane == 0), T.Then():
                 T.evaluate(T.ptx.mbarrier.arrive.shared.b64(slot, T.uint32(1)))
 
-    def copy_rows(
-        corners: list[Any], step: dict[int, Any], to: Any, base: Any, map_a: Any, barrier: Any, rank: Any
-    ) -> None:
-        above = tirx.min(rank * t.part_rows, t.m - t.part_rows) if t.shares else 0  # rows that other blocks copy
+    def copy_rows(corners: list[Any], step: dict[int, Any], to: Any, base: Any, map_a: Any, barrier: Any) -> None:
         for i, corner in enumerate(corners):
             for box in range(a_boxes):
-                at = moved(corner | step, view.rows[-1], above + box * bk, t.shares or a_boxes > 1)
-                there = to.ptr_to([base + above * bk + (i * a_boxes + box) * (box_elements // a_boxes)])
-                T.evaluate(T.ptx[copy_a](there, T.address_of(map_a), *a_map.coordinates(at), barrier, *a_receivers))
+                at = moved(corner | step, view.rows[-1], box * bk, a_boxes > 1)
+                there = to.ptr_to([base + (i * a_boxes + box) * (box_elements // a_boxes)])
+                T.evaluate(T.ptx[copy_a](there, T.address_of(map_a), *a_map.coordinates(at), barrier))
 
     def copied_bytes(tile: Any, block: Any) -> Any:
         """Of a step; what stays is copied with the block's first tile."""
@@ -166,7 +162,6 @@ def wgmma_func(
         full = pool.alloc((t.stages,), "uint64", align=8)
         empty = pool.alloc((t.stages,), "uint64", align=8)
         turn = pool.alloc((2,), "uint64", align=8)
-        own_shared = T.meta_var(store.allocate(pool))
         pool.commit()
         group: T.let[T.int32] = T.tvm_warp_shuffle(0xFFFFFFFF, tid // 128, 0, 32, 32)
         if tid == 0:
@@ -174,10 +169,9 @@ def wgmma_func(
             T.ptx.prefetch.tensormap(T.address_of(map_b))
             for i in T.unroll(t.stages):
                 T.ptx.mbarrier.init.shared.b64(full.ptr_to([i]), T.uint32(1))
-                T.ptx.mbarrier.init.shared.b64(empty.ptr_to([i]), T.uint32(free_by * t.sharing))
+                T.ptx.mbarrier.init.shared.b64(empty.ptr_to([i]), T.uint32(free_by * t.cluster))
             for i in T.unroll(2):
                 T.ptx.mbarrier.init.shared.b64(turn.ptr_to([i]), T.uint32(1))
-            store.prepare(own_shared)
             T.ptx.fence.mbarrier_init.release.cluster()
             T.ptx.fence.proxy.async_.shared__cta()
         if blocks > 1:
@@ -202,7 +196,7 @@ def wgmma_func(
                         T.cuda.mbarrier_wait(empty.ptr_to([stage]), phase ^ 1)
                         T.ptx.mbarrier.arrive.expect_tx.shared.b64(full.ptr_to([stage]), copied_bytes(tile, block))
                         copy_rows(corners, walk.at_step(step), shared_a, stage * a_elements, map_a,
-                                  full.ptr_to([stage]), rank)
+                                  full.ptr_to([stage]))
                         if t.resident == 0 or tile == block:
                             for tap in T.unroll(t.taps):
                                 for box in T.unroll(b_boxes):
@@ -213,13 +207,13 @@ def wgmma_func(
                                         *b_map.coordinates(
                                             moved(corners[0] | walk.at_tap(walk.at_step(step), tap), view.n,
                                                   of_box(rank, box) * b_box, b_boxes * t.cluster > 1)),
-                                        full.ptr_to([stage]), *b_receivers)
+                                        full.ptr_to([stage]), *receivers)
                         stage = stage + 1
                         if stage == t.stages:
                             stage = 0
                             phase = phase ^ 1
                     tile = tile + clusters
-                if t.sharing > 1:  # others free these slots from afar: until all have, this block must be there
+                if t.cluster > 1:  # others free these slots from afar: until all have, this block must be there
                     for _last in T.serial(t.stages):
                         T.cuda.mbarrier_wait(empty.ptr_to([stage]), phase ^ 1)
                         stage = stage + 1
@@ -312,7 +306,7 @@ def wgmma_func(
                 if not is_single:
                     store.fetch_again(fetched, after, lane)
                 store.emit(totals, staged, at, first if is_apart else 0, consumer, lane, t.m_consumer, held, columns,
-                           base, after, Block(own_shared, rank, (tile - block) // clusters))
+                           base, after)
                 odd = 1 - odd
                 if t.alternate:
                     skipped: T.let[T.int32] = stage + (t.consumers - 1) * walk.steps

@@ -51,8 +51,6 @@ class WgmmaKnobs:
     swapped: bool = False
     taps: int = 1
     resident: int = 0
-    across: int = 1
-    shares: bool = False
 
     @property
     def tiling(self) -> Tiling:
@@ -156,8 +154,6 @@ def _maps(
     if len(view.rows) == 1 and view.a[-1].group == view.inner:
         # rows that are never stored need not be filled, with zeros that is slow
         a_tile[view.rows[0]] = min(tiling.rows[0], view.extent(view.rows[0]))
-    if tiling.shares:
-        a_tile[view.rows[0]] = tiling.part_rows
     b_tile = {view.n: tiling.columns // tiling.cluster, view.inner: bk}
     a = tensor_map(view.a, extents, offsets, info.a.dtype, a_tile, view.inner, tiling.row_bytes)
     if isinstance(a, NotApplicable):
@@ -169,8 +165,8 @@ def _maps(
     for map_, width in ((a, tiling.m_consumer), (b, tiling.columns // tiling.cluster)):
         if not map_.is_along_k and (bk != 64 or width % 64):
             return NotApplicable("an operand across k needs elements of 16 bits and tiles of 64")
-    if (tiling.boxes > 1 or tiling.taps > 1 or tiling.shares) and not a.is_along_k:
-        return NotApplicable("several boxes of rows, taps, or parts of A are copied along k only")
+    if (tiling.boxes > 1 or tiling.taps > 1) and not a.is_along_k:
+        return NotApplicable("several boxes of rows, or taps, are copied along k only")
     return a, b
 
 

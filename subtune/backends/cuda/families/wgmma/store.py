@@ -32,15 +32,6 @@ _SPARE_REGISTERS = 8  # that nothing loaded ahead may take
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """One of a cluster: what its store allocated, its rank, and how many tiles it has stored before."""
-
-    own: Any
-    rank: Any
-    tiles_before: Any
-
-
-@dataclass(frozen=True, slots=True)
 class Store:
     """How a tile is stored: `first` of the epilogue is staged as `dtype`; `vector` elements of a row go at once.
 
@@ -67,13 +58,6 @@ class Store:
 
     def shared_elements(self) -> int:
         return self.tiling.exchange_elements(self.dtype)
-
-    def allocate(self, pool: Any) -> Any:
-        """Shared memory of its own, beside what sums are exchanged in."""
-        return None
-
-    def prepare(self, own: Any) -> None:
-        """What one thread does with that, before all others go on."""
 
     @property
     def exchange(self) -> Exchange:
@@ -250,7 +234,6 @@ class Store:
     def emit(
         self, sums: Any, staging: Any, corner: dict[int, Any], first: Any, consumer: Any, lane: Any, rows: int,
         held: Sequence[Any] = (), shared: Sequence[Any] = (), base: Any = 0, after: dict[int, Any] | None = None,
-        block: Block | None = None,
     ) -> None:  # fmt: skip
         """Store `rows` rows of the tile at `corner`, from `first` on; `lane`: the consumer's thread of 128.
 

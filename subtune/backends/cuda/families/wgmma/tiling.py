@@ -43,9 +43,6 @@ class Tiling:
     `taps`: so many steps, the taps of a window one below the other, are multiplied from one copy of their rows of
     pixels: those of the tile and the ones that the last tap reads beyond. `resident`: so many steps, all there are, for
     which B is copied once and stays.
-
-    `across`: so many blocks of a cluster have tiles side by side, whole rows of the result where that is all columns;
-    with `shares` each copies a part of A for all of them.
     """
 
     rows: tuple[int, ...]
@@ -63,8 +60,6 @@ class Tiling:
     swapped: bool = False
     taps: int = 1
     resident: int = 0
-    across: int = 1
-    shares: bool = False
 
     def knobs(self) -> dict[str, Knob]:
         return {
@@ -75,32 +70,12 @@ class Tiling:
             "alternate": self.alternate,
             "blocks_per_sm": self.blocks_per_sm,
             "raster": self.raster,
-            **{
-                name: count
-                for name in ("cluster", "split", "boxes", "taps", "across")
-                if (count := getattr(self, name)) > 1
-            },
+            **{name: count for name in ("cluster", "split", "boxes", "taps") if (count := getattr(self, name)) > 1},
             **({"promote": True} if self.promote else {}),
             **({"row_bytes": self.row_bytes} if self.row_bytes != ROW_BYTES else {}),
             **({"swapped": True} if self.swapped else {}),
             **({"resident": self.resident} if self.resident else {}),
-            **({"shares": True} if self.shares else {}),
         }
-
-    @property
-    def blocks(self) -> int:
-        """Of a cluster."""
-        return self.cluster * self.split * self.across
-
-    @property
-    def part_rows(self) -> int:
-        """Of A, that a block copies for all: whole runs of 8 that are swizzled as one. The last part may overlap."""
-        return -(-self.m // (8 * self.across)) * 8 if self.shares else self.m
-
-    @property
-    def sharing(self) -> int:
-        """Blocks that a copy is for: of B, or of A."""
-        return self.across if self.shares else self.cluster
 
     @property
     def m(self) -> int:
@@ -224,20 +199,9 @@ class Tiling:
     def _is_special(self) -> bool:
         return self.split > 1 or self.boxes > 1 or self.promote
 
-    def _across_obstacle(self) -> str:
-        if self.across > 1 and (self.alternate or self._is_special):
-            return "tiles side by side that take turns, or of several boxes, or a promoted sum"
-        if self.shares and (self.across == 1 or self.taps > 1 or len(self.rows) > 1 or self.m % 8):
-            return f"{self.m} rows of A for {self.across} blocks"
-        return ""
-
     def _cluster_obstacle(self) -> str:
-        if self.cluster not in _CLUSTERS or self.split not in _CLUSTERS or not 1 <= self.across <= _CLUSTERS[-1]:
-            return f"clusters of {self.cluster} times {self.split} times {self.across}"
-        if sum(count > 1 for count in (self.cluster, self.split, self.across)) > 1:
-            return "a cluster for more than one reason"
-        if why := self._across_obstacle():
-            return why
+        if self.cluster not in _CLUSTERS or self.split not in _CLUSTERS or (self.cluster > 1 and self.split > 1):
+            return f"clusters of {self.cluster} times {self.split}"
         if self.columns % (8 * self.cluster) or self.stored_columns % 16:
             return f"{self.columns} columns for {self.cluster * self.split} blocks"
         if self.split > 1 and (self.alternate or self.m * self.columns * 4 > self.ring_bytes()):

@@ -30,7 +30,7 @@ class Walk:
     @property
     def blocks(self) -> int:
         """Of a cluster."""
-        return self.tiling.blocks
+        return self.tiling.cluster * self.tiling.split
 
     @property
     def _counts(self) -> list[int]:
@@ -46,8 +46,7 @@ class Walk:
 
     @property
     def _columns(self) -> int:
-        """Of tiles, or of as many of them as a cluster has side by side."""
-        return ceil(self.view.extent(self.view.n) / (self.tiling.columns * self.tiling.across))
+        return ceil(self.view.extent(self.view.n) / self.tiling.columns)
 
     @property
     def tiles(self) -> int:
@@ -94,7 +93,7 @@ class Walk:
             g for g, rows, count in zip(view.rows, t.rows, counts, strict=True) if count * rows > view.groups[g].extent
         ]
         found += [view.rows[0]] if prod(counts) % (t.cluster * t.boxes) else []
-        return frozenset(found + ([view.n] if view.extent(view.n) % (t.columns * t.across) else []))
+        return frozenset(found + ([view.n] if view.extent(view.n) % t.columns else []))
 
     def where(self, tile: Any, rank: Any, box: Any) -> dict[int, Any]:
         """Each group's first index (batch, rows, n) in a box of the tile of the cluster's block `rank`."""
@@ -109,7 +108,6 @@ class Walk:
         n = rest // height if raster > 1 else within % columns
         m = m * t.cluster + rank if t.cluster > 1 else m
         m = m * t.boxes + box if t.boxes > 1 else m
-        n = n * t.across + rank if t.across > 1 else n
         at = {view.n: n * t.columns}
         for g, count, rows in reversed(list(zip(view.rows, self._counts, t.rows, strict=True))):
             at[g] = (m % count if g != view.rows[0] else m) * rows

@@ -1,12 +1,11 @@
-"""A product whose rows are normalised, in one kernel: `wgmma`'s, whose blocks hold whole rows between them.
+"""A product whose rows are normalised, in one kernel: `wgmma`'s, whose tiles are as wide as the result.
 
-The blocks of a cluster have tiles side by side, as many as the result has columns. Each computes its part of a row in
-registers; what a norm adds up over a row, they hand one another (`store`). The product is neither written nor read.
+What a norm adds up over a row is added up in registers (`store`). The product is neither written nor read again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
@@ -22,22 +21,15 @@ from subtune.patterns.normed import Normed
 
 @dataclass(frozen=True, slots=True)
 class NormedKnobs:
-    """`rows` of a tile; `across` blocks have all columns, `shares`: of one copy of A; `swapped` as of a `Tiling`."""
+    """Of a `Tiling`: `rows` of a tile, which has all columns."""
 
     rows: int
-    across: int
     stages: int
     consumers: int
-    shares: bool = False
-    swapped: bool = False
 
     def tiling(self, columns: int) -> Tiling:
         """Of a result with so many columns."""
-        width = columns // self.across
-        return Tiling(
-            (self.rows,), width, self.stages, self.consumers,
-            swapped=self.swapped, across=self.across, shares=self.shares,
-        )  # fmt: skip
+        return Tiling((self.rows,), columns, self.stages, self.consumers)
 
 
 def schedule(problem: Problem[CUDAModel], knobs: NormedKnobs) -> Kernel | NotApplicable:
@@ -56,8 +48,6 @@ def normed_product(
     if not isinstance(pattern, Normed):
         return NotApplicable("no norm of a product's rows")
     params = pattern.params
-    if pattern.columns % knobs.across:
-        return NotApplicable(f"{pattern.columns} columns for {knobs.across} blocks")
     product = product_of(problem, pattern.front, knobs.tiling(pattern.columns))
     if isinstance(product, NotApplicable):
         return product
@@ -68,10 +58,4 @@ def normed_product(
         buffers[param] = T.buffer(shape, str(param.dtype), align=16, buffer_name=param.name)
     between = next((buffers[p] for p in params[len(inputs) :] if not p.same_as(pattern.out)), None)
     store = normed_store(product.store, pattern, buffers, between)
-    if isinstance(store, NotApplicable):
-        return store
-    limit = problem.device.shared_per_block_bytes
-    if store.obstacle(limit):
-        store = replace(store, fetched=())  # no room: they are loaded where they are used
-    why = store.obstacle(limit)
-    return NotApplicable(why) if why else (product, store, buffers)
+    return store if isinstance(store, NotApplicable) else (product, store, buffers)
