@@ -174,7 +174,7 @@ def test_sums_that_a_function_bounds_are_moderate():
 
 
 def test_norms_of_rounded_sums_see_no_positive_numbers():
-    """Sums of positive numbers are nearly equal: less their mean, most of what is left is what rounding to halves did."""
+    """Sums of positive numbers are nearly equal: less their mean, what is left is mostly what rounding did."""
 
     def normalised(sums):
         one, zero = (topi.full((32,), "float32", value) for value in (1.0, 0.0))
