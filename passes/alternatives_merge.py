@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from subtune.core.graph import Group, Kind, OpNode
 from subtune.passes.alternatives_bottleneck import bottlenecks
 from subtune.passes.neighbours import Link, Neighbours, Proposal, nbytes
+from subtune.passes.partition_rules import MAX_ELEMENTWISE_OUTPUTS
 
 SOFTMAXES = frozenset({"nn.softmax"})
 
@@ -28,6 +29,7 @@ def merges(around: Neighbours) -> Iterator[Proposal]:
             yield from moved_inputs(around, group)
         if around.is_injective(group):
             yield from _through_view(around, group)
+    yield from _copied_together(around)
 
 
 def _chain(around: Neighbours, first: Group) -> Iterator[Proposal]:
@@ -146,3 +148,23 @@ def _through_view(around: Neighbours, group: Group) -> Iterator[Proposal]:
     ops = _ops([group, link.user], list(link.views))
     why = f"{link.user.anchor} can read through {', '.join(link.views)}: one copy in place of two"
     yield Proposal("one copy", why, (ops,), 2 * nbytes(group))
+
+
+def _copied_together(around: Neighbours) -> Iterator[Proposal]:
+    """Copies of parts of one tensor that are results of one shape: the keys and values that a model gives back, say."""
+    found: dict[object, list[tuple[frozenset[str], Group]]] = {}
+    for group in around.graph.groups:
+        if not around.is_injective(group) or len(group.inputs) != 1:
+            continue
+        through = next(_through_view(around, group), None)
+        link = around.after(group) if through else None
+        last = link.user if link else group
+        ops = through.ops if through else frozenset(group.ops)
+        if any(around.op(name).kind is Kind.MOVEMENT for name in ops) and around.gives_result(last):
+            key = around.behind_views(group.inputs[0].source), last.outputs[0].tensor
+            found.setdefault(key, []).append((ops, last))
+    for copies in found.values():
+        if 1 < len(copies) <= MAX_ELEMENTWISE_OUTPUTS:
+            why = f"{', '.join(last.anchor for _, last in copies)} are written by one kernel"
+            stake = sum(nbytes(last) for _, last in copies)
+            yield Proposal("one copy of all", why, (frozenset().union(*(ops for ops, _ in copies)),), stake)

@@ -71,13 +71,23 @@ class Neighbours:
         """The groups whose only reader is `group`, in order."""
         found: dict[str, tuple[Group, Link]] = {}
         for value in group.inputs:
-            name = value.source
-            while name in self.graph.dag and self.op(name).kind is Kind.VIEW:
-                name = self.op(name).inputs[0].source
-            producer = self.home.get(name)
+            producer = self.home.get(self.behind_views(value.source))
             if producer is not None and (link := self.after(producer)) and link.user is group:
                 found[producer.anchor] = producer, link
         return sorted(found.values(), key=lambda item: self.rank[item[0].anchor])
+
+    def behind_views(self, name: str) -> str:
+        """The op, or input, whose bytes `name` is a view of; itself if it is none."""
+        while name in self.graph.dag and self.op(name).kind is Kind.VIEW:
+            name = self.op(name).inputs[0].source
+        return name
+
+    def gives_result(self, group: Group) -> bool:
+        """Whether the group's only output is a result of the model, and read by nobody here."""
+        if len(group.outputs) != 1:
+            return False
+        name = group.outputs[0].source
+        return name in self._results and not any(self.graph.dag.successors(name))
 
     def is_injective(self, group: Group) -> bool:
         return all(self.op(name).kind.is_injective for name in group.ops)

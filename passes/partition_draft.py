@@ -121,9 +121,10 @@ class Drafts:
         """A readable name of at most about 70 characters for a group of `ops`, in their order."""
         shorts = [self.op(name).short for name in ops]
         base = "_".join(shorts)
-        if len(base) <= 60:
-            return base
-        return f"{base[:48].rstrip('_')}_and_{len(shorts) - base[:48].count('_')}_more"
+        if len(base) <= 60 or len(shorts) == 1:
+            return base[:60]
+        shown = max(i for i in range(1, len(shorts)) if i == 1 or len("_".join(shorts[:i])) <= 48)
+        return f"{'_'.join(shorts[:shown])}_and_{len(shorts) - shown}_more"
 
     def is_result(self, name: str) -> bool:
         return any(source == name for source, _ in self.results)

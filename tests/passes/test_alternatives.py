@@ -195,6 +195,29 @@ def test_two_copies_with_a_view_between_may_be_one() -> None:
     assert op_sets(found["one copy"]) == {frozenset({"strided_slice_0", "reshape_0", "permute_dims_0"})}
 
 
+@pytest.mark.parametrize(("begins", "is_offered"), [((0, 32), True), ((0, 32, 64), True), ((0,), False)])
+def test_results_that_are_parts_of_one_tensor_may_be_copied_together(begins: tuple[int, ...], is_offered: bool) -> None:
+    """Keys and values that a model gives back: cut from one product, each with its heads in front."""
+
+    def body(emit: Any, x: Any) -> Any:
+        parts = [emit(op.reshape(emit(op.strided_slice(x, [1], [b], [b + 32])), (8, 4, 8))) for b in begins]
+        return tuple(emit(op.permute_dims(part, [1, 0, 2])) for part in parts)
+
+    found = found_in(body, (8, 96))
+    assert ("one copy of all" in found) == is_offered
+    if is_offered:
+        names = (f"{op}_{i}" for op in ("strided_slice", "reshape", "permute_dims") for i in range(len(begins)))
+        assert op_sets(found["one copy of all"]) == {frozenset(names)}
+
+
+def test_copies_that_others_read_or_of_other_shapes_stay_apart() -> None:
+    def body(emit: Any, x: Any, y: Any) -> Any:
+        first, second, third = (emit(op.strided_slice(x, [1], [b], [e])) for b, e in ((0, 32), (32, 64), (64, 80)))
+        return first, third, emit(op.matmul(second, y))
+
+    assert "one copy of all" not in found_in(body, (8, 96), (32, 16))
+
+
 def test_what_cannot_matter_is_not_tried() -> None:
     def body(emit: Any, x: Any, y: Any) -> Any:
         small = emit(op.strided_slice(y, [1], [0], [4]))
