@@ -363,6 +363,33 @@ def test_building_beside_the_clock_decides_the_same(device, clock, budget_s):
     assert len(plain) == 8
 
 
+def test_while_first_candidates_are_checked_the_next_of_whose_turn_comes_are_built(device):
+    """Of the three with most at stake, and where timing leaves the cores free."""
+    works = [scale(n) for n in (1 << 20, 1 << 18, 1 << 16, 1 << 14)]
+    seen = []
+
+    class Noting(ReplaySession):
+        def prefetch(self, candidates):
+            seen.extend((self._key, c) for c in candidates)
+
+        def check(self, candidate):
+            seen.append((self._key, "check"))
+            return super().check(candidate)
+
+    class Measurer(ReplayMeasurer):
+        def session(self, workload, device, deadline=math.inf):
+            return nullcontext(Noting(self, workload, self._outcomes))
+
+    def fetched_before_the_last_check(on):
+        seen.clear()
+        tune_all([Subgraph(work) for work in works], on, Measurer(outcomes(*[2.0] * 8)))
+        last = seen.index((works[-1].key, "check"))
+        return {key for key, what in seen[:last] if what == CANDIDATES[1]}
+
+    assert fetched_before_the_last_check(with_overlap(device)) == {work.key for work in works[:3]}
+    assert fetched_before_the_last_check(device) == set()
+
+
 def test_what_cannot_win_any_more_is_not_tuned_to_the_end(device, clock):
     """Of two alternatives, one is not begun, and the other ends after the first look."""
     own, never, seldom = scale(64), scale(65), scale(66)
