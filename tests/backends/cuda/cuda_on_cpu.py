@@ -197,7 +197,7 @@ def _library(source: str, launches: list[Any], folder: Path) -> Path:
         )
     path = folder / "kernel.cpp"
     path.write_text("\n".join(text))
-    command = ["g++", "-std=c++17", "-O0", "-w", "-fPIC", "-shared", f"-I{toolkit()}", str(path), "-o"]
+    command = ["g++", "-std=c++17", "-O1", "-w", "-fPIC", "-shared", f"-I{toolkit()}", str(path), "-o"]
     library = folder / f"kernel{len(list(folder.iterdir()))}.so"
     done = subprocess.run([*command, str(library)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:3000]
