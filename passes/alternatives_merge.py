@@ -140,14 +140,17 @@ def _may_feed(around: Neighbours, group: Group, anchor: OpNode) -> bool:
 
 def _through_view(around: Neighbours, group: Group) -> Iterator[Proposal]:
     """Movement, a view, and more injective ops: one copy in place of two."""
+    if link := _read_through_view(around, group):
+        why = f"{link.user.anchor} can read through {', '.join(link.views)}: one copy in place of two"
+        yield Proposal("one copy", why, (_ops([group, link.user], list(link.views)),), 2 * nbytes(group))
+
+
+def _read_through_view(around: Neighbours, group: Group) -> Link | None:
+    """The injective group behind a view that may read what the injective `group` reads; one of them moves data."""
     link = around.after(group)
     if link is None or not link.views or not around.is_injective(link.user):
-        return
-    if not around.is_movement(group) and not around.is_movement(link.user):
-        return
-    ops = _ops([group, link.user], list(link.views))
-    why = f"{link.user.anchor} can read through {', '.join(link.views)}: one copy in place of two"
-    yield Proposal("one copy", why, (ops,), 2 * nbytes(group))
+        return None
+    return link if around.is_movement(group) or around.is_movement(link.user) else None
 
 
 def _copied_together(around: Neighbours) -> Iterator[Proposal]:
@@ -156,10 +159,9 @@ def _copied_together(around: Neighbours) -> Iterator[Proposal]:
     for group in around.graph.groups:
         if not around.is_injective(group) or len(group.inputs) != 1:
             continue
-        through = next(_through_view(around, group), None)
-        link = around.after(group) if through else None
+        link = _read_through_view(around, group)
+        ops = _ops([group, link.user], list(link.views)) if link else _ops([group], [])
         last = link.user if link else group
-        ops = through.ops if through else frozenset(group.ops)
         if any(around.op(name).kind is Kind.MOVEMENT for name in ops) and around.gives_result(last):
             key = around.behind_views(group.inputs[0].source), last.outputs[0].tensor
             found.setdefault(key, []).append((ops, last))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from subtune.core.numerics import HALVES
 from subtune.core.workload import Arg, Workload
 from subtune.measure.guarded import elements, numpy_dtype
 
@@ -140,16 +141,13 @@ def hazards(workload: Workload) -> Hazards:
                 found = [i for i, param in enumerate(params) if param.same_as(load.source)]
                 for i in found or [i for i, arg in enumerate(workload.args) if "int" in arg.dtype]:
                     extents[i] = min(extents.get(i, 2**31 - 1), int(extent))
+    inputs = {arg.dtype for arg in workload.args if not arg.is_output}
     return Hazards(
         extents, divides, casts, clips, narrows, products, stores_integers, compares,
         exponentiates=products and (("exp" in called and compares) or not called.isdisjoint(_BOUNDED)),
-        normalizes=products and not called.isdisjoint(_ROOTS) and _reads_halves(workload),
+        normalizes=products and not called.isdisjoint(_ROOTS) and not HALVES.isdisjoint(inputs),
         multiplies=multiplies, saturates=_saturates(workload),
     )  # fmt: skip
-
-
-def _reads_halves(workload: Workload) -> bool:
-    return any(arg.dtype in ("float16", "bfloat16") for arg in workload.args if not arg.is_output)
 
 
 def _saturates(workload: Workload) -> bool:

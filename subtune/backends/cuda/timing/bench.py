@@ -36,7 +36,7 @@ from subtune.measure.sentinel_base import Patience
 from subtune.measure.verdict import TOLERANCE, TOLERANCE_OTHER, TOLERANCE_SUMS_OF_FLOAT8, TOLERANCE_TF32
 
 _MAX_COPIES = 32
-_L2_KEEPS = 1 / 2  # of it, of what a kernel reads and writes, until the next one does
+_L2_KEEPS = 1 / 2  # of it, of what was written last
 _FILLS = (0xFF, 0x7F, 0xFF, 0x7F)
 _LONG_LOOK_S = 0.04  # a search's last round; before it, settling would take longer than looking
 
