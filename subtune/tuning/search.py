@@ -291,7 +291,7 @@ class _Tuning:
             search.prefetch()
         for place, search in enumerate(turn):
             self._guarded(search, searches, lambda one: one.build(deadline))
-            if overlaps and place < GROUP and search in searches and search.is_sure:
+            if overlaps and not is_hurried and place < GROUP and search in searches and search.is_sure:
                 search.prefetch()  # these have the next turn: while others' first ones are checked, builders are idle
         certain = [search for search in searches if search.is_sure and search.portion()]
         for search in next_turn(certain, is_hurried)[:GROUP] if overlaps else ():

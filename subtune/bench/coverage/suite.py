@@ -53,12 +53,11 @@ class Coverage:
 
     def __init__(self, settings: Settings, device: Device, scratch: Path):
         self._settings, self._device, self._scratch = settings, device, scratch
-        kind = device.backend.kind
-        budget_s = float(settings.option("budget_s") or BUDGET_S[kind])
+        budget_s = float(settings.option("budget_s") or BUDGET_S[device.backend.kind])
         given = {key: value for key, value in settings.options if value is not None}
         options = {**given, "budget_s": budget_s, "database": str(settings.database.path)}
         self._compiler = Compiler(options, budget_s + LIMIT_S, device.model.host.threads)
-        self._peers = Lane(LIMIT_S, side_by_side=kind == "cuda")
+        self._peers = Lane(LIMIT_S, side_by_side=device.backend.measuring.overlaps)
         self._ours = Lane(LIMIT_S, side_by_side=False)
 
     def warm(self) -> None:
@@ -128,10 +127,8 @@ class Coverage:
         return replace(row, outcome="timed")
 
     def _roofline_s(self, ready: _Ready) -> float:
-        model: Any = self._device.model
-        mma = model.mma_flops(ready.case.dtype) if self._device.backend.kind == "cuda" else 0.0
-        peak = mma or (model.fma_flops() if self._device.backend.kind == "cuda" else model.peak_flops())
-        return ready.files.work.roofline_s(peak, model.dram_bytes_per_s)
+        model = self._device.model
+        return ready.files.work.roofline_s(model.peak_flops(ready.case.dtype), model.dram_bytes_per_s)
 
 
 def run_coverage(
