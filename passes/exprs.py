@@ -142,3 +142,15 @@ def convolved(call: tvm.ir.Call, data: Expr, weight: Expr, **changes: Any) -> Ex
         "out_dtype": attrs.out_dtype,
     }
     return CONVOLUTIONS[op_name(call)](data, weight, **same | changes)
+
+
+def dims_of(call: Expr) -> list[int]:
+    """The shape of what a call gives, static."""
+    return [int(dim) for dim in call.ty.shape.values]
+
+
+def literal(arg: Expr) -> Any:
+    """The immediate for a constant of rank 0; anything else as it is."""
+    if not is_const(arg) or int(arg.ty.ndim) != 0:
+        return arg
+    return tvm.tirx.const(arg.value.numpy().item(), str(arg.ty.dtype))

@@ -154,22 +154,22 @@ def _scaled_weight(producer: Any, scale: np.ndarray) -> Expr | None:
     if op_name(producer) == "relax.matmul":
         if weight.ndim != 2:
             return None
-        return make_const(_rounded_once(weight, scale))
+        return make_const(rounded_once(weight, scale))
     layout, groups = str(producer.attrs.kernel_layout), int(producer.attrs.groups)
     out_axis = layout.find("O")
     if weight.shape[out_axis] == scale.size:
-        return make_const(_rounded_once(weight, on_axis(scale, out_axis, weight.ndim)))
+        return make_const(rounded_once(weight, on_axis(scale, out_axis, weight.ndim)))
     # A grouped transposed convolution: input channels hold the groups, output channels repeat in each.
     in_axis = layout.find("I")
     if in_axis != 0 or out_axis != 1 or weight.shape[1] * groups != scale.size:
         return None
     split = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
     factor = scale.reshape(groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
-    return make_const(_rounded_once(split, factor).reshape(weight.shape))
+    return make_const(rounded_once(split, factor).reshape(weight.shape))
 
 
-def _rounded_once(weight: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """The product in float64, in weight's type, without a float64 copy of the weights."""
+def rounded_once(weight: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """`weight * factor` in float64, in weight's type, without a float64 copy of the weights."""
     out = np.empty(weight.shape, weight.dtype)
     return np.multiply(weight, factor, out=out, dtype=np.float64, casting="unsafe")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from math import prod
 from typing import Any
 
-import tvm
 from tvm import te, tirx
-from tvm.ir import Call, GenericConst
+from tvm.ir import Call
 
+from subtune.passes.exprs import dims_of, literal
+from subtune.passes.legalize_norms import legalize_group_norm, legalize_instance_norm, legalize_row_norm
 from subtune.tir.expressions import lowest, maximum_over, minimum_over
 
 
@@ -28,22 +28,9 @@ def legalize_where(bb: Any, call: Call) -> Any:
             condition, yes, no = (at(operand, index) for operand in operands)
             return tirx.Select(condition.astype("bool"), yes, no)
 
-        return te.compute(_dims(call), compute, name="T_where")
+        return te.compute(dims_of(call), compute, name="T_where")
 
-    return bb.call_te(te_where, *(_literal(arg) for arg in call.args), primfunc_name_hint="where")
-
-
-def legalize_group_norm(bb: Any, call: Call) -> Any:
-    """Group norm in two passes, sums of their own (TVM's E[x^2] - E[x]^2 cancels, in one tuple reduction)."""
-    attrs = call.attrs
-    return _two_pass_norm(bb, call, int(attrs.num_groups), int(attrs.channel_axis), attrs, "group_norm")
-
-
-def legalize_instance_norm(bb: Any, call: Call) -> Any:
-    """Instance norm in two passes: a group norm with as many groups as channels."""
-    axis = int(call.attrs.channel_axis)
-    channels = int(call.args[0].ty.shape.values[axis])
-    return _two_pass_norm(bb, call, channels, axis, call.attrs, "instance_norm")
+    return bb.call_te(te_where, *(literal(arg) for arg in call.args), primfunc_name_hint="where")
 
 
 def legalize_conv_transpose(bb: Any, call: Call) -> Any:
@@ -59,7 +46,7 @@ def legalize_conv_transpose(bb: Any, call: Call) -> Any:
     i_axis, o_axis = kernel_layout.index("I"), kernel_layout.index("O")
     k_axes = [kernel_layout.index(letter) for letter in spatial]
     strides, dilation = [int(s) for s in attrs.strides], [int(d) for d in attrs.dilation]
-    groups, out_shape, out_dtype = int(attrs.groups), _dims(call), str(call.ty.dtype)
+    groups, out_shape, out_dtype = int(attrs.groups), dims_of(call), str(call.ty.dtype)
 
     def te_conv_transpose(data: Any, weight: Any) -> Any:
         in_dims, w_dims = [int(d) for d in data.shape], [int(d) for d in weight.shape]
@@ -102,7 +89,7 @@ def legalize_conv_transpose(bb: Any, call: Call) -> Any:
 
 def legalize_max_pool2d(bb: Any, call: Call) -> Any:
     """TVM's, from minus infinity on: its own maximum of nothing but that is the least finite number."""
-    attrs, dtype, out_shape = call.attrs, str(call.ty.dtype), _dims(call)
+    attrs, dtype, out_shape = call.attrs, str(call.ty.dtype), dims_of(call)
     spatial = [str(attrs.layout).index(letter) for letter in "HW"]
     window, strides, dilation = ([int(v) for v in of] for of in (attrs.pool_size, attrs.strides, attrs.dilation))
     before = [int(p) for p in attrs.padding[:2]]
@@ -152,124 +139,9 @@ def legalize_extreme(largest: bool, bb: Any, call: Call) -> Any:
             at = [taps[axis] if axis in taps else next(kept) for axis in range(rank)]
             return (maximum_over if largest else minimum_over)(data(*at), list(taps.values()))
 
-        return te.compute(_dims(call), one, name="extreme")
+        return te.compute(dims_of(call), one, name="extreme")
 
     return bb.call_te(te_extreme, x, primfunc_name_hint="max" if largest else "min")
-
-
-def _two_pass_norm(bb: Any, call: Call, groups: int, channel_axis: int, attrs: Any, name: str) -> Any:
-    dims, dtype = _dims(call), str(call.ty.dtype)
-    rank, accumulator = len(dims), "float64" if dtype == "float64" else "float32"
-    channel_axis %= rank
-    reduced = [int(axis) % rank for axis in attrs.axes if int(axis) % rank != channel_axis]
-    kept = [axis for axis in range(rank) if axis not in reduced and axis != channel_axis]
-    in_group = dims[channel_axis] // groups
-    count = in_group * prod(dims[axis] for axis in reduced)
-    if channel_axis == rank - 1 and in_group > 1:
-        return _norm_by_channels(bb, call, in_group, reduced, count, name)
-
-    def te_norm(data: Any, gamma: Any, beta: Any) -> Any:
-        stats = [*(dims[axis] for axis in kept), groups]
-
-        def total(what: Callable[..., Any], label: str) -> Any:
-            axes = [te.reduce_axis((0, dims[axis]), name=f"k{axis}") for axis in reduced]
-            rc = te.reduce_axis((0, in_group), name="rc")
-
-            def compute(*index: Any) -> Any:
-                at = [index[-1] * in_group + rc] * rank
-                for axis, i in zip(kept, index, strict=False):
-                    at[axis] = i
-                for axis, k in zip(reduced, axes, strict=True):
-                    at[axis] = k
-                # in the order of memory: a template's vectors lie along the last of them
-                order = [rc, *axes] if channel_axis < min(reduced, default=rank) else [*axes, rc]
-                return te.sum(what(data(*at).astype(accumulator), index), axis=order)
-
-            return te.compute(stats, compute, name=label)
-
-        total_x = total(lambda x, _: x, "norm_sum")
-        mean = te.compute(stats, lambda *index: total_x(*index) / tirx.const(count, accumulator), name="norm_mean")
-        squares = total(lambda x, index: (x - mean(*index)) * (x - mean(*index)), "norm_var_sum")
-
-        def normalized(*index: Any) -> Any:
-            channel = index[channel_axis]
-            at = [*(index[axis] for axis in kept), tirx.floordiv(channel, in_group)]
-            variance = squares(*at) / tirx.const(count, accumulator)
-            scale = tirx.rsqrt(variance + tirx.const(float(attrs.epsilon), accumulator))
-            x = (data(*index).astype(accumulator) - mean(*at)) * scale
-            return (x * gamma(channel).astype(accumulator) + beta(channel).astype(accumulator)).astype(dtype)
-
-        return te.compute(dims, normalized, name=f"T_{name}")
-
-    return bb.call_te(te_norm, *call.args, primfunc_name_hint=name)
-
-
-def _norm_by_channels(bb: Any, call: Call, in_group: int, reduced: list[int], count: int, name: str) -> Any:
-    """Group norm channels last: sums for every channel, in vectors, and those of a group added after."""
-    dims, dtype = _dims(call), str(call.ty.dtype)
-    channels, groups = dims[-1], dims[-1] // in_group
-    accumulator = "float64" if dtype == "float64" else "float32"
-    kept = [axis for axis in range(len(dims) - 1) if axis not in reduced]
-    outer = [dims[axis] for axis in kept]
-
-    def te_norm(data: Any, gamma: Any, beta: Any) -> Any:
-        def mean_of(what: Callable[..., Any], label: str) -> Any:
-            """For every channel, the mean over its group of `what(x, index)`."""
-            axes = [te.reduce_axis((0, dims[axis]), name=f"k{axis}") for axis in reduced]
-
-            def total(*index: Any) -> Any:
-                at: list[Any] = [index[-1]] * len(dims)
-                for axis, i in zip(kept, index, strict=False):
-                    at[axis] = i
-                for axis, k in zip(reduced, axes, strict=True):
-                    at[axis] = k
-                return te.sum(what(data(*at).astype(accumulator), index), axis=axes)
-
-            by_channel = te.compute([*outer, channels], total, name=f"{label}_by_channel")
-            rc = te.reduce_axis((0, in_group), name="rc")
-            by_group = te.compute(
-                [*outer, groups],
-                lambda *index: te.sum(by_channel(*index[:-1], index[-1] * in_group + rc), axis=rc),
-                name=f"{label}_by_group",
-            )
-            return te.compute(
-                [*outer, channels],
-                lambda *index: (
-                    by_group(*index[:-1], tirx.floordiv(index[-1], in_group)) / tirx.const(count, accumulator)
-                ),
-                name=label,
-            )
-
-        mean = mean_of(lambda x, _: x, "norm_mean")
-        variance = mean_of(lambda x, index: (x - mean(*index)) * (x - mean(*index)), "norm_var")
-        scale = te.compute(
-            [*outer, channels],
-            lambda *index: (
-                tirx.rsqrt(variance(*index) + tirx.const(float(call.attrs.epsilon), accumulator))
-                * gamma(index[-1]).astype(accumulator)
-            ),
-            name="norm_scale",
-        )
-
-        def normalized(*index: Any) -> Any:
-            at = [*(index[axis] for axis in kept), index[-1]]
-            x = (data(*index).astype(accumulator) - mean(*at)) * scale(*at)
-            return (x + beta(index[-1]).astype(accumulator)).astype(dtype)
-
-        return te.compute(dims, normalized, name=f"T_{name}")
-
-    return bb.call_te(te_norm, *call.args, primfunc_name_hint=name)
-
-
-def _dims(call: Call) -> list[int]:
-    return [int(dim) for dim in call.ty.shape.values]
-
-
-def _literal(arg: Any) -> Any:
-    """The immediate for a constant of rank 0; anything else as it is."""
-    if not isinstance(arg, GenericConst) or int(arg.ty.ndim) != 0:
-        return arg
-    return tvm.tirx.const(arg.value.numpy().item(), str(arg.ty.dtype))
 
 
 LEGALIZATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -279,6 +151,8 @@ LEGALIZATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "relax.min": partial(legalize_extreme, False),
     "relax.nn.group_norm": legalize_group_norm,
     "relax.nn.instance_norm": legalize_instance_norm,
+    "relax.nn.layer_norm": legalize_row_norm,
+    "relax.nn.rms_norm": legalize_row_norm,
     "relax.nn.conv1d_transpose": legalize_conv_transpose,
     "relax.nn.conv2d_transpose": legalize_conv_transpose,
     "relax.nn.conv3d_transpose": legalize_conv_transpose,

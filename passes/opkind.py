@@ -65,6 +65,9 @@ INLINE_SCALARS = _names(
 INLINE_0D = _names("quantize dequantize full full_like")
 """Ops whose legalisation turns constants of rank 0 (only) into literals."""
 
+INLINE_UNIFORM = _names("nn.layer_norm nn.rms_norm")
+"""Ops whose legalisation takes a number for a vector of equal ones: a scale of 1, a shift of 0."""
+
 # Sorting, scattering and their like are hand-written loops in TVM (not schedulable), or calls into its runtime.
 OPAQUES = _names(
     "scatter_elements scatter_nd slice_scatter index_put vision.all_class_non_max_suppression vision.get_valid_counts "

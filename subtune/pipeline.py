@@ -28,6 +28,7 @@ from subtune.passes.data_views import reshapes_to_views
 from subtune.passes.extract import extract
 from subtune.passes.fold_batch_norm import fold_scales
 from subtune.passes.fold_constants import fold_constants
+from subtune.passes.fold_norms import fold_norms
 from subtune.passes.half_precision import settle_precision
 from subtune.passes.layout_nhwc import channels_to_last, settle_permutes
 from subtune.passes.lift_constants import lift_constants
@@ -54,7 +55,7 @@ NORMALIZE: tuple[Phase, ...] = (
     Phase("recognise", (recognise_activations, recognise_norms)),
     Phase("fold", (fold_scales,)),
     Phase("layout", (channels_to_last, settle_permutes)),
-    Phase("matmul", (flatten_matmuls, join_siblings)),
+    Phase("matmul", (flatten_matmuls, join_siblings, fold_norms)),
     Phase("finish", (relax.transform.DeadCodeElimination(),)),
 )
 """The imported module in the form the partition expects."""
