@@ -6,7 +6,7 @@ other strides. So a box of keys in shared memory, in the order that a tensor map
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -25,7 +25,7 @@ from subtune.patterns.chain_copies import Copy, CopyingChain
 class Copied:
     """A copy of operand number `operand` (1: K, 2: V), and how it `lies`.
 
-    `sharing` are the outer axes whose neighbours read the same rows, and how many: the first of them stores.
+    `sharing` has the outer axes whose neighbours, so many of them, read the same rows: the first of them stores.
     """
 
     operand: int
@@ -36,16 +36,22 @@ class Copied:
 def copied_of(
     chain: CopyingChain, operands: tuple[Lying, Lying, Lying], scores: Scores, params: list[Any]
 ) -> tuple[Copied, ...] | NotApplicable:
-    """Every copy as one of K or V, of each one at most."""
-    form, found = chain.form, []
+    """Every copy as one of K or V, at most one of each; all keys have to be read by the last rows at the latest.
+
+    Args:
+        params: of the function.
+    """
+    form = chain.form
+    found: list[Copied] = []
     if chain.copies and scores.offset is not None and form.extents[form.m] + scores.offset < form.extents[form.n]:
         return NotApplicable("keys that no row sees are not read")
     for copy in chain.copies:
-        taken = {one.operand for one in found}
-        ways = [_copied(form, copy, i, operands[i], params) for i in (1, 2) if i not in taken]
+        left = {1, 2} - {one.operand for one in found}
+        ways = [_copied(form, copy, operand, operands[operand], params) for operand in sorted(left)]
         one = next((way for way in ways if isinstance(way, Copied)), None)
         if one is None:
-            return NotApplicable("a result beside attention's is no copy of the keys or values")
+            reasons = [way.reason for way in ways if isinstance(way, NotApplicable)]
+            return NotApplicable("; ".join(reasons) or "more than one copy of keys and of values")
         found.append(one)
     return tuple(found)
 
@@ -53,17 +59,49 @@ def copied_of(
 def _copied(
     form: ChainExpressions, copy: Copy, operand: int, source: Lying, params: list[Any]
 ) -> Copied | NotApplicable:
-    if not params[source.param].same_as(copy.load.source):
-        return NotApplicable("a copy of something else")
-    dims = _dims(copy, source)
-    if isinstance(dims, NotApplicable):
-        return dims
-    pitch, step, *strides = dims
-    terms = tuple(term._replace(stride=stride) for term, stride in zip(source.terms, strides, strict=True))
     sharing = _sharing(form, source)
-    if step != 1 or sharing is None:
-        return NotApplicable("a copy whose rows are not contiguous, or of which a head has several")
+    if not params[source.param].same_as(copy.load.source) or sharing is None:
+        return NotApplicable("a copy of something else, or of heads whose order is not plain")
+    dims = [(source.pitch, source.rows), (1, source.inner), *((term.stride, term.extent) for term in source.terms)]
+    strides = _strides(copy, source.first, dims)
+    if strides is None or strides[1] != 1:
+        return NotApplicable("a copy of other elements, or of rows that are not contiguous")
+    terms = tuple(replace(term, stride=stride) for term, stride in zip(source.terms, strides[2:], strict=True))
     param = next(i for i, p in enumerate(params) if p.same_as(copy.out))
-    lies = Lying(param, source.dtype, 0, source.rows, pitch, source.inner, terms)
+    lies = replace(source, param=param, first=0, pitch=strides[0], terms=terms)
     why = misplaced(lies)
     return NotApplicable(why) if why else Copied(operand, lies, sharing)
+
+
+def _strides(copy: Copy, first: int, dims: list[tuple[int, int]]) -> list[int] | None:
+    """Of the copy, for each of the operand's `dims` (stride and extent): one axis of the copy walks one of them."""
+    read, written = ([int(d) for d in buffer.shape] for buffer in (copy.load.source, copy.out))
+    analyzer = Analyzer()
+    for axis, extent in zip(copy.axes, written, strict=True):
+        analyzer.bind(axis, ir.Range(tirx.const(0, "int64"), tirx.const(extent, "int64")))
+    flat: Any = tirx.const(0, "int64")
+    for d, index in enumerate(copy.load.indices):
+        flat = flat + index * prod(read[d + 1 :])
+    axes = [(axis, extent, prod(written[d + 1 :]))
+            for d, (axis, extent) in enumerate(zip(copy.axes, written, strict=True)) if extent > 1]  # fmt: skip
+    found = [analyzer.simplify(c) for c in detect_linear_equation(analyzer.simplify(flat), [a for a, _, _ in axes])]
+    if len(found) != len(axes) + 1 or not all(isinstance(c, tirx.IntImm) for c in found) or int(found[-1]) != first:
+        return None
+    walked = {(int(step), extent): stride for step, (_, extent, stride) in zip(found, axes, strict=False)}
+    if len(walked) != len(axes) or sorted(walked) != sorted(dims):
+        return None
+    return [walked[dim] for dim in dims]
+
+
+def _sharing(form: ChainExpressions, source: Lying) -> tuple[tuple[Any, int], ...] | None:
+    """`Copied.sharing`; None unless each term is an outer axis of its own, or that divided by what shares a head."""
+    counts, left = {axis: form.extents[axis] for axis in form.outer}, set(form.outer)
+    for term in source.terms:
+        axis, count = (term.value.a, term.value.b) if isinstance(term.value, tirx.FloorDiv) else (term.value, 1)
+        if axis not in left or not isinstance(count, int | tirx.IntImm):
+            return None
+        if form.extents[axis] != int(count) * term.extent:
+            return None
+        left.remove(axis)
+        counts[axis] = int(count)
+    return tuple((axis, count) for axis, count in counts.items() if count > 1)
