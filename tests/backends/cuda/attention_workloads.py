@@ -87,7 +87,9 @@ def attention_that_gives(
             q = emit(op.strided_slice(q, [2], [keys - rows], [keys]))
         if shared > 1:
             k, v = (emit(op.repeat(x, shared, axis=1)) for x in (k, v))
-        scores = emit(op.multiply(emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2])))), relax.const(0.125, dtype)))
+        scores = emit(
+            op.multiply(emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2])))), relax.const(0.125, dtype))
+        )
         if is_causal:
             triangle = np.triu(np.full((1, 1, rows, keys), -65504.0), 1).astype(dtype)
             scores = emit(op.add(scores, relax.const(triangle)))
