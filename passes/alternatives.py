@@ -20,7 +20,7 @@ from subtune.passes.alternatives_norm import normed_products
 from subtune.passes.alternatives_pool import pooled_stems
 from subtune.passes.alternatives_split import splits
 from subtune.passes.neighbours import Neighbours, Proposal
-from subtune.passes.regroup import drafts_of, group_of_ops, replaced
+from subtune.passes.regroup import drafts_of, exchanged, group_of_ops
 
 AS_PARTITIONED = "as partitioned"
 
@@ -125,7 +125,7 @@ def _region(graph: PartitionGraph, trials: list[_Trial]) -> Region:
             "; ".join(trial.proposal.why for trial in chosen),
             (*kept, *(group for trial in chosen for group in made[id(trial)])),
         )
-        if replaced(graph, alternative) is not None:  # else groups would depend on each other
+        if exchanged(graph, alternative) is not None:  # else groups would depend on each other
             alternatives.append(alternative)
     return Region(own[0].anchor, tuple(alternatives))
 

@@ -49,11 +49,11 @@ def rearrange(graph: PartitionGraph, alternatives: Iterable[Alternative]) -> Par
     """
     changed = graph
     for alternative in alternatives:
-        changed = replaced(changed, alternative) or changed
+        changed = exchanged(changed, alternative) or changed
     return PartitionGraph(graph.dag, _named(_ordered(graph, changed.groups)), changed.left, graph.results)
 
 
-def replaced(graph: PartitionGraph, alternative: Alternative) -> PartitionGraph | None:
+def exchanged(graph: PartitionGraph, alternative: Alternative) -> PartitionGraph | None:
     """`graph` with the alternative's groups, in no order; None if groups would depend on each other."""
     ops = {op for group in alternative.groups for op in group.ops}
     groups = (*(group for group in graph.groups if not ops & set(group.ops)), *alternative.groups)
