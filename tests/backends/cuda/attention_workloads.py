@@ -70,7 +70,7 @@ def attention_that_gives(
         shared: query heads that share a head of keys and values.
         heads_first: of the results that are given; else they lie as in the projection.
         cut: keys of a result that are left out.
-        given: which are results: "k", "v", both.
+        given: which of "q", "k" and "v" are results.
     """
     theirs, rows = heads // shared, rows or keys
     widths = [heads * dim, theirs * dim, theirs * dim]
@@ -79,8 +79,7 @@ def attention_that_gives(
     def body(emit: Any, joined: Any) -> Any:
         def part(i: int) -> Any:
             x = emit(op.strided_slice(joined, [2], [begins[i]], [begins[i] + widths[i]]))
-            x = emit(op.reshape(x, (batch, keys, widths[i] // dim, dim)))
-            return x
+            return emit(op.reshape(x, (batch, keys, widths[i] // dim, dim)))
 
         q, k, v = (emit(op.permute_dims(part(i), [0, 2, 1, 3])) for i in range(3))
         if rows != keys:
@@ -95,11 +94,10 @@ def attention_that_gives(
             scores = emit(op.add(scores, relax.const(triangle)))
         out = emit(op.permute_dims(emit(op.matmul(emit(op.nn.softmax(scores, axis=-1)), v)), [0, 2, 1, 3]))
         results = []
-        for i in (1, 2):
-            if "qkv"[i] in given:
-                result = part(i)
-                result = emit(op.strided_slice(result, [1], [cut], [keys])) if cut else result
-                results.append(emit(op.permute_dims(result, [0, 2, 1, 3])) if heads_first else result)
+        for name in given:
+            result = part("qkv".index(name))
+            result = emit(op.strided_slice(result, [1], [cut], [keys])) if cut else result
+            results.append(emit(op.permute_dims(result, [0, 2, 1, 3])) if heads_first else result)
         return (*results, out)
 
     return fused(body, [(batch, keys, sum(widths))], [dtype])
