@@ -15,16 +15,16 @@ import networkx as nx
 from subtune.core.forms import ANY, Forms
 from subtune.core.graph import Alternative, Group, PartitionGraph, Region
 from subtune.core.numerics import HALVES
-from subtune.passes.alternatives_merge import merges
+from subtune.passes.alternatives_merge import chains_with_copies, merges
 from subtune.passes.alternatives_norm import normed_products
 from subtune.passes.alternatives_pool import pooled_stems
 from subtune.passes.alternatives_split import splits
 from subtune.passes.neighbours import Neighbours, Proposal
-from subtune.passes.regroup import drafts_of, group_of_ops, rearrange
+from subtune.passes.regroup import drafts_of, exchanged, group_of_ops
 
 AS_PARTITIONED = "as partitioned"
 
-MAX_ALTERNATIVES = 64
+MAX_ALTERNATIVES = 128
 """Ways of one region. Sets of proposals cost no tuning time of their own: their kernels are the proposals'."""
 
 MIN_SHARE = 0.005
@@ -47,6 +47,7 @@ def alternatives(graph: PartitionGraph, forms: Forms = ANY) -> tuple[Region, ...
     around = Neighbours(graph)
     wanted = [merges, splits]
     wanted += [pooled_stems] if forms.pools_stems else []
+    wanted += [chains_with_copies] if forms.copies_operands else []
     wanted += [partial(normed_products, forms.normed_columns)] if forms.normed_columns else []
     proposals = [p for propose in wanted for p in propose(around)]
     proposals = _worthwhile(around, proposals, forms)
@@ -124,7 +125,7 @@ def _region(graph: PartitionGraph, trials: list[_Trial]) -> Region:
             "; ".join(trial.proposal.why for trial in chosen),
             (*kept, *(group for trial in chosen for group in made[id(trial)])),
         )
-        if _is_possible(graph, alternative):
+        if exchanged(graph, alternative) is not None:  # else groups would depend on each other
             alternatives.append(alternative)
     return Region(own[0].anchor, tuple(alternatives))
 
@@ -138,9 +139,3 @@ def _disjoint_sets(trials: list[_Trial]) -> list[tuple[_Trial, ...]]:
             if len(found) < MAX_ALTERNATIVES and not replaced & trials[index].replaced:
                 found.append((*members, index))
     return [tuple(trials[index] for index in members) for members in found[1:]]
-
-
-def _is_possible(graph: PartitionGraph, alternative: Alternative) -> bool:
-    """False if groups would depend on each other."""
-    names = {group.ops for group in rearrange(graph, [alternative]).groups}
-    return all(group.ops in names for group in alternative.groups)

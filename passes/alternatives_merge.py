@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from subtune.core.graph import Group, Kind, OpNode
 from subtune.passes.alternatives_bottleneck import bottlenecks
@@ -13,6 +14,8 @@ SOFTMAXES = frozenset({"nn.softmax"})
 
 INDEX_MAPS = frozenset({"permute_dims", "repeat", "strided_slice"})
 """Movements that only say where else to read. A concat has to ask, which costs a contraction its blocking."""
+
+INPUTS_MOVED = "one kernel, inputs moved"
 
 _FEW_CHANNELS = 4
 
@@ -69,7 +72,7 @@ def _chain(around: Neighbours, first: Group) -> Iterator[Proposal]:
     if moved:
         ops = around_core.union(*(p.ops for p in moved))
         more = sum(p.stake_bytes for p in moved)
-        yield Proposal("one kernel, inputs moved", f"{why}; {moved[0].why}", (ops,), stake + more)
+        yield Proposal(INPUTS_MOVED, f"{why}; {moved[0].why}", (ops,), stake + more)
 
 
 def _ops(groups: list[Group], views: list[str]) -> frozenset[str]:
@@ -153,9 +156,17 @@ def _read_through_view(around: Neighbours, group: Group) -> Link | None:
     return link if around.is_movement(group) or around.is_movement(link.user) else None
 
 
-def _copied_together(around: Neighbours) -> Iterator[Proposal]:
-    """Copies of parts of one tensor that are results of one shape: the keys and values that a model gives back, say."""
-    found: dict[object, list[tuple[frozenset[str], Group]]] = {}
+@dataclass(frozen=True, slots=True)
+class ResultCopy:
+    """Elements of `source`, an op or an input, that `ops` move to be a result of the model; `last` has the last one."""
+
+    source: str
+    ops: frozenset[str]
+    last: Group
+
+
+def result_copies(around: Neighbours) -> Iterator[ResultCopy]:
+    """Copies that nobody here reads: the keys and values that a model gives back, say."""
     for group in around.graph.groups:
         if not around.is_injective(group) or len(group.inputs) != 1:
             continue
@@ -163,10 +174,39 @@ def _copied_together(around: Neighbours) -> Iterator[Proposal]:
         ops = _ops([group, link.user], list(link.views)) if link else _ops([group], [])
         last = link.user if link else group
         if any(around.op(name).kind is Kind.MOVEMENT for name in ops) and around.gives_result(last):
-            key = around.behind_views(group.inputs[0].source), last.outputs[0].tensor
-            found.setdefault(key, []).append((ops, last))
+            yield ResultCopy(around.behind_views(group.inputs[0].source), ops, last)
+
+
+def _copied_together(around: Neighbours) -> Iterator[Proposal]:
+    """Copies of parts of one tensor that are results of one shape."""
+    found: dict[object, list[ResultCopy]] = {}
+    for copy in result_copies(around):
+        found.setdefault((copy.source, copy.last.outputs[0].tensor), []).append(copy)
     for copies in found.values():
         if 1 < len(copies) <= MAX_ELEMENTWISE_OUTPUTS:
-            why = f"{', '.join(last.anchor for _, last in copies)} are written by one kernel"
-            stake = sum(nbytes(last) for _, last in copies)
-            yield Proposal("one copy of all", why, (frozenset().union(*(ops for ops, _ in copies)),), stake)
+            why = f"{', '.join(copy.last.anchor for copy in copies)} are written by one kernel"
+            stake = sum(nbytes(copy.last) for copy in copies)
+            yield Proposal("one copy of all", why, (frozenset().union(*(copy.ops for copy in copies)),), stake)
+
+
+def chains_with_copies(around: Neighbours) -> Iterator[Proposal]:
+    """Attention that stores what it reads: keys and values that are results as well are in fast memory already."""
+    copies = [copy for copy in result_copies(around) if _only_moves(around, copy)]
+    for group in around.graph.groups if copies else ():
+        if around.anchor(group).kind is not Kind.CONTRACTION:
+            continue
+        for chain in _chain(around, group):
+            if chain.name != INPUTS_MOVED or not any(around.op(name).op in SOFTMAXES for name in chain.ops):
+                continue
+            inputs = {value.source for name in chain.ops for value in around.op(name).inputs}
+            sources = {around.behind_views(name) for name in inputs - chain.ops}
+            beside = [copy for copy in copies if copy.source in sources]
+            if beside:
+                why = f"{chain.why}; it stores {', '.join(copy.last.anchor for copy in beside)} from what it has read"
+                stake = chain.stake_bytes + 2 * sum(nbytes(copy.last) for copy in beside)
+                ops = chain.ops.union(*(copy.ops for copy in beside))
+                yield Proposal("one kernel, inputs moved and copied", why, (ops,), stake)
+
+
+def _only_moves(around: Neighbours, copy: ResultCopy) -> bool:
+    return all(around.op(name).kind in (Kind.MOVEMENT, Kind.VIEW) for name in copy.ops)

@@ -47,15 +47,20 @@ def rearrange(graph: PartitionGraph, alternatives: Iterable[Alternative]) -> Par
 
     An alternative that would make groups depend on each other, together with those before it, is left out.
     """
-    groups, left = graph.groups, graph.left
+    changed = graph
     for alternative in alternatives:
-        ops = {op for group in alternative.groups for op in group.ops}
-        changed = (*(group for group in groups if not ops & set(group.ops)), *alternative.groups)
-        # a view that an alternative computes itself no longer stays in main
-        candidate = PartitionGraph(graph.dag, changed, tuple(v for v in left if v.name not in ops), graph.results)
-        if nx.is_directed_acyclic_graph(candidate.quotient()):
-            groups, left = candidate.groups, candidate.left
-    return PartitionGraph(graph.dag, _named(_ordered(graph, groups)), left, graph.results)
+        changed = exchanged(changed, alternative) or changed
+    return PartitionGraph(graph.dag, _named(_ordered(graph, changed.groups)), changed.left, graph.results)
+
+
+def exchanged(graph: PartitionGraph, alternative: Alternative) -> PartitionGraph | None:
+    """`graph` with the alternative's groups, in no order; None if groups would depend on each other."""
+    ops = {op for group in alternative.groups for op in group.ops}
+    groups = (*(group for group in graph.groups if not ops & set(group.ops)), *alternative.groups)
+    # a view that an alternative computes itself no longer stays in main
+    left = tuple(view for view in graph.left if view.name not in ops)
+    changed = PartitionGraph(graph.dag, groups, left, graph.results)
+    return changed if nx.is_directed_acyclic_graph(changed.quotient()) else None
 
 
 def _ordered(graph: PartitionGraph, groups: tuple[Group, ...]) -> list[Group]:

@@ -44,12 +44,17 @@ def copies_for_results(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _chain(result: Any, values: dict[Any, Any]) -> list[Any]:
-    """The variables from `result` back to what is more than moved, that one left out."""
+    """The variables from `result` back to what is more than moved, that one and views of it left out.
+
+    So those who read them and those who copy them read one input.
+    """
     chain: list[Any] = []
     var = result
     while isinstance(var, tvm.ir.Var) and op_name(values.get(var)) in (*_MOVES, _VIEW):
         chain.append(var)
         var = values[var].args[0]
+    while chain and op_name(values[chain[-1]]) == _VIEW:
+        chain.pop()
     return chain
 
 

@@ -25,6 +25,7 @@ class Forms:
             halves: a copy matters the more, the faster the products are.
         pools_stems: a network's first convolution and the max pooling behind it can be one kernel.
         normed_columns: so can a product of halves and the norm of its rows, of so many columns at most; 0: it cannot.
+        copies_operands: attention can store copies of the keys and values that it reads.
     """
 
     keeps_planes: bool = False
@@ -35,6 +36,7 @@ class Forms:
     half_ops_per_byte: float = 10.0
     pools_stems: bool = False
     normed_columns: int = 0
+    copies_operands: bool = False
 
 
 ANY = Forms()

@@ -13,7 +13,8 @@ from tvm.s_tir import Schedule, ScheduleError
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload
 from subtune.patterns.bottleneck import Bottleneck, BottleneckExpressions, bottleneck_expressions
-from subtune.patterns.chain import Chain, ChainExpressions, chain_expressions
+from subtune.patterns.chain import Chain
+from subtune.patterns.chain_copies import ChainWithCopies, CopyingChain, copying_chain
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.elementwise import FEW_INPUTS, Elementwise, TransposedAccess, merged_axes, transposed_access
 from subtune.patterns.normed import Normed, normed
@@ -32,7 +33,10 @@ class Unrecognised:
     reason: str
 
 
-Pattern = Contraction | Window | Rowwise | Columns | Chain | Bottleneck | Pooled | Normed | Elementwise | Unrecognised
+Pattern = (
+    Contraction | Window | Rowwise | Columns | Chain | ChainWithCopies | Bottleneck | Pooled | Normed | Elementwise
+    | Unrecognised
+)  # fmt: skip
 
 
 _READERS: tuple[Callable[[Schedule, Any], Contraction | Window | NotApplicable], ...] = (contraction, window)
@@ -60,8 +64,8 @@ def _recognise(workload: Workload) -> Pattern:
     if not reductions:
         return _elementwise(workload)
     if len(reductions) > 1:
-        chain = chain_expressions(workload.func, workload.num_outputs)
-        if isinstance(chain, ChainExpressions):
+        chain = copying_chain(workload.func, workload.num_outputs)
+        if isinstance(chain, CopyingChain):
             return chain.pattern
         bottleneck = bottleneck_expressions(workload.func, workload.num_outputs)
         if isinstance(bottleneck, BottleneckExpressions):

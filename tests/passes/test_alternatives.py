@@ -11,7 +11,8 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from subtune.core.graph import Alternative, PartitionGraph, Region
+from subtune.core.forms import Forms
+from subtune.core.graph import Alternative, Origin, PartitionGraph, Region
 from subtune.passes.alternatives import AS_PARTITIONED, MAX_ALTERNATIVES, alternatives
 from subtune.passes.alternatives_lower import lower_regions
 from subtune.passes.extract import extract
@@ -216,6 +217,46 @@ def test_copies_that_others_read_or_of_other_shapes_stay_apart() -> None:
         return first, third, emit(op.matmul(second, y))
 
     assert "one copy of all" not in found_in(body, (8, 96), (32, 16))
+
+
+def with_results_of_its_own(emit: Any, x: Any, is_scaled: bool = False) -> Any:
+    """Attention over one joined projection, whose keys and values are results as well."""
+
+    def heads(i: int, order: tuple[int, ...]) -> Any:
+        part = emit(op.strided_slice(x, [1], [i * 64], [i * 64 + 64]))
+        return emit(op.permute_dims(emit(op.reshape(part, (1, 32, 4, 16))), list(order)))
+
+    q, k, v = heads(0, (0, 2, 1, 3)), heads(1, (0, 2, 3, 1)), heads(2, (0, 2, 1, 3))
+    given = [heads(i, (0, 2, 1, 3)) for i in (1, 2)]
+    given = [emit(op.multiply(one, relax.const(2.0, F32))) for one in given] if is_scaled else given
+    return (attention(emit, q, k, v), *given)
+
+
+INTO_RESULTS = "one kernel, inputs moved and copied"
+
+
+def test_attention_may_store_the_keys_and_values_that_are_results() -> None:
+    graph = partition(module(with_results_of_its_own, (32, 192)))
+    found = alternatives(graph, Forms(copies_operands=True))
+    (region,) = (one for one in found if any(INTO_RESULTS in way.name for way in one.alternatives))
+    ways = {way.name: way for way in region.alternatives}
+    for way in ways.values():
+        check_partition(rearrange(graph, [way]))
+    (group,) = ways[INTO_RESULTS].groups
+    assert set(group.ops) == set(graph.dag)
+    assert len(group.outputs) == 3
+    assert {value.source for value in group.inputs if value.origin is Origin.INPUT} == {"x0"}
+    # what it has to beat: the same attention, and the best of the copies
+    assert "one kernel, inputs moved + one copy of all" in ways
+    assert len(ways["one kernel, inputs moved + one copy of all"].groups) == 2
+
+
+def test_where_attention_cannot_store_them_it_is_not_tried() -> None:
+    for is_scaled, forms in ((False, Forms()), (True, Forms(copies_operands=True))):
+        graph = partition(module(lambda emit, x, s=is_scaled: with_results_of_its_own(emit, x, s), (32, 192)))
+        names = {way.name for region in alternatives(graph, forms) for way in region.alternatives}
+        assert not any(INTO_RESULTS in name for name in names)
+        assert any("one kernel, inputs moved" in name for name in names)
 
 
 def test_what_cannot_matter_is_not_tried() -> None:

@@ -23,6 +23,17 @@ def test_what_a_kernel_reads_too_is_moved_once_more(module, ops, agree):
     agree(before, after, 0.0)
 
 
+def test_a_view_of_what_is_copied_stays_the_one_that_others_read(module, ops, agree):
+    def body(x):
+        moved = keys(op.reshape(op.nn.relu(x), X[0]))
+        return op.sigmoid(moved), moved
+
+    before = module([((12, 8), "float32")], body)
+    after = copies_for_results(before)
+    assert ops(after) == {"nn.relu": 1, "strided_slice": 2, "reshape": 3, "permute_dims": 2, "sigmoid": 1}
+    agree(before, after, 0.0)
+
+
 def test_what_nobody_else_reads_stays(module):
     for body in (lambda x: (keys(op.nn.relu(x)), op.sigmoid(x)), lambda x: (op.nn.relu(x), op.sigmoid(op.nn.relu(x)))):
         before = module([X], body)

@@ -88,6 +88,7 @@ class CUDABackend(Backend):
             half_ops_per_byte=half_flops / model.dram_bytes_per_s,
             pools_stems=model.arch == "sm_90a",
             normed_columns=_NORMED_COLUMNS if model.arch == "sm_90a" else 0,
+            copies_operands=model.arch == "sm_90a",
         )  # fmt: skip
 
     def accelerator(self) -> str:

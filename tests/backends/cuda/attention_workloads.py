@@ -8,7 +8,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from subtune.core.graph import Group, Origin, PartitionGraph, Value
+from subtune.core.graph import Group, PartitionGraph
 from subtune.core.workload import Workload
 from subtune.passes.extract import extract
 from subtune.passes.outline import outline
@@ -59,18 +59,62 @@ def attention(
     return fused(body, shapes, dtypes)
 
 
+def attention_that_gives(
+    heads: int, keys: int, dim: int, *, rows: int = 0, batch: int = 2, shared: int = 1, is_causal: bool = True,
+    heads_first: bool = True, cut: int = 0, given: str = "kv", dtype: str = "float16",
+) -> Workload:  # fmt: skip
+    """Attention over the heads of one joined projection, whose keys and values are results as well.
+
+    Args:
+        rows: of the queries, the last ones of `keys`; 0: as many.
+        shared: query heads that share a head of keys and values.
+        heads_first: of the results that are given; else they lie as in the projection.
+        cut: keys of a result that are left out.
+        given: which of "q", "k" and "v" are results.
+    """
+    theirs, rows = heads // shared, rows or keys
+    widths = [heads * dim, theirs * dim, theirs * dim]
+    begins = [0, widths[0], widths[0] + widths[1]]
+
+    def body(emit: Any, joined: Any) -> Any:
+        def part(i: int) -> Any:
+            x = emit(op.strided_slice(joined, [2], [begins[i]], [begins[i] + widths[i]]))
+            return emit(op.reshape(x, (batch, keys, widths[i] // dim, dim)))
+
+        q, k, v = (emit(op.permute_dims(part(i), [0, 2, 1, 3])) for i in range(3))
+        if rows != keys:
+            q = emit(op.strided_slice(q, [2], [keys - rows], [keys]))
+        if shared > 1:
+            k, v = (emit(op.repeat(x, shared, axis=1)) for x in (k, v))
+        scores = emit(
+            op.multiply(emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2])))), relax.const(0.125, dtype))
+        )
+        if is_causal:
+            triangle = np.triu(np.full((1, 1, rows, keys), -65504.0), 1).astype(dtype)
+            scores = emit(op.add(scores, relax.const(triangle)))
+        out = emit(op.permute_dims(emit(op.matmul(emit(op.nn.softmax(scores, axis=-1)), v)), [0, 2, 1, 3]))
+        results = []
+        for name in given:
+            result = part("qkv".index(name))
+            result = emit(op.strided_slice(result, [1], [cut], [keys])) if cut else result
+            results.append(emit(op.permute_dims(result, [0, 2, 1, 3])) if heads_first else result)
+        return (*results, out)
+
+    return fused(body, [(batch, keys, sum(widths))], [dtype])
+
+
 def fused(body: Any, shapes: list[Any], dtypes: list[str]) -> Workload:
-    """All that `body` emits as one group."""
+    """All that `body` emits as one group; it returns a result or several."""
     bb = relax.BlockBuilder()
     inputs = [relax.Var(f"x{i}", relax.TensorType(s, d)) for i, (s, d) in enumerate(zip(shapes, dtypes, strict=True))]
     with bb.function("main", inputs):
         with bb.dataflow():
-            result = bb.emit_output(body(bb.emit, *inputs))
+            result = body(bb.emit, *inputs)
+            result = bb.emit_output(relax.Tuple(list(result)) if isinstance(result, tuple) else result)
         bb.emit_func_output(result)
     mod = bb.get()
     graph = partition(mod)
     ops = tuple(graph.dag)
-    output = Value(Origin.OP, ops[-1], graph.op(ops[-1]).output)
-    group = Group("one", ops[-1], ops[:-1], (), ops, (), (output,), ())
+    group = Group("one", ops[-1], ops[:-1], (), ops, (), graph.results, ())
     (subgraph,) = extract(outline(mod, PartitionGraph(graph.dag, (group,), (), graph.results)))
     return subgraph.workload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,16 +36,29 @@ def record_of(workload: Workload, device: Device) -> Record | None:
     return None
 
 
+def assembled(model: Any, path: Path) -> list[Any]:
+    """The kernels of `model` for an H200, each the first that its policy proposes, as a manifest has them."""
+    device = device_of("H200", None, None, PLAIN, is_measured=False)
+    prepared = prepare(model, forms=device.backend.forms(device.model))
+    with Database(path / "db") as database:
+        for subgraph in (*prepared.subgraphs, *prepared.alternatives().subgraphs):
+            if record := record_of(subgraph.workload, device):
+                database.add_record(subgraph.workload, record, device.backend.versions())
+        report = compile_model(model, path / "model.subtune", target="H200", verify=False, database=database)
+    return list(manifests.read(Path(report.path)).subgraphs)
+
+
 @pytest.mark.skipif(not compiler(), reason="neither NVRTC nor nvcc is installed")
 def test_attention_over_one_joined_projection(tmp_path: Path) -> None:
     """Its kernel has one input, as a reshape has, and no blocks."""
     model = models.build("vit", dtype="float16", layers=1, hidden=128, heads=2, image=64, patch=16, classes=10)
-    device = device_of("H200", None, None, PLAIN, is_measured=False)
-    prepared = prepare(model, forms=device.backend.forms(device.model))
-    with Database(tmp_path / "db") as database:
-        for subgraph in (*prepared.subgraphs, *prepared.alternatives().subgraphs):
-            if record := record_of(subgraph.workload, device):
-                database.add_record(subgraph.workload, record, device.backend.versions())
-        report = compile_model(model, tmp_path / "vit.subtune", target="H200", verify=False, database=database)
-    found = [kernel.candidate for kernel in manifests.read(Path(report.path)).subgraphs]
+    found = [kernel.candidate for kernel in assembled(model, tmp_path)]
     assert any(name.startswith("cuda.attention") for name in found), found
+
+
+@pytest.mark.skipif(not compiler(), reason="neither NVRTC nor nvcc is installed")
+def test_attention_that_stores_keys_and_values_as_results(tmp_path: Path) -> None:
+    model = models.build("gpt2", dtype="float16", layers=1, hidden=128, heads=2, seq=128, context=128, batch=4)
+    found = assembled(model, tmp_path)
+    assert any(kernel.candidate.startswith("cuda.attention") for kernel in found), found
+    assert not any("permute_dims" in kernel.name and "matmul" not in kernel.name for kernel in found), found

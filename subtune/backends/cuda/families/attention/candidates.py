@@ -12,12 +12,14 @@ from math import ceil, prod
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.attention.copies import copied_of
 from subtune.backends.cuda.families.attention.operands import Lying, operands_of
 from subtune.backends.cuda.families.attention.scores import Scores, scores_of
 from subtune.backends.cuda.families.attention.tiling import CONSUMERS, ROWS, Knobs, obstacle
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
-from subtune.patterns.chain import Chain, ChainExpressions, chain_expressions
+from subtune.patterns.chain import Chain, ChainExpressions
+from subtune.patterns.chain_copies import ChainWithCopies, copying_chain
 
 _KEYS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208)
 _STAGES = (1, 2)  # a third one measured no faster
@@ -36,22 +38,26 @@ _START_S = 3e-6
 
 
 def accepts(problem: Problem[CUDAModel]) -> str:
-    if not isinstance(problem.pattern, Chain) or not problem.pattern.is_softmax:
+    pattern = problem.pattern.chain if isinstance(problem.pattern, ChainWithCopies) else problem.pattern
+    if not isinstance(pattern, Chain) or not pattern.is_softmax:
         return "no attention"
     if problem.device.capability != 90:
         return "wgmma is an instruction of sm_90a"
-    return "" if problem.pattern.dtypes & {"float16", "bfloat16"} else "products of float32"
+    return "" if pattern.dtypes & {"float16", "bfloat16"} else "products of float32"
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Every tile that fits; empty where an operand cannot be copied as it lies."""
-    form = chain_expressions(problem.workload.func, problem.workload.num_outputs)
-    if isinstance(form, NotApplicable):
+    chain, params = (
+        copying_chain(problem.workload.func, problem.workload.num_outputs),
+        list(problem.workload.func.params),
+    )
+    if isinstance(chain, NotApplicable):
         return []
-    operands = operands_of(form, list(problem.workload.func.params))
-    if isinstance(operands, NotApplicable):
+    form, scores = chain.form, scores_of(chain.form)
+    operands = operands_of(form, params)
+    if isinstance(operands, NotApplicable) or isinstance(copied_of(chain, operands, scores, params), NotApplicable):
         return []
-    scores = scores_of(form)
     found = []
     for keys, stages, consumers, blocks in product(_KEYS, _STAGES, (1, 2, 3), (1, 2, 3)):
         if (consumers, blocks) not in CONSUMERS or _is_wasteful(form, keys, consumers, stages):

@@ -1,6 +1,7 @@
 """Attention on Hopper: QK^T, softmax and PV in one kernel; scores never leave registers.
 
     copying:      for tile: Q;  for block of keys, the last one first:  wait free[stage];  K, V -> stage
+    storing:      K or V that is a result as well, from its stages: `store_copies`
     multiplying:  for tile:  S = Q K^T;  P = softmax step of S
                              for the other blocks:  S = Q K^T and O += P V at once;  P' = softmax step of S;  O scaled
                              O += P V;  O / sums -> memory
@@ -14,16 +15,16 @@ warpgroup); PTX ISA 8, wgmma.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
 from tvm.script import tirx as T
 
 from subtune.backends.cuda.families.attention.operands import Lying
 from subtune.backends.cuda.families.attention.scores import Scores
+from subtune.backends.cuda.families.attention.softmax import Softmax
 from subtune.backends.cuda.families.attention.store import Store
+from subtune.backends.cuda.families.attention.store_copies import StoreCopies
 from subtune.backends.cuda.families.attention.tiling import ROWS, Knobs, chunks
 from subtune.backends.cuda.families.attention.walk import Walk
 from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES
@@ -33,7 +34,6 @@ from subtune.tir.rebuild import Rebuild
 _NAMES = {"float16": "f16", "bfloat16": "bf16"}
 _READY, _TURN = 7, 1  # barriers: of the whole block; the first of the consumers' turns
 _K16 = 16
-_FULL = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,14 @@ class Operands:
 
 # long: one kernel in TVMScript, whose roles share barriers, buffers and indices
 def attention_func(
-    params: tuple[Any, ...], operands: Operands, scores: Scores, knobs: Knobs, walk: Walk, store: Store
-) -> Any:
+    params: tuple[Any, ...], operands: Operands, scores: Scores, knobs: Knobs, walk: Walk, store: Store,
+    copies: StoreCopies,
+) -> Any:  # fmt: skip
     """The PrimFunc with `params`."""
+    softmax = Softmax(scores, walk, name := _NAMES[operands.q.dtype])
     q, k, v = operands.q, operands.k, operands.v
     q_buffer, k_buffer, v_buffer = operands.buffers
     dtype, bn, stages = q.dtype, knobs.keys, knobs.stages
-    name = _NAMES[dtype]
     columns = -(-v.inner // 8) * 8
     q_chunks, v_chunks, wide = chunks(q.inner), chunks(v.inner), ROW_BYTES // 2
     q_chunk, kv_chunk = knobs.rows * wide, bn * wide
@@ -63,11 +64,9 @@ def attention_func(
     k_steps, n_steps = -(-q.inner // _K16), bn // _K16
     of_scores = f"wgmma.mma_async.sync.aligned.m64n{bn}k16.f32.{name}.{name}"
     of_values = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{name}.{name}"
-    narrowed = f"cvt.rn.{name}x2.f32"
     less, more = knobs.setmaxnreg
-    factor = (scores.factor or 1.0) * math.log2(math.e)
     count, sums = bn // 2, columns // 2
-    copies = [copy_instruction(x.rank) for x in (q, k, v)]
+    instructions = [copy_instruction(x.rank) for x in (q, k, v)]
     map_arguments = [q.arguments(knobs.rows), k.arguments(bn), v.arguments(bn)]
     grid, tiles = walk.blocks, walk.tiles
 
@@ -83,7 +82,9 @@ def attention_func(
         terms = [Rebuild(outer)(term.value) for term in lies.terms]
         for c in range(count):
             T.evaluate(
-                T.ptx[copies[which]](to.ptr_to([at + c * size]), T.address_of(map_), c * wide, row, *terms, barrier)
+                T.ptx[instructions[which]](
+                    to.ptr_to([at + c * size]), T.address_of(map_), c * wide, row, *terms, barrier
+                )
             )
 
     def product(registers: Any, desc_q: Any, desc_k: Any, stage: Any) -> None:
@@ -110,57 +111,9 @@ def attention_func(
     def wide_index(index: Any, by: int) -> Any:
         return T.uint64(by) * T.cast(index, "uint64")
 
-    def narrow(weights: Any, values: Any) -> None:
-        """P as the multiplication reads it: pairs of neighbours."""
-        for i in range(count // 2):
-            T.evaluate(T.ptx[narrowed](weights[i], values[2 * i + 1], values[2 * i]))
-
     def free(barrier: Any, lane: Any) -> None:
         with T.If(lane == 0), T.Then():
             T.evaluate(T.ptx.mbarrier.arrive.shared.b64(barrier, T.uint32(1)))
-
-    def prepared(values: Any, at: dict[Any, Any], row: Any, first: Any, lane: Any, seen_by_all: Any) -> None:
-        """What the softmax reads: the model's expression of the scores, and no key that is hidden or none."""
-        column = first + lane % 4 * 2
-        if not scores.factor:
-            for e in range(count):
-                here = at | {walk.m: tirx.min(row + e // 2 % 2 * 8, walk.m_extent - 1),
-                             walk.n: tirx.min(column + (e // 4 * 8 + e % 2), walk.n_extent - 1)}  # fmt: skip
-                value = Rebuild(here | {walk.score: values[e]}, None, walk.buffers)(scores.value)
-                T.buffer_store(values, value, [e])
-        if scores.offset is None and walk.n_extent % bn == 0:
-            return
-        with T.If(first + bn > seen_by_all), T.Then():
-            for e in range(count):
-                limit = walk.n_extent
-                n = column + (e // 4 * 8 + e % 2)
-                if scores.offset is not None:
-                    limit = tirx.min(row + (e // 2 % 2 * 8 + scores.offset + 1), walk.n_extent)
-                T.buffer_store(values, T.Select(n < limit, values[e], T.float32(-math.inf)), [e])
-
-    def largest(values: Any, into: Any, previous: Any) -> None:
-        """Of every row: the largest score so far, over the four threads that share it."""
-        for r in range(2):
-            mine = [e for e in range(count) if e // 2 % 2 == r]
-            T.buffer_store(into, values[mine[0]] if previous is None else previous[r], [r])
-            for e in mine[0 if previous is not None else 1 :]:
-                T.evaluate(T.ptx["max.f32"](into[r], into[r], values[e]))
-        for apart in (1, 2):
-            for r in range(2):
-                other = T.Bind(T.tvm_warp_shuffle_xor(_FULL, into[r], apart, 32, 32))
-                T.evaluate(T.ptx["max.f32"](into[r], into[r], other))
-
-    def exponentials(values: Any, best: Any, total: Any, zero: Any) -> None:
-        """The scores' exponentials in their place, added to the rows' sums."""
-        for r in range(2):
-            is_none = best[r] == T.float32(-math.inf)  # so far, or of a row that sees no key
-            T.buffer_store(zero, T.Select(is_none, T.float32(0), best[r] * T.float32(factor)), [r])
-        for e in range(count):
-            r = e // 2 % 2
-            T.buffer_store(values, T.exp2(values[e] * T.float32(factor) - zero[r]), [e])
-        for r in range(2):
-            for e in (e for e in range(count) if e // 2 % 2 == r):
-                T.buffer_store(total, total[r] + values[e], [r])
 
     # fmt: off
     @T.prim_func(check_well_formed=False)
@@ -175,6 +128,7 @@ def attention_func(
         map_v: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         T.call_packed("runtime.cuTensorMapEncodeTiled", map_v, dtype, map_arguments[2][0], base(v_buffer, v),
                       *map_arguments[2][1:])
+        copied = T.meta_var(copies.tensor_maps())
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": knobs.blocks})
         block = T.cta_id([grid])
@@ -200,8 +154,8 @@ def attention_func(
             for i in T.unroll(stages):
                 T.ptx.mbarrier.init.shared.b64(full_k.ptr_to([i]), T.uint32(1))
                 T.ptx.mbarrier.init.shared.b64(full_v.ptr_to([i]), T.uint32(1))
-                T.ptx.mbarrier.init.shared.b64(free_k.ptr_to([i]), T.uint32(knobs.consumers))
-                T.ptx.mbarrier.init.shared.b64(free_v.ptr_to([i]), T.uint32(knobs.consumers))
+                T.ptx.mbarrier.init.shared.b64(free_k.ptr_to([i]), T.uint32(knobs.consumers + copies.count(1)))
+                T.ptx.mbarrier.init.shared.b64(free_v.ptr_to([i]), T.uint32(knobs.consumers + copies.count(2)))
             T.ptx.fence.mbarrier_init.release.cluster()
             T.ptx.fence.proxy.async_.shared__cta()
         if group == 0:
@@ -239,6 +193,7 @@ def attention_func(
                             phase = phase ^ 1
                     odd = odd ^ 1
                     tile = tile + grid
+            copies.emit(copied, {1: (shared_k, full_k, free_k), 2: (shared_v, full_v, free_v)}, block, tid)
         else:
             T.ptx["setmaxnreg.inc.sync.aligned.u32"](more)
             consumer: T.let[T.int32] = group - 1
@@ -284,12 +239,12 @@ def attention_func(
                 if stage == stages:
                     stage = 0
                     phase = phase ^ 1
-                prepared(logits, at, row, (blocks - 1) * bn, lane, seen)
-                largest(logits, best, None)
+                softmax.prepared(logits, at, row, (blocks - 1) * bn, lane, seen)
+                softmax.largest(logits, best, None)
                 for r in T.unroll(2):
                     total[r] = T.float32(0)
-                exponentials(logits, best, total, zero)
-                narrow(weights, logits)
+                softmax.exponentials(logits, best, total, zero)
+                softmax.narrow(weights, logits)
                 for step in T.serial(blocks - 1):
                     T.cuda.mbarrier_wait(full_k.ptr_to([stage]), phase)
                     if knobs.consumers > 1:
@@ -310,21 +265,21 @@ def attention_func(
                     if stage == stages:
                         stage = 0
                         phase = phase ^ 1
-                    prepared(logits, at, row, (blocks - 2 - step) * bn, lane, seen)
-                    largest(logits, newest, best)
+                    softmax.prepared(logits, at, row, (blocks - 2 - step) * bn, lane, seen)
+                    softmax.largest(logits, newest, best)
                     for r in T.unroll(2):
                         scale[r] = T.Select(newest[r] == best[r], T.float32(1),
-                                            T.exp2((best[r] - newest[r]) * T.float32(factor)))
+                                            T.exp2((best[r] - newest[r]) * T.float32(softmax.factor)))
                         best[r] = newest[r]
                         total[r] = total[r] * scale[r]
-                    exponentials(logits, best, total, zero)
+                    softmax.exponentials(logits, best, total, zero)
                     T.ptx.wgmma.wait_group.sync.aligned(0)
                     free(free_v.ptr_to([v_stage]), lane)
                     v_stage = v_stage + 1
                     if v_stage == stages:
                         v_stage = 0
                         v_phase = v_phase ^ 1
-                    narrow(weights, logits)
+                    softmax.narrow(weights, logits)
                     for i in T.unroll(sums):
                         output[i] = output[i] * scale[i // 2 % 2]
                 T.cuda.mbarrier_wait(full_v.ptr_to([v_stage]), v_phase)

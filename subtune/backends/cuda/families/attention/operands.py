@@ -81,21 +81,26 @@ def lying(expr: Any, row: Any, inner: Any, outer: tuple[Any, ...], extents: Any,
     flat: Any = tirx.const(0, "int64")
     for d, index in enumerate(load.indices):
         flat = flat + index * prod(shape[d + 1 :])
-    found = detect_linear_equation(analyzer.simplify(flat), [row, inner])
-    if len(found) != 3 or not all(isinstance(analyzer.simplify(c), tirx.IntImm) for c in found[:2]):
+    linear = detect_linear_equation(analyzer.simplify(flat), [row, inner])
+    if len(linear) != 3 or not all(isinstance(analyzer.simplify(c), tirx.IntImm) for c in linear[:2]):
         return NotApplicable("an operand's rows are no rows in memory")
-    pitch, step = (int(analyzer.simplify(c)) for c in found[:2])
+    pitch, step = (int(analyzer.simplify(c)) for c in linear[:2])
     if step != 1:
         return NotApplicable("an operand's rows are not contiguous")
-    first, terms = _terms(analyzer.simplify(found[2]), analyzer)
-    size = dtype_bits(str(load.source.dtype)) // 8
-    apart = [first, pitch, *(term.stride for term in terms)]
-    if any(x * size % _ALIGNMENT for x in apart) or any(x < 0 for x in apart):
-        return NotApplicable(f"an operand that is not aligned to {_ALIGNMENT} bytes")
-    if len(terms) + 2 > _MAX_RANK:
-        return NotApplicable(f"an operand of more than {_MAX_RANK} dims")
+    first, terms = _terms(analyzer.simplify(linear[2]), analyzer)
     param = next(i for i, p in enumerate(params) if p.same_as(load.source))
-    return Lying(param, str(load.source.dtype), first, extents[row], pitch, extents[inner], tuple(terms))
+    found = Lying(param, str(load.source.dtype), first, extents[row], pitch, extents[inner], tuple(terms))
+    why = misplaced(found)
+    return NotApplicable(why) if why else found
+
+
+def misplaced(lies: Lying) -> str:
+    """Why no tensor map walks rows that lie so; "" where one does."""
+    size = dtype_bits(lies.dtype) // 8
+    apart = [lies.first, lies.pitch, *(term.stride for term in lies.terms)]
+    if any(x * size % _ALIGNMENT for x in apart) or any(x < 0 for x in apart):
+        return f"an operand that is not aligned to {_ALIGNMENT} bytes"
+    return f"an operand of more than {_MAX_RANK} dims" if lies.rank > _MAX_RANK else ""
 
 
 def _terms(expr: Any, analyzer: Analyzer) -> tuple[int, list[Term]]:

@@ -108,3 +108,10 @@ class Walk:
         if self.offset is None:
             return self.n_extent
         return tirx.min(first + self.offset + 1, self.n_extent)
+
+    def is_own(self, first: Any, block: Any) -> Any:
+        """Whether, of a head's tiles, the one from row `first` on is to store what all of them read of a block of keys:
+        the first one that sees it, and each in its turn where all do."""
+        if self.offset is None:
+            return block % self._per_head == first // self.knobs.rows
+        return tirx.any(first == 0, block >= self.steps(first - self.knobs.rows))

@@ -90,3 +90,7 @@ def tensor_map(
 def copy_instruction(rank: int, multicast: bool = False) -> str:
     name = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
     return f"{name}.multicast::cluster" if multicast else name
+
+
+def store_instruction(rank: int) -> str:
+    return f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group"

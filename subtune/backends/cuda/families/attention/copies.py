@@ -1,0 +1,107 @@
+"""K and V as results beside attention's: where the copy engine stores the keys that it has read.
+
+A copy has the operand's elements, each once, in rows as the operand's own: its address is a sum of the same terms with
+other strides. So a box of keys in shared memory, in the order that a tensor map's swizzle gives it, is stored as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.sym import Analyzer
+from tvm.sym.pattern import detect_linear_equation
+
+from subtune.backends.cuda.families.attention.operands import Lying, misplaced
+from subtune.backends.cuda.families.attention.scores import Scores
+from subtune.core.kernel import NotApplicable
+from subtune.patterns.chain import ChainExpressions
+from subtune.patterns.chain_copies import Copy, CopyingChain
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A copy of operand number `operand` (1: K, 2: V), and how it `lies`.
+
+    `sharing` has the outer axes whose neighbours, so many of them, read the same rows: the first of them stores.
+    """
+
+    operand: int
+    lies: Lying
+    sharing: tuple[tuple[Any, int], ...]
+
+
+def copied_of(
+    chain: CopyingChain, operands: tuple[Lying, Lying, Lying], scores: Scores, params: list[Any]
+) -> tuple[Copied, ...] | NotApplicable:
+    """Every copy as one of K or V, at most one of each; all keys have to be read by the last rows at the latest.
+
+    Args:
+        params: of the function.
+    """
+    form = chain.form
+    found: list[Copied] = []
+    if chain.copies and scores.offset is not None and form.extents[form.m] + scores.offset < form.extents[form.n]:
+        return NotApplicable("keys that no row sees are not read")
+    for copy in chain.copies:
+        left = {1, 2} - {one.operand for one in found}
+        ways = [_copied(form, copy, operand, operands[operand], params) for operand in sorted(left)]
+        one = next((way for way in ways if isinstance(way, Copied)), None)
+        if one is None:
+            reasons = [way.reason for way in ways if isinstance(way, NotApplicable)]
+            return NotApplicable("; ".join(reasons) or "more than one copy of keys and of values")
+        found.append(one)
+    return tuple(found)
+
+
+def _copied(
+    form: ChainExpressions, copy: Copy, operand: int, source: Lying, params: list[Any]
+) -> Copied | NotApplicable:
+    sharing = _sharing(form, source)
+    if not params[source.param].same_as(copy.load.source) or sharing is None:
+        return NotApplicable("a copy of something else, or of heads whose order is not plain")
+    dims = [(source.pitch, source.rows), (1, source.inner), *((term.stride, term.extent) for term in source.terms)]
+    strides = _strides(copy, source.first, dims)
+    if strides is None or strides[1] != 1:
+        return NotApplicable("a copy of other elements, or of rows that are not contiguous")
+    terms = tuple(replace(term, stride=stride) for term, stride in zip(source.terms, strides[2:], strict=True))
+    param = next(i for i, p in enumerate(params) if p.same_as(copy.out))
+    lies = replace(source, param=param, first=0, pitch=strides[0], terms=terms)
+    why = misplaced(lies)
+    return NotApplicable(why) if why else Copied(operand, lies, sharing)
+
+
+def _strides(copy: Copy, first: int, dims: list[tuple[int, int]]) -> list[int] | None:
+    """Of the copy, for each of the operand's `dims` (stride and extent): one axis of the copy walks one of them."""
+    read, written = ([int(d) for d in buffer.shape] for buffer in (copy.load.source, copy.out))
+    analyzer = Analyzer()
+    for axis, extent in zip(copy.axes, written, strict=True):
+        analyzer.bind(axis, ir.Range(tirx.const(0, "int64"), tirx.const(extent, "int64")))
+    flat: Any = tirx.const(0, "int64")
+    for d, index in enumerate(copy.load.indices):
+        flat = flat + index * prod(read[d + 1 :])
+    axes = [(axis, extent, prod(written[d + 1 :]))
+            for d, (axis, extent) in enumerate(zip(copy.axes, written, strict=True)) if extent > 1]  # fmt: skip
+    found = [analyzer.simplify(c) for c in detect_linear_equation(analyzer.simplify(flat), [a for a, _, _ in axes])]
+    if len(found) != len(axes) + 1 or not all(isinstance(c, tirx.IntImm) for c in found) or int(found[-1]) != first:
+        return None
+    walked = {(int(step), extent): stride for step, (_, extent, stride) in zip(found, axes, strict=False)}
+    if len(walked) != len(axes) or sorted(walked) != sorted(dims):
+        return None
+    return [walked[dim] for dim in dims]
+
+
+def _sharing(form: ChainExpressions, source: Lying) -> tuple[tuple[Any, int], ...] | None:
+    """`Copied.sharing`; None unless each term is an outer axis of its own, or that divided by what shares a head."""
+    counts, left = {axis: form.extents[axis] for axis in form.outer}, set(form.outer)
+    for term in source.terms:
+        axis, count = (term.value.a, term.value.b) if isinstance(term.value, tirx.FloorDiv) else (term.value, 1)
+        if axis not in left or not isinstance(count, int | tirx.IntImm):
+            return None
+        if form.extents[axis] != int(count) * term.extent:
+            return None
+        left.remove(axis)
+        counts[axis] = int(count)
+    return tuple((axis, count) for axis, count in counts.items() if count > 1)
