@@ -158,7 +158,7 @@ def attention_func(
                 T.ptx.mbarrier.init.shared.b64(free_v.ptr_to([i]), T.uint32(knobs.consumers + copies.count(2)))
             T.ptx.fence.mbarrier_init.release.cluster()
             T.ptx.fence.proxy.async_.shared__cta()
-        if group == 0:
+        if (group if copies.copies == () else tid // 32) == 0:  # who copies knows the barriers, having made them
             T.ptx.bar.arrive(T.uint32(_READY), T.uint32(knobs.threads))
         else:
             T.ptx.bar.sync(T.uint32(_READY), T.uint32(knobs.threads))
