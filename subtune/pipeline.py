@@ -32,6 +32,7 @@ from subtune.passes.fold_norms import fold_norms
 from subtune.passes.half_precision import settle_precision
 from subtune.passes.layout_nhwc import channels_to_last, settle_permutes
 from subtune.passes.lift_constants import lift_constants
+from subtune.passes.narrow_constants import narrow_constants
 from subtune.passes.normalize_activations import recognise_activations
 from subtune.passes.normalize_cleanup import clean_up
 from subtune.passes.normalize_matmul import flatten_matmuls
@@ -102,7 +103,7 @@ PIPELINE: tuple[Step, ...] = (
     Step("normalise", "Relax -> Relax: one operator per idea, constants folded, channels last", "passes",
          tuple(one for phase in NORMALIZE for one in phase.passes)),
     Step("precision", "products in the model's half, or in the one that was asked for", "passes",
-         (settle_precision, casts_past_views, copies_for_results, casts_where_read)),
+         (settle_precision, narrow_constants, casts_past_views, copies_for_results, casts_where_read)),
     Step("partition", "ops -> groups round their anchors, and where other groups are possible", "passes",
          (partition, alternatives)),
     Step("outline", "groups -> one unscheduled PrimFunc each, frozen from here on; equal ones once", "passes",
@@ -204,6 +205,7 @@ def normalize(
             "precision",
             (
                 partial(settle_precision, asked=numerics.half, forms=forms),
+                narrow_constants,
                 casts_past_views,
                 copies_for_results,
                 casts_where_read,
