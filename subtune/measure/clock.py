@@ -22,11 +22,10 @@ _TIGHT = 0.003
 _DISTURBED = 1.05
 FEW_CALLS_NOISE = math.log(2) / 3
 
-LONG_CALL_S, SETTLE_S, CONTINUOUS_S = 10e-6, 0.1, 0.02
+LONG_CALL_S, SETTLE_S, CONTINUOUS_S = 100e-6, 0.15, 0.02
 """GPU kernels that take longer may draw all the power there is: they run for so long before they are timed, until the
 clock is what their own power leaves, and for so long in a sample. The first to run after a pause, or after a slow
-kernel, would look the fastest; and one that pauses after every call may be 15 % faster than one that does not. Nor is
-that for long calls alone: of two products of 24 us, equal after a pause, one took 32 us in a network (an H100)."""
+kernel, would look the fastest; and one that pauses after every call may be 15 % faster than one that does not."""
 
 
 def time_calls(call: Any, seconds: float, stop_above_s: float = math.inf, sample: Sampler | None = None) -> Timing:
