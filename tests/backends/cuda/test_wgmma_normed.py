@@ -49,13 +49,16 @@ def model(m: int, n: int, k: int, norm: str, residual: bool, dtype: str, is_stor
     def ones(*shape: int) -> Any:
         return relax.op.astype(relax.const(np.ones(shape, "float32")), dtype)
 
+    def varied(first: float) -> Any:  # equal numbers would be none that a kernel reads
+        return relax.op.astype(relax.const(np.linspace(first, 1.5, n, dtype="float32")), dtype)
+
     with bb.function("main", inputs):
         with bb.dataflow():
             y = bb.emit(op.add(bb.emit(op.matmul(inputs[0], bb.emit(ones(k, n)))), bb.emit(ones(n))))
             y = bb.emit(op.add(y, inputs[1])) if residual else y
-            scale = bb.emit(ones(n))
+            scale = bb.emit(varied(0.5))
             if norm == "layer":
-                z = bb.emit(op.nn.layer_norm(y, scale, bb.emit(ones(n)), axes=[-1]))
+                z = bb.emit(op.nn.layer_norm(y, scale, bb.emit(varied(-1)), axes=[-1]))
             else:
                 z = bb.emit(op.nn.rms_norm(y, scale, axes=[-1]))
             result = bb.emit_output(relax.Tuple([y, z]) if is_stored else z)
@@ -156,13 +159,15 @@ def test_rows_are_normalised(case: str, tmp_path: Path) -> None:
             arrays[arg.name] = rng.standard_normal(arg.shape).astype(arg.dtype)
     rest = [arrays[arg.name] for arg in workload.args if not arg.is_output and arg.name not in read]
     wide = [array for array in rest if array.ndim > 1]
-    narrow = [array.astype("float64") for array in rest if array.ndim == 1]
-    x = total + narrow[0] + sum(array.astype("float64") for array in wide)
+    narrow = [array for array in rest if array.ndim == 1]
+    (bias,) = (array.astype("float64") for array in narrow if array.dtype == "float32")
+    scale, *shift = (array.astype("float64") for array in narrow if array.dtype == "float16")  # as the model has them
+    x = total + bias + sum(array.astype("float64") for array in wide)
     if given.get("norm") == "rms":
-        wanted = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * narrow[1]
+        wanted = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * scale
     else:
         centred = x - x.mean(-1, keepdims=True)
-        wanted = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * narrow[1] + narrow[2]
+        wanted = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale + shift[0]
     code = source(func)
     cuda_on_cpu.launch(code, "main_kernel", arrays, blocks, 128 * product.walk.tiling.consumers, tmp_path)
     for whole, expected in zip(made, [x, wanted] if len(made) == 2 else [wanted], strict=True):
