@@ -144,6 +144,11 @@ def convolved(call: tvm.ir.Call, data: Expr, weight: Expr, **changes: Any) -> Ex
     return CONVOLUTIONS[op_name(call)](data, weight, **same | changes)
 
 
+def is_uniform(array: np.ndarray) -> bool:
+    """Whether all elements are one number, which there is."""
+    return array.size > 0 and bool((array == array.flat[0]).all())
+
+
 def dims_of(call: Expr) -> list[int]:
     """The shape of what a call gives, static."""
     return [int(dim) for dim in call.ty.shape.values]

@@ -2,8 +2,8 @@
 
     matmul(layer_norm(x, g, b), W) + c   ->   matmul(layer_norm(x, 1, 0), g * W) + (b @ W + c)
 
-and the same of RMSNorm, which has no shift. What is left of the norm is two numbers for each row: a product can make up
-for them behind its sums. Everything is computed in float64 and rounded once.
+and the same of RMSNorm, which has no shift. What is left of the norm reads nothing but its rows. Everything is computed
+in float64 and rounded once.
 """
 
 from __future__ import annotations

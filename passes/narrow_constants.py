@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.ir import Call
 
 from subtune.core.numerics import HALVES
-from subtune.passes.exprs import Expr, array_of, dtype_of, make_const, op_name
+from subtune.passes.exprs import Expr, array_of, dtype_of, is_uniform, make_const, op_name
 from subtune.passes.rewriter import Rules, Walk, rewrite
 
 _FULL = "float32"
@@ -26,7 +26,7 @@ def narrow_norm(walk: Walk, call: Call) -> Expr | None:
     if not half:
         return None
     params = [_narrowed(arg, half) for arg in call.args[1:]]
-    if not any(params):
+    if all(param is None for param in params):
         return None
     wide = [arg if param is None else relax.op.astype(param, _FULL)
             for arg, param in zip(call.args[1:], params, strict=True)]  # fmt: skip
@@ -46,7 +46,7 @@ def _widened_from(walk: Walk, expr: Expr) -> str:
 def _narrowed(arg: Expr, half: str) -> Expr | None:
     """A constant in `half`, if it is none of equal numbers (which become literals) and nothing is rounded."""
     array = array_of(arg)
-    if array is None or array.dtype != np.float32 or array.size < 2 or (array == array.flat[0]).all():
+    if array is None or array.dtype != np.float32 or is_uniform(array):
         return None
     halved = array.astype(half)
     return make_const(halved) if np.array_equal(halved.astype(np.float32), array, equal_nan=True) else None

@@ -17,7 +17,7 @@ from tvm_ffi import structural_equal, structural_hash
 from subtune.core.errors import SubtuneError
 from subtune.core.graph import Group, OpNode, Origin, PartitionGraph, Value
 from subtune.core.workload import CONSTANT_ARGS_ATTR, Workload
-from subtune.passes.exprs import array_of
+from subtune.passes.exprs import array_of, is_uniform
 from subtune.passes.masks import computed, triangle_of
 from subtune.passes.opkind import INLINE_0D, INLINE_SCALARS, INLINE_UNIFORM
 from subtune.passes.outline_lower import lower
@@ -150,8 +150,7 @@ def _primitive(flow: Dataflow, graph: PartitionGraph, group: Group) -> tuple[Any
 def _literal(node: OpNode, value: Value, const: Any) -> Any | None:
     """The constant of rank 0 that legalisation turns into a literal; None if it has to be a parameter."""
     if node.op in INLINE_UNIFORM and value != node.inputs[0] and (array := array_of(const)) is not None:
-        is_uniform = array.size > 0 and (array == array.flat[0]).all()
-        return relax.const(array.flat[0], value.tensor.dtype) if is_uniform else None
+        return relax.const(array.flat[0], value.tensor.dtype) if is_uniform(array) else None
     if value.tensor.numel != 1:
         return None
     if node.op in INLINE_0D and value.tensor.shape == ():

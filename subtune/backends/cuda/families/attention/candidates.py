@@ -48,10 +48,8 @@ def accepts(problem: Problem[CUDAModel]) -> str:
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Every tile that fits; empty where an operand cannot be copied as it lies."""
-    chain, params = (
-        copying_chain(problem.workload.func, problem.workload.num_outputs),
-        list(problem.workload.func.params),
-    )
+    func = problem.workload.func
+    chain, params = copying_chain(func, problem.workload.num_outputs), list(func.params)
     if isinstance(chain, NotApplicable):
         return []
     form, scores = chain.form, scores_of(chain.form)

@@ -14,9 +14,8 @@ from tvm.script import tirx as T
 
 from subtune.backends.cuda.families.attention.scores import Scores
 from subtune.backends.cuda.families.attention.walk import Walk
+from subtune.backends.cuda.source.emit import FULL_WARP
 from subtune.tir.rebuild import Rebuild
-
-_FULL = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class Softmax:
                 T.evaluate(T.ptx["max.f32"](into[r], into[r], values[e]))
         for apart in (1, 2):
             for r in range(2):
-                other = T.Bind(T.tvm_warp_shuffle_xor(_FULL, into[r], apart, 32, 32))
+                other = T.Bind(T.tvm_warp_shuffle_xor(FULL_WARP, into[r], apart, 32, 32))
                 T.evaluate(T.ptx["max.f32"](into[r], into[r], other))
 
     def exponentials(self, values: Any, best: Any, total: Any, zero: Any) -> None:

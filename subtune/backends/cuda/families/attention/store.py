@@ -17,9 +17,9 @@ from tvm.sym import Analyzer
 from tvm.sym.pattern import detect_linear_equation
 
 from subtune.backends.cuda.families.attention.walk import Walk
+from subtune.backends.cuda.source.emit import FULL_WARP
 from subtune.tir.rebuild import NARROW, Rebuild
 
-_FULL = 0xFFFFFFFF
 _EIGHT = 8  # halves in 16 bytes, and columns of which a thread has two
 
 
@@ -120,6 +120,6 @@ def _transpose(words: Any, lane: Any) -> None:
         for i in (i for i in range(4) if not i & apart):
             j = i | apart
             sent = T.Bind(T.Select(is_upper, words[i], words[j]))
-            got = T.Bind(T.tvm_warp_shuffle_xor(_FULL, sent, apart, 32, 32))
+            got = T.Bind(T.tvm_warp_shuffle_xor(FULL_WARP, sent, apart, 32, 32))
             T.buffer_store(words, T.Select(is_upper, got, words[i]), [i])
             T.buffer_store(words, T.Select(is_upper, words[j], got), [j])
