@@ -16,7 +16,7 @@ from subtune.core.forms import ANY, Forms
 from subtune.core.graph import Alternative, Group, PartitionGraph, Region
 from subtune.core.numerics import HALVES
 from subtune.passes.alternatives_merge import chains_with_copies, merges
-from subtune.passes.alternatives_norm import normed_products
+from subtune.passes.alternatives_norm import carried_norms, normed_products
 from subtune.passes.alternatives_pool import pooled_stems
 from subtune.passes.alternatives_split import splits
 from subtune.passes.neighbours import Neighbours, Proposal
@@ -48,6 +48,7 @@ def alternatives(graph: PartitionGraph, forms: Forms = ANY) -> tuple[Region, ...
     wanted = [merges, splits]
     wanted += [pooled_stems] if forms.pools_stems else []
     wanted += [chains_with_copies] if forms.copies_operands else []
+    wanted += [carried_norms] if forms.carries_norms else []
     wanted += [partial(normed_products, forms.normed_columns)] if forms.normed_columns else []
     proposals = [p for propose in wanted for p in propose(around)]
     proposals = _worthwhile(around, proposals, forms)

@@ -1,4 +1,7 @@
-"""Fusing a norm with the product whose rows it normalises: what lies between is neither written nor read again."""
+"""Fusing a norm with the product whose rows it normalises: what lies between is neither written nor read again.
+
+Or its two parts, where it was taken apart (`carry_norms`), with the products before and behind it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator
 from subtune.core.graph import Group, Kind
 from subtune.core.numerics import HALVES
 from subtune.passes.neighbours import Neighbours, Proposal, nbytes
+from subtune.tir.row_moments import MOMENTS, SCALES
 
 _NORMS = frozenset({"nn.layer_norm", "nn.rms_norm"})
 
@@ -39,3 +43,39 @@ def _norm_of(around: Neighbours, group: Group) -> Group | None:
         and other.outputs[0].tensor.shape == made.tensor.shape
     ]  # fmt: skip
     return found[0] if len(found) == 1 else None
+
+
+def carried_norms(around: Neighbours) -> Iterator[Proposal]:
+    """A product, the moments of the rows that it makes, and the scales of those that it reads."""
+    for group in around.graph.groups:
+        if around.anchor(group).op != "matmul":
+            continue
+        before = [other for other in _feeding(around, group) if around.anchor(other).op == f"tir.{SCALES}"]
+        after = [other for other in _fed(around, group) if around.anchor(other).op == f"tir.{MOMENTS}"]
+        if not before and not after:
+            continue
+        parts = [part for part, found in (("scales", before), ("moments", after)) if found]
+        why = f"{group.anchor} has the {' and '.join(parts)} of its rows in registers"
+        ops = frozenset(group.ops).union(*(other.ops for other in (*before, *after)))
+        stake = max(value.tensor.nbytes for value in (*group.inputs, *group.outputs))
+        yield Proposal("moments in products", why, (ops,), stake)
+
+
+def _feeding(around: Neighbours, group: Group) -> list[Group]:
+    """The groups all of whose readers are in `group`."""
+    found = {home.anchor: home for v in group.inputs if (home := around.home.get(v.source)) is not None}
+    return [other for other in found.values() if all(home is group for home in _readers(around, other))]
+
+
+def _fed(around: Neighbours, group: Group) -> list[Group]:
+    """The groups that read nothing but what `group` makes."""
+    made = {value.source for value in group.outputs}
+    return [other for other in _readers(around, group)
+            if other is not None and {v.source for v in other.inputs} <= made]  # fmt: skip
+
+
+def _readers(around: Neighbours, group: Group) -> list[Group | None]:
+    """The groups, or ops outside of them, that read what `group` makes."""
+    users = {user for value in group.outputs for user in around.graph.dag.successors(value.source)}
+    homes = [around.home.get(user) for user in sorted(users - set(group.ops), key=around.rank.__getitem__)]
+    return list({id(home): home for home in homes}.values())

@@ -23,6 +23,7 @@ from subtune.frontends import Imported, Parameters
 from subtune.frontends.dispatch import Shapes
 from subtune.passes.alternatives import alternatives
 from subtune.passes.alternatives_lower import lower_regions
+from subtune.passes.carry_norms import carry_norms
 from subtune.passes.casts import casts_past_views, casts_where_read
 from subtune.passes.data_views import reshapes_to_views
 from subtune.passes.extract import extract
@@ -103,7 +104,7 @@ PIPELINE: tuple[Step, ...] = (
     Step("normalise", "Relax -> Relax: one operator per idea, constants folded, channels last", "passes",
          tuple(one for phase in NORMALIZE for one in phase.passes)),
     Step("precision", "products in the model's half, or in the one that was asked for", "passes",
-         (settle_precision, narrow_constants, casts_past_views, copies_for_results, casts_where_read)),
+         (settle_precision, narrow_constants, casts_past_views, copies_for_results, casts_where_read, carry_norms)),
     Step("partition", "ops -> groups round their anchors, and where other groups are possible", "passes",
          (partition, alternatives)),
     Step("outline", "groups -> one unscheduled PrimFunc each, frozen from here on; equal ones once", "passes",
@@ -209,6 +210,7 @@ def normalize(
                 casts_past_views,
                 copies_for_results,
                 casts_where_read,
+                partial(carry_norms, forms=forms),
             ),
         ),
     )

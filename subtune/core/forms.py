@@ -25,6 +25,8 @@ class Forms:
             halves: a copy matters the more, the faster the products are.
         pools_stems: a network's first convolution and the max pooling behind it can be one kernel.
         normed_columns: so can a product of halves and the norm of its rows, of so many columns at most; 0: it cannot.
+        carries_norms: a product of halves can take the moments of its rows, and another make up with them for the norm
+            between.
         copies_operands: attention can store copies of the keys and values that it reads.
     """
 
@@ -37,6 +39,7 @@ class Forms:
     pools_stems: bool = False
     normed_columns: int = 0
     copies_operands: bool = False
+    carries_norms: bool = False
 
 
 ANY = Forms()

@@ -19,6 +19,7 @@ from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.elementwise import FEW_INPUTS, Elementwise, TransposedAccess, merged_axes, transposed_access
 from subtune.patterns.normed import Normed, normed
 from subtune.patterns.pooled import Pooled, pooled
+from subtune.patterns.row_product import RowProduct, row_product
 from subtune.patterns.rows import Columns, Rowwise, rows_or_columns
 from subtune.patterns.sections import sectioned
 from subtune.patterns.stages import Stages, anchored, inlined
@@ -34,8 +35,8 @@ class Unrecognised:
 
 
 Pattern = (
-    Contraction | Window | Rowwise | Columns | Chain | ChainWithCopies | Bottleneck | Pooled | Normed | Elementwise
-    | Unrecognised
+    Contraction | Window | Rowwise | Columns | Chain | ChainWithCopies | Bottleneck | Pooled | Normed | RowProduct
+    | Elementwise | Unrecognised
 )  # fmt: skip
 
 
@@ -76,6 +77,9 @@ def _recognise(workload: Workload) -> Pattern:
         norm = normed(workload.func, workload.num_outputs)
         if isinstance(norm, Normed):
             return norm
+        of_rows = row_product(workload.func, workload.num_outputs)
+        if isinstance(of_rows, RowProduct):
+            return of_rows
         rows = rows_or_columns(sch, reductions)
         return Unrecognised(rows.reason) if isinstance(rows, NotApplicable) else rows
     reasons = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,14 +57,15 @@ class Blocks:
     def until(self, func: PrimFunc, result: Any) -> PrimFunc:
         """The part of `func` that makes `result`, as a function of the same inputs."""
         inputs = [p for p in func.params if self.is_param(p)]
-        return self._part(func, self.needed_for(result), [*inputs, result])
+        return self.part(func, self.needed_for(result), [*inputs, result])
 
     def after(self, func: PrimFunc, result: Any) -> PrimFunc:
         """The rest of `func`, of which `result` is the first input."""
         rest = frozenset(self.made) - self.needed_for(result)
-        return self._part(func, rest, [result, *(p for p in func.params if not p.same_as(result))])
+        return self.part(func, rest, [result, *(p for p in func.params if not p.same_as(result))])
 
-    def _part(self, func: PrimFunc, made: frozenset[Any], params: list[Any]) -> PrimFunc:
+    def part(self, func: PrimFunc, made: Set[Any], params: list[Any]) -> PrimFunc:
+        """The stages of `func` that make `made`, as a function of `params`."""
         stages = [stage for stage, buffer in zip(root_stages(func), self.made, strict=True) if buffer in made]
         inside = [b for b in self.made if b in made and not any(b.same_as(p) for p in params)]
         root = SBlock([], [], [], "root", stages[0] if len(stages) == 1 else tirx.SeqStmt(stages), None, inside)

@@ -89,6 +89,7 @@ class CUDABackend(Backend):
             pools_stems=model.arch == "sm_90a",
             normed_columns=_NORMED_COLUMNS if model.arch == "sm_90a" else 0,
             copies_operands=model.arch == "sm_90a",
+            carries_norms=model.arch == "sm_90a",
         )  # fmt: skip
 
     def accelerator(self) -> str:

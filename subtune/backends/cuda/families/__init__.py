@@ -29,6 +29,7 @@ from subtune.backends.cuda.families import (
     transpose,
     wgmma,
     wgmma_normed,
+    wgmma_rows,
     window,
     winograd,
 )
@@ -38,6 +39,7 @@ FAMILIES: tuple[Family[Any, Any], ...] = (
     reference.FAMILY,
     wgmma.FAMILY,
     wgmma_normed.FAMILY,
+    wgmma_rows.FAMILY,
     stem.FAMILY,
     pooled_stem.FAMILY,
     attention.FAMILY,

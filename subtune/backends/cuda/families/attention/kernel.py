@@ -193,6 +193,7 @@ def attention_func(
                             phase = phase ^ 1
                     odd = odd ^ 1
                     tile = tile + grid
+                T.ptx.griddepcontrol.launch_dependents()  # what is left of the block takes no longer than a launch
             copies.emit(copied, {1: (shared_k, full_k, free_k), 2: (shared_v, full_v, free_v)}, block, tid)
         else:
             T.ptx["setmaxnreg.inc.sync.aligned.u32"](more)

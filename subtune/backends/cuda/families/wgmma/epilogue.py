@@ -9,8 +9,8 @@ before). `split` says what may be computed before elements change threads: all t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -21,7 +21,7 @@ from tvm.s_tir import Schedule
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.contraction import Contraction
 from subtune.patterns.stages import Stages
-from subtune.tir.expressions import is_same, loads, variables
+from subtune.tir.expressions import is_same, loads, replace_loads, variables
 from subtune.tir.rebuild import BINARY, ForeignError, Rebuild
 
 STORED = ("float32", "float16", "bfloat16", "int8", "uint8", "int32")
@@ -40,6 +40,17 @@ class Epilogue:
     @property
     def dtype(self) -> str:
         return str(self.out.dtype)
+
+    def with_numbers(self, buffers: Sequence[Any]) -> tuple[Epilogue, tuple[Any, ...]] | NotApplicable:
+        """The same with a variable in place of what it loads from each of `buffers`, and these variables."""
+        value, found = self.value, []
+        row = self.indices[0]
+        for buffer in buffers:
+            if any(not is_same(load.indices[0], row) for load in loads(value) if load.source.same_as(buffer)):
+                return NotApplicable("a number of another row")
+            found.append(tirx.Var(buffer.name, "float32"))
+            value = replace_loads(value, buffer, found[-1])
+        return replace(self, value=value), tuple(found)
 
 
 def epilogue_of(sch: Schedule, stages: Stages, info: Contraction) -> Epilogue | NotApplicable:

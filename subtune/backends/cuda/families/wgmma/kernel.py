@@ -26,6 +26,7 @@ from subtune.backends.cuda.families.wgmma.cluster import (
     part_of_sums,
     wait_for_cluster,
 )
+from subtune.backends.cuda.families.wgmma.row_values import RowValues
 from subtune.backends.cuda.families.wgmma.store import Store, wide_dtype
 from subtune.backends.cuda.families.wgmma.tiling import SWIZZLES
 from subtune.backends.cuda.families.wgmma.tma import TensorMap, copy_instruction
@@ -47,9 +48,10 @@ def instruction(dtype: str, columns: int) -> str:
 
 # long: one kernel in TVMScript, whose roles share barriers, buffers and indices
 def wgmma_func(
-    params: tuple[Any, ...], a: Any, b: Any, maps: tuple[TensorMap, TensorMap], walk: Walk, store: Store
+    params: tuple[Any, ...], a: Any, b: Any, maps: tuple[TensorMap, TensorMap], walk: Walk, store: Store,
+    rows: RowValues | None = None,
 ) -> Any:  # fmt: skip
-    """The PrimFunc with `params`, two of which are the operands `a` and `b`."""
+    """The PrimFunc with `params`, two of which are the operands `a` and `b`; `rows` computes numbers of its rows."""
     a_map, b_map = maps
     t, view = walk.tiling, walk.view
     size = dtype_bits(a_map.dtype) // 8
@@ -162,6 +164,7 @@ def wgmma_func(
         full = pool.alloc((t.stages,), "uint64", align=8)
         empty = pool.alloc((t.stages,), "uint64", align=8)
         turn = pool.alloc((2,), "uint64", align=8)
+        numbers = T.meta_var(rows.declare(pool) if rows is not None else None)
         pool.commit()
         group: T.let[T.int32] = T.tvm_warp_shuffle(0xFFFFFFFF, tid // 128, 0, 32, 32)
         if tid == 0:
@@ -172,12 +175,14 @@ def wgmma_func(
                 T.ptx.mbarrier.init.shared.b64(empty.ptr_to([i]), T.uint32(free_by * t.cluster))
             for i in T.unroll(2):
                 T.ptx.mbarrier.init.shared.b64(turn.ptr_to([i]), T.uint32(1))
+            if rows is not None:
+                rows.prepare(numbers)
             T.ptx.fence.mbarrier_init.release.cluster()
             T.ptx.fence.proxy.async_.shared__cta()
         if blocks > 1:
             arrive_at_cluster()
             wait_for_cluster()
-        elif group == 0:  # who copies knows the barriers, having made them
+        elif (group == 0 if rows is None else tid < 32):  # who copies knows the barriers, having made them
             T.ptx.bar.arrive(T.uint32(_READY), T.uint32(t.threads))
         else:
             T.ptx.bar.sync(T.uint32(_READY), T.uint32(t.threads))
@@ -213,6 +218,7 @@ def wgmma_func(
                             stage = 0
                             phase = phase ^ 1
                     tile = tile + clusters
+                T.ptx.griddepcontrol.launch_dependents()  # what is left of the block takes no longer than a launch
                 if t.cluster > 1:  # others free these slots from afar: until all have, this block must be there
                     for _last in T.serial(t.stages):
                         T.cuda.mbarrier_wait(empty.ptr_to([stage]), phase ^ 1)
@@ -220,6 +226,8 @@ def wgmma_func(
                         if stage == t.stages:
                             stage = 0
                             phase = phase ^ 1
+            if rows is not None:
+                rows.compute(numbers, block, rank, tid)
             if t.split > 1:
                 arrive_at_cluster()
                 wait_for_cluster()
@@ -245,6 +253,8 @@ def wgmma_func(
                 stage = consumer * walk.steps % t.stages
                 phase = consumer * walk.steps // t.stages % 2
             odd: T.int32 = 0
+            if rows is not None:
+                had: T.int32 = 0  # tiles of this consumer
             begin = T.meta_var(corner_of(tile, rank, consumer))
             fetched = T.meta_var(store.fetch(begin, lane))
             held = T.meta_var(store.load_ahead(begin, first if is_apart else 0, lane))
@@ -305,8 +315,13 @@ def wgmma_func(
                 after = T.meta_var(None if is_single else corner_of(tile + next_tile, rank, consumer))
                 if not is_single:
                     store.fetch_again(fetched, after, lane)
-                store.emit(totals, staged, at, first if is_apart else 0, consumer, lane, t.m_consumer, held, columns,
-                           base, after)
+                own_store = T.meta_var(
+                    store if rows is None else rows.bound(store, numbers, (had, consumer, first, at), lane))
+                own_store.emit(totals, staged, at, first if is_apart else 0, consumer, lane, t.m_consumer, held,
+                               columns, base, after)
+                if rows is not None:
+                    rows.free(numbers, had, consumer, lane)
+                    had = had + 1
                 odd = 1 - odd
                 if t.alternate:
                     skipped: T.let[T.int32] = stage + (t.consumers - 1) * walk.steps

@@ -18,6 +18,7 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of
 from subtune.backends.cuda.families.wgmma.kernel import wgmma_func
+from subtune.backends.cuda.families.wgmma.row_values import RowValues
 from subtune.backends.cuda.families.wgmma.store import Store
 from subtune.backends.cuda.families.wgmma.store_form import store_of
 from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling, is_multiplied, wgmma_obstacle
@@ -68,7 +69,8 @@ def schedule(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> Kernel | NotAppl
 class Product:
     """All that a kernel is written from, but how its tiles are stored: `store` is one way.
 
-    `buffers` are the kernel's for each parameter; `operands` says which of them are multiplied.
+    `buffers` are the kernel's for each parameter; `operands` says which of them are multiplied. `numbers` are the
+    epilogue's variables for those parameters that have a number for each row.
     """
 
     buffers: dict[Any, Any]
@@ -77,15 +79,22 @@ class Product:
     walk: Walk
     store: Store
     packings: tuple[tuple[int, Packing], ...]
+    numbers: tuple[Any, ...] = ()
 
-    def kernel(self, params: tuple[Any, ...], store: Store) -> Kernel:
-        func = wgmma_func(params, *self.operands, self.maps, self.walk, store)
+    def kernel(self, params: tuple[Any, ...], store: Store, rows: RowValues | None = None) -> Kernel:
+        func = wgmma_func(params, *self.operands, self.maps, self.walk, store, rows)
         attrs = {"global_symbol": "main", TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True}
         return Kernel(func.with_attrs(attrs), self.packings)
 
 
-def product_of(problem: Problem[CUDAModel], workload: Workload, tiling: Tiling) -> Product | NotApplicable:
-    """`workload`, a contraction and its epilogue, in tiles; it is the problem's, or a part of it."""
+def product_of(
+    problem: Problem[CUDAModel], workload: Workload, tiling: Tiling, numbers: tuple[int, ...] = ()
+) -> Product | NotApplicable:
+    """`workload`, a contraction and its epilogue, in tiles; it is the problem's, or a part of it.
+
+    Args:
+        numbers: parameters that have one for each row, and are no memory of the kernel.
+    """
     device = problem.device
     if why := wgmma_obstacle(problem):
         return NotApplicable(why)
@@ -106,6 +115,36 @@ def product_of(problem: Problem[CUDAModel], workload: Workload, tiling: Tiling) 
         return source
 
     params = list(sch.mod["main"].params)
+    named = epilogue.with_numbers([params[i] for i in numbers])
+    if isinstance(named, NotApplicable):
+        return named
+    epilogue, variables = named
+    buffers, packings = _buffers(params, info, view)
+    walk = Walk(view, tiling, info.a.dtype, device.sms)
+    store = store_of(epilogue, walk, buffers, fetches_late=bool(numbers))
+    if isinstance(store, NotApplicable):
+        return store
+    limits = store.dtype, device.shared_per_block_bytes, device.shared_per_sm_bytes
+    if why := tiling.obstacle(*limits):
+        return NotApplicable(why)
+    if tiling.obstacle(*limits, len(store.fetched)):
+        store = replace(store, fetched=(), late=0)  # no room: they are loaded where they are used
+    if why := _narrow_obstacle(tiling, info.a.dtype, store.dtype, workload.args[-1].dtype):
+        return NotApplicable(why)
+    a_param, extents, offsets = source
+    if why := walk.obstacle():
+        return NotApplicable(why)
+    maps = _maps(info, view, tiling, extents, offsets)
+    if isinstance(maps, NotApplicable):
+        return maps
+    operands = buffers[params[a_param]], buffers[params[info.b.param]]
+    return Product(buffers, operands, maps, walk, store, packings, variables)
+
+
+def _buffers(
+    params: list[Any], info: Contraction, view: GemmView
+) -> tuple[dict[Any, Any], tuple[tuple[int, Packing], ...]]:
+    """The kernel's buffer for each of `params`, and how B is packed, if it is."""
     shapes = [tuple(int(d) for d in param.shape) for param in params]
     packings: tuple[tuple[int, Packing], ...] = ()
     if view.packs:
@@ -117,29 +156,18 @@ def product_of(problem: Problem[CUDAModel], workload: Workload, tiling: Tiling) 
         param: T.buffer(shape, str(param.dtype), align=16, buffer_name=param.name)
         for param, shape in zip(params, shapes, strict=True)
     }
-    walk = Walk(view, tiling, info.a.dtype, device.sms)
-    store = store_of(epilogue, walk, buffers)
-    if isinstance(store, NotApplicable):
-        return store
-    limits = store.dtype, device.shared_per_block_bytes, device.shared_per_sm_bytes
-    if why := tiling.obstacle(*limits):
-        return NotApplicable(why)
-    if tiling.obstacle(*limits, len(store.fetched)):
-        store = replace(store, fetched=())  # no room: they are loaded where they are used
-    if tiling.swapped and (dtype_bits(info.a.dtype) == 8 or dtype_bits(store.dtype) == 8):
-        return NotApplicable("swapped operands of 8 bits, or results that are exchanged in 8 bits")
-    if tiling.columns == 256 and info.a.dtype in ("int8", "uint8"):
-        return NotApplicable("integer multiplications have at most 224 columns: there TVM's table ends")
-    if tiling.columns == 16 and dtype_bits(workload.args[-1].dtype) == 8:
-        return NotApplicable("16 columns of 8 bits are stored wrongly: measured")
-    a_param, extents, offsets = source
-    if why := walk.obstacle():
-        return NotApplicable(why)
-    maps = _maps(info, view, tiling, extents, offsets)
-    if isinstance(maps, NotApplicable):
-        return maps
-    operands = buffers[params[a_param]], buffers[params[info.b.param]]
-    return Product(buffers, operands, maps, walk, store, packings)
+    return buffers, packings
+
+
+def _narrow_obstacle(tiling: Tiling, multiplied: str, exchanged: str, stored: str) -> str:
+    """Why tiles are not multiplied or stored in 8 bits; "" where they are, or have more."""
+    if tiling.swapped and 8 in (dtype_bits(multiplied), dtype_bits(exchanged)):
+        return "swapped operands of 8 bits, or results that are exchanged in 8 bits"
+    if tiling.columns == 256 and multiplied in ("int8", "uint8"):
+        return "integer multiplications have at most 224 columns: there TVM's table ends"
+    if tiling.columns == 16 and dtype_bits(stored) == 8:
+        return "16 columns of 8 bits are stored wrongly: measured"
+    return ""
 
 
 def _maps(

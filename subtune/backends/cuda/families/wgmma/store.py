@@ -11,7 +11,7 @@ is rounded that the model does not round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from subtune.patterns.gemm_view import GemmView
 from subtune.tir.rebuild import NARROW, Rebuild
 
 _THREADS = 128  # of a consumer
-_SPARE_REGISTERS = 8  # that nothing loaded ahead may take
+SPARE_REGISTERS = 8  # that nothing loaded ahead may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class Store:
     """How a tile is stored: `first` of the epilogue is staged as `dtype`; `vector` elements of a row go at once.
 
     `wide`: loads of the rest that a thread does as one vector. `fetched`: loads of `first`, of the columns' own
-    operands, that are done before the tile is multiplied. `buffers`: the kernel's, for each of the workload's.
+    operands, that are done before the tile is multiplied; the last `late` are for the rest. `buffers`: the kernel's,
+    for each of the workload's.
     """
 
     epilogue: Epilogue
@@ -47,6 +48,7 @@ class Store:
     fetched: tuple[Any, ...]
     walk: Walk
     buffers: dict[Any, Any]
+    late: int
 
     @property
     def view(self) -> GemmView:
@@ -74,10 +76,14 @@ class Store:
         return self.exchange.chunks(self.tiling.m_consumer)
 
     @property
+    def spare_registers(self) -> int:
+        return self.tiling.spare_registers - SPARE_REGISTERS
+
+    @property
     def ahead(self) -> int:
         """Chunks whose wide loads are begun before the tile is multiplied, or while others are stored."""
         registers = sum(self.vector * dtype_bits(str(load.source.dtype)) // 32 for load in self.wide) * self.turns
-        spare = self.tiling.spare_registers - _SPARE_REGISTERS
+        spare = self.spare_registers
         most = min(self.chunks, max(0, spare // registers)) if registers else 0
         # a divisor: what is held of the next tile then takes the place of this one's
         return max((count for count in range(1, most + 1) if self.chunks % count == 0), default=0)
@@ -99,12 +105,24 @@ class Store:
             column = tirx.min(column, self.view.extent(n) - 1)  # what is loaded beyond is not stored
         return {g: at[g] for g in self.view.batch} | {n: column}
 
-    def staged(self, total: Any, at: dict[int, Any], column: Any, fetched: list[Any]) -> Any:
-        """`first` of one sum; `fetched`: the values of what was loaded before."""
+    def of_sum(self, index: Any) -> dict[Any, Any]:
+        """What else the epilogue's variables are for the sum in register `index`; for those who know more of a row."""
+        return {}
+
+    def end_vector(self, values: Any, chunk: Any, turn: Any) -> None:
+        """After a thread stored `values` of a row, or left them where they are none of the tile's own."""
+
+    def end_chunk(self, corner: dict[int, Any], first: Any, chunk: Any, lane: Any) -> None:
+        """After all vectors of a chunk, with all threads of the warp."""
+
+    def staged(
+        self, total: Any, at: dict[int, Any], column: Any, fetched: list[Any], numbers: Mapping[Any, Any] | None = None
+    ) -> Any:
+        """`first` of one sum; `fetched`: the values of what was loaded before, `numbers`: of variables."""
         if str(total.ty.dtype) == "uint32":  # registers of an integer multiplication
             total = tirx.reinterpret("int32", total)
         parts = {self.epilogue.acc: total, **dict(zip(self.fetched, fetched, strict=True))}
-        value = Rebuild(self.env(self._of_column(at, column)), parts, self.buffers)(self.first)
+        value = Rebuild(self.env(self._of_column(at, column)) | dict(numbers or {}), parts, self.buffers)(self.first)
         return value.astype(self.dtype)
 
     def fetch(self, corner: dict[int, Any], lane: Any) -> list[Any]:
@@ -147,6 +165,13 @@ class Store:
             load: local[at].astype("float32") if str(load.source.dtype) in NARROW else local[at]
             for load, local in zip(self.wide, registers, strict=True)
         }
+
+    def shared_at(self, shared: Sequence[Any], at: Any) -> dict[Any, Any]:
+        """The values of what was fetched for what follows the exchange."""
+        if not shared or not self.late:
+            return {}
+        begin = len(self.fetched) - self.late
+        return dict(zip(self.fetched[begin:], [there[at] for there in shared[begin:]], strict=True))
 
     def index(self, indices: Any, at: dict[int, Any]) -> list[Any]:
         return [Rebuild(self.env(at))(i) for i in indices]
@@ -252,8 +277,11 @@ class Store:
 
         ready = exchange.ready(shared, base, lane)
 
+        def known(others: Sequence[Any], v: Any, column: Any) -> dict[Any, Any]:
+            return self.loaded(others, v) | self.shared_at(shared, base + (column - corner[n]))
+
         def staged(i: Any, in_tile: Any, own: Any) -> Any:
-            return self.staged(sums[i], corner, corner[n] + in_tile, ready(in_tile, own))
+            return self.staged(sums[i], corner, corner[n] + in_tile, ready(in_tile, own), self.of_sum(i))
 
         # fmt: off
         @T.inline
@@ -281,11 +309,13 @@ class Store:
                                 self.take(others, held, chunk, turn)
                             for v in T.unroll(vector):
                                 results[v] = self.stored(
-                                    values[v], placed(at, column + v), self.loaded(others, v))
+                                    values[v], placed(at, column + v), known(others, v, column + v))
                             for v in T.vectorized(vector):
                                 T.buffer_store(out, results[v], indices(at, column + v))
+                    self.end_vector(values if is_plain else results, chunk, turn)
                     if ahead > 0:
                         self.load_next(list(held), (corner, after), first, chunk, turn, lane)
+                self.end_chunk(corner, first, chunk, lane)
                 T.cuda.warp_sync()
             exchange.part(consumer, chunks)
         # fmt: on

@@ -18,8 +18,14 @@ _FETCHED_BITS = 32
 _MAX_FETCHED = 3
 
 
-def store_of(epilogue: Epilogue, walk: Walk, buffers: dict[Any, Any]) -> Store | NotApplicable:
-    """Decide how the tiles of an epilogue are stored, or say why they cannot be."""
+def store_of(
+    epilogue: Epilogue, walk: Walk, buffers: dict[Any, Any], fetches_late: bool = False
+) -> Store | NotApplicable:
+    """Decide how the tiles of an epilogue are stored, or say why they cannot be.
+
+    Args:
+        fetches_late: the columns' operands behind the exchange are fetched, not loaded anew for every row.
+    """
     view = walk.view
     rows = {epilogue.axes[axis] for g in view.rows for axis in view.groups[g].axes}
     first = split(epilogue.value, epilogue.acc, rows)
@@ -30,10 +36,14 @@ def store_of(epilogue: Epilogue, walk: Walk, buffers: dict[Any, Any]) -> Store |
     size = max(dtype_bits(dtype), dtype_bits(epilogue.dtype)) // 8
     vector = _aligned(epilogue.out, epilogue.indices, column, _VECTOR_BYTES // size)
     wide: list[Any] = []
+    late: list[Any] = []
     if first is not epilogue.value:
         rest = [load for load in loads_beside(epilogue.value, first) if column in variables(list(load.indices))]
         narrowest = [_VECTOR_BYTES * 8 // dtype_bits(str(load.source.dtype)) for load in rest]
         vector = min([vector, *narrowest])
+        if fetches_late:
+            late = _distinct([load for load in rest if not variables(list(load.indices)) & rows])
+            rest = [load for load in rest if variables(list(load.indices)) & rows]
         for load in rest:
             fits = _aligned(load.source, load.indices, column, vector) == vector
             if vector > 1 and fits and not any(tvm_ffi.structural_equal(load, known) for known in wide):
@@ -43,7 +53,15 @@ def store_of(epilogue: Epilogue, walk: Walk, buffers: dict[Any, Any]) -> Store |
         is_new = not any(tvm_ffi.structural_equal(load, known, map_free_vars=False) for known in fetched)
         if column in variables(list(load.indices)) and dtype_bits(str(load.source.dtype)) <= _FETCHED_BITS and is_new:
             fetched.append(load)
-    return Store(epilogue, first, dtype, vector, tuple(wide), tuple(fetched[:_MAX_FETCHED]), walk, buffers)
+    found = [*fetched, *late][:_MAX_FETCHED]
+    return Store(
+        epilogue, first, dtype, vector, tuple(wide), tuple(found), walk, buffers, max(0, len(found) - len(fetched))
+    )
+
+
+def _distinct(found: list[Any]) -> list[Any]:
+    return [load for i, load in enumerate(found)
+            if not any(tvm_ffi.structural_equal(load, known, map_free_vars=False) for known in found[:i])]  # fmt: skip
 
 
 def _aligned(buffer: Any, indices: Any, column: Any, most: int) -> int:

@@ -78,7 +78,7 @@ class NormedStore(Store):
         ready = self.exchange.ready(shared, base, lane)
 
         def staged(i: Any, in_tile: Any, own: Any) -> Any:
-            return self.staged(sums[i], corner, corner[self.view.n] + in_tile, ready(in_tile, own))
+            return self.staged(sums[i], corner, corner[self.view.n] + in_tile, ready(in_tile, own), {})
 
         tile.keep(kept, staged, staging, held, after)
         for index in range(len(self.norm.totals)):
