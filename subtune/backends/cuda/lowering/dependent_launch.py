@@ -7,10 +7,10 @@ for one waits for all before it.
 
 How early the next one starts is up to the first. One of few threads, of which all run at once, lets it start at once:
 on an H200 that takes 20 % off GPT-2 at batch 1. A larger one lets it start when its last block ends: blocks that wait
-would take places on the multiprocessors that happen to be free first, and all of them would be served by those. Where
-a thread of its own copies what a block multiplies, the next kernel may start when all have copied: that takes 5 % off
-GPT-2 of batch 32. What lives off the L1 cache starts late itself (`STARTS_LATE`): a multiprocessor whose blocks have
-much shared memory has little of that cache.
+would take places on the multiprocessors that happen to be free first, and all of them would be served by those.
+Attention on Hopper, whose blocks all run at once but leave no room, lets it start when all has been copied. What lives
+off the L1 cache starts late itself (`STARTS_LATE`): a multiprocessor whose blocks have much shared memory has little of
+that cache.
 
 Sources: CUDA programming guide, programmatic dependent launch; PTX ISA, griddepcontrol.
 """

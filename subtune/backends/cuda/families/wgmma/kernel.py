@@ -218,7 +218,6 @@ def wgmma_func(
                             stage = 0
                             phase = phase ^ 1
                     tile = tile + clusters
-                T.ptx.griddepcontrol.launch_dependents()  # what is left of the block takes no longer than a launch
                 if t.cluster > 1:  # others free these slots from afar: until all have, this block must be there
                     for _last in T.serial(t.stages):
                         T.cuda.mbarrier_wait(empty.ptr_to([stage]), phase ^ 1)
