@@ -23,13 +23,13 @@ from tvm.ir import Call
 from subtune.core.forms import Forms
 from subtune.core.graph import Kind
 from subtune.core.numerics import HALVES
-from subtune.passes.exprs import Expr, array_of, dtype_of, ints, make_const, op_name, positive_axis, shape_of
+from subtune.passes.exprs import Expr, array_of, dtype_of, make_const, op_name, shape_of
 from subtune.passes.fold_batch_norm import rounded_once
+from subtune.passes.fold_norms import NORM_OPS, is_over_last
 from subtune.passes.opkind import kind_of
 from subtune.passes.rewriter import with_blocks
 from subtune.tir.row_moments import COLUMNS, MOMENTS, SCALES, row_moments, row_scales
 
-_NORMS = ("relax.nn.layer_norm", "relax.nn.rms_norm")
 _MIN_ROWS = 1024
 """Below, other kernels are the fastest products, which know no moments."""
 _MAKING_UP = 64
@@ -103,12 +103,13 @@ class _Graph:
             for part in expr.fields:
                 self._note(part, user)
 
+    def _only_reader(self, var: Any) -> tuple[Any, Any]:
+        readers = self.users.get(var, [])
+        return readers[0] if len(readers) == 1 else (None, None)
+
     def bias_of(self, product: Any) -> tuple[Any, np.ndarray] | None:
         """The only reader of `product`, and the numbers of its columns that it adds; None if it is none such."""
-        readers = self.users.get(product, [])
-        if len(readers) != 1 or op_name(readers[0][1]) != "relax.add":
-            return None
-        var, add = readers[0]
+        var, add = self._only_reader(product)
         found = _bias_in(add)
         return None if found is None else (var, found[1])
 
@@ -117,10 +118,9 @@ class _Graph:
 
         None as well where that is a product of what is `carried`, whose bias is another one then.
         """
-        readers = self.users.get(element, [])
-        if len(readers) != 1 or op_name(readers[0][1]) != "relax.add":
+        var, add = self._only_reader(element)
+        if op_name(add) != "relax.add":
             return None
-        var, add = readers[0]
         others = [arg for arg in add.args if not arg.same_as(element)]
         if len(others) != 1 or len(self.users.get(others[0], [])) != 1:
             return None
@@ -158,7 +158,7 @@ def _carried(graph: _Graph, most_columns: int) -> dict[Any, _Norm]:
 def _norm_of(defs: dict[Any, Any], cast: Expr, most_columns: int) -> _Norm | None:
     """What `cast` is a norm of, if it is one of the halves that a product makes."""
     norm = _argument(defs, cast, "relax.astype")
-    if op_name(norm) not in _NORMS or dtype_of(cast) not in HALVES:
+    if op_name(norm) not in NORM_OPS or dtype_of(cast) not in HALVES:
         return None
     wide = defs.get(norm.args[0], norm.args[0])
     x = wide.args[0] if op_name(wide) == "relax.astype" else None
@@ -166,13 +166,13 @@ def _norm_of(defs: dict[Any, Any], cast: Expr, most_columns: int) -> _Norm | Non
     if x is None or shape is None or len(shape) != 2 or dtype_of(x) != dtype_of(cast):
         return None
     rows, columns = shape
-    if rows < _MIN_ROWS or columns % COLUMNS or columns <= most_columns or not _is_over_last(norm):
+    if rows < _MIN_ROWS or columns % COLUMNS or columns <= most_columns or not is_over_last(norm, len(shape)):
         return None
     params = [_constant(defs, arg) for arg in norm.args[1:]]
     if any(param is None for param in params) or not _is_product(defs, x, shape):
         return None
     scale, *shift = (np.asarray(p).astype(np.float64).reshape(-1) for p in params)
-    is_centred = op_name(norm) == _NORMS[0]
+    is_centred = op_name(norm) == "relax.nn.layer_norm"
     has_shift = any(part.any() for part in shift)
     return _Norm(x, float(norm.attrs.epsilon), is_centred, scale, shift[0] if has_shift else None)
 
@@ -184,10 +184,6 @@ def _argument(defs: dict[Any, Any], call: Expr, op: str) -> Expr:
 def _constant(defs: dict[Any, Any], expr: Expr) -> np.ndarray | None:
     """The array of a constant, widened or not."""
     return array_of(_argument(defs, defs.get(expr, expr), "relax.astype"))
-
-
-def _is_over_last(norm: Call) -> bool:
-    return [positive_axis(axis, 2) for axis in ints(norm.attrs.axes)] == [1]
 
 
 def _is_product(defs: dict[Any, Any], x: Expr, shape: tuple[int, ...]) -> bool:

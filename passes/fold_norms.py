@@ -17,7 +17,7 @@ from subtune.passes.exprs import Expr, array_of, dtype_of, ints, is_float, make_
 from subtune.passes.fold_batch_norm import merge_biases, rounded_once
 from subtune.passes.rewriter import Rules, Walk, rewrite
 
-_NORMS = ("relax.nn.layer_norm", "relax.nn.rms_norm")
+NORM_OPS = ("relax.nn.layer_norm", "relax.nn.rms_norm")
 
 
 def fold_norm(walk: Walk, call: Call) -> Expr | None:
@@ -26,12 +26,12 @@ def fold_norm(walk: Walk, call: Call) -> Expr | None:
     view = walk.defined_by(data, "relax.reshape")
     normed = data if view is None else view.args[0]
     norm, array, shape = walk.definition(normed), array_of(weight), shape_of(data)
-    if op_name(norm) not in _NORMS or array is None or array.ndim != 2 or shape is None:
+    if op_name(norm) not in NORM_OPS or array is None or array.ndim != 2 or shape is None:
         return None
     if not (walk.has_one_use(data) and walk.has_one_use(normed)) or not is_float(str(array.dtype)):
         return None
     dims = shape_of(normed)
-    if dims is None or dims[-1] != shape[-1] or not _is_over_last(norm, len(dims)):
+    if dims is None or dims[-1] != shape[-1] or not is_over_last(norm, len(dims)):
         return None
     params = [array_of(arg) for arg in norm.args[1:]]
     if any(p is None for p in params):
@@ -50,7 +50,8 @@ def fold_norm(walk: Walk, call: Call) -> Expr | None:
     return relax.op.add(product, make_const(bias.astype(dtype_of(call))))
 
 
-def _is_over_last(norm: Call, rank: int) -> bool:
+def is_over_last(norm: Call, rank: int) -> bool:
+    """Whether a norm of a tensor of `rank` dims is taken along the last one alone."""
     return [positive_axis(axis, rank) for axis in ints(norm.attrs.axes)] == [rank - 1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import tvm_ffi
@@ -34,6 +35,11 @@ def conjuncts(condition: Any) -> list[Any]:
     if isinstance(condition, tirx.And):
         return [*conjuncts(condition.a), *conjuncts(condition.b)]
     return [condition]
+
+
+def distinct(found: Sequence[Any]) -> list[Any]:
+    """`found` without what is equal to one before."""
+    return [expr for i, expr in enumerate(found) if not any(is_same(expr, known) for known in found[:i])]
 
 
 def is_load_of(expr: Any, buffer: Any) -> bool:

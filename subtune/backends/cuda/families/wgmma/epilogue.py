@@ -44,9 +44,10 @@ class Epilogue:
     def with_numbers(self, buffers: Sequence[Any]) -> tuple[Epilogue, tuple[Any, ...]] | NotApplicable:
         """The same with a variable in place of what it loads from each of `buffers`, and these variables."""
         value, found = self.value, []
-        row = self.indices[0]
         for buffer in buffers:
-            if any(not is_same(load.indices[0], row) for load in loads(value) if load.source.same_as(buffer)):
+            if any(
+                not is_same(load.indices[0], self.indices[0]) for load in loads(value) if load.source.same_as(buffer)
+            ):
                 return NotApplicable("a number of another row")
             found.append(tirx.Var(buffer.name, "float32"))
             value = replace_loads(value, buffer, found[-1])

@@ -11,7 +11,7 @@ from subtune.backends.cuda.families.wgmma.store import Store
 from subtune.backends.cuda.families.wgmma.walk import Walk
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import dtype_bits
-from subtune.tir.expressions import loads, variables
+from subtune.tir.expressions import distinct, loads, variables
 
 _VECTOR_BYTES = 16
 _FETCHED_BITS = 32
@@ -42,26 +42,20 @@ def store_of(
         narrowest = [_VECTOR_BYTES * 8 // dtype_bits(str(load.source.dtype)) for load in rest]
         vector = min([vector, *narrowest])
         if fetches_late:
-            late = _distinct([load for load in rest if not variables(list(load.indices)) & rows])
+            late = distinct([load for load in rest if not variables(list(load.indices)) & rows])
             rest = [load for load in rest if variables(list(load.indices)) & rows]
         for load in rest:
             fits = _aligned(load.source, load.indices, column, vector) == vector
             if vector > 1 and fits and not any(tvm_ffi.structural_equal(load, known) for known in wide):
                 wide.append(load)
-    fetched: list[Any] = []
-    for load in loads(first):
-        is_new = not any(tvm_ffi.structural_equal(load, known, map_free_vars=False) for known in fetched)
-        if column in variables(list(load.indices)) and dtype_bits(str(load.source.dtype)) <= _FETCHED_BITS and is_new:
-            fetched.append(load)
+    fetched = distinct([
+        load for load in loads(first)
+        if column in variables(list(load.indices)) and dtype_bits(str(load.source.dtype)) <= _FETCHED_BITS
+    ])  # fmt: skip
     found = [*fetched, *late][:_MAX_FETCHED]
     return Store(
         epilogue, first, dtype, vector, tuple(wide), tuple(found), walk, buffers, max(0, len(found) - len(fetched))
     )
-
-
-def _distinct(found: list[Any]) -> list[Any]:
-    return [load for i, load in enumerate(found)
-            if not any(tvm_ffi.structural_equal(load, known, map_free_vars=False) for known in found[:i])]  # fmt: skip
 
 
 def _aligned(buffer: Any, indices: Any, column: Any, most: int) -> int:

@@ -21,7 +21,7 @@ from subtune.backends.cuda.families.wgmma.tiling import Tiling
 from subtune.backends.cuda.families.wgmma.walk import Walk
 from subtune.backends.cuda.families.wgmma_rows.store import RowStore
 from subtune.patterns.row_product import RowProduct
-from subtune.tir.expressions import is_same, loads
+from subtune.tir.expressions import distinct, loads
 from subtune.tir.rebuild import Rebuild
 
 _WARPS = 3
@@ -106,16 +106,15 @@ class RowValues:
                 continue
             T.buffer_store(values, T.float32(0), [i])
             vector = next(v for v in (4, 2, 1) if step.extent % v == 0)
-            given = [load for load in loads(step.value) if load.indices[-1].same_as(step.axis)]
-            distinct = [load for j, load in enumerate(given) if not any(is_same(load, known) for known in given[:j])]
-            registers = [T.alloc_local((vector,), "float32") for _ in distinct]
+            given = distinct([load for load in loads(step.value) if load.indices[-1].same_as(step.axis)])
+            registers = [T.alloc_local((vector,), "float32") for _ in given]
             with (T.unroll if step.extent <= _UNROLLED else T.serial)(step.extent // vector) as piece:
-                for own, load in zip(registers, distinct, strict=True):
+                for own, load in zip(registers, given, strict=True):
                     with T.vectorized(vector) as v:
                         at = {step.row: row, step.axis: piece * vector + v}
                         T.buffer_store(own, Rebuild(at, None, self.buffers)(load), [v])
                 with T.unroll(vector) as v:
-                    parts = {load: own[v] for load, own in zip(distinct, registers, strict=True)}
+                    parts = {load: own[v] for load, own in zip(given, registers, strict=True)}
                     at = {step.row: row, step.axis: piece * vector + v, **known}
                     T.buffer_store(values, values[i] + Rebuild(at, parts, self.buffers)(step.value), [i])
         for there, i in zip(shared.numbers, self.used, strict=True):
