@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,10 @@ class Workload:
         return int(estimate_tir_flops(IRModule({"main": self.func})))
 
     def to_json(self) -> str:
+        return self._json
+
+    @cached_property
+    def _json(self) -> str:  # asked for with everything that is stored
         """The PrimFunc in TVM's JSON, for worker processes and the database."""
         import tvm
 
@@ -88,6 +92,7 @@ class Workload:
         return cls.of(tvm.ir.load_json(text), num_outputs)
 
 
+@cache
 def dtype_bits(dtype: str) -> int:
     """Bits of one element; `bool` is stored in eight."""
     if dtype == "bool":

@@ -25,7 +25,7 @@ from subtune.core.record import Record
 from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.measure import Measurer, given_or_local
-from subtune.tuning.order import GROUP, bound_s, next_turn
+from subtune.tuning.order import bound_s, next_builds, next_turn
 from subtune.tuning.proposals import Policy, policy, propose
 from subtune.tuning.prospects import OUTRUN, Seen
 from subtune.tuning.workload_search import Job, Step, WorkloadSearch
@@ -145,7 +145,7 @@ def tune(
         worth: by what was seen, the keys of those of `rivals` and `later` that are worth time; asked again and again.
             None: all.
     """
-    tuning = _Tuning(as_device(device), search, database, progress or _ignore, worth)
+    tuning = _Tuning(as_device(device), search, database, progress or (lambda _: None), worth)
     return tuning.run(subgraphs, rivals, later, measurer)
 
 
@@ -162,6 +162,7 @@ class _Tuning:
     ) -> None:
         self._device, self._search, self._database, self._worth = device, search, database, worth
         self._progress = progress
+        self._overlaps = device.backend.measuring.overlaps
         self._begin = time.monotonic()
         self._deadline = math.inf if search.budget_s is None else self._begin + search.budget_s
         self._records = Records()
@@ -247,7 +248,7 @@ class _Tuning:
                     hopeful = [job for job in joining if job.workload.key in wanted]
                     searches += [found for job in hopeful if (found := self._begun(job, measurer, sessions))]
                     joining = ()
-                turn = next_turn(searches, self._is_hurried)
+                turn = next_turn(searches, self._is_hurried, self._overlaps)
                 if not turn or time.monotonic() >= self._deadline:
                     break
                 self._take(turn, searches, self._is_hurried)
@@ -276,28 +277,30 @@ class _Tuning:
             self._fail(job, e)
             return None
         session = sessions.enter_context(measurer.session(job.workload, job.device, self._deadline))
-        return WorkloadSearch(job, proposals, session, self._database, self._tell)
+        search = WorkloadSearch(job, proposals, session, self._database, self._tell)
+        search.prefetch()  # builders are busy while the others' candidates are enumerated
+        return search
 
     def _take(self, turn: Sequence[WorkloadSearch], searches: list[WorkloadSearch], is_hurried: bool) -> None:
         """One step of each: all are built, with checks beside the builds, and then all are timed.
 
         Where timing leaves the cores free, others are built meanwhile: what is certain to be built next.
         """
-        deadline, overlaps = self._deadline, self._device.backend.measuring.overlaps
+        deadline = self._deadline
         for search in turn:
             search.prefetch()
-        others = [search for search in searches if search not in turn]
-        for search in next_turn(others, is_hurried)[:GROUP] if overlaps else ():
-            search.prefetch()
+            search.turns += 1
+        self._build_ahead([search for search in searches if search not in turn], is_hurried)
         for place, search in enumerate(turn):
             self._guarded(search, searches, lambda one: one.build(deadline))
-            if overlaps and not is_hurried and place < GROUP and search in searches and search.is_sure:
-                search.prefetch()  # these have the next turn: while others' first ones are checked, builders are idle
-        certain = [search for search in searches if search.is_sure and search.portion()]
-        for search in next_turn(certain, is_hurried)[:GROUP] if overlaps else ():
-            search.prefetch()
+            if not is_hurried or place == len(turn) - 1:
+                self._build_ahead([one for one in searches if one.is_sure and one.portion()], is_hurried)
         for search in turn:
             self._guarded(search, searches, lambda one: one.measure(deadline, deadline))
+
+    def _build_ahead(self, searches: Sequence[WorkloadSearch], is_hurried: bool) -> None:
+        for search in next_builds(searches, is_hurried) if self._overlaps else ():
+            search.prefetch()
 
     def _guarded(
         self, search: WorkloadSearch, searches: list[WorkloadSearch], step: Callable[[WorkloadSearch], None]
@@ -342,7 +345,3 @@ class _Tuning:
 
 def _is_static(workload: Workload) -> bool:
     return all(isinstance(dim, int) for arg in workload.args for dim in arg.shape)
-
-
-def _ignore(progress: Progress) -> None:
-    """For callers that do not want to know."""

@@ -74,7 +74,7 @@ class WorkloadSearch:
         tell: Callable[[WorkloadSearch], None] = lambda _: None,
     ) -> None:
         self.job = job
-        self.step = Step.FIRST
+        self.step, self.turns = Step.FIRST, 0
         self.record: Record | None = None
         self.candidates = len(proposals.all)
         self.outcomes: dict[Candidate, Timing | Failure] = dict(proposals.known)

@@ -364,7 +364,7 @@ def test_building_beside_the_clock_decides_the_same(device, clock, budget_s):
 
 
 def test_while_first_candidates_are_checked_the_next_of_whose_turn_comes_are_built(device):
-    """Of the three with most at stake, and where timing leaves the cores free."""
+    """Where timing leaves the cores free."""
     works = [scale(n) for n in (1 << 20, 1 << 18, 1 << 16, 1 << 14)]
     seen = []
 
@@ -388,6 +388,37 @@ def test_while_first_candidates_are_checked_the_next_of_whose_turn_comes_are_bui
 
     assert fetched_before_the_last_check(with_overlap(device)) == {work.key for work in works[:3]}
     assert fetched_before_the_last_check(device) == set()
+
+
+def test_while_some_are_timed_the_next_candidates_of_others_are_built(device):
+    """Where builds disturb nothing: else each workload goes all its way before the fourth after it begins."""
+    works = [scale(64 + i) for i in range(7)]
+    seen = []
+
+    class Noting(ReplaySession):
+        def prefetch(self, candidates):
+            seen.extend((self._key, "ask", candidate) for candidate in candidates)
+
+        def time(self, candidate, seconds, stop_above_s):
+            seen.append((self._key, "time", candidate))
+            return super().time(candidate, seconds, stop_above_s)
+
+    class Measurer(ReplayMeasurer):
+        def session(self, workload, device, deadline=math.inf):
+            return nullcontext(Noting(self, workload, self._outcomes))
+
+    def between(on):
+        """What is timed of others after the build of the first workload's last candidate was asked for."""
+        seen.clear()
+        tune_all([Subgraph(work) for work in works], on, Measurer(outcomes(*[2.0] * 8)))
+        first = works[0].key
+        last = next(c for key, what, c in reversed(seen) if (key, what) == (first, "ask"))
+        asked = seen.index((first, "ask", last))
+        timed = seen.index((first, "time", last))
+        return {key for key, what, _ in seen[asked:timed] if what == "time"} - {first}
+
+    assert len(between(with_overlap(device))) >= 4
+    assert between(device) <= {work.key for work in works[:3]}
 
 
 def test_what_cannot_win_any_more_is_not_tuned_to_the_end(device, clock):
