@@ -33,6 +33,8 @@ from subtune.backends.cuda.families.wgmma.tma import TensorMap, copy_instruction
 from subtune.backends.cuda.families.wgmma.walk import Walk
 from subtune.core.workload import dtype_bits
 
+_ROLLED = {"disable_unroll": True}
+"""Of a loop over steps: the compiler would unroll few of them, which takes it twice as long and wins nothing."""
 _NAMES = {"float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "u8", "float32": "tf32"}
 _ALL, _READY = 4, 5  # barriers of all consumers, and of the whole block; 1 to 3 are those of each consumer
 _FLOAT8 = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
@@ -196,7 +198,7 @@ def wgmma_func(
             if tid == 0:
                 while tile < tiles:
                     corners = T.meta_var([walk.where(tile, rank, box) for box in range(t.boxes)])
-                    for local in T.serial(walk.steps_of(rank)):
+                    for local in T.serial(walk.steps_of(rank), annotations=_ROLLED):
                         step: T.let[T.int32] = walk.first_step(rank) + local
                         T.cuda.mbarrier_wait(empty.ptr_to([stage]), phase ^ 1)
                         T.ptx.mbarrier.arrive.expect_tx.shared.b64(full.ptr_to([stage]), copied_bytes(tile, block))
@@ -269,7 +271,7 @@ def wgmma_func(
                         sums[i] = T.float32(0)
                 if t.alternate:  # a phase has one bit: whoever waits must not be two rounds of the ring ahead
                     T.cuda.mbarrier_wait(turn.ptr_to([consumer]), (odd + 1 - consumer) % 2)
-                for step in T.serial(walk.steps_of(rank)):
+                for step in T.serial(walk.steps_of(rank), annotations=_ROLLED):
                     T.cuda.mbarrier_wait(full.ptr_to([stage]), phase)
                     T.ptx.wgmma.fence.sync.aligned()
                     for tap in T.unroll(t.taps):
