@@ -19,7 +19,6 @@ from subtune.backends.base import Device
 from subtune.core.errors import TargetError
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.database import Database, opened
-from subtune.measure import Measurer, given_or_local
 from subtune.options import Options
 from subtune.passes.run import Dump
 from subtune.passes.splice import splice
@@ -65,26 +64,23 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
     output = check_destination(output)
     device, is_elsewhere = _device(options)
     clock = _Clock()
-    with _measurer(options, device, is_elsewhere) as measurer:
-        with clock.stage("prepare"):
-            dump = Dump(Path(options.dump)) if options.dump is not None else None
-            forms = device.backend.forms(device.model)
-            prepared = prepare(model, options.shapes, options.numerics, options.parameters, dump, forms)
-            others = prepared.alternatives()
-        with opened(options.database) as store:
-            with clock.stage("tune"):
-                planned = plan(prepared.subgraphs, others, device, store)
-                budget_s = options.budget_s if options.tune and not is_elsewhere else 0.0
-                records = _tuned(planned, device, Search(options.topk, budget_s), options, store, measurer)
-            with clock.stage("choose"):
-                choices = planned.choices(others, records)
-                prepared = prepared.arranged(chosen_partition(prepared.graph, others, choices))
-                guesses = predict(prepared.subgraphs, device, known=records) if options.tune and is_elsewhere else {}
-                ships = Winners(records, guesses).kernels(prepared.subgraphs, device)
-                slower = known_to_be_slower(store, device)
-                kernels, winners, weights = within(
-                    prepared.mod, prepared.subgraphs, *ships, slower, options.weights_limit
-                )
+    with clock.stage("prepare"):
+        dump = Dump(Path(options.dump)) if options.dump is not None else None
+        forms = device.backend.forms(device.model)
+        prepared = prepare(model, options.shapes, options.numerics, options.parameters, dump, forms)
+        others = prepared.alternatives()
+    with opened(options.database) as store:
+        with clock.stage("tune"):
+            planned = plan(prepared.subgraphs, others, device, store)
+            budget_s = options.budget_s if options.tune and not is_elsewhere else 0.0
+            records = _tuned(planned, device, Search(options.topk, budget_s), options, store)
+        with clock.stage("choose"):
+            choices = planned.choices(others, records)
+            prepared = prepared.arranged(chosen_partition(prepared.graph, others, choices))
+            guesses = predict(prepared.subgraphs, device, known=records) if options.tune and is_elsewhere else {}
+            ships = Winners(records, guesses).kernels(prepared.subgraphs, device)
+            slower = known_to_be_slower(store, device)
+            kernels, winners, weights = within(prepared.mod, prepared.subgraphs, *ships, slower, options.weights_limit)
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
         subgraphs, imported, products = prepared.subgraphs, prepared.imported, prepared.graph.products()
         verification = _verification(model, prepared, device, options, beside)
@@ -113,32 +109,18 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
     )
 
 
-def _tuned(
-    planned: Plan, device: Device, search: Search, options: Options, store: Database, measurer: Measurer | None
-) -> Records:
+def _tuned(planned: Plan, device: Device, search: Search, options: Options, store: Database) -> Records:
     return tune(
         planned.first,
         device,
         search,
         database=store,
-        measurer=measurer,
+        measurer=options.measurer,
         progress=options.progress,
         rivals=planned.rivals,
         later=planned.later,
         worth=planned.prospects.worth_tuning,
     )
-
-
-@contextmanager
-def _measurer(options: Options, device: Device, is_elsewhere: bool) -> Iterator[Measurer | None]:
-    """What measures. Where builders disturb nothing they get ready while the model is imported."""
-    if not options.tune or is_elsewhere:
-        yield options.measurer
-        return
-    with given_or_local(options.measurer) as measurer:
-        if device.backend.measuring.overlaps:
-            measurer.start(device)
-        yield measurer
 
 
 def _device(options: Options) -> tuple[Device, bool]:

@@ -17,8 +17,6 @@ class Measuring:
     """Building takes nothing from what is timed: the next workloads are built meanwhile."""
     builders_per_core: float = 1.0
     builder_environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    warm_up: str = ""
-    """"module:function" that a builder calls before its first job, while others still enumerate candidates."""
     build_limit_s: float = float("inf")
     """Of one candidate, where others wait for the slowest."""
     limits_memory: bool = True

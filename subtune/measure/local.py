@@ -110,9 +110,7 @@ class LocalMeasurer:
         try:
             if kind not in self._builders:
                 count = int(measuring.builders_per_core * self._count)
-                workers = [
-                    self._worker(1, measuring, measuring.builder_environment, measuring.warm_up) for _ in range(count)
-                ]
+                workers = [self._worker(1, measuring, measuring.builder_environment) for _ in range(count)]
                 self._builders[kind] = Builders(workers, measuring.grace_s)
             if (kind, threads) not in self._runners:
                 self._runners[kind, threads] = Runner(
@@ -124,12 +122,10 @@ class LocalMeasurer:
             raise _no_room(e) from e
         return self._builders[kind], self._runners[kind, threads]
 
-    def _worker(
-        self, threads: int, measuring: Measuring, more: Mapping[str, str] = MappingProxyType({}), warm_up: str = ""
-    ) -> Worker:
+    def _worker(self, threads: int, measuring: Measuring, more: Mapping[str, str] = MappingProxyType({})) -> Worker:
         # TVM reads both before it is loaded. Bound, its pool puts a worker on the core the main thread may be on.
         env = {"TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0", **more}
-        return Worker(env, self._search_path, self._memory_bytes if measuring.limits_memory else 0, warm_up)
+        return Worker(env, self._search_path, self._memory_bytes if measuring.limits_memory else 0)
 
 
 def given_or_local(measurer: Measurer | None) -> AbstractContextManager[Measurer]:

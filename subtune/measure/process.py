@@ -44,13 +44,11 @@ _ORPHAN_S = 600.0
 class Worker:
     """A process that is started on first use, stays warm, and is started anew after it died."""
 
-    def __init__(
-        self, env: Mapping[str, str], search_path: Sequence[str], memory_bytes: int, warm_up: str = ""
-    ) -> None:
+    def __init__(self, env: Mapping[str, str], search_path: Sequence[str], memory_bytes: int) -> None:
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([root, *search_path, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         self._env = {**os.environ, **env, "PYTHONPATH": path}
-        self._arguments = [str(memory_bytes), warm_up]
+        self._memory_bytes = memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Connection | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this object
@@ -71,7 +69,7 @@ class Worker:
             return
         ours, theirs = Pipe()
         with theirs:
-            command = [sys.executable, "-c", PROGRAM, str(theirs.fileno()), *self._arguments]
+            command = [sys.executable, "-c", PROGRAM, str(theirs.fileno()), str(self._memory_bytes)]
             self._process = subprocess.Popen(
                 command,
                 env=self._env,

@@ -1,4 +1,4 @@
-"""The worker process: `main` with FD, MEMORY_BYTES and WARM_UP as arguments, jobs in and outcomes out over a socket.
+"""The worker process: `main` with FD and MEMORY_BYTES as arguments, jobs in and outcomes out over a socket.
 
 It is started as a program of its own (`process.PROGRAM`), not through `multiprocessing`, so that the user's main
 module is not imported again and nothing is inherited. Whatever happens to it costs the job at hand only:
@@ -10,7 +10,6 @@ module is not imported again and nothing is inherited. Whatever happens to it co
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import os
@@ -38,7 +37,6 @@ def main() -> None:
     threading.Thread(target=_receive, args=(channel, jobs), daemon=True).start()
     import tvm  # noqa: F401  # paid here, before the first job's clock runs
 
-    _warm_up(sys.argv[3])
     gc.freeze()
     gc.enable()
     channel.send("ready")
@@ -48,14 +46,6 @@ def main() -> None:
         outcome = _run(job)
         signal.setitimer(signal.ITIMER_REAL, 0)
         channel.send(outcome)
-
-
-def _warm_up(reference: str) -> None:
-    if not reference:
-        return
-    module, _, name = reference.partition(":")
-    with contextlib.suppress(Exception):  # what is wrong is said of the first job
-        getattr(importlib.import_module(module), name)()
 
 
 def _receive(channel: Connection, jobs: SimpleQueue[bytes]) -> None:

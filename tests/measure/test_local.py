@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from subtune.backends import as_device
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.measurement import Failure, FailureKind, Timing
 from subtune.measure import Built, Comparison, LocalMeasurer
@@ -123,27 +120,6 @@ def test_a_build_that_hangs_is_ended_and_its_worker_replaced(doubles, device):
         outcomes = session.build([DEFAULT, Candidate("sleeps"), Candidate("vector")], math.inf)
     assert outcomes[Candidate("sleeps")].kind == FailureKind.TIMEOUT
     assert isinstance(outcomes[Candidate("vector")], Built)
-
-
-@pytest.mark.parametrize("warm_up", ["warming:mark", "nowhere:to_be_found"])
-def test_builders_get_ready_before_their_first_job(warm_up, doubles, device, tmp_path):
-    """And build where that fails."""
-    (tmp_path / "warming.py").write_text(
-        f"import os, sys\ndef mark(): open({str(tmp_path / 'mark')!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
-    )
-    whole = as_device(device)
-
-    class Warm(type(whole.backend)):
-        measuring = replace(whole.backend.measuring, warm_up=warm_up)
-
-    # the backend is pickled with every job, and a class of this function cannot be: jobs have the plain device
-    places = [str(Path(doubles.__file__).parent), str(tmp_path)]
-    with LocalMeasurer(builders=1, schedule="doubles:schedule", search_path=places) as used:
-        used.start(replace(whole, backend=Warm()))
-        with used.session(doubles.workload(), device) as session:
-            assert all(isinstance(outcome, Built) for outcome in session.build([DEFAULT, GOOD[0]], math.inf).values())
-    marks = (tmp_path / "mark").read_text().split() if (tmp_path / "mark").exists() else []
-    assert len(marks) == (warm_up == "warming:mark")
 
 
 def test_nothing_begins_after_the_deadline_and_what_runs_then_is_cut_off(doubles, device):

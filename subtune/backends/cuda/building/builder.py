@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 from subtune.backends.base import Device
 from subtune.backends.cuda.building.binaries import write_binaries
-from subtune.backends.cuda.building.compiler import collected, compile_source, compiler
+from subtune.backends.cuda.building.compiler import collected
 from subtune.backends.cuda.building.cubin import Resources, resources
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.lowering.default_schedule import pipeline
 from subtune.backends.host.link import link_shared
-
-
-def warm_up() -> None:
-    """Load what every build needs. The compiler takes half a second for its first kernel, however small it is."""
-    from tvm.target import Target
-
-    importlib.import_module("subtune.backends.cuda.families")
-    importlib.import_module("subtune.measure.build")
-    if compiler() == "nvrtc":  # nvcc is a process of its own each time
-        compile_source('extern "C" __global__ void nothing() {}', Target({"kind": "cuda", "arch": "sm_80"}))
 
 
 def build(func: Any, device: Device, stem: str) -> tuple[str, tuple[Resources, ...]]:
