@@ -50,8 +50,8 @@ def carried_norms(around: Neighbours) -> Iterator[Proposal]:
     for group in around.graph.groups:
         if around.anchor(group).op != "matmul":
             continue
-        before = [other for other in _feeding(around, group) if around.anchor(other).op == f"tir.{SCALES}"]
-        after = [other for other in _fed(around, group) if around.anchor(other).op == f"tir.{MOMENTS}"]
+        before = [other for other in around.feeding(group) if around.anchor(other).op == f"tir.{SCALES}"]
+        after = [other for other in around.fed(group) if around.anchor(other).op == f"tir.{MOMENTS}"]
         if not before and not after:
             continue
         parts = [part for part, found in (("scales", before), ("moments", after)) if found]
@@ -59,23 +59,3 @@ def carried_norms(around: Neighbours) -> Iterator[Proposal]:
         ops = frozenset(group.ops).union(*(other.ops for other in (*before, *after)))
         stake = max(value.tensor.nbytes for value in (*group.inputs, *group.outputs))
         yield Proposal("moments in products", why, (ops,), stake)
-
-
-def _feeding(around: Neighbours, group: Group) -> list[Group]:
-    """The groups all of whose readers are in `group`."""
-    found = {home.anchor: home for v in group.inputs if (home := around.home.get(v.source)) is not None}
-    return [other for other in found.values() if all(home is group for home in _readers(around, other))]
-
-
-def _fed(around: Neighbours, group: Group) -> list[Group]:
-    """The groups that read nothing but what `group` makes."""
-    made = {value.source for value in group.outputs}
-    return [other for other in _readers(around, group)
-            if other is not None and {v.source for v in other.inputs} <= made]  # fmt: skip
-
-
-def _readers(around: Neighbours, group: Group) -> list[Group | None]:
-    """The groups, or ops outside of them, that read what `group` makes."""
-    users = {user for value in group.outputs for user in around.graph.dag.successors(value.source)}
-    homes = [around.home.get(user) for user in sorted(users - set(group.ops), key=around.rank.__getitem__)]
-    return list({id(home): home for home in homes}.values())

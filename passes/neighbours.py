@@ -76,6 +76,24 @@ class Neighbours:
                 found[producer.anchor] = producer, link
         return sorted(found.values(), key=lambda item: self.rank[item[0].anchor])
 
+    def readers(self, group: Group) -> list[Group | None]:
+        """The groups that read what `group` makes, in order; None: an op outside of all groups."""
+        users = {user for value in group.outputs for user in self.graph.dag.successors(value.source)}
+        homes = [self.home.get(user) for user in sorted(users - set(group.ops), key=self.rank.__getitem__)]
+        return list({id(home): home for home in homes}.values())
+
+    def feeding(self, group: Group) -> list[Group]:
+        """The groups, of however many outputs, all of whose readers are `group`."""
+        found = {home.anchor: home for v in group.inputs if (home := self.home.get(v.source)) is not None}
+        return [other for other in found.values() if all(home is group for home in self.readers(other))]
+
+    def fed(self, group: Group) -> list[Group]:
+        """The groups that read nothing but what `group` makes."""
+        made = {value.source for value in group.outputs}
+        return [
+            other for other in self.readers(group) if other is not None and {v.source for v in other.inputs} <= made
+        ]
+
     def behind_views(self, name: str) -> str:
         """The op, or input, whose bytes `name` is a view of; itself if it is none."""
         while name in self.graph.dag and self.op(name).kind is Kind.VIEW:

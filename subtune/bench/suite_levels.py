@@ -27,14 +27,14 @@ from subtune.tuning.compare import compare_subgraphs
 
 @dataclass(frozen=True, slots=True)
 class LevelCase:
-    """A subgraph; `gpu_images` or rows instead of one where a GPU runs it, and float16 where `dtype` is float32."""
+    """A subgraph; `gpu_dims` and float16, where it is of float32, on a device that multiplies halves."""
 
     name: str
     op: GpuOp
     gpu_dims: tuple[int, ...] = ()
 
     def on(self, device: Device) -> GpuOp:
-        if device.backend.kind == "cpu":
+        if "float16" not in device.backend.forms(device.model).halves:
             return self.op
         dtype = "float16" if self.op.dtype == "float32" else self.op.dtype
         dims = self.gpu_dims or self.op.dims
