@@ -5,5 +5,5 @@ from subtune.backends.cpu.families.contraction import candidates, schedule
 from subtune.backends.cpu.family import SERIAL
 
 FAMILY = Family(
-    "contraction", 2, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule, (SERIAL,)
+    "contraction", 3, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule, (SERIAL,)
 )

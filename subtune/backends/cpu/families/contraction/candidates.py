@@ -16,8 +16,10 @@ from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle, str
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.products import fma_obstacle
 from subtune.backends.cpu.family import ALGORITHM, CPUProblem
+from subtune.backends.cpu.loops.flat_rows import flat
 from subtune.backends.cpu.loops.loop_nest import TileKnobs
 from subtune.core.candidate import Candidate
+from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload, dtype_bits
 from subtune.patterns.axes import Axis, Role
 from subtune.patterns.contraction import Contraction
@@ -55,7 +57,8 @@ def packing_obstacle(anchor: Contraction) -> str:
 
 
 def candidates(problem: CPUProblem) -> list[Candidate]:
-    anchor = problem.pattern
+    flattened = flat(problem.workload)
+    anchor = problem.pattern if isinstance(flattened, NotApplicable) else flattened[2]
     lanes = problem.device.lanes(dtype_bits(anchor.acc_dtype))
     found: list[tuple[Knobs, float]] = []
     is_padded = bool(anchor.per_group % lanes) and anchor.b.is_constant

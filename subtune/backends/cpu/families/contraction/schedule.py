@@ -14,11 +14,11 @@ from typing import Any
 
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
-from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.families.contraction.candidates import Knobs, packing_obstacle
 from subtune.backends.cpu.family import CPUProblem
 from subtune.backends.cpu.loops.by_group import GroupPacking, by_group
+from subtune.backends.cpu.loops.flat_rows import flat, reread
 from subtune.backends.cpu.loops.last_tile import narrowed
 from subtune.backends.cpu.loops.loop_nest import Tiling, mark, micro_kernel, place
 from subtune.backends.cpu.loops.online_pack import is_copy, pack_meanwhile, place_online_pack, place_panel, turn_marked
@@ -28,13 +28,16 @@ from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable, Packin
 from subtune.core.workload import dtype_bits
 from subtune.patterns.axes import Operand
 from subtune.patterns.contraction import Contraction, contraction
-from subtune.patterns.stages import Stages, anchored, classify
+from subtune.patterns.stages import Stages, anchored
 from subtune.tir.prepack import PREPROC_ATTR, split_prepack
 from subtune.tir.tile import names_equal
 
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
-    found = anchored(problem.workload, contraction)
+    found = flat(problem.workload)
+    is_flat = not isinstance(found, NotApplicable)
+    if isinstance(found, NotApplicable):
+        found = anchored(problem.workload, contraction)
     if isinstance(found, NotApplicable):
         return found
     sch, stages, info = found
@@ -43,7 +46,7 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
         parted = by_group(sch.mod["main"], sch.get(stages.anchors[0]).name_hint, info)
         if isinstance(parted, NotApplicable):
             return parted
-        sch, stages, info = _read(parted)
+        sch, stages, info = reread(parted)
     lanes = info.lanes(problem.device.lanes(dtype_bits(info.acc_dtype)))
     tiling = Tiling.of(knobs, lanes)
     if info.per_group % tiling.nr:
@@ -53,21 +56,11 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
 
     columns, padded = info.n.extent, tiling.padding(info)
     if padded:
-        sch, stages, info = _read(pad_axes(sch.mod["main"], sch.get(stages.anchors[0]).name_hint, info, padded))
+        sch, stages, info = reread(pad_axes(sch.mod["main"], sch.get(stages.anchors[0]).name_hint, info, padded))
     try:
-        return _schedule(sch, stages, info, weights, columns, tiling, knobs, not (padded or knobs.by_group))
+        return _schedule(sch, stages, info, weights, columns, tiling, knobs, not (is_flat or padded or knobs.by_group))
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
-
-
-def _read(func: PrimFunc) -> tuple[Schedule, Stages, Contraction]:
-    """A contraction that was written anew, as a schedule."""
-    sch = Schedule(func)
-    stages = classify(sch)
-    assert isinstance(stages, Stages), stages.reason
-    info = contraction(sch, stages.anchors[0])
-    assert isinstance(info, Contraction), info.reason
-    return sch, stages, info
 
 
 def _schedule(
