@@ -1,4 +1,4 @@
-"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and eight changes.
+"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and nine changes.
 
 Parameters need no more than their element's alignment: TVM's 64 bytes would have every input array of numpy copied,
 and an unaligned load of an aligned address costs nothing.
@@ -8,6 +8,8 @@ memory. Accumulators then stay in memory for LLVM too, save where it can prove i
 them. On the stack they become registers.
 
 The parallel loops of a kernel share one launch of the thread pool (`launches`).
+
+Threads take over pieces of one another's share of a loop (`sharing`).
 
 What a vector of several joined inputs is read from is asked in the form in which TVM finds the answer.
 
@@ -34,6 +36,7 @@ from subtune.backends.cpu.lowering.launches import asserts, joined
 from subtune.backends.cpu.lowering.long_choices import begun_at_one
 from subtune.backends.cpu.lowering.named_values import many_in_buffers
 from subtune.backends.cpu.lowering.nan import nan_kept
+from subtune.backends.cpu.lowering.sharing import KEEP_ON_STACK, shared_out
 from subtune.backends.cpu.lowering.streaming import is_streamed, marked, stream_outputs
 from subtune.backends.cpu.lowering.tails import whole_vectors
 from subtune.backends.host.conversions import ATTRIBUTE as NO_FLOAT16
@@ -42,7 +45,6 @@ from subtune.tir.substitute import substitute
 
 _STACK_BYTES = 16384
 """Largest buffer on the stack: a thread's has megabytes, and no more than a few buffers are alive together."""
-_KEEP_ON_STACK = "disable_lower_builtin"  # tirx.transform.kDisableLowerTVMBuiltin
 
 PIPELINE = "subtune"
 
@@ -95,7 +97,14 @@ def _pipeline() -> tuple[Any, Any, Any]:
     from tvm.s_tir.pipeline import default_s_tir_pipeline
 
     _, finalize_host, finalize_device = default_s_tir_pipeline()
-    passes = [_flattened(), *(made() for made in _PACKING), _trusting(), _streamed(), _without_float16()]
+    passes = [
+        _flattened(),
+        shared_out(FLAT),
+        *(made() for made in _PACKING),
+        _trusting(),
+        _streamed(),
+        _without_float16(),
+    ]
     finalize = partial(tvm.ir.transform.Sequential, [finalize_host(), begun_at_one(), nan_kept(), many_in_buffers()])
     return tvm.ir.transform.Sequential(passes), finalize, finalize_device
 
@@ -191,7 +200,7 @@ def _small_buffers_on_stack() -> Any:
         buffer = alloc.buffer
         if buffer.scope() != "local" or not _fits(buffer):
             return alloc
-        return tirx.AllocBuffer(buffer, {**alloc.annotations, _KEEP_ON_STACK: tirx.IntImm("int32", 1)})
+        return tirx.AllocBuffer(buffer, {**alloc.annotations, KEEP_ON_STACK: tirx.IntImm("int32", 1)})
 
     @tirx.transform.prim_func_pass(opt_level=0)
     def run(func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
