@@ -10,13 +10,13 @@ All stages of one tile run before the next tile, so that what several of them re
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil
 from typing import Any
 
 from tvm import tirx
 from tvm.s_tir import SBlockRealize, Schedule, ScheduleError
 
 from subtune.backends.base import Family
+from subtune.backends.cpu.balance import imbalance
 from subtune.backends.cpu.bandwidth import stream_s
 from subtune.backends.cpu.families.memory_bound import columns_obstacle, columns_of, is_read_once
 from subtune.backends.cpu.families.rowwise import kept_axes
@@ -59,11 +59,11 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     proposed = []
     for cb in sorted(widths):
         grains = anchor.outer * anchor.columns // cb
-        imbalance = ceil(grains / device.threads) * device.threads / grains
+        waits = imbalance(grains, device)
         is_cached = is_read_once(workload) or anchor.length * cb * 4 <= device.l2_bytes
         # few accumulators do not hide the latency of the sums; narrow tiles read short pieces of lines far apart
         stalls = 1.0 + 2.0 / max(cb / lanes, 0.5)
-        seconds = stream_s(workload.nbytes, device) * imbalance * stalls * (1.0 if is_cached else 2.0)
+        seconds = stream_s(workload.nbytes, device) * waits * stalls * (1.0 if is_cached else 2.0)
         seconds += grains * device.calibration.grain_s
         proposed.append(Candidate.of("columns", Knobs(cb), seconds))
         if workload.nbytes > device.l2_bytes:

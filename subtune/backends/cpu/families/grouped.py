@@ -12,7 +12,7 @@ for every product that kh * kw taps read.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil, prod
+from math import prod
 from typing import Any
 
 import tvm_ffi
@@ -21,6 +21,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.tirx import PrimFunc
 
 from subtune.backends.base import Family
+from subtune.backends.cpu.balance import imbalance
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.products import fma_obstacle
@@ -101,9 +102,9 @@ def _predict(anchor: Contraction, grid: tuple[int, int, int], knobs: Knobs, lane
     per_tap = max(per_tap, vectors * device.vector_bytes / 3 / bytes_per_cycle(spread_bytes, device))
     products = ht * (width / mr) * taps * per_tap
     tiles = images * (height // ht) * (anchor.n.extent // cb)
-    imbalance = ceil(tiles / device.threads) * device.threads / tiles
+    waits = imbalance(tiles, device)
     cycles = products + stores * device.calibration.spread_cycles
-    return tiles * cycles * imbalance / device.threads / device.cycles_per_s
+    return tiles * cycles * waits / device.threads / device.cycles_per_s
 
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:

@@ -17,6 +17,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Family
+from subtune.backends.cpu.balance import imbalance
 from subtune.backends.cpu.bandwidth import stream_s
 from subtune.backends.cpu.families.products import fma_obstacle
 from subtune.backends.cpu.family import MODE, PER_ROW, SERIAL, STREAMED, CPUProblem
@@ -77,7 +78,7 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
         run = k[-1].extent if len(k) > 1 else 0
         rows = prod(axis.extent for axis in anchor.axes if axis.role != "k")
         anchor = Rowwise(rows, prod(axis.extent for axis in k))
-    imbalance = ceil(anchor.rows / device.threads) * device.threads / max(anchor.rows, 1)
+    waits = imbalance(anchor.rows, device)
     memory_s = stream_s(workload.nbytes, device)
     found = []
     for unroll in (1, 2, 4, 8):
@@ -87,7 +88,7 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
         waits = _ROW_PASSES * vectors * max(0.5, device.fma_latency / unroll)
         per_row = waits + _ROW_PASSES * (cal.row_cycles + 2.0 * unroll) + vectors * cal.row_vector_cycles
         seconds = anchor.rows * per_row / device.cycles_per_s / device.threads
-        whole = max(seconds, memory_s) * imbalance + 0.1 * seconds
+        whole = max(seconds, memory_s) * waits + 0.1 * seconds
         found.append(Candidate.of("rowwise", Knobs(unroll), whole))
         if workload.nbytes > device.l2_bytes:  # what lies nearer arrives in time by itself
             gain = cal.ahead if workload.nbytes <= device.l3_bytes else cal.ahead_of_memory

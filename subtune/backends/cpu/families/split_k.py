@@ -11,11 +11,11 @@ the output is small.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil
 
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Family
+from subtune.backends.cpu.balance import imbalance
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.contraction.schedule import packed_index, packing_of
@@ -83,8 +83,8 @@ def _predict(m: int, n: int, k: int, kc: int, mr: int, vectors: int, item: int, 
     if device.comes_from_memory(n * k * item):
         speed = bytes_per_cycle(max(n * k * item, device.l2_bytes), device)
         moved += (device.calibration.unforeseen - 1.0) * n * k * item / speed
-    imbalance = ceil(chunks / device.threads) * device.threads / chunks
-    return (products + moved) * imbalance / device.threads / device.cycles_per_s
+    waits = imbalance(chunks, device)
+    return (products + moved) * waits / device.threads / device.cycles_per_s
 
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:

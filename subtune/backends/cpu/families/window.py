@@ -23,6 +23,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import OUTER, Family
+from subtune.backends.cpu.balance import imbalance
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, stream_s
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.family import MODE, REGISTERS, SERIAL, STREAMED, CPUProblem
@@ -117,7 +118,7 @@ def _predict(
     vectors = cb // lanes
     taps = prod(axis.extent for axis in anchor.of_role("k"))
     grains = images * height // ht * (channels // cb if knobs.order == "c" else 1)
-    imbalance = ceil(grains / device.threads) * device.threads / grains
+    waits = imbalance(grains, device)
     loads = (mr + (1 if anchor.to_pack else 0)) * vectors / LOADS_PER_CYCLE
     per_tap = max(mr * vectors / 2.0, loads, float(device.fma_latency))
     if anchor.is_padded and knobs.inline:
@@ -136,7 +137,7 @@ def _predict(
     seconds = max(cycles / device.cycles_per_s / device.threads, memory_s) + 0.25 * min(
         cycles / device.cycles_per_s / device.threads, memory_s
     )
-    return seconds * imbalance + grains * device.calibration.grain_s
+    return seconds * waits + grains * device.calibration.grain_s
 
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from math import ceil
 
+from subtune.backends.cpu.balance import imbalance
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.family import MODE, REGISTERS, CPUProblem
@@ -166,5 +167,5 @@ def _predict(block: Bottleneck, device: CPUModel, knobs: Knobs) -> float:
     cycles += pixels_out * panels * wide * _STORE_CYCLES
     grains = images * blocks
     rows = ceil(block.out_height / blocks) * blocks / block.out_height
-    imbalance = ceil(grains / device.threads) * device.threads / grains * rows
-    return cycles * images * imbalance / device.threads / device.cycles_per_s
+    waits = imbalance(grains, device) * rows
+    return cycles * images * waits / device.threads / device.cycles_per_s

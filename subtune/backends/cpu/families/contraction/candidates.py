@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import ceil, prod
 
+from subtune.backends.cpu.balance import imbalance
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle, stream_s
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.products import fma_obstacle
@@ -298,5 +299,5 @@ def _predict(anchor: Contraction, workload: Workload, device: CPUModel, knobs: K
         total += streams / bytes_per_cycle(b_bytes, device) * (0.25 if b_bytes <= device.l2_bytes // 2 else 1.0)
         total += n_tiles * m_outer * batch * a_tile_bytes / bytes_per_cycle(a_tile_bytes, device) * 0.25
         grains = batch * m_outer * (n_tiles if order == "mn" else 1)
-    imbalance = ceil(grains / device.threads) * device.threads / grains
-    return total * imbalance / device.threads / device.cycles_per_s
+    waits = imbalance(grains, device)
+    return total * waits / device.threads / device.cycles_per_s

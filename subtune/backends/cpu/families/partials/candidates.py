@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import ceil, prod
+from math import prod
 
 from tvm.s_tir import ScheduleError
 
 from subtune.backends.base import OUTER
+from subtune.backends.cpu.balance import imbalance
 from subtune.backends.cpu.bandwidth import stream_s
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.memory_bound import MIN_COLUMN, is_read_once
@@ -152,9 +153,9 @@ def _seconds(found: Strided, workload: Workload, device: CPUModel, knobs: Knobs)
     else:
         grains = found.size(is_reduced=False) * knobs.pieces
         cycles = vectors * max(0.5, device.fma_latency / knobs.unroll) + grains * (_FOLD_CYCLES + 4.0 * knobs.unroll)
-    imbalance = ceil(grains / device.threads) * device.threads / grains
+    waits = imbalance(grains, device)
     reads = 1.0 if is_read_once(workload) else _NORM_READS
     memory_s = stream_s(workload.nbytes, device) * (1.0 if knobs.whole else reads)
     busy_s = reads * cycles / device.cycles_per_s / device.threads
     starts_s = device.calibration.grain_s * grains + (device.calibration.parallel_start_s if knobs.pieces > 1 else 0.0)
-    return max(memory_s, busy_s) * imbalance + 0.1 * busy_s + starts_s
+    return max(memory_s, busy_s) * waits + 0.1 * busy_s + starts_s

@@ -13,6 +13,7 @@ from math import ceil, prod
 from subtune.backends.algorithms.strassen import PRODUCTS, strassen_obstacle, terms
 from subtune.backends.algorithms.winograd import winograd_obstacle
 from subtune.backends.base import OUTER
+from subtune.backends.cpu.balance import imbalance
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.family import ALGORITHM, REGISTERS, CPUProblem
@@ -152,5 +153,5 @@ def _predict(extents: tuple[int, int, int], knobs: Knobs, workload: Workload, de
     b_bytes = products * k * n * 4
     cycles += blocks * b_bytes / bytes_per_cycle(2 * b_bytes, device) * _EXPOSED
     grains = panels if knobs.order == "n" else blocks
-    imbalance = ceil(grains / device.threads) * device.threads / grains
-    return cycles * imbalance / device.threads / device.cycles_per_s
+    waits = imbalance(grains, device)
+    return cycles * waits / device.threads / device.cycles_per_s

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import ceil, prod
 
 from subtune.backends.algorithms.winograd import winograd_obstacle
+from subtune.backends.cpu.balance import imbalance
 from subtune.backends.cpu.bandwidth import bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.family import REGISTERS, CPUProblem
@@ -95,10 +96,10 @@ def _predict(anchor: Contraction, knobs: Knobs, grid: tuple[int, int, int], devi
     if fuse:
         streams = rows * weights_bytes / bytes_per_cycle(weights_bytes, device)
         moved = 2 * (v_bytes + m_bytes) / bytes_per_cycle((v_bytes + m_bytes) / rows, device)
-        imbalance = ceil(rows / device.threads) * device.threads / rows
+        waits = imbalance(rows, device)
     else:
         streams = weights_bytes / bytes_per_cycle(2 * weights_bytes, device)
         moved = 2 * (v_bytes + m_bytes) / bytes_per_cycle(v_bytes + m_bytes, device)
-        imbalance = ceil(elements / device.threads) * device.threads / elements
+        waits = imbalance(elements, device)
     cycles = products + transforms + streams + moved
-    return cycles * imbalance / device.threads / device.cycles_per_s
+    return cycles * waits / device.threads / device.cycles_per_s
