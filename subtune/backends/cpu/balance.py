@@ -6,9 +6,9 @@ from math import ceil
 
 from subtune.backends.cpu.device import CPUModel
 
-_UNEVEN = 0.08
-"""Of the time, by which the slower of two cores delays equal halves: medians over half a millisecond of two cores of a
-Zen 3 were 1.06 to 1.13 times the mean, with nothing else on the machine."""
+_UNEVEN = 0.02
+"""Of the time, by which the slower of two cores delays equal halves. Over a millisecond, two cores of a Zen 3 differ by
+0.5 % (median), but by 10 to 20 % on average: something else runs on one of them now and then."""
 
 
 def imbalance(grains: int, device: CPUModel) -> float:

@@ -1,8 +1,8 @@
 """Parallel loops whose threads take over from one another: none waits while another has work left that nobody began.
 
-Cores are seldom equally fast: a hyper-thread beside one of them, its power, or an interrupt takes a tenth of its time
-for a moment, and where everyone has a fixed half of a loop, all wait for the slowest. So every share of a loop has a
-counter of the pieces that were begun. A thread takes pieces of its own share, in order, and then of the others':
+A core is not always one's own: an interrupt, another process or a hyper-thread takes some of its time for a moment, and
+where everyone has a fixed part of a loop, all wait for that core. So every share of a loop has a counter of the pieces
+that were begun. A thread takes pieces of its own share, in order, and then of the others':
 
     for i in parallel(100): body
 ->  for t in parallel(2):                             # its own share first: what it wrote there is in its own cache
@@ -11,8 +11,8 @@ counter of the pieces that were begun. A thread takes pieces of its own share, i
         while (piece = claim(begun[share])) < pieces of a share:  for i in piece: body
 
 `claim` is one atomic addition, on a cache line that is the thread's own until it has finished its share. On two cores
-of a Zen 3, each of which loses a tenth of its speed for a millisecond now and then, a RegNet takes 0.95 to 0.97 of the
-time, and 0.65 to 0.8 while other processes use a core (medians, run in turns with fixed halves).
+of a Zen 3, equally fast but for interruptions of about a millisecond, a RegNet takes 0.95 to 0.97 of the time, and 0.65
+to 0.8 while other processes use a core (medians, run in turns with fixed halves).
 """
 
 from __future__ import annotations
