@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Family
 from subtune.backends.cpu.balance import imbalance
-from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
+from subtune.backends.cpu.bandwidth import bytes_per_cycle, tile_load_cycles
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.contraction.schedule import packed_index, packing_of
 from subtune.backends.cpu.families.products import fma_obstacle
@@ -74,7 +74,7 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
 def _predict(m: int, n: int, k: int, kc: int, mr: int, vectors: int, item: int, lanes: int, device: CPUModel) -> float:
     """Seconds: the products; A and B once from where they lie; partial results written and read once."""
     chunks = k // kc
-    per_k = max(mr * vectors / device.fma_per_cycle, (mr + vectors) / LOADS_PER_CYCLE, float(device.fma_latency))
+    per_k = max(mr * vectors / device.fma_per_cycle, tile_load_cycles(mr, vectors, device), float(device.fma_latency))
     products = k * (m / mr) * (n / (vectors * lanes)) * per_k
     operands = (m + n) * k * item
     partials = chunks * m * n * 4

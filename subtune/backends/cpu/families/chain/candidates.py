@@ -12,7 +12,7 @@ from itertools import product
 from math import ceil, gcd, prod
 
 from subtune.backends.cpu.balance import imbalance
-from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
+from subtune.backends.cpu.bandwidth import bytes_per_cycle, tile_load_cycles
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.family import MODE, REGISTERS, CPUProblem
 from subtune.core.candidate import Candidate
@@ -135,7 +135,9 @@ def _predict(chain: Chain, device: CPUModel, knobs: Knobs) -> float:
     cycles = 0.0  # of one block of rows
     for n, k, width in ((chain.n1, chain.k, nr), (chain.n2, chain.n1, nr2)):
         vectors, panels = width // lanes, ceil(n / width)
-        per_k = max(mr * vectors / device.fma_per_cycle, (mr + vectors) / LOADS_PER_CYCLE, float(device.fma_latency))
+        per_k = max(
+            mr * vectors / device.fma_per_cycle, tile_load_cycles(mr, vectors, device), float(device.fma_latency)
+        )
         micro = max(k * per_k, k * width * 4 / bytes_per_cycle(k * (width + mr) * 4, device))
         cycles += panels * (mb // mr) * (micro + _START_CYCLES + mr * vectors * _STORE_CYCLES)
         # the panels come from where all of them stay, the rows are read once more for every panel
@@ -171,6 +173,8 @@ def _evicted_lines(chain: Chain, nr2: int, device: CPUModel) -> int:
     """
     e = chain.second.b
     (along,) = (axis.index for axis in chain.second.of_role("k"))
+    if along not in e.axes:
+        return 0  # of rows that lie along several axes the distance is not known
     pitch = 4 * prod(e.shape[e.axes.index(along) + 1 :])
     lines = chain.n1 * ceil(nr2 * 4 / device.line_bytes)
     sets = device.l1d_bytes // (_WAYS * device.line_bytes)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, prod
 
 from subtune.backends.cpu.balance import imbalance
-from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle, stream_s
+from subtune.backends.cpu.bandwidth import bytes_per_cycle, stream_s, tile_load_cycles
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.products import fma_obstacle
 from subtune.backends.cpu.family import ALGORITHM, CPUProblem
@@ -279,7 +279,7 @@ def _predict(anchor: Contraction, workload: Workload, device: CPUModel, knobs: K
     def micro(vectors: int) -> float:
         """Cycles of a micro-kernel."""
         fma = mr * vectors / device.fma_per_cycle
-        loads = (mr + vectors) / LOADS_PER_CYCLE
+        loads = tile_load_cycles(mr, vectors, device)
         # What does not bound the kernel still costs a little: of two tiles that the FMA units bound, take the one
         # that loads less.
         inner = k * (max(fma, loads, float(device.fma_latency)) + _HIDDEN * (fma + loads))

@@ -14,7 +14,7 @@ from subtune.backends.algorithms.strassen import PRODUCTS, strassen_obstacle, te
 from subtune.backends.algorithms.winograd import winograd_obstacle
 from subtune.backends.base import OUTER
 from subtune.backends.cpu.balance import imbalance
-from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle
+from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle, tile_load_cycles
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.family import ALGORITHM, REGISTERS, CPUProblem
 from subtune.core.candidate import Candidate
@@ -131,7 +131,7 @@ def _predict(extents: tuple[int, int, int], knobs: Knobs, workload: Workload, de
     lanes, s, products = device.lanes(), 2**levels, PRODUCTS**levels
     vectors = width // lanes
     panels = n // width
-    fma, loads = mr * vectors / device.fma_per_cycle, (mr + vectors) / LOADS_PER_CYCLE
+    fma, loads = mr * vectors / device.fma_per_cycle, tile_load_cycles(mr, vectors, device)
     per_k = max(fma, loads, float(device.fma_latency)) + _HIDDEN * (fma + loads)
     micro = k * per_k + _START_CYCLES + mr * vectors
     cycles = products * (rows / mr) * panels * micro
