@@ -78,7 +78,7 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
         run = k[-1].extent if len(k) > 1 else 0
         rows = prod(axis.extent for axis in anchor.axes if axis.role != "k")
         anchor = Rowwise(rows, prod(axis.extent for axis in k))
-    waits = imbalance(anchor.rows, device)
+    uneven = imbalance(anchor.rows, device)
     memory_s = stream_s(workload.nbytes, device)
     found = []
     for unroll in (1, 2, 4, 8):
@@ -88,7 +88,7 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
         waits = _ROW_PASSES * vectors * max(0.5, device.fma_latency / unroll)
         per_row = waits + _ROW_PASSES * (cal.row_cycles + 2.0 * unroll) + vectors * cal.row_vector_cycles
         seconds = anchor.rows * per_row / device.cycles_per_s / device.threads
-        whole = max(seconds, memory_s) * waits + 0.1 * seconds
+        whole = max(seconds, memory_s) * uneven + 0.1 * seconds
         found.append(Candidate.of("rowwise", Knobs(unroll), whole))
         if workload.nbytes > device.l2_bytes:  # what lies nearer arrives in time by itself
             gain = cal.ahead if workload.nbytes <= device.l3_bytes else cal.ahead_of_memory
