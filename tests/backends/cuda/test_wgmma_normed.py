@@ -10,7 +10,6 @@ import pytest
 import tvm
 from tvm import relax
 from tvm.relax import op
-from tvm.script import tirx as T
 
 from subtune import backends
 from subtune.backends.base import Problem
@@ -19,7 +18,6 @@ from subtune.backends.cuda.building.cubin import resources
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.families.wgmma_normed.schedule import NormedKnobs, normed_product
 from subtune.backends.cuda.lowering.pipeline import register
-from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
 from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel
 from subtune.core.workload import Workload
@@ -32,6 +30,7 @@ from subtune.patterns.normed import Normed
 from subtune.patterns.recognise import recognise
 from subtune.pipeline import normalize
 from tests.backends.cuda import cuda_on_cpu
+from tests.backends.cuda.storing import storing
 from tests.backends.cuda.test_wgmma import HERE, source
 from tests.backends.cuda.test_wgmma_store import fragments, tiles_of
 
@@ -95,47 +94,10 @@ def stored(workload: Workload, knobs: NormedKnobs) -> tuple[Any, int, Any]:
     found = normed_product(problem, knobs)
     assert isinstance(found, tuple), found
     product, store, buffers = found
-    tiling, walk = product.walk.tiling, product.walk
-    count64, width = tiling.multiplied
-    count = count64 * width // 2
+    walk = product.walk
     blocks = -(-walk.tiles // 3)  # three tiles for each
-    sums = T.buffer((walk.tiles * tiling.m * tiling.columns,), "float32", align=16, buffer_name="sums")
     params = [b for b in buffers.values() if not any(b.same_as(operand) for operand in product.operands)]
-
-    def declare() -> None:
-        for param in (sums, *params):
-            T.arg(param.name, param)
-
-    # fmt: off
-    @T.prim_func(check_well_formed=False)
-    def main() -> None:
-        declare()
-        T.device_entry()
-        block = T.cta_id([blocks])
-        tid = T.thread_id([128 * tiling.consumers])
-        pool = T.SMEMPool()
-        staged = pool.alloc((store.shared_elements(),), store.dtype, align=128)
-        columns = T.meta_var([pool.alloc((tiling.fetched_elements(),), "float32", align=16) for _ in store.fetched])
-        pool.commit()
-        consumer: T.let[T.int32] = tid // 128
-        lane: T.let[T.int32] = tid % 128
-        own = T.alloc_local((count,), "float32")
-        tile: T.int32 = block
-        while tile < walk.tiles:
-            at = T.meta_var(walk.stored_at(walk.where(tile, 0, consumer), 0, consumer))
-            fetched = T.meta_var(store.fetch(at, lane))
-            first: T.let[T.int32] = consumer * tiling.m_consumer
-            held = T.meta_var(store.load_ahead(at, first, lane))
-            for i in T.unroll(count):
-                own[i] = sums[tile * (tiling.m * tiling.columns) + consumer * (count * 128) + i * 128 + lane]
-            base: T.let[T.int32] = consumer * 2 * tiling.stored_columns
-            store.share(fetched, columns, base, lane)
-            T.cuda.warpgroup_sync(consumer + 1)
-            store.emit(own, staged, at, first, consumer, lane, tiling.m_consumer, held, columns, base)
-            tile = tile + blocks
-    # fmt: on
-    func = main.with_attrs({TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True})
-    return func, blocks, product
+    return storing(walk, store, params, blocks), blocks, product
 
 
 @pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax import op
-from tvm.script import tirx as T
 
 from subtune import backends
 from subtune.backends.base import Problem
@@ -23,7 +22,6 @@ from subtune.backends.cuda.families.wgmma.schedule import WgmmaKnobs
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
 from subtune.backends.cuda.families.wgmma_rows.schedule import row_kernel, schedule
 from subtune.backends.cuda.lowering.pipeline import register
-from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
 from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.numerics import PLAIN
@@ -38,6 +36,7 @@ from subtune.patterns.recognise import recognise
 from subtune.patterns.row_product import RowProduct, row_product
 from subtune.pipeline import normalize
 from tests.backends.cuda import cuda_on_cpu
+from tests.backends.cuda.storing import storing
 from tests.backends.cuda.test_wgmma import HERE, source
 from tests.backends.cuda.test_wgmma_store import fragments, tiles_of
 
@@ -133,50 +132,9 @@ def stored(workload: Workload, tiling: Tiling) -> tuple[Any, int, tuple[int, int
     found = row_kernel(Problem(workload, H200), tiling)
     assert isinstance(found, tuple), found
     product, store, rows, params = found
-    walk = product.walk
-    count64, width = tiling.multiplied
-    count = count64 * width // 2
-    sums = T.buffer((walk.tiles * tiling.m * tiling.columns,), "float32", align=16, buffer_name="sums")
     a, b = ([p.same_as(operand) for p in params].index(True) for operand in product.operands)
     read = [p for i, p in enumerate(params) if i != b]
-    (group,) = walk.view.rows
-
-    def declare() -> None:
-        for param in (sums, *read):
-            T.arg(param.name, param)
-
-    # fmt: off
-    @T.prim_func(check_well_formed=False)
-    def main() -> None:
-        declare()
-        T.device_entry()
-        tile = T.cta_id([walk.tiles])
-        tid = T.thread_id([128 * tiling.consumers])
-        pool = T.SMEMPool()
-        staged = pool.alloc((store.shared_elements(),), store.dtype, align=128)
-        columns = T.meta_var([pool.alloc((tiling.fetched_elements(),), "float32", align=16) for _ in store.fetched])
-        numbers = T.meta_var(rows.declare(pool) if rows is not None else None)
-        pool.commit()
-        consumer: T.let[T.int32] = tid // 128
-        lane: T.let[T.int32] = tid % 128
-        own = T.alloc_local((count,), "float32")
-        at = T.meta_var(walk.stored_at(walk.where(tile, 0, consumer), 0, consumer))
-        fetched = T.meta_var(store.fetch(at, lane))
-        first: T.let[T.int32] = consumer * tiling.m_consumer
-        held = T.meta_var(store.load_ahead(at, first, lane))
-        for i in T.unroll(count):
-            own[i] = sums[tile * (tiling.m * tiling.columns) + consumer * (count * 128) + i * 128 + lane]
-        base: T.let[T.int32] = consumer * 2 * tiling.stored_columns
-        store.share(fetched, columns, base, lane)
-        if rows is not None:  # noqa: SIM102 - the one is decided here, the other in the kernel
-            if lane < tiling.m_consumer:
-                rows._of_row(numbers, tirx.min(at[group] + first + lane, walk.view.extent(group) - 1), first + lane)
-        T.cuda.warpgroup_sync(consumer + 1)
-        own_store = T.meta_var(store if rows is None else rows.taken(store, numbers, 0, (first, at), lane))
-        own_store.emit(own, staged, at, first, consumer, lane, tiling.m_consumer, held, columns, base)
-    # fmt: on
-    func = main.with_attrs({TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True})
-    return func, walk.tiles, (a, b)
+    return storing(product.walk, store, read, product.walk.tiles, rows), product.walk.tiles, (a, b)
 
 
 STORED = {
