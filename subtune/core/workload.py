@@ -76,11 +76,11 @@ class Workload:
         return int(estimate_tir_flops(IRModule({"main": self.func})))
 
     def to_json(self) -> str:
+        """The PrimFunc in TVM's JSON, for worker processes and the database."""
         return self._json
 
     @cached_property
     def _json(self) -> str:  # asked for with everything that is stored
-        """The PrimFunc in TVM's JSON, for worker processes and the database."""
         import tvm
 
         return str(tvm.ir.save_json(self.func))

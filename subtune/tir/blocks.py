@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
+from tvm.sym import Analyzer
 from tvm.tirx import PrimFunc
 
 from subtune.tir.expressions import is_same, loads
+from subtune.tir.substitute import substitute
 
 
 def root_stages(func: PrimFunc) -> list[Any]:
@@ -78,6 +80,36 @@ def nest(name: str, iter_vars: Any, extents: Mapping[int, int], body: Any, init:
     for var, iv in zip(reversed(loops), reversed(fresh), strict=True):
         stmt = tirx.For(var, tirx.const(0, "int64"), iv.dom.extent, tirx.ForKind.SERIAL, stmt)
     return stmt
+
+
+Moved = Callable[[Any, Any, Callable[[Any], Any]], tuple[Any, Any]]
+"""Buffer and indices of an access -> where it goes; the third argument gives an index in terms of the new axes."""
+
+
+def with_axes(block: Any, axes: Sequence[Any], values: Mapping[Any, Any], moved: Moved) -> Any:
+    """The stage of `block`, an element at a time, over other `axes`.
+
+    Args:
+        values: of the block's own axes, by variable, in terms of the new ones.
+        moved: what becomes of each access.
+    """
+    analyzer = Analyzer()
+    for iv in axes:
+        analyzer.bind(iv.var, iv.dom)
+
+    def here(index: Any) -> Any:
+        return analyzer.simplify(substitute(index, values))
+
+    def load(one: ir.TensorLoad) -> Any:
+        return tirx.BufferLoad(*moved(one.source, list(one.indices), here))
+
+    def stored(store: Any, value: Any) -> Any:
+        buffer, indices = moved(store.buffer, list(store.indices), here)
+        return tirx.BufferStore(buffer, value, indices)
+
+    value = substitute(tvm_ffi.structural_map(block.body.value, (ir.TensorLoad, load)), values)
+    init = stored(block.init, block.init.value) if block.init is not None else None
+    return nest(block.name_hint, axes, {}, stored(block.body, value), init)
 
 
 def written(name: str, body: Any, buffers: Sequence[Any] = ()) -> SBlockRealize:

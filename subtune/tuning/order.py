@@ -17,13 +17,13 @@ from subtune.tuning.workload_search import Step, WorkloadSearch
 
 _log = logging.getLogger(__name__)
 
-GROUP = 3
+_GROUP = 3
 """So many workloads are built together: while the last candidates of one leave cores idle, the next take them."""
-_UNDER_WAY = 4 * GROUP
+_UNDER_WAY = 4 * _GROUP
 """So many take turns where builds run beside measurements: the next candidates of all but the group that is timed are
 being built. Where each group went all its way before the next began, builders and GPU waited for one another in turn:
 on an H200 beside 16 cores each was idle for half of a search."""
-_AHEAD = _UNDER_WAY + GROUP
+_AHEAD = _UNDER_WAY + _GROUP  # who comes next when a search is done should find its first ones built
 _WORTH_JOINING = 1 / 4
 """Of the rate of the first in a group: who saves less per second waits."""
 _LEFT_AFTER_FIRST = 0.15
@@ -69,16 +69,16 @@ def next_turn(searches: Sequence[WorkloadSearch], is_hurried: bool, overlaps: bo
         return first
     going = [search for search in searches if search.step != Step.DONE]
     if not is_hurried or not going:
-        return sorted(going[: _UNDER_WAY if overlaps else GROUP], key=lambda search: search.turns)[:GROUP]
+        return sorted(going[: _UNDER_WAY if overlaps else _GROUP], key=lambda search: search.turns)[:_GROUP]
     rates = {search.job.workload.key: saved_s(search) / cost_s(search) for search in going}
     going.sort(key=lambda search: (-rates[search.job.workload.key], search.job.workload.key))
     least = _WORTH_JOINING * rates[going[0].job.workload.key]
-    return [search for search in going[:GROUP] if rates[search.job.workload.key] >= least]
+    return [search for search in going[:_GROUP] if rates[search.job.workload.key] >= least]
 
 
 def next_builds(searches: Sequence[WorkloadSearch], is_hurried: bool) -> list[WorkloadSearch]:
     """Those of `searches` whose next candidates are built before their turn comes, where builds disturb nothing."""
-    return next_turn(searches, is_hurried)[:GROUP] if is_hurried else list(searches[:_AHEAD])
+    return next_turn(searches, is_hurried)[:_GROUP] if is_hurried else list(searches[:_AHEAD])
 
 
 def saved_s(search: WorkloadSearch) -> float:

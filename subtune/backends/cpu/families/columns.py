@@ -59,11 +59,11 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     proposed = []
     for cb in sorted(widths):
         grains = anchor.outer * anchor.columns // cb
-        waits = imbalance(grains, device)
+        uneven = imbalance(grains, device)
         is_cached = is_read_once(workload) or anchor.length * cb * 4 <= device.l2_bytes
         # few accumulators do not hide the latency of the sums; narrow tiles read short pieces of lines far apart
         stalls = 1.0 + 2.0 / max(cb / lanes, 0.5)
-        seconds = stream_s(workload.nbytes, device) * waits * stalls * (1.0 if is_cached else 2.0)
+        seconds = stream_s(workload.nbytes, device) * uneven * stalls * (1.0 if is_cached else 2.0)
         seconds += grains * device.calibration.grain_s
         proposed.append(Candidate.of("columns", Knobs(cb), seconds))
         if workload.nbytes > device.l2_bytes:

@@ -102,9 +102,9 @@ def _predict(anchor: Contraction, grid: tuple[int, int, int], knobs: Knobs, lane
     per_tap = max(per_tap, vectors * device.vector_bytes / 3 / bytes_per_cycle(spread_bytes, device))
     products = ht * (width / mr) * taps * per_tap
     tiles = images * (height // ht) * (anchor.n.extent // cb)
-    waits = imbalance(tiles, device)
+    uneven = imbalance(tiles, device)
     cycles = products + stores * device.calibration.spread_cycles
-    return tiles * cycles * waits / device.threads / device.cycles_per_s
+    return tiles * cycles * uneven / device.threads / device.cycles_per_s
 
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:

@@ -105,14 +105,14 @@ def _predict(info: Planes, workload: Any, device: CPUModel, knobs: Knobs) -> flo
     height, width = info.shape[-2:]
     lanes = lanes_for(width, device.lanes())
     grains = prod(info.shape[:-2]) * height // knobs.band
-    waits = imbalance(grains, device)
+    uneven = imbalance(grains, device)
     tiles = (knobs.band // knobs.mr) * ceil(width / lanes) // knobs.vectors
     vectors = knobs.mr * knobs.vectors
     per_tap = max(vectors / 2.0, (vectors + 1) / LOADS_PER_CYCLE, float(device.fma_latency))
     cycles = tiles * (prod(info.taps) * per_tap + vectors + _TILE_CYCLES)
     cycles += 2.0 * info.slides[1].stride * _staged_size(info, knobs.band) / lanes
     busy = grains * cycles / device.cycles_per_s / device.threads
-    return max(busy, stream_s(workload.nbytes, device)) * waits + grains * device.calibration.grain_s
+    return max(busy, stream_s(workload.nbytes, device)) * uneven + grains * device.calibration.grain_s
 
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:

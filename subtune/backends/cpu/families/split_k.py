@@ -83,8 +83,8 @@ def _predict(m: int, n: int, k: int, kc: int, mr: int, vectors: int, item: int, 
     if device.comes_from_memory(n * k * item):
         speed = bytes_per_cycle(max(n * k * item, device.l2_bytes), device)
         moved += (device.calibration.unforeseen - 1.0) * n * k * item / speed
-    waits = imbalance(chunks, device)
-    return (products + moved) * waits / device.threads / device.cycles_per_s
+    uneven = imbalance(chunks, device)
+    return (products + moved) * uneven / device.threads / device.cycles_per_s
 
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:

@@ -118,7 +118,7 @@ def _predict(
     vectors = cb // lanes
     taps = prod(axis.extent for axis in anchor.of_role("k"))
     grains = images * height // ht * (channels // cb if knobs.order == "c" else 1)
-    waits = imbalance(grains, device)
+    uneven = imbalance(grains, device)
     loads = (mr + (1 if anchor.to_pack else 0)) * vectors / LOADS_PER_CYCLE
     per_tap = max(mr * vectors / 2.0, loads, float(device.fma_latency))
     if anchor.is_padded and knobs.inline:
@@ -137,7 +137,7 @@ def _predict(
     seconds = max(cycles / device.cycles_per_s / device.threads, memory_s) + 0.25 * min(
         cycles / device.cycles_per_s / device.threads, memory_s
     )
-    return seconds * waits + grains * device.calibration.grain_s
+    return seconds * uneven + grains * device.calibration.grain_s
 
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:

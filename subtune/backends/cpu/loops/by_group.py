@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 from tvm import ir, tirx
-from tvm.sym import Analyzer
 from tvm.tirx import PrimFunc
 
 from subtune.core.kernel import NotApplicable, Packing
 from subtune.patterns.contraction import Contraction
-from subtune.tir.blocks import nest, root_stages, stage_block, with_stages
+from subtune.tir.blocks import nest, root_stages, stage_block, with_axes, with_stages
 from subtune.tir.expressions import loads
-from subtune.tir.substitute import substitute
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,27 +83,15 @@ class _Split:
             parts = zip((group, at), (self.weights.shape[0], self.weights.shape[1]), strict=True)
             axes += [_axis(var, extent) for var, extent in parts] if iv.var.same_as(column.var) else [iv]
         whole = {column.var: group * tirx.const(self._size, "int64") + at}
-        analyzer = Analyzer()
-        for iv in axes:
-            analyzer.bind(iv.var, iv.dom)
 
-        def moved(buffer: Any, indices: Any) -> tuple[Any, list[Any]]:
+        def moved(buffer: Any, indices: Any, here: Any) -> tuple[Any, Any]:
             if buffer.same_as(self._old_made):
                 return self.made, [*indices[:-1], group, at]
             if buffer.same_as(self._old_weights):
                 return self.weights, [group, at, *indices[1:]]
-            return buffer, [analyzer.simplify(substitute(index, whole)) for index in indices]
+            return buffer, [here(index) for index in indices]
 
-        def stored(store: Any, value: Any) -> Any:
-            buffer, indices = moved(store.buffer, list(store.indices))
-            return tirx.BufferStore(buffer, value, indices)
-
-        def load(one: ir.TensorLoad) -> Any:
-            return tirx.BufferLoad(*moved(one.source, list(one.indices)))
-
-        value = substitute(tvm_ffi.structural_map(block.body.value, (ir.TensorLoad, load)), whole)
-        init = stored(block.init, block.init.value) if block.init is not None else None
-        return nest(block.name_hint, axes, {}, stored(block.body, value), init)
+        return with_axes(block, axes, whole, moved)
 
     def copied(self) -> Any:
         """The stage that takes the weights apart."""

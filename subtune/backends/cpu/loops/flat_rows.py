@@ -16,10 +16,8 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import Schedule
-from tvm.sym import Analyzer
 from tvm.tirx import PrimFunc
 
 from subtune.backends.algorithms.strassen import unfold
@@ -28,9 +26,8 @@ from subtune.core.workload import Workload
 from subtune.patterns.axes import Axis
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.stages import Stages, anchored, classify
-from subtune.tir.blocks import nest, root_stages, stage_block, with_stages
+from subtune.tir.blocks import nest, root_stages, stage_block, with_axes, with_stages
 from subtune.tir.expressions import loads, variables
-from subtune.tir.substitute import substitute
 
 
 def flat(workload: Workload) -> tuple[Schedule, Stages, Contraction] | NotApplicable:
@@ -109,29 +106,14 @@ class _Rows:
         row = self._row()
         position = dict(zip(rows, unfold(row.var, self._axes), strict=True))
         axes = [row, *(iv for iv in block.iter_vars if not any(iv.var.same_as(var) for var in rows))]
-        analyzer = Analyzer()
-        for iv in axes:
-            analyzer.bind(iv.var, iv.dom)
 
-        def moved(buffer: Any, indices: Any) -> tuple[Any, list[Any]]:
+        def moved(buffer: Any, indices: Any, here: Any) -> tuple[Any, Any]:
             if buffer.same_as(self._old):
                 return self.made, [row.var, indices[-1]]
-            return buffer, [along(index) for index in indices]
+            # others stay axes, those of one element too: B has to be read by its own
+            return buffer, [index if variables(index).isdisjoint(position) else here(index) for index in indices]
 
-        def along(index: Any) -> Any:  # others stay axes, those of one element too: B has to be read by its own
-            is_of_rows = not variables(index).isdisjoint(position)
-            return analyzer.simplify(substitute(index, position)) if is_of_rows else index
-
-        def stored(store: Any, value: Any) -> Any:
-            buffer, indices = moved(store.buffer, list(store.indices))
-            return tirx.BufferStore(buffer, value, indices)
-
-        def load(one: ir.TensorLoad) -> Any:
-            return tirx.BufferLoad(*moved(one.source, list(one.indices)))
-
-        value = substitute(tvm_ffi.structural_map(block.body.value, (ir.TensorLoad, load)), position)
-        init = stored(block.init, block.init.value) if block.init is not None else None
-        return nest(block.name_hint, axes, {}, stored(block.body, value), init)
+        return with_axes(block, axes, position, moved)
 
     def stored(self) -> Any:
         """The stage that writes an output that is the anchor's result itself."""

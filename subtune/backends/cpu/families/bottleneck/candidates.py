@@ -167,5 +167,5 @@ def _predict(block: Bottleneck, device: CPUModel, knobs: Knobs) -> float:
     cycles += pixels_out * panels * wide * _STORE_CYCLES
     grains = images * blocks
     rows = ceil(block.out_height / blocks) * blocks / block.out_height
-    waits = imbalance(grains, device) * rows
-    return cycles * images * waits / device.threads / device.cycles_per_s
+    uneven = imbalance(grains, device) * rows
+    return cycles * images * uneven / device.threads / device.cycles_per_s

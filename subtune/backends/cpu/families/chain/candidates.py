@@ -161,8 +161,8 @@ def _predict(chain: Chain, device: CPUModel, knobs: Knobs) -> float:
             moved = n * k * (_MOVED_CYCLES / lanes if contiguous else _GATHERED_CYCLES)
             packing += max(moved, 2 * n * k * 4 / bytes_per_cycle(2 * n * k * 4, device))
     grains = chain.batch * (1 if knobs.pack == "batch" else blocks)
-    waits = imbalance(grains, device)
-    total = (cycles * blocks + packing) * chain.batch * waits
+    uneven = imbalance(grains, device)
+    total = (cycles * blocks + packing) * chain.batch * uneven
     return total / device.threads / device.cycles_per_s
 
 

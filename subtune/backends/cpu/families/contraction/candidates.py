@@ -299,5 +299,5 @@ def _predict(anchor: Contraction, workload: Workload, device: CPUModel, knobs: K
         total += streams / bytes_per_cycle(b_bytes, device) * (0.25 if b_bytes <= device.l2_bytes // 2 else 1.0)
         total += n_tiles * m_outer * batch * a_tile_bytes / bytes_per_cycle(a_tile_bytes, device) * 0.25
         grains = batch * m_outer * (n_tiles if order == "mn" else 1)
-    waits = imbalance(grains, device)
-    return total * waits / device.threads / device.cycles_per_s
+    uneven = imbalance(grains, device)
+    return total * uneven / device.threads / device.cycles_per_s

@@ -153,9 +153,9 @@ def _seconds(found: Strided, workload: Workload, device: CPUModel, knobs: Knobs)
     else:
         grains = found.size(is_reduced=False) * knobs.pieces
         cycles = vectors * max(0.5, device.fma_latency / knobs.unroll) + grains * (_FOLD_CYCLES + 4.0 * knobs.unroll)
-    waits = imbalance(grains, device)
+    uneven = imbalance(grains, device)
     reads = 1.0 if is_read_once(workload) else _NORM_READS
     memory_s = stream_s(workload.nbytes, device) * (1.0 if knobs.whole else reads)
     busy_s = reads * cycles / device.cycles_per_s / device.threads
     starts_s = device.calibration.grain_s * grains + (device.calibration.parallel_start_s if knobs.pieces > 1 else 0.0)
-    return max(memory_s, busy_s) * waits + 0.1 * busy_s + starts_s
+    return max(memory_s, busy_s) * uneven + 0.1 * busy_s + starts_s

@@ -153,5 +153,5 @@ def _predict(extents: tuple[int, int, int], knobs: Knobs, workload: Workload, de
     b_bytes = products * k * n * 4
     cycles += blocks * b_bytes / bytes_per_cycle(2 * b_bytes, device) * _EXPOSED
     grains = panels if knobs.order == "n" else blocks
-    waits = imbalance(grains, device)
-    return cycles * waits / device.threads / device.cycles_per_s
+    uneven = imbalance(grains, device)
+    return cycles * uneven / device.threads / device.cycles_per_s

@@ -96,10 +96,10 @@ def _predict(anchor: Contraction, knobs: Knobs, grid: tuple[int, int, int], devi
     if fuse:
         streams = rows * weights_bytes / bytes_per_cycle(weights_bytes, device)
         moved = 2 * (v_bytes + m_bytes) / bytes_per_cycle((v_bytes + m_bytes) / rows, device)
-        waits = imbalance(rows, device)
+        uneven = imbalance(rows, device)
     else:
         streams = weights_bytes / bytes_per_cycle(2 * weights_bytes, device)
         moved = 2 * (v_bytes + m_bytes) / bytes_per_cycle(v_bytes + m_bytes, device)
-        waits = imbalance(elements, device)
+        uneven = imbalance(elements, device)
     cycles = products + transforms + streams + moved
-    return cycles * waits / device.threads / device.cycles_per_s
+    return cycles * uneven / device.threads / device.cycles_per_s
