@@ -88,12 +88,13 @@ class Hazards:
         return self.adds_products
 
     def is_moderate(self, dtype: np.dtype) -> bool:
-        """Whether adversarial values of a float `dtype` stay near one: where they are clipped, or exponents of halves.
+        """Whether adversarial values of a float `dtype` stay near one: where they are clipped, or make a softmax's
+        scores, or exponents of halves.
 
         Of sums that cancel, what rounding leaves is else as large as all that is left to compare it with. Of 1e5, what
-        tensor cores leave out changes a weight by a hundredth.
+        tensor cores leave out changes a weight by a hundredth; of 1e36, the order of a sum says who has all the weight.
         """
-        return self.clips or (self.exponentiates and (self.narrows or dtype.itemsize == 2))
+        return self.clips or (self.exponentiates and (self.compares or self.narrows or dtype.itemsize == 2))
 
 
 def hazards(workload: Workload) -> Hazards:

@@ -21,6 +21,8 @@ from subtune.backends.cuda.families.attention_mma.tiling import Knobs
 from subtune.backends.cuda.lowering.pipeline import register
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.numerics import Numerics
+from subtune.measure.inputs import hazards, make_inputs
+from subtune.measure.verdict import disagreement
 from subtune.patterns.chain import chain_expressions
 from tests.backends.cuda import cuda_on_cpu
 from tests.backends.cuda.attention_workloads import attention
@@ -95,6 +97,35 @@ def test_values(case: str, tmp_path: Path) -> None:
     (got,) = cuda_on_cpu.run(kernel_of(workload, knobs, A100), inputs, workload, A100, tmp_path)
     error = np.linalg.norm(got.astype("float64").ravel() - want.ravel()) / np.linalg.norm(want)
     assert error < LIMITS[shape.get("dtype", "float16")]
+
+
+@pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
+def test_scores_of_1e10_are_no_infinities(tmp_path: Path) -> None:
+    """What the rounded product of the largest score and a factor lacks is then itself hundreds."""
+    shape, knobs = SMALL["float32, causal, heads last"]
+    workload = attention(**shape)
+    rng = np.random.default_rng(1)
+    inputs = [rng.standard_normal(arg.shape).astype(arg.dtype) for arg in workload.args if not arg.is_output]
+    inputs[:2] = [x * np.float32(1e5) for x in inputs[:2]]
+    (want,) = cuda_on_cpu.reference(workload, inputs)
+    (got,) = cuda_on_cpu.run(kernel_of(workload, knobs, A100), inputs, workload, A100, tmp_path)
+    np.testing.assert_allclose(got.ravel(), want.ravel(), rtol=1e-4)
+
+
+@pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
+@pytest.mark.parametrize("case", [case for case in SMALL if "float32" in case])
+def test_what_a_search_judges_it_on_is_right(case: str, tmp_path: Path) -> None:
+    shape, knobs = SMALL[case]
+    workload = attention(**shape)
+    dangers = hazards(workload)
+    assert "adversarial" in dangers.sets
+    for name in dangers.sets:
+        inputs = make_inputs(workload, name, dangers)
+        (want,) = cuda_on_cpu.reference(workload, inputs)
+        (got,) = cuda_on_cpu.run(kernel_of(workload, knobs, A100), inputs, workload, A100, tmp_path)
+        is_adversarial = name == "adversarial"
+        narrow = want.astype(got.dtype).reshape(got.shape)
+        assert not disagreement(got, narrow, is_adversarial, nan_spreads=name == "special" and dangers.nan_spreads)
 
 
 @pytest.mark.skipif(not compiler(), reason="neither NVRTC nor nvcc is installed")

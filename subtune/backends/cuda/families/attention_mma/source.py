@@ -156,6 +156,11 @@ struct AttentionBlock {
     return (step - first) % STAGES;
   }
 
+  // Floats may be so large that what the rounded product of the largest lacks is itself large: the difference first.
+  static __device__ __forceinline__ float power(float score, float largest, float factor) {
+    return exp2f(sizeof(E) == 4 ? (score - largest) * factor : fmaf(score, factor, -(largest * factor)));
+  }
+
   // Scores become weights, and the sums so far are scaled to the largest score. state: of a thread's two rows, the
   // largest scores so far and its own part of their sums of exponentials.
   static __device__ __forceinline__ void weigh(float* sums, float* state, float* s, float factor) {
@@ -168,12 +173,12 @@ struct AttentionBlock {
       best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 1));
       best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 2));
       scale[r] = best == state[r] ? 1.f : exp2f((state[r] - best) * factor);
-      const float zero = best == -INFINITY ? 0.f : best * factor;  // of a row that has seen no key
+      const float zero = best == -INFINITY ? 0.f : best;  // of a row that has seen no key
       float total = state[2 + r] * scale[r];
 #pragma unroll
       for (int i = 0; i < BN / 8; i++)
 #pragma unroll
-        for (int e = r * 2; e < r * 2 + 2; e++) total += s[i * 4 + e] = exp2f(fmaf(s[i * 4 + e], factor, -zero));
+        for (int e = r * 2; e < r * 2 + 2; e++) total += s[i * 4 + e] = power(s[i * 4 + e], zero, factor);
       state[r] = best, state[2 + r] = total;
     }
 #pragma unroll
