@@ -241,6 +241,8 @@ class _Tuning:
         with ExitStack() as sessions:
             searches = [found for job in jobs if (found := self._begun(job, measurer, sessions))]
             self._searches = searches
+            for search in next_builds(searches, is_hurried=True) if self._overlaps else ():
+                search.prefetch_second()  # behind the first ones of all: few workloads leave most builders idle
             while True:
                 if joining and all(search.step > Step.SETTLE for search in searches):
                     wanted = self._worthwhile([job.workload.key for job in joining])

@@ -27,8 +27,7 @@ _log = logging.getLogger(__name__)
 
 _CONFIRM_S = 2 * FULL_S
 _NEARLY = 1.05
-"""So much slower a kernel may be whose packed weights are smaller by what does not stay in L3: they take memory in
-every process, and their bandwidth from the kernels beside it."""
+"""So much slower a kernel may be whose packed weights are smaller by what does not stay in L3: others want memory."""
 _MIN_GAIN = 1.01
 """A winner must beat the default by this factor and by three standard errors, or the default is kept."""
 _PORTION = 4
@@ -61,8 +60,7 @@ class Job:
 class WorkloadSearch:
     """The state of one workload's search: everything that was seen, and what comes next.
 
-    `record` is the best that is confirmed so far; None keeps the default schedule. What is decided depends on the
-    outcomes alone, not on when they arrived.
+    `record` is the best confirmed so far; None keeps the default schedule. The outcomes alone decide, not their order.
     """
 
     def __init__(
@@ -86,8 +84,8 @@ class WorkloadSearch:
         is_one_wave = len(fresh) < TWO_WAVES
         overlaps = job.device.backend.measuring.overlaps
         self._waiting = list(fresh) if is_one_wave else in_turn(fresh, job.device.backend.tile, overlaps)
-        cores = 1 if overlaps else usable_cores()  # where other workloads are built meanwhile no core is idle
-        self._sure = len(fresh) if is_one_wave else unconditional(len(fresh), cores)
+        idle = 1 if overlaps else usable_cores()  # cores: none where others are built meanwhile
+        self._sure = len(fresh) if is_one_wave else unconditional(len(fresh), idle)
         self._built: dict[Candidate, Built] = {}
         self._rough: tuple[Candidate, Comparison] | None = None
         self._hopeless = 0
@@ -108,7 +106,7 @@ class WorkloadSearch:
         return min((o.min_s for o in self.outcomes.values() if isinstance(o, Timing)), default=math.inf)
 
     @property
-    def looked_s(self) -> float:  # of those that were timed, and not only checked
+    def looked_s(self) -> float:  # of those timed, and not only checked
         return min((timing.min_s for timing in self.looks.values()), default=math.inf)
 
     @property
@@ -122,18 +120,21 @@ class WorkloadSearch:
     def portion(self) -> list[Candidate]:  # what is built next
         if self.step == Step.FIRST:
             return [DEFAULT, *self._waiting[:1]]
-        if self.step != Step.WAVE:
-            return []
-        count = self._sure or len(self._waiting)
+        return self._wave() if self.step == Step.WAVE else []
+
+    def _wave(self, begin: int = 0) -> list[Candidate]:
+        count = self._sure - begin if self._sure else len(self._waiting)
         if self.job.is_hurried:
-            cores = usable_cores()
-            count = min(count, math.ceil(_PORTION / cores) * cores)
-        return self._waiting[:count]
+            count = min(count, math.ceil(_PORTION / usable_cores()) * usable_cores())
+        return self._waiting[begin : begin + count]
 
     # -- steps
 
     def prefetch(self) -> None:
         self._session.prefetch(self.portion())
+
+    def prefetch_second(self) -> None:  # what follows the first candidate, while that is built
+        self._session.prefetch(self._wave(1))
 
     def build(self, deadline: float) -> None:
         """Build the next portion and check it: other searches' builds may run beside it."""
@@ -196,11 +197,10 @@ class WorkloadSearch:
 
     def _look(self, deadline: float) -> None:
         """A short measurement of each that was built and has had none."""
-        for candidate in [c for c in self._built if c != DEFAULT and c not in self.looks]:
+        fresh = [c for c in self._built if c != DEFAULT and c not in self.looks]
+        for candidate in [c for c in fresh if not isinstance(self.outcomes.get(c), Failure)]:
             if time.monotonic() >= deadline:
                 return
-            if isinstance(self.outcomes.get(candidate), Failure):
-                continue
             seen = self._session.time(candidate, LOOK_S, GIVE_UP * self.looked_s)
             if isinstance(seen, Failure) and time.monotonic() >= deadline:
                 return  # it was cut off, which says nothing about it

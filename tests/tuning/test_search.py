@@ -595,3 +595,23 @@ def test_after_a_family_has_changed_its_candidates_are_tried_anew_and_no_others(
     unused = ReplayMeasurer({DEFAULT: 1.0})
     assert tune_all([Subgraph(workload)], target, unused, **ask) == {workload.key: record}
     assert unused.log == []
+
+
+def test_while_the_first_is_built_the_next_are_built_beside_it(device):
+    """Where builds disturb nothing: one workload alone left all builders but two idle."""
+    fetched = []
+
+    class Noting(ReplaySession):
+        def prefetch(self, candidates):
+            fetched.extend(candidates)
+
+        def build(self, candidates, deadline):
+            fetched.append("wait")
+            return super().build(candidates, deadline)
+
+    class Measurer(ReplayMeasurer):
+        def session(self, workload, device, deadline=math.inf):
+            return nullcontext(Noting(self, workload, self._outcomes))
+
+    tune_all([Subgraph(scale(64))], with_overlap(device), Measurer(outcomes(*[2.0] * 8)))
+    assert CANDIDATES[1] in fetched[: fetched.index("wait")]
