@@ -16,21 +16,30 @@ from tvm import relax, te, tirx
 from subtune.frontends.onnx.ops.node import UNSIGNED, Converter, Expr, Node, axis_in, const, dtype, rank, shape
 
 
-def _wrapped(node: Node, index: int, extent: int | list[int], is_bounded: bool = False) -> Expr:
-    """Input `index` with negative values wrapped by `extent` (one per last-axis entry, or one for all).
+def _checked(node: Node, index: int, extent: int | list[int]) -> Expr:
+    """Input `index`; a constant one with its negative values wrapped by `extent` (one per last-axis entry, or one).
 
-    Args:
-        is_bounded: clamp it too, for operators that trust their indices.
     Raises Refused: a constant index out of range.
     """
-    x = node.need(index)
-    known = node.known(index)
-    if known is not None:
-        wide = known.astype(np.int64)
-        wrong = (wide < np.negative(extent)) | (wide >= np.asarray(extent))
-        if wrong.any():
-            node.refuse(f"has the index {wide[wrong][0]}, out of the range of an axis of {_extents(extent)}")
-        return x if (wide >= 0).all() else const(np.where(wide < 0, wide + extent, wide), dtype(x))
+    x, known = node.need(index), node.known(index)
+    if known is None:
+        return x
+    wide = known.astype(np.int64)
+    wrong = (wide < np.negative(extent)) | (wide >= np.asarray(extent))
+    if wrong.any():
+        node.refuse(f"has the index {wide[wrong][0]}, out of the range of an axis of {_extents(extent)}")
+    return x if (wide >= 0).all() else const(np.where(wide < 0, wide + extent, wide), dtype(x))
+
+
+def _wrapped(node: Node, index: int, extent: int | list[int], is_bounded: bool = False) -> Expr:
+    """`_checked`, and an index of run time wrapped too.
+
+    Args:
+        is_bounded: clamp that, for operators that trust their indices.
+    """
+    x = _checked(node, index, extent)
+    if node.known(index) is not None:
+        return x
     if dtype(x) not in UNSIGNED:
         below = relax.op.less(x, const(0, dtype(x)))
         x = node.emit(relax.op.where(below, relax.op.add(x, const(extent, dtype(x))), x))
@@ -53,12 +62,12 @@ def gather(node: Node) -> Expr:
 def gather_elements(node: Node) -> Expr:
     x = node.x
     axis = axis_in(node.attr("axis", 0), rank(x))
-    index = _wrapped(node, 1, shape(x)[axis])
+    index = _checked(node, 1, shape(x)[axis])
 
     def whole(t: Any, at: Any) -> Any:
         def one(*i: Any) -> Any:
             where = list(i)
-            where[axis] = bounded(at(*i), shape(x)[axis])
+            where[axis] = inside(at(*i), shape(x)[axis])
             return t(*where)
 
         return te.compute(at.shape, one, name="gather_elements")
@@ -72,18 +81,26 @@ def bounded(index: Any, extent: int) -> Any:
     return tirx.max(tirx.min(wide, tirx.const(extent - 1, "int64")), tirx.const(0, "int64"))
 
 
+def inside(index: Any, extent: int) -> Any:
+    """`bounded`, and first wrapped where it is negative: where it is read, as indices may be as many as elements."""
+    wide = index.astype("int64")
+    if str(index.ty.dtype) not in UNSIGNED:
+        wide = tirx.Select(wide < tirx.const(0, "int64"), wide + tirx.const(extent, "int64"), wide)
+    return bounded(wide, extent)
+
+
 def gather_nd(node: Node) -> Expr:
     x = node.x
     batch = node.attr("batch_dims", 0)
     depth = shape(node.need(1))[-1]
-    index = _wrapped(node, 1, list(shape(x)[batch : batch + depth]))
+    index = _checked(node, 1, list(shape(x)[batch : batch + depth]))
     outer = shape(index)[:-1]
     dims = (*outer, *shape(x)[batch + depth :])
 
     def whole(t: Any, at: Any) -> Any:
         def one(*i: Any) -> Any:
             head, tail = i[: len(outer)], i[len(outer) :]
-            where = [bounded(at(*head, d), shape(x)[batch + d]) for d in range(depth)]
+            where = [inside(at(*head, d), shape(x)[batch + d]) for d in range(depth)]
             return t(*head[:batch], *where, *tail)
 
         return te.compute(dims, one, name="gather_nd")
