@@ -20,7 +20,8 @@ class Window:
 
     The innermost axis `c` indexes every operand contiguously, so it is the vector axis, but for the constants in
     `to_pack` (depthwise weights `[c, kh, kw, 1]`), which can be packed `[kh, kw, c]`. `is_padded`: a block computes
-    what is read, its padding most often. `is_tabled`: tables say where what is read lies, as in resizing.
+    what is read, its padding most often. `is_tabled`: tables say where what is read lies, as in resizing. `repeats`:
+    neighbouring results that share what they read, `A[..., c // repeats]`; more than 1 for who asks.
     """
 
     axes: tuple[Axis, ...]
@@ -28,6 +29,7 @@ class Window:
     to_pack: tuple[Operand, ...]
     is_padded: bool
     is_tabled: bool
+    repeats: int = 1
 
     def of_role(self, role: Role | str) -> tuple[Axis, ...]:
         return tuple(axis for axis in self.axes if axis.role == role)
@@ -35,6 +37,15 @@ class Window:
 
 def window(sch: Schedule, block_rv: Any) -> Window | NotApplicable:
     """The anchor as a window reduction that keeps the innermost axis, or why it is none."""
+    return _window(sch, block_rv, shares=False)
+
+
+def shared_window(sch: Schedule, block_rv: Any) -> Window | NotApplicable:
+    """The same where several results may share a channel: depthwise convolution with a multiplier."""
+    return _window(sch, block_rv, shares=True)
+
+
+def _window(sch: Schedule, block_rv: Any, shares: bool) -> Window | NotApplicable:
     block = sch.get(block_rv)
     if not isinstance(block.body, tirx.BufferStore):
         return NotApplicable("the anchor stores more than one value")
@@ -49,11 +60,14 @@ def window(sch: Schedule, block_rv: Any) -> Window | NotApplicable:
     if last not in axes_of:
         return NotApplicable("the innermost output index is no axis")
     unit = {iv.var for iv, extent in zip(block.iter_vars, extents, strict=True) if extent == 1}
-    to_pack = []
+    to_pack, repeats = [], 1
     for load in loads(store.value):
         if load.source.same_as(store.buffer) or not any(last in variables(i) for i in load.indices):
             continue
         if is_var_plus_units(load.indices[-1], last, unit):
+            continue
+        if shares and (shared := _sharing(load.indices[-1], last, unit)):
+            repeats = max(repeats, shared)
             continue
         operand = operand_of(sch.mod["main"], block, load, axes_of)
         if not operand.is_constant or -1 in operand.axes:
@@ -66,7 +80,18 @@ def window(sch: Schedule, block_rv: Any) -> Window | NotApplicable:
     params = sch.mod["main"].params
     is_padded = not all(any(source.same_as(param) for param in params) for source in sources)
     is_tabled = any(loads(index) for load in loads(store.value) for index in load.indices)
-    return Window(axes, str(store.buffer.dtype), tuple(to_pack), is_padded, is_tabled)
+    return Window(axes, str(store.buffer.dtype), tuple(to_pack), is_padded, is_tabled, repeats)
+
+
+def _sharing(index: Any, last: Any, unit: set[Any]) -> int:
+    """n, where `index` is `last // n`, or that plus axes of extent one; 0: it is not."""
+    sides = [index.a, index.b] if isinstance(index, tirx.Add) else [index]
+    quotients = [side for side in sides if isinstance(side, tirx.FloorDiv)]
+    others = [side for side in sides if not isinstance(side, tirx.FloorDiv)]
+    if len(quotients) != 1 or any(not variables(other) <= unit for other in others):
+        return 0
+    quotient = quotients[0]
+    return int(quotient.b) if quotient.a.same_as(last) and isinstance(quotient.b, tirx.IntImm) else 0
 
 
 def _role(axis: Any, innermost: Any) -> Role:

@@ -20,8 +20,14 @@ from tests.backends.cuda.test_values import check
 H200 = CUDA("H200")
 
 
-def depthwise(kernel: int, stride: int = 1, dilation: int = 1, dtype: str = "float16", size: int = 13) -> Workload:
-    """[2, size, size - 2, 8], padded to keep the size at stride 1, in float32 but for what is read and written."""
+def depthwise(
+    kernel: int, stride: int = 1, dilation: int = 1, dtype: str = "float16", size: int = 13, times: int = 1
+) -> Workload:
+    """[2, size, size - 2, 8], padded to keep the size at stride 1, in float32 but for what is read and written.
+
+    Args:
+        times: results of a channel.
+    """
     pad = kernel // 2 * dilation
 
     def full(emit: Any, value: Any) -> Any:
@@ -33,7 +39,7 @@ def depthwise(kernel: int, stride: int = 1, dilation: int = 1, dtype: str = "flo
         found = op.nn.silu(emit(op.add(found, full(emit, b))))
         return op.astype(emit(found), dtype) if dtype != "float32" else found
 
-    return workloads.build(body, [(2, size, size - 2, 8)], [(8, kernel, kernel, 1), (8,)], dtype=dtype)
+    return workloads.build(body, [(2, size, size - 2, 8)], [(8 * times, kernel, kernel, 1), (8 * times,)], dtype=dtype)
 
 
 def pool(kind: str, kernel: int, stride: int) -> Workload:
@@ -46,6 +52,8 @@ def pool(kind: str, kernel: int, stride: int) -> Workload:
 CASES = {
     "7x7": (lambda: depthwise(7), (2, 2, 3)),
     "5x5 strided float32": (lambda: depthwise(5, 2, dtype="float32"), (2, 2, 3)),
+    "two results a channel": (lambda: depthwise(5, times=2), (4, 2, 3)),
+    "three results a channel, strided": (lambda: depthwise(3, 2, dtype="float32", times=3), (2, 1, 2)),
     "maximum": (lambda: pool("max_pool2d", 5, 1), (2, 2, 3)),
 }
 
@@ -69,3 +77,9 @@ def test_large_windows_have_candidates() -> None:
 def test_rows_of_a_dilated_window_share_nothing() -> None:
     candidate = Candidate.make("cuda.strip", threads=64, lanes=4, rows=2, cols=4)
     assert isinstance(backends.schedule(depthwise(5, 1, 2), candidate, H200), NotApplicable)
+
+
+def test_a_depthwise_convolution_with_a_multiplier_is_one() -> None:
+    """As a grouped product it was predicted, and is, forty times slower."""
+    found = backends.candidates(depthwise(7, size=32, times=2), H200, 20)
+    assert found[0].family == "cuda.strip"

@@ -162,11 +162,11 @@ class Lanes:
         if not is_global(buffer):  # the template's own: registers or shared memory
             return widened(load(buffer, indices[-1]), dtype)
         flat = self.flat(buffer, indices)
-        if loads_in(flat) or (guard is not None and self.lane in variables(guard)):
-            return widened(load(buffer, flat), dtype)
         at_first = self.simplify(_substitute(flat, self.lane, const(0)))
-        if (repeat := self._repeat(flat, at_first)) is None:
-            return widened(load(buffer, flat), dtype)
+        is_apart = loads_in(flat) or (guard is not None and self.lane in variables(guard))
+        if is_apart or (repeat := self._repeat(flat, at_first)) is None:
+            one, zero = widened(load(buffer, flat), dtype), tirx.const(0, wide(dtype))
+            return one if guard is None or not self._zeroed else tirx.if_then_else(guard, one, zero)
         count = 1 if repeat == 0 else self.width // repeat
         registers = self._registers(buffer, dtype, at_first, count, guard)
         return widened(load(registers, const(0) if repeat == 0 else tirx.floordiv(self.lane, const(repeat))), dtype)

@@ -9,8 +9,11 @@ from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.strip.schedule import StripKnobs
 from subtune.backends.cuda.model.streaming import resident_blocks, streaming_s
 from subtune.core.candidate import Candidate
+from subtune.core.kernel import NotApplicable
 from subtune.core.workload import dtype_bits
-from subtune.patterns.window import Window
+from subtune.patterns.contraction import Contraction
+from subtune.patterns.stages import anchored
+from subtune.patterns.window import Window, shared_window
 
 _SMALL = 9
 """Taps of windows that `cuda.window` unrolls and shares as well."""
@@ -21,16 +24,27 @@ _BUSY_WARPS = 12  # of an SM, whose multiply-adds hide one another's latency: a 
 
 
 def accepts(problem: Problem[CUDAModel]) -> str:
-    if not isinstance(problem.pattern, Window) or problem.pattern.is_tabled:
+    info = _window(problem)
+    if info is None or info.is_tabled:
         return "no windows"
-    taps = prod(axis.extent for axis in problem.pattern.of_role("k"))
-    is_small = taps <= _SMALL and not problem.pattern.to_pack
+    taps = prod(axis.extent for axis in info.of_role("k"))
+    is_small = taps <= _SMALL and not info.to_pack
     return "so small a window is unrolled as a whole" if is_small else ""
+
+
+def _window(problem: Problem[CUDAModel]) -> Window | None:
+    """A grouped convolution of one channel a group is one, too."""
+    pattern = problem.pattern
+    if isinstance(pattern, Contraction) and pattern.per_group:
+        found = anchored(problem.workload, shared_window)
+        return None if isinstance(found, NotApplicable) or found[2].repeats == 1 else found[2]
+    return pattern if isinstance(pattern, Window) else None
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Channels and pixels of a thread; the best few, few pixels of many threads among them."""
-    info = problem.pattern
+    info = _window(problem)
+    assert info is not None
     shape = [axis.extent for axis in info.axes if axis.role != "k"]
     if len(shape) < 2:
         return []
@@ -41,14 +55,14 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
             for cols in sorted({min(cols, width) for cols in (1, 2, 4, 7, 8, 14)}):
                 for threads in (64, 128, 256):
                     knobs = StripKnobs(threads, lanes, rows, cols)
-                    found.append(Candidate.of("cuda.strip", knobs, _predict(problem, knobs)))
+                    found.append(Candidate.of("cuda.strip", knobs, _predict(problem, info, knobs)))
     ranked = sorted((c for c in found if c.predicted_s < float("inf")), key=lambda c: c.predicted_s)
     return ranked[:_KEPT]
 
 
-def _predict(problem: Problem[CUDAModel], knobs: StripKnobs) -> float:
+def _predict(problem: Problem[CUDAModel], info: Window, knobs: StripKnobs) -> float:
     """Seconds: bytes of memory, of the L1 cache, and instructions, whichever takes longest."""
-    info, workload, device = problem.pattern, problem.workload, problem.device
+    workload, device = problem.workload, problem.device
     shape = [axis.extent for axis in info.axes if axis.role != "k"]
     taps = [axis.extent for axis in info.of_role("k") if axis.extent > 1]
     tap_w = taps[-1] if taps else 1
@@ -56,7 +70,7 @@ def _predict(problem: Problem[CUDAModel], knobs: StripKnobs) -> float:
     others = prod(taps[:-2])
     *images, height, width, channels = (1, *shape)
     items = prod(images) * ceil(height / knobs.rows) * ceil(width / knobs.cols) * channels // knobs.lanes
-    stride = max(1, round((workload.args[0].nbytes / workload.args[-1].nbytes) ** 0.5))
+    stride = max(1, round((info.repeats * workload.args[0].nbytes / workload.args[-1].nbytes) ** 0.5))
     piece = min(tap_w, 11)
     line = (knobs.cols - 1) * stride + piece
     has_weights = bool(info.to_pack) or len(workload.args) > 2

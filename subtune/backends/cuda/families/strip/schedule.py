@@ -5,6 +5,8 @@
         the row's pixels, each read and widened once
         for tap of the piece, for pixel:  sum += weight * pixel                            unrolled
 
+Where results share a channel (a depthwise convolution with a multiplier) it is read once for all of them.
+
 Padding is registers of zeros that no load has written. Rows above one another share what is read where the window is
 not dilated along them. A maximum or a sum without weights is taken along the row first, then down the rows.
 """
@@ -37,7 +39,7 @@ from subtune.backends.cuda.source.results import Results
 from subtune.backends.cuda.source.stages import combination
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.patterns.stages import Stages, anchored
-from subtune.patterns.window import Window, window
+from subtune.patterns.window import Window, shared_window
 from subtune.tir.expressions import loads, variables
 
 _MAX_REGISTERS = 160  # of sums, a row's pixels and a row's weights
@@ -57,7 +59,7 @@ class StripKnobs:
 
 def schedule(problem: Problem[CUDAModel], knobs: StripKnobs) -> Kernel | NotApplicable:
     try:
-        found = anchored(problem.workload, window)
+        found = anchored(problem.workload, shared_window)
         if isinstance(found, NotApplicable):
             return found
         sch, stages, info = found
