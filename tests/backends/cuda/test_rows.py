@@ -46,9 +46,11 @@ def test_values(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
-def test_a_total_of_everything_in_parts(tmp_path: Path) -> None:
-    workload = rounded("sum", (4, 256), False)
-    parts = Candidate.make("cuda.rowwise", threads=32, rows=1, lanes=8, unroll=1, split=4)
+@pytest.mark.parametrize(("shape", "split"), [((4, 256), 4), ((3, 200), 16), ((7, 104), 4)])
+def test_a_total_of_everything_in_parts(shape: tuple[int, ...], split: int, tmp_path: Path) -> None:
+    """Parts are whole runs: the last one may be shorter, or have nothing left."""
+    workload = rounded("sum", shape, False)
+    parts = Candidate.make("cuda.rowwise", threads=32, rows=1, lanes=8, unroll=1, split=split)
     kernel = backends.schedule(workload, parts, A100)
     assert isinstance(kernel, Kernel)
     check(workload, kernel, A100, tmp_path)
@@ -63,6 +65,12 @@ def test_where_the_largest_is(split: int, tmp_path: Path) -> None:
     kernel = backends.schedule(workload, Candidate.make("cuda.rowwise", threads=64, rows=1, lanes=1, **knobs), A100)
     assert isinstance(kernel, Kernel)
     check(workload, kernel, A100, tmp_path)
+
+
+def test_a_total_of_any_length_is_shared_by_all_multiprocessors() -> None:
+    """34221600 elements in 256 parts are no whole number each: eight blocks had them all."""
+    found = backends.candidates(rounded("sum", (291, 588, 200), False), CUDA("H200"), 20)[0]
+    assert int(dict(found.knobs)["split"]) >= CUDA("H200").sms
 
 
 def test_few_long_rows_are_those_of_clusters() -> None:

@@ -10,6 +10,7 @@ from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.rowwise.schedule import CLUSTERS_SINCE
 from subtune.backends.cuda.model.runs import MAX_KEPT, element_bits, lanes_of, slowed
 from subtune.backends.cuda.model.streaming import barrier_s, narrow, resident_blocks, streaming_s
+from subtune.backends.cuda.source.lines import part_length
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
 from subtune.patterns.rows import Rowwise
@@ -121,8 +122,8 @@ def _row_candidates(
             found.append(Candidate.make("cuda.rowwise", tiled, tile=tile, **common))
     if is_total and not keep and anchor.rows < 4 * device.sms:
         for split in (4, 16, 64, 256):
-            part = ceil(anchor.length / split)
-            if part % lanes or part < threads * lanes or anchor.rows * split > 16 * device.sms:
+            part = part_length(anchor.length, split, lanes)
+            if part < threads * lanes or anchor.rows * split > 16 * device.sms:
                 continue
             parts = streaming_s(device, nbytes, ceil(anchor.rows * split / rows), block, max(1, in_flight), registers,
                                 operations=work)  # fmt: skip

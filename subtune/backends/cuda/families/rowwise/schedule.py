@@ -117,8 +117,6 @@ def _split(
         return NotApplicable("only a single reduction is split over blocks")
     if plan.batch * plan.tile != 1 and lines.length % split:
         return NotApplicable("unequal parts of several lines at a time")
-    if lines.columns == 1 and -(-lines.length // split) % plan.lanes:
-        return NotApplicable(f"{lines.length} elements are not {split} parts of whole runs")
     combiner = combiner_of(reductions[0])
     totals = {
         buffer: tirx.decl_buffer([const(lines.outer * split * lines.columns)], dtype, f"totals{i}")
