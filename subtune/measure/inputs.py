@@ -34,6 +34,7 @@ _SATURATING = frozenset({"erf", "exp", "exp2", "sigmoid", "tanh"})
 """Functions that go to zero somewhere, or to what cancels."""
 _BOUNDED = frozenset({"sigmoid", "tanh"})
 _ROOTS = frozenset({"rsqrt", "sqrt"})
+_FEW_RESULTS = 16  # all of which may happen to cancel
 _SPECIAL_FRACTION = 1 / 16
 """Of the elements of an adversarial array, the share replaced by special values."""
 
@@ -51,7 +52,7 @@ class Hazards:
     such sums, it may be, when they have been rounded to halves; `multiplies`: all of a row, which over- and underflows
     in another order than another schedule; `saturates`: multiplies what a function gives by something else than that
     function's input, where the function is nearly zero or, in another approximation, zero: of infinity, that makes
-    infinity or NaN.
+    infinity or NaN; `cancels`: adds floats up to a few results.
     """
 
     index_extent: dict[int, int] = field(hash=False)
@@ -66,6 +67,7 @@ class Hazards:
     normalizes: bool = False
     multiplies: bool = False
     saturates: bool = False
+    cancels: bool = False
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -88,13 +90,14 @@ class Hazards:
         return self.adds_products
 
     def is_moderate(self, dtype: np.dtype) -> bool:
-        """Whether adversarial values of a float `dtype` stay near one: where they are clipped, or make a softmax's
-        scores, or exponents of halves.
+        """Whether adversarial values of a float `dtype` stay near one: clipped, a softmax's scores, halves' exponents.
 
-        Of sums that cancel, what rounding leaves is else as large as all that is left to compare it with. Of 1e5, what
-        tensor cores leave out changes a weight by a hundredth; of 1e36, the order of a sum says who has all the weight.
+        Of sums that cancel, what rounding leaves is else as large as all that is left to compare it with (of many sums
+        some do not, and errors are compared with the largest). Of 1e5, what tensor cores leave out changes a weight by
+        a hundredth; of 1e36, the order of a sum says who has all the weight.
         """
-        return self.clips or (self.exponentiates and (self.compares or self.narrows or dtype.itemsize == 2))
+        is_share = self.exponentiates and (self.compares or self.narrows or dtype.itemsize == 2)
+        return self.clips or self.cancels or is_share
 
 
 def hazards(workload: Workload) -> Hazards:
@@ -104,17 +107,18 @@ def hazards(workload: Workload) -> Hazards:
 
     params = list(workload.func.params)
     divides = casts = clips = narrows = products = stores_integers = compares = False
-    multiplies = False
+    sums = multiplies = False
     called: set[str] = set()
     loads: list[Any] = []
 
     def visit(node: Any) -> None:
-        nonlocal divides, casts, clips, narrows, products, stores_integers, compares, multiplies
+        nonlocal divides, casts, clips, narrows, sums, products, stores_integers, compares, multiplies
         if isinstance(node, ir.TensorLoad):
             loads.append((node.source, node.indices))
         elif isinstance(node, tirx.BufferStore):
             loads.append((node.buffer, node.indices))
-            products = products or _adds_product(node)
+            added = _summands(node)
+            sums, products = sums or bool(added), products or any(isinstance(one, tirx.Mul) for one in added)
             multiplies = multiplies or _multiplies(node)
             stores_integers = stores_integers or "int" in str(node.buffer.dtype)
         elif isinstance(node, tirx.Div | tirx.Mod | tirx.FloorDiv | tirx.FloorMod):
@@ -143,11 +147,12 @@ def hazards(workload: Workload) -> Hazards:
                 for i in found or [i for i, arg in enumerate(workload.args) if "int" in arg.dtype]:
                     extents[i] = min(extents.get(i, 2**31 - 1), int(extent))
     inputs = {arg.dtype for arg in workload.args if not arg.is_output}
+    results = sum(prod(arg.shape) for arg in workload.args if arg.is_output)
     return Hazards(
         extents, divides, casts, clips, narrows, products, stores_integers, compares,
         exponentiates=products and (("exp" in called and compares) or not called.isdisjoint(_BOUNDED)),
         normalizes=products and not called.isdisjoint(_ROOTS) and not HALVES.isdisjoint(inputs),
-        multiplies=multiplies, saturates=_saturates(workload),
+        multiplies=multiplies, saturates=_saturates(workload), cancels=sums and results <= _FEW_RESULTS,
     )  # fmt: skip
 
 
@@ -172,15 +177,15 @@ def _saturates(workload: Workload) -> bool:
     return len(found) == 2
 
 
-def _adds_product(store: Any) -> bool:
-    """x[..] = x[..] + a * b, of floats."""
+def _summands(store: Any) -> list[Any]:
+    """What `store` adds to a float, `a` of x[..] = x[..] + a; nothing where it does something else."""
     from tvm import ir, tirx
 
     if not isinstance(store.value, tirx.Add) or "float" not in str(store.value.ty):
-        return False
+        return []
     sides = [side.value if isinstance(side, tirx.Cast) else side for side in (store.value.a, store.value.b)]
-    accumulates = any(isinstance(side, ir.TensorLoad) and side.source.same_as(store.buffer) for side in sides)
-    return accumulates and any(isinstance(side, tirx.Mul) for side in sides)
+    others = [side for side in sides if not (isinstance(side, ir.TensorLoad) and side.source.same_as(store.buffer))]
+    return others if len(others) == 1 else []
 
 
 def _multiplies(store: Any) -> bool:

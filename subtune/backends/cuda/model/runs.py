@@ -32,3 +32,8 @@ def lanes_of(bits: int, extent: int, count: int = 3) -> list[int]:
     most = min(_MAX_LANES, max(1, ACCESS_BITS // max(bits, 1)))
     divisors = [lanes for lanes in range(most, 0, -1) if extent % lanes == 0]
     return [lanes for lanes in divisors if extent % 2 or lanes & (lanes - 1) == 0][:count]
+
+
+def part_length(length: int, count: int, lanes: int) -> int:
+    """Elements of each of `count` parts but the last ones, which may have fewer: whole runs of `lanes`."""
+    return -(-length // (count * lanes)) * lanes

@@ -50,9 +50,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Lines of `length` elements in `count` parts, whose `totals` are kept, by the buffer of the whole total."""
+    """Lines of `length` elements in `count` parts of `part`, whose `totals` are kept, by the whole total's buffer."""
 
     count: int
+    part: int
     length: int
     totals: Mapping[Any, Any]
 
@@ -62,21 +63,14 @@ def line_kernel(blocks: Sequence[Any], lines: Lines, plan: Plan, outputs: Sequen
     return _LineWriter(lines, plan, outputs).write(blocks)
 
 
-def part_length(length: int, count: int, lanes: int) -> int:
-    """Elements of each of `count` parts but the last ones, which may have fewer: whole runs of `lanes`."""
-    return -(-length // (count * lanes)) * lanes
-
-
 def part_kernels(
     blocks: Sequence[Any], lines: Lines, parts: Parts, plans: tuple[Plan, Plan], outputs: Sequence[Any]
 ) -> list[Any]:
     """`line_kernel` of blocks with a single reduction, in two: the totals of the parts, then all that is left."""
     reductions = [block for block in blocks if is_reduction(block)]
-    lanes = plans[0].lanes if lines.columns == 1 else 1
-    of_parts = Lines(lines.outer * parts.count, part_length(lines.length, parts.count, lanes), lines.columns)
-    first = _LineWriter(of_parts, plans[0], (), parts).write(reductions)
-    of_totals = Lines(lines.outer, parts.count, lines.columns)
-    return [first, _LineWriter(of_totals, plans[1], outputs, given=parts.totals).write(blocks)]
+    of_parts = Lines(lines.outer * parts.count, parts.part, lines.columns)
+    last = _LineWriter(Lines(lines.outer, parts.count, lines.columns), plans[1], outputs, given=parts.totals)
+    return [_LineWriter(of_parts, plans[0], (), parts).write(reductions), last.write(blocks)]
 
 
 @dataclass(frozen=True, slots=True)

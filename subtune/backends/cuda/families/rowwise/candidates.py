@@ -8,9 +8,8 @@ from math import ceil, prod
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.rowwise.schedule import CLUSTERS_SINCE
-from subtune.backends.cuda.model.runs import MAX_KEPT, element_bits, lanes_of, slowed
+from subtune.backends.cuda.model.runs import MAX_KEPT, element_bits, lanes_of, part_length, slowed
 from subtune.backends.cuda.model.streaming import barrier_s, narrow, resident_blocks, streaming_s
-from subtune.backends.cuda.source.lines import part_length
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
 from subtune.patterns.rows import Rowwise

@@ -16,6 +16,7 @@ from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.model.runs import part_length
 from subtune.backends.cuda.source.combiner import combiner_of
 from subtune.backends.cuda.source.emit import const, prim_func
 from subtune.backends.cuda.source.lanes import Unsupported, not_applicable
@@ -125,5 +126,6 @@ def _split(
     is_across = lines.columns > 1
     final = Plan(threads=final_threads, groups=plan.groups if is_across else max(1, 128 // final_threads),
                  lanes=plan.lanes if is_across else 1, exact=plan.exact)  # fmt: skip
-    kernels = part_kernels(blocks, lines, Parts(split, lines.length, totals), (plan, final), outputs)
+    part = part_length(lines.length, split, 1 if is_across else plan.lanes)
+    kernels = part_kernels(blocks, lines, Parts(split, part, lines.length, totals), (plan, final), outputs)
     return Kernel(prim_func(sch.mod["main"], kernels, list(totals.values())))
