@@ -102,7 +102,8 @@ def _into_contraction(anchor: OpNode, producer: OpNode) -> str | None:
     if producer.op in CASTS:
         return None
     if producer.op == "nn.pad" and "conv" in anchor.op:
-        return None
+        is_of_pixels = producer.output.shape[-1] == producer.inputs[0].tensor.shape[-1]  # channels are last
+        return None if is_of_pixels else _stays(producer, "its channels are to lie so in memory")
     if producer.op == "permute_dims" and anchor.op == "matmul":
         return None
     if producer.kind is Kind.MOVEMENT:

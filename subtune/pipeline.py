@@ -21,6 +21,7 @@ from subtune.core.graph import Alternatives, PartitionGraph, Subgraph
 from subtune.core.numerics import PLAIN, Numerics
 from subtune.frontends import Imported, Parameters
 from subtune.frontends.dispatch import Shapes
+from subtune.passes.align_channels import align_channels
 from subtune.passes.alternatives import alternatives
 from subtune.passes.alternatives_lower import lower_regions
 from subtune.passes.carry_norms import carry_norms
@@ -104,7 +105,8 @@ PIPELINE: tuple[Step, ...] = (
     Step("normalise", "Relax -> Relax: one operator per idea, constants folded, channels last", "passes",
          tuple(one for phase in NORMALIZE for one in phase.passes)),
     Step("precision", "products in the model's half, or in the one that was asked for", "passes",
-         (settle_precision, narrow_constants, casts_past_views, copies_for_results, casts_where_read, carry_norms)),
+         (settle_precision, narrow_constants, casts_past_views, copies_for_results, casts_where_read, align_channels,
+          carry_norms)),
     Step("partition", "ops -> groups round their anchors, and where other groups are possible", "passes",
          (partition, alternatives)),
     Step("outline", "groups -> one unscheduled PrimFunc each, frozen from here on; equal ones once", "passes",
@@ -210,6 +212,7 @@ def normalize(
                 casts_past_views,
                 copies_for_results,
                 casts_where_read,
+                partial(align_channels, forms=forms),
                 partial(carry_norms, forms=forms),
             ),
         ),

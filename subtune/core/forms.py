@@ -27,6 +27,7 @@ class Forms:
         normed_columns: so can a product of halves and the norm of its rows, of so many columns at most; 0: it cannot.
         carries_norms: a product of halves can take the moments of its rows, and another make up with them for the norm
             between.
+        half_row: rows of halves are read best in whole multiples of so many elements; 1: as they are.
         copies_operands: attention can store copies of the keys and values that it reads.
     """
 
@@ -40,6 +41,7 @@ class Forms:
     normed_columns: int = 0
     copies_operands: bool = False
     carries_norms: bool = False
+    half_row: int = 1
 
 
 ANY = Forms()

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import tvm_ffi
 from tvm import ir, tirx
 
 from subtune.core.kernel import NotApplicable
-from subtune.tir.expressions import is_conditional, loads
+from subtune.tir.expressions import is_conditional, is_zero_padding, loads
 
 FEW_INPUTS = 4
 """Of which a choice is no chain of questions."""
@@ -22,12 +23,14 @@ FEW_INPUTS = 4
 class TransposedAccess:
     """`groups`: the output's axes, neighbours in every operand merged; an operand is contiguous along group `b`.
 
-    The output is contiguous along group `a`, the last one. `extents` are those of the groups.
+    The output is contiguous along group `a`, the last one. `extents` are those of the groups. `read`: what is read
+    along group `a`; zeros follow.
     """
 
     groups: tuple[tuple[int, ...], ...]
     extents: tuple[int, ...]
     b: int
+    read: int
 
     @property
     def a(self) -> int:
@@ -38,6 +41,7 @@ class TransposedAccess:
 class Elementwise:
     """No reduction: `extent` output elements; `transposed` where an operand is contiguous along another axis.
 
+    `padded`: the same where zeros follow what is read along the last axis, and else None.
     `row`: elements that lie one after the other in the output and in all operands that differ along them; 0 if unknown.
     `sections` of the `sectioned` positions along an axis are chosen alike (`patterns.sections`), 0 of one; `run`: the
     last axis behind it, 1 where that is the axis. Of few inputs it is: loops ask once where an outer position lies.
@@ -45,6 +49,7 @@ class Elementwise:
 
     extent: int
     transposed: TransposedAccess | None = None
+    padded: TransposedAccess | None = None
     row: int = 0
     sections: int = 0
     sectioned: int = 0
@@ -59,9 +64,13 @@ class Access:
     offsets: tuple[int, ...]
 
 
-def transposed_access(block: Any) -> TransposedAccess | NotApplicable:
-    """The block (of an elementwise stage) as one with transposed operands, or why it has none."""
-    found = _read(block)
+def transposed_access(block: Any, pads: bool = False) -> TransposedAccess | NotApplicable:
+    """The block (of an elementwise stage) as one with transposed operands, or why it has none.
+
+    Args:
+        pads: also one with zeros behind what it reads.
+    """
+    found = _read(block, pads)
     if isinstance(found, NotApplicable):
         return found
     extents, reads = found
@@ -80,7 +89,7 @@ def transposed_access(block: Any) -> TransposedAccess | NotApplicable:
             "no operand lies transposed" if not crossing else "operands lie transposed in several ways"
         )
     sizes = tuple(prod(extents[axis] for axis in group) for group in kept)
-    return TransposedAccess(tuple(kept), sizes, crossing.pop())
+    return TransposedAccess(tuple(kept), sizes, crossing.pop(), _end_of_reads(block) or sizes[-1])
 
 
 def merged_axes(block: Any) -> tuple[tuple[int, ...], ...] | NotApplicable:
@@ -89,12 +98,33 @@ def merged_axes(block: Any) -> tuple[tuple[int, ...], ...] | NotApplicable:
     return found if isinstance(found, NotApplicable) else tuple(_groups(*found))
 
 
-def _read(block: Any) -> tuple[list[int], list[tuple[Any, Access]]] | NotApplicable:
+def _end_of_reads(block: Any) -> int:
+    """n, where everything is read below the condition that the last axis is less than n, and zeros follow; else 0."""
+    last, ends, found = block.iter_vars[-1].var, set(), []
+    tvm_ffi.structural_walk(
+        block.body.value, (ir.Call, lambda call: found.append(call) if "if_then_else" in str(call.op) else None)
+    )
+    for choice in found:
+        ends.add(_end(choice.args[0], last) if is_zero_padding(choice) else 0)
+    return ends.pop() if len(ends) == 1 else 0
+
+
+def _end(condition: Any, axis: Any) -> int:
+    """n, where `condition` is `axis < n`, or `0 <= axis and axis < n`; else 0."""
+    if isinstance(condition, tirx.And):
+        begin = condition.a
+        is_begin = isinstance(begin, tirx.LE) and isinstance(begin.a, tirx.IntImm) and begin.b.same_as(axis)
+        return _end(condition.b, axis) if is_begin and int(begin.a) == 0 else 0
+    is_end = isinstance(condition, tirx.LT) and condition.a.same_as(axis) and isinstance(condition.b, tirx.IntImm)
+    return int(condition.b) if is_end else 0
+
+
+def _read(block: Any, pads: bool = False) -> tuple[list[int], list[tuple[Any, Access]]] | NotApplicable:
     """The extents of an elementwise block's axes, and what it reads."""
     store = block.body
     if not isinstance(store, tirx.BufferStore):
         return NotApplicable("the block stores more than one value")
-    if is_conditional(store.value):
+    if is_conditional(store.value) and not (pads and _end_of_reads(block)):
         return NotApplicable("what is read depends on conditions")
     axes = {iv.var: i for i, iv in enumerate(block.iter_vars)}
     if [axes.get(index, -1) for index in store.indices] != list(range(len(axes))):

@@ -101,11 +101,13 @@ def _elementwise(workload: Workload) -> Elementwise | Unrecognised:
         return Unrecognised("stages that cannot be inlined")
     extent = max(prod(int(dim) for dim in arg.shape) for arg in workload.args if arg.is_output)
     blocks = [sch.get(output) for output in stages.outputs]
-    access = transposed_access(blocks[0]) if len(blocks) == 1 else None
+    only = blocks[0] if len(blocks) == 1 else None
+    access, padded = (transposed_access(only, pads) if only else None for pads in (False, True))
     rows = {_row(block) for block in blocks}
     row = rows.pop() if len(rows) == 1 else 0
-    found_sections = _sections(blocks[0], workload) if len(blocks) == 1 else (0, 0, 1)
-    return Elementwise(extent, access if isinstance(access, TransposedAccess) else None, row, *found_sections)
+    transposed = access if isinstance(access, TransposedAccess) else None
+    padded = None if transposed or not isinstance(padded, TransposedAccess) else padded
+    return Elementwise(extent, transposed, padded, row, *(_sections(only, workload) if only else (0, 0, 1)))
 
 
 def _sections(block: Any, workload: Workload) -> tuple[int, int, int]:

@@ -36,7 +36,7 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
                 in_flight = lanes * unroll * element_bytes
                 seconds = streaming_s(device, workload.nbytes, blocks, threads, in_flight, 24 + in_flight // 3,
                                       operations=anchor.extent * (4 + 20 / lanes))  # fmt: skip
-                scalar = _SCALAR if anchor.transposed else _MIXED if is_mixed and lanes > 1 else 1.0
+                scalar = _SCALAR if anchor.transposed or anchor.padded else _MIXED if is_mixed and lanes > 1 else 1.0
                 seconds *= (1 + 0.002 * unroll) * narrow(lanes, widths[0]) * scalar
                 found.append(Candidate.make("cuda.elementwise", seconds, threads=threads, lanes=lanes, unroll=unroll))
     return [candidate for candidate in found if candidate.predicted_s < float("inf")]

@@ -14,7 +14,8 @@ from subtune.patterns.elementwise import Elementwise
 
 
 def accepts(problem: Problem[CUDAModel]) -> str:
-    is_turned = isinstance(problem.pattern, Elementwise) and problem.pattern.transposed is not None
+    pattern = problem.pattern
+    is_turned = isinstance(pattern, Elementwise) and (pattern.transposed or pattern.padded)
     return "" if is_turned else "no operand is contiguous along another axis than the output"
 
 

@@ -1,7 +1,7 @@
 """Transposes on a GPU, and elementwise subgraphs that read an operand transposed: square tiles through shared memory.
 
     block: a tile of `side` x `side`;  transposed operands in 16-byte loads along their own axis into shared memory;
-    then 16-byte stores along the output's, everything else read and computed on the way
+    then 16-byte stores along the output's, everything else read and computed on the way; zeros behind what is read
 
 A row of the tile is one element longer than `side`: rows then begin in different banks, for both directions.
 """
@@ -42,7 +42,7 @@ def schedule(problem: Problem[CUDAModel], knobs: TransposeKnobs) -> Kernel | Not
     if stages.anchors or stages.producers or len(stages.outputs) != 1:
         return NotApplicable("not an elementwise workload with one output")
     block = sch.get(stages.outputs[0])
-    info = transposed_access(block)
+    info = transposed_access(block, pads=True)
     if isinstance(info, NotApplicable):
         return info
     try:
@@ -86,7 +86,7 @@ class _TileWriter:
             body = self._block.body
             reader.write(body.buffer, [axes.get(i, i) for i in body.indices], reader.compute(value, axes))
 
-        self._sweep(a, b, start, tx, width, step)
+        self._sweep(a, b, info.extents[b], start, tx, width, step)
         return code.kernel()
 
     def _loads(self) -> list[Any]:
@@ -130,10 +130,14 @@ class _TileWriter:
                 stored = stored if str(dtype) not in ("float16", "bfloat16") else tirx.Cast(dtype, stored)
                 code.store(tile, row * (side + 1) + column + v, stored)
 
-        self._sweep(info.b, info.a, start, tx, width, step)
+        self._sweep(info.b, info.a, info.read, start, tx, width, step)
 
-    def _sweep(self, along: int, other: int, start: list[Any], tx: Any, width: int, step: Any) -> None:
-        """`step(row, column, lane)` for every run of `width` elements of the tile along one group, by all threads."""
+    def _sweep(self, along: int, other: int, rows: int, start: list[Any], tx: Any, width: int, step: Any) -> None:
+        """`step(row, column, lane)` for every run of `width` elements of the tile along one group, by all threads.
+
+        Args:
+            rows: of the other group, that there are.
+        """
         code, side, extents = self._code, self._side, self._info.extents
         per_row = side // width
         rounds = -(-side * per_row // self._threads)
@@ -147,8 +151,8 @@ class _TileWriter:
                 conditions.append(tirx.LT(run, const(side * per_row)))
             if extents[along] % side:
                 conditions.append(tirx.LT(start[along] * side + column, const(extents[along])))
-            if extents[other] % side:
-                conditions.append(tirx.LT(start[other] * side + row, const(extents[other])))
+            if rows % side:
+                conditions.append(tirx.LT(start[other] * side + row, const(rows)))
             with code.when(tirx.all(*conditions) if conditions else None):
                 step(row, column, lane)
 
