@@ -34,7 +34,7 @@ _WORTH_TURNED = 16
 _LEAST_FLOPS = 1.5e8
 """A kernel more takes 2 us."""
 _LEAST_DEPTH = 257
-"""Of a product of two results: what is shorter may be the head of an attention, which wants its operands as they are."""
+"""Of a product of two results: what is shorter may be an attention's head, which wants its operands as they are."""
 
 
 def align_channels(mod: tvm.IRModule, forms: Forms) -> tvm.IRModule:

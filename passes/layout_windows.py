@@ -22,16 +22,20 @@ WINDOWED = (*_POOLS, *_ADAPTIVE, *_RESIZES)
 
 
 def sink_windowed(walk: Walk, call: Call) -> Expr | None:
-    """`pool(permute(y, NCHW))` -> `permute(pool(y, layout=NHWC), NCHW)`."""
+    """`pool(permute(y, NCHW))` -> `permute(pool(y, layout=NHWC), NCHW)`. Dims of 1 may lie anywhere in `y`."""
     below = walk.defined_by(call.args[0], "relax.permute_dims")
     if below is None or shape_of(call) is None:
         return None
     rank = len(call.ty.shape)
-    layout = str(call.attrs.layout)
-    if permutation(below) != to_first(rank) or layout != _FIRST[rank]:
+    layout, shape, (batch, channels, *space) = str(call.attrs.layout), shape_of(below.args[0]), permutation(below)
+    if shape is None or layout != _FIRST[rank]:
         return None
-    result = _on_layout(call, below.args[0], f"N{layout[2:]}C")
-    return relax.op.permute_dims(result, to_first(rank))
+    order = [batch, *space, channels]
+    moved = [axis for axis in order if shape[axis] != 1]
+    if moved != sorted(moved) or channels not in (moved[-1:] or [channels]):
+        return None
+    data = below.args[0] if order == sorted(order) else relax.op.reshape(below.args[0], [shape[a] for a in order])
+    return relax.op.permute_dims(_on_layout(call, data, f"N{layout[2:]}C"), to_first(rank))
 
 
 def _on_layout(call: Call, data: Expr, layout: str) -> Expr:

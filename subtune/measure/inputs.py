@@ -147,7 +147,7 @@ def hazards(workload: Workload) -> Hazards:
                 for i in found or [i for i, arg in enumerate(workload.args) if "int" in arg.dtype]:
                     extents[i] = min(extents.get(i, 2**31 - 1), int(extent))
     inputs = {arg.dtype for arg in workload.args if not arg.is_output}
-    results = sum(prod(arg.shape) for arg in workload.args if arg.is_output)
+    results = sum(prod(elements(arg.shape)) for arg in workload.args if arg.is_output)
     return Hazards(
         extents, divides, casts, clips, narrows, products, stores_integers, compares,
         exponentiates=products and (("exp" in called and compares) or not called.isdisjoint(_BOUNDED)),

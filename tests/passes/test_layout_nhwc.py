@@ -145,6 +145,21 @@ def test_dilated_transposed_convolution_stays(module, const):
     assert layout(before).same_as(before)
 
 
+def test_pooling_of_rows_between_transposes_is_pooling_with_channels_last(module, ops, agree):
+    """ONNX pools rows with channels first: a model with them last turns them back and forth."""
+
+    def body(x):
+        rows = op.expand_dims(op.permute_dims(x, [0, 2, 1]), 2)
+        pooled = op.nn.max_pool2d(rows, (1, 5))
+        return op.permute_dims(op.squeeze(pooled, [2]), [0, 2, 1])
+
+    before = module([((2, 40, 6), "float32")], body)
+    after = layout(before)
+    assert ops(after)["permute_dims"] == 0
+    assert ops(after)["nn.max_pool2d"] == 1
+    agree(before, after, 0)
+
+
 def test_global_pooling_and_flatten_leave_only_a_reshape(module, ops, agree, const):
     def body(x):
         y = op.mean(conv(x, const(8, 4, 3, 3)), [2, 3], keepdims=True)
