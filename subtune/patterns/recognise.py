@@ -121,7 +121,8 @@ def _sections(block: Any, workload: Workload) -> tuple[int, int, int]:
 def _row(block: Any) -> int:
     axes = merged_axes(block)
     if isinstance(axes, NotApplicable):  # where an operand lies is chosen, or stands in a table: the last axis is a row
-        return int(block.iter_vars[-1].dom.extent) if block.iter_vars and extents_of(block) else 0
+        extents = extents_of(block) or [0]
+        return extents[-1] if prod(extents) > 1 else 0
     if not axes:  # a scalar has none
         return 0
     return prod(int(block.iter_vars[axis].dom.extent) for axis in axes[-1])

@@ -136,8 +136,9 @@ def _resized(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, neares
                 result = node.emit(relax.op.take(result, const(taps, "int64"), axis=axis, mode="clip"))
         else:
             sums.append(_Sum(axis, one.extent, *_weights(node, one, origin, mode)))
-    for some in _stages(sums, rank(x) - 1):
-        result = _weighted(node, result, some)
+    innermost = rank(x) - 1
+    for some in _stages(sums, innermost):
+        result = _weighted(node, result, some, any(one.axis == innermost for one in sums))
     if outside is not None and outside.any():
         fill = const(node.attr("extrapolation_value", 0.0), dtype(result))
         mask = np.broadcast_to(outside, shape(result))
@@ -248,39 +249,43 @@ def _stages(sums: list[_Sum], last: int) -> list[list[_Sum]]:
     return [alone, *stages] if alone and grown > 1 else [*stages, *([alone] if alone else [])]
 
 
-def _weighted(node: Node, x: Expr, sums: list[_Sum]) -> Expr:
+def _weighted(node: Node, x: Expr, sums: list[_Sum], in_rows: bool) -> Expr:
     """Weighted sums over taps of one axis, or of several at once.
 
-    Few taps are written out, one term after the other: then every term is a vector, where a loop over taps is none.
+    Args:
+        in_rows: vectors lie along an axis of the image. Then few taps are written out, one term after the other, each a
+            vector; a loop over them would be innermost, and none. Channels behind all taps are vectors in such a loop.
     """
     dims = [next((one.extent for one in sums if one.axis == a), d) for a, d in enumerate(shape(x))]
     counts = [one.count for one in sums]
+    is_written_out = in_rows and math.prod(counts) <= _MAX_TAPS
 
     def term(t: Any, tables: Any, i: Any, ks: Any) -> Any:
         where, weight = list(i), None
         for one, k, at, by in zip(sums, ks, tables[::2], tables[1::2], strict=True):
-            where[one.axis] = at(k, i[one.axis]).astype("int64")
-            weight = by(k, i[one.axis]) if weight is None else weight * by(k, i[one.axis])
+            entry = (k, i[one.axis]) if is_written_out else (i[one.axis], k)
+            where[one.axis] = at(*entry).astype("int64")
+            weight = by(*entry) if weight is None else weight * by(*entry)
         return t(*where) * weight
 
-    def unrolled(t: Any, *tables: Any) -> Any:
-        taps = list(np.ndindex(*counts))
-        return te.compute(
-            dims, lambda *i: sum((term(t, tables, i, k) for k in taps[1:]), term(t, tables, i, taps[0])),
-            name="interpolate",
-        )  # fmt: skip
+    def written_out(t: Any, *tables: Any) -> Any:
+        first, *others = np.ndindex(*counts)
+
+        def one(*i: Any) -> Any:
+            return sum((term(t, tables, i, k) for k in others), term(t, tables, i, first))
+
+        return te.compute(dims, one, name="interpolate")
 
     def looped(t: Any, *tables: Any) -> Any:
         ks = [te.reduce_axis((0, one.count), name=f"k{one.axis}") for one in sums]
         return te.compute(dims, lambda *i: te.sum(term(t, tables, i, ks), axis=ks), name="interpolate")
 
-    tables = [
-        table for one in sums for table in (const(one.taps.T, "int32"), const(one.weights.T, dtype(x)))
-    ]  # fmt: skip
-    if math.prod(counts) > _MAX_TAPS:
+    if not is_written_out:
+        tables = [t for one in sums for t in (const(one.taps, "int64"), const(one.weights, dtype(x)))]
         return node.te(looped, x, *tables)
+    tables = [t for one in sums for t in (const(one.taps.T, "int32"), const(one.weights.T, dtype(x)))]
     # no movement of data, in which others could be computed: it reads an element of its operand several times
-    return node.te(unrolled, x, *tables, op_pattern=_FUSED_AFTER)
+    return node.te(written_out, x, *tables, op_pattern=_FUSED_AFTER)
 
 
 CONVERTERS: dict[str, Converter] = {"Resize": resize, "Upsample": upsample}
