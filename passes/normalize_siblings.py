@@ -26,7 +26,10 @@ _MOVES = frozenset(f"relax.{name}" for name in ("reshape", "permute_dims", "stri
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Columns `begin` to `end` of the joined matmul by `weight`, `bias` added; `own_bias` is that of these columns."""
+    """Columns `begin` to `end` of the joined matmul by `weight`, `bias` added; `own_bias` is that of these columns.
+
+    Columns without a bias of their own have zeros in the joined one.
+    """
 
     begin: int
     end: int
@@ -59,12 +62,12 @@ def join_siblings(mod: tvm.IRModule) -> tvm.IRModule:
 
     def of_product(walk: Walk, call: Call) -> Expr | None:
         part = parts.get((call.args[0], call.args[1]))
-        return None if part is None or part.bias is not None else _slice(call, part)
+        return None if part is None or part.own_bias is not None else _slice(call, part)
 
     def of_sum(walk: Walk, call: Call) -> Expr | None:
         product = next((p for arg in call.args if (p := walk.defined_by(arg, "relax.matmul")) is not None), None)
         part = None if product is None else parts.get((product.args[0], product.args[1]))
-        if part is None or not any(arg.same_as(part.own_bias) for arg in call.args):
+        if part is None or part.own_bias is None or not any(arg.same_as(part.own_bias) for arg in call.args):
             return None
         return _slice(product, part)
 
@@ -117,14 +120,20 @@ def _slice(product: Any, part: _Part) -> Expr:
 def _joined(siblings: list[_Branch]) -> dict[tuple[Any, Any], _Part]:
     weight = make_const(np.concatenate([_array(one.weight) for one in siblings], axis=1))
     bias = None
-    if siblings[0].bias is not None:
-        bias = make_const(np.concatenate([_array(one.bias).reshape(-1) for one in siblings]))
+    if any(one.bias is not None for one in siblings):
+        bias = make_const(np.concatenate([_bias(one) for one in siblings]))
     found, begin = {}, 0
     for one in siblings:
         end = begin + (shape_of(one.weight) or ())[1]
         found[one.activation, one.weight] = _Part(begin, end, weight, bias, one.bias)
         begin = end
     return found
+
+
+def _bias(one: _Branch) -> np.ndarray:
+    if one.bias is not None:
+        return _array(one.bias).reshape(-1)
+    return np.zeros((shape_of(one.weight) or ())[1], _array(one.weight).dtype)
 
 
 def _array(constant: Expr) -> np.ndarray:
@@ -139,12 +148,11 @@ def _siblings(bindings: Any) -> Iterator[list[_Branch]]:
     for binding in bindings:
         for var in relax.analysis.free_vars(binding.value):
             users.setdefault(var, []).append(binding)
-    by_activation: dict[tuple[Any, str, bool], list[_Branch]] = {}
+    by_activation: dict[tuple[Any, str], list[_Branch]] = {}
     for binding in bindings:
         branch = _branch(binding, users)
         if branch is not None:
-            key = branch.activation, dtype_of(branch.result), branch.bias is not None
-            by_activation.setdefault(key, []).append(branch)
+            by_activation.setdefault((branch.activation, dtype_of(branch.result)), []).append(branch)
     for branches in by_activation.values():
         weights = {branch.weight for branch in branches}
         if len(branches) > 1 and len(weights) == len(branches):

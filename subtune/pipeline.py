@@ -58,7 +58,7 @@ NORMALIZE: tuple[Phase, ...] = (
     Phase("recognise", (recognise_activations, recognise_norms)),
     Phase("fold", (fold_scales,)),
     Phase("layout", (channels_to_last, settle_permutes)),
-    Phase("matmul", (flatten_matmuls, join_siblings, fold_norms)),
+    Phase("matmul", (flatten_matmuls, fold_scales, join_siblings, fold_norms)),
     Phase("finish", (relax.transform.DeadCodeElimination(),)),
 )
 """The imported module in the form the partition expects."""

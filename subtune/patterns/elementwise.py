@@ -42,7 +42,8 @@ class Elementwise:
     """No reduction: `extent` output elements; `transposed` where an operand is contiguous along another axis.
 
     `padded`: the same where zeros follow what is read along the last axis, and else None.
-    `row`: elements that lie one after the other in the output and in all operands that differ along them; 0 if unknown.
+    `row`: elements that lie one after the other in the output and in all operands that differ along them; of operands
+    whose places are chosen, or stand in tables, those of the last axis; 0 if unknown.
     `sections` of the `sectioned` positions along an axis are chosen alike (`patterns.sections`), 0 of one; `run`: the
     last axis behind it, 1 where that is the axis. Of few inputs it is: loops ask once where an outer position lies.
     """

@@ -24,7 +24,7 @@ from subtune.patterns.rows import Columns, Rowwise, rows_or_columns
 from subtune.patterns.sections import sectioned
 from subtune.patterns.stages import Stages, anchored, inlined
 from subtune.patterns.window import Window, window
-from subtune.tir.blocks import all_blocks, is_reduction
+from subtune.tir.blocks import all_blocks, extents_of, is_reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,9 @@ def _sections(block: Any, workload: Workload) -> tuple[int, int, int]:
 
 def _row(block: Any) -> int:
     axes = merged_axes(block)
-    if isinstance(axes, NotApplicable) or not axes:  # a scalar has none
+    if isinstance(axes, NotApplicable):  # where an operand lies is chosen, or stands in a table: the last axis is a row
+        extents = extents_of(block) or [0]
+        return extents[-1] if prod(extents) > 1 else 0
+    if not axes:  # a scalar has none
         return 0
     return prod(int(block.iter_vars[axis].dom.extent) for axis in axes[-1])

@@ -37,10 +37,16 @@ def model(body: str, out: str, shape: str = "[2, 3, 40]") -> onnx.ModelProto:
             id="a mean in three dims that leaves little between two",
         ),
         pytest.param(
-            model("s = Constant<value_floats=[1.0, 1.0, 4.0, 4.0]>() "
-                  'z = Resize<mode="linear">(x, , s) y = Relu(z)', "[2, 3, 32, 32]", "[2, 3, 8, 8]"),
+            model("s = Constant<value_floats=[1.0, 1.0, 4.0, 1.0]>() "
+                  'z = Resize<mode="linear">(x, , s) y = Relu(z)', "[2, 3, 32, 8]", "[2, 3, 8, 8]"),
             ["fused_astype_resize_relu_astype"],
             id="a resize",
+        ),
+        pytest.param(
+            model("s = Constant<value_floats=[1.0, 1.0, 4.0, 4.0]>() "
+                  'z = Resize<mode="linear">(x, , s) y = Relu(z)', "[2, 3, 32, 32]", "[2, 3, 8, 8]"),
+            ["fused_astype_resize", "fused_resize_relu_astype"],
+            id="a resize of two axes, one after the other",
         ),
     ],
 )  # fmt: skip

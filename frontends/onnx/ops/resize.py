@@ -7,6 +7,7 @@ axis, or per two axes of two taps.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from subtune.frontends.onnx.ops.node import Converter, Expr, Node, axis_in, cons
 _MIN_CHANNELS = 8
 """Fewer of them make no vectors."""
 _MAX_TAPS = 4
+_FUSED_AFTER = 4
+"""TVM's OpPatternKind of what elementwise operators may follow, and none precede."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,28 @@ class _Axis:
     out: int
     scale: float
     roi: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sum:
+    """Weighted sums along one axis of `before` elements: taps and their weights, both (extent, count)."""
+
+    axis: int
+    before: int
+    taps: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def extent(self) -> int:
+        return self.taps.shape[0]
+
+    @property
+    def count(self) -> int:
+        return self.taps.shape[1]
+
+    @property
+    def growth(self) -> float:
+        return self.extent / self.before
 
 
 def resize(node: Node) -> Expr:
@@ -89,7 +114,7 @@ def _resized(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, neares
     outside = None
     if mode != "nearest" and transform != "tf_crop_and_resize" and not is_moved and _is_image(x, plan):
         return _channels_last(node, x, plan, transform, nearest)
-    sums: list[tuple[int, np.ndarray, np.ndarray]] = []
+    sums: list[_Sum] = []
     result = x if mode == "nearest" else node.cast(x, "float64" if source == "float64" else "float32")
     for axis, one in plan.items():
         if one.out < 1:
@@ -110,12 +135,10 @@ def _resized(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, neares
             else:
                 result = node.emit(relax.op.take(result, const(taps, "int64"), axis=axis, mode="clip"))
         else:
-            sums.append((axis, *_weights(node, one, origin, mode)))
-    while sums:
-        # two axes at a time where that is no more arithmetic: what lies between would go through memory
-        together = 2 if len(sums) > 1 and sums[0][1].shape[1] * sums[1][1].shape[1] <= _MAX_TAPS else 1
-        result = _weighted(node, result, sums[:together])
-        del sums[:together]
+            sums.append(_Sum(axis, one.extent, *_weights(node, one, origin, mode)))
+    innermost = rank(x) - 1
+    for some in _stages(sums, innermost):
+        result = _weighted(node, result, some, any(one.axis == innermost for one in sums))
     if outside is not None and outside.any():
         fill = const(node.attr("extrapolation_value", 0.0), dtype(result))
         mask = np.broadcast_to(outside, shape(result))
@@ -208,26 +231,61 @@ def _weights(node: Node, axis: _Axis, origin: np.ndarray, mode: str) -> tuple[np
     return np.clip(taps, 0, axis.extent - 1), weights
 
 
-def _weighted(node: Node, x: Expr, sums: list[tuple[int, np.ndarray, np.ndarray]]) -> Expr:
-    """Weighted sums over taps (out, n) of one axis, or of several at once: (axis, taps, weights) of each."""
-    extents = {axis: taps.shape[0] for axis, taps, _ in sums}
-    dims = [extents.get(a, d) for a, d in enumerate(shape(x))]
+def _stages(sums: list[_Sum], last: int) -> list[list[_Sum]]:
+    """Which axes are summed over together, in order.
 
-    def whole(t: Any, *tables: Any) -> Any:
-        ks = [te.reduce_axis((0, taps.shape[1]), name=f"k{axis}") for axis, taps, _ in sums]
+    Two at a time where that is no more arithmetic: what lies between would go through memory. But the innermost axis
+    `last` goes alone: along it single elements are read, along the others vectors. So it comes where they are few:
+    first where it grows with the others, last where all shrink.
+    """
+    alone = [one for one in sums if one.axis == last and len(sums) > 1]
+    others = [one for one in sums if one not in alone]
+    stages = []
+    while others:
+        together = 2 if len(others) > 1 and others[0].count * others[1].count <= _MAX_TAPS else 1
+        stages.append(others[:together])
+        del others[:together]
+    grown = math.prod(one.growth for one in sums if one not in alone)
+    return [alone, *stages] if alone and grown > 1 else [*stages, *([alone] if alone else [])]
+
+
+def _weighted(node: Node, x: Expr, sums: list[_Sum], in_rows: bool) -> Expr:
+    """Weighted sums over taps of one axis, or of several at once.
+
+    Args:
+        in_rows: vectors lie along an axis of the image. Then few taps are written out, one term after the other, each a
+            vector; a loop over them would be innermost, and none. Channels behind all taps are vectors in such a loop.
+    """
+    dims = [next((one.extent for one in sums if one.axis == a), d) for a, d in enumerate(shape(x))]
+    counts = [one.count for one in sums]
+    is_written_out = in_rows and math.prod(counts) <= _MAX_TAPS
+
+    def term(t: Any, tables: Any, i: Any, ks: Any) -> Any:
+        where, weight = list(i), None
+        for one, k, at, by in zip(sums, ks, tables[::2], tables[1::2], strict=True):
+            entry = (k, i[one.axis]) if is_written_out else (i[one.axis], k)
+            where[one.axis] = at(*entry).astype("int64")
+            weight = by(*entry) if weight is None else weight * by(*entry)
+        return t(*where) * weight
+
+    def written_out(t: Any, *tables: Any) -> Any:
+        first, *others = np.ndindex(*counts)
 
         def one(*i: Any) -> Any:
-            where = list(i)
-            weight: Any = None
-            for (axis, _, _), k, at, by in zip(sums, ks, tables[::2], tables[1::2], strict=True):
-                where[axis] = at(i[axis], k)
-                weight = by(i[axis], k) if weight is None else weight * by(i[axis], k)
-            return te.sum(t(*where) * weight, axis=ks)
+            return sum((term(t, tables, i, k) for k in others), term(t, tables, i, first))
 
         return te.compute(dims, one, name="interpolate")
 
-    tables = [table for _, taps, weights in sums for table in (const(taps, "int64"), const(weights, dtype(x)))]
-    return node.te(whole, x, *tables)
+    def looped(t: Any, *tables: Any) -> Any:
+        ks = [te.reduce_axis((0, one.count), name=f"k{one.axis}") for one in sums]
+        return te.compute(dims, lambda *i: te.sum(term(t, tables, i, ks), axis=ks), name="interpolate")
+
+    if not is_written_out:
+        tables = [t for one in sums for t in (const(one.taps, "int64"), const(one.weights, dtype(x)))]
+        return node.te(looped, x, *tables)
+    tables = [t for one in sums for t in (const(one.taps.T, "int32"), const(one.weights.T, dtype(x)))]
+    # no movement of data, in which others could be computed: it reads an element of its operand several times
+    return node.te(written_out, x, *tables, op_pattern=_FUSED_AFTER)
 
 
 CONVERTERS: dict[str, Converter] = {"Resize": resize, "Upsample": upsample}

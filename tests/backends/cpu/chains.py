@@ -19,12 +19,15 @@ Shape = Sequence[int]
 
 
 def build_one(
-    body: Callable[..., Any], shapes: Sequence[Shape], constants: Sequence[np.ndarray | Shape] = ()
+    body: Callable[..., Any],
+    shapes: Sequence[Shape],
+    constants: Sequence[np.ndarray | Shape] = (),
+    dtype: str = "float32",
 ) -> Workload:
     """All ops of `body(emit, inputs..., constants...)`, views included, as one workload."""
     bb = relax.BlockBuilder()
     rng = np.random.default_rng(0)
-    inputs = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]
+    inputs = [relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)]
     weights = [
         relax.const(c if isinstance(c, np.ndarray) else rng.standard_normal(c).astype("float32")) for c in constants
     ]

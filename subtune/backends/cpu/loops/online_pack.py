@@ -18,6 +18,7 @@ from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.loops.prefetch import L1, MicroKernel, ask, before_steps
+from subtune.patterns.chain import as_stored
 from subtune.tir.blocks import root_stages, with_stages
 from subtune.tir.expressions import is_same, variables
 from subtune.tir.shuffle import turned
@@ -105,14 +106,15 @@ def _turn(loop: Any, lanes: int) -> SBlockRealize:
     for n in range(lanes):
         var = tirx.Var(f"b{n}", f"{load.source.dtype}x{lanes}")
         *others, first = at(load.indices, 0, n)
-        if not load.same_as(store.value):  # what columns of the padding hold is never looked at: they repeat the last
+        if isinstance(store.value, ir.Call):  # what the padding's columns hold is never looked at: they repeat the last
             others = [tirx.Min(i, dim - 1) for i, dim in zip(others, load.source.shape[:-1], strict=True)]
         stmts.append(tirx.Bind(var, tirx.BufferLoad(load.source, along([*others, first]))))
         rows.append(var)
     rounds, columns = turned(rows, "b")
     stmts += rounds
     stmts += [
-        tirx.BufferStore(store.buffer, column, along(at(store.indices, k, 0))) for k, column in enumerate(columns)
+        tirx.BufferStore(store.buffer, _as(column, store.buffer, lanes), along(at(store.indices, k, 0)))
+        for k, column in enumerate(columns)
     ]
     reads, writes = (
         [tirx.BufferRegion(buffer, [ir.Range(tirx.const(0, "int64"), d) for d in buffer.shape])]
@@ -121,8 +123,14 @@ def _turn(loop: Any, lanes: int) -> SBlockRealize:
     return SBlockRealize([], True, SBlock([], reads, writes, block.name_hint, tirx.SeqStmt(stmts)))
 
 
+def _as(vector: Any, buffer: Any, lanes: int) -> Any:
+    """`vector` in the type that `buffer` holds."""
+    dtype = f"{buffer.dtype}x{lanes}"
+    return vector if str(vector.ty.dtype) == dtype else tirx.Cast(dtype, vector)
+
+
 def is_copy(block: Any) -> bool:
-    """Whether a packing's block only moves elements, and fills in padding."""
+    """Whether a packing's block only moves elements, casts them, and fills in padding."""
     return _copied(block) is not None
 
 
@@ -131,8 +139,9 @@ def _copied(block: Any) -> Any | None:
     value = block.body.value
     if isinstance(value, ir.Call) and getattr(value.op, "name", "") == "prim.if_then_else":
         condition, value, _ = value.args
-        if not _is_inside(condition, value):
+        if not _is_inside(condition, as_stored(value)):
             return None
+    value = as_stored(value)
     return value if isinstance(value, ir.TensorLoad) else None
 
 

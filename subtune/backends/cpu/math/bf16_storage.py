@@ -20,9 +20,12 @@ from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.math.bf16_ops import rounded, with_instructions
 from subtune.tir.expressions import variables
+from subtune.tir.shuffle import lanes_of
 from subtune.tir.substitute import substitute
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
+_BITS = (ir.TensorLoad, ir.Var, tirx.Shuffle, tirx.FloatImm, tirx.Select)
+"""What has the bits of another bfloat16, as they are."""
 _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 
@@ -99,6 +102,7 @@ class _Rewriter:
 
     def __init__(self, inner: dict[Any, Any], rounding: Callable[[Any], Any]) -> None:
         self._inner = inner
+        self._named: dict[Any, Any] = {}
         self._round = rounding
         self._callbacks = [
             (tirx.Cast, self._cast),
@@ -116,9 +120,12 @@ class _Rewriter:
         return tirx.BufferStore(buffer, bits, store.indices)
 
     def bind(self, bind: tirx.Bind) -> tirx.Bind:
-        """A named value: what a reduction of several values keeps, such as an ArgMax."""
+        """A named value: what a reduction of several values keeps, such as an ArgMax; or a vector that is turned."""
         if _is_bf16(bind.var.ty):
-            raise _Unsupported(f"{bind.var.name} is a bfloat16 by name")
+            if lanes_of(bind.var) == 1:
+                raise _Unsupported(f"{bind.var.name} is a bfloat16 by name")
+            bits = self._named[bind.var] = tirx.Var(bind.var.name, _like(bind.var.ty, "uint16"))
+            return tirx.Bind(bits, self.bits(bind.value))
         return tirx.Bind(bind.var, self.other(bind.value))
 
     def bits(self, e: Any) -> Any:
@@ -127,6 +134,10 @@ class _Rewriter:
             if (buffer := self._inner.get(e.source)) is not None:
                 return tirx.BufferLoad(buffer, list(e.indices))
             return tirx.reinterpret(_like(e.ty, "uint16"), e)
+        if e in self._named:
+            return self._named[e]
+        if isinstance(e, tirx.Shuffle):
+            return tirx.Shuffle([self.bits(vector) for vector in e.vectors], list(e.indices))
         if isinstance(e, tirx.FloatImm):
             return tirx.const(_bfloat16_bits(float(e.value)), "uint16")
         if isinstance(e, tirx.Select):
@@ -139,7 +150,7 @@ class _Rewriter:
 
     def value(self, e: Any) -> Any:
         """`e`, which is of type bfloat16, in float32. What arithmetic gives is not rounded in between."""
-        if isinstance(e, ir.TensorLoad | tirx.FloatImm | tirx.Select) or _name(e) in ("if_then_else", "reinterpret"):
+        if isinstance(e, _BITS) or _name(e) in ("if_then_else", "reinterpret"):
             return _widened(self.bits(e))
         if isinstance(e, tirx.Cast):
             inner = self.other(e.value)

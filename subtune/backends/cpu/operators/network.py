@@ -26,13 +26,39 @@ def sort_in_place(buffer: Any, size: int, lanes: int) -> Any:
     parts = [_inside(buffer, size, lanes, steps)]
     for block in _powers(2 * lanes, size):
         parts.append(_between(buffer, size, block, lanes, is_turned=True))
-        parts += [
-            _between(buffer, size, 2 * distance, lanes, is_turned=False)
-            for distance in _distances(block // 4)
-            if distance >= lanes
-        ]
-        parts.append(_inside(buffer, size, lanes, _distances(lanes // 2)))
+        parts += _halved(buffer, size, block // 4, lanes)
     return sequence(*parts)
+
+
+def keep_least(buffer: Any, other: Any, size: int, lanes: int) -> Any:
+    """The statement after which `buffer` holds the least `size` elements of both, sorted as both are before."""
+    lanes = min(lanes, size)
+
+    def pair(number: Any) -> Any:
+        at = number * integer(lanes)
+        (a, one), (b, two) = (_bound(_vector(which, begin, lanes))
+                              for which, begin in ((buffer, at), (other, integer(size - lanes) - at)))  # fmt: skip
+        b, turned = _bound(shuffled((b,), list(range(lanes - 1, -1, -1))))
+        return sequence(*one, *two, *turned, _put(buffer, tirx.Min(a, b), at, lanes))
+
+    return sequence(serial(size // lanes, pair), *_halved(buffer, size, size // 2, lanes))
+
+
+def comparisons(size: int) -> int:
+    """Of elements, that sort `size` of them."""
+    steps = size.bit_length() - 1
+    return size * steps * (steps + 1) // 4
+
+
+def comparisons_to_keep(size: int) -> int:
+    """Of elements, that `keep_least` takes."""
+    return size + size * (size.bit_length() - 1) // 2
+
+
+def _halved(buffer: Any, size: int, distance: int, lanes: int) -> list[Any]:
+    """What sorts blocks of twice `distance` elements that rise and then fall: halves of halves are compared."""
+    far = [_between(buffer, size, 2 * one, lanes, is_turned=False) for one in _distances(distance) if one >= lanes]
+    return [*far, _inside(buffer, size, lanes, _distances(min(distance, lanes // 2)))]
 
 
 def _powers(low: int, high: int) -> list[int]:

@@ -2,7 +2,8 @@
 
 Few results of many rows: a vector holds one element of each of several rows, and every element sinks through the rows'
 best ones. More results: blocks of a row that hold nothing better than the worst of the best so far are passed over, of
-the others everything better is gathered, and sorted now and then. Else a row is sorted (`network`).
+the others everything better is gathered, and sorted now and then. Of shorter rows parts are sorted, and of every part
+the best are kept beside those before. Else a row is sorted (`network`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.math.horizontal import folded
-from subtune.backends.cpu.operators.network import sort_in_place
+from subtune.backends.cpu.operators.network import comparisons, comparisons_to_keep, keep_least, sort_in_place
 from subtune.tir.blocks import written
 from subtune.tir.statements import (
     buffer,
@@ -139,7 +140,13 @@ class _Writer:
     def row(self, number: Any) -> Any:
         op, row = self._op, self._at(number)
         gathered = max(_LEAST_GATHERED, _power(4 * op.count))
-        return self._selected(row, gathered) if op.length >= _SELECTED * gathered else self._whole(row)
+        if op.length >= _SELECTED * gathered:
+            return self._selected(row, gathered)
+        part = max(_power(op.count), self._lanes)
+        parts, left = divmod(op.length, part)
+        merged = parts * (comparisons(part) + comparisons_to_keep(part))
+        merged += comparisons(_power(left)) + comparisons_to_keep(part) if left else 0
+        return self._merged(row, part) if merged < comparisons(_power(op.length)) else self._whole(row)
 
     def _whole(self, row: _Row) -> Any:
         op, size = self._op, _power(self._op.length)
@@ -149,6 +156,27 @@ class _Writer:
             parts.append(in_vectors(size - op.length, self._lanes, lambda i: store(pairs, _last(), i + op.length)))
         results = serial(op.count, lambda rank: self._put(row, rank, load(pairs, rank)))
         return written("row", sequence(*parts, sort_in_place(pairs, size, self._lanes), results), [pairs])
+
+    def _merged(self, row: _Row, size: int) -> Any:
+        """Parts of `size` pairs are sorted one by one; the best so far and those of the next part become the best."""
+        op, lanes = self._op, self._lanes
+        best, coming = self._pairs(size), self._pairs(size)
+
+        def part(first: Any, extent: int) -> Any:
+            sorts = _power(extent)
+            stmts = [self._copied(coming, row, first, extent, integer(0))]
+            if size > extent:
+                stmts.append(in_vectors(size - extent, lanes, lambda i: store(coming, _last(), i + extent)))
+            if sorts > 1:
+                stmts.append(sort_in_place(coming, sorts, lanes))
+            return sequence(*stmts, keep_least(best, coming, size, lanes))
+
+        whole, rest = divmod(op.length, size)
+        parts = [in_vectors(size, lanes, lambda i: store(best, _last(), i))]
+        parts += [serial(whole, lambda number: part(number * integer(size), size))]
+        parts += [part(integer(whole * size), rest)] if rest else []
+        results = serial(op.count, lambda rank: self._put(row, rank, load(best, rank)))
+        return written("row", sequence(*parts, results), [best, coming])
 
     def _selected(self, row: _Row, size: int) -> Any:
         """Everything better than `limit` is gathered, `held` pairs so far; when there is no room it is sorted."""

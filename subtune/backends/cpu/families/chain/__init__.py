@@ -4,4 +4,4 @@ from subtune.backends.base import Family
 from subtune.backends.cpu.families.chain import candidates, schedule
 from subtune.backends.cpu.family import SERIAL
 
-FAMILY = Family("chain", 2, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule, (SERIAL,))
+FAMILY = Family("chain", 3, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule, (SERIAL,))

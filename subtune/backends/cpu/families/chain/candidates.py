@@ -16,6 +16,7 @@ from subtune.backends.cpu.bandwidth import bytes_per_cycle, tile_load_cycles
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.family import MODE, REGISTERS, CPUProblem
 from subtune.core.candidate import Candidate
+from subtune.core.numerics import HALVES
 from subtune.patterns.chain import Chain, is_packed_once, padded
 
 _START_CYCLES = 30.0  # of a micro-kernel
@@ -54,7 +55,7 @@ class Knobs:
 def accepts(problem: CPUProblem) -> str:
     if not isinstance(problem.pattern, Chain):
         return "no chain of two contractions"
-    return "" if problem.pattern.dtypes == {"float32"} else "a chain in half precision"
+    return "" if problem.pattern.dtypes <= {"float32", *HALVES} else "a chain of other floats"
 
 
 def obstacle(chain: Chain, knobs: Knobs, device: CPUModel) -> str:
@@ -118,13 +119,14 @@ def _is_packed(chain: Chain) -> bool:
 def _packs_e(chain: Chain, nr2: int, device: CPUModel) -> tuple[bool, ...]:
     """Whole panels may be read where they lie, unless their rows lie on too many pages."""
     e = chain.second.b
-    stays = chain.e_is_contiguous and chain.n2 % nr2 == 0 and not is_packed_once(e)
+    stays = chain.e_is_contiguous and chain.n2 % nr2 == 0 and not is_packed_once(e) and e.dtype not in HALVES
     return (True, False) if stays and chain.n1 * e.shape[-1] * 4 <= 2 * device.l2_bytes else (True,)
 
 
 def _copies(chain: Chain, mb: int) -> tuple[bool, ...]:
-    """Rows that must be clamped, or computed, are copied; others may be, for the sake of their distance."""
-    return (True,) if chain.m % mb or chain.first.a.param < 0 else (False, True)
+    """Rows that must be clamped, computed or widened are copied; others may be, for the sake of their distance."""
+    a = chain.first.a
+    return (True,) if chain.m % mb or a.param < 0 or a.dtype in HALVES else (False, True)
 
 
 def _predict(chain: Chain, device: CPUModel, knobs: Knobs) -> float:

@@ -58,7 +58,7 @@ def rewrite(
         panels = [*(extent[v] for v in own), padded(extent[column], nr) // nr, extent[reduced], nr]
         if is_packed_once(operand):
             packing = _packing(operand, nr)
-            packed = tirx.decl_buffer([tirx.const(d, "int64") for d in packing.shape], "float32", name)
+            packed = tirx.decl_buffer([tirx.const(d, "int64") for d in packing.shape], operand.dtype, name)
             stages.params[operand.param] = packed
             packings.append((operand.param, packing))
             return _panel(packed, own, nr, len(packing.shape) - len(panels))
@@ -88,8 +88,13 @@ def rewrite(
 
     def scores(*i: Any) -> Any:
         *o, m, n = i
-        env = {**axes(*o, inside(m, form.m, rows)), form.n: inside(n, form.n, columns)}
-        value = substitute(form.f, {**env, form.score: tirx.BufferLoad(s, list(i))})
+        env = {**axes(*o, inside(m, form.m, rows)), form.score: tirx.BufferLoad(s, list(i))}
+        value = substitute(form.f, {**env, form.n: n})
+        if columns != extent[form.n] and any(form.n in variables(load) for load in loads(form.f)):
+            # a vector of elements that a clamp may hold back is read one by one: only the last one is
+            is_whole = (n // lanes + 1) * lanes <= tirx.const(extent[form.n], "int64")
+            clamped = substitute(form.f, {**env, form.n: inside(n, form.n, columns)})
+            value = tirx.if_then_else(is_whole, value, clamped)
         if not form.pattern.is_softmax or columns == extent[form.n]:
             return value
         exists = n < tirx.const(extent[form.n], "int64")
@@ -152,7 +157,8 @@ def _panel(packed: Any, own: Sequence[Any], nr: int, lead: int) -> _Right:
 
     def read(env: Any, at: Any, of: Any) -> Any:
         batch = [env[v] for v in own]
-        return tirx.BufferLoad(packed, [*[zero] * lead, *batch, tirx.floordiv(at, width), of, tirx.floormod(at, width)])
+        indices = [*[zero] * lead, *batch, tirx.floordiv(at, width), of, tirx.floormod(at, width)]
+        return tirx.BufferLoad(packed, indices).astype("float32")
 
     return read
 
