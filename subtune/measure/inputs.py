@@ -89,15 +89,15 @@ class Hazards:
         """
         return self.adds_products
 
-    def is_moderate(self, dtype: np.dtype) -> bool:
-        """Whether adversarial values of a float `dtype` stay near one: clipped, a softmax's scores, halves' exponents.
+    @property
+    def is_moderate(self) -> bool:
+        """Whether adversarial floats stay near one: clipped, or all of a few sums, or exponents.
 
         Of sums that cancel, what rounding leaves is else as large as all that is left to compare it with (of many sums
         some do not, and errors are compared with the largest). Of 1e5, what tensor cores leave out changes a weight by
-        a hundredth; of 1e36, the order of a sum says who has all the weight.
+        a hundredth; of 1e36, the order of a sum says who has all the weight, or which way a sigmoid goes.
         """
-        is_share = self.exponentiates and (self.compares or self.narrows or dtype.itemsize == 2)
-        return self.clips or self.cancels or is_share
+        return self.clips or self.cancels or self.exponentiates
 
 
 def hazards(workload: Workload) -> Hazards:
@@ -311,7 +311,7 @@ def _floats(
     # What overflows in float16 is not compared: of wider inputs, only sums that cancel would be left.
     limits = _limits(np.dtype("float16") if dangers.narrows and dtype.itemsize > 2 else dtype)
     # Magnitudes over many decades, whose products and sums over thousands of terms still fit.
-    is_moderate = dangers.is_moderate(dtype)
+    is_moderate = dangers.is_moderate
     decades = min(0.5 if is_moderate else 2.0 if dangers.casts_to_int else limits[2], limits[2])
     specials = [0.0, -0.0, limits[0], -limits[0], limits[1], -limits[1], 1.0, -1.0]
     if is_moderate:

@@ -272,3 +272,15 @@ def test_a_total_of_everything_is_judged_on_values_that_do_not_cancel():
     assert np.abs(moderate).max() <= 8 < np.abs(wild).max()
     forth, back = (np.cumsum(order.ravel(), dtype=np.float32)[-1:] for order in (moderate, moderate[::-1]))
     assert disagreement(forth, back, True) == ""
+
+
+def test_floats_that_a_function_bounds_are_moderate_too():
+    """Of seven million sums of 1e36 one goes the other way, and its sigmoid from 0 to 1."""
+    x, w = te.placeholder((64, 64), "float32", name="x"), te.placeholder((64, 64), "float32", name="w")
+    k = te.reduce_axis((0, 64), "k")
+    product = te.compute((64, 64), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k))
+    arrays = make_inputs(bounded := workload(x, w, topi.sigmoid(product)), "adversarial", hazards(bounded))
+    assert all(np.abs(array).max() <= 8 for array in arrays)
+    with np.errstate(over="ignore"):
+        forth, back = (1 / (1 + np.exp(-(arrays[0][:, k] @ arrays[1][k]))) for k in (np.s_[:], np.s_[::-1]))
+    assert disagreement(forth, back, True) == ""
