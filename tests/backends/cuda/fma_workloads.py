@@ -52,6 +52,13 @@ CASES: dict[str, tuple[Workload, Candidate]] = {
         tiled("fma", 32, 64, 16, 4, 8, slices=2, split=4),
     ),
     "split, given nt": (product(33, 64, 96, "nt", batch=3, bias=True, **FP32), tiled("fma", 32, 64, 8, 4, 8, split=2)),
+    "odd columns": (product(70, 53, 36, "nn", constant=True, **EPILOGUE), tiled("fma", 32, 64, 16, 4, 8)),
+    "odd columns, split": (
+        product(20, 30, 96, "nt", batch=2, constant=True, **EPILOGUE),
+        tiled("fma", 32, 64, 16, 4, 8, slices=2, split=4),
+    ),
+    "odd columns, 3x3": (convolution(1, 9, 8, 29, 3, **EPILOGUE), tiled("fma", 32, 32, 8, 4, 4)),
+    "given nt, odd columns": (product(37, 41, 28, "nt", bias=True, **FP32), tiled("fma", 32, 64, 16, 4, 8)),
     "given nn, batch": (product(33, 64, 32, "nn", batch=3, **FP32), tiled("fma", 32, 32, 8, 4, 4)),
     "F(4)": (convolution(2, 14, 16, 32, 3, **EPILOGUE), tiled("winograd", 32, 32, 8, 4, 4, m=4)),
     "F(2)": (convolution(1, 7, 8, 16, 3, **FP32), tiled("winograd", 32, 32, 8, 4, 4, m=2)),

@@ -88,7 +88,8 @@ def is_fma(form: Gemm, device: CUDAModel) -> bool:
     """Whether the template computes a product of this form, as far as can be told without its TIR."""
     dtypes = {form.a.dtype, form.b.dtype, form.acc_dtype}
     is_read = form.a.is_copy and form.a.inner == "k" and form.b.param >= 0
-    return dtypes == {"float32"} and is_read and form.n % VECTOR == 0 and form.m > 1 and device.capability >= 80
+    has_vectors = form.n % VECTOR == 0 or form.b.is_constant or form.b.inner == "k"
+    return dtypes == {"float32"} and is_read and has_vectors and min(form.m, form.n) > 1 and device.capability >= 80
 
 
 def tiles(form: Gemm, device: CUDAModel) -> list[FmaTile]:

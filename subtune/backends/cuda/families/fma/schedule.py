@@ -61,9 +61,9 @@ def _schedule(
     if isinstance(reading, NotApplicable):
         return reading
     n, elements = view.extent(view.n), max(prod(extents), prod(info.b.shape))
-    if n % _LANES or elements >= _MAX_ELEMENTS:
-        return NotApplicable(f"{n} columns, {elements} elements")
-    packing = _packing(info, view, (*reading.k, view.n))
+    if elements >= _MAX_ELEMENTS:
+        return NotApplicable(f"{elements} elements")
+    packing = _packing(info, view, (*reading.k, view.n), info.b.is_constant)
     if isinstance(packing, NotApplicable):
         return packing
     func = sch.mod["main"]
@@ -76,6 +76,8 @@ def _schedule(
         if not _leaves(_packing(info, view, (view.n, *reading.k))):
             return NotApplicable("B holds neither its columns nor k side by side")
         reading = replace(reading, walk=replace(reading.walk, pitch_b=reading.walk.k))
+    elif n % _LANES:
+        return NotApplicable(f"{n} columns, of which copies take {_LANES}")
     walk = reading.walk
     if tile.split > 1 and (walk.taps != (1, 1) or walk.edge):
         return NotApplicable("a window's sum in parts")
@@ -166,15 +168,27 @@ def _dim(view: GemmView, dim: Dim, d: int, extents: tuple[int, ...], offsets: tu
     return _Dim(group, dim.scale, offsets[d], prod(extents[d + 1 :]), tap, taps, apart, size)
 
 
-def _packing(info: Contraction, view: GemmView, groups: tuple[int, ...]) -> Packing | NotApplicable:
-    """That of B by batches, then `groups`."""
+def _packing(
+    info: Contraction, view: GemmView, groups: tuple[int, ...], is_padded: bool = False
+) -> Packing | NotApplicable:
+    """That of B by batches, then `groups`; with columns of zeros, so that there are whole vectors, if `is_padded`."""
     wanted = [axis for g in (*view.batch, *groups) for axis in view.groups[g].axes]
     if any(axis not in info.b.axes for axis in wanted):
         return NotApplicable("B is indexed by more than its own axes")
     unit = [dim for dim, axis in enumerate(info.b.axes) if axis not in wanted]
     if any(info.b.shape[dim] > 1 for dim in unit):
         return NotApplicable("B has a dim that no axis runs along")
-    return Packing(tuple((d,) for d in info.b.shape), (*unit, *(info.b.axes.index(axis) for axis in wanted)))
+    split = [(d,) for d in info.b.shape]
+    columns = view.groups[view.n].axes
+    if is_padded and view.extent(view.n) % _LANES:
+        if len(columns) > 1:
+            return NotApplicable("columns that are no whole vectors, along several axes")
+        split[info.b.axes.index(columns[0])] = (_whole(view.extent(view.n)),)
+    return Packing(tuple(split), (*unit, *(info.b.axes.index(axis) for axis in wanted)))
+
+
+def _whole(columns: int) -> int:
+    return -(-columns // _LANES) * _LANES
 
 
 def _leaves(packing: Packing | NotApplicable) -> bool:
@@ -194,12 +208,12 @@ class _Writer:
         """The kernels and what lies between them."""
         code, tile, view, walk = self._code, self._tile, self._view, reading.walk
         m, n = view.extent(*view.rows), view.extent(view.n)
-        across = -(-n // tile.bn)
+        across, columns = -(-n // tile.bn), n if walk.pitch_b else _whole(n)
         block = code.thread("blockIdx.x", -(-m // tile.bm) * across)
         count, split = view.extent(*view.batch), tile.split
         which = code.thread("blockIdx.z", count * split) if view.batch or split > 1 else const(0)
         batch, part = decoded(which, (count, split), code.analyzer)
-        parts = tirx.decl_buffer([split, count, m, n], "float32", "parts")
+        parts = tirx.decl_buffer([split, count, m, _whole(n)], "float32", "parts")
         thread = code.thread("threadIdx.x", tile.threads)
         first = tirx.floordiv(block, const(across)) * tile.bm, tirx.floormod(block, const(across)) * tile.bn
         batches = self._unraveled(batch, view.batch)
@@ -207,9 +221,9 @@ class _Writer:
         def window(row: Any) -> tuple[Any, Any, Any]:
             return reading.window(batches | self._unraveled(row, view.rows))
 
-        of_part = part * (walk.k if walk.pitch_b else walk.k * n)
-        operands = address(a, const(0) + part * walk.k), address(b, batch * (walk.k * split * n) + of_part)
-        sums = multiply(code, tile, walk, (m, n), first, operands, window, thread)
+        of_part = part * (walk.k if walk.pitch_b else walk.k * columns)
+        operands = address(a, const(0) + part * walk.k), address(b, batch * (walk.k * split * columns) + of_part)
+        sums = multiply(code, tile, walk, (m, columns), first, operands, window, thread)
         lane = code.variable("lane", _LANES)
         for j in range(tile.tn // _LANES):
             with code.unrolled(sums.rows) as i:
@@ -217,13 +231,13 @@ class _Writer:
                 inside = [tirx.LT(row, const(m))] if m % tile.bm else []
                 inside += [tirx.LT(column, const(n))] if n % tile.bn else []
                 with code.when(tirx.all(*inside) if inside else None):
-                    row = code.bind("row", row, m)
-                    total = load(sums.registers, i * tile.tn + j * _LANES + lane)
+                    row, at = code.bind("row", row, m), i * tile.tn + j * _LANES
                     if split > 1:
+                        total = load(sums.registers, at + lane)
                         Lanes(code, lane, _LANES).write(parts, [part, batch, row, column + lane], total)
                     else:
-                        at = batches | self._unraveled(row, view.rows) | {view.n: column + lane}
-                        self._store(code, total, at, lane)
+                        place = batches | self._unraveled(row, view.rows)
+                        self._store_run(code, sums.registers, at, place, column)
         kernel = code.kernel(tile.blocks)
         return ([kernel, self._total(parts)], [parts]) if split > 1 else ([kernel], [])
 
@@ -231,12 +245,11 @@ class _Writer:
         """Another kernel: the parts of four sums at a time, added up."""
         code, view = Code(self._code.exact), self._view
         split, count, m, n = (int(d) for d in parts.shape)
-        threads = count * m * n // _LANES
+        threads = count * m * n // _LANES  # n: as many columns as make whole vectors
         block = code.thread("blockIdx.x", -(-threads // _THREADS))
         first = (block * _THREADS + code.thread("threadIdx.x", _THREADS)) * _LANES
         at_once = min(split, _PARTS_AT_ONCE)
-        lane, sums = code.variable("lane", _LANES), code.local("float32", _LANES, "sum")
-        read = code.local("float32", at_once * _LANES, "part")
+        sums, read = (code.local("float32", count * _LANES, name) for count, name in ((1, "sum"), (at_once, "part")))
         with code.when(tirx.LT(first, const(count * m * n)) if threads % _THREADS else None):
             with code.unrolled(_LANES) as v:
                 code.store(sums, v, tirx.FloatImm("float32", 0.0))
@@ -247,16 +260,26 @@ class _Writer:
                 with code.unrolled(at_once) as part, code.unrolled(_LANES) as v:
                     code.store(sums, v, load(sums, v) + load(read, part * _LANES + v))
             batch, row, column = decoded(first, (count, m, n), code.analyzer)
-            at = self._unraveled(batch, view.batch) | self._unraveled(row, view.rows) | {view.n: column + lane}
-            self._store(code, load(sums, lane), at, lane)
+            place = self._unraveled(batch, view.batch) | self._unraveled(row, view.rows)
+            self._store_run(code, sums, const(0), place, column)
         return code.kernel()
+
+    def _store_run(self, code: Code, sums: Any, at: Any, place: dict[int, Any], column: Any) -> None:
+        """Four sums from `sums[at]` on, side by side from `column` on; one by one where rows are no whole vectors."""
+        n = self._view.extent(self._view.n)
+        width = 1 if n % _LANES else _LANES
+        lane = code.variable("lane", width)
+        for first in range(0, _LANES, width):
+            with code.when(tirx.LT(column + first, const(n)) if first and n % _LANES else None):
+                total = load(sums, at + first + lane)
+                self._store(code, total, place | {self._view.n: column + first + lane}, lane, width)
 
     def _unraveled(self, index: Any, groups: tuple[int, ...]) -> dict[int, Any]:
         shape = [self._view.extent(g) for g in groups]
         return dict(zip(groups, decoded(index, shape, self._code.analyzer), strict=True))
 
-    def _store(self, code: Code, total: Any, at: dict[int, Any], lane: Any) -> None:
-        """The epilogue of four sums of a row, `total` for each lane."""
+    def _store(self, code: Code, total: Any, at: dict[int, Any], lane: Any, width: int) -> None:
+        """The epilogue of `width` sums of a row, `total` for each lane."""
         store = self._anchor.body
         axes = [iv.var for iv in self._anchor.iter_vars]
         values = dict.fromkeys(axes, const(0))
@@ -264,7 +287,7 @@ class _Writer:
             group = self._view.groups[g]
             values |= zip((axes[a] for a in group.axes), decoded(index, group.extents, code.analyzer), strict=True)
         place = [values.get(index, index) for index in store.indices]
-        store_epilogue(code, store.buffer, self._outputs, place, lane, _LANES, total)
+        store_epilogue(code, store.buffer, self._outputs, place, lane, width, total)
 
 
 def store_epilogue(

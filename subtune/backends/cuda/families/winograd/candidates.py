@@ -38,7 +38,7 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
         return []
     batch, height, width = (axis.extent for axis in anchor.of_role("m"))
     channels = anchor.a.shape[-1]
-    if channels % 4:
+    if channels % 4 or form.n % 4:
         return []
     found: list[Candidate] = []
     for m, kept in _KEPT.items():
