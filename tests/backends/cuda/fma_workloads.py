@@ -53,6 +53,7 @@ CASES: dict[str, tuple[Workload, Candidate]] = {
     ),
     "split, given nt": (product(33, 64, 96, "nt", batch=3, bias=True, **FP32), tiled("fma", 32, 64, 8, 4, 8, split=2)),
     "odd columns": (product(70, 53, 36, "nn", constant=True, **EPILOGUE), tiled("fma", 32, 64, 16, 4, 8)),
+    "sixteen rows": (product(13, 64, 100, "nn", constant=True, **EPILOGUE), tiled("fma", 16, 64, 16, 4, 4)),
     "odd columns, split": (
         product(20, 30, 96, "nt", batch=2, constant=True, **EPILOGUE),
         tiled("fma", 32, 64, 16, 4, 8, slices=2, split=4),

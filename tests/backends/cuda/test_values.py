@@ -34,7 +34,7 @@ def check(workload: Workload, kernel: Kernel, device: CUDAModel, folder: Path, k
 
 PRODUCTS = ("tails", "bfloat16", "int8 packed", "packed square", "convolution", "three channels", "float32 async",
             "masked", "masked float32")  # fmt: skip
-FLOAT32 = ("3x3", "few channels", "dense nn", "sliced", "F(4)", "F(2), tails", "F(2), sliced",
+FLOAT32 = ("3x3", "few channels", "dense nn", "sixteen rows", "sliced", "F(4)", "F(2), tails", "F(2), sliced",
            *(name for name in fma_workloads.CASES if name.startswith(("given", "odd"))))  # fmt: skip
 
 

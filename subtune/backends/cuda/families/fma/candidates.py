@@ -17,6 +17,7 @@ from subtune.patterns.gemm import Gemm, gemm
 from subtune.patterns.gemm_view import gemm_view
 
 _ROWS, _COLUMNS = (32, 64, 128, 256), (32, 64, 128)
+_FEW_ROWS = 16  # those of a warp's smallest tile: as many products have no more
 _SLICED = ((1, 8), (1, 16), (2, 16), (2, 32), (4, 32))  # slices, depth
 _THREADS = {1: (64, 128, 256), 2: (128, 256, 512), 4: (256, 512)}
 _THREAD_TILES = ((16, 8), (8, 8), (4, 8), (4, 4))
@@ -96,10 +97,11 @@ def tiles(form: Gemm, device: CUDAModel) -> list[FmaTile]:
     """Every tile that fits the device and does not waste most of its work on `form`."""
     found = []
     vector, along_k = min(form.a.vector, VECTOR), b_along_k(form)
-    for bm, bn, (slices, bk), (tm, tn) in choices(_ROWS, _COLUMNS, _SLICED, _THREAD_TILES):
+    rows = (_FEW_ROWS, *_ROWS) if form.m <= _FEW_ROWS else _ROWS
+    for bm, bn, (slices, bk), (tm, tn) in choices(rows, _COLUMNS, _SLICED, _THREAD_TILES):
         wasted = -(-form.m // bm) * bm * -(-form.n // bn) * bn / (form.m * form.n)
         tile = FmaTile(bm, bn, bk, tm, tn, _STAGES[0], 1, slices)
-        if wasted > _MAX_WASTE and (bm, bn) != (_ROWS[0], _COLUMNS[0]):
+        if wasted > _MAX_WASTE and (bm, bn) != (rows[0], _COLUMNS[0]):
             continue
         if tile.threads not in _THREADS[slices] or tile.rows_copied(vector) not in range(1, _MAX_COPIED + 1):
             continue
