@@ -20,20 +20,16 @@ def _every_implementation(ranked: list[Candidate], topk: int) -> list[Candidate]
     """`ranked`, with the best few of every implementation among the first `topk`.
 
     The model compares two tiles of one implementation well, and two implementations less well: each gets a share, if it
-    has any hope. The second one has a place even without: the first may fail as a whole, and the default schedule is a
-    hundred times slower than either.
+    has any hope.
     """
     share = max(1, topk // 5)
     limit_s = _HOPE * min((candidate.predicted_s for candidate in ranked), default=0.0)
-    families = list(dict.fromkeys(candidate.family for candidate in ranked))
-    second = families[1] if min(len(families), topk) > 1 else ""
     seen: dict[str, int] = {}
     first: list[Candidate] = []
     rest: list[Candidate] = []
     for candidate in ranked:
         seen[candidate.family] = seen.get(candidate.family, 0) + 1
-        is_spare = candidate.family == second and seen[second] == 1
-        has_hope = is_spare or (seen[candidate.family] <= share and candidate.predicted_s <= limit_s)
+        has_hope = seen[candidate.family] <= share and candidate.predicted_s <= limit_s
         (first if has_hope else rest).append(candidate)
     room = max(0, topk - len(first))
     return sorted(first + rest[:room], key=lambda c: (c.predicted_s, c.family, c.knobs)) + rest[room:]
