@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from subtune.core.candidate import Candidate
@@ -26,10 +26,6 @@ class Timing:
     min_s: float
     spread: float
     samples: int
-
-    def on_a_machine(self, times_as_fast: float) -> Timing:
-        """What one that is so many times as fast would have shown."""
-        return replace(self, median_s=self.median_s / times_as_fast, min_s=self.min_s / times_as_fast)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +67,3 @@ class Comparison:
     default_timing: Timing
     gain: float
     noise: float
-
-    def on_a_machine(self, times_as_fast: float) -> Comparison:
-        """What one that is so many times as fast would have shown."""
-        timing, default_timing = (one.on_a_machine(times_as_fast) for one in (self.timing, self.default_timing))
-        return replace(self, timing=timing, default_timing=default_timing)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
-
-F = TypeVar("F")
+from typing import Any
 
 SLOWER = 1.2
 """Above this the machine counts as disturbed; its frequency moves by less."""
@@ -33,28 +31,21 @@ class Patience:
         self._credit_s = min(_CREDIT_S, self._credit_s + _CREDIT_PER_WORKLOAD_S)
         self._left_s = min(2 * _PATIENCE_S, self._credit_s)
 
-    def undisturbed(self, look: Callable[[], F], corrected: Callable[[F, float], F] | None = None) -> F:
-        """What `look` returns when the machine was itself before it and after it, as far as patience reaches.
-
-        Args:
-            corrected: makes of what was seen of a slower machine, and by what factor it is slower, what would have been
-                seen: times that are compared were not all taken of the same machine. The factor is the less of those
-                before the look and after it.
-        """
+    def undisturbed(self, look: Callable[[], Any]) -> Any:
+        """What `look` returns when the machine was itself before it and after it, as far as patience reaches."""
         end = time.perf_counter() + min(_PATIENCE_S, self._left_s)
         while True:
             begin = time.perf_counter()
-            while (before := self.slowdown()) > SLOWER and time.perf_counter() < end:
+            while self.slowdown() > SLOWER and time.perf_counter() < end:
                 time.sleep(_PAUSE_S)
             waited = time.perf_counter() - begin
             found = look()
-            after = self.slowdown()
-            spent = waited if after <= SLOWER else time.perf_counter() - begin
+            is_disturbed = self.slowdown() > SLOWER
+            spent = waited if not is_disturbed else time.perf_counter() - begin
             self._left_s -= spent
             self._credit_s -= spent
-            if after <= SLOWER or time.perf_counter() >= end:
-                factor = min(before, after)
-                return corrected(found, factor) if corrected is not None and factor > SLOWER else found
+            if not is_disturbed or time.perf_counter() >= end:
+                return found
 
     def slowdown(self) -> float:
         """The work's time now over its best, 1.0 or a little more when nothing disturbs."""

@@ -92,14 +92,13 @@ class Bench:
         if not job.checked and (wrong := self._check(kernel, job.library, range(len(self._names)))):
             return Failure(FailureKind.WRONG_RESULT, wrong)
         call = self._caller(kernel, job.library)
-        return self._sentinel.undisturbed(lambda: time_calls(call, job.seconds, job.stop_above_s), Timing.on_a_machine)
+        timing: Timing = self._sentinel.undisturbed(lambda: time_calls(call, job.seconds, job.stop_above_s))
+        return timing
 
     def compare(self, job: CompareJob) -> Comparison | Failure:
         kernel, default = _load(job.library), _load(self._default)
         one, other = self._caller(kernel, job.library), self._caller(default, self._default)
-        comparison = self._sentinel.undisturbed(
-            lambda: Comparison(*time_pairs(one, other, job.seconds)), Comparison.on_a_machine
-        )
+        comparison: Comparison = self._sentinel.undisturbed(lambda: Comparison(*time_pairs(one, other, job.seconds)))
         # Once more after thousands of calls: a race between threads shows itself seldom.
         if wrong := self._check(kernel, job.library, range(1)):
             return Failure(FailureKind.WRONG_RESULT, f"in a later run {wrong}")
