@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 
 from subtune.core.kernel import NotApplicable
-from subtune.tir.expressions import is_conditional, is_zero_padding, loads
+from subtune.tir.expressions import choices, conjuncts, is_conditional, is_same, is_zero_padding, loads
 
 FEW_INPUTS = 4
 """Of which a choice is no chain of questions."""
@@ -101,23 +100,18 @@ def merged_axes(block: Any) -> tuple[tuple[int, ...], ...] | NotApplicable:
 
 def _end_of_reads(block: Any) -> int:
     """n, where everything is read below the condition that the last axis is less than n, and zeros follow; else 0."""
-    last, ends, found = block.iter_vars[-1].var, set(), []
-    tvm_ffi.structural_walk(
-        block.body.value, (ir.Call, lambda call: found.append(call) if "if_then_else" in str(call.op) else None)
-    )
-    for choice in found:
-        ends.add(_end(choice.args[0], last) if is_zero_padding(choice) else 0)
-    return ends.pop() if len(ends) == 1 else 0
+    value, last = block.body.value, block.iter_vars[-1].var
+    paddings = choices(value)  # each of one load
+    ends = {_end(choice.args[0], last) if is_zero_padding(choice) else 0 for choice in paddings}
+    return ends.pop() if len(ends) == 1 and len(loads(value)) == len(paddings) else 0
 
 
 def _end(condition: Any, axis: Any) -> int:
-    """n, where `condition` is `axis < n`, or `0 <= axis and axis < n`; else 0."""
-    if isinstance(condition, tirx.And):
-        begin = condition.a
-        is_begin = isinstance(begin, tirx.LE) and isinstance(begin.a, tirx.IntImm) and begin.b.same_as(axis)
-        return _end(condition.b, axis) if is_begin and int(begin.a) == 0 else 0
-    is_end = isinstance(condition, tirx.LT) and condition.a.same_as(axis) and isinstance(condition.b, tirx.IntImm)
-    return int(condition.b) if is_end else 0
+    """n, where `condition` is `axis < n`, or that and `0 <= axis`; else 0."""
+    begin = tirx.LE(tirx.const(0, str(axis.ty.dtype)), axis)
+    wanted = [one for one in conjuncts(condition) if not is_same(one, begin)]
+    is_end = len(wanted) == 1 and isinstance(wanted[0], tirx.LT) and wanted[0].a.same_as(axis)
+    return int(wanted[0].b) if is_end and isinstance(wanted[0].b, tirx.IntImm) else 0
 
 
 def _read(block: Any, pads: bool = False) -> tuple[list[int], list[tuple[Any, Access]]] | NotApplicable:

@@ -102,11 +102,12 @@ def _elementwise(workload: Workload) -> Elementwise | Unrecognised:
     extent = max(prod(int(dim) for dim in arg.shape) for arg in workload.args if arg.is_output)
     blocks = [sch.get(output) for output in stages.outputs]
     only = blocks[0] if len(blocks) == 1 else None
-    access, padded = (transposed_access(only, pads) if only else None for pads in (False, True))
+    found_access = transposed_access(only, pads=True) if only else None
+    access = found_access if isinstance(found_access, TransposedAccess) else None
     rows = {_row(block) for block in blocks}
     row = rows.pop() if len(rows) == 1 else 0
-    transposed = access if isinstance(access, TransposedAccess) else None
-    padded = None if transposed or not isinstance(padded, TransposedAccess) else padded
+    is_padded = access is not None and access.read < access.extents[-1]
+    transposed, padded = (None, access) if is_padded else (access, None)
     return Elementwise(extent, transposed, padded, row, *(_sections(only, workload) if only else (0, 0, 1)))
 
 

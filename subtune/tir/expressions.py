@@ -48,11 +48,16 @@ def is_load_of(expr: Any, buffer: Any) -> bool:
 
 def is_conditional(expr: Any) -> bool:
     """Whether what `expr`, or a statement, computes depends on a condition."""
+    return bool(choices(expr))
+
+
+def choices(expr: Any) -> list[Any]:
+    """The calls of `if_then_else` in `expr`, or in a statement."""
     found: list[Any] = []
     tvm_ffi.structural_walk(
         expr, (ir.Call, lambda call: found.append(call) if "if_then_else" in str(call.op) else None), order="post"
     )
-    return bool(found)
+    return found
 
 
 def choice_of(expr: Any) -> tuple[Any, Any, Any] | None:

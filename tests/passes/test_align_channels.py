@@ -16,6 +16,8 @@ from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel
 from subtune.passes.align_channels import align_channels
 from subtune.passes.exprs import make_const, op_name, shape_of
+from subtune.patterns.elementwise import Elementwise
+from subtune.patterns.recognise import recognise
 from tests.backends import workloads
 from tests.backends.cuda import cuda_on_cpu
 from tests.backends.cuda.test_values import check
@@ -100,6 +102,19 @@ def test_values(mod: Any) -> None:
         return vm["main"](*(tvm.runtime.tensor(array) for array in arrays)).numpy()
 
     np.testing.assert_allclose(run(align_channels(mod, GPU)), run(mod), rtol=2e-3, atol=2e-3)
+
+
+def test_what_is_read_beside_the_padding_is_no_padded_copy() -> None:
+    """Its last channels are read where the other's are zeros."""
+
+    def body(emit: Any, x: Any, y: Any) -> Any:
+        padded = emit(op.nn.pad(emit(op.permute_dims(x, [0, 2, 3, 1])), [0, 0, 0, 0, 0, 0, 0, 6]))
+        return op.add(padded, emit(op.permute_dims(y, [0, 2, 3, 1])))
+
+    workload = workloads.build(body, [(2, 42, 5, 9), (2, 48, 5, 9)], dtype="float16")
+    pattern = recognise(workload)
+    assert isinstance(pattern, Elementwise)
+    assert pattern.padded is None
 
 
 @pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
