@@ -28,7 +28,7 @@ _LEAST_CHANNELS = 9
 _LEAST_COLUMNS = 16
 """Of a tensor core's tile: fewer are computed as many."""
 _WORTH = 100
-"""Operations with each element of the data that gain, at the rates above, what it costs to copy the element."""
+"""Multiplications of each element of the data that gain, at the rates above, what it costs to copy the element."""
 _WORTH_TURNED = 16
 """The same where it is copied anyway."""
 _LEAST_FLOPS = 1.5e8

@@ -32,7 +32,7 @@ def sink_windowed(walk: Walk, call: Call) -> Expr | None:
         return None
     order = [batch, *space, channels]
     moved = [axis for axis in order if shape[axis] != 1]
-    if moved != sorted(moved) or channels not in (moved[-1:] or [channels]):
+    if moved != sorted(moved) or (moved and moved[-1] != channels):
         return None
     data = below.args[0] if order == sorted(order) else relax.op.reshape(below.args[0], [shape[a] for a in order])
     return relax.op.permute_dims(_on_layout(call, data, f"N{layout[2:]}C"), to_first(rank))

@@ -179,24 +179,25 @@ def _saturates(workload: Workload) -> bool:
 
 def _summands(store: Any) -> list[Any]:
     """What `store` adds to a float, `a` of x[..] = x[..] + a; nothing where it does something else."""
-    from tvm import ir, tirx
+    from tvm import tirx
+
+    from subtune.tir.expressions import is_load_of
 
     if not isinstance(store.value, tirx.Add) or "float" not in str(store.value.ty):
         return []
     sides = [side.value if isinstance(side, tirx.Cast) else side for side in (store.value.a, store.value.b)]
-    others = [side for side in sides if not (isinstance(side, ir.TensorLoad) and side.source.same_as(store.buffer))]
+    others = [side for side in sides if not is_load_of(side, store.buffer)]
     return others if len(others) == 1 else []
 
 
 def _multiplies(store: Any) -> bool:
     """x[..] = x[..] * a, of floats."""
-    from tvm import ir, tirx
+    from tvm import tirx
 
-    if not isinstance(store.value, tirx.Mul) or "float" not in str(store.value.ty):
-        return False
-    return any(
-        isinstance(side, ir.TensorLoad) and side.source.same_as(store.buffer) for side in (store.value.a, store.value.b)
-    )
+    from subtune.tir.expressions import is_load_of
+
+    is_product = isinstance(store.value, tirx.Mul) and "float" in str(store.value.ty)
+    return is_product and any(is_load_of(side, store.buffer) for side in (store.value.a, store.value.b))
 
 
 def make_inputs(workload: Workload, name: str, dangers: Hazards) -> list[np.ndarray]:

@@ -81,6 +81,11 @@ def next_builds(searches: Sequence[WorkloadSearch], is_hurried: bool) -> list[Wo
     return next_turn(searches, is_hurried)[:_GROUP] if is_hurried else list(searches[:_AHEAD])
 
 
+def second_builds(searches: Sequence[WorkloadSearch]) -> list[WorkloadSearch]:
+    """Those of `searches`, of which none has begun, whose second candidates are built beside the first ones of all."""
+    return list(searches[:_GROUP])
+
+
 def saved_s(search: WorkloadSearch) -> float:
     """Seconds of the model's latency that the next step is expected to save."""
     job, record = search.job, search.record

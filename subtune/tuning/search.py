@@ -25,7 +25,7 @@ from subtune.core.record import Record
 from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.measure import Measurer, given_or_local
-from subtune.tuning.order import bound_s, next_builds, next_turn
+from subtune.tuning.order import bound_s, next_builds, next_turn, second_builds
 from subtune.tuning.proposals import Policy, policy, propose
 from subtune.tuning.prospects import OUTRUN, Seen
 from subtune.tuning.workload_search import Job, Step, WorkloadSearch
@@ -241,7 +241,7 @@ class _Tuning:
         with ExitStack() as sessions:
             searches = [found for job in jobs if (found := self._begun(job, measurer, sessions))]
             self._searches = searches
-            for search in next_builds(searches, is_hurried=True) if self._overlaps else ():
+            for search in second_builds(searches) if self._overlaps else ():
                 search.prefetch_second()  # behind the first ones of all: few workloads leave most builders idle
             while True:
                 if joining and all(search.step > Step.SETTLE for search in searches):

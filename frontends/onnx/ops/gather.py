@@ -85,8 +85,12 @@ def inside(index: Any, extent: int) -> Any:
     """`bounded`, and first wrapped where it is negative: where it is read, as indices may be as many as elements."""
     wide = index.astype("int64")
     if str(index.ty.dtype) not in UNSIGNED:
-        wide = tirx.Select(wide < tirx.const(0, "int64"), wide + tirx.const(extent, "int64"), wide)
+        wide = _from_end(wide, extent)
     return bounded(wide, extent)
+
+
+def _from_end(wide: Any, extent: int) -> Any:
+    return tirx.Select(wide < tirx.const(0, "int64"), wide + tirx.const(extent, "int64"), wide)
 
 
 def gather_nd(node: Node) -> Expr:
@@ -138,8 +142,7 @@ def one_hot(node: Node) -> Expr:
     def whole(at: Any, pair: Any) -> Any:
         def one(*i: Any) -> tirx.Select:
             outer = [v for a, v in enumerate(i) if a != axis]
-            wanted = at(*outer).astype("int64")
-            wrapped = tirx.Select(wanted < tirx.const(0, "int64"), wanted + tirx.const(depth, "int64"), wanted)
+            wrapped = _from_end(at(*outer).astype("int64"), depth)
             return tirx.Select(wrapped == i[axis].astype("int64"), pair(1), pair(0))
 
         return te.compute(dims, one, name="one_hot")

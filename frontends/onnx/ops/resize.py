@@ -246,7 +246,9 @@ def _stages(sums: list[_Sum], last: int) -> list[list[_Sum]]:
         stages.append(others[:together])
         del others[:together]
     grown = math.prod(one.growth for one in sums if one not in alone)
-    return [alone, *stages] if alone and grown > 1 else [*stages, *([alone] if alone else [])]
+    if not alone:
+        return stages
+    return [alone, *stages] if grown > 1 else [*stages, alone]
 
 
 def _weighted(node: Node, x: Expr, sums: list[_Sum], in_rows: bool) -> Expr:

@@ -20,6 +20,7 @@ def storing(walk: Any, store: Any, params: Sequence[Any], blocks: int, rows: Any
     tiling = walk.tiling
     count64, width = tiling.multiplied
     count = count64 * width // 2
+    at_once = tiling.consumers if tiling.alternate else 1
     sums = T.buffer((walk.tiles * tiling.m * tiling.columns,), "float32", align=16, buffer_name="sums")
     group = walk.view.rows[0]
 
@@ -42,14 +43,15 @@ def storing(walk: Any, store: Any, params: Sequence[Any], blocks: int, rows: Any
         consumer: T.let[T.int32] = tid // 128
         lane: T.let[T.int32] = tid % 128
         own = T.alloc_local((count,), "float32")
-        tile: T.int32 = block
+        tile: T.int32 = block * at_once + (consumer if tiling.alternate else 0)
         while tile < walk.tiles:
             at = T.meta_var(walk.stored_at(walk.where(tile, 0, consumer), 0, consumer))
             fetched = T.meta_var(store.fetch(at, lane))
-            first: T.let[T.int32] = consumer * tiling.m_consumer
+            first: T.let[T.int32] = 0 if tiling.alternate or tiling.swapped else consumer * tiling.m_consumer
             held = T.meta_var(store.load_ahead(at, first, lane))
             for i in T.unroll(count):
-                own[i] = sums[tile * (tiling.m * tiling.columns) + consumer * (count * 128) + i * 128 + lane]
+                own[i] = sums[tile * (tiling.m * tiling.columns)
+                              + (0 if tiling.alternate else consumer) * (count * 128) + i * 128 + lane]
             base: T.let[T.int32] = consumer * 2 * tiling.stored_columns
             store.share(fetched, columns, base, lane)
             if rows is not None:  # noqa: SIM102 - the one is decided here, the other in the kernel
@@ -58,6 +60,6 @@ def storing(walk: Any, store: Any, params: Sequence[Any], blocks: int, rows: Any
             T.cuda.warpgroup_sync(consumer + 1)
             own_store = T.meta_var(store if rows is None else rows.taken(store, numbers, 0, (first, at), lane))
             own_store.emit(own, staged, at, first, consumer, lane, tiling.m_consumer, held, columns, base)
-            tile = tile + blocks
+            tile = tile + blocks * at_once
     # fmt: on
     return main.with_attrs({TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True})

@@ -16,12 +16,12 @@ from subtune.backends.cuda.families.wgmma.schedule import source_of
 from subtune.backends.cuda.families.wgmma.store_form import store_of
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
 from subtune.backends.cuda.families.wgmma.walk import Walk
-from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
 from subtune.core.workload import Workload
 from subtune.patterns.contraction import contraction
 from subtune.patterns.gemm_view import gemm_view
 from subtune.patterns.stages import inline
 from tests.backends.cuda import cuda_on_cpu
+from tests.backends.cuda.storing import storing
 from tests.backends.cuda.test_wgmma import source
 from tests.backends.cuda.wgmma_workloads import conv, dense
 
@@ -63,46 +63,9 @@ def stored(workload: Workload, tiling: Tiling) -> tuple[Any, int, list[int]]:
     walk = Walk(view, tiling, info.a.dtype, H200.sms)
     store = store_of(epilogue, walk, buffers)
     assert tiling.obstacle(store.dtype, H200.shared_per_block_bytes, H200.shared_per_sm_bytes) == ""
-    count64, width = tiling.multiplied
-    of_consumer = count64 * width // 2 * 128
-    at_once, tiles = tiling.consumers if tiling.alternate else 1, walk.tiles
-    blocks = -(-tiles // (2 * at_once))  # two tiles for each
-    sums = T.buffer((tiles * tiling.m * tiling.columns,), "float32", align=16, buffer_name="sums")
-
-    def declare() -> None:
-        for param in (sums, *buffers.values()):
-            T.arg(param.name, param)
-
-    # fmt: off
-    @T.prim_func(check_well_formed=False)
-    def main() -> None:
-        declare()
-        T.device_entry()
-        block = T.cta_id([blocks])
-        tid = T.thread_id([128 * tiling.consumers])
-        pool = T.SMEMPool()
-        staged = pool.alloc((store.shared_elements(),), store.dtype, align=128)
-        columns = T.meta_var([pool.alloc((tiling.fetched_elements(),), "float32", align=16) for _ in store.fetched])
-        pool.commit()
-        consumer: T.let[T.int32] = tid // 128
-        lane: T.let[T.int32] = tid % 128
-        own = T.alloc_local((count64 * width // 2,), "float32")
-        tile: T.int32 = block * at_once + (consumer if tiling.alternate else 0)
-        while tile < tiles:
-            at = T.meta_var(walk.stored_at(walk.where(tile, 0, consumer), 0, consumer))
-            fetched = T.meta_var(store.fetch(at, lane))
-            first: T.let[T.int32] = 0 if tiling.alternate or tiling.swapped else consumer * tiling.m_consumer
-            held = T.meta_var(store.load_ahead(at, first, lane))
-            for i in T.unroll(count64 * width // 2):
-                own[i] = sums[tile * (tiling.m * tiling.columns) + (0 if tiling.alternate else consumer) * of_consumer
-                              + i * 128 + lane]
-            base: T.let[T.int32] = consumer * 2 * tiling.stored_columns
-            store.share(fetched, columns, base, lane)
-            T.cuda.warpgroup_sync(consumer + 1)
-            store.emit(own, staged, at, first, consumer, lane, tiling.m_consumer, held, columns, base)
-            tile = tile + blocks * at_once
-    # fmt: on
-    return main.with_attrs({TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True}), blocks, others
+    at_once = tiling.consumers if tiling.alternate else 1
+    blocks = -(-walk.tiles // (2 * at_once))  # two tiles for each
+    return storing(walk, store, list(buffers.values()), blocks), blocks, others
 
 
 def tiles_of(array: np.ndarray, tiling: Tiling) -> np.ndarray:

@@ -113,7 +113,7 @@ def _turn(loop: Any, lanes: int) -> SBlockRealize:
     rounds, columns = turned(rows, "b")
     stmts += rounds
     stmts += [
-        tirx.BufferStore(store.buffer, _as(column, store.buffer, lanes), along(at(store.indices, k, 0)))
+        tirx.BufferStore(store.buffer, column.astype(f"{store.buffer.dtype}x{lanes}"), along(at(store.indices, k, 0)))
         for k, column in enumerate(columns)
     ]
     reads, writes = (
@@ -121,12 +121,6 @@ def _turn(loop: Any, lanes: int) -> SBlockRealize:
         for buffer in (load.source, store.buffer)
     )
     return SBlockRealize([], True, SBlock([], reads, writes, block.name_hint, tirx.SeqStmt(stmts)))
-
-
-def _as(vector: Any, buffer: Any, lanes: int) -> Any:
-    """`vector` in the type that `buffer` holds."""
-    dtype = f"{buffer.dtype}x{lanes}"
-    return vector if str(vector.ty.dtype) == dtype else tirx.Cast(dtype, vector)
 
 
 def is_copy(block: Any) -> bool:

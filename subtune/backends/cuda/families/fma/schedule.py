@@ -270,7 +270,7 @@ class _Writer:
         width = 1 if n % _LANES else _LANES
         lane = code.variable("lane", width)
         for first in range(0, _LANES, width):
-            with code.when(tirx.LT(column + first, const(n)) if first and n % _LANES else None):
+            with code.when(tirx.LT(column + first, const(n)) if first else None):
                 total = load(sums, at + first + lane)
                 self._store(code, total, place | {self._view.n: column + first + lane}, lane, width)
 
