@@ -33,7 +33,7 @@ _KEPT_SHARE = 1 / 4
 """Of the GPU's memory: what is prepared again for every step of a search takes as long as all its measurements."""
 
 _NORMED_COLUMNS = 256  # those of one multiplication of Hopper's
-_WHOLE_STEP_FMAS = 1 << 27
+_WHOLE_STEP_FMAS = 1 << 29
 """About 10 us of CUDA's cores: beyond, products on tensor cores pay for the launches between them."""
 
 

@@ -264,6 +264,9 @@ def _statement(text: str) -> str:
         z, high, low = operands
         kind = _TYPES[found[1]]
         return f"{{ {kind} of[] = {{{kind}(float({low})), {kind}(float({high}))}}; {z} = *(uint32_t*)of; }}"
+    if instruction.startswith("tanh.approx.f32"):
+        y, x = operands
+        return f"{y} = tanhf({x});"
     if "dp4a" in instruction or instruction.startswith("griddepcontrol"):  # kernels run one after the other here
         return ";"
     if found := re.match(r"(max|min)\.NaN\.f32 ", instruction):

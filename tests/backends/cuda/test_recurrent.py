@@ -38,7 +38,11 @@ def layer(op: str, sizes: tuple[int, int, int], lengths: list[int] | None = None
     """Input x [steps, batch, 6]; every output of the operator."""
     steps, batch, hidden = sizes
     dirs, rows = 2 if attrs.get("direction") == "bidirectional" else 1, GATES[op] * hidden
-    arrays = {"w": floats(dirs, rows, 6), "r": floats(dirs, rows, hidden), "b": floats(dirs, 2 * rows)}
+    arrays = {
+        "w": floats(dirs, rows, 6),
+        "r": floats(dirs, rows, hidden) * np.float32(min(1.0, 8 / hidden**0.5)),
+        "b": floats(dirs, 2 * rows),
+    }
     arrays |= {"n": np.array(lengths, "int32")} if lengths else {}
     arrays |= {"h0": floats(dirs, batch, hidden)} | ({"c0": floats(dirs, batch, hidden + 0)} if op == "LSTM" else {})
     names = ["x", "w", "r", "b", "n" if lengths else "", *(["h0", "c0"] if op == "LSTM" else ["h0"])]
@@ -80,6 +84,8 @@ CASES = {
     "both ways, ragged": ("LSTM", (3, 3, 37), None, {"direction": "bidirectional"}),
     "lengths": ("LSTM", (5, 3, 20), [5, 2, 4], {"direction": "bidirectional"}),
     "a GRU backwards": ("GRU", (3, 9, 20), [3, 1, 2, 3, 3, 3, 3, 2, 1], {"direction": "reverse"}),
+    "an LSTM of many, in groups": ("LSTM", (4, 21, 72), None, {"direction": "bidirectional"}),
+    "a GRU of more than a tile": ("GRU", (3, 75, 300), None, {}),
     "an RNN": ("RNN", (3, 40, 18), None, {"activations": ["Relu"]}),
 }
 
