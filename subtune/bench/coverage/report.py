@@ -32,6 +32,7 @@ class CoverageRow:
             caches may be faster.
         error, peer_error: largest relative errors against float64, of subtune and of the best peer.
         defaults: subgraphs for which the default schedule was best; untuned: those that nothing was measured of.
+        tried, failed: candidates, and those that did not build or whose results were wrong.
     """
 
     name: str
@@ -50,9 +51,14 @@ class CoverageRow:
     untuned: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     tried: int = 0
+    failed: int = 0
     tune_s: float = 0.0
     case_s: float = 0.0
     race: Race | None = None
+
+    @property
+    def mostly_failed(self) -> bool:
+        return self.failed * 2 > self.tried
 
     @property
     def share(self) -> float:
@@ -164,7 +170,7 @@ def coverage_chart(title: str, subtitle: str, found: Iterable[tuple[str, int]]) 
 
 
 def _cells(row: CoverageRow) -> list[str]:
-    marks = ("*" if row.defaults else "") + ("?" if row.untuned else "")
+    marks = ("*" if row.defaults else "") + ("?" if row.untuned else "") + ("!" if row.mostly_failed else "")
     return [
         row.name + marks, f"{row.ours_s * 1e6:.1f}", row.best or "-", f"{row.best_s * 1e6:.1f}", f"{row.ratio:.2f}",
         f"{row.share:.0%}", f"{row.error:.0e}", f"{row.peer_error:.0e}", f"{row.tune_s:.1f}",
@@ -176,6 +182,8 @@ def _doubts(rows: Iterable[CoverageRow]) -> Iterable[str]:
         yield "* holds a subgraph whose best schedule is the default"
     if any(row.untuned for row in rows):
         yield "? holds a subgraph that was not tuned: no time, or every candidate failed"
+    if any(row.mostly_failed for row in rows):
+        yield "! most of its candidates did not build, or were wrong"
     disturbed = sum(row.race is not None and row.race.foreign_cores > FOREIGN_LIMIT for row in rows)
     if disturbed:
         yield f"{disturbed} cases were timed while other processes kept the cores busy: do not trust their figures"

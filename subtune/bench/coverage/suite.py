@@ -101,7 +101,7 @@ class Coverage:
             return replace(row, outcome="refused", why=compiled.refusal)
         row = replace(
             row, defaults=compiled.defaults, untuned=compiled.untuned, kernels=compiled.kernels, tried=compiled.tried,
-            tune_s=compiled.tune_s, roofline_s=self._roofline_s(ready),
+            failed=compiled.failed, tune_s=compiled.tune_s, roofline_s=self._roofline_s(ready),
         )  # fmt: skip
         peers = self._peers.load([ready.files.job_of(name) for name in (REFERENCE, *self._settings.against)])
         ours = self._ours.load([ready.files.job_of("subtune", artifact)])

@@ -52,6 +52,18 @@ CASES: dict[str, tuple[Workload, Candidate]] = {
         tiled("fma", 32, 64, 16, 4, 8, slices=2, split=4),
     ),
     "split, given nt": (product(33, 64, 96, "nt", batch=3, bias=True, **FP32), tiled("fma", 32, 64, 8, 4, 8, split=2)),
+    "split, the last part shorter": (
+        product(36, 32, 1541, "nt", constant=True, **EPILOGUE),
+        tiled("fma", 32, 32, 32, 4, 4, slices=2, split=4),
+    ),
+    "split, given nt, the last part shorter": (
+        product(33, 64, 100, "nt", batch=3, bias=True, **FP32),
+        tiled("fma", 32, 64, 8, 4, 8, split=4),
+    ),
+    "split, given nn, the last part shorter": (
+        product(20, 36, 90, "nn", batch=2, **FP32),
+        tiled("fma", 32, 64, 16, 4, 8, slices=2, split=2),
+    ),
     "odd columns": (product(70, 53, 36, "nn", constant=True, **EPILOGUE), tiled("fma", 32, 64, 16, 4, 8)),
     "sixteen rows": (product(13, 64, 100, "nn", constant=True, **EPILOGUE), tiled("fma", 16, 64, 16, 4, 4)),
     "odd columns, split": (

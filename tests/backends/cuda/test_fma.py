@@ -189,7 +189,7 @@ def test_long_sums_of_few_tiles_are_split() -> None:
     blocks = 128 // int(first["bm"]) * (128 // int(first["bn"])) * int(first["split"])
     assert blocks > DEVICES["H100"].sms // 2
     odd = product(128, 128, 150529, "nt", constant=True, **FP32)
-    assert all(c["split"] == 1 for c in proposed(fma.FAMILY, odd, DEVICES["H100"]))
+    assert int(proposed(fma.FAMILY, odd, DEVICES["H100"])[0]["split"]) > 1
 
 
 def test_winograd_is_first_where_it_saves_most() -> None:

@@ -121,6 +121,11 @@ class FmaTile:
         """Rows of A of which one thread copies `vector` elements each."""
         return self.bm * self.bk // vector // self.threads
 
+    def channels_of_part(self, k: int) -> int:
+        """Of a sum over `k` in `split` parts: all equal, or whole steps and a shorter last one."""
+        is_equal = k % (self.split * VECTOR) == 0 or self.split == 1
+        return k // self.split if is_equal else -(-k // (self.split * self.bk)) * self.bk
+
     def obstacle(self, vector: int, device: CUDAModel, b_along_k: bool = False, k: int = 1) -> str:
         """Why a block of this tile does not work on `device`, and `k` not in its parts; "" where they do."""
         if self.bm % (self.tm * WARP_ROWS) or self.bn % (self.tn * WARP_COLUMNS) or self.tn % VECTOR:
@@ -129,7 +134,7 @@ class FmaTile:
             return f"{self.slices} slices do not share {self.tm} rows and a depth of {self.bk}"
         if device.capability < 80:
             return f"{device.arch} has no asynchronous copies"
-        if self.split > 1 and k % (self.split * VECTOR):
+        if (self.split - 1) * self.channels_of_part(k) >= k:
             return f"a sum over {k} in {self.split} parts"
         if self.stages < 2 or self.threads > device.max_threads_per_block:
             return f"{self.stages} stages, {self.threads} threads"

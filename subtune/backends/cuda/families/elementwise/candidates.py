@@ -13,6 +13,7 @@ from subtune.core.workload import dtype_bits
 from subtune.patterns.elementwise import Elementwise
 
 _SCALAR = 6.0  # transposed operands element by element
+_NARROW, _FEW = 2.0, 16  # the same, where an axis that is turned is so short: neighbours read in the same few lines
 _MIXED = 1.3  # runs over sections, as much slower on an H200 than one element a thread: 22 us of 89 columns in four
 
 
@@ -29,14 +30,18 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     widths = lanes_of(narrowest, anchor.extent)
     # a run over sections is read element by element, and threads side by side then read apart from one another
     is_mixed = anchor.sections > 1 and anchor.run % widths[0] != 0
-    for lanes in dict.fromkeys([*widths, 1] if is_mixed else widths):
+    turned = anchor.transposed or anchor.padded
+    is_narrow = turned is not None and min(turned.extents[turned.a], turned.extents[turned.b]) <= _FEW
+    for lanes in dict.fromkeys([*widths, 1] if is_mixed or is_narrow else widths):
         for unroll in (1, 2, 4):
             for threads in (128, 256, 512):
                 blocks = ceil(anchor.extent / (threads * lanes * unroll))
                 in_flight = lanes * unroll * element_bytes
                 seconds = streaming_s(device, workload.nbytes, blocks, threads, in_flight, 24 + in_flight // 3,
                                       operations=anchor.extent * (4 + 20 / lanes))  # fmt: skip
-                scalar = _SCALAR if anchor.transposed or anchor.padded else _MIXED if is_mixed and lanes > 1 else 1.0
+                scalar = _SCALAR if turned else _MIXED if is_mixed and lanes > 1 else 1.0
+                if is_narrow and lanes == 1:
+                    scalar = _NARROW
                 seconds *= (1 + 0.002 * unroll) * narrow(lanes, widths[0]) * scalar
                 found.append(Candidate.make("cuda.elementwise", seconds, threads=threads, lanes=lanes, unroll=unroll))
     return [candidate for candidate in found if candidate.predicted_s < float("inf")]

@@ -25,7 +25,7 @@ class Walk:
     window never leaves the image. `vector`: elements of A that one copy may take. With `edge` the channels are those of
     several pixels of a row of `edge` elements, and the second of a window's first pixels is its first element.
     `pitch_b`: B is `[columns, *taps, channels]`, copied by `vector` elements too, so many elements from column to
-    column; 0: it is `[*taps, channels, columns]`.
+    column; 0: it is `[*taps, channels, columns]`. `whole`: of a sum in unequal parts, the channels of all of them.
     """
 
     channels: int
@@ -36,6 +36,7 @@ class Walk:
     vector: int = 4
     edge: int = 0
     pitch_b: int = 0
+    whole: int = 0
 
     @property
     def k(self) -> int:
@@ -57,7 +58,7 @@ def multiply(
     tile: FmaTile,
     walk: Walk,
     extents: tuple[int, int],
-    first: tuple[Any, Any],
+    first: tuple[Any, Any, Any],
     operands: tuple[Any, Any],
     window: Callable[[Any], tuple[Any, Any, Any]],
     thread: Any,
@@ -67,7 +68,7 @@ def multiply(
 
     Args:
         extents: rows and columns of the whole product; columns are a multiple of 4.
-        first: the block's first row and column.
+        first: the block's first row and column, and its part of the sum.
         operands: addresses of A and B.
         window: of a row, the first element of its window and the first pixel along both axes of the window.
         ends: of operands that the function allocates (`calls.address`).
@@ -93,11 +94,12 @@ def multiply(
     first_column = tirx.floormod(warp, const(across)) * (WARP_COLUMNS * tile.tn)
     numbers = (
         tile.bm, tile.bn, tile.bk, tile.tm, tile.tn, tile.stages, tile.slices, walk.vector, *walk.taps, walk.channels,
-        *walk.strides, *walk.steps, *walk.sizes, walk.edge, n, walk.pitch_b,
+        *walk.strides, *walk.steps, *walk.sizes, walk.edge, n, walk.pitch_b, int(walk.whole > 0),
     )  # fmt: skip
     arrays = [address(buffer, const(0)) for buffer in (shared, base, high, wide)]
     name = f"subtune::Fma<{', '.join(map(str, numbers))}>::run"
-    lies = first[1], thread, slice_, first_row, first_column, lane_column
+    last = (walk.whole or walk.channels) - first[2] * walk.channels
+    lies = first[1], thread, slice_, first_row, first_column, lane_column, last
     arguments = (address(sums, const(0)), *operands, *arrays, *lies, end(sums), end(shared), *ends)
     code.emit(called(name, arguments, FMA))
     kept = tile.tm // tile.slices

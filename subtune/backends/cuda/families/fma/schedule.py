@@ -83,7 +83,9 @@ def _schedule(
         return NotApplicable("a window's sum in parts")
     if reason := tile.obstacle(walk.vector, device, walk.pitch_b > 0, walk.channels):
         return NotApplicable(reason)
-    reading = replace(reading, walk=replace(walk, channels=walk.channels // tile.split))
+    channels = tile.channels_of_part(walk.channels)
+    whole = walk.channels if channels * tile.split != walk.channels else 0
+    reading = replace(reading, walk=replace(walk, channels=channels, whole=whole))
     outputs = [sch.get(b) for b in stages.outputs]
     writer = _Writer(sch.get(stages.anchors[0]), outputs, view, tile, problem.numerics.exact)
     written = prim_func(func, *writer.write(func.params[param], params[info.b.param], reading))
@@ -215,14 +217,15 @@ class _Writer:
         batch, part = decoded(which, (count, split), code.analyzer)
         parts = tirx.decl_buffer([split, count, m, _whole(n)], "float32", "parts")
         thread = code.thread("threadIdx.x", tile.threads)
-        first = tirx.floordiv(block, const(across)) * tile.bm, tirx.floormod(block, const(across)) * tile.bn
+        first = tirx.floordiv(block, const(across)) * tile.bm, tirx.floormod(block, const(across)) * tile.bn, part
         batches = self._unraveled(batch, view.batch)
 
         def window(row: Any) -> tuple[Any, Any, Any]:
             return reading.window(batches | self._unraveled(row, view.rows))
 
         of_part = part * (walk.k if walk.pitch_b else walk.k * columns)
-        operands = address(a, const(0) + part * walk.k), address(b, batch * (walk.k * split * columns) + of_part)
+        of_batch = batch * ((walk.whole or walk.k * split) * columns)
+        operands = address(a, const(0) + part * walk.k), address(b, of_batch + of_part)
         sums = multiply(code, tile, walk, (m, columns), first, operands, window, thread)
         lane = code.variable("lane", _LANES)
         for j in range(tile.tn // _LANES):

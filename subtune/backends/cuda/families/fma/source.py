@@ -32,15 +32,18 @@ __device__ __forceinline__ float part(float4 x, int i) { return i == 0 ? x.x : i
 
 // k is KH x KW taps of C elements. A tap is STRIDE elements and STEP pixels from the one before; SIZE pixels exist
 // (0: wherever a window is, it is inside). With EDGE, C spans pixels of a row of EDGE elements, and w counts elements.
-// B is [k][N], or [N][k] with PITCH_B elements from column to column, if that is not 0.
+// B is [k][N], or [N][k] with PITCH_B elements from column to column, if that is not 0. IS_PART: only the first `last`
+// channels exist.
 template <int BM, int BN, int BK, int TM, int TN, int STAGES, int SLICES, int VECTOR, int KH, int KW, int C,
-          int STRIDE_H, int STRIDE_W, int STEP_H, int STEP_W, int SIZE_H, int SIZE_W, int EDGE, int N, int PITCH_B>
+          int STRIDE_H, int STRIDE_W, int STEP_H, int STEP_W, int SIZE_H, int SIZE_W, int EDGE, int N, int PITCH_B,
+          bool IS_PART>
 struct Fma {
   static constexpr bool ALONG_K = PITCH_B != 0;
   static constexpr int GROUP = BM / TM * (BN / TN), THREADS = GROUP * SLICES, PITCH = BK + 4;
   static constexpr int A = BM * PITCH, STAGE = A + (ALONG_K ? BN * PITCH : BK * BN), DEPTH = BK / SLICES;
   static constexpr int PER_ROW = BK / VECTOR, ROWS = BM * PER_ROW / THREADS, APART = THREADS / PER_ROW;
   static constexpr int APART_B = ALONG_K ? APART : THREADS / (BN / 4), ROWS_B = (ALONG_K ? BN : BK) / APART_B;
+  static constexpr bool IS_RAGGED = IS_PART || C % BK != 0;
   static constexpr int STEPS = KH * KW * ((C + BK - 1) / BK);
 
   // base, h, w: of the rows this thread copies, the first element and the first pixel of their windows. Of the sums
@@ -49,7 +52,7 @@ struct Fma {
   template <class... Ends>
   static __device__ __forceinline__ void run(float* sums, const float* a, const float* b, float* shared,
                                              const int* base, const int* h, const int* w, int column, int thread,
-                                             int slice, int first_row, int first_column, int lane, Ends...) {
+                                             int slice, int first_row, int first_column, int lane, int last, Ends...) {
     const int chunk = thread % PER_ROW * VECTOR, row = thread / PER_ROW;
     int inside[ROWS], at[ROWS];
 #pragma unroll
@@ -75,7 +78,7 @@ struct Fma {
 #pragma unroll
       for (int j = 0; j < ROWS; j++) {
         bool is_inside = is_one && (inside[j] >> kh) & (inside[j] >> (16 + kw)) & 1;
-        if constexpr (C % BK != 0) is_inside = is_inside && c + chunk < C;
+        if constexpr (IS_RAGGED) is_inside = is_inside && c + chunk < (IS_PART ? last : C);
         if constexpr (EDGE != 0) is_inside = is_inside && (unsigned)(w[j] + c + chunk) < (unsigned)EDGE;
         copy_async<VECTOR * 4>(to_a + stage * STAGE + j * APART * PITCH, from + at[j], is_inside);
       }
@@ -84,7 +87,7 @@ struct Fma {
         const int i = row_b + j * APART_B;
         const int n = !ALONG_K ? 0 : APART_B % 32 == 0 ? j * APART_B : column_of(i) - n_b;
         bool is_inside = is_one && (N % BN == 0 || column + n_b + n < N);
-        if constexpr (C % BK != 0) is_inside = is_inside && c + (ALONG_K ? chunk : i) < C;
+        if constexpr (IS_RAGGED) is_inside = is_inside && c + (ALONG_K ? chunk : i) < (IS_PART ? last : C);
         float* to = to_b + stage * STAGE + j * APART_B * (ALONG_K ? PITCH : BN);
         if constexpr (ALONG_K) copy_async<VECTOR * 4>(to, b + n * PITCH_B, is_inside);
         else copy_async<16>(to, b + j * APART_B * N, is_inside);

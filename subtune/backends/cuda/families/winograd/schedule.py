@@ -166,7 +166,8 @@ def _products(grid: _Grid, tile: FmaTile, channels: int, columns: int, v: Any, u
     block = code.thread("blockIdx.x", -(-rows // tile.bm) * across)
     element = code.thread("blockIdx.z", (grid.m + 2) ** 2)
     thread = code.thread("threadIdx.x", tile.threads)
-    first = tirx.floordiv(block, const(across)) * tile.bm, tirx.floormod(block, const(across)) * tile.bn
+    row, column = tirx.floordiv(block, const(across)), tirx.floormod(block, const(across))
+    first = row * tile.bm, column * tile.bn, const(0)
     operands = address(v, element * (rows * channels)), address(u, element * (channels * columns))
     walk = Walk(channels)
     sums = multiply(
