@@ -11,7 +11,7 @@ from tvm import te, tirx
 
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.lowering.default_schedule import default_schedule
-from subtune.backends.cuda.lowering.erf import NARROW, WIDE, Polynomial
+from subtune.backends.cuda.lowering.erf import NARROW, WIDE, Polynomial, source
 from subtune.backends.cuda.lowering.pipeline import register
 
 
@@ -28,7 +28,12 @@ def test_the_polynomial_is_erf(of: Polynomial, most: float, relative: float) -> 
 
 def test_gelu_of_a_large_number_is_the_number_or_nothing() -> None:
     x = np.array([-6e4, -100.0, 100.0, 6e4], np.float32)
-    assert evaluated(NARROW, x).tolist() == [-1, -1, 1, 1]
+    assert evaluated(NARROW, x).tolist() == evaluated(WIDE, x).tolist() == [-1, -1, 1, 1]
+
+
+def test_what_is_one_is_not_made_one_with_a_sum() -> None:
+    assert "return __fmul_rn(p, y);" in source(NARROW)
+    assert "return fabsf(x) > 3.8f ? copysignf(1.0f, x) : p * y;" in source(WIDE)
 
 
 def evaluated(of: Polynomial, x: np.ndarray) -> np.ndarray:
@@ -37,7 +42,7 @@ def evaluated(of: Polynomial, x: np.ndarray) -> np.ndarray:
     p = np.full_like(t, of.coefficients[-1])
     for c in of.coefficients[-2::-1]:
         p = (p.astype(np.float64) * t + np.float32(c)).astype(np.float32)  # rounded once, as by one instruction
-    return p * y
+    return np.where(np.abs(x) > of.edge, np.sign(x), p * y) if of is WIDE else p * y
 
 
 @pytest.mark.parametrize(
