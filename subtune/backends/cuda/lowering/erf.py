@@ -82,7 +82,9 @@ def polynomial_erf(mod: IRModule, _context: PassContext) -> IRModule:
 def source(of: Polynomial) -> str:
     steps = "\n".join(f"  p = fmaf(p, t, {c!r}f);" for c in reversed(of.coefficients[:-1]))
     result = of.result.format(edge=of.edge)
-    return _SOURCE.format(name=of.name, edge=of.edge, result=result, scale=2 / of.edge**2, last=of.coefficients[-1], steps=steps)
+    return _SOURCE.format(
+        name=of.name, edge=of.edge, result=result, scale=2 / of.edge**2, last=of.coefficients[-1], steps=steps
+    )
 
 
 def stores_narrow(func: PrimFunc) -> bool:

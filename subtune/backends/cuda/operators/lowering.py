@@ -13,7 +13,8 @@ from tvm.ir import Call, IRModule, Op
 
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.operators.kernels import Written
-from subtune.backends.cuda.operators.recurrent import Layer, recurrent_kernels
+from subtune.backends.cuda.operators.recurrent import recurrent_kernels
+from subtune.backends.cuda.operators.recurrent_layer import Layer
 from subtune.backends.cuda.operators.scans import Scan, scan_kernels
 from subtune.backends.cuda.operators.scatters import Scattered, scatter_kernels
 from subtune.backends.cuda.operators.sorting import Sorted, sorted_kernels

@@ -25,6 +25,21 @@ template <int F> __device__ __forceinline__ float activated(float x) {
   else return x < 0.0f ? 0.0f : x;  // NaN stays
 }
 
+// The hidden state of one unit of one sequence, of its gates' products; `cell` becomes what it is then.
+template <int CELL, int F, int G, int H, int GATES>
+__device__ __forceinline__ float next_state(const float (&in)[GATES], const float (&total)[GATES], float last,
+                                            float& cell) {
+  if constexpr (CELL == LSTM) {
+    const float i = activated<F>(in[0] + total[0]), o = activated<F>(in[1] + total[1]);
+    const float forget = activated<F>(in[2] + total[2]);
+    cell = forget * cell + i * activated<G>(in[3] + total[3]);
+    return o * activated<H>(cell);
+  } else if constexpr (CELL == GRU) {
+    const float z = activated<F>(in[0] + total[0]), reset = activated<F>(in[1] + total[1]);
+    return (1.0f - z) * activated<G>(in[2] + reset * total[2]) + z * last;
+  } else return activated<F>(in[0] + total[0]);
+}
+
 template <class T, int N> struct alignas(sizeof(T) * N) Pack { T at[N]; };
 
 // The sums over a warp of N values, a power of two, up to 32: that of value i to lane i * (32 / N).
@@ -173,17 +188,8 @@ __device__ __forceinline__ void recurrent(const X* x, const T* r, const float* b
       for (int g = 0; g < GATES; g++)
         total[g] = __shfl_sync(0xFFFFFFFFu, sum, (lane * PAD + g) * (32 / N) % 32) + biases[g];
       if (!is_own) continue;
-      float h;
-      if constexpr (CELL == LSTM) {
-        const float i = activated<F>(in[0] + total[0]), o = activated<F>(in[1] + total[1]);
-        const float forget = activated<F>(in[2] + total[2]);
-        cell = forget * cell + i * activated<G>(in[3] + total[3]);
-        h = o * activated<H>(cell);
-      } else if constexpr (CELL == GRU) {
-        const float z = activated<F>(in[0] + total[0]), reset = activated<F>(in[1] + total[1]);
-        const float before = (float)last[lane % BATCH * WIDTH + own];
-        h = (1.0f - z) * activated<G>(in[2] + reset * total[2]) + z * before;
-      } else h = activated<F>(in[0] + total[0]);
+      const float before = CELL == GRU ? (float)last[lane % BATCH * WIDTH + own] : 0.0f;
+      const float h = next_state<CELL, F, G, H>(in, total, before, cell);
       const bool is_alive = t < length;
       y[(((long long)t * directions + direction) * batch + b) * hidden + own] = (T)(is_alive ? h : 0.0f);
       if (CELL == LSTM && is_alive) c[at] = cell;
