@@ -60,6 +60,11 @@ def product(m: int, k: int, n: int, dynamic: bool = False) -> Any:
     return module(lambda emit: op.matmul(x, emit(op.permute_dims(w, [1, 0])), out_dtype="float32"), x, w)
 
 
+def batched(batch: int, m: int, k: int, n: int) -> Any:
+    x, w = half("x", batch, m, k), half("w", batch, k, n)
+    return module(lambda emit: op.matmul(x, w, out_dtype="float32"), x, w)
+
+
 def calls(mod: Any) -> list[Any]:
     return [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
 
@@ -75,10 +80,13 @@ CASES = {
     "turned anyway": (convolution(50, 8, 8, 1, turned=True), 56),
     "rows": (product(3072, 2497, 1049), 2504),
     "rows of two results": (product(2331, 4594, 632, dynamic=True), 4600),
+    "batches of two results": (batched(64, 223, 419, 199), 424),
     "whole already": (convolution(64, 64), 64),
     "a first layer": (convolution(3, 64), 3),
+    "a first layer, turned anyway": (convolution(3, 64, turned=True), 4),
     "too little to do": (convolution(50, 8, 8, 1), 50),
     "few results of much data": (convolution(394, 3, 48, 1), 394),
+    "many heads of an attention": (batched(64, 512, 126, 512), 126),
     "heads of an attention": (product(2048, 126, 2048, dynamic=True), 126),
 }
 
@@ -90,7 +98,8 @@ def test_where_it_pays(name: str) -> None:
     assert align_channels(mod, Forms()).same_as(mod)
 
 
-@pytest.mark.parametrize("mod", [convolution(50, 96), product(512, 300, 1001), product(512, 300, 1001, dynamic=True)])
+@pytest.mark.parametrize("mod", [convolution(50, 96), product(512, 300, 1001), product(512, 300, 1001, dynamic=True),
+                                 batched(8, 223, 419, 199), batched(8, 256, 419, 192)])  # fmt: skip
 def test_values(mod: Any) -> None:
     import tvm
 

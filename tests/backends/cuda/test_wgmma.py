@@ -469,6 +469,20 @@ def test_a_stem_builds():
     assert "tensor_3d" not in text  # rows of 508 bytes, at which no copy may begin
 
 
+def test_a_stem_may_have_any_number_of_columns():
+    workload = conv(64, 4, 24, 7, stride=1, residual=False)
+    found = proposed(stem.FAMILY, workload, H200)
+    assert found
+    kernel = backends.schedule(workload, found[0], H200)
+    assert isinstance(kernel, Kernel), kernel
+    ((_, packing),) = kernel.packings
+    packed = packing(np.ones((24, 7, 7, 4), "float16"))
+    assert packed.shape[0] == 32
+    assert packed[:24].any(1).all()
+    assert not packed[24:].any()
+    assert "& 3) < 3)" in source(kernel.func)  # three vectors of a row are stored, the fourth is nobody's
+
+
 @pytest.mark.parametrize(("kernel", "stride", "width", "why"), [
     (7, 2, 64, ""), (3, 2, 64, ""), (3, 1, 64, "an odd number of elements"), (3, 2, 60, "does not copy"),
 ])  # fmt: skip

@@ -34,7 +34,7 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Every band that fits shared memory."""
     pattern, device = problem.pattern, problem.device
     read = front(pattern.front, problem)
-    if isinstance(read, NotApplicable):
+    if isinstance(read, NotApplicable) or read.columns != read.packing.original[0]:
         return []
     columns, found = read.columns, []
     for rows, groups, blocks in product(_ROWS, (1, 2, 3, 4), (1, 2)):

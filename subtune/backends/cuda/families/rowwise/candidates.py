@@ -20,6 +20,7 @@ _MAX_TILED_TOTAL = 32  # elements of each of two rows in one thread's registers,
 _COST = 8  # instructions for an element of a row: conversions, an exponential, sums
 _COST_OF_TOTAL, _COST_OF_PRODUCT, _COST_OF_VECTOR = 2.2, 2.5, 2.0
 _CLUSTER_S = 2e-6  # blocks that wait for one another
+_LONGEST_KEPT = 1024 * MAX_KEPT // 2  # of a block's registers
 _COST_OF_SEVERAL = 10  # an element is compared with what was found, and with where
 
 
@@ -65,8 +66,9 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
 
 
 def _clusters(anchor: Rowwise, workload: Workload, device: CUDAModel, lanes: int, is_total: bool) -> list[Candidate]:
-    """Several blocks have a row, where rows are so few that a block each leaves the device idle."""
-    if device.capability < CLUSTERS_SINCE or anchor.rows > 2 * device.sms:
+    """Several blocks have a row: of few rows a block each leaves the device idle, of long ones it reads them again."""
+    is_long = not is_total and anchor.length > _LONGEST_KEPT
+    if device.capability < CLUSTERS_SINCE or (anchor.rows > 2 * device.sms and not is_long):
         return []
     found = []
     for cluster, threads in product((2, 4, 8), (256, 512, 1024)):

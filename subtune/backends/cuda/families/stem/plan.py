@@ -78,7 +78,8 @@ class Front:
 
     @property
     def columns(self) -> int:
-        return self.packing.original[0]
+        """As multiplied; the last ones may be nobody's."""
+        return self.packing.shape[0]
 
     @property
     def images(self) -> int:
@@ -140,7 +141,7 @@ def front(workload: Workload, problem: Problem[CUDAModel]) -> Front | NotApplica
     if isinstance(epilogue, NotApplicable):
         return epilogue
     weights = tuple(d for d in info.b.shape)
-    if weights[0] % 16 or weights[0] > 256:
+    if weights[0] > 256:
         return NotApplicable(f"{weights[0]} channels")
     lead = stem.before[1] * 2 - source.before[-2] * stem.channels
     packing = StemPacking(weights, lead, stem.row, source.is_planar)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 _MAX_BOX = 256  # elements of a copy along each dim
+_COLUMNS = 16  # of a multiplication's smallest tile
 _AT_ONCE = 8  # elements of k that four threads read together, a word each
 
 
@@ -31,7 +32,7 @@ def taps_of(kernel_rows: int, row: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StemPacking:
-    """OHWI weights to `[O, k]`: of each window row `lead` zeros, its weights, zeros up to `row`; k up to 64s."""
+    """OHWI weights to `[O, k]`: of each window row `lead` zeros, its weights, zeros to `row`; O up to 16s, k to 64s."""
 
     original: tuple[int, ...]
     lead: int
@@ -46,7 +47,7 @@ class StemPacking:
     @property
     def shape(self) -> tuple[int, int]:
         planes, taps = self._rows
-        return self.original[0], ceil(planes * taps * self.row / 64) * 64
+        return ceil(self.original[0] / _COLUMNS) * _COLUMNS, ceil(planes * taps * self.row / 64) * 64
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         o, kh, kw, c = self.original
@@ -54,7 +55,8 @@ class StemPacking:
         rows = array.transpose(0, 3, 1, 2) if self.is_planar else array.reshape(o, 1, kh, kw * c)
         packed = np.zeros((o, planes, taps, self.row), array.dtype)
         packed[:, :, :kh, self.lead : self.lead + rows.shape[-1]] = rows
-        return np.pad(packed.reshape(o, -1), [(0, 0), (0, self.shape[1] - planes * taps * self.row)])
+        more = self.shape[0] - o, self.shape[1] - planes * taps * self.row
+        return np.pad(packed.reshape(o, -1), [(0, more[0]), (0, more[1])])
 
 
 @dataclass(frozen=True, slots=True)
