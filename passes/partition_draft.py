@@ -112,9 +112,9 @@ class Drafts:
         for name in sorted(ops, key=self.rank.__getitem__, reverse=True):
             op = self.op(name)
             counts[name] = count = 1 if op.kind.is_anchor else max(counts[name], 1)
-            for value in op.inputs:
+            for value, reads in zip(op.inputs, op.reads, strict=True):
                 if value.origin is Origin.OP and value.source in ops:
-                    counts[value.source] += count * op.reads
+                    counts[value.source] += count * reads
         return max((count for name, count in counts.items() if not is_widening(self.op(name))), default=0)
 
     def label(self, ops: Iterable[str]) -> str:

@@ -163,7 +163,8 @@ def _node(flow: Dataflow, name: str, call: Call) -> OpNode:
     if function is not None and kind is not Kind.OPAQUE:
         kind = _kind_of_loops(int(function.attrs["op_pattern"]), outputs)
     movement = _movement(flow, call) if kind is Kind.MOVEMENT else ""
-    reads = _reads(function) if function is not None and kind.is_injective else reads_of(op_name(call))
+    is_read = function is not None and kind.is_injective
+    reads = _reads(function, len(inputs)) if is_read else (reads_of(op_name(call)),) * len(inputs)
     return OpNode(name, op_name(call), kind, inputs, outputs, _keeps_rows(call), movement, reads)
 
 
@@ -174,9 +175,10 @@ def _kind_of_loops(pattern: int, outputs: tuple[Tensor, ...]) -> Kind:
     return _KIND_OF_PATTERN.get(pattern, Kind.OTHER)
 
 
-def _reads(function: Any) -> int:
-    """How often a PrimFunc reads one of its arguments for an element."""
-    return max(Counter(load.source for load in loads(function.body)).values(), default=1)
+def _reads(function: Any, inputs: int) -> tuple[int, ...]:
+    """How often a PrimFunc reads each of its inputs for an element."""
+    counts = Counter(load.source for load in loads(function.body))
+    return tuple(max(counts[param], 1) for param in list(function.params)[:inputs])
 
 
 def _callee(flow: Dataflow, call: Call) -> Any | None:

@@ -92,7 +92,7 @@ class OpNode:
 
     `keeps_rows` holds for a transpose that leaves the last axis last, and for a softmax along it. `movement` is the
     text of what an op that moves data moves where: its attributes and arguments that are no tensors. `reads` is how
-    often the op's loops read one element for each that they make.
+    often the op's loops read one element of each input for each that they make.
     """
 
     name: str
@@ -102,7 +102,7 @@ class OpNode:
     outputs: tuple[Tensor, ...]
     keeps_rows: bool = False
     movement: str = ""
-    reads: int = 1
+    reads: tuple[int, ...] = ()
 
     @property
     def output(self) -> Tensor:

@@ -174,11 +174,14 @@ def mean(node: Node) -> Expr:
 
 
 def extreme(largest: bool) -> Converter:
-    """Max or Min of any number of inputs; NaN propagates from every side, as numpy's does."""
+    """Max or Min of any number of inputs; NaN propagates from every side, as numpy's does.
+
+    A comparison with NaN fails, and the extreme is then the second: the result so far, which stands there once, as what
+    stands there twice doubles with every input of a chain. Only the other is asked.
+    """
 
     def one(p: Any, q: Any) -> tirx.Select:
-        first = (p >= q) if largest else (p <= q)
-        return tirx.Select(tirx.isnan(p.astype("float32")), p, tirx.Select(first, p, q))
+        return tirx.Select(tirx.isnan(q.astype("float32")), q, (tirx.max if largest else tirx.min)(q, p))
 
     def convert(node: Node) -> Expr:
         result = node.x
