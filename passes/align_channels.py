@@ -25,7 +25,7 @@ from subtune.passes.exprs import CONVOLUTIONS, Expr, array_of, convolved, dtype_
 from subtune.passes.rewriter import Walk, rewrite
 
 _LEAST_CHANNELS = 9
-"""Fewer are a network's first layer, which has schedules of its own."""
+"""Fewer are a network's first layer, which has schedules of its own where windows have two dims."""
 _FEW = 4
 """Channels of a first layer are a multiple of these."""
 _LEAST_COLUMNS = 16
@@ -57,7 +57,7 @@ def _convolution(walk: Walk, call: Call, multiple: int) -> Expr | None:
         return None
     if dtype_of(data) not in HALVES or shape[-1] % multiple == 0:
         return None
-    if shape[-1] < _LEAST_CHANNELS:
+    if shape[-1] < _LEAST_CHANNELS and len(shape) == 4:
         is_turned = op_name(walk.definition(data)) == "relax.permute_dims"
         begins_odd = shape[-1] % 2 and int(attrs.strides[-1]) % 2 and prod(weight.shape[1:-1]) > 1
         return _deepened(call, weight, -shape[-1] % _FEW) if is_turned and begins_odd and shape[-1] > 1 else None

@@ -19,6 +19,7 @@ from subtune.patterns.contraction import Contraction
 
 MAX_DIMS = 5
 """Of a tensor map (CUDA driver API, cuTensorMapEncodeTiled)."""
+_MAX_ROWS = 4  # of a window in three dims: images, and where in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +218,6 @@ def _checked(view: GemmView) -> GemmView | NotApplicable:
             return NotApplicable(f"{name} is contiguous along one of several groups of rows")
     expected = {*range(len(view.groups))}
     seen = {*view.rows, *view.batch, *view.steps, view.inner, view.n}
-    if seen != expected or len(view.rows) > 3:
-        return NotApplicable("an axis that no operand is read along, or rows of more than three groups")
+    if seen != expected or len(view.rows) > _MAX_ROWS:
+        return NotApplicable(f"an axis that no operand is read along, or rows of more than {_MAX_ROWS} groups")
     return view

@@ -53,6 +53,12 @@ def convolution(channels: int, results: int, size: int = 48, kernel: int = 3, tu
     return module(body, x)
 
 
+def solid(channels: int, results: int, size: int = 40) -> Any:
+    x, w = half("x", 2, size, size, size, channels), weight(results, 3, 3, 3, channels)
+    return module(lambda emit: op.nn.conv3d(x, w, padding=1, data_layout="NDHWC", kernel_layout="ODHWI",
+                                            out_dtype="float32"), x)  # fmt: skip
+
+
 def product(m: int, k: int, n: int, dynamic: bool = False) -> Any:
     x, w = half("x", m, k), half("w", n, k)
     if not dynamic:
@@ -71,13 +77,14 @@ def calls(mod: Any) -> list[Any]:
 
 def depths(mod: Any) -> list[int]:
     """The last dim of what every convolution and product reads first."""
-    wanted = [call for call in calls(mod) if op_name(call) in ("relax.nn.conv2d", "relax.matmul")]
+    wanted = [call for call in calls(mod) if op_name(call) in ("relax.nn.conv2d", "relax.nn.conv3d", "relax.matmul")]
     return [shape_of(call.args[0])[-1] for call in wanted]
 
 
 CASES = {
     "channels": (convolution(394, 78), 400),
     "turned anyway": (convolution(50, 8, 8, 1, turned=True), 56),
+    "few channels in three dims": (solid(3, 16), 8),
     "rows": (product(3072, 2497, 1049), 2504),
     "rows of two results": (product(2331, 4594, 632, dynamic=True), 4600),
     "batches of two results": (batched(64, 223, 419, 199), 424),

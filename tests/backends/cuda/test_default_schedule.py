@@ -8,6 +8,20 @@ from tvm import te, tirx, topi
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.lowering.default_schedule import default_schedule
 from subtune.backends.cuda.lowering.pipeline import register
+from subtune.tir.expressions import maximum_over
+
+
+def test_a_short_window_is_reduced_by_one_thread_from_minus_infinity_on() -> None:
+    """A maximum of nothing but minus infinity is that: what a candidate's function of it is compared with."""
+    x = te.placeholder((8, 99, 99, 48), "float32", "x")
+    y, z = te.reduce_axis((0, 2), "y"), te.reduce_axis((0, 2), "z")
+    pool = te.compute((8, 49, 49, 48), lambda n, h, w, c: maximum_over(x[n, h * 2 + y, w * 2 + z, c], [y, z]), "pool")
+    target = CUDA("H200").target()
+    mod = default_schedule(tvm.IRModule({"main": te.create_prim_func([x, pool])}), target)
+    with target:
+        text = tvm.compile(mod, target=target, tir_pipeline=register()).mod.imports[0].inspect_source()
+    assert "shfl" not in text
+    assert "-CUDART_INF_F" in text
 
 
 def test_a_convolution_with_two_outputs_builds() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
+_SHORT = 64  # elements of a reduction
 _PIPELINE_MODULE = "subtune.backends.cuda.lowering.pipeline"
 
 
@@ -36,10 +37,34 @@ def default_schedule(mod: Any, target: Any, keep: Container[str] = ()) -> Any:
         return mod
     gpu = dlight.gpu
     rules = (Staged(), gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
+    by_thread = (Staged(), gpu.Matmul(), gpu.Fallback())
     made = mod.clone()
     for gvar, func in todo.items():
-        made.update_func(gvar, _scheduled(_from_finite(func), rules, target))
+        is_short = _reduces_little(func)
+        made.update_func(
+            gvar, _scheduled(func if is_short else _from_finite(func), by_thread if is_short else rules, target)
+        )
     return made
+
+
+def _reduces_little(func: Any) -> bool:
+    """Whether reductions are so short that a thread each does best: windows, above all. As many as a block has threads
+    would wait for a few, and begin maxima at a finite number.
+    """
+    import tvm_ffi
+    from tvm import tirx
+    from tvm.s_tir import SBlock
+
+    lengths: list[int] = []
+
+    def look(block: Any) -> None:
+        extents = [axis.dom.extent for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
+        if extents:
+            is_static = all(isinstance(extent, tirx.IntImm) for extent in extents)
+            lengths.append(math.prod(map(int, extents)) if is_static else _SHORT + 1)
+
+    tvm_ffi.structural_walk(func.body, (SBlock, look))
+    return bool(lengths) and max(lengths) <= _SHORT
 
 
 def _from_finite(func: Any) -> Any:

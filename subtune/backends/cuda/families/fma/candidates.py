@@ -42,7 +42,9 @@ def accepts(problem: Problem[CUDAModel]) -> str:
     if not isinstance(problem.pattern, Contraction):
         return "no contraction"
     view = gemm_view(problem.pattern)
-    return view.reason if isinstance(view, NotApplicable) else ""
+    if isinstance(view, NotApplicable):
+        return view.reason
+    return "a window of more than two axes" if len(view.steps) > 2 else ""
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
