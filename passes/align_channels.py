@@ -36,6 +36,8 @@ _WORTH_TURNED = 16
 """The same where it is copied anyway."""
 _LEAST_FLOPS = 1.5e8
 """A kernel more takes 2 us."""
+_BEHIND_SOFTMAX = 5
+"""Steps at most between a softmax and the product that reads it: casts, zeros in place of NaN, views."""
 _LEAST_DEPTH = 257
 """Of a product of two results: what is shorter may be an attention's head, which wants its operands as they are."""
 
@@ -84,9 +86,9 @@ def _product(walk: Walk, call: Call, multiple: int) -> Expr | None:
     weight, more = array_of(right), -a[-1] % multiple
     if weight is not None and len(b) != 2:
         return None
-    if weight is None and (a[:-2] != b[:-2] or a[-1] < _LEAST_DEPTH or not _pays(walk, right, a[-2])):
+    if weight is None and (a[:-2] != b[:-2] or a[-1] < _LEAST_DEPTH or not _is_worth_it(b, a[-2])):
         return None
-    if not _pays(walk, left, max(b[-1], _LEAST_COLUMNS)):
+    if not _pays(walk, left, max(b[-1], _LEAST_COLUMNS)) or _is_attention(walk, left):
         return None
     other = _deeper(walk, right, more, multiple) if weight is None else make_const(np.pad(weight, [(0, more), (0, 0)]))
     return relax.op.matmul(_padded(left, -1, more), other, out_dtype=call.attrs.out_dtype)
@@ -105,12 +107,29 @@ def _deeper(walk: Walk, right: Expr, more: int, multiple: int) -> Expr:
     return relax.op.permute_dims(_padded(along_k, -1, more), across)
 
 
+def _is_attention(walk: Walk, weights: Expr) -> bool:
+    """Whether `weights` are a softmax, perhaps rounded: what multiplies them is one kernel with it."""
+    for _ in range(_BEHIND_SOFTMAX):
+        found = walk.definition(weights)
+        if op_name(found) == "relax.nn.softmax":
+            return True
+        if not isinstance(found, Call) or not found.args:
+            return False
+        weights = found.args[-1] if op_name(found) == "relax.where" else found.args[0]
+    return False
+
+
 def _pays(walk: Walk, data: Expr, per_element: float) -> bool:
     """Whether a copy of `data` with whole rows costs less than `per_element` multiplications of each element gain."""
     if op_name(walk.definition(data)) == "relax.permute_dims":
         return per_element >= _WORTH_TURNED
     shape = shape_of(data)
-    return shape is not None and per_element >= _WORTH and 2 * per_element * prod(shape) >= _LEAST_FLOPS
+    return shape is not None and _is_worth_it(shape, per_element)
+
+
+def _is_worth_it(shape: tuple[int, ...], per_element: float) -> bool:
+    """The same of a copy that nobody else asks for."""
+    return per_element >= _WORTH and 2 * per_element * prod(shape) >= _LEAST_FLOPS
 
 
 def _padded(data: Expr, axis: int, more: int) -> Expr:

@@ -71,6 +71,16 @@ def batched(batch: int, m: int, k: int, n: int) -> Any:
     return module(lambda emit: op.matmul(x, w, out_dtype="float32"), x, w)
 
 
+def attention(batch: int, m: int, k: int, n: int) -> Any:
+    x, v = half("x", batch, m, k), half("v", batch, k, n)
+
+    def body(emit: Any) -> Any:
+        weights = emit(op.nn.softmax(emit(op.astype(x, "float32"))))
+        return op.matmul(emit(op.astype(weights, "float16")), v, out_dtype="float32")
+
+    return module(body, x, v)
+
+
 def calls(mod: Any) -> list[Any]:
     return [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
 
@@ -93,6 +103,7 @@ CASES = {
     "a first layer, turned anyway": (convolution(3, 64, turned=True), 4),
     "too little to do": (convolution(50, 8, 8, 1), 50),
     "few results of much data": (convolution(394, 3, 48, 1), 394),
+    "weights of an attention": (attention(24, 512, 1193, 64), 1193),
     "many heads of an attention": (batched(64, 512, 126, 512), 126),
     "heads of an attention": (product(2048, 126, 2048, dynamic=True), 126),
 }
