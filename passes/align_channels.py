@@ -22,6 +22,7 @@ from tvm.ir import Call
 from subtune.core.forms import Forms
 from subtune.core.numerics import HALVES
 from subtune.passes.exprs import CONVOLUTIONS, Expr, array_of, convolved, dtype_of, make_const, op_name, shape_of
+from subtune.passes.normalize_cleanup import permutation
 from subtune.passes.rewriter import Walk, rewrite
 
 _LEAST_CHANNELS = 9
@@ -51,19 +52,23 @@ def align_channels(mod: tvm.IRModule, forms: Forms) -> tvm.IRModule:
 
 
 def _convolution(walk: Walk, call: Call, multiple: int) -> Expr | None:
-    """The rule on convolutions, channels last, of one group and constant weights."""
+    """The rule on convolutions, channels last, of constant weights."""
     data, attrs = call.args[0], call.attrs
     weight, shape, out = array_of(call.args[1]), shape_of(data), shape_of(call)
     is_last = str(attrs.data_layout).endswith("C") and str(attrs.kernel_layout).endswith("I")
-    if weight is None or shape is None or out is None or not is_last or int(attrs.groups) != 1:
+    if weight is None or shape is None or out is None or not is_last or dtype_of(data) not in HALVES:
         return None
-    if dtype_of(data) not in HALVES or shape[-1] % multiple == 0:
+    groups, channels = int(attrs.groups), weight.shape[-1]
+    if channels % multiple == 0:
         return None
+    per_element = prod(weight.shape[1:-1]) * max(out[-1] // groups, _LEAST_COLUMNS) * prod(out[:-1]) / prod(shape[:-1])
+    if groups > 1:
+        is_worth_it = channels >= _LEAST_CHANNELS and _pays(walk, data, per_element)
+        return _deepened_groups(walk, call, weight, -channels % multiple) if is_worth_it else None
     if shape[-1] < _LEAST_CHANNELS and len(shape) == 4:
         is_turned = op_name(walk.definition(data)) == "relax.permute_dims"
         begins_odd = shape[-1] % 2 and int(attrs.strides[-1]) % 2 and prod(weight.shape[1:-1]) > 1
         return _deepened(call, weight, -shape[-1] % _FEW) if is_turned and begins_odd and shape[-1] > 1 else None
-    per_element = prod(weight.shape[1:-1]) * max(out[-1], _LEAST_COLUMNS) * prod(out[:-1]) / prod(shape[:-1])
     if not _pays(walk, data, per_element):
         return None
     return _deepened(call, weight, -shape[-1] % multiple)
@@ -73,6 +78,22 @@ def _deepened(call: Call, weight: np.ndarray, more: int) -> Expr:
     """The convolution with zeros behind its channels."""
     widths = [(0, 0)] * (weight.ndim - 1) + [(0, more)]
     return convolved(call, _padded(call.args[0], -1, more), make_const(np.pad(weight, widths)))
+
+
+def _deepened_groups(walk: Walk, call: Call, weight: np.ndarray, more: int) -> Expr:
+    """The same of every group; of data that are turned anyway by the copy that turns them."""
+    data, groups = call.args[0], int(call.attrs.groups)
+    shape, channels, space = shape_of(data) or (), weight.shape[-1], weight.ndim - 2
+    turned = walk.defined_by(data, "relax.permute_dims")
+    if turned is not None and permutation(turned) == (0, *range(2, space + 2), 1):
+        apart = walk.emit(relax.op.reshape(turned.args[0], (shape[0], groups, channels, *shape[1:-1])))
+        apart = relax.op.permute_dims(apart, [0, *range(3, space + 3), 1, 2])
+    else:
+        apart = relax.op.reshape(data, (*shape[:-1], groups, channels))
+    padded = walk.emit(_padded(walk.emit(apart), -1, more))
+    together = walk.emit(relax.op.reshape(padded, (*shape[:-1], groups * (channels + more))))
+    widths = [(0, 0)] * (weight.ndim - 1) + [(0, more)]
+    return convolved(call, together, make_const(np.pad(weight, widths)))
 
 
 def _product(walk: Walk, call: Call, multiple: int) -> Expr | None:

@@ -53,6 +53,18 @@ def convolution(channels: int, results: int, size: int = 48, kernel: int = 3, tu
     return module(body, x)
 
 
+def grouped(channels: int, results: int, groups: int, size: int = 48, turned: bool = False) -> Any:
+    whole = channels * groups
+    x = half("x", 1, whole, size, size) if turned else half("x", 1, size, size, whole)
+
+    def body(emit: Any) -> Any:
+        data = emit(op.permute_dims(x, [0, 2, 3, 1])) if turned else x
+        return op.nn.conv2d(data, weight(results, 5, 5, channels), padding=2, groups=groups, data_layout="NHWC",
+                            kernel_layout="OHWI", out_dtype="float32")  # fmt: skip
+
+    return module(body, x)
+
+
 def solid(channels: int, results: int, size: int = 40) -> Any:
     x, w = half("x", 2, size, size, size, channels), weight(results, 3, 3, 3, channels)
     return module(lambda emit: op.nn.conv3d(x, w, padding=1, data_layout="NDHWC", kernel_layout="ODHWI",
@@ -94,6 +106,9 @@ def depths(mod: Any) -> list[int]:
 CASES = {
     "channels": (convolution(394, 78), 400),
     "turned anyway": (convolution(50, 8, 8, 1, turned=True), 56),
+    "channels of groups": (grouped(41, 96, 4), 4 * 48),
+    "channels of groups, turned anyway": (grouped(23, 128, 4, turned=True), 4 * 24),
+    "few channels of groups": (grouped(6, 64, 4), 24),
     "few channels in three dims": (solid(3, 16), 8),
     "rows": (product(3072, 2497, 1049), 2504),
     "rows of two results": (product(2331, 4594, 632, dynamic=True), 4600),
@@ -116,8 +131,13 @@ def test_where_it_pays(name: str) -> None:
     assert align_channels(mod, Forms()).same_as(mod)
 
 
-@pytest.mark.parametrize("mod", [convolution(50, 96), product(512, 300, 1001), product(512, 300, 1001, dynamic=True),
-                                 batched(8, 223, 419, 199), batched(8, 256, 419, 192)])  # fmt: skip
+VALUES = [
+    convolution(50, 96), grouped(41, 96, 4), grouped(23, 128, 4, turned=True), product(512, 300, 1001),
+    product(512, 300, 1001, dynamic=True), batched(8, 223, 419, 199), batched(8, 256, 419, 192),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mod", VALUES)
 def test_values(mod: Any) -> None:
     import tvm
 

@@ -85,6 +85,21 @@ def test_few_long_rows_are_those_of_clusters() -> None:
         assert all("cluster" not in dict(found.knobs) for found in backends.candidates(workload, device, 20))
 
 
+def test_few_long_columns_are_those_of_clusters() -> None:
+    """On Hopper; nothing there is emulated."""
+    hopper = CUDA("H200")
+    workload = workloads.build(lambda emit, x: op.nn.softmax(x, axis=0), [(23168, 488)])
+    first = backends.candidates(workload, hopper, 20)[0]
+    assert first.family == "cuda.columns"
+    assert dict(first.knobs)["cluster"] == 8
+    kernel = backends.schedule(workload, first, hopper)
+    assert isinstance(kernel, Kernel), kernel
+    text = cuda_on_cpu.source(kernel.func, hopper)
+    assert "subtune::sync_cluster()" in text
+    assert not isinstance(backends.schedule(workload, first, A100), Kernel)
+    assert all("cluster" not in dict(found.knobs) for found in backends.candidates(workload, A100, 20))
+
+
 @pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
 def test_groups_of_channels_are_rows(tmp_path: Path) -> None:
     """Channels first: an axis is partly a row's number and partly an element's."""

@@ -45,7 +45,7 @@ class Plan:
     keep: bool = False
     exact: bool = False
     cluster: int = 1
-    """Blocks that share a line; only along lines, one group each."""
+    """Blocks that share a line; along lines, one group each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class _LineWriter:
         self._now: tuple[int, int] = (0, 0)  # the point and the run that are being computed
         self._now_at: Any = None
         lanes = plan.lanes
-        step = plan.threads if self._across else plan.threads * lanes * plan.cluster
+        step = plan.threads * plan.cluster * (1 if self._across else lanes)
         self._runs = -(-lines.length // step)
         chunks = lines.columns // lanes if self._across else 1
         wide_blocks = -(-chunks // plan.groups) if self._across else 1
@@ -274,8 +274,9 @@ class _LineWriter:
         else:
             partials = int(sums[0].shape[0]) // points
             totals = totals_along(self._code, sums, points, partials, plan.threads, shared_by, combiner)
-            if plan.cluster > 1:
-                totals = totals_of_cluster(self._code, totals, points, self._t, plan.cluster, combiner)
+        if plan.cluster > 1:
+            count, chunk = (points * plan.lanes, shared_by) if self._across else (points, (self._t, const(0), 1))
+            totals = totals_of_cluster(self._code, totals, count, chunk, plan.cluster, combiner)
         self._kept |= zip(combiner.buffers, totals, strict=True)
         indices = indices_of(block)
         for buffer, total in zip(combiner.buffers, totals, strict=True):

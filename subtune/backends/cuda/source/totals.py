@@ -127,32 +127,34 @@ def totals_across(
 
 
 def totals_of_cluster(
-    code: Code, totals: Sequence[Any], points: int, thread: Any, blocks: int, combiner: Combines
+    code: Code, totals: Sequence[Any], count: int, chunk: tuple[Any, Any, int], blocks: int, combiner: Combines
 ) -> list[Any]:
-    """Totals of `points` lines of all `blocks` of a cluster, known to every thread; `totals` are those of its block.
+    """Totals of the `count` lines of a thread in all `blocks` of a cluster; `totals` are those of its block.
 
-    No block may end before all have read: `sync_cluster` comes last.
+    `chunk` as in `totals_across`. No block may end before all have read: `sync_cluster` comes last.
     """
-    mine = [code.shared(dtype, points, "mine") for dtype in combiner.dtypes]
-    theirs = [code.shared(dtype, blocks * points, "theirs") for dtype in combiner.dtypes]
+    thread, number, chunks = chunk
+    first, row = number * count, chunks * count
+    mine = [code.shared(dtype, row, "mine") for dtype in combiner.dtypes]
+    theirs = [code.shared(dtype, blocks * row, "theirs") for dtype in combiner.dtypes]
     with code.when(tirx.EQ(thread, const(0))):
-        for point in range(points):
-            _copy(code, mine, const(point), totals, const(point))
+        for i in range(count):
+            _copy(code, mine, first + i, totals, const(i))
     sync_cluster(code)
     with code.when(tirx.LT(thread, const(blocks))):
-        for point in range(points):
+        for i in range(count):
             for own, all_of_them, dtype in zip(mine, theirs, combiner.dtypes, strict=True):
                 value = cuda_func_call(
-                    "subtune::of_block", address(own, const(point)), thread.astype("int32"), source_code=CLUSTER,
+                    "subtune::of_block", address(own, first + i), thread.astype("int32"), source_code=CLUSTER,
                     return_type=dtype,
                 )  # fmt: skip
-                code.store(all_of_them, thread * points + point, value)
+                code.store(all_of_them, thread * row + first + i, value)
     code.sync()
-    total = [code.local(dtype, points, "total") for dtype in combiner.dtypes]
-    for point in range(points):
-        _copy(code, total, const(point), theirs, const(point))
+    total = [code.local(dtype, count, "total") for dtype in combiner.dtypes]
+    for i in range(count):
+        _copy(code, total, const(i), theirs, first + i)
         with code.unrolled(blocks - 1) as b:
-            combiner.add(code, total, const(point), [load(one, (b + 1) * points + point) for one in theirs])
+            combiner.add(code, total, const(i), [load(one, (b + 1) * row + first + i) for one in theirs])
     return total
 
 

@@ -6,6 +6,7 @@ from math import ceil, prod
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.rowwise.schedule import CLUSTERS_SINCE
 from subtune.backends.cuda.model.runs import MAX_KEPT, element_bits, lanes_of, slowed
 from subtune.backends.cuda.model.streaming import barrier_s, narrow, resident_blocks, streaming_s
 from subtune.core.candidate import Candidate
@@ -15,6 +16,7 @@ from subtune.patterns.stages import reduces_several
 from subtune.patterns.window import Window
 
 _MIN_COLUMN = 16  # elements: a window that long may be one of a whole axis
+_CLUSTERS, _CLUSTER_S = (2, 4, 8), 4e-6  # blocks that wait for one another
 _COST_OF_SEVERAL = 10  # instructions for an element that is compared with what was found, and with where
 
 
@@ -54,11 +56,35 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
         for chunks in (8, 16, 32, 64):
             if chunks // 2 * lanes >= anchor.columns and chunks > 8:
                 continue
-            for threads in (1, 2, 4, 8, 16, 32):
+            for threads in (1, 2, 4, 8, 16, 32, 64):
                 if not 64 <= threads * chunks <= 512 or threads >= 2 * anchor.length:
                     continue
                 made = _column_candidates(anchor, workload, device, lanes, chunks, threads, only_total)
                 found += slowed(made, narrow(lanes, widths[0]))
+    return found
+
+
+def _clusters(
+    anchor: Columns, workload: Workload, device: CUDAModel, shape: tuple[int, int, int, int], operations: float
+) -> list[Candidate]:
+    """Several blocks have a column, where columns are so few that a block each leaves the device idle."""
+    lanes, chunks, threads, shared = shape
+    blocks = ceil(anchor.columns / (chunks * lanes)) * anchor.outer
+    element_bytes = workload.nbytes / (anchor.outer * anchor.columns * anchor.length)
+    found = []
+    for cluster in _CLUSTERS:
+        runs = ceil(anchor.length / (threads * cluster))
+        if threads * cluster >= 2 * anchor.length:
+            continue
+        keep = runs * lanes <= MAX_KEPT
+        unroll = min(runs, 4)
+        in_flight = max(1, int(lanes * (runs if keep else unroll) * element_bytes))
+        registers = 32 + lanes * (runs * 2 if keep else unroll + 1)
+        seconds = streaming_s(device, workload.nbytes * (1.0 if keep else 1.6), blocks * cluster, threads * chunks,
+                              in_flight, registers, shared, operations) + _CLUSTER_S  # fmt: skip
+        knobs: dict[str, int | bool] = {"threads": threads, "chunks": chunks, "lanes": lanes, "cluster": cluster}
+        knobs |= {"keep": True} if keep else {"unroll": unroll}
+        found.append(Candidate.make("cuda.columns", seconds, **knobs))
     return found
 
 
@@ -82,6 +108,8 @@ def _column_candidates(
     if threads > 1:
         seconds += barrier_s(blocks, resident_blocks(device, threads * chunks, registers, shared), device)
     found = [Candidate.make("cuda.columns", seconds, **common)]
+    if not is_total and threads >= _CLUSTERS[-1] and blocks < 2 * device.sms and device.capability >= CLUSTERS_SINCE:
+        found += _clusters(anchor, workload, device, (lanes, chunks, threads, shared), operations)
     if is_total and blocks < 4 * device.sms:
         for split in (4, 8, 16, 32, 64, 128):
             if ceil(anchor.length / split) < threads or blocks * split > 16 * device.sms:

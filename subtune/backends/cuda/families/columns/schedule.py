@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.families.rowwise.schedule import schedule_lines
+from subtune.backends.cuda.families.rowwise.schedule import CLUSTERS_SINCE, schedule_lines
 from subtune.backends.cuda.source.combiner import combiner_of
 from subtune.backends.cuda.source.lanes import Unsupported, not_applicable
 from subtune.backends.cuda.source.lines import Plan
@@ -25,7 +25,9 @@ from subtune.tir.expressions import loads
 
 @dataclass(frozen=True, slots=True)
 class ColumnsKnobs:
-    """`threads` of a column, `chunks` (runs of `lanes` columns) of a block; `split` blocks share a column."""
+    """`threads` of a column, `chunks` (runs of `lanes` columns) of a block. `split` blocks share a column, and leave
+    the rest to another kernel; those of a `cluster` share one by themselves.
+    """
 
     threads: int
     chunks: int
@@ -34,6 +36,7 @@ class ColumnsKnobs:
     keep: bool = False
     split: int = 1
     final: int = 8
+    cluster: int = 1
 
 
 def schedule(problem: Problem[CUDAModel], knobs: ColumnsKnobs) -> Kernel | NotApplicable:
@@ -47,8 +50,12 @@ def schedule(problem: Problem[CUDAModel], knobs: ColumnsKnobs) -> Kernel | NotAp
         return not_applicable(e)
     if columns < 2:
         return NotApplicable("the reduction does not keep its innermost axis")
+    if knobs.cluster > 1 and (problem.device.capability < CLUSTERS_SINCE or knobs.split > 1):
+        return NotApplicable("clusters of blocks are Hopper's")
+    if knobs.cluster > knobs.threads:
+        return NotApplicable("fewer threads of a column than blocks, whose totals they fetch")
     shape = knobs.threads, knobs.chunks, knobs.lanes
-    plan = Plan(*shape, 1, 1, knobs.unroll, knobs.keep, problem.numerics.exact)
+    plan = Plan(*shape, 1, 1, knobs.unroll, knobs.keep, problem.numerics.exact, knobs.cluster)
     return schedule_lines(problem.workload, plan, columns, knobs.split, knobs.final)
 
 
