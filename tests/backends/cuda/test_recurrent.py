@@ -86,6 +86,7 @@ CASES = {
     "a GRU backwards": ("GRU", (3, 9, 20), [3, 1, 2, 3, 3, 3, 3, 2, 1], {"direction": "reverse"}),
     "an LSTM of many, in groups": ("LSTM", (4, 21, 72), None, {"direction": "bidirectional"}),
     "a GRU of more than a tile": ("GRU", (3, 75, 300), None, {}),
+    "a wide LSTM of few": ("LSTM", (3, 2, 200), [3, 1], {"direction": "reverse"}),
     "a wide LSTM, ragged": ("LSTM", (4, 9, 150), [4, 1, 2, 3, 4, 4, 1, 2, 3], {"direction": "bidirectional"}),
     "an RNN": ("RNN", (3, 40, 18), None, {"activations": ["Relu"]}),
 }

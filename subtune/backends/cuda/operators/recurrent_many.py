@@ -19,10 +19,10 @@ from subtune.backends.cuda.source.emit import Code, const
 from subtune.core.numerics import HALVES
 from subtune.core.recurrence import GATES, STATES
 
-_FEW = {
-    True: 4,
-    False: 8,
-}  # sequences in halves and in float32, of which one reading of the weights is most of the work
+_FEW = {True: 4, False: 8}
+"""Sequences in halves and in float32, of which one reading of the weights is most of the work."""
+_OTHER_REGISTERS = 56  # of a thread that holds a row of weights
+_MOST_SEQUENCES = 4  # of such a thread
 _THREADS = 256
 _COLUMNS = 8  # sequences of a product on tensor cores
 _MOST = 4  # times 8: sequences at once
@@ -51,13 +51,17 @@ class _Plan:
 
 
 def many_sequences(layer: Layer, device: CUDAModel) -> _Body | None:
-    """What gives the kernels, of the function's buffers; None for few sequences, or without what they need."""
+    """What gives the kernels, of the function's buffers; None for few sequences of a layer that no block has whole."""
     (_, _, batch, hidden), dtype = layer.y
     is_half = dtype in HALVES
-    if batch <= _FEW[is_half] or device.capability < 80:
+    if device.capability < 80:
         return None
     if is_half and ceil(hidden / _units_of_warp(layer)) <= _SMALL_WARPS:
         return partial(_small, layer)
+    if not is_half and _rows_fit(layer, device):
+        return partial(_rows, layer, device)
+    if batch <= _FEW[is_half]:
+        return None
     plan = _of_halves(layer, device) if is_half else _of_floats(layer, device)
     return partial(_steps, layer, plan) if plan.shared_bytes <= device.shared_per_block_bytes else None
 
@@ -92,6 +96,34 @@ def _of_floats(layer: Layer, device: CUDAModel) -> _Plan:
 
 def _units_of_warp(layer: Layer) -> int:
     return 16 if layer.cell == "RNN" else 8
+
+
+def _rows_fit(layer: Layer, device: CUDAModel) -> bool:
+    """Whether a block's threads, one for each row of the weights, hold them."""
+    hidden = layer.y[0][3]
+    threads = ceil(GATES[layer.cell] * hidden / 32) * 32
+    needed = ceil(hidden / 4) * 4 + _OTHER_REGISTERS
+    return threads <= device.max_threads_per_block and needed <= min(255, device.registers_per_sm // threads)
+
+
+def _rows(layer: Layer, device: CUDAModel, buffers: _Buffers) -> tuple[list[Any], list[Any]]:
+    """One kernel: of few sequences a block each, of many as few to a block as there are multiprocessors for."""
+    (steps, directions, batch, hidden), _ = layer.y
+    (x, r, bias), initial, lengths, (y, *last) = _given(layer, buffers)
+    sequences = 1
+    while sequences < _MOST_SEQUENCES and directions * ceil(batch / sequences) > device.sms:
+        sequences *= 2
+    rows, quads, groups = GATES[layer.cell] * hidden, ceil(hidden / 4), ceil(batch / sequences)
+    code = Code()
+    code.thread("blockIdx.x", directions * groups)
+    code.thread("threadIdx.x", ceil(rows / 32) * 32)
+    shared = span(code.dynamic("uint8", sequences * (quads * 4 + rows) * 4))
+    sizes = [const(n) for n in (steps, batch, hidden, directions, groups)]
+    name = f"subtune::recurrent_rows<{', '.join([*layer.parameters, str(quads), str(sequences)])}>"
+    places = [address(one, const(0)) for one in (x, r, bias, initial[0], initial[-1])]
+    results = [address(one, const(0)) for one in (y, last[0], last[-1])]
+    code.emit(called(name, [*places, lengths, *results, *shared, *sizes], RECURRENT_MANY))
+    return [code.kernel()], []
 
 
 def _small(layer: Layer, buffers: _Buffers) -> tuple[list[Any], list[Any]]:

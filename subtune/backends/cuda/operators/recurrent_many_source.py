@@ -4,7 +4,8 @@ A block has all gates of some hidden units, ROWS rows of the weights, a row of z
 eight warps share the depth of the product; the thread that has a unit of a sequence adds what they summed, and does the
 rest. Hidden states lie in two buffers that steps use in turn: what is read in one is written in the next. Groups of
 sequences know nothing of one another: they wait for the blocks of their own group alone. Of a small layer one block has
-all units: its states lie in shared memory, a warp has all of the depth, and a thread all gates of what it finishes.
+all units, and its states lie in shared memory: in halves a warp has all of the depth, and a thread all gates of what it
+finishes; in float32 a thread has a row of the weights in its registers.
 
     x [steps, batch, directions * G * hidden], r [directions, G * hidden, hidden], bias [directions, G * hidden],
     h0, c0, yh, yc, c [directions, batch, hidden], y [steps, directions, batch, hidden],
@@ -395,6 +396,99 @@ __device__ __forceinline__ void recurrent_small(const X* x, const T* r, const fl
       const T rounded = (T)h;
       after[column * PITCH + own] = rounded;
       last[o][e] = (float)rounded;
+    }
+    read(step + 1);
+    __syncthreads();
+  }
+}
+
+// A row of weights, and its products with states; no loops, which the compiler unrolls up to some length and no further,
+// and registers have no index.
+template <int QUADS, int K = 0>
+__device__ __forceinline__ void hold(float (&weights)[QUADS][4], const float* row, int hidden) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) weights[K][i] = K * 4 + i < hidden ? row[K * 4 + i] : 0.0f;
+  if constexpr (K + 1 < QUADS) hold<QUADS, K + 1>(weights, row, hidden);
+}
+
+template <int QUADS, int SEQUENCES, int PARTS, int K = 0>
+__device__ __forceinline__ void add_row(float (&sums)[SEQUENCES][PARTS], const float (&weights)[QUADS][4],
+                                        const float* states) {
+#pragma unroll
+  for (int s = 0; s < SEQUENCES; s++) {
+    const float4 state = *(const float4*)(states + (s * QUADS + K) * 4);
+    sums[s][0] = fmaf(weights[K][0], state.x, sums[s][0]);
+    sums[s][1 % PARTS] = fmaf(weights[K][1], state.y, sums[s][1 % PARTS]);
+    sums[s][2 % PARTS] = fmaf(weights[K][2], state.z, sums[s][2 % PARTS]);
+    sums[s][3 % PARTS] = fmaf(weights[K][3], state.w, sums[s][3 % PARTS]);
+  }
+  if constexpr (K + 1 < QUADS) add_row<QUADS, SEQUENCES, PARTS, K + 1>(sums, weights, states);
+}
+
+// All steps of SEQUENCES of a small layer, in float32: 4 * QUADS is its depth, rounded up; a thread for every row.
+template <int CELL, int F, int G, int H, int BACKWARDS, int QUADS, int SEQUENCES, class X, class S>
+__device__ __forceinline__ void recurrent_rows(const X* x, const float* r, const float* bias, const S* h0, const S* c0,
+                                               const void* lengths, float* y, S* yh, S* yc, unsigned char* shared,
+                                               const void*, int steps, int batch, int hidden, int directions,
+                                               int groups) {
+  typedef Ends<CELL, F, G, H, X, float, S> E;
+  constexpr int GATES = E::GATES, EACH = (SEQUENCES + GATES - 1) / GATES, WIDTH = QUADS * 4;
+  constexpr int PARTS = SEQUENCES > 2 ? 1 : 2;  // of a sum: they do not wait for one another; four go to memory
+  const int rows = GATES * hidden, row = threadIdx.x;
+  const int direction = blockIdx.x / groups, begin = blockIdx.x % groups * SEQUENCES;
+  const bool is_back = BACKWARDS >> direction & 1;
+  const E ends = {x, (const int*)lengths, y, yh, yc, nullptr, steps, batch, hidden, directions, direction};
+  float* states = (float*)shared;                // [SEQUENCES][WIDTH]
+  float* totals = states + SEQUENCES * WIDTH;  // [SEQUENCES][rows]
+  float weights[QUADS][4];
+  hold(weights, r + ((long long)direction * rows + min(row, rows - 1)) * hidden, hidden);
+  const float own_bias = row < rows ? bias[direction * rows + row] : 0.0f;
+  float cell[EACH], last[EACH], in[EACH][GATES];
+  auto exists = [&](int pair) { return pair < SEQUENCES * hidden && begin + pair / hidden < batch; };
+  auto read = [&](int step) {
+    const int t = is_back ? steps - 1 - step : step;
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+      const int pair = threadIdx.x + e * blockDim.x;
+      ends.read(in[e], t, begin + pair / hidden, pair % hidden, exists(pair) && step < steps);
+    }
+  };
+  for (int i = threadIdx.x; i < SEQUENCES * WIDTH; i += blockDim.x) {
+    const int b = begin + i / WIDTH, k = i % WIDTH;
+    states[i] = b < batch && k < hidden ? (float)h0[ends.at(b, k)] : 0.0f;
+  }
+#pragma unroll
+  for (int e = 0; e < EACH; e++) {
+    const int pair = threadIdx.x + e * blockDim.x;
+    const long long at = exists(pair) ? ends.at(begin + pair / hidden, pair % hidden) : 0;
+    last[e] = exists(pair) ? (float)h0[at] : 0.0f;
+    cell[e] = CELL == LSTM && exists(pair) ? (float)c0[at] : 0.0f;
+  }
+  read(0);
+  __syncthreads();
+#pragma unroll 1
+  for (int step = 0; step < steps; step++) {
+    const int t = is_back ? steps - 1 - step : step;
+    float sums[SEQUENCES][PARTS];
+#pragma unroll
+    for (int i = 0; i < SEQUENCES * PARTS; i++) sums[i / PARTS][i % PARTS] = i % PARTS ? 0.0f : own_bias;
+    add_row(sums, weights, states);
+#pragma unroll
+    for (int s = 0; s < SEQUENCES; s++) {
+#pragma unroll
+      for (int i = 1; i < PARTS; i++) sums[s][0] += sums[s][i];
+      if (row < rows) totals[s * rows + row] = sums[s][0];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+      const int pair = threadIdx.x + e * blockDim.x, s = pair / hidden, own = pair % hidden;
+      if (!exists(pair)) continue;
+      float total[GATES];
+#pragma unroll
+      for (int g = 0; g < GATES; g++) total[g] = totals[s * rows + g * hidden + own];
+      last[e] = ends.finish(in[e], total, last[e], cell[e], t, begin + s, own, step + 1 == steps);
+      states[s * WIDTH + own] = last[e];
     }
     read(step + 1);
     __syncthreads();
