@@ -402,7 +402,7 @@ __device__ __forceinline__ void recurrent_small(const X* x, const T* r, const fl
   }
 }
 
-// A row of weights, and its products with states; no loops, which the compiler unrolls up to some length and no further,
+// A row of weights, and its products with states: no loops, which the compiler unrolls up to some length and no more,
 // and registers have no index.
 template <int QUADS, int K = 0>
 __device__ __forceinline__ void hold(float (&weights)[QUADS][4], const float* row, int hidden) {
