@@ -17,9 +17,11 @@ makes as large as what it sees. Source: PTX ISA 8, mma.m16n8k16.
 """
 
 from subtune.backends.cuda.operators.recurrent_source import RECURRENT
+from subtune.backends.cuda.source.mma_sync import MMA_SYNC
 
 RECURRENT_MANY = (
-    RECURRENT
+    MMA_SYNC
+    + RECURRENT
     + r"""
 #ifndef SUBTUNE_RECURRENT_MANY
 #define SUBTUNE_RECURRENT_MANY
@@ -39,22 +41,6 @@ __device__ __forceinline__ void recurrent_begin(const S* h0, const S* c0, T* sta
   states[i] = (T)(exists ? (float)h0[at] : 0.0f);
   states[i + directions * lines * pitch] = (T)0.0f;
   if (cells && exists) ((float*)cells)[at] = (float)c0[at];
-}
-
-template <bool BRAIN>
-__device__ __forceinline__ void multiply(float* sums, const unsigned* left, unsigned low, unsigned high) {
-  if constexpr (BRAIN)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
-        : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
-        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(low), "r"(high), "f"(sums[0]), "f"(sums[1]),
-          "f"(sums[2]), "f"(sums[3]));
-  else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
-        : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
-        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(low), "r"(high), "f"(sums[0]), "f"(sums[1]),
-          "f"(sums[2]), "f"(sums[3]));
 }
 
 // Eight halves of a row of `size` from element `k` on, zeros behind its end; loads are of V, which divides `size`.
@@ -147,7 +133,7 @@ template <int GATES, int CHUNKS, int V, int COLUMNS, bool BRAIN, bool IN_REGISTE
         for (int part = 0; part < 2; part++)
 #pragma unroll
           for (int j = 0; j < COLUMNS; j++)
-            multiply<BRAIN>(sums[tile][j], left[part], state[j].at[part * 2], state[j].at[part * 2 + 1]);
+            mma<BRAIN>(sums[tile][j], left[part], state[j].at + part * 2);
       }
     }
 #pragma unroll
@@ -378,10 +364,11 @@ __device__ __forceinline__ void recurrent_small(const X* x, const T* r, const fl
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       const uint4 state = *(const uint4*)(before + quad * PITCH + chunk * 32 + depth);
+      const unsigned right[4] = {state.x, state.y, state.z, state.w};
 #pragma unroll
       for (int tile = 0; tile < TILES; tile++) {
-        multiply<BRAIN>(sums[tile], held[chunk][tile][0], state.x, state.y);
-        multiply<BRAIN>(sums[tile], held[chunk][tile][1], state.z, state.w);
+        mma<BRAIN>(sums[tile], held[chunk][tile][0], right);
+        mma<BRAIN>(sums[tile], held[chunk][tile][1], right + 2);
       }
     }
 #pragma unroll

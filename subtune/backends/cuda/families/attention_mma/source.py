@@ -12,7 +12,11 @@ ldmatrix, cp.async.
 
 from __future__ import annotations
 
-ATTENTION = r"""
+from subtune.backends.cuda.source.mma_sync import MMA_SYNC
+
+ATTENTION = (
+    MMA_SYNC
+    + r"""
 #ifndef SUBTUNE_ATTENTION_MMA
 #define SUBTUNE_ATTENTION_MMA
 namespace subtune {
@@ -35,22 +39,6 @@ template <bool TURNED> __device__ __forceinline__ void ldmatrix(unsigned int* r,
   else
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(p)) : "memory");
-}
-
-template <bool BRAIN>
-__device__ __forceinline__ void mma(float* sums, const unsigned int* left, const unsigned int* right) {
-  if constexpr (BRAIN)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
-        : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
-        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]), "f"(sums[0]),
-          "f"(sums[1]), "f"(sums[2]), "f"(sums[3]));
-  else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
-        : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
-        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]), "f"(sums[0]),
-          "f"(sums[1]), "f"(sums[2]), "f"(sums[3]));
 }
 
 // A float in two numbers of tf32, cut off rather than rounded: together all but the last two of its bits.
@@ -218,8 +206,8 @@ struct AttentionMma : AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, 
       for (int n = 0; n < BN; n += 16) {
         unsigned int fb[4];
         attention::ldmatrix<false>(fb, b + n * B::PK + kk);
-        attention::mma<BRAIN>(s + n / 2, fa, fb);
-        attention::mma<BRAIN>(s + n / 2 + 4, fa, fb + 2);
+        mma<BRAIN>(s + n / 2, fa, fb);
+        mma<BRAIN>(s + n / 2 + 4, fa, fb + 2);
       }
     }
   }
@@ -240,8 +228,8 @@ struct AttentionMma : AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, 
       for (int j = 0; j < B::DVP; j += 16) {
         unsigned int fb[4];
         attention::ldmatrix<true>(fb, b + n * B::PV + j);
-        attention::mma<BRAIN>(sums + j / 2, a, fb);
-        attention::mma<BRAIN>(sums + j / 2 + 4, a, fb + 2);
+        mma<BRAIN>(sums + j / 2, a, fb);
+        mma<BRAIN>(sums + j / 2 + 4, a, fb + 2);
       }
     }
   }
@@ -318,3 +306,4 @@ __device__ __forceinline__ void merge_attention(float* result, const float* sums
 }  // namespace subtune
 #endif
 """
+)
