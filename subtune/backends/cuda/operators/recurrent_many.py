@@ -14,6 +14,7 @@ from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.operators.kernels import NOTHING, span
 from subtune.backends.cuda.operators.recurrent_layer import Layer, packed
 from subtune.backends.cuda.operators.recurrent_many_source import RECURRENT_MANY
+from subtune.backends.cuda.operators.recurrent_small_source import RECURRENT_SMALL
 from subtune.backends.cuda.source.calls import address, called
 from subtune.backends.cuda.source.emit import Code, const
 from subtune.core.numerics import HALVES
@@ -122,7 +123,7 @@ def _rows(layer: Layer, device: CUDAModel, buffers: _Buffers) -> tuple[list[Any]
     name = f"subtune::recurrent_rows<{', '.join([*layer.parameters, str(quads), str(sequences)])}>"
     places = [address(one, const(0)) for one in (x, r, bias, initial[0], initial[-1])]
     results = [address(one, const(0)) for one in (y, last[0], last[-1])]
-    code.emit(called(name, [*places, lengths, *results, *shared, *sizes], RECURRENT_MANY))
+    code.emit(called(name, [*places, lengths, *results, *shared, *sizes], RECURRENT_SMALL))
     return [code.kernel()], []
 
 
@@ -140,7 +141,7 @@ def _small(layer: Layer, buffers: _Buffers) -> tuple[list[Any], list[Any]]:
     name = f"subtune::recurrent_small<{', '.join([*layer.parameters, *map(str, numbers)])}>"
     places = [address(one, const(0)) for one in (x, r, bias, initial[0], initial[-1])]
     results = [address(one, const(0)) for one in (y, last[0], last[-1])]
-    code.emit(called(name, [*places, lengths, *results, *shared, *sizes], RECURRENT_MANY))
+    code.emit(called(name, [*places, lengths, *results, *shared, *sizes], RECURRENT_SMALL))
     return [code.kernel()], []
 
 

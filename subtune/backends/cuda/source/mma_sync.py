@@ -1,4 +1,4 @@
-"""CUDA C++ of one product on tensor cores, 16 x 8 of float32 from a depth of 16 halves: mma.sync.m16n8k16 (PTX ISA 8)."""
+"""CUDA C++ of one product on tensor cores: 16 x 8 in float32 of a depth of 16 halves (PTX ISA 8, mma.m16n8k16)."""
 
 MMA_SYNC = r"""
 #ifndef SUBTUNE_MMA_SYNC
