@@ -44,8 +44,7 @@ class Plan:
     unroll: int = 4
     keep: bool = False
     exact: bool = False
-    cluster: int = 1
-    """Blocks that share a line; along lines, one group each."""
+    cluster: int = 1  # blocks that share a line; along lines, one group each
 
 
 @dataclass(frozen=True, slots=True)
