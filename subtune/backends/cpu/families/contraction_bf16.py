@@ -112,7 +112,7 @@ def _schedule(
     packs_online = param < 0
     nest = place(sch, block, stages.outputs, info, tiling, packs_online)
     if packs_online:
-        _place_online_pack(sch, sch.get_sblock(paired.b_pairs), info, nest.batch, tiling.is_serial)
+        _place_online_pack(sch, paired, nest.batch, tiling.is_serial)
     mark(sch, nest, tiling, pads, 2 * DOT_LANES)
     kernel = micro_kernel(sch, nest)
     func = sch.mod["main"] if packs_online else split_prepack(sch.mod["main"], param)
@@ -141,8 +141,13 @@ def _feeders(sch: Schedule, paired: Paired) -> list[Any]:
     return keep
 
 
-def _place_online_pack(sch: Schedule, pairs: Any, info: Contraction, at: Any | None, is_serial: bool) -> None:
-    """Pair and pack a B that is no constant inside the kernel: per batch inside the parallel loop, or at the root."""
+def _place_online_pack(sch: Schedule, paired: Paired, at: Any | None, is_serial: bool) -> None:
+    """Pair and pack a B that is no constant inside the kernel: per batch inside the parallel loop, or at the root.
+
+    Where pairs lie side by side in memory they are read as they are, one by one: a vector of them along n would be one
+    of vectors, whose lanes TVM orders otherwise.
+    """
+    info, pairs = paired.info, sch.get_sblock(paired.b_pairs)
     if at is not None:
         sch.compute_at(pairs, at, preserve_unit_loops=True)
     loops = sch.get_loops(pairs)[-len(info.b.axes) :]
@@ -155,7 +160,7 @@ def _place_online_pack(sch: Schedule, pairs: Any, info: Contraction, at: Any | N
     sch.reorder(*others[:-1], no, *others[-1:], ni)
     if at is None and not is_serial:
         sch.parallel(no if not others[:-1] else others[0])
-    sch.vectorize(ni)
+    (sch.unroll if paired.k_dim == len(info.b.axes) - 1 else sch.vectorize)(ni)
 
 
-FAMILY = Family("contraction_bf16", 1, TileKnobs, accepts, candidates, schedule, (SERIAL,))
+FAMILY = Family("contraction_bf16", 2, TileKnobs, accepts, candidates, schedule, (SERIAL,))
