@@ -27,6 +27,7 @@ class Peers:
         against: those that a user may name; `default` those that are meant where he names none.
         is_pinned: each worker keeps to cores of its own, and memory is what its process holds.
         libraries: modules that a framework is made of.
+        is_gpu: what the coverage suite draws for such devices is a GPU's work.
     """
 
     loaders: Mapping[str, Loader]
@@ -34,6 +35,7 @@ class Peers:
     default: tuple[str, ...]
     is_pinned: bool = False
     libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    is_gpu: bool = False
 
     def require(self, frameworks: Sequence[str]) -> None:
         """Raise BenchError naming those that there are not."""

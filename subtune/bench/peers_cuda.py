@@ -158,4 +158,5 @@ PEERS = Peers(
     },
     AGAINST,
     INSTALLED,
+    is_gpu=True,
 )

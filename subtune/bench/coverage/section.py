@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from subtune.bench.coverage.report import BARS, FLOOR_S, WORST, coverage_chart
+from subtune.bench.peers import peers_of
 from subtune.bench.section import Section, details, table
 from subtune.bench.stored import StoredRun
 
@@ -18,7 +19,7 @@ def coverage_section(run: StoredRun) -> Section:
         for row in worst
     ]
     failed = [f"- {row['outcome']}: {row['name']}: {row['why']}" for row in report["rows"] if row["outcome"] != "timed"]
-    where = "a GPU" if kind == "cuda" else "a CPU"
+    where = "a GPU" if peers_of(kind).is_gpu else "a CPU"
     text = [
         f"{len(report['rows'])} cases drawn from a grammar of operators, types, layouts, shapes and epilogues with "
         f"seed {report['seed']}: `subtune bench --suite coverage --seed {report['seed']}`. A ratio is the best peer's "

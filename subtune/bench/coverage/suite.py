@@ -25,7 +25,7 @@ from subtune.bench.coverage.lane import Files, Lane, Loaded, written
 from subtune.bench.coverage.onnx_dialect import OnnxDialect
 from subtune.bench.coverage.report import CoverageReport, CoverageRow
 from subtune.bench.job import BenchError
-from subtune.bench.peers import REFERENCE
+from subtune.bench.peers import REFERENCE, peers_of
 from subtune.bench.race import best_peer, outputs_of, run_race
 from subtune.bench.suite import Settings, reason, run_cases
 from subtune.core.scratch import temporary
@@ -153,7 +153,7 @@ def run_coverage(
         suite = Coverage(settings, device, scratch)
         try:
             suite.warm()
-            return run_cases(suite.ready(cases(seed, count, kind == "cuda")), suite.row, summary, keep)
+            return run_cases(suite.ready(cases(seed, count, peers_of(kind).is_gpu)), suite.row, summary, keep)
         finally:
             suite.close()
 
