@@ -64,26 +64,31 @@ def _convolution(walk: Walk, call: Call, multiple: int) -> Expr | None:
     per_element = prod(weight.shape[1:-1]) * max(out[-1] // groups, _LEAST_COLUMNS) * prod(out[:-1]) / prod(shape[:-1])
     if groups > 1:
         is_worth_it = channels >= _LEAST_CHANNELS and _pays(walk, data, per_element)
-        return _deepened_groups(walk, call, weight, -channels % multiple) if is_worth_it else None
+        more = -channels % multiple
+        return _deepened(call, _padded_groups(walk, call, channels, more), weight, more) if is_worth_it else None
     if shape[-1] < _LEAST_CHANNELS and len(shape) == 4:
         is_turned = op_name(walk.definition(data)) == "relax.permute_dims"
         begins_odd = shape[-1] % 2 and int(attrs.strides[-1]) % 2 and prod(weight.shape[1:-1]) > 1
-        return _deepened(call, weight, -shape[-1] % _FEW) if is_turned and begins_odd and shape[-1] > 1 else None
+        more = -shape[-1] % _FEW
+        is_worth_it = is_turned and begins_odd and shape[-1] > 1
+        return _deepened(call, _padded(data, -1, more), weight, more) if is_worth_it else None
     if not _pays(walk, data, per_element):
         return None
-    return _deepened(call, weight, -shape[-1] % multiple)
+    more = -shape[-1] % multiple
+    return _deepened(call, _padded(data, -1, more), weight, more)
 
 
-def _deepened(call: Call, weight: np.ndarray, more: int) -> Expr:
-    """The convolution with zeros behind its channels."""
+def _deepened(call: Call, data: Expr, weight: np.ndarray, more: int) -> Expr:
+    """The convolution of data with zeros behind its channels, or behind every group's."""
     widths = [(0, 0)] * (weight.ndim - 1) + [(0, more)]
-    return convolved(call, _padded(call.args[0], -1, more), make_const(np.pad(weight, widths)))
+    return convolved(call, data, make_const(np.pad(weight, widths)))
 
 
-def _deepened_groups(walk: Walk, call: Call, weight: np.ndarray, more: int) -> Expr:
-    """The same of every group; of data that are turned anyway by the copy that turns them."""
+def _padded_groups(walk: Walk, call: Call, channels: int, more: int) -> Expr:
+    """What is convolved, with zeros behind every group; of data that are turned anyway by the copy that turns them."""
     data, groups = call.args[0], int(call.attrs.groups)
-    shape, channels, space = shape_of(data) or (), weight.shape[-1], weight.ndim - 2
+    shape = shape_of(data) or ()
+    space = len(shape) - 2
     turned = walk.defined_by(data, "relax.permute_dims")
     if turned is not None and permutation(turned) == (0, *range(2, space + 2), 1):
         apart = walk.emit(relax.op.reshape(turned.args[0], (shape[0], groups, channels, *shape[1:-1])))
@@ -91,9 +96,7 @@ def _deepened_groups(walk: Walk, call: Call, weight: np.ndarray, more: int) -> E
     else:
         apart = relax.op.reshape(data, (*shape[:-1], groups, channels))
     padded = walk.emit(_padded(walk.emit(apart), -1, more))
-    together = walk.emit(relax.op.reshape(padded, (*shape[:-1], groups * (channels + more))))
-    widths = [(0, 0)] * (weight.ndim - 1) + [(0, more)]
-    return convolved(call, together, make_const(np.pad(weight, widths)))
+    return walk.emit(relax.op.reshape(padded, (*shape[:-1], groups * (channels + more))))
 
 
 def _product(walk: Walk, call: Call, multiple: int) -> Expr | None:
@@ -118,9 +121,9 @@ def _product(walk: Walk, call: Call, multiple: int) -> Expr | None:
 def _deeper(walk: Walk, right: Expr, more: int, multiple: int) -> Expr:
     """The right operand [..., k, n] with zeros behind k; along k in memory, where rows of n would not begin well."""
     shape = shape_of(right) or ()
-    across = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
+    across = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
     turned = walk.defined_by(right, "relax.permute_dims")
-    if turned is not None and [int(axis) for axis in turned.attrs.axes or ()] == across:
+    if turned is not None and permutation(turned) == across:
         return relax.op.permute_dims(_padded(turned.args[0], -1, more), across)
     if shape[-1] % multiple == 0:
         return _padded(right, -2, more)

@@ -34,7 +34,7 @@ _KEPT_SHARE = 1 / 4
 
 _NORMED_COLUMNS = 256  # those of one multiplication of Hopper's
 _WHOLE_STEP_FMAS = 1 << 29
-"""About 10 us of CUDA's cores: beyond, products on tensor cores pay for the launches between them."""
+"""About 20 us of CUDA's cores: beyond, products on tensor cores pay for the launches between them."""
 
 
 class CUDABackend(Backend):

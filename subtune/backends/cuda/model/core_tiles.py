@@ -126,6 +126,10 @@ class FmaTile:
         is_equal = k % (self.split * VECTOR) == 0 or self.split == 1
         return k // self.split if is_equal else -(-k // (self.split * self.bk)) * self.bk
 
+    def divides(self, k: int) -> bool:
+        """Whether every part of a sum over `k` has something to add."""
+        return (self.split - 1) * self.channels_of_part(k) < k
+
     def obstacle(self, vector: int, device: CUDAModel, b_along_k: bool = False, k: int = 1) -> str:
         """Why a block of this tile does not work on `device`, and `k` not in its parts; "" where they do."""
         if self.bm % (self.tm * WARP_ROWS) or self.bn % (self.tn * WARP_COLUMNS) or self.tn % VECTOR:
@@ -134,7 +138,7 @@ class FmaTile:
             return f"{self.slices} slices do not share {self.tm} rows and a depth of {self.bk}"
         if device.capability < 80:
             return f"{device.arch} has no asynchronous copies"
-        if (self.split - 1) * self.channels_of_part(k) >= k:
+        if not self.divides(k):
             return f"a sum over {k} in {self.split} parts"
         if self.stages < 2 or self.threads > device.max_threads_per_block:
             return f"{self.stages} stages, {self.threads} threads"

@@ -14,7 +14,7 @@ from subtune.backends.cuda.operators.kernels import NOTHING, Written, span, writ
 from subtune.backends.cuda.operators.recurrent_layer import Layer, packed
 from subtune.backends.cuda.operators.recurrent_many import many_sequences
 from subtune.backends.cuda.operators.recurrent_source import RECURRENT
-from subtune.backends.cuda.source.calls import address, called
+from subtune.backends.cuda.source.calls import called
 from subtune.backends.cuda.source.emit import Code, const
 from subtune.core.recurrence import GATES, STATES
 from subtune.core.workload import dtype_bits
@@ -74,13 +74,9 @@ def recurrent_kernels(layer: Layer, device: CUDAModel) -> Written:
 
 def _steps(layer: Layer, plan: Plan, buffers: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
     (steps, directions, batch, hidden), _ = layer.y
-    states, count = STATES[layer.cell], len(layer.given)
-    (x, r, bias, *initial), (y, *last) = buffers[:count], buffers[count:]
-    lengths = address(initial[states], const(0)) if len(initial) > states else NOTHING[0]
+    given = layer.addresses(buffers)
     cells = tirx.decl_buffer([const(directions * batch * hidden)], "float32", "cells")
     is_long = layer.cell == "LSTM"
-    places = [address(one, const(0)) for one in (x, r, bias, initial[0], initial[states - 1])]
-    results = [address(one, const(0)) for one in (y, last[0], last[-1])]
     arrived = tirx.decl_buffer([const(directions)], "uint32", "arrived")
     step = tirx.const(0, "int32") if plan.is_whole else tirx.Var("step", "int32")
     code = Code()
@@ -90,7 +86,9 @@ def _steps(layer: Layer, plan: Plan, buffers: tuple[Any, ...]) -> tuple[list[Any
     shared = span(code.dynamic("uint8", nbytes))
     workspace = (*(span(cells) if is_long else NOTHING), *(span(arrived) if plan.is_whole else NOTHING))
     sizes = [const(n) for n in (steps, batch, hidden, directions, plan.blocks)]
-    arguments = [*places, lengths, *results, *workspace, *shared, *sizes, step]
+    arguments = [
+        *given.operands, *given.initial, given.lengths, *given.results, *workspace, *shared, *sizes, step,
+    ]  # fmt: skip
     code.emit(called(f"subtune::recurrent<{', '.join(_parameters(layer, plan))}>", arguments, RECURRENT))
     between = [cells] if is_long else []
     if plan.is_whole:

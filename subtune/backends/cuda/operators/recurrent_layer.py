@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from subtune.backends.cuda.operators.kernels import Tensor
+from subtune.backends.cuda.operators.kernels import NOTHING, Tensor
+from subtune.backends.cuda.source.calls import address
+from subtune.backends.cuda.source.emit import const
+from subtune.core.recurrence import STATES
 from subtune.core.workload import dtype_bits
 
 _PACK = 16  # bytes of a load
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Of the input's product, weights and bias; of both initial states; of the lengths; of the results."""
+
+    operands: tuple[Any, ...]
+    initial: tuple[Any, ...]
+    lengths: Any
+    results: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +47,18 @@ class Layer:
         names += [names[-1]] * (3 - len(names))
         backwards = {"forward": 0, "reverse": 1, "bidirectional": 2}[self.direction]
         return [*(f"subtune::{name}" for name in (self.cell, *names)), str(backwards)]
+
+    def addresses(self, buffers: Sequence[Any]) -> Addresses:
+        """Of the function's `buffers`: its arguments, then its results. What a cell has not is what it has last."""
+        states, (y, *last) = STATES[self.cell], buffers[len(self.given) :]
+        operands, initial = buffers[:3], buffers[3 : 3 + states]
+        has_lengths = len(self.given) > 3 + states
+        return Addresses(
+            tuple(address(one, const(0)) for one in operands),
+            tuple(address(one, const(0)) for one in (initial[0], initial[-1])),
+            address(buffers[3 + states], const(0)) if has_lengths else NOTHING[0],
+            tuple(address(one, const(0)) for one in (y, last[0], last[-1])),
+        )
 
 
 def packed(extent: int, dtype: str) -> int:

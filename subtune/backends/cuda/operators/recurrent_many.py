@@ -15,10 +15,10 @@ from subtune.backends.cuda.operators.kernels import NOTHING, span
 from subtune.backends.cuda.operators.recurrent_layer import Layer, packed
 from subtune.backends.cuda.operators.recurrent_many_source import RECURRENT_MANY
 from subtune.backends.cuda.operators.recurrent_small_source import RECURRENT_SMALL
-from subtune.backends.cuda.source.calls import address, called
+from subtune.backends.cuda.source.calls import called
 from subtune.backends.cuda.source.emit import Code, const
 from subtune.core.numerics import HALVES
-from subtune.core.recurrence import GATES, STATES
+from subtune.core.recurrence import GATES
 
 _FEW = {True: 4, False: 8}
 """Sequences in halves and in float32, of which one reading of the weights is most of the work."""
@@ -69,8 +69,8 @@ def many_sequences(layer: Layer, device: CUDAModel) -> _Body | None:
 
 def _of_halves(layer: Layer, device: CUDAModel) -> _Plan:
     (steps, directions, batch, hidden), dtype = layer.y
-    tiles, units = (1, 16) if layer.cell == "RNN" else (2, 8)
-    blocks = ceil(hidden / units)
+    tiles = 1 if layer.cell == "RNN" else 2
+    blocks = ceil(hidden / _units_of_warp(layer))
     groups = max(1, min(ceil(batch / _COLUMNS), device.sms // (directions * blocks)))
     share = ceil(batch / groups)
     columns, chunks = min(_MOST, ceil(share / _COLUMNS)), ceil(hidden / (_THREADS // 32 * _DEPTH))
@@ -108,46 +108,43 @@ def _rows_fit(layer: Layer, device: CUDAModel) -> bool:
 
 
 def _rows(layer: Layer, device: CUDAModel, buffers: _Buffers) -> tuple[list[Any], list[Any]]:
-    """One kernel: of few sequences a block each, of many as few to a block as there are multiprocessors for."""
-    (steps, directions, batch, hidden), _ = layer.y
-    (x, r, bias), initial, lengths, (y, *last) = _given(layer, buffers)
+    """Of few sequences a block each, of many as few to a block as there are multiprocessors for."""
+    _, directions, batch, hidden = layer.y[0]
     sequences = 1
     while sequences < _MOST_SEQUENCES and directions * ceil(batch / sequences) > device.sms:
         sequences *= 2
-    rows, quads, groups = GATES[layer.cell] * hidden, ceil(hidden / 4), ceil(batch / sequences)
-    code = Code()
-    code.thread("blockIdx.x", directions * groups)
-    code.thread("threadIdx.x", ceil(rows / 32) * 32)
-    shared = span(code.dynamic("uint8", sequences * (quads * 4 + rows) * 4))
-    sizes = [const(n) for n in (steps, batch, hidden, directions, groups)]
-    name = f"subtune::recurrent_rows<{', '.join([*layer.parameters, str(quads), str(sequences)])}>"
-    places = [address(one, const(0)) for one in (x, r, bias, initial[0], initial[-1])]
-    results = [address(one, const(0)) for one in (y, last[0], last[-1])]
-    code.emit(called(name, [*places, lengths, *results, *shared, *sizes], RECURRENT_SMALL))
-    return [code.kernel()], []
+    rows, quads = GATES[layer.cell] * hidden, ceil(hidden / 4)
+    shared_bytes = sequences * (quads * 4 + rows) * 4
+    return _alone(layer, "rows", (quads, sequences), sequences, ceil(rows / 32), shared_bytes, buffers)
 
 
 def _small(layer: Layer, buffers: _Buffers) -> tuple[list[Any], list[Any]]:
-    """One kernel, without anything between its steps."""
-    (steps, directions, batch, hidden), dtype = layer.y
-    (x, r, bias), initial, lengths, (y, *last) = _given(layer, buffers)
-    groups, chunks = ceil(batch / _COLUMNS), ceil(hidden / _DEPTH)
-    code = Code()
-    code.thread("blockIdx.x", directions * groups)
-    code.thread("threadIdx.x", ceil(hidden / _units_of_warp(layer)) * 32)
-    shared = span(code.dynamic("uint8", 2 * _COLUMNS * (chunks + 1 - chunks % 2) * _DEPTH * 2))
-    sizes = [const(n) for n in (steps, batch, hidden, directions, groups)]
+    hidden, dtype = layer.y[0][-1], layer.y[1]
+    chunks, warps = ceil(hidden / _DEPTH), ceil(hidden / _units_of_warp(layer))
     numbers = (chunks, packed(hidden, dtype), str(dtype == "bfloat16").lower())
-    name = f"subtune::recurrent_small<{', '.join([*layer.parameters, *map(str, numbers)])}>"
-    places = [address(one, const(0)) for one in (x, r, bias, initial[0], initial[-1])]
-    results = [address(one, const(0)) for one in (y, last[0], last[-1])]
-    code.emit(called(name, [*places, lengths, *results, *shared, *sizes], RECURRENT_SMALL))
+    shared_bytes = 2 * _COLUMNS * (chunks + 1 - chunks % 2) * _DEPTH * 2
+    return _alone(layer, "small", numbers, _COLUMNS, warps, shared_bytes, buffers)
+
+
+def _alone(
+    layer: Layer, name: str, numbers: _Buffers, sequences: int, warps: int, shared_bytes: int, buffers: _Buffers
+) -> tuple[list[Any], list[Any]]:
+    """One kernel, without anything between its steps; `numbers` of its template, `sequences` of a block."""
+    steps, directions, batch, hidden = layer.y[0]
+    given, groups, code = layer.addresses(buffers), ceil(batch / sequences), Code()
+    code.thread("blockIdx.x", directions * groups)
+    code.thread("threadIdx.x", warps * 32)
+    shared = span(code.dynamic("uint8", shared_bytes))
+    sizes = [const(n) for n in (steps, batch, hidden, directions, groups)]
+    function = f"subtune::recurrent_{name}<{', '.join([*layer.parameters, *map(str, numbers)])}>"
+    arguments = [*given.operands, *given.initial, given.lengths, *given.results, *shared, *sizes]
+    code.emit(called(function, arguments, RECURRENT_SMALL))
     return [code.kernel()], []
 
 
 def _steps(layer: Layer, plan: _Plan, buffers: _Buffers) -> tuple[list[Any], list[Any]]:
     (steps, directions, batch, hidden), dtype = layer.y
-    (x, r, bias), initial, lengths, (y, *last) = _given(layer, buffers)
+    given = layer.addresses(buffers)
     is_long, is_float = layer.cell == "LSTM", dtype == "float32"
     lines, apart = hidden if is_float else batch, directions * plan.groups
     cells = tirx.decl_buffer([const(directions * batch * hidden)], "float32", "cells")
@@ -159,9 +156,8 @@ def _steps(layer: Layer, plan: _Plan, buffers: _Buffers) -> tuple[list[Any], lis
     begin.thread("blockIdx.x", ceil(directions * lines * plan.pitch / _THREADS))
     begin.thread("threadIdx.x", _THREADS)
     sizes = [const(n) for n in (batch, hidden, directions, plan.pitch, apart if waits else 0)]
-    firsts = [address(one, const(0)) for one in (initial[0], initial[-1])]
     name = f"subtune::recurrent_begin<{str(is_float).lower()}>"
-    begin.emit(called(name, [*firsts, *workspace, *sizes], RECURRENT_MANY))
+    begin.emit(called(name, [*given.initial, *workspace, *sizes], RECURRENT_MANY))
     code = Code()
     step = tirx.const(0, "int32") if plan.is_whole else tirx.Var("step", "int32")
     code.thread("blockIdx.x", apart * plan.blocks)
@@ -169,19 +165,9 @@ def _steps(layer: Layer, plan: _Plan, buffers: _Buffers) -> tuple[list[Any], lis
     shared = span(code.dynamic("uint8", plan.shared_bytes))
     numbers = (steps, batch, hidden, directions, plan.blocks, plan.groups, plan.share, plan.pitch)
     name = f"subtune::recurrent_many<{', '.join([plan.core, *layer.parameters, str(plan.is_whole).lower()])}>"
-    places = [address(one, const(0)) for one in (x, r, bias)]
-    results = [address(one, const(0)) for one in (y, last[0], last[-1])]
-    arguments = [*places, lengths, *results, *workspace, *shared, *(const(n) for n in numbers), step]
+    arguments = [*given.operands, given.lengths, *given.results, *workspace, *shared, *map(const, numbers), step]
     code.emit(called(name, arguments, RECURRENT_MANY))
     kernel = code.kernel()
     if not plan.is_whole:
         kernel = tirx.For(step, tirx.const(0, "int32"), tirx.const(steps, "int32"), tirx.ForKind.SERIAL, kernel)
     return [begin.kernel(), kernel], [states, *([cells] if is_long else []), *([arrived] if waits else [])]
-
-
-def _given(layer: Layer, buffers: _Buffers) -> tuple[_Buffers, _Buffers, Any, _Buffers]:
-    """(inputs' product, weights, bias), initial states, the address of the lengths, the results."""
-    (x, r, bias, *initial), results = buffers[: len(layer.given)], buffers[len(layer.given) :]
-    states = STATES[layer.cell]
-    lengths = address(initial[states], const(0)) if len(initial) > states else NOTHING[0]
-    return (x, r, bias), tuple(initial[:states]), lengths, results

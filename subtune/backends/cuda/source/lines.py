@@ -274,8 +274,8 @@ class _LineWriter:
             partials = int(sums[0].shape[0]) // points
             totals = totals_along(self._code, sums, points, partials, plan.threads, shared_by, combiner)
         if plan.cluster > 1:
-            count, chunk = (points * plan.lanes, shared_by) if self._across else (points, (self._t, const(0), 1))
-            totals = totals_of_cluster(self._code, totals, count, chunk, plan.cluster, combiner)
+            count = points * plan.lanes if self._across else points
+            totals = totals_of_cluster(self._code, totals, count, shared_by, plan.cluster, combiner)
         self._kept |= zip(combiner.buffers, totals, strict=True)
         indices = indices_of(block)
         for buffer, total in zip(combiner.buffers, totals, strict=True):

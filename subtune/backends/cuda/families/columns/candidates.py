@@ -16,7 +16,7 @@ from subtune.patterns.stages import reduces_several
 from subtune.patterns.window import Window
 
 _MIN_COLUMN = 16  # elements: a window that long may be one of a whole axis
-_CLUSTERS, _CLUSTER_S = (2, 4, 8), 4e-6  # blocks that wait for one another
+_CLUSTERS, _CLUSTER_S = (1, 2, 4, 8), 4e-6  # blocks that wait for one another
 _COST_OF_SEVERAL = 10  # instructions for an element that is compared with what was found, and with where
 
 
@@ -59,45 +59,28 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
             for threads in (1, 2, 4, 8, 16, 32, 64):
                 if not 64 <= threads * chunks <= 512 or threads >= 2 * anchor.length:
                     continue
-                made = _column_candidates(anchor, workload, device, lanes, chunks, threads, only_total)
-                found += slowed(made, narrow(lanes, widths[0]))
-    return found
-
-
-def _clusters(
-    anchor: Columns, workload: Workload, device: CUDAModel, shape: tuple[int, int, int, int], operations: float
-) -> list[Candidate]:
-    """Several blocks have a column, where columns are so few that a block each leaves the device idle."""
-    lanes, chunks, threads, shared = shape
-    blocks = ceil(anchor.columns / (chunks * lanes)) * anchor.outer
-    element_bytes = workload.nbytes / (anchor.outer * anchor.columns * anchor.length)
-    found = []
-    for cluster in _CLUSTERS:
-        runs = ceil(anchor.length / (threads * cluster))
-        if threads * cluster >= 2 * anchor.length:
-            continue
-        keep = runs * lanes <= MAX_KEPT
-        unroll = min(runs, 4)
-        in_flight = max(1, int(lanes * (runs if keep else unroll) * element_bytes))
-        registers = 32 + lanes * (runs * 2 if keep else unroll + 1)
-        seconds = streaming_s(device, workload.nbytes * (1.0 if keep else 1.6), blocks * cluster, threads * chunks,
-                              in_flight, registers, shared, operations) + _CLUSTER_S  # fmt: skip
-        knobs: dict[str, int | bool] = {"threads": threads, "chunks": chunks, "lanes": lanes, "cluster": cluster}
-        knobs |= {"keep": True} if keep else {"unroll": unroll}
-        found.append(Candidate.make("cuda.columns", seconds, **knobs))
+                blocks = ceil(anchor.columns / (chunks * lanes)) * anchor.outer
+                is_shared = not only_total and threads >= _CLUSTERS[-1] and blocks < 2 * device.sms
+                for cluster in _CLUSTERS if is_shared and device.capability >= CLUSTERS_SINCE else _CLUSTERS[:1]:
+                    if cluster > 1 and threads * cluster >= 2 * anchor.length:
+                        continue
+                    made = _column_candidates(anchor, workload, device, (lanes, chunks, threads, cluster), only_total)
+                    found += slowed(made, narrow(lanes, widths[0]))
     return found
 
 
 def _column_candidates(
-    anchor: Columns, workload: Workload, device: CUDAModel, lanes: int, chunks: int, threads: int, is_total: bool
+    anchor: Columns, workload: Workload, device: CUDAModel, shape: tuple[int, int, int, int], is_total: bool
 ) -> list[Candidate]:
+    """`shape`: columns of a thread, such runs of a block, threads of a column, blocks of a cluster that share it."""
+    lanes, chunks, threads, cluster = shape
     total = anchor.outer * anchor.columns * anchor.length
     element_bytes = workload.nbytes / total
-    runs = ceil(anchor.length / threads)
+    runs = ceil(anchor.length / (threads * cluster))
     keep = not is_total and runs * lanes <= MAX_KEPT
     unroll = min(runs, 4)
     shared = threads * chunks * lanes * 4 if threads > 1 else 0
-    blocks = ceil(anchor.columns / (chunks * lanes)) * anchor.outer
+    blocks = ceil(anchor.columns / (chunks * lanes)) * anchor.outer * cluster
     in_flight = max(1, int(lanes * (runs if keep else unroll) * element_bytes))
     registers = 32 + lanes * (runs * 2 if keep else unroll + 1)
     nbytes = workload.nbytes if keep or is_total else workload.nbytes * 1.6
@@ -105,11 +88,12 @@ def _column_candidates(
     common: dict[str, int | str | bool] = {"threads": threads, "chunks": chunks, "lanes": lanes}
     common |= {"keep": True} if keep else {"unroll": unroll}
     seconds = streaming_s(device, nbytes, blocks, threads * chunks, in_flight, registers, shared, operations)
-    if threads > 1:
+    if cluster > 1:
+        common["cluster"] = cluster
+        seconds += _CLUSTER_S
+    elif threads > 1:
         seconds += barrier_s(blocks, resident_blocks(device, threads * chunks, registers, shared), device)
     found = [Candidate.make("cuda.columns", seconds, **common)]
-    if not is_total and threads >= _CLUSTERS[-1] and blocks < 2 * device.sms and device.capability >= CLUSTERS_SINCE:
-        found += _clusters(anchor, workload, device, (lanes, chunks, threads, shared), operations)
     if is_total and blocks < 4 * device.sms:
         for split in (4, 8, 16, 32, 64, 128):
             if ceil(anchor.length / split) < threads or blocks * split > 16 * device.sms:

@@ -73,7 +73,7 @@ def _splits(tile: FmaTile, form: Gemm, device: CUDAModel) -> list[int]:
         if not form.is_window
         and blocks * split < 2 * places
         and form.k >= split * tile.bk * _LEAST_STEPS
-        and (split - 1) * replace(tile, split=split).channels_of_part(form.k) < form.k
+        and replace(tile, split=split).divides(form.k)
     ]
 
 
