@@ -24,7 +24,11 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare the result with a reference")
     parser.add_argument("--no-tune", action="store_true", help="use default schedules, and what the database has")
-    parser.add_argument("--exact", action="store_true", help="no Winograd, no polynomials for exp, tanh and erf")
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="no Winograd, no float32 in parts on tensor cores, no polynomials for exp, tanh and erf",
+    )
     arguments.add_precision(parser)
     arguments.add_batch(parser)
     parser.add_argument("--dump", metavar="DIR", help="write the module after every pass into this directory")

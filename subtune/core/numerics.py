@@ -21,7 +21,8 @@ class Numerics:
     """
 
     exact: bool = False
-    """Only kernels that round as the model says: no Winograd, no Strassen, libm's exp, tanh and erf."""
+    """Only kernels that round as the model says: no Winograd, no Strassen, no float32 as sums of two numbers of tf32,
+    libm's exp, tanh and erf."""
     tf32: bool = False
     """float32 products may be rounded to tf32, on a GPU that can."""
     tensor_core: str = "auto"

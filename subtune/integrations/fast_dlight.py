@@ -30,7 +30,7 @@ from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import SubtuneError
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.measurement import Failure, FailureKind, Timing
-from subtune.core.numerics import PLAIN, Numerics
+from subtune.core.numerics import Numerics
 from subtune.core.workload import Workload
 from subtune.database import MetaScheduleWriter
 from subtune.frontends import Parameters
@@ -39,6 +39,8 @@ from subtune.patterns.gemm import gemm
 from subtune.pipeline import prepare
 from subtune.tuning.search import Search, Single, tune
 
+_OF_THE_RFC = Numerics(exact=True)
+"""Tensor cores are for the types that they multiply: no float32 as sums of two numbers of tf32."""
 _log = logging.getLogger(__name__)
 
 _STAGES_TAG, _ASYNC_TAG, _AXES_TAG = "pipeline_stage", "use_async_copy", "tensorcore_config"
@@ -129,7 +131,7 @@ def workload_of(func: tirx.PrimFunc) -> Workload:
 def tensor_core_reason(func: tirx.PrimFunc, arch: CUDAModel) -> str:
     """Why tensor cores cannot compute `func`; "" where they can."""
     form = gemm(workload_of(func))
-    return form.reason if isinstance(form, NotApplicable) else tensor_core_obstacle(form, arch, PLAIN)
+    return form.reason if isinstance(form, NotApplicable) else tensor_core_obstacle(form, arch, _OF_THE_RFC)
 
 
 def get_tensorized_func_and_tags(func: tirx.PrimFunc, target: Any) -> tuple[Any, dict[str, Any] | None]:

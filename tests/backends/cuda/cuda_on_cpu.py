@@ -264,6 +264,9 @@ def _statement(text: str) -> str:
         z, high, low = operands
         kind = _TYPES[found[1]]
         return f"{{ {kind} of[] = {{{kind}(float({low})), {kind}(float({high}))}}; {z} = *(uint32_t*)of; }}"
+    if instruction.startswith("cvt.rna.tf32.f32"):
+        z, x = operands
+        return f"{z} = __float_as_uint({x}) + 0x1000u & 0xffffe000u;"
     if instruction.startswith("tanh.approx.f32"):
         y, x = operands
         return f"{y} = tanhf({x});"

@@ -1,4 +1,4 @@
-"""Kernels of float32 on CUDA cores: workloads, each with a candidate that fits it."""
+"""Kernels of float32 on CUDA cores and on tensor cores: workloads, each with a candidate that fits it."""
 
 from __future__ import annotations
 
@@ -73,6 +73,38 @@ CASES: dict[str, tuple[Workload, Candidate]] = {
     "odd columns, 3x3": (convolution(1, 9, 8, 29, 3, **EPILOGUE), tiled("fma", 32, 32, 8, 4, 4)),
     "given nt, odd columns": (product(37, 41, 28, "nt", bias=True, **FP32), tiled("fma", 32, 64, 16, 4, 8)),
     "given nn, batch": (product(33, 64, 32, "nn", batch=3, **FP32), tiled("fma", 32, 32, 8, 4, 4)),
+    "tensor, 3x3": (convolution(2, 14, 32, 64, 3, **EPILOGUE), tiled("fma", 128, 64, 16, 4, 16, tensor=True)),
+    "tensor, 64 x 64": (
+        product(130, 72, 52, "nn", constant=True, bias=True, **FP32),
+        tiled("fma", 128, 128, 16, 8, 16, 3, tensor=True, blocks=1),
+    ),
+    "tensor, few channels": (
+        convolution(1, 30, 3, 64, 7, 2, bias=True, **FP32),
+        tiled("fma", 64, 64, 8, 4, 8, tensor=True),
+    ),
+    "tensor, few columns": (convolution(2, 9, 16, 8, 3, **EPILOGUE), tiled("fma", 64, 8, 32, 4, 2, tensor=True)),
+    "tensor, odd columns": (convolution(2, 9, 16, 5, 3, **EPILOGUE), tiled("fma", 64, 8, 32, 4, 2, tensor=True)),
+    "tensor, 16 columns": (
+        product(70, 14, 100, "nn", constant=True, **EPILOGUE),
+        tiled("fma", 64, 16, 32, 4, 4, tensor=True, slices=2),
+    ),
+    "tensor, 16 rows": (
+        product(13, 128, 100, "nn", constant=True, **EPILOGUE),
+        tiled("fma", 16, 128, 32, 2, 8, tensor=True),
+    ),
+    "tensor, given nt": (
+        product(100, 72, 52, "nt", batch=2, **EPILOGUE),
+        tiled("fma", 64, 64, 32, 4, 8, tensor=True, slices=2),
+    ),
+    "tensor, given nn, 4 slices": (
+        product(70, 68, 102, "nn", bias=True, relu=True, **FP32),
+        tiled("fma", 64, 64, 32, 4, 16, tensor=True, slices=4, blocks=1),
+    ),
+    "tensor, split": (
+        product(36, 32, 1541, "nt", constant=True, **EPILOGUE),
+        tiled("fma", 32, 32, 32, 4, 8, tensor=True, split=4),
+    ),
+    "tensor, F(4)": (convolution(2, 14, 16, 32, 3, **EPILOGUE), tiled("winograd", 64, 32, 16, 4, 8, m=4, tensor=True)),
     "F(4)": (convolution(2, 14, 16, 32, 3, **EPILOGUE), tiled("winograd", 32, 32, 8, 4, 4, m=4)),
     "F(2)": (convolution(1, 7, 8, 16, 3, **FP32), tiled("winograd", 32, 32, 8, 4, 4, m=2)),
     "F(4), unpadded": (convolution(1, 9, 8, 36, 3, pad=0, bias=True, **FP32), tiled("winograd", 32, 64, 8, 4, 8, m=4)),

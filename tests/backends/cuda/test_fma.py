@@ -59,6 +59,7 @@ def test_lowers_to_cuda(name: str, device: str) -> None:
     assert ("::input<" in source) == ("::output<" in source) == is_winograd
     assert len(source.splitlines()) < 1200, "its loops stay loops"
     has_vectors = all(int(arg.shape[-1]) % 4 == 0 for arg in (workload.args[0], workload.args[-1]))
+    has_vectors = has_vectors and tile_of(candidate).vector == 4
     if "unpadded" not in name and has_vectors:
         assert "= *(float4*)(" in source, "16-byte stores"
 
@@ -168,18 +169,34 @@ def test_every_candidate_fits(name: str, device: str) -> None:
         assert tile.blocks * (tile.shared_bytes(b_along_k(form)) + 1024) <= model.shared_per_sm_bytes
         assert tile.blocks * tile.threads * tile.registers <= model.registers_per_sm
         flops = form.flops / (4 if candidate.family == "cuda.winograd" else 1)
-        assert candidate.predicted_s > flops / model.fma_flops()
+        rate = model.mma_flops("tfloat32") / 3 if tile.tensor else model.fma_flops()
+        assert candidate.predicted_s > flops / rate
 
 
 def test_few_tiles_are_sliced() -> None:
     few, many = (product(size, size, size, "nt", **FP32) for size in (1024, 8192))
-    assert all((c.family == "cuda.fma") and int(c["slices"]) > 1 for c in candidates(few, DEVICES["H100"])[:3])
-    of_many = [c for c in candidates(many, DEVICES["H100"]) if c.family == "cuda.fma"]
+    on_cores = allowing(DEVICES["H100"], tensor_core="off")
+    assert all((c.family == "cuda.fma") and int(c["slices"]) > 1 for c in candidates(few, on_cores)[:3])
+    of_many = [c for c in candidates(many, on_cores) if c.family == "cuda.fma"]
     assert of_many[0]["slices"] == 1
     assert all(c["split"] == 1 for c in of_many)
     for workload, others in ((few, ()), (many, ("cuda.strassen",))):
-        templates = {c.family for c in candidates(workload, DEVICES["H100"])}
+        templates = {c.family for c in candidates(workload, on_cores)}
         assert templates == {"cuda.fma", "cuda.simt", *others}
+
+
+def test_tensor_cores_multiply_float32_in_three_products() -> None:
+    workload, h100 = product(1024, 1024, 1024, "nt", **FP32), DEVICES["H100"]
+    first = candidates(workload, h100)[0]
+    assert first.family == "cuda.mma" or first["tensor"]
+    for numerics in ({"exact": True}, {"tensor_core": "off"}):
+        found = candidates(workload, allowing(h100, **numerics))
+        assert {c.family for c in found} == {"cuda.fma", "cuda.simt"}
+        assert not any(c.get("tensor") for c in found)
+    workload, candidate = CASES["tensor, 3x3"]
+    kernel = schedule(workload, candidate, allowing(h100, exact=True))
+    assert isinstance(kernel, NotApplicable)
+    assert "round otherwise" in kernel.reason
 
 
 def test_long_sums_of_few_tiles_are_split() -> None:

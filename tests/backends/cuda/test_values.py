@@ -35,7 +35,7 @@ def check(workload: Workload, kernel: Kernel, device: CUDAModel, folder: Path, k
 PRODUCTS = ("tails", "bfloat16", "int8 packed", "packed square", "convolution", "three channels", "float32 async",
             "masked", "masked float32")  # fmt: skip
 FLOAT32 = ("3x3", "few channels", "dense nn", "sixteen rows", "sliced", "F(4)", "F(2), tails", "F(2), sliced",
-           *(name for name in fma_workloads.CASES if name.startswith(("given", "odd"))))  # fmt: skip
+           *(name for name in fma_workloads.CASES if name.startswith(("given", "odd", "tensor"))))  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PRODUCTS)

@@ -25,6 +25,7 @@ from subtune.backends.cuda.lowering.erf import polynomial_erf
 from subtune.backends.cuda.lowering.gelu import short_gelu
 from subtune.backends.cuda.lowering.nan import nan_kept
 from subtune.backends.cuda.lowering.printable import printable
+from subtune.backends.cuda.lowering.split_tf32 import split_tf32
 from subtune.backends.cuda.lowering.swizzle import swizzle
 from subtune.backends.cuda.lowering.tirx_pipeline import lower_by_kind
 
@@ -83,6 +84,7 @@ def finalize_device() -> Any:
         [
             *([x.LowerWarpMemory()] * _WARP_BUFFERS),
             x.StmtSimplify(),
+            split_tf32,
             short_gelu,
             polynomial_erf,
             x.LowerIntrin(),

@@ -11,7 +11,9 @@ from subtune.core.workload import dtype_bits
 from subtune.patterns.gemm import Gemm
 
 WARP_ROWS, WARP_COLUMNS = 4, 8  # lanes of a warp over its tile: a float4 of A for 4, one of B for 8 distinct addresses
+TENSOR_LANES = 8, 4  # as `mma.sync` has them
 VECTOR = 4
+_SPLIT_COLUMNS = 40  # registers: elements of B in two parts, and products on their way to the sums
 _FMA_ADDRESSES, _ADDRESSES = 18, 16  # registers: addresses and counters; the compiler's figures within 5 %
 
 
@@ -89,7 +91,7 @@ class FmaTile:
 
     A thread computes rows 4 apart. `blocks` per multiprocessor at least: the compiler's limit of registers. `slices`
     groups of warps each compute the whole tile from a part of every bk. `split` blocks share a tile, each has a part of
-    k; another kernel adds up what they come to.
+    k; another kernel adds up what they come to. `tensor`: tensor cores multiply, in three products of tf32.
     """
 
     bm: int
@@ -101,21 +103,41 @@ class FmaTile:
     blocks: int
     slices: int = 1
     split: int = 1
+    tensor: bool = False
 
     @property
     def threads(self) -> int:
         return self.bm // self.tm * (self.bn // self.tn) * self.slices
 
+    @property
+    def lanes(self) -> tuple[int, int]:
+        """Of a warp, over the rows and the columns of its tile."""
+        return TENSOR_LANES if self.tensor else (WARP_ROWS, WARP_COLUMNS)
+
+    @property
+    def together(self) -> int:
+        """Sums of a thread that lie side by side."""
+        return min(self.tn, 2 * VECTOR) if self.tensor else VECTOR
+
+    @property
+    def vector(self) -> int:
+        """Sums of a thread that are stored at once."""
+        return min(self.together, VECTOR)
+
     def shared_bytes(self, b_along_k: bool = False) -> int:
         """Of the tiles in flight; afterwards, of the sums that slices exchange."""
-        b = self.bn * (self.bk + 4) if b_along_k else self.bk * self.bn
-        return 4 * max(self.stages * (self.bm * (self.bk + 4) + b), (self.slices - 1) * self.bm * self.bn)
+        pitch, beside = self.bk + 4, 0
+        if self.tensor:
+            pitch, beside = self.bk if self.bk % 16 else self.bk + 8, 4
+        b = self.bn * pitch if b_along_k else self.bk * (self.bn + beside)
+        return 4 * max(self.stages * (self.bm * pitch + b), (self.slices - 1) * self.bm * self.bn)
 
     @property
     def registers(self) -> int:
         """What a thread needs: sums, fragments, addresses. With fewer than 16 more the compiler moves some about."""
         copies = (self.bm + self.bn) * self.bk // VECTOR // self.threads
-        return self.tm * self.tn + 4 * self.tm + self.tn + _FMA_ADDRESSES + 2 * copies
+        of_b = _SPLIT_COLUMNS if self.tensor else self.tn
+        return self.tm * self.tn + 4 * self.tm + of_b + _FMA_ADDRESSES + 2 * copies
 
     def rows_copied(self, vector: int) -> int:
         """Rows of A of which one thread copies `vector` elements each."""
@@ -132,9 +154,13 @@ class FmaTile:
 
     def obstacle(self, vector: int, device: CUDAModel, b_along_k: bool = False, k: int = 1) -> str:
         """Why a block of this tile does not work on `device`, and `k` not in its parts; "" where they do."""
-        if self.bm % (self.tm * WARP_ROWS) or self.bn % (self.tn * WARP_COLUMNS) or self.tn % VECTOR:
+        high, wide = self.lanes
+        if self.bm % (self.tm * high) or self.bn % (self.tn * wide) or self.tn % self.vector:
             return "the tile is no multiple of a warp's"
-        if self.tm % self.slices or self.bk % (VECTOR * self.slices):
+        if self.tensor and (self.tm % 2 or (b_along_k and self.tn % (2 * VECTOR))):
+            return "a warp's tile is no multiple of a tensor core's"
+        depth = 2 * VECTOR if self.tensor else VECTOR
+        if self.tm * self.tn % (self.slices * VECTOR) or self.tm % self.slices or self.bk % (depth * self.slices):
             return f"{self.slices} slices do not share {self.tm} rows and a depth of {self.bk}"
         if device.capability < 80:
             return f"{device.arch} has no asynchronous copies"

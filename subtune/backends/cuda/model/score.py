@@ -54,6 +54,7 @@ class BlockShape:
     """Of every step, whose sums meet in shared memory."""
     chain: float = 0.0
     """Cycles that a step takes a warp by itself: its instructions wait for one another."""
+    saturating_warps: int = _WARPS_TO_SATURATE
 
 
 def resident_blocks(shape: BlockShape, device: CUDAModel) -> int:
@@ -93,7 +94,7 @@ def _wave_cycles(shape: BlockShape, gemm: Gemm, device: CUDAModel, blocks: int) 
     a_bytes, b_bytes = (dtype_bits(side.dtype) / 8 for side in (gemm.a, gemm.b))
     warps = per_sm * shape.threads / 32
     compute = per_sm * 2.0 * shape.bm * shape.bn * shape.bk / shape.flops_per_cycle
-    compute /= min(1.0, warps / _WARPS_TO_SATURATE)
+    compute /= min(1.0, warps / shape.saturating_warps)
     shared = per_sm * shape.shared_bytes_per_step / device.shared_bytes_per_cycle
     loaded = blocks * (shape.bm * a_bytes + shape.bn * b_bytes) * shape.bk
     l2_rate = min(_L2_BEYOND * device.l2_bytes_per_s / device.cycles_per_s, _L2_TO_SM * busy)

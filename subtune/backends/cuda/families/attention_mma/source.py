@@ -13,9 +13,11 @@ ldmatrix, cp.async.
 from __future__ import annotations
 
 from subtune.backends.cuda.source.mma_sync import MMA_SYNC
+from subtune.backends.cuda.source.split_tf32 import SPLIT_TF32
 
 ATTENTION = (
     MMA_SYNC
+    + SPLIT_TF32
     + r"""
 #ifndef SUBTUNE_ATTENTION_MMA
 #define SUBTUNE_ATTENTION_MMA
@@ -51,14 +53,6 @@ __device__ __forceinline__ void split(unsigned int& high, unsigned int& low, flo
 __device__ __forceinline__ void split_any(unsigned int& high, unsigned int& low, float x) {
   split(high, low, x);
   if (__uint_as_float(high) == x) low = 0;
-}
-
-__device__ __forceinline__ void mma_tf32(float* sums, const unsigned int* left, const unsigned int* right) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
-      : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
-      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]), "f"(sums[0]),
-        "f"(sums[1]), "f"(sums[2]), "f"(sums[3]));
 }
 
 // The product of floats: what both halves leave out is 2^-21 of it.

@@ -1,4 +1,4 @@
-"""Candidates for float32 products and convolutions on CUDA cores (`templates.cuda.fma`)."""
+"""Candidates for float32 products and convolutions, on CUDA cores and in three products on tensor cores."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from itertools import product as choices
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.fma.tensor import tensor_obstacle
 from subtune.backends.cuda.model.core_tiles import VECTOR, FmaTile
 from subtune.backends.cuda.model.diverse import diverse
 from subtune.backends.cuda.model.score import BlockShape, seconds
+from subtune.backends.cuda.model.split_rate import split_rate
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.contraction import Contraction
@@ -21,6 +23,10 @@ _FEW_ROWS = 16  # those of a warp's smallest tile: as many products have no more
 _SLICED = ((1, 8), (1, 16), (2, 16), (2, 32), (4, 32))  # slices, depth
 _THREADS = {1: (64, 128, 256), 2: (128, 256, 512), 4: (256, 512)}
 _THREAD_TILES = ((16, 8), (8, 8), (4, 8), (4, 4))
+_TENSOR_COLUMNS = (8, 16, *_COLUMNS)
+_TENSOR_SLICED = ((1, 8), (1, 16), (1, 32), (2, 16), (2, 32), (4, 32))
+_TENSOR_WARPS = 8  # of a multiprocessor, that keep its tensor cores busy: 62 TFLOP/s with 64 sums of each lane
+_TENSOR_TILES = ((8, 8), (4, 16), (4, 8), (8, 4), (4, 4), (2, 8), (8, 2), (4, 2))
 _STAGES = (4, 3)
 _SPLITS, _LEAST_STEPS = (2, 4, 8, 16, 32, 64, 128), 8
 _KEPT = 12
@@ -54,14 +60,22 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     if isinstance(form, NotApplicable) or not is_fma(form, device):
         return []
     found = []
-    for whole in tiles(form, device):
+    whole_tiles = tiles(form, device)
+    if not tensor_obstacle(device, problem.numerics):
+        whole_tiles += tiles(form, device, True)
+    for whole in whole_tiles:
         for split in (1, *_splits(whole, form, device)):
             tile = replace(whole, split=split)
             predicted = seconds(shape_of(tile, form, device), form, device)
             if predicted < float("inf"):
                 found.append(candidate_of("cuda.fma", tile, predicted))
+    kinds = [[c for c in found if bool(c.get("tensor")) is on_tensor] for on_tensor in (False, True)]
     body = ("bm", "bn", "bk", "tm", "tn", "slices")
-    return diverse(hopeful(found), _KEPT, ("tm", "tn", "slices", "blocks", "split"), body)
+    return [
+        kept
+        for kind in kinds
+        for kept in diverse(hopeful(kind), _KEPT, ("tm", "tn", "slices", "blocks", "split"), body)
+    ]
 
 
 def _splits(tile: FmaTile, form: Gemm, device: CUDAModel) -> list[int]:
@@ -95,15 +109,18 @@ def is_fma(form: Gemm, device: CUDAModel) -> bool:
     return dtypes == {"float32"} and is_read and has_vectors and min(form.m, form.n) > 1 and device.capability >= 80
 
 
-def tiles(form: Gemm, device: CUDAModel) -> list[FmaTile]:
+def tiles(form: Gemm, device: CUDAModel, on_tensor: bool = False) -> list[FmaTile]:
     """Every tile that fits the device and does not waste most of its work on `form`."""
     found = []
     vector, along_k = min(form.a.vector, VECTOR), b_along_k(form)
     rows = (_FEW_ROWS, *_ROWS) if form.m <= _FEW_ROWS else _ROWS
-    for bm, bn, (slices, bk), (tm, tn) in choices(rows, _COLUMNS, _SLICED, _THREAD_TILES):
+    columns, sliced, of_threads = (
+        (_TENSOR_COLUMNS, _TENSOR_SLICED, _TENSOR_TILES) if on_tensor else (_COLUMNS, _SLICED, _THREAD_TILES)
+    )
+    for bm, bn, (slices, bk), (tm, tn) in choices(rows, columns, sliced, of_threads):
         wasted = -(-form.m // bm) * bm * -(-form.n // bn) * bn / (form.m * form.n)
-        tile = FmaTile(bm, bn, bk, tm, tn, _STAGES[0], 1, slices)
-        if wasted > _MAX_WASTE and (bm, bn) != (rows[0], _COLUMNS[0]):
+        tile = FmaTile(bm, bn, bk, tm, tn, _STAGES[0], 1, slices, tensor=on_tensor)
+        if wasted > _MAX_WASTE and (bm, bn) != (rows[0], columns[0]):
             continue
         if tile.threads not in _THREADS[slices] or tile.rows_copied(vector) not in range(1, _MAX_COPIED + 1):
             continue
@@ -125,19 +142,27 @@ def b_along_k(form: Gemm) -> bool:
 
 def shape_of(tile: FmaTile, form: Gemm, device: CUDAModel) -> BlockShape:
     warps = tile.threads // tile.slices // 32
+    high, wide = tile.lanes
     fragments = _LOAD_BYTES * (tile.tm + tile.tn) * warps * tile.bk / VECTOR
+    if tile.tensor:
+        fragments = 4.0 * (tile.tm * high + tile.tn * wide) * warps * tile.bk
     computed, loaded = tile.tm * tile.tn, tile.tm + tile.tn
     registers = min(_MAX_REGISTERS, device.registers_per_sm // tile.threads // tile.blocks)
     issue = _ISSUE * (_CRAMPED if registers - tile.registers < _FREE_REGISTERS else 1.0)
+    rate = 2.0 * device.fma_per_cycle * issue * computed / (computed + _LOADED * loaded)
+    if tile.tensor:
+        rate = split_rate(tile.tm * high, tile.tn * wide, device)
+    more = {"saturating_warps": _TENSOR_WARPS} if tile.tensor else {}
     return BlockShape(
         bm=tile.bm, bn=tile.bn, bk=tile.bk, steps=-(-form.k // (tile.bk * tile.split)),
         blocks=_blocks(tile, form) * tile.split, threads=tile.threads, split=tile.split,
         shared_bytes=tile.shared_bytes(b_along_k(form)), registers=registers,
         stages=tile.stages, raster=1, slices=tile.slices,
-        flops_per_cycle=2.0 * device.fma_per_cycle * issue * computed / (computed + _LOADED * loaded),
-        shared_bytes_per_step=fragments + (tile.bm + tile.bn) * tile.bk * 4,
+        flops_per_cycle=rate,
+        shared_bytes_per_step=fragments + (tile.bm + tile.bn) * tile.bk * 4, **more,
     )  # fmt: skip
 
 
 def candidate_of(template: str, tile: FmaTile, predicted_s: float, **more: int) -> Candidate:
-    return Candidate.make(template, predicted_s, **more, **{name: getattr(tile, name) for name in FmaTile.__slots__})
+    knobs = {name: getattr(tile, name) for name in FmaTile.__slots__ if name != "tensor" or tile.tensor}
+    return Candidate.make(template, predicted_s, **more, **knobs)

@@ -9,7 +9,7 @@ from typing import Any
 from tvm import tirx
 
 from subtune.backends.cuda.families.fma.source import FMA
-from subtune.backends.cuda.model.core_tiles import VECTOR, WARP_COLUMNS, WARP_ROWS, FmaTile
+from subtune.backends.cuda.model.core_tiles import FmaTile
 from subtune.backends.cuda.source.calls import address, called, end
 from subtune.backends.cuda.source.emit import Code, const
 
@@ -45,10 +45,11 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What a thread holds: the sum of `row(i)`, `column(j) + lane` of the product is number `i * tn + j * 4 + lane`."""
+    """What a thread holds: the sum of `row(i)`, `column(j) + lane` is number `i * tn + j * vector + lane`."""
 
     registers: Any
     rows: int
+    vector: int
     row: Callable[[Any], Any]
     column: Callable[[int], Any]
 
@@ -86,39 +87,63 @@ def multiply(
             h = tirx.Select(tirx.LT(row, const(m)), h, const(_OUTSIDE))
         code.store(high, j, h.astype("int32"))
         code.store(wide, j, w.astype("int32"))
-    across = tile.bn // (WARP_COLUMNS * tile.tn)
-    of_slice = const(tile.threads // tile.slices)
-    slice_, warp = tirx.floordiv(thread, of_slice), tirx.floordiv(tirx.floormod(thread, of_slice), const(32))
-    lane_row, lane_column = _lane(tirx.floormod(thread, const(32)))
-    first_row = tirx.floordiv(warp, const(across)) * (WARP_ROWS * tile.tm) + lane_row
-    first_column = tirx.floormod(warp, const(across)) * (WARP_COLUMNS * tile.tn)
+    lies = _Place.of(thread, tile)
     numbers = (
         tile.bm, tile.bn, tile.bk, tile.tm, tile.tn, tile.stages, tile.slices, walk.vector, *walk.taps, walk.channels,
-        *walk.strides, *walk.steps, *walk.sizes, walk.edge, n, walk.pitch_b, int(walk.whole > 0),
+        *walk.strides, *walk.steps, *walk.sizes, walk.edge, n, walk.pitch_b, int(walk.whole > 0), int(tile.tensor),
     )  # fmt: skip
     arrays = [address(buffer, const(0)) for buffer in (shared, base, high, wide)]
     name = f"subtune::Fma<{', '.join(map(str, numbers))}>::run"
     last = (walk.whole or walk.channels) - first[2] * walk.channels
-    lies = first[1], thread, slice_, first_row, first_column, lane_column, last
-    arguments = (address(sums, const(0)), *operands, *arrays, *lies, end(sums), end(shared), *ends)
+    numbered = first[1], thread, lies.slice_, lies.row, lies.column, lies.lane, last
+    arguments = (address(sums, const(0)), *operands, *arrays, *numbered, end(sums), end(shared), *ends)
     code.emit(called(name, arguments, FMA))
-    kept = tile.tm // tile.slices
-
-    def of_row(i: Any) -> Any:
-        return first[0] + first_row + (slice_ * kept + i) * WARP_ROWS
-
-    def of_column(j: int) -> Any:
-        return first[1] + first_column + lane_column * VECTOR + j * (VECTOR * WARP_COLUMNS)
-
-    return Sums(sums, kept, of_row, of_column)
+    return lies.sums(sums, first, tile)
 
 
-def _lane(lane: Any) -> tuple[Any, Any]:
-    """Row and column of a warp's lane. Of its five bits, 1 and 4 count rows and the others columns.
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in a block's tile a thread's sums lie: its slice, its first row, its warp's first column, and its lane's
+    place among the columns."""
 
-    Loads of 16 bytes take half of shared memory's cycles where every lane reads what lane ^ 1 reads, as here of A, or
-    lane ^ 2, as of B (G. Smith, NVIDIA's developer forum; CUTLASS's warps have their lanes like that).
+    slice_: Any
+    row: Any
+    column: Any
+    lane: Any
+
+    @classmethod
+    def of(cls, thread: Any, tile: FmaTile) -> _Place:
+        high, wide = tile.lanes
+        across, of_slice = const(tile.bn // (wide * tile.tn)), const(tile.threads // tile.slices)
+        warp = tirx.floordiv(tirx.floormod(thread, of_slice), const(32))
+        lane_row, lane_column = _lane(tirx.floormod(thread, const(32)), tile)
+        row = tirx.floordiv(warp, across) * (high * tile.tm) + lane_row
+        column = tirx.floormod(warp, across) * (wide * tile.tn)
+        return cls(tirx.floordiv(thread, of_slice), row, column, lane_column)
+
+    def sums(self, registers: Any, first: tuple[Any, Any, Any], tile: FmaTile) -> Sums:
+        high, wide = tile.lanes
+        kept, together = tile.tm // tile.slices, tile.together
+
+        def of_row(i: Any) -> Any:
+            return first[0] + self.row + (self.slice_ * kept + i) * high
+
+        def of_column(j: int) -> Any:  # after those that lie together come those of the next lane
+            group, at = divmod(j * tile.vector, together)
+            return first[1] + self.column + self.lane * together + group * (together * wide) + at
+
+        return Sums(registers, kept, tile.vector, of_row, of_column)
+
+
+def _lane(lane: Any, tile: FmaTile) -> tuple[Any, Any]:
+    """Row and column of a warp's lane: on tensor cores 8 x 4 (PTX ISA, mma.m16n8k8).
+
+    On CUDA cores, of its five bits 1 and 4 count rows and the others columns. Loads of 16 bytes take half of shared
+    memory's cycles where every lane reads what lane ^ 1 reads, as here of A, or lane ^ 2, as of B (G. Smith, NVIDIA's
+    developer forum; CUTLASS's warps have their lanes like that).
     """
+    if tile.tensor:
+        return tirx.floordiv(lane, const(4)), tirx.floormod(lane, const(4))
     row = tirx.floormod(tirx.floordiv(lane, const(2)), const(2)) + tirx.floordiv(lane, const(16)) * 2
     column = tirx.floormod(lane, const(2)) + tirx.floormod(tirx.floordiv(lane, const(4)), const(4)) * 2
     return row, column

@@ -18,6 +18,7 @@ from tvm.s_tir import ScheduleError
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.kernel import Walk, multiply
+from subtune.backends.cuda.families.fma.tensor import tensor_obstacle
 from subtune.backends.cuda.families.wgmma.schedule import source_of
 from subtune.backends.cuda.model.core_tiles import FmaTile
 from subtune.backends.cuda.source.calls import address
@@ -36,6 +37,8 @@ _MAX_ELEMENTS = 1 << 31
 
 
 def schedule(problem: Problem[CUDAModel], tile: FmaTile) -> Kernel | NotApplicable:
+    if tile.tensor and (reason := tensor_obstacle(problem.device, problem.numerics)):
+        return NotApplicable(reason)
     try:
         found = anchored(problem.workload, contraction)
         if isinstance(found, NotApplicable):
@@ -227,20 +230,21 @@ class _Writer:
         of_batch = batch * ((walk.whole or walk.k * split) * columns)
         operands = address(a, const(0) + part * walk.k), address(b, of_batch + of_part)
         sums = multiply(code, tile, walk, (m, columns), first, operands, window, thread)
-        lane = code.variable("lane", _LANES)
-        for j in range(tile.tn // _LANES):
+        width = sums.vector
+        lane = code.variable("lane", width)
+        for j in range(tile.tn // width):
             with code.unrolled(sums.rows) as i:
                 row, column = sums.row(i), sums.column(j)
                 inside = [tirx.LT(row, const(m))] if m % tile.bm else []
                 inside += [tirx.LT(column, const(n))] if n % tile.bn else []
                 with code.when(tirx.all(*inside) if inside else None):
-                    row, at = code.bind("row", row, m), i * tile.tn + j * _LANES
+                    row, at = code.bind("row", row, m), i * tile.tn + j * width
                     if split > 1:
                         total = load(sums.registers, at + lane)
-                        Lanes(code, lane, _LANES).write(parts, [part, batch, row, column + lane], total)
+                        Lanes(code, lane, width).write(parts, [part, batch, row, column + lane], total)
                     else:
                         place = batches | self._unraveled(row, view.rows)
-                        self._store_run(code, sums.registers, at, place, column)
+                        self._store_run(code, sums.registers, at, place, column, width)
         kernel = code.kernel(tile.blocks)
         return ([kernel, self._total(parts)], [parts]) if split > 1 else ([kernel], [])
 
@@ -264,15 +268,15 @@ class _Writer:
                     code.store(sums, v, load(sums, v) + load(read, part * _LANES + v))
             batch, row, column = decoded(first, (count, m, n), code.analyzer)
             place = self._unraveled(batch, view.batch) | self._unraveled(row, view.rows)
-            self._store_run(code, sums, const(0), place, column)
+            self._store_run(code, sums, const(0), place, column, _LANES)
         return code.kernel()
 
-    def _store_run(self, code: Code, sums: Any, at: Any, place: dict[int, Any], column: Any) -> None:
-        """Four sums from `sums[at]` on, side by side from `column` on; one by one where rows are no whole vectors."""
+    def _store_run(self, code: Code, sums: Any, at: Any, place: dict[int, Any], column: Any, count: int) -> None:
+        """`count` sums from `sums[at]` on, side by side from `column`; one by one where rows are no whole vectors."""
         n = self._view.extent(self._view.n)
-        width = 1 if n % _LANES else _LANES
+        width = 1 if n % count else count
         lane = code.variable("lane", width)
-        for first in range(0, _LANES, width):
+        for first in range(0, count, width):
             with code.when(tirx.LT(column + first, const(n)) if first else None):
                 total = load(sums, at + first + lane)
                 self._store(code, total, place | {self._view.n: column + first + lane}, lane, width)

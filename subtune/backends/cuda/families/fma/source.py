@@ -1,4 +1,4 @@
-"""CUDA C++ of float32 products on CUDA cores: a block's tile of sums, from copies that overlap with multiplications.
+"""CUDA C++ of float32 products: a block's tile of sums, from copies that overlap with multiplications.
 
     for step of k, `STAGES` of them in flight:  A [BM][BK + 4], B [BK][BN] -> shared memory, by asynchronous copies
       for 4 of k:  TM float4 of A, along k;  for each of them, TN of B;  TM x TN multiply-adds
@@ -10,11 +10,20 @@ What of a window lies outside of the image is a bit per tap, found once per row,
 Written in C++ as its loops stay loops until the compiler unrolls them: lowered by TVM one by one, thousands of
 statements took most of a kernel's build. The lanes of a warp are 4 x 8: rows 4 apart, so that their 16 bytes lie in
 different banks (`fma_kernel` has their order).
+
+`ON_TENSOR` cores 8 of k are multiplied at once, in three products (`split_tf32`). The lanes are 8 x 4 then, as
+`mma.sync` has them, but for this: a lane's two elements of k lie side by side, in A and in B alike, and column c of
+the n-th of J products side by side is column c * J + n of the tile, so that a lane's sums lie side by side too. All
+loads from shared memory are free of bank conflicts: rows of A begin 8 banks apart, and those of B 4.
 """
 
 from __future__ import annotations
 
-FMA = r"""
+from subtune.backends.cuda.source.split_tf32 import SPLIT_TF32
+
+FMA = (
+    SPLIT_TF32
+    + r"""
 #ifndef SUBTUNE_FMA
 #define SUBTUNE_FMA
 namespace subtune {
@@ -30,17 +39,95 @@ template <int BYTES> __device__ __forceinline__ void copy_async(float* to, const
 
 __device__ __forceinline__ float part(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
 
+// 8 of k on tensor cores: TM x TN sums of a lane. `a`, `b`: its first elements.
+template <int TM, int TN, int PITCH, int PITCH_N, bool ALONG_K, class Meanwhile>
+__device__ __forceinline__ void multiply_split(float* sums, const float* a, const float* b, Meanwhile meanwhile) {
+  constexpr int J = TN / 2 < 4 ? TN / 2 : 4;
+  SplitA of_a[TM / 2];
+#pragma unroll
+  for (int i = 0; i < TM; i++) {
+    float2 x = *(const float2*)(a + i * 8 * PITCH);
+    tf32_parts(x.x, of_a[i / 2].high[i % 2], of_a[i / 2].low[i % 2]);
+    tf32_parts(x.y, of_a[i / 2].high[i % 2 + 2], of_a[i / 2].low[i % 2 + 2]);
+  }
+#pragma unroll
+  for (int q = 0; q < TN / (2 * J); q++) {
+    float y[2][J];
+    if constexpr (ALONG_K) {
+#pragma unroll
+      for (int j = 0; j < J; j++) {
+        float2 of_k = *(const float2*)(b + (q * J + j) * 8 * PITCH);
+        y[0][j] = of_k.x, y[1][j] = of_k.y;
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < 2; k++) {
+        const float* row = b + k * PITCH_N + q * 8 * J;
+        if constexpr (J == 4) *(float4*)y[k] = *(const float4*)row;
+        if constexpr (J == 2) *(float2*)y[k] = *(const float2*)row;
+        if constexpr (J == 1) y[k][0] = *row;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < J; j++) {
+      SplitB of_b;
+      tf32_parts(y[0][j], of_b.high[0], of_b.low[0]);
+      tf32_parts(y[1][j], of_b.high[1], of_b.low[1]);
+      float products[TM / 2][4];
+      mma_split(products, of_a, of_b);
+#pragma unroll
+      for (int i = 0; i < TM / 2; i++) {
+        float* to = sums + 2 * i * TN + q * 2 * J + j;
+        to[0] += products[i][0], to[J] += products[i][1], to[TN] += products[i][2], to[TN + J] += products[i][3];
+      }
+      if (q == 0 && j == 0) meanwhile();
+    }
+  }
+}
+// 4 of k on CUDA cores: TM x TN sums of a thread.
+template <int TM, int TN, int PITCH, int PITCH_N, bool ALONG_K, class Meanwhile>
+__device__ __forceinline__ void multiply_fma(float* sums, const float* a, const float* b, Meanwhile meanwhile) {
+  float4 fa[TM];
+#pragma unroll
+  for (int i = 0; i < TM; i++) fa[i] = *(const float4*)(a + i * 4 * PITCH);
+  if constexpr (ALONG_K) {
+#pragma unroll
+    for (int j = 0; j < TN; j++) {
+      float4 y = *(const float4*)(b + j * 8 * PITCH);
+#pragma unroll
+      for (int i = 0; i < TM; i++)
+        sums[i * TN + j] =
+            fmaf(fa[i].w, y.w, fmaf(fa[i].z, y.z, fmaf(fa[i].y, y.y, fmaf(fa[i].x, y.x, sums[i * TN + j]))));
+      if (j == 0) meanwhile();
+    }
+  } else {
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+      float4 fb[TN / 4];
+#pragma unroll
+      for (int j = 0; j < TN / 4; j++) fb[j] = *(const float4*)(b + q * PITCH_N + j * 32);
+#pragma unroll
+      for (int i = 0; i < TM; i++)
+#pragma unroll
+        for (int j = 0; j < TN; j++)
+          sums[i * TN + j] = fmaf(part(fa[i], q), part(fb[j / 4], j % 4), sums[i * TN + j]);
+      if (q == 0) meanwhile();
+    }
+  }
+}
+
 // k is KH x KW taps of C elements. A tap is STRIDE elements and STEP pixels from the one before; SIZE pixels exist
 // (0: wherever a window is, it is inside). With EDGE, C spans pixels of a row of EDGE elements, and w counts elements.
 // B is [k][N], or [N][k] with PITCH_B elements from column to column, if that is not 0. IS_PART: only the first `last`
 // channels exist.
 template <int BM, int BN, int BK, int TM, int TN, int STAGES, int SLICES, int VECTOR, int KH, int KW, int C,
           int STRIDE_H, int STRIDE_W, int STEP_H, int STEP_W, int SIZE_H, int SIZE_W, int EDGE, int N, int PITCH_B,
-          bool IS_PART>
+          bool IS_PART, bool ON_TENSOR>
 struct Fma {
   static constexpr bool ALONG_K = PITCH_B != 0;
-  static constexpr int GROUP = BM / TM * (BN / TN), THREADS = GROUP * SLICES, PITCH = BK + 4;
-  static constexpr int A = BM * PITCH, STAGE = A + (ALONG_K ? BN * PITCH : BK * BN), DEPTH = BK / SLICES;
+  static constexpr int GROUP = BM / TM * (BN / TN), THREADS = GROUP * SLICES;
+  static constexpr int PITCH = !ON_TENSOR ? BK + 4 : BK % 16 ? BK : BK + 8, PITCH_N = ON_TENSOR ? BN + 4 : BN;
+  static constexpr int A = BM * PITCH, STAGE = A + (ALONG_K ? BN * PITCH : BK * PITCH_N), DEPTH = BK / SLICES;
   static constexpr int PER_ROW = BK / VECTOR, ROWS = BM * PER_ROW / THREADS, APART = THREADS / PER_ROW;
   static constexpr int APART_B = ALONG_K ? APART : THREADS / (BN / 4), ROWS_B = (ALONG_K ? BN : BK) / APART_B;
   static constexpr bool IS_RAGGED = IS_PART || C % BK != 0;
@@ -48,7 +135,8 @@ struct Fma {
 
   // base, h, w: of the rows this thread copies, the first element and the first pixel of their windows. Of the sums
   // that this thread computes, first_row is the first row in the block; its warp's columns begin at first_column, and
-  // its own are 4 from lane * 4 on of every 32. Ends: unused.
+  // its own are 4 from lane * 4 on of every 32; on tensor cores TN, but at most 8, from lane * TN on of four times as
+  // many. Ends: unused.
   template <class... Ends>
   static __device__ __forceinline__ void run(float* sums, const float* a, const float* b, float* shared,
                                              const int* base, const int* h, const int* w, int column, int thread,
@@ -70,7 +158,7 @@ struct Fma {
     auto column_of = [](int i) { return i / 32 * 32 + i % 8 * 4 + i / 8 % 4; };
     const int row_b = ALONG_K ? row : thread / (BN / 4), n_b = ALONG_K ? column_of(row) : thread % (BN / 4) * 4;
     float* to_a = shared + row * PITCH + chunk;
-    float* to_b = ALONG_K ? to_a + A : shared + A + row_b * BN + n_b;
+    float* to_b = ALONG_K ? to_a + A : shared + A + row_b * PITCH_N + n_b;
     b += ALONG_K ? (column + n_b) * PITCH_B + chunk : row_b * N + column + n_b;
     int kh = 0, kw = 0, c = 0;
     auto copy = [&](int stage, bool is_one) {
@@ -88,7 +176,7 @@ struct Fma {
         const int n = !ALONG_K ? 0 : APART_B % 32 == 0 ? j * APART_B : column_of(i) - n_b;
         bool is_inside = is_one && (N % BN == 0 || column + n_b + n < N);
         if constexpr (IS_RAGGED) is_inside = is_inside && c + (ALONG_K ? chunk : i) < (IS_PART ? last : C);
-        float* to = to_b + stage * STAGE + j * APART_B * (ALONG_K ? PITCH : BN);
+        float* to = to_b + stage * STAGE + j * APART_B * (ALONG_K ? PITCH : PITCH_N);
         if constexpr (ALONG_K) copy_async<VECTOR * 4>(to, b + n * PITCH_B, is_inside);
         else copy_async<16>(to, b + j * APART_B * N, is_inside);
       }
@@ -109,38 +197,18 @@ struct Fma {
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) copy(s, s < STEPS);
     const int from_k = slice * DEPTH;
-    const float* of_a = shared + first_row * PITCH + from_k;
-    const float* of_b = shared + A;
-    of_b += ALONG_K ? (first_column + lane) * PITCH + from_k : from_k * BN + first_column + lane * 4;
-    // 4 of k; `meanwhile` is done as soon as there is something to compute
+    constexpr int J = TN / 2 < 4 ? TN / 2 : 4, WIDE = ALONG_K ? 1 : PITCH_N;
+    const int lane_k = ON_TENSOR ? lane * 2 : 0, first_n = ON_TENSOR ? thread % 32 / 4 : lane;
+    const int lane_n = ALONG_K ? first_n : first_n * (ON_TENSOR ? J : 4);
+    const float* of_a = shared + first_row * PITCH + from_k + lane_k;
+    const float* of_b = shared + A + (from_k + lane_k) * WIDE + (first_column + lane_n) * (ALONG_K ? PITCH : 1);
+    // 4 of k, or 8; `meanwhile` is done as soon as there is something to compute
+    constexpr int AT_ONCE = ON_TENSOR ? 8 : 4;
     auto multiply = [&](const float* at_a, const float* at_b, auto meanwhile) {
-      float4 fa[TM];
-#pragma unroll
-      for (int i = 0; i < TM; i++) fa[i] = *(const float4*)(at_a + i * 4 * PITCH);
-      if constexpr (ALONG_K) {
-#pragma unroll
-        for (int j = 0; j < TN; j++) {
-          float4 y = *(const float4*)(at_b + j * 8 * PITCH);
-#pragma unroll
-          for (int i = 0; i < TM; i++)
-            sums[i * TN + j] =
-                fmaf(fa[i].w, y.w, fmaf(fa[i].z, y.z, fmaf(fa[i].y, y.y, fmaf(fa[i].x, y.x, sums[i * TN + j]))));
-          if (j == 0) meanwhile();
-        }
-      } else {
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-          float4 fb[TN / 4];
-#pragma unroll
-          for (int j = 0; j < TN / 4; j++) fb[j] = *(const float4*)(at_b + q * BN + j * 32);
-#pragma unroll
-          for (int i = 0; i < TM; i++)
-#pragma unroll
-            for (int j = 0; j < TN; j++)
-              sums[i * TN + j] = fmaf(part(fa[i], q), part(fb[j / 4], j % 4), sums[i * TN + j]);
-          if (q == 0) meanwhile();
-        }
-      }
+      if constexpr (ON_TENSOR)
+        multiply_split<TM, TN, PITCH, PITCH_N, ALONG_K>(sums, at_a, at_b, meanwhile);
+      else
+        multiply_fma<TM, TN, PITCH, PITCH_N, ALONG_K>(sums, at_a, at_b, meanwhile);
     };
     int stage = 0, next = STAGES - 1;
 #pragma unroll 1
@@ -150,7 +218,7 @@ struct Fma {
       const float *at_a = of_a + stage * STAGE, *at_b = of_b + stage * STAGE;
       multiply(at_a, at_b, [&] { copy(next, step + STAGES - 1 < STEPS); });
 #pragma unroll
-      for (int k = 4; k < DEPTH; k += 4) multiply(at_a + k, at_b + k * (ALONG_K ? 1 : BN), [] {});
+      for (int k = AT_ONCE; k < DEPTH; k += AT_ONCE) multiply(at_a + k, at_b + k * WIDE, [] {});
       stage = stage + 1 == STAGES ? 0 : stage + 1;
       next = next + 1 == STAGES ? 0 : next + 1;
     }
@@ -188,3 +256,4 @@ struct Fma {
 }  // namespace subtune
 #endif
 """
+)

@@ -7,9 +7,17 @@ from itertools import product as choices
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.families.mma.tiling import MmaTile, inner_of, tensor_core_obstacle, tile_obstacle
+from subtune.backends.cuda.families.fma.candidates import is_fma
+from subtune.backends.cuda.families.mma.tiling import (
+    MmaTile,
+    inner_of,
+    splits_operands,
+    tensor_core_obstacle,
+    tile_obstacle,
+)
 from subtune.backends.cuda.model.diverse import diverse
 from subtune.backends.cuda.model.score import BlockShape, seconds
+from subtune.backends.cuda.model.split_rate import mma_rate, split_rate
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload, dtype_bits
@@ -20,8 +28,8 @@ _EXTENTS = (16, 32, 64, 128, 256)
 _DEPTH_BYTES = (64, 128, 256)
 _WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
 _SPLITS = (1, 2, 4, 8, 16)
-_OF_WGMMA = 0.62  # of a Hopper tensor core's rate that mma.sync reaches at most: measured
 _KEPT = 24
+_BESIDE_FMA = 6  # where the other template does the same, if it applies
 _FRAGMENT_CYCLES = 14.0  # of a warp per 32 bytes of k: `ldmatrix`, which its products wait for
 _ELEMENT_CYCLES = 15.0  # of a thread that copies one element at a time: loaded, waited for, stored
 _LINE_BYTES = 128
@@ -39,17 +47,18 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     form = gemm(workload)
     if isinstance(form, NotApplicable) or tensor_core_obstacle(form, device, problem.numerics):
         return []
-    packs = _packs(form, workload)
+    packs, is_split = _packs(form, workload), splits_operands(form, problem.numerics)
     found = []
     for tile in _tiles(form, device):
-        predicted = seconds(_shape(tile, form, device, packs), form, device)
+        predicted = seconds(_shape(tile, form, device, packs, is_split), form, device)
         if predicted == float("inf"):
             continue
         knobs: dict[str, int | str | bool] = {name: getattr(tile, name) for name in MmaTile.__slots__}
         if packs:
             knobs["pack"] = True
         found.append(Candidate.make("cuda.mma", predicted, **knobs))
-    return diverse(found, _KEPT, ("bm", "bn"), ("bm", "bn", "bk", "wm", "wn", "stages"))
+    kept = _BESIDE_FMA if is_split and is_fma(form, device) else _KEPT
+    return diverse(found, kept, ("bm", "bn"), ("bm", "bn", "bk", "wm", "wn", "stages"))
 
 
 def _tiles(form: Gemm, device: CUDAModel) -> Iterator[MmaTile]:
@@ -80,17 +89,15 @@ def _packs(form: Gemm, workload: Workload) -> bool:
     return side.inner != inner_of(form, "b") or side.vector * dtype_bits(side.dtype) < 128
 
 
-def _shape(tile: MmaTile, form: Gemm, device: CUDAModel, packs: bool) -> BlockShape:
+def _shape(tile: MmaTile, form: Gemm, device: CUDAModel, packs: bool, is_split: bool) -> BlockShape:
     itemsize = dtype_bits(form.a.dtype) // 8
     dtype = "tfloat32" if form.a.dtype == "float32" else form.a.dtype
-    rate = float(dict(device.mma_flops_per_cycle).get(dtype, 0))
-    if device.capability >= 90:
-        rate *= _OF_WGMMA
+    rate = split_rate(tile.bm // tile.wm, tile.bn // tile.wn, device) if is_split else mma_rate(dtype, device)
     written = (tile.bm + tile.bn) * tile.bk * itemsize
     read = (tile.bm * tile.wn + tile.bn * tile.wm) * tile.bk * itemsize
     slow = 0.0  # copies of less than 4 bytes are no asynchronous ones: every element an instruction or two
     products = (tile.bm // tile.wm // 16) * (tile.bn // tile.wn // 8)
-    cycles = 2.0 * 16 * 8 * (32 // itemsize) / max(1.0, rate / 4)  # of one, on one of four schedulers
+    cycles = 2.0 * 16 * 8 * (32 // itemsize) / (rate / 4)  # of one, on one of four schedulers
     chain = tile.bk * itemsize / 32 * (_FRAGMENT_CYCLES + products * cycles)
     for name, rows in (("a", tile.bm), ("b", tile.bn)):
         side = form.a if name == "a" else form.b
@@ -109,5 +116,5 @@ def _shape(tile: MmaTile, form: Gemm, device: CUDAModel, packs: bool) -> BlockSh
     return BlockShape(
         bm=tile.bm, bn=tile.bn, bk=tile.bk, steps=tile.steps(form), blocks=tile.blocks(form), threads=tile.threads,
         shared_bytes=tile.shared_bytes(form), registers=tile.registers(form), stages=tile.stages, raster=tile.raster,
-        flops_per_cycle=max(1.0, rate), shared_bytes_per_step=written + read + slow, split=tile.split, chain=chain,
+        flops_per_cycle=rate, shared_bytes_per_step=written + read + slow, split=tile.split, chain=chain,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from subtune.backends.cuda.building.fast_import import cheap_stack
+from subtune.backends.cuda.lowering.split_tf32 import SPLIT_TYPE
 from subtune.core.workload import dtype_bits
 
 LANES = 32
@@ -40,14 +41,16 @@ def mma_k(dtype: str) -> int:
     return 256 // dtype_bits(dtype)
 
 
-def mma_intrinsics(dtype: str, acc_dtype: str, a_inner: str, b_inner: str) -> MmaIntrinsics:
+def mma_intrinsics(dtype: str, acc_dtype: str, a_inner: str, b_inner: str, is_split: bool = False) -> MmaIntrinsics:
     """Intrinsics for operands of `dtype` that lie in shared memory with axis `a_inner` and `b_inner` contiguous.
 
     Args:
         a_inner: "k" for tiles [m, k], "m" for [k, m] (16-bit dtypes only); b_inner: "k" or "n" likewise.
+        is_split: of float32 alone: every operand is the sum of two of tf32 (`lowering.split_tf32`).
     """
     assert dtype in _PTX
     assert acc_dtype in _ACC_PTX
+    assert dtype == "float32" or not is_split
     assert dtype_bits(dtype) == 16 or (a_inner, b_inner) == ("k", "k")
     k = mma_k(dtype)
     chunk = k // 2  # elements of one row of an 8 x 8 matrix
@@ -64,9 +67,10 @@ def mma_intrinsics(dtype: str, acc_dtype: str, a_inner: str, b_inner: str) -> Mm
     def c_fragment(row: Any, column: Any) -> tuple[Any, Any]:
         return 4 * (row % 8) + column % 8 // 2, 4 * (column // 8) + 2 * (row // 8) + column % 2
 
+    ptx = SPLIT_TYPE if is_split else _PTX[dtype]
     names = MmaIntrinsics(
         f"subtune_ldmatrix_{dtype}_a_{a_inner}", f"subtune_ldmatrix_{dtype}_b_{b_inner}",
-        f"subtune_mma_fill_{acc_dtype}", f"subtune_mma_{dtype}_{acc_dtype}_{a_inner}_{b_inner}",
+        f"subtune_mma_fill_{acc_dtype}", f"subtune_mma_{ptx}_{acc_dtype}_{a_inner}_{b_inner}",
         f"subtune_mma_store_{acc_dtype}", k, a_fragment, b_fragment, c_fragment,
     )  # fmt: skip
 
@@ -85,7 +89,7 @@ def mma_intrinsics(dtype: str, acc_dtype: str, a_inner: str, b_inner: str) -> Mm
     _register(names.load_a, lambda: _ldmatrix(dtype, shape_a, a_inner != "k", a_fragment, a_offset))
     _register(names.load_b, lambda: _ldmatrix(dtype, shape_b, b_inner != "k", b_fragment, b_offset))
     _register(names.fill, lambda: _fill(acc_dtype, c_fragment))
-    _register(names.compute, lambda: _mma(dtype, acc_dtype, a_inner, b_inner, names))
+    _register(names.compute, lambda: _mma(dtype, ptx, acc_dtype, a_inner, b_inner, names))
     _register(names.store, lambda: _store(acc_dtype, c_fragment))
     return names
 
@@ -189,14 +193,14 @@ def _fill(acc_dtype: str, fragment: Any) -> tuple[Any, Any]:
 
 
 # long: what the intrinsic means and what it does, in TVMScript, two functions of the same layouts
-def _mma(dtype: str, acc_dtype: str, a_inner: str, b_inner: str, names: MmaIntrinsics) -> tuple[Any, Any]:
+def _mma(dtype: str, ptx: str, acc_dtype: str, a_inner: str, b_inner: str, names: MmaIntrinsics) -> tuple[Any, Any]:
     from tvm import tirx
     from tvm.script import tirx as T
 
     k = names.k
     local = TILE * k // LANES
     shape = f"m16n8k{k}"
-    ptx, acc_ptx = _PTX[dtype], _ACC_PTX[acc_dtype]
+    acc_ptx = _ACC_PTX[acc_dtype]
     a_factor = k if a_inner == "k" else TILE
     b_factor = k if b_inner == "k" else TILE
     second = local // 2  # the columns from 8 on: half of B's fragment, half of the sums

@@ -20,7 +20,13 @@ from tvm.s_tir import Schedule, ScheduleError
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.mma.intrinsics import LANES, TILE, MmaIntrinsics, mma_intrinsics
-from subtune.backends.cuda.families.mma.tiling import MmaTile, inner_of, tensor_core_obstacle, tile_obstacle
+from subtune.backends.cuda.families.mma.tiling import (
+    MmaTile,
+    inner_of,
+    splits_operands,
+    tensor_core_obstacle,
+    tile_obstacle,
+)
 from subtune.backends.cuda.lowering.swizzle import SWIZZLE_ATTR, can_swizzle
 from subtune.backends.cuda.source.epilogue import COMPUTED, inline_epilogue, merge_epilogue, store_rows, sum_parts
 from subtune.backends.cuda.source.gemm_form import GemmBlocks, gemm_form, widened
@@ -61,13 +67,14 @@ def schedule(problem: Problem[CUDAModel], knobs: MmaKnobs) -> Kernel | NotApplic
     func = widened(workload.func)
     sch = Schedule(func)
     try:
-        return _schedule(sch, workload, product, tile, knobs.pack, func.same_as(workload.func))
+        is_split = splits_operands(product, problem.numerics)
+        return _schedule(sch, workload, product, tile, knobs.pack, func.same_as(workload.func), is_split)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
 
 def _schedule(
-    sch: Schedule, workload: Workload, product: Gemm, tile: MmaTile, packs: bool, is_trace: bool
+    sch: Schedule, workload: Workload, product: Gemm, tile: MmaTile, packs: bool, is_trace: bool, is_split: bool
 ) -> Kernel | NotApplicable:
     reason = merge_epilogue(sch)
     if reason:
@@ -80,7 +87,7 @@ def _schedule(
         # a row has the columns of several products; stores through registers know only where the row ends
         product = replace(product, out_vector=min(product.out_vector, COMPUTED))
     acc = "int32" if product.a.dtype == "int8" else "float32"
-    fragments = mma_intrinsics(product.a.dtype, acc, a_inner, b_inner)
+    fragments = mma_intrinsics(product.a.dtype, acc, a_inner, b_inner, is_split)
     reason = _product(sch, blocks, product, tile, fragments, (a_inner, b_inner), packs)
     if reason:
         return NotApplicable(reason)

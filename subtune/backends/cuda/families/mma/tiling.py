@@ -91,8 +91,8 @@ def tensor_core_obstacle(gemm: Gemm, device: CUDAModel, numerics: Numerics) -> s
         return f"operands of {a} and {b}: they must be of one dtype"
     if a not in _DTYPES:
         return f"operands of {a}: tensor cores multiply {', '.join(_DTYPES)}"
-    if a == "float32" and not numerics.tf32:
-        return "operands of float32: rounding them to tf32 is not allowed (allow_tf32)"
+    if a == "float32" and numerics.exact and not numerics.tf32:
+        return "operands of float32, exact: rounding them to tf32 is not allowed (allow_tf32)"
     if gemm.acc_dtype not in (_DTYPES[a], a) or (a == "int8" and gemm.acc_dtype != "int32"):
         return f"sums of {gemm.acc_dtype} from operands of {a}: tensor cores sum in {_DTYPES[a]}"
     if gemm.a.read > gemm.b.read:
@@ -100,6 +100,11 @@ def tensor_core_obstacle(gemm: Gemm, device: CUDAModel, numerics: Numerics) -> s
     if gemm.m == 1 or gemm.n == 1:
         return "a matrix times a vector: memory bounds it, and 15 of 16 rows of a fragment would be empty"
     return ""
+
+
+def splits_operands(gemm: Gemm, numerics: Numerics) -> bool:
+    """Whether operands are sums of two numbers of tf32, as float32 has more digits than one of them."""
+    return gemm.a.dtype == "float32" and not numerics.tf32
 
 
 def tile_obstacle(tile: MmaTile, gemm: Gemm, device: CUDAModel) -> str:

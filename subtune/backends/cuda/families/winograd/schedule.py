@@ -51,6 +51,7 @@ class WinogradKnobs:
     blocks: int
     slices: int = 1
     split: int = 1
+    tensor: bool = False
 
     @property
     def tile(self) -> FmaTile:
@@ -181,15 +182,16 @@ def _products(grid: _Grid, tile: FmaTile, channels: int, columns: int, v: Any, u
         thread,
         (end(v),),
     )
-    lane = code.variable("lane", 4)
-    for j in range(tile.tn // 4):
+    width = sums.vector
+    lane = code.variable("lane", width)
+    for j in range(tile.tn // width):
         with code.unrolled(sums.rows) as i:
             row, column = sums.row(i), sums.column(j)
             inside = [tirx.LT(row, const(rows))] if rows % tile.bm else []
             inside += [tirx.LT(column, const(columns))] if columns % tile.bn else []
             with code.when(tirx.all(*inside) if inside else None):
-                total = load(sums.registers, i * tile.tn + j * 4 + lane)
-                Lanes(code, lane, 4).write(products, [element, row, column + lane], total)
+                total = load(sums.registers, i * tile.tn + j * width + lane)
+                Lanes(code, lane, width).write(products, [element, row, column + lane], total)
     return code.kernel(tile.blocks)
 
 
