@@ -217,7 +217,8 @@ def normalize(
             ),
         ),
     )
-    layout = Phase("layout", (partial(channels_to_last, keeps_planes=forms.keeps_planes), settle_permutes))
+    planes = {"keeps_planes": forms.keeps_planes, "interpolates_planes": forms.interpolates_planes}
+    layout = Phase("layout", (partial(channels_to_last, **planes), settle_permutes))
     whole = Phase("recurrences", (partial(settle_recurrences, whole_step_fmas=forms.whole_step_fmas),))
     own = {phase.name: phase for phase in (layout, whole)}
     phases = tuple(own.get(phase.name, phase) for phase in NORMALIZE)

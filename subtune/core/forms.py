@@ -17,6 +17,7 @@ class Forms:
     Attributes:
         keeps_planes: convolutions that are all depthwise may keep their channels first, and pointwise ones to few
             channels of the model's input.
+        interpolates_planes: it reads rows of planes as fast as channels, though taps lie along them.
         halves: those whose products it has; the products of a model in another half are made in float32.
         multiplies_groups: in a half, grouped convolutions are products like others; else they are made in float32.
         whole_step_fmas: recurrent layers stay whole, as it computes them in kernels of its own, up to so many
@@ -32,6 +33,7 @@ class Forms:
     """
 
     keeps_planes: bool = False
+    interpolates_planes: bool = False
     halves: frozenset[str] = HALVES
     multiplies_groups: bool = False
     whole_step_fmas: int = 0

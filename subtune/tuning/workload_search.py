@@ -20,16 +20,13 @@ from subtune.measure import Session, halve
 from subtune.measure.clock import FEW_CALLS_NOISE
 from subtune.measure.halving import FULL_S, GIVE_UP, LOOK_S, ranked
 from subtune.runtime.host import usable_cores
+from subtune.tuning.picks import clearly_fastest, is_faster, light_first
 from subtune.tuning.proposals import Proposals
 from subtune.tuning.waves import TWO_WAVES, hopeful, in_turn, unconditional
 
 _log = logging.getLogger(__name__)
 
 _CONFIRM_S = 2 * FULL_S
-_NEARLY = 1.05
-"""So much slower a kernel may be whose packed weights are smaller by what does not stay in L3: others want memory."""
-_MIN_GAIN = 1.01
-"""A winner must beat the default by this factor and by three standard errors, or the default is kept."""
 _PORTION = 4
 """Where time is short, so many candidates (or one for each core) are built before others have their turn."""
 
@@ -148,6 +145,7 @@ class WorkloadSearch:
             for candidate in wanted:
                 if candidate in self._built and time.monotonic() < deadline:
                     self._check(candidate)
+            self._take_checked()
         self._save()
 
     def measure(self, deadline: float, hard: float) -> None:
@@ -188,7 +186,7 @@ class WorkloadSearch:
         seen = self._session.compare(candidate, FULL_S)
         if isinstance(seen, Failure):
             self._note(candidate, seen)
-        elif _is_faster(seen):
+        elif is_faster(seen):
             self._decide(candidate, seen, PAIRS)
         else:
             default = seen.default_timing
@@ -226,7 +224,7 @@ class WorkloadSearch:
         is_cut = bool(self._waiting) or self.tried + self._hopeless < self.candidates
         is_complete = not is_cut and time.monotonic() < deadline
         default: Timing | None = None
-        for candidate in self._light_first(order):
+        for candidate in light_first(order, self.outcomes, self._built, self.job.device):
             seen = self._session.compare(candidate, _CONFIRM_S)
             if isinstance(seen, Failure) and time.monotonic() >= hard:
                 return  # cut off, which says nothing about it
@@ -234,7 +232,7 @@ class WorkloadSearch:
                 self._note(candidate, seen)
                 continue
             default = seen.default_timing
-            if _is_faster(seen):
+            if is_faster(seen):
                 self._decide(candidate, replace(seen, timing=self._with_least(candidate, seen)), PAIRS, is_complete)
                 return
             break
@@ -277,24 +275,18 @@ class WorkloadSearch:
     def _take_if_clear(self, candidate: Candidate, seen: Comparison) -> None:
         """A few calls are enough for a record until there are more, where they leave the default far behind."""
         is_better = self.record is None or self.record.confirmed == CALLS or self.record.is_default
-        if is_better and _is_faster(seen):
+        if is_better and is_faster(seen):
             self._decide(candidate, seen, CALLS)
 
-    def _light_first(self, order: list[Candidate]) -> list[Candidate]:
-        """`order`, but first what is nearly as fast as the fastest and needs megabytes less of weights."""
-        if not order:
-            return order
-
-        def seconds(candidate: Candidate) -> float:
-            outcome = self.outcomes.get(candidate)
-            return outcome.min_s if isinstance(outcome, Timing) else math.inf
-
-        near = [c for c in order if seconds(c) <= _NEARLY * seconds(order[0])]
-        light = min(near, key=lambda c: self._built[c].weights_bytes, default=order[0])
-        saved = self._built[order[0]].weights_bytes - self._built[light].weights_bytes
-        if not self.job.device.model.comes_from_memory(saved):
-            return order
-        return [light, *(c for c in order if c != light)]
+    def _take_checked(self) -> None:
+        """What its check found clearly faster than the record's own, which had no more than a check: time may be up."""
+        if self.record is None or self.default_timing is None:
+            return
+        best = clearly_fastest(self.record.candidate, self.outcomes, self._built)
+        if best is not None:
+            timing, default = self.outcomes[best], self.default_timing
+            assert isinstance(timing, Timing)
+            self._take_if_clear(best, Comparison(timing, default, default.min_s / timing.min_s, FEW_CALLS_NOISE))
 
     def _with_least(self, candidate: Candidate, seen: Comparison) -> Timing:
         """Its timing with the least of all samples: beside the default, it finds the caches as that left them."""
@@ -340,10 +332,6 @@ class WorkloadSearch:
         ]
         self._database.add_measurements(self.job.workload, self.job.device.scope(), measurements)
         self._unsaved.clear()
-
-
-def _is_faster(comparison: Comparison) -> bool:
-    return comparison.gain > max(_MIN_GAIN, math.exp(3 * comparison.noise))
 
 
 def _no_default(workload: Workload, failure: Failure, what: str) -> SubtuneError:

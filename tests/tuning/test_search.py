@@ -304,6 +304,13 @@ def test_what_a_check_does_not_tell_is_timed_in_turns_before_it_ships(device, cl
     assert (record.candidate, record.confirmed) == (DEFAULT, PAIRS)
 
 
+def test_what_was_checked_and_left_the_first_behind_ships_though_time_is_up(workload, device, clock):
+    measurer = ReplayMeasurer(outcomes(4.0, 3.9, 2.0, *[5.0] * 5, default=50.0), call_s=0.02)
+    record = search(workload, device, measurer, budget_s=0.19)
+    assert measurer.log[-1] == ("check", CANDIDATES[2]), "it was not timed"
+    assert (record.candidate, record.confirmed, record.complete) == (CANDIDATES[2], CALLS, False)
+
+
 def test_time_goes_where_most_is_expected(device, clock):
     """Two workloads of a kind, of which the model runs one a thousand times as often: it is finished first."""
     often, seldom = scale(64), scale(65)

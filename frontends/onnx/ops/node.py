@@ -176,14 +176,16 @@ class Node:
         """Binds `expr` to a variable, so that its shape and dtype are known."""
         return self.bb.emit(expr)
 
-    def te(self, func: Callable[..., Any], *args: Any, name: str | None = None, op_pattern: int | None = None) -> Expr:
+    def te(
+        self, func: Callable[..., Any], *args: Any, name: str | None = None, attrs: Mapping[str, Any] | None = None
+    ) -> Expr:
         """Emits a call of the tensor expression `func(*args)`, named after the ONNX operator.
 
         Args:
-            op_pattern: TVM's OpPatternKind where it is another than the one that its loops show.
+            attrs: of the function, such as TVM's `op_pattern` where it is another than the one that its loops show.
         """
-        attrs = {"op_pattern": op_pattern} if op_pattern is not None else None
-        return self.bb.emit_te(func, *args, primfunc_name_hint=name or self.op.lower(), primfunc_attrs=attrs)
+        given = dict(attrs) if attrs else None
+        return self.bb.emit_te(func, *args, primfunc_name_hint=name or self.op.lower(), primfunc_attrs=given)
 
     def cast(self, x: Expr, to: str) -> Expr:
         return x if dtype(x) == to else self.emit(relax.op.astype(x, to))

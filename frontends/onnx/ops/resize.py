@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from tvm import relax, te
+from tvm import relax
 
 from subtune.frontends.onnx.ops.node import Converter, Expr, Node, axis_in, const, dtype, is_float, rank, shape
+from subtune.tir.interpolation import Sum, interpolation, may_go_together
 
 _MIN_CHANNELS = 8
 """Fewer of them make no vectors."""
-_MAX_TAPS = 4
-_FUSED_AFTER = 4
-"""TVM's OpPatternKind of what elementwise operators may follow, and none precede."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +28,6 @@ class _Axis:
     out: int
     scale: float
     roi: tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sum:
-    """Weighted sums along one axis of `before` elements: taps and their weights, both (extent, count)."""
-
-    axis: int
-    before: int
-    taps: np.ndarray
-    weights: np.ndarray
-
-    @property
-    def extent(self) -> int:
-        return self.taps.shape[0]
-
-    @property
-    def count(self) -> int:
-        return self.taps.shape[1]
-
-    @property
-    def growth(self) -> float:
-        return self.extent / self.before
 
 
 def resize(node: Node) -> Expr:
@@ -114,7 +89,7 @@ def _resized(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, neares
     outside = None
     if mode != "nearest" and transform != "tf_crop_and_resize" and not is_moved and _is_image(x, plan):
         return _channels_last(node, x, plan, transform, nearest)
-    sums: list[_Sum] = []
+    sums: list[Sum] = []
     result = x if mode == "nearest" else node.cast(x, "float64" if source == "float64" else "float32")
     for axis, one in plan.items():
         if one.out < 1:
@@ -135,9 +110,9 @@ def _resized(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, neares
             else:
                 result = node.emit(relax.op.take(result, const(taps, "int64"), axis=axis, mode="clip"))
         else:
-            sums.append(_Sum(axis, one.extent, *_weights(node, one, origin, mode)))
+            sums.append(Sum(axis, *_weights(node, one, origin, mode)))
     innermost = rank(x) - 1
-    for some in _stages(sums, innermost):
+    for some in _stages(sums, shape(x)):
         result = _weighted(node, result, some, any(one.axis == innermost for one in sums))
     if outside is not None and outside.any():
         fill = const(node.attr("extrapolation_value", 0.0), dtype(result))
@@ -231,63 +206,30 @@ def _weights(node: Node, axis: _Axis, origin: np.ndarray, mode: str) -> tuple[np
     return np.clip(taps, 0, axis.extent - 1), weights
 
 
-def _stages(sums: list[_Sum], last: int) -> list[list[_Sum]]:
+def _stages(sums: list[Sum], dims: tuple[int, ...]) -> list[list[Sum]]:
     """Which axes are summed over together, in order.
 
-    Two at a time where that is no more arithmetic: what lies between would go through memory. But the innermost axis
-    `last` goes alone: along it single elements are read, along the others vectors. So it comes where they are few:
-    first where it grows with the others, last where all shrink.
+    Two at a time where that is no more arithmetic: what lies between would go through memory. But the innermost axis of
+    x, a tensor of `dims`, goes alone: along it single elements are read, along the others vectors. So it comes where
+    they are few: first where it grows with the others, last where all shrink.
     """
-    alone = [one for one in sums if one.axis == last and len(sums) > 1]
+    alone = [one for one in sums if one.axis == len(dims) - 1 and len(sums) > 1]
     others = [one for one in sums if one not in alone]
     stages = []
     while others:
-        together = 2 if len(others) > 1 and others[0].count * others[1].count <= _MAX_TAPS else 1
+        together = 2 if len(others) > 1 and may_go_together(*others[:2]) else 1
         stages.append(others[:together])
         del others[:together]
-    grown = math.prod(one.growth for one in sums if one not in alone)
+    grown = math.prod(one.extent / dims[one.axis] for one in sums if one not in alone)
     if not alone:
         return stages
     return [alone, *stages] if grown > 1 else [*stages, alone]
 
 
-def _weighted(node: Node, x: Expr, sums: list[_Sum], in_rows: bool) -> Expr:
-    """Weighted sums over taps of one axis, or of several at once.
-
-    Args:
-        in_rows: vectors lie along an axis of the image. Then few taps are written out, one term after the other, each a
-            vector; a loop over them would be innermost, and none. Channels behind all taps are vectors in such a loop.
-    """
-    dims = [next((one.extent for one in sums if one.axis == a), d) for a, d in enumerate(shape(x))]
-    counts = [one.count for one in sums]
-    is_written_out = in_rows and math.prod(counts) <= _MAX_TAPS
-
-    def term(t: Any, tables: Any, i: Any, ks: Any) -> Any:
-        where, weight = list(i), None
-        for one, k, at, by in zip(sums, ks, tables[::2], tables[1::2], strict=True):
-            entry = (k, i[one.axis]) if is_written_out else (i[one.axis], k)
-            where[one.axis] = at(*entry).astype("int64")
-            weight = by(*entry) if weight is None else weight * by(*entry)
-        return t(*where) * weight
-
-    def written_out(t: Any, *tables: Any) -> Any:
-        first, *others = np.ndindex(*counts)
-
-        def one(*i: Any) -> Any:
-            return sum((term(t, tables, i, k) for k in others), term(t, tables, i, first))
-
-        return te.compute(dims, one, name="interpolate")
-
-    def looped(t: Any, *tables: Any) -> Any:
-        ks = [te.reduce_axis((0, one.count), name=f"k{one.axis}") for one in sums]
-        return te.compute(dims, lambda *i: te.sum(term(t, tables, i, ks), axis=ks), name="interpolate")
-
-    if not is_written_out:
-        tables = [t for one in sums for t in (const(one.taps, "int64"), const(one.weights, dtype(x)))]
-        return node.te(looped, x, *tables)
-    tables = [t for one in sums for t in (const(one.taps.T, "int32"), const(one.weights.T, dtype(x)))]
-    # no movement of data, in which others could be computed: it reads an element of its operand several times
-    return node.te(written_out, x, *tables, op_pattern=_FUSED_AFTER)
+def _weighted(node: Node, x: Expr, sums: list[Sum], in_rows: bool) -> Expr:
+    found = interpolation(shape(x), dtype(x), sums, in_rows)
+    tables = [const(table, str(table.dtype)) for table in found.tables]
+    return node.te(found.te, x, *tables, attrs=found.attrs)
 
 
 CONVERTERS: dict[str, Converter] = {"Resize": resize, "Upsample": upsample}

@@ -1,0 +1,51 @@
+"""Which of the candidates that were checked or timed is the one to take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from subtune.backends.base import Device
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.measurement import Built, Comparison, Failure, Timing
+
+_NEARLY = 1.05
+"""So much slower a kernel may be whose packed weights are smaller by what does not stay in L3: others want memory."""
+_MIN_GAIN = 1.01
+"""A winner must beat the default by this factor and by three standard errors, or the default is kept."""
+_CLEARLY = 1.1
+"""Times that a check's few calls take longer: less is their noise."""
+
+_Outcomes = Mapping[Candidate, Timing | Failure]
+
+
+def is_faster(comparison: Comparison) -> bool:
+    return comparison.gain > max(_MIN_GAIN, math.exp(3 * comparison.noise))
+
+
+def clearly_fastest(own: Candidate, outcomes: _Outcomes, built: Mapping[Candidate, Built]) -> Candidate | None:
+    """The fastest of those that were built, if it leaves `own` behind by more than a few calls' noise."""
+    timed = {c: o for c in built if c != DEFAULT and isinstance(o := outcomes.get(c), Timing)}
+    if own not in timed:
+        return None
+    best = min(timed, key=lambda candidate: timed[candidate].min_s)
+    return best if timed[own].min_s > _CLEARLY * timed[best].min_s else None
+
+
+def light_first(
+    order: list[Candidate], outcomes: _Outcomes, built: Mapping[Candidate, Built], device: Device
+) -> list[Candidate]:
+    """`order`, but first what is nearly as fast as the fastest and needs megabytes less of weights."""
+    if not order:
+        return order
+
+    def seconds(candidate: Candidate) -> float:
+        outcome = outcomes.get(candidate)
+        return outcome.min_s if isinstance(outcome, Timing) else math.inf
+
+    near = [c for c in order if seconds(c) <= _NEARLY * seconds(order[0])]
+    light = min(near, key=lambda c: built[c].weights_bytes, default=order[0])
+    saved = built[order[0]].weights_bytes - built[light].weights_bytes
+    if not device.model.comes_from_memory(saved):
+        return order
+    return [light, *(c for c in order if c != light)]
