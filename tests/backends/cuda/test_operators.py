@@ -59,6 +59,19 @@ def test_the_first_of_rows(shape: tuple[int, ...], axis: int, count: int, dtype:
 
 
 @needs_toolkit
+@pytest.mark.parametrize(("rows", "length", "count"), [(3, 300, 40), (2, 5000, 300)])
+def test_halves_of_all_kinds_in_order(rows: int, length: int, count: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    x = (rng.standard_normal((rows, length)) * 10.0 ** rng.integers(-7, 5, (rows, length))).astype("float16")
+    x[:, ::17], x[:, 5::50], x[:, 7::40], x[:, 9::90], x[:, 11::80] = 0.0, -0.0, np.inf, -np.inf, np.nan
+    order = np.where(np.isnan(x), np.inf, x.astype("float64").clip(-1e6, 1e6))  # NaN comes before infinity
+    places = np.argsort(-order, axis=1, kind="stable")[:, :count]
+    found = run(lambda x: relax.op.topk(x, count, 1, "both", True, "int64"), [x], tmp_path)
+    np.testing.assert_array_equal(found[1].reshape(places.shape), places)
+    np.testing.assert_array_equal(found[0].reshape(places.shape), np.take_along_axis(x, places, 1))
+
+
+@needs_toolkit
 @pytest.mark.parametrize(("shape", "axis", "exclusive"), [((1, 5000), 1, False), ((40, 7), 0, True)])
 def test_running_sums(shape: tuple[int, ...], axis: int, exclusive: bool, tmp_path: Path) -> None:
     x = np.random.default_rng(0).integers(-9, 9, shape).astype("float32")

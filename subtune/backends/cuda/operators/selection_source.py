@@ -9,13 +9,17 @@ SELECTION = r"""
 #ifndef SUBTUNE_SELECTION
 #define SUBTUNE_SELECTION
 namespace subtune {
+// By one warp where they are few: its barriers cost less than its loops.
 template <int SIZE, int THREADS> __device__ __forceinline__ void sort_pairs(Pair* pairs) {
+  constexpr int SORTING = SIZE <= 256 ? 32 : THREADS;
+  __syncthreads();
 #pragma unroll 1
-  for (int size = 2; size <= SIZE; size *= 2)
+  for (int size = 2; size <= SIZE && threadIdx.x < SORTING; size *= 2)
 #pragma unroll 1
     for (int step = size / 2; step; step /= 2) {
-      __syncthreads();
-      for (int i = threadIdx.x; i < SIZE / 2; i += THREADS) {
+      if constexpr (SORTING == 32) __syncwarp();
+      else __syncthreads();
+      for (int i = threadIdx.x; i < SIZE / 2; i += SORTING) {
         int a = i / step * 2 * step + i % step, b = a + step;
         Pair x = pairs[a], y = pairs[b];
         if ((x > y) == !(a & size)) {

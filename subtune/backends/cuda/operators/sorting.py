@@ -70,7 +70,7 @@ def plan_of(op: Sorted, device: CUDAModel) -> Plan | NotApplicable:
     if not is_selected:
         return _whole_plan(op, device, bits)
     wanted = max(1, min(2 * device.sms // op.rows, op.length // _PART, _MAX_MERGED // _power(op.count)))
-    while (plan := _fitting(ceil(op.length / wanted), is_whole=False)).items > _MAX_ITEMS:
+    while (plan := _selecting(ceil(op.length / wanted))).items > _MAX_ITEMS:
         wanted += 1
     parts = ceil(op.length / (plan.threads * plan.items))
     if parts > 1 and parts * op.count > _MAX_MERGED:
@@ -88,11 +88,23 @@ def _whole_plan(op: Sorted, device: CUDAModel, bits: int) -> Plan | NotApplicabl
     return NotApplicable(f"rows of {op.length} elements are longer than what is merged from parts")
 
 
+def _selecting(length: int) -> Plan:
+    """Eight elements a thread, but rather sixteen than so many threads that barriers take longer than their work."""
+    plan = _fitting(length, is_whole=False)
+    if plan.threads == _MAX_THREADS and length <= _MAX_THREADS // 2 * _MAX_ITEMS:
+        return _of_threads(_MAX_THREADS // 2, length, is_whole=False)
+    return plan
+
+
 def _fitting(length: int, is_whole: bool) -> Plan:
     """The fewest threads that have a row of `length` with eight elements each, if any have."""
     threads = 128
     while threads < _MAX_THREADS and threads * 8 < length:
         threads *= 2
+    return _of_threads(threads, length, is_whole)
+
+
+def _of_threads(threads: int, length: int, is_whole: bool) -> Plan:
     items = ceil(length / threads)
     return Plan(threads, items if items <= 8 else ceil(items / 4) * 4, is_whole=is_whole)
 

@@ -32,15 +32,18 @@ template <> struct Key<float> {
     return x != x ? 0xFFFFFFFFu : bits < 0 ? ~(unsigned)bits : (unsigned)bits | 0x80000000u;
   }
 };
-template <class T, int BITS> struct HalfKey {
-  static constexpr int LOW = BITS;
-  static __device__ __forceinline__ unsigned of(T x) { return Key<float>::of((float)x) >> BITS << BITS; }
+template <class T, unsigned INFINITE> struct HalfKey {
+  static constexpr int LOW = 16;
+  static __device__ __forceinline__ unsigned of(T x) {
+    unsigned bits = *(const unsigned short*)&x, size = bits & 0x7FFF;
+    return size > INFINITE ? 0xFFFF0000u : (bits >> 15 ? 0x8000 - size : 0x8000 + size) << 16;
+  }
 };
 #ifdef __CUDA_FP16_TYPES_EXIST__
-template <> struct Key<__half> : HalfKey<__half, 8> {};
+template <> struct Key<__half> : HalfKey<__half, 0x7C00> {};
 #endif
 #ifdef __CUDA_BF16_TYPES_EXIST__
-template <> struct Key<__nv_bfloat16> : HalfKey<__nv_bfloat16, 16> {};
+template <> struct Key<__nv_bfloat16> : HalfKey<__nv_bfloat16, 0x7F80> {};
 #endif
 
 template <bool LARGEST, class T> __device__ __forceinline__ auto key_of(T x) {
