@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product as choices
+from math import prod
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
@@ -118,9 +119,10 @@ def tiles(form: Gemm, device: CUDAModel, on_tensor: bool = False) -> list[FmaTil
         (_TENSOR_COLUMNS, _TENSOR_SLICED, _TENSOR_TILES) if on_tensor else (_COLUMNS, _SLICED, _THREAD_TILES)
     )
     for bm, bn, (slices, bk), (tm, tn) in choices(rows, columns, sliced, of_threads):
-        wasted = -(-form.m // bm) * bm * -(-form.n // bn) * bn / (form.m * form.n)
+        sides = ((form.m, bm, rows[0]), (form.n, bn, columns[0]))  # of the least tiles nothing can be spared
+        wasted = prod(-(-extent // side) * side / extent for extent, side, least in sides if side != least)
         tile = FmaTile(bm, bn, bk, tm, tn, _STAGES[0], 1, slices, tensor=on_tensor)
-        if wasted > _MAX_WASTE and (bm, bn) != (rows[0], columns[0]):
+        if wasted > _MAX_WASTE:
             continue
         if tile.threads not in _THREADS[slices] or tile.rows_copied(vector) not in range(1, _MAX_COPIED + 1):
             continue

@@ -4,4 +4,4 @@ from subtune.backends.base import Family
 from subtune.backends.cuda.families.winograd.candidates import accepts, candidates
 from subtune.backends.cuda.families.winograd.schedule import WinogradKnobs, schedule
 
-FAMILY = Family("cuda.winograd", 1, WinogradKnobs, accepts, candidates, schedule)
+FAMILY = Family("cuda.winograd", 2, WinogradKnobs, accepts, candidates, schedule)

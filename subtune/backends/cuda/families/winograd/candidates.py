@@ -1,4 +1,4 @@
-"""Candidates for Winograd convolution on CUDA cores: which F(m), and the tile of its products.
+"""Candidates for Winograd convolution in float32: which F(m), and the tile of its products.
 
 Two transforms, which memory bounds, and (m + 2)^2 products, which `score` knows.
 """
@@ -12,6 +12,7 @@ from subtune.backends.algorithms.winograd import winograd_obstacle
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.candidates import candidate_of, hopeful, is_fma, shape_of, tiles
+from subtune.backends.cuda.families.fma.tensor import tensor_obstacle
 from subtune.backends.cuda.model.diverse import diverse
 from subtune.backends.cuda.model.score import seconds
 from subtune.core.candidate import Candidate
@@ -50,11 +51,12 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
         )  # fmt: skip
         copied = form.a.nbytes + v + products + form.epilogue_bytes
         transforms_s = 2 * device.launch_s + copied / (_COPIED * device.dram_bytes_per_s)
-        of_m = [
-            candidate_of(
-                "cuda.winograd", tile, transforms_s + seconds(shape_of(tile, inner, device), inner, device), m=m
-            )
-            for tile in tiles(inner, device)
-        ]
-        found += diverse(of_m, kept, ("tm", "tn"), ("bm", "bn", "bk", "tm", "tn"), per_tile=2)
+        for on_tensor in (False, True) if not tensor_obstacle(device, problem.numerics) else (False,):
+            of_m = [
+                candidate_of(
+                    "cuda.winograd", tile, transforms_s + seconds(shape_of(tile, inner, device), inner, device), m=m
+                )
+                for tile in tiles(inner, device, on_tensor)
+            ]
+            found += diverse(of_m, kept, ("tm", "tn"), ("bm", "bn", "bk", "tm", "tn"), per_tile=2)
     return sorted(hopeful(found), key=lambda candidate: candidate.predicted_s)

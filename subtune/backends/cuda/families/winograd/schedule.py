@@ -21,6 +21,7 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.kernel import Walk, multiply
 from subtune.backends.cuda.families.fma.schedule import store_epilogue
+from subtune.backends.cuda.families.fma.tensor import tensor_obstacle
 from subtune.backends.cuda.families.wgmma.schedule import padded_param
 from subtune.backends.cuda.families.winograd.source import transforms
 from subtune.backends.cuda.model.core_tiles import FmaTile
@@ -61,6 +62,8 @@ class WinogradKnobs:
 def schedule(problem: Problem[CUDAModel], knobs: WinogradKnobs) -> Kernel | NotApplicable:
     if problem.numerics.exact:
         return NotApplicable("Winograd's algorithm rounds otherwise than the model says")
+    if knobs.tensor and (reason := tensor_obstacle(problem.device, problem.numerics)):
+        return NotApplicable(reason)
     try:
         return _schedule(problem, knobs.m, knobs.tile)
     except (ScheduleError, Unsupported) as e:
