@@ -1,6 +1,6 @@
 """Channels that end between two 16-byte pieces: a copy with zeros behind them, which tensor cores can be fed from.
 
-    conv2d(x [n, h, w, 394], w)  ->  conv2d(pad(x) [n, h, w, 400], pad(w))          of halves
+    conv2d(x [n, h, w, 394], w)  ->  conv2d(pad(x) [n, h, w, 400], pad(w))          of halves; of float32 396
     matmul(x [m, 2497], w)       ->  matmul(pad(x) [m, 2504], pad(w))
 
 A kernel that fetches tiles by TMA, or 16 bytes at a time, needs rows that begin at multiples of 16 bytes. Without, each
@@ -11,7 +11,7 @@ first convolution gets an even number of them, too: its windows begin at whole w
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
@@ -23,7 +23,7 @@ from subtune.core.forms import Forms
 from subtune.core.numerics import HALVES
 from subtune.passes.exprs import CONVOLUTIONS, Expr, array_of, convolved, dtype_of, make_const, op_name, shape_of
 from subtune.passes.normalize_cleanup import permutation
-from subtune.passes.rewriter import Walk, rewrite
+from subtune.passes.rewriter import Rule, Walk, rewrite
 
 _LEAST_CHANNELS = 9
 """Fewer are a network's first layer, which has schedules of its own where windows have two dims."""
@@ -44,11 +44,21 @@ _LEAST_DEPTH = 257
 
 
 def align_channels(mod: tvm.IRModule, forms: Forms) -> tvm.IRModule:
-    """Half products whose rows are no multiples of `forms.half_row` elements, of copies that are, where it pays."""
-    if forms.half_row == 1:
+    """Products whose rows are no multiples of `forms.half_row` halves or `forms.float_row` floats, of copies that are,
+    where it pays."""
+    multiples = {**dict.fromkeys(HALVES, forms.half_row), "float32": forms.float_row}
+    if set(multiples.values()) == {1}:
         return mod
-    convolution, product = partial(_convolution, multiple=forms.half_row), partial(_product, multiple=forms.half_row)
-    return rewrite(mod, {**dict.fromkeys(CONVOLUTIONS, (convolution,)), "relax.matmul": (product,)})
+
+    def on_rows(rule: Callable[..., Expr | None]) -> Rule:
+        def aligned(walk: Walk, call: Call) -> Expr | None:
+            types = {dtype_of(arg) for arg in call.args[:2]}
+            multiple = multiples.get(dtype_of(call.args[0]), 1)
+            return rule(walk, call, multiple) if multiple > 1 and (len(types) == 1 or types <= HALVES) else None
+
+        return aligned
+
+    return rewrite(mod, {**dict.fromkeys(CONVOLUTIONS, (on_rows(_convolution),)), "relax.matmul": (on_rows(_product),)})
 
 
 def _convolution(walk: Walk, call: Call, multiple: int) -> Expr | None:
@@ -56,12 +66,16 @@ def _convolution(walk: Walk, call: Call, multiple: int) -> Expr | None:
     data, attrs = call.args[0], call.attrs
     weight, shape, out = array_of(call.args[1]), shape_of(data), shape_of(call)
     is_last = str(attrs.data_layout).endswith("C") and str(attrs.kernel_layout).endswith("I")
-    if weight is None or shape is None or out is None or not is_last or dtype_of(data) not in HALVES:
+    if weight is None or shape is None or out is None or not is_last:
         return None
     groups, channels = int(attrs.groups), weight.shape[-1]
     if channels % multiple == 0:
         return None
     per_element = prod(weight.shape[1:-1]) * max(out[-1] // groups, _LEAST_COLUMNS) * prod(out[:-1]) / prod(shape[:-1])
+    if dtype_of(data) == "float32":
+        is_worth_it = groups == 1 < channels and _pays(walk, data, per_element)
+        more = -channels % multiple
+        return _deepened(call, _padded(data, -1, more), weight, more) if is_worth_it else None
     if groups > 1:
         is_worth_it = channels >= _LEAST_CHANNELS and _pays(walk, data, per_element)
         more = -channels % multiple
@@ -103,7 +117,7 @@ def _product(walk: Walk, call: Call, multiple: int) -> Expr | None:
     """The rule on products of rows with a constant matrix, or of two results, batch by batch."""
     left, right = call.args
     a, b = shape_of(left), shape_of(right)
-    if a is None or b is None or dtype_of(left) not in HALVES or dtype_of(right) not in HALVES:
+    if a is None or b is None:
         return None
     if len(a) < 2 or a[-1] < _LEAST_CHANNELS or a[-1] % multiple == 0 or prod(a[:-1]) < _LEAST_COLUMNS:
         return None
@@ -112,6 +126,8 @@ def _product(walk: Walk, call: Call, multiple: int) -> Expr | None:
         return None
     if weight is None and (a[:-2] != b[:-2] or a[-1] < _LEAST_DEPTH or not _is_worth_it(b, a[-2])):
         return None
+    if weight is None and dtype_of(left) == "float32":
+        return None  # elements copied one by one cost it less than two copies do
     if not _pays(walk, left, max(b[-1], _LEAST_COLUMNS)) or _is_attention(walk, left):
         return None
     other = _deeper(walk, right, more, multiple) if weight is None else make_const(np.pad(weight, [(0, more), (0, 0)]))

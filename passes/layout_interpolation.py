@@ -14,8 +14,9 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from subtune.passes.exprs import Expr, dtype_of, is_const, op_name, shape_of
+from subtune.passes.exprs import Expr, dtype_of, is_const, shape_of
 from subtune.passes.layout_axes import to_first
+from subtune.passes.layout_planes import convolutions
 from subtune.passes.normalize_cleanup import permutation
 from subtune.passes.rewriter import Walk, rewrite
 from subtune.tir.interpolation import AXES_ATTR, Sum, interpolation, sums_of
@@ -24,7 +25,7 @@ from subtune.tir.interpolation import AXES_ATTR, Sum, interpolation, sums_of
 def interpolations_in_planes(mod: tvm.IRModule) -> tvm.IRModule:
     """All of them, or none where the model has convolutions."""
     functions = {gvar: func for gvar, func in mod.functions.items() if func.attrs and AXES_ATTR in func.attrs}
-    if not functions or _has_convolutions(mod):
+    if not functions or convolutions(mod):
         return mod
     builder = relax.BlockBuilder()
 
@@ -68,14 +69,3 @@ def _emitted(builder: Any, x: Expr, sums: list[Sum]) -> Expr:
     found = interpolation(shape, dtype, sums, in_rows=True)
     tables = [relax.const(table) for table in found.tables]
     return builder.call_te(found.te, x, *tables, primfunc_name_hint="interpolate", primfunc_attrs=found.attrs)
-
-
-def _has_convolutions(mod: tvm.IRModule) -> bool:
-    return any(
-        op_name(binding.value).startswith("relax.nn.conv")
-        for func in mod.functions.values()
-        if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr)
-        for block in func.body.blocks
-        for binding in block.bindings
-        if isinstance(binding, relax.VarBinding)
-    )

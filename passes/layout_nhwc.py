@@ -17,8 +17,8 @@ from subtune.passes.fold_constants import FOLD
 from subtune.passes.layout_axes import to_first
 from subtune.passes.layout_conv_transpose import as_convolution
 from subtune.passes.layout_interpolation import interpolations_in_planes
-from subtune.passes.layout_planes import all_depthwise
-from subtune.passes.layout_pointwise import POINTWISE
+from subtune.passes.layout_planes import all_depthwise, convolutions
+from subtune.passes.layout_pointwise import ALONE, POINTWISE
 from subtune.passes.layout_sink import SINK
 from subtune.passes.normalize_cleanup import CLEANUP, permute_is_reshape
 from subtune.passes.rewriter import Rules, Walk, merged, rewrite
@@ -60,19 +60,20 @@ LAYOUT: Rules = merged(
 )
 
 
-def channels_to_last(mod: tvm.IRModule, keeps_planes: bool = False, interpolates_planes: bool = False) -> tvm.IRModule:
+def channels_to_last(mod: tvm.IRModule, keeps_planes: bool = False, reads_planes: bool = False) -> tvm.IRModule:
     """Convolutions channels last, and permutations moved to where they cancel.
 
     Args:
         keeps_planes: not where all convolutions are depthwise, or one is a product that takes less time than to read
             its input: they gain less than permutations cost.
-        interpolates_planes: nor interpolations, where there are no convolutions.
+        reads_planes: nor the only one, where it is a product, nor interpolations where there is none.
     """
-    if interpolates_planes:
+    if reads_planes:
         mod = interpolations_in_planes(mod)
     if keeps_planes and all_depthwise(mod):
         return mod
-    return rewrite(mod, merged(POINTWISE, LAYOUT) if keeps_planes else LAYOUT)
+    pointwise = ALONE if reads_planes and len(convolutions(mod)) == 1 else POINTWISE
+    return rewrite(mod, merged(pointwise, LAYOUT) if keeps_planes else LAYOUT)
 
 
 def settle_permutes(mod: tvm.IRModule) -> tvm.IRModule:

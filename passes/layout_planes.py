@@ -15,13 +15,24 @@ MOST_STRIDE = 4
 _TURNS = ("relax.permute_dims", "relax.matmul", "relax.image.resize2d", "relax.image.resize3d")
 
 
+def convolutions(mod: tvm.IRModule) -> list[relax.Call]:
+    return [call for call in _values(mod) if op_name(call).startswith("relax.nn.conv")]
+
+
 def all_depthwise(mod: tvm.IRModule) -> bool:
     """Whether `mod` has convolutions, all of them depthwise and channels first, and nothing that wants another layout.
 
     Both the input and the result are then in planes, and a depthwise convolution reads each of them a few times, no
     more: it takes about as long in either layout, and a permutation at either border about half as long again.
     """
-    calls = [
+    found = convolutions(mod)
+    turned = any(op_name(call) in _TURNS for call in _values(mod))
+    return bool(found) and not turned and all(_is_in_planes(call) for call in found)
+
+
+def _values(mod: tvm.IRModule) -> list[relax.Call]:
+    """What all variables of all functions are bound to."""
+    return [
         binding.value
         for func in mod.functions.values()
         if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr)
@@ -29,9 +40,6 @@ def all_depthwise(mod: tvm.IRModule) -> bool:
         for binding in block.bindings
         if isinstance(binding, relax.VarBinding)
     ]
-    convolutions = [call for call in calls if op_name(call).startswith("relax.nn.conv")]
-    turned = any(op_name(call) in _TURNS for call in calls)
-    return bool(convolutions) and not turned and all(_is_in_planes(call) for call in convolutions)
 
 
 def _is_in_planes(call: relax.Call) -> bool:

@@ -8,6 +8,7 @@ through what follows element by element, so that bias and activation stay in the
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from tvm import relax
@@ -22,11 +23,15 @@ from subtune.passes.sink_views import past_binary, past_unary
 MOST_CHANNELS = 20
 """Of the result: with more, multiplying an element takes longer than reading it from memory (`Forms.ops_per_byte`)."""
 
+MOST_PRODUCTS = 64
+"""Of each element of the input and the result: with more, to turn both takes less time than what cores multiply slower
+that read planes."""
+
 _LAYOUTS = {"relax.nn.conv1d": "NCW", "relax.nn.conv2d": "NCHW", "relax.nn.conv3d": "NCDHW"}
 
 
-def as_product(walk: Walk, call: Call) -> Expr | None:
-    """The rule on convolutions."""
+def as_product(walk: Walk, call: Call, is_alone: bool = False) -> Expr | None:
+    """The rule on convolutions. Of one that `is_alone`, the result is not turned either."""
     attrs, data, weight, result = call.attrs, shape_of(call.args[0]), shape_of(call.args[1]), shape_of(call)
     if (str(attrs.data_layout), str(attrs.out_layout)) != (_LAYOUTS[op_name(call)],) * 2:
         return None
@@ -35,7 +40,8 @@ def as_product(walk: Walk, call: Call) -> Expr | None:
     if prod(weight[2:]) != 1 or int(attrs.groups) != 1 or max(ints(attrs.strides)) != 1 or any(ints(attrs.padding)):
         return None
     pixels = prod(data[2:])
-    if weight[0] > MOST_CHANNELS or pixels < LEAST_WIDTH or not _is_own(walk, call.args[0]):
+    is_thin = weight[0] <= MOST_CHANNELS or (is_alone and weight[0] * weight[1] <= MOST_PRODUCTS * sum(weight[:2]))
+    if not is_thin or pixels < LEAST_WIDTH or not _is_own(walk, call.args[0]):
         return None
     rows = relax.op.reshape(call.args[0], (*data[:2], pixels))
     product = relax.op.matmul(relax.op.reshape(call.args[1], weight[:2]), rows)
@@ -69,8 +75,10 @@ def _of_channels(arg: Expr, dims: int) -> Expr | None:
     return relax.op.reshape(arg, (*padded[:2], 1)) if prod(padded[2:]) == 1 else None
 
 
-POINTWISE: Rules = {
-    **dict.fromkeys(_LAYOUTS, (as_product,)),
+_VIEWS: Rules = {
     **dict.fromkeys(UNARY, (past_unary(_pixels),)),
     **dict.fromkeys(BINARY, (past_binary(_pixels, _of_channels),)),
 }
+POINTWISE: Rules = {**_VIEWS, **dict.fromkeys(_LAYOUTS, (as_product,))}
+ALONE: Rules = {**_VIEWS, **dict.fromkeys(_LAYOUTS, (partial(as_product, is_alone=True),))}
+"""Of a model with one convolution."""

@@ -217,7 +217,7 @@ def normalize(
             ),
         ),
     )
-    planes = {"keeps_planes": forms.keeps_planes, "interpolates_planes": forms.interpolates_planes}
+    planes = {"keeps_planes": forms.keeps_planes, "reads_planes": forms.reads_planes}
     layout = Phase("layout", (partial(channels_to_last, **planes), settle_permutes))
     whole = Phase("recurrences", (partial(settle_recurrences, whole_step_fmas=forms.whole_step_fmas),))
     own = {phase.name: phase for phase in (layout, whole)}

@@ -17,7 +17,8 @@ class Forms:
     Attributes:
         keeps_planes: convolutions that are all depthwise may keep their channels first, and pointwise ones to few
             channels of the model's input.
-        interpolates_planes: it reads rows of planes as fast as channels, though taps lie along them.
+        reads_planes: it reads rows of planes as fast as channels: interpolations, and a pointwise convolution that is
+            the only one, have their channels first.
         halves: those whose products it has; the products of a model in another half are made in float32.
         multiplies_groups: in a half, grouped convolutions are products like others; else they are made in float32.
         whole_step_fmas: recurrent layers stay whole, as it computes them in kernels of its own, up to so many
@@ -28,12 +29,13 @@ class Forms:
         normed_columns: so can a product of halves and the norm of its rows, of so many columns at most; 0: it cannot.
         carries_norms: a product of halves can take the moments of its rows, and another make up with them for the norm
             between.
-        half_row: rows of halves are read best in whole multiples of so many elements; 1: as they are.
+        half_row, float_row: rows of halves and of float32 are read best in whole multiples of so many elements; 1: as
+            they are.
         copies_operands: attention can store copies of the keys and values that it reads.
     """
 
     keeps_planes: bool = False
-    interpolates_planes: bool = False
+    reads_planes: bool = False
     halves: frozenset[str] = HALVES
     multiplies_groups: bool = False
     whole_step_fmas: int = 0
@@ -44,6 +46,7 @@ class Forms:
     copies_operands: bool = False
     carries_norms: bool = False
     half_row: int = 1
+    float_row: int = 1
 
 
 ANY = Forms()

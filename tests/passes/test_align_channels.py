@@ -1,4 +1,4 @@
-"""Rows of halves that are no whole 16 bytes, copied into rows that are."""
+"""Rows of halves and of float32 that are no whole 16 bytes, copied into rows that are."""
 
 from __future__ import annotations
 
@@ -175,3 +175,23 @@ def test_the_copy_that_turns_data_pads_it(tmp_path: Path) -> None:
     kernel = backends.schedule(workload, found[0], CUDA("H200"))
     assert isinstance(kernel, Kernel), kernel
     check(workload, kernel, CUDA("H200"), tmp_path)
+
+
+def floats(name: str, *shape: int) -> Any:
+    return relax.Var(name, relax.TensorType(shape, "float32"))
+
+
+@pytest.mark.parametrize(("channels", "read"), [(27, 28), (3, 4), (32, 32), (1, 1)])
+def test_float32_has_rows_of_four(channels: int, read: int) -> None:
+    x, w = floats("x", 2, 48, 48, channels), make_const(np.ones((64, 3, 3, channels), "float32"))
+    before = module(lambda emit: op.nn.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="OHWI"), x)
+    after = align_channels(before, Forms(half_row=8, float_row=4))
+    (product,) = [b.value for b in after["main"].body.blocks[0].bindings if op_name(b.value) == "relax.nn.conv2d"]
+    assert shape_of(product.args[0])[-1] == shape_of(product.args[1])[-1] == read
+    assert align_channels(before, GPU) is before, "halves alone"
+
+
+def test_products_of_two_results_in_float32_stay() -> None:
+    x, y = floats("x", 8, 300, 567), floats("y", 8, 567, 300)
+    before = module(lambda emit: op.matmul(x, y), x, y)
+    assert align_channels(before, Forms(half_row=8, float_row=4)) is before

@@ -40,7 +40,7 @@ CASES = {
 def test_no_permutation_is_left(name: str, ops: Any, agree: Any) -> None:
     before = resized(*CASES[name])
     assert ops(before)["permute_dims"] == 2, "the importer puts channels last"
-    after = settle_permutes(channels_to_last(before, interpolates_planes=True))
+    after = settle_permutes(channels_to_last(before, reads_planes=True))
     assert ops(after)["permute_dims"] == 0
     agree(before, after, 1e-6)
 
@@ -48,7 +48,7 @@ def test_no_permutation_is_left(name: str, ops: Any, agree: Any) -> None:
 def test_a_convolution_has_its_channels_last() -> None:
     before = resized((1, 8, 6, 7), 2.0, "linear", convolves=True)
     last = settle_permutes(channels_to_last(before))
-    planes = settle_permutes(channels_to_last(before, interpolates_planes=True))
+    planes = settle_permutes(channels_to_last(before, reads_planes=True))
     assert planes.script() == last.script()
 
 

@@ -269,3 +269,14 @@ def test_so_are_those_of_rows_and_volumes(rank, module, ops, agree, const):
 def test_other_convolutions_have_their_channels_last(body, module, ops, const):
     before = module([X], lambda x: body(x, const))
     assert ops(channels_to_last(before, keeps_planes=True))["nn.conv2d"] == 1
+
+
+@pytest.mark.parametrize(("channels", "columns", "left"), [(8, 200, 0), (256, 300, 2)])
+def test_a_lone_pointwise_convolution_reads_planes(channels, columns, left, module, ops, agree, const):
+    def body(x):
+        return op.nn.relu(op.add(op.nn.conv2d(x, const(columns, channels, 1, 1)), const(1, columns, 1, 1)))
+
+    before = module([((2, channels, 4, 5), "float32")], body)
+    after = settle_permutes(channels_to_last(before, keeps_planes=True, reads_planes=True))
+    assert ops(after)["permute_dims"] == left
+    agree(before, after, 1e-4)
