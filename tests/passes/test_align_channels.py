@@ -183,7 +183,7 @@ def floats(name: str, *shape: int) -> Any:
 
 @pytest.mark.parametrize(("channels", "read"), [(27, 28), (3, 4), (32, 32), (1, 1)])
 def test_float32_has_rows_of_four(channels: int, read: int) -> None:
-    x, w = floats("x", 2, 48, 48, channels), make_const(np.ones((64, 3, 3, channels), "float32"))
+    x, w = floats("x", 8, 128, 128, channels), make_const(np.ones((64, 3, 3, channels), "float32"))
     before = module(lambda emit: op.nn.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="OHWI"), x)
     after = align_channels(before, Forms(half_row=8, float_row=4))
     (product,) = [b.value for b in after["main"].body.blocks[0].bindings if op_name(b.value) == "relax.nn.conv2d"]
