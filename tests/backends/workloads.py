@@ -49,6 +49,17 @@ def conv(size: int, cin: int, cout: int, kernel: int, stride: int = 1, groups: i
     return build(body, shapes, [(cout, kernel, kernel, cin // groups), (1, 1, 1, cout)])
 
 
+def conv3d(size: Shape, cin: int, cout: int, kernel: Shape, stride: int = 1, batch: int = 1) -> Workload:
+    """NDHWC convolution + bias + relu, padded to keep the size at stride 1."""
+
+    def body(emit: Any, x: Any, w: Any, b: Any) -> Any:
+        layouts = {"data_layout": "NDHWC", "kernel_layout": "ODHWI", "out_layout": "NDHWC"}
+        y = emit(op.nn.conv3d(x, w, strides=stride, padding=[k // 2 for k in kernel], **layouts))
+        return op.nn.relu(emit(op.add(y, b)))
+
+    return build(body, [(batch, *size, cin)], [(cout, *kernel, cin), (1, 1, 1, 1, cout)])
+
+
 def dense(m: int, n: int, k: int) -> Workload:
     """x @ w + b with a constant w, then GELU."""
     return build(lambda emit, x, w, b: op.nn.gelu(emit(op.add(emit(op.matmul(x, w)), b))), [(m, k)], [(k, n), (n,)])

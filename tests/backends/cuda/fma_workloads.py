@@ -6,6 +6,7 @@ from typing import Any
 
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
+from tests.backends import workloads
 from tests.backends.cuda.gemm_workloads import convolution, product
 
 FP32: dict[str, Any] = {"dtype": "float32", "acc": "float32"}
@@ -104,6 +105,16 @@ CASES: dict[str, tuple[Workload, Candidate]] = {
         product(36, 32, 1541, "nt", constant=True, **EPILOGUE),
         tiled("fma", 32, 32, 32, 4, 8, tensor=True, split=4),
     ),
+    "odd, 3x3x3": (workloads.conv3d((4, 7, 5), 8, 20, (3, 3, 3), batch=2), tiled("fma", 32, 32, 8, 4, 4)),
+    "tensor, 3x3x3": (
+        workloads.conv3d((5, 9, 6), 8, 32, (3, 3, 3), 2, batch=2),
+        tiled("fma", 32, 32, 16, 4, 8, tensor=True),
+    ),
+    "tensor, few channels in 3x5x3": (
+        workloads.conv3d((5, 6, 9), 4, 16, (3, 5, 3)),
+        tiled("fma", 64, 32, 8, 4, 8, tensor=True),
+    ),
+    "tensor, 1x3x3": (workloads.conv3d((3, 6, 5), 16, 8, (1, 3, 3)), tiled("fma", 64, 8, 32, 4, 2, tensor=True)),
     "tensor, F(4)": (convolution(2, 14, 16, 32, 3, **EPILOGUE), tiled("winograd", 64, 32, 16, 4, 8, m=4, tensor=True)),
     "F(4)": (convolution(2, 14, 16, 32, 3, **EPILOGUE), tiled("winograd", 32, 32, 8, 4, 4, m=4)),
     "F(2)": (convolution(1, 7, 8, 16, 3, **FP32), tiled("winograd", 32, 32, 8, 4, 4, m=2)),

@@ -5,4 +5,4 @@ from subtune.backends.cuda.families.fma.candidates import accepts, candidates
 from subtune.backends.cuda.families.fma.schedule import schedule
 from subtune.backends.cuda.model.core_tiles import FmaTile
 
-FAMILY = Family("cuda.fma", 4, FmaTile, accepts, candidates, schedule)
+FAMILY = Family("cuda.fma", 5, FmaTile, accepts, candidates, schedule)

@@ -51,7 +51,7 @@ def accepts(problem: Problem[CUDAModel]) -> str:
     view = gemm_view(problem.pattern)
     if isinstance(view, NotApplicable):
         return view.reason
-    return "a window of more than two axes" if len(view.steps) > 2 else ""
+    return "a window of more than three axes" if len(view.steps) > 3 else ""
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from tvm import tirx
@@ -13,26 +14,27 @@ from subtune.backends.cuda.model.core_tiles import FmaTile
 from subtune.backends.cuda.source.calls import address, called, end
 from subtune.backends.cuda.source.emit import Code, const
 
+_Triple = tuple[int, int, int]
 _OUTSIDE = -(1 << 29)
 """The first pixel of a row that is none: no window reaches into the image from there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How k runs over A: `taps` of `channels` elements, two window axes outside; a pair holds one value for each.
+    """How k runs over A: `taps` of `channels` elements, three window axes outside; a triple holds one value for each.
 
     `strides`: elements from tap to tap. `steps`: pixels from tap to tap, of `sizes` pixels that exist; 0 where a
     window never leaves the image. `vector`: elements of A that one copy may take. With `edge` the channels are those of
-    several pixels of a row of `edge` elements, and the second of a window's first pixels is its first element.
+    several pixels of a row of `edge` elements, and the last of a window's first pixels is its first element.
     `pitch_b`: B is `[columns, *taps, channels]`, copied by `vector` elements too, so many elements from column to
     column; 0: it is `[*taps, channels, columns]`. `whole`: of a sum in unequal parts, the channels of all of them.
     """
 
     channels: int
-    taps: tuple[int, int] = (1, 1)
-    strides: tuple[int, int] = (0, 0)
-    steps: tuple[int, int] = (0, 0)
-    sizes: tuple[int, int] = (0, 0)
+    taps: _Triple = (1, 1, 1)
+    strides: _Triple = (0, 0, 0)
+    steps: _Triple = (0, 0, 0)
+    sizes: _Triple = (0, 0, 0)
     vector: int = 4
     edge: int = 0
     pitch_b: int = 0
@@ -40,7 +42,7 @@ class Walk:
 
     @property
     def k(self) -> int:
-        return self.taps[0] * self.taps[1] * self.channels
+        return prod(self.taps) * self.channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def multiply(
     extents: tuple[int, int],
     first: tuple[Any, Any, Any],
     operands: tuple[Any, Any],
-    window: Callable[[Any], tuple[Any, Any, Any]],
+    window: Callable[[Any], tuple[Any, Any, Any, Any]],
     thread: Any,
     ends: Sequence[Any] = (),
 ) -> Sums:
@@ -71,18 +73,21 @@ def multiply(
         extents: rows and columns of the whole product; columns are a multiple of 4.
         first: the block's first row and column, and its part of the sum.
         operands: addresses of A and B.
-        window: of a row, the first element of its window and the first pixel along both axes of the window.
+        window: of a row, the first element of its window and the first pixel along the three axes of the window.
         ends: of operands that the function allocates (`calls.address`).
     """
     m, n = extents
     rows, apart = tile.rows_copied(walk.vector), tile.threads * walk.vector // tile.bk
     base, high, wide = (code.local("int32", rows, name) for name in ("base", "h", "w"))
+    deep = code.local("int32", rows, "d") if walk.taps[0] > 1 or walk.sizes[0] else high
     shared = code.dynamic("float32", tile.shared_bytes(walk.pitch_b > 0) // 4)
     sums = code.local("float32", tile.tm * tile.tn, "sum")
     with code.unrolled(rows) as j:
         row = code.bind("row", first[0] + tirx.floordiv(thread, const(tile.bk // walk.vector)) + j * apart, m + tile.bm)
-        at, h, w = window(row)
+        at, d, h, w = window(row)
         code.store(base, j, at.astype("int32"))
+        if deep is not high:
+            code.store(deep, j, d.astype("int32"))
         if m % tile.bm:
             h = tirx.Select(tirx.LT(row, const(m)), h, const(_OUTSIDE))
         code.store(high, j, h.astype("int32"))
@@ -92,7 +97,7 @@ def multiply(
         tile.bm, tile.bn, tile.bk, tile.tm, tile.tn, tile.stages, tile.slices, walk.vector, *walk.taps, walk.channels,
         *walk.strides, *walk.steps, *walk.sizes, walk.edge, n, walk.pitch_b, int(walk.whole > 0), int(tile.tensor),
     )  # fmt: skip
-    arrays = [address(buffer, const(0)) for buffer in (shared, base, high, wide)]
+    arrays = [address(buffer, const(0)) for buffer in (shared, base, deep, high, wide)]
     name = f"subtune::Fma<{', '.join(map(str, numbers))}>::run"
     last = (walk.whole or walk.channels) - first[2] * walk.channels
     numbered = first[1], thread, lies.slice_, lies.row, lies.column, lies.lane, last

@@ -31,7 +31,7 @@ from subtune.patterns.stages import Stages, anchored
 
 _LANES = 4
 _THREADS, _PARTS_AT_ONCE = 128, 8  # of a block that adds up parts, and of one of its threads
-_MAX_TAPS = 16
+_MAX_TAPS, _MAX_DEEP_TAPS = 16, 10
 _FEW = 8  # channels, fewer than which are walked together with the pixels of a window's row
 _MAX_ELEMENTS = 1 << 31
 
@@ -82,7 +82,7 @@ def _schedule(
     elif n % _LANES:
         return NotApplicable(f"{n} columns, of which copies take {_LANES}")
     walk = reading.walk
-    if tile.split > 1 and (walk.taps != (1, 1) or walk.edge):
+    if tile.split > 1 and (walk.taps != (1, 1, 1) or walk.edge):
         return NotApplicable("a window's sum in parts")
     if reason := tile.obstacle(walk.vector, device, walk.pitch_b > 0, walk.channels):
         return NotApplicable(reason)
@@ -113,7 +113,7 @@ class _Dim:
 class _Reading:
     """Where A's elements lie: the walk over k, and of every row (and batch) the window it begins at.
 
-    `walked`: positions in `dims` of the two axes of the window, or fewer. `k`: the groups of k in B's packed order.
+    `walked`: positions in `dims` of the three axes of the window, or fewer. `k`: the groups of k in B's packed order.
     """
 
     walk: Walk
@@ -121,16 +121,14 @@ class _Reading:
     walked: tuple[int, ...]
     k: tuple[int, ...]
 
-    def window(self, at: dict[int, Any]) -> tuple[Any, Any, Any]:
-        """The first element, and the first pixel along both axes of the window."""
+    def window(self, at: dict[int, Any]) -> tuple[Any, Any, Any, Any]:
+        """The first element, and the first pixel along the three axes of the window."""
         begins = [(at[d.group] * d.scale if d.group >= 0 else const(0)) - d.offset for d in self.dims]
         base: Any = const(0)
         for dim, begin in zip(self.dims, begins, strict=True):
             base = base + begin * dim.stride
-        pixels = [begins[d] for d in self.walked] + [const(0)] * (2 - len(self.walked))
-        if self.walk.edge:
-            pixels[1] = begins[-1] * self.dims[-1].stride
-        return base, pixels[0], pixels[1]
+        deep, high, wide = (const(0) if d < 0 else begins[d] for d in _by_axis(self.walked, bool(self.walk.edge)))
+        return base, deep, high, begins[-1] * self.dims[-1].stride if self.walk.edge else wide
 
 
 def _reading(view: GemmView, extents: tuple[int, ...], offsets: tuple[int, ...]) -> _Reading | NotApplicable:
@@ -146,19 +144,32 @@ def _reading(view: GemmView, extents: tuple[int, ...], offsets: tuple[int, ...])
         edge = last.size * last.stride
         dims = (*dims[:-1], replace(last, tap=-1, taps=1, apart=0, size=0))
     walked = tuple(d for d, dim in enumerate(dims) if dim.tap >= 0 or dim.size)
-    if len(walked) > 2 - bool(edge) or any(dims[d].taps > _MAX_TAPS for d in walked):
-        return NotApplicable("windows of more than two axes, or of more than 16 pixels")
+    if len(walked) > 3 - bool(edge):
+        return NotApplicable("windows of more than three axes")
+    axes = _by_axis(walked, bool(edge))
+    most = _MAX_TAPS if axes[0] < 0 else _MAX_DEEP_TAPS
+    if any(dims[d].taps > most for d in walked):
+        return NotApplicable(f"windows of more than {most} pixels")
     k = (*(dims[d].tap for d in walked if dims[d].tap >= 0), *k)
     if sorted(k) != sorted((*view.steps, view.inner)):
         return NotApplicable("a reduced axis that A is not walked along")
     aligned = [channels, *(dim.stride * x for dim in dims for x in (dim.scale, dim.offset, dim.apart))]
     vector = next(v for v in (4, 2, 1) if all(number % v == 0 for number in aligned))
-    two = [*(dims[d] for d in walked), *[_Dim(-1, 0, 0, 0)] * (2 - len(walked))]
+    deep, high, wide = (dims[d] if d >= 0 else _Dim(-1, 0, 0, 0) for d in axes)
     walk = Walk(
-        channels, (two[0].taps, two[1].taps), (two[0].stride * two[0].apart, two[1].stride * two[1].apart),
-        (two[0].apart, two[1].apart), (two[0].size, two[1].size), vector, edge,
+        channels, (deep.taps, high.taps, wide.taps),
+        (deep.stride * deep.apart, high.stride * high.apart, wide.stride * wide.apart),
+        (deep.apart, high.apart, wide.apart), (deep.size, high.size, wide.size), vector, edge,
     )  # fmt: skip
     return _Reading(walk, dims, walked, k)
+
+
+def _by_axis(walked: tuple[int, ...], has_edge: bool) -> tuple[int, int, int]:
+    """Which of `walked` is the window's depth, height and width; -1: none. An edge takes the place of the width."""
+    places = 2 - has_edge
+    deep, flat = (walked[0], walked[1:]) if len(walked) > places else (-1, walked)
+    high, wide = (*flat, -1, -1)[:2]
+    return deep, high, wide
 
 
 def _dim(view: GemmView, dim: Dim, d: int, extents: tuple[int, ...], offsets: tuple[int, ...]) -> _Dim:
@@ -223,7 +234,7 @@ class _Writer:
         first = tirx.floordiv(block, const(across)) * tile.bm, tirx.floormod(block, const(across)) * tile.bn, part
         batches = self._unraveled(batch, view.batch)
 
-        def window(row: Any) -> tuple[Any, Any, Any]:
+        def window(row: Any) -> tuple[Any, Any, Any, Any]:
             return reading.window(batches | self._unraveled(row, view.rows))
 
         of_part = part * (walk.k if walk.pitch_b else walk.k * columns)

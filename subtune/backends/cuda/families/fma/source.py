@@ -116,14 +116,16 @@ __device__ __forceinline__ void multiply_fma(float* sums, const float* a, const 
   }
 }
 
-// k is KH x KW taps of C elements. A tap is STRIDE elements and STEP pixels from the one before; SIZE pixels exist
+// k is KD x KH x KW taps of C elements. A tap is STRIDE elements and STEP pixels from the one before; SIZE pixels exist
 // (0: wherever a window is, it is inside). With EDGE, C spans pixels of a row of EDGE elements, and w counts elements.
 // B is [k][N], or [N][k] with PITCH_B elements from column to column, if that is not 0. IS_PART: only the first `last`
 // channels exist.
-template <int BM, int BN, int BK, int TM, int TN, int STAGES, int SLICES, int VECTOR, int KH, int KW, int C,
-          int STRIDE_H, int STRIDE_W, int STEP_H, int STEP_W, int SIZE_H, int SIZE_W, int EDGE, int N, int PITCH_B,
-          bool IS_PART, bool ON_TENSOR>
+template <int BM, int BN, int BK, int TM, int TN, int STAGES, int SLICES, int VECTOR, int KD, int KH, int KW, int C,
+          int STRIDE_D, int STRIDE_H, int STRIDE_W, int STEP_D, int STEP_H, int STEP_W, int SIZE_D, int SIZE_H,
+          int SIZE_W, int EDGE, int N, int PITCH_B, bool IS_PART, bool ON_TENSOR>
 struct Fma {
+  static constexpr bool IS_DEEP = KD > 1 || SIZE_D != 0;
+  static constexpr int W_AT = IS_DEEP ? 10 : 16, D_AT = 20;  // bits of taps, behind those along h
   static constexpr bool ALONG_K = PITCH_B != 0;
   static constexpr int GROUP = BM / TM * (BN / TN), THREADS = GROUP * SLICES;
   static constexpr int PITCH = !ON_TENSOR ? BK + 4 : BK % 16 ? BK : BK + 8, PITCH_N = ON_TENSOR ? BN + 4 : BN;
@@ -131,16 +133,17 @@ struct Fma {
   static constexpr int PER_ROW = BK / VECTOR, ROWS = BM * PER_ROW / THREADS, APART = THREADS / PER_ROW;
   static constexpr int APART_B = ALONG_K ? APART : THREADS / (BN / 4), ROWS_B = (ALONG_K ? BN : BK) / APART_B;
   static constexpr bool IS_RAGGED = IS_PART || C % BK != 0;
-  static constexpr int STEPS = KH * KW * ((C + BK - 1) / BK);
+  static constexpr int STEPS = KD * KH * KW * ((C + BK - 1) / BK);
 
-  // base, h, w: of the rows this thread copies, the first element and the first pixel of their windows. Of the sums
+  // base, d, h, w: of the rows this thread copies, the first element and the first pixel of their windows. Of the sums
   // that this thread computes, first_row is the first row in the block; its warp's columns begin at first_column, and
   // its own are 4 from lane * 4 on of every 32; on tensor cores TN, but at most 8, from lane * TN on of four times as
   // many. Ends: unused.
   template <class... Ends>
   static __device__ __forceinline__ void run(float* sums, const float* a, const float* b, float* shared,
-                                             const int* base, const int* h, const int* w, int column, int thread,
-                                             int slice, int first_row, int first_column, int lane, int last, Ends...) {
+                                             const int* base, const int* d, const int* h, const int* w, int column,
+                                             int thread, int slice, int first_row, int first_column, int lane,
+                                             int last, Ends...) {
     const int chunk = thread % PER_ROW * VECTOR, row = thread / PER_ROW;
     int inside[ROWS], at[ROWS];
 #pragma unroll
@@ -152,7 +155,11 @@ struct Fma {
         inside[j] |= (SIZE_H ? (unsigned)(h[j] + i * STEP_H) < (unsigned)SIZE_H : h[j] > -(1 << 28)) ? 1 << i : 0;
 #pragma unroll
       for (int i = 0; i < KW; i++)
-        inside[j] |= (SIZE_W ? (unsigned)(w[j] + i * STEP_W) < (unsigned)SIZE_W : true) ? 1 << (16 + i) : 0;
+        inside[j] |= (SIZE_W ? (unsigned)(w[j] + i * STEP_W) < (unsigned)SIZE_W : true) ? 1 << (W_AT + i) : 0;
+      if constexpr (IS_DEEP)
+#pragma unroll
+        for (int i = 0; i < KD; i++)
+          inside[j] |= (SIZE_D ? (unsigned)(d[j] + i * STEP_D) < (unsigned)SIZE_D : true) ? 1 << (D_AT + i) : 0;
     }
     // along k, column l * 4 + i of 32 is row i * 8 + l: what the lanes read together lies in different banks
     auto column_of = [](int i) { return i / 32 * 32 + i % 8 * 4 + i / 8 % 4; };
@@ -160,12 +167,13 @@ struct Fma {
     float* to_a = shared + row * PITCH + chunk;
     float* to_b = ALONG_K ? to_a + A : shared + A + row_b * PITCH_N + n_b;
     b += ALONG_K ? (column + n_b) * PITCH_B + chunk : row_b * N + column + n_b;
-    int kh = 0, kw = 0, c = 0;
+    int kd = 0, kh = 0, kw = 0, c = 0;
     auto copy = [&](int stage, bool is_one) {
-      const float* from = a + (kh * STRIDE_H + kw * STRIDE_W);
+      const float* from = a + (kd * STRIDE_D + kh * STRIDE_H + kw * STRIDE_W);
 #pragma unroll
       for (int j = 0; j < ROWS; j++) {
-        bool is_inside = is_one && (inside[j] >> kh) & (inside[j] >> (16 + kw)) & 1;
+        bool is_inside = is_one && (inside[j] >> kh) & (inside[j] >> (W_AT + kw)) & 1;
+        if constexpr (IS_DEEP) is_inside = is_inside && inside[j] >> (D_AT + kd) & 1;
         if constexpr (IS_RAGGED) is_inside = is_inside && c + chunk < (IS_PART ? last : C);
         if constexpr (EDGE != 0) is_inside = is_inside && (unsigned)(w[j] + c + chunk) < (unsigned)EDGE;
         copy_async<VECTOR * 4>(to_a + stage * STAGE + j * APART * PITCH, from + at[j], is_inside);
@@ -184,11 +192,13 @@ struct Fma {
       b += (C % BK == 0 || c + BK <= C ? BK : C % BK) * (ALONG_K ? 1 : N);
       a += BK;
       c += BK;
-      if constexpr (KH * KW > 1) {
+      if constexpr (KD * KH * KW > 1) {
         if (c >= C) {
           a -= c;
           c = 0;
           if (++kw == KW) { kw = 0; kh++; }
+          if constexpr (KD > 1)
+            if (kh == KH) { kh = 0; kd++; }
         }
       }
     };

@@ -181,7 +181,7 @@ def _products(grid: _Grid, tile: FmaTile, channels: int, columns: int, v: Any, u
         (rows, columns),
         first,
         operands,
-        lambda row: (row * channels, const(0), const(0)),
+        lambda row: (row * channels, const(0), const(0), const(0)),
         thread,
         (end(v),),
     )
