@@ -85,3 +85,15 @@ def test_what_a_condition_guards_stays() -> None:
         return tirx.if_then_else(x < tirx.const(1.0, "float32"), named(6)(x), x)
 
     assert isinstance(stored(value), tirx.BufferStore)
+
+
+def test_names_round_a_choice_become_buffers_and_those_in_it_stay() -> None:
+    def value(x: Any) -> Any:
+        inner = tirx.if_then_else(x < tirx.const(1.0, "float32"), named(2)(x), x * x)
+        return named(6)(tirx.if_then_else(x < tirx.const(0.0, "float32"), inner, x))
+
+    body, buffers, lets = stored(value), [], []
+    tvm_ffi.structural_walk(body, (tirx.AllocBuffer, buffers.append))
+    tvm_ffi.structural_walk(body, (tirx.Let, lets.append))
+    assert len(buffers) == 6
+    assert len(lets) == 2

@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import Any
 
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.tirx import PrimFunc
 
-from subtune.tir.expressions import is_conditional, variables
+from subtune.tir.expressions import choice_of, variables
 from subtune.tir.shuffle import lanes_of
 from subtune.tir.substitute import substitute
 
@@ -36,23 +36,40 @@ def many_in_buffers() -> Any:
 
 
 def _before(store: Any) -> Any:
-    if is_conditional(store.value):  # what is named may be read under a condition only
-        return store
     named: dict[Any, Any] = {}
 
     def name(let: Any) -> Any:
         named[let.var] = let.value
         return let.body
 
-    value = tvm_ffi.structural_map(store.value, (tirx.Let, name))
+    hidden, choices = _without_choices(store.value)
+    value = substitute(tvm_ffi.structural_map(hidden, (tirx.Let, name)), choices)
     if len(named) <= _MANY:
         return store
+    named = {var: substitute(of, choices) for var, of in named.items()}
     places = {var: _Place(var) for var in named}
     reads = {var: place.read for var, place in places.items()}
     buffers = [tirx.AllocBuffer(place.buffer) for place in places.values()]
     puts = [places[var].put(substitute(named[var], reads)) for var in _in_order(named)]
     last = tirx.BufferStore(store.buffer, substitute(value, reads), list(store.indices))
     return tirx.SeqStmt([*buffers, *puts, last])
+
+
+def _without_choices(value: Any) -> tuple[Any, dict[Any, Any]]:
+    """`value` with a variable for every `if_then_else`, and what those stand for.
+
+    What is named inside of a choice may be read under its condition only, and stays there.
+    """
+    choices: dict[Any, Any] = {}
+
+    def hide(call: Any) -> Any:
+        if choice_of(call) is None:
+            return call
+        var = tirx.Var(f"choice{len(choices)}", call.ty)
+        choices[var] = substitute(call, choices)  # those inside of it came before
+        return var
+
+    return tvm_ffi.structural_map(value, (ir.Call, hide)), choices
 
 
 class _Place:
