@@ -44,6 +44,7 @@ def test_a_crash_is_told() -> None:
 
 
 def test_what_takes_too_long_is_ended() -> None:
+    others = set(psutil.Process().children())  # other tests' workers, which live on
     with pytest.raises(Unfinished, match="longer than 0 s"):
         limited(lambda: time.sleep(60), 0.2)
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= others
