@@ -12,9 +12,9 @@ from tvm import te
 
 AXES_ATTR = "subtune.interpolation"
 """Attribute of a function (x, taps, weights of each axis, result): the axes. Its tables are `(extent, count)`."""
-TAPS_FIRST_ATTR = "subtune.interpolation.taps_first"
+_TAPS_FIRST_ATTR = "subtune.interpolation.taps_first"
 """Likewise, where its tables are `(count, extent)`."""
-FUSED_AFTER = 4
+_FUSED_AFTER = 4
 """TVM's OpPatternKind of what elementwise operators may follow, and none precede."""
 _MAX_TAPS = 4
 
@@ -87,12 +87,12 @@ def interpolation(shape: Sequence[int], dtype: str, sums: Sequence[Sum], in_rows
     tables = [t for one in sums for t in (one.taps.T.astype("int32"), one.weights.T.astype(dtype))]
     # no movement of data, in which others could be computed: it reads an element of its operand several times
     return Interpolation(
-        written_out, tuple(tables), {AXES_ATTR: axes, TAPS_FIRST_ATTR: True, "op_pattern": FUSED_AFTER}
+        written_out, tuple(tables), {AXES_ATTR: axes, _TAPS_FIRST_ATTR: True, "op_pattern": _FUSED_AFTER}
     )
 
 
 def sums_of(attrs: Any, tables: Sequence[np.ndarray]) -> list[Sum]:
     """What a function with these attributes sums, from its tables."""
-    turned = [table.T if TAPS_FIRST_ATTR in attrs else table for table in tables]
+    turned = [table.T if _TAPS_FIRST_ATTR in attrs else table for table in tables]
     axes = [int(axis) for axis in attrs[AXES_ATTR]]
     return [Sum(axis, *pair) for axis, pair in zip(axes, zip(turned[::2], turned[1::2], strict=True), strict=True)]

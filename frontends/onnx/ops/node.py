@@ -177,15 +177,14 @@ class Node:
         return self.bb.emit(expr)
 
     def te(
-        self, func: Callable[..., Any], *args: Any, name: str | None = None, attrs: Mapping[str, Any] | None = None
+        self, func: Callable[..., Any], *args: Any, name: str | None = None, attrs: dict[str, Any] | None = None
     ) -> Expr:
         """Emits a call of the tensor expression `func(*args)`, named after the ONNX operator.
 
         Args:
             attrs: of the function, such as TVM's `op_pattern` where it is another than the one that its loops show.
         """
-        given = dict(attrs) if attrs else None
-        return self.bb.emit_te(func, *args, primfunc_name_hint=name or self.op.lower(), primfunc_attrs=given)
+        return self.bb.emit_te(func, *args, primfunc_name_hint=name or self.op.lower(), primfunc_attrs=attrs)
 
     def cast(self, x: Expr, to: str) -> Expr:
         return x if dtype(x) == to else self.emit(relax.op.astype(x, to))

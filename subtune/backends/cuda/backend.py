@@ -83,7 +83,8 @@ class CUDABackend(Backend):
         halves = frozenset({"float16", "bfloat16"} if model.capability >= 80 else {"float16"})
         half_flops = max(model.mma_flops("float16"), model.fma_flops())
         return Forms(
-            True, True, halves, multiplies_groups=True, whole_step_fmas=_WHOLE_STEP_FMAS,
+            keeps_planes=True, reads_planes=True, halves=halves, multiplies_groups=True,
+            whole_step_fmas=_WHOLE_STEP_FMAS,
             ops_per_byte=model.fma_flops() / model.dram_bytes_per_s,
             half_ops_per_byte=half_flops / model.dram_bytes_per_s,
             pools_stems=model.arch == "sm_90a",

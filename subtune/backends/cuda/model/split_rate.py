@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from subtune.backends.cuda.device import CUDAModel
 
-OF_WGMMA = 0.62
+_OF_WGMMA = 0.62
 """Of a Hopper tensor core's rate, what `mma.sync` reaches at most: measured."""
 _OF_TF32 = 0.45  # likewise of products of 16 x 8 x 8: 59 TFLOP/s of three products each, nothing beside (measured)
 _PARTING, _ADDING = 3, 7  # instructions that take an element apart, and those of a product
@@ -12,7 +12,7 @@ _SCHEDULERS = 4
 _BESIDE = 0.4  # of the instructions' time, what does not pass while tensor cores multiply
 
 
-def mma_rate(dtype: str, device: CUDAModel, share: float = OF_WGMMA) -> float:
+def mma_rate(dtype: str, device: CUDAModel, share: float = _OF_WGMMA) -> float:
     """Operations that a multiprocessor's `mma.sync` does in a cycle; `share` of Hopper's."""
     rate = float(dict(device.mma_flops_per_cycle).get(dtype, 0))
     return max(1.0, rate * share if device.capability >= 90 else rate)

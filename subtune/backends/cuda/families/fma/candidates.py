@@ -8,7 +8,7 @@ from math import prod
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.families.fma.tensor import tensor_obstacle
+from subtune.backends.cuda.families.fma.tensor import units
 from subtune.backends.cuda.model.core_tiles import VECTOR, FmaTile
 from subtune.backends.cuda.model.diverse import diverse
 from subtune.backends.cuda.model.score import BlockShape, seconds
@@ -60,23 +60,18 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     form = gemm(workload)
     if isinstance(form, NotApplicable) or not is_fma(form, device):
         return []
-    found = []
-    whole_tiles = tiles(form, device)
-    if not tensor_obstacle(device, problem.numerics):
-        whole_tiles += tiles(form, device, True)
-    for whole in whole_tiles:
-        for split in (1, *_splits(whole, form, device)):
-            tile = replace(whole, split=split)
-            predicted = seconds(shape_of(tile, form, device), form, device)
-            if predicted < float("inf"):
-                found.append(candidate_of("cuda.fma", tile, predicted))
-    kinds = [[c for c in found if bool(c.get("tensor")) is on_tensor] for on_tensor in (False, True)]
     body = ("bm", "bn", "bk", "tm", "tn", "slices")
-    return [
-        kept
-        for kind in kinds
-        for kept in diverse(hopeful(kind), _KEPT, ("tm", "tn", "slices", "blocks", "split"), body)
-    ]
+    kept: list[Candidate] = []
+    for on_tensor in units(device, problem.numerics):
+        found = []
+        for whole in tiles(form, device, on_tensor):
+            for split in (1, *_splits(whole, form, device)):
+                tile = replace(whole, split=split)
+                predicted = seconds(shape_of(tile, form, device), form, device)
+                if predicted < float("inf"):
+                    found.append(candidate_of("cuda.fma", tile, predicted))
+        kept += diverse(hopeful(found), _KEPT, ("tm", "tn", "slices", "blocks", "split"), body)
+    return kept
 
 
 def _splits(tile: FmaTile, form: Gemm, device: CUDAModel) -> list[int]:
@@ -144,17 +139,17 @@ def b_along_k(form: Gemm) -> bool:
 
 def shape_of(tile: FmaTile, form: Gemm, device: CUDAModel) -> BlockShape:
     warps = tile.threads // tile.slices // 32
-    high, wide = tile.lanes
-    fragments = _LOAD_BYTES * (tile.tm + tile.tn) * warps * tile.bk / VECTOR
-    if tile.tensor:
-        fragments = 4.0 * (tile.tm * high + tile.tn * wide) * warps * tile.bk
-    computed, loaded = tile.tm * tile.tn, tile.tm + tile.tn
     registers = min(_MAX_REGISTERS, device.registers_per_sm // tile.threads // tile.blocks)
-    issue = _ISSUE * (_CRAMPED if registers - tile.registers < _FREE_REGISTERS else 1.0)
-    rate = 2.0 * device.fma_per_cycle * issue * computed / (computed + _LOADED * loaded)
+    more: dict[str, int] = {}
     if tile.tensor:
-        rate = split_rate(tile.tm * high, tile.tn * wide, device)
-    more = {"saturating_warps": _TENSOR_WARPS} if tile.tensor else {}
+        rows, columns = tile.tm * tile.lanes[0], tile.tn * tile.lanes[1]
+        fragments, rate = 4.0 * (rows + columns) * warps * tile.bk, split_rate(rows, columns, device)
+        more = {"saturating_warps": _TENSOR_WARPS}
+    else:
+        computed, loaded = tile.tm * tile.tn, tile.tm + tile.tn
+        issue = _ISSUE * (_CRAMPED if registers - tile.registers < _FREE_REGISTERS else 1.0)
+        fragments = _LOAD_BYTES * loaded * warps * tile.bk / VECTOR
+        rate = 2.0 * device.fma_per_cycle * issue * computed / (computed + _LOADED * loaded)
     return BlockShape(
         bm=tile.bm, bn=tile.bn, bk=tile.bk, steps=-(-form.k // (tile.bk * tile.split)),
         blocks=_blocks(tile, form) * tile.split, threads=tile.threads, split=tile.split,

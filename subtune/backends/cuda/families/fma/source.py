@@ -84,6 +84,7 @@ __device__ __forceinline__ void multiply_split(float* sums, const float* a, cons
     }
   }
 }
+
 // 4 of k on CUDA cores: TM x TN sums of a thread.
 template <int TM, int TN, int PITCH, int PITCH_N, bool ALONG_K, class Meanwhile>
 __device__ __forceinline__ void multiply_fma(float* sums, const float* a, const float* b, Meanwhile meanwhile) {

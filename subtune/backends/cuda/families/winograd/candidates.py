@@ -12,7 +12,7 @@ from subtune.backends.algorithms.winograd import winograd_obstacle
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.candidates import candidate_of, hopeful, is_fma, shape_of, tiles
-from subtune.backends.cuda.families.fma.tensor import tensor_obstacle
+from subtune.backends.cuda.families.fma.tensor import units
 from subtune.backends.cuda.model.diverse import diverse
 from subtune.backends.cuda.model.score import seconds
 from subtune.core.candidate import Candidate
@@ -51,7 +51,7 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
         )  # fmt: skip
         copied = form.a.nbytes + v + products + form.epilogue_bytes
         transforms_s = 2 * device.launch_s + copied / (_COPIED * device.dram_bytes_per_s)
-        for on_tensor in (False, True) if not tensor_obstacle(device, problem.numerics) else (False,):
+        for on_tensor in units(device, problem.numerics):
             of_m = [
                 candidate_of(
                     "cuda.winograd", tile, transforms_s + seconds(shape_of(tile, inner, device), inner, device), m=m
