@@ -87,19 +87,20 @@ def legalize_conv_transpose(bb: Any, call: Call) -> Any:
     return bb.call_te(te_conv_transpose, *call.args, primfunc_name_hint="conv_transpose")
 
 
-def legalize_max_pool2d(bb: Any, call: Call) -> Any:
+def legalize_max_pool(bb: Any, call: Call) -> Any:
     """TVM's, from minus infinity on: its own maximum of nothing but that is the least finite number."""
     attrs, dtype, out_shape = call.attrs, str(call.ty.dtype), dims_of(call)
-    spatial = [str(attrs.layout).index(letter) for letter in "HW"]
+    spatial = [str(attrs.layout).index(letter) for letter in "DHW" if letter in str(attrs.layout)]
     window, strides, dilation = ([int(v) for v in of] for of in (attrs.pool_size, attrs.strides, attrs.dilation))
-    before = [int(p) for p in attrs.padding[:2]]
+    padding = [int(p) for p in attrs.padding]
+    before, after = padding[: len(spatial)], padding[len(spatial) :]
 
     def te_max_pool(data: Any) -> Any:
         dims = [int(d) for d in data.shape]
         padded = list(dims)
         for j, axis in enumerate(spatial):
             reach = (out_shape[axis] - 1) * strides[j] + (window[j] - 1) * dilation[j] + 1
-            padded[axis] = max(reach, dims[axis] + before[j] + int(attrs.padding[2 + j]))
+            padded[axis] = max(reach, dims[axis] + before[j] + after[j])
         taps = [te.reduce_axis((0, k), name=f"rv{j}") for j, k in enumerate(window)]
 
         def pad(*index: Any) -> Any:
@@ -122,7 +123,7 @@ def legalize_max_pool2d(bb: Any, call: Call) -> Any:
 
         return te.compute(out_shape, pool, name="pool_max", tag="pool_max")
 
-    return bb.call_te(te_max_pool, *call.args, primfunc_name_hint="max_pool2d")
+    return bb.call_te(te_max_pool, *call.args, primfunc_name_hint=f"max_pool{len(spatial)}d")
 
 
 def legalize_extreme(largest: bool, bb: Any, call: Call) -> Any:
@@ -146,7 +147,8 @@ def legalize_extreme(largest: bool, bb: Any, call: Call) -> Any:
 
 LEGALIZATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "relax.where": legalize_where,
-    "relax.nn.max_pool2d": legalize_max_pool2d,
+    "relax.nn.max_pool2d": legalize_max_pool,
+    "relax.nn.max_pool3d": legalize_max_pool,
     "relax.max": partial(legalize_extreme, True),
     "relax.min": partial(legalize_extreme, False),
     "relax.nn.group_norm": legalize_group_norm,

@@ -43,6 +43,7 @@ from subtune.passes.normalize_norms import recognise_norms
 from subtune.passes.normalize_siblings import join_siblings
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
+from subtune.passes.pool_volumes import pool_volumes
 from subtune.passes.recurrences import settle_recurrences
 from subtune.passes.regroup import rearrange
 from subtune.passes.results import copies_for_results
@@ -57,7 +58,7 @@ NORMALIZE: tuple[Phase, ...] = (
     Phase("clean", (fold_constants, clean_up, unstack_nary)),
     Phase("recognise", (recognise_activations, recognise_norms)),
     Phase("fold", (fold_scales,)),
-    Phase("layout", (channels_to_last, settle_permutes)),
+    Phase("layout", (channels_to_last, settle_permutes, pool_volumes)),
     Phase("matmul", (flatten_matmuls, fold_scales, join_siblings, fold_norms)),
     Phase("finish", (relax.transform.DeadCodeElimination(),)),
 )
@@ -218,7 +219,7 @@ def normalize(
         ),
     )
     planes = {"keeps_planes": forms.keeps_planes, "reads_planes": forms.reads_planes}
-    layout = Phase("layout", (partial(channels_to_last, **planes), settle_permutes))
+    layout = Phase("layout", (partial(channels_to_last, **planes), settle_permutes, pool_volumes))
     whole = Phase("recurrences", (partial(settle_recurrences, whole_step_fmas=forms.whole_step_fmas),))
     own = {phase.name: phase for phase in (layout, whole)}
     phases = tuple(own.get(phase.name, phase) for phase in NORMALIZE)

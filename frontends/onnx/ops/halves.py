@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import tvm
 from tvm import relax
 
 from subtune.frontends.onnx.ops.node import Expr, Node, array_const, dtype, known_array
@@ -51,12 +50,6 @@ def _wide(node: Node, value: Expr | None, arrays: Any) -> Expr | None:
     if known is not None:
         arrays[wide] = known.astype("float32")
     return wide
-
-
-def is_of_half(node: Node, x: Expr) -> bool:
-    """Whether `x` is what `widened` made of a half."""
-    made = node.bb.lookup_binding(x) if isinstance(x, relax.Var) else None
-    return isinstance(made, tvm.ir.Call) and made.op.name == "relax.astype" and dtype(made.args[0]) in HALVES
 
 
 def narrowed(node: Node, value: Any, half: str) -> Any:

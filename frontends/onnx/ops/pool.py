@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
 
-from subtune.frontends.onnx.ops.halves import is_of_half
 from subtune.frontends.onnx.ops.node import Converter, Expr, Node, const, dtype, is_float, rank, shape
 from subtune.frontends.onnx.ops.window import Window, window_of
 from subtune.tir.expressions import lowest, maximum_over
+
+
+_MAX = {4: relax.op.nn.max_pool2d, 5: relax.op.nn.max_pool3d}
+_MEAN = {4: relax.op.nn.avg_pool2d, 5: relax.op.nn.avg_pool3d}
 
 
 def _window(node: Node) -> Window:
@@ -70,34 +71,6 @@ def _row(node: Node, x: Expr) -> Expr:
     return node.emit(relax.op.reshape(x, (batch, channels, extent)))
 
 
-def _volume(node: Node, x: Expr, window: Window, pooled: Callable[[Node, Expr, Window], Expr]) -> Expr:
-    """A pool of volumes as one of their planes and one along their depth, both pools of images.
-
-    So is a maximum of maxima, and a mean of means: how many elements count is the product of how many do on each axis.
-    """
-    batch, channels, depth, height, width = shape(x)
-    planes, along_depth = window.along(1, 2), window.along(0, None)
-    if not planes.is_single:
-        x = node.emit(relax.op.reshape(x, (batch, channels * depth, height, width)))
-        x = node.emit(pooled(node, x, planes))
-    if not along_depth.is_single:
-        x = node.emit(relax.op.reshape(x, (batch, channels, depth, prod(planes.out))))
-        x = node.emit(pooled(node, x, replace(along_depth, out=(window.out[0], prod(planes.out)))))
-    return relax.op.reshape(x, (batch, channels, *window.out))
-
-
-def _is_two(node: Node, x: Expr, window: Window) -> bool:
-    """Whether a pool is one of volumes that `_volume` makes two of.
-
-    Of halves that are computed in float32, only where what lies between the two is no larger than the volume.
-    """
-    if rank(x) != 5 or not is_float(x) or dtype(x) == "bfloat16":
-        return False
-    if not is_of_half(node, x) or window.along(1, 2).is_single or window.along(0, None).is_single:
-        return True
-    return 2 * prod(window.out[1:]) <= prod(shape(x)[3:])
-
-
 def max_pool(node: Node) -> Expr | tuple[Expr, ...]:
     x = node.x
     window = _window(node)
@@ -110,13 +83,9 @@ def maximum(node: Node, x: Expr, window: Window) -> Expr:
     """The maximum of every window; pads do not count."""
     if rank(x) == 3:
         return _row(node, maximum(node, _image(node, x), window.along(None, 0)))
-    if _is_two(node, x, window):
-        return _volume(node, x, window, maximum)
     window = window.trimmed(shape(x)[2:])
-    if rank(x) == 4 and dtype(x) in ("float32", "float64", "float16"):
-        return relax.op.nn.max_pool2d(
-            x, window.kernel, window.strides, window.padding, window.dilations, ceil_mode=False
-        )
+    if rank(x) in _MAX and dtype(x) in ("float32", "float64", "float16"):
+        return _MAX[rank(x)](x, window.kernel, window.strides, window.padding, window.dilations, ceil_mode=False)
     return _reduced(node, x, window, largest=True)
 
 
@@ -184,21 +153,14 @@ def average(node: Node, x: Expr, window: Window, include: bool) -> Expr:
     """The mean of each window, pads included or not; 0 where a window has nothing that counts."""
     if rank(x) == 3:
         return _row(node, average(node, _image(node, x), window.along(None, 0), include))
-    if _is_two(node, x, window) and dtype(x) != "float16":
-        return _volume(node, x, window, lambda node, x, part: average(node, x, part, include))
     spatial = shape(x)[2:]
     counts = window_counts(window, spatial, include)
     window = window.trimmed(spatial)
     plain = all(d == 1 for d in window.dilations)
-    if rank(x) == 4 and plain and dtype(x) in ("float32", "float64"):
-        mean = relax.op.nn.avg_pool2d(
-            x,
-            window.kernel,
-            window.strides,
-            window.padding,
-            (1, 1),
-            ceil_mode=False,
-            count_include_pad=include,
+    if rank(x) in _MEAN and plain and dtype(x) in ("float32", "float64"):
+        ones = (1,) * len(spatial)
+        mean = _MEAN[rank(x)](
+            x, window.kernel, window.strides, window.padding, ones, ceil_mode=False, count_include_pad=include
         )
         # With its pads a window is divided by the size of all its taps, also of those beyond what counts.
         share = prod(window.kernel) / counts

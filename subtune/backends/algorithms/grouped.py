@@ -4,7 +4,8 @@
 ->  C[m, s * columns + j] += A[m, s * channels + i] * D[s, j, i]          s: `merge` groups each, D block-diagonal
 
 Tensor cores multiply 16 columns by 16 channels at least: where a group has fewer, several become one product whose
-weights are zero off the diagonal. Constant weights are brought into that form once, at compile time.
+weights are zero off the diagonal. Channels may be padded with zeros to `depth`, so that a step over k is within one tap
+of the window. Constant weights are brought into that form once, at compile time.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ from subtune.tir.substitute import substitute
 
 @dataclass(frozen=True, slots=True)
 class Diagonal:
-    """Weights, their columns along dim `column` and channels along dim `depth`, as `[s, columns, *taps, channels]`."""
+    """Weights, their columns along dim `column` and channels along dim `depth`, as `[s, columns, *taps, channels]`.
+
+    `channels`: of a product, zeros behind its groups' own included.
+    """
 
     original: tuple[int, ...]
     column: int
     depth: int
     per_group: int
     merge: int
+    channels: int
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -44,7 +49,7 @@ class Diagonal:
     @property
     def shape(self) -> tuple[int, ...]:
         columns = self.merge * self.per_group
-        return self.original[self.column] // columns, columns, *self.taps, self.merge * self.original[self.depth]
+        return self.original[self.column] // columns, columns, *self.taps, self.channels
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         groups = np.moveaxis(array, (self.column, self.depth), (0, -1))
@@ -52,7 +57,9 @@ class Diagonal:
         packed = np.zeros((*groups.shape[:-1], self.merge, groups.shape[-1]), array.dtype)
         for i in range(self.merge):
             packed[:, i, ..., i, :] = groups[:, i]
-        return packed.reshape(self.shape)
+        packed = packed.reshape(*self.shape[:-1], -1)
+        beyond = self.channels - packed.shape[-1]
+        return np.pad(packed, [(0, 0)] * (packed.ndim - 1) + [(0, beyond)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +85,12 @@ class _Anchor:
     depth: int
 
 
-@lru_cache(maxsize=16)
-def merged(workload: Workload, merge: int) -> Merged | NotApplicable:
-    """`workload`, a grouped convolution, as a batch of products of `merge` groups each, or why that is impossible."""
+@lru_cache(maxsize=32)
+def merged(workload: Workload, merge: int, depth: int = 0) -> Merged | NotApplicable:
+    """`workload`, a grouped convolution, as a batch of products of `merge` groups each, or why that is impossible.
+
+    `depth`: channels of a product with zeros behind them; 0 for the groups' own.
+    """
     func = workload.func
     anchor = _anchor(func)
     if isinstance(anchor, NotApplicable):
@@ -92,7 +102,11 @@ def merged(workload: Workload, merge: int) -> Merged | NotApplicable:
     if info.b.param < 0 or any(axis < 0 for axis in info.b.axes):
         return NotApplicable("the weights are computed, or indexed by more than their own axes")
     dims = info.b.axes.index(anchor.column), info.b.axes.index(anchor.depth)
-    diagonal = Diagonal(info.b.shape, *dims, per_group, merge) if info.b.is_constant else None
+    own_depth = merge * info.axes[anchor.depth].extent
+    if depth and (depth < own_depth or not info.b.is_constant):
+        return NotApplicable(f"{depth} channels, with constant weights, are not {own_depth} with zeros behind them")
+    channels = depth or own_depth
+    diagonal = Diagonal(info.b.shape, *dims, per_group, merge, channels) if info.b.is_constant else None
     params = list(func.params)
     if diagonal is not None:
         own = params[info.b.param]
@@ -104,7 +118,9 @@ def merged(workload: Workload, merge: int) -> Merged | NotApplicable:
     split = [*outer, _i64(int(last) // (merge * per_group)), _i64(merge * per_group)]
     sums = tirx.decl_buffer(split, str(narrow.dtype), f"{narrow.name}_groups")
     stages = root_stages(func)
-    stages[anchor.at] = _product(anchor, func.params[info.b.param], params[info.b.param], sums, diagonal)
+    source = anchor.block.reads[info.a.read].source
+    grouped = _grouped(source, own_depth, channels) if channels > own_depth else None
+    stages[anchor.at] = _product(anchor, func.params[info.b.param], params[info.b.param], sums, diagonal, grouped)
     split_buffers = {narrow: sums}
     behind = [_behind(stage, split_buffers, func) for stage in stages[anchor.at + 1 :]]
     if any(stage is None for stage in behind):
@@ -113,6 +129,9 @@ def merged(workload: Workload, merge: int) -> Merged | NotApplicable:
     if any(param.same_as(narrow) for param in func.params):
         stages.append(_joined(narrow, sums))
     buffers = [*(b for b in func.body.block.alloc_buffers if b not in split_buffers), *split_buffers.values()]
+    if grouped is not None:
+        stages.insert(anchor.at, _padded(source, grouped, own_depth))
+        buffers.append(grouped)
     made = with_stages(func, stages, buffers, params)
     return Merged(Workload.of(made, workload.num_outputs), info.b.param, diagonal)
 
@@ -154,11 +173,35 @@ def _is_zero(expr: Any, block: Any) -> bool:
     return isinstance(found, tirx.IntImm) and int(found) == 0
 
 
-def _product(anchor: _Anchor, own: Any, packed: Any, sums: Any, diagonal: Diagonal | None) -> Any:
-    """The stage of the products; its axes are the convolution's, that of the columns in two."""
+def _grouped(source: Any, own: int, channels: int) -> Any:
+    """A buffer for `source`, whose last dim is channels, in products of `own` channels and zeros behind them."""
+    *outer, last = source.shape
+    shape = [*outer, _i64(int(last) // own), _i64(channels)]
+    return tirx.decl_buffer(shape, str(source.dtype), f"{source.name}_groups")
+
+
+def _padded(source: Any, grouped: Any, own: int) -> Any:
+    """The stage that writes `grouped`: no kernel keeps it, it is part of the copy to shared memory."""
+    axes = [tirx.Var(f"p{d}", "int64") for d in range(len(grouped.shape))]
+    ranges = [ir.Range(_i64(0), extent) for extent in grouped.shape]
+    iter_vars = [tirx.IterVar(r, var, tirx.IterVar.DataPar) for r, var in zip(ranges, axes, strict=True)]
+    *outer, s, i = axes
+    value = tirx.BufferLoad(source, [*outer, s * _i64(own) + i])
+    guarded = tirx.if_then_else(i < _i64(own), value, tirx.const(0, str(source.dtype)))
+    return nest(f"{source.name}_groups", iter_vars, {}, tirx.BufferStore(grouped, guarded, axes), None)
+
+
+# long: one block made over, every axis and every load of it
+def _product(anchor: _Anchor, own: Any, packed: Any, sums: Any, diagonal: Diagonal | None, grouped: Any) -> Any:
+    """The stage of the products; its axes are the convolution's, that of the columns in two.
+
+    `grouped`: what it reads in place of its input, the channels in two dims; None for the input.
+    """
     block, info = anchor.block, anchor.info
     columns = int(sums.shape[-1])
     channels = columns // info.per_group * info.axes[anchor.depth].extent
+    if grouped is not None:
+        channels = int(grouped.shape[-1])
     s, j, i = (tirx.Var(name, "int64") for name in ("s", "j", "i"))
     of_column, of_depth = (block.iter_vars[axis].var for axis in (anchor.column, anchor.depth))
     axes = []
@@ -175,6 +218,8 @@ def _product(anchor: _Anchor, own: Any, packed: Any, sums: Any, diagonal: Diagon
 
     def moved(load: ir.TensorLoad) -> Any:
         if load.source.same_as(source):
+            if grouped is not None:
+                return tirx.BufferLoad(grouped, [*load.indices[:-1], s, i])
             return tirx.BufferLoad(source, [*load.indices[:-1], s * channels + i])
         if load.source.same_as(own) and diagonal is not None:
             return tirx.BufferLoad(packed, [s, j, *by_dim, i])

@@ -10,7 +10,6 @@ from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 
 from subtune.frontends import load
 from subtune.integrations.onnx_backend import SubtuneBackend
-from subtune.passes.exprs import op_name
 from tests.frontends.onnx.test_ops import check, floats, node_model
 
 WHOLE = {"kernel_shape": [1280, 1280], "strides": [1280, 1280], "ceil_mode": 1}
@@ -83,31 +82,3 @@ def test_any_geometry(seed: int) -> None:
 def test_volumes_are_pooled_by_axes(op: str, attrs: dict[str, Any], kernel: tuple[int, int, int]) -> None:
     pads = [min(1, k - 1) for k in kernel]
     check(*node_model(op, [floats(2, 3, 9, 7, 11)], 22, kernel_shape=kernel, pads=pads * 2, strides=[2, 1, 2], **attrs))
-
-
-@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
-@pytest.mark.parametrize(("kernel", "pools"), [((3, 3, 3), 2), ((1, 3, 3), 1), ((3, 1, 1), 1)])
-def test_volumes_are_pooled_as_images(op: str, kernel: tuple[int, ...], pools: int) -> None:
-    """Which have schedules; a reduction that asks whether it is inside the volume has none."""
-    pads = [k // 2 for k in kernel] * 2
-    model, _ = node_model(op, [floats(1, 2, 6, 5, 9)], 22, kernel_shape=kernel, pads=pads)
-    mod = load(model).mod
-    names = [op_name(b.value) for block in mod["main"].body.blocks for b in block.bindings]
-    assert sum("pool2d" in name for name in names) == pools, names
-    assert all("pool2d" in name or name == "relax.reshape" for name in names if name), names
-
-
-@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
-@pytest.mark.parametrize(
-    ("kernel", "strides", "pools"),
-    [((3, 3, 3), (1, 1, 1), 0), ((3, 3, 3), (1, 2, 2), 2), ((1, 3, 3), (1, 1, 1), 1), ((3, 1, 1), (1, 1, 1), 1)],
-)
-def test_volumes_of_halves_are_pooled_as_images_where_little_lies_between(
-    op: str, kernel: tuple[int, ...], strides: tuple[int, ...], pools: int
-) -> None:
-    pads = [k // 2 for k in kernel] * 2
-    volume = floats(2, 3, 6, 8, 9).astype("float16")
-    model, feeds = node_model(op, [volume], 22, kernel_shape=kernel, pads=pads, strides=strides)
-    names = [op_name(b.value) for block in load(model).mod["main"].body.blocks for b in block.bindings]
-    assert sum("pool2d" in name for name in names) == pools, names
-    check(model, feeds, 1e-3, 1e-3)
