@@ -33,8 +33,8 @@ class _Windows:
 
     def along(self, axes: Sequence[int]) -> _Windows:
         count = len(self.kernel)
-        picked = [tuple(values[a] for a in axes) for values in (self.kernel, self.strides, self.dilation)]
-        return _Windows(*picked, tuple(self.padding[a + half] for half in (0, count) for a in axes))
+        kernel, strides, dilation = (tuple(of[a] for a in axes) for of in (self.kernel, self.strides, self.dilation))
+        return _Windows(kernel, strides, dilation, tuple(self.padding[a + half] for half in (0, count) for a in axes))
 
     def above_ones(self) -> _Windows:
         """The same along one axis, and windows of one element along another behind it."""
@@ -59,7 +59,7 @@ def _as_images(walk: Walk, call: Call) -> Expr | None:
     layout = str(attrs.layout)
     if before is None or after is None or layout not in ("NCDHW", "NDHWC") or bool(attrs.ceil_mode):
         return None
-    windows = _Windows(*(ints(of) for of in (attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding)))
+    windows = _Windows(*map(ints, (attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding)))
     planes, depth = windows.along((1, 2)), windows.along((0,))
     is_last = layout == "NDHWC"
     read, written = ((s[1] if is_last else s[2]) for s in (before, after))

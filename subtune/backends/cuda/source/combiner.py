@@ -8,8 +8,9 @@ from typing import Any
 
 from tvm import ir, tirx
 
+from subtune.backends.cuda.source.axes import dtype_of, substituted
 from subtune.backends.cuda.source.emit import Code, const, load
-from subtune.backends.cuda.source.lanes import Unsupported, dtype_of, rounded, substituted, wide, widened_constant
+from subtune.backends.cuda.source.lanes import Unsupported, rounded, wide, widened_constant
 from subtune.tir.expressions import is_load_of, is_same
 from subtune.tir.substitute import substitute
 

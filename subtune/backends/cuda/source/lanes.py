@@ -21,17 +21,13 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
+from subtune.backends.cuda.source.axes import BINARY, Axes, alike, dtype_of, is_global, loads_in, substituted
 from subtune.backends.cuda.source.calls import address, called
 from subtune.backends.cuda.source.emit import Code, const, load, ramp
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload, dtype_bits
 from subtune.tir.expressions import is_zero_padding, variables
 
-_BINARY = (
-    tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.FloorMod, tirx.Mod, tirx.Min, tirx.Max,
-    tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.And, tirx.Or,
-    tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor, tirx.LShift, tirx.RShift,
-)  # fmt: skip
 _NARROW = ("float16", "bfloat16")
 _COMPARED = {tirx.LE: (True, True), tirx.GT: (False, True), tirx.GE: (True, False)}
 ACCESS_BYTES = 16
@@ -68,7 +64,7 @@ class Lanes:
         self._known = known or (lambda source, indices: None)
         self._read: dict[Any, Any] = {}
 
-    def compute(self, expr: Any, axes: dict[Any, Any]) -> Any:
+    def compute(self, expr: Any, axes: dict[Any, Any] | Axes) -> Any:
         """`expr` with `axes` substituted, for lane `lane`; the loads that it needs are emitted now."""
         return self._value(substituted(expr, axes), None)
 
@@ -85,7 +81,7 @@ class Lanes:
             return tirx.Not(self._value(expr.a, guard))
         if isinstance(expr, tirx.Div) and not self.code.exact and wide(dtype_of(expr)) == "float32":
             return self._quotient(expr, self._value(expr.a, guard), self._value(expr.b, guard))
-        if isinstance(expr, _BINARY):
+        if isinstance(expr, BINARY):
             return type(expr)(*alike(self._value(expr.a, guard), self._value(expr.b, guard)))
         if isinstance(expr, tirx.Select):
             return tirx.Select(*(self._value(e, guard) for e in (expr.condition, expr.true_value, expr.false_value)))
@@ -253,39 +249,6 @@ class Lanes:
         return [(start, width) for start in range(0, count, width)]
 
 
-def substituted(expr: Any, axes: dict[Any, Any]) -> Any:
-    """`expr` with its axes replaced; indices of 32 bits become ones of 64, as the kernels' variables are."""
-    if isinstance(expr, ir.Var):
-        return axes.get(expr, expr)
-    if isinstance(expr, ir.TensorLoad):
-        return tirx.BufferLoad(expr.source, [substituted(index, axes) for index in expr.indices])
-    if isinstance(expr, _BINARY):
-        return type(expr)(*alike(substituted(expr.a, axes), substituted(expr.b, axes)))
-    if isinstance(expr, tirx.Cast):
-        return tirx.Cast(dtype_of(expr), substituted(expr.value, axes))
-    if isinstance(expr, tirx.Not):
-        return tirx.Not(substituted(expr.a, axes))
-    if isinstance(expr, tirx.Select):
-        condition, yes, no = (substituted(e, axes) for e in (expr.condition, expr.true_value, expr.false_value))
-        return tirx.Select(condition, *alike(yes, no))
-    if isinstance(expr, ir.Call):
-        args = [substituted(arg, axes) for arg in expr.args]
-        return ir.Call(expr.op, args, expr.attrs, ret_ty=dtype_of(expr))
-    return expr
-
-
-def alike(a: Any, b: Any) -> tuple[Any, Any]:
-    """Both as int64 where one of two integers is."""
-    left, right = dtype_of(a), dtype_of(b)
-    if left == right or "int64" not in (left, right) or not (left.startswith("int") and right.startswith("int")):
-        return a, b
-    return tuple(_as_int64(x) for x in (a, b))  # type: ignore[return-value]
-
-
-def _as_int64(value: Any) -> Any:
-    return const(int(value)) if isinstance(value, tirx.IntImm) else value.astype("int64")
-
-
 def decoded(number: Any, shape: Sequence[int], analyzer: Any) -> list[Any]:
     """The indices of element `number` of an array of `shape`, row by row."""
     result = []
@@ -295,10 +258,6 @@ def decoded(number: Any, shape: Sequence[int], analyzer: Any) -> list[Any]:
         index = tirx.floordiv(number, const(stride))
         result.append(analyzer.simplify(tirx.floormod(index, const(extent)) if i else index))
     return result
-
-
-def dtype_of(expr: Any) -> str:
-    return str(expr.ty.dtype) if hasattr(expr.ty, "dtype") else str(expr.ty)
 
 
 def wide(dtype: str) -> str:
@@ -317,16 +276,6 @@ def rounded(value: Any, dtype: str) -> Any:
 def widened_constant(value: Any) -> Any:
     """A number, in float32 where it is of a 16-bit type."""
     return tirx.FloatImm(wide(dtype_of(value)), value.value) if isinstance(value, tirx.FloatImm) else value
-
-
-def is_global(buffer: Any) -> bool:
-    return str(buffer.scope()) in ("global", "")
-
-
-def loads_in(expr: Any) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expr, (ir.TensorLoad, found.append), order="post")
-    return bool(found)
 
 
 def vector_lanes(workload: Workload, extent: int, widest: int = ACCESS_BYTES) -> int:

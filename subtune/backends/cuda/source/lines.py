@@ -17,11 +17,12 @@ that operands which they share (a matrix-vector product's) are read once for all
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx
 
+from subtune.backends.cuda.source.axes import Axes
 from subtune.backends.cuda.source.combiner import Combiner, combiner_of, indices_of
 from subtune.backends.cuda.source.emit import Code, const, load
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, rounded, wide
@@ -195,9 +196,9 @@ class _LineWriter:
         runs = []
         for number in numbers:
             run, guard = number * together + self._rank * plan.threads + self._t, None
+            run = self._code.bind("run", run, lines.length // step)  # true where the guard is
             is_last = not isinstance(number, int) or number == self._runs - 1
             if is_last and (is_ragged or lines.length % (together * step)):
-                run = self._code.bind("run", run, lines.length // step)  # true where the guard is
                 guard = tirx.LT(run, const(lines.length // step))
             guard = self._within_line(run * step, guard)
             runs.append(_Run(run if self._across else run * step + self._lane, guard, self._new_reader(plan.lanes)))
@@ -212,14 +213,15 @@ class _LineWriter:
         inside = tirx.LT(begin + first, const(self._parts.length))
         return inside if guard is None else tirx.And(guard, inside)
 
-    def _axes(self, block: Any, kind: str, point: int, at: Any) -> dict[Any, Any]:
+    def _axes(self, block: Any, kind: str, point: int, at: Any) -> Axes:
         """The block's axes at an element of the group."""
         analyzer, kinds = self._code.analyzer, (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
         spatial, reduced = ([iv for iv in block.iter_vars if int(iv.iter_type) == kind] for kind in kinds)
         if self._parts is not None:
             at = tirx.floormod(self._points[point], const(self._parts.count)) * self._lines.length + at
         length = self._lines.length if self._parts is None else self._parts.length
-        return axes_at(spatial, self._numbers(kind, point, at), analyzer) | axes_at(reduced, [(at, length)], analyzer)
+        axes = axes_at(spatial, self._numbers(kind, point, at), analyzer) | axes_at(reduced, [(at, length)], analyzer)
+        return replace(axes, apart=(*self._kept, *self._full))
 
     def _numbers(self, kind: str, point: int, at: Any) -> list[tuple[Any, int]]:
         """Which line it is and which column (`full`: and which of its elements), each with how many there are."""
@@ -339,7 +341,7 @@ class _LineWriter:
                 run = runs[number]
                 with code.when(run.guard):
                     if buffer in self._outputs:
-                        run.reader.write(buffer, [axes.get(index, index) for index in block.body.indices], value)
+                        run.reader.write(buffer, axes.of(buffer, block.body.indices), value)
                         continue
                     made[point, number] = registers = code.local(wide(str(buffer.dtype)), plan.lanes, "full")
                     with code.unrolled(plan.lanes) as v:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tvm import tirx
 
+from subtune.backends.cuda.source.axes import Axes, Run
 from subtune.backends.cuda.source.emit import const
 from subtune.backends.cuda.source.lanes import Unsupported, decoded
 from subtune.tir.blocks import is_reduction
@@ -48,12 +49,16 @@ def domain(block: Any, lines: Lines) -> str:
     raise Unsupported(f"block {block.name_hint} has neither a value per line nor one per element")
 
 
-def axes_at(axes: Sequence[Any], parts: list[tuple[Any, int]], analyzer: Any) -> dict[Any, Any]:
+def axes_at(axes: Sequence[Any], parts: list[tuple[Any, int]], analyzer: Any) -> Axes:
     """The axes' values at the element whose number is that of the parts (number, size) in their order."""
     if not axes:
-        return {}
-    indices = indices_at(parts, [int(iv.dom.extent) for iv in axes], analyzer)
-    return {iv.var: index for iv, index in zip(axes, indices, strict=True)}
+        return Axes({})
+    indices, runs = _taken_apart(parts, [int(iv.dom.extent) for iv in axes], analyzer)
+    by_variable = [
+        Run(tuple((axes[axis].var, before, stride) for axis, before, stride in of_axes), number)
+        for number, of_axes in runs
+    ]
+    return Axes({iv.var: index for iv, index in zip(axes, indices, strict=True)}, tuple(by_variable))
 
 
 def indices_at(parts: list[tuple[Any, int]], shape: list[int], analyzer: Any) -> list[Any]:
@@ -62,25 +67,40 @@ def indices_at(parts: list[tuple[Any, int]], shape: list[int], analyzer: Any) ->
     Each part is decoded by itself where the axes fall apart as the parts do, or an axis does (channels into groups, and
     those of a group): such indices simplify best.
     """
+    return _taken_apart(parts, shape, analyzer)[0]
+
+
+_OfAxes = list[tuple[int, Any, int]]
+"""Axes that a number runs over: each one's position, what is before the number's own part, and its stride."""
+
+
+def _taken_apart(
+    parts: list[tuple[Any, int]], shape: list[int], analyzer: Any
+) -> tuple[list[Any], list[tuple[Any, _OfAxes]]]:
+    """The indices, and the numbers that run over several axes, with these."""
     found: list[Any] = [const(0)] * len(shape)
     rest = [(axis, extent) for axis, extent in enumerate(shape) if extent > 1]
+    runs: list[tuple[Any, _OfAxes]] = []
     for number, size in parts:
         taken: list[tuple[int, int, int]] = []  # axis, extent, and how far apart its elements are in the axis
         while size > 1 and rest:
             axis, extent = rest.pop(0)
             own = extent if size % extent == 0 else size
             if extent % own:
-                return _decoded(parts, shape, analyzer)
+                return _decoded(parts, shape, analyzer), []
             taken.append((axis, own, extent // own))
             if own < extent:
                 rest.insert(0, (axis, extent // own))
             size //= own
         if size > 1:
-            return _decoded(parts, shape, analyzer)
+            return _decoded(parts, shape, analyzer), []
         extents = [extent for _, extent, _ in taken]
+        if len(taken) > 1 and all(apart == 1 for _, _, apart in taken):
+            of_axes = [(axis, found[axis], prod(extents[i + 1 :])) for i, (axis, _, _) in enumerate(taken)]
+            runs.append((number, of_axes))
         for (axis, _, apart), index in zip(taken, decoded(number, extents, analyzer), strict=True):
             found[axis] = analyzer.simplify(found[axis] + index * apart)
-    return found if not rest else _decoded(parts, shape, analyzer)
+    return (found, runs) if not rest else (_decoded(parts, shape, analyzer), [])
 
 
 def _decoded(parts: list[tuple[Any, int]], shape: list[int], analyzer: Any) -> list[Any]:

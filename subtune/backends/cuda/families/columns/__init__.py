@@ -4,4 +4,4 @@ from subtune.backends.base import Family
 from subtune.backends.cuda.families.columns.candidates import accepts, candidates
 from subtune.backends.cuda.families.columns.schedule import ColumnsKnobs, schedule
 
-FAMILY = Family("cuda.columns", 2, ColumnsKnobs, accepts, candidates, schedule)
+FAMILY = Family("cuda.columns", 3, ColumnsKnobs, accepts, candidates, schedule)

@@ -47,11 +47,14 @@ def accepts(problem: Problem[CUDAModel]) -> str:
 
 
 def _is_of_planes(workload: Workload, pattern: Rowwise) -> bool:
-    """Windows that overlap, of channels first: neighbouring results read neighbouring elements, some of them twice."""
-    if pattern.length > _LARGE or _shared(workload, pattern) < _OVERLAPPING:
+    """Windows that overlap or have two axes, of channels first: neighbouring results read neighbouring elements."""
+    if pattern.length > _LARGE:
         return False
     found = anchored(workload, single)
-    return not isinstance(found, NotApplicable) and any(access.lanes and access.rows for access in found[2].accesses)
+    if isinstance(found, NotApplicable) or not any(access.lanes and access.rows for access in found[2].accesses):
+        return False
+    is_flat = sum(extent > 1 for extent in found[2].reduced) < 2
+    return not is_flat or _shared(workload, pattern) >= _OVERLAPPING
 
 
 def _shared(workload: Workload, pattern: Window | Rowwise | Columns) -> float:

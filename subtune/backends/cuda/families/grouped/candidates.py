@@ -41,7 +41,7 @@ def mma_candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
             if isinstance(padded, NotApplicable):
                 continue
             for candidate in of_mma(replace(problem, workload=padded.workload)):
-                is_crossing = is_window and (depth or own) % dict(candidate.knobs)["bk"]
+                is_crossing = is_window and (depth or own) % int(dict(candidate.knobs)["bk"])
                 found.append(_grouped(candidate, "cuda.grouped_mma", merge, depth, _CROSSING if is_crossing else 1.0))
     return _best(found)
 

@@ -4,4 +4,4 @@ from subtune.backends.base import Family
 from subtune.backends.cuda.families.moments.candidates import accepts, candidates
 from subtune.backends.cuda.families.moments.schedule import MomentsTile, schedule
 
-FAMILY = Family("cuda.moments", 1, MomentsTile, accepts, candidates, schedule)
+FAMILY = Family("cuda.moments", 2, MomentsTile, accepts, candidates, schedule)

@@ -18,6 +18,7 @@ from tvm.tirx.op import tvm_warp_shuffle_xor
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.source.axes import Axes
 from subtune.backends.cuda.source.combiner import addition
 from subtune.backends.cuda.source.emit import FULL_WARP, Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable
@@ -164,10 +165,10 @@ class _Writer:
             axes = axes_at(block.iter_vars, numbers, place.code.analyzer)
             computed.append((axes, place.reader.compute(block.body.value, axes)))
         for axes, value in computed:
-            place.reader.write(block.body.buffer, [axes.get(index, index) for index in block.body.indices], value)
+            place.reader.write(block.body.buffer, axes.of(block.body.buffer, block.body.indices), value)
         return place.code.kernel()
 
-    def _reduced_axes(self, place: _Place, row: Any) -> dict[Any, Any]:
+    def _reduced_axes(self, place: _Place, row: Any) -> Axes:
         lines, analyzer = self._lines, place.code.analyzer
         numbers = [(place.outer, lines.outer), (place.column + place.lane, lines.columns)]
         kept = axes_at(self._found.axes(tirx.IterVar.DataPar), numbers, analyzer)
@@ -204,7 +205,7 @@ class _Columns:
             raise Unsupported(f"{source.name} is read elsewhere than at the column that is computed")
         return load(registers, const(0))
 
-    def axes(self, block: Any) -> dict[Any, Any]:
+    def axes(self, block: Any) -> Axes:
         """Of the thread's column; a reduction over its group is at that column, too."""
         spatial = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
         reduced = [iv for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce]
@@ -218,7 +219,7 @@ class _Columns:
     def _is_per_column(self, block: Any) -> bool:
         return size_of(block, tirx.IterVar.DataPar) == self._lines.outer * self._lines.columns
 
-    def computed(self, expr: Any, axes: dict[Any, Any]) -> Any:
+    def computed(self, expr: Any, axes: Axes) -> Any:
         """Registers with the value of `expr`."""
         value = self._reader.compute(expr, axes)
         registers = self._code.local("float32", 1, "value")

@@ -24,13 +24,13 @@ from tvm.s_tir import Schedule, ScheduleError
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.lowering.dependent_launch import STARTS_LATE
+from subtune.backends.cuda.source.axes import substituted
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import (
     Lanes,
     Unsupported,
     decoded,
     not_applicable,
-    substituted,
     wide,
     widened_constant,
 )
