@@ -50,7 +50,7 @@ class _Windows:
 
 def pool_volumes(mod: tvm.IRModule) -> tvm.IRModule:
     """All pools of three axes, in either layout, that are pools of images as well or better."""
-    return rewrite(mod, {name: (_as_images,) for name in _IMAGES})
+    return rewrite(mod, dict.fromkeys(_IMAGES, (_as_images,)))
 
 
 def _as_images(walk: Walk, call: Call) -> Expr | None:
@@ -72,7 +72,8 @@ def _as_images(walk: Walk, call: Call) -> Expr | None:
 
 def _pooled(walk: Walk, call: Call, x: Expr, planes: _Windows, depth: _Windows) -> Expr:
     dims, out = shape_of(x), shape_of(call)
-    assert dims is not None and out is not None
+    assert dims is not None
+    assert out is not None
     if str(call.attrs.layout) == "NDHWC":
         batch, deep, height, width, channels = dims
         images, rows = (batch * deep, height, width, channels), (batch, deep, out[2] * out[3], channels)

@@ -12,7 +12,6 @@ from subtune.frontends.onnx.ops.node import Converter, Expr, Node, const, dtype,
 from subtune.frontends.onnx.ops.window import Window, window_of
 from subtune.tir.expressions import lowest, maximum_over
 
-
 _MAX = {4: relax.op.nn.max_pool2d, 5: relax.op.nn.max_pool3d}
 _MEAN = {4: relax.op.nn.avg_pool2d, 5: relax.op.nn.avg_pool3d}
 

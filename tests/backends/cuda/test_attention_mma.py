@@ -140,6 +140,25 @@ def test_it_builds_without_a_stack(model: Any) -> None:
     assert all(one.stack_bytes == 0 for one in found)
 
 
+@pytest.mark.skipif(not compiler(), reason="neither NVRTC nor nvcc is installed")
+def test_blocks_of_a_cluster_need_no_second_kernel() -> None:
+    workload, knobs, target = attention(4, 1, 200, 64, batch=1), Knobs(1, 2, 32, 3, 2, cluster=True), H200.target()
+    assert any(candidate.as_knobs(Knobs).cluster for candidate in proposed(FAMILY, attention(64, 1, 8192, 128), H200))
+    with target:
+        text = tvm.compile(kernel_of(workload, knobs, H200).func, target=target, tir_pipeline=register())
+        (found,) = resources(compile_source(text.mod.imports[0].inspect_source(), target))
+    assert found.stack_bytes == 0
+    device = allowing(A100)
+    refused = schedule(Problem(workload, device.model, device.numerics), knobs)
+    assert isinstance(refused, NotApplicable)
+    assert "cluster" in refused.reason
+
+
+def test_warps_that_share_keys_need_no_second_kernel() -> None:
+    kernel = kernel_of(attention(4, 1, 200, 64, batch=1), Knobs(1, 4, 16, 2, 1), A100)
+    assert "attention_states" not in kernel.func.script()
+
+
 GPU_CASES: dict[str, dict[str, Any]] = {
     "one row": {"heads": 8, "rows": 1, "keys": 2049, "dim": 128},
     "three rows, one tile": {"heads": 2, "rows": 3, "keys": 15, "dim": 96},

@@ -63,7 +63,8 @@ def test_weights_become_block_diagonal() -> None:
     assert np.count_nonzero(packed) == 12
     padded = Diagonal((4, 1, 3), column=0, depth=2, per_group=2, merge=2, channels=8)(weights)
     np.testing.assert_array_equal(padded[..., :6], packed)
-    assert padded.shape == (1, 4, 1, 8) and not padded[..., 6:].any()
+    assert padded.shape == (1, 4, 1, 8)
+    assert not padded[..., 6:].any()
 
 
 def test_what_is_no_grouped_convolution() -> None:

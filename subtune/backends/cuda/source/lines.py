@@ -191,9 +191,7 @@ class _LineWriter:
 
     def _line_runs(self, numbers: Sequence[Any], is_ragged: bool = False) -> list[_Run]:
         plan, lines = self._plan, self._lines
-        step = 1 if self._across else plan.lanes
-        together = plan.threads * plan.cluster
-        runs = []
+        step, together, runs = 1 if self._across else plan.lanes, plan.threads * plan.cluster, []
         for number in numbers:
             run, guard = number * together + self._rank * plan.threads + self._t, None
             run = self._code.bind("run", run, lines.length // step)  # true where the guard is
@@ -220,8 +218,8 @@ class _LineWriter:
         if self._parts is not None:
             at = tirx.floormod(self._points[point], const(self._parts.count)) * self._lines.length + at
         length = self._lines.length if self._parts is None else self._parts.length
-        axes = axes_at(spatial, self._numbers(kind, point, at), analyzer) | axes_at(reduced, [(at, length)], analyzer)
-        return replace(axes, apart=(*self._kept, *self._full))
+        axes = axes_at(spatial, self._numbers(kind, point, at), analyzer)
+        return replace(axes | axes_at(reduced, [(at, length)], analyzer), apart=(*self._kept, *self._full))
 
     def _numbers(self, kind: str, point: int, at: Any) -> list[tuple[Any, int]]:
         """Which line it is and which column (`full`: and which of its elements), each with how many there are."""

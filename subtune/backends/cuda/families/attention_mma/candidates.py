@@ -12,7 +12,15 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.attention.operands import operands_of
 from subtune.backends.cuda.families.attention.scores import Scores, scores_of
-from subtune.backends.cuda.families.attention_mma.tiling import DTYPES, ROWS, Heads, Knobs, heads_of, obstacle
+from subtune.backends.cuda.families.attention_mma.tiling import (
+    CLUSTERS,
+    DTYPES,
+    ROWS,
+    Heads,
+    Knobs,
+    heads_of,
+    obstacle,
+)
 from subtune.backends.cuda.model.streaming import resident_blocks
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
@@ -33,6 +41,7 @@ _SCORE_CYCLES = 14.0  # instructions of a lane for a score: maximum, exponential
 _STEP_CYCLES = 900.0  # a step of a block, one operation after the other
 _OTHERS = 0.1  # of what does not bound a step
 _MERGE_S = 2e-6  # a second kernel
+_CLUSTER_S = 1e-6  # until all blocks of a cluster are there, twice
 
 
 def accepts(problem: Problem[CUDAModel]) -> str:
@@ -61,8 +70,9 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     if problem.device.capability == 90 and heads.rows > _FEW_ROWS and size == 2:
         return []
     found = []
-    for (row_warps, key_warps), keys, stages, splits in product(_SHAPES, (16, 32, 64), (2, 3, 4), _SPLITS):
-        knobs = Knobs(row_warps, key_warps, keys, stages, splits)
+    ways = [(splits, False) for splits in _SPLITS] + [(splits, True) for splits in CLUSTERS]
+    for (row_warps, key_warps), keys, stages, way in product(_SHAPES, (16, 32, 64), (2, 3, 4), ways):
+        knobs, splits = Knobs(row_warps, key_warps, keys, stages, *way), way[0]
         steps = ceil(form.extents[form.n] / knobs.step)
         wasteful = ROWS * (row_warps - 1) >= heads.rows or splits > steps or stages > max(2, ceil(steps / splits) + 1)
         if wasteful or obstacle(knobs, operands[0].inner, operands[2].inner, size, problem.device):
@@ -97,6 +107,8 @@ def _predict(problem: Problem[CUDAModel], heads: Heads, scores: Scores, knobs: K
     even = waves * at_a_time * device.sms / blocks
     memory = problem.workload.nbytes / reached * even
     parts = 0.0
-    if knobs.parts > 1:
+    if knobs.cluster:
+        parts = _CLUSTER_S
+    elif knobs.has_second:
         parts = _MERGE_S + 8.0 * heads.count * heads.rows * knobs.parts * (columns + 2) / device.l2_bytes_per_s
     return max(work, memory) + _LATENCY_S + parts + device.launch_s

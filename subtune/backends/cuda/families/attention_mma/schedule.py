@@ -1,13 +1,14 @@
 """Attention on mma.sync, from the chain of two products and a softmax that a model writes.
 
 The loop over keys and what a model does to scores are written here; copies, products and softmax are CUDA C++
-(`source`). Where several blocks or warps share a row's keys, each writes its sums, their largest score and the total
-of their exponentials, and a second kernel merges them.
+(`source`). Where several warps share a row's keys, each leaves its sums, their largest score and the total of their
+exponentials in shared memory. So do several blocks, if they are a cluster; else a second kernel merges what all wrote.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.attention.operands import Lying, operands_of
 from subtune.backends.cuda.families.attention.scores import Scores, scores_of
+from subtune.backends.cuda.families.attention_mma.merge import MERGE
 from subtune.backends.cuda.families.attention_mma.source import ATTENTION
 from subtune.backends.cuda.families.attention_mma.tiling import (
     COPY_BYTES,
@@ -29,6 +31,7 @@ from subtune.backends.cuda.families.attention_mma.tiling import (
 )
 from subtune.backends.cuda.source.calls import address, called, end
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
+from subtune.backends.cuda.source.totals import CLUSTER, sync_cluster
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import dtype_bits
 from subtune.patterns.chain import chain_expressions
@@ -56,7 +59,7 @@ def schedule(problem: Problem[CUDAModel], knobs: Knobs) -> Kernel | NotApplicabl
     sums = tirx.decl_buffer([const(knobs.parts * rows * columns)], "float32", "attention_sums")
     states = tirx.decl_buffer([const(knobs.parts * rows * 2)], "float32", "attention_states")
     writer = _Writer(heads, scores_of(form), operands, knobs, params, sums, states)
-    if knobs.parts == 1:
+    if not knobs.has_second:
         return Kernel(prim_func(workload.func, [writer.attention()]))
     return Kernel(prim_func(workload.func, [writer.attention(), writer.merge()], [sums, states]))
 
@@ -104,6 +107,8 @@ class _Writer:
         (q, _, v), code = self.operands, Code()
         tiles = -(-heads.rows // knobs.rows)
         block = _narrow(code.thread("blockIdx.x", heads.count * tiles * knobs.splits))
+        if knobs.cluster:
+            code.thread("clusterCtaIdx.x", knobs.splits)
         thread = _narrow(code.thread("threadIdx.x", knobs.threads))
         split, tile = tirx.floormod(block, _int(knobs.splits)), tirx.floordiv(block, _int(knobs.splits))
         head, top = tirx.floordiv(tile, _int(tiles)), tirx.floormod(tile, _int(tiles)) * knobs.rows
@@ -144,7 +149,10 @@ class _Writer:
             )  # fmt: skip
             code.emit(called(f"{self._name}::softmax", arguments, ATTENTION))
         code.emit(called(f"{self._name}::finish", (at_state, end(state)), ATTENTION))
-        self._store(code, (sums, state), (head, row, lane), split * knobs.key_warps + key_warp)
+        if knobs.parts == 1 or knobs.has_second:
+            self._store(code, (sums, state), (head, row, lane), split * knobs.key_warps + key_warp)
+        else:
+            self._merge_here(code, (sums, state, shared), (head, top), thread, split)
         return code.kernel()
 
     def _steps(self, top: Any, split: Any) -> tuple[Any, Any]:
@@ -217,6 +225,43 @@ class _Writer:
                             scale = tirx.const(1.0, "float32") / total
                             self._output(code, head, row + r * 8, column, value, scale)
 
+    def _merge_here(
+        self, code: Code, found: tuple[Any, Any, Any], where: tuple[Any, Any], thread: Any, rank: Any
+    ) -> None:
+        """The parts of the block's warps, and of its cluster's blocks, merged where they lie."""
+        shared, (head, top), knobs = found[-1], where, self.knobs
+        columns, zero, ends = self.operands[2].inner, const(0), [end(buffer) for buffer in found]
+        arguments: tuple[Any, ...] = (*(address(buffer, zero) for buffer in found), thread, *ends)
+        code.emit(called(f"{self._name}::gather", arguments, ATTENTION))
+        if knobs.cluster:
+            sync_cluster(code)
+        blocks = knobs.splits
+        rows, each = min(self.heads.rows, knobs.rows), knobs.threads * blocks
+        pitch = knobs.part_pitch(columns)
+        states = knobs.key_warps * knobs.rows * pitch * 4 // self._size
+        result = code.local("float32", 2, "merged")
+        with code.serial(-(-rows * columns // each)) as number:
+            at = (_narrow(number) * blocks + rank) * knobs.threads + thread
+            row, column = tirx.floordiv(at, _int(columns)), tirx.floormod(at, _int(columns))
+            with ExitStack() as conditions:
+                if rows * columns % each:
+                    conditions.enter_context(code.when(tirx.LT(at, _int(rows * columns))))
+                if self.heads.rows % rows:
+                    conditions.enter_context(code.when(tirx.LT(top + row, _int(self.heads.rows))))
+                lies = address(shared, zero), address(shared, const(states))
+                self._merged(code, result, (blocks, knobs.key_warps, knobs.rows, pitch), lies, (row, column))
+                self._output(code, head, top + row, column, load(result, zero), load(result, const(1)))
+        if knobs.cluster:
+            sync_cluster(code)  # nobody ends before all have read
+
+    def _merged(
+        self, code: Code, result: Any, numbers: tuple[int, ...], lies: tuple[Any, Any], at: tuple[Any, Any]
+    ) -> None:
+        """The sum at a row and a column, and one over the total of exponentials, from parts that lie there."""
+        name = f"subtune::merge_attention<{', '.join(map(str, numbers))}>"
+        source = CLUSTER + MERGE if self.knobs.cluster else MERGE
+        code.emit(called(name, (address(result, const(0)), *lies, self._factor, *at, end(result)), source))
+
     def _output(self, code: Code, head: Any, row: Any, column: Any, value: Any, scale: Any) -> None:
         form, out = self.heads.form, self.params[-1]
         value = value * scale
@@ -237,12 +282,8 @@ class _Writer:
         with code.when(tirx.LT(at, _int(rows * columns)) if rows * columns % _MERGE_THREADS else None):
             row, column = tirx.floordiv(at, _int(columns)), tirx.floormod(at, _int(columns))
             zero = const(0)
-            arguments = (
-                address(result, zero), address(self.sums, zero), address(self.states, zero), self._factor, row, column,
-                end(result),
-            )  # fmt: skip
-            name = f"subtune::merge_attention<{self.knobs.parts}, {rows}, {columns}>"
-            code.emit(called(name, arguments, ATTENTION))
+            lies = address(self.sums, zero), address(self.states, zero)
+            self._merged(code, result, (1, self.knobs.parts, rows, columns), lies, (row, column))
             head, inside = tirx.floordiv(row, _int(self.heads.rows)), tirx.floormod(row, _int(self.heads.rows))
             self._output(code, head, inside, column, load(result, zero), load(result, const(1)))
         return code.kernel()

@@ -176,6 +176,24 @@ struct AttentionBlock {
       state[r] += __shfl_xor_sync(0xffffffffu, state[r], 2);
     }
   }
+
+  // The warps' sums and states in shared memory, where the stages were: rows of PG floats, then two for each row.
+  static constexpr int PART = 16 * RW, PG = DVP + 8, STATES = KW * PART * PG;
+  static __device__ __forceinline__ void gather(const float* sums, const float* state, E* shared, int thread,
+                                                const void*, const void*, const void*) {
+    const int lane = thread % 32, warp = thread / 32, row = warp / RW * PART + warp % RW * 16 + lane / 4;
+    float* to = (float*)shared;
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+#pragma unroll
+      for (int i = 0; i < DVP / 8; i++)
+        *(float2*)(to + (row + r * 8) * PG + i * 8 + lane % 4 * 2) =
+            make_float2(sums[i * 4 + r * 2], sums[i * 4 + r * 2 + 1]);
+      if (lane % 4 == 0) *(float2*)(to + STATES + (row + r * 8) * 2) = make_float2(state[r], state[2 + r]);
+    }
+    __syncthreads();
+  }
 };
 
 // Of halves.
@@ -279,24 +297,6 @@ struct AttentionTf32 : AttentionBlock<float, D, DV, RW, KW, BN, STAGES, KEYS, PI
     }
   }
 };
-
-// Column `column` of a row from its PARTS, ROWS rows apart: result is the sum and one over the exponentials' total.
-template <int PARTS, int ROWS, int COLUMNS>
-__device__ __forceinline__ void merge_attention(float* result, const float* sums, const float* states, float factor,
-                                                int row, int column, const void*) {
-  float best = -INFINITY, sum = 0.f, total = 0.f;
-#pragma unroll 8
-  for (int p = 0; p < PARTS; p++) best = fmaxf(best, states[(p * ROWS + row) * 2]);
-  const float zero = best == -INFINITY ? 0.f : best;
-#pragma unroll 8
-  for (int p = 0; p < PARTS; p++) {
-    const float2 state = *(const float2*)(states + (p * ROWS + row) * 2);
-    const float weight = state.x == best ? 1.f : exp2f((state.x - zero) * factor);
-    total = fmaf(state.y, weight, total);
-    sum = fmaf(sums[(size_t)(p * ROWS + row) * COLUMNS + column], weight, sum);
-  }
-  result[0] = sum, result[1] = 1.f / total;
-}
 }  // namespace subtune
 #endif
 """

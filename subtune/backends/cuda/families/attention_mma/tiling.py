@@ -20,6 +20,8 @@ COPY_BYTES = 16
 """Of one asynchronous copy."""
 _FEW = 16  # rows of a head, up to which heads that share keys are one head of more rows
 _OTHER_REGISTERS = 48
+_PART_PAD = 8  # floats behind a row's sums, so that rows are not all in the same banks: `source`'s PG
+CLUSTERS = (2, 4, 8)
 _UNROLLED = 6144
 """Keys times columns of a warp's step: what it multiplies is written out, and beyond does not fit the registers."""
 
@@ -28,7 +30,8 @@ _UNROLLED = 6144
 class Knobs:
     """A block has `row_warps` x `key_warps` warps, each with 16 rows and `keys` keys at a time, in `stages` stages.
 
-    `splits` blocks share the keys of the same rows; parts of blocks and of warps are merged by a second kernel.
+    `splits` blocks share the keys of the same rows. Parts of warps are merged in shared memory, and so are those of
+    blocks that are a `cluster`; else a second kernel merges all parts.
     """
 
     row_warps: int
@@ -36,6 +39,7 @@ class Knobs:
     keys: int
     stages: int
     splits: int
+    cluster: bool = False
 
     @property
     def rows(self) -> int:
@@ -54,10 +58,22 @@ class Knobs:
     def parts(self) -> int:
         return self.splits * self.key_warps
 
+    @property
+    def has_second(self) -> bool:
+        """Whether a second kernel merges the parts."""
+        return self.splits > 1 and not self.cluster
+
     def shared_elements(self, k: int, columns: int, size: int) -> int:
-        """Of `size` bytes each."""
+        """Of `size` bytes each: for Q and the stages of keys and values; for the warps' parts, when those are done."""
         pitches = _round16(k) + COPY_BYTES // size, _round16(columns) + COPY_BYTES // size
-        return self.rows * pitches[0] + self.stages * self.step * sum(pitches)
+        copied = self.rows * pitches[0] + self.stages * self.step * sum(pitches)
+        if self.parts == 1 or self.has_second:
+            return copied
+        return max(copied, self.key_warps * self.rows * (self.part_pitch(columns) + 2) * 4 // size)
+
+    def part_pitch(self, columns: int) -> int:
+        """Floats from one row of a warp's sums to the next, in shared memory."""
+        return _round16(columns) + _PART_PAD
 
     def registers(self, columns: int) -> int:
         return min(255, _round16(columns) // 2 + self.keys // 2 + _OTHER_REGISTERS)
@@ -134,6 +150,8 @@ def obstacle(knobs: Knobs, k: int, columns: int, size: int, device: CUDAModel) -
         return "heads of more than 256 columns"
     if knobs.keys > 16 and knobs.keys * max(k, columns) > _UNROLLED:
         return f"{knobs.keys} keys of {max(k, columns)} columns spill"
+    if knobs.cluster and (device.capability < 90 or knobs.splits not in CLUSTERS):
+        return f"a cluster of {knobs.splits} blocks"
     if knobs.keys % 16 or knobs.stages < 2 or knobs.threads > device.max_threads_per_block:
         return f"{knobs.keys} keys in {knobs.stages} stages, {knobs.threads} threads"
     shared = size * knobs.shared_elements(k, columns, size)
