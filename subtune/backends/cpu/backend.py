@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 class CPUBackend(Backend):
     kind: ClassVar[str] = "cpu"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     measuring: ClassVar[Measuring] = Measuring()
 
     @property
