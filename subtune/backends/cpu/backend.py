@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 class CPUBackend(Backend):
     kind: ClassVar[str] = "cpu"
     version: ClassVar[int] = 4
-    measuring: ClassVar[Measuring] = Measuring()
+    measuring: ClassVar[Measuring] = Measuring(reference=Candidate("reference"))
 
     @property
     def families(self) -> tuple[Family[Any, Any], ...]:
@@ -122,7 +122,7 @@ class CPUBackend(Backend):
     def bench(self, workload: Workload, device: Device, job: Any) -> Bench:
         from subtune.backends.cpu.timing.bench import Bench
 
-        return Bench(workload, _model(device), job.default)
+        return Bench(workload, _model(device), job.default, job.reference)
 
     # -- programs
 

@@ -15,6 +15,7 @@ from subtune.backends.cpu.families import (
     partials,
     pieces,
     planes,
+    reference,
     rowwise,
     split_k,
     strassen,
@@ -45,4 +46,5 @@ FAMILIES: tuple[CPUFamily, ...] = (
     transpose.FAMILY,
     default.FAMILY,
     trace.FAMILY,
+    reference.FAMILY,
 )
