@@ -73,7 +73,11 @@ class CPUBackend(Backend):
 
     def forms(self, model: HardwareModel) -> Forms:
         assert isinstance(model, CPUModel)
-        return Forms(keeps_planes=True, halves=frozenset({"bfloat16"} if "avx512bf16" in model.features else ()))
+        return Forms(
+            keeps_planes=True,
+            halves=frozenset({"bfloat16"} if "avx512bf16" in model.features else ()),
+            multiplies_groups=model.has_tiles,
+        )
 
     def stand_in(self, device: Device) -> Device | None:
         return replace(device, model=_model(device).stand_in())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from subtune.backends.cpu.families import (
+    amx,
     bottleneck,
     chain,
     columns,
@@ -27,6 +28,7 @@ from subtune.backends.cpu.families import (
 from subtune.backends.cpu.family import CPUFamily
 
 FAMILIES: tuple[CPUFamily, ...] = (
+    amx.FAMILY,
     contraction_bf16.FAMILY,
     contraction.FAMILY,
     split_k.FAMILY,
