@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from subtune.backends.cpu.families import (
     amx,
+    amx_chain,
     bottleneck,
     chain,
     columns,
@@ -42,6 +43,7 @@ FAMILIES: tuple[CPUFamily, ...] = (
     pieces.FAMILY,
     moments.FAMILY,
     partials.FAMILY,
+    amx_chain.FAMILY,
     chain.FAMILY,
     bottleneck.FAMILY,
     elementwise.FAMILY,
