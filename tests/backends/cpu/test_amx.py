@@ -20,6 +20,7 @@ from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.patterns.axes import Axis, Role
+from tests.backends.cpu.chains import build_one
 from tests.backends.cpu.test_bf16 import (
     BF16,
     CONTRACTIONS,
@@ -179,6 +180,23 @@ def test_attention_is_right(rows: int, keys: int, turned: bool) -> None:
     for candidate in {proposed[0], proposed[-1], *proposed[1 : -1 : max(1, len(proposed) // 3)]}:
         got = computed(workload, candidate, inputs, SPR)
         assert np.abs(got - want).max() <= 2.0**-7 * np.abs(want).max(), str(candidate)
+
+
+@needs_tiles
+def test_a_chain_without_a_softmax_is_right() -> None:
+    """Columns that pad the first product's to whole tiles are zeros in the second one."""
+
+    def body(emit: Any, a: Any, b: Any, e: Any) -> Any:
+        a, b, e = (emit(op.astype(x, "float32")) for x in (a, b, e))
+        return op.astype(emit(op.matmul(emit(op.exp(emit(op.matmul(a, b)))), e)), "bfloat16")
+
+    workload = build_one(body, [(2, 19, 16), (2, 16, 37), (2, 37, 24)], dtype="bfloat16")
+    inputs = inputs_of(workload)
+    candidate = Candidate.make("amx_chain", mr=1, nr=2, rows=10, mb=1, pack="batch")
+    a, b, e = (x.astype(float) for x in inputs)
+    want = np.exp(a @ b) @ e
+    got = computed(workload, candidate, inputs, SPR)
+    assert np.abs(got - want).max() <= 2.0**-6 * np.abs(want).max()
 
 
 def test_attention_without_tiles_or_in_float16_is_left_to_others() -> None:

@@ -74,11 +74,14 @@ class _Tiles:
     def rounded(self, p: Any, shape: Sequence[int]) -> Any:
         """`p`, of (outer..., rows, columns), as bfloat16 in tiles."""
         *outer, rows, columns = shape
-        height = self._knobs.rows
+        height, extent = self._knobs.rows, self._form.extents[self._form.n]
+        is_zero_beyond = self._form.pattern.is_softmax or columns == extent  # exp of -inf is
 
         def value(*i: Any) -> Any:
-            *o, m, n = i
-            return tirx.reinterpret("uint16", tirx.Cast("bfloat16", tirx.BufferLoad(p, [*o, m, n])))
+            bits = tirx.reinterpret("uint16", tirx.Cast("bfloat16", tirx.BufferLoad(p, list(i))))
+            if is_zero_beyond:
+                return bits
+            return tirx.if_then_else(i[-1] < tirx.const(extent, "int64"), bits, tirx.const(0, "uint16"))
 
         def place(*i: Any) -> list[Any]:
             *o, m, n = i
