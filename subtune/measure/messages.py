@@ -45,7 +45,7 @@ class PrepareJob:
     device: Device
     default: Library
     reference: Library | None = None
-    """For a GPU: the workload in float64; None where that cannot be built."""
+    """For a GPU the workload in float64, for a CPU a chain of halves in float32; None where that cannot be built."""
     mode: str = "rotating"
     """For a GPU: `rotating` through copies of all but inputs that L2 holds, `hot` on one set of arguments, or `cold`,
     with nothing in L2."""

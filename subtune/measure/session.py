@@ -194,7 +194,7 @@ class LocalSession:
             self._workload.num_outputs,
             self._device,
             self._library(DEFAULT),
-            self._float64(),
+            self._reference(),
             self._settings.gpu_mode,
             str(self._directory),
             self._settings.kept_bytes,
@@ -207,14 +207,14 @@ class LocalSession:
         self._default_s = answer.default_s
         return None
 
-    def _float64(self) -> Library | None:
-        """The workload in float64, which was built with the default schedule; None where that failed."""
+    def _reference(self) -> Library | None:
+        """What was built with the default schedule to be compared with; None where there is nothing."""
         reference = self._measuring.reference
         if reference is None or reference not in self._builds:
             return None
         built = self._builds[reference].outcome
         if isinstance(built, Failure):
-            _log.info("workload %s has no float64 reference: %s", self._workload.key, built.message)
+            _log.info("workload %s has no reference but its default schedule: %s", self._workload.key, built.message)
         return built if isinstance(built, Library) else None
 
     def _limit(self, seconds: float) -> float:

@@ -49,6 +49,11 @@ class Contraction:
         return widest
 
     @property
+    def groups(self) -> int:
+        """1 where there are none."""
+        return self.n.extent // self.per_group if self.per_group else 1
+
+    @property
     def n(self) -> Axis:
         return self.of_role("n")[0]
 

@@ -3,13 +3,18 @@ and what instructions the processor knows."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
 from subtune.runtime import triples
+
+ARCH_PRCTL, ASK_FOR_STATE, TILE_DATA = 158, 0x1023, 18
+"""Linux on x86-64: the number of the call by which a process asks for AMX's registers, the question, their number."""
 
 _SYSFS_DEVICES = Path("/sys/devices")
 
@@ -109,4 +114,18 @@ def missing_features(features: tuple[str, ...]) -> tuple[str, ...]:
     flags = cpu_flags()
     if not flags:
         return ()
-    return tuple(f for f in features if "".join(c for c in f if c.isalnum()) not in flags)
+    lacking = [f for f in features if "".join(c for c in f if c.isalnum()) not in flags]
+    tiles = [f for f in features if f.startswith("amx-") and f not in lacking]
+    return tuple(lacking) if not tiles or has_tile_registers() else (*lacking, *tiles)
+
+
+@functools.cache
+def has_tile_registers() -> bool:
+    """Whether Linux lets this process use AMX: it asks, as each process has to once, and old kernels know no such call.
+
+    Refused also where a thread's alternative signal stack is too small for what a signal then saves.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    ask = ctypes.CDLL(None, use_errno=True).syscall
+    return bool(ask(ctypes.c_long(ARCH_PRCTL), ctypes.c_long(ASK_FOR_STATE), ctypes.c_long(TILE_DATA)) == 0)

@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 class CPUBackend(Backend):
     kind: ClassVar[str] = "cpu"
-    version: ClassVar[int] = 3
-    measuring: ClassVar[Measuring] = Measuring()
+    version: ClassVar[int] = 4
+    measuring: ClassVar[Measuring] = Measuring(reference=Candidate("reference"))
 
     @property
     def families(self) -> tuple[Family[Any, Any], ...]:
@@ -73,7 +73,11 @@ class CPUBackend(Backend):
 
     def forms(self, model: HardwareModel) -> Forms:
         assert isinstance(model, CPUModel)
-        return Forms(keeps_planes=True, halves=frozenset({"bfloat16"} if "avx512bf16" in model.features else ()))
+        return Forms(
+            keeps_planes=True,
+            halves=frozenset({"bfloat16"} if "avx512bf16" in model.features else ()),
+            multiplies_groups=model.has_tiles,
+        )
 
     def stand_in(self, device: Device) -> Device | None:
         return replace(device, model=_model(device).stand_in())
@@ -122,7 +126,7 @@ class CPUBackend(Backend):
     def bench(self, workload: Workload, device: Device, job: Any) -> Bench:
         from subtune.backends.cpu.timing.bench import Bench
 
-        return Bench(workload, _model(device), job.default)
+        return Bench(workload, _model(device), job.default, job.reference)
 
     # -- programs
 

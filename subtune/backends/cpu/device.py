@@ -79,6 +79,11 @@ class CPUModel:
         """
         return self.calibration.between_kernels_s if self.threads > 1 else 0.0
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether kernels can multiply tiles of bfloat16 (AMX): Linux lets a process have the registers that asks."""
+        return "amx-bf16" in self.features and triples.system(self.triple) == "linux"
+
     def lanes(self, dtype_bits: int = 32) -> int:
         """Elements of `dtype_bits` bits in one vector register."""
         return self.vector_bytes * 8 // dtype_bits

@@ -326,6 +326,16 @@ def test_a_last_tile_computes_no_vector_of_padding(case: str, order: str) -> Non
         assert_right(run(workload, kernel, ZEN4), workload, reference)
 
 
+@pytest.mark.skipif(not CPU("auto").triple.startswith("x86_64"), reason="LLVM here builds for another architecture")
+def test_ragged_results_are_rounded_in_vectors(tmp_path: Path) -> None:
+    """Of 50 columns three vectors are whole, and one has two elements."""
+    kernel = scheduled(dense(8, 50, 32), Candidate.make("contraction_bf16", mr=4, nr=16, mt=1, order="n"))
+    module(kernel, ZEN4).mod.write_to_file(str(tmp_path / "kernel.s"), "s")
+    rounded = [line for line in (tmp_path / "kernel.s").read_text().splitlines() if "vcvtneps2bf16" in line]
+    assert any("%zmm" in line for line in rounded)
+    assert len(rounded) <= 4 * 4  # for each of four rows: whole vectors, and what is left
+
+
 def test_no_bf16_instructions_no_bf16_template() -> None:
     device = CPU("skylake-avx512") if CPU("auto").triple.startswith("x86_64") else CPU("auto")
     refused = backends.schedule(

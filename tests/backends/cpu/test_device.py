@@ -174,3 +174,12 @@ def test_json_of_a_device_is_plain() -> None:
     data = json.loads(CPU("apple-m1").to_json())
     assert data["line_bytes"] == 128
     assert data["features"] == list(CPU("apple-m1").features)
+
+
+def test_tile_registers_that_the_kernel_refuses_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = frozenset({"amxtile", "amxbf16", "avx2"})
+    monkeypatch.setattr(host, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(host, "has_tile_registers", lambda: False)
+    assert host.missing_features(("amx-tile", "amx-bf16", "avx2", "fma")) == ("fma", "amx-tile", "amx-bf16")
+    monkeypatch.setattr(host, "has_tile_registers", lambda: True)
+    assert host.missing_features(("amx-tile", "amx-bf16", "avx2", "fma")) == ("fma",)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from subtune.backends.cpu.families import (
+    amx,
+    amx_chain,
     bottleneck,
     chain,
     columns,
@@ -15,6 +17,7 @@ from subtune.backends.cpu.families import (
     partials,
     pieces,
     planes,
+    reference,
     rowwise,
     split_k,
     strassen,
@@ -26,6 +29,7 @@ from subtune.backends.cpu.families import (
 from subtune.backends.cpu.family import CPUFamily
 
 FAMILIES: tuple[CPUFamily, ...] = (
+    amx.FAMILY,
     contraction_bf16.FAMILY,
     contraction.FAMILY,
     split_k.FAMILY,
@@ -39,10 +43,12 @@ FAMILIES: tuple[CPUFamily, ...] = (
     pieces.FAMILY,
     moments.FAMILY,
     partials.FAMILY,
+    amx_chain.FAMILY,
     chain.FAMILY,
     bottleneck.FAMILY,
     elementwise.FAMILY,
     transpose.FAMILY,
     default.FAMILY,
     trace.FAMILY,
+    reference.FAMILY,
 )

@@ -16,7 +16,7 @@ import numpy as np
 from tvm import ir, tirx
 from tvm.tirx import PrimFunc
 
-from subtune.core.kernel import NotApplicable, Packing
+from subtune.core.kernel import ConstantTransform, NotApplicable
 from subtune.patterns.contraction import Contraction
 from subtune.tir.blocks import nest, root_stages, stage_block, with_axes, with_stages
 from subtune.tir.expressions import loads
@@ -27,7 +27,7 @@ class GroupPacking:
     """A constant whose first dim is taken apart into `groups`, then packed."""
 
     groups: int
-    packing: Packing
+    packing: ConstantTransform
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -30,9 +30,14 @@ from subtune.tir.blocks import nest, root_stages, stage_block, with_axes, with_s
 from subtune.tir.expressions import loads, variables
 
 
-def flat(workload: Workload) -> tuple[Schedule, Stages, Contraction] | NotApplicable:
-    """`workload` inlined, the rows of its contraction one axis, in a schedule of one's own; or why they are not."""
-    found = _flat(workload)
+def flat(workload: Workload, copies: bool = False) -> tuple[Schedule, Stages, Contraction] | NotApplicable:
+    """`workload` inlined, the rows of its contraction one axis, in a schedule of one's own; or why they are not.
+
+    Args:
+        copies: A is copied before it is multiplied. Then rows of a batch are one axis too, and so are those that
+            windows or a padding are read for.
+    """
+    found = _flat(workload, copies)
     return found if isinstance(found, NotApplicable) else (found[0].copy(), *found[1:])
 
 
@@ -47,36 +52,48 @@ def reread(func: PrimFunc) -> tuple[Schedule, Stages, Contraction]:
 
 
 @lru_cache(maxsize=4)
-def _flat(workload: Workload) -> tuple[Schedule, Stages, Contraction] | NotApplicable:
+def _flat(workload: Workload, copies: bool) -> tuple[Schedule, Stages, Contraction] | NotApplicable:
     """The same for all candidates of a workload."""
     found = anchored(workload, contraction)
     if isinstance(found, NotApplicable):
         return found
-    sch, stages, info = found
-    if obstacle := _obstacle(info):
+    func = rows_merged(*found, copies)
+    return func if isinstance(func, NotApplicable) else reread(func)
+
+
+def rows_merged(sch: Schedule, stages: Stages, info: Contraction, copies: bool) -> PrimFunc | NotApplicable:
+    """The function in `sch` with the rows of its contraction one axis; or why they are not."""
+    if obstacle := _obstacle(info, copies):
         return NotApplicable(obstacle)
     body = sch.mod["main"]
     nests = root_stages(body)
     at = next(i for i, one in enumerate(nests) if stage_block(one).name_hint == sch.get(stages.anchors[0]).name_hint)
     anchor, after = stage_block(nests[at]), [stage_block(one) for one in nests[at + 1 :]]
     made = anchor.body.buffer
-    order = [anchor.iter_vars[axis.index].var for axis in (*info.of_role("m"), info.n)]
-    if not _are(anchor.body.indices, order) or not all(_follows(block, made) for block in after):
+    order = [iv.var for iv in anchor.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
+    along = [anchor.iter_vars[axis.index].var for axis in info.of_role("m")]
+    first = next(i for i, var in enumerate(order) if var.same_as(along[0]))
+    is_in_order = _are(anchor.body.indices, order) and _are(order[first : first + len(along)], along)
+    if not is_in_order or not all(_follows(block, made) for block in after):
         return NotApplicable("what follows does not go through the rows in their order")
-    rows = _Rows(info.of_role("m"), made)
-    outputs = [rows.of(block, [iv.var for iv in block.iter_vars[:-1]]) for block in after]
+    rows = _Rows(info.of_role("m"), made, first)
+    outputs = [rows.of(block, [iv.var for iv in block.iter_vars[first : first + len(along)]]) for block in after]
     if any(param.same_as(made) for param in body.params):
         outputs.insert(0, rows.stored())
     kept = [buffer for buffer in body.body.block.alloc_buffers if not buffer.same_as(made)]
-    return reread(with_stages(body, [*nests[:at], rows.of(anchor, order[:-1]), *outputs], [*kept, rows.made]))
+    return with_stages(body, [*nests[:at], rows.of(anchor, along), *outputs], [*kept, rows.made])
 
 
-def _obstacle(info: Contraction) -> str:
+def _obstacle(info: Contraction, copies: bool) -> str:
     rows = info.of_role("m")
     if sum(axis.extent > 1 for axis in rows) < 2:
         return "rows along one axis"
-    if info.per_group or info.of_role("batch"):
-        return "groups or a batch"
+    if info.per_group:
+        return "groups"
+    if copies:
+        return ""
+    if info.of_role("batch"):
+        return "a batch"
     if info.a.param < 0:
         return "A is computed"
     taps = [info.axes[window.tap].extent for window in info.a.windows if window is not None]
@@ -96,20 +113,23 @@ def _follows(block: Any, made: Any) -> bool:
 class _Rows:
     """Blocks with several axes of rows -> the same with one; the anchor's result with one dim for them."""
 
-    def __init__(self, axes: tuple[Axis, ...], made: Any) -> None:
-        self._axes, self._old = axes, made
+    def __init__(self, axes: tuple[Axis, ...], made: Any, first: int) -> None:
+        """`first`: the dim of `made` at which those of the rows begin."""
+        self._axes, self._old, self._first = axes, made, first
         self._extent = tirx.const(prod(axis.extent for axis in axes), "int64")
-        self.made = tirx.decl_buffer([self._extent, made.shape[-1]], str(made.dtype), f"{made.name}_rows")
+        self.made = tirx.decl_buffer(self._one(made.shape, self._extent), str(made.dtype), f"{made.name}_rows")
 
     def of(self, block: Any, rows: list[Any]) -> Any:
         """The stage of `block`, whose axes `rows` are those along which the rows lie."""
         row = self._row()
         position = dict(zip(rows, unfold(row.var, self._axes), strict=True))
-        axes = [row, *(iv for iv in block.iter_vars if not any(iv.var.same_as(var) for var in rows))]
+        at = next(i for i, iv in enumerate(block.iter_vars) if iv.var.same_as(rows[0]))
+        axes = [iv for iv in block.iter_vars if not any(iv.var.same_as(var) for var in rows)]
+        axes.insert(at, row)
 
         def moved(buffer: Any, indices: Any, here: Any) -> tuple[Any, Any]:
             if buffer.same_as(self._old):
-                return self.made, [row.var, indices[-1]]
+                return self.made, self._one(indices, row.var)
             # others stay axes, those of one element too: B has to be read by its own
             return buffer, [index if variables(index).isdisjoint(position) else here(index) for index in indices]
 
@@ -117,11 +137,18 @@ class _Rows:
 
     def stored(self) -> Any:
         """The stage that writes an output that is the anchor's result itself."""
-        row, column = self._row(), tirx.Var("column", "int64")
-        columns = tirx.IterVar(ir.Range(tirx.const(0, "int64"), self._old.shape[-1]), column, tirx.IterVar.DataPar)
-        value = tirx.BufferLoad(self.made, [row.var, column])
-        body = tirx.BufferStore(self._old, value, [*unfold(row.var, self._axes), column])
-        return nest(f"{self._old.name}_store", [row, columns], {}, body, None)
+        axes = [
+            tirx.IterVar(ir.Range(tirx.const(0, "int64"), dim), tirx.Var(f"o{i}", "int64"), tirx.IterVar.DataPar)
+            for i, dim in enumerate(self.made.shape)
+        ]
+        at = [iv.var for iv in axes]
+        place = [*at[: self._first], *unfold(at[self._first], self._axes), *at[self._first + 1 :]]
+        body = tirx.BufferStore(self._old, tirx.BufferLoad(self.made, at), place)
+        return nest(f"{self._old.name}_store", axes, {}, body, None)
+
+    def _one(self, dims: Any, row: Any) -> list[Any]:
+        """What belongs to the dims of the old result with `row` in place of those of the rows."""
+        return [*dims[: self._first], row, *dims[self._first + len(self._axes) :]]
 
     def _row(self) -> Any:
         return tirx.IterVar(ir.Range(tirx.const(0, "int64"), self._extent), tirx.Var("row", "int64"), 0)

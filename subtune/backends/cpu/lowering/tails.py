@@ -20,6 +20,7 @@ from tvm.ir.transform import PassContext
 from tvm.sym.analyzer import Analyzer
 from tvm.tirx import PrimFunc
 
+from subtune.backends.cpu.math.bf16_ops import ROUND
 from subtune.tir.expressions import conjuncts, variables
 from subtune.tir.substitute import substitute
 
@@ -63,15 +64,19 @@ def _divided(loop: Any) -> Any:
 
 
 def _choosing(loop: Any, store: Any) -> Any:
-    """A store of what depends on one choice: lanes inside take the one operand, those outside the other."""
+    """A store of what depends on one choice of lanes: those inside take the one operand, those outside the other."""
     choices: list[Any] = []
-    tvm_ffi.structural_walk(store.value, (ir.Call, lambda call: choices.append(call) if _is_choice(call) else None))
+
+    def is_of_lanes(call: Any) -> bool:
+        return _is_choice(call) and loop.loop_var in variables(call.args[0])
+
+    tvm_ffi.structural_walk(store.value, (ir.Call, lambda call: choices.append(call) if is_of_lanes(call) else None))
     tail = _tail(choices[0].args[0], loop) if len(choices) == 1 else None
     if tail is None or loop.loop_var in variables(choices[0].args[2]):
         return loop
 
     def taking(operand: int) -> Any:
-        chosen = (ir.Call, lambda call: call.args[operand] if _is_choice(call) else call)
+        chosen = (ir.Call, lambda call: call.args[operand] if is_of_lanes(call) else call)
         return tirx.BufferStore(store.buffer, tvm_ffi.structural_map(store.value, chosen), list(store.indices))
 
     inside, outside = taking(1), _lanes(loop, taking(2))
@@ -122,7 +127,7 @@ def _is_of_any_width(loop: Any) -> bool:
     """Whether what the loop calls are TVM's operators on elements: LLVM's, and ours, are of certain widths."""
     names: list[str] = []
     tvm_ffi.structural_walk(loop.body, (ir.Call, lambda call: names.append(str(getattr(call.op, "name", "")))))
-    return not any(foreign in name for name in names for foreign in _FOREIGN)
+    return not any(foreign in name for name in names if name != ROUND for foreign in _FOREIGN)
 
 
 def _is_choice(value: Any) -> bool:

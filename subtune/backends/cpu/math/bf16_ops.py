@@ -41,7 +41,7 @@ define <16 x float> @subtune_bf16_dot_16(<16 x float> %c, <16 x i32> %a, <16 x i
 """
 
 _ROUND_IR = """
-define {bits} @subtune_bf16_round_{lanes}({floats} %x) {{
+define linkonce_odr hidden {bits} @subtune_bf16_round_{lanes}({floats} %x) alwaysinline {{
   %y = fptrunc {floats} %x to {halves}
   %r = bitcast {halves} %y to {bits}
   ret {bits} %r
@@ -75,8 +75,9 @@ def with_instructions(func: PrimFunc) -> PrimFunc:
     tvm_ffi.structural_walk(func.body, [(ir.Call, call), (tirx.For, loop)])
     if not used:
         return func
-    text = (_DOT_IR if DOT in used else "") + "".join(_round_ir(n) for n in sorted(lanes) if ROUND in used)
-    return func.with_body(_inside(func.body, text))
+    widths = range(1, max(lanes) + 1) if ROUND in used else ()  # where columns are ragged, a vector has what is left
+    text = (_DOT_IR if DOT in used else "") + "".join(map(_round_ir, widths))
+    return func.with_body(inside_root(func.body, text))
 
 
 def _round_ir(lanes: int) -> str:
@@ -87,8 +88,8 @@ def _round_ir(lanes: int) -> str:
     )
 
 
-def _inside(body: Any, text: str) -> Any:
-    """The pragma round `body`, below the root block, which has to stay outermost."""
+def inside_root(body: Any, text: str) -> Any:
+    """`text`, LLVM functions, for what `body` calls: a pragma below the root block, which has to stay outermost."""
     if not isinstance(body, tvm.s_tir.SBlockRealize):
         return tirx.AttrStmt(tirx.const(0, "int32"), _PRAGMA, ir.StringImm(text), body)
     root = body.block

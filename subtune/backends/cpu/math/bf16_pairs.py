@@ -73,10 +73,10 @@ def in_pairs(func: PrimFunc, block_name: str, info: Contraction) -> Paired | Not
     stages = root_stages(func)
     at = next(i for i, stage in enumerate(stages) if stage_block(stage).name_hint == block_name)
     anchor = stage_block(stages[at])
-    sides = _sides(anchor, anchor.iter_vars[info.n.index].var)
-    if isinstance(sides, NotApplicable):
-        return sides
-    a_side, b_side = sides
+    factors = sides(anchor, anchor.iter_vars[info.n.index].var)
+    if isinstance(factors, NotApplicable):
+        return factors
+    a_side, b_side = factors
     pair = info.a.axes[-1]
     extent = info.axes[pair].extent
     var = tirx.Var("vq", "int64")
@@ -116,13 +116,13 @@ def in_pairs(func: PrimFunc, block_name: str, info: Contraction) -> Paired | Not
     return Paired(paired, Contraction(axes, a, b, info.acc_dtype), b_buffer.name, a_copy, k_dim)
 
 
-def _sides(anchor: Any, n: Any) -> tuple[Any, Any] | NotApplicable:
+def sides(anchor: Any, n: Any) -> tuple[Any, Any] | NotApplicable:
     """The two factors as expressions of bfloat16, the one that `n` indexes second."""
     product = anchor.body.value.b
-    sides = [product.a, product.b] if isinstance(product, tirx.Mul) else []
-    if len(sides) != 2 or not all(isinstance(s, tirx.Cast) and str(s.value.ty) == "bfloat16" for s in sides):
+    wide = [product.a, product.b] if isinstance(product, tirx.Mul) else []
+    if len(wide) != 2 or not all(isinstance(s, tirx.Cast) and str(s.value.ty) == "bfloat16" for s in wide):
         return NotApplicable("the operands are not bfloat16, multiplied in float32")
-    first, second = (side.value for side in sides)
+    first, second = (side.value for side in wide)
     return (first, second) if n in variables(second) else (second, first)
 
 

@@ -22,6 +22,7 @@ from subtune.backends.cpu.math.bf16_ops import rounded, with_instructions
 from subtune.tir.expressions import variables
 from subtune.tir.shuffle import lanes_of
 from subtune.tir.substitute import substitute
+from subtune.tir.walk import found
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
 _BITS = (ir.TensorLoad, ir.Var, tirx.Shuffle, tirx.FloatImm, tirx.Select)
@@ -41,7 +42,8 @@ def explicit_bfloat16(func: PrimFunc, has_instruction: bool) -> PrimFunc:
             arithmetic rounds them as any other number.
     """
     inner = _inner_buffers(func)
-    if not inner and not any(_is_bf16(param.dtype) for param in func.params if hasattr(param, "dtype")):
+    is_param = any(_is_bf16(param.dtype) for param in func.params if hasattr(param, "dtype"))
+    if not inner and not is_param and not any(_is_bf16(cast.ty) for cast in found(func.body, tirx.Cast)):
         return func
     rewriter = _Rewriter(inner, rounded if has_instruction else _rounded_by_integers)
     try:
@@ -76,15 +78,15 @@ def _serial_if_constant(loop: Any) -> Any:
 
 def _inner_buffers(func: PrimFunc) -> dict[Any, Any]:
     """Every bfloat16 buffer that `func` allocates -> the same of uint16."""
-    found: dict[Any, Any] = {}
+    explicit: dict[Any, Any] = {}
 
     def visit(block: Any) -> None:
         for buffer in block.alloc_buffers:
             if _is_bf16(buffer.dtype):
-                found[buffer] = tirx.decl_buffer(buffer.shape, "uint16", buffer.name, scope=buffer.scope())
+                explicit[buffer] = tirx.decl_buffer(buffer.shape, "uint16", buffer.name, scope=buffer.scope())
 
     tvm_ffi.structural_walk(func.body, (SBlock, visit))
-    return found
+    return explicit
 
 
 def _is_bf16(dtype: Any) -> bool:

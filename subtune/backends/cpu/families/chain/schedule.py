@@ -70,7 +70,7 @@ def _schedule(sch: Schedule, form: ChainExpressions, tile: Knobs, lanes: int) ->
     panels, mm = _tile_loops(sch, "t", tile.mb, tile.mr, tile.nr, lanes)
     sums.append(_micro_kernel(sch, "s", mm, lanes))
     if "p" in names:
-        sums += _softmax(sch, rows, panels, mm, lanes)
+        sums += place_softmax(sch, rows, panels, mm, lanes)
     if "b_packed" in names:
         _place_packing(sch, "b_packed", batch, not form.pattern.b_is_contiguous, lanes, tile.serial)
     if "a_rows" in names:
@@ -126,7 +126,7 @@ def _place_packing(sch: Schedule, name: str, at: Any | None, turns: bool, lanes:
         sch.vectorize(columns)
 
 
-def _softmax(sch: Schedule, rows: Any, panels: Any, tile: Any, lanes: int) -> list[tuple[Any, Any]]:
+def place_softmax(sch: Schedule, rows: Any, panels: Any, tile: Any, lanes: int) -> list[tuple[Any, Any]]:
     """Maxima are taken of every `tile` of scores as it is stored, sums of every vector of exp as it is computed.
 
     What remains is one pass over the rows, and no chain of maxima or sums that would take longer than the loads.

@@ -17,16 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
-from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.families.chain.candidates import Knobs
 from subtune.core.kernel import Packing
 from subtune.patterns.axes import Operand
 from subtune.patterns.chain import ChainExpressions, is_packed_once, padded
-from subtune.tir.blocks import with_stages
+from subtune.tir.blocks import nest, with_stages
 from subtune.tir.expressions import loads, variables
 from subtune.tir.substitute import substitute
 
@@ -42,14 +40,10 @@ def rewrite(
     extent = form.extents
     rows, columns = padded(extent[form.m], tile.mb), padded(extent[form.n], tile.nr)
     outer = [extent[v] for v in form.outer]
-    stages = _Stages()
+    stages = Stages()
     packings: list[tuple[int, Packing]] = []
-
-    def axes(*last: Any) -> dict[Any, Any]:
-        return dict(zip((*form.outer, form.m), last[: len(outer) + 1], strict=True))
-
-    def inside(index: Any, of: Any, size: int) -> Any:
-        return index if size == extent[of] else tirx.min(index, tirx.const(extent[of] - 1, "int64"))
+    between = Between(form, rows, columns, lanes)
+    axes, inside = between.axes, between.inside
 
     def right(name: str, expr: Any, operand: Operand, axis: tuple[Any, Any], nr: int, packs: bool) -> _Right:
         """A right operand as a function of (the outer axes and m, column, reduced index)."""
@@ -86,24 +80,10 @@ def rewrite(
         reduce=extent[form.k],
     )  # fmt: skip
 
-    def scores(*i: Any) -> Any:
-        *o, m, n = i
-        env = {**axes(*o, inside(m, form.m, rows)), form.score: tirx.BufferLoad(s, list(i))}
-        value = substitute(form.f, {**env, form.n: n})
-        if columns != extent[form.n] and any(form.n in variables(load) for load in loads(form.f)):
-            # a vector of elements that a clamp may hold back is read one by one: only the last one is
-            is_whole = (n // lanes + 1) * lanes <= tirx.const(extent[form.n], "int64")
-            clamped = substitute(form.f, {**env, form.n: inside(n, form.n, columns)})
-            value = tirx.if_then_else(is_whole, value, clamped)
-        if not form.pattern.is_softmax or columns == extent[form.n]:
-            return value
-        exists = n < tirx.const(extent[form.n], "int64")
-        return tirx.Select(exists, value, tirx.const(float("-inf"), "float32"))
-
-    p = stages.add("t", [*outer, rows, columns], scores)
+    p = stages.add("t", [*outer, rows, columns], between.scores(s))
     inverse = None
     if form.pattern.is_softmax:
-        p, inverse = _softmax(stages, p, [*outer, rows], columns, lanes)
+        p, inverse = softmax(stages, p, [*outer, rows], columns, lanes)
 
     second_columns = padded(extent[form.j], tile.nr2)
     total = stages.add(
@@ -112,25 +92,76 @@ def rewrite(
         reduce=extent[form.n],
     )  # fmt: skip
 
-    def divided(*i: Any) -> Any:
-        value = tirx.BufferLoad(total, list(i))
-        if inverse is None:
-            return value
-        by = tirx.BufferLoad(inverse, list(i[:-1]))
-        if not form.pattern.nan_is_zero:
-            return value * by
-        return tirx.Select(by < tirx.const(math.inf, "float32"), value * by, tirx.const(0.0, "float32"))
-
-    done = stages.add("done", [*outer, rows, second_columns], divided)
-
-    def result(*i: Any) -> Any:
-        return substitute(form.out, {**axes(*i), form.j: i[-1], form.sum: tirx.BufferLoad(done, list(i))})
-
-    def place(*i: Any) -> list[Any]:
-        return [substitute(index, {**axes(*i), form.j: i[-1]}) for index in form.out_indices]
-
-    stages.add("out", [*outer, extent[form.m], extent[form.j]], result, into=(func.params[-1], place))
+    between.finish(stages, total, inverse, [*outer, rows, second_columns], func)
     return stages.function(func), tuple(packings)
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """What happens to the sums of both contractions, in terms of stages whose axes are (outer..., row, column).
+
+    `rows`, `columns`: of the scores, padded to whole tiles.
+    """
+
+    form: ChainExpressions
+    rows: int
+    columns: int
+    lanes: int
+
+    def axes(self, *at: Any) -> dict[Any, Any]:
+        """The chain's outer axes and m at the stage's `at`."""
+        form = self.form
+        return dict(zip((*form.outer, form.m), at[: len(form.outer) + 1], strict=True))
+
+    def inside(self, index: Any, of: Any, size: int) -> Any:
+        """`index` along the axis `of`, the last one where a stage has `size` elements, which are more."""
+        extent = self.form.extents[of]
+        return index if size == extent else tirx.min(index, tirx.const(extent - 1, "int64"))
+
+    def scores(self, s: Any) -> Callable[..., Any]:
+        """f of the sums `s`; columns beyond the end are -inf for a softmax."""
+        form, columns, lanes = self.form, self.columns, self.lanes
+        extent = form.extents[form.n]
+
+        def score(*i: Any) -> Any:
+            *o, m, n = i
+            env = {**self.axes(*o, self.inside(m, form.m, self.rows)), form.score: tirx.BufferLoad(s, list(i))}
+            value = substitute(form.f, {**env, form.n: n})
+            if columns != extent and any(form.n in variables(load) for load in loads(form.f)):
+                # a vector of elements that a clamp may hold back is read one by one: only the last one is
+                is_whole = (n // lanes + 1) * lanes <= tirx.const(extent, "int64")
+                clamped = substitute(form.f, {**env, form.n: self.inside(n, form.n, columns)})
+                value = tirx.if_then_else(is_whole, value, clamped)
+            if not form.pattern.is_softmax or columns == extent:
+                return value
+            exists = n < tirx.const(extent, "int64")
+            return tirx.Select(exists, value, tirx.const(float("-inf"), "float32"))
+
+        return score
+
+    def finish(self, stages: Stages, total: Any, inverse: Any | None, shape: Sequence[int], func: PrimFunc) -> None:
+        """The stages behind the sums `total` of the second contraction, of `shape`: "done" and "out"."""
+        form = self.form
+
+        def divided(*i: Any) -> Any:
+            value = tirx.BufferLoad(total, list(i))
+            if inverse is None:
+                return value
+            by = tirx.BufferLoad(inverse, list(i[:-1]))
+            if not form.pattern.nan_is_zero:
+                return value * by
+            return tirx.Select(by < tirx.const(math.inf, "float32"), value * by, tirx.const(0.0, "float32"))
+
+        done = stages.add("done", shape, divided)
+
+        def result(*i: Any) -> Any:
+            return substitute(form.out, {**self.axes(*i), form.j: i[-1], form.sum: tirx.BufferLoad(done, list(i))})
+
+        def place(*i: Any) -> list[Any]:
+            return [substitute(index, {**self.axes(*i), form.j: i[-1]}) for index in form.out_indices]
+
+        extents = [*shape[:-2], form.extents[form.m], form.extents[form.j]]
+        stages.add("out", extents, result, into=(func.params[-1], place))
 
 
 def _packing(operand: Operand, nr: int) -> Packing:
@@ -163,7 +194,7 @@ def _panel(packed: Any, own: Sequence[Any], nr: int, lead: int) -> _Right:
     return read
 
 
-def _softmax(stages: _Stages, t: Any, rows: list[int], columns: int, lanes: int) -> tuple[Any, Any]:
+def softmax(stages: Stages, t: Any, rows: list[int], columns: int, lanes: int) -> tuple[Any, Any]:
     """exp(t - its row's largest), and one over its row's sum; reductions keep one vector of partial results."""
     lowest = tirx.min_value("float32")
 
@@ -187,7 +218,7 @@ def _softmax(stages: _Stages, t: Any, rows: list[int], columns: int, lanes: int)
 
 
 @dataclass(slots=True)
-class _Stages:
+class Stages:
     """Loop nests in program order, the buffers between them, and the parameters that changed."""
 
     nests: list[Any] = field(default_factory=list)
@@ -228,28 +259,9 @@ class _Stages:
             init = tirx.BufferStore(buffer, tirx.const(0.0, "float32") if start is None else start, indices)
             result = combine(tirx.BufferLoad(buffer, indices), result)
         body = tirx.BufferStore(buffer, result, indices)
-        self.nests.append(_nest(name, ivs, body, init))
+        self.nests.append(nest(name, ivs, {}, body, init))
         return buffer
 
     def function(self, func: PrimFunc) -> PrimFunc:
         params = [self.params.get(i, p) for i, p in enumerate(func.params)]
         return with_stages(func, self.nests, self.buffers, params)
-
-
-def _nest(name: str, ivs: list[Any], body: Any, init: Any) -> Any:
-    regions: list[Any] = []
-    for load in loads(body.value):
-        region = _point(load.source, load.indices)
-        known = any(tvm_ffi.structural_equal(region, other, map_free_vars=False) for other in regions)
-        if not load.source.same_as(body.buffer) and not known:
-            regions.append(region)
-    loops = [tirx.Var(f"i{i}", "int64") for i in range(len(ivs))]
-    block = SBlock(ivs, regions, [_point(body.buffer, body.indices)], name, body, init)
-    stmt: tirx.Stmt = SBlockRealize(loops, True, block)
-    for var, iv in zip(reversed(loops), reversed(ivs), strict=True):
-        stmt = tirx.For(var, tirx.const(0, "int64"), iv.dom.extent, tirx.ForKind.SERIAL, stmt)
-    return stmt
-
-
-def _point(buffer: Any, indices: Any) -> Any:
-    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(i, tirx.const(1, "int64")) for i in indices])

@@ -66,14 +66,14 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     if not is_padded or anchor.lanes(lanes) >= _NARROWEST:
         found += tilings(anchor, problem.workload, problem.device, is_read_as_it_lies(anchor))
     if is_padded:
-        batched = tilings(_of_groups(anchor), problem.workload, problem.device, reads_as_it_lies=False)
+        batched = tilings(of_groups(anchor), problem.workload, problem.device, reads_as_it_lies=False)
         found += ((replace(knobs, by_group=True), seconds) for knobs, seconds in batched)
     return [Candidate.of("contraction", knobs, seconds) for knobs, seconds in found]
 
 
-def _of_groups(anchor: Contraction) -> Contraction:
+def of_groups(anchor: Contraction) -> Contraction:
     """A grouped convolution as a batch of groups: both operands are as large as those of one."""
-    groups = anchor.n.extent // anchor.per_group
+    groups = anchor.groups
     columns = replace(anchor.n, extent=anchor.per_group)
     axes = [columns if axis == anchor.n else axis for axis in anchor.axes]
     *image, channels = anchor.a.shape

@@ -1,0 +1,7 @@
+"""Contractions of bfloat16 on the tile registers of AMX."""
+
+from subtune.backends.base import Family
+from subtune.backends.cpu.families.amx import candidates, schedule
+from subtune.backends.cpu.family import SERIAL
+
+FAMILY = Family("amx", 1, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule, (SERIAL,))

@@ -1,0 +1,149 @@
+"""Candidates for contractions of bfloat16 on AMX: blocks of C from the tile registers, outer tiles from the caches.
+
+Cycles of one thread. A tile product starts every sixteen cycles, and sooner where tiles have fewer rows; its operands
+are loaded meanwhile, a row a load. What is copied, and the epilogue, are vectors that come on top.
+Sources: Intel, Optimization Reference Manual, 248966, chapter 20; measured on Emerald Rapids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import ceil, prod
+
+from subtune.backends.base import OUTER
+from subtune.backends.cpu.balance import imbalance
+from subtune.backends.cpu.bandwidth import bytes_per_cycle
+from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.families.amx.tiles import Run
+from subtune.backends.cpu.families.contraction.candidates import of_groups
+from subtune.backends.cpu.family import MODE, REGISTERS, CPUProblem
+from subtune.backends.cpu.math.amx_tiles import COLUMNS, DEPTH, ROWS, STEP_BYTES, fits
+from subtune.core.candidate import Candidate
+from subtune.core.workload import Workload
+from subtune.patterns.axes import Role
+from subtune.patterns.contraction import Contraction
+
+_PRODUCT_CYCLES = 6.4  # of a tile product, and of each of its rows: 16 rows take 16, 4 take 9
+_ROW_CYCLES = 0.6
+_HIDDEN = 0.1
+_LOADS_PER_CYCLE = 2.0  # rows of tiles
+START_CYCLES = 80.0  # of a block: registers to zero, the last product's latency, rows stored and read again
+_EPILOGUE_CYCLES = 3.0  # per vector and operand
+COPIED_CYCLES = 4.0  # per vector of A
+_GATHERED_CYCLES = 2.0  # per element that is copied by itself
+_PACKED_CYCLES = 6.0  # per 64 bytes of B, two rows of it woven into one
+_TURNED_CYCLES = 32.0  # where they lie the other way
+_BLOCKS = ((2, 2), (1, 3), (3, 1), (4, 1), (1, 2), (2, 1), (1, 1))
+_FEWEST_ROWS = 4  # for fewer, B is read from memory or from L2 as fast by `vdpbf16ps`
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """A block of `mr` x `nr` tiles, each of `rows` rows; `mt` of them share a panel of B."""
+
+    mr: int = field(metadata=REGISTERS)
+    nr: int = field(metadata=REGISTERS)
+    rows: int = field(metadata=REGISTERS)
+    mt: int = field(metadata=OUTER)
+    order: str = field(metadata=OUTER)
+    serial: bool = field(default=False, metadata=MODE)
+
+
+def accepts(problem: CPUProblem) -> str:
+    anchor, device = problem.pattern, problem.device
+    if not isinstance(anchor, Contraction):
+        return "no contraction"
+    if not device.has_tiles:
+        return "the processor, or its operating system, has no AMX for bfloat16"
+    if (anchor.b.dtype, anchor.acc_dtype) != ("bfloat16", "float32"):
+        return "needs bfloat16 operands and float32 accumulators"
+    if -1 in anchor.b.axes or len(set(anchor.b.axes)) != len(anchor.b.axes):
+        return "B is not indexed by axes of its own"
+    if prod(axis.extent for axis in anchor.of_role(Role.M)) < _FEWEST_ROWS:
+        return "too few rows for tiles"
+    if anchor.per_group and not anchor.b.is_constant:
+        return "groups of weights that are no constant"
+    return ""
+
+
+def obstacle(knobs: Knobs) -> str:
+    """Why knobs are illegal; "" where they are legal."""
+    if not fits(knobs.mr, knobs.nr) or not 1 <= knobs.rows <= ROWS:
+        return f"{knobs.mr} x {knobs.nr} tiles of {knobs.rows} rows do not fit the registers"
+    return ""
+
+
+def candidates(problem: CPUProblem) -> list[Candidate]:
+    anchor, device = problem.pattern, problem.device
+    if anchor.per_group:
+        anchor = of_groups(anchor)
+    rows = prod(axis.extent for axis in anchor.of_role(Role.M))
+    found = {}
+    for knobs in _knobs(anchor, rows, device):
+        found[knobs] = Candidate.of("amx", knobs, _predict(anchor, problem.workload, device, rows, knobs))
+    return list(found.values())
+
+
+def _knobs(anchor: Contraction, rows: int, device: CPUModel) -> Iterator[Knobs]:
+    packs_batches = not anchor.b.is_constant and bool(anchor.of_role(Role.BATCH))
+    columns = ceil(anchor.n.extent / COLUMNS)
+    for mr, nr in _BLOCKS:
+        if (mr > 1 and (mr - 1) * ROWS >= rows) or nr > columns:
+            continue
+        for height in _heights(rows, mr):
+            tiles = ceil(rows / (mr * height))
+            for mt in (d for d in range(1, tiles + 1) if tiles % d == 0):
+                for order in _orders(mt, tiles, packs_batches):
+                    yield Knobs(mr, nr, height, mt, order)
+
+
+def _heights(rows: int, mr: int) -> list[int]:
+    """Rows of a tile: all of them, and as few as the same number of blocks needs, or one block more."""
+    blocks = ceil(rows / (mr * ROWS))
+    return sorted({ROWS, *(ceil(rows / (count * mr)) for count in (blocks, blocks + 1))} - {0})
+
+
+def _orders(mt: int, tiles: int, packs_batches: bool) -> tuple[str, ...]:
+    if packs_batches:
+        return ("m",) if mt == tiles else ()
+    if mt == 1:
+        return ("m", "n", "nm")
+    return ("m",) if mt == tiles else ("m", "mn", "nm")
+
+
+def block_cycles(mr: int, nr: int, rows: int) -> float:
+    """Of one step of a block; what is loaded meanwhile costs a little, too."""
+    products = mr * nr * (_PRODUCT_CYCLES + _ROW_CYCLES * rows)
+    loads = (mr * rows + nr * DEPTH / 2) / _LOADS_PER_CYCLE
+    return max(products, loads) + _HIDDEN * loads
+
+
+def _predict(anchor: Contraction, workload: Workload, device: CPUModel, rows: int, knobs: Knobs) -> float:
+    """Seconds of one run on all threads."""
+    height, width = knobs.mr * knobs.rows, knobs.nr * COLUMNS
+    batch = prod(axis.extent for axis in anchor.of_role(Role.BATCH))
+    m_blocks, n_blocks = ceil(rows / height), ceil(anchor.n.extent / width)
+    run = Run.of(anchor.of_role(Role.K), n_blocks * width)
+    steps = run.steps
+    a_bytes, b_bytes = m_blocks * height * steps * STEP_BYTES, n_blocks * width * steps * STEP_BYTES
+    shares_rows = knobs.order == "m"
+    outer = ceil(m_blocks / knobs.mt)
+    # B's panel stays for the rows that share it, A's rows for all panels
+    panel = width * steps * STEP_BYTES
+    streamed = (outer if knobs.order != "n" else 1) * b_bytes
+    a_held = knobs.mt * height * steps * STEP_BYTES if shares_rows else a_bytes
+    step = block_cycles(knobs.mr, knobs.nr, knobs.rows)
+    fetched = knobs.mr * knobs.rows * STEP_BYTES / bytes_per_cycle(a_held + panel, device)
+    operands = sum(1 for arg in workload.args if not arg.is_constant)
+    epilogue = height * knobs.nr * (1 + _EPILOGUE_CYCLES * operands)
+    total = m_blocks * n_blocks * (steps * max(step, fetched) + START_CYCLES + epilogue)
+    total += streamed / bytes_per_cycle(b_bytes, device) * (0.3 if b_bytes <= device.l2_bytes else 1.0)
+    is_along_k = anchor.a.axes[-1] in (anchor.of_role(Role.K)[-1].index, -1)
+    total += m_blocks * height * (run.vectors * COPIED_CYCLES if is_along_k else steps * DEPTH * _GATHERED_CYCLES)
+    if not anchor.b.is_constant:
+        total += b_bytes / STEP_BYTES * (_PACKED_CYCLES if anchor.b.axes[-1] == anchor.n.index else _TURNED_CYCLES)
+    grains = {"m": outer, "n": n_blocks, "mn": outer * n_blocks, "nm": outer * n_blocks}[knobs.order]
+    packs_batches = not anchor.b.is_constant and batch > 1
+    uneven = imbalance(batch if packs_batches else batch * grains, device)
+    return batch * total * uneven / device.threads / device.cycles_per_s

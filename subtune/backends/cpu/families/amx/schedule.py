@@ -1,0 +1,144 @@
+"""Contractions of bfloat16 in blocks of AMX tiles: the loops are those of `loop_nest`, the micro-kernel is one call.
+
+    begin                                    (a thread's tile registers have their shapes)
+      copy rows of A in tiles                (here for orders that share rows out, before all loops for others)
+      for n tile, m tile:
+        multiply                             (a block of C, in registers; then in a scratch of 4 KB)
+        epilogue                             (vectors of the scratch)
+    end
+
+A constant B is packed in tiles at compile time, another one in the kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.s_tir import Schedule, ScheduleError
+from tvm.tirx import PrimFunc
+
+from subtune.backends.cpu.families.amx.calls import with_calls
+from subtune.backends.cpu.families.amx.candidates import Knobs, accepts, obstacle
+from subtune.backends.cpu.families.amx.tiles import Tiled, in_tiles, packing_of
+from subtune.backends.cpu.family import CPUProblem
+from subtune.backends.cpu.loops.by_group import GroupPacking, by_group
+from subtune.backends.cpu.loops.flat_rows import reread, rows_merged
+from subtune.backends.cpu.loops.loop_nest import LoopNest, Tiling, place
+from subtune.backends.cpu.loops.padding import pad_axes
+from subtune.backends.cpu.math.amx_tiles import COLUMNS, TileBlock
+from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
+from subtune.patterns.contraction import Contraction, contraction
+from subtune.patterns.stages import Stages, anchored, classify
+from subtune.tir.prepack import split_prepack
+from subtune.tir.tile import extent_of
+
+
+def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
+    if why := accepts(problem):
+        return NotApplicable(why)
+    if why := obstacle(knobs):
+        return NotApplicable(why)
+    found = _rows(problem)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
+    block = TileBlock(knobs.mr, knobs.nr, knobs.rows)
+    tiling = Tiling(knobs.mr * knobs.rows, knobs.nr * COLUMNS, knobs.mt, knobs.order, COLUMNS, knobs.serial)
+    weights, groups = problem.pattern.b, problem.pattern.groups
+    name, param = sch.get(stages.anchors[0]).name_hint, weights.param if weights.is_constant else -1
+    packing: ConstantTransform = packing_of(info, block)
+    if groups > 1:
+        packing = GroupPacking(groups, packing)
+    if padded := tiling.padding(info):
+        sch, stages, info = reread(pad_axes(sch.mod["main"], name, info, padded))
+    tiled = in_tiles(sch.mod["main"], name, info, block)
+    if isinstance(tiled, NotApplicable):
+        return tiled
+    try:
+        func = _schedule(tiled, name, info, tiling, block, param)
+    except ScheduleError as e:
+        return NotApplicable(str(e).strip().splitlines()[-1])
+    if isinstance(func, NotApplicable):
+        return func
+    return Kernel(func, () if param < 0 else ((param, packing),))
+
+
+def _rows(problem: CPUProblem) -> tuple[Schedule, Stages, Contraction] | NotApplicable:
+    """The workload in which groups are a batch and rows one axis, where what follows goes through them in order."""
+    found = anchored(problem.workload, contraction)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
+    if info.per_group:
+        parted = by_group(sch.mod["main"], sch.get(stages.anchors[0]).name_hint, info)
+        if isinstance(parted, NotApplicable):
+            return parted
+        found = reread(parted)
+    merged = rows_merged(*found, copies=True)
+    if isinstance(merged, NotApplicable):
+        return found
+    return reread(merged)
+
+
+def _schedule(
+    tiled: Tiled, name: str, original: Contraction, tiling: Tiling, block: TileBlock, param: int
+) -> PrimFunc | NotApplicable:
+    sch = Schedule(tiled.func)
+    stages = classify(sch)
+    if isinstance(stages, NotApplicable):
+        return stages
+    for producer in [sch.get(one).name_hint for one in stages.producers]:
+        if producer not in (tiled.a_tiles, tiled.b_tiles) and (param < 0 or not _feeds(sch, producer, tiled.b_tiles)):
+            sch.compute_inline(sch.get_sblock(producer))
+    packs = param < 0
+    nest = place(sch, sch.get_sblock(name), stages.outputs, tiled.info, tiling, packs)
+    if packs:
+        _place_b(sch, tiled, original, nest, tiling.is_serial)
+    _place_a(sch, tiled, nest.fused if tiling.order == "m" or nest.batch else None, tiling.is_serial)
+    for output in nest.outputs:
+        _vectors(sch, output, nest.depth)
+    if not tiling.is_serial:
+        sch.parallel(nest.fused)
+    whole = sch.get(sch.blockize(nest.reduce[0])).name_hint
+    func = sch.mod["main"] if packs else split_prepack(sch.mod["main"], param)
+    return with_calls(func, [whole], block)
+
+
+def _feeds(sch: Schedule, producer: str, reader: str) -> bool:
+    return any(sch.get(one).name_hint == reader for one in sch.get_consumers(sch.get_sblock(producer)))
+
+
+def _place_a(sch: Schedule, tiled: Tiled, at: Any | None, is_serial: bool) -> None:
+    """Copy A where the loop over its rows is the threads' own, else before all others and in parallel."""
+    copy = sch.get_sblock(tiled.a_tiles)
+    if at is not None:
+        sch.compute_at(copy, at, preserve_unit_loops=True)
+    *outer, _, lanes = sch.get_loops(copy)
+    if at is None and not is_serial:
+        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+    if tiled.lies_along_k:
+        sch.vectorize(lanes)
+
+
+def _place_b(sch: Schedule, tiled: Tiled, info: Contraction, nest: LoopNest, is_serial: bool) -> None:
+    """Pack a B that is no constant: per batch inside the parallel loop, or before all others."""
+    copy = sch.get_sblock(tiled.b_tiles)
+    if nest.batch is not None:
+        sch.compute_at(copy, nest.batch, preserve_unit_loops=True)
+    *outer, _, _, columns = sch.get_loops(copy)
+    if nest.batch is None and not is_serial:
+        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+    if info.b.axes[-1] == info.n.index:
+        sch.vectorize(columns)
+
+
+def _vectors(sch: Schedule, output: Any, depth: int) -> None:
+    """The epilogue's rows one after the other, in vectors of the scratch's columns."""
+    *_, last = sch.get_loops(output)[depth:]
+    if extent_of(sch, last) % COLUMNS:
+        if extent_of(sch, last) <= 2 * COLUMNS:
+            sch.vectorize(last)
+        return
+    vectors, lanes = sch.split(last, [None, COLUMNS])
+    sch.unroll(vectors)
+    sch.vectorize(lanes)

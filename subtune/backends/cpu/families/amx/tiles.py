@@ -1,0 +1,256 @@
+"""A contraction of bfloat16 whose operands are copied into the tiles that AMX loads.
+
+    C[m, n] += cast(f32, A[m, k]) * cast(f32, B[k, n])                    k < K, several axes as one
+->  At[m / r, s, m % r, l] = A[m, 32 s + l]                               uint16, zero from K on
+    Bt[n / nr, s, n % nr / 16, q, n % 16] = B[32 s + 2 q, n] | B[32 s + 2 q + 1, n] << 16      int32
+    C[m, n] += bf16_dot(...)                                              over pairs, until the schedule is made
+
+A tile of A has r rows of 32 elements of k, one of B 16 pairs of rows for 16 columns. Copying A costs a load and a store
+for every 64 bytes; whatever window, stride, cast or padding it is read through, the products see none of that. Channels
+of a window that no vector divides are padded with zeros, each position's by themselves (`Run`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.sym import Analyzer
+from tvm.tirx import PrimFunc
+
+from subtune.backends.algorithms.strassen import unfold
+from subtune.backends.cpu.math.amx_tiles import COLUMNS, DEPTH, TileBlock
+from subtune.backends.cpu.math.bf16_ops import dot
+from subtune.backends.cpu.math.bf16_pairs import sides
+from subtune.core.kernel import NotApplicable
+from subtune.patterns.axes import Axis, Role
+from subtune.patterns.contraction import Contraction
+from subtune.tir.blocks import nest, root_stages, stage_block, with_stages
+from subtune.tir.expressions import loads, variables
+from subtune.tir.substitute import substitute
+
+_PAIRS = DEPTH // 2
+_COPIED_CYCLES = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class TilePacking:
+    """A bfloat16 constant B in tiles: its dims are turned to `order` (batch..., n, k...), the k ones become one.
+
+    `panel` columns, a multiple of 16, lie together for all of k; the last k dim is padded to `run` elements.
+    """
+
+    dims: tuple[int, ...]
+    order: tuple[int, ...]
+    batch: int
+    panel: int
+    run: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        extents = [self.dims[dim] for dim in self.order]
+        n, k = extents[self.batch], prod(extents[self.batch + 1 : -1]) * self.run
+        tiles = (-(-n // self.panel), -(-k // DEPTH), self.panel // COLUMNS, _PAIRS, COLUMNS)
+        return (*extents[: self.batch], *tiles)
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        *batch, panels, steps, tiles, pairs, columns = self.shape
+        turned = array.view(np.uint16).transpose(self.order)
+        turned = np.pad(turned, [*[(0, 0)] * (turned.ndim - 1), (0, self.run - turned.shape[-1])])
+        rows = turned.reshape(*batch, turned.shape[self.batch], -1)
+        whole = np.zeros((*batch, panels * self.panel, steps * DEPTH), np.uint16)
+        whole[..., : rows.shape[-2], : rows.shape[-1]] = rows
+        parts = whole.view(np.int32).reshape(*batch, panels, tiles, columns, steps, pairs)
+        first = len(batch)
+        order = [*range(first), *(first + part for part in (0, 3, 1, 4, 2))]
+        return np.ascontiguousarray(parts.transpose(order))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The last k axis: `extent` elements, `padded` with zeros, copied in vectors of `lanes`; `count` of it are k."""
+
+    extent: int
+    padded: int
+    lanes: int
+    count: int
+
+    @classmethod
+    def of(cls, k_axes: Sequence[Axis], columns: int) -> Run:
+        """The one that costs least: a vector copied a few cycles, a step of a row one for every 16 `columns`."""
+        *others, last = k_axes
+        count = prod(axis.extent for axis in others)
+        if count == 1:
+            return cls(last.extent, last.extent, DEPTH, 1)
+
+        def cost(lanes: int) -> float:
+            vectors = -(-last.extent // lanes)
+            products = -(-count * vectors * lanes // DEPTH) * -(-columns // COLUMNS)
+            return products + count * (vectors + (last.extent % lanes > 0)) * _COPIED_CYCLES
+
+        lanes = min((32, 16, 8, 4), key=cost)
+        return cls(last.extent, -(-last.extent // lanes) * lanes, lanes, count)
+
+    @property
+    def steps(self) -> int:
+        return -(-self.count * self.padded // DEPTH)
+
+    @property
+    def vectors(self) -> int:
+        """Copied of a row, parts of one counted twice."""
+        return self.count * (-(-self.extent // self.lanes) + (self.extent % self.lanes > 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """`func` with its anchor over tiles, which `info` describes; the blocks that copy A and B, both last of a tile."""
+
+    func: PrimFunc
+    info: Contraction
+    a_tiles: str
+    b_tiles: str
+    steps: int
+    lies_along_k: bool
+    """Whether A's copy loads vectors."""
+
+
+def in_tiles(func: PrimFunc, block_name: str, info: Contraction, block: TileBlock) -> Tiled | NotApplicable:
+    """Rewrite the anchor `block_name`, whose last m axis and n axis are whole tiles, to multiply copies in tiles."""
+    stages = root_stages(func)
+    at = next(i for i, stage in enumerate(stages) if stage_block(stage).name_hint == block_name)
+    anchor = stage_block(stages[at])
+    factors = sides(anchor, anchor.iter_vars[info.n.index].var)
+    if isinstance(factors, NotApplicable):
+        return factors
+    reading = _Reading(anchor, info, block)
+    a_tiles, a_stage = reading.a_tiles(factors[0])
+    b_tiles, b_stage = reading.b_tiles(factors[1])
+    rewritten, axes = reading.product(a_tiles, b_tiles)
+    buffers = [*func.body.block.alloc_buffers, a_tiles, b_tiles]
+    new = with_stages(func, [*stages[:at], a_stage, b_stage, rewritten, *stages[at + 1 :]], buffers)
+    tiled = Contraction(axes, info.a, replace(info.b, param=-1), info.acc_dtype)
+    return Tiled(new, tiled, a_tiles.name, b_tiles.name, reading.run.steps, reading.lies_along_k(factors[0]))
+
+
+class _Reading:
+    """The axes of an anchor in terms of tiles."""
+
+    def __init__(self, anchor: Any, info: Contraction, block: TileBlock) -> None:
+        self._anchor, self._info, self._block = anchor, info, block
+        self._k_axes = info.of_role(Role.K)
+        self._batch = list(info.of_role(Role.BATCH))
+        *self._outer, self._rows = info.of_role(Role.M)
+        self.run = Run.of(self._k_axes, info.n.extent)
+
+    def lies_along_k(self, side: Any) -> bool:
+        """Whether neighbours along the last k axis are neighbours in the operand."""
+        *others, last = loads(side)[0].indices
+        along = self._var(self._k_axes[-1])
+        return along not in variables(others) and along not in variables(Analyzer().simplify(last - along))
+
+    def a_tiles(self, side: Any) -> tuple[Any, Any]:
+        """The copy of A, and the stage that makes it: a row after the other, in vectors."""
+        rows, run = self._block.rows, self.run
+        each = DEPTH // run.lanes
+        shared = [_axis(f"a{axis.index}", axis.extent) for axis in (*self._batch, *self._outer)]
+        tile, row = _axis("t", self._rows.extent // rows), _axis("i", rows)
+        vector, lane = _axis("q", run.steps * each), _axis("l", run.lanes)
+        axes = [*shared, tile, row, vector, lane]
+        position = self._position((*self._batch, *self._outer), shared)
+        position[self._var(self._rows)] = tile.var * rows + row.var
+        value = self._element(side, position, (vector.var, lane.var), axes)
+        extents = [*(iv.dom.extent for iv in (*shared, tile)), *_constants(run.steps, rows, DEPTH)]
+        buffer = tirx.decl_buffer(extents, "uint16", "a_tiles")
+        place = [vector.var // each, row.var, vector.var % each * run.lanes + lane.var]
+        store = tirx.BufferStore(buffer, value, [*(iv.var for iv in shared), tile.var, *place])
+        return buffer, nest(buffer.name, axes, {}, store, None)
+
+    def b_tiles(self, side: Any) -> tuple[Any, Any]:
+        """B in tiles, and the stage that makes it: of a constant it is the packing."""
+        block, run, shared = self._block, self.run, [_axis(f"b{axis.index}", axis.extent) for axis in self._batch]
+        panel = _axis("p", self._info.n.extent // (block.n * COLUMNS))
+        step, tile, pair, column = _axis("s", run.steps), _axis("j", block.n), _axis("q", _PAIRS), _axis("c", COLUMNS)
+        axes = [*shared, panel, step, tile, pair, column]
+        position = self._position(self._batch, shared)
+        position[self._var(self._info.n)] = (panel.var * block.n + tile.var) * COLUMNS + column.var
+        first = step.var * DEPTH + pair.var * 2
+        low, high = (
+            tirx.Cast("int32", self._element(side, position, (k // run.lanes, k % run.lanes), axes))
+            for k in (first, first + tirx.const(1, "int64"))
+        )
+        buffer = tirx.decl_buffer([iv.dom.extent for iv in axes], "int32", "b_tiles")
+        value = low | (high << tirx.const(16, "int32"))
+        store = tirx.BufferStore(buffer, value, [iv.var for iv in axes])
+        return buffer, nest(buffer.name, axes, {}, store, None)
+
+    def product(self, a_tiles: Any, b_tiles: Any) -> tuple[Any, tuple[Axis, ...]]:
+        """The anchor over pairs of the copies; its axes, of which one is k."""
+        block, store = self._block, self._anchor.body
+        pair = _axis("vq", self.run.steps * _PAIRS, tirx.IterVar.CommReduce)
+        kept = [axis for axis in self._info.axes if axis.role is not Role.K]
+        axes = (
+            *(replace(axis, index=i) for i, axis in enumerate(kept)),
+            Axis(len(kept), self.run.steps * _PAIRS, Role.K),
+        )
+        m, n, q = self._var(self._rows), self._var(self._info.n), pair.var
+        batch = [self._var(axis) for axis in self._batch]
+        outer = [self._var(axis) for axis in self._outer]
+        lanes = tirx.Ramp(q % _PAIRS * 2, tirx.const(1, "int64"), 2)
+        a = tirx.BufferLoad(a_tiles, [*batch, *outer, m // block.rows, q // _PAIRS, m % block.rows, lanes])
+        panel = block.n * COLUMNS
+        b = tirx.BufferLoad(b_tiles, [*batch, n // panel, q // _PAIRS, n % panel // COLUMNS, q % _PAIRS, n % COLUMNS])
+        c = tirx.BufferLoad(store.buffer, list(store.indices))
+        body = tirx.BufferStore(store.buffer, dot(c, tirx.reinterpret("int32", a), b), list(store.indices))
+        iter_vars = [*(self._anchor.iter_vars[axis.index] for axis in kept), pair]
+        return nest(self._anchor.name_hint, iter_vars, {}, body, self._anchor.init), axes
+
+    def _element(self, side: Any, position: Mapping[Any, Any], at: tuple[Any, Any], axes: Sequence[Any]) -> Any:
+        """The bits of an operand's element in the lane of a vector of k; zero where there is none."""
+        analyzer, run = Analyzer(), self.run
+        for iv in axes:
+            analyzer.bind(iv.var, iv.dom)
+        vector, lane = at
+        *others, last = self._k_axes
+        vectors = -(-run.padded // run.lanes)
+        k = [*(unfold(vector // vectors, tuple(others)) if others else ()), vector % vectors * run.lanes + lane]
+        values = {**position, **dict(zip((self._var(axis) for axis in (*others, last)), k, strict=True))}
+
+        def moved(load: ir.TensorLoad) -> Any:
+            return tirx.BufferLoad(load.source, [analyzer.simplify(substitute(i, values)) for i in load.indices])
+
+        value = tirx.reinterpret("uint16", tvm_ffi.structural_map(side, (ir.TensorLoad, moved)))
+        zero = tirx.const(0, "uint16")
+        if run.extent % run.lanes:
+            inside = analyzer.simplify(k[-1]) < tirx.const(run.extent, "int64")
+            value = tirx.if_then_else(inside, value, zero)
+        if run.count * vectors * run.lanes < run.steps * DEPTH:
+            value = tirx.if_then_else(vector < tirx.const(run.count * vectors, "int64"), value, zero)
+        return value
+
+    def _position(self, axes: Sequence[Axis], made: Sequence[Any]) -> dict[Any, Any]:
+        return dict(zip(map(self._var, axes), (iv.var for iv in made), strict=True))
+
+    def _var(self, axis: Axis) -> Any:
+        return self._anchor.iter_vars[axis.index].var
+
+
+def packing_of(info: Contraction, block: TileBlock) -> TilePacking:
+    """What makes `b_tiles` of a constant B, which `info` describes as it is, without padding."""
+    order = [axis.index for role in (Role.BATCH, Role.N, Role.K) for axis in info.of_role(role)]
+    where = tuple(info.b.axes.index(axis) for axis in order)
+    run = Run.of(info.of_role(Role.K), -(-info.n.extent // (block.n * COLUMNS)) * block.n * COLUMNS)
+    return TilePacking(info.b.shape, where, len(info.of_role(Role.BATCH)), block.n * COLUMNS, run.padded)
+
+
+def _axis(name: str, extent: int, kind: int = tirx.IterVar.DataPar) -> Any:
+    (size,) = _constants(extent)
+    return tirx.IterVar(ir.Range(tirx.const(0, "int64"), size), tirx.Var(name, "int64"), kind)
+
+
+def _constants(*extents: int) -> list[Any]:
+    return [tirx.const(extent, "int64") for extent in extents]
