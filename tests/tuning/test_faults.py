@@ -197,7 +197,7 @@ def test_whatever_byte_a_file_ends_at_no_record_is_misread(filled, tmp_path):
 
 def test_a_text_that_was_damaged_is_not_read(filled):
     data = filled.read_bytes()
-    filled.write_bytes(data.replace(b'{"bottleneck": 1', b'{"bottleneck\x07 1'))
+    filled.write_bytes(data.replace(b'"bottleneck": 1', b'"bottleneck\x07 1'))
     with Database(filled) as database:
         assert not database.list_records()
 
