@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 1e-2, "bfloat16": 1.6e-2}
@@ -16,6 +20,8 @@ add up 128 at a time."""
 
 ROW = 4096
 """Elements of a row at most that say how large its own are."""
+_PART = 1 << 18
+"""Elements that are compared at a time."""
 MASKED = 1e18
 """Magnitudes that masks put where nothing is to be seen (-3.4e38): errors elsewhere do not count against them."""
 
@@ -42,11 +48,11 @@ def disagreement(
     tolerance = tolerance or TOLERANCE.get(ref.dtype.name, TOLERANCE_OTHER)
     scale = scale_of(ref, is_adversarial) if scale is None else scale
     wide = _wide(ref)
+    if _is_near(out, ref, wide(tolerance * scale)):  # most often it is
+        return ""
     with np.errstate(all="ignore"):
         got, want = np.atleast_1d(out.astype(wide, copy=False)), np.atleast_1d(ref.astype(wide, copy=False))
         error = np.abs(got - want)
-        if error.max(initial=0.0) <= wide(tolerance * scale):  # most often it is; a NaN says no
-            return ""
         wrong = ~(error <= tolerance * (np.abs(want) + wide(scale)))
         finite = np.isfinite(want)
         if not is_adversarial and (wrong & finite).any():
@@ -69,17 +75,57 @@ def scale_of(ref: np.ndarray, is_adversarial: bool) -> float:
     """
     if ref.dtype.kind in "iub":
         return 0.0
+    magnitudes = [_Magnitudes.of(part, MASKED) for part in _parts(ref)]
+    if is_adversarial:
+        return max((part.largest for part in magnitudes), default=0.0)
+    seen = _Magnitudes.together(magnitudes)
+    if seen.squares == 0.0:  # all that is not zero is masked
+        seen = _Magnitudes.together([_Magnitudes.of(part, math.inf) for part in _parts(ref)])
+    return seen.unit * math.sqrt(seen.squares / seen.count) if seen.count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Magnitudes:
+    """Of `count` elements: the sum of their `squares`, each divided by `unit` before; and the `largest` finite one."""
+
+    count: int
+    squares: float
+    unit: float
+    largest: float
+
+    @classmethod
+    def of(cls, part: np.ndarray, limit: float) -> _Magnitudes:
+        """Of those that are finite and not above `limit`."""
+        with np.errstate(all="ignore"):
+            magnitude = np.abs(part.astype(_wide(part), copy=False))
+            finite = np.isfinite(magnitude)
+            largest = float(magnitude.max(where=finite, initial=0.0))
+            counted = finite & (magnitude <= limit)
+            seen = magnitude if counted.all() else magnitude[counted]
+            unit = float(seen.max(initial=0.0)) or 1.0
+            return cls(seen.size, float(np.square(seen / unit).sum(dtype=np.float64)), unit, largest)
+
+    @classmethod
+    def together(cls, parts: Sequence[_Magnitudes]) -> _Magnitudes:
+        unit = max((part.unit for part in parts if part.squares), default=1.0)
+        squares = sum(part.squares * (part.unit / unit) ** 2 for part in parts if part.squares)
+        return cls(sum(part.count for part in parts), squares, unit, max((part.largest for part in parts), default=0.0))
+
+
+def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
+    """The elements, as many at a time as stay in a cache: arrays of gigabytes cost page faults at every step."""
+    flat = array.reshape(-1)
+    return (flat[begin : begin + _PART] for begin in range(0, flat.size, _PART))
+
+
+def _is_near(out: np.ndarray, ref: np.ndarray, limit: np.floating) -> bool:
+    """Whether no element is further away than `limit`; a NaN is."""
+    wide = _wide(ref)
     with np.errstate(all="ignore"):
-        want = np.atleast_1d(ref.astype(_wide(ref), copy=False))
-        finite = np.isfinite(want)
-        magnitude = np.abs(want)
-        largest = float(magnitude.max(where=finite, initial=0.0))
-        if is_adversarial or largest == 0:
-            return largest
-        seen = finite & (magnitude <= MASKED)
-        counted = magnitude if seen.all() else magnitude[seen if magnitude[seen].any() else finite]
-        unit = float(counted.max())
-        return unit * float(np.sqrt(np.mean(np.square(counted / unit), dtype=np.float64)))
+        return all(
+            np.abs(got.astype(wide, copy=False) - want.astype(wide, copy=False)).max() <= limit
+            for got, want in zip(_parts(out), _parts(ref), strict=True)
+        )
 
 
 def _of_rows(want: np.ndarray, wrong: np.ndarray) -> np.ndarray:
