@@ -67,23 +67,16 @@ def _as_images(walk: Walk, call: Call) -> Expr | None:
         between = read / written
         if prod(windows.kernel) <= (prod(planes.kernel) + _PASS_TAPS) * between + prod(depth.kernel):
             return None
-    return _pooled(walk, call, x, planes, depth)
-
-
-def _pooled(walk: Walk, call: Call, x: Expr, planes: _Windows, depth: _Windows) -> Expr:
-    dims, out = shape_of(x), shape_of(call)
-    assert dims is not None
-    assert out is not None
-    if str(call.attrs.layout) == "NDHWC":
-        batch, deep, height, width, channels = dims
-        images, rows = (batch * deep, height, width, channels), (batch, deep, out[2] * out[3], channels)
+    if is_last:
+        batch, deep, height, width, channels = before
+        images, rows = (batch * deep, height, width, channels), (batch, deep, after[2] * after[3], channels)
     else:
-        batch, channels, deep, height, width = dims
-        images, rows = (batch, channels * deep, height, width), (batch, channels, deep, out[3] * out[4])
+        batch, channels, deep, height, width = before
+        images, rows = (batch, channels * deep, height, width), (batch, channels, deep, after[3] * after[4])
     for windows, view in ((planes, images), (depth.above_ones(), rows)):
         if not windows.is_single:
             x = walk.emit(_of_images(call, walk.emit(relax.op.reshape(x, view)), windows))
-    return relax.op.reshape(x, out)
+    return relax.op.reshape(x, after)
 
 
 def _of_images(call: Call, images: Expr, windows: _Windows) -> Expr:

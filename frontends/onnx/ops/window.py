@@ -55,11 +55,6 @@ class Window:
         return replace(self, **ones, **{name: picked(getattr(self, name), 0) for name in ("before", "after", "reach")})
 
     @property
-    def is_single(self) -> bool:
-        """Whether every element is a window of its own."""
-        return not self.has_pads and max(*self.kernel, *self.strides) == 1
-
-    @property
     def has_pads(self) -> bool:
         return any(self.padding)
 

@@ -182,9 +182,8 @@ def _grouped(source: Any, own: int, channels: int) -> Any:
 
 def _padded(source: Any, grouped: Any, own: int) -> Any:
     """The stage that writes `grouped`: no kernel keeps it, it is part of the copy to shared memory."""
-    axes = [tirx.Var(f"p{d}", "int64") for d in range(len(grouped.shape))]
-    ranges = [ir.Range(_i64(0), extent) for extent in grouped.shape]
-    iter_vars = [tirx.IterVar(r, var, tirx.IterVar.DataPar) for r, var in zip(ranges, axes, strict=True)]
+    iter_vars = _elements(grouped)
+    axes = [iv.var for iv in iter_vars]
     *outer, s, i = axes
     value = tirx.BufferLoad(source, [*outer, s * _i64(own) + i])
     guarded = tirx.if_then_else(i < _i64(own), value, tirx.const(0, str(source.dtype)))
@@ -277,12 +276,17 @@ def _behind(stage: Any, split: dict[Any, Any], func: PrimFunc) -> Any:
 
 def _joined(narrow: Any, sums: Any) -> Any:
     """The stage that stores the sums as the convolution's result, which is an output itself."""
-    axes = [tirx.Var(f"o{d}", "int64") for d in range(len(sums.shape))]
-    ranges = [ir.Range(_i64(0), extent) for extent in sums.shape]
-    iter_vars = [tirx.IterVar(r, var, tirx.IterVar.DataPar) for r, var in zip(ranges, axes, strict=True)]
+    iter_vars = _elements(sums)
+    axes = [iv.var for iv in iter_vars]
     *outer, s, j = axes
     store = tirx.BufferStore(narrow, tirx.BufferLoad(sums, axes), [*outer, s * sums.shape[-1] + j])
     return nest(f"{narrow.name}_joined", iter_vars, {}, store, None)
+
+
+def _elements(buffer: Any) -> list[Any]:
+    """Axes over all of a buffer."""
+    ranges = [ir.Range(_i64(0), extent) for extent in buffer.shape]
+    return [tirx.IterVar(r, tirx.Var(f"o{d}", "int64"), tirx.IterVar.DataPar) for d, r in enumerate(ranges)]
 
 
 def _axis(var: Any, extent: int, like: Any) -> Any:

@@ -15,7 +15,7 @@ from subtune.backends.base import OUTER
 from subtune.backends.cpu.balance import imbalance
 from subtune.backends.cpu.bandwidth import bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
-from subtune.backends.cpu.families.amx.tiles import Run
+from subtune.backends.cpu.families.amx.tiles import COPIED_CYCLES, Run
 from subtune.backends.cpu.families.contraction.candidates import of_groups
 from subtune.backends.cpu.family import MODE, REGISTERS, CPUProblem
 from subtune.backends.cpu.math.amx_tiles import COLUMNS, DEPTH, ROWS, STEP_BYTES, fits
@@ -30,7 +30,6 @@ _HIDDEN = 0.1
 _LOADS_PER_CYCLE = 2.0  # rows of tiles
 START_CYCLES = 80.0  # of a block: registers to zero, the last product's latency, rows stored and read again
 _EPILOGUE_CYCLES = 3.0  # per vector and operand
-COPIED_CYCLES = 4.0  # per vector of A
 _GATHERED_CYCLES = 2.0  # per element that is copied by itself
 _PACKED_CYCLES = 6.0  # per 64 bytes of B, two rows of it woven into one
 _TURNED_CYCLES = 32.0  # where they lie the other way

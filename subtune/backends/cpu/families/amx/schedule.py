@@ -23,7 +23,7 @@ from subtune.backends.cpu.families.amx.tiles import Tiled, in_tiles, packing_of
 from subtune.backends.cpu.family import CPUProblem
 from subtune.backends.cpu.loops.by_group import GroupPacking, by_group
 from subtune.backends.cpu.loops.flat_rows import reread, rows_merged
-from subtune.backends.cpu.loops.loop_nest import LoopNest, Tiling, place
+from subtune.backends.cpu.loops.loop_nest import Tiling, place
 from subtune.backends.cpu.loops.padding import pad_axes
 from subtune.backends.cpu.math.amx_tiles import COLUMNS, TileBlock
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
@@ -93,7 +93,7 @@ def _schedule(
     packs = param < 0
     nest = place(sch, sch.get_sblock(name), stages.outputs, tiled.info, tiling, packs)
     if packs:
-        _place_b(sch, tiled, original, nest, tiling.is_serial)
+        place_packed(sch, tiled.b_tiles, nest.batch, original.b.axes[-1] == original.n.index, tiling.is_serial)
     _place_a(sch, tiled, nest.fused if tiling.order == "m" or nest.batch else None, tiling.is_serial)
     for output in nest.outputs:
         _vectors(sch, output, nest.depth)
@@ -120,15 +120,15 @@ def _place_a(sch: Schedule, tiled: Tiled, at: Any | None, is_serial: bool) -> No
         sch.vectorize(lanes)
 
 
-def _place_b(sch: Schedule, tiled: Tiled, info: Contraction, nest: LoopNest, is_serial: bool) -> None:
-    """Pack a B that is no constant: per batch inside the parallel loop, or before all others."""
-    copy = sch.get_sblock(tiled.b_tiles)
-    if nest.batch is not None:
-        sch.compute_at(copy, nest.batch, preserve_unit_loops=True)
+def place_packed(sch: Schedule, name: str, at: Any | None, is_along_n: bool, is_serial: bool) -> None:
+    """Pack a right operand by the thread that computes a batch, or before all else and in parallel."""
+    copy = sch.get_sblock(name)
+    if at is not None:
+        sch.compute_at(copy, at, preserve_unit_loops=True)
     *outer, _, _, columns = sch.get_loops(copy)
-    if nest.batch is None and not is_serial:
+    if at is None and not is_serial:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
-    if info.b.axes[-1] == info.n.index:
+    if is_along_n:
         sch.vectorize(columns)
 
 

@@ -35,7 +35,7 @@ from subtune.tir.expressions import loads, variables
 from subtune.tir.substitute import substitute
 
 _PAIRS = DEPTH // 2
-_COPIED_CYCLES = 4.0
+COPIED_CYCLES = 4.0  # per vector of A
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Run:
         def cost(lanes: int) -> float:
             vectors = -(-last.extent // lanes)
             products = -(-count * vectors * lanes // DEPTH) * -(-columns // COLUMNS)
-            return products + count * (vectors + (last.extent % lanes > 0)) * _COPIED_CYCLES
+            return products + count * (vectors + (last.extent % lanes > 0)) * COPIED_CYCLES
 
         lanes = min((32, 16, 8, 4), key=cost)
         return cls(last.extent, -(-last.extent // lanes) * lanes, lanes, count)

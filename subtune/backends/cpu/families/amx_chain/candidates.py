@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from subtune.backends.cpu.balance import imbalance
-from subtune.backends.cpu.families.amx.candidates import COPIED_CYCLES, START_CYCLES, block_cycles
+from subtune.backends.cpu.families.amx.candidates import START_CYCLES, block_cycles
+from subtune.backends.cpu.families.amx.tiles import COPIED_CYCLES
 from subtune.backends.cpu.families.chain.candidates import cache_limit_bytes
 from subtune.backends.cpu.family import MODE, REGISTERS, CPUProblem
 from subtune.backends.cpu.math.amx_tiles import COLUMNS, DEPTH, ROWS, fits

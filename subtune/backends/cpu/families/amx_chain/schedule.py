@@ -16,6 +16,7 @@ from typing import Any
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.cpu.families.amx.calls import with_calls
+from subtune.backends.cpu.families.amx.schedule import place_packed
 from subtune.backends.cpu.families.amx_chain.candidates import Knobs, accepts, obstacle
 from subtune.backends.cpu.families.amx_chain.stages import rewrite
 from subtune.backends.cpu.families.chain.candidates import cache_limit_bytes
@@ -58,7 +59,7 @@ def _schedule(sch: Schedule, form: ChainExpressions, knobs: Knobs) -> list[str]:
         outermost = batch = sch.fuse(*outer) if len(outer) > 1 else outer[0]
     else:
         outermost = rows = sch.fuse(*outer, rows) if outer else rows
-    _pack(sch, "e_tiles", batch, form.pattern.e_is_contiguous, knobs.serial)
+    place_packed(sch, "e_tiles", batch, form.pattern.e_is_contiguous, knobs.serial)
     stages = ["p_tiles"]
     if is_softmax:
         stages = ["inverse", "total", "total_part", "p_tiles", "p", "largest", "largest_part"]
@@ -69,7 +70,7 @@ def _schedule(sch: Schedule, form: ChainExpressions, knobs: Knobs) -> list[str]:
     sums = place_softmax(sch, rows, panels, mm, COLUMNS) if is_softmax else []
     _, lane = sch.split(sch.get_loops(sch.get_sblock("p_tiles"))[-1], [None, COLUMNS])
     sch.vectorize(lane)
-    _pack(sch, "b_tiles", batch, form.pattern.b_is_contiguous, knobs.serial)
+    place_packed(sch, "b_tiles", batch, form.pattern.b_is_contiguous, knobs.serial)
     copy = sch.get_sblock("a_tiles")
     sch.compute_at(copy, rows, preserve_unit_loops=True)
     sch.vectorize(sch.get_loops(copy)[-1])
@@ -109,15 +110,3 @@ def _vectors(sch: Schedule, name: str) -> None:
         vectors, columns = sch.split(columns, [None, COLUMNS])
         sch.unroll(vectors)
     sch.vectorize(columns)
-
-
-def _pack(sch: Schedule, name: str, at: Any | None, is_along_n: bool, is_serial: bool) -> None:
-    """Pack a right operand by the thread that computes a batch, or before all else and in parallel."""
-    copy = sch.get_sblock(name)
-    if at is not None:
-        sch.compute_at(copy, at, preserve_unit_loops=True)
-    *outer, _, _, columns = sch.get_loops(copy)
-    if at is None and not is_serial:
-        sch.parallel(sch.fuse(*outer))
-    if is_along_n:
-        sch.vectorize(columns)

@@ -149,10 +149,10 @@ class _Writer:
             )  # fmt: skip
             code.emit(called(f"{self._name}::softmax", arguments, ATTENTION))
         code.emit(called(f"{self._name}::finish", (at_state, end(state)), ATTENTION))
-        if knobs.parts == 1 or knobs.has_second:
-            self._store(code, (sums, state), (head, row, lane), split * knobs.key_warps + key_warp)
-        else:
+        if knobs.merges_here:
             self._merge_here(code, (sums, state, shared), (head, top), thread, split)
+        else:
+            self._store(code, (sums, state), (head, row, lane), split * knobs.key_warps + key_warp)
         return code.kernel()
 
     def _steps(self, top: Any, split: Any) -> tuple[Any, Any]:

@@ -63,11 +63,16 @@ class Knobs:
         """Whether a second kernel merges the parts."""
         return self.splits > 1 and not self.cluster
 
+    @property
+    def merges_here(self) -> bool:
+        """Whether the kernel itself does."""
+        return self.parts > 1 and not self.has_second
+
     def shared_elements(self, k: int, columns: int, size: int) -> int:
         """Of `size` bytes each: for Q and the stages of keys and values; for the warps' parts, when those are done."""
         pitches = _round16(k) + COPY_BYTES // size, _round16(columns) + COPY_BYTES // size
         copied = self.rows * pitches[0] + self.stages * self.step * sum(pitches)
-        if self.parts == 1 or self.has_second:
+        if not self.merges_here:
             return copied
         return max(copied, self.key_warps * self.rows * (self.part_pitch(columns) + 2) * 4 // size)
 
