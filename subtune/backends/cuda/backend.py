@@ -39,7 +39,7 @@ _WHOLE_STEP_FMAS = 1 << 29
 
 class CUDABackend(Backend):
     kind: ClassVar[str] = "cuda"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     measuring: ClassVar[Measuring] = Measuring(
         overlaps=True,
         # half as many again: 20 candidates on 16 cores would take two rounds, the second mostly idle

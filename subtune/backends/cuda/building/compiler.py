@@ -14,6 +14,7 @@ from typing import Any
 
 from subtune.backends.cuda.building.binaries import token
 from subtune.backends.cuda.building.headers import headers_found, small_headers
+from subtune.backends.cuda.lowering.float_functions import every_function_exact, is_exact
 from subtune.core.errors import TargetError
 
 _log = logging.getLogger(__name__)
@@ -22,8 +23,8 @@ _collecting: list[dict[str, bytes]] = []
 _known: dict[tuple[str, str, str], bytes] = {}
 _KNOWN_LIMIT = 256
 _MANY = 6
-_EXACT = "TVM_CUDA_NVCC_NO_FAST_MATH"
-_EXACT_NVRTC = "TVM_CUDA_NVRTC_EXTRA_OPTS"
+_NO_FAST_MATH = "TVM_CUDA_NVCC_NO_FAST_MATH"
+_FAST_MATH = b"--use_fast_math"
 
 
 def compiler() -> str:
@@ -60,7 +61,7 @@ def compile_source(source: str, target: Any) -> bytes:
     """
     require_compiler()
     arch = str(target.attrs["arch"])
-    key = (hashlib.sha256(source.encode()).hexdigest(), arch, os.environ.get(_EXACT, ""))
+    key = (hashlib.sha256(source.encode()).hexdigest(), arch, str(is_exact()))
     if key not in _known:
         try:
             with target:
@@ -80,18 +81,40 @@ def compile_source(source: str, target: Any) -> bytes:
 def _compiled(source: str) -> Any:
     from tvm.support.nvcc import compile_cuda
 
-    # many kernels in one source: their functions are optimised side by side
-    options = ["--split-compile=0"] if source.count("__global__") > _MANY else None
+    options = [] if is_exact() else ["--ftz=true"]
+    if source.count("__global__") > _MANY:  # their functions are optimised side by side
+        options.append("--split-compile=0")
     compile_it = partial(compile_cuda, source, target_format="cubin", options=options, compiler=compiler())
     if compiler() != "nvrtc":
         return compile_it()
-    with headers_found():
+    with headers_found(), _no_fast_math():
         try:
             with small_headers():
                 return compile_it()
         except RuntimeError as e:  # which needs more of the headers than we know, or is wrong
             _log.debug("compiled with libcu++'s headers: %s", _complaint(str(e)))
             return compile_it()
+
+
+@contextmanager
+def _no_fast_math() -> Iterator[None]:
+    """Inside, NVRTC is not told what TVM always tells it: functions of float32 would have half their digits.
+
+    What may be short is so in the source (`lowering/float_functions.py`).
+    """
+    from cuda.bindings import nvrtc
+
+    compile_program = nvrtc.nvrtcCompileProgram
+
+    def without(program: Any, _count: int, options: list[bytes]) -> Any:
+        kept = [option for option in options if option != _FAST_MATH]
+        return compile_program(program, len(kept), kept)
+
+    nvrtc.nvrtcCompileProgram = without
+    try:
+        yield
+    finally:
+        nvrtc.nvrtcCompileProgram = compile_program
 
 
 def _complaint(text: str) -> str:
@@ -102,22 +125,21 @@ def _complaint(text: str) -> str:
 
 
 @contextmanager
-def collected(is_exact: bool = False) -> Iterator[dict[str, bytes]]:
+def collected(exactly: bool = False) -> Iterator[dict[str, bytes]]:
     """Inside, what TVM builds for CUDA keeps a token for its machine code, which is in the dictionary by its key.
 
     Args:
-        is_exact: without `--use_fast_math`, as far as the compiler lets go of it.
+        exactly: every operation rounds as IEEE 754 says and as CUDA's functions do, whatever is stored.
     """
     _register()
-    before = {name: os.environ.get(name) for name in ("TVM_COMPILE_FORCE_FALLBACK", _EXACT, _EXACT_NVRTC)}
-    os.environ["TVM_COMPILE_FORCE_FALLBACK"] = "1"
-    if is_exact:
-        os.environ[_EXACT] = "1"
-        os.environ[_EXACT_NVRTC] = "--ftz=false --prec-div=true --prec-sqrt=true"
+    settings = ("TVM_COMPILE_FORCE_FALLBACK", _NO_FAST_MATH)
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(dict.fromkeys(settings, "1"))
     binaries: dict[str, bytes] = {}
     _collecting.append(binaries)
     try:
-        yield binaries
+        with every_function_exact(exactly):
+            yield binaries
     finally:
         _collecting.pop()
         for name, value in before.items():

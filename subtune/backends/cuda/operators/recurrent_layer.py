@@ -43,7 +43,8 @@ class Layer:
     @property
     def parameters(self) -> list[str]:
         """Of the C++ templates, to begin with: the cell, its activations, which directions go backwards."""
-        names = [name.upper() for name in self.activations]
+        short = "SHORT_" if dtype_bits(self.y[1]) <= 16 else ""
+        names = [name.upper() if name == "relu" else f"{short}{name.upper()}" for name in self.activations]
         names += [names[-1]] * (3 - len(names))
         backwards = {"forward": 0, "reverse": 1, "bidirectional": 2}[self.direction]
         return [*(f"subtune::{name}" for name in (self.cell, *names)), str(backwards)]

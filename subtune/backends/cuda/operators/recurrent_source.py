@@ -11,17 +11,23 @@ all of them on the device at once; then a lane keeps its part of the weights in 
 Arguments without a name are ends of buffers, which TVM makes as large as what it sees.
 """
 
-RECURRENT = r"""
+from subtune.backends.cuda.lowering.float_functions import SHORT_FUNCTIONS
+
+RECURRENT = (
+    SHORT_FUNCTIONS
+    + r"""
 #ifndef SUBTUNE_RECURRENT
 #define SUBTUNE_RECURRENT
 namespace subtune {
 enum Cell { RNN, GRU, LSTM };
-enum Activation { SIGMOID, TANH, RELU };
+enum Activation { SIGMOID, TANH, RELU, SHORT_SIGMOID, SHORT_TANH };  // short ones are right to the bits of a half
 struct Layer { int steps, batch, hidden, directions; };
 
 template <int F> __device__ __forceinline__ float activated(float x) {
   if constexpr (F == SIGMOID) return 1.0f / (1.0f + expf(-x));
   else if constexpr (F == TANH) return tanhf(x);
+  else if constexpr (F == SHORT_SIGMOID) return subtune_sigmoid(x);
+  else if constexpr (F == SHORT_TANH) return subtune_tanh(x);
   else return x < 0.0f ? 0.0f : x;  // NaN stays
 }
 
@@ -214,3 +220,4 @@ __device__ __forceinline__ void recurrent(const X* x, const T* r, const float* b
 }  // namespace subtune
 #endif
 """
+)
