@@ -19,6 +19,7 @@ from subtune.passes.alternatives_merge import chains_with_copies, merges
 from subtune.passes.alternatives_norm import carried_norms, normed_products
 from subtune.passes.alternatives_pool import pooled_stems
 from subtune.passes.alternatives_split import splits
+from subtune.passes.alternatives_sum import summed_products
 from subtune.passes.neighbours import Neighbours, Proposal
 from subtune.passes.regroup import drafts_of, exchanged, group_of_ops
 
@@ -47,6 +48,7 @@ def alternatives(graph: PartitionGraph, forms: Forms = ANY) -> tuple[Region, ...
     around = Neighbours(graph)
     wanted = [merges, splits]
     wanted += [pooled_stems] if forms.pools_stems else []
+    wanted += [summed_products] if forms.sums_products else []
     wanted += [chains_with_copies] if forms.copies_operands else []
     wanted += [carried_norms] if forms.carries_norms else []
     wanted += [partial(normed_products, forms.normed_columns)] if forms.normed_columns else []

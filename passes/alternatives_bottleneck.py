@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from subtune.core.graph import Group, Kind, OpNode
-from subtune.passes.neighbours import Neighbours, Proposal, nbytes
+from subtune.core.graph import Group, OpNode
+from subtune.passes.neighbours import Neighbours, Proposal, conv2d_filters, nbytes, pointwise_filters
 
 
 def bottlenecks(around: Neighbours, depthwise: Group) -> Iterator[Proposal]:
@@ -19,7 +19,9 @@ def bottlenecks(around: Neighbours, depthwise: Group) -> Iterator[Proposal]:
     if link is None or link.views or not _reads(around, link.user, depthwise):
         return
     parts = [depthwise, link.user]
-    expand = next((g for g, before in around.before(depthwise) if not before.views and _is_pointwise(around, g)), None)
+    expand = next(
+        (g for g, before in around.before(depthwise) if not before.views and pointwise_filters(around.anchor(g))), None
+    )
     if expand is not None and _reads_at(around.anchor(depthwise), expand):
         parts.insert(0, expand)
     names = ", ".join(group.anchor for group in parts)
@@ -29,7 +31,7 @@ def bottlenecks(around: Neighbours, depthwise: Group) -> Iterator[Proposal]:
 
 
 def _reads(around: Neighbours, group: Group, producer: Group) -> bool:
-    return _is_pointwise(around, group) and _reads_at(around.anchor(group), producer)
+    return bool(pointwise_filters(around.anchor(group))) and _reads_at(around.anchor(group), producer)
 
 
 def _reads_at(anchor: OpNode, producer: Group) -> bool:
@@ -38,20 +40,7 @@ def _reads_at(anchor: OpNode, producer: Group) -> bool:
     return anchor.inputs[0].source == made and all(value.source != made for value in anchor.inputs[1:])
 
 
-def _filters(anchor: OpNode) -> tuple[int | str, ...]:
-    """Shape of a 2-d convolution's weights, `[out, kh, kw, in]`; () for every other op."""
-    if anchor.kind is not Kind.CONTRACTION or anchor.op != "nn.conv2d" or len(anchor.inputs) < 2:
-        return ()
-    return anchor.inputs[1].tensor.shape
-
-
-def _is_pointwise(around: Neighbours, group: Group) -> bool:
-    anchor = around.anchor(group)
-    filters = _filters(anchor)
-    return len(filters) == 4 and filters[1:3] == (1, 1) and filters[3] == anchor.inputs[0].tensor.shape[-1]
-
-
 def _is_depthwise(anchor: OpNode) -> bool:
-    filters = _filters(anchor)
+    filters = conv2d_filters(anchor)
     image = anchor.inputs[0].tensor.shape if filters else ()
     return len(filters) == 4 and filters[3] == 1 and filters[0] == image[-1] and filters[1:3] != (1, 1)

@@ -130,3 +130,17 @@ class Neighbours:
 def nbytes(group: Group) -> int:
     """Bytes of a group's outputs."""
     return reduce(lambda total, value: total + value.tensor.nbytes, group.outputs, 0)
+
+
+def pointwise_filters(anchor: OpNode) -> tuple[int | str, ...]:
+    """Shape of a 1x1 convolution's weights, `[out, 1, 1, in]`; () for every other op."""
+    filters = conv2d_filters(anchor)
+    is_pointwise = len(filters) == 4 and filters[1:3] == (1, 1) and filters[3] == anchor.inputs[0].tensor.shape[-1]
+    return filters if is_pointwise else ()
+
+
+def conv2d_filters(anchor: OpNode) -> tuple[int | str, ...]:
+    """Shape of a 2-d convolution's weights, `[out, kh, kw, in]`; () for every other op."""
+    if anchor.kind is not Kind.CONTRACTION or anchor.op != "nn.conv2d" or len(anchor.inputs) < 2:
+        return ()
+    return anchor.inputs[1].tensor.shape

@@ -26,6 +26,7 @@ class Forms:
         ops_per_byte, half_ops_per_byte: operations that it does in the time of one byte from memory, of float32 and of
             halves: a copy matters the more, the faster the products are.
         pools_stems: a network's first convolution and the max pooling behind it can be one kernel.
+        sums_products: so can two pointwise convolutions of halves that are added up.
         normed_columns: so can a product of halves and the norm of its rows, of so many columns at most; 0: it cannot.
         carries_norms: a product of halves can take the moments of its rows, and another make up with them for the norm
             between.
@@ -42,6 +43,7 @@ class Forms:
     ops_per_byte: float = 10.0
     half_ops_per_byte: float = 10.0
     pools_stems: bool = False
+    sums_products: bool = False
     normed_columns: int = 0
     copies_operands: bool = False
     carries_norms: bool = False

@@ -73,8 +73,12 @@ _Terms = tuple[tuple[int, int], ...]  # (axis, factor), the spatial one first
 _Read = tuple[int, int, _Terms]  # extent, stride, terms
 
 
-def gemm_view(info: Contraction) -> GemmView | NotApplicable:
-    """The contraction as GEMMs over tensor maps, or why it is none."""
+def gemm_view(info: Contraction, keeps_rows: bool = False) -> GemmView | NotApplicable:
+    """The contraction as GEMMs over tensor maps, or why it is none.
+
+    Args:
+        keeps_rows: every axis of the rows is a group of its own.
+    """
     if info.per_group:
         return NotApplicable("a grouped convolution")
     extents = {axis.index: axis.extent for axis in info.axes}
@@ -100,6 +104,7 @@ def gemm_view(info: Contraction) -> GemmView | NotApplicable:
         if (
             before is not None
             and before.role == axis.role
+            and not (keeps_rows and axis.role == "m")
             and _joins(before.axes[-1], axis.index, axis.role, joined, info)
         ):
             groups[-1] = Group(axis.role, (*before.axes, axis.index), (*before.extents, axis.extent))

@@ -23,6 +23,7 @@ from subtune.patterns.row_product import RowProduct, row_product
 from subtune.patterns.rows import Columns, Rowwise, rows_or_columns
 from subtune.patterns.sections import sectioned
 from subtune.patterns.stages import Stages, anchored, inlined
+from subtune.patterns.summed import Summed, summed
 from subtune.patterns.window import Window, window
 from subtune.tir.blocks import all_blocks, extents_of, is_reduction
 
@@ -35,8 +36,8 @@ class Unrecognised:
 
 
 Pattern = (
-    Contraction | Window | Rowwise | Columns | Chain | ChainWithCopies | Bottleneck | Pooled | Normed | RowProduct
-    | Elementwise | Unrecognised
+    Contraction | Window | Rowwise | Columns | Chain | ChainWithCopies | Bottleneck | Pooled | Summed | Normed
+    | RowProduct | Elementwise | Unrecognised
 )  # fmt: skip
 
 
@@ -74,6 +75,9 @@ def _recognise(workload: Workload) -> Pattern:
         pooling = pooled(workload.func, workload.num_outputs)
         if isinstance(pooling, Pooled):
             return pooling
+        both = summed(workload.func, workload.num_outputs)
+        if isinstance(both, Summed):
+            return both
         norm = normed(workload.func, workload.num_outputs)
         if isinstance(norm, Normed):
             return norm

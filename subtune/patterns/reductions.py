@@ -43,13 +43,13 @@ class Blocks:
         constants = frozenset(int(i) for i in func.attrs.get("layout_free_buffers", ()))
         return cls(made, tuple(func.params), constants)
 
-    def needed_for(self, result: Any) -> frozenset[Any]:
-        """Of the buffers that are made, `result` and all that it is computed from."""
+    def needed_for(self, result: Any, known: Any | None = None) -> frozenset[Any]:
+        """Of the buffers that are made, `result` and all that it is computed from; but for what makes `known` alone."""
         found: set[Any] = set()
         wanted = [result]
         while wanted:
             buffer = wanted.pop()
-            if buffer in self.made and buffer not in found:
+            if buffer in self.made and buffer not in found and not buffer.same_as(known):
                 found.add(buffer)
                 wanted += [load.source for load in loads(self.made[buffer].body.value)]
         return frozenset(found)

@@ -88,6 +88,7 @@ class CUDABackend(Backend):
             ops_per_byte=model.fma_flops() / model.dram_bytes_per_s,
             half_ops_per_byte=half_flops / model.dram_bytes_per_s,
             pools_stems=model.arch == "sm_90a",
+            sums_products=model.arch == "sm_90a",
             normed_columns=_NORMED_COLUMNS if model.arch == "sm_90a" else 0,
             copies_operands=model.arch == "sm_90a",
             carries_norms=model.arch == "sm_90a",

@@ -1,8 +1,8 @@
 """CUDA kernels run without a GPU: the source that TVM prints, compiled as C++ with `cuda_on_cpu.h`.
 
 What the machine code would compute is computed lane by lane: barriers, shuffles, shared memory, asynchronous copies,
-`ldmatrix` and `mma.sync`. Not what only Hopper has: wgmma, TMA, clusters. Copies are done when they are asked for, so a
-wait that is missing is not seen.
+`ldmatrix` and `mma.sync`; of what only Hopper has, TMA and wgmma (`hopper_on_cpu`), but no clusters. Copies are done
+when they are asked for, so a wait that is missing is not seen.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from subtune.backends.cuda.timing.bench import wide_dtype
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.measure.guarded import elements, numpy_dtype
+from tests.backends.cuda import hopper_on_cpu
 
 _ASM = re.compile(r"\b(?:asm|__asm__)(?:\s+(?:volatile|__volatile__))?\s*\(")
 _STRINGS = re.compile(r'(?:\s*"(?:[^"\\]|\\.)*")+')
@@ -178,18 +179,18 @@ def _library(source: str, launches: list[Any], folder: Path) -> Path:
     code = re.sub(r"__shared__ (alignas\(\d+\)) ", r"\1 __shared__ ", source)
     code = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];", r"\1* \2 = (\1*)emu::dynamic;", code)
     code = _without_assembly(code.replace("#include <mma.h>", "").replace("#include <cuda.h>", ""))
-    text = [f'#include "{Path(__file__).with_name("cuda_on_cpu.h")}"', code]
+    text = [f'#include "{Path(__file__).with_name("hopper_on_cpu.h")}"', code]
     for index, (name, args, extents) in enumerate(launches):
         signature = re.search(rf"\b{name}\(([^)]*)\);", source)
         assert signature
         types = [re.sub(r"__restrict__.*| \w+$", "", param).strip() for param in signature.group(1).split(",")]
         assert len(types) == len(args)
-        given = ", ".join(f"({kind}){'' if '*' in kind else '(intptr_t)'}given[{i}]" for i, kind in enumerate(types))
+        given = ", ".join(_given(kind, i) for i, kind in enumerate(types))
         blocks, threads = (
             ", ".join(str(extents.get(f"{kind}Idx.{d}", 1)) for d in "xyz") for kind in ("block", "thread")
         )
         body = source[source.rindex(f"{name}(") :].partition("\n}")[0]
-        together = "_together" if "recurrent" in body else ""
+        together = "_together" if "recurrent" in body else "_hopper" if "wgmma" in body else ""
         text.append(
             f'static void** given_{index};\nextern "C" void launch_{index}(void** given, int backwards) {{\n'
             f"  given_{index} = given;\n  emu::launch{together}(dim3({blocks}), dim3({threads}), backwards, "
@@ -202,6 +203,13 @@ def _library(source: str, launches: list[Any], folder: Path) -> Path:
     done = subprocess.run([*command, str(library)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:3000]
     return library
+
+
+def _given(kind: str, i: int) -> str:
+    """The `i`th argument, of type `kind`, from a list of pointers."""
+    if "CUtensorMap" in kind:
+        return f"*(const CUtensorMap*)given[{i}]"
+    return f"({kind}){'' if '*' in kind else '(intptr_t)'}given[{i}]"
 
 
 def _without_assembly(code: str) -> str:
@@ -219,6 +227,8 @@ def _statement(text: str) -> str:
     assert strings, text
     instruction = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', strings.group()))
     operands = [_parenthesised(text, found.end()) for found in _OPERAND.finditer(text)]
+    if own := hopper_on_cpu.statement(instruction, operands):
+        return own
     if "cp.async.commit_group" in instruction or "cp.async.wait_group" in instruction:
         return ";"
     if "setp" in instruction:

@@ -30,6 +30,7 @@ from subtune.backends.cuda.families import (
     wgmma,
     wgmma_normed,
     wgmma_rows,
+    wgmma_summed,
     window,
     winograd,
 )
@@ -40,6 +41,7 @@ FAMILIES: tuple[Family[Any, Any], ...] = (
     wgmma.FAMILY,
     wgmma_normed.FAMILY,
     wgmma_rows.FAMILY,
+    wgmma_summed.FAMILY,
     stem.FAMILY,
     pooled_stem.FAMILY,
     attention.FAMILY,

@@ -57,7 +57,28 @@ def _is_product(sch: Any, block: Any) -> bool:
     if kinds != [0] * (len(kinds) - 1) + [2] or len(kinds) < 3 or len(loops) != len(kinds):
         return False
     extents = [getattr(sch.get(loop).extent, "value", 0) for loop in loops]
-    return min(extents[-3:-1]) >= _LEAST and len(_operands(stmt)) == 2
+    return extents[-2] >= _LEAST and extents[_row_axis(stmt, extents)] >= _LEAST and len(_operands(stmt)) == 2
+
+
+def _row_axis(stmt: Any, extents: list[int]) -> int:
+    """Which axis the rows of a tile are along: the last one before the columns, or the longest one that is none of the
+    second operand's; images, where they have few pixels side by side.
+    """
+    last = len(extents) - 3
+    if extents[last] >= _LEAST:
+        return last
+    axes = [axis.var for axis in stmt.iter_vars]
+    indexed = [_indexed(stmt.reads[i], axes) for i in _operands(stmt)]
+    rows = [i for i in range(last) if sum(i in axes_of for axes_of in indexed) == 1]
+    return max(rows, key=extents.__getitem__, default=last)
+
+
+def _indexed(region: Any, axes: list[Any]) -> set[int]:
+    """Those of `axes` that say where a block reads a buffer."""
+    from subtune.tir.expressions import variables
+
+    found = variables([dim.min for dim in region.region])
+    return {i for i, axis in enumerate(axes) if axis in found}
 
 
 def _operands(stmt: Any) -> list[int]:
@@ -72,7 +93,8 @@ def _copied(sch: Any, block: Any) -> list[Any]:
 
 def _tile(sch: Any, block: Any, copies: list[Any]) -> None:
     sums = sch.cache_write(block, 0, "local")
-    *outer, m, n, k = sch.get_loops(block)
+    *outer, n, k = sch.get_loops(block)
+    m = outer.pop(_row_axis(sch.get(block), [int(sch.get(loop).extent) for loop in (*outer, n, k)]))
     m0, m1, mi = sch.split(m, [None, _SIDE, _ROWS // _SIDE])
     n0, n1, ni = sch.split(n, [None, _SIDE, _ROWS // _SIDE])
     k0, k1 = sch.split(k, [None, _STEP])

@@ -3,4 +3,4 @@
 from subtune.backends.base import Family, NoKnobs, proposes_nothing
 from subtune.backends.cuda.families.default.schedule import schedule
 
-FAMILY = Family("default", 2, NoKnobs, proposes_nothing, lambda problem: (), schedule)
+FAMILY = Family("default", 3, NoKnobs, proposes_nothing, lambda problem: (), schedule)

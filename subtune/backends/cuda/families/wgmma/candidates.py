@@ -78,11 +78,20 @@ def accepts(problem: Problem[CUDAModel]) -> str:
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Every sensible tiling of a contraction that wgmma can compute; none where it cannot."""
-    anchor, workload, device = problem.pattern, problem.workload, problem.device
-    dtype, size = anchor.a.dtype, dtype_bits(anchor.a.dtype) // 8
+    anchor, workload = problem.pattern, problem.workload
     view = gemm_view(anchor)
-    if isinstance(view, NotApplicable) or is_misaligned(view, dtype):
+    if isinstance(view, NotApplicable) or is_misaligned(view, anchor.a.dtype):
         return []
+    moved = workload.nbytes - unread_bytes(view, workload.args[0].nbytes)
+    found = tilings(view, workload, moved, problem.device, anchor.a.dtype)
+    return [Candidate.make("cuda.wgmma", seconds, **tiling.knobs()) for tiling, seconds in found]
+
+
+def tilings(
+    view: GemmView, workload: Workload, moved: float, device: CUDAModel, dtype: str
+) -> list[tuple[Tiling, float]]:
+    """Every sensible one of a contraction of `dtype`, and the seconds of a run in which DRAM moves `moved` bytes."""
+    size = dtype_bits(dtype) // 8
     across = [dims[-1].group != view.inner for dims in (view.a, view.b)]
     if any(across) and size != 2:
         return []
@@ -105,12 +114,12 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
             plain = replace(form, consumers=consumers, alternate=alternate, blocks_per_sm=blocks, promote=promote,
                             row_bytes=width)  # fmt: skip
             for tiling in _variants(plain, view, device, size):
-                seconds = predict(view, tiling, workload, device, dtype)
-                if _moved_s(view, tiling, workload, device) > _MEMORY_BOUND * seconds:
+                seconds = predict(view, tiling, workload, device, dtype, moved)
+                if _moved_s(view, tiling, workload, device, moved) > _MEMORY_BOUND * seconds:
                     shallow = max(2, _AHEAD_BYTES // (tiling.m * width * blocks))
                     tiling = replace(tiling, stages=min(tiling.stages, shallow))
                     seconds *= 1.0 + _COARSE * (tiling.m > 64)
-                found.append(Candidate.make("cuda.wgmma", seconds, **tiling.knobs()))
+                found.append((tiling, seconds))
     return found
 
 
@@ -237,8 +246,12 @@ def _tiles(view: GemmView, tiling: Tiling) -> tuple[int, int, int]:
     return view.extent(*view.batch), ceil(rows / tiling.boxes), ceil(view.extent(view.n) / tiling.columns)
 
 
-def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAModel, dtype: str) -> float:
-    """Seconds of one run."""
+def predict(
+    view: GemmView, tiling: Tiling, workload: Workload, device: CUDAModel, dtype: str, moved: float | None = None
+) -> float:
+    """Seconds of one run; `moved`: bytes that DRAM moves, without which all arguments are, but for unread rows of A."""
+    if moved is None:
+        moved = workload.nbytes - unread_bytes(view, workload.args[0].nbytes)
     size = dtype_bits(dtype) // 8
     bk = tiling.row_bytes // size
     count = prod(_tiles(view, tiling)) * tiling.split
@@ -266,7 +279,7 @@ def predict(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAMode
     else:
         turns, at_once = ceil(count / places), 2 if tiling.alternate else 1
         cycles = max(tiling.blocks_per_sm * turns * busy, turns * alone / at_once) + alone * (1 - 1 / at_once)
-    memory = _moved_s(view, tiling, workload, device)
+    memory = _moved_s(view, tiling, workload, device, moved)
     seconds = cycles / device.cycles_per_s + memory + _FILL_S + device.launch_s + _together_s(tiling, device)
     return seconds * _energy(tiling) if seconds > _HOT_S and multiply == max(times) else seconds
 
@@ -296,17 +309,17 @@ def _operations(view: GemmView, workload: Workload) -> float:
     return max(0.0, total / elements - 2.0 * view.extent(*view.steps, view.inner))
 
 
-def _moved_s(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAModel) -> float:
-    """Seconds that DRAM takes for all of it; longer where a tile's rows lie apart."""
+def _moved_s(view: GemmView, tiling: Tiling, workload: Workload, device: CUDAModel, moved: float) -> float:
+    """Seconds that DRAM takes for `moved` bytes; longer where a tile's rows lie apart."""
     run_bytes = tiling.rows[-1] * view.extent(view.n) * dtype_bits(workload.args[-1].dtype) / 8
     scattered = 1.0 + _SCATTERED * min(1.0, ROW_BYTES / run_bytes) ** 0.5 if len(tiling.rows) > 1 else 1.0
-    return _moved_bytes(view, workload) / device.dram_bytes_per_s * scattered
+    return moved / device.dram_bytes_per_s * scattered
 
 
-def _moved_bytes(view: GemmView, workload: Workload) -> float:
-    """All arguments once, but for rows of A that no window looks at."""
+def unread_bytes(view: GemmView, nbytes: int) -> float:
+    """Of A's `nbytes`, those in rows that no window looks at."""
     share = 1.0
     for dim in view.a[:-1]:
         taps = view.groups[dim.window].extent if dim.window >= 0 else 1
         share *= min(1.0, taps / dim.scale)
-    return workload.nbytes - (1.0 - share) * workload.args[0].nbytes
+    return (1.0 - share) * nbytes

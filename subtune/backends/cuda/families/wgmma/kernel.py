@@ -9,12 +9,14 @@ the last one is stored. Consumers share a tile (`m64` rows each), or with `alter
 while the other multiplies. With `taps`, a stage has the weights of several, and the rows of pixels that all of them
 read; a `resident` B is copied with the first tile. In a `cluster`, blocks have tiles one below the other and each
 copies a part of B for all of them; with `split`, blocks share a tile and each sums a part of k (`cluster`). A GEMM and
-a convolution differ in their tensor maps and in the rows of a tile only.
+a convolution differ in their tensor maps and in the rows of a tile only; a product that is added to another one is more
+steps of k, copied by maps of its own (`copies`).
 Sources: CUTLASS 3 (warp-specialised persistent kernels); PTX ISA 8, wgmma and cp.async.bulk.tensor.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from tvm import tirx
@@ -26,11 +28,10 @@ from subtune.backends.cuda.families.wgmma.cluster import (
     part_of_sums,
     wait_for_cluster,
 )
+from subtune.backends.cuda.families.wgmma.copies import Copies, same_place
 from subtune.backends.cuda.families.wgmma.row_values import RowValues
 from subtune.backends.cuda.families.wgmma.store import Store, wide_dtype
 from subtune.backends.cuda.families.wgmma.tiling import SWIZZLES
-from subtune.backends.cuda.families.wgmma.tma import TensorMap, copy_instruction
-from subtune.backends.cuda.families.wgmma.walk import Walk
 from subtune.core.workload import dtype_bits
 
 _ROLLED = {"disable_unroll": True}
@@ -49,13 +50,13 @@ def instruction(dtype: str, columns: int) -> str:
 
 
 # long: one kernel in TVMScript, whose roles share barriers, buffers and indices
-def wgmma_func(
-    params: tuple[Any, ...], a: Any, b: Any, maps: tuple[TensorMap, TensorMap], walk: Walk, store: Store,
-    rows: RowValues | None = None,
-) -> Any:  # fmt: skip
-    """The PrimFunc with `params`, two of which are the operands `a` and `b`; `rows` computes numbers of its rows."""
-    a_map, b_map = maps
-    t, view = walk.tiling, walk.view
+def wgmma_func(params: tuple[Any, ...], copies: tuple[Copies, ...], store: Store, rows: RowValues | None = None) -> Any:
+    """The PrimFunc with `params`; `copies` has the product, and one that is added to it; `rows` computes numbers of
+    its rows.
+    """
+    product, *added = copies
+    (a_map, b_map), walk = product.maps, product.walk
+    t = walk.tiling
     size = dtype_bits(a_map.dtype) // 8
     bk, eight_rows, swizzle = t.row_bytes // size, t.row_bytes * 8 // 16, SWIZZLES[t.row_bytes]
     a_elements, b_tap = t.copied_rows * bk, t.columns * bk
@@ -63,7 +64,6 @@ def wgmma_func(
     a_bytes, b_bytes = a_elements * size, b_elements * size
     register = "uint32" if a_map.dtype in ("int8", "uint8") else "float32"
     blocks, tiles, clusters = walk.blocks, walk.tiles, walk.clusters
-    box_elements = a_elements // t.boxes
     m64, width = t.multiplied
     acc = width // 2
     multiply = instruction(a_map.dtype, width)
@@ -71,12 +71,6 @@ def wgmma_func(
     # descriptors count in 16 bytes; k16 is two of them along k, 16 rows of 128 bytes across
     a_step, b_step = (2 if m.is_along_k else 16 * t.row_bytes // 16 for m in (a_map, b_map))
     a_leading, b_leading = (1 if m.is_along_k else bk * t.row_bytes // 16 for m in (a_map, b_map))
-    b_width = t.columns // t.cluster  # that this block copies
-    a_boxes, b_boxes = (1 if m.is_along_k else width // bk for m, width in ((a_map, t.m), (b_map, b_width)))
-    b_box = b_width // b_boxes
-    sent_bytes = a_map.box_bytes * a_boxes * t.boxes
-    copy_a, copy_b = copy_instruction(a_map.rank), copy_instruction(b_map.rank, t.cluster > 1)
-    receivers = ((1 << t.cluster) - 1,) if t.cluster > 1 else ()
     less, more = t.setmaxnreg or (0, 0)
     free_by = 1 if t.alternate else t.consumers
     is_single = tiles <= clusters  # a block has one tile at most
@@ -88,6 +82,10 @@ def wgmma_func(
         for param in params:
             T.arg(param.name, param)
 
+    def prefetch(maps: Any) -> None:
+        for handle in (handle for of_product in maps for handle in of_product):
+            T.evaluate(T.ptx.prefetch.tensormap(T.address_of(handle)))
+
     def release(slot: Any, lane: Any) -> None:
         if t.cluster > 1:
             arrive_everywhere(slot, t.cluster, lane)
@@ -95,21 +93,34 @@ def wgmma_func(
             with T.If(lane == 0), T.Then():
                 T.evaluate(T.ptx.mbarrier.arrive.shared.b64(slot, T.uint32(1)))
 
-    def copy_rows(corners: list[Any], step: dict[int, Any], to: Any, base: Any, map_a: Any, barrier: Any) -> None:
-        for i, corner in enumerate(corners):
-            for box in range(a_boxes):
-                at = moved(corner | step, view.rows[-1], box * bk, a_boxes > 1)
-                there = to.ptr_to([base + (i * a_boxes + box) * (box_elements // a_boxes)])
-                T.evaluate(T.ptx[copy_a](there, T.address_of(map_a), *a_map.coordinates(at), barrier))
+    def copy_step(maps: Any, to: tuple[Any, Any], places: tuple[Any, ...], stage: Any, barrier: Any) -> None:
+        """The boxes of a step of one tile, by the `maps` of whichever product the step is of."""
+        tile, block, rank, corners, step = places
+
+        def of_product(i: int, step_of: Any) -> None:
+            own = [same_place(corner, walk.view, copies[i].walk.view) for corner in corners] if i else corners
+            copies[i].copy_rows(maps[i][0], own, step_of, to[0], stage, barrier)
+            slot = step if t.resident else stage
+            with ExitStack() as condition:
+                if t.resident:
+                    condition.enter_context(T.If(tile == block))
+                    condition.enter_context(T.Then())
+                copies[i].copy_columns(maps[i][1], own[0], step_of, to[1], slot, barrier, rank)
+
+        if not added:
+            of_product(0, step)
+            return
+        with T.If(step < walk.own_steps):
+            with T.Then():
+                of_product(0, step)
+            with T.Else():
+                of_product(1, step - walk.own_steps)
 
     def copied_bytes(tile: Any, block: Any) -> Any:
         """Of a step; what stays is copied with the block's first tile."""
         if not t.resident:
-            return T.uint32(sent_bytes + b_bytes)
-        return tirx.Select(tile == block, T.uint32(sent_bytes + b_bytes), T.uint32(sent_bytes))
-
-    def of_box(rank: Any, box: Any) -> Any:
-        return rank * b_boxes + box if t.cluster > 1 else box
+            return T.uint32(product.sent_bytes + b_bytes)
+        return tirx.Select(tile == block, T.uint32(product.sent_bytes + b_bytes), T.uint32(product.sent_bytes))
 
     def accumulators(m: Any, registers: Any) -> list[Any]:
         return [registers[m * acc + i] for i in range(acc)]
@@ -146,10 +157,7 @@ def wgmma_func(
     @T.prim_func(check_well_formed=False)
     def main() -> None:
         declare()
-        map_a: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", map_a, a_map.dtype, a_map.rank, a.data, *a_map.arguments)
-        map_b: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", map_b, b_map.dtype, b_map.rank, b.data, *b_map.arguments)
+        maps = T.meta_var([one.declare(f"_{i}" if i else "") for i, one in enumerate(copies)])
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": t.blocks_per_sm})
         rank = T.meta_var(T.cta_id_in_cluster([blocks]) if blocks > 1 else 0)
@@ -170,8 +178,7 @@ def wgmma_func(
         pool.commit()
         group: T.let[T.int32] = T.tvm_warp_shuffle(0xFFFFFFFF, tid // 128, 0, 32, 32)
         if tid == 0:
-            T.ptx.prefetch.tensormap(T.address_of(map_a))
-            T.ptx.prefetch.tensormap(T.address_of(map_b))
+            prefetch(maps)
             for i in T.unroll(t.stages):
                 T.ptx.mbarrier.init.shared.b64(full.ptr_to([i]), T.uint32(1))
                 T.ptx.mbarrier.init.shared.b64(empty.ptr_to([i]), T.uint32(free_by * t.cluster))
@@ -202,19 +209,8 @@ def wgmma_func(
                         step: T.let[T.int32] = walk.first_step(rank) + local
                         T.cuda.mbarrier_wait(empty.ptr_to([stage]), phase ^ 1)
                         T.ptx.mbarrier.arrive.expect_tx.shared.b64(full.ptr_to([stage]), copied_bytes(tile, block))
-                        copy_rows(corners, walk.at_step(step), shared_a, stage * a_elements, map_a,
+                        copy_step(maps, (shared_a, shared_b), (tile, block, rank, corners, step), stage,
                                   full.ptr_to([stage]))
-                        if t.resident == 0 or tile == block:
-                            for tap in T.unroll(t.taps):
-                                for box in T.unroll(b_boxes):
-                                    T.ptx[copy_b](
-                                        shared_b.ptr_to([(step if t.resident > 0 else stage) * b_elements + tap * b_tap
-                                                         + of_box(rank, box) * (b_box * bk)]),
-                                        T.address_of(map_b),
-                                        *b_map.coordinates(
-                                            moved(corners[0] | walk.at_tap(walk.at_step(step), tap), view.n,
-                                                  of_box(rank, box) * b_box, b_boxes * t.cluster > 1)),
-                                        full.ptr_to([stage]), *receivers)
                         stage = stage + 1
                         if stage == t.stages:
                             stage = 0
@@ -334,7 +330,3 @@ def wgmma_func(
             wait_for_cluster()  # until then, others read this block's sums
     # fmt: on
     return main
-
-
-def moved(at: dict[int, Any], group: int, by: Any, is_moved: bool) -> dict[int, Any]:
-    return {**at, group: at[group] + by} if is_moved else at

@@ -6,6 +6,7 @@ The workload is recognised, not scheduled: its anchor becomes tensor maps (`gemm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from tvm.script import tirx as T
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.wgmma.copies import Copies
 from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of
 from subtune.backends.cuda.families.wgmma.kernel import wgmma_func
 from subtune.backends.cuda.families.wgmma.row_values import RowValues
@@ -69,22 +71,73 @@ def schedule(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> Kernel | NotAppl
 class Product:
     """All that a kernel is written from, but how its tiles are stored: `store` is one way.
 
-    `buffers` are the kernel's for each parameter; `operands` says which of them are multiplied. `numbers` are the
-    epilogue's variables for those parameters that have a number for each row.
+    `buffers` are the kernel's for each parameter; `copies` says which of them are multiplied: those of the product, and
+    of one that is added to it. `numbers` are the epilogue's variables for those parameters that have a number for each
+    row.
     """
 
     buffers: dict[Any, Any]
-    operands: tuple[Any, Any]
-    maps: tuple[TensorMap, TensorMap]
-    walk: Walk
+    copies: tuple[Copies, ...]
     store: Store
     packings: tuple[tuple[int, Packing], ...]
     numbers: tuple[Any, ...] = ()
 
+    @property
+    def walk(self) -> Walk:
+        return self.copies[0].walk
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        return tuple(operand for copies in self.copies for operand in (copies.a, copies.b))
+
     def kernel(self, params: tuple[Any, ...], store: Store, rows: RowValues | None = None) -> Kernel:
-        func = wgmma_func(params, *self.operands, self.maps, self.walk, store, rows)
+        func = wgmma_func(params, self.copies, store, rows)
         attrs = {"global_symbol": "main", TIRX_ATTR: 1, "tirx.is_scheduled": 1, "tirx.noalias": True}
         return Kernel(func.with_attrs(attrs), self.packings)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A contraction as its kernel reads it: inlined, as `view`, A from the parameter that `source_of` says."""
+
+    sch: Schedule
+    stages: Stages
+    info: Contraction
+    view: GemmView
+    source: tuple[int, tuple[int, ...], tuple[int, ...]]
+
+    @property
+    def params(self) -> list[Any]:
+        return list(self.sch.mod["main"].params)
+
+    def copies(self, walk: Walk, buffers: Sequence[Any]) -> Copies | NotApplicable:
+        """How its operands are copied; `buffers`: the kernel's for each parameter."""
+        a_param, extents, offsets = self.source
+        maps = _maps(self.info, self.view, walk.tiling, extents, offsets)
+        if isinstance(maps, NotApplicable):
+            return maps
+        return Copies(buffers[a_param], buffers[self.info.b.param], maps, walk)
+
+
+def read_of(problem: Problem[CUDAModel], workload: Workload, keeps_rows: bool = False) -> Read | NotApplicable:
+    """`workload`, the problem's or a part of it, as a contraction that Hopper multiplies.
+
+    Args:
+        keeps_rows: as of `gemm_view`.
+    """
+    if why := wgmma_obstacle(problem):
+        return NotApplicable(why)
+    found = anchored(workload, contraction)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
+    if info.a.dtype != info.b.dtype or not is_multiplied(info.a.dtype, problem.numerics):
+        return NotApplicable(f"wgmma does not multiply {info.a.dtype} by {info.b.dtype} here")
+    view = gemm_view(info, keeps_rows)
+    if isinstance(view, NotApplicable):
+        return view
+    source = source_of(sch, stages, info, view)
+    return source if isinstance(source, NotApplicable) else Read(sch, stages, info, view, source)
 
 
 def product_of(
@@ -95,32 +148,26 @@ def product_of(
     Args:
         numbers: parameters that have one for each row, and are no memory of the kernel.
     """
-    device = problem.device
-    if why := wgmma_obstacle(problem):
-        return NotApplicable(why)
-    found = anchored(workload, contraction)
-    if isinstance(found, NotApplicable):
-        return found
-    sch, stages, info = found
-    if info.a.dtype != info.b.dtype or not is_multiplied(info.a.dtype, problem.numerics):
-        return NotApplicable(f"wgmma does not multiply {info.a.dtype} by {info.b.dtype} here")
-    view = gemm_view(info)
-    if isinstance(view, NotApplicable):
-        return view
-    epilogue = epilogue_of(sch, stages, info)
+    read = read_of(problem, workload)
+    return read if isinstance(read, NotApplicable) else product_in_tiles(problem, (read,), tiling, numbers)
+
+
+def product_in_tiles(
+    problem: Problem[CUDAModel], reads: tuple[Read, ...], tiling: Tiling, numbers: tuple[int, ...] = ()
+) -> Product | NotApplicable:
+    """The first of `reads` with its epilogue; another one, of the same parameters, rows and columns, is added to it."""
+    device, (read, *added) = problem.device, reads
+    info, params = read.info, read.params
+    epilogue = epilogue_of(read.sch, read.stages, info)
     if isinstance(epilogue, NotApplicable):
         return epilogue
-    source = source_of(sch, stages, info)
-    if isinstance(source, NotApplicable):
-        return source
-
-    params = list(sch.mod["main"].params)
     named = epilogue.with_numbers([params[i] for i in numbers])
     if isinstance(named, NotApplicable):
         return named
     epilogue, variables = named
-    buffers, packings = _buffers(params, info, view)
-    walk = Walk(view, tiling, info.a.dtype, device.sms)
+    buffers, packings = _buffers(reads)
+    more = [Walk(other.view, tiling, info.a.dtype, device.sms) for other in added]
+    walk = Walk(read.view, tiling, info.a.dtype, device.sms, sum(one.steps for one in more))
     store = store_of(epilogue, walk, buffers, fetches_late=bool(numbers))
     if isinstance(store, NotApplicable):
         return store
@@ -129,34 +176,37 @@ def product_of(
         return NotApplicable(why)
     if tiling.obstacle(*limits, len(store.fetched)):
         store = replace(store, fetched=(), late=0)  # no room: they are loaded where they are used
-    if why := _narrow_obstacle(tiling, info.a.dtype, store.dtype, workload.args[-1].dtype):
+    if why := _narrow_obstacle(tiling, info.a.dtype, store.dtype, epilogue.dtype):
         return NotApplicable(why)
-    a_param, extents, offsets = source
     if why := walk.obstacle():
         return NotApplicable(why)
-    maps = _maps(info, view, tiling, extents, offsets)
-    if isinstance(maps, NotApplicable):
-        return maps
-    operands = buffers[params[a_param]], buffers[params[info.b.param]]
-    return Product(buffers, operands, maps, walk, store, packings, variables)
+    copies = []
+    for one, its_walk in zip(reads, (walk, *more), strict=True):
+        found = one.copies(its_walk, list(buffers.values()))
+        if isinstance(found, NotApplicable):
+            return found
+        copies.append(found)
+    if len({tuple(map_.is_along_k for map_ in one.maps) for one in copies}) > 1:
+        return NotApplicable("operands that lie along k, and others across it")
+    return Product(buffers, tuple(copies), store, packings, variables)
 
 
-def _buffers(
-    params: list[Any], info: Contraction, view: GemmView
-) -> tuple[dict[Any, Any], tuple[tuple[int, Packing], ...]]:
-    """The kernel's buffer for each of `params`, and how B is packed, if it is."""
+def _buffers(reads: tuple[Read, ...]) -> tuple[dict[Any, Any], tuple[tuple[int, Packing], ...]]:
+    """The kernel's buffer for each of the first one's parameters, and how B is packed, if it is."""
+    params = reads[0].params
     shapes = [tuple(int(d) for d in param.shape) for param in params]
-    packings: tuple[tuple[int, Packing], ...] = ()
-    if view.packs:
-        order = packed_order(info, view)
-        packing = Packing(tuple((d,) for d in info.b.shape), order)
-        packings = ((info.b.param, packing),)
-        shapes[info.b.param] = packing.shape
+    packings: list[tuple[int, Packing]] = []
+    for read in reads:
+        if read.view.packs:
+            b = read.info.b
+            packing = Packing(tuple((d,) for d in b.shape), packed_order(read.info, read.view))
+            packings.append((b.param, packing))
+            shapes[b.param] = packing.shape
     buffers = {
         param: T.buffer(shape, str(param.dtype), align=16, buffer_name=param.name)
         for param, shape in zip(params, shapes, strict=True)
     }
-    return buffers, packings
+    return buffers, tuple(packings)
 
 
 def _narrow_obstacle(tiling: Tiling, multiplied: str, exchanged: str, stored: str) -> str:
@@ -199,12 +249,16 @@ def _maps(
 
 
 def source_of(
-    sch: Schedule, stages: Stages, info: Contraction
+    sch: Schedule, stages: Stages, info: Contraction, view: GemmView | None = None
 ) -> tuple[int, tuple[int, ...], tuple[int, ...]] | NotApplicable:
-    """The parameter that A is read from: its extents (dims of one element left out), and the padding before."""
+    """The parameter that A is read from: its extents (dims of one element left out), and the padding before.
+
+    Args:
+        view: of `info`; as `gemm_view` has it.
+    """
     if info.b.param < 0 or len(stages.producers) > int(info.a.param < 0):
         return NotApplicable("an operand is computed before it is read")
-    merged = gemm_view(info)
+    merged = view or gemm_view(info)
     if isinstance(merged, NotApplicable):
         return merged
     if info.a.param >= 0:

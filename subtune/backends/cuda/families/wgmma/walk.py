@@ -20,12 +20,16 @@ from subtune.patterns.gemm_view import GemmView
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A contraction of `dtype` in tiles, on a device with `sms` multiprocessors."""
+    """A contraction of `dtype` in tiles, on a device with `sms` multiprocessors.
+
+    `added_steps` are those of another contraction, whose sums are added: they follow its own.
+    """
 
     view: GemmView
     tiling: Tiling
     dtype: str
     sms: int
+    added_steps: int = 0
 
     @property
     def blocks(self) -> int:
@@ -61,6 +65,10 @@ class Walk:
 
     @property
     def steps(self) -> int:
+        return self.own_steps + self.added_steps
+
+    @property
+    def own_steps(self) -> int:
         """Of k, a row of the stage each, or several taps of it."""
         return self.view.extent(*self.view.steps) * self._chunks // self.tiling.taps
 
@@ -80,6 +88,8 @@ class Walk:
         """Why k cannot be walked in parts, by several taps at once, or with a B that stays; "" when it can."""
         if self.tiling.taps not in (1, self._taps):
             return f"{self.tiling.taps} taps, the window has {self._taps}"
+        if self.tiling.taps > 1 and self.added_steps:
+            return "several taps, and a product without"
         if self.tiling.resident and (self.tiling.resident, self._columns, self.view.batch) != (self.steps, 1, ()):
             return f"{self.tiling.resident} steps of B stay, and others are needed"
         is_empty = (self.tiling.split - 1) * self._part >= self.steps
