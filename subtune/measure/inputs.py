@@ -19,6 +19,7 @@ import numpy as np
 from subtune.core.numerics import HALVES
 from subtune.core.workload import Arg, Workload
 from subtune.measure.guarded import elements, numpy_dtype
+from subtune.measure.sums import adds_up_sums, is_sum_of_products, summands
 
 SETS = ("random", "positive", "adversarial", "special")
 """`positive` exists for workloads that are NaN on most random inputs: roots, logarithms, variances. `special` are the
@@ -52,7 +53,8 @@ class Hazards:
     such sums, it may be, when they have been rounded to halves; `multiplies`: all of a row, which over- and underflows
     in another order than another schedule; `saturates`: multiplies what a function gives by something else than that
     function's input, where the function is nearly zero or, in another approximation, zero: of infinity, that makes
-    infinity or NaN; `cancels`: adds floats up to a few results.
+    infinity or NaN; `cancels`: adds floats up to a few results, or two sums of products, one of which a file's half
+    cannot hold though both together are small.
     """
 
     index_extent: dict[int, int] = field(hash=False)
@@ -117,8 +119,7 @@ def hazards(workload: Workload) -> Hazards:
             loads.append((node.source, node.indices))
         elif isinstance(node, tirx.BufferStore):
             loads.append((node.buffer, node.indices))
-            added = _summands(node)
-            sums, products = sums or bool(added), products or any(isinstance(one, tirx.Mul) for one in added)
+            sums, products = sums or bool(summands(node)), products or is_sum_of_products(node)
             multiplies = multiplies or _multiplies(node)
             stores_integers = stores_integers or "int" in str(node.buffer.dtype)
         elif isinstance(node, tirx.Div | tirx.Mod | tirx.FloorDiv | tirx.FloorMod):
@@ -152,7 +153,8 @@ def hazards(workload: Workload) -> Hazards:
         extents, divides, casts, clips, narrows, products, stores_integers, compares,
         exponentiates=products and (("exp" in called and compares) or not called.isdisjoint(_BOUNDED)),
         normalizes=products and not called.isdisjoint(_ROOTS) and not HALVES.isdisjoint(inputs),
-        multiplies=multiplies, saturates=_saturates(workload), cancels=sums and results <= _FEW_RESULTS,
+        multiplies=multiplies, saturates=_saturates(workload),
+        cancels=(sums and results <= _FEW_RESULTS) or (narrows and products and adds_up_sums(workload)),
     )  # fmt: skip
 
 
@@ -175,19 +177,6 @@ def _saturates(workload: Workload) -> bool:
 
     tvm_ffi.structural_walk(workload.func, ((tirx.Mul, tirx.Div, ir.Call), visit))
     return len(found) == 2
-
-
-def _summands(store: Any) -> list[Any]:
-    """What `store` adds to a float, `a` of x[..] = x[..] + a; nothing where it does something else."""
-    from tvm import tirx
-
-    from subtune.tir.expressions import is_load_of
-
-    if not isinstance(store.value, tirx.Add) or "float" not in str(store.value.ty):
-        return []
-    sides = [side.value if isinstance(side, tirx.Cast) else side for side in (store.value.a, store.value.b)]
-    others = [side for side in sides if not is_load_of(side, store.buffer)]
-    return others if len(others) == 1 else []
 
 
 def _multiplies(store: Any) -> bool:

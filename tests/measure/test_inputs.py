@@ -284,3 +284,22 @@ def test_floats_that_a_function_bounds_are_moderate_too():
     with np.errstate(over="ignore"):
         forth, back = (1 / (1 + np.exp(-(arrays[0][:, k] @ arrays[1][k]))) for k in (np.s_[:], np.s_[::-1]))
     assert disagreement(forth, back, True) == ""
+
+
+@pytest.mark.parametrize("is_shortcut_a_product", [True, False])
+def test_two_sums_of_halves_that_are_added_up_stay_in_halves(is_shortcut_a_product):
+    a, b, c, d = (te.placeholder((1024, 1024), "float16", name) for name in "abcd")
+
+    def product(x, y):
+        k = te.reduce_axis((0, 1024), "k")
+        return te.compute((1024, 1024), lambda i, j: te.sum((x[i, k] * y[k, j]).astype("float32"), k))
+
+    one, other = topi.cast(product(a, b), "float16"), topi.cast(product(c, d), "float16")
+    if is_shortcut_a_product:
+        func = workload(a, b, c, d, topi.nn.relu(topi.add(one, other)))
+    else:
+        func = workload(a, b, c, topi.nn.relu(topi.add(one, c)))
+    dangers = hazards(func)
+    assert dangers.is_moderate is is_shortcut_a_product
+    largest = max(float(np.abs(x).max()) for x in make_inputs(func, "adversarial", dangers))
+    assert largest == (8.0 if is_shortcut_a_product else 200.0)
