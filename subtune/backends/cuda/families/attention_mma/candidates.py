@@ -1,6 +1,6 @@
 """Candidates for attention on mma.sync: rows and keys of a block, blocks that share keys.
 
-Sources: Dao, "FlashAttention-2", 2023; Dao et al., "Flash-Decoding", 2023. No constant here was fitted.
+Sources: Dao, "FlashAttention-2", 2023; Dao et al., "Flash-Decoding", 2023.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _LATENCY_S = 8e-7  # of memory under load
 _MMA_REACHED = 0.55  # of the tensor cores' rate, next to the softmax
 _PRODUCTS = 3  # of tf32 for one of float32
 _SCORE_CYCLES = 14.0  # instructions of a lane for a score: maximum, exponential, sum, rounding
-_STEP_CYCLES = 900.0  # a step of a block, one operation after the other
+# Fitted by hand to decoding on an H100 (2026-11-27), where one warp alone is what all waits for.
+_STEP_CYCLES = 1100.0  # a step of a warp, one operation after the other
+_KEY_CYCLES = 0.42  # more of it for a key and a column of K or V
 _OTHERS = 0.1  # of what does not bound a step
 _MERGE_S = 2e-6  # a second kernel
 _CLUSTER_S = 1e-6  # until all blocks of a cluster are there, twice
@@ -98,7 +100,8 @@ def _predict(problem: Problem[CUDAModel], heads: Heads, scores: Scores, knobs: K
     products = 2 * knobs.rows * knobs.step * (k + columns) * per_flop
     softmax = knobs.rows * knobs.step * _SCORE_CYCLES / device.fma_per_cycle
     copies = step_bytes * device.sms * device.cycles_per_s / device.l2_bytes_per_s
-    parts_of_step = (products + softmax, copies, _STEP_CYCLES / at_a_time)
+    alone = _STEP_CYCLES + _KEY_CYCLES * knobs.keys * (k + columns)
+    parts_of_step = (products + softmax, copies, alone / at_a_time)
     step = max(parts_of_step) * (1 - _OTHERS) + sum(parts_of_step) * _OTHERS
     waves = ceil(blocks / (device.sms * at_a_time))
     work = waves * at_a_time * steps * step / device.cycles_per_s
@@ -110,5 +113,5 @@ def _predict(problem: Problem[CUDAModel], heads: Heads, scores: Scores, knobs: K
     if knobs.cluster:
         parts = _CLUSTER_S
     elif knobs.has_second:
-        parts = _MERGE_S + 8.0 * heads.count * heads.rows * knobs.parts * (columns + 2) / device.l2_bytes_per_s
+        parts = _MERGE_S + 8.0 * heads.count * heads.rows * knobs.splits * (columns + 2) / device.l2_bytes_per_s
     return max(work, memory) + _LATENCY_S + parts + device.launch_s

@@ -21,7 +21,7 @@ template <int BLOCKS, class T> __device__ __forceinline__ T of_part(const T* own
 }
 
 // Column `column` of a row from the PARTS of each of BLOCKS blocks, ROWS rows of PITCH floats apart, and their states:
-// the largest score and the total of exponentials. result is the sum and one over the total.
+// the largest score and the total of exponentials. result is the sum, the total and the largest score.
 template <int BLOCKS, int PARTS, int ROWS, int PITCH>
 __device__ __forceinline__ void merge_attention(float* result, const void* sums, const void* states, float factor,
                                                 int row, int column, const void*) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void merge_attention(float* result, const void* sums,
     total = fmaf(state.y, weight, total);
     sum = fmaf(of_part<BLOCKS>(of_sums + (size_t)(p % PARTS) * ROWS * PITCH, p / PARTS), weight, sum);
   }
-  result[0] = sum, result[1] = 1.f / total;
+  result[0] = sum, result[1] = total, result[2] = best;
 }
 }  // namespace subtune
 #endif

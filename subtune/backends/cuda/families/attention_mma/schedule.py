@@ -56,8 +56,8 @@ def schedule(problem: Problem[CUDAModel], knobs: Knobs) -> Kernel | NotApplicabl
         return NotApplicable(why)
     heads = heads_of(form, *operands[1:])
     rows, columns = heads.count * heads.rows, operands[2].inner
-    sums = tirx.decl_buffer([const(knobs.parts * rows * columns)], "float32", "attention_sums")
-    states = tirx.decl_buffer([const(knobs.parts * rows * 2)], "float32", "attention_states")
+    sums = tirx.decl_buffer([const(knobs.splits * rows * columns)], "float32", "attention_sums")
+    states = tirx.decl_buffer([const(knobs.splits * rows * 2)], "float32", "attention_states")
     writer = _Writer(heads, scores_of(form), operands, knobs, params, sums, states)
     if not knobs.has_second:
         return Kernel(prim_func(workload.func, [writer.attention()]))
@@ -82,7 +82,8 @@ class _Writer:
     def _name(self) -> str:
         (q, k, v), knobs = self.operands, self.knobs
         numbers = (
-            q.inner, v.inner, knobs.row_warps, knobs.key_warps, knobs.keys, knobs.stages, k.rows, k.pitch, v.pitch,
+            q.inner, v.inner, knobs.row_warps, knobs.key_warps, knobs.keys, knobs.stages, knobs.splits, k.rows,
+            k.pitch, v.pitch,
         )  # fmt: skip
         text = ", ".join(map(str, numbers))
         if q.dtype == "float32":
@@ -117,7 +118,7 @@ class _Writer:
         sums = code.local("float32", -(-v.inner // 16) * 8, "sums")
         state, values = code.local("float32", 4, "state"), code.local("float32", knobs.keys // 2, "scores")
         self._copy_q(code, shared, head, top, thread)
-        first, last = self._steps(top, split)
+        count = self._count(top, split)
         env, zero = heads.at(head, top), _int(0)
         k_from, v_from = self._address(1, env, zero), self._address(2, env, zero)
         at_sums, at_state, at_values, at_shared = (address(b, const(0)) for b in (sums, state, values, shared))
@@ -127,8 +128,8 @@ class _Writer:
             at_shared,
             k_from,
             v_from,
-            first,
-            last,
+            split,
+            count,
             thread,
             end(sums),
             end(state),
@@ -138,13 +139,14 @@ class _Writer:
         lane, warp = tirx.floormod(thread, _int(32)), tirx.floordiv(thread, _int(32))
         row = top + tirx.floormod(warp, _int(knobs.row_warps)) * ROWS + tirx.floordiv(lane, _int(4))
         key_warp = tirx.floordiv(warp, _int(knobs.row_warps))
-        with code.counted(last - first, -(-form.extents[form.n] // knobs.step)) as number:
-            step = first + _narrow(number)
-            arguments = (at_values, at_shared, k_from, v_from, step, first, last, thread, end(values))
+        with code.counted(count, -(-form.extents[form.n] // knobs.step // knobs.splits)) as number:
+            step = _narrow(number)
+            arguments = (at_values, at_shared, k_from, v_from, split, step, count, thread, end(values))
             code.emit(called(f"{self._name}::scores", arguments, ATTENTION))
-            self._prepare(code, values, head, row, step * knobs.step + key_warp * knobs.keys, lane)
+            first = (split + step * knobs.splits) * knobs.step + key_warp * knobs.keys
+            self._prepare(code, values, head, row, first, lane)
             arguments = (
-                at_sums, at_state, at_values, at_shared, self._factor, step, first, thread,
+                at_sums, at_state, at_values, at_shared, self._factor, step, thread,
                 end(sums), end(state), end(values), end(shared),
             )  # fmt: skip
             code.emit(called(f"{self._name}::softmax", arguments, ATTENTION))
@@ -152,11 +154,11 @@ class _Writer:
         if knobs.merges_here:
             self._merge_here(code, (sums, state, shared), (head, top), thread, split)
         else:
-            self._store(code, (sums, state), (head, row, lane), split * knobs.key_warps + key_warp)
+            self._store(code, (sums, state), (head, row, lane), split)
         return code.kernel()
 
-    def _steps(self, top: Any, split: Any) -> tuple[Any, Any]:
-        """A block's first step of keys, and the first one that is no longer its."""
+    def _count(self, top: Any, split: Any) -> Any:
+        """Steps of keys of a block, which are every so manieth of those that its rows see."""
         knobs, form = self.knobs, self.heads.form
         every = -(-form.extents[form.n] // knobs.step)
         steps: Any = _int(every)
@@ -164,9 +166,7 @@ class _Writer:
             rows = form.extents[form.m]
             seen = tirx.min(top + knobs.rows, _int(rows)) if self.heads.group == 1 else _int(rows)
             steps = tirx.min(tirx.floordiv(seen + self.scores.offset + knobs.step - 1, _int(knobs.step)), _int(every))
-        each = tirx.floordiv(steps + knobs.splits - 1, _int(knobs.splits))
-        first = tirx.min(split * each, steps)
-        return first, tirx.min(first + each, steps)
+        return tirx.floordiv(steps - split + (knobs.splits - 1), _int(knobs.splits))
 
     def _copy_q(self, code: Code, shared: Any, head: Any, top: Any, thread: Any) -> None:
         chunks = -(-self.operands[0].inner // 16) * 16 * self._size // COPY_BYTES
@@ -204,14 +204,14 @@ class _Writer:
                 code.store(values, const(e), value)
 
     def _store(self, code: Code, found: tuple[Any, Any], where: tuple[Any, Any, Any], part: Any) -> None:
-        """A warp's sums: to the output, or with their state to where parts are merged."""
+        """A warp's sums: to the output, or with their state to where blocks' parts are merged."""
         (sums, state), (head, row, lane), columns = found, where, self.operands[2].inner
         rows = self.heads.count * self.heads.rows
         for r in range(2):
             with code.when(tirx.LT(row + r * 8, _int(self.heads.rows))):
                 place = part * rows + head * self.heads.rows + row + r * 8
                 total = load(state, const(2 + r))
-                if self.knobs.parts > 1:
+                if self.knobs.has_second:
                     with code.when(tirx.EQ(tirx.floormod(lane, _int(4)), _int(0))):
                         code.store(self.states, place * 2, load(state, const(r)))
                         code.store(self.states, place * 2 + 1, total)
@@ -219,11 +219,10 @@ class _Writer:
                     column = tirx.floormod(lane, _int(4)) * 2 + (e // 4 * 8 + e % 2)
                     with code.when(tirx.LT(column, _int(columns)) if e // 4 * 8 + 8 > columns else None):
                         value = load(sums, const(e))
-                        if self.knobs.parts > 1:
+                        if self.knobs.has_second:
                             code.store(self.sums, place * columns + column, value)
                         else:
-                            scale = tirx.const(1.0, "float32") / total
-                            self._output(code, head, row + r * 8, column, value, scale)
+                            self._output(code, head, row + r * 8, column, value, _over(total))
 
     def _merge_here(
         self, code: Code, found: tuple[Any, Any, Any], where: tuple[Any, Any], thread: Any, rank: Any
@@ -235,13 +234,13 @@ class _Writer:
         code.emit(called(f"{self._name}::gather", arguments, ATTENTION))
         if knobs.cluster:
             sync_cluster(code)
-        blocks = knobs.splits
+        blocks = knobs.splits if knobs.cluster else 1
         rows, each = min(self.heads.rows, knobs.rows), knobs.threads * blocks
         pitch = knobs.part_pitch(columns)
         states = knobs.key_warps * knobs.rows * pitch * 4 // self._size
-        result = code.local("float32", 2, "merged")
+        result = code.local("float32", 3, "merged")
         with code.serial(-(-rows * columns // each)) as number:
-            at = (_narrow(number) * blocks + rank) * knobs.threads + thread
+            at = (_narrow(number) * blocks + (rank if knobs.cluster else 0)) * knobs.threads + thread
             row, column = tirx.floordiv(at, _int(columns)), tirx.floormod(at, _int(columns))
             with ExitStack() as conditions:
                 if rows * columns % each:
@@ -250,14 +249,29 @@ class _Writer:
                     conditions.enter_context(code.when(tirx.LT(top + row, _int(self.heads.rows))))
                 lies = address(shared, zero), address(shared, const(states))
                 self._merged(code, result, (blocks, knobs.key_warps, knobs.rows, pitch), lies, (row, column))
-                self._output(code, head, top + row, column, load(result, zero), load(result, const(1)))
+                if knobs.has_second:
+                    self._part(
+                        code,
+                        result,
+                        rank * self.heads.count * self.heads.rows + head * self.heads.rows + top + row,
+                        column,
+                    )
+                else:
+                    self._output(code, head, top + row, column, load(result, zero), _over(load(result, const(1))))
         if knobs.cluster:
             sync_cluster(code)  # nobody ends before all have read
+
+    def _part(self, code: Code, result: Any, place: Any, column: Any) -> None:
+        """A block's part of a row: its sum at a column, and once what belongs to it."""
+        code.store(self.sums, place * self.operands[2].inner + column, load(result, const(0)))
+        with code.when(tirx.EQ(column, _int(0))):
+            code.store(self.states, place * 2, load(result, const(2)))
+            code.store(self.states, place * 2 + 1, load(result, const(1)))
 
     def _merged(
         self, code: Code, result: Any, numbers: tuple[int, ...], lies: tuple[Any, Any], at: tuple[Any, Any]
     ) -> None:
-        """The sum at a row and a column, and one over the total of exponentials, from parts that lie there."""
+        """The sum at a row and a column, the total of exponentials and the largest score, from parts that lie there."""
         name = f"subtune::merge_attention<{', '.join(map(str, numbers))}>"
         source = CLUSTER + MERGE if self.knobs.cluster else MERGE
         code.emit(called(name, (address(result, const(0)), *lies, self._factor, *at, end(result)), source))
@@ -278,15 +292,19 @@ class _Writer:
         rows = self.heads.count * self.heads.rows
         block = _narrow(code.thread("blockIdx.x", -(-rows * columns // _MERGE_THREADS)))
         at = block * _MERGE_THREADS + _narrow(code.thread("threadIdx.x", _MERGE_THREADS))
-        result = code.local("float32", 2, "merged")
+        result = code.local("float32", 3, "merged")
         with code.when(tirx.LT(at, _int(rows * columns)) if rows * columns % _MERGE_THREADS else None):
             row, column = tirx.floordiv(at, _int(columns)), tirx.floormod(at, _int(columns))
             zero = const(0)
             lies = address(self.sums, zero), address(self.states, zero)
-            self._merged(code, result, (1, self.knobs.parts, rows, columns), lies, (row, column))
+            self._merged(code, result, (1, self.knobs.splits, rows, columns), lies, (row, column))
             head, inside = tirx.floordiv(row, _int(self.heads.rows)), tirx.floormod(row, _int(self.heads.rows))
-            self._output(code, head, inside, column, load(result, zero), load(result, const(1)))
+            self._output(code, head, inside, column, load(result, zero), _over(load(result, const(1))))
         return code.kernel()
+
+
+def _over(total: Any) -> Any:
+    return tirx.const(1.0, "float32") / total
 
 
 def _int(value: int) -> Any:

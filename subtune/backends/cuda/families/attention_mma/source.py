@@ -74,7 +74,9 @@ template <bool BRAIN> __device__ __forceinline__ unsigned int pack(float low, fl
 }  // namespace attention
 
 // Q, K have D columns, V has DV; rows of K and V are PITCH_K and PITCH_V elements apart, KEYS of them exist.
-template <class E, int D, int DV, int RW, int KW, int BN, int STAGES, int KEYS, int PITCH_K, int PITCH_V>
+// SPLITS blocks share the keys in turn: what they read at a time lies together, which memory gives faster. `first` is a
+// block's first step, `count` how many it has.
+template <class E, int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int KEYS, int PITCH_K, int PITCH_V>
 struct AttentionBlock {
   static constexpr int CHUNK = 16 / sizeof(E);  // elements of a copy
   static constexpr int DP = (D + 15) / 16 * 16, DVP = (DV + 15) / 16 * 16, PK = DP + CHUNK, PV = DVP + CHUNK;
@@ -108,34 +110,35 @@ struct AttentionBlock {
 
   // The step's keys and values, if there is one left, as one group of copies.
   template <class T>
-  static __device__ __forceinline__ void copy(E* shared, const T* k, const T* v, int step, int last, int stage,
+  static __device__ __forceinline__ void copy(E* shared, const T* k, const T* v, int first, int step, int count,
                                               int thread) {
-    if (step < last) {
-      E* to = shared + Q + stage * STAGE;
-      rows<D, DP, PITCH_K, PK>(to, k, step * STEP, thread);
-      rows<DV, DVP, PITCH_V, PV>(to + K, v, step * STEP, thread);
+    if (step < count) {
+      E* to = shared + Q + step % STAGES * STAGE;
+      const int key = (first + step * SPLITS) * STEP;
+      rows<D, DP, PITCH_K, PK>(to, k, key, thread);
+      rows<DV, DVP, PITCH_V, PV>(to + K, v, key, thread);
     }
     attention::commit();
   }
 
   template <class T>
   static __device__ __forceinline__ void begin(float* sums, float* state, E* shared, const T* k, const T* v, int first,
-                                               int last, int thread, const void*, const void*, const void*) {
+                                               int count, int thread, const void*, const void*, const void*) {
 #pragma unroll
     for (int i = 0; i < DVP / 2; i++) sums[i] = 0.f;
     state[0] = state[1] = -INFINITY, state[2] = state[3] = 0.f;
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) copy(shared, k, v, first + s, last, s, thread);
+    for (int s = 0; s < STAGES - 1; s++) copy(shared, k, v, first, s, count, thread);
   }
 
   // Waits for the step's keys and values, asks for later ones, and gives the stage that they are in.
   template <class T>
-  static __device__ __forceinline__ int next(E* shared, const T* k, const T* v, int step, int first, int last,
+  static __device__ __forceinline__ int next(E* shared, const T* k, const T* v, int first, int step, int count,
                                              int thread) {
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
     __syncthreads();
-    copy(shared, k, v, step + STAGES - 1, last, (step - first + STAGES - 1) % STAGES, thread);
-    return (step - first) % STAGES;
+    copy(shared, k, v, first, step + STAGES - 1, count, thread);
+    return step % STAGES;
   }
 
   // Floats may be so large that what the rounded product of the largest lacks is itself large: the difference first.
@@ -197,14 +200,14 @@ struct AttentionBlock {
 };
 
 // Of halves.
-template <int D, int DV, int RW, int KW, int BN, int STAGES, int KEYS, int PITCH_K, int PITCH_V, bool BRAIN>
-struct AttentionMma : AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, KEYS, PITCH_K, PITCH_V> {
-  using B = AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, KEYS, PITCH_K, PITCH_V>;
+template <int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int KEYS, int PITCH_K, int PITCH_V, bool BRAIN>
+struct AttentionMma : AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V> {
+  using B = AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V>;
 
   template <class T>
-  static __device__ __forceinline__ void scores(float* s, unsigned short* shared, const T* k, const T* v, int step,
-                                                int first, int last, int thread, const void*) {
-    const int lane = thread % 32, warp = thread / 32, stage = B::next(shared, k, v, step, first, last, thread);
+  static __device__ __forceinline__ void scores(float* s, unsigned short* shared, const T* k, const T* v, int first,
+                                                int step, int count, int thread, const void*) {
+    const int lane = thread % 32, warp = thread / 32, stage = B::next(shared, k, v, first, step, count, thread);
     const unsigned short* a = shared + (warp % RW * 16 + lane % 16) * B::PK + lane / 16 * 8;
     const unsigned short* b = shared + B::Q + stage * B::STAGE +
                               (warp / RW * BN + lane / 16 * 8 + lane % 8) * B::PK + lane / 8 % 2 * 8;
@@ -225,9 +228,9 @@ struct AttentionMma : AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, 
   }
 
   static __device__ __forceinline__ void softmax(float* sums, float* state, float* s, unsigned short* shared,
-                                                 float factor, int step, int first, int thread, const void*,
+                                                 float factor, int step, int thread, const void*,
                                                  const void*, const void*, const void*) {
-    const int lane = thread % 32, warp = thread / 32, stage = (step - first) % STAGES;
+    const int lane = thread % 32, warp = thread / 32, stage = step % STAGES;
     B::weigh(sums, state, s, factor);
     const unsigned short* b =
         shared + B::Q + stage * B::STAGE + B::K + (warp / RW * BN + lane % 16) * B::PV + lane / 16 * 8;
@@ -249,14 +252,14 @@ struct AttentionMma : AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, 
 
 // Of floats, each as two numbers of tf32: three products for one. The keys of eight are taken in the order in which a
 // thread has their scores, 0 2 4 6 1 3 5 7.
-template <int D, int DV, int RW, int KW, int BN, int STAGES, int KEYS, int PITCH_K, int PITCH_V>
-struct AttentionTf32 : AttentionBlock<float, D, DV, RW, KW, BN, STAGES, KEYS, PITCH_K, PITCH_V> {
-  using B = AttentionBlock<float, D, DV, RW, KW, BN, STAGES, KEYS, PITCH_K, PITCH_V>;
+template <int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int KEYS, int PITCH_K, int PITCH_V>
+struct AttentionTf32 : AttentionBlock<float, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V> {
+  using B = AttentionBlock<float, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V>;
 
   template <class T>
-  static __device__ __forceinline__ void scores(float* s, float* shared, const T* k, const T* v, int step, int first,
-                                                int last, int thread, const void*) {
-    const int lane = thread % 32, warp = thread / 32, stage = B::next(shared, k, v, step, first, last, thread);
+  static __device__ __forceinline__ void scores(float* s, float* shared, const T* k, const T* v, int first, int step,
+                                                int count, int thread, const void*) {
+    const int lane = thread % 32, warp = thread / 32, stage = B::next(shared, k, v, first, step, count, thread);
     const float* a = shared + (warp % RW * 16 + lane / 4) * B::PK + lane % 4;
     const float* b = shared + B::Q + stage * B::STAGE + (warp / RW * BN + lane / 4) * B::PK + lane % 4;
 #pragma unroll
@@ -277,9 +280,9 @@ struct AttentionTf32 : AttentionBlock<float, D, DV, RW, KW, BN, STAGES, KEYS, PI
   }
 
   static __device__ __forceinline__ void softmax(float* sums, float* state, float* s, float* shared, float factor,
-                                                 int step, int first, int thread, const void*, const void*,
+                                                 int step, int thread, const void*, const void*,
                                                  const void*, const void*) {
-    const int lane = thread % 32, warp = thread / 32, stage = (step - first) % STAGES;
+    const int lane = thread % 32, warp = thread / 32, stage = step % STAGES;
     B::weigh(sums, state, s, factor);
     const float* b = shared + B::Q + stage * B::STAGE + B::K + (warp / RW * BN + lane % 4 * 2) * B::PV + lane / 4;
 #pragma unroll

@@ -31,7 +31,7 @@ class Knobs:
     """A block has `row_warps` x `key_warps` warps, each with 16 rows and `keys` keys at a time, in `stages` stages.
 
     `splits` blocks share the keys of the same rows. Parts of warps are merged in shared memory, and so are those of
-    blocks that are a `cluster`; else a second kernel merges all parts.
+    blocks that are a `cluster`; else a second kernel merges those of blocks.
     """
 
     row_warps: int
@@ -55,18 +55,14 @@ class Knobs:
         return self.keys * self.key_warps
 
     @property
-    def parts(self) -> int:
-        return self.splits * self.key_warps
-
-    @property
     def has_second(self) -> bool:
-        """Whether a second kernel merges the parts."""
+        """Whether a second kernel merges the blocks' parts."""
         return self.splits > 1 and not self.cluster
 
     @property
     def merges_here(self) -> bool:
-        """Whether the kernel itself does."""
-        return self.parts > 1 and not self.has_second
+        """Whether parts are merged in shared memory."""
+        return self.key_warps > 1 or self.cluster
 
     def shared_elements(self, k: int, columns: int, size: int) -> int:
         """Of `size` bytes each: for Q and the stages of keys and values; for the warps' parts, when those are done."""
