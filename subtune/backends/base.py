@@ -19,8 +19,8 @@ from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
 from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.measurement import Comparison, Failure, Timing
-from subtune.core.measuring import Measuring
+from subtune.core.measurement import Failure
+from subtune.core.measuring import Bench, Measuring
 from subtune.core.numerics import PLAIN, Numerics
 from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
@@ -191,24 +191,6 @@ class Planned:
     """Names of kernels that are so short that a launch of their own counts."""
     offsets: tuple[int, ...]
     """Of the weights, in bytes from the first."""
-
-
-class Bench(Protocol):
-    """In the runner process: one workload with its inputs and reference outputs."""
-
-    @property
-    def default_s(self) -> float: ...
-
-    @property
-    def nbytes(self) -> int:
-        """What it holds, roughly."""
-        ...
-
-    def check(self, job: Any) -> Comparison | Failure: ...
-
-    def time(self, job: Any) -> Timing | Failure: ...
-
-    def compare(self, job: Any) -> Comparison | Failure: ...
 
 
 class Backend(ABC):

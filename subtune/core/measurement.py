@@ -60,10 +60,12 @@ class Comparison:
     """A candidate and the default schedule, timed in turns in one process.
 
     `gain` is the default's latency over the candidate's, median over pairs; `noise` the standard error of its
-    logarithm.
+    logarithm. `is_partial`: its outputs were compared on some of the input sets, those of the others would have taken
+    long.
     """
 
     timing: Timing
     default_timing: Timing
     gain: float
     noise: float
+    is_partial: bool = False

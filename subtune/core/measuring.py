@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any, Protocol
 
 from subtune.core.candidate import Candidate
+from subtune.core.measurement import Comparison, Failure, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +32,27 @@ class Measuring:
     """Of one family's kernels, before the rest of them is not tried."""
     reference: Candidate | None = None
     """A candidate, built beside the default schedule, whose results are the reference."""
+
+
+class Bench(Protocol):
+    """In the runner process: one workload with its inputs and reference outputs."""
+
+    @property
+    def default_s(self) -> float: ...
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds, roughly."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there are reference outputs for all input sets."""
+
+    def prepare(self, patience_s: float) -> None:
+        """Compute more reference outputs, as far as `patience_s` seconds reach."""
+
+    def check(self, job: Any) -> Comparison | Failure: ...
+
+    def time(self, job: Any) -> Timing | Failure: ...
+
+    def compare(self, job: Any) -> Comparison | Failure: ...

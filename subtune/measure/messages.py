@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from subtune.backends.base import Device
@@ -38,7 +39,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class PrepareJob:
-    """Make the inputs of a workload and compute the reference outputs with its default kernel."""
+    """Make the inputs of a workload and compute the reference outputs with its default kernel, or more of them."""
 
     workload_json: str
     num_outputs: int
@@ -53,13 +54,16 @@ class PrepareJob:
     """Whose jobs this prepares."""
     kept_bytes: int = 0
     """Sessions prepared before stay ready as long as all together take no more."""
+    patience_s: float = math.inf
+    """Reference outputs of all but the first input set are left for later where they take longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Seconds of one call of the default kernel."""
+    """Seconds of one call of the default kernel, and whether there are reference outputs for all input sets."""
 
     default_s: float
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,8 @@ class Unprepared:
 @dataclass(frozen=True, slots=True)
 class CheckJob:
     library: Library
+    patience_s: float = math.inf
+    """`PrepareJob.patience_s`, where this is the first that asks for reference outputs."""
     session: str = ""
 
 

@@ -35,10 +35,14 @@ class Session(Protocol):
         """Schedule and compile in parallel, in the order given; candidates the deadline cut off are missing."""
         ...
 
-    def check(self, candidate: Candidate) -> Comparison | Failure:
+    def check(self, candidate: Candidate, patience_s: float = math.inf) -> Comparison | Failure:
         """Check a built candidate's outputs, and say what its few calls took beside those of the default.
 
         Builds may run meanwhile: the noise of such a comparison is large, and only a factor says something.
+
+        Args:
+            patience_s: seconds that the default may take to compute outputs to compare with, beyond those of one input
+                set; where it takes longer, the others are left for a later check, and the comparison is partial.
         """
         ...
 

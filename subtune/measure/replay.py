@@ -76,7 +76,7 @@ class ReplaySession:
             )
         return {candidate: self._built[candidate] for candidate in candidates if candidate in self._built}
 
-    def check(self, candidate: Candidate) -> Comparison | Failure:
+    def check(self, candidate: Candidate, patience_s: float = math.inf) -> Comparison | Failure:
         self._note("check", candidate)
         outcome, default = self._outcomes[candidate], self._outcomes[DEFAULT]
         assert isinstance(default, float)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from subtune.backends.base import Bench
 from subtune.core.measurement import Comparison, Failure, Timing
+from subtune.core.measuring import Bench
 from subtune.measure.build import load_workload
 from subtune.measure.messages import CheckJob, Prepared, PrepareJob, RunJob, TimeJob, Unprepared
 
@@ -13,22 +13,30 @@ _PREPARED: dict[str, Bench] = {}
 
 def handle(job: PrepareJob | RunJob) -> Prepared | Unprepared | Timing | Comparison | Failure:
     if isinstance(job, PrepareJob):
+        known = _PREPARED.pop(job.session, None)
         _make_room(job.device.backend.kept_bytes(job.kept_bytes))
         try:
-            bench = _bench(job)
+            bench = _prepared(job, known)
         except MemoryError:
             if not _PREPARED:
                 raise
             _PREPARED.clear()
-            bench = _bench(job)
+            bench = _prepared(job, known)
         _PREPARED[job.session] = bench
-        return Prepared(bench.default_s)
+        return Prepared(bench.default_s, bench.is_whole)
     if job.session not in _PREPARED:
         return Unprepared()
     bench = _PREPARED[job.session] = _PREPARED.pop(job.session)
     if isinstance(job, CheckJob):
         return bench.check(job)
     return bench.time(job) if isinstance(job, TimeJob) else bench.compare(job)
+
+
+def _prepared(job: PrepareJob, bench: Bench | None) -> Bench:
+    if bench is None:
+        return _bench(job)
+    bench.prepare(job.patience_s)
+    return bench
 
 
 def _bench(job: PrepareJob) -> Bench:

@@ -75,6 +75,8 @@ class LocalSession:
         self._checked: set[Candidate] = set()
         self._crashes: Counter[str] = Counter()
         self._default_s = 0.0
+        self._is_whole = True
+        """Of the reference outputs: those of some input sets may have been left for later."""
 
     def close(self) -> None:
         self._builders.drop(list(self._builds.values()))
@@ -134,8 +136,10 @@ class LocalSession:
 
     # -- runs
 
-    def check(self, candidate: Candidate) -> Comparison | Failure:
-        outcome: Comparison | Failure = self._run(candidate, CheckJob(self._library(candidate)), 0.0)
+    def check(self, candidate: Candidate, patience_s: float = math.inf) -> Comparison | Failure:
+        outcome: Comparison | Failure = self._run(candidate, CheckJob(self._library(candidate), patience_s), 0.0)
+        if isinstance(outcome, Comparison):
+            outcome = replace(outcome, is_partial=not self._is_whole)
         return outcome
 
     def time(self, candidate: Candidate, seconds: float, stop_above_s: float) -> Timing | Failure:
@@ -160,13 +164,19 @@ class LocalSession:
         if most is not None and self._crashes[candidate.family] >= most and candidate not in self._checked:
             return Failure(FailureKind.CRASH, f"not tried: {most} kernels of {candidate.family} crashed")
         job = replace(job, session=str(self._directory))
+        patience_s = _patience(job)
+        # what was left for later, it being wanted now: the candidate's own limit is not for the default's runs
+        wants_more = self._default_s > 0 and not self._is_whole and patience_s == math.inf
+        if wants_more and (failure := self._prepare(patience_s)):
+            return failure
         outcome = self._call(job, seconds)
         if isinstance(outcome, Unprepared):
-            if failure := self._prepare():  # outside of the silence: it may have the default built
+            if failure := self._prepare(patience_s):  # outside of the silence: it may have the default built
                 return failure
             outcome = self._call(job, seconds)
         if not isinstance(outcome, Failure):
-            self._checked.add(candidate)
+            if self._is_whole:
+                self._checked.add(candidate)
         elif outcome.kind is FailureKind.CRASH:
             self._crashes[candidate.family] += 1
         return outcome
@@ -175,8 +185,8 @@ class LocalSession:
         with contextlib.nullcontext() if isinstance(job, CheckJob) else self._silence():
             return self._runner.call(job, self._limit(seconds))
 
-    def _prepare(self) -> Failure | None:
-        """Let the runner make the reference of this workload.
+    def _prepare(self, patience_s: float) -> Failure | None:
+        """Let the runner make the reference of this workload, or more of it.
 
         Raises:
             SubtuneError: there is none, as the default schedule cannot be built or run.
@@ -198,13 +208,14 @@ class LocalSession:
             self._settings.gpu_mode,
             str(self._directory),
             self._settings.kept_bytes,
+            patience_s,
         )
         answer: Prepared | Failure = self._runner.call(job, self._until_deadline(_REFERENCE_LIMIT_S))
         if isinstance(answer, Failure):
             if time.monotonic() >= self.deadline:
                 return answer
             raise SubtuneError(f"the default schedule of workload {key} does not run ({answer.kind}): {answer.message}")
-        self._default_s = answer.default_s
+        self._default_s, self._is_whole = answer.default_s, answer.is_whole
         return None
 
     def _reference(self) -> Library | None:
@@ -224,3 +235,10 @@ class LocalSession:
     def _until_deadline(self, limit_s: float) -> float:
         """`limit_s`, or less when the deadline comes first; a little is always left for one call."""
         return max(_LEAST_LIMIT_S, min(limit_s, self.deadline - time.monotonic()))
+
+
+def _patience(job: RunJob) -> float:
+    """Of a job that finds nothing prepared. What was checked before is compared on the first input set, if at all."""
+    if isinstance(job, CheckJob):
+        return job.patience_s
+    return 0.0 if isinstance(job, CompareJob) or job.checked else math.inf

@@ -13,7 +13,8 @@ from subtune.backends.base import Device
 from subtune.core.workload import Workload, dtype_bits
 from subtune.measure.halving import FULL_S, LOOK_S
 from subtune.runtime.host import usable_cores
-from subtune.tuning.workload_search import Step, WorkloadSearch
+from subtune.tuning.job import Step
+from subtune.tuning.workload_search import WorkloadSearch
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ workloads of the zoo, of which the second brings 10 and the third 1.5. After n c
 _FINISH_SAVES = 0.01
 _LEAST_S = 1e-6
 """Of a wave: one that has no candidates left takes no time, and comes first."""
+_PLAIN = 400
+"""Times the roofline, what a workload takes that has only its first check: a call of the plain schedule, or a few."""
 _CHECKED_CALLS = 10
 """Of the default, or of a candidate: what preparing, checking and comparing take beside the time asked for."""
 
@@ -66,7 +69,7 @@ def next_turn(searches: Sequence[WorkloadSearch], is_hurried: bool, overlaps: bo
     """
     first = [search for search in searches if search.step == Step.FIRST]
     if first:
-        return first
+        return within_share_first(first) if is_hurried else first
     going = [search for search in searches if search.step != Step.DONE]
     if not is_hurried or not going:
         return sorted(going[: _UNDER_WAY if overlaps else _GROUP], key=lambda search: search.turns)[:_GROUP]
@@ -74,6 +77,14 @@ def next_turn(searches: Sequence[WorkloadSearch], is_hurried: bool, overlaps: bo
     going.sort(key=lambda search: (-rates[search.job.workload.key], search.job.workload.key))
     least = _WORTH_JOINING * rates[going[0].job.workload.key]
     return [search for search in going[:_GROUP] if rates[search.job.workload.key] >= least]
+
+
+def within_share_first(searches: Sequence[WorkloadSearch]) -> list[WorkloadSearch]:
+    """Those whose first check may take more than their share of the budget come after all others, the longest last.
+
+    Else one plain schedule that runs for seconds leaves nothing for the others, and comes to nothing itself.
+    """
+    return sorted(searches, key=lambda search: max(0.0, _PLAIN * search.job.bound_s - search.job.share_s))
 
 
 def next_builds(searches: Sequence[WorkloadSearch], is_hurried: bool) -> list[WorkloadSearch]:

@@ -25,10 +25,11 @@ from subtune.core.record import Record
 from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.measure import Measurer, given_or_local
+from subtune.tuning.job import Job, Step
 from subtune.tuning.order import bound_s, next_builds, next_turn, second_builds
 from subtune.tuning.proposals import Policy, policy, propose
 from subtune.tuning.prospects import OUTRUN, Seen
-from subtune.tuning.workload_search import Job, Step, WorkloadSearch
+from subtune.tuning.workload_search import WorkloadSearch
 
 _log = logging.getLogger(__name__)
 
@@ -219,10 +220,8 @@ class _Tuning:
                 continue
             found[workload.key] = workload
             uses[workload.key] = uses.get(workload.key, 0) + subgraph.uses
-        jobs = [
-            Job(workload, self._device, self._search.topk, uses[key], bound_s(workload, self._device), self._is_hurried)
-            for key, workload in found.items()
-        ]
+        device, topk, share_s = self._device, self._search.topk, (self._deadline - self._begin) / max(1, len(found))
+        jobs = [Job(one, device, topk, uses[key], bound_s(one, device), share_s) for key, one in found.items()]
         return sorted(jobs, key=lambda job: (-job.uses * job.bound_s, job.workload.key))
 
     def _is_finished(self, job: Job) -> bool:
@@ -297,7 +296,7 @@ class _Tuning:
             self._guarded(search, searches, lambda one: one.build(deadline))
             if not is_hurried or place == len(turn) - 1:
                 self._build_ahead([one for one in searches if one.is_sure and one.portion()], is_hurried)
-        for search in turn:
+        for search in sorted(turn, key=lambda one: one.owes_check):  # what takes longest is last
             self._guarded(search, searches, lambda one: one.measure(deadline, deadline))
 
     def _build_ahead(self, searches: Sequence[WorkloadSearch], is_hurried: bool) -> None:

@@ -6,10 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from enum import IntEnum
 
-from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Built, Comparison, Failure, FailureKind, Measurement, Timing
@@ -20,38 +17,19 @@ from subtune.measure import Session, halve
 from subtune.measure.clock import FEW_CALLS_NOISE
 from subtune.measure.halving import FULL_S, GIVE_UP, LOOK_S, ranked
 from subtune.runtime.host import usable_cores
-from subtune.tuning.picks import clearly_fastest, is_faster, light_first
+from subtune.tuning.job import Job, Step
+from subtune.tuning.picks import clearly_fastest, is_faster, light_first, with_least
 from subtune.tuning.proposals import Proposals
 from subtune.tuning.waves import TWO_WAVES, hopeful, in_turn, unconditional
 
 _log = logging.getLogger(__name__)
 
 _CONFIRM_S = 2 * FULL_S
+_PATIENCE_S = 0.5
+"""Where time is short, so long the default may compute outputs to compare with before a workload has a record: one
+input set says whether a kernel is right at all, and others want their turn."""
 _PORTION = 4
 """Where time is short, so many candidates (or one for each core) are built before others have their turn."""
-
-
-class Step(IntEnum):
-    """What a search does next, in this order."""
-
-    FIRST = 0  # the default and the candidate predicted fastest are built and checked
-    SETTLE = 1  # the first is timed in turns with the default, where the check did not tell which is faster
-    WAVE = 2  # some more are built, checked and timed for a moment
-    FINISH = 3  # successive halving among all that was built, and the winner in turns with the default
-    DONE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What is searched for. `uses` is how often the model runs the workload; `bound_s` what it takes at least."""
-
-    workload: Workload
-    device: Device
-    topk: int
-    uses: int = 1
-    bound_s: float = 0.0
-    is_hurried: bool = False
-    """Time is short: others want a turn soon, and what is known by the way is confirmed by the way."""
 
 
 class WorkloadSearch:
@@ -111,6 +89,10 @@ class WorkloadSearch:
         return self._rough[1].gain if self._rough else 1.0
 
     @property
+    def owes_check(self) -> bool:  # of the first candidate: its outputs were compared on some of the inputs
+        return self._rough is not None and self._rough[1].is_partial
+
+    @property
     def is_sure(self) -> bool:  # of what is built next, whatever measurements say before
         return self.step == Step.FIRST or self._sure > 0
 
@@ -144,7 +126,7 @@ class WorkloadSearch:
             self._sure = max(0, self._sure - len(done))
             for candidate in wanted:
                 if candidate in self._built and time.monotonic() < deadline:
-                    self._check(candidate)
+                    self._check(candidate, deadline)
             self._take_checked()
         self._save()
 
@@ -154,7 +136,7 @@ class WorkloadSearch:
         Nothing new begins after `deadline`, save the confirmation; at `hard` whatever still runs is ended.
         """
         if self.step == Step.SETTLE:
-            self._settle()
+            self._settle(deadline)
         elif self.step == Step.WAVE:
             self._look(deadline)
         elif self.step == Step.FINISH:
@@ -164,34 +146,55 @@ class WorkloadSearch:
 
     def _build_first(self, deadline: float) -> None:
         """The default and the first candidate that is built and computes what the default does."""
+        patience_s = _PATIENCE_S if self.job.is_hurried else math.inf
         self._build([DEFAULT, *self._waiting[:1]], deadline)
         while DEFAULT in self._built and self._waiting and time.monotonic() < deadline:
             candidate = self._waiting[0]
             if not self._build([candidate], deadline):
                 return
             self._waiting, self._sure = self._waiting[1:], max(0, self._sure - 1)
-            if candidate in self._built and (seen := self._check(candidate)):
+            if candidate in self._built and (seen := self._check(candidate, deadline, patience_s)):
                 self._rough = candidate, seen
                 self._take_if_clear(candidate, seen)
                 break
             self._session.prefetch(self._waiting[:_PORTION])  # one fails for a reason that the next ones may share
         if DEFAULT not in self._built:
             return
-        is_unclear = self._rough is not None and self.record is None
-        self.step = Step.SETTLE if is_unclear and self.job.is_hurried else self._after_wave()
+        is_open = self._rough is not None and not (is_faster(self._rough[1]) and not self.owes_check)
+        self.step = Step.SETTLE if is_open and self.job.is_hurried else self._after_wave()
 
-    def _settle(self) -> None:
+    def _settle(self, deadline: float) -> None:
         assert self._rough is not None
-        candidate, _ = self._rough
+        candidate, seen = self._rough
+        if self.owes_check and seen.default_timing.min_s > deadline - time.monotonic():
+            self.step = Step.DONE  # not another call of the default ends in time: others have the rest
+            return
+        if self.owes_check and (whole := self._check(candidate, deadline)):
+            self._rough = candidate, whole
+            self._take_if_clear(candidate, whole)
+        if not (self.owes_check or is_faster(self._rough[1])):
+            self._compare_first(candidate, deadline)
+        if isinstance(self.outcomes.get(candidate), Failure):
+            self._begin_again(candidate, seen)
+        elif not self.owes_check:
+            self.step = self._after_wave()
+
+    def _begin_again(self, candidate: Candidate, seen: Comparison) -> None:
+        """What was right in its first calls is wrong in others: the next candidate is the first."""
+        if self._is_taken(candidate):
+            self._keep_default(seen.default_timing, CALLS)
+        self._rough, self.step = None, Step.FIRST
+
+    def _compare_first(self, candidate: Candidate, deadline: float) -> None:
         seen = self._session.compare(candidate, FULL_S)
+        if _is_cut_off(seen, deadline):
+            return
         if isinstance(seen, Failure):
             self._note(candidate, seen)
         elif is_faster(seen):
             self._decide(candidate, seen, PAIRS)
         else:
-            default = seen.default_timing
-            self._decide(DEFAULT, Comparison(default, default, 1.0, 0.0), PAIRS)
-        self.step = self._after_wave()
+            self._keep_default(seen.default_timing, PAIRS)
 
     def _look(self, deadline: float) -> None:
         """A short measurement of each that was built and has had none."""
@@ -233,7 +236,7 @@ class WorkloadSearch:
                 continue
             default = seen.default_timing
             if is_faster(seen):
-                self._decide(candidate, replace(seen, timing=self._with_least(candidate, seen)), PAIRS, is_complete)
+                self._decide(candidate, with_least(seen, self.outcomes.get(candidate)), PAIRS, is_complete)
                 return
             break
         if default is None:
@@ -243,7 +246,7 @@ class WorkloadSearch:
                     return
                 raise _no_default(self.job.workload, timed_default, "fails")
             default = timed_default
-        self._decide(DEFAULT, Comparison(default, default, 1.0, 0.0), PAIRS, is_complete)
+        self._keep_default(default, PAIRS, is_complete)
 
     # -- what is done on the way
 
@@ -263,8 +266,13 @@ class WorkloadSearch:
         self._tell(self)
         return set(attempts)
 
-    def _check(self, candidate: Candidate) -> Comparison | None:
-        seen = self._session.check(candidate)
+    def _is_taken(self, candidate: Candidate) -> bool:
+        return self.record is not None and self.record.candidate == candidate
+
+    def _check(self, candidate: Candidate, deadline: float, patience_s: float = math.inf) -> Comparison | None:
+        seen = self._session.check(candidate, patience_s)
+        if _is_cut_off(seen, deadline):
+            return None
         if isinstance(seen, Failure):
             self._note(candidate, seen)
             return None
@@ -288,12 +296,8 @@ class WorkloadSearch:
             assert isinstance(timing, Timing)
             self._take_if_clear(best, Comparison(timing, default, default.min_s / timing.min_s, FEW_CALLS_NOISE))
 
-    def _with_least(self, candidate: Candidate, seen: Comparison) -> Timing:
-        """Its timing with the least of all samples: beside the default, it finds the caches as that left them."""
-        earlier = self.outcomes.get(candidate)
-        if not isinstance(earlier, Timing):
-            return seen.timing
-        return replace(seen.timing, min_s=min(seen.timing.min_s, earlier.min_s))
+    def _keep_default(self, timing: Timing, confirmed: str, is_complete: bool = False) -> None:
+        self._decide(DEFAULT, Comparison(timing, timing, 1.0, 0.0), confirmed, is_complete)
 
     def _decide(self, winner: Candidate, seen: Comparison, confirmed: str, is_complete: bool = False) -> None:
         job = self.job
@@ -332,6 +336,11 @@ class WorkloadSearch:
         ]
         self._database.add_measurements(self.job.workload, self.job.device.scope(), measurements)
         self._unsaved.clear()
+
+
+def _is_cut_off(seen: Comparison | Failure, deadline: float) -> bool:
+    """Time was up, which says nothing about the candidate: noted as its failure, it would never be tried again."""
+    return isinstance(seen, Failure) and seen.kind == FailureKind.TIMEOUT and time.monotonic() >= deadline
 
 
 def _no_default(workload: Workload, failure: Failure, what: str) -> SubtuneError:

@@ -25,12 +25,13 @@ from subtune.passes.partition import partition
 from subtune.passes.splice import splice
 from subtune.pipeline import normalize
 from subtune.tuning.winners import schedule_kernels
+from subtune.verification.by_numpy import legalizations
 
 
 class UntunedBuild:
     """A `subtune.core.reference.Reference`: the imported module op by op, as TVM legalises it, compiled by `beside`.
 
-    No pass of ours and no family has touched it.
+    No pass of ours and no family has touched it. NumPy computes products and convolutions.
     """
 
     name = "the untuned build"
@@ -39,7 +40,7 @@ class UntunedBuild:
     def __init__(self, imported: Imported, device: Device, beside: Executor) -> None:
         # Relax's Python builders keep global state: only what runs in C++ may leave this thread.
         with device.model.target():
-            mod = relax.transform.LegalizeOps()(relax.backend.DispatchSortScan()(imported.mod))
+            mod = relax.transform.LegalizeOps(legalizations())(relax.backend.DispatchSortScan()(imported.mod))
         mod, self._weights = lift_constants(mod)
         self._compiled = beside.submit(compile_module, mod, device)
         self._inputs, self._outputs = imported.inputs, imported.outputs

@@ -379,9 +379,9 @@ def test_while_first_candidates_are_checked_the_next_of_whose_turn_comes_are_bui
         def prefetch(self, candidates):
             seen.extend((self._key, c) for c in candidates)
 
-        def check(self, candidate):
+        def check(self, candidate, patience_s=math.inf):
             seen.append((self._key, "check"))
-            return super().check(candidate)
+            return super().check(candidate, patience_s)
 
     class Measurer(ReplayMeasurer):
         def session(self, workload, device, deadline=math.inf):

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from subtune.backends.base import Backend, Bench, Device, Family, HardwareModel, Planned, Problem
+from subtune.backends.base import Backend, Device, Family, HardwareModel, Planned, Problem
 from subtune.backends.cpu.device import CPU, CPUModel
 from subtune.backends.host.link import link_command
 from subtune.core.candidate import Candidate
@@ -18,7 +18,7 @@ from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel
 from subtune.core.manifest import LIBRARY_NAME, Manifest
 from subtune.core.measurement import Failure
-from subtune.core.measuring import Measuring
+from subtune.core.measuring import Bench, Measuring
 from subtune.core.memory_plan import MemoryPlan
 from subtune.core.program import Program
 from subtune.core.workload import Workload
@@ -126,7 +126,7 @@ class CPUBackend(Backend):
     def bench(self, workload: Workload, device: Device, job: Any) -> Bench:
         from subtune.backends.cpu.timing.bench import Bench
 
-        return Bench(workload, _model(device), job.default, job.reference)
+        return Bench(workload, _model(device), job.default, job.reference, job.patience_s)
 
     # -- programs
 

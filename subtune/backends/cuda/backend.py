@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from subtune.backends.base import Backend, Bench, Device, Family, HardwareModel, Planned, Problem
+from subtune.backends.base import Backend, Device, Family, HardwareModel, Planned, Problem
 from subtune.backends.cuda.device import CUDA, CUDAModel, is_cuda_target
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
@@ -16,7 +16,7 @@ from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel
 from subtune.core.manifest import BINARIES_NAME, LIBRARY_NAME, Manifest
 from subtune.core.measurement import Failure, FailureKind
-from subtune.core.measuring import Measuring
+from subtune.core.measuring import Bench, Measuring
 from subtune.core.memory_plan import MemoryPlan
 from subtune.core.program import Program
 from subtune.core.workload import Workload

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
+from tvm import tirx
 from tvm.relax import op
+from tvm.s_tir import SBlockRealize
 
 from subtune import backends
 from subtune.backends.cpu.device import CPUModel
@@ -41,6 +45,33 @@ def test_long_sums_of_rows_are_right(run: Callable[[Workload, Kernel | None], np
     kernel = backends.schedule(workload, DEFAULT, device)
     assert isinstance(kernel, Kernel)
     np.testing.assert_allclose(run(workload, kernel), run(workload, None), atol=2e-6)
+
+
+def test_the_columns_of_a_long_product_are_vectors(device: CPUModel) -> None:
+    """Along its parts, every element would be another row of the weights: such a product took seconds."""
+    workload = build(lambda emit, x, w: op.matmul(x, w), [(16, 131072), (131072, 64)])
+    kernel = backends.schedule(workload, DEFAULT, device)
+    assert isinstance(kernel, Kernel)
+    vectors: list[tirx.For] = []
+
+    def visit(loop: tirx.For) -> None:
+        if loop.kind == tirx.ForKind.VECTORIZED:
+            vectors.append(loop)
+
+    tvm_ffi.structural_walk(kernel.func, (tirx.For, visit))
+    assert len(vectors) == 4, "the parts, their sum, and what both begin with"
+    for loop in vectors:
+        (realize,) = nodes(loop, SBlockRealize)
+        (store,) = nodes(loop, tirx.BufferStore)
+        axes = [iter_var.var for iter_var in realize.block.iter_vars]
+        column = next(i for i, axis in enumerate(axes) if axis.same_as(store.indices[-1]))
+        assert any(var.same_as(loop.loop_var) for var in nodes(realize.iter_values[column], tirx.Var))
+
+
+def nodes(tree: Any, kind: type) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(tree, (kind, found.append))
+    return found
 
 
 def test_a_sum_that_cancels_is_relative_to_what_it_sums() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import cycle
 from math import prod
@@ -19,6 +21,7 @@ from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.core.workload import Arg, Workload
 from subtune.measure.clock import few_calls, time_calls, time_pairs
 from subtune.measure.guarded import Guarded, as_bytes, elements, numpy_dtype
+from subtune.measure.in_turn import InTurn
 from subtune.measure.inputs import BLOCK, hazards, make_sets, repeated
 from subtune.measure.messages import CheckJob, CompareJob, Library, TimeJob
 from subtune.measure.verdict import disagreement, scale_of
@@ -29,14 +32,30 @@ _FILLS = (0xFF, 0x7F, 0xFF, 0x7F)
 """Bytes that outputs hold before a call, one for each input set: NaN or 3.4e38, as float32."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Right:
+    """What is right for one input set: the outputs, and the scale of the errors that each may have."""
+
+    outputs: list[np.ndarray]
+    scales: list[float]
+
+
 class Bench:
-    """Input sets and reference outputs for them: the default kernel's, where there is no better `reference`."""
+    """Input sets and reference outputs for them: the default kernel's, where there is no better `reference`.
+
+    `patience_s`: see `PrepareJob`.
+    """
 
     def __init__(
-        self, workload: Workload, device: CPUModel, default: Library, reference: Library | None = None
+        self,
+        workload: Workload,
+        device: CPUModel,
+        default: Library,
+        reference: Library | None = None,
+        patience_s: float = math.inf,
     ) -> None:
         self._workload, self._device = workload, device
-        self._default = default
+        self._default, self._reference = default, reference
         self._inputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if not arg.is_output)
         self._outputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if arg.is_output)
         dangers = hazards(workload)
@@ -47,36 +66,44 @@ class Bench:
         ]
         self._pool: dict[tuple[int, int, Packing | None], Guarded] = {}
         self._packed_arrays: dict[tuple[int, int, Packing], np.ndarray] = {}
-        kernel = _load(default)
-        self._calls_s: list[float] = []
-        """Seconds of the calls since somebody last cleared it."""
-        self._references = [self._run(kernel, default, index)[0] for index in range(len(self._names))]
-        self._default_calls_s, self._calls_s = self._calls_s, []
-        if reference is not None:  # sums of adversarial inputs overflow by intention, and in the default's order
-            for index, name in enumerate(self._names):
-                if name != "adversarial":
-                    self._references[index] = self._run(_load(reference), reference, index)[0]
-            self._calls_s = []
-        self.default_s = min(self._default_calls_s)
-        self._scales = [
-            [scale_of(ref, name == "adversarial") for ref in references]
-            for name, references in zip(self._names, self._references, strict=True)
-        ]
-        if sum(prod(elements(arg.shape)) for arg in self._outputs) <= FEW_RESULTS and not default.packings:
-            self._scales = [
-                [max(pair) for pair in zip(scales, self._scales_by_nudging(kernel, default, index), strict=True)]
-                for index, scales in enumerate(self._scales)
-            ]
+        self._default_calls_s: list[float] = []
+        self._right = InTurn(self._right_of, len(self._names))
+        self._right.proceed(patience_s)
         self._sentinel = _sentinel(device)
         self._sentinel.begin_workload()
 
     @property
+    def default_s(self) -> float:
+        return min(self._default_calls_s)
+
+    @property
+    def is_whole(self) -> bool:
+        return self._right.is_whole
+
+    def prepare(self, patience_s: float) -> None:
+        self._right.proceed(patience_s)
+
+    def _right_of(self, index: int) -> _Right:
+        name, default = self._names[index], self._default
+        kernel = _load(default)
+        found = self._run(kernel, default, index, self._default_calls_s)[0]
+        if self._reference is not None and name != "adversarial":
+            # sums of adversarial inputs overflow by intention, and in the default's order
+            found = self._run(_load(self._reference), self._reference, index)[0]
+        scales = [scale_of(ref, name == "adversarial") for ref in found]
+        if sum(prod(elements(arg.shape)) for arg in self._outputs) <= FEW_RESULTS and not default.packings:
+            nudged_scales = self._scales_by_nudging(kernel, default, index, found)
+            scales = [max(pair) for pair in zip(scales, nudged_scales, strict=True)]
+        return _Right(found, scales)
+
+    @property
     def nbytes(self) -> int:
-        arrays = [*self._sets, *self._references, list(self._packed_arrays.values())]
+        references = [right.outputs for right in self._right.made]
+        arrays = [*self._sets, *references, list(self._packed_arrays.values())]
         held = sum(array.nbytes for some in arrays for array in some)
         return held + sum(guarded.bytes.nbytes for guarded in self._pool.values())
 
-    def _scales_by_nudging(self, kernel: Any, default: Library, index: int) -> list[float]:
+    def _scales_by_nudging(self, kernel: Any, default: Library, index: int, found: list[np.ndarray]) -> list[float]:
         """See `condition`; zeros for what is not nudged."""
         given = self._sets[index]
         step = 0.0 if self._names[index] == "special" else step_of(given)
@@ -84,19 +111,19 @@ class Bench:
             return [0.0] * len(self._outputs)
         self._sets[index] = nudged(given)
         try:
-            return scales_of(self._run(kernel, default, index)[0], self._references[index], step)
+            return scales_of(self._run(kernel, default, index)[0], found, step)
         finally:
             self._sets[index] = given
 
     def check(self, job: CheckJob) -> Comparison | Failure:
-        self._calls_s.clear()
-        if wrong := self._check(_load(job.library), job.library, range(len(self._names))):
+        calls_s: list[float] = []
+        if wrong := self._check(_load(job.library), job.library, len(self._right.made), calls_s):
             return Failure(FailureKind.WRONG_RESULT, wrong)
-        return few_calls(self._calls_s, self._default_calls_s)
+        return few_calls(calls_s, self._default_calls_s)
 
     def time(self, job: TimeJob) -> Timing | Failure:
         kernel = _load(job.library)
-        if not job.checked and (wrong := self._check(kernel, job.library, range(len(self._names)))):
+        if not job.checked and (wrong := self._check(kernel, job.library, len(self._right.made))):
             return Failure(FailureKind.WRONG_RESULT, wrong)
         call = self._caller(kernel, job.library)
         timing: Timing = self._sentinel.undisturbed(lambda: time_calls(call, job.seconds, job.stop_above_s))
@@ -107,16 +134,17 @@ class Bench:
         one, other = self._caller(kernel, job.library), self._caller(default, self._default)
         comparison: Comparison = self._sentinel.undisturbed(lambda: Comparison(*time_pairs(one, other, job.seconds)))
         # Once more after thousands of calls: a race between threads shows itself seldom.
-        if wrong := self._check(kernel, job.library, range(1)):
+        if wrong := self._check(kernel, job.library, 1):
             return Failure(FailureKind.WRONG_RESULT, f"in a later run {wrong}")
         return comparison
 
-    def _check(self, kernel: Any, library: Library, sets: range) -> str:
-        for index in sets:
-            outputs, complaint = self._run(kernel, library, index)
+    def _check(self, kernel: Any, library: Library, sets: int, calls_s: list[float] | None = None) -> str:
+        """What is wrong on the first `sets` of the inputs, in words."""
+        for index, right in enumerate(self._right.made[:sets]):
+            outputs, complaint = self._run(kernel, library, index, calls_s)
             if complaint:
                 return complaint
-            expected = zip(self._references[index], self._scales[index], self._outputs, strict=True)
+            expected = zip(right.outputs, right.scales, self._outputs, strict=True)
             name = self._names[index]
             spreads = self._nan_spreads and name == "special"
             for out, (ref, scale, arg) in zip(outputs, expected, strict=True):
@@ -124,8 +152,13 @@ class Bench:
                     return f"output {arg.name} on {name} inputs: {wrong}"
         return ""
 
-    def _run(self, kernel: Any, library: Library, index: int) -> tuple[list[np.ndarray], str]:
-        """One call between guard zones: copies of the outputs, and what it wrote that it must not."""
+    def _run(
+        self, kernel: Any, library: Library, index: int, calls_s: list[float] | None = None
+    ) -> tuple[list[np.ndarray], str]:
+        """One call between guard zones: copies of the outputs, and what it wrote that it must not.
+
+        The seconds of the call are added to `calls_s`.
+        """
         given = self._packed(library, index)
         packed = dict(library.packings)
         inputs = [
@@ -138,7 +171,9 @@ class Bench:
         arguments = [guarded.tensor for guarded in (*inputs, *outputs)]
         begin = time.perf_counter()
         kernel(*arguments)
-        self._calls_s.append(time.perf_counter() - begin)
+        call_s = time.perf_counter() - begin
+        if calls_s is not None:
+            calls_s.append(call_s)
         for arg, guarded in zip((*self._inputs, *self._outputs), (*inputs, *outputs), strict=True):
             if where := guarded.overwritten():
                 return [], f"wrote out of bounds of {arg.name}, {where}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-from collections.abc import Container
+from collections.abc import Callable, Container
 from importlib.util import find_spec
 from typing import Any
 
@@ -71,15 +71,22 @@ def _from_finite(func: Any) -> Any:
     """Maxima that begin at minus infinity begin at the least finite number: TVM's reductions across threads know a
     maximum by that. Only a maximum of nothing but minus infinities differs.
     """
+    from tvm import tirx
+
+    return beginning(func, lambda value, dtype: tirx.min_value(dtype) if value == -math.inf else None)
+
+
+def beginning(func: Any, other: Callable[[float, str], Any]) -> Any:
+    """`func`, with reductions that begin at another number: `other(number, dtype)`, None where it stays."""
     import tvm_ffi
     from tvm import tirx
     from tvm.s_tir import SBlock
 
     def begin(store: Any) -> Any:
-        is_lowest = isinstance(store.value, tirx.FloatImm) and store.value.value == -math.inf
-        if not is_lowest:
+        if not isinstance(store.value, tirx.FloatImm):
             return store
-        return tirx.BufferStore(store.buffer, tirx.min_value(str(store.value.ty.dtype)), store.indices)
+        found = other(float(store.value.value), str(store.value.ty.dtype))
+        return store if found is None else tirx.BufferStore(store.buffer, found, store.indices)
 
     def of_block(block: Any) -> Any:
         if block.init is None:

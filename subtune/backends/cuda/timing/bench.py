@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from subtune.core.numerics import Numerics
 from subtune.core.workload import Arg, Workload
 from subtune.measure.clock import CONTINUOUS_S, LONG_CALL_S, SETTLE_S, few_calls, time_calls, time_pairs
 from subtune.measure.guarded import elements, numpy_dtype
+from subtune.measure.in_turn import InTurn
 from subtune.measure.inputs import BLOCK, hazards, make_sets
 from subtune.measure.messages import LOST, CheckJob, CompareJob, Library, PrepareJob, TimeJob
 from subtune.measure.sentinel_base import Patience
@@ -68,16 +70,24 @@ def _survived(method: _F) -> _F:
     return wrapped  # type: ignore[return-value]
 
 
+@dataclass(frozen=True, slots=True)
+class _Right:
+    """What is right for one input set: the outputs, and the scale of the errors that each may have."""
+
+    outputs: list[GpuBuffer]
+    scales: list[float]
+
+
 class CudaBench:
     """Input sets on the GPU and reference outputs for them: in float64 where that could be built."""
 
     @_survived
     def __init__(self, workload: Workload, device: CUDAModel, numerics: Numerics, job: PrepareJob) -> None:
-        default, reference, mode = job.default, job.reference, job.mode
+        mode = job.mode
         cuda_api.activate()
         assert runtime.has_cuda(), "the parent looks before it starts a runner"
         self._workload, self._device, self._numerics, self._mode = workload, device, numerics, mode
-        self._default = default
+        self._default, self._reference = job.default, job.reference
         self._inputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if not arg.is_output)
         self._outputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if arg.is_output)
         self._stream = cuda_api.Stream()
@@ -95,41 +105,40 @@ class CudaBench:
         self._pool: dict[tuple[int, int, ConstantTransform | None], GpuBuffer] = {}
         self._flush = cuda_api.Memory(2 * device.l2_bytes) if mode == "cold" else None
         self._results = [self._buffer(arg) for arg in self._outputs]
-        self._calls_s: list[float] = []
-        """Seconds of the calls since somebody last cleared it."""
-        self._references: list[list[GpuBuffer]] = []
-        for index in range(len(self._names)):
-            self._references.append(self._reference(index, default, reference))
-        self._scales = [
-            [
-                self._judge.scale(ref, arg.dtype, name == "adversarial")
-                for ref, arg in zip(found, self._outputs, strict=True)
-            ]
-            for name, found in zip(self._names, self._references, strict=True)
-        ]
-        self._calls_s.clear()
-        for index in range(len(self._names)):
-            self._run(self._load(default), default, index, self._results)
-        self._default_calls_s, self._calls_s = self._calls_s, []
-        self.default_s = min(self._default_calls_s)
+        self._default_calls_s: list[float] = []
+        self._right = InTurn(self._right_of, len(self._names))
+        self._right.proceed(job.patience_s)
+
+    @property
+    def default_s(self) -> float:
+        return min(self._default_calls_s)
+
+    @property
+    def is_whole(self) -> bool:
+        return self._right.is_whole
+
+    @_survived
+    def prepare(self, patience_s: float) -> None:
+        self._right.proceed(patience_s)
 
     @property
     def nbytes(self) -> int:
         held = [*self._given.values(), *self._pool.values(), *self._results]
-        return sum(buffer.nbytes for some in (held, *self._references) for buffer in some)
+        references = [right.outputs for right in self._right.made]
+        return sum(buffer.nbytes for some in (held, *references) for buffer in some)
 
     @_survived
     def check(self, job: CheckJob) -> Comparison | Failure:
         kernel = self._load(job.library)
-        self._calls_s.clear()
-        if wrong := self._check(kernel, job.library, range(len(self._names))):
+        calls_s: list[float] = []
+        if wrong := self._check(kernel, job.library, len(self._right.made), calls_s):
             return Failure(FailureKind.WRONG_RESULT, wrong)
-        return few_calls(self._calls_s, self._default_calls_s)
+        return few_calls(calls_s, self._default_calls_s)
 
     @_survived
     def time(self, job: TimeJob) -> Timing | Failure:
         kernel = self._load(job.library)
-        if not job.checked and (wrong := self._check(kernel, job.library, range(len(self._names)))):
+        if not job.checked and (wrong := self._check(kernel, job.library, len(self._right.made))):
             return Failure(FailureKind.WRONG_RESULT, wrong)
         calls = self._timed(kernel, job.library)
         if job.seconds >= _LONG_LOOK_S and (call_s := calls.seconds(1)) > LONG_CALL_S:
@@ -148,15 +157,25 @@ class CudaBench:
             lambda: Comparison(*time_pairs(one, other, job.seconds, _sample))
         )
         # Once more after thousands of calls: a race between threads shows itself seldom.
-        if wrong := self._check(kernel, job.library, range(1)):
+        if wrong := self._check(kernel, job.library, 1):
             return Failure(FailureKind.WRONG_RESULT, f"in a later run {wrong}")
         return comparison
 
-    def _reference(self, index: int, default: Library, reference: Library | None) -> list[GpuBuffer]:
+    def _right_of(self, index: int) -> _Right:
+        is_adversarial = self._names[index] == "adversarial"
+        found = self._reference_outputs(index)
+        scales = [
+            self._judge.scale(ref, arg.dtype, is_adversarial) for ref, arg in zip(found, self._outputs, strict=True)
+        ]
+        self._run(self._load(self._default), self._default, index, self._results, self._default_calls_s)
+        return _Right(found, scales)
+
+    def _reference_outputs(self, index: int) -> list[GpuBuffer]:
         """What is right: in float64 on ordinary inputs; the default kernel's on those that overflow by intention.
 
         Exponents do not: there the default kernel rounds scores as a file says, which no kernel need do.
         """
+        reference = self._reference
         if reference is not None and not (self._is_wild and self._names[index] == "adversarial"):
             wide = [np.asarray(block, _wide(block.dtype)) for block in self._blocks[index]]
             inputs = [
@@ -168,18 +187,17 @@ class CudaBench:
             self._stream.synchronize()
             return outputs
         outputs = [self._buffer(arg) for arg in self._outputs]
-        if wrong := self._run(self._load(default), default, index, outputs):
+        if wrong := self._run(self._load(self._default), self._default, index, outputs):
             raise RuntimeError(wrong)
         return outputs
 
-    def _check(self, kernel: Any, library: Library, sets: range) -> str:
-        for index in sets:
-            if complaint := self._run(kernel, library, index, self._results):
+    def _check(self, kernel: Any, library: Library, sets: int, calls_s: list[float] | None = None) -> str:
+        """What is wrong on the first `sets` of the inputs, in words."""
+        for index, right in enumerate(self._right.made[:sets]):
+            if complaint := self._run(kernel, library, index, self._results, calls_s):
                 return complaint
             name = self._names[index]
-            for out, ref, scale, arg in zip(
-                self._results, self._references[index], self._scales[index], self._outputs, strict=True
-            ):
+            for out, ref, scale, arg in zip(self._results, right.outputs, right.scales, self._outputs, strict=True):
                 allowed = (name == "adversarial", name == "special" and self._nan_spreads)
                 if wrong := self._judge.disagreement(out, ref, self._tolerance(arg), scale, *allowed):
                     return f"output {arg.name} on {name} inputs: {wrong}"
@@ -192,8 +210,15 @@ class CudaBench:
             least = TOLERANCE_SUMS_OF_FLOAT8
         return max(least, *(TOLERANCE.get(dtype, TOLERANCE_OTHER) for dtype in (arg.dtype, *self._rounded)))
 
-    def _run(self, kernel: Any, library: Library, index: int, outputs: list[GpuBuffer]) -> str:
-        """One call between guard zones: what it wrote that it must not, in words."""
+    def _run(
+        self,
+        kernel: Any,
+        library: Library,
+        index: int,
+        outputs: list[GpuBuffer],
+        calls_s: list[float] | None = None,
+    ) -> str:
+        """One call between guard zones: what it wrote that it must not, in words. Its seconds go to `calls_s`."""
         packings = dict(library.packings)
         inputs = [self._set_buffer(index, i, packings.get(i)) for i in range(len(self._inputs))]
         for output in outputs:
@@ -204,7 +229,9 @@ class CudaBench:
         with self._stream.used():
             kernel(*arguments)
         self._stream.synchronize()
-        self._calls_s.append(time.perf_counter() - begin)
+        call_s = time.perf_counter() - begin
+        if calls_s is not None:
+            calls_s.append(call_s)
         for arg, buffer in zip((*self._inputs, *self._outputs), (*inputs, *outputs), strict=True):
             if where := buffer.overwritten():
                 return f"wrote out of bounds of {arg.name}, {where}"

@@ -1,0 +1,37 @@
+"""What is made for each input set, one after the other, as far as somebody's patience reaches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class InTurn(Generic[T]):
+    """`make(index)` for each of `count` input sets, of which the first is made whatever it takes."""
+
+    def __init__(self, make: Callable[[int], T], count: int) -> None:
+        self._make, self._count = make, count
+        self._made: list[T] = []
+        self._last_s = 0.0
+
+    @property
+    def made(self) -> Sequence[T]:
+        return self._made
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self._made) == self._count
+
+    def proceed(self, patience_s: float) -> None:
+        """Make the next ones, until the rest would take longer than `patience_s` seconds, by what the last one took."""
+        while not self.is_whole and (not self._made or self._rest_s <= patience_s):
+            begin = time.perf_counter()
+            self._made.append(self._make(len(self._made)))
+            self._last_s = time.perf_counter() - begin
+
+    @property
+    def _rest_s(self) -> float:
+        return (self._count - len(self._made)) * self._last_s
