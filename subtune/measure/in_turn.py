@@ -26,12 +26,14 @@ class InTurn(Generic[T]):
         return len(self._made) == self._count
 
     def proceed(self, patience_s: float) -> None:
-        """Make the next ones, until the rest would take longer than `patience_s` seconds, by what the last one took."""
-        while not self.is_whole and (not self._made or self._rest_s <= patience_s):
+        """Make the next ones, as many as take no more than `patience_s` seconds beside the first one of all.
+
+        What the last one took says what the next one takes: the first, in a process that is new, may take longer.
+        """
+        left_s = patience_s
+        while not self.is_whole and (not self._made or self._last_s <= left_s):
+            is_first = not self._made
             begin = time.perf_counter()
             self._made.append(self._make(len(self._made)))
             self._last_s = time.perf_counter() - begin
-
-    @property
-    def _rest_s(self) -> float:
-        return (self._count - len(self._made)) * self._last_s
+            left_s -= 0.0 if is_first else self._last_s

@@ -38,11 +38,24 @@ class TestInTurn:
         sets.proceed(0.0)
         assert (list(sets.made), sets.is_whole) == ([0], False)
 
-    def test_the_rest_is_made_when_patience_reaches_to_its_end(self, sets):
+    def test_so_many_more_are_made_as_patience_reaches_for(self, sets):
         sets.proceed(2.9)
-        assert list(sets.made) == [0], "three more take three seconds"
-        sets.proceed(3.0)
+        assert (list(sets.made), sets.is_whole) == ([0, 1, 2], False)
+        sets.proceed(0.9)
+        assert list(sets.made) == [0, 1, 2]
+        sets.proceed(1.0)
         assert (list(sets.made), sets.is_whole) == ([0, 1, 2, 3], True)
+
+    def test_a_slow_start_is_not_taken_for_all(self, monkeypatch):
+        clock = SimpleNamespace(now_s=0.0)
+        monkeypatch.setattr(in_turn, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+
+        def make(index):
+            clock.now_s += 0.01 if index else 0.4
+
+        sets = InTurn(make, 4)
+        sets.proceed(0.5)
+        assert sets.is_whole
 
     def test_nothing_is_made_twice(self, sets):
         for _ in range(3):
