@@ -28,7 +28,8 @@ class Plan:
 
     First come the kernels of the partition that the policy expects to be the fastest: one that does a region's work in
     a fraction of the time must not wait until those are tuned whose place it takes. Their rivals are expected to be as
-    fast: with a short budget, they would never be tried if they waited.
+    fast, or are the partition's own: with a short budget, they would never be tried if they waited, and what
+    disappoints would lose to the plain schedules of what nobody tuned.
 
     Attributes:
         expected: seconds of a workload, by key: measured earlier or predicted. Without those that nothing schedules.
@@ -67,7 +68,9 @@ def plan(own: Sequence[Subgraph], others: Alternatives, device: Device, database
         taken = fastest_foreseen(region, expected, between_s)
         uses.subtract(region.alternatives[0].keys)
         uses.update(region.alternatives[taken].keys)
-        rivals.update(key for one in foreseen_as_fast(region, expected, between_s) for key in one.keys)
+        own_too = region.alternatives[:1] if taken else ()  # untuned, it would ship where the other disappoints
+        fast = (*own_too, *foreseen_as_fast(region, expected, between_s))
+        rivals.update(key for one in fast for key in one.keys)
     first = [Single(workloads[key], count) for key, count in uses.items() if count > 0]
     rest = [Single(workload, 1) for key, workload in workloads.items() if uses[key] <= 0 and key not in reasons]
     beside = tuple(one for one in rest if one.workload.key in rivals)

@@ -35,6 +35,7 @@ _PLAIN = frozenset({"if_then_else", "isnan", "likely", "reinterpret"})
 """Calls that are an instruction or two."""
 _SECTION_CYCLES = 3.0  # to begin another section of a row
 _ASKED = 3.0  # times the bytes' time where every vector asks which section it lies in
+_NARROW = 1.2  # times what vectors take that divide the elements: of 2 x 23 x 31, two lanes
 _FETCHED = 4.0  # times each line of a transposed operand, one element at a time, where it does not stay in L1
 
 
@@ -67,8 +68,11 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     flat = 1.0 if alike else 1.1 if parts < 2 else 1.2
     costs = {("flat", 1): flat, ("flat", 4): 0.99 if alike else flat if parts < 2 else 4.0,
              ("rows", 1): 1.0 if not alike else 1.02, ("tile", 1): 1.05 if alike else 1.4}  # fmt: skip
-    if not alike and anchor.row > device.lanes() and anchor.row % device.lanes():
+    row = anchor.extent if alike else anchor.row  # of all elements, one after the other, where they lie alike
+    if row > device.lanes() and row % device.lanes():
         costs["ragged", 1] = 1.0
+        if alike:
+            costs = {how: cost * (1 if how[0] == "ragged" else _NARROW) for how, cost in costs.items()}
     joined = len(workload.args) - len(outputs)
     if not alike and joined > FEW_INPUTS:  # a chain of questions for every vector; a tile asks once for its rows
         costs = {
@@ -184,4 +188,4 @@ def extent_of_all(sch: Schedule, loops: list[Any]) -> int:
     return size
 
 
-FAMILY = Family("elementwise", 3, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED))
+FAMILY = Family("elementwise", 4, Knobs, accepts, candidates, schedule, (SERIAL, STREAMED))
