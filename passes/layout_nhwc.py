@@ -19,6 +19,7 @@ from subtune.passes.layout_conv_transpose import as_convolution
 from subtune.passes.layout_interpolation import interpolations_in_planes
 from subtune.passes.layout_planes import all_depthwise, convolutions
 from subtune.passes.layout_pointwise import ALONE, POINTWISE
+from subtune.passes.layout_rows import ROWS
 from subtune.passes.layout_sink import SINK
 from subtune.passes.normalize_cleanup import CLEANUP, permute_is_reshape
 from subtune.passes.rewriter import Rules, Walk, merged, rewrite
@@ -71,7 +72,7 @@ def channels_to_last(mod: tvm.IRModule, keeps_planes: bool = False, reads_planes
     if reads_planes:
         mod = interpolations_in_planes(mod)
     if keeps_planes and all_depthwise(mod):
-        return mod
+        return rewrite(mod, merged(ROWS, CLEANUP, FOLD))
     pointwise = ALONE if reads_planes and len(convolutions(mod)) == 1 else POINTWISE
     return rewrite(mod, merged(pointwise, LAYOUT) if keeps_planes else LAYOUT)
 

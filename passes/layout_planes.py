@@ -27,7 +27,7 @@ def all_depthwise(mod: tvm.IRModule) -> bool:
     """
     found = convolutions(mod)
     turned = any(op_name(call) in _TURNS for call in _values(mod))
-    return bool(found) and not turned and all(_is_in_planes(call) for call in found)
+    return bool(found) and not turned and all(is_in_planes(call) for call in found)
 
 
 def _values(mod: tvm.IRModule) -> list[relax.Call]:
@@ -42,16 +42,17 @@ def _values(mod: tvm.IRModule) -> list[relax.Call]:
     ]
 
 
-def _is_in_planes(call: relax.Call) -> bool:
-    """A float32 depthwise convolution of images with as many results as channels, its rows long enough for vectors."""
-    if op_name(call) != "relax.nn.conv2d" or dtype_of(call) != "float32":
+_PLANES = {"relax.nn.conv1d": ("NCW", "OIW"), "relax.nn.conv2d": ("NCHW", "OIHW")}
+
+
+def is_in_planes(call: relax.Call) -> bool:
+    """A float32 depthwise convolution of images or rows, of one result a channel or more, its rows long enough."""
+    layouts = _PLANES.get(op_name(call))
+    if layouts is None or dtype_of(call) != "float32":
         return False
-    attrs, shape, weight = call.attrs, shape_of(call), shape_of(call.args[1])
-    if (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)) != ("NCHW", "OIHW", "NCHW"):
+    attrs, shape, weight, data = call.attrs, shape_of(call), shape_of(call.args[1]), shape_of(call.args[0])
+    if (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)) != (*layouts, layouts[0]):
         return False
-    if shape is None or weight is None or not int(attrs.groups) == shape[1] == weight[0] or weight[1] != 1:
+    if shape is None or weight is None or data is None or int(attrs.groups) != data[1] or weight[1] != 1:
         return False
-    data = shape_of(call.args[0])
-    return (
-        data is not None and data[1] == shape[1] and shape[3] >= LEAST_WIDTH and ints(attrs.strides)[1] <= MOST_STRIDE
-    )
+    return shape[-1] >= LEAST_WIDTH and ints(attrs.strides)[-1] <= MOST_STRIDE

@@ -27,12 +27,14 @@ class Planes:
         taps: extents of the window, (ky, kx).
         slides: how the window moves along either axis.
         window: what is read so, a buffer of TIR; everything else that the anchor reads does not depend on x.
+        plane: its indices before the last two, of the anchor's axes: several planes of C may be made of one.
     """
 
     shape: tuple[int, ...]
     taps: tuple[int, int]
     slides: tuple[Sliding, Sliding]
     window: Any
+    plane: tuple[Any, ...]
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -83,7 +85,8 @@ def planes(sch: Schedule, block_rv: Any) -> Planes | NotApplicable:
     load, (down, along) = found[0]
     if (down.axis, along.axis) != (rank - 2, rank - 1) or any(i not in (down.tap, along.tap) for i in long):
         return NotApplicable("the window slides over other axes than the two innermost ones")
-    return Planes(tuple(extents[:rank]), (extents[down.tap], extents[along.tap]), (down, along), load.source)
+    taps = extents[down.tap], extents[along.tap]
+    return Planes(tuple(extents[:rank]), taps, (down, along), load.source, tuple(load.indices[:-2]))
 
 
 def border(block: Any) -> Border | NotApplicable:

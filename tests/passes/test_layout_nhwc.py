@@ -280,3 +280,20 @@ def test_a_lone_pointwise_convolution_reads_planes(channels, columns, left, modu
     after = settle_permutes(channels_to_last(before, keeps_planes=True, reads_planes=True))
     assert ops(after)["permute_dims"] == left
     agree(before, after, 1e-4)
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_depthwise_rows_that_stay_in_planes_are_images_of_one_row(each, module, ops, agree, const):
+    def body(x, r):
+        y = op.nn.conv1d(x, const(8 * each, 1, 3), strides=2, padding=(2, 1), dilation=2, groups=8)
+        return op.add(op.nn.silu(op.add(y, const(1, 8 * each, 1))), r)
+
+    before = module([((2, 8, 40), "float32"), ((2, 8 * each, 20), "float32")], body)
+    after = channels_to_last(before, keeps_planes=True)
+    assert {name: n for name, n in ops(after).items() if name not in ("reshape", "expand_dims")} == {
+        "nn.conv2d": 1,
+        "add": 2,
+        "nn.silu": 1,
+    }
+    assert op_name(after["main"].body.blocks[-1].bindings[-1].value) == "relax.reshape", "the view comes last"
+    agree(before, after, 1e-5)

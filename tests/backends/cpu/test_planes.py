@@ -24,14 +24,15 @@ Run = Callable[[Workload, Kernel | None], np.ndarray]
 CHANNELS = 3
 
 
-def depthwise(height: int, width: int, taps: int, stride: int = 1, dilation: int = 1) -> Workload:
-    pad = taps // 2
+def depthwise(height: int, width: int, taps: int, stride: int = 1, dilation: int = 1, each: int = 1) -> Workload:
+    """`each`: results of a channel."""
+    pad, results = taps // 2, CHANNELS * each
 
     def body(emit: Any, x: Any, w: Any, b: Any) -> Any:
         y = emit(op.nn.conv2d(x, w, strides=stride, padding=pad, dilation=dilation, groups=CHANNELS))
         return op.nn.relu(emit(op.add(y, b)))
 
-    return build(body, [(2, CHANNELS, height, width)], [(CHANNELS, 1, taps, taps), (1, CHANNELS, 1, 1)])
+    return build(body, [(2, CHANNELS, height, width)], [(results, 1, taps, taps), (1, results, 1, 1)])
 
 
 def pool(kind: str, size: int, taps: int, stride: int, padding: Sequence[int] = (0, 0), **kwargs: bool) -> Workload:
@@ -61,6 +62,9 @@ CASES = {
     "depthwise 7x7": lambda: depthwise(9, 14, 7),
     "depthwise, stride 3": lambda: depthwise(16, 28, 3, 3),
     "depthwise, dilated": lambda: depthwise(16, 16, 3, 2, 2),
+    "depthwise, two results a channel": lambda: depthwise(13, 19, 3, each=2),
+    "depthwise, three results a channel, stride 2": lambda: depthwise(14, 21, 5, 2, each=3),
+    "depthwise, one row": lambda: depthwise(1, 37, 3),
     "depthwise, narrow": lambda: depthwise(8, 5, 3),
     "max pool": lambda: pool("max", 13, 3, 2, (1, 1)),
     "max pool, nothing padded": lambda: pool("max", 16, 2, 2),

@@ -218,7 +218,7 @@ class _Writer:
 
     def _fill(self, outer: tuple[Any, ...], first: Any) -> Any:
         """The rows that the band's windows read; columns with the same remainder by the stride are neighbours."""
-        stride = self._along.stride
+        stride, plane = self._along.stride, self._plane(outer)
         top = first * integer(self._down.stride)
 
         def columns(row: Any, phase: int, begin: int, end: int, value: Any) -> list[Any]:
@@ -237,14 +237,14 @@ class _Writer:
             parts = []
             if self._edge is None:
                 for phase in range(stride):
-                    read = lambda x: tirx.BufferLoad(self._info.window, [*outer, y, x])  # noqa: E731
+                    read = lambda x: tirx.BufferLoad(self._info.window, [*plane, y, x])  # noqa: E731
                     parts += columns(row, phase, 0, self._columns, read)
                 return sequence(*parts)
             edge = self._edge
             (low, high), (left, right) = edge.spans
 
             def inside(x: Any) -> Any:
-                return substitute(edge.inside, dict(zip(edge.axes, (*outer, y, x), strict=True)))
+                return substitute(edge.inside, dict(zip(edge.axes, (*plane, y, x), strict=True)))
 
             outside = []
             for phase in range(stride):
@@ -316,7 +316,14 @@ class _Writer:
         )
         if self._is_staged:
             return statements.load(self._staged, phase, y, x + integer(shift))
-        return tirx.BufferLoad(self._info.window, [*outer, first * integer(self._down.stride) + y, x + integer(shift)])
+        at = first * integer(self._down.stride) + y, x + integer(shift)
+        return tirx.BufferLoad(self._info.window, [*self._plane(outer), *at])
+
+    def _plane(self, outer: tuple[Any, ...]) -> list[Any]:
+        """The plane that the windows of one of C's slide over."""
+        axes = [iv.var for iv in self._anchor.iter_vars]
+        at = {axis: integer(0) for axis in axes} | dict(zip(axes, outer, strict=False))
+        return [substitute(index, at) for index in self._info.plane]
 
     def _replaced(self, value: Any, at: Mapping[Any, Any], tile: tuple[int, int, Any], source: Any = None) -> Any:
         """`value` with the anchor's result in its register, what the window reads where it lies, variables named."""
@@ -331,4 +338,4 @@ class _Writer:
         return tvm_ffi.structural_map(value, [(ir.TensorLoad, place), (ir.Var, lambda var: at.get(var, var))])
 
 
-FAMILY = Family("planes", 2, Knobs, accepts, candidates, schedule, (SERIAL,))
+FAMILY = Family("planes", 3, Knobs, accepts, candidates, schedule, (SERIAL,))
