@@ -29,7 +29,7 @@ from subtune.patterns.chain import Chain, chain_expressions
 from subtune.patterns.recognise import Unrecognised
 from subtune.patterns.rows import Columns, Rowwise
 
-_SHAPES = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1), (8, 1))  # warps along rows and keys
+_SHAPES = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (2, 2), (4, 1), (8, 1))  # warps along rows and keys
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _KEPT = 24
 _FEW_ROWS = 64  # up to which it may beat wgmma, whose tiles are 64 rows

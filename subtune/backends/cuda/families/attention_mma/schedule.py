@@ -83,12 +83,21 @@ class _Writer:
         (q, k, v), knobs = self.operands, self.knobs
         numbers = (
             q.inner, v.inner, knobs.row_warps, knobs.key_warps, knobs.keys, knobs.stages, knobs.splits, k.rows,
-            k.pitch, v.pitch,
+            k.pitch, v.pitch, str(self._is_few).lower(),
         )  # fmt: skip
         text = ", ".join(map(str, numbers))
         if q.dtype == "float32":
             return f"subtune::AttentionTf32<{text}>"
         return f"subtune::AttentionMma<{text}, {str(q.dtype == 'bfloat16').lower()}>"
+
+    @property
+    def _is_few(self) -> bool:
+        """Whether all rows are in the first half of a warp's: a thread has some of two rows, eight apart."""
+        return self.heads.rows <= ROWS // 2
+
+    @property
+    def _halves(self) -> range:
+        return range(1 if self._is_few else 2)
 
     @property
     def _size(self) -> int:
@@ -186,7 +195,7 @@ class _Writer:
         """What the softmax reads: the model's expression of the scores, and no key that is hidden or none."""
         form, offset = self.heads.form, self.scores.offset
         keys = form.extents[form.n]
-        for r in range(2):
+        for r in self._halves:
             env = self.heads.at(head, row + r * 8)
             limit: Any = _int(keys)
             if offset is not None:
@@ -207,7 +216,7 @@ class _Writer:
         """A warp's sums: to the output, or with their state to where blocks' parts are merged."""
         (sums, state), (head, row, lane), columns = found, where, self.operands[2].inner
         rows = self.heads.count * self.heads.rows
-        for r in range(2):
+        for r in self._halves:
             with code.when(tirx.LT(row + r * 8, _int(self.heads.rows))):
                 place = part * rows + head * self.heads.rows + row + r * 8
                 total = load(state, const(2 + r))

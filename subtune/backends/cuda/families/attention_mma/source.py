@@ -75,12 +75,14 @@ template <bool BRAIN> __device__ __forceinline__ unsigned int pack(float low, fl
 
 // Q, K have D columns, V has DV; rows of K and V are PITCH_K and PITCH_V elements apart, KEYS of them exist.
 // SPLITS blocks share the keys in turn: what they read at a time lies together, which memory gives faster. `first` is a
-// block's first step, `count` how many it has.
-template <class E, int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int KEYS, int PITCH_K, int PITCH_V>
+// block's first step, `count` how many it has. FEW: eight rows at most; the other half of a warp's are not looked at.
+template <class E, int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int KEYS, int PITCH_K, int PITCH_V,
+          bool FEW>
 struct AttentionBlock {
   static constexpr int CHUNK = 16 / sizeof(E);  // elements of a copy
   static constexpr int DP = (D + 15) / 16 * 16, DVP = (DV + 15) / 16 * 16, PK = DP + CHUNK, PV = DVP + CHUNK;
   static constexpr int THREADS = 32 * RW * KW, STEP = KW * BN;
+  static constexpr int HALVES = FEW ? 1 : 2;
   static constexpr int Q = 16 * RW * PK, K = STEP * PK, STAGE = K + STEP * PV;
 
   static __device__ __forceinline__ constexpr int left(int columns) {
@@ -96,14 +98,20 @@ struct AttentionBlock {
 
   template <int COLUMNS, int ROUND, int PITCH, int TO, class T>
   static __device__ __forceinline__ void rows(E* to, const T* from, int first, int thread) {
-    constexpr int CHUNKS = ROUND / CHUNK, ALL = STEP * CHUNKS;
+    // Threads go down whole rows where that comes out even: one address, and distances that are known. Nothing is read
+    // where no bytes are asked for.
+    constexpr int CHUNKS = ROUND / CHUNK, ALL = STEP * CHUNKS, DOWN = THREADS / CHUNKS;
+    constexpr bool EVEN = THREADS % CHUNKS == 0;
+    const int top = thread / CHUNKS, left_of = thread % CHUNKS * CHUNK;
+    const T* begin = from + (size_t)(first + top) * PITCH + left_of;
 #pragma unroll
     for (int i = 0; i < (ALL + THREADS - 1) / THREADS; i++) {
-      const int at = thread + i * THREADS, row = at / CHUNKS, c = at % CHUNKS * CHUNK;
+      const int at = thread + i * THREADS, row = EVEN ? top + i * DOWN : at / CHUNKS;
+      const int c = EVEN ? left_of : at % CHUNKS * CHUNK;
       if (ALL % THREADS == 0 || at < ALL) {
-        const bool inside = first + row < KEYS && c < COLUMNS;
-        const int bytes = inside ? left(COLUMNS - c) : 0;
-        attention::copy16(to + row * TO + c, from + (inside ? (size_t)(first + row) * PITCH + c : 0), bytes);
+        const int bytes = first + row < KEYS ? left(COLUMNS - c) : 0;
+        const T* source = EVEN ? begin + (size_t)i * DOWN * PITCH : from + (size_t)(first + row) * PITCH + c;
+        attention::copy16(to + row * TO + c, source, bytes);
       }
     }
   }
@@ -149,9 +157,9 @@ struct AttentionBlock {
   // Scores become weights, and the sums so far are scaled to the largest score. state: of a thread's two rows, the
   // largest scores so far and its own part of their sums of exponentials.
   static __device__ __forceinline__ void weigh(float* sums, float* state, float* s, float factor) {
-    float scale[2];
+    float scale[HALVES];
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int r = 0; r < HALVES; r++) {
       float best = state[r];
 #pragma unroll
       for (int i = 0; i < BN / 8; i++) best = fmaxf(best, fmaxf(s[i * 4 + r * 2], s[i * 4 + r * 2 + 1]));
@@ -167,7 +175,8 @@ struct AttentionBlock {
       state[r] = best, state[2 + r] = total;
     }
 #pragma unroll
-    for (int i = 0; i < DVP / 2; i++) sums[i] *= scale[i / 2 % 2];
+    for (int i = 0; i < DVP / 2; i++)
+      if (i / 2 % 2 < HALVES) sums[i] *= scale[i / 2 % 2 % HALVES];
   }
 
   // The sums of exponentials of whole rows.
@@ -200,9 +209,10 @@ struct AttentionBlock {
 };
 
 // Of halves.
-template <int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int KEYS, int PITCH_K, int PITCH_V, bool BRAIN>
-struct AttentionMma : AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V> {
-  using B = AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V>;
+template <int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int KEYS, int PITCH_K, int PITCH_V, bool FEW,
+          bool BRAIN>
+struct AttentionMma : AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V, FEW> {
+  using B = AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V, FEW>;
 
   template <class T>
   static __device__ __forceinline__ void scores(float* s, unsigned short* shared, const T* k, const T* v, int first,
@@ -252,9 +262,9 @@ struct AttentionMma : AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, 
 
 // Of floats, each as two numbers of tf32: three products for one. The keys of eight are taken in the order in which a
 // thread has their scores, 0 2 4 6 1 3 5 7.
-template <int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int KEYS, int PITCH_K, int PITCH_V>
-struct AttentionTf32 : AttentionBlock<float, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V> {
-  using B = AttentionBlock<float, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V>;
+template <int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int KEYS, int PITCH_K, int PITCH_V, bool FEW>
+struct AttentionTf32 : AttentionBlock<float, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V, FEW> {
+  using B = AttentionBlock<float, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V, FEW>;
 
   template <class T>
   static __device__ __forceinline__ void scores(float* s, float* shared, const T* k, const T* v, int first, int step,
