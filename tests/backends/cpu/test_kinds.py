@@ -137,7 +137,10 @@ def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
 
 
 def test_rows_of_no_whole_vectors_end_in_a_part_of_one(device: CPUModel) -> None:
-    """Also where the row is that of two axes; not where all operands are alike, or vectors divide the row."""
+    """Also where the row is that of two axes; not where all operands are alike, or vectors divide the row.
+
+    Operands that are alike are one row, for functions.
+    """
 
     def shapes(workload: Workload) -> set[object]:
         return {c.get("shape") for c in backends.candidates(workload, device, topk=40) if c.family == "elementwise"}
@@ -145,6 +148,7 @@ def test_rows_of_no_whole_vectors_end_in_a_part_of_one(device: CPUModel) -> None
     assert "ragged" in shapes(_scaled(2, 3, 9, 5))
     assert "ragged" not in shapes(_scaled(2, 3, 8, device.lanes()))
     assert "ragged" not in shapes(build(lambda emit, x, y: op.add(x, y), [(3, 45), (3, 45)]))
+    assert "ragged" in shapes(build(lambda emit, x, y: op.exp(emit(op.add(x, y))), [(3, 45), (3, 45)]))
     short = backends.schedule(
         _scaled(2, 5, 3), Candidate.make("elementwise", shape="ragged", unroll=1, wide=False), device
     )

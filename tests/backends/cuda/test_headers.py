@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -76,6 +77,7 @@ def test_what_needs_more_gets_the_others(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(cuda_compiler, "compiler", lambda: "nvrtc")
     monkeypatch.setattr(cuda_compiler, "small_headers", Small)
+    monkeypatch.setattr(cuda_compiler, "_no_fast_math", nullcontext)
     monkeypatch.setattr(nvcc, "compile_cuda", compile_cuda)
     assert cuda_compiler._compiled("source of a kernel") == b"code"
     assert calls == [True, False]

@@ -43,9 +43,7 @@ class ScalarBackend(Backend):
         return write_library(self.lower(func, device), stem)
 
     def bench(self, workload, device, job):
-        return Bench(
-            workload, device.model.cpu, job.default, patience_s=job.patience_s
-        )  # it is checked and timed as a CPU is
+        return Bench(workload, device.model.cpu, job.default, patience_s=job.patience_s)  # as a CPU is checked
 
     def executable(self, program, device):
         with tvm.transform.PassContext(config=SCALAR):

@@ -68,7 +68,8 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     flat = 1.0 if alike else 1.1 if parts < 2 else 1.2
     costs = {("flat", 1): flat, ("flat", 4): 0.99 if alike else flat if parts < 2 else 4.0,
              ("rows", 1): 1.0 if not alike else 1.02, ("tile", 1): 1.05 if alike else 1.4}  # fmt: skip
-    row = anchor.extent if alike else anchor.row  # of all elements, one after the other, where they lie alike
+    # Of all elements, one after the other, where they lie alike: LLVM finds wider vectors itself, but for functions.
+    row = anchor.row if not alike else anchor.extent if _calls_functions(workload.func.body) else 0
     if row > device.lanes() and row % device.lanes():
         costs["ragged", 1] = 1.0
         if alike:
@@ -147,7 +148,7 @@ def _nest(sch: Schedule, block: Any, shape: str, lanes: int, unroll: int) -> Any
         lo, li = sch.split(last, [None, vector_width(extent_of(sch, last), lanes)])
         sch.reorder(*rows, ao, lo, ai, li)
         outer = sch.fuse(*rows, ao, lo)
-        if not _calls_functions(sch.get(block)):  # sixteen copies of each polynomial take seconds to compile
+        if not _calls_functions(sch.get(block).body):  # sixteen copies of each polynomial take seconds to compile
             sch.unroll(ai)
         sch.vectorize(li)
         return outer
@@ -174,10 +175,10 @@ def _merged(sch: Schedule, block: Any, loops: list[Any]) -> list[Any]:
     return [*loops[:-count], sch.fuse(*loops[-count:])]
 
 
-def _calls_functions(block: Any) -> bool:
-    """Whether it computes functions, such as exp; a condition is none."""
+def _calls_functions(body: Any) -> bool:
+    """Whether a statement computes functions, such as exp; a condition is none."""
     found: list[Any] = []
-    tvm_ffi.structural_walk(block.body, (ir.Call, lambda call: found.append(str(getattr(call.op, "name", "")))))
+    tvm_ffi.structural_walk(body, (ir.Call, lambda call: found.append(str(getattr(call.op, "name", "")))))
     return any(name.rpartition(".")[2] not in _PLAIN for name in found)
 
 
