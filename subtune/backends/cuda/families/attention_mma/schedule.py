@@ -2,7 +2,7 @@
 
 The loop over keys and what a model does to scores are written here; copies, products and softmax are CUDA C++
 (`source`). Where several warps share a row's keys, each leaves its sums, their largest score and the total of their
-exponentials in shared memory. So do several blocks, if they are a cluster; else a second kernel merges what all wrote.
+exponentials in shared memory. So do several blocks, if they are a cluster; else a second kernel merges what each block wrote.
 """
 
 from __future__ import annotations
