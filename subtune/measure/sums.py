@@ -21,7 +21,6 @@ def adds_up_sums(workload: Workload) -> bool:
         return frozenset().union(*(origins.get(load.source, frozenset()) for load in loads(value)))
 
     def stored(store: Any) -> None:
-        nonlocal found
         if is_sum_of_products(store):
             origins[store.buffer] = frozenset({store.buffer})
             return

@@ -19,7 +19,7 @@ from tvm import ir, sym, tirx
 from tvm.tirx import PrimFunc
 
 from subtune.core.kernel import NotApplicable
-from subtune.patterns.reductions import Blocks, Scope, common_indices, product
+from subtune.patterns.reductions import Blocks, Scope, common_indices, product, sums_of_products
 from subtune.tir.blocks import is_reduction
 from subtune.tir.expressions import loads, replace_loads, variables
 from subtune.tir.substitute import substitute
@@ -118,14 +118,10 @@ class _Unfit(Exception):
 
 def bottleneck_expressions(func: PrimFunc, num_outputs: int) -> BottleneckExpressions | NotApplicable:
     """An unscheduled PrimFunc as such a block, or why it is none."""
-    if num_outputs != 1:
-        return NotApplicable("several outputs")
-    blocks = Blocks.of(func)
-    if isinstance(blocks, NotApplicable):
-        return blocks
-    sums = [block for block in blocks.made.values() if is_reduction(block)]
-    if len(sums) not in (2, 3) or any(product(block) is None for block in sums):
-        return NotApplicable(f"{len(sums)} reductions are no 1x1 convolutions around a depthwise one")
+    found = sums_of_products(func, num_outputs, (2, 3), "1x1 convolutions around a depthwise one")
+    if isinstance(found, NotApplicable):
+        return found
+    blocks, sums = found
     try:
         return _Reader(blocks, Scope(blocks, sym.Analyzer())).read(sums)
     except _Unfit as e:

@@ -117,6 +117,25 @@ def product(block: Any) -> tuple[Any, Any] | None:
     return (term.a, term.b) if isinstance(term, tirx.Mul) and str(term.ty.dtype) == "float32" else None
 
 
+def sums_of_products(
+    func: PrimFunc, num_outputs: int, counts: tuple[int, ...], what: str
+) -> tuple[Blocks, list[SBlock]] | NotApplicable:
+    """The stages of a function with one output, and its reductions: sums of products, as many as one of `counts`.
+
+    Args:
+        what: such a function is, for saying that this one is none.
+    """
+    if num_outputs != 1:
+        return NotApplicable("several outputs")
+    blocks = Blocks.of(func)
+    if isinstance(blocks, NotApplicable):
+        return blocks
+    sums = [block for block in blocks.made.values() if is_reduction(block)]
+    if len(sums) not in counts or any(product(block) is None for block in sums):
+        return NotApplicable(f"{len(sums)} reductions are no {what}")
+    return blocks, sums
+
+
 def common_indices(expr: Any, source: Any) -> tuple[Any, ...] | None:
     """The indices at which `expr` reads `source`, when they are the same everywhere."""
     found = [tuple(load.indices) for load in loads(expr) if load.source.same_as(source)]

@@ -21,7 +21,7 @@ from tvm.tirx import PrimFunc
 from subtune.core.kernel import NotApplicable
 from subtune.core.numerics import HALVES
 from subtune.core.workload import Workload
-from subtune.patterns.reductions import Blocks, Scope, common_indices, product
+from subtune.patterns.reductions import Blocks, Scope, common_indices, sums_of_products
 from subtune.tir.blocks import is_reduction
 from subtune.tir.expressions import is_same, loads, replace_loads
 
@@ -38,14 +38,10 @@ class Summed:
 
 def summed(func: PrimFunc, num_outputs: int) -> Summed | NotApplicable:
     """An unscheduled PrimFunc as such a sum, or why it is none."""
-    if num_outputs != 1:
-        return NotApplicable("several outputs")
-    blocks = Blocks.of(func)
-    if isinstance(blocks, NotApplicable):
-        return blocks
-    sums = [block for block in blocks.made.values() if is_reduction(block)]
-    if len(sums) != 2 or any(product(block) is None for block in sums):
-        return NotApplicable(f"{len(sums)} reductions are no two products")
+    found = sums_of_products(func, num_outputs, (2,), "two products")
+    if isinstance(found, NotApplicable):
+        return found
+    blocks, sums = found
     beside, front = (block.body.buffer for block in sums)
     output = blocks.made.get(blocks.params[-1])
     if output is None or is_reduction(output) or beside in blocks.needed_for(front):

@@ -25,7 +25,7 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.tirx import PrimFunc
 
-from subtune.core.workload import dtype_bits
+from subtune.backends.cuda.lowering.device_functions import stores_narrow, with_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,6 @@ NARROW = Polynomial(
     ),
     "__fmul_rn(p, y)",
 )  # fmt: skip
-_NARROW_BITS = 16
 _SOURCE = """
 static __forceinline__ __device__ void {name}_declared() {{}}
 static __forceinline__ __device__ float {name}(float x) {{
@@ -87,18 +86,6 @@ def source(of: Polynomial) -> str:
     )
 
 
-def stores_narrow(func: PrimFunc) -> bool:
-    """Whether what the function writes to the device's memory has at most 16 bits an element."""
-    bits: list[int] = []
-
-    def stored(store: Any) -> None:
-        if str(store.buffer.scope()) in ("global", ""):
-            bits.append(dtype_bits(str(store.buffer.dtype)))
-
-    tvm_ffi.structural_walk(func.body, (tirx.BufferStore, stored))
-    return bool(bits) and max(bits) <= _NARROW_BITS
-
-
 def _replaced(func: PrimFunc) -> PrimFunc:
     found = False
     polynomial = NARROW if stores_narrow(func) else WIDE
@@ -114,7 +101,4 @@ def _replaced(func: PrimFunc) -> PrimFunc:
     body = tvm_ffi.structural_map(func.body, (ir.Call, called))
     if not found:
         return func
-    from tvm.backend.cuda.op import cuda_func_call
-
-    declared = tirx.Evaluate(cuda_func_call(f"{polynomial.name}_declared", source_code=source(polynomial)))
-    return func.with_body(tirx.SeqStmt([declared, body]))
+    return with_source(func, body, f"{polynomial.name}_declared", source(polynomial))

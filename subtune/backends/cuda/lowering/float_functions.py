@@ -22,7 +22,7 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.tirx import PrimFunc
 
-from subtune.backends.cuda.lowering.erf import stores_narrow
+from subtune.backends.cuda.lowering.device_functions import stores_narrow, with_source
 
 SHORT_FUNCTIONS = """
 #ifndef SUBTUNE_SHORT_FUNCTIONS
@@ -86,10 +86,7 @@ def _replaced(func: PrimFunc) -> PrimFunc:
     if not names:
         return func
     if any(name.startswith("subtune_") for name in names):
-        from tvm.backend.cuda.op import cuda_func_call
-
-        declared = cuda_func_call("subtune_short_functions_declared", source_code=_DECLARED)
-        body = tirx.SeqStmt([tirx.Evaluate(declared), body])
+        return with_source(func, body, "subtune_short_functions_declared", _DECLARED)
     return func.with_body(body)
 
 

@@ -20,7 +20,7 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.tirx import PrimFunc
 
-from subtune.backends.cuda.lowering.erf import stores_narrow
+from subtune.backends.cuda.lowering.device_functions import stores_narrow, with_source
 from subtune.tir.expressions import is_same, number
 
 EDGE = 6.0
@@ -72,10 +72,7 @@ def _replaced(func: PrimFunc) -> PrimFunc:
     body = tvm_ffi.structural_map(func.body, (tirx.Mul, multiplied))
     if not found:
         return func
-    from tvm.backend.cuda.op import cuda_func_call
-
-    declared = tirx.Evaluate(cuda_func_call("subtune_gelu_declared", source_code=source()))
-    return func.with_body(tirx.SeqStmt([declared, body]))
+    return with_source(func, body, "subtune_gelu_declared", source())
 
 
 def _is_half_of_one_and_erf(value: Any, x: Any) -> bool:

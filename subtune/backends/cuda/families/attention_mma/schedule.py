@@ -2,7 +2,8 @@
 
 The loop over keys and what a model does to scores are written here; copies, products and softmax are CUDA C++
 (`source`). Where several warps share a row's keys, each leaves its sums, their largest score and the total of their
-exponentials in shared memory. So do several blocks, if they are a cluster; else a second kernel merges what each block wrote.
+exponentials in shared memory. So do several blocks, if they are a cluster; else a second kernel merges what each block
+wrote.
 """
 
 from __future__ import annotations
@@ -215,15 +216,13 @@ class _Writer:
     def _store(self, code: Code, found: tuple[Any, Any], where: tuple[Any, Any, Any], part: Any) -> None:
         """A warp's sums: to the output, or with their state to where blocks' parts are merged."""
         (sums, state), (head, row, lane), columns = found, where, self.operands[2].inner
-        rows = self.heads.count * self.heads.rows
         for r in self._halves:
             with code.when(tirx.LT(row + r * 8, _int(self.heads.rows))):
-                place = part * rows + head * self.heads.rows + row + r * 8
+                place = self._place(part, head, row + r * 8)
                 total = load(state, const(2 + r))
                 if self.knobs.has_second:
-                    with code.when(tirx.EQ(tirx.floormod(lane, _int(4)), _int(0))):
-                        code.store(self.states, place * 2, load(state, const(r)))
-                        code.store(self.states, place * 2 + 1, total)
+                    is_first = tirx.EQ(tirx.floormod(lane, _int(4)), _int(0))
+                    self._store_state(code, is_first, place, load(state, const(r)), total)
                 for e in (e for e in range(-(-columns // 8) * 4) if e // 2 % 2 == r):
                     column = tirx.floormod(lane, _int(4)) * 2 + (e // 4 * 8 + e % 2)
                     with code.when(tirx.LT(column, _int(columns)) if e // 4 * 8 + 8 > columns else None):
@@ -259,23 +258,23 @@ class _Writer:
                 lies = address(shared, zero), address(shared, const(states))
                 self._merged(code, result, (blocks, knobs.key_warps, knobs.rows, pitch), lies, (row, column))
                 if knobs.has_second:
-                    self._part(
-                        code,
-                        result,
-                        rank * self.heads.count * self.heads.rows + head * self.heads.rows + top + row,
-                        column,
-                    )
+                    place, is_first = self._place(rank, head, top + row), tirx.EQ(column, _int(0))
+                    code.store(self.sums, place * columns + column, load(result, zero))
+                    self._store_state(code, is_first, place, load(result, const(2)), load(result, const(1)))
                 else:
                     self._output(code, head, top + row, column, load(result, zero), _over(load(result, const(1))))
         if knobs.cluster:
             sync_cluster(code)  # nobody ends before all have read
 
-    def _part(self, code: Code, result: Any, place: Any, column: Any) -> None:
-        """A block's part of a row: its sum at a column, and once what belongs to it."""
-        code.store(self.sums, place * self.operands[2].inner + column, load(result, const(0)))
-        with code.when(tirx.EQ(column, _int(0))):
-            code.store(self.states, place * 2, load(result, const(2)))
-            code.store(self.states, place * 2 + 1, load(result, const(1)))
+    def _place(self, part: Any, head: Any, row: Any) -> Any:
+        """Of a row's part among those of all blocks."""
+        return part * (self.heads.count * self.heads.rows) + head * self.heads.rows + row
+
+    def _store_state(self, code: Code, condition: Any, place: Any, largest: Any, total: Any) -> None:
+        """What belongs to a part's sums, for the second kernel: one thread's, by `condition`."""
+        with code.when(condition):
+            code.store(self.states, place * 2, largest)
+            code.store(self.states, place * 2 + 1, total)
 
     def _merged(
         self, code: Code, result: Any, numbers: tuple[int, ...], lies: tuple[Any, Any], at: tuple[Any, Any]
