@@ -23,8 +23,8 @@ TIMING = Timing(1.0, 1.0, 0.0, 3)
 
 class TestInTurn:
     @pytest.fixture
-    def sets(self, monkeypatch):
-        """Four sets that take a second each."""
+    def made(self, monkeypatch):
+        """Four sets that take a second each, and what makes as many as patience reaches for."""
         clock = SimpleNamespace(now_s=0.0)
         monkeypatch.setattr(in_turn, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
 
@@ -32,18 +32,21 @@ class TestInTurn:
             clock.now_s += 1.0
             return index
 
-        return InTurn(make, 4)
+        sets = InTurn(4)
+        return sets, lambda patience_s: sets.proceed(make, patience_s)
 
-    def test_the_first_is_made_whatever_it_takes(self, sets):
-        sets.proceed(0.0)
+    def test_the_first_is_made_whatever_it_takes(self, made):
+        sets, proceed = made
+        proceed(0.0)
         assert (list(sets.made), sets.is_whole) == ([0], False)
 
-    def test_so_many_more_are_made_as_patience_reaches_for(self, sets):
-        sets.proceed(2.9)
+    def test_so_many_more_are_made_as_patience_reaches_for(self, made):
+        sets, proceed = made
+        proceed(2.9)
         assert (list(sets.made), sets.is_whole) == ([0, 1, 2], False)
-        sets.proceed(0.9)
+        proceed(0.9)
         assert list(sets.made) == [0, 1, 2]
-        sets.proceed(1.0)
+        proceed(1.0)
         assert (list(sets.made), sets.is_whole) == ([0, 1, 2, 3], True)
 
     def test_a_slow_start_is_not_taken_for_all(self, monkeypatch):
@@ -53,13 +56,14 @@ class TestInTurn:
         def make(index):
             clock.now_s += 0.01 if index else 0.4
 
-        sets = InTurn(make, 4)
-        sets.proceed(0.5)
+        sets = InTurn(4)
+        sets.proceed(make, 0.5)
         assert sets.is_whole
 
-    def test_nothing_is_made_twice(self, sets):
+    def test_nothing_is_made_twice(self, made):
+        sets, proceed = made
         for _ in range(3):
-            sets.proceed(math.inf)
+            proceed(math.inf)
         assert list(sets.made) == [0, 1, 2, 3]
 
 

@@ -28,6 +28,8 @@ from subtune.measure.verdict import disagreement, scale_of
 
 _MAX_COPIES = 32
 _PACKED_KEPT, _PACKED_KEPT_BYTES = 9, 1 << 30
+_COPIES_KEPT_BYTES = 1 << 30
+"""Of the arguments that calls rotate through: each packing of many weights has as many as exceed L3."""
 _FILLS = (0xFF, 0x7F, 0xFF, 0x7F)
 """Bytes that outputs hold before a call, one for each input set: NaN or 3.4e38, as float32."""
 
@@ -67,8 +69,8 @@ class Bench:
         self._pool: dict[tuple[int, int, Packing | None], Guarded] = {}
         self._packed_arrays: dict[tuple[int, int, Packing], np.ndarray] = {}
         self._default_calls_s: list[float] = []
-        self._right = InTurn(self._right_of, len(self._names))
-        self._right.proceed(patience_s)
+        self._right = InTurn[_Right](len(self._names))
+        self._right.proceed(self._right_of, patience_s)
         self._sentinel = _sentinel(device)
         self._sentinel.begin_workload()
 
@@ -81,7 +83,7 @@ class Bench:
         return self._right.is_whole
 
     def prepare(self, patience_s: float) -> None:
-        self._right.proceed(patience_s)
+        self._right.proceed(self._right_of, patience_s)
 
     def _right_of(self, index: int) -> _Right:
         name, default = self._names[index], self._default
@@ -202,6 +204,7 @@ class Bench:
         if device.comes_from_memory(sum(sizes[i] for i, arg in enumerate(self._inputs) if arg.is_constant)):
             pool = max(pool, device.l3_bytes + device.l3_bytes // 4)
         copies = max(1, min(_MAX_COPIES, -(-pool // max(1, sum(sizes)))))
+        self._make_room(dict(library.packings))
         calls = [partial(kernel, *self._arguments(library, copy)) for copy in range(copies)]
         begin = time.perf_counter()
         for call in calls:
@@ -212,6 +215,14 @@ class Bench:
             return calls[0]
         ring: Iterator[Callable[[], object]] = cycle(calls)
         return lambda: next(ring)()
+
+    def _make_room(self, packings: dict[int, Packing]) -> None:
+        """Forget copies packed in other ways, the oldest first: there is no end to the ways of packing weights."""
+        held = sum(guarded.bytes.nbytes for guarded in self._pool.values())
+        for key in list(self._pool):
+            _, position, packing = key
+            if held > _COPIES_KEPT_BYTES and packing is not None and packing != packings.get(position):
+                held -= self._pool.pop(key).bytes.nbytes
 
     def _arguments(self, library: Library, copy: int) -> list[Any]:
         """The tensors of copy number `copy`. Candidates share them, save for constants packed differently."""

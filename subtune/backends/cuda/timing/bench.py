@@ -106,8 +106,8 @@ class CudaBench:
         self._flush = cuda_api.Memory(2 * device.l2_bytes) if mode == "cold" else None
         self._results = [self._buffer(arg) for arg in self._outputs]
         self._default_calls_s: list[float] = []
-        self._right = InTurn(self._right_of, len(self._names))
-        self._right.proceed(job.patience_s)
+        self._right = InTurn[_Right](len(self._names))
+        self._right.proceed(self._right_of, job.patience_s)
 
     @property
     def default_s(self) -> float:
@@ -119,7 +119,7 @@ class CudaBench:
 
     @_survived
     def prepare(self, patience_s: float) -> None:
-        self._right.proceed(patience_s)
+        self._right.proceed(self._right_of, patience_s)
 
     @property
     def nbytes(self) -> int:

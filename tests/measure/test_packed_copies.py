@@ -1,0 +1,66 @@
+"""What a runner keeps of arguments: copies of weights packed in ways that no candidate needs any more are forgotten."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+from subtune.backends import as_device, candidates
+from subtune.backends.cpu.timing import bench as timing
+from subtune.core.candidate import DEFAULT
+from subtune.core.measurement import Timing
+from subtune.measure import build as building
+from subtune.measure.messages import BuildJob, CompareJob, Library, TimeJob
+from subtune.measure.session import SCHEDULE
+from subtune.pipeline import prepare
+
+
+@pytest.fixture
+def workload():
+    weights = numpy_helper.from_array(np.ones((64, 96), np.float32), "w")
+    info = [helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", [32, 64]), ("y", [32, 96]))]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", info[:1], info[1:], [weights])
+    (subgraph,) = prepare(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)).subgraphs
+    return subgraph.workload
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(1 << 30, 2), (0, 1)])
+def test_copies_of_other_packings_are_forgotten_beyond_the_limit(workload, device, tmp_path, monkeypatch, limit, kept):
+    monkeypatch.setattr(timing, "_COPIES_KEPT_BYTES", limit)
+    device = as_device(device)
+
+    def library(number, candidate):
+        job = BuildJob(workload.to_json(), 1, device, candidate, SCHEDULE, str(tmp_path / str(number)))
+        built = building.handle(job)
+        assert isinstance(built, Library), built
+        return built
+
+    found = [library(i, candidate) for i, candidate in enumerate(candidates(workload, device, 24))]
+    by_packing = {built.packings: built for built in found if built.packings}
+    assert len(by_packing) > 1, "no two candidates pack the weights differently"
+    bench = timing.Bench(workload, device.model, library("default", DEFAULT))
+    for built in list(by_packing.values())[:2]:
+        assert isinstance(bench.time(TimeJob(built, 0.01, 1.0, False)), Timing)
+    packings = {packing for _, _, packing in bench._pool if packing is not None}
+    assert len(packings) == kept
+    assert set(dict(built.packings).values()) <= packings, "the last one's are there"
+
+
+def test_what_a_runner_drops_is_gone_at_once(workload, device, tmp_path):
+    """Python looks for cycles by the number of objects: gigabytes of arrays are few."""
+    job = BuildJob(workload.to_json(), 1, as_device(device), DEFAULT, SCHEDULE, str(tmp_path / "default"))
+    built = building.handle(job)
+    gc.disable()
+    try:
+        bench = timing.Bench(workload, as_device(device).model, built)
+        bench.time(TimeJob(built, 0.01, 1.0, False))
+        bench.compare(CompareJob(built, 0.01))
+        there = weakref.ref(bench)
+        del bench
+        assert there() is None
+    finally:
+        gc.enable()
