@@ -18,6 +18,7 @@ import numpy as np
 
 from subtune.core.numerics import HALVES
 from subtune.core.workload import Arg, Workload
+from subtune.measure.degrees import degree
 from subtune.measure.guarded import elements, numpy_dtype
 from subtune.measure.sums import adds_up_sums, is_sum_of_products, summands
 
@@ -53,8 +54,8 @@ class Hazards:
     such sums, it may be, when they have been rounded to halves; `multiplies`: all of a row, which over- and underflows
     in another order than another schedule; `saturates`: multiplies what a function gives by something else than that
     function's input, where the function is nearly zero or, in another approximation, zero: of infinity, that makes
-    infinity or NaN; `cancels`: adds floats up to a few results, or two sums of products, one of which a file's half
-    cannot hold though both together are small.
+    infinity or NaN; `factors`: of one number, where sums of products are among them; `cancels`: adds floats up to a few
+    results, or two sums of products, one of which a file's half cannot hold though both together are small.
     """
 
     index_extent: dict[int, int] = field(hash=False)
@@ -70,6 +71,7 @@ class Hazards:
     multiplies: bool = False
     saturates: bool = False
     cancels: bool = False
+    factors: int = 2
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -155,6 +157,7 @@ def hazards(workload: Workload) -> Hazards:
         normalizes=products and not called.isdisjoint(_ROOTS) and not HALVES.isdisjoint(inputs),
         multiplies=multiplies, saturates=_saturates(workload),
         cancels=(sums and results <= _FEW_RESULTS) or (narrows and products and adds_up_sums(workload)),
+        factors=max(2, degree(workload)) if products else 2,
     )  # fmt: skip
 
 
@@ -299,7 +302,7 @@ def _floats(
     if kind == "positive":
         return (rng.random(shape, np.float32) * 0.9 + 0.1).astype(dtype)
     # What overflows in float16 is not compared: of wider inputs, only sums that cancel would be left.
-    limits = _limits(np.dtype("float16") if dangers.narrows and dtype.itemsize > 2 else dtype)
+    limits = _limits(np.dtype("float16") if dangers.narrows and dtype.itemsize > 2 else dtype, dangers.factors)
     # Magnitudes over many decades, whose products and sums over thousands of terms still fit.
     is_moderate = dangers.is_moderate
     decades = min(0.5 if is_moderate else 2.0 if dangers.casts_to_int else limits[2], limits[2])
@@ -314,12 +317,16 @@ def _floats(
     return _sprinkled(array, rng, specials)
 
 
-def _limits(dtype: np.dtype) -> tuple[float, float, float]:
-    """A denormal, a magnitude whose square is still finite, and the decades either way around one."""
+def _limits(dtype: np.dtype, factors: int = 2) -> tuple[float, float, float]:
+    """A denormal, a magnitude of which so many factors are still finite, and the decades either way around one.
+
+    Where a sum of products, multiplied once more, overflows, the sums that are left to compare are those that happened
+    to cancel: what rounding made of them. Of halves a third factor leaves enough.
+    """
     return {
-        "float64": (5e-324, 1e150, 100.0),
-        "float32": (1e-40, 1e18, 12.0),
-        "bfloat16": (1e-39, 1e18, 12.0),
+        "float64": (5e-324, 10 ** (300 / factors), 200 / factors),
+        "float32": (1e-40, 10 ** (36 / factors), 24 / factors),
+        "bfloat16": (1e-39, 10 ** (36 / factors), 24 / factors),
         "float16": (6e-8, 200.0, 1.5),
     }.get(dtype.name, (0.0, 8.0, 0.5))
 

@@ -7,6 +7,7 @@ import pytest
 from tvm import te, tirx, topi
 
 from subtune.core.workload import Workload
+from subtune.measure.degrees import degree
 from subtune.measure.inputs import SETS, hazards, make_input, make_inputs, make_sets, repeated
 from subtune.measure.verdict import disagreement
 
@@ -303,3 +304,37 @@ def test_two_sums_of_halves_that_are_added_up_stay_in_halves(is_shortcut_a_produ
     assert dangers.is_moderate is is_shortcut_a_product
     largest = max(float(np.abs(x).max()) for x in make_inputs(func, "adversarial", dangers))
     assert largest == (8.0 if is_shortcut_a_product else 200.0)
+
+
+@pytest.mark.parametrize("given", ["a scale", "a root"])
+def test_what_multiplies_a_sum_of_products_lets_it_not_overflow(given):
+    """Of 1e36 times 1e18 only those sums were left that cancelled, and every order of them made another."""
+    x, w = te.placeholder((512, 256), "float32", "x"), te.placeholder((256, 512), "float32", "w")
+    rows = te.placeholder((512, 1), "float32", "rows")
+    k = te.reduce_axis((0, 256), "k")
+    product = te.compute((512, 512), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k))
+    inverse = te.compute((512, 1), lambda i, j: tirx.rsqrt(rows[i, j] * rows[i, j] + tirx.const(1e-12, "float32")))
+    scales = rows if given == "a scale" else inverse
+    scaled = workload(x, w, rows, te.compute((512, 512), lambda i, j: product[i, j] * scales[i, 0]))
+    dangers = hazards(scaled)
+    assert dangers.factors == 3
+    left, right, by = make_inputs(scaled, "adversarial", dangers)
+    by = by if given == "a scale" else 1 / np.sqrt(by * by + np.float32(1e-12))
+    with np.errstate(over="raise", invalid="raise"):
+        forth, back = ((left[:, order] @ right[order]) * by for order in (np.s_[:], np.s_[::-1]))
+    assert np.abs(forth).max() > 1e30
+    assert disagreement(forth, back, True) == ""
+
+
+@pytest.mark.parametrize(
+    ("compute", "factors"),
+    [
+        (lambda a, b: a + b * 3.0, 1),
+        (lambda a, b: a * b * tirx.erf(a), 2),
+        (lambda a, b: tirx.max(a * b * a, b), 3),
+        (lambda a, b: a / (b * b), 2),
+        (lambda a, b: tirx.Select(a > b, a * a, b), 2),
+    ],
+)
+def test_factors_of_one_number_are_counted(compute, factors):
+    assert degree(elementwise("float32", compute)) == factors
