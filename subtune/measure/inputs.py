@@ -20,7 +20,7 @@ from subtune.core.numerics import HALVES
 from subtune.core.workload import Arg, Workload
 from subtune.measure.degrees import degree
 from subtune.measure.guarded import elements, numpy_dtype
-from subtune.measure.sums import adds_up_sums, is_sum_of_products, summands
+from subtune.measure.sums import adds_squared_differences, adds_up_sums, is_sum_of_products, summands
 
 SETS = ("random", "positive", "adversarial", "special")
 """`positive` exists for workloads that are NaN on most random inputs: roots, logarithms, variances. `special` are the
@@ -111,18 +111,18 @@ def hazards(workload: Workload) -> Hazards:
 
     params = list(workload.func.params)
     divides = casts = clips = narrows = products = stores_integers = compares = False
-    sums = multiplies = False
+    sums = multiplies = deviates = False
     called: set[str] = set()
     loads: list[Any] = []
 
     def visit(node: Any) -> None:
-        nonlocal divides, casts, clips, narrows, sums, products, stores_integers, compares, multiplies
+        nonlocal divides, casts, clips, narrows, sums, products, stores_integers, compares, multiplies, deviates
         if isinstance(node, ir.TensorLoad):
             loads.append((node.source, node.indices))
         elif isinstance(node, tirx.BufferStore):
             loads.append((node.buffer, node.indices))
             sums, products = sums or bool(summands(node)), products or is_sum_of_products(node)
-            multiplies = multiplies or _multiplies(node)
+            multiplies, deviates = multiplies or _multiplies(node), deviates or adds_squared_differences(node)
             stores_integers = stores_integers or "int" in str(node.buffer.dtype)
         elif isinstance(node, tirx.Div | tirx.Mod | tirx.FloorDiv | tirx.FloorMod):
             divides = divides or ("int" in str(node.ty) and not isinstance(node.b, tirx.IntImm))
@@ -154,7 +154,7 @@ def hazards(workload: Workload) -> Hazards:
     return Hazards(
         extents, divides, casts, clips, narrows, products, stores_integers, compares,
         exponentiates=products and (("exp" in called and compares) or not called.isdisjoint(_BOUNDED)),
-        normalizes=products and not called.isdisjoint(_ROOTS) and not HALVES.isdisjoint(inputs),
+        normalizes=products and (deviates or not called.isdisjoint(_ROOTS)) and not HALVES.isdisjoint(inputs),
         multiplies=multiplies, saturates=_saturates(workload),
         cancels=(sums and results <= _FEW_RESULTS) or (narrows and products and adds_up_sums(workload)),
         factors=max(2, degree(workload)) if products else 2,

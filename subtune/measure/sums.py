@@ -1,4 +1,4 @@
-"""Whether a workload adds up two sums of products: a convolution and its block's shortcut, in one kernel."""
+"""What a workload adds up: products, two sums of them (a convolution and its block's shortcut), a variance."""
 
 from __future__ import annotations
 
@@ -41,6 +41,16 @@ def is_sum_of_products(store: Any) -> bool:
     from tvm import tirx
 
     return any(isinstance(one, tirx.Mul) for one in summands(store))
+
+
+def adds_squared_differences(store: Any) -> bool:
+    """x[..] = x[..] + (a - b) * (a - b), of floats: what a variance is made of."""
+    from tvm import tirx
+
+    from subtune.tir.expressions import is_same
+
+    products = [one for one in summands(store) if isinstance(one, tirx.Mul)]
+    return any(isinstance(one.a, tirx.Sub) and is_same(one.a, one.b) for one in products)
 
 
 def summands(store: Any) -> list[Any]:

@@ -181,7 +181,14 @@ def test_norms_of_rounded_sums_see_no_positive_numbers():
         one, zero = (topi.full((32,), "float32", value) for value in (1.0, 0.0))
         return topi.nn.layer_norm(topi.cast(topi.cast(sums, "float16"), "float32"), one, zero, axis=[1])
 
+    def variance(sums):
+        rounded, j = topi.cast(topi.cast(sums, "bfloat16"), "float32"), te.reduce_axis((0, 32), "j")
+        mean = topi.divide(topi.sum(rounded, axis=1), 32.0)
+        square = lambda i: (rounded[i, j] - mean[i]) * (rounded[i, j] - mean[i])  # noqa: E731
+        return te.compute((8,), lambda i: te.sum(square(i), axis=j))
+
     assert "positive" not in hazards(dense(normalised)).sets
+    assert "positive" not in hazards(dense(variance)).sets
     assert "positive" in hazards(dense(topi.nn.relu)).sets
 
 
