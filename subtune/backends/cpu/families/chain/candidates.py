@@ -25,13 +25,16 @@ _SOFTMAX_CYCLES = 10.0  # per vector: largest, exp, sum
 _MOVED_CYCLES = 2.0  # per vector packed or copied
 _GATHERED_CYCLES = 1.0  # per element packed across the direction in which it lies
 _WAYS = 8  # of L1's sets, on x86 and Arm servers of the last ten years, or near it
+_L3_SHARE = 4
+"""Of a thread, as many L2 caches at most: what a virtual machine says of L3 is all of it, and others use it."""
+_JOURNEYS = 3  # of what lies between the contractions: written, turned into weights, read
 _MAX_ROWS = 14
 _MAX_WASTE = 1.125  # rows computed for nothing
 
 
 def cache_limit_bytes(device: CPUModel) -> int:
     """What one thread may keep between the contractions: its L2, or a quarter of its share of a larger L3."""
-    return max(device.l2_bytes, device.l3_bytes // (4 * device.threads))
+    return max(device.l2_bytes, min(_L3_SHARE * device.l2_bytes, device.l3_bytes // (4 * device.threads)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,9 @@ def _predict(chain: Chain, device: CPUModel, knobs: Knobs) -> float:
     if not knobs.pack_e and not is_packed_once(chain.second.b):
         micro_kernels = ceil(chain.n2 / nr2) * (mb // mr)
         cycles += micro_kernels * _evicted_lines(chain, nr2, device) * device.calibration.conflict_cycles
+    between = chain.cached_bytes(mb, nr)
+    if between > device.l2_bytes / 2:
+        cycles += _JOURNEYS * between / bytes_per_cycle(between, device)
     if chain.is_softmax:
         cycles += mb * padded(chain.n1, nr) / lanes * _SOFTMAX_CYCLES
     if knobs.copy_a:
