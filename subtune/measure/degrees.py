@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from subtune.core.workload import Workload
@@ -24,30 +25,32 @@ def degree(workload: Workload) -> int:
     degrees: dict[Any, int] = {}
 
     def stored(store: Any) -> None:
-        degrees[store.buffer] = max(degrees.get(store.buffer, 0), _of(store.value, degrees, store.buffer))
+        so_far = degrees.setdefault(store.buffer, 0)  # what is added to it, or multiplied by it, is read as no factor
+        degrees[store.buffer] = max(so_far, _of(store.value, degrees))
 
     tvm_ffi.structural_walk(workload.func.body, (tirx.BufferStore, stored))
     return max(1, *degrees.values())
 
 
-def _of(value: Any, degrees: dict[Any, int], own: Any) -> int:
-    """Of a value that is stored to `own`, whose elements so far are a part of the same sum or product."""
+def _of(value: Any, degrees: Mapping[Any, int]) -> int:
+    """Of a value, by the `degrees` of the buffers that were computed before; others are inputs."""
     from tvm import ir, tirx
 
+    from subtune.tir.expressions import choice_of, function_name
+
     if isinstance(value, ir.TensorLoad):
-        is_float = "float" in str(value.source.dtype)
-        return degrees.get(value.source, 0 if value.source.same_as(own) else 1) if is_float else 0
+        return degrees.get(value.source, 1) if "float" in str(value.source.dtype) else 0
+    if choice := choice_of(value):
+        return max(_of(one, degrees) for one in choice[1:])
     if isinstance(value, tirx.Mul):
-        return _of(value.a, degrees, own) + _of(value.b, degrees, own)
+        return _of(value.a, degrees) + _of(value.b, degrees)
     if isinstance(value, tirx.Div):
-        return _of(value.a, degrees, own) + min(1, _of(value.b, degrees, own))
+        return _of(value.a, degrees) + min(1, _of(value.b, degrees))
     if isinstance(value, ir.Call):
-        name = str(getattr(value.op, "name", "")).rpartition(".")[2]
-        inner = max((_of(arg, degrees, own) for arg in value.args), default=0)
+        name = function_name(value)
+        inner = max((_of(arg, degrees) for arg in value.args), default=0)
         return 0 if name in _BOUNDED else min(1, inner) if name in _INVERTING else inner
     if isinstance(value, tirx.Cast):
-        return _of(value.value, degrees, own)
-    if isinstance(value, tirx.Select):
-        return max(_of(value.true_value, degrees, own), _of(value.false_value, degrees, own))
+        return _of(value.value, degrees)
     sides = [getattr(value, name) for name in ("a", "b") if hasattr(value, name)]
-    return max((_of(side, degrees, own) for side in sides), default=0)
+    return max((_of(side, degrees) for side in sides), default=0)

@@ -109,6 +109,8 @@ def hazards(workload: Workload) -> Hazards:
     import tvm_ffi
     from tvm import ir, tirx
 
+    from subtune.tir.expressions import function_name
+
     params = list(workload.func.params)
     divides = casts = clips = narrows = products = stores_integers = compares = False
     sums = multiplies = deviates = False
@@ -134,7 +136,7 @@ def hazards(workload: Workload) -> Hazards:
             clips = clips or (has_constant and isinstance(node, tirx.Min))
             compares = compares or ("float" in str(node.ty) and not has_constant)
         elif isinstance(node, ir.Call):
-            called.add(str(getattr(node.op, "name", "")).rpartition(".")[2])
+            called.add(function_name(node))
 
     tvm_ffi.structural_walk(workload.func, visit)
 
@@ -166,6 +168,8 @@ def _saturates(workload: Workload) -> bool:
     import tvm_ffi
     from tvm import ir, tirx
 
+    from subtune.tir.expressions import function_name
+
     if sum("float" in arg.dtype and not (arg.is_output or arg.is_constant) for arg in workload.args) < 2:
         return False
     found = set()
@@ -175,7 +179,7 @@ def _saturates(workload: Workload) -> bool:
             is_scaling = isinstance(node.a, tirx.FloatImm) or isinstance(node.b, tirx.FloatImm)
             if "float" in str(node.ty) and not is_scaling:
                 found.add("product")
-        elif str(getattr(node.op, "name", "")).rpartition(".")[2] in _SATURATING:
+        elif function_name(node) in _SATURATING:
             found.add("function")
 
     tvm_ffi.structural_walk(workload.func, ((tirx.Mul, tirx.Div, ir.Call), visit))
@@ -317,7 +321,7 @@ def _floats(
     return _sprinkled(array, rng, specials)
 
 
-def _limits(dtype: np.dtype, factors: int = 2) -> tuple[float, float, float]:
+def _limits(dtype: np.dtype, factors: int) -> tuple[float, float, float]:
     """A denormal, a magnitude of which so many factors are still finite, and the decades either way around one.
 
     Where a sum of products, multiplied once more, overflows, the sums that are left to compare are those that happened

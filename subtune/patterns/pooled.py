@@ -21,8 +21,7 @@ from tvm.tirx import PrimFunc
 from subtune.core.kernel import NotApplicable
 from subtune.core.numerics import HALVES
 from subtune.core.workload import Workload
-from subtune.patterns.reductions import Blocks
-from subtune.tir.blocks import is_reduction
+from subtune.patterns.reductions import Blocks, reductions_of
 from subtune.tir.expressions import is_same, loads
 from subtune.tir.substitute import substitute
 
@@ -44,14 +43,10 @@ class Pooled:
 
 def pooled(func: PrimFunc, num_outputs: int) -> Pooled | NotApplicable:
     """An unscheduled PrimFunc as such a pooling, or why it is none."""
-    if num_outputs != 1:
-        return NotApplicable("several outputs")
-    blocks = Blocks.of(func)
-    if isinstance(blocks, NotApplicable):
-        return blocks
-    reductions = [block for block in blocks.made.values() if is_reduction(block)]
-    if len(reductions) != 2:
-        return NotApplicable(f"{len(reductions)} reductions are no convolution and its pooling")
+    found = reductions_of(func, num_outputs, (2,), "convolution and its pooling")
+    if isinstance(found, NotApplicable):
+        return found
+    blocks, reductions = found
     try:
         return _read(func, blocks, reductions[1])
     except _Unfit as e:

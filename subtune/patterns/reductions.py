@@ -117,10 +117,10 @@ def product(block: Any) -> tuple[Any, Any] | None:
     return (term.a, term.b) if isinstance(term, tirx.Mul) and str(term.ty.dtype) == "float32" else None
 
 
-def sums_of_products(
+def reductions_of(
     func: PrimFunc, num_outputs: int, counts: tuple[int, ...], what: str
 ) -> tuple[Blocks, list[SBlock]] | NotApplicable:
-    """The stages of a function with one output, and its reductions: sums of products, as many as one of `counts`.
+    """The stages of a function with one output, and its reductions, as many as one of `counts`.
 
     Args:
         what: such a function is, for saying that this one is none.
@@ -130,10 +130,22 @@ def sums_of_products(
     blocks = Blocks.of(func)
     if isinstance(blocks, NotApplicable):
         return blocks
-    sums = [block for block in blocks.made.values() if is_reduction(block)]
-    if len(sums) not in counts or any(product(block) is None for block in sums):
-        return NotApplicable(f"{len(sums)} reductions are no {what}")
-    return blocks, sums
+    found = [block for block in blocks.made.values() if is_reduction(block)]
+    return (blocks, found) if len(found) in counts else _no(what, found)
+
+
+def sums_of_products(
+    func: PrimFunc, num_outputs: int, counts: tuple[int, ...], what: str
+) -> tuple[Blocks, list[SBlock]] | NotApplicable:
+    """As `reductions_of`, where all of them are sums of products."""
+    found = reductions_of(func, num_outputs, counts, what)
+    if isinstance(found, NotApplicable) or all(product(block) is not None for block in found[1]):
+        return found
+    return _no(what, found[1])
+
+
+def _no(what: str, found: list[SBlock]) -> NotApplicable:
+    return NotApplicable(f"{len(found)} reductions are no {what}")
 
 
 def common_indices(expr: Any, source: Any) -> tuple[Any, ...] | None:

@@ -42,6 +42,11 @@ def distinct(found: Sequence[Any]) -> list[Any]:
     return [expr for i, expr in enumerate(found) if not any(is_same(expr, known) for known in found[:i])]
 
 
+def function_name(call: Any) -> str:
+    """What is called, without its dialect: exp of tirx.exp; "" where it has no name."""
+    return str(getattr(call.op, "name", "")).rpartition(".")[2]
+
+
 def is_load_of(expr: Any, buffer: Any) -> bool:
     return isinstance(expr, ir.TensorLoad) and expr.source.same_as(buffer)
 

@@ -11,7 +11,7 @@ from tvm.s_tir import SBlock
 from tvm.tirx import PrimFunc
 
 from subtune.tir.blocks import is_reduction, nest, root_stages, stage_block, with_stages
-from subtune.tir.expressions import is_same
+from subtune.tir.expressions import function_name, is_same
 
 NARROW = ("float16", "bfloat16")
 BINARY: dict[Any, Callable[[Any, Any], Any]] = {
@@ -82,7 +82,7 @@ class Rebuild:
         if isinstance(node, tirx.Select):
             return tirx.Select(self(node.condition), self(node.true_value), self(node.false_value))
         if isinstance(node, ir.Call):
-            name = str(getattr(node.op, "name", "")).rpartition(".")[2]
+            name = function_name(node)
             if name not in _CALLS:
                 raise ForeignError(f"it calls {name}")
             arguments = [self(argument) for argument in node.args]

@@ -18,7 +18,7 @@ from tvm import ir, tirx
 from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.math import exp_avx512
-from subtune.tir.expressions import loads, variables
+from subtune.tir.expressions import function_name, loads, variables
 
 
 def vectorize_math(func: PrimFunc, features: Collection[str] = ()) -> PrimFunc:
@@ -56,7 +56,7 @@ def multiply_by_reciprocals(func: PrimFunc) -> PrimFunc:
     rounds: list[Any] = []
 
     def see(node: Any) -> None:
-        if isinstance(node, tirx.Cast) or str(getattr(node.op, "name", "")).rpartition(".")[2] in _TO_WHOLE_NUMBERS:
+        if isinstance(node, tirx.Cast) or function_name(node) in _TO_WHOLE_NUMBERS:
             rounds.append(node)
 
     tvm_ffi.structural_walk(func.body, [(tirx.Cast, see), (ir.Call, see)])
