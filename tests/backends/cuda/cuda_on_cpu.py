@@ -266,7 +266,8 @@ def _statement(text: str) -> str:
         )
     if instruction.startswith("ld.global.nc"):
         *out, origin = operands
-        return "".join(f"{one} = ((const uint32_t*)({origin}))[{i}];" for i, one in enumerate(out))
+        words = "".join(f"{one} = ((const uint32_t*)({origin}))[{i}];" for i, one in enumerate(out))
+        return f"{{ {words} }}"
     if instruction.startswith("lop3.b32") and instruction.endswith("0xea;"):
         out, *of = operands
         return f"{out} = (({of[0]}) & ({of[1]})) | ({of[2]});"

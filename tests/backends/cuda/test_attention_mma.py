@@ -75,6 +75,17 @@ SMALL: dict[str, tuple[dict[str, Any], Knobs]] = {
         {"heads": 4, "rows": 3, "keys": 35, "dim": 16, "shared": 2, "mask": "added", "batch": 1, "dtype": "bfloat16"},
         Knobs(1, 2, 16, 2, 2),
     ),
+    "straight to registers, one row, ragged": (
+        {"heads": 2, "rows": 1, "keys": 75, "dim": 40, "batch": 1}, Knobs(1, 2, 16, 1, 1)
+    ),
+    "straight to registers, shared keys, mask, splits": (
+        {"heads": 12, "rows": 1, "keys": 150, "dim": 56, "shared": 12, "mask": "added", "batch": 1,
+         "dtype": "bfloat16"}, Knobs(1, 2, 32, 1, 2)
+    ),
+    "straight to registers, causal, heads last": (
+        {"heads": 2, "rows": 19, "keys": 19, "dim": 64, "mask": "causal", "batch": 1, "heads_last": True},
+        Knobs(1, 2, 16, 1, 1)
+    ),
     "float32, causal, heads last": (
         {"heads": 2, "rows": 19, "keys": 19, "dim": 20, "mask": "causal", "batch": 1, "dtype": "float32",
          "heads_last": True, "hidden": -3.4e38}, Knobs(2, 1, 16, 2, 1),
@@ -152,6 +163,17 @@ def test_blocks_of_a_cluster_need_no_second_kernel() -> None:
     refused = schedule(Problem(workload, device.model, device.numerics), knobs)
     assert isinstance(refused, NotApplicable)
     assert "cluster" in refused.reason
+
+
+@pytest.mark.skipif(not compiler(), reason="neither NVRTC nor nvcc is installed")
+@pytest.mark.parametrize(("dim", "keys"), [(128, 16), (64, 32)])
+def test_keys_and_values_stay_in_registers(dim: int, keys: int) -> None:
+    workload, knobs, target = attention(16, 1, 2048, dim), Knobs(1, 4, keys, 1, 1), H200.target()
+    with target:
+        text = tvm.compile(kernel_of(workload, knobs, H200).func, target=target, tir_pipeline=register())
+        (found,) = resources(compile_source(text.mod.imports[0].inspect_source(), target))
+    assert found.stack_bytes == 0
+    assert found.registers <= knobs.registers(dim, dim) + 8
 
 
 def test_warps_that_share_keys_need_no_second_kernel() -> None:

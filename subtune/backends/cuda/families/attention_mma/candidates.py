@@ -33,7 +33,9 @@ _SHAPES = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (2, 2), (4, 1), (8, 1))  # wa
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _KEPT = 24
 _FEW_ROWS = 64  # up to which it may beat wgmma, whose tiles are 64 rows
-_REACHED = 0.9  # of the bandwidth of memory
+_REACHED = {True: 0.92, False: 0.86}  # of the bandwidth of memory, straight to registers or through shared memory
+# Of the multiprocessors, those that clusters of so many blocks find room on: each lies in one part of the GPU.
+_CLUSTERED = {2: 1.0, 4: 0.9, 8: 0.9}
 _LATENCY_S = 8e-7  # of memory under load
 _MMA_REACHED = 0.55  # of the tensor cores' rate, next to the softmax
 _PRODUCTS = 3  # of tf32 for one of float32
@@ -41,6 +43,8 @@ _SCORE_CYCLES = 14.0  # instructions of a lane for a score: maximum, exponential
 # Fitted by hand to decoding on an H100 (2026-11-27), where one warp alone is what all waits for.
 _STEP_CYCLES = 1100.0  # a step of a warp, one operation after the other
 _KEY_CYCLES = 0.42  # more of it for a key and a column of K or V
+_DIRECT_CYCLES = 600.0  # of a step whose keys and values are in registers
+_DIRECT_AHEAD = 0.75  # of a step's keys and values, on average on the way
 _OTHERS = 0.1  # of what does not bound a step
 _MERGE_S = 2e-6  # a second kernel
 _CLUSTER_S = 1e-6  # until all blocks of a cluster are there, twice
@@ -73,7 +77,7 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
         return []
     found = []
     ways = [(splits, False) for splits in _SPLITS] + [(splits, True) for splits in CLUSTERS]
-    for (row_warps, key_warps), keys, stages, way in product(_SHAPES, (16, 32, 64), (2, 3, 4), ways):
+    for (row_warps, key_warps), keys, stages, way in product(_SHAPES, (16, 32, 64), (1, 2, 3, 4), ways):
         knobs, splits = Knobs(row_warps, key_warps, keys, stages, *way), way[0]
         steps = ceil(form.extents[form.n] / knobs.step)
         wasteful = ROWS * (row_warps - 1) >= heads.rows or splits > steps or stages > max(2, ceil(steps / splits) + 1)
@@ -89,7 +93,7 @@ def _predict(problem: Problem[CUDAModel], heads: Heads, scores: Scores, knobs: K
     device, form, size = problem.device, heads.form, dtype_bits(dtype) // 8
     keys, k, columns = (form.extents[axis] for axis in (form.n, form.k, form.j))
     shared = size * knobs.shared_elements(k, columns, size)
-    resident = max(1, resident_blocks(device, knobs.threads, knobs.registers(columns), shared))
+    resident = max(1, resident_blocks(device, knobs.threads, knobs.registers(k, columns), shared))
     blocks = heads.count * ceil(heads.rows / knobs.rows) * knobs.splits
     seen = 0.5 if scores.offset is not None and form.extents[form.m] > knobs.rows else 1.0
     steps = ceil(ceil(keys / knobs.step) / knobs.splits) * seen
@@ -101,12 +105,15 @@ def _predict(problem: Problem[CUDAModel], heads: Heads, scores: Scores, knobs: K
     softmax = knobs.rows * knobs.step * _SCORE_CYCLES / device.fma_per_cycle
     copies = step_bytes * device.sms * device.cycles_per_s / device.l2_bytes_per_s
     alone = _STEP_CYCLES + _KEY_CYCLES * knobs.keys * (k + columns)
+    if knobs.is_direct:  # a step's values are asked for when it begins
+        copies, alone = 0.0, _DIRECT_CYCLES + _LATENCY_S * device.cycles_per_s
     parts_of_step = (products + softmax, copies, alone / at_a_time)
     step = max(parts_of_step) * (1 - _OTHERS) + sum(parts_of_step) * _OTHERS
-    waves = ceil(blocks / (device.sms * at_a_time))
+    waves = ceil(blocks / (device.sms * at_a_time * (_CLUSTERED[knobs.splits] if knobs.cluster else 1.0)))
     work = waves * at_a_time * steps * step / device.cycles_per_s
-    flying = step_bytes * (knobs.stages - 1) * at_a_time * min(device.sms, blocks)
-    reached = min(device.dram_bytes_per_s * _REACHED, flying / _LATENCY_S)
+    ahead = _DIRECT_AHEAD if knobs.is_direct else knobs.stages - 1
+    flying = step_bytes * ahead * at_a_time * min(device.sms, blocks)
+    reached = min(device.dram_bytes_per_s * _REACHED[knobs.is_direct], flying / _LATENCY_S)
     even = waves * at_a_time * device.sms / blocks
     memory = problem.workload.nbytes / reached * even
     parts = 0.0

@@ -19,6 +19,7 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.attention.operands import Lying, operands_of
 from subtune.backends.cuda.families.attention.scores import Scores, scores_of
+from subtune.backends.cuda.families.attention_mma.direct import ATTENTION_DIRECT
 from subtune.backends.cuda.families.attention_mma.merge import MERGE
 from subtune.backends.cuda.families.attention_mma.source import ATTENTION
 from subtune.backends.cuda.families.attention_mma.tiling import (
@@ -82,14 +83,18 @@ class _Writer:
     @property
     def _name(self) -> str:
         (q, k, v), knobs = self.operands, self.knobs
-        numbers = (
-            q.inner, v.inner, knobs.row_warps, knobs.key_warps, knobs.keys, knobs.stages, knobs.splits, k.rows,
-            k.pitch, v.pitch, str(self._is_few).lower(),
-        )  # fmt: skip
+        warps: tuple[int, ...] = (knobs.row_warps, knobs.key_warps, knobs.keys, knobs.stages)
+        if knobs.is_direct:
+            warps = knobs.key_warps, knobs.keys
+        numbers = q.inner, v.inner, *warps, knobs.splits, k.rows, k.pitch, v.pitch, str(self._is_few).lower()
         text = ", ".join(map(str, numbers))
         if q.dtype == "float32":
             return f"subtune::AttentionTf32<{text}>"
-        return f"subtune::AttentionMma<{text}, {str(q.dtype == 'bfloat16').lower()}>"
+        kind = "AttentionDirect" if knobs.is_direct else "AttentionMma"
+        return f"subtune::{kind}<{text}, {str(q.dtype == 'bfloat16').lower()}>"
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return called(f"{self._name}::{name}", arguments, ATTENTION_DIRECT if self.knobs.is_direct else ATTENTION)
 
     @property
     def _is_few(self) -> bool:
@@ -125,42 +130,32 @@ class _Writer:
         head, top = tirx.floordiv(tile, _int(tiles)), tirx.floormod(tile, _int(tiles)) * knobs.rows
         elements = knobs.shared_elements(q.inner, v.inner, self._size)
         shared = code.dynamic("float32" if self._size == 4 else "uint16", elements, "shared")
-        sums = code.local("float32", -(-v.inner // 16) * 8, "sums")
+        sums = code.local("float32", knobs.summed(v.inner) // 2, "sums")
         state, values = code.local("float32", 4, "state"), code.local("float32", knobs.keys // 2, "scores")
-        self._copy_q(code, shared, head, top, thread)
-        count = self._count(top, split)
-        env, zero = heads.at(head, top), _int(0)
-        k_from, v_from = self._address(1, env, zero), self._address(2, env, zero)
-        at_sums, at_state, at_values, at_shared = (address(b, const(0)) for b in (sums, state, values, shared))
-        arguments: tuple[Any, ...] = (
-            at_sums,
-            at_state,
-            at_shared,
-            k_from,
-            v_from,
-            split,
-            count,
-            thread,
-            end(sums),
-            end(state),
-            end(shared),
-        )
-        code.emit(called(f"{self._name}::begin", arguments, ATTENTION))
         lane, warp = tirx.floormod(thread, _int(32)), tirx.floordiv(thread, _int(32))
         row = top + tirx.floormod(warp, _int(knobs.row_warps)) * ROWS + tirx.floordiv(lane, _int(4))
+        count, inputs = self._count(top, split), shared  # where Q, K and V are multiplied from
+        if knobs.is_direct:
+            inputs = code.local("uint32", knobs.words(q.inner, v.inner, len(self._halves)), "inputs")
+        else:
+            self._copy_q(code, shared, head, top, thread)
+        env, zero = heads.at(head, top), _int(0)
+        k_from, v_from = self._address(1, env, zero), self._address(2, env, zero)
+        at_sums, at_state, at_values, at_inputs = (address(b, const(0)) for b in (sums, state, values, inputs))
+        ends = end(sums), end(state), end(inputs)
+        code.emit(self._call("begin", at_sums, at_state, at_inputs, k_from, v_from, split, count, thread, *ends))
+        if knobs.is_direct:
+            self._take_q(code, inputs, head, row, thread)
         key_warp = tirx.floordiv(warp, _int(knobs.row_warps))
         with code.counted(count, -(-form.extents[form.n] // knobs.step // knobs.splits)) as number:
             step = _narrow(number)
-            arguments = (at_values, at_shared, k_from, v_from, split, step, count, thread, end(values))
-            code.emit(called(f"{self._name}::scores", arguments, ATTENTION))
+            arguments = at_values, at_inputs, k_from, v_from, split, step, count, thread, end(values), end(inputs)
+            code.emit(self._call("scores", *arguments))
             first = (split + step * knobs.splits) * knobs.step + key_warp * knobs.keys
             self._prepare(code, values, head, row, first, lane)
-            arguments = (
-                at_sums, at_state, at_values, at_shared, self._factor, step, thread,
-                end(sums), end(state), end(values), end(shared),
-            )  # fmt: skip
-            code.emit(called(f"{self._name}::softmax", arguments, ATTENTION))
-        code.emit(called(f"{self._name}::finish", (at_state, end(state)), ATTENTION))
+            given = at_sums, at_state, at_values, at_inputs, self._factor, step, thread
+            code.emit(self._call("softmax", *given, end(sums), end(state), end(values), end(inputs)))
+        code.emit(self._call("finish", at_state, end(state)))
         if knobs.merges_here:
             self._merge_here(code, (sums, state, shared), (head, top), thread, split)
         else:
@@ -190,7 +185,13 @@ class _Writer:
             )  # fmt: skip
             is_ragged = (i + 1) * self.knobs.threads > self.knobs.rows * chunks
             with code.when(tirx.LT(at, _int(self.knobs.rows * chunks)) if is_ragged else None):
-                code.emit(called(f"{self._name}::copy_q", arguments, ATTENTION))
+                code.emit(self._call("copy_q", *arguments))
+
+    def _take_q(self, code: Code, inputs: Any, head: Any, row: Any, thread: Any) -> None:
+        for r in self._halves:
+            env, is_row = self.heads.at(head, row + r * 8), tirx.LT(row + r * 8, _int(self.heads.rows))
+            from_row, inside = self._address(0, env, env[self.heads.form.m]), is_row.astype("int32")
+            code.emit(self._call("take_q", address(inputs, const(0)), from_row, _int(r), inside, thread, end(inputs)))
 
     def _prepare(self, code: Code, values: Any, head: Any, row: Any, first: Any, lane: Any) -> None:
         """What the softmax reads: the model's expression of the scores, and no key that is hidden or none."""
@@ -238,8 +239,7 @@ class _Writer:
         """The parts of the block's warps, and of its cluster's blocks, merged where they lie."""
         shared, (head, top), knobs = found[-1], where, self.knobs
         columns, zero, ends = self.operands[2].inner, const(0), [end(buffer) for buffer in found]
-        arguments: tuple[Any, ...] = (*(address(buffer, zero) for buffer in found), thread, *ends)
-        code.emit(called(f"{self._name}::gather", arguments, ATTENTION))
+        code.emit(self._call("gather", *(address(buffer, zero) for buffer in found), thread, *ends))
         if knobs.cluster:
             sync_cluster(code)
         blocks = knobs.splits if knobs.cluster else 1

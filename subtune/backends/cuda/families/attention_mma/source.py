@@ -76,11 +76,13 @@ template <bool BRAIN> __device__ __forceinline__ unsigned int pack(float low, fl
 // Q, K have D columns, V has DV; rows of K and V are PITCH_K and PITCH_V elements apart, KEYS of them exist.
 // SPLITS blocks share the keys in turn: what they read at a time lies together, which memory gives faster. `first` is a
 // block's first step, `count` how many it has. FEW: eight rows at most; the other half of a warp's are not looked at.
+// A row's sums are rounded up to UNIT columns.
 template <class E, int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int KEYS, int PITCH_K, int PITCH_V,
-          bool FEW>
+          bool FEW, int UNIT = 16>
 struct AttentionBlock {
   static constexpr int CHUNK = 16 / sizeof(E);  // elements of a copy
-  static constexpr int DP = (D + 15) / 16 * 16, DVP = (DV + 15) / 16 * 16, PK = DP + CHUNK, PV = DVP + CHUNK;
+  static constexpr int DP = (D + 15) / 16 * 16, DVP = (DV + UNIT - 1) / UNIT * UNIT;
+  static constexpr int PK = DP + CHUNK, PV = DVP + CHUNK;
   static constexpr int THREADS = 32 * RW * KW, STEP = KW * BN;
   static constexpr int HALVES = FEW ? 1 : 2;
   static constexpr int Q = 16 * RW * PK, K = STEP * PK, STAGE = K + STEP * PV;
@@ -216,7 +218,7 @@ struct AttentionMma : AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, 
 
   template <class T>
   static __device__ __forceinline__ void scores(float* s, unsigned short* shared, const T* k, const T* v, int first,
-                                                int step, int count, int thread, const void*) {
+                                                int step, int count, int thread, const void*, const void*) {
     const int lane = thread % 32, warp = thread / 32, stage = B::next(shared, k, v, first, step, count, thread);
     const unsigned short* a = shared + (warp % RW * 16 + lane % 16) * B::PK + lane / 16 * 8;
     const unsigned short* b = shared + B::Q + stage * B::STAGE +
@@ -268,7 +270,7 @@ struct AttentionTf32 : AttentionBlock<float, D, DV, RW, KW, BN, STAGES, SPLITS, 
 
   template <class T>
   static __device__ __forceinline__ void scores(float* s, float* shared, const T* k, const T* v, int first, int step,
-                                                int count, int thread, const void*) {
+                                                int count, int thread, const void*, const void*) {
     const int lane = thread % 32, warp = thread / 32, stage = B::next(shared, k, v, first, step, count, thread);
     const float* a = shared + (warp % RW * 16 + lane / 4) * B::PK + lane % 4;
     const float* b = shared + B::Q + stage * B::STAGE + (warp / RW * BN + lane / 4) * B::PK + lane % 4;

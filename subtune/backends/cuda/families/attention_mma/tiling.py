@@ -19,6 +19,10 @@ ROWS = 16
 COPY_BYTES = 16
 """Of one asynchronous copy."""
 _FEW = 16  # rows of a head, up to which heads that share keys are one head of more rows
+DIRECT_DEPTH, DIRECT_COLUMNS = 32, 64
+"""Of what a warp reads of K and of V at a time, straight into registers: 16 bytes a lane."""
+_DIRECT_WORDS = 96  # of K and V, with which all else fits the registers
+_DIRECT_REGISTERS = 32  # next to sums, scores, K, V and Q
 _OTHER_REGISTERS = 48
 _PART_PAD = 8  # floats behind a row's sums, so that rows are not all in the same banks: `source`'s PG
 CLUSTERS = (2, 4, 8)
@@ -30,6 +34,7 @@ _UNROLLED = 6144
 class Knobs:
     """A block has `row_warps` x `key_warps` warps, each with 16 rows and `keys` keys at a time, in `stages` stages.
 
+    One stage: keys and values come straight into registers, not through shared memory.
     `splits` blocks share the keys of the same rows. Parts of warps are merged in shared memory, and so are those of
     blocks that are a `cluster`; else a second kernel merges those of blocks.
     """
@@ -40,6 +45,10 @@ class Knobs:
     stages: int
     splits: int
     cluster: bool = False
+
+    @property
+    def is_direct(self) -> bool:
+        return self.stages == 1
 
     @property
     def rows(self) -> int:
@@ -66,22 +75,32 @@ class Knobs:
 
     def shared_elements(self, k: int, columns: int, size: int) -> int:
         """Of `size` bytes each: for Q and the stages of keys and values; for the warps' parts, when those are done."""
-        pitches = _round16(k) + COPY_BYTES // size, _round16(columns) + COPY_BYTES // size
-        copied = self.rows * pitches[0] + self.stages * self.step * sum(pitches)
+        pitches = _round(k, 16) + COPY_BYTES // size, _round(columns, 16) + COPY_BYTES // size
+        copied = 0 if self.is_direct else self.rows * pitches[0] + self.stages * self.step * sum(pitches)
         if not self.merges_here:
             return copied
         return max(copied, self.key_warps * self.rows * (self.part_pitch(columns) + 2) * 4 // size)
 
     def part_pitch(self, columns: int) -> int:
         """Floats from one row of a warp's sums to the next, in shared memory."""
-        return _round16(columns) + _PART_PAD
+        return self.summed(columns) + _PART_PAD
 
-    def registers(self, columns: int) -> int:
-        return min(255, _round16(columns) // 2 + self.keys // 2 + _OTHER_REGISTERS)
+    def summed(self, columns: int) -> int:
+        """Columns of a row's sums, the last of which may be nothing."""
+        return _round(columns, DIRECT_COLUMNS if self.is_direct else 16)
+
+    def words(self, k: int, columns: int, halves: int) -> int:
+        """Registers of a lane for its part of K, V and `halves` of its two rows of Q, where they lie in registers."""
+        depth = _round(k, DIRECT_DEPTH)
+        return self.keys * (depth + self.summed(columns)) // 64 + halves * depth // 8
+
+    def registers(self, k: int, columns: int) -> int:
+        own = self.words(k, columns, 1) + _DIRECT_REGISTERS if self.is_direct else _OTHER_REGISTERS
+        return min(255, self.summed(columns) // 2 + self.keys // 2 + own)
 
 
-def _round16(extent: int) -> int:
-    return ceil(extent / 16) * 16
+def _round(extent: int, to: int) -> int:
+    return ceil(extent / to) * to
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +172,21 @@ def obstacle(knobs: Knobs, k: int, columns: int, size: int, device: CUDAModel) -
         return f"{knobs.keys} keys of {max(k, columns)} columns spill"
     if knobs.cluster and (device.capability < 90 or knobs.splits not in CLUSTERS):
         return f"a cluster of {knobs.splits} blocks"
-    if knobs.keys % 16 or knobs.stages < 2 or knobs.threads > device.max_threads_per_block:
+    if knobs.is_direct and (why := _no_registers(knobs, k, columns, size)):
+        return why
+    if knobs.keys % 16 or knobs.stages < 1 or knobs.threads > device.max_threads_per_block:
         return f"{knobs.keys} keys in {knobs.stages} stages, {knobs.threads} threads"
     shared = size * knobs.shared_elements(k, columns, size)
     if shared > device.shared_per_block_bytes:
         return f"{shared} bytes of shared memory are too many"
     return ""
+
+
+def _no_registers(knobs: Knobs, k: int, columns: int, size: int) -> str:
+    """Why keys and values cannot come straight into registers; "" where they can."""
+    if size != 2 or k % 8 or columns % 8:
+        return "rows that are no whole 16 bytes of halves"
+    if knobs.row_warps > 1 or not knobs.merges_here:
+        return "warps that would read the same keys, or one that has none to share with"
+    words = knobs.words(k, columns, 0)
+    return f"{words} words of keys and values in registers" if words > _DIRECT_WORDS else ""
