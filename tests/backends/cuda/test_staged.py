@@ -17,12 +17,14 @@ from subtune.backends.cuda.lowering.pipeline import register
 from subtune.backends.cuda.lowering.staged import Staged
 from tests.backends.cuda import cuda_on_cpu
 from tests.backends.cuda.attention_workloads import attention
+from tests.backends.cuda.gemm_workloads import product
 
 H200 = CUDA("H200")
 CASES: dict[str, dict[str, Any]] = {
     "ragged": {"heads": 3, "rows": 67, "keys": 93, "dim": 40},
     "causal, heads last": {"heads": 2, "rows": 70, "keys": 70, "dim": 24, "mask": "causal", "heads_last": True},
     "added mask, shared keys": {"heads": 4, "rows": 18, "keys": 33, "dim": 16, "mask": "added", "shared": 2},
+    "one row of many heads": {"heads": 32, "rows": 1, "keys": 93, "dim": 24, "shared": 4},
 }
 
 
@@ -46,8 +48,13 @@ def test_exponentials_are_computed_once_for_a_tile_of_columns() -> None:
 
 
 def test_one_product_is_for_the_next_rule() -> None:
-    few = attention(2, 1, 64, 64)  # one row: no tiles
-    assert Staged().apply(few.func, H200.target(), False) is None
+    assert Staged().apply(product(64, 64, 64).func, H200.target(), False) is None
+
+
+def test_heads_of_one_row_are_no_rows_of_a_tile() -> None:
+    """Each has keys of its own: a tile of them would need as many in shared memory."""
+    func = Staged().apply(attention(32, 1, 4096, 64, batch=1).func, H200.target(), False).mod["main"]
+    assert 'scope="shared"' not in func.script()
 
 
 def test_scores_of_more_than_31_bits_build() -> None:

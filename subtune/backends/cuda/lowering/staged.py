@@ -29,10 +29,11 @@ class Staged:
         infos = dlight.normalize_prim_func(sch)
         if infos is None:
             return None
-        products = [info.block_rv for info in infos if _is_product(sch, info.block_rv)]
+        products = [info.block_rv for info in infos if _is_product(sch.get(info.block_rv))]
         if len(products) < 2:
             return None
-        copies = {sch.get(block).name_hint: _copied(sch, block) for block in products}
+        tiled = [block for block in products if _has_tiles(sch, block)]
+        copies = {sch.get(block).name_hint: _copied(sch, block) for block in tiled}
         for info in dlight.try_inline(sch, infos):
             block, kinds = info.block_rv, info.dom_kind()
             name = sch.get(block).name_hint
@@ -45,32 +46,38 @@ class Staged:
         return sch
 
 
-def _is_product(sch: Any, block: Any) -> bool:
-    """C[..., m, n] += a[...] * b[...] along one axis, with enough rows and columns."""
+def _is_product(stmt: Any) -> bool:
+    """C[...] += a[...] * b[...] along one axis."""
     from tvm import tirx
 
-    stmt, loops = sch.get(block), sch.get_loops(block)
     value = getattr(stmt.body, "value", None)
     if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
         return False
     kinds = [int(var.iter_type) for var in stmt.iter_vars]
-    if kinds != [0] * (len(kinds) - 1) + [2] or len(kinds) < 3 or len(loops) != len(kinds):
+    return len(kinds) >= 3 and kinds == [0] * (len(kinds) - 1) + [2] and len(_operands(stmt)) == 2
+
+
+def _has_tiles(sch: Any, block: Any) -> bool:
+    """Whether a product has enough rows and columns. One without has a warp for each of its sums."""
+    stmt, loops = sch.get(block), sch.get_loops(block)
+    if len(loops) != len(stmt.iter_vars):
         return False
     extents = [getattr(sch.get(loop).extent, "value", 0) for loop in loops]
-    return extents[-2] >= _LEAST and extents[_row_axis(stmt, extents)] >= _LEAST and len(_operands(stmt)) == 2
+    rows = _row_axis(stmt, extents)
+    return rows is not None and min(extents[-2], extents[rows]) >= _LEAST
 
 
-def _row_axis(stmt: Any, extents: list[int]) -> int:
-    """Which axis the rows of a tile are along: the last one before the columns, or the longest one that is none of the
-    second operand's; images, where they have few pixels side by side.
+def _row_axis(stmt: Any, extents: list[int]) -> int | None:
+    """Which axis the rows of a tile are along, of those before the columns that one operand alone is read by: the last
+    one, or the longest; images, where they have few pixels side by side. Heads of one row each have none.
     """
     last = len(extents) - 3
-    if extents[last] >= _LEAST:
-        return last
     axes = [axis.var for axis in stmt.iter_vars]
     indexed = [_indexed(stmt.reads[i], axes) for i in _operands(stmt)]
-    rows = [i for i in range(last) if sum(i in axes_of for axes_of in indexed) == 1]
-    return max(rows, key=extents.__getitem__, default=last)
+    rows = [i for i in range(last + 1) if sum(i in axes_of for axes_of in indexed) == 1]
+    if last in rows and extents[last] >= _LEAST:
+        return last
+    return max(rows, key=extents.__getitem__, default=None)
 
 
 def _indexed(region: Any, axes: list[Any]) -> set[int]:
@@ -94,7 +101,9 @@ def _copied(sch: Any, block: Any) -> list[Any]:
 def _tile(sch: Any, block: Any, copies: list[Any]) -> None:
     sums = sch.cache_write(block, 0, "local")
     *outer, n, k = sch.get_loops(block)
-    m = outer.pop(_row_axis(sch.get(block), [int(sch.get(loop).extent) for loop in (*outer, n, k)]))
+    rows = _row_axis(sch.get(block), [int(sch.get(loop).extent) for loop in (*outer, n, k)])
+    assert rows is not None, "_has_tiles"
+    m = outer.pop(rows)
     m0, m1, mi = sch.split(m, [None, _SIDE, _ROWS // _SIDE])
     n0, n1, ni = sch.split(n, [None, _SIDE, _ROWS // _SIDE])
     k0, k1 = sch.split(k, [None, _STEP])
