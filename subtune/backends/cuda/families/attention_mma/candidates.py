@@ -94,6 +94,7 @@ def _predict(problem: Problem[CUDAModel], heads: Heads, scores: Scores, knobs: K
     keys, k, columns = (form.extents[axis] for axis in (form.n, form.k, form.j))
     shared = size * knobs.shared_elements(k, columns, size)
     resident = max(1, resident_blocks(device, knobs.threads, knobs.registers(k, columns), shared))
+    resident = max(resident, knobs.least_blocks(k, columns, device))
     blocks = heads.count * ceil(heads.rows / knobs.rows) * knobs.splits
     seen = 0.5 if scores.offset is not None and form.extents[form.m] > knobs.rows else 1.0
     steps = ceil(ceil(keys / knobs.step) / knobs.splits) * seen

@@ -60,7 +60,8 @@ def schedule(problem: Problem[CUDAModel], knobs: Knobs) -> Kernel | NotApplicabl
     rows, columns = heads.count * heads.rows, operands[2].inner
     sums = tirx.decl_buffer([const(knobs.splits * rows * columns)], "float32", "attention_sums")
     states = tirx.decl_buffer([const(knobs.splits * rows * 2)], "float32", "attention_states")
-    writer = _Writer(heads, scores_of(form), operands, knobs, params, sums, states)
+    least_blocks = knobs.least_blocks(operands[0].inner, columns, device)
+    writer = _Writer(heads, scores_of(form), operands, knobs, params, sums, states, least_blocks)
     if not knobs.has_second:
         return Kernel(prim_func(workload.func, [writer.attention()]))
     return Kernel(prim_func(workload.func, [writer.attention(), writer.merge()], [sums, states]))
@@ -75,6 +76,7 @@ class _Writer:
     params: list[Any]
     sums: Any
     states: Any
+    least_blocks: int
 
     @property
     def _factor(self) -> Any:
@@ -160,7 +162,7 @@ class _Writer:
             self._merge_here(code, (sums, state, shared), (head, top), thread, split)
         else:
             self._store(code, (sums, state), (head, row, lane), split)
-        return code.kernel()
+        return code.kernel(self.least_blocks)
 
     def _count(self, top: Any, split: Any) -> Any:
         """Steps of keys of a block, which are every so manieth of those that its rows see."""

@@ -24,6 +24,9 @@ DIRECT_DEPTH, DIRECT_COLUMNS = 32, 64
 _DIRECT_WORDS = 96  # of K and V, with which all else fits the registers
 _DIRECT_REGISTERS = 32  # next to sums, scores, K, V and Q
 _OTHER_REGISTERS = 48
+_SQUEEZED = 1.1
+"""By so much fewer registers cost less than one more block brings."""
+_REGISTERS_AT_A_TIME = 8
 _PART_PAD = 8  # floats behind a row's sums, so that rows are not all in the same banks: `source`'s PG
 CLUSTERS = (2, 4, 8)
 _UNROLLED = 6144
@@ -93,6 +96,13 @@ class Knobs:
         """Registers of a lane for its part of K, V and `halves` of its two rows of Q, where they lie in registers."""
         depth = _round(k, DIRECT_DEPTH)
         return self.keys * (depth + self.summed(columns)) // 64 + halves * depth // 8
+
+    def least_blocks(self, k: int, columns: int, device: CUDAModel) -> int:
+        """How many a compiler is told to make room for on a multiprocessor; 0: it is not told."""
+        if not self.is_direct:
+            return 0
+        few = _round(ceil(self.registers(k, columns) / _SQUEEZED), _REGISTERS_AT_A_TIME)
+        return device.registers_per_sm // (self.threads * few)
 
     def registers(self, k: int, columns: int) -> int:
         own = self.words(k, columns, 1) + _DIRECT_REGISTERS if self.is_direct else _OTHER_REGISTERS
