@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tvm import te, tirx
 from tvm.relax import op
 
 from subtune import backends
@@ -63,6 +64,26 @@ def test_where_the_largest_is(split: int, tmp_path: Path) -> None:
     workload = workloads.build(lambda emit, x: op.argmax(x, axis=1), [(3, 211)])
     knobs = {"unroll": 1} | ({"split": split} if split > 1 else {})
     kernel = backends.schedule(workload, Candidate.make("cuda.rowwise", threads=64, rows=1, lanes=1, **knobs), A100)
+    assert isinstance(kernel, Kernel)
+    check(workload, kernel, A100, tmp_path)
+
+
+@pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
+@pytest.mark.parametrize("keep", [False, True])
+def test_means_that_leave_are_read_by_every_thread_of_a_row(keep: bool, tmp_path: Path) -> None:
+    """One thread stores a row's mean, all of them take it from their elements."""
+    x = te.placeholder((6, 64), "float16", name="x")
+    k, again = te.reduce_axis((0, 64), name="k"), te.reduce_axis((0, 64), name="again")
+    total = te.compute((6,), lambda i: te.sum(x[i, k].astype("float32"), k), name="total")
+    mean = te.compute((6,), lambda i: total[i] * tirx.const(1 / 64, "float32"), name="mean")
+
+    def square(i: Any) -> Any:
+        return (x[i, again].astype("float32") - mean[i]) * (x[i, again].astype("float32") - mean[i])
+
+    squares = te.compute((6,), lambda i: te.sum(square(i), again), name="squares")
+    workload = Workload.of(te.create_prim_func([x, mean, squares]), num_outputs=2)
+    knobs = Candidate.make("cuda.rowwise", threads=8, rows=2, lanes=4, keep=keep)
+    kernel = backends.schedule(workload, knobs, A100)
     assert isinstance(kernel, Kernel)
     check(workload, kernel, A100, tmp_path)
 

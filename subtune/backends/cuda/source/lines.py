@@ -162,13 +162,14 @@ class _LineWriter:
 
     def write(self, blocks: Sequence[Any]) -> Any:
         runs = self._line_runs(range(self._runs)) if self._plan.keep else []
+        read = {region.source for block in blocks for region in block.reads}
         for block in blocks:
             if not is_reduction(block) and not isinstance(block.body, tirx.BufferStore):
                 raise Unsupported("a block stores more than one value")
             is_given = any(buffer in self._given for buffer in indices_of(block))
             kind = "reduce" if is_given or (self._parts and is_reduction(block)) else domain(block, self._lines)
             if kind == "kept":
-                self._kept_stage(block)
+                self._kept_stage(block, block.body.buffer in read)
                 continue
             if kind == "full" and not self._plan.keep and block.body.buffer not in self._outputs:
                 raise Unsupported(f"block {block.name_hint} must be kept in registers")
@@ -231,9 +232,8 @@ class _LineWriter:
         return [(outer, lines), *elements, (column, self._lines.columns)]
 
     def _reduce_stage(self, block: Any) -> Callable[[list[_Run]], None]:
-        code, plan = self._code, self._plan
+        code, plan, points = self._code, self._plan, len(self._points)
         combiner = combiner_of(block)
-        points = len(self._points)
         partials = plan.lanes
         while not self._across and partials > 1 and partials * points > _MAX_PARTIALS:
             partials //= 2
@@ -301,26 +301,26 @@ class _LineWriter:
             at = self._reader.flat(buffer, indices)
             self._code.store(buffer, at, rounded(value, str(buffer.dtype)))
 
-    def _kept_stage(self, block: Any) -> None:
-        code, points = self._code, range(len(self._points))
-        is_output = block.body.buffer in self._outputs
-        width = self._plan.lanes if self._across else 1
-        reader = self._new_reader(width)
-        if not is_output:
-            registers = code.local(wide(str(block.body.buffer.dtype)), len(points) * width, "kept")
-        with code.when(self._is_first() if is_output else None):
-            for point in points:
+    def _kept_stage(self, block: Any, is_read: bool) -> None:
+        code, buffer, width = self._code, block.body.buffer, self._plan.lanes if self._across else 1
+        is_output, reader = buffer in self._outputs, self._new_reader(width)
+        is_kept = is_read or not is_output  # every thread needs what later stages read: only one stores it
+        if is_kept:
+            registers = code.local(wide(str(buffer.dtype)), len(self._points) * width, "kept")
+        with code.when(None if is_kept else self._is_first()):
+            for point in range(len(self._points)):
                 self._now = (point, 0)
                 axes = self._axes(block, "kept", point, None)
                 value = reader.compute(block.body.value, axes)
                 if is_output:
                     indices = [axes.get(index, index) for index in block.body.indices]
-                    self._store_kept(block.body.buffer, indices, value)
-                    continue
-                with code.unrolled(width) as v:
-                    code.store(registers, const(point * width) + v, reader.at(value, v))
-        if not is_output:
-            self._kept[block.body.buffer] = registers
+                    with code.when(self._is_first() if is_kept else None):
+                        self._store_kept(buffer, indices, value)
+                if is_kept:
+                    with code.unrolled(width) as v:
+                        code.store(registers, const(point * width) + v, reader.at(value, v))
+        if is_kept:
+            self._kept[buffer] = registers
 
     def _full_stage(self, block: Any) -> Callable[[list[_Run]], None]:
         code, plan = self._code, self._plan

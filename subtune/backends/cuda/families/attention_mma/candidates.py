@@ -110,7 +110,7 @@ def _predict(problem: Problem[CUDAModel], heads: Heads, scores: Scores, knobs: K
         copies, alone = 0.0, _DIRECT_CYCLES + _LATENCY_S * device.cycles_per_s
     parts_of_step = (products + softmax, copies, alone / at_a_time)
     step = max(parts_of_step) * (1 - _OTHERS) + sum(parts_of_step) * _OTHERS
-    waves = ceil(blocks / (device.sms * at_a_time * (_CLUSTERED[knobs.splits] if knobs.cluster else 1.0)))
+    waves = ceil(blocks / (device.sms * resident * (_CLUSTERED[knobs.splits] if knobs.cluster else 1.0)))
     work = waves * at_a_time * steps * step / device.cycles_per_s
     ahead = _DIRECT_AHEAD if knobs.is_direct else knobs.stages - 1
     flying = step_bytes * ahead * at_a_time * min(device.sms, blocks)
