@@ -155,6 +155,16 @@ def test_equal_cores_all_count(sysfs: Path) -> None:
     assert (model.threads, model.l3_bytes) == (4, 8 * 1024 * 1024)
 
 
+@pytest.mark.parametrize(("cores", "megabytes"), [(2, 32), (60, 300)])
+def test_a_virtual_machines_share_of_l3(
+    cores: int, megabytes: int, sysfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of sixty cores are told of the whole cache, which the others use as well."""
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    add_core(sysfs, 0, 1024, {"1": "48K", "2": "2M", "3": f"{300 * 1024}K"})
+    assert CPU("auto").l3_bytes == megabytes << 20
+
+
 @pytest.mark.parametrize(
     ("triple", "architecture", "system"),
     [

@@ -27,6 +27,9 @@ from subtune.measure.messages import CheckJob, CompareJob, Library, TimeJob
 from subtune.measure.verdict import disagreement, scale_of
 
 _MAX_COPIES = 32
+_PAST_L3 = 4
+"""Times L3, past which everything comes from memory: a virtual machine may have more of L3 than its share."""
+_MAX_COPIES_PAST_L3 = 128
 _PACKED_KEPT, _PACKED_KEPT_BYTES = 9, 1 << 30
 _COPIES_KEPT_BYTES = 1 << 30
 """Of the arguments that calls rotate through: each packing of many weights has as many as exceed L3."""
@@ -200,10 +203,10 @@ class Bench:
         packed = {position: self._first_set(position, packing).nbytes for position, packing in library.packings}
         sizes = [packed.get(i, arg.nbytes) for i, arg in enumerate((*self._inputs, *self._outputs))]
         device = self._device
-        pool = min(4 * device.l2_bytes * device.threads, device.l3_bytes // 2)
+        pool, most = min(4 * device.l2_bytes * device.threads, device.l3_bytes // 2), _MAX_COPIES
         if device.comes_from_memory(sum(sizes[i] for i, arg in enumerate(self._inputs) if arg.is_constant)):
-            pool = max(pool, device.l3_bytes + device.l3_bytes // 4)
-        copies = max(1, min(_MAX_COPIES, -(-pool // max(1, sum(sizes)))))
+            pool, most = max(pool, _PAST_L3 * device.l3_bytes), _MAX_COPIES_PAST_L3
+        copies = max(1, min(most, -(-pool // max(1, sum(sizes)))))
         self._make_room(dict(library.packings))
         calls = [partial(kernel, *self._arguments(library, copy)) for copy in range(copies)]
         begin = time.perf_counter()
