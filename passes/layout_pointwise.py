@@ -2,6 +2,8 @@
 
     conv2d(x[n, i, h, w], W[o, i, 1, 1])  ->  reshape(matmul(W[o, i], reshape(x, [n, i, h * w])), [n, o, h, w])
 
+Of g groups, each is a product of its own: matmul(W[g, o, i], x[n, g, i, h * w]).
+
 Channels last, all of the input would be turned first, which takes longer than the products. The view moves down
 through what follows element by element, so that bias and activation stay in the product's kernel.
 """
@@ -37,14 +39,16 @@ def as_product(walk: Walk, call: Call, is_alone: bool = False) -> Expr | None:
         return None
     if data is None or weight is None or result is None or dtype_of(call) != "float32" or walk.half:
         return None
-    if prod(weight[2:]) != 1 or int(attrs.groups) != 1 or max(ints(attrs.strides)) != 1 or any(ints(attrs.padding)):
+    if prod(weight[2:]) != 1 or max(ints(attrs.strides)) != 1 or any(ints(attrs.padding)):
         return None
-    pixels = prod(data[2:])
-    is_thin = weight[0] <= MOST_CHANNELS or (is_alone and weight[0] * weight[1] <= MOST_PRODUCTS * sum(weight[:2]))
-    if not is_thin or pixels < LEAST_WIDTH or not _is_own(walk, call.args[0]):
+    groups, pixels = int(attrs.groups), prod(data[2:])
+    made, read = weight[0] // groups, weight[1]
+    is_thin = made <= MOST_CHANNELS or (is_alone and made * read <= MOST_PRODUCTS * (made + read))
+    if not is_thin or groups == data[1] or pixels < LEAST_WIDTH or not _is_own(walk, call.args[0]):
         return None
-    rows = relax.op.reshape(call.args[0], (*data[:2], pixels))
-    product = relax.op.matmul(relax.op.reshape(call.args[1], weight[:2]), rows)
+    of_groups = (groups,) if groups > 1 else ()
+    rows = relax.op.reshape(call.args[0], (data[0], *of_groups, read, pixels))
+    product = relax.op.matmul(relax.op.reshape(call.args[1], (*of_groups, made, read)), rows)
     return relax.op.reshape(product, result)
 
 
@@ -55,24 +59,27 @@ def _is_own(walk: Walk, expr: Expr) -> bool:
 
 
 def _pixels(walk: Walk, expr: Expr) -> Expr | None:
-    """The [n, c, h * w] tensor of a product of which `expr` is the view [n, c, h, w], or None."""
+    """The [n, c, h * w] or [n, g, c, h * w] tensor of a product of which `expr` is the view [n, c, h, w], or None."""
     view = walk.defined_by(expr, "relax.reshape")
     if view is None:
         return None
     inner, outer = shape_of(view.args[0]), shape_of(expr)
-    if inner is None or outer is None or len(inner) != 3 or len(outer) < 4 or inner[:2] != outer[:2]:
+    if inner is None or outer is None or len(inner) not in (3, 4) or len(outer) < 3 or inner[0] != outer[0]:
+        return None
+    if prod(inner[1:-1]) != outer[1] or inner == outer:
         return None
     made = walk.definition(view.args[0])
     return view.args[0] if op_name(made) in (*UNARY, *BINARY, "relax.matmul") else None
 
 
-def _of_channels(arg: Expr, dims: int) -> Expr | None:
+def _of_channels(arg: Expr, view: tuple[int, ...], flat: tuple[int, ...]) -> Expr | None:
     """What is one number for all pixels of a channel."""
     given = shape_of(arg)
     if given is None:
         return None
-    padded = (1,) * (dims - len(given)) + given
-    return relax.op.reshape(arg, (*padded[:2], 1)) if prod(padded[2:]) == 1 else None
+    padded = (1,) * (len(view) - len(given)) + given
+    channels = flat[1:-1] if padded[1] == view[1] else (1,) * len(flat[1:-1])
+    return relax.op.reshape(arg, (padded[0], *channels, 1)) if prod(padded[2:]) == 1 else None
 
 
 _VIEWS: Rules = {

@@ -47,11 +47,11 @@ def _image(walk: Walk, expr: Expr) -> Expr | None:
     return view.args[0] if op_name(made) in (*UNARY, *BINARY, "relax.nn.conv2d") else None
 
 
-def _beside(arg: Expr, dims: int) -> Expr | None:
+def _beside(arg: Expr, view: tuple[int, ...], _flat: tuple[int, ...]) -> Expr | None:
     given = shape_of(arg)
     if given is None:
         return None
-    padded = (1,) * (dims - len(given)) + given
+    padded = (1,) * (len(view) - len(given)) + given
     return relax.op.reshape(arg, (*padded[:2], 1, *padded[2:]))
 
 

@@ -105,10 +105,10 @@ def _rows(walk: Walk, expr: Expr) -> Expr | None:
     return view.args[0]
 
 
-def _as_row(arg: Expr, dims: int) -> Expr | None:
+def _as_row(arg: Expr, view: tuple[int, ...], _flat: tuple[int, ...]) -> Expr | None:
     """What is the same for all rows, a row vector or a number, as [N] or [1]."""
     given = shape_of(arg)
-    if given is None or any(extent != 1 for extent in given[:-1]) or len(given) > dims:
+    if given is None or any(extent != 1 for extent in given[:-1]) or len(given) > len(view):
         return None
     return arg if len(given) <= 1 else relax.op.reshape(arg, given[-1:])
 

@@ -18,8 +18,9 @@ from subtune.passes.rewriter import Walk
 
 Inner = Callable[[Walk, Expr], Expr | None]
 """The tensor of which an expression is a view that may move, or None."""
-Broadcast = Callable[[Expr, int], Expr | None]
-"""An operand of fewer elements, beside a view with so many dims, as it is beside what that is a view of; or None."""
+Broadcast = Callable[[Expr, tuple[int, ...], tuple[int, ...]], Expr | None]
+"""An operand of fewer elements, beside a view of the first shape, as it is beside what that is a view of, of the
+second; or None."""
 
 
 def past_unary(inner: Inner) -> Callable[[Walk, Call], Expr | None]:
@@ -47,7 +48,7 @@ def past_binary(inner: Inner, broadcast: Broadcast) -> Callable[[Walk, Call], Ex
         def operand(arg: Expr, one: Expr | None) -> Expr | None:
             if one is not None:
                 return one
-            return relax.op.reshape(arg, flat) if shape_of(arg) == shape else broadcast(arg, len(shape))
+            return relax.op.reshape(arg, flat) if shape_of(arg) == shape else broadcast(arg, shape, flat)
 
         args = [operand(arg, one) for arg, one in zip(call.args, viewed, strict=True)]
         return None if any(arg is None for arg in args) else relax.op.reshape(rebuilt(call, args), shape)

@@ -271,6 +271,19 @@ def test_other_convolutions_have_their_channels_last(body, module, ops, const):
     assert ops(channels_to_last(before, keeps_planes=True))["nn.conv2d"] == 1
 
 
+def test_those_in_groups_are_a_product_of_each(module, ops, agree, const):
+    def body(x, r):
+        y = op.add(op.nn.conv2d(x, const(8, 6, 1, 1), groups=4), const(8, 1, 1))
+        return op.nn.relu(op.add(y, r))
+
+    before = module([((2, 24, 4, 5), "float32"), ((2, 8, 4, 5), "float32")], body)
+    after = channels_to_last(before, keeps_planes=True)
+    found = {name: n for name, n in ops(after).items() if name != "reshape"}
+    assert found == {"matmul": 1, "add": 2, "nn.relu": 1}
+    assert op_name(after["main"].body.blocks[-1].bindings[-1].value) == "relax.reshape", "the view comes last"
+    agree(before, after, 1e-5)
+
+
 @pytest.mark.parametrize(("channels", "columns", "left"), [(8, 200, 0), (256, 300, 2)])
 def test_a_lone_pointwise_convolution_reads_planes(channels, columns, left, module, ops, agree, const):
     def body(x):
