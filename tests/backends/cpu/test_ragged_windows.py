@@ -81,3 +81,9 @@ def test_ragged_channels_are_computed_in_whole_vectors_first(device: CPUModel) -
     """Of 59 channels no vector divides any."""
     proposed = backends.candidates(depthwise(16, 59, 5), device, topk=20)
     assert next(c for c in proposed if c.family == "window").get("ragged")
+
+
+def test_a_product_of_planes_is_no_reduction_along_columns(device: CPUModel) -> None:
+    """Each of its rows reads all of the columns: what passes over them once cannot compute it."""
+    few = build(lambda emit, x, w: op.matmul(w, x), [(1, 256, 4096)], [(16, 256)])
+    assert {candidate.family for candidate in backends.candidates(few, device, 20)} == {"window"}

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from math import prod
 
+from tvm.s_tir import ScheduleError
+
 from subtune.backends.cpu.bandwidth import stream_s
 from subtune.backends.cpu.family import CPUProblem
+from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.rows import Columns
+from subtune.patterns.rows import Columns, columns
+from subtune.patterns.stages import elements_inlined
 from subtune.patterns.window import Window
+from subtune.tir.blocks import all_blocks, is_reduction
 
 MIN_COLUMN = 8  # elements: a reduction that long may be one of a whole axis
 
@@ -21,15 +26,25 @@ def columns_obstacle(problem: CPUProblem) -> str:
     if not isinstance(anchor, Window):
         return "no reductions along columns"
     taps = prod(axis.extent for axis in anchor.of_role("k"))
-    return "its windows are no whole axes" if taps < MIN_COLUMN or anchor.to_pack else ""
+    if taps < MIN_COLUMN or anchor.to_pack:
+        return "its windows are no whole axes"
+    try:
+        inlined = elements_inlined(problem.workload)
+    except ScheduleError as e:
+        return str(e).strip().splitlines()[-1]
+    if isinstance(inlined, NotApplicable):
+        return inlined.reason
+    sch, _ = inlined
+    found = columns(sch, [block for block in all_blocks(sch) if is_reduction(sch.get(block))])
+    return found.reason if isinstance(found, NotApplicable) else ""  # of a product, whose rows all read the columns
 
 
 def columns_of(anchor: Columns | Window) -> Columns:
     """Whole axes that are reduced, as by a global pooling, are no windows."""
     if isinstance(anchor, Columns):
         return anchor
-    outer, columns, taps = (prod(axis.extent for axis in anchor.of_role(role)) for role in ("m", "n", "k"))
-    return Columns(outer, columns, taps, 1)
+    outer, kept, taps = (prod(axis.extent for axis in anchor.of_role(role)) for role in ("m", "n", "k"))
+    return Columns(outer, kept, taps, 1)
 
 
 def is_read_once(workload: Workload) -> bool:
