@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import tirx
+from tvm.relax import op
 from tvm.s_tir import Schedule
 
 from subtune import backends
@@ -33,6 +34,7 @@ from subtune.patterns.gemm_view import GemmView, gemm_view, packed_order
 from subtune.patterns.recognise import recognise
 from subtune.patterns.stages import inline
 from subtune.tir.rebuild import Rebuild
+from tests.backends import workloads
 from tests.backends.cuda import cuda_on_cpu
 from tests.backends.cuda.proposals import allowing, proposed, tile_of
 from tests.backends.cuda.wgmma_workloads import attention, conv, dense, product, quantised, split_heads, strided
@@ -220,6 +222,19 @@ CHECKED = {
 }  # fmt: skip
 SHAPES = [dense(1024, 1024, 1024), dense(100, 72, 136), conv(56, 64, 64, 3, batch=8), conv(28, 128, 256, 3, stride=2),
           attention(4, 12, 512, 512, 64), attention(2, 2, 128, 64, 512), quantised(512, 512, 512)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("padding", "before"), [((1, 0), 1), ((0, 1), 0), ((2, 1), 2)])
+def test_a_padding_of_one_side_is_seen_through(padding, before):
+    """It asks for both sides all the same: a transposed convolution's phases, and causal ones."""
+
+    def body(emit, x, w):
+        layouts = {"data_layout": "NWC", "kernel_layout": "OWI", "out_layout": "NWC"}
+        return op.nn.conv1d(x, w, padding=padding, out_dtype="float32", **layouts)
+
+    sch, stages, *_ = recognised(workloads.build(body, [(2, 24, 64)], [(32, 2, 64)], dtype="float16"))
+    (producer,) = stages.producers
+    assert padded_param(sch.get(producer), list(sch.mod["main"].params)) == (0, (2, 24, 64), (0, before, 0))
 
 
 @pytest.mark.parametrize("workload", SHAPES, ids=str)

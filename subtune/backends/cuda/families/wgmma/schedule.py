@@ -304,16 +304,18 @@ def padded_param(
         if not index.same_as(axis) or offset < 0:
             return why
         before.append(offset)
-    inside = [
-        bound
-        for axis, offset, extent, whole in zip(axes, before, shape, wholes, strict=True)
-        for bound in (*([tirx.LE(_like(offset, axis), axis)] if offset else []),
-                      *([tirx.LT(axis, _like(offset + extent, axis))] if offset + extent < int(whole) else []))
-    ]  # fmt: skip
+    needed, idle = [], []  # what is padded on one side only may ask for the other as well
+    for axis, offset, extent, whole in zip(axes, before, shape, wholes, strict=True):
+        (needed if offset else idle).append(tirx.LE(_like(offset, axis), axis))
+        (needed if offset + extent < int(whole) else idle).append(tirx.LT(axis, _like(offset + extent, axis)))
     given = conjuncts(condition)
-    if len(given) != len(inside) or not all(any(tvm_ffi.structural_equal(x, y) for y in inside) for x in given):
+    if not all(_is_among(bound, given) for bound in needed):
         return why
-    return param, shape, tuple(before)
+    return (param, shape, tuple(before)) if all(_is_among(x, (*needed, *idle)) for x in given) else why
+
+
+def _is_among(expr: Any, others: Sequence[Any]) -> bool:
+    return any(tvm_ffi.structural_equal(expr, other) for other in others)
 
 
 def _like(value: int, axis: Any) -> Any:
