@@ -304,7 +304,8 @@ def padded_param(
         if not index.same_as(axis) or offset < 0:
             return why
         before.append(offset)
-    needed, idle = [], []  # what is padded on one side only may ask for the other as well
+    needed: list[Any] = []
+    idle: list[Any] = []  # what is padded on one side only may ask for the other as well
     for axis, offset, extent, whole in zip(axes, before, shape, wholes, strict=True):
         (needed if offset else idle).append(tirx.LE(_like(offset, axis), axis))
         (needed if offset + extent < int(whole) else idle).append(tirx.LT(axis, _like(offset + extent, axis)))
