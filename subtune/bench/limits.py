@@ -165,8 +165,8 @@ def _export(path: Path, device: CPUModel, kernels: dict[str, Any], *shapes: tupl
 
     module = tvm.compile(tvm.IRModule(kernels), target=device.target(), tir_pipeline=PIPELINE)
     module.export_library(str(path), fcompile=link_shared)
-    pool = min(4 * device.l2_bytes * device.threads, device.l3_bytes // 2)  # as `measure.run`
-    _about(path).write_text(json.dumps({"kernels": list(kernels), "shapes": shapes, "pool_bytes": pool}))
+    about = {"kernels": list(kernels), "shapes": shapes, "pool_bytes": device.past_l2_bytes}
+    _about(path).write_text(json.dumps(about))
 
 
 def _about(path: Path) -> Path:

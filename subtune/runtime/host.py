@@ -22,7 +22,7 @@ _FAST_CAPACITY = 0.6
 """Of the fastest core's capacity: the middle cores of phones are above, the small ones at a third."""
 
 _MOST_L3_OF_A_CORE = 16 << 20
-"""No processor has more for each of its cores. A virtual machine of two of sixty cores is told of all 300 MB, whose
+"""Where cores share L3, each has less than that. A virtual machine of two of sixty cores is told of all 300 MB, whose
 other owners use them: measured on a Xeon, weights of 60 MB and more come from memory at every run."""
 
 

@@ -92,6 +92,11 @@ class CPUModel:
         """Operations per second in float32, for every type: others compute in it, or a few times faster."""
         return 2.0 * self.lanes() * self.fma_per_cycle * self.cycles_per_s * self.threads
 
+    @property
+    def past_l2_bytes(self) -> int:
+        """Of copies of a kernel's arguments: more than all L2 caches hold, and no more than L3 does."""
+        return min(4 * self.l2_bytes * self.threads, self.l3_bytes // 2)
+
     def comes_from_memory(self, weights_bytes: int) -> bool:
         """Whether a subgraph with so many bytes of weights belongs to a model whose weights do not stay in L3.
 

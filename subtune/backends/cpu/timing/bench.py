@@ -203,7 +203,7 @@ class Bench:
         packed = {position: self._first_set(position, packing).nbytes for position, packing in library.packings}
         sizes = [packed.get(i, arg.nbytes) for i, arg in enumerate((*self._inputs, *self._outputs))]
         device = self._device
-        pool, most = min(4 * device.l2_bytes * device.threads, device.l3_bytes // 2), _MAX_COPIES
+        pool, most = device.past_l2_bytes, _MAX_COPIES
         if device.comes_from_memory(sum(sizes[i] for i, arg in enumerate(self._inputs) if arg.is_constant)):
             pool, most = max(pool, _PAST_L3 * device.l3_bytes), _MAX_COPIES_PAST_L3
         copies = max(1, min(most, -(-pool // max(1, sum(sizes)))))

@@ -35,19 +35,10 @@ __device__ __forceinline__ void read16(unsigned int* to, const void* from, bool 
 template <bool BRAIN>
 __device__ __forceinline__ void mma_few(float* sums, unsigned int first, unsigned int second,
                                         const unsigned int* right) {
-  float none[2];
-  if constexpr (BRAIN)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
-        : "=f"(sums[0]), "=f"(sums[1]), "=f"(none[0]), "=f"(none[1])
-        : "r"(first), "r"(0), "r"(second), "r"(0), "r"(right[0]), "r"(right[1]), "f"(sums[0]), "f"(sums[1]),
-          "f"(0.f), "f"(0.f));
-  else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
-        : "=f"(sums[0]), "=f"(sums[1]), "=f"(none[0]), "=f"(none[1])
-        : "r"(first), "r"(0), "r"(second), "r"(0), "r"(right[0]), "r"(right[1]), "f"(sums[0]), "f"(sums[1]),
-          "f"(0.f), "f"(0.f));
+  float all[4] = {sums[0], sums[1], 0.f, 0.f};
+  const unsigned int left[4] = {first, 0, second, 0};
+  mma<BRAIN>(all, left, right);
+  sums[0] = all[0], sums[1] = all[1];
 }
 }  // namespace attention
 
