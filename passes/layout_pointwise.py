@@ -44,7 +44,8 @@ def as_product(walk: Walk, call: Call, is_alone: bool = False) -> Expr | None:
     groups, pixels = int(attrs.groups), prod(data[2:])
     made, read = weight[0] // groups, weight[1]
     is_thin = made <= MOST_CHANNELS or (is_alone and made * read <= MOST_PRODUCTS * (made + read))
-    if not is_thin or groups == data[1] or pixels < LEAST_WIDTH or not _is_own(walk, call.args[0]):
+    is_depthwise = 1 < groups == data[1]
+    if not is_thin or is_depthwise or pixels < LEAST_WIDTH or not _is_own(walk, call.args[0]):
         return None
     of_groups = (groups,) if groups > 1 else ()
     rows = relax.op.reshape(call.args[0], (data[0], *of_groups, read, pixels))

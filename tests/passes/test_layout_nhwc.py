@@ -271,6 +271,13 @@ def test_other_convolutions_have_their_channels_last(body, module, ops, const):
     assert ops(channels_to_last(before, keeps_planes=True))["nn.conv2d"] == 1
 
 
+def test_one_channel_is_no_depthwise_convolution(module, ops, agree, const):
+    before = module([((2, 1, 5, 7), "float32")], lambda x: op.nn.relu(op.nn.conv2d(x, const(3, 1, 1, 1))))
+    after = channels_to_last(before, keeps_planes=True)
+    assert ops(after)["matmul"] == 1
+    agree(before, after, 1e-5)
+
+
 def test_those_in_groups_are_a_product_of_each(module, ops, agree, const):
     def body(x, r):
         y = op.add(op.nn.conv2d(x, const(8, 6, 1, 1), groups=4), const(8, 1, 1))
