@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from subtune.core.graph import Alternative, Alternatives, LoweredAlternative, LoweredRegion
 from subtune.core.record import Record
-from subtune.tuning.prospects import OUTRUN, total_s
+from subtune.tuning.prospects import OUTRUN, in_turn_s, total_s
 
 MIN_GAIN = 1.03
 """Sums of times from different minutes differ by as much without a reason: for more kernels, less is no gain."""
@@ -109,7 +109,7 @@ def _measured(
     known = [f"{name}: {reasons[key]}" for key, name in missing.items() if key in reasons]
     notes = [lowered.refusal] if lowered.refusal else known or [f"{name}: not tuned" for name in missing.values()]
     alone = [0.0 if notes else records[key].timing.min_s for key, _ in kernels]
-    seconds = 0.0 if notes else sum(alone) + between_s * (len(alone) - 1)
+    seconds = 0.0 if notes else in_turn_s(alone, between_s)
     return MeasuredAlternative(
         lowered.alternative.name, lowered.alternative.why, names, seconds, notes[0] if notes else ""
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from subtune.core.graph import LoweredAlternative, LoweredRegion
 
@@ -17,8 +18,13 @@ _DOUBT = 0.6
 
 def total_s(one: LoweredAlternative, seconds: Mapping[str, float], between_s: float) -> float:
     """All kernels of an alternative, and what lies between them; infinity where one is missing, or it has none."""
-    each: Iterable[float] = [seconds.get(key, math.inf) for key in one.keys]
-    return sum(each) + between_s * (len(one.keys) - 1) if one.keys else math.inf
+    return in_turn_s([seconds.get(key, math.inf) for key in one.keys], between_s) if one.keys else math.inf
+
+
+def in_turn_s(each_s: Sequence[float], between_s: float) -> float:
+    """Kernels one after the other. What lies between two is no more than the shorter one took alone: it reads little
+    that could lie in another core's cache, and its launch was measured with it."""
+    return sum(each_s) + sum(min(between_s, *pair) for pair in pairwise(each_s))
 
 
 @dataclass(frozen=True, slots=True)

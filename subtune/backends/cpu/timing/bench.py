@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import cycle
@@ -33,6 +33,8 @@ _MAX_COPIES_PAST_L3 = 128
 _PACKED_KEPT, _PACKED_KEPT_BYTES = 9, 1 << 30
 _COPIES_KEPT_BYTES = 1 << 30
 """Of the arguments that calls rotate through: each packing of many weights has as many as exceed L3."""
+_DISTURBED_S = 5e-3
+"""What a call may take for want of a processor: a turn of another process, and some more."""
 _FILLS = (0xFF, 0x7F, 0xFF, 0x7F)
 """Bytes that outputs hold before a call, one for each input set: NaN or 3.4e38, as float32."""
 
@@ -124,7 +126,22 @@ class Bench:
         calls_s: list[float] = []
         if wrong := self._check(_load(job.library), job.library, len(self._right.made), calls_s):
             return Failure(FailureKind.WRONG_RESULT, wrong)
+        if self.default_s < min(calls_s) < _DISTURBED_S:
+            calls_s = self._more_calls(_load(job.library), job.library)
         return few_calls(calls_s, self._default_calls_s)
+
+    def _more_calls(self, kernel: Any, library: Library) -> list[float]:
+        """Seconds of calls in a row, for a few turns of the processor.
+
+        Where builds have all cores, a kernel of several threads waits for the last one's turn: single calls of one
+        that takes 7 us took 3 ms each.
+        """
+        arguments = self._arguments(library, 0)
+        calls_s: list[float] = []
+        end = time.perf_counter() + 2 * _DISTURBED_S
+        while time.perf_counter() < end:
+            calls_s.append(_seconds_of(kernel, arguments))
+        return calls_s
 
     def time(self, job: TimeJob) -> Timing | Failure:
         kernel = _load(job.library)
@@ -174,9 +191,7 @@ class Bench:
         for output in outputs:
             output.fill(_FILLS[index])
         arguments = [guarded.tensor for guarded in (*inputs, *outputs)]
-        begin = time.perf_counter()
-        kernel(*arguments)
-        call_s = time.perf_counter() - begin
+        call_s = _seconds_of(kernel, arguments)
         if calls_s is not None:
             calls_s.append(call_s)
         for arg, guarded in zip((*self._inputs, *self._outputs), (*inputs, *outputs), strict=True):
@@ -272,3 +287,9 @@ def _load(library: Library) -> Any:
     import tvm
 
     return tvm.runtime.load_module(library.path)["main"]
+
+
+def _seconds_of(kernel: Any, arguments: Sequence[Any]) -> float:
+    begin = time.perf_counter()
+    kernel(*arguments)
+    return time.perf_counter() - begin
