@@ -2,11 +2,13 @@
 
     k = slice(qkv);  scores(q, k);  give back k    ->    scores(q, slice(qkv));  give back slice(qkv)
 
-What only one kernel reads it can read in place; a copy that is given back as well would have to be made first.
+What only one kernel reads it can read in place; a copy that is given back as well would have to be made first. A cast
+on the way is copied, too: a model of float32 whose products are of halves gives back its keys and values cast.
 """
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
 import tvm
@@ -18,7 +20,7 @@ from subtune.passes.rewriter import with_blocks
 from subtune.passes.uses import count_uses
 
 _MOVES = ("relax.permute_dims", "relax.strided_slice")
-_VIEW = "relax.reshape"
+_VIEW, _CAST = "relax.reshape", "relax.astype"
 
 
 def copies_for_results(mod: tvm.IRModule) -> tvm.IRModule:
@@ -32,28 +34,31 @@ def copies_for_results(mod: tvm.IRModule) -> tvm.IRModule:
         return mod
     uses, values = count_uses(func), {binding.var: binding.value for binding in bindings}
     own: dict[Any, Any] = {}
+    replaced: set[Any] = set()
     for result in dict.fromkeys(given.value.fields):
         chain = _chain(result, values)
         is_shared = any(uses.get(var, 0) > 1 for var in chain)
         if is_shared and any(op_name(values[var]) in _MOVES for var in chain):
             own[result] = _copied(chain, values, bindings)
+            replaced.update(takewhile(lambda var: uses.get(var, 0) == 1, chain))
     if not own:
         return mod
     results = relax.VarBinding(given.var, tvm.ir.Tuple([own.get(field, field) for field in given.value.fields]))
-    return with_blocks(mod, [*func.body.blocks[:-1], relax.DataflowBlock([*bindings, results])])
+    kept = [binding for binding in bindings if binding.var not in replaced]
+    return with_blocks(mod, [*func.body.blocks[:-1], relax.DataflowBlock([*kept, results])])
 
 
 def _chain(result: Any, values: dict[Any, Any]) -> list[Any]:
-    """The variables from `result` back to what is more than moved, that one and views of it left out.
+    """The variables from `result` back to what is more than moved and cast; it begins with a move.
 
     So those who read them and those who copy them read one input.
     """
     chain: list[Any] = []
     var = result
-    while isinstance(var, tvm.ir.Var) and op_name(values.get(var)) in (*_MOVES, _VIEW):
+    while isinstance(var, tvm.ir.Var) and op_name(values.get(var)) in (*_MOVES, _VIEW, _CAST):
         chain.append(var)
         var = values[var].args[0]
-    while chain and op_name(values[chain[-1]]) == _VIEW:
+    while chain and op_name(values[chain[-1]]) not in _MOVES:
         chain.pop()
     return chain
 

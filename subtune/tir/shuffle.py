@@ -11,6 +11,15 @@ _QUAD = 4
 """32-bit elements of 128 bits: x86 shuffles inside of those in a cycle, and moves them as wholes."""
 
 
+def unpacked(lanes: int, size: int) -> list[list[int]]:
+    """Indices of the lower and of the upper halves of two vectors' quads, `size` elements of either in turns."""
+    return [
+        [quad + half + i + which + k for quad in range(0, lanes, _QUAD)
+         for i in range(0, _QUAD // 2, size) for which in (0, lanes) for k in range(size)]
+        for half in (0, _QUAD // 2)
+    ]  # fmt: skip
+
+
 def turned(rows: Sequence[Any], name: str) -> tuple[list[Any], list[Any]]:
     """Statements that transpose a matrix of as many rows as a vector has lanes, and its columns (variables).
 
@@ -29,14 +38,6 @@ def turned(rows: Sequence[Any], name: str) -> tuple[list[Any], list[Any]]:
         statements.append(tirx.Bind(var, shuffled(pair, indices)))
         return var
 
-    def unpacked(pair: Sequence[Any], size: int) -> list[Any]:
-        """The lower and the upper halves of both vectors' quads, `size` elements of either in turns."""
-        return [
-            bound(pair, [quad + half + i + which + k for quad in range(0, lanes, _QUAD)
-                         for i in range(0, _QUAD // 2, size) for which in (0, lanes) for k in range(size)])
-            for half in (0, _QUAD // 2)
-        ]  # fmt: skip
-
     def gathered(vectors: list[Any], size: int) -> list[Any]:
         """Of `vectors` with at least as many parts of `size` elements: the first parts of all, the second ones, ...
 
@@ -54,8 +55,8 @@ def turned(rows: Sequence[Any], name: str) -> tuple[list[Any], list[Any]]:
         return statements, gathered(list(rows), 1)
     squares: list[list[Any]] = []
     for at in range(0, len(rows), _QUAD):
-        (a, b), (c, d) = unpacked(rows[at : at + 2], 1), unpacked(rows[at + 2 : at + 4], 1)
-        squares.append([*unpacked((a, c), 2), *unpacked((b, d), 2)])
+        (a, b), (c, d) = ([bound(rows[i : i + 2], half) for half in unpacked(lanes, 1)] for i in (at, at + 2))
+        squares.append([bound(pair, half) for pair in ((a, c), (b, d)) for half in unpacked(lanes, 2)])
     columns = [gathered(list(column), _QUAD) for column in zip(*squares, strict=True)]
     return statements, [columns[i % _QUAD][i // _QUAD] for i in range(len(rows))]
 

@@ -47,3 +47,24 @@ def test_a_view_alone_costs_nothing(module):
 
     before = module([X], body)
     assert copies_for_results(before).same_as(before)
+
+
+def test_a_cast_of_what_is_moved_belongs_to_the_copy(module, ops, agree):
+    def body(x):
+        moved = keys(op.astype(op.nn.relu(x), "float16"))
+        return op.sigmoid(moved), op.astype(moved, "float32")
+
+    before = module([X], body)
+    after = copies_for_results(before)
+    assert ops(before)["strided_slice"] == 1
+    assert ops(after)["strided_slice"] == 2 and ops(after)["astype"] == 2
+    agree(before, after, 0.0)
+
+
+def test_a_cast_in_front_of_what_is_moved_is_done_once(module, ops):
+    def body(x):
+        moved = keys(op.astype(x, "float16"))
+        return op.sigmoid(moved), moved
+
+    after = copies_for_results(module([X], body))
+    assert ops(after)["strided_slice"] == 2 and ops(after)["astype"] == 1

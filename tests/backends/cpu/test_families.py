@@ -48,6 +48,8 @@ CASES = {
     "dense": lambda: dense(32, 64, 40),
     "dense, prime rows, odd columns": lambda: dense(37, 50, 24),
     "dense, long reduction": lambda: dense(16, 32, 1024),
+    "dense, three columns": lambda: dense(37, 3, 50),
+    "dense, a vector of each": lambda: dense(20, 5, 16),
     "gemv": lambda: dense(1, 100, 64),
     "batch matmul": lambda: batch_matmul(3, 16, 32, 20),
     "matrix product, nothing constant": lambda: matmul(37, 70, 24),
@@ -290,6 +292,14 @@ def test_winograd_says_why_it_does_not_apply(workload: Callable[[], Workload], r
 def test_split_k_is_proposed_for_long_reductions_only(device: CPUModel) -> None:
     assert "split_k" in {c.family for c in backends.candidates(dense(16, 32, 1024), device)}
     assert "split_k" not in {c.family for c in backends.candidates(dense(64, 64, 64), device)}
+
+
+def test_few_columns_are_dot_products(device: CPUModel) -> None:
+    assert backends.candidates(dense(4000, 3, 64), device)[0].family == "dots"
+    assert "dots" not in {c.family for c in backends.candidates(dense(4000, 16, 64), device)}
+    refused = backends.schedule(dense(40, 3, 8), Candidate.make("dots", mr=4), device)
+    assert isinstance(refused, NotApplicable)
+    assert "none along k" in refused.reason
 
 
 def test_exact_math_leaves_out_what_rounds_differently(device: CPUModel) -> None:
