@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from subtune.core.graph import Group, Kind, OpNode
 from subtune.passes.alternatives_bottleneck import bottlenecks
 from subtune.passes.neighbours import Link, Neighbours, Proposal, nbytes
-from subtune.passes.partition_rules import MAX_ELEMENTWISE_OUTPUTS
+from subtune.passes.partition_rules import MAX_ELEMENTWISE_OUTPUTS, is_widening
 
 SOFTMAXES = frozenset({"nn.softmax"})
 
@@ -209,4 +209,6 @@ def chains_with_copies(around: Neighbours) -> Iterator[Proposal]:
 
 
 def _only_moves(around: Neighbours, copy: ResultCopy) -> bool:
-    return all(around.op(name).kind in (Kind.MOVEMENT, Kind.VIEW) for name in copy.ops)
+    """Or has halves as float32, too."""
+    ops = [around.op(name) for name in copy.ops]
+    return all(op.kind in (Kind.MOVEMENT, Kind.VIEW) or is_widening(op) for op in ops)

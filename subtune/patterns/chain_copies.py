@@ -1,7 +1,8 @@
 """A chain and copies of what it reads, in one function: attention in a model that gives its keys and values back.
 
     out            the chain, one of the results
-    copy[axes]  =  operand[index map of the axes]       every other result: elements of a parameter, moved
+    copy[axes]  =  operand[index map of the axes]       every other result: elements of a parameter, moved; of halves
+                                                        perhaps as float32
 
 Which operand a copy is of, and whether it has all of it, is for those to find out who make it beside the chain.
 """
@@ -15,7 +16,8 @@ from tvm import ir, sym
 from tvm.tirx import PrimFunc
 
 from subtune.core.kernel import NotApplicable
-from subtune.patterns.chain import Chain, ChainExpressions, chain_expressions
+from subtune.core.numerics import HALVES
+from subtune.patterns.chain import Chain, ChainExpressions, as_stored, chain_expressions
 from subtune.patterns.reductions import Blocks, Scope
 from subtune.tir.blocks import is_reduction
 
@@ -30,7 +32,7 @@ class ChainWithCopies:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The parameter `out`, which holds `load`, of another parameter, at `axes`."""
+    """The parameter `out`, which holds `load`, of another parameter, at `axes`: of halves maybe as float32."""
 
     out: Any
     axes: tuple[Any, ...]
@@ -79,7 +81,9 @@ def _copy(blocks: Blocks, out: Any) -> Copy | NotApplicable:
         return NotApplicable("a result that is not written")
     scope = Scope(blocks, sym.Analyzer())
     scope.enter(block)
-    load = scope.expand(block.body.value)
+    value = scope.expand(block.body.value)
+    is_widened = str(out.dtype) == "float32" and str(as_stored(value).ty.dtype) in HALVES
+    load = as_stored(value) if is_widened else value
     if not isinstance(load, ir.TensorLoad) or not blocks.is_param(load.source):
         return NotApplicable("a result beside the chain's is more than moved")
     return Copy(out, tuple(block.body.indices), load)

@@ -57,7 +57,8 @@ def test_a_cast_of_what_is_moved_belongs_to_the_copy(module, ops, agree):
     before = module([X], body)
     after = copies_for_results(before)
     assert ops(before)["strided_slice"] == 1
-    assert ops(after)["strided_slice"] == 2 and ops(after)["astype"] == 2
+    assert ops(after)["strided_slice"] == 2
+    assert ops(after)["astype"] == 2
     agree(before, after, 0.0)
 
 
@@ -67,4 +68,5 @@ def test_a_cast_in_front_of_what_is_moved_is_done_once(module, ops):
         return op.sigmoid(moved), moved
 
     after = copies_for_results(module([X], body))
-    assert ops(after)["strided_slice"] == 2 and ops(after)["astype"] == 1
+    assert ops(after)["strided_slice"] == 2
+    assert ops(after)["astype"] == 1

@@ -61,7 +61,7 @@ def attention(
 
 def attention_that_gives(
     heads: int, keys: int, dim: int, *, rows: int = 0, batch: int = 2, shared: int = 1, is_causal: bool = True,
-    heads_first: bool = True, cut: int = 0, given: str = "kv", dtype: str = "float16",
+    heads_first: bool = True, cut: int = 0, given: str = "kv", dtype: str = "float16", given_dtype: str = "",
 ) -> Workload:  # fmt: skip
     """Attention over the heads of one joined projection, whose keys and values are results as well.
 
@@ -70,7 +70,7 @@ def attention_that_gives(
         shared: query heads that share a head of keys and values.
         heads_first: of the results that are given; else they lie as in the projection.
         cut: keys of a result that are left out.
-        given: which of "q", "k" and "v" are results.
+        given: which of "q", "k" and "v" are results; of `given_dtype`, or as they are.
     """
     theirs, rows = heads // shared, rows or keys
     widths = [heads * dim, theirs * dim, theirs * dim]
@@ -97,7 +97,8 @@ def attention_that_gives(
         for name in given:
             result = part("qkv".index(name))
             result = emit(op.strided_slice(result, [1], [cut], [keys])) if cut else result
-            results.append(emit(op.permute_dims(result, [0, 2, 1, 3])) if heads_first else result)
+            result = emit(op.permute_dims(result, [0, 2, 1, 3])) if heads_first else result
+            results.append(emit(op.astype(result, given_dtype)) if given_dtype else result)
         return (*results, out)
 
     return fused(body, [(batch, keys, sum(widths))], [dtype])

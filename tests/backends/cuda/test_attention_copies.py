@@ -44,6 +44,16 @@ CASES: dict[str, dict[str, Any]] = {
     "shared keys": {"heads": 6, "keys": 100, "dim": 40, "shared": 3, "is_causal": False},
     "causal, shared keys": {"heads": 4, "keys": 200, "dim": 72, "shared": 2},
     "as they lie": {"heads": 2, "keys": 96, "dim": 128, "heads_first": False, "is_causal": False},
+    "as float32": {"heads": 3, "keys": 130, "dim": 72, "given_dtype": "float32"},
+    "values as float32, bfloat16": {
+        "heads": 4,
+        "keys": 96,
+        "dim": 64,
+        "shared": 2,
+        "given": "v",
+        "dtype": "bfloat16",
+        "given_dtype": "float32",
+    },
     "values only, bfloat16": {"heads": 3, "keys": 150, "dim": 64, "given": "v", "dtype": "bfloat16"},
 }
 KNOBS = (Knobs(64, 2, 1), Knobs(48, 2, 2, True))
@@ -145,6 +155,21 @@ def test_it_builds_with_stores_of_the_copy_engine(case: str) -> None:
     assert body.count("global_shared__cta_bulk_group(") == count * (2 if CASES[case]["dim"] > 64 else 1)
     (found,) = resources(compile_source(text, target))
     assert found.stack_bytes <= 8
+
+
+@pytest.mark.skipif(not compiler(), reason="neither NVRTC nor nvcc is installed")
+@pytest.mark.parametrize("case", ["as float32", "values as float32, bfloat16"])
+def test_it_builds_with_warps_that_widen(case: str) -> None:
+    workload = attention_that_gives(**CASES[case])
+    target = H200.target()
+    with target:
+        kernel = kernel_of(workload, Knobs(64, 2, 2))
+        text = tvm.compile(kernel.func, target=target, tir_pipeline=register()).mod.imports[0].inspect_source()
+    body = text[text.rindex("main_kernel(") :]
+    assert body.count("subtune::widen(") == len(copies_of(workload)[1])
+    assert "bulk_wait_group_read_0()" not in body
+    (found,) = resources(compile_source(text, target))
+    assert found.stack_bytes <= 24  # of the warps that widen: addresses that they need once a stage
 
 
 @pytest.mark.gpu

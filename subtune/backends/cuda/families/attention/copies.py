@@ -1,7 +1,8 @@
 """K and V as results beside attention's: where the copy engine stores the keys that it has read.
 
 A copy has the operand's elements, each once, in rows as the operand's own: its address is a sum of the same terms with
-other strides. So a box of keys in shared memory, in the order that a tensor map's swizzle gives it, is stored as it is.
+other strides. So a box of keys in shared memory, in the order that a tensor map's swizzle gives it, is stored as it is;
+or, for a copy of float32, element by element.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from subtune.core.kernel import NotApplicable
 from subtune.patterns.chain import ChainExpressions
 from subtune.patterns.chain_copies import Copy, CopyingChain
 
+WIDENED = 8
+"""Elements that a thread widens and stores at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A copy of operand number `operand` (1: K, 2: V), and how it `lies`.
+    """A copy of operand number `operand` (1: K, 2: V), and how it `lies`: in float32 it `is_wider` than the operand.
 
     `sharing` has the outer axes whose neighbours, so many of them, read the same rows: the first of them stores.
     """
@@ -31,6 +35,10 @@ class Copied:
     operand: int
     lies: Lying
     sharing: tuple[tuple[Any, int], ...]
+
+    @property
+    def is_wider(self) -> bool:
+        return self.lies.dtype == "float32"
 
 
 def copied_of(
@@ -68,8 +76,10 @@ def _copied(
         return NotApplicable("a copy of other elements, or of rows that are not contiguous")
     terms = tuple(replace(term, stride=stride) for term, stride in zip(source.terms, strides[2:], strict=True))
     param = next(i for i, p in enumerate(params) if p.same_as(copy.out))
-    lies = replace(source, param=param, first=0, pitch=strides[0], terms=terms)
+    lies = replace(source, param=param, dtype=str(copy.out.dtype), first=0, pitch=strides[0], terms=terms)
     why = misplaced(lies)
+    if source.inner % WIDENED and lies.dtype != source.dtype:
+        why = f"rows that are no {WIDENED} elements each time"
     return NotApplicable(why) if why else Copied(operand, lies, sharing)
 
 
