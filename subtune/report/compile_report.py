@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from subtune.core.candidate import DEFAULT
 from subtune.tuning.choose import Choice, MeasuredAlternative
 from subtune.tuning.weights import Weights
 
@@ -86,6 +87,18 @@ class CompileReport:
             and row.uses * row.tuned_s > _HOLDS * self.tuned_s
         )
 
+    @property
+    def doubtful(self) -> tuple[SubgraphRow, ...]:
+        """Those that hold some of the time, and of which the default ships or most candidates failed: something is
+        wrong with how they are scheduled, whatever the time."""
+        return tuple(
+            row
+            for row in self.rows
+            if row.tried
+            and row.uses * row.tuned_s > _HOLDS * self.tuned_s
+            and (row.candidate == str(DEFAULT) or 2 * row.failed > row.tried)
+        )
+
     def to_json(self) -> str:
         found = asdict(self)
         regions = choices_json(self.choices)
@@ -123,6 +136,10 @@ class CompileReport:
             f"warning: {row.name} takes {row.tuned_s / row.bound_s:.0f} times its roofline, "
             f"{row.uses * row.tuned_s / self.tuned_s:.0%} of the time"
             for row in self.far
+        ]
+        lines += [
+            f"warning: {row.name} ships {row.candidate}; of {row.tried} candidates {row.failed} failed"
+            for row in self.doubtful
         ]
         lines += [f"not tuned: {key}: {reason}" for key, reason in self.failures]
         lines += self.notes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from subtune.backends.cuda.device import CUDA
+from subtune.core.candidate import DEFAULT
 from subtune.report.compile_report import CompileReport, SubgraphRow
 
 
@@ -24,6 +25,19 @@ def test_it_warns_of_what_is_far_from_its_roofline() -> None:
     assert [found.name for found in report.far] == ["far"]
     assert "warning: far takes 6 times its roofline, 40% of the time" in str(report)
     assert str(report).count("warning") == 1
+
+
+def test_it_warns_of_defaults_and_of_failures() -> None:
+    rows = (
+        SubgraphRow("tried in vain", 1, str(DEFAULT), 4e-3, 4e-3, tried=5, failed=1),
+        SubgraphRow("mostly failed", 1, "contraction(mr=4)", 4e-3, 4e-3, tried=5, failed=3),
+        SubgraphRow("half failed", 1, "contraction(mr=4)", 4e-3, 4e-3, tried=6, failed=3),
+        SubgraphRow("of no weight", 1, str(DEFAULT), 4e-5, 4e-5, tried=5, failed=5),
+        SubgraphRow("nothing to try", 1, str(DEFAULT), 4e-3, 4e-3, tried=0, failed=0),
+    )
+    report = CompileReport("m", rows, {}, "", False)
+    assert [found.name for found in report.doubtful] == ["tried in vain", "mostly failed"]
+    assert "warning: tried in vain ships default(); of 5 candidates 1 failed" in str(report)
 
 
 def test_the_roofline_knows_the_types() -> None:
