@@ -141,35 +141,35 @@ def _addresses(lies: Lying, outer: dict[Any, Any], rows: np.ndarray) -> np.ndarr
     return there + rows[:, None] * lies.pitch + np.arange(lies.inner)
 
 
+def built(workload: Workload, knobs: Knobs) -> tuple[str, int]:
+    """The kernel's text, and what it spills."""
+    target = H200.target()
+    with target:
+        kernel = kernel_of(workload, knobs)
+        text = tvm.compile(kernel.func, target=target, tir_pipeline=register()).mod.imports[0].inspect_source()
+    (found,) = resources(compile_source(text, target))
+    return text[text.rindex("main_kernel(") :], found.stack_bytes
+
+
 @pytest.mark.skipif(not compiler(), reason="neither NVRTC nor nvcc is installed")
 @pytest.mark.parametrize("case", ["causal, shared keys", "values only, bfloat16"])
 def test_it_builds_with_stores_of_the_copy_engine(case: str) -> None:
     workload = attention_that_gives(**CASES[case])
-    target = H200.target()
-    with target:
-        kernel = kernel_of(workload, Knobs(64, 2, 1))
-        text = tvm.compile(kernel.func, target=target, tir_pipeline=register()).mod.imports[0].inspect_source()
-    body = text[text.rindex("main_kernel(") :]
+    body, stack_bytes = built(workload, Knobs(64, 2, 1))
     count = len(copies_of(workload)[1])
     assert body.count("bulk_wait_group_read_0()") == count
     assert body.count("global_shared__cta_bulk_group(") == count * (2 if CASES[case]["dim"] > 64 else 1)
-    (found,) = resources(compile_source(text, target))
-    assert found.stack_bytes <= 8
+    assert stack_bytes <= 8
 
 
 @pytest.mark.skipif(not compiler(), reason="neither NVRTC nor nvcc is installed")
 @pytest.mark.parametrize("case", ["as float32", "values as float32, bfloat16"])
 def test_it_builds_with_warps_that_widen(case: str) -> None:
     workload = attention_that_gives(**CASES[case])
-    target = H200.target()
-    with target:
-        kernel = kernel_of(workload, Knobs(64, 2, 2))
-        text = tvm.compile(kernel.func, target=target, tir_pipeline=register()).mod.imports[0].inspect_source()
-    body = text[text.rindex("main_kernel(") :]
+    body, stack_bytes = built(workload, Knobs(64, 2, 2))
     assert body.count("subtune::widen(") == len(copies_of(workload)[1])
     assert "bulk_wait_group_read_0()" not in body
-    (found,) = resources(compile_source(text, target))
-    assert found.stack_bytes <= 24  # of the warps that widen: addresses that they need once a stage
+    assert stack_bytes <= 24  # of the warps that widen: addresses that they need once a stage
 
 
 @pytest.mark.gpu

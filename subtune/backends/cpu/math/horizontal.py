@@ -35,15 +35,8 @@ def fold_partials(func: PrimFunc, names: Collection[str], lanes: int) -> PrimFun
 
 def folded(vectors: Sequence[Any], combine: Callable[[Any, Any], Any]) -> tuple[list[Any], Any]:
     """Statements that halve vectors, 2 ** n of as many lanes, until two numbers are left; what combines those."""
-    stmts: list[Any] = []
+    stmts, bind = _variables_like(vectors[0])
     lanes = lanes_of(vectors[0])
-    dtype = str(vectors[0].ty.dtype).partition("x")[0]
-
-    def bind(expr: Any, count: int) -> Any:
-        var = tirx.Var("v", f"{dtype}x{count}" if count > 1 else dtype)
-        stmts.append(tirx.Bind(var, expr))
-        return var
-
     vectors = [bind(vector, lanes) for vector in vectors]
     while len(vectors) > 1:
         vectors = [bind(combine(a, b), lanes) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
@@ -121,14 +114,8 @@ def _apart(vectors: Sequence[Any], combine: Callable[[Any, Any], Any]) -> tuple[
 
 def _together(vectors: Sequence[Any], combine: Callable[[Any, Any], Any]) -> tuple[list[Any], list[Any]]:
     """Statements that fold four vectors, and the four numbers."""
-    stmts: list[Any] = []
+    stmts, bind = _variables_like(vectors[0])
     lanes = lanes_of(vectors[0])
-    dtype = str(vectors[0].ty.dtype).partition("x")[0]
-
-    def bind(expr: Any, count: int) -> Any:
-        var = tirx.Var("v", f"{dtype}x{count}" if count > 1 else dtype)
-        stmts.append(tirx.Bind(var, expr))
-        return var
 
     def joined(pair: Sequence[Any], size: int) -> Any:
         return bind(combine(*(shuffled(pair, half) for half in unpacked(lanes, size))), lanes)
@@ -140,6 +127,19 @@ def _together(vectors: Sequence[Any], combine: Callable[[Any, Any], Any]) -> tup
         low, high = (shuffled((four,), range(begin, begin + lanes)) for begin in (0, lanes))
         four = bind(combine(low, high), lanes)
     return stmts, [shuffled((four,), [i]) for i in range(4)]
+
+
+def _variables_like(vector: Any) -> tuple[list[Any], Callable[[Any, int], Any]]:
+    """Statements, none so far, and what adds one: a variable for an expression of so many lanes of the same type."""
+    stmts: list[Any] = []
+    dtype = str(vector.ty.dtype).partition("x")[0]
+
+    def bind(expr: Any, lanes: int) -> Any:
+        var = tirx.Var("v", f"{dtype}x{lanes}" if lanes > 1 else dtype)
+        stmts.append(tirx.Bind(var, expr))
+        return var
+
+    return stmts, bind
 
 
 def _folded(loop: Any, realize: Any, lanes: int) -> Any | None:
