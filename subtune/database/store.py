@@ -94,6 +94,13 @@ class Database:
         found = {m.candidate: m.outcome for m in self.measurements(workload.key, scope)}
         return {c: o for c, o in found.items() if isinstance(o, Timing) or o.kind in _DETERMINISTIC}
 
+    def least_s(self, workload: Workload, scope: Scope) -> float:
+        """Seconds: those of the record, else the least that any candidate took; 0.0 where nothing was timed."""
+        if record := self.lookup(workload, scope):
+            return record.timing.min_s
+        outcomes = self.outcomes(workload, scope).values()
+        return min((outcome.min_s for outcome in outcomes if isinstance(outcome, Timing)), default=0.0)
+
     def suggestions(self, workload: Workload) -> tuple[Candidate, ...]:
         """Candidates that were imported for `workload`, said to be fastest first; nothing about them was checked."""
         rows = self._read(

@@ -81,8 +81,8 @@ def plan(own: Sequence[Subgraph], others: Alternatives, device: Device, database
 
 def _expected_s(workload: Workload, device: Device, database: Database | None) -> float | None:
     """None where there is no candidate; 0.0 where there is one that nobody has predicted."""
-    if database and (record := database.lookup(workload, device.scope())):
-        return record.timing.min_s
+    if database and (seen := database.least_s(workload, device.scope())):
+        return seen
     try:
         found = backends.candidates(workload, device, 1)
     except Exception as e:  # as in the tuner: a policy that does not foresee a workload costs no more than that

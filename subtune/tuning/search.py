@@ -169,6 +169,7 @@ class _Tuning:
         self._records = Records()
         self._searches: list[WorkloadSearch] = []
         self._earlier: dict[str, float] = {}
+        self._is_rebuild = False
         self._done = self._total = 0
 
     def run(
@@ -185,6 +186,11 @@ class _Tuning:
             parts.append([job for job in jobs if not self._is_finished(job)])
         self._total = len(known)
         self._done = self._total - sum(map(len, parts))
+        # What an earlier compile gave up by its looks is given up again; for good, where it finished its own.
+        self._is_rebuild = not parts[0]
+        known_s = self._database.least_s if self._database else lambda *_: 0.0
+        seen = {job.workload.key: known_s(job.workload, self._device.scope()) for jobs in parts for job in jobs}
+        self._earlier = {key: seconds for key, seconds in seen.items() if seconds}
         if any(parts) and time.monotonic() < self._deadline:
             try:
                 with given_or_local(measurer) as used:
@@ -194,20 +200,13 @@ class _Tuning:
                     self._tune([], third, used)
             except KeyboardInterrupt:
                 self._records.interrupted = True
-        elif self._worth:  # a rebuild: what the compile gave up by its looks is given up again
-            seen = {job.workload.key: self._seen_s(job) for jobs in parts for job in jobs}
-            self._earlier = {key: seconds for key, seconds in seen.items() if seconds}
+        elif self._worth:  # a rebuild
             self._worthwhile([job.workload.key for part in parts[1:] for job in part])
         return self._records
 
     @property
     def _is_hurried(self) -> bool:
         return not math.isinf(self._deadline)
-
-    def _seen_s(self, job: Job) -> float:
-        """The least time that the database has of any candidate; 0.0: none."""
-        outcomes = self._database.outcomes(job.workload, self._device.scope()).values() if self._database else ()
-        return min((outcome.min_s for outcome in outcomes if isinstance(outcome, Timing)), default=0.0)
 
     def _jobs(self, subgraphs: Iterable[Tunable]) -> list[Job]:
         """Distinct workloads, those first whose uses take longest even at best."""
@@ -266,7 +265,7 @@ class _Tuning:
         seconds |= dict.fromkeys(self._records.failures, math.inf)
         going = {search.job.workload.key: search for search in self._searches if search.step != Step.DONE}
         seconds |= {key: search.looked_s for key, search in going.items() if not math.isinf(search.looked_s)}
-        unsettled = going.keys() | (self._earlier.keys() - self._records.keys())
+        unsettled = going.keys() | (set() if self._is_rebuild else self._earlier.keys() - self._records.keys())
         wanted = self._worth(Seen(seconds, seconds.keys() - unsettled))
         self._records.outrun.update(set(keys) - wanted)
         return wanted

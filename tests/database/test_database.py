@@ -172,6 +172,18 @@ def test_a_later_measurement_replaces_the_earlier(database, workload):
     assert [m.outcome for m in database.show(workload.key)[2]] == [FAST]
 
 
+def test_the_least_time_is_the_records_or_any_candidates(database, workload):
+    assert database.least_s(workload, X) == 0.0
+    wrong = Measurement(Candidate.make("tiled", mr=1), Failure(FailureKind.WRONG_RESULT, "no"))
+    database.add_measurements(workload, X, [wrong])
+    assert database.least_s(workload, X) == 0.0
+    database.add_measurements(workload, X, [Measurement(CANDIDATE, SLOW), Measurement(Candidate.make("a"), FAST)])
+    assert database.least_s(workload, X) == FAST.min_s
+    record = replace(record_of(workload), timing=SLOW)
+    database.add_record(workload, record, TODAY)
+    assert database.least_s(workload, X) == SLOW.min_s, "what was confirmed, not what it seemed at a glance"
+
+
 def test_listing_filters_by_key_and_device(database):
     workloads = [matmul(n) for n in (4, 8, 16)]
     for w in workloads:
