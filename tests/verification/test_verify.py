@@ -29,6 +29,11 @@ class TestOutputError:
         assert output_error("y", expected + np.float32([0, 1e-5]), expected).is_within
         assert not output_error("y", expected + np.float32([0, 1.0]), expected).is_within
 
+    def test_what_one_library_takes_for_zero_is_no_error(self):
+        expected = np.array([1.9e-41, -4e-42], np.float32)
+        assert output_error("y", np.zeros(2, np.float32), expected).is_within
+        assert not output_error("y", np.full(2, 1e-30, np.float32), expected).is_within
+
     @pytest.mark.parametrize(("dtype", "step"), [("float32", 1e-3), ("float16", 0.1)])
     def test_tolerance_depends_on_dtype(self, dtype, step):
         expected = np.ones(4, dtype)
