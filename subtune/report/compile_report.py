@@ -82,9 +82,7 @@ class CompileReport:
         return tuple(
             row
             for row in self.rows
-            if row.tuned_s > max(_FAR * row.bound_s, _SHORT_S)
-            and row.bound_s
-            and row.uses * row.tuned_s > _HOLDS * self.tuned_s
+            if row.tuned_s > max(_FAR * row.bound_s, _SHORT_S) and row.bound_s and self._counts(row)
         )
 
     @property
@@ -95,9 +93,13 @@ class CompileReport:
             row
             for row in self.rows
             if row.tried
-            and row.uses * row.tuned_s > _HOLDS * self.tuned_s
+            and self._counts(row)
             and (row.candidate == str(DEFAULT) or 2 * row.failed > row.tried)
         )
+
+    def _counts(self, row: SubgraphRow) -> bool:
+        """Whether it holds some of the time."""
+        return row.uses * row.tuned_s > _HOLDS * self.tuned_s
 
     def to_json(self) -> str:
         found = asdict(self)

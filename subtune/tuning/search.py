@@ -188,9 +188,10 @@ class _Tuning:
         self._done = self._total - sum(map(len, parts))
         # What an earlier compile gave up by its looks is given up again; for good, where it finished its own.
         self._is_rebuild = not parts[0]
-        known_s = self._database.least_s if self._database else lambda *_: 0.0
-        seen = {job.workload.key: known_s(job.workload, self._device.scope()) for jobs in parts for job in jobs}
-        self._earlier = {key: seconds for key, seconds in seen.items() if seconds}
+        if self._worth and self._database:
+            scope = self._device.scope()
+            seen = {job.workload.key: self._database.least_s(job.workload, scope) for jobs in parts for job in jobs}
+            self._earlier = {key: seconds for key, seconds in seen.items() if seconds}
         if any(parts) and time.monotonic() < self._deadline:
             try:
                 with given_or_local(measurer) as used:

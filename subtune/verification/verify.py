@@ -27,8 +27,9 @@ _BORNE = (0.1, 0.99)
 loses more than the limits above with the best of kernels (the zoo's U-Net 1.3e-2 in float16, 8e-2 in bfloat16): it is
 then compared with what default schedules lose in the same precision. Beyond a tenth of the largest value the precision
 is not for the model."""
-_FLUSHED = float(np.finfo(np.float32).tiny)
-"""Smaller differences are none: what is no normal number one library takes for zero, and the other computes with."""
+_FLUSHED = dict.fromkeys(("float32", "bfloat16"), float(np.finfo(np.float32).tiny))
+"""By type. Smaller differences are none: what is no normal number one library takes for zero, and the other computes
+with."""
 _ORDER = 2.0
 """Times that: two correct orders of summation round differently, and their largest errors are draws of one kind."""
 
@@ -123,7 +124,7 @@ def output_error(name: str, got: np.ndarray, expected: np.ndarray, precision: st
         return _half_error(name, dtype, a, b, *_HALF_LIMITS[precision])
     scale = float(np.sqrt(np.mean(b * b))) or 1.0
     difference = np.abs(a - b)
-    difference[difference < _FLUSHED] = 0.0
+    difference[difference < _FLUSHED.get(dtype, 0.0)] = 0.0
     return OutputError(name, dtype, float(difference.max()), float((difference / (np.abs(b) + scale)).max()), tolerance)
 
 

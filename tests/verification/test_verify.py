@@ -33,6 +33,7 @@ class TestOutputError:
         expected = np.array([1.9e-41, -4e-42], np.float32)
         assert output_error("y", np.zeros(2, np.float32), expected).is_within
         assert not output_error("y", np.full(2, 1e-30, np.float32), expected).is_within
+        assert not output_error("y", np.zeros(2), np.array([1.9e-41, -4e-42])).is_within, "normal, as float64"
 
     @pytest.mark.parametrize(("dtype", "step"), [("float32", 1e-3), ("float16", 0.1)])
     def test_tolerance_depends_on_dtype(self, dtype, step):

@@ -69,13 +69,13 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     n, k = (axis.extent for axis in anchor.axes[-2:])
     m = prod(axis.extent for axis in anchor.of_role("m"))
     most = max(1, min(m, (device.vector_registers - _OWN_REGISTERS) // n))
+    memory_s = stream_s(problem.workload.nbytes, device)
     found = []
     for mr in sorted({most, max(1, most - 1), ceil(most / 2)}, reverse=True):
         tiles = ceil(m / mr)
         step = max(mr * n / device.fma_per_cycle, (mr + n) / 2.0, device.fma_latency)
         cycles = tiles * (ceil(k / lanes) * step + mr * n * _FOLD_CYCLES)
         seconds = cycles / device.cycles_per_s / device.threads
-        memory_s = stream_s(problem.workload.nbytes, device)
         found.append(Candidate.of("dots", Knobs(mr), max(seconds, memory_s) * imbalance(tiles, device) + 0.1 * seconds))
     return found
 
@@ -118,7 +118,7 @@ def _transposed(sch: Schedule, stages: Stages, info: Contraction) -> Packing | N
 
 def _schedule(
     sch: Schedule, name: str, info: Contraction, knobs: Knobs, lanes: int, packing: Packing | None
-) -> Kernel | NotApplicable:
+) -> Kernel:
     total = sch.get_sblock(name)
     *_, k = sch.get_loops(total)
     _, lane = sch.split(k, [None, lanes])

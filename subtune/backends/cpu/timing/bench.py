@@ -123,11 +123,11 @@ class Bench:
             self._sets[index] = given
 
     def check(self, job: CheckJob) -> Comparison | Failure:
-        calls_s: list[float] = []
-        if wrong := self._check(_load(job.library), job.library, len(self._right.made), calls_s):
+        kernel, calls_s = _load(job.library), list[float]()
+        if wrong := self._check(kernel, job.library, len(self._right.made), calls_s):
             return Failure(FailureKind.WRONG_RESULT, wrong)
         if self.default_s < min(calls_s) < _DISTURBED_S:
-            calls_s = self._more_calls(_load(job.library), job.library)
+            calls_s = self._more_calls(kernel, job.library)
         return few_calls(calls_s, self._default_calls_s)
 
     def _more_calls(self, kernel: Any, library: Library) -> list[float]:

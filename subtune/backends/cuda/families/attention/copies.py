@@ -77,10 +77,11 @@ def _copied(
     terms = tuple(replace(term, stride=stride) for term, stride in zip(source.terms, strides[2:], strict=True))
     param = next(i for i, p in enumerate(params) if p.same_as(copy.out))
     lies = replace(source, param=param, dtype=str(copy.out.dtype), first=0, pitch=strides[0], terms=terms)
+    copied = Copied(operand, lies, sharing)
+    if copied.is_wider and source.inner % WIDENED:
+        return NotApplicable(f"rows that are no {WIDENED} elements each time")
     why = misplaced(lies)
-    if source.inner % WIDENED and lies.dtype != source.dtype:
-        why = f"rows that are no {WIDENED} elements each time"
-    return NotApplicable(why) if why else Copied(operand, lies, sharing)
+    return NotApplicable(why) if why else copied
 
 
 def _strides(copy: Copy, first: int, dims: list[tuple[int, int]]) -> list[int] | None:
