@@ -150,7 +150,7 @@ def _default(job: Job, inputs: Arrays) -> Peer:
 
 
 def _limit(job: Job, inputs: Arrays) -> Peer:
-    from subtune.bench.limits import load_kernel
+    from subtune.backends.cpu.limits import load_kernel
 
     return Peer(load_kernel(job.path, job.threads, is_cold=job.framework == "copy-cold"))
 

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 
 from subtune.artifact import manifest as manifests
-from subtune.bench import limits
+from subtune.backends.cpu import limits
 from subtune.bench.job import BenchError, Job
 from subtune.bench.op_case import TO_NHWC, OpCase
 from subtune.bench.ops_compute import COMPUTE

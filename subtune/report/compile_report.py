@@ -92,9 +92,7 @@ class CompileReport:
         return tuple(
             row
             for row in self.rows
-            if row.tried
-            and self._counts(row)
-            and (row.candidate == str(DEFAULT) or 2 * row.failed > row.tried)
+            if row.tried and self._counts(row) and (row.candidate == str(DEFAULT) or 2 * row.failed > row.tried)
         )
 
     def _counts(self, row: SubgraphRow) -> bool:

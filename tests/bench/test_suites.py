@@ -11,8 +11,9 @@ import pytest
 import tvm_ffi
 
 from subtune import runtime
+from subtune.backends.cpu import limits
 from subtune.backends.cpu.device import CPU
-from subtune.bench import limits, suite_cpu
+from subtune.bench import suite_cpu
 from subtune.bench.job import BenchError
 from subtune.bench.op_case import OpCase
 from subtune.bench.ops_compute import COMPUTE, conv, dense, matmul_exp_matmul

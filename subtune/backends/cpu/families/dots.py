@@ -116,9 +116,7 @@ def _transposed(sch: Schedule, stages: Stages, info: Contraction) -> Packing | N
     return Packing(tuple((extent,) for extent in info.b.shape), (1, 0))
 
 
-def _schedule(
-    sch: Schedule, name: str, info: Contraction, knobs: Knobs, lanes: int, packing: Packing | None
-) -> Kernel:
+def _schedule(sch: Schedule, name: str, info: Contraction, knobs: Knobs, lanes: int, packing: Packing | None) -> Kernel:
     total = sch.get_sblock(name)
     *_, k = sch.get_loops(total)
     _, lane = sch.split(k, [None, lanes])
