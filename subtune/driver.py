@@ -20,6 +20,7 @@ from subtune.core.errors import TargetError
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.database import Database, opened
 from subtune.options import Options
+from subtune.passes.denormals import hides_denormals
 from subtune.passes.run import Dump
 from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare
@@ -88,11 +89,12 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         about = (imported.inputs, imported.outputs, kernel_origins(subgraphs, winners), source, imported.name)
         notes = (*imported.notes, *((note_of_elsewhere(device, winners),) if is_elsewhere else ()))
         spliced = [splice(prepared.mod, kernels)]
+        hides = not options.exact and hides_denormals(prepared.normalized)
         if dump is not None:
             dump("splice", spliced[0])
         del prepared, imported, kernels  # a large model's constants stay as long as somebody needs them, and no longer
         check = verification.check if verification else None
-        path = write_artifact(output, Package(spliced.pop(), *about), device, check)
+        path = write_artifact(output, Package(spliced.pop(), *about, hides), device, check)
     return CompileReport(
         path=str(path),
         rows=rows(subgraphs, winners, device),

@@ -43,6 +43,7 @@ def build(
     folder: Path,
     short: Collection[str] = (),
     offsets: Sequence[int] = (),
+    hides_denormals: bool = False,
 ) -> tuple[dict[str, str], MemoryPlan, tuple[str, ...]]:
     """Compile `mod`, whose `main` takes inputs and then weights, into the library of an artifact, in `folder`.
 
@@ -50,12 +51,14 @@ def build(
         arrays: how many inputs and outputs there are.
         short: names of kernels that are worth joining with their neighbours.
         offsets: of the weights, in bytes from the first.
+        hides_denormals: they may count as zero.
 
     Returns the hash of every PrimFunc as it enters lowering, by name; where the tensors lie; the files' names.
     """
     start = time.perf_counter()
     calls, memory = plan_memory(_to_calls(mod, device), arrays[0])
-    planned = Planned(calls, _run(TO_PROGRAM, calls, device), memory, arrays, frozenset(short), tuple(offsets))
+    program = _run(TO_PROGRAM, calls, device)
+    planned = Planned(calls, program, memory, arrays, frozenset(short), tuple(offsets), hides_denormals)
     hashes = _hashes(planned.program)
     memory, files = device.backend.build_program(planned, device, folder)
     logger.debug("%d kernels: %.2f s", len(hashes), time.perf_counter() - start)

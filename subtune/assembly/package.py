@@ -40,6 +40,8 @@ class Package:
     kernels: tuple[KernelOrigin, ...] = ()
     source: Source = field(default_factory=Source)
     name: str = ""
+    hides_denormals: bool = False
+    """As `Planned`."""
 
 
 def write_artifact(
@@ -82,7 +84,8 @@ def _fill(folder: Path, package: Package, name: str, device: Device) -> None:
     lifted, weights = lift_constants(package.mod)
     table, arrays = laid_out(weights), (len(package.inputs), len(package.outputs))
     short = [kernel.name for kernel in package.kernels if 0.0 < kernel.tuned_s < _SHORT_S]
-    hashes, memory, built = build(lifted, arrays, device, folder, short, [weight.offset for weight in table])
+    offsets = [weight.offset for weight in table]
+    hashes, memory, built = build(lifted, arrays, device, folder, short, offsets, package.hides_denormals)
     write_weights(weights, table, folder / WEIGHTS_NAME)
     files = [*built, WEIGHTS_NAME]
     manifest = Manifest(

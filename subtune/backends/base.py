@@ -191,6 +191,8 @@ class Planned:
     """Names of kernels that are so short that a launch of their own counts."""
     offsets: tuple[int, ...]
     """Of the weights, in bytes from the first."""
+    hides_denormals: bool = False
+    """Numbers too small for a normal float may count as zero (`passes.denormals`)."""
 
 
 class Backend(ABC):

@@ -27,7 +27,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exact",
         action="store_true",
-        help="no Winograd, no float32 in parts on tensor cores, no polynomials for exp, tanh and erf",
+        help="no Winograd, no float32 in parts on tensor cores, no polynomials for exp, tanh, erf; denormals stay",
     )
     arguments.add_precision(parser)
     arguments.add_batch(parser)

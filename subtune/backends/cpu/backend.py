@@ -146,11 +146,14 @@ class CPUBackend(Backend):
         import tvm
 
         from subtune.backends.cpu.lowering.bounded import write_in_time
+        from subtune.backends.cpu.lowering.denormals import flushing
         from subtune.backends.cpu.lowering.join_kernels import join_kernels
         from subtune.backends.cpu.lowering.pipeline import PIPELINE
         from subtune.backends.cpu.lowering.straight_line import straight_line
 
         target, memory, library = device.model.target(), planned.memory, folder / LIBRARY_NAME
+        if planned.hides_denormals and _model(device).has_costly_denormals:
+            planned = replace(planned, calls=flushing(planned.calls), program=flushing(planned.program))
         line = straight_line(planned.calls, target, planned.short, memory, planned.offsets, *planned.arrays)
         if line:
             write_in_time(partial(tvm.compile, target=target, tir_pipeline=PIPELINE), line, target, library)

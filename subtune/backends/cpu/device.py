@@ -84,6 +84,11 @@ class CPUModel:
         """Whether kernels can multiply tiles of bfloat16 (AMX): Linux lets a process have the registers that asks."""
         return "amx-bf16" in self.features and triples.system(self.triple) == "linux"
 
+    @property
+    def has_costly_denormals(self) -> bool:
+        """Whether it computes with denormal numbers far more slowly than with others."""
+        return triples.architecture(self.triple) == "x86_64"
+
     def lanes(self, dtype_bits: int = 32) -> int:
         """Elements of `dtype_bits` bits in one vector register."""
         return self.vector_bytes * 8 // dtype_bits

@@ -13,6 +13,7 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.tirx import PrimFunc
 
+from subtune.backends.cpu.lowering.denormals import ATTRIBUTE as FLUSHES
 from subtune.backends.cpu.lowering.launches import Stage, Steps, one_launch, steps
 from subtune.backends.cpu.lowering.pipeline import FLAT, flat
 from subtune.tir.substitute import substitute
@@ -177,4 +178,5 @@ def _iteration(kernel: _Kernel, stage: Stage) -> Any:
     """What a loop does in one iteration, which comes before the addresses."""
     index = tirx.Var(stage.loop.loop_var.name, stage.loop.loop_var.ty)
     body = substitute(stage.loop.body, {stage.loop.loop_var: index})
-    return by_address(kernel.func, tirx.SeqStmt([*kernel.steps.buffers, body]), [index])
+    func = by_address(kernel.func, tirx.SeqStmt([*kernel.steps.buffers, body]), [index])
+    return func.without_attr(FLUSHES)  # the launch does it

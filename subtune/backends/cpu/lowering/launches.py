@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.tirx import PrimFunc
 
-_LAUNCH, _BARRIER = "pragma_parallel_launch_point", "pragma_parallel_barrier_when_finish"
+LAUNCH, _BARRIER = "pragma_parallel_launch_point", "pragma_parallel_barrier_when_finish"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def one_launch(stages: Sequence[Stage], buffers: Sequence[Any] = ()) -> Any:
         stage.loop if after is None or (stage.is_serial and after.is_serial) else _pragma(_BARRIER, stage.loop)
         for stage, after in zip(stages, following, strict=True)
     ]
-    launch = _pragma(_LAUNCH, body[0] if len(body) == 1 else tirx.SeqStmt(body))
+    launch = _pragma(LAUNCH, body[0] if len(body) == 1 else tirx.SeqStmt(body))
     return tirx.SeqStmt([*buffers, launch]) if buffers else launch
 
 

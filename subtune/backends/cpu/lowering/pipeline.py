@@ -1,4 +1,4 @@
-"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and nine changes.
+"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and ten changes.
 
 Parameters need no more than their element's alignment: TVM's 64 bytes would have every input array of numpy copied,
 and an unaligned load of an aligned address costs nothing.
@@ -10,6 +10,8 @@ them. On the stack they become registers.
 The parallel loops of a kernel share one launch of the thread pool (`launches`).
 
 Threads take over pieces of one another's share of a loop (`sharing`).
+
+Denormal numbers count as zero where nobody can tell (`denormals`).
 
 What a vector of several joined inputs is read from is asked in the form in which TVM finds the answer.
 
@@ -32,10 +34,12 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.tirx import PrimFunc
 
+from subtune.backends.cpu.lowering.denormals import flushed
 from subtune.backends.cpu.lowering.launches import asserts, joined
 from subtune.backends.cpu.lowering.long_choices import begun_at_one
 from subtune.backends.cpu.lowering.named_values import many_in_buffers
 from subtune.backends.cpu.lowering.nan import nan_kept
+from subtune.backends.cpu.lowering.near_zero import digits_kept
 from subtune.backends.cpu.lowering.sharing import KEEP_ON_STACK, shared_out
 from subtune.backends.cpu.lowering.streaming import is_streamed, marked, stream_outputs
 from subtune.backends.cpu.lowering.tails import whole_vectors
@@ -86,7 +90,7 @@ def flat(mod: tvm.IRModule) -> tvm.IRModule:
     lower, _, _ = default_s_tir_pipeline()
     around = tvm.transform.PassContext.current()
     to_loops = [made() for made in _TO_LOOPS]
-    passes = [_any_alignment(), _answerable(), *to_loops, whole_vectors()]
+    passes = [_any_alignment(), _answerable(), digits_kept(), *to_loops, whole_vectors()]
     mod = tvm.ir.transform.Sequential(passes)(mod)
     without = [*(one.info.name for one in (*to_loops, *(made() for made in _PACKING))), *_LEFT_TO_LLVM]
     with tvm.transform.PassContext(opt_level=around.opt_level, config=around.config, disabled_pass=without):
@@ -100,6 +104,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
     passes = [
         _flattened(),
         shared_out(FLAT),
+        flushed(FLAT),
         *(made() for made in _PACKING),
         _trusting(),
         _streamed(),
