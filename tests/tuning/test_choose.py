@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from subtune.core.candidate import DEFAULT
+from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.graph import Alternative, Alternatives, Group, LoweredAlternative, LoweredRegion
-from subtune.core.measurement import Timing
+from subtune.core.measurement import Failure, FailureKind, Timing
 from subtune.core.record import Record
 from subtune.report.compile_report import SHOWN_ALTERNATIVES, CompileReport, choices_text
+from subtune.tuning.alternatives import Plan
 from subtune.tuning.choose import MIN_GAIN, Choice, choose, chosen_alternatives, fastest_foreseen, foreseen_as_fast
 from subtune.tuning.prospects import OUTRUN
+from subtune.tuning.search import Records
 
 
 def lowered(name: str, *keys: str, refusal: str = "") -> LoweredAlternative:
@@ -97,6 +99,20 @@ def test_what_there_was_no_time_for_gives_way_to_what_was_measured() -> None:
     assert taken(a=1.0, b=2.0) == 0, "clearly slower than what is expected of the partition's own"
     assert taken(a=9.0, b=2.0) == 0, "of what was measured, not what was expected before"
     assert taken(a=1.0) == 1, "nothing but the default schedule"
+
+
+def test_what_was_seen_counts_as_a_rebuild_will_find_it() -> None:
+    others = Alternatives((region("r", SPLIT, FUSED),), ())
+    found = Records()
+    found.update(records(ab=5.0, a=1.0))
+    planned = Plan((), (), (), {"a": 1.0, "b": 3.0})
+    assert planned.choices(others, found)[0].taken == 1
+    found.outcomes["b"] = {
+        Candidate("x"): Timing(2.5, 2.0, 0.0, 9),
+        Candidate("y"): Timing(4.0, 4.0, 0.0, 9),
+        Candidate("z"): Failure(FailureKind.TIMEOUT, ""),
+    }
+    assert planned.choices(others, found)[0].taken == 0
 
 
 def test_the_favourite_is_clearly_faster_by_what_is_expected() -> None:
