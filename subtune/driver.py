@@ -28,7 +28,8 @@ from subtune.report.compile_report import CompileReport
 from subtune.report.provenance import failures, kernel_origins, note_of_elsewhere, rows, source_of
 from subtune.tuning.alternatives import Plan, chosen_partition, plan
 from subtune.tuning.predict import predict
-from subtune.tuning.search import Records, Search, tune
+from subtune.tuning.records import Records
+from subtune.tuning.search import Search, tune
 from subtune.tuning.weights import known_to_be_slower, within
 from subtune.tuning.winners import Winners
 from subtune.verification.verification import Verification

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from subtune import backends
 from subtune.backends.base import Device, HardwareModel
 from subtune.core.graph import Alternatives, PartitionGraph, Subgraph
-from subtune.core.measurement import Timing
 from subtune.core.record import Record
 from subtune.core.workload import Workload
 from subtune.database import Database
@@ -18,7 +17,8 @@ from subtune.passes.partition import check_partition
 from subtune.passes.regroup import rearrange
 from subtune.tuning.choose import Choice, choose, chosen_alternatives, fastest_foreseen, foreseen_as_fast
 from subtune.tuning.prospects import Prospects
-from subtune.tuning.search import Records, Single
+from subtune.tuning.records import Records
+from subtune.tuning.search import Single
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Plan:
     def choices(self, others: Alternatives, records: Records) -> tuple[Choice, ...]:
         """What is taken by what was measured: confirmed or not, as a rebuild will find it in the database."""
         reasons = {**self.reasons, **records.reasons()}
-        expected = {**self.expected, **_least_s(records)}
+        expected = {**self.expected, **records.least_s()}
         return choose(others, records, reasons, self.prospects.between_s, expected)
 
 
@@ -93,12 +93,6 @@ def _expected_s(workload: Workload, device: Device, database: Database | None) -
     if found:
         return found[0].predicted_s or 0.0
     return 0.0 if database and database.suggestions(workload) else None
-
-
-def _least_s(records: Records) -> dict[str, float]:
-    """Of workloads whose candidates were timed in this run: as `Database.least_s`."""
-    timed = {key: [one.min_s for one in of.values() if isinstance(one, Timing)] for key, of in records.outcomes.items()}
-    return {key: min(seconds) for key, seconds in timed.items() if seconds}
 
 
 def chosen_partition(graph: PartitionGraph, others: Alternatives, choices: Sequence[Choice]) -> PartitionGraph:

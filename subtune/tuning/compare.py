@@ -33,7 +33,8 @@ from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare
 from subtune.report.comparison import ComparedSubgraph, ComparisonReport, LeftOut
 from subtune.tuning.op_level import anchor_alone
-from subtune.tuning.search import Records, Search, tune
+from subtune.tuning.records import Records
+from subtune.tuning.search import Search, tune
 from subtune.tuning.winners import applied, schedule_kernels
 
 _ROUNDS = 5

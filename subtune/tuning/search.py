@@ -17,9 +17,7 @@ from typing import Protocol
 
 from subtune.backends import as_device
 from subtune.backends.base import Device, HardwareModel
-from subtune.core.candidate import Candidate
 from subtune.core.errors import SubtuneError
-from subtune.core.measurement import Failure, Timing
 from subtune.core.progress import Progress, ProgressCallback
 from subtune.core.record import Record
 from subtune.core.workload import Workload
@@ -28,7 +26,8 @@ from subtune.measure import Measurer, given_or_local
 from subtune.tuning.job import Job, Step
 from subtune.tuning.order import bound_s, next_builds, next_turn, second_builds
 from subtune.tuning.proposals import Policy, policy, propose
-from subtune.tuning.prospects import OUTRUN, Seen
+from subtune.tuning.prospects import Seen
+from subtune.tuning.records import Records
 from subtune.tuning.workload_search import WorkloadSearch
 
 _log = logging.getLogger(__name__)
@@ -57,26 +56,6 @@ class Tunable(Protocol):
 
     @property
     def uses(self) -> int: ...
-
-
-class Records(dict[str, Record]):
-    """Winners by workload key. Of workloads that are missing nothing was confirmed: the default is used.
-
-    `interrupted` says that the user ended the run (Ctrl-C); `failures` why a workload could not be tuned at all;
-    `outcomes` what became of every candidate that this run tried, by workload key; `outrun` the keys of those that
-    were not worth tuning, or not to the end.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.interrupted = False
-        self.failures: dict[str, str] = {}
-        self.outcomes: dict[str, dict[Candidate, Timing | Failure]] = {}
-        self.outrun: set[str] = set()
-
-    def reasons(self) -> dict[str, str]:
-        """Why workloads were not tuned, or not to the end, by their keys."""
-        return {**dict.fromkeys(self.outrun, OUTRUN), **self.failures}
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +175,12 @@ class _Tuning:
             try:
                 with given_or_local(measurer) as used:
                     used.start(self._device)
-                    first, second, third = parts if self._is_hurried else (parts[0], [], [*parts[1], *parts[2]])
-                    self._tune(first, second, used)
-                    self._tune([], third, used)
+                    first, beside, after = parts
+                    if not self._is_hurried:
+                        others = [*beside, *after]  # built while the last of the first are timed, if that can be
+                        beside, after = (others, []) if self._overlaps else ([], others)
+                    self._tune(first, beside, used)
+                    self._tune([], after, used)
             except KeyboardInterrupt:
                 self._records.interrupted = True
         elif self._worth:  # a rebuild
@@ -234,16 +216,22 @@ class _Tuning:
         """Turns until all are done or the time is over. Sessions stay open meanwhile.
 
         Args:
-            joining: what others may outrun; it waits until all of `jobs` have their first candidates.
+            joining: what others may outrun; it waits until all of `jobs` have their first candidates, or their last.
         """
         own = {job.workload.key for job in jobs}
         with ExitStack() as sessions:
-            searches = [found for job in jobs if (found := self._begun(job, measurer, sessions))]
+            searches: list[WorkloadSearch] = []
             self._searches = searches
-            for search in second_builds(searches) if self._overlaps else ():
+            for job in jobs:
+                if found := self._begun(job, measurer, sessions):
+                    searches.append(found)
+                    if self._overlaps and not self._is_hurried:
+                        found.prefetch_second()  # builders are many, and wait while candidates are enumerated
+            for search in second_builds(searches) if self._overlaps and self._is_hurried else ():
                 search.prefetch_second()  # behind the first ones of all: few workloads leave most builders idle
+            joins_after = Step.SETTLE if self._is_hurried else Step.WAVE
             while True:
-                if joining and all(search.step > Step.SETTLE for search in searches):
+                if joining and all(search.step > joins_after for search in searches):
                     wanted = self._worthwhile([job.workload.key for job in joining])
                     self._done += sum(job.workload.key not in wanted for job in joining)
                     hopeful = [job for job in joining if job.workload.key in wanted]

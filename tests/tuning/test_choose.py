@@ -16,7 +16,7 @@ from subtune.report.compile_report import SHOWN_ALTERNATIVES, CompileReport, cho
 from subtune.tuning.alternatives import Plan
 from subtune.tuning.choose import MIN_GAIN, Choice, choose, chosen_alternatives, fastest_foreseen, foreseen_as_fast
 from subtune.tuning.prospects import OUTRUN
-from subtune.tuning.search import Records
+from subtune.tuning.records import Records
 
 
 def lowered(name: str, *keys: str, refusal: str = "") -> LoweredAlternative:

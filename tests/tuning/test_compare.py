@@ -22,7 +22,8 @@ from subtune.report.comparison import ComparisonReport
 from subtune.tuning import compare
 from subtune.tuning.compare import compare_model
 from subtune.tuning.op_level import anchor_alone
-from subtune.tuning.search import Records, Search, tune
+from subtune.tuning.records import Records
+from subtune.tuning.search import Search, tune
 
 
 @pytest.fixture(scope="module")

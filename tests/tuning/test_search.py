@@ -387,14 +387,16 @@ def test_while_first_candidates_are_checked_the_next_of_whose_turn_comes_are_bui
         def session(self, workload, device, deadline=math.inf):
             return nullcontext(Noting(self, workload, self._outcomes))
 
-    def fetched_before_the_last_check(on):
+    def fetched_before(which, on, **limits):
         seen.clear()
-        tune_all([Subgraph(work) for work in works], on, Measurer(outcomes(*[2.0] * 8)))
-        last = seen.index((works[-1].key, "check"))
-        return {key for key, what in seen[:last] if what == CANDIDATES[1]}
+        tune_all([Subgraph(work) for work in works], on, Measurer(outcomes(*[2.0] * 8)), **limits)
+        check = seen.index((works[which].key, "check"))
+        return {key for key, what in seen[:check] if what == CANDIDATES[1]}
 
-    assert fetched_before_the_last_check(with_overlap(device)) == {work.key for work in works[:3]}
-    assert fetched_before_the_last_check(device) == set()
+    everything = {work.key for work in works}
+    assert fetched_before(0, with_overlap(device)) == everything, "they are built in any case"
+    assert fetched_before(-1, with_overlap(device), budget_s=3600) == {work.key for work in works[:3]}
+    assert fetched_before(-1, device) == set()
 
 
 def test_while_some_are_timed_the_next_candidates_of_others_are_built(device):
