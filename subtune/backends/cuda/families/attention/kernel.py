@@ -20,6 +20,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from subtune.backends.cuda.building.parsed_once import parsed_once
 from subtune.backends.cuda.families.attention.operands import Lying
 from subtune.backends.cuda.families.attention.scores import Scores
 from subtune.backends.cuda.families.attention.softmax import Softmax
@@ -47,6 +48,7 @@ class Operands:
 
 
 # long: one kernel in TVMScript, whose roles share barriers, buffers and indices
+@parsed_once()
 def attention_func(
     params: tuple[Any, ...], operands: Operands, scores: Scores, knobs: Knobs, walk: Walk, store: Store,
     copies: StoreCopies,

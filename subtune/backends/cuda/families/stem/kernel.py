@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from tvm import tirx
 from tvm.script import tirx as T
 
+from subtune.backends.cuda.building.parsed_once import parsed_once
 from subtune.backends.cuda.families.stem.shape import Stem
 from subtune.backends.cuda.families.wgmma.kernel import instruction
 from subtune.backends.cuda.families.wgmma.store import Store
@@ -89,6 +90,7 @@ class Stored:
 
 
 # long: one kernel in TVMScript, whose roles share barriers, buffers and indices
+@parsed_once()
 def stem_func(
     params: tuple[Any, ...], a: Any, b: Any, stem: Stem, sizes: tuple[int, int], tiling: Tiling, sink: Sink
 ) -> Any:

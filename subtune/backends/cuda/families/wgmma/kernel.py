@@ -22,6 +22,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from subtune.backends.cuda.building.parsed_once import parsed_once
 from subtune.backends.cuda.families.wgmma.cluster import (
     arrive_at_cluster,
     arrive_everywhere,
@@ -50,6 +51,7 @@ def instruction(dtype: str, columns: int) -> str:
 
 
 # long: one kernel in TVMScript, whose roles share barriers, buffers and indices
+@parsed_once()
 def wgmma_func(params: tuple[Any, ...], copies: tuple[Copies, ...], store: Store, rows: RowValues | None = None) -> Any:
     """The PrimFunc with `params`; `copies` has the product, and one that is added to it; `rows` computes numbers of
     its rows.
