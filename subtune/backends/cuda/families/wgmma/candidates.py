@@ -26,6 +26,7 @@ from subtune.patterns.gemm_view import Dim, GemmView, gemm_view
 _COLUMNS = (16, 32, 64, 96, 128, 192, 256)
 _CONSUMERS = ((1, False), (2, False), (2, True), (3, False))
 _FEW_COLUMNS, _MOST_ROWS = 128, 256  # of a tile of swapped operands
+_EXCHANGED = ("float32", "float16")
 _MAX_STAGES = 8
 _WASTE = 1.5  # padded rows or columns to real ones, unless nothing wastes less
 _SHAPES = 2  # of tiles over several groups of rows, per number of rows: of least waste, and most compact
@@ -231,13 +232,16 @@ def _column_tiles(n: int) -> list[int]:
 
 def fitted(tiling: Tiling, device: CUDAModel) -> Tiling | None:
     """`tiling` with as many stages as fit, or None."""
-    for stages in range(_MAX_STAGES, 1, -1):
-        found = replace(tiling, stages=stages)
-        limits = device.shared_per_block_bytes, device.shared_per_sm_bytes
-        # whichever is exchanged: of swapped operands more halves at once than elements of float32
-        if not any(found.obstacle(stored, *limits) for stored in ("float32", "float16")):
-            return found if stages > 2 or tiling.blocks_per_sm == 1 else None
-    return None
+    room = min(device.shared_per_block_bytes, device.shared_per_sm_bytes // tiling.blocks_per_sm - 1024)
+    none, one = replace(tiling, stages=0), replace(tiling, stages=1)
+    # whichever is exchanged: of swapped operands more halves at once than elements of float32
+    beside = max(none.shared_bytes(stored) for stored in _EXCHANGED)
+    stages = min(_MAX_STAGES, (room - beside) // (one.ring_bytes() - none.ring_bytes()))
+    if stages < (2 if tiling.blocks_per_sm == 1 else 3):
+        return None
+    found = replace(tiling, stages=stages)
+    limits = device.shared_per_block_bytes, device.shared_per_sm_bytes
+    return None if any(found.obstacle(stored, *limits) for stored in _EXCHANGED) else found
 
 
 def _tiles(view: GemmView, tiling: Tiling) -> tuple[int, int, int]:
