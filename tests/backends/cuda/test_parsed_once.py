@@ -53,7 +53,8 @@ def test_the_same_functions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_outside_nothing_is_kept() -> None:
     read, parse = Source.__init__, Source.as_ast
-    with pytest.raises(RuntimeError), parsed_once():
+    with parsed_once():
         assert Source.__init__ is not read
+    with pytest.raises(RuntimeError), parsed_once():
         raise RuntimeError
     assert (Source.__init__, Source.as_ast) == (read, parse)
