@@ -93,6 +93,8 @@ class TimeJob:
 class CompareJob:
     library: Library
     seconds: float
+    other: Library | None = None
+    """That it is timed in turns with; None: the default."""
     session: str = ""
 
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from subtune.backends.base import Device
-from subtune.core.candidate import Candidate
+from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.measurement import Built, Comparison, Failure, Timing
 from subtune.core.workload import Workload
 
@@ -53,8 +53,11 @@ class Session(Protocol):
         """
         ...
 
-    def compare(self, candidate: Candidate, seconds: float) -> Comparison | Failure:
-        """Time a checked candidate and the default in turns for about `seconds`, and check its outputs again."""
+    def compare(self, candidate: Candidate, seconds: float, other: Candidate = DEFAULT) -> Comparison | Failure:
+        """Time a checked candidate and another in turns for about `seconds`, and check its outputs again.
+
+        The other's timing is the comparison's `default_timing`.
+        """
         ...
 
 

@@ -87,13 +87,13 @@ class ReplaySession:
         outcome = self._outcomes[candidate]
         return outcome if isinstance(outcome, Failure) else self._timing(outcome)
 
-    def compare(self, candidate: Candidate, seconds: float) -> Comparison | Failure:
+    def compare(self, candidate: Candidate, seconds: float, other: Candidate = DEFAULT) -> Comparison | Failure:
         self._note("compare", candidate)
-        outcome, default = self._outcomes[candidate], self._outcomes[DEFAULT]
-        assert isinstance(default, float)
+        outcome, beside = self._outcomes[candidate], self._outcomes[other]
+        assert isinstance(beside, float)
         if isinstance(outcome, Failure):
             return outcome
-        return Comparison(self._timing(outcome), self._timing(default), default / outcome, self._spread / 3)
+        return Comparison(self._timing(outcome), self._timing(beside), beside / outcome, self._spread / 3)
 
     def _timing(self, seconds: float) -> Timing:
         return Timing(seconds, seconds, self._spread, 10)

@@ -147,8 +147,10 @@ class LocalSession:
         outcome: Timing | Failure = self._run(candidate, job, seconds)
         return outcome
 
-    def compare(self, candidate: Candidate, seconds: float) -> Comparison | Failure:
-        outcome: Comparison | Failure = self._run(candidate, CompareJob(self._library(candidate), seconds), seconds)
+    def compare(self, candidate: Candidate, seconds: float, other: Candidate = DEFAULT) -> Comparison | Failure:
+        library = None if other == DEFAULT else self._library(other)
+        job = CompareJob(self._library(candidate), seconds, library)
+        outcome: Comparison | Failure = self._run(candidate, job, seconds)
         return outcome
 
     def _silence(self) -> contextlib.AbstractContextManager[None]:

@@ -97,6 +97,13 @@ def second_builds(searches: Sequence[WorkloadSearch]) -> list[WorkloadSearch]:
     return list(searches[:_GROUP])
 
 
+def may_join(searches: Sequence[WorkloadSearch], is_hurried: bool) -> bool:
+    """Whether others may begin that these may outrun: all have their first candidates, and where there is time, so few
+    have any left to build that builders would wait for work."""
+    steps = [search.step for search in searches]
+    return all(step > Step.SETTLE for step in steps) and (is_hurried or steps.count(Step.WAVE) <= _GROUP)
+
+
 def saved_s(search: WorkloadSearch) -> float:
     """Seconds of the model's latency that the next step is expected to save."""
     job, record = search.job, search.record

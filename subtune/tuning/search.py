@@ -24,7 +24,7 @@ from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.measure import Measurer, given_or_local
 from subtune.tuning.job import Job, Step
-from subtune.tuning.order import bound_s, next_builds, next_turn, second_builds
+from subtune.tuning.order import bound_s, may_join, next_builds, next_turn, second_builds
 from subtune.tuning.proposals import Policy, policy, propose
 from subtune.tuning.prospects import Seen
 from subtune.tuning.records import Records
@@ -216,7 +216,7 @@ class _Tuning:
         """Turns until all are done or the time is over. Sessions stay open meanwhile.
 
         Args:
-            joining: what others may outrun; it waits until all of `jobs` have their first candidates, or their last.
+            joining: what others may outrun, which waits for `jobs` (`order.may_join`).
         """
         own = {job.workload.key for job in jobs}
         with ExitStack() as sessions:
@@ -229,9 +229,8 @@ class _Tuning:
                         found.prefetch_second()  # builders are many, and wait while candidates are enumerated
             for search in second_builds(searches) if self._overlaps and self._is_hurried else ():
                 search.prefetch_second()  # behind the first ones of all: few workloads leave most builders idle
-            joins_after = Step.SETTLE if self._is_hurried else Step.WAVE
             while True:
-                if joining and all(search.step > joins_after for search in searches):
+                if joining and may_join(searches, self._is_hurried):
                     wanted = self._worthwhile([job.workload.key for job in joining])
                     self._done += sum(job.workload.key not in wanted for job in joining)
                     hopeful = [job for job in joining if job.workload.key in wanted]

@@ -17,6 +17,7 @@ from subtune.measure import Session, halve
 from subtune.measure.clock import FEW_CALLS_NOISE
 from subtune.measure.halving import FULL_S, GIVE_UP, LOOK_S, ranked
 from subtune.runtime.host import usable_cores
+from subtune.tuning.duels import duelled
 from subtune.tuning.job import Job, Step
 from subtune.tuning.picks import clearly_fastest, is_faster, light_first, with_least
 from subtune.tuning.proposals import Proposals
@@ -224,6 +225,8 @@ class WorkloadSearch:
         """The record of the best candidate that is sound and faster than the default, or of the default."""
         timed = [c for c in self._built if c != DEFAULT and not isinstance(self.outcomes.get(c), Failure)]
         order = halve(self._session, timed, deadline - _CONFIRM_S, self._note, self.looks)
+        if not (self.job.device.backend.measuring.overlaps or self.job.is_hurried):
+            order = duelled(self._session, order, self.outcomes, self._note, deadline)
         is_cut = bool(self._waiting) or self.tried + self._hopeless < self.candidates
         is_complete = not is_cut and time.monotonic() < deadline
         default: Timing | None = None

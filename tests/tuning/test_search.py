@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 from tvm import te, tirx
@@ -18,6 +19,8 @@ from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.measure import ReplayMeasurer
 from subtune.measure.replay import ReplaySession
+from subtune.tuning.job import Step
+from subtune.tuning.order import may_join
 from subtune.tuning.search import Search, tune, tune_subgraph
 
 CANDIDATES = tuple(Candidate.make("t", i=i) for i in range(8))
@@ -624,3 +627,16 @@ def test_while_the_first_is_built_the_next_are_built_beside_it(device):
 
     tune_all([Subgraph(scale(64))], with_overlap(device), Measurer(outcomes(*[2.0] * 8)))
     assert CANDIDATES[1] in fetched[: fetched.index("wait")]
+
+
+def test_others_join_when_builders_would_wait_for_work():
+    def may(*steps, is_hurried=False):
+        return may_join([SimpleNamespace(step=step) for step in steps], is_hurried)
+
+    many = [Step.WAVE] * 4
+    assert not may(*many)
+    assert may(*many, is_hurried=True)
+    assert may(*many[:3], Step.FINISH, Step.DONE)
+    assert may()
+    assert not may(Step.SETTLE, Step.DONE)
+    assert not may(Step.FIRST, is_hurried=True)

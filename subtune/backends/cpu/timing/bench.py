@@ -152,8 +152,8 @@ class Bench:
         return timing
 
     def compare(self, job: CompareJob) -> Comparison | Failure:
-        kernel, default = _load(job.library), _load(self._default)
-        one, other = self._caller(kernel, job.library), self._caller(default, self._default)
+        kernel, beside = _load(job.library), job.other or self._default
+        one, other = self._caller(kernel, job.library), self._caller(_load(beside), beside)
         comparison: Comparison = self._sentinel.undisturbed(lambda: Comparison(*time_pairs(one, other, job.seconds)))
         # Once more after thousands of calls: a race between threads shows itself seldom.
         if wrong := self._check(kernel, job.library, 1):

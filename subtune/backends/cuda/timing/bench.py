@@ -151,8 +151,8 @@ class CudaBench:
 
     @_survived
     def compare(self, job: CompareJob) -> Comparison | Failure:
-        kernel, default = self._load(job.library), self._load(self._default)
-        one, other = self._timed(kernel, job.library), self._timed(default, self._default)
+        kernel, beside = self._load(job.library), job.other or self._default
+        one, other = self._timed(kernel, job.library), self._timed(self._load(beside), beside)
         comparison: Comparison = self._patience.undisturbed(
             lambda: Comparison(*time_pairs(one, other, job.seconds, _sample))
         )
