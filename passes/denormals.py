@@ -42,9 +42,9 @@ _OF_ONE_SIZE = MOVEMENTS | _names("astype divide multiply negative where maximum
 
 
 def hides_denormals(mod: tvm.IRModule) -> bool:
-    """Whether `main`, normalised, gives the same results within 1e-30 when all denormal numbers in it are zero.
+    """Whether the results of `main`, normalised, differ by next to nothing when all denormal numbers in it are zero.
 
-    What is not known to do so does not.
+    An operator that is not known here is taken to make much of them.
     """
     main = mod["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings]

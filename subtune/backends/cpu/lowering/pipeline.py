@@ -1,4 +1,4 @@
-"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and ten changes.
+"""The pipeline that turns a scheduled PrimFunc into LLVM's input: TVM's own, and some changes.
 
 Parameters need no more than their element's alignment: TVM's 64 bytes would have every input array of numpy copied,
 and an unaligned load of an aligned address costs nothing.
@@ -12,6 +12,8 @@ The parallel loops of a kernel share one launch of the thread pool (`launches`).
 Threads take over pieces of one another's share of a loop (`sharing`).
 
 Denormal numbers count as zero where nobody can tell (`denormals`).
+
+Functions that are small near zero keep their digits there (`near_zero`).
 
 What a vector of several joined inputs is read from is asked in the form in which TVM finds the answer.
 
