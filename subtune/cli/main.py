@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import subtune
 from subtune.cli import bench, compare, compile, database, device, inspect, run, zoo
+from subtune.cli.without_torch import leave_torch_out
 from subtune.core.errors import SubtuneError
 
 _COMMANDS = (compile, inspect, run, bench, compare, device, zoo, database)
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     args = build_parser().parse_args(argv)
+    leave_torch_out()
     if args.debug:
         logging.basicConfig(level=logging.DEBUG, format="%(relativeCreated)6d ms %(name)s: %(message)s")
     try:
