@@ -15,29 +15,23 @@ import tvm
 from tvm import relax
 
 from subtune.passes.exprs import Expr, array_of, dtype_of, is_const, is_float, op_name, scalar_of
-from subtune.passes.opkind import CONTRACTIONS, LOOKUPS, MOVEMENTS, POOLINGS
+from subtune.passes.opkind import CONTRACTIONS, LOOKUPS, MOVEMENTS, NORMALIZATIONS, POOLINGS, names
 
 _LOST_IN = 1e-30
 """A denormal added to a number of this size at least changes no bit of it."""
 
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_EXPONENTIALS = _names("exp sigmoid nn.softmax")
+_EXPONENTIALS = names("exp sigmoid nn.softmax")
 """Their results may be denormal where nothing else is."""
 _LITTLE_FROM_LITTLE = _EXPONENTIALS.union(
     CONTRACTIONS, POOLINGS, MOVEMENTS, LOOKUPS,
-    _names(
+    names(
         "abs add clip cos erf maximum minimum multiply negative round sin square subtract tanh where max mean min sum "
         "nn.gelu nn.gelu_tanh nn.leakyrelu nn.log_softmax nn.prelu nn.relu nn.selu nn.silu nn.softplus variance "
         "image.resize2d image.resize3d"
     ),
 )  # fmt: skip
 """Nobody sees by their results whether something denormal was zero: those differ as little, or not at all."""
-_NORMS = _names("nn.layer_norm nn.rms_norm nn.group_norm nn.instance_norm nn.batch_norm")
-_OF_ONE_SIZE = MOVEMENTS | _names("astype divide multiply negative where maximum minimum clip nn.relu")
+_OF_ONE_SIZE = MOVEMENTS | names("astype divide multiply negative where maximum minimum clip nn.relu")
 """A result is as small as an operand."""
 
 
@@ -62,7 +56,7 @@ def _hides(value: Expr, bound: Callable[[Any], Any]) -> bool:
         return not isinstance(value, tvm.ir.Call | relax.If | relax.Function)
     if name in _LITTLE_FROM_LITTLE or all(_is_whole(arg) for arg in value.args):
         return True
-    if name in _NORMS:
+    if name in NORMALIZATIONS:
         return float(value.attrs.epsilon) >= _LOST_IN
     if name == "astype":
         return dtype_of(value) != "bool"

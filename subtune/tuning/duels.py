@@ -6,7 +6,6 @@ virtual machine of two cores the looks at one kernel's twenty candidates were a 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -14,7 +13,7 @@ from subtune.core.candidate import Candidate
 from subtune.core.measurement import Failure, Timing
 from subtune.measure import Session
 from subtune.measure.halving import FULL_S
-from subtune.tuning.picks import is_faster
+from subtune.tuning.picks import is_faster, least_s
 
 _CHALLENGERS = 3
 _NEAR = 1.3
@@ -33,14 +32,11 @@ def duelled(
     Those that fail are left out, and told to `note`. After `deadline` (`time.monotonic()`) no duel begins.
     """
 
-    def seconds(candidate: Candidate) -> float:
-        outcome = outcomes.get(candidate)
-        return outcome.min_s if isinstance(outcome, Timing) else math.inf
-
     if not order:
         return order
     first, failed = order[0], set()
-    for challenger in [one for one in order[1:] if seconds(one) <= _NEAR * seconds(order[0])][:_CHALLENGERS]:
+    limit_s = _NEAR * least_s(first, outcomes)
+    for challenger in [one for one in order[1:] if least_s(one, outcomes) <= limit_s][:_CHALLENGERS]:
         if time.monotonic() >= deadline:
             break
         seen = session.compare(challenger, FULL_S, first)

@@ -33,6 +33,12 @@ def clearly_fastest(own: Candidate, outcomes: _Outcomes, built: Mapping[Candidat
     return best if timed[own].min_s > _CLEARLY * timed[best].min_s else None
 
 
+def least_s(candidate: Candidate, outcomes: _Outcomes) -> float:
+    """Seconds of its fastest sample; infinity where it was not timed."""
+    outcome = outcomes.get(candidate)
+    return outcome.min_s if isinstance(outcome, Timing) else math.inf
+
+
 def light_first(
     order: list[Candidate], outcomes: _Outcomes, built: Mapping[Candidate, Built], device: Device
 ) -> list[Candidate]:
@@ -40,11 +46,7 @@ def light_first(
     if not order:
         return order
 
-    def seconds(candidate: Candidate) -> float:
-        outcome = outcomes.get(candidate)
-        return outcome.min_s if isinstance(outcome, Timing) else math.inf
-
-    near = [c for c in order if seconds(c) <= _NEARLY * seconds(order[0])]
+    near = [c for c in order if least_s(c, outcomes) <= _NEARLY * least_s(order[0], outcomes)]
     light = min(near, key=lambda c: built[c].weights_bytes, default=order[0])
     saved = built[order[0]].weights_bytes - built[light].weights_bytes
     if not device.model.comes_from_memory(saved):

@@ -121,7 +121,8 @@ def tune(
     Args:
         rivals: of which some are expected to take the place of some of `subgraphs`; where time is short, they join
             them when all have their first candidates.
-        later: tuned in the same way, with what time is left when all of `subgraphs` are done.
+        later: tuned in the same way, with what time is left when all of `subgraphs` are done. Where there is time,
+            `rivals` are too; and both join as soon as builders would wait for work, if builds run beside measurements.
         worth: by what was seen, the keys of those of `rivals` and `later` that are worth time; asked again and again.
             None: all.
     """

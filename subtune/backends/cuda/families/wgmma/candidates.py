@@ -232,15 +232,14 @@ def _column_tiles(n: int) -> list[int]:
 
 def fitted(tiling: Tiling, device: CUDAModel) -> Tiling | None:
     """`tiling` with as many stages as fit, or None."""
-    room = min(device.shared_per_block_bytes, device.shared_per_sm_bytes // tiling.blocks_per_sm - 1024)
+    limits = device.shared_per_block_bytes, device.shared_per_sm_bytes
     none, one = replace(tiling, stages=0), replace(tiling, stages=1)
     # whichever is exchanged: of swapped operands more halves at once than elements of float32
     beside = max(none.shared_bytes(stored) for stored in _EXCHANGED)
-    stages = min(_MAX_STAGES, (room - beside) // (one.ring_bytes() - none.ring_bytes()))
+    stages = min(_MAX_STAGES, (tiling.room(*limits) - beside) // (one.ring_bytes() - none.ring_bytes()))
     if stages < (2 if tiling.blocks_per_sm == 1 else 3):
         return None
     found = replace(tiling, stages=stages)
-    limits = device.shared_per_block_bytes, device.shared_per_sm_bytes
     return None if any(found.obstacle(stored, *limits) for stored in _EXCHANGED) else found
 
 

@@ -138,6 +138,10 @@ class Tiling:
         exchange = self.exchange_elements(stored) * dtype_bits(stored) // 8
         return self.ring_bytes() + exchange + fetched * self.fetched_elements() * 4 + _FIXED_BYTES
 
+    def room(self, shared_bytes: int, shared_per_sm_bytes: int) -> int:
+        """Bytes of shared memory that a block has, where so many lie together; 1024 of each are the driver's."""
+        return min(shared_bytes, shared_per_sm_bytes // self.blocks_per_sm - 1024)
+
     def obstacle(self, stored: str, shared_bytes: int, shared_per_sm_bytes: int, fetched: int = 0) -> str:
         """Why no multiprocessor can run this; "" when one can."""
         if why := self._swapped_obstacle() if self.swapped else self._plain_obstacle():
@@ -151,7 +155,7 @@ class Tiling:
         if why := self._cluster_obstacle() or self._taps_obstacle():
             return why
         needed = self.shared_bytes(stored, fetched)
-        if needed > shared_bytes or self.blocks_per_sm * (needed + 1024) > shared_per_sm_bytes:
+        if needed > self.room(shared_bytes, shared_per_sm_bytes):
             return f"{needed} bytes of shared memory"
         if self.spare_registers < 0:
             return f"{self._sums} sums of {self._registers} registers"
