@@ -34,20 +34,17 @@ __device__ __forceinline__ float2 widened(uint32_t word) {
 }
 
 // Rows of `inner` elements in boxes of `keys` x 128 bytes, swizzled by 128 bytes, to rows `pitch` floats apart; of
-// `rows` as many as there are. One at a time: a thread that copies has 24 registers.
+// `rows` as many as there are. A warp stores whole lines, one at a time: a thread that copies has 24 registers.
 __device__ __forceinline__ void widen(void* to, const void* stage, int rows, int keys, int inner, int pitch, int lane) {
-  const int pieces = inner / 8;
+  const int pieces = inner / 4, all = min(rows, keys) * pieces;
 #pragma unroll 1
-  for (int i = lane; i < keys * pieces; i += 32) {
+  for (int i = lane; i < all; i += 32) {
     const int row = i / pieces, piece = i % pieces;
-    if (row < rows) {
-      const int at = (piece / 8 * keys + row) * 128 + (piece % 8 ^ row % 8) * 16;
-      const uint4 words = *reinterpret_cast<const uint4*>(static_cast<const char*>(stage) + at);
-      float4* there = reinterpret_cast<float4*>(static_cast<float*>(to) + (long long)row * pitch + piece * 8);
-      const float2 a = widened(words.x), b = widened(words.y), c = widened(words.z), d = widened(words.w);
-      there[0] = make_float4(a.x, a.y, b.x, b.y);
-      there[1] = make_float4(c.x, c.y, d.x, d.y);
-    }
+    const int at = (piece / 16 * keys + row) * 128 + (piece / 2 % 8 ^ row % 8) * 16 + piece % 2 * 8;
+    const uint2 words = *reinterpret_cast<const uint2*>(static_cast<const char*>(stage) + at);
+    const float2 a = widened(words.x), b = widened(words.y);
+    float4* there = reinterpret_cast<float4*>(static_cast<float*>(to) + (long long)row * pitch + piece * 4);
+    __stcs(there, make_float4(a.x, a.y, b.x, b.y));
   }
 }
 
