@@ -1,6 +1,6 @@
 """What running needs: TVM's runtime library without its compiler, memory, the thread pool, and what the machine has."""
 
-from subtune.runtime.host import cpu_flags, missing_features
+from subtune.runtime.host import cpu_flags, missing_features, present_features
 from subtune.runtime.library import has_cuda, load_library, load_runtime, versions, virtual_machine
 from subtune.runtime.memory import (
     ALIGNMENT,
@@ -40,6 +40,7 @@ __all__ = [
     "load_runtime",
     "missing_features",
     "numpy_dtype",
+    "present_features",
     "private_pages",
     "retyped",
     "tensor_over",

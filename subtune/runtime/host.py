@@ -8,6 +8,7 @@ import functools
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,12 @@ def missing_features(features: tuple[str, ...]) -> tuple[str, ...]:
     lacking = [f for f in features if "".join(c for c in f if c.isalnum()) not in flags]
     tiles = [f for f in features if f.startswith("amx-") and f not in lacking]
     return tuple(lacking) if not tiles or has_tile_registers() else (*lacking, *tiles)
+
+
+def present_features(features: Iterable[str]) -> frozenset[str]:
+    """Those of LLVM's `features` that this machine's processor has; none where it cannot be asked."""
+    asked = tuple(features)
+    return frozenset(asked) - set(missing_features(asked)) if cpu_flags() else frozenset()
 
 
 @functools.cache

@@ -118,9 +118,10 @@ class CPUModel:
         config: dict[str, Any] = {"kind": "llvm", "mtriple": self.triple, "num-cores": self.threads}
         if self.name:
             config["mcpu"] = self.name
-            absent = (features_of(self.name, self.triple) & _RELEVANT_FEATURES) - set(self.features)
-            if absent:
-                config["mattr"] = [f"-{feature}" for feature in sorted(absent)]
+            named = features_of(self.name, self.triple) & _RELEVANT_FEATURES
+            absent, more = named - set(self.features), self._more_features()
+            if absent or more:
+                config["mattr"] = [*(f"-{feature}" for feature in sorted(absent)), *(f"+{feature}" for feature in more)]
         if triples.architecture(self.triple) == "aarch64":
             config["mattr"] = ["+neon"]
         return Target(config)
@@ -142,10 +143,17 @@ class CPUModel:
         threads = min(self.threads, usable_cores())
         return replace(self, name=here.name, triple=here.triple, features=here.features, threads=threads)
 
+    def _more_features(self) -> list[str]:
+        """Beside those of the processor's name: a virtual machine may go by an older one's."""
+        if not self.name or triples.architecture(self.triple) != "x86_64":
+            return []
+        return sorted(set(self.features) - features_of(self.name, self.triple))
+
     def fingerprint(self) -> str:
         """Short text that is equal exactly for devices whose measurements may be exchanged."""
         caches = f"{self.l1d_bytes // 1024}K-{self.l2_bytes // 1024}K-{self.l3_bytes // 1024}K"
-        isa = f"{triples.architecture(self.triple)}/{self.name or 'generic'}/{self.vector_bytes * 8}b"
+        name = "+".join([self.name or "generic", *self._more_features()])
+        isa = f"{triples.architecture(self.triple)}/{name}/{self.vector_bytes * 8}b"
         return f"cpu/{isa}/{caches}/t{self.threads}"
 
     def to_json(self) -> str:
@@ -179,7 +187,8 @@ def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) ->
         target: "auto" for this machine; an LLVM processor name ("znver4", "cortex-a76", "apple-m1"); a tag of TVM's
             ("raspberry-pi/4b-aarch64"); or `mcpu`, `mtriple` and `num-cores` as a mapping or a JSON object.
     """
-    name, triple, cores = read_target(target)
+    named = read_target(target)
+    name, triple, cores = named.name, named.triple, named.cores
     if threads is not None and threads < 1:
         raise TargetError(f"the number of threads must be at least 1, not {threads}")
     if triples.architecture(triple) not in _ARCHITECTURES:
@@ -188,9 +197,11 @@ def CPU(target: str | Mapping[str, Any] = "auto", threads: int | None = None) ->
         raise TargetError(
             f"LLVM knows no processor {name!r} for {triple}; name one as `clang -mcpu=help` does, or use auto"
         )
-    features = features_of(name, triple)
-    if target == "auto":  # a hypervisor may hide instructions that LLVM takes the processor's name to promise
+    features = (features_of(name, triple) | named.added) - named.removed
+    if target == "auto":  # a hypervisor may hide instructions that the processor's name promises to LLVM, or its name
         features -= set(runtime.missing_features(tuple(sorted(features & _RELEVANT_FEATURES))))
+        if triples.architecture(triple) == "x86_64":
+            features |= runtime.present_features(_X86_FEATURES)
     vector_bytes, registers, fma, latency = _vectors(name, triple, features)
     published = PROCESSORS.get(name)
     model = CPUModel(
@@ -244,7 +255,8 @@ def _vectors(name: str, triple: str, features: Collection[str]) -> tuple[int, in
     return nbytes, registers, fma, latency
 
 
-_RELEVANT_FEATURES = frozenset(
+_X86_FEATURES = frozenset(
     "sse4.2 avx avx2 fma f16c avx512f avx512bw avx512vl avx512vnni avx512bf16 avx512fp16 avxvnni "
-    "amx-tile amx-int8 amx-bf16 neon fp-armv8 dotprod i8mm bf16 fullfp16 sve".split()
+    "amx-tile amx-int8 amx-bf16".split()
 )
+_RELEVANT_FEATURES = _X86_FEATURES | frozenset("neon fp-armv8 dotprod i8mm bf16 fullfp16 sve".split())

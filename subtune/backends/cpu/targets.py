@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from subtune import runtime
 from subtune.backends.cpu.processors import ALIASES
 from subtune.core.errors import TargetError
 from subtune.runtime import triples
@@ -16,12 +18,25 @@ _OTHER_TRIPLES = ("aarch64-linux-gnu", "x86_64-linux-gnu")
 _APPLE_TRIPLE = "arm64-apple-macosx11.0"
 
 
-def read_target(target: str | Mapping[str, Any]) -> tuple[str, str, int | None]:
-    """LLVM's name of the processor, the triple, and the number of cores if the target gives one."""
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a target says: LLVM's name of the processor, the triple, the number of cores if it gives one.
+
+    `added` and `removed`: instruction-set extensions that this processor has beside its name's, or lacks.
+    """
+
+    name: str
+    triple: str
+    cores: int | None = None
+    added: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+
+
+def read_target(target: str | Mapping[str, Any]) -> Named:
     from tvm.target import Target
 
     if target == "auto":
-        return _global("target.llvm_get_system_cpu"), _global("target.llvm_get_system_triple"), None
+        return Named(_global("target.llvm_get_system_cpu"), _global("target.llvm_get_system_triple"))
     fields: dict[str, Any]
     if not isinstance(target, str):
         fields = dict(target)
@@ -45,8 +60,12 @@ def read_target(target: str | Mapping[str, Any]) -> tuple[str, str, int | None]:
     triple = str(fields.get("mtriple") or _triple_of(name))
     extensions = {str(extension) for extension in fields.get("mattr", ())}
     is_known = not name or ALIASES.get(name, name) in processors_of(triple)  # LLVM prints a line for one that is not
-    had = {f"+{feature}" for feature in features_of(name, triple)} if extensions and is_known else set()
-    if unknown := sorted(extensions - had):
+    had = features_of(name, triple) if extensions and is_known else frozenset()
+    added = frozenset(e[1:] for e in extensions if e.startswith("+")) - had
+    here = runtime.present_features(added) if added and triples.is_here(triple) else frozenset()
+    removed = frozenset(e[1:] for e in extensions if e.startswith("-"))
+    known = {f"+{feature}" for feature in had | here} | {f"-{feature}" for feature in had}
+    if unknown := sorted(extensions - known):
         raise TargetError(
             f"target {target!r}: mattr {', '.join(unknown)} is not what {name or 'any processor of ' + triple} has; "
             "name the processor that has it as mcpu"
@@ -54,7 +73,7 @@ def read_target(target: str | Mapping[str, Any]) -> tuple[str, str, int | None]:
     cores = fields.get("num-cores")
     if cores is not None and not str(cores).isdecimal():
         raise TargetError(f"target {target!r}: num-cores must be a number, not {cores!r}")
-    return name, triple, int(cores) if cores else None
+    return Named(name, triple, int(cores) if cores else None, added, removed)
 
 
 def _triple_of(name: str) -> str:

@@ -113,13 +113,16 @@ def test_no_rows_no_tiles_no_template() -> None:
 def test_what_has_one_name_is_one_function() -> None:
     """Kernels become one library: in another block other registers are for A and for B."""
     defined: dict[str, str] = {}
-    for block in (TileBlock(4, 1, 13), TileBlock(2, 2, 13), TileBlock(2, 2, 16)):
+    sizes = ((4, 1, 13), (2, 2, 13), (2, 2, 16), (2, 2, 16, 3), (2, 2, 16, 3, 8))
+    for block in (TileBlock(*given) for given in sizes):
         for text in block.instructions.replace("\n@", "\ndefine @").split("\ndefine ")[1:]:
             name = text.split("@")[1].split("(")[0].split(" ")[0]
             assert defined.setdefault(name, text).strip() == text.strip(), name
-    assert {"subtune_amx_2x2_13", "subtune_amx_begin_2x2_13", "subtune_amx_shape_4x1_13"} <= set(defined)
+    assert {"subtune_amx_2x2_13_1_0", "subtune_amx_begin_2x2_13", "subtune_amx_shape_4x1_13"} <= set(defined)
     assert fits(2, 2)
     assert not fits(3, 2)
+    assert fits(4, 1)
+    assert not fits(4, 1, parts=3)
 
 
 @needs_tiles

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from subtune import runtime
+from subtune.backends.cpu import targets
 from subtune.backends.cpu.device import CPU
 from subtune.backends.cpu.processors import PROCESSORS
 from subtune.cli import main
@@ -57,6 +58,24 @@ def test_targets(target: object, name: str, triple: str, lanes: int, registers: 
 def test_bad_targets(target: str, message: str) -> None:
     with pytest.raises(TargetError, match=message):
         CPU(target)
+
+
+def test_a_virtual_machine_may_go_by_an_older_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the processor can do beside what its name promises is used, and said in the target that is stored."""
+    names = {"target.llvm_get_system_cpu": "rocketlake", "target.llvm_get_system_triple": "x86_64-linux-gnu"}
+    more = {"avx512bf16", "amx-tile", "amx-bf16"}
+    monkeypatch.setattr(targets, "_global", names.__getitem__)
+    monkeypatch.setattr(runtime, "missing_features", lambda features: ())
+    monkeypatch.setattr(runtime, "present_features", lambda features: more & set(features))
+    monkeypatch.setattr(triples, "is_here", lambda triple: True)
+    model = CPU("auto", threads=2)
+    assert more <= set(model.features)
+    assert model.has_tiles
+    target = model.target()
+    assert sorted(map(str, target.attrs["mattr"])) == ["+amx-bf16", "+amx-tile", "+avx512bf16"]
+    assert model.fingerprint().startswith("cpu/x86_64/rocketlake+amx-bf16+amx-tile+avx512bf16/512b/")
+    again = CPU(str(target))
+    assert (again.features, again.fingerprint()) == (model.features, model.fingerprint())
 
 
 @pytest.mark.parametrize("name", sorted(PROCESSORS))

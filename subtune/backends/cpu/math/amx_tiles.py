@@ -6,6 +6,10 @@ Between the two, `multiply` computes a block of m x n tiles of C:
 
     C[m, rows][n, 16] = sum over steps:  A[m][step][rows][32] * B[step][n][16 pairs][16 columns][2]
 
+Operands of float32 are sums of three bfloat16, `parts` of A[m][part][step]... and B[part][step]...: of their nine
+products the three least are no larger than what float32 rounds, and are left out (Henry, Tang & Heinecke, "Leveraging
+the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019).
+
 Linux wants a process to ask once before it uses the registers; the first `begin` does. Products of two bfloat16 are
 exact, and `tdpbf16ps` rounds sums to nearest even, takes denormals for zero and flushes results that are denormal.
 Sources: Intel, Architecture Instruction Set Extensions Programming Reference, 319433, chapter 3; Linux,
@@ -26,6 +30,10 @@ ROWS, COLUMNS, DEPTH = 16, 16, 32
 STEP_BYTES = 64
 """Of a row of A in one step."""
 REGISTERS = 8
+PARTS = 3
+"""Numbers of bfloat16 whose sum is a float32."""
+PRODUCTS_OF_PARTS = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
+"""Which part of A is multiplied with which of B: small ones first, and each shares a part with the one before."""
 
 _TILE_BYTES = 1024
 
@@ -36,6 +44,7 @@ declare void @llvm.x86.tilezero(i8 immarg)
 declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)
 declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)
 declare void @llvm.x86.tdpbf16ps(i8 immarg, i8 immarg, i8 immarg)
+declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)
 declare i64 @syscall(i64, ...)
 @subtune_amx_asked = linkonce_odr hidden global i32 0
 define linkonce_odr hidden void @subtune_amx_ask() noinline {{
@@ -65,9 +74,10 @@ go:
 """
 
 
-def fits(m: int, n: int) -> bool:
-    """Whether m x n tiles of C, those of B, and one of A at a time are no more than there are registers."""
-    return m >= 1 and n >= 1 and m * n + n + 1 <= REGISTERS
+def fits(m: int, n: int, parts: int = 1) -> bool:
+    """Whether m x n tiles of C, those of B, and one of A at a time are no more than there are registers; of parts, all
+    of A."""
+    return m >= 1 and n >= 1 and m * n + n + (m if parts > 1 else 1) <= REGISTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +87,23 @@ class TileBlock:
     m: int
     n: int
     rows: int
+    parts: int = 1
+    """Of an operand: one bfloat16, or PARTS of them for a float32."""
+    ahead: int = 0
+    """Lines of 64 bytes that a step asks L2 for: those of B that will be needed next."""
 
     def __post_init__(self) -> None:
-        assert fits(self.m, self.n), f"{self} does not fit the tile registers"
+        assert fits(self.m, self.n, self.parts), f"{self} does not fit the tile registers"
         assert 1 <= self.rows <= ROWS, f"a tile of {self.rows} rows"
 
     @property
     def _name(self) -> str:
-        """Of its functions: kernels of several blocks become one library."""
+        """Of its registers' shapes: kernels of several blocks become one library."""
         return f"{self.m}x{self.n}_{self.rows}"
+
+    @property
+    def _multiply_name(self) -> str:
+        return f"subtune_amx_{self._name}_{self.parts}_{self.ahead}"
 
     def begin(self) -> Any:
         return _call(f"subtune_amx_begin_{self._name}")
@@ -93,13 +111,16 @@ class TileBlock:
     def end(self) -> Any:
         return _call("subtune_amx_end")
 
-    def multiply(self, a: Any, b: Any, c: Any, c_last: Any, steps: int) -> Any:
+    def multiply(self, a: Any, b: Any, c: Any, c_last: Any, steps: int, pass_: Any) -> Any:
         """A statement: `c`, row-major, becomes the product of `a` and `b` as they lie in tiles; all are addresses.
 
         Args:
             c_last: of the block's last element. It is not looked at, but TVM shrinks a buffer to what is named of it.
+            pass_: how often these columns of B were multiplied before: which of the next ones to ask for.
         """
-        return _call(f"subtune_amx_{self._name}", a, b, c, c_last, tirx.const(steps, "int64"))
+        # int32, as TVM makes every index that fits
+        begin = pass_.astype("int32") * (self.ahead * STEP_BYTES * steps) + self.parts * self.n * _TILE_BYTES * steps
+        return _call(self._multiply_name, a, b, c, c_last, tirx.const(steps, "int64"), begin)
 
     @property
     def instructions(self) -> str:
@@ -115,34 +136,12 @@ class TileBlock:
         return "".join(f"\\{byte:02X}" for byte in data)
 
     def _multiply(self) -> str:
-        """The function that `multiply` calls. All of a step's loads stand before its products.
-
-        On a core that another hyper-thread uses, no register is renamed: loads then wait for products, and these wait
-        once a step instead of once a load (measured on Emerald Rapids: 8 % less).
-        """
-        spare = REGISTERS - self.m * self.n - self.n
+        """The function that `multiply` calls."""
         c = [[i * self.n + j for j in range(self.n)] for i in range(self.m)]
-        b = [REGISTERS - self.n + j for j in range(self.n)]
-        a = [self.m * self.n + i % spare for i in range(self.m)]
         lines = [f"  call void @llvm.x86.tilezero(i8 {register})" for row in c for register in row]
         lines += ["  %begin = icmp sgt i64 %steps, 0", "  br i1 %begin, label %step, label %done", "step:"]
-        lines += ["  %i = phi i64 [0, %0], [%next, %step]"]
-        lines += [
-            f"  %a_at = mul i64 %i, {self.rows * STEP_BYTES}",
-            f"  %a_rows = mul i64 %steps, {self.rows * STEP_BYTES}",
-            "  %a0 = getelementptr i8, ptr %a, i64 %a_at",
-            f"  %b_at = mul i64 %i, {self.n * _TILE_BYTES}",
-            "  %b0 = getelementptr i8, ptr %b, i64 %b_at",
-        ]
-        lines += [f"  %a{i} = getelementptr i8, ptr %a{i - 1}, i64 %a_rows" for i in range(1, self.m)]
-        lines += [f"  %b{j} = getelementptr i8, ptr %b0, i64 {j * _TILE_BYTES}" for j in range(1, self.n)]
-        load = "  call void @llvm.x86.tileloadd64(i8 {}, ptr {}, i64 64)"
-        lines += [load.format(b[j], f"%b{j}") for j in range(self.n)]
-        for first in range(0, self.m, spare):
-            group = range(first, min(first + spare, self.m))
-            lines += [load.format(a[i], f"%a{i}") for i in group]
-            product = "  call void @llvm.x86.tdpbf16ps(i8 {}, i8 {}, i8 {})"
-            lines += [product.format(c[i][j], a[i], b[j]) for i in group for j in range(self.n)]
+        lines += ["  %i = phi i64 [0, %0], [%next, %step]", *self._addresses()]
+        lines += self._asking_ahead() + (self._products_of_parts(c) if self.parts > 1 else self._products(c))
         lines += ["  %next = add i64 %i, 1", "  %more = icmp slt i64 %next, %steps"]
         lines += ["  br i1 %more, label %step, label %done", "done:"]
         stride = self.n * STEP_BYTES
@@ -152,9 +151,85 @@ class TileBlock:
                 lines += [f"  %c{i}_{j} = getelementptr i8, ptr %c, i64 {at}"]
                 lines += [f"  call void @llvm.x86.tilestored64(i8 {c[i][j]}, ptr %c{i}_{j}, i64 {stride})"]
         body = "\n".join(lines)
-        arguments = "ptr %a, ptr %b, ptr %c, ptr %c_last, i64 %steps"
-        head = f"define linkonce_odr hidden void @subtune_amx_{self._name}({arguments})"
+        arguments = "ptr %a, ptr %b, ptr %c, ptr %c_last, i64 %steps, i32 %begin_ahead"
+        head = f"define linkonce_odr hidden void @{self._multiply_name}({arguments})"
         return f"{head} {{\n{body}\n  ret void\n}}\n"
+
+    def _addresses(self) -> list[str]:
+        """Of a step's tiles: %a of row of tiles, part; %b of column of tiles, part."""
+        rows, columns = self.rows * STEP_BYTES, self.n * _TILE_BYTES
+        lines = [
+            f"  %a_at = mul i64 %i, {rows}",
+            f"  %a_part = mul i64 %steps, {rows}",
+            "  %a0_0 = getelementptr i8, ptr %a, i64 %a_at",
+            f"  %b_at = mul i64 %i, {columns}",
+            f"  %b_part = mul i64 %steps, {columns}",
+            "  %b0_0 = getelementptr i8, ptr %b, i64 %b_at",
+        ]
+        tiles = [(i, part) for i in range(self.m) for part in range(self.parts)]  # as they lie
+        for (i, part), (before, last) in zip(tiles[1:], tiles, strict=False):
+            lines += [f"  %a{i}_{part} = getelementptr i8, ptr %a{before}_{last}, i64 %a_part"]
+        for part in range(self.parts):
+            if part:
+                lines += [f"  %b0_{part} = getelementptr i8, ptr %b0_{part - 1}, i64 %b_part"]
+            lines += [
+                f"  %b{j}_{part} = getelementptr i8, ptr %b0_{part}, i64 {j * _TILE_BYTES}" for j in range(1, self.n)
+            ]
+        return lines
+
+    def _asking_ahead(self) -> list[str]:
+        if not self.ahead:
+            return []
+        lines = [
+            f"  %ahead_at = mul i64 %i, {self.ahead * STEP_BYTES}",
+            "  %ahead_b = getelementptr i8, ptr %b, i32 %begin_ahead",
+            "  %ahead0 = getelementptr i8, ptr %ahead_b, i64 %ahead_at",
+        ]
+        for i in range(self.ahead):
+            if i:
+                lines += [f"  %ahead{i} = getelementptr i8, ptr %ahead0, i64 {i * STEP_BYTES}"]
+            lines += [f"  call void @llvm.prefetch.p0(ptr %ahead{i}, i32 0, i32 2, i32 1)"]
+        return lines
+
+    def _products(self, c: list[list[int]]) -> list[str]:
+        """A step of bfloat16. All of its loads stand before its products.
+
+        On a core that another hyper-thread uses, no register is renamed: loads then wait for products, and these wait
+        once a step instead of once a load (measured on Emerald Rapids: 8 % less).
+        """
+        spare = REGISTERS - self.m * self.n - self.n
+        b = [REGISTERS - self.n + j for j in range(self.n)]
+        a = [self.m * self.n + i % spare for i in range(self.m)]
+        lines = [_load(b[j], f"%b{j}_0") for j in range(self.n)]
+        for first in range(0, self.m, spare):
+            group = range(first, min(first + spare, self.m))
+            lines += [_load(a[i], f"%a{i}_0") for i in group]
+            lines += [_product(c[i][j], a[i], b[j]) for i in group for j in range(self.n)]
+        return lines
+
+    def _products_of_parts(self, c: list[list[int]]) -> list[str]:
+        """A step of float32. Only the side whose part is another one is loaded, and its first tile is used up first."""
+        b = [REGISTERS - self.n + j for j in range(self.n)]
+        a = [self.m * self.n + i for i in range(self.m)]
+        lines: list[str] = []
+        held = (-1, -1)
+        for left, right in PRODUCTS_OF_PARTS:
+            lines += [_load(a[i], f"%a{i}_{left}") for i in range(self.m) if left != held[0]]
+            lines += [_load(b[j], f"%b{j}_{right}") for j in range(self.n) if right != held[1]]
+            order = [(i, j) for i in range(self.m) for j in range(self.n)]
+            if right != held[1]:
+                order.sort(key=lambda at: at[1])
+            lines += [_product(c[i][j], a[i], b[j]) for i, j in order]
+            held = (left, right)
+        return lines
+
+
+def _load(register: int, address: str) -> str:
+    return f"  call void @llvm.x86.tileloadd64(i8 {register}, ptr {address}, i64 {STEP_BYTES})"
+
+
+def _product(c: int, a: int, b: int) -> str:
+    return f"  call void @llvm.x86.tdpbf16ps(i8 {c}, i8 {a}, i8 {b})"
 
 
 def _call(name: str, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Contractions of bfloat16 on the tile registers of AMX."""
+"""Contractions of bfloat16, and of float32 in parts, on the tile registers of AMX."""
 
 from subtune.backends.base import Family
 from subtune.backends.cpu.families.amx import candidates, schedule

@@ -16,10 +16,13 @@ from subtune.tir.blocks import root_stages, with_stages
 from subtune.tir.walk import holds, with_body
 
 
-def with_calls(func: PrimFunc, names: Collection[str], block: TileBlock) -> PrimFunc:
+def with_calls(func: PrimFunc, names: Collection[str], block: TileBlock, passes: int = 1) -> PrimFunc:
     """`func` with the blocks `names` as calls, and round them, within the outermost loops, what the calls need.
 
     Each of them reads a region of A's tiles (uint16), one of B's (int32), and writes a block of C, all of it.
+
+    Args:
+        passes: so many blocks of rows, one after the other, read the same columns of B.
     """
 
     def multiply(realize: Any) -> Any:
@@ -28,12 +31,15 @@ def with_calls(func: PrimFunc, names: Collection[str], block: TileBlock) -> Prim
             return realize
         (c,) = one.writes
         a, b = (
-            next(region for region in one.reads if str(region.source.dtype) == dtype) for dtype in ("uint16", "int32")
+            min((region for region in one.reads if str(region.source.dtype) == dtype), key=_constant_begins)
+            for dtype in ("uint16", "int32")
         )
         (steps,) = (int(r.extent) for r in a.region[-3:-2])
         begin = [tirx.address_of(tirx.BufferLoad(x.source, [r.min for r in x.region])) for x in (a, b, c)]
         end = tirx.address_of(tirx.BufferLoad(c.source, [r.min + r.extent - 1 for r in c.region]))
-        body = block.multiply(begin[0], begin[1], begin[2], end, steps)
+        row_block = tirx.floordiv(c.region[-2].min, tirx.const(block.m * block.rows, "int64"))
+        pass_ = tirx.floormod(row_block, tirx.const(passes, "int64"))
+        body = block.multiply(begin[0], begin[1], begin[2], end, steps, pass_)
         call = SBlock(one.iter_vars, one.reads, one.writes, one.name_hint, body)
         return SBlockRealize(realize.iter_values, realize.predicate, call)
 
@@ -46,3 +52,8 @@ def with_calls(func: PrimFunc, names: Collection[str], block: TileBlock) -> Prim
         stages.append(stage)
     new = with_stages(func, stages, func.body.block.alloc_buffers)
     return new.with_body(inside_root(new.body, block.instructions))
+
+
+def _constant_begins(region: Any) -> list[int]:
+    """Of several regions of one buffer, those of its parts, the first one has the least."""
+    return [int(r.min) for r in region.region if isinstance(r.min, tirx.IntImm)]

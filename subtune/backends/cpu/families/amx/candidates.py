@@ -1,4 +1,6 @@
-"""Candidates for contractions of bfloat16 on AMX: blocks of C from the tile registers, outer tiles from the caches.
+"""Candidates for contractions of bfloat16, or of float32 in parts, on AMX.
+
+Blocks of C come from the tile registers, outer tiles from the caches.
 
 Cycles of one thread. A tile product starts every sixteen cycles, and sooner where tiles have fewer rows; its operands
 are loaded meanwhile, a row a load. What is copied, and the epilogue, are vectors that come on top.
@@ -18,7 +20,7 @@ from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.amx.tiles import COPIED_CYCLES, Run
 from subtune.backends.cpu.families.contraction.candidates import of_groups
 from subtune.backends.cpu.family import MODE, REGISTERS, CPUProblem
-from subtune.backends.cpu.math.amx_tiles import COLUMNS, DEPTH, ROWS, STEP_BYTES, fits
+from subtune.backends.cpu.math.amx_tiles import COLUMNS, DEPTH, PARTS, PRODUCTS_OF_PARTS, ROWS, STEP_BYTES, fits
 from subtune.core.candidate import Candidate
 from subtune.core.workload import Workload
 from subtune.patterns.axes import Role
@@ -31,9 +33,20 @@ _LOADS_PER_CYCLE = 2.0  # rows of tiles
 START_CYCLES = 80.0  # of a block: registers to zero, the last product's latency, rows stored and read again
 _EPILOGUE_CYCLES = 3.0  # per vector and operand
 _GATHERED_CYCLES = 2.0  # per element that is copied by itself
+
+# Of float32 in parts, fitted to eight products on a Granite Rapids (2026-11-27).
+_SPLIT_CYCLES = 20.0  # per vector of 32 floats that becomes three of halves
+_SPLIT_GATHERED_CYCLES = 4.0
+_SLOWER_CLOCK = 1.4  # where nothing but tiles is multiplied
+_DRAINED_CYCLES = 1000.0  # of a block: no products while its sums are stored
+_WAITED = 3.0  # times what B's bytes take from L3 at its bandwidth: few loads are under way
+
 _PACKED_CYCLES = 6.0  # per 64 bytes of B, two rows of it woven into one
 _TURNED_CYCLES = 32.0  # where they lie the other way
 _BLOCKS = ((2, 2), (1, 3), (3, 1), (4, 1), (1, 2), (2, 1), (1, 1))
+_USUAL = (2, 4, 6, 8, 12, 16)
+_PADDED = 1.03
+"""Times the blocks of rows that there are, at most."""
 _FEWEST_ROWS = 4  # for fewer, B is read from memory or from L2 as fast by `vdpbf16ps`
 
 
@@ -55,8 +68,10 @@ def accepts(problem: CPUProblem) -> str:
         return "no contraction"
     if not device.has_tiles:
         return "the processor, or its operating system, has no AMX for bfloat16"
-    if (anchor.b.dtype, anchor.acc_dtype) != ("bfloat16", "float32"):
-        return "needs bfloat16 operands and float32 accumulators"
+    if anchor.acc_dtype != "float32" or anchor.b.dtype not in ("bfloat16", "float32"):
+        return "needs operands of bfloat16 or float32, and float32 accumulators"
+    if anchor.b.dtype == "float32" and problem.numerics.exact:
+        return "rounds otherwise than the model says"
     if -1 in anchor.b.axes or len(set(anchor.b.axes)) != len(anchor.b.axes):
         return "B is not indexed by axes of its own"
     if prod(axis.extent for axis in anchor.of_role(Role.M)) < _FEWEST_ROWS:
@@ -66,9 +81,14 @@ def accepts(problem: CPUProblem) -> str:
     return ""
 
 
-def obstacle(knobs: Knobs) -> str:
+def parts_of(anchor: Contraction) -> int:
+    """Numbers of bfloat16 for an element of an operand."""
+    return PARTS if anchor.b.dtype == "float32" else 1
+
+
+def obstacle(knobs: Knobs, parts: int = 1) -> str:
     """Why knobs are illegal; "" where they are legal."""
-    if not fits(knobs.mr, knobs.nr) or not 1 <= knobs.rows <= ROWS:
+    if not fits(knobs.mr, knobs.nr, parts) or not 1 <= knobs.rows <= ROWS:
         return f"{knobs.mr} x {knobs.nr} tiles of {knobs.rows} rows do not fit the registers"
     return ""
 
@@ -88,13 +108,19 @@ def _knobs(anchor: Contraction, rows: int, device: CPUModel) -> Iterator[Knobs]:
     packs_batches = not anchor.b.is_constant and bool(anchor.of_role(Role.BATCH))
     columns = ceil(anchor.n.extent / COLUMNS)
     for mr, nr in _BLOCKS:
-        if (mr > 1 and (mr - 1) * ROWS >= rows) or nr > columns:
+        if not fits(mr, nr, parts_of(anchor)) or (mr > 1 and (mr - 1) * ROWS >= rows) or nr > columns:
             continue
         for height in _heights(rows, mr):
             tiles = ceil(rows / (mr * height))
-            for mt in (d for d in range(1, tiles + 1) if tiles % d == 0):
-                for order in _orders(mt, tiles, packs_batches):
+            for mt in _shared(tiles, may_pad=len(anchor.of_role(Role.M)) == 1):
+                for order in _orders(mt, ceil(tiles / mt) * mt, packs_batches):
                     yield Knobs(mr, nr, height, mt, order)
+
+
+def _shared(tiles: int, may_pad: bool) -> list[int]:
+    """How many of `tiles` blocks of rows may share a panel: divisors; of few divisors others that nearly are."""
+    most = tiles * _PADDED if may_pad else tiles
+    return [d for d in range(1, tiles + 1) if tiles % d == 0 or (d in _USUAL and ceil(tiles / d) * d <= most)]
 
 
 def _heights(rows: int, mr: int) -> list[int]:
@@ -111,10 +137,13 @@ def _orders(mt: int, tiles: int, packs_batches: bool) -> tuple[str, ...]:
     return ("m",) if mt == tiles else ("m", "mn", "nm")
 
 
-def block_cycles(mr: int, nr: int, rows: int) -> float:
+def block_cycles(mr: int, nr: int, rows: int, parts: int = 1) -> float:
     """Of one step of a block; what is loaded meanwhile costs a little, too."""
     products = mr * nr * (_PRODUCT_CYCLES + _ROW_CYCLES * rows)
     loads = (mr * rows + nr * DEPTH / 2) / _LOADS_PER_CYCLE
+    if parts > 1:
+        products *= len(PRODUCTS_OF_PARTS) * _SLOWER_CLOCK
+        loads *= parts
     return max(products, loads) + _HIDDEN * loads
 
 
@@ -122,24 +151,31 @@ def _predict(anchor: Contraction, workload: Workload, device: CPUModel, rows: in
     """Seconds of one run on all threads."""
     height, width = knobs.mr * knobs.rows, knobs.nr * COLUMNS
     batch = prod(axis.extent for axis in anchor.of_role(Role.BATCH))
-    m_blocks, n_blocks = ceil(rows / height), ceil(anchor.n.extent / width)
+    outer = ceil(ceil(rows / height) / knobs.mt)
+    m_blocks, n_blocks = outer * knobs.mt, ceil(anchor.n.extent / width)
     run = Run.of(anchor.of_role(Role.K), n_blocks * width)
     steps = run.steps
-    a_bytes, b_bytes = m_blocks * height * steps * STEP_BYTES, n_blocks * width * steps * STEP_BYTES
+    parts = parts_of(anchor)
+    row_bytes = parts * STEP_BYTES  # of a step
+    a_bytes, b_bytes = m_blocks * height * steps * row_bytes, n_blocks * width * steps * row_bytes
     shares_rows = knobs.order == "m"
-    outer = ceil(m_blocks / knobs.mt)
     # B's panel stays for the rows that share it, A's rows for all panels
-    panel = width * steps * STEP_BYTES
+    panel = width * steps * row_bytes
     streamed = (outer if knobs.order != "n" else 1) * b_bytes
-    a_held = knobs.mt * height * steps * STEP_BYTES if shares_rows else a_bytes
-    step = block_cycles(knobs.mr, knobs.nr, knobs.rows)
-    fetched = knobs.mr * knobs.rows * STEP_BYTES / bytes_per_cycle(a_held + panel, device)
+    a_held = knobs.mt * height * steps * row_bytes if shares_rows else a_bytes
+    step = block_cycles(knobs.mr, knobs.nr, knobs.rows, parts)
+    fetched = knobs.mr * knobs.rows * row_bytes / bytes_per_cycle(a_held + panel, device)
     operands = sum(1 for arg in workload.args if not arg.is_constant)
     epilogue = height * knobs.nr * (1 + _EPILOGUE_CYCLES * operands)
-    total = m_blocks * n_blocks * (steps * max(step, fetched) + START_CYCLES + epilogue)
-    total += streamed / bytes_per_cycle(b_bytes, device) * (0.3 if b_bytes <= device.l2_bytes else 1.0)
+    if parts > 1 and a_held + panel > device.l2_bytes:
+        fetched *= _WAITED
+    start = START_CYCLES if parts == 1 else _DRAINED_CYCLES
+    total = m_blocks * n_blocks * (steps * max(step, fetched) + start + epilogue)
+    exposed = 0.3 if b_bytes <= device.l2_bytes else 1.0 if parts == 1 else _WAITED
+    total += streamed / bytes_per_cycle(b_bytes, device) * exposed
     is_along_k = anchor.a.axes[-1] in (anchor.of_role(Role.K)[-1].index, -1)
-    total += m_blocks * height * (run.vectors * COPIED_CYCLES if is_along_k else steps * DEPTH * _GATHERED_CYCLES)
+    copied, gathered = (COPIED_CYCLES, _GATHERED_CYCLES) if parts == 1 else (_SPLIT_CYCLES, _SPLIT_GATHERED_CYCLES)
+    total += m_blocks * height * (run.vectors * copied if is_along_k else steps * DEPTH * gathered)
     if not anchor.b.is_constant:
         total += b_bytes / STEP_BYTES * (_PACKED_CYCLES if anchor.b.axes[-1] == anchor.n.index else _TURNED_CYCLES)
     grains = {"m": outer, "n": n_blocks, "mn": outer * n_blocks, "nm": outer * n_blocks}[knobs.order]

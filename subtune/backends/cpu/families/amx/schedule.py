@@ -1,4 +1,6 @@
-"""Contractions of bfloat16 in blocks of AMX tiles: the loops are those of `loop_nest`, the micro-kernel is one call.
+"""Contractions of bfloat16, or of float32 in parts, in blocks of AMX tiles.
+
+The loops are those of `loop_nest`, the micro-kernel is one call.
 
     begin                                    (a thread's tile registers have their shapes)
       copy rows of A in tiles                (here for orders that share rows out, before all loops for others)
@@ -12,21 +14,24 @@ A constant B is packed in tiles at compile time, another one in the kernel.
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.families.amx.calls import with_calls
-from subtune.backends.cpu.families.amx.candidates import Knobs, accepts, obstacle
+from subtune.backends.cpu.families.amx.candidates import Knobs, accepts, obstacle, parts_of
 from subtune.backends.cpu.families.amx.tiles import Tiled, in_tiles, packing_of
 from subtune.backends.cpu.family import CPUProblem
 from subtune.backends.cpu.loops.by_group import GroupPacking, by_group
 from subtune.backends.cpu.loops.flat_rows import reread, rows_merged
 from subtune.backends.cpu.loops.loop_nest import Tiling, place
 from subtune.backends.cpu.loops.padding import pad_axes
-from subtune.backends.cpu.math.amx_tiles import COLUMNS, TileBlock
+from subtune.backends.cpu.math.amx_tiles import COLUMNS, ROWS, TileBlock
+from subtune.backends.cpu.math.bf16_ops import with_instructions
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
+from subtune.patterns.axes import Role
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.stages import Stages, anchored, classify
 from subtune.tir.prepack import split_prepack
@@ -36,26 +41,29 @@ from subtune.tir.tile import extent_of
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     if why := accepts(problem):
         return NotApplicable(why)
-    if why := obstacle(knobs):
+    parts = parts_of(problem.pattern)
+    if why := obstacle(knobs, parts):
         return NotApplicable(why)
     found = _rows(problem)
     if isinstance(found, NotApplicable):
         return found
     sch, stages, info = found
-    block = TileBlock(knobs.mr, knobs.nr, knobs.rows)
     tiling = Tiling(knobs.mr * knobs.rows, knobs.nr * COLUMNS, knobs.mt, knobs.order, COLUMNS, knobs.serial)
+    passes = _passes(info, tiling)
+    ahead = ceil(parts * knobs.nr * ROWS / passes) if problem.pattern.b.is_constant else 0
+    block = TileBlock(knobs.mr, knobs.nr, knobs.rows, parts, ahead)
     weights, groups = problem.pattern.b, problem.pattern.groups
     name, param = sch.get(stages.anchors[0]).name_hint, weights.param if weights.is_constant else -1
     packing: ConstantTransform = packing_of(info, block)
     if groups > 1:
         packing = GroupPacking(groups, packing)
-    if padded := tiling.padding(info):
+    if padded := _padding(info, tiling):
         sch, stages, info = reread(pad_axes(sch.mod["main"], name, info, padded))
     tiled = in_tiles(sch.mod["main"], name, info, block)
     if isinstance(tiled, NotApplicable):
         return tiled
     try:
-        func = _schedule(tiled, name, info, tiling, block, param)
+        func = _schedule(tiled, name, info, tiling, block, passes, param)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
     if isinstance(func, NotApplicable):
@@ -80,8 +88,22 @@ def _rows(problem: CPUProblem) -> tuple[Schedule, Stages, Contraction] | NotAppl
     return reread(merged)
 
 
+def _padding(info: Contraction, tiling: Tiling) -> dict[int, int]:
+    """New extents: rows of one axis are whole groups that share a panel."""
+    padded, rows = tiling.padding(info), info.of_role(Role.M)
+    group = tiling.mr * tiling.mt
+    if len(rows) == 1 and rows[0].extent % group:
+        padded[rows[0].index] = ceil(rows[0].extent / group) * group
+    return padded
+
+
+def _passes(info: Contraction, tiling: Tiling) -> int:
+    """Blocks of rows that read one panel of B, one after the other, before the next panel is read."""
+    return ceil(info.of_role(Role.M)[-1].extent / tiling.mr) if tiling.order == "n" else tiling.mt
+
+
 def _schedule(
-    tiled: Tiled, name: str, original: Contraction, tiling: Tiling, block: TileBlock, param: int
+    tiled: Tiled, name: str, original: Contraction, tiling: Tiling, block: TileBlock, passes: int, param: int
 ) -> PrimFunc | NotApplicable:
     sch = Schedule(tiled.func)
     stages = classify(sch)
@@ -93,39 +115,48 @@ def _schedule(
     packs = param < 0
     nest = place(sch, sch.get_sblock(name), stages.outputs, tiled.info, tiling, packs)
     if packs:
-        place_packed(sch, tiled.b_tiles, nest.batch, original.b.axes[-1] == original.n.index, tiling.is_serial)
-    _place_a(sch, tiled, nest.fused if tiling.order == "m" or nest.batch else None, tiling.is_serial)
+        is_along_n = original.b.axes[-1] == original.n.index
+        place_packed(sch, tiled.b_tiles, nest.batch, is_along_n, tiling.is_serial, block.parts > 1)
+    _place_a(sch, tiled, nest.fused if tiling.order == "m" or nest.batch else None, tiling.is_serial, block.parts > 1)
     for output in nest.outputs:
         _vectors(sch, output, nest.depth)
     if not tiling.is_serial:
         sch.parallel(nest.fused)
     whole = sch.get(sch.blockize(nest.reduce[0])).name_hint
     func = sch.mod["main"] if packs else split_prepack(sch.mod["main"], param)
-    return with_calls(func, [whole], block)
+    return with_instructions(with_calls(func, [whole], block, passes))
 
 
 def _feeds(sch: Schedule, producer: str, reader: str) -> bool:
     return any(sch.get(one).name_hint == reader for one in sch.get_consumers(sch.get_sblock(producer)))
 
 
-def _place_a(sch: Schedule, tiled: Tiled, at: Any | None, is_serial: bool) -> None:
+def _place_a(sch: Schedule, tiled: Tiled, at: Any | None, is_serial: bool, in_parts: bool) -> None:
     """Copy A where the loop over its rows is the threads' own, else before all others and in parallel."""
     copy = sch.get_sblock(tiled.a_tiles)
     if at is not None:
         sch.compute_at(copy, at, preserve_unit_loops=True)
-    *outer, _, lanes = sch.get_loops(copy)
+    *outer, lanes = sch.get_loops(copy)
+    if in_parts:
+        sch.unroll(outer.pop())
+    *outer, _ = outer
     if at is None and not is_serial:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
     if tiled.lies_along_k:
         sch.vectorize(lanes)
 
 
-def place_packed(sch: Schedule, name: str, at: Any | None, is_along_n: bool, is_serial: bool) -> None:
+def place_packed(
+    sch: Schedule, name: str, at: Any | None, is_along_n: bool, is_serial: bool, in_parts: bool = False
+) -> None:
     """Pack a right operand by the thread that computes a batch, or before all else and in parallel."""
     copy = sch.get_sblock(name)
     if at is not None:
         sch.compute_at(copy, at, preserve_unit_loops=True)
-    *outer, _, _, columns = sch.get_loops(copy)
+    *outer, columns = sch.get_loops(copy)
+    if in_parts:
+        sch.unroll(outer.pop())
+    *outer, _, _ = outer
     if at is None and not is_serial:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
     if is_along_n:

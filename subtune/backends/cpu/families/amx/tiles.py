@@ -1,9 +1,11 @@
-"""A contraction of bfloat16 whose operands are copied into the tiles that AMX loads.
+"""A contraction of bfloat16, or of float32 in parts, whose operands are copied into the tiles that AMX loads.
 
     C[m, n] += cast(f32, A[m, k]) * cast(f32, B[k, n])                    k < K, several axes as one
 ->  At[m / r, s, m % r, l] = A[m, 32 s + l]                               uint16, zero from K on
     Bt[n / nr, s, n % nr / 16, q, n % 16] = B[32 s + 2 q, n] | B[32 s + 2 q + 1, n] << 16      int32
     C[m, n] += bf16_dot(...)                                              over pairs, until the schedule is made
+
+Of float32, At and Bt have three bfloat16 for an element, what one leaves of it in the next: dims `part` before s.
 
 A tile of A has r rows of 32 elements of k, one of B 16 pairs of rows for 16 columns. Copying A costs a load and a store
 for every 64 bytes; whatever window, stride, cast or padding it is read through, the products see none of that. Channels
@@ -17,6 +19,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
@@ -24,8 +27,8 @@ from tvm.sym import Analyzer
 from tvm.tirx import PrimFunc
 
 from subtune.backends.algorithms.strassen import unfold
-from subtune.backends.cpu.math.amx_tiles import COLUMNS, DEPTH, TileBlock
-from subtune.backends.cpu.math.bf16_ops import dot
+from subtune.backends.cpu.math.amx_tiles import COLUMNS, DEPTH, PARTS, PRODUCTS_OF_PARTS, TileBlock
+from subtune.backends.cpu.math.bf16_ops import dot, rounded
 from subtune.backends.cpu.math.bf16_pairs import sides
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.axes import Axis, Role
@@ -40,9 +43,10 @@ COPIED_CYCLES = 4.0  # per vector of A
 
 @dataclass(frozen=True, slots=True)
 class TilePacking:
-    """A bfloat16 constant B in tiles: its dims are turned to `order` (batch..., n, k...), the k ones become one.
+    """A constant B in tiles: its dims are turned to `order` (batch..., n, k...), the k ones become one.
 
-    `panel` columns, a multiple of 16, lie together for all of k; the last k dim is padded to `run` elements.
+    `panel` columns, a multiple of 16, lie together for all of k; the last k dim is padded to `run` elements. A bfloat16
+    is one part; `parts` of a float32 lie one after the other.
     """
 
     dims: tuple[int, ...]
@@ -50,25 +54,42 @@ class TilePacking:
     batch: int
     panel: int
     run: int
+    parts: int = 1
 
     @property
     def shape(self) -> tuple[int, ...]:
         extents = [self.dims[dim] for dim in self.order]
         n, k = extents[self.batch], prod(extents[self.batch + 1 : -1]) * self.run
-        tiles = (-(-n // self.panel), -(-k // DEPTH), self.panel // COLUMNS, _PAIRS, COLUMNS)
-        return (*extents[: self.batch], *tiles)
+        tiles = (-(-k // DEPTH), self.panel // COLUMNS, _PAIRS, COLUMNS)
+        return (*extents[: self.batch], -(-n // self.panel), *([self.parts] if self.parts > 1 else []), *tiles)
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
-        *batch, panels, steps, tiles, pairs, columns = self.shape
-        turned = array.view(np.uint16).transpose(self.order)
+        if self.parts == 1:
+            return self._tiles(array.view(np.uint16))
+        return np.stack([self._tiles(part) for part in _parts_of(array, self.parts)], self.batch + 1)
+
+    def _tiles(self, bits: np.ndarray) -> np.ndarray:
+        steps, tiles, pairs, columns = self.shape[-4:]
+        batch, panels = self.shape[: self.batch], self.shape[self.batch]
+        turned = bits.transpose(self.order)
         turned = np.pad(turned, [*[(0, 0)] * (turned.ndim - 1), (0, self.run - turned.shape[-1])])
         rows = turned.reshape(*batch, turned.shape[self.batch], -1)
         whole = np.zeros((*batch, panels * self.panel, steps * DEPTH), np.uint16)
         whole[..., : rows.shape[-2], : rows.shape[-1]] = rows
-        parts = whole.view(np.int32).reshape(*batch, panels, tiles, columns, steps, pairs)
+        split = whole.view(np.int32).reshape(*batch, panels, tiles, columns, steps, pairs)
         first = len(batch)
         order = [*range(first), *(first + part for part in (0, 3, 1, 4, 2))]
-        return np.ascontiguousarray(parts.transpose(order))
+        return np.ascontiguousarray(split.transpose(order))
+
+
+def _parts_of(array: np.ndarray, count: int) -> list[np.ndarray]:
+    """The bits of `count` bfloat16 whose sum is the array of float32: each rounds what those before it leave."""
+    found, rest = [], array
+    for _ in range(count):
+        part = rest.astype(ml_dtypes.bfloat16)
+        found.append(part.view(np.uint16))
+        rest = rest - part.astype(np.float32)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +145,7 @@ def in_tiles(func: PrimFunc, block_name: str, info: Contraction, block: TileBloc
     stages = root_stages(func)
     at = next(i for i, stage in enumerate(stages) if stage_block(stage).name_hint == block_name)
     anchor = stage_block(stages[at])
-    factors = sides(anchor, anchor.iter_vars[info.n.index].var)
+    factors = (_sides if block.parts > 1 else sides)(anchor, anchor.iter_vars[info.n.index].var)
     if isinstance(factors, NotApplicable):
         return factors
     reading = _Reading(anchor, info, block)
@@ -135,6 +156,14 @@ def in_tiles(func: PrimFunc, block_name: str, info: Contraction, block: TileBloc
     new = with_stages(func, [*stages[:at], a_stage, b_stage, rewritten, *stages[at + 1 :]], buffers)
     tiled = Contraction(axes, info.a, replace(info.b, param=-1), info.acc_dtype)
     return Tiled(new, tiled, a_tiles.name, b_tiles.name, reading.run.steps, reading.lies_along_k(factors[0]))
+
+
+def _sides(anchor: Any, n: Any) -> tuple[Any, Any] | NotApplicable:
+    """The two factors of float32, the one that `n` indexes second."""
+    product = anchor.body.value.b
+    if not isinstance(product, tirx.Mul) or str(product.ty) != "float32":
+        return NotApplicable("no product of two numbers of float32")
+    return (product.a, product.b) if n in variables(product.b) else (product.b, product.a)
 
 
 class _Reading:
@@ -160,32 +189,34 @@ class _Reading:
         shared = [_axis(f"a{axis.index}", axis.extent) for axis in (*self._batch, *self._outer)]
         tile, row = _axis("t", self._rows.extent // rows), _axis("i", rows)
         vector, lane = _axis("q", run.steps * each), _axis("l", run.lanes)
-        axes = [*shared, tile, row, vector, lane]
+        part = self._part_axis()
+        axes = [*shared, tile, row, vector, *part, lane]
         position = self._position((*self._batch, *self._outer), shared)
         position[self._var(self._rows)] = tile.var * rows + row.var
-        value = self._element(side, position, (vector.var, lane.var), axes)
-        extents = [*(iv.dom.extent for iv in (*shared, tile)), *_constants(run.steps, rows, DEPTH)]
-        buffer = tirx.decl_buffer(extents, "uint16", "a_tiles")
+        value = self._bits(self._element(side, position, (vector.var, lane.var), axes), part)
+        tiles = [*(iv.dom.extent for iv in (*shared, tile, *part)), *_constants(run.steps, rows, DEPTH)]
+        buffer = tirx.decl_buffer(tiles, "uint16", "a_tiles")
         place = [vector.var // each, row.var, vector.var % each * run.lanes + lane.var]
-        store = tirx.BufferStore(buffer, value, [*(iv.var for iv in shared), tile.var, *place])
+        store = tirx.BufferStore(buffer, value, [*(iv.var for iv in (*shared, tile, *part)), *place])
         return buffer, nest(buffer.name, axes, {}, store, None)
 
     def b_tiles(self, side: Any) -> tuple[Any, Any]:
         """B in tiles, and the stage that makes it: of a constant it is the packing."""
         block, run, shared = self._block, self.run, [_axis(f"b{axis.index}", axis.extent) for axis in self._batch]
-        panel = _axis("p", self._info.n.extent // (block.n * COLUMNS))
+        panel, part = _axis("p", self._info.n.extent // (block.n * COLUMNS)), self._part_axis()
         step, tile, pair, column = _axis("s", run.steps), _axis("j", block.n), _axis("q", _PAIRS), _axis("c", COLUMNS)
-        axes = [*shared, panel, step, tile, pair, column]
+        axes = [*shared, panel, step, tile, pair, *part, column]
         position = self._position(self._batch, shared)
         position[self._var(self._info.n)] = (panel.var * block.n + tile.var) * COLUMNS + column.var
         first = step.var * DEPTH + pair.var * 2
         low, high = (
-            tirx.Cast("int32", self._element(side, position, (k // run.lanes, k % run.lanes), axes))
+            tirx.Cast("int32", self._bits(self._element(side, position, (k // run.lanes, k % run.lanes), axes), part))
             for k in (first, first + tirx.const(1, "int64"))
         )
-        buffer = tirx.decl_buffer([iv.dom.extent for iv in axes], "int32", "b_tiles")
+        place = [*shared, panel, *part, step, tile, pair, column]
+        buffer = tirx.decl_buffer([iv.dom.extent for iv in place], "int32", "b_tiles")
         value = low | (high << tirx.const(16, "int32"))
-        store = tirx.BufferStore(buffer, value, [iv.var for iv in axes])
+        store = tirx.BufferStore(buffer, value, [iv.var for iv in place])
         return buffer, nest(buffer.name, axes, {}, store, None)
 
     def product(self, a_tiles: Any, b_tiles: Any) -> tuple[Any, tuple[Axis, ...]]:
@@ -201,16 +232,40 @@ class _Reading:
         batch = [self._var(axis) for axis in self._batch]
         outer = [self._var(axis) for axis in self._outer]
         lanes = tirx.Ramp(q % _PAIRS * 2, tirx.const(1, "int64"), 2)
-        a = tirx.BufferLoad(a_tiles, [*batch, *outer, m // block.rows, q // _PAIRS, m % block.rows, lanes])
         panel = block.n * COLUMNS
-        b = tirx.BufferLoad(b_tiles, [*batch, n // panel, q // _PAIRS, n % panel // COLUMNS, q % _PAIRS, n % COLUMNS])
-        c = tirx.BufferLoad(store.buffer, list(store.indices))
-        body = tirx.BufferStore(store.buffer, dot(c, tirx.reinterpret("int32", a), b), list(store.indices))
+        made: Any = tirx.BufferLoad(store.buffer, list(store.indices))
+        for left, right in self._parts_multiplied():
+            a = tirx.BufferLoad(a_tiles, [*batch, *outer, m // block.rows, *left, q // _PAIRS, m % block.rows, lanes])
+            place = [n // panel, *right, q // _PAIRS, n % panel // COLUMNS, q % _PAIRS, n % COLUMNS]
+            made = dot(made, tirx.reinterpret("int32", a), tirx.BufferLoad(b_tiles, [*batch, *place]))
+        body = tirx.BufferStore(store.buffer, made, list(store.indices))
         iter_vars = [*(self._anchor.iter_vars[axis.index] for axis in kept), pair]
         return nest(self._anchor.name_hint, iter_vars, {}, body, self._anchor.init), axes
 
+    def _part_axis(self) -> list[Any]:
+        return [_axis("e", self._block.parts)] if self._block.parts > 1 else []
+
+    def _parts_multiplied(self) -> list[tuple[list[Any], list[Any]]]:
+        """Indices of the parts of A and B, where they have parts."""
+        if self._block.parts == 1:
+            return [([], [])]
+        return [([tirx.const(a, "int64")], [tirx.const(b, "int64")]) for a, b in PRODUCTS_OF_PARTS]
+
+    def _bits(self, value: Any, part: Sequence[Any]) -> Any:
+        """Of a bfloat16 itself; of a float32, what the parts before this one leave, rounded."""
+        if not part:
+            return value
+        rest, found = value, []
+        for _ in range(PARTS):
+            found.append(rounded(rest))
+            whole = tirx.Cast("uint32", found[-1]) << tirx.const(16, "uint32")
+            rest = rest - tirx.reinterpret("float32", whole)
+        first, second, third = found
+        at = [part[0].var.equal(tirx.const(i, "int64")) for i in range(PARTS - 1)]
+        return tirx.Select(at[0], first, tirx.Select(at[1], second, third))
+
     def _element(self, side: Any, position: Mapping[Any, Any], at: tuple[Any, Any], axes: Sequence[Any]) -> Any:
-        """The bits of an operand's element in the lane of a vector of k; zero where there is none."""
+        """An operand's element in the lane of a vector of k, of bfloat16 its bits; zero where there is none."""
         analyzer, run = Analyzer(), self.run
         for iv in axes:
             analyzer.bind(iv.var, iv.dom)
@@ -223,8 +278,9 @@ class _Reading:
         def moved(load: ir.TensorLoad) -> Any:
             return tirx.BufferLoad(load.source, [analyzer.simplify(substitute(i, values)) for i in load.indices])
 
-        value = tirx.reinterpret("uint16", tvm_ffi.structural_map(side, (ir.TensorLoad, moved)))
-        zero = tirx.const(0, "uint16")
+        value = tvm_ffi.structural_map(side, (ir.TensorLoad, moved))
+        value = value if self._block.parts > 1 else tirx.reinterpret("uint16", value)
+        zero = tirx.const(0, str(value.ty))
         if run.extent % run.lanes:
             inside = analyzer.simplify(k[-1]) < tirx.const(run.extent, "int64")
             value = tirx.if_then_else(inside, value, zero)
@@ -244,7 +300,7 @@ def packing_of(info: Contraction, block: TileBlock) -> TilePacking:
     order = [axis.index for role in (Role.BATCH, Role.N, Role.K) for axis in info.of_role(role)]
     where = tuple(info.b.axes.index(axis) for axis in order)
     run = Run.of(info.of_role(Role.K), -(-info.n.extent // (block.n * COLUMNS)) * block.n * COLUMNS)
-    return TilePacking(info.b.shape, where, len(info.of_role(Role.BATCH)), block.n * COLUMNS, run.padded)
+    return TilePacking(info.b.shape, where, len(info.of_role(Role.BATCH)), block.n * COLUMNS, run.padded, block.parts)
 
 
 def _axis(name: str, extent: int, kind: int = tirx.IterVar.DataPar) -> Any:
