@@ -106,7 +106,7 @@ def test_candidates_are_as_exact_as_float32(case: str) -> None:
 
 def test_a_step_has_six_products_of_parts_and_asks_for_what_comes_next(tmp_path: Path) -> None:
     workload = dense(64, 64, 96)
-    kernel = scheduled(workload, Candidate.make("amx", **{**KNOBS, "mt": 2}), SPR)
+    kernel = scheduled(workload, Candidate.make("amx", **{**KNOBS, "mt": 2, "order": "nm"}), SPR)
     module(kernel, SPR).mod.write_to_file(str(tmp_path / "kernel.s"), "s")
     code = (tmp_path / "kernel.s").read_text()
     products = code.count("tdpbf16ps")

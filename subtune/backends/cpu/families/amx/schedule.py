@@ -14,7 +14,9 @@ A constant B is packed in tiles at compile time, another one in the kernel.
 
 from __future__ import annotations
 
-from math import ceil
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil, prod
 from typing import Any
 
 from tvm.s_tir import Schedule, ScheduleError
@@ -50,13 +52,12 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     sch, stages, info = found
     tiling = Tiling(knobs.mr * knobs.rows, knobs.nr * COLUMNS, knobs.mt, knobs.order, COLUMNS, knobs.serial)
     passes = _passes(info, tiling)
-    ahead = ceil(parts * knobs.nr * ROWS / passes) if problem.pattern.b.is_constant else 0
-    block = TileBlock(knobs.mr, knobs.nr, knobs.rows, parts, ahead)
+    block = TileBlock(knobs.mr, knobs.nr, knobs.rows, parts)
     weights, groups = problem.pattern.b, problem.pattern.groups
     name, param = sch.get(stages.anchors[0]).name_hint, weights.param if weights.is_constant else -1
-    packing: ConstantTransform = packing_of(info, block)
-    if groups > 1:
-        packing = GroupPacking(groups, packing)
+    packing = packing_of(info, block)
+    if weights.is_constant and _comes_from_afar(packing.shape, tiling, problem):
+        block = replace(block, ahead=ceil(parts * knobs.nr * ROWS / passes))
     if padded := _padding(info, tiling):
         sch, stages, info = reread(pad_axes(sch.mod["main"], name, info, padded))
     tiled = in_tiles(sch.mod["main"], name, info, block)
@@ -68,7 +69,8 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
         return NotApplicable(str(e).strip().splitlines()[-1])
     if isinstance(func, NotApplicable):
         return func
-    return Kernel(func, () if param < 0 else ((param, packing),))
+    packed: ConstantTransform = GroupPacking(groups, packing) if groups > 1 else packing
+    return Kernel(func, () if param < 0 else ((param, packed),))
 
 
 def _rows(problem: CPUProblem) -> tuple[Schedule, Stages, Contraction] | NotApplicable:
@@ -86,6 +88,11 @@ def _rows(problem: CPUProblem) -> tuple[Schedule, Stages, Contraction] | NotAppl
     if isinstance(merged, NotApplicable):
         return found
     return reread(merged)
+
+
+def _comes_from_afar(packed: Sequence[int], tiling: Tiling, problem: CPUProblem) -> bool:
+    """Whether panels of a constant B are in no L2 when they are needed: each is read once, or all are too many."""
+    return tiling.order in ("n", "nm") or 4 * prod(packed) > problem.device.l2_bytes / 2
 
 
 def _padding(info: Contraction, tiling: Tiling) -> dict[int, int]:
