@@ -11,6 +11,10 @@ from subtune.core.measurement import Timing
 TWO_WAVES = 8
 """So many candidates are built in waves, the later ones without those that the first show to be hopeless."""
 _FIRST_WAVE = 2 / 5
+_FIRST_BESIDE, _NEXT_BESIDE = 3 / 10, 1 / 5
+"""The same where builds run beside measurements, so that waves leave no builder idle: then each may be smaller, and
+what it shows saves more of the rest. Replayed on 416 kernels of GPT-2 and ResNet-18 on an H200: a seventh of the builds
+less, and the networks 0.01 % slower."""
 _HOPE = 1.1
 _HOPE_OF_TILE = 1.05
 """The same for candidates of a tile that was seen: of its error all is known but what the loops around it make."""
@@ -36,12 +40,19 @@ def in_turn(candidates: Sequence[Candidate], tile: Tile, families_first: bool = 
     return list(dict.fromkeys([*heads.values(), *tiles.values(), *candidates]))
 
 
-def unconditional(count: int, cores: int) -> int:
+def unconditional(count: int, cores: int, overlaps: bool) -> int:
     """How many of `count` candidates are built whatever the others take.
 
-    Beside the default they are so many that no core is idle at the end.
+    Beside the default they are so many that no core is idle at the end, unless others are built there: `overlaps`.
     """
+    if overlaps:
+        return math.ceil(_FIRST_BESIDE * count)
     return math.ceil((1 + _FIRST_WAVE * count) / cores) * cores - 1
+
+
+def later_wave(count: int, overlaps: bool) -> int:
+    """How many of what is left of `count` candidates are built before the rest is judged again."""
+    return math.ceil(_NEXT_BESIDE * count) if overlaps else count
 
 
 def hopeful(seen: Mapping[Candidate, Timing], rest: Sequence[Candidate], tile: Tile) -> list[Candidate]:

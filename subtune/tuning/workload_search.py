@@ -21,7 +21,7 @@ from subtune.tuning.duels import duelled
 from subtune.tuning.job import Job, Step
 from subtune.tuning.picks import clearly_fastest, is_faster, light_first, with_least
 from subtune.tuning.proposals import Proposals
-from subtune.tuning.waves import TWO_WAVES, hopeful, in_turn, unconditional
+from subtune.tuning.waves import TWO_WAVES, hopeful, in_turn, later_wave, unconditional
 
 _log = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class WorkloadSearch:
         is_one_wave = len(fresh) < TWO_WAVES
         overlaps = job.device.backend.measuring.overlaps
         self._waiting = list(fresh) if is_one_wave else in_turn(fresh, job.device.backend.tile, overlaps)
-        idle = 1 if overlaps else usable_cores()  # cores: none where others are built meanwhile
-        self._sure = len(fresh) if is_one_wave else unconditional(len(fresh), idle)
+        self._sure = len(fresh) if is_one_wave else unconditional(len(fresh), usable_cores(), overlaps)
+        self._later = later_wave(len(fresh), overlaps)
         self._built: dict[Candidate, Built] = {}
         self._rough: tuple[Candidate, Comparison] | None = None
         self._hopeless = 0
@@ -103,7 +103,7 @@ class WorkloadSearch:
         return self._wave() if self.step == Step.WAVE else []
 
     def _wave(self, begin: int = 0) -> list[Candidate]:
-        count = self._sure - begin if self._sure else len(self._waiting)
+        count = self._sure - begin if self._sure else self._later
         if self.job.is_hurried:
             count = min(count, math.ceil(_PORTION / usable_cores()) * usable_cores())
         return self._waiting[begin : begin + count]
