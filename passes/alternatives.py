@@ -15,6 +15,7 @@ import networkx as nx
 from subtune.core.forms import ANY, Forms
 from subtune.core.graph import Alternative, Group, PartitionGraph, Region
 from subtune.core.numerics import HALVES
+from subtune.passes.alternatives_copies import products_with_copies
 from subtune.passes.alternatives_merge import chains_with_copies, merges
 from subtune.passes.alternatives_norm import carried_norms, normed_products
 from subtune.passes.alternatives_pool import pooled_stems
@@ -25,7 +26,7 @@ from subtune.passes.regroup import drafts_of, exchanged, group_of_ops
 
 AS_PARTITIONED = "as partitioned"
 
-MAX_ALTERNATIVES = 128
+MAX_ALTERNATIVES = 512
 """Ways of one region. Sets of proposals cost no tuning time of their own: their kernels are the proposals'."""
 
 MIN_SHARE = 0.005
@@ -50,7 +51,8 @@ def alternatives(graph: PartitionGraph, forms: Forms = ANY) -> tuple[Region, ...
     wanted += [pooled_stems] if forms.pools_stems else []
     wanted += [summed_products] if forms.sums_products else []
     wanted += [chains_with_copies] if forms.copies_operands else []
-    wanted += [carried_norms] if forms.carries_norms else []
+    wanted += [products_with_copies] if forms.copies_products else []
+    wanted += [partial(carried_norms, forms.copies_products)] if forms.carries_norms else []
     wanted += [partial(normed_products, forms.normed_columns)] if forms.normed_columns else []
     proposals = [p for propose in wanted for p in propose(around)]
     proposals = _worthwhile(around, proposals, forms)

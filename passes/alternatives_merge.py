@@ -191,7 +191,7 @@ def _copied_together(around: Neighbours) -> Iterator[Proposal]:
 
 def chains_with_copies(around: Neighbours) -> Iterator[Proposal]:
     """Attention that stores what it reads: keys and values that are results as well are in fast memory already."""
-    copies = [copy for copy in result_copies(around) if _only_moves(around, copy)]
+    copies = [copy for copy in result_copies(around) if only_moves(around, copy)]
     for group in around.graph.groups if copies else ():
         if around.anchor(group).kind is not Kind.CONTRACTION:
             continue
@@ -208,7 +208,7 @@ def chains_with_copies(around: Neighbours) -> Iterator[Proposal]:
                 yield Proposal("one kernel, inputs moved and copied", why, (ops,), stake)
 
 
-def _only_moves(around: Neighbours, copy: ResultCopy) -> bool:
+def only_moves(around: Neighbours, copy: ResultCopy) -> bool:
     """Or has halves as float32, too."""
     ops = [around.op(name) for name in copy.ops]
     return all(op.kind in (Kind.MOVEMENT, Kind.VIEW) or is_widening(op) for op in ops)

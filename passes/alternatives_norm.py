@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from subtune.core.graph import Group, Kind
 from subtune.core.numerics import HALVES
+from subtune.passes.alternatives_copies import copied_products
 from subtune.passes.neighbours import Neighbours, Proposal, nbytes
 from subtune.tir.row_moments import MOMENTS, SCALES
 
@@ -45,8 +46,13 @@ def _norm_of(around: Neighbours, group: Group) -> Group | None:
     return found[0] if len(found) == 1 else None
 
 
-def carried_norms(around: Neighbours) -> Iterator[Proposal]:
-    """A product, the moments of the rows that it makes, and the scales of those that it reads."""
+def carried_norms(stores_copies: bool, around: Neighbours) -> Iterator[Proposal]:
+    """A product, the moments of the rows that it makes, and the scales of those that it reads.
+
+    Args:
+        stores_copies: it can store copies of its result as well.
+    """
+    copies = copied_products(around) if stores_copies else {}
     for group in around.graph.groups:
         if around.anchor(group).op != "matmul":
             continue
@@ -59,3 +65,6 @@ def carried_norms(around: Neighbours) -> Iterator[Proposal]:
         ops = frozenset(group.ops).union(*(other.ops for other in (*before, *after)))
         stake = max(value.tensor.nbytes for value in (*group.inputs, *group.outputs))
         yield Proposal("moments in products", why, (ops,), stake)
+        if copied := copies.get(group.anchor):  # proposals that share a group exclude each other
+            both = f"{why}, and {copied.why}"
+            yield Proposal("moments and copies in products", both, (ops | copied.ops,), stake + copied.stake_bytes)

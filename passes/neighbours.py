@@ -107,6 +107,10 @@ class Neighbours:
         name = group.outputs[0].source
         return name in self._results and not any(self.graph.dag.successors(name))
 
+    def stored(self, ops: frozenset[str]) -> frozenset[str]:
+        """Those of `ops` that others read, or that are results."""
+        return frozenset(name for name in ops if name in self._results or set(self.graph.dag.successors(name)) - ops)
+
     def is_injective(self, group: Group) -> bool:
         return all(self.op(name).kind.is_injective for name in group.ops)
 

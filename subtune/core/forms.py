@@ -33,6 +33,7 @@ class Forms:
         half_row, float_row: rows of halves and of float32 are read best in whole multiples of so many elements; 1: as
             they are.
         copies_operands: attention can store copies of the keys and values that it reads.
+        copies_products: a product of halves can store copies of its result.
     """
 
     keeps_planes: bool = False
@@ -46,6 +47,7 @@ class Forms:
     sums_products: bool = False
     normed_columns: int = 0
     copies_operands: bool = False
+    copies_products: bool = False
     carries_norms: bool = False
     half_row: int = 1
     float_row: int = 1

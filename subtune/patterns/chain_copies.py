@@ -12,13 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir, sym
 from tvm.tirx import PrimFunc
 
 from subtune.core.kernel import NotApplicable
-from subtune.core.numerics import HALVES
-from subtune.patterns.chain import Chain, ChainExpressions, as_stored, chain_expressions
-from subtune.patterns.reductions import Blocks, Scope
+from subtune.patterns.chain import Chain, ChainExpressions, chain_expressions
+from subtune.patterns.copies import Copy, copy_of
+from subtune.patterns.reductions import Blocks
 from subtune.tir.blocks import is_reduction
 
 
@@ -28,15 +27,6 @@ class ChainWithCopies:
 
     chain: Chain
     copies: int
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """The parameter `out`, which holds `load`, of another parameter, at `axes`: of halves maybe as float32."""
-
-    out: Any
-    axes: tuple[Any, ...]
-    load: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +59,7 @@ def copying_chain(func: PrimFunc, num_outputs: int) -> CopyingChain | NotApplica
     form = chain_expressions(blocks.until(func, result), 1)
     if isinstance(form, NotApplicable):
         return form
-    found = [_copy(blocks, out) for out in outputs if not out.same_as(result)]
+    found = [copy_of(blocks, out) for out in outputs if not out.same_as(result)]
     refused = next((one for one in found if isinstance(one, NotApplicable)), None)
     copies = tuple(one for one in found if isinstance(one, Copy))
     return refused or CopyingChain(form, result, copies)
-
-
-def _copy(blocks: Blocks, out: Any) -> Copy | NotApplicable:
-    block = blocks.made.get(out)
-    if block is None:
-        return NotApplicable("a result that is not written")
-    scope = Scope(blocks, sym.Analyzer())
-    scope.enter(block)
-    value = scope.expand(block.body.value)
-    is_widened = str(out.dtype) == "float32" and str(as_stored(value).ty.dtype) in HALVES
-    load = as_stored(value) if is_widened else value
-    if not isinstance(load, ir.TensorLoad) or not blocks.is_param(load.source):
-        return NotApplicable("a result beside the chain's is more than moved")
-    return Copy(out, tuple(block.body.indices), load)

@@ -19,6 +19,7 @@ from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.elementwise import FEW_INPUTS, Elementwise, TransposedAccess, merged_axes, transposed_access
 from subtune.patterns.normed import Normed, normed
 from subtune.patterns.pooled import Pooled, pooled
+from subtune.patterns.product_copies import ProductWithCopies, product_with_copies
 from subtune.patterns.row_product import RowProduct, row_product
 from subtune.patterns.rows import Columns, Rowwise, rows_or_columns
 from subtune.patterns.sections import sectioned
@@ -37,7 +38,7 @@ class Unrecognised:
 
 Pattern = (
     Contraction | Window | Rowwise | Columns | Chain | ChainWithCopies | Bottleneck | Pooled | Summed | Normed
-    | RowProduct | Elementwise | Unrecognised
+    | RowProduct | ProductWithCopies | Elementwise | Unrecognised
 )  # fmt: skip
 
 
@@ -65,6 +66,9 @@ def _recognise(workload: Workload) -> Pattern:
         return Unrecognised(f"not made of schedulable blocks: {str(e).strip().splitlines()[-1]}")
     if not reductions:
         return _elementwise(workload)
+    copied = product_with_copies(workload)
+    if isinstance(copied, ProductWithCopies) and isinstance(recognise(copied.front), Contraction | RowProduct):
+        return copied
     if len(reductions) > 1:
         chain = copying_chain(workload.func, workload.num_outputs)
         if isinstance(chain, CopyingChain):

@@ -91,6 +91,7 @@ class CUDABackend(Backend):
             sums_products=model.arch == "sm_90a",
             normed_columns=_NORMED_COLUMNS if model.arch == "sm_90a" else 0,
             copies_operands=model.arch == "sm_90a",
+            copies_products=model.arch == "sm_90a",
             carries_norms=model.arch == "sm_90a",
             half_row=8 if model.capability >= 80 else 1,  # 16 bytes: a copy of cp.async, or a row of TMA's
             float_row=4 if model.capability >= 80 else 1,

@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from tvm import ir, tirx
-from tvm.sym import Analyzer
-from tvm.sym.pattern import detect_linear_equation
+from tvm import tirx
 
 from subtune.backends.cuda.families.attention.operands import Lying, misplaced
 from subtune.backends.cuda.families.attention.scores import Scores
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.chain import ChainExpressions
-from subtune.patterns.chain_copies import Copy, CopyingChain
+from subtune.patterns.chain_copies import CopyingChain
+from subtune.patterns.copies import Copy, walked
 
 WIDENED = 8
 """Elements that a thread widens and stores at once."""
@@ -86,22 +85,11 @@ def _copied(
 
 def _strides(copy: Copy, first: int, dims: list[tuple[int, int]]) -> list[int] | None:
     """Of the copy, for each of the operand's `dims` (stride and extent): one axis of the copy walks one of them."""
-    read, written = ([int(d) for d in buffer.shape] for buffer in (copy.load.source, copy.out))
-    analyzer = Analyzer()
-    for axis, extent in zip(copy.axes, written, strict=True):
-        analyzer.bind(axis, ir.Range(tirx.const(0, "int64"), tirx.const(extent, "int64")))
-    flat: Any = tirx.const(0, "int64")
-    for d, index in enumerate(copy.load.indices):
-        flat = flat + index * prod(read[d + 1 :])
-    axes = [(axis, extent, prod(written[d + 1 :]))
-            for d, (axis, extent) in enumerate(zip(copy.axes, written, strict=True)) if extent > 1]  # fmt: skip
-    found = [analyzer.simplify(c) for c in detect_linear_equation(analyzer.simplify(flat), [a for a, _, _ in axes])]
-    if len(found) != len(axes) + 1 or not all(isinstance(c, tirx.IntImm) for c in found) or int(found[-1]) != first:
+    begin, axes = walked(copy) or (first, ())
+    strides = {(axis.step, axis.extent): prod(int(d) for d in copy.out.shape[axis.dim + 1 :]) for axis in axes}
+    if begin != first or len(strides) != len(axes) or sorted(strides) != sorted(dims):
         return None
-    walked = {(int(step), extent): stride for step, (_, extent, stride) in zip(found, axes, strict=False)}
-    if len(walked) != len(axes) or sorted(walked) != sorted(dims):
-        return None
-    return [walked[dim] for dim in dims]
+    return [strides[dim] for dim in dims]
 
 
 def _sharing(form: ChainExpressions, source: Lying) -> tuple[tuple[Any, int], ...] | None:

@@ -15,6 +15,7 @@ from math import ceil, prod
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.wgmma.store_copies import copied_bytes, product_alone
 from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, SWIZZLES, Tiling, is_multiplied, wgmma_obstacle
 from subtune.backends.cuda.families.wgmma.walk import taps_below
 from subtune.core.candidate import Candidate
@@ -74,16 +75,21 @@ def is_misaligned(view: GemmView, dtype: str) -> bool:
 
 
 def accepts(problem: Problem[CUDAModel]) -> str:
-    return multiplied_obstacle(problem)
+    return multiplied_obstacle(product_alone(problem))
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Every sensible tiling of a contraction that wgmma can compute; none where it cannot."""
+    return of_product(product_alone(problem), copied_bytes(problem))
+
+
+def of_product(problem: Problem[CUDAModel], copied: int) -> list[Candidate]:
+    """Those of a contraction; `copied`: bytes of copies of its result, which it stores as well."""
     anchor, workload = problem.pattern, problem.workload
     view = gemm_view(anchor)
     if isinstance(view, NotApplicable) or is_misaligned(view, anchor.a.dtype):
         return []
-    moved = workload.nbytes - unread_bytes(view, workload.args[0].nbytes)
+    moved = workload.nbytes - unread_bytes(view, workload.args[0].nbytes) + copied
     found = tilings(view, workload, moved, problem.device, anchor.a.dtype)
     return [Candidate.make("cuda.wgmma", seconds, **tiling.knobs()) for tiling, seconds in found]
 

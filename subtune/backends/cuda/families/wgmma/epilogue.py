@@ -17,8 +17,10 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import Schedule
+from tvm.sym import Analyzer
 
 from subtune.core.kernel import NotApplicable
+from subtune.patterns.axes import Role
 from subtune.patterns.contraction import Contraction
 from subtune.patterns.stages import Stages
 from subtune.tir.expressions import is_same, loads, replace_loads, variables
@@ -41,13 +43,24 @@ class Epilogue:
     def dtype(self) -> str:
         return str(self.out.dtype)
 
-    def with_numbers(self, buffers: Sequence[Any]) -> tuple[Epilogue, tuple[Any, ...]] | NotApplicable:
-        """The same with a variable in place of what it loads from each of `buffers`, and these variables."""
+    def with_numbers(
+        self, buffers: Sequence[Any], info: Contraction
+    ) -> tuple[Epilogue, tuple[Any, ...]] | NotApplicable:
+        """The same with a variable in place of what it loads from each of `buffers`, and these variables.
+
+        Args:
+            info: the anchor, by whose rows the numbers are.
+        """
+        analyzer = Analyzer()
+        for axis in info.axes:
+            analyzer.bind(self.axes[axis.index], ir.Range(0, axis.extent))
+        row: Any = tirx.const(0, "int64")
+        for axis in info.of_role(Role.M):
+            row = row * axis.extent + self.axes[axis.index]
         value, found = self.value, []
         for buffer in buffers:
-            if any(
-                not is_same(load.indices[0], self.indices[0]) for load in loads(value) if load.source.same_as(buffer)
-            ):
+            own = [load for load in loads(value) if load.source.same_as(buffer)]
+            if not all(analyzer.can_prove_equal(load.indices[0], row) for load in own):
                 return NotApplicable("a number of another row")
             found.append(tirx.Var(buffer.name, "float32"))
             value = replace_loads(value, buffer, found[-1])

@@ -22,6 +22,7 @@ from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of
 from subtune.backends.cuda.families.wgmma.kernel import wgmma_func
 from subtune.backends.cuda.families.wgmma.row_values import RowValues
 from subtune.backends.cuda.families.wgmma.store import Store
+from subtune.backends.cuda.families.wgmma.store_copies import product_alone, with_copies
 from subtune.backends.cuda.families.wgmma.store_form import store_of
 from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling, is_multiplied, wgmma_obstacle
 from subtune.backends.cuda.families.wgmma.tma import TensorMap, tensor_map
@@ -63,8 +64,14 @@ class WgmmaKnobs:
 
 
 def schedule(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> Kernel | NotApplicable:
-    found = product_of(problem, problem.workload, knobs.tiling)
-    return found if isinstance(found, NotApplicable) else found.kernel(tuple(found.buffers.values()), found.store)
+    found = product_of(problem, product_alone(problem).workload, knobs.tiling)
+    if isinstance(found, NotApplicable):
+        return found
+    copied = with_copies(problem, found.store, tuple(found.buffers.values()))
+    if isinstance(copied, NotApplicable):
+        return copied
+    copies, params = copied
+    return found.kernel(params, replace(found.store, copies=copies))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +168,7 @@ def product_in_tiles(
     epilogue = epilogue_of(read.sch, read.stages, info)
     if isinstance(epilogue, NotApplicable):
         return epilogue
-    named = epilogue.with_numbers([params[i] for i in numbers])
+    named = epilogue.with_numbers([params[i] for i in numbers], info)
     if isinstance(named, NotApplicable):
         return named
     epilogue, variables = named

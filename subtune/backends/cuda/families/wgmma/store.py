@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -31,13 +31,20 @@ _THREADS = 128  # of a consumer
 SPARE_REGISTERS = 8  # that nothing loaded ahead may take
 
 
+class CopiedTo(Protocol):
+    """A result that has a part of what is stored (`store_copies`)."""
+
+    def store(self, values: Any, row: Any, column: Any) -> None:
+        """A vector of a row from `column` on, if it is in that part."""
+
+
 @dataclass(frozen=True, slots=True)
 class Store:
     """How a tile is stored: `first` of the epilogue is staged as `dtype`; `vector` elements of a row go at once.
 
     `wide`: loads of the rest that a thread does as one vector. `fetched`: loads of `first`, of the columns' own
     operands, that are done before the tile is multiplied; the last `late` are for the rest. `buffers`: the kernel's,
-    for each of the workload's.
+    for each of the workload's. `copies`: results that have parts of what is stored.
     """
 
     epilogue: Epilogue
@@ -49,6 +56,7 @@ class Store:
     walk: Walk
     buffers: dict[Any, Any]
     late: int
+    copies: tuple[CopiedTo, ...]
 
     @property
     def view(self) -> GemmView:
@@ -108,6 +116,18 @@ class Store:
     def of_sum(self, index: Any) -> dict[Any, Any]:
         """What else the epilogue's variables are for the sum in register `index`; for those who know more of a row."""
         return {}
+
+    def store_copies(self, values: Any, at: dict[int, Any], column: Any) -> None:
+        """A vector that was stored, once more."""
+        if not self.copies:
+            return
+        *rows, own_column = self.index(self.epilogue.indices, {**at, self.view.n: column})
+        row: Any = tirx.const(0, "int32")
+        for index, extent in zip(rows, self.epilogue.out.shape, strict=False):
+            row = row * int(extent) + index
+        row, own_column = T.Bind(row), T.Bind(own_column)
+        for copy in self.copies:
+            copy.store(values, row, own_column)
 
     def end_vector(self, values: Any, chunk: Any, turn: Any) -> None:
         """After a thread stored `values` of a row, or left them where they are none of the tile's own."""
@@ -312,6 +332,7 @@ class Store:
                                     values[v], placed(at, column + v), known(others, v, column + v))
                             for v in T.vectorized(vector):
                                 T.buffer_store(out, results[v], indices(at, column + v))
+                        self.store_copies(values if is_plain else results, at, column)
                     self.end_vector(values if is_plain else results, chunk, turn)
                     if ahead > 0:
                         self.load_next(list(held), (corner, after), first, chunk, turn, lane)

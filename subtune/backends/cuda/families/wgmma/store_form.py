@@ -53,9 +53,8 @@ def store_of(
         if column in variables(list(load.indices)) and dtype_bits(str(load.source.dtype)) <= _FETCHED_BITS
     ])  # fmt: skip
     found = [*fetched, *late][:_MAX_FETCHED]
-    return Store(
-        epilogue, first, dtype, vector, tuple(wide), tuple(found), walk, buffers, max(0, len(found) - len(fetched))
-    )
+    count = max(0, len(found) - len(fetched))
+    return Store(epilogue, first, dtype, vector, tuple(wide), tuple(found), walk, buffers, count, copies=())
 
 
 def _aligned(buffer: Any, indices: Any, column: Any, most: int) -> int:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.families.wgmma.candidates import candidates as of_product
+from subtune.backends.cuda.families.wgmma.candidates import of_product
 from subtune.backends.cuda.families.wgmma.schedule import WgmmaKnobs
+from subtune.backends.cuda.families.wgmma.store_copies import copied_bytes, product_alone
 from subtune.backends.cuda.families.wgmma.tiling import Tiling, wgmma_obstacle
 from subtune.backends.cuda.families.wgmma_rows.schedule import tiling_obstacle
 from subtune.core.candidate import Candidate
@@ -23,16 +24,17 @@ _FETCHED = 2  # a bias, and the scale of a norm
 def accepts(problem: Problem[CUDAModel]) -> str:
     if why := wgmma_obstacle(problem):
         return why
-    pattern = problem.pattern
+    pattern = product_alone(problem).pattern
     if not isinstance(pattern, RowProduct):
         return "no product with numbers of its rows"
     return "" if isinstance(recognise(pattern.front), Contraction) else "no product that wgmma knows"
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
+    copied, problem = copied_bytes(problem), product_alone(problem)
     pattern, found = problem.pattern, []
     more = _NUMBERS_S * bool(pattern.numbers) + _MOMENTS_S * pattern.has_moments
-    for candidate in of_product(replace(problem, workload=pattern.front)):
+    for candidate in of_product(replace(problem, workload=pattern.front), copied):
         knobs = candidate.as_knobs(WgmmaKnobs)
         if not isinstance(knobs, WgmmaKnobs) or (pattern.has_moments and knobs.columns % COLUMNS):
             continue

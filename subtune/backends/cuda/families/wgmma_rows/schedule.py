@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from tvm.script import tirx as T
@@ -11,6 +11,7 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.wgmma.schedule import Product, WgmmaKnobs, product_of
 from subtune.backends.cuda.families.wgmma.store import Store
+from subtune.backends.cuda.families.wgmma.store_copies import product_alone, with_copies
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
 from subtune.backends.cuda.families.wgmma_rows.store import RowStore, moments_obstacle
 from subtune.backends.cuda.families.wgmma_rows.values import RowValues, shared_bytes
@@ -29,11 +30,15 @@ def tiling_obstacle(pattern: RowProduct, tiling: Tiling, device: CUDAModel, stor
 
 
 def schedule(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> Kernel | NotApplicable:
-    found = row_kernel(problem, knobs.tiling)
+    found = row_kernel(product_alone(problem), knobs.tiling)
     if isinstance(found, NotApplicable):
         return found
-    product, store, rows, params = found
-    return product.kernel(params, store, rows)
+    product, store, rows, own = found
+    copied = with_copies(problem, store, own)
+    if isinstance(copied, NotApplicable):
+        return copied
+    copies, params = copied
+    return product.kernel(params, replace(store, copies=copies), rows)
 
 
 def row_kernel(
