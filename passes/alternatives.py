@@ -22,7 +22,7 @@ from subtune.passes.alternatives_pool import pooled_stems
 from subtune.passes.alternatives_split import splits
 from subtune.passes.alternatives_sum import summed_products
 from subtune.passes.neighbours import Neighbours, Proposal
-from subtune.passes.regroup import drafts_of, exchanged, group_of_ops
+from subtune.passes.regroup import between, drafts_of, exchanged, group_of_ops
 
 AS_PARTITIONED = "as partitioned"
 
@@ -121,6 +121,8 @@ def _region(graph: PartitionGraph, trials: list[_Trial]) -> Region:
         id(trial): tuple(group_of_ops(drafts, part, trial.proposal.why) for part in trial.proposal.parts)
         for trial in trials
     }
+    concerned = frozenset[str]().union(*(trial.proposal.ops for trial in trials), *(group.ops for group in own))
+    part = between(graph, concerned)
     alternatives = [Alternative(AS_PARTITIONED, "", own)]
     for chosen in _disjoint_sets(trials):
         replaced = frozenset[str]().union(*(trial.replaced for trial in chosen))
@@ -130,7 +132,7 @@ def _region(graph: PartitionGraph, trials: list[_Trial]) -> Region:
             "; ".join(trial.proposal.why for trial in chosen),
             (*kept, *(group for trial in chosen for group in made[id(trial)])),
         )
-        if exchanged(graph, alternative) is not None:  # else groups would depend on each other
+        if exchanged(part, alternative) is not None:  # else groups would depend on each other
             alternatives.append(alternative)
     return Region(own[0].anchor, tuple(alternatives))
 

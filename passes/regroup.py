@@ -63,6 +63,22 @@ def exchanged(graph: PartitionGraph, alternative: Alternative) -> PartitionGraph
     return changed if nx.is_directed_acyclic_graph(changed.quotient()) else None
 
 
+def between(graph: PartitionGraph, ops: frozenset[str]) -> PartitionGraph:
+    """The part of `graph` in which groups of `ops` may come to depend on each other: theirs, and what is between."""
+    home = {op: group.anchor for group in graph.groups for op in group.ops}
+    quotient = graph.quotient()
+    own = {home.get(op, op) for op in ops}
+    quotient.add_edges_from(("", name) for name in own)
+    after = nx.descendants(quotient, "")
+    quotient.remove_node("")
+    quotient.add_edges_from((name, "") for name in own)
+    inside = after & nx.ancestors(quotient, "")
+    groups = tuple(group for group in graph.groups if group.anchor in inside)
+    left = tuple(view for view in graph.left if view.name in inside)
+    names = [*(op for group in groups for op in group.ops), *(view.name for view in left)]
+    return PartitionGraph(graph.dag.subgraph(names).copy(), groups, left, ())
+
+
 def _ordered(graph: PartitionGraph, groups: tuple[Group, ...]) -> list[Group]:
     """Execution order, as close to the order in main as can be."""
     position = {name: i for i, name in enumerate(graph.dag)}

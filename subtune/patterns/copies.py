@@ -1,6 +1,6 @@
 """Results that are copies of another tensor's elements: cut out, in another order, of halves perhaps as float32.
 
-    out[axes]  =  source[index map of the axes]
+out[axes]  =  source[index map of the axes]
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A product whose result is also wanted in parts, as further results: keys and values, with their heads in front.
 
-    X[.., n]       the result of a contraction with its epilogue: `front`, a workload of its own
-    out[axes]  =   X[rows, columns]         every other result: a run of X's rows and columns, in another order; of halves
-                                            perhaps as float32
+X[.., n]       the result of a contraction with its epilogue: `front`, a workload of its own
+out[axes]  =   X[rows, columns]         every other result: a run of X's rows and columns, in another order; of halves
+                                        perhaps as float32
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class StoredCopy:
 
     def store(self, values: Any, row: Any, column: Any) -> None:
         """The `values` of a row from `column` on, if they are the copy's."""
-        inside = [*_bounds(self.section.rows, row, self.rows), *_bounds(self.section.columns, column, self.columns)]
+        inside = [*bounds(self.section.rows, row, self.rows), *bounds(self.section.columns, column, self.columns)]
         if not inside:
             self._store(values, row, column)
             return
@@ -44,7 +44,7 @@ class StoredCopy:
 
     def _store(self, values: Any, row: Any, column: Any) -> None:
         section = self.section
-        at = _indices(section.rows, row) | _indices(section.columns, column)
+        at = indices(section.rows, row) | indices(section.columns, column)
         begin = [at.get(dim, tirx.const(0, "int32")) for dim in range(len(section.shape))]
         *outer, last = begin
         last = last // self.vector * self.vector  # so that codegen sees that it is aligned
@@ -54,13 +54,13 @@ class StoredCopy:
                 T.buffer_store(self.buffer, values[part + v].astype(section.dtype), [*outer, last + (part + v)])
 
 
-def _bounds(run: Run, index: Any, extent: int) -> list[Any]:
+def bounds(run: Run, index: Any, extent: int) -> list[Any]:
     """What says that `index`, one of `extent`, is in the run."""
     end = run.first + run.count
     return [*([index >= run.first] if run.first else []), *([index < end] if end < extent else [])]
 
 
-def _indices(run: Run, index: Any) -> dict[int, Any]:
+def indices(run: Run, index: Any) -> dict[int, Any]:
     """The copy's index into each dim that walks the run."""
     within = index - run.first if run.first else index
     return {
