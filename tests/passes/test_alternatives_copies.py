@@ -14,6 +14,7 @@ from subtune.core.graph import Alternative, PartitionGraph, Region
 from subtune.passes.alternatives import alternatives
 from subtune.passes.alternatives_copies import MAX_COPIES
 from subtune.passes.carry_norms import carry_norms
+from subtune.passes.outline import outline
 from subtune.passes.partition import check_partition, partition
 from subtune.passes.regroup import rearrange
 
@@ -87,6 +88,16 @@ def test_a_product_may_store_copies_that_are_results() -> None:
     assert len(graph.groups) > 4
     assert "one copy of all" in found  # what it has to beat
     assert COPIES not in ways_of(module(body), Forms(copies_operands=True, carries_norms=True))[1]
+
+
+def test_the_model_computes_the_same(agree: Any) -> None:
+    def body(emit: Any, x: Any) -> Any:
+        joined = projection(emit, x)
+        return emit(op.nn.softmax(joined)), *(part_of(emit, joined, i) for i in (1, 2))
+
+    mod = module(body)
+    graph, found = ways_of(mod, FORMS)
+    agree(mod, outline(mod, rearrange(graph, [found[COPIES]])), 2e-3)
 
 
 @pytest.mark.parametrize("case", ["scaled", "float32", "too many", "nobody reads the product", "read in two shapes"])

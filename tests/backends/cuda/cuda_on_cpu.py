@@ -268,6 +268,9 @@ def _statement(text: str) -> str:
         *out, origin = operands
         words = "".join(f"{one} = ((const uint32_t*)({origin}))[{i}];" for i, one in enumerate(out))
         return f"{{ {words} }}"
+    if instruction.startswith("st.global.cs.v4.b32"):
+        to, *words = operands
+        return f"{{ {''.join(f'((uint32_t*)({to}))[{i}] = {one};' for i, one in enumerate(words))} }}"
     if instruction.startswith("lop3.b32") and instruction.endswith("0xea;"):
         out, *of = operands
         return f"{out} = (({of[0]}) & ({of[1]})) | ({of[2]});"

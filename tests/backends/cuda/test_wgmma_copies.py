@@ -33,7 +33,8 @@ from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.measure.guarded import numpy_dtype
 from subtune.patterns.contraction import Contraction
-from subtune.patterns.product_copies import ProductWithCopies, product_with_copies
+from subtune.patterns.copies import Walked
+from subtune.patterns.product_copies import ProductWithCopies, Run, product_with_copies
 from subtune.patterns.recognise import recognise
 from tests.backends.cuda import cuda_on_cpu, hopper_on_cpu
 from tests.backends.cuda.copied_workloads import copies_of, product_and_widened, product_that_gives
@@ -129,6 +130,15 @@ def test_a_result_that_is_only_widened_is_an_epilogue() -> None:
     assert product_with_copies(workload) == NotApplicable("no result is a part of the first, or in another order")
 
 
+def test_an_index_is_taken_apart_by_the_dims_that_walk_it() -> None:
+    run = Run(4, 24, (Walked(2, 12, 2), Walked(0, 4, 3), Walked(1, 1, 4)))
+    places = [indices(run, 4 + i) for i in range(24)]
+    assert [at[2] * 12 + at[0] * 4 + at[1] for at in places] == list(range(24))
+    assert [max(at[dim] for at in places) for dim in range(3)] == [2, 3, 1]
+    assert [all(bounds(run, i, 30)) for i in (3, 4, 27, 28)] == [False, True, True, False]
+    assert bounds(Run(0, 24, run.walk), 5, 24) == []
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_every_element_is_stored_once(case: str) -> None:
     """By the kernel's own expressions of what is in a copy, and where."""
@@ -211,9 +221,10 @@ def test_it_builds_without_spills(tiling: Tiling) -> None:
     kernel = backends.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), H200)
     assert isinstance(kernel, Kernel), kernel
     text = cuda_on_cpu.source(kernel.func, H200)
-    stores = [line for line in text.splitlines() if "*(float4*)(" in line.partition("=")[0]]
+    body = text[text.rindex("main_kernel(") :]
+    stores = body.count("_global_cs_v4_b32(")
     assert stores
-    assert len(stores) % 4 == 0  # two copies, and two times 16 bytes of each vector
+    assert stores % 4 == 0  # two copies, and two times 16 bytes of each vector
     (used,) = resources(compile_source(text, H200.target()))
     assert used.stack_bytes == 0
 

@@ -45,13 +45,22 @@ class StoredCopy:
     def _store(self, values: Any, row: Any, column: Any) -> None:
         section = self.section
         at = indices(section.rows, row) | indices(section.columns, column)
-        begin = [at.get(dim, tirx.const(0, "int32")) for dim in range(len(section.shape))]
-        *outer, last = begin
+        *outer, last = (at.get(dim, tirx.const(0, "int32")) for dim in range(len(section.shape)))
         last = last // self.vector * self.vector  # so that codegen sees that it is aligned
         width = min(self.vector, _STORED_BYTES * 8 // dtype_bits(section.dtype))
-        for part in range(0, self.vector, width):
+        piece = T.alloc_local((width,), section.dtype)
+        for first in range(0, self.vector, width):
             with T.vectorized(width) as v:
-                T.buffer_store(self.buffer, values[part + v].astype(section.dtype), [*outer, last + (part + v)])
+                T.buffer_store(piece, values[first + v].astype(section.dtype), [v])
+            there = [*outer, last + first]
+            if width * dtype_bits(section.dtype) == _STORED_BYTES * 8:
+                # nobody here reads it again: L2 is for the result itself
+                words = piece.view("uint32")
+                to = tirx.address_of(tirx.BufferLoad(self.buffer, there))
+                T.evaluate(T.ptx["st.global.cs.v4.b32"](to, *[words[i] for i in range(4)]))
+            else:
+                with T.vectorized(width) as v:
+                    T.buffer_store(self.buffer, piece[v], [*outer, last + first + v])
 
 
 def bounds(run: Run, index: Any, extent: int) -> list[Any]:
