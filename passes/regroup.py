@@ -68,7 +68,7 @@ def between(graph: PartitionGraph, ops: frozenset[str]) -> PartitionGraph:
     home = {op: group.anchor for group in graph.groups for op in group.ops}
     quotient = graph.quotient()
     own = {home.get(op, op) for op in ops}
-    quotient.add_edges_from(("", name) for name in own)
+    quotient.add_edges_from(("", name) for name in own)  # "": no op's name
     after = nx.descendants(quotient, "")
     quotient.remove_node("")
     quotient.add_edges_from((name, "") for name in own)

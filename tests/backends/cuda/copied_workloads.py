@@ -56,9 +56,9 @@ def copies_of(joined: np.ndarray, workload: Workload, **options: Any) -> list[np
     """What `product_that_gives`, of the same options, gives beside the joined result."""
     heads, rows, dim, batch = options["heads"], options["rows"], options["dim"], options.get("batch", 2)
     parts = joined.reshape(batch, rows, 3, heads, dim)
-    given = [arg for arg in workload.args if arg.is_output][1:]
+    names = options.get("given", "kv")
     found = []
-    for name, arg in zip(options.get("given", "kv"), given, strict=True):
+    for name, arg in zip(names, workload.args[-len(names) :], strict=True):
         part = parts[:, options.get("cut", 0) :, "qkv".index(name)]
         part = part.transpose(options.get("order", (0, 2, 1, 3)))
         found.append(np.ascontiguousarray(part).astype("float32" if arg.dtype == "float32" else joined.dtype))

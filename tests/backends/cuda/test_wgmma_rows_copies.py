@@ -51,33 +51,41 @@ BATCH, DIM = 4, 64
 
 
 @cache
-def workload_of(rows: int, heads: int, width: int) -> Workload:
-    """norm(..) @ w, joined queries, keys and values of `BATCH` times `rows`; keys and values as float32."""
+def workload_of(rows: int, heads: int, width: int, has_moments: bool = False) -> Workload:
+    """norm(..) @ w, joined queries, keys and values of `BATCH` times `rows`; keys and values as float32.
+
+    With `has_moments` it is their own norm that others read.
+    """
     rng = np.random.default_rng(3)
     bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((BATCH * rows, width), "float16"))
+    joined = 3 * heads * DIM
 
     def emit(value: Any) -> Any:
         return bb.emit(value)
 
-    def product(y: Any, n: int) -> Any:
-        w = relax.const((rng.standard_normal((width, n)) * width**-0.5).astype("float16"))
+    def product(y: Any, k: int, n: int) -> Any:
+        w = relax.const((rng.standard_normal((k, n)) * k**-0.5).astype("float16"))
         y = emit(op.add(emit(op.matmul(y, w, out_dtype="float32")), relax.const(rng.standard_normal(n).astype("f4"))))
         return emit(op.astype(y, "float16"))
 
-    def given(joined: Any, i: int) -> Any:
-        part = emit(op.strided_slice(joined, [2], [i * heads * DIM], [(i + 1) * heads * DIM]))
+    def normed(y: Any, n: int) -> Any:
+        scale, shift = (relax.const(rng.uniform(0.5, 1.5, n).astype("f4")) for _ in range(2))
+        return emit(
+            op.astype(emit(op.nn.layer_norm(emit(op.astype(y, "float32")), scale, shift, axes=[-1])), "float16")
+        )
+
+    def given(lying: Any, i: int) -> Any:
+        part = emit(op.strided_slice(lying, [2], [i * heads * DIM], [(i + 1) * heads * DIM]))
         part = emit(op.permute_dims(emit(op.reshape(part, (BATCH, rows, heads, DIM))), [0, 2, 1, 3]))
         return emit(op.astype(part, "float32"))
 
     with bb.function("main", [x]):
         with bb.dataflow():
-            scale, shift = (relax.const(rng.uniform(0.5, 1.5, width).astype("f4")) for _ in range(2))
-            y = emit(op.astype(product(x, width), "float32"))
-            y = emit(op.astype(emit(op.nn.layer_norm(y, scale, shift, axes=[-1])), "float16"))
-            joined = emit(op.reshape(product(y, 3 * heads * DIM), (BATCH, rows, 3 * heads * DIM)))
-            results = [emit(op.nn.softmax(joined)), given(joined, 1), given(joined, 2)]
-            result = bb.emit_output(relax.Tuple(results))
+            y = product(x if has_moments else normed(product(x, width, width), width), width, joined)
+            lying = emit(op.reshape(y, (BATCH, rows, joined)))
+            other = product(normed(y, joined), joined, width) if has_moments else emit(op.nn.softmax(lying))
+            result = bb.emit_output(relax.Tuple([other, given(lying, 1), given(lying, 2)]))
         bb.emit_func_output(result)
     mod = carry_norms(bb.get(), FORMS)
     graph = partition(mod)
@@ -114,14 +122,20 @@ def test_candidates_are_those_of_the_product_that_write_more() -> None:
     assert best > alone + 0.9 * copied / H200.dram_bytes_per_s
 
 
-TILINGS = {"one consumer, rows beyond": Tiling((64,), 128, 2, 1), "two, columns beyond": Tiling((128,), 256, 2, 2)}
+CASES = {
+    "scales, rows beyond": (False, Tiling((64,), 128, 2, 1)),
+    "scales, columns beyond": (False, Tiling((128,), 256, 2, 2)),
+    "moments, rows beyond": (True, Tiling((64,), 128, 2, 1)),
+}
 
 
 @pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
-@pytest.mark.parametrize("case", TILINGS)
+@pytest.mark.parametrize("case", CASES)
 def test_tiles_are_stored_with_copies(case: str, tmp_path: Path) -> None:
-    tiling, options = TILINGS[case], {"heads": 2, "rows": 264, "dim": DIM, "batch": BATCH}
-    workload = workload_of(264, 2, 128)
+    has_moments, tiling = CASES[case]
+    options = {"heads": 2, "rows": 264, "dim": DIM, "batch": BATCH}
+    workload = workload_of(264, 2, 128, has_moments)
+    assert _front(workload).has_moments == has_moments
     problem = Problem(workload, H200)
     found = row_kernel(product_alone(problem), tiling)
     assert isinstance(found, tuple), found
@@ -147,10 +161,11 @@ def test_tiles_are_stored_with_copies(case: str, tmp_path: Path) -> None:
 
 
 def check(workload: Workload, options: dict[str, Any], inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
-    """The product as the reference has it, and its copies as that is."""
-    joined, *copies = outputs
-    right = cuda_on_cpu.reference(workload, inputs)[0]
-    np.testing.assert_allclose(joined.astype("float64"), right, rtol=4e-3, atol=4e-3 * np.abs(right).max())
+    """The product, and its moments, as the reference has them; and its copies as the product is."""
+    *own, keys, values = outputs
+    joined, copies = own[0], (keys, values)
+    for got, right in zip(own, cuda_on_cpu.reference(workload, inputs), strict=False):
+        np.testing.assert_allclose(got.astype("float64"), right, rtol=4e-3, atol=4e-3 * np.abs(right).max())
     for copy, want in zip(copies, copies_of(joined, workload, **options), strict=True):
         assert copy.tobytes() == want.tobytes()
 
@@ -167,9 +182,10 @@ def test_it_builds_without_spills(tiling: Tiling) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(isinstance(HERE, str) or HERE.capability != 90, reason=f"no Hopper GPU: {HERE}")
-def test_copies_on_a_gpu() -> None:
+@pytest.mark.parametrize("has_moments", [False, True])
+def test_copies_on_a_gpu(has_moments: bool) -> None:
     options = {"heads": 2, "rows": 264, "dim": DIM, "batch": BATCH}
-    workload = workload_of(264, 2, 128)
+    workload = workload_of(264, 2, 128, has_moments)
     inputs = inputs_of(workload)
     device = tvm.cuda(0)
     for candidate in proposed(wgmma_rows.FAMILY, workload, H200)[::4]:
