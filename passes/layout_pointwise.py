@@ -25,6 +25,9 @@ from subtune.passes.sink_views import past_binary, past_unary
 MOST_CHANNELS = 20
 """Of the result: with more, multiplying an element takes longer than reading it from memory (`Forms.ops_per_byte`)."""
 
+MOST_OF_HALVES = 16
+"""The same of halves, where nothing else wants channels last: tensor cores would multiply faster, but not turn."""
+
 MOST_PRODUCTS = 64
 """Of each element of the input and the result: with more, to turn both takes less time than what cores multiply slower
 that read planes."""
@@ -37,13 +40,16 @@ def as_product(walk: Walk, call: Call, is_alone: bool = False) -> Expr | None:
     attrs, data, weight, result = call.attrs, shape_of(call.args[0]), shape_of(call.args[1]), shape_of(call)
     if (str(attrs.data_layout), str(attrs.out_layout)) != (_LAYOUTS[op_name(call)],) * 2:
         return None
-    if data is None or weight is None or result is None or dtype_of(call) != "float32" or walk.half:
+    if data is None or weight is None or result is None or dtype_of(call) != "float32":
         return None
     if prod(weight[2:]) != 1 or max(ints(attrs.strides)) != 1 or any(ints(attrs.padding)):
         return None
     groups, pixels = int(attrs.groups), prod(data[2:])
     made, read = weight[0] // groups, weight[1]
-    is_thin = made <= MOST_CHANNELS or (is_alone and made * read <= MOST_PRODUCTS * (made + read))
+    if walk.half:
+        is_thin = is_alone and made <= MOST_OF_HALVES
+    else:
+        is_thin = made <= MOST_CHANNELS or (is_alone and made * read <= MOST_PRODUCTS * (made + read))
     is_depthwise = 1 < groups == data[1]
     if not is_thin or is_depthwise or pixels < LEAST_WIDTH or not _is_own(walk, call.args[0]):
         return None
@@ -55,6 +61,8 @@ def as_product(walk: Walk, call: Call, is_alone: bool = False) -> Expr | None:
 
 def _is_own(walk: Walk, expr: Expr) -> bool:
     """Whether it is an input of the model that nobody else reads: of others, channels may be last already."""
+    if (cast := walk.defined_by(expr, "relax.astype")) is not None:  # of a model of halves
+        return walk.has_one_use(expr) and _is_own(walk, cast.args[0])
     is_input = isinstance(expr, relax.Var) and not isinstance(expr, relax.DataflowVar) and expr not in walk.defs
     return is_input and walk.has_one_use(expr)
 

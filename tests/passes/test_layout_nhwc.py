@@ -3,6 +3,7 @@ from tvm import relax
 from tvm.relax import op
 
 from subtune.passes.exprs import op_name
+from subtune.passes.halves import with_half
 from subtune.passes.layout_nhwc import channels_to_last, settle_permutes
 
 X = ((1, 4, 6, 6), "float32")
@@ -300,6 +301,18 @@ def test_a_lone_pointwise_convolution_reads_planes(channels, columns, left, modu
     after = settle_permutes(channels_to_last(before, keeps_planes=True, reads_planes=True))
     assert ops(after)["permute_dims"] == left
     agree(before, after, 1e-4)
+
+
+@pytest.mark.parametrize(("columns", "left"), [(5, 0), (17, 2)])
+def test_a_lone_one_of_halves_reads_planes_for_few_channels(columns, left, module, ops, const):
+    def body(x):
+        return op.nn.conv2d(op.astype(x, "float32"), const(columns, 8, 1, 1))
+
+    before = with_half(module([((2, 8, 4, 5), "float16")], body), "float16")
+    after = settle_permutes(channels_to_last(before, keeps_planes=True, reads_planes=True))
+    assert ops(after).get("permute_dims", 0) == left
+    elsewhere = settle_permutes(channels_to_last(before, keeps_planes=True))
+    assert ops(elsewhere)["permute_dims"] == 2
 
 
 @pytest.mark.parametrize("each", [1, 2])
