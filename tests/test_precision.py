@@ -59,7 +59,7 @@ def test_tuned_kernels_multiply_in_bf16(tmp_path: Path) -> None:
     )
     weight = rng.standard_normal((256, 128), dtype=np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
-    in_bf16 = ("contraction_bf16", "amx")
+    in_bf16 = ("contraction_bf16(", "amx(")
     with LocalMeasurer(builders=1) as measurer:
         for attempt in range(5):  # on a machine that is disturbed all the while, the default is kept in doubt
             options = {"topk": 3, "threads": 2, "database": tmp_path / f"{attempt}.db", "measurer": measurer}

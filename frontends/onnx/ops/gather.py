@@ -119,7 +119,7 @@ def scatter_elements(node: Node) -> Expr:
     x, updates = node.x, node.need(2)
     axis = axis_in(node.attr("axis", 0), rank(x))
     reduction = _REDUCTIONS[node.attr("reduction", "none")]
-    index = node.cast(_wrapped(node, 1, shape(x)[axis], is_bounded=True), "int64")
+    index = node.cast(_wrapped(node, 1, shape(x)[axis], is_bounded=True), "int32")
     return relax.op.scatter_elements(x, index, updates, axis=axis, reduction=reduction)
 
 

@@ -94,7 +94,7 @@ CASES = {
 def test_candidates_are_as_exact_as_float32(case: str) -> None:
     """Against float64: no larger an error than NumPy's product of float32 has, or a few roundings of the result."""
     workload, expected = CASES[case]
-    proposed = [c for c in backends.candidates(workload, SPR, topk=400) if c.family == "amx"]
+    proposed = [c for c in backends.candidates(workload, SPR, topk=400) if c.family == "amx_parts"]
     assert proposed
     given = arguments(workload)[:-1]
     exact = expected(*(array.astype(np.float64) for array in given))
@@ -106,7 +106,7 @@ def test_candidates_are_as_exact_as_float32(case: str) -> None:
 
 def test_a_step_has_six_products_of_parts_and_asks_for_what_comes_next(tmp_path: Path) -> None:
     workload = dense(64, 64, 96)
-    kernel = scheduled(workload, Candidate.make("amx", **{**KNOBS, "mt": 2, "order": "nm"}), SPR)
+    kernel = scheduled(workload, Candidate.make("amx_parts", **{**KNOBS, "mt": 2, "order": "nm"}), SPR)
     module(kernel, SPR).mod.write_to_file(str(tmp_path / "kernel.s"), "s")
     code = (tmp_path / "kernel.s").read_text()
     products = code.count("tdpbf16ps")
@@ -126,10 +126,10 @@ def test_it_is_refused_where_it_should_be() -> None:
         "do not fit": (wide, SPR, {**KNOBS, "mr": 4, "nr": 1}),
     }
     for why, (workload, device, knobs) in refused.items():
-        found = backends.schedule(workload, Candidate.make("amx", **knobs), device)
+        found = backends.schedule(workload, Candidate.make("amx_parts", **knobs), device)
         assert isinstance(found, NotApplicable), why
         assert why in found.reason
-    assert not any(c.family == "amx" for c in backends.candidates(wide, exact))
+    assert not any(c.family == "amx_parts" for c in backends.candidates(wide, exact))
 
 
 def test_constants_are_packed_in_parts_that_sum_up_to_them() -> None:

@@ -314,7 +314,7 @@ def test_exact_math_leaves_out_what_rounds_differently(device: CPUModel) -> None
 
 def test_every_implementation_gets_a_share(device: CPUModel) -> None:
     proposed = backends.candidates(conv(28, 64, 64, 3), device, topk=8)
-    assert {c.family for c in proposed} == {"contraction", "winograd"}
+    assert {c.family for c in proposed} == {"contraction", "winograd", *(["amx_parts"] if device.has_tiles else [])}
 
 
 def test_what_does_not_apply_says_why(device: CPUModel) -> None:

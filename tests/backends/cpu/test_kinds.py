@@ -198,7 +198,7 @@ def test_a_matrix_that_lies_well_can_be_packed_too(order: str, run: Run, device:
 @pytest.mark.parametrize(("width", "packs"), [(1024, True), (256, False)])
 def test_rows_of_whole_pages_are_packed_first(width: int, packs: bool, device: CPUModel) -> None:
     """Read as they lie, all rows of such a matrix would lie in the same few sets of L1."""
-    proposed = backends.candidates(_product(256, width, 512), device)
+    proposed = [c for c in backends.candidates(_product(256, width, 512), device) if c.family == "contraction"]
     assert [bool(c.get("pack")) for c in proposed[:3]] == [packs] * 3
     assert not all(c.get("pack") for c in proposed)
 

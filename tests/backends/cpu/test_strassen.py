@@ -98,6 +98,7 @@ def test_every_candidate_of_the_policy_applies(device: CPUModel) -> None:
 
 def test_exact_forbids_it(device: CPUModel) -> None:
     workload = dense(128, 768, 768)
+    device = replace(device, features=tuple(f for f in device.features if not f.startswith("amx")))  # a faster one
     assert any(c.family == "strassen" for c in backends.candidates(workload, device))
     exact = replace(as_device(device), numerics=Numerics(exact=True))
     assert not any(c.family == "strassen" for c in backends.candidates(workload, exact, topk=500))

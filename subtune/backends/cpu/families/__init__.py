@@ -31,6 +31,7 @@ from subtune.backends.cpu.family import CPUFamily
 
 FAMILIES: tuple[CPUFamily, ...] = (
     amx.FAMILY,
+    amx.IN_PARTS,
     contraction_bf16.FAMILY,
     contraction.FAMILY,
     split_k.FAMILY,

@@ -21,9 +21,6 @@ from subtune.core.kernel import NotApplicable
 from subtune.core.workload import dtype_bits
 
 _THREADS = 256
-_AT_ONCE = 4
-"""Updates of a thread: all are on their way before the first is stored. One alone waits for its index, then for nothing
-else's."""
 _COMBINED = {"add": "Add", "mul": "Mul", "min": "Min", "max": "Max"}
 _ATOMIC_BITS = (16, 32, 64)
 
@@ -100,36 +97,16 @@ def _copy(op: Scattered, x: Any, y: Any) -> Any:
 
 
 def _updated(op: Scattered, at: Any, new: Any, y: Any) -> Any:
-    def flat(code: Code, number: Any) -> Any:
-        place = _place(op, at, decoded(number, op.updates, code.analyzer))
-        return code.analyzer.simplify(_flat(place, op.shape))
-
-    if op.reduction == "update":
-        return _replaced(op, flat, new, y)
-
     def body(code: Code, number: Any) -> None:
+        place = _place(op, at, decoded(number, op.updates, code.analyzer))
+        flat = code.analyzer.simplify(_flat(place, op.shape))
+        if op.reduction == "update":
+            code.store(y, flat, load(new, number))
+            return
         kind = f"subtune::update<subtune::{_COMBINED[op.reduction]}>"
-        code.emit(called(kind, [address(y, const(0)), flat(code, number), load(new, number)], ATOMICS))
+        code.emit(called(kind, [address(y, const(0)), flat, load(new, number)], ATOMICS))
 
     return _each(prod(op.updates), body)
-
-
-def _replaced(op: Scattered, flat: Callable[[Code, Any], Any], new: Any, y: Any) -> Any:
-    """Several updates of a thread, a block's neighbours in each of them; the last one again where some are missing."""
-    count, code = prod(op.updates), Code()
-    of_block = _THREADS * _AT_ONCE
-    block, thread = code.thread("blockIdx.x", -(-count // of_block)), code.thread("threadIdx.x", _THREADS)
-    held, places = code.local(op.dtype, _AT_ONCE), []
-    for i in range(_AT_ONCE):
-        number = block * of_block + (i * _THREADS + thread)
-        if count % of_block:
-            number = tirx.min(number, const(count - 1))
-        own = code.bind("number", number, count)
-        places.append(code.bind("place", flat(code, own), prod(op.shape)))
-        code.store(held, const(i), load(new, own))
-    for i, place in enumerate(places):
-        code.store(y, place, load(held, const(i)))
-    return code.kernel()
 
 
 def _place(op: Scattered, at: Any, own: Sequence[Any]) -> list[Any]:

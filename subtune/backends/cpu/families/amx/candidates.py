@@ -43,6 +43,7 @@ _WAITED = 3.0  # times what B's bytes take from L3 at its bandwidth: few loads a
 
 _PACKED_CYCLES = 6.0  # per 64 bytes of B, two rows of it woven into one
 _TURNED_CYCLES = 32.0  # where they lie the other way
+NAMES = {"bfloat16": "amx", "float32": "amx_parts"}
 _BLOCKS = ((2, 2), (1, 3), (3, 1), (4, 1), (1, 2), (2, 1), (1, 1))
 _USUAL = (2, 4, 6, 8, 12, 16)
 _PADDED = 1.03
@@ -63,15 +64,21 @@ class Knobs:
 
 
 def accepts(problem: CPUProblem) -> str:
+    return _refuses(problem, "bfloat16")
+
+
+def accepts_in_parts(problem: CPUProblem) -> str:
+    return "rounds otherwise than the model says" if problem.numerics.exact else _refuses(problem, "float32")
+
+
+def _refuses(problem: CPUProblem, operands: str) -> str:
     anchor, device = problem.pattern, problem.device
     if not isinstance(anchor, Contraction):
         return "no contraction"
     if not device.has_tiles:
         return "the processor, or its operating system, has no AMX for bfloat16"
-    if anchor.acc_dtype != "float32" or anchor.b.dtype not in ("bfloat16", "float32"):
-        return "needs operands of bfloat16 or float32, and float32 accumulators"
-    if anchor.b.dtype == "float32" and problem.numerics.exact:
-        return "rounds otherwise than the model says"
+    if (anchor.b.dtype, anchor.acc_dtype) != (operands, "float32"):
+        return f"needs {operands} operands and float32 accumulators"
     if -1 in anchor.b.axes or len(set(anchor.b.axes)) != len(anchor.b.axes):
         return "B is not indexed by axes of its own"
     if prod(axis.extent for axis in anchor.of_role(Role.M)) < _FEWEST_ROWS:
@@ -100,7 +107,9 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     rows = prod(axis.extent for axis in anchor.of_role(Role.M))
     found = {}
     for knobs in _knobs(anchor, rows, device):
-        found[knobs] = Candidate.of("amx", knobs, _predict(anchor, problem.workload, device, rows, knobs))
+        found[knobs] = Candidate.of(
+            NAMES[anchor.b.dtype], knobs, _predict(anchor, problem.workload, device, rows, knobs)
+        )
     return list(found.values())
 
 

@@ -23,7 +23,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.families.amx.calls import with_calls
-from subtune.backends.cpu.families.amx.candidates import Knobs, accepts, obstacle, parts_of
+from subtune.backends.cpu.families.amx.candidates import Knobs, accepts, accepts_in_parts, obstacle, parts_of
 from subtune.backends.cpu.families.amx.tiles import Tiled, in_tiles, packing_of
 from subtune.backends.cpu.family import CPUProblem
 from subtune.backends.cpu.loops.by_group import GroupPacking, by_group
@@ -41,8 +41,16 @@ from subtune.tir.tile import extent_of
 
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
-    if why := accepts(problem):
-        return NotApplicable(why)
+    why = accepts(problem)
+    return NotApplicable(why) if why else _kernel(problem, knobs)
+
+
+def schedule_in_parts(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
+    why = accepts_in_parts(problem)
+    return NotApplicable(why) if why else _kernel(problem, knobs)
+
+
+def _kernel(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     parts = parts_of(problem.pattern)
     if why := obstacle(knobs, parts):
         return NotApplicable(why)

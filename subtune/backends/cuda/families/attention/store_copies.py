@@ -43,7 +43,7 @@ __device__ __forceinline__ void widen(void* to, const void* stage, int rows, int
     const int at = (piece / 16 * keys + row) * 128 + (piece / 2 % 8 ^ row % 8) * 16 + piece % 2 * 8;
     const uint2 words = *reinterpret_cast<const uint2*>(static_cast<const char*>(stage) + at);
     const float2 a = widened(words.x), b = widened(words.y);
-    float4* there = reinterpret_cast<float4*>(static_cast<float*>(to) + (long long)row * pitch + piece * 4);
+    float4* there = reinterpret_cast<float4*>(static_cast<float*>(to) + (row * pitch + piece * 4));
     __stcs(there, make_float4(a.x, a.y, b.x, b.y));
   }
 }
