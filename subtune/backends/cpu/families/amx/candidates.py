@@ -34,7 +34,7 @@ START_CYCLES = 80.0  # of a block: registers to zero, the last product's latency
 _EPILOGUE_CYCLES = 3.0  # per vector and operand
 _GATHERED_CYCLES = 2.0  # per element that is copied by itself
 
-# Of float32 in parts, fitted to eight products on a Granite Rapids (2026-11-27).
+# Of float32 in parts, fitted to eight products on a Xeon that hides its model, with 480 MB of L3 (2026-11-27).
 _SPLIT_CYCLES = 20.0  # per vector of 32 floats that becomes three of halves
 _SPLIT_GATHERED_CYCLES = 4.0
 _SLOWER_CLOCK = 1.4  # where nothing but tiles is multiplied
