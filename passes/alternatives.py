@@ -15,7 +15,7 @@ import networkx as nx
 from subtune.core.forms import ANY, Forms
 from subtune.core.graph import Alternative, Group, PartitionGraph, Region
 from subtune.core.numerics import HALVES
-from subtune.passes.alternatives_copies import products_with_copies
+from subtune.passes.alternatives_copies import copied_products, products_with_copies
 from subtune.passes.alternatives_merge import chains_with_copies, merges
 from subtune.passes.alternatives_norm import carried_norms, normed_products
 from subtune.passes.alternatives_pool import pooled_stems
@@ -47,12 +47,13 @@ def alternatives(graph: PartitionGraph, forms: Forms = ANY) -> tuple[Region, ...
     ()
     """
     around = Neighbours(graph)
+    copied = copied_products(around) if forms.copies_products else {}
     wanted = [merges, splits]
     wanted += [pooled_stems] if forms.pools_stems else []
     wanted += [summed_products] if forms.sums_products else []
     wanted += [chains_with_copies] if forms.copies_operands else []
-    wanted += [products_with_copies] if forms.copies_products else []
-    wanted += [partial(carried_norms, forms.copies_products)] if forms.carries_norms else []
+    wanted += [partial(products_with_copies, copied)]
+    wanted += [partial(carried_norms, copied)] if forms.carries_norms else []
     wanted += [partial(normed_products, forms.normed_columns)] if forms.normed_columns else []
     proposals = [p for propose in wanted for p in propose(around)]
     proposals = _worthwhile(around, proposals, forms)

@@ -51,9 +51,9 @@ def copied_products(around: Neighbours) -> Mapping[str, Copied]:
     return products
 
 
-def products_with_copies(around: Neighbours) -> Iterator[Proposal]:
-    """A product and the copies of its result in one kernel."""
-    for anchor, copied in copied_products(around).items():
+def products_with_copies(copies: Mapping[str, Copied], around: Neighbours) -> Iterator[Proposal]:
+    """A product and the copies of its result in one kernel; `copies` are `copied_products`'."""
+    for anchor, copied in copies.items():
         ops = copied.ops.union(around.home[anchor].ops)
         yield Proposal("copies in products", f"{anchor} {copied.why}", (ops,), copied.stake_bytes)
 

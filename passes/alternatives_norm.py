@@ -5,11 +5,11 @@ Or its two parts, where it was taken apart (`carry_norms`), with the products be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from subtune.core.graph import Group, Kind
 from subtune.core.numerics import HALVES
-from subtune.passes.alternatives_copies import copied_products
+from subtune.passes.alternatives_copies import Copied
 from subtune.passes.neighbours import Neighbours, Proposal, nbytes
 from subtune.tir.row_moments import MOMENTS, SCALES
 
@@ -46,13 +46,12 @@ def _norm_of(around: Neighbours, group: Group) -> Group | None:
     return found[0] if len(found) == 1 else None
 
 
-def carried_norms(stores_copies: bool, around: Neighbours) -> Iterator[Proposal]:
+def carried_norms(copies: Mapping[str, Copied], around: Neighbours) -> Iterator[Proposal]:
     """A product, the moments of the rows that it makes, and the scales of those that it reads.
 
     Args:
-        stores_copies: it can store copies of its result as well.
+        copies: of their results, that products can store as well (`copied_products`).
     """
-    copies = copied_products(around) if stores_copies else {}
     for group in around.graph.groups:
         if around.anchor(group).op != "matmul":
             continue

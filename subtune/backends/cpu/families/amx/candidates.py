@@ -31,16 +31,8 @@ _ROW_CYCLES = 0.6
 _HIDDEN = 0.1
 _LOADS_PER_CYCLE = 2.0  # rows of tiles
 START_CYCLES = 80.0  # of a block: registers to zero, the last product's latency, rows stored and read again
+_SLOWER_CLOCK = 1.4  # times the products of float32 in parts: nothing but tiles is multiplied
 _EPILOGUE_CYCLES = 3.0  # per vector and operand
-_GATHERED_CYCLES = 2.0  # per element that is copied by itself
-
-# Of float32 in parts, fitted to eight products on a Xeon that hides its model, with 480 MB of L3 (2026-11-27).
-_SPLIT_CYCLES = 20.0  # per vector of 32 floats that becomes three of halves
-_SPLIT_GATHERED_CYCLES = 4.0
-_SLOWER_CLOCK = 1.4  # where nothing but tiles is multiplied
-_DRAINED_CYCLES = 1000.0  # of a block: no products while its sums are stored
-_WAITED = 3.0  # times what B's bytes take from L3 at its bandwidth: few loads are under way
-
 _PACKED_CYCLES = 6.0  # per 64 bytes of B, two rows of it woven into one
 _TURNED_CYCLES = 32.0  # where they lie the other way
 NAMES = {"bfloat16": "amx", "float32": "amx_parts"}
@@ -49,6 +41,25 @@ _USUAL = (2, 4, 6, 8, 12, 16)
 _PADDED = 1.03
 """Times the blocks of rows that there are, at most."""
 _FEWEST_ROWS = 4  # for fewer, B is read from memory or from L2 as fast by `vdpbf16ps`
+
+
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """Cycles: `copied` of a vector of A, `gathered` of an element that is copied by itself, `start` of a block.
+
+    `waited`: times what bytes from L3 take at its bandwidth, where products wait for them.
+    """
+
+    copied: float
+    gathered: float
+    start: float
+    waited: float
+
+
+_OF_HALVES = _Costs(COPIED_CYCLES, 2.0, START_CYCLES, 1.0)
+_IN_PARTS = _Costs(20.0, 4.0, 1000.0, 3.0)
+"""A vector becomes three, nothing is multiplied while sums are stored, and few loads are under way: fitted to eight
+products on a Xeon that hides its model, with 480 MB of L3 (2026-11-27)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +176,7 @@ def _predict(anchor: Contraction, workload: Workload, device: CPUModel, rows: in
     run = Run.of(anchor.of_role(Role.K), n_blocks * width)
     steps = run.steps
     parts = parts_of(anchor)
+    costs = _OF_HALVES if parts == 1 else _IN_PARTS
     row_bytes = parts * STEP_BYTES  # of a step
     a_bytes, b_bytes = m_blocks * height * steps * row_bytes, n_blocks * width * steps * row_bytes
     shares_rows = knobs.order == "m"
@@ -176,15 +188,13 @@ def _predict(anchor: Contraction, workload: Workload, device: CPUModel, rows: in
     fetched = knobs.mr * knobs.rows * row_bytes / bytes_per_cycle(a_held + panel, device)
     operands = sum(1 for arg in workload.args if not arg.is_constant)
     epilogue = height * knobs.nr * (1 + _EPILOGUE_CYCLES * operands)
-    if parts > 1 and a_held + panel > device.l2_bytes:
-        fetched *= _WAITED
-    start = START_CYCLES if parts == 1 else _DRAINED_CYCLES
-    total = m_blocks * n_blocks * (steps * max(step, fetched) + start + epilogue)
-    exposed = 0.3 if b_bytes <= device.l2_bytes else 1.0 if parts == 1 else _WAITED
+    if a_held + panel > device.l2_bytes:
+        fetched *= costs.waited
+    total = m_blocks * n_blocks * (steps * max(step, fetched) + costs.start + epilogue)
+    exposed = 0.3 if b_bytes <= device.l2_bytes else costs.waited
     total += streamed / bytes_per_cycle(b_bytes, device) * exposed
     is_along_k = anchor.a.axes[-1] in (anchor.of_role(Role.K)[-1].index, -1)
-    copied, gathered = (COPIED_CYCLES, _GATHERED_CYCLES) if parts == 1 else (_SPLIT_CYCLES, _SPLIT_GATHERED_CYCLES)
-    total += m_blocks * height * (run.vectors * copied if is_along_k else steps * DEPTH * gathered)
+    total += m_blocks * height * (run.vectors * costs.copied if is_along_k else steps * DEPTH * costs.gathered)
     if not anchor.b.is_constant:
         total += b_bytes / STEP_BYTES * (_PACKED_CYCLES if anchor.b.axes[-1] == anchor.n.index else _TURNED_CYCLES)
     grains = {"m": outer, "n": n_blocks, "mn": outer * n_blocks, "nm": outer * n_blocks}[knobs.order]
