@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import tvm
 from tvm import relax
 from tvm.relax import op
 
+from subtune import backends
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.lowering.pipeline import register
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel
 from subtune.core.workload import Workload
+from subtune.measure.guarded import numpy_dtype
 from tests.backends.cuda.attention_workloads import fused
 
 
@@ -27,9 +35,9 @@ def product_that_gives(
         step: of their columns, from one to the next.
     """
     width = heads * dim
-    numpy_dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    of_numpy = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     rng = np.random.default_rng(2)
-    w = relax.const((rng.standard_normal((k, 3 * width)) / 8).astype(numpy_dtype))
+    w = relax.const((rng.standard_normal((k, 3 * width)) / 8).astype(of_numpy))
     b = relax.const(rng.standard_normal(3 * width).astype("float32"))
 
     def body(emit: Any, x: Any, *others: Any) -> Any:
@@ -73,3 +81,20 @@ def product_and_widened(m: int, n: int, k: int) -> Workload:
         return y, emit(op.astype(y, "float32"))
 
     return fused(body, [(m, k)], ["float16"])
+
+
+def outputs_on_gpu(workload: Workload, candidate: Candidate, model: CUDAModel, inputs: Sequence[Any]) -> list[Any]:
+    """What a candidate's kernel makes of `inputs` on the GPU here, which `model` describes."""
+    kernel = backends.schedule(workload, candidate, model)
+    assert isinstance(kernel, Kernel), (candidate, kernel)
+    with model.target():
+        built = tvm.compile(kernel.func, target=model.target(), tir_pipeline=register())
+    packed, device = dict(kernel.packings), tvm.cuda(0)
+    arrays = [tvm.runtime.tensor(packed[i](x) if i in packed else x, device) for i, x in enumerate(inputs)]
+    results = [
+        tvm.runtime.tensor(np.full(arg.shape, np.nan).astype(numpy_dtype(arg.dtype)), device)
+        for arg in workload.args
+        if arg.is_output
+    ]
+    built["main"](*arrays, *results)
+    return [result.numpy() for result in results]

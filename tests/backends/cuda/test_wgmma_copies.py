@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 
 from subtune import backends
 from subtune.backends.base import Problem
@@ -27,7 +26,6 @@ from subtune.backends.cuda.families.wgmma.store_copies import (
     with_copies,
 )
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
-from subtune.backends.cuda.lowering.pipeline import register
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
@@ -37,7 +35,7 @@ from subtune.patterns.copies import Walked
 from subtune.patterns.product_copies import ProductWithCopies, Run, product_with_copies
 from subtune.patterns.recognise import recognise
 from tests.backends.cuda import cuda_on_cpu, hopper_on_cpu
-from tests.backends.cuda.copied_workloads import copies_of, product_and_widened, product_that_gives
+from tests.backends.cuda.copied_workloads import copies_of, outputs_on_gpu, product_and_widened, product_that_gives
 from tests.backends.cuda.proposals import proposed
 from tests.backends.cuda.test_wgmma import HERE
 
@@ -236,17 +234,5 @@ def test_copies_on_a_gpu(case: str) -> None:
     options, _ = CASES[case]
     workload = product_that_gives(**options)
     inputs = inputs_of(workload)
-    device = tvm.cuda(0)
     for candidate in proposed(wgmma.FAMILY, workload, H200)[::8]:
-        kernel = backends.schedule(workload, candidate, H200)
-        assert isinstance(kernel, Kernel), (candidate, kernel)
-        with H200.target():
-            built = tvm.compile(kernel.func, target=H200.target(), tir_pipeline=register())
-        packed = dict(kernel.packings)
-        arrays = [tvm.runtime.tensor(packed[i](x) if i in packed else x, device) for i, x in enumerate(inputs)]
-        outputs = [arg for arg in workload.args if arg.is_output]
-        results = [
-            tvm.runtime.tensor(np.full(arg.shape, np.nan).astype(numpy_dtype(arg.dtype)), device) for arg in outputs
-        ]
-        built["main"](*arrays, *results)
-        check(workload, options, inputs, [result.numpy() for result in results])
+        check(workload, options, inputs, outputs_on_gpu(workload, candidate, H200, inputs))

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 from tvm import relax
 from tvm.relax import op
 
@@ -23,7 +22,6 @@ from subtune.backends.cuda.families import FAMILIES, wgmma_rows
 from subtune.backends.cuda.families.wgmma.store_copies import product_alone, with_copies
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
 from subtune.backends.cuda.families.wgmma_rows.schedule import row_kernel
-from subtune.backends.cuda.lowering.pipeline import register
 from subtune.core.candidate import DEFAULT
 from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel, NotApplicable
@@ -38,7 +36,7 @@ from subtune.patterns.product_copies import ProductWithCopies
 from subtune.patterns.recognise import recognise
 from subtune.patterns.row_product import RowProduct
 from tests.backends.cuda import cuda_on_cpu
-from tests.backends.cuda.copied_workloads import copies_of
+from tests.backends.cuda.copied_workloads import copies_of, outputs_on_gpu
 from tests.backends.cuda.proposals import proposed
 from tests.backends.cuda.storing import storing
 from tests.backends.cuda.test_wgmma import HERE
@@ -187,15 +185,5 @@ def test_copies_on_a_gpu(has_moments: bool) -> None:
     options = {"heads": 2, "rows": 264, "dim": DIM, "batch": BATCH}
     workload = workload_of(264, 2, 128, has_moments)
     inputs = inputs_of(workload)
-    device = tvm.cuda(0)
     for candidate in proposed(wgmma_rows.FAMILY, workload, H200)[::4]:
-        kernel = backends.schedule(workload, candidate, H200)
-        assert isinstance(kernel, Kernel), (candidate, kernel)
-        with H200.target():
-            built = tvm.compile(kernel.func, target=H200.target(), tir_pipeline=register())
-        packed = dict(kernel.packings)
-        arrays = [tvm.runtime.tensor(packed[i](x) if i in packed else x, device) for i, x in enumerate(inputs)]
-        outputs = [arg for arg in workload.args if arg.is_output]
-        results = [tvm.runtime.tensor(np.full(arg.shape, np.nan, arg.dtype), device) for arg in outputs]
-        built["main"](*arrays, *results)
-        check(workload, options, inputs, [result.numpy() for result in results])
+        check(workload, options, inputs, outputs_on_gpu(workload, candidate, H200, inputs))
