@@ -6,7 +6,7 @@ import atexit
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from subtune.artifact.destination import check_destination
 from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
 from subtune.core.errors import TargetError
+from subtune.core.progress import ProgressCallback
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.database import Database, opened
+from subtune.measure import LocalMeasurer, Measurer
 from subtune.options import Options
 from subtune.passes.denormals import hides_denormals
 from subtune.passes.run import Dump
@@ -66,16 +68,18 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
     output = check_destination(output)
     device, is_elsewhere = _device(options)
     clock = _Clock()
-    with clock.stage("prepare"):
-        dump = Dump(Path(options.dump)) if options.dump is not None else None
-        forms = device.backend.forms(device.model)
-        prepared = prepare(model, options.shapes, options.numerics, options.parameters, dump, forms)
-        others = prepared.alternatives()
-    with opened(options.database) as store:
+    with ExitStack() as until_chosen:
+        measurer = until_chosen.enter_context(_measurer(options, device, is_elsewhere))
+        with clock.stage("prepare"):
+            dump = Dump(Path(options.dump)) if options.dump is not None else None
+            forms = device.backend.forms(device.model)
+            prepared = prepare(model, options.shapes, options.numerics, options.parameters, dump, forms)
+            others = prepared.alternatives()
+        store = until_chosen.enter_context(opened(options.database))
         with clock.stage("tune"):
             planned = plan(prepared.subgraphs, others, device, store)
             budget_s = options.budget_s if options.tune and not is_elsewhere else 0.0
-            records = _tuned(planned, device, Search(options.topk, budget_s), options, store)
+            records = _tuned(planned, device, Search(options.topk, budget_s), measurer, options.progress, store)
         with clock.stage("choose"):
             choices = planned.choices(others, records)
             prepared = prepared.arranged(chosen_partition(prepared.graph, others, choices))
@@ -112,14 +116,33 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
     )
 
 
-def _tuned(planned: Plan, device: Device, search: Search, options: Options, store: Database) -> Records:
+@contextmanager
+def _measurer(options: Options, device: Device, is_elsewhere: bool) -> Iterator[Measurer | None]:
+    """The caller's; or one whose processes start while the model is read, where there are cores for both."""
+    is_needed = options.tune and not is_elsewhere and device.backend.measuring.overlaps
+    if options.measurer is not None or not is_needed:
+        yield options.measurer
+        return
+    with LocalMeasurer() as own:
+        own.start(device)
+        yield own
+
+
+def _tuned(
+    planned: Plan,
+    device: Device,
+    search: Search,
+    measurer: Measurer | None,
+    progress: ProgressCallback | None,
+    store: Database,
+) -> Records:
     return tune(
         planned.first,
         device,
         search,
         database=store,
-        measurer=options.measurer,
-        progress=options.progress,
+        measurer=measurer,
+        progress=progress,
         rivals=planned.rivals,
         later=planned.later,
         worth=planned.prospects.worth_tuning,

@@ -19,6 +19,10 @@ class Measuring:
     """Building takes nothing from what is timed: the next workloads are built meanwhile."""
     builders_per_core: float = 1.0
     builder_environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    builder_niceness: int = 0
+    """By how much builders stand back where others want the same core: those who check and time, most of all."""
+    builder_modules: tuple[str, ...] = ()
+    """What builders load before their first job."""
     build_limit_s: float = float("inf")
     """Of one candidate, where others wait for the slowest."""
     limits_memory: bool = True

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 
 from subtune.backends import as_device
 from subtune.backends.base import Device, HardwareModel
@@ -16,6 +16,8 @@ from subtune.core.errors import SubtuneError
 from subtune.core.measuring import Measuring
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.core.workload import Workload
+from subtune.measure.fork_server import ForkServer
+from subtune.measure.launch import Programs
 from subtune.measure.pool import Builders, Runner
 from subtune.measure.process import Worker
 from subtune.measure.protocol import Measurer
@@ -58,6 +60,7 @@ class LocalMeasurer:
         kept_bytes = min(_KEPT_BYTES, int(_KEPT_SHARE * self._memory_bytes))
         self.settings = Settings(schedule, build_limit_s, run_limit_s, kept_bytes, gpu_mode)
         self._count = builders or min(usable_cores(), _MAX_BUILDERS)
+        self._servers: dict[str, ForkServer] = {}
         self._builders: dict[str, Builders] = {}
         self._runners: dict[tuple[str, int], Runner] = {}
         try:
@@ -92,6 +95,8 @@ class LocalMeasurer:
     def close(self) -> None:
         for builders in self._builders.values():
             builders.close()
+        for server in self._servers.values():
+            server.close()
         for runner in self._runners.values():
             runner.close()
         self._scratch.remove()
@@ -109,23 +114,31 @@ class LocalMeasurer:
         kind, threads, measuring = device.backend.kind, device.model.host.threads, device.backend.measuring
         try:
             if kind not in self._builders:
-                count = int(measuring.builders_per_core * self._count)
-                workers = [self._worker(1, measuring, measuring.builder_environment) for _ in range(count)]
-                self._builders[kind] = Builders(workers, measuring.grace_s)
+                self._builders[kind] = self._make_builders(kind, measuring)
             if (kind, threads) not in self._runners:
-                self._runners[kind, threads] = Runner(
-                    lambda: self._worker(threads, measuring), measuring.has_spare_runner
-                )
+                programs = Programs(_threads(threads), self._search_path, self._memory(measuring))
+                self._runners[kind, threads] = Runner(lambda: Worker(programs), measuring.has_spare_runner)
             self._builders[kind].start()
             self._runners[kind, threads].start()
         except OSError as e:
             raise _no_room(e) from e
         return self._builders[kind], self._runners[kind, threads]
 
-    def _worker(self, threads: int, measuring: Measuring, more: Mapping[str, str] = MappingProxyType({})) -> Worker:
-        # TVM reads both before it is loaded. Bound, its pool puts a worker on the core the main thread may be on.
-        env = {"TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0", **more}
-        return Worker(env, self._search_path, self._memory_bytes if measuring.limits_memory else 0)
+    def _make_builders(self, kind: str, measuring: Measuring) -> Builders:
+        env = {**_threads(1), **measuring.builder_environment}
+        niceness, modules = measuring.builder_niceness, measuring.builder_modules
+        server = ForkServer(env, self._search_path, self._memory(measuring), niceness, modules)
+        self._servers[kind] = server
+        count = int(measuring.builders_per_core * self._count)
+        return Builders([Worker(server) for _ in range(count)], measuring.grace_s)
+
+    def _memory(self, measuring: Measuring) -> int:
+        return self._memory_bytes if measuring.limits_memory else 0
+
+
+def _threads(count: int) -> dict[str, str]:
+    """What TVM reads before it is loaded. Bound, its pool puts a worker on the core the main thread may be on."""
+    return {"TVM_NUM_THREADS": str(count), "TVM_BIND_THREADS": "0"}
 
 
 def given_or_local(measurer: Measurer | None) -> AbstractContextManager[Measurer]:

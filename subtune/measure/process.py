@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
-import os
 import pickle
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
-from pathlib import Path
 from typing import Any
 
 from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Failure, FailureKind
+from subtune.measure.launch import Launcher, Log, Process
 from subtune.measure.messages import LOST, Job
-
-PROGRAM = """
-import gc, sys
-gc.disable()
-sys.modules["torch"] = None
-from subtune.measure.worker import main
-main()
-"""
-"""A worker is ready after 0.9 s instead of 4: TVM imports torch where that is installed, and no worker needs it; and
-`main` lets the collector look for garbage only when all is imported."""
 
 _START_LIMIT_S = 120.0
 _PIECE_S = 0.5
@@ -44,15 +29,11 @@ _ORPHAN_S = 600.0
 class Worker:
     """A process that is started on first use, stays warm, and is started anew after it died."""
 
-    def __init__(self, env: Mapping[str, str], search_path: Sequence[str], memory_bytes: int) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join([root, *search_path, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        self._env = {**os.environ, **env, "PYTHONPATH": path}
-        self._memory_bytes = memory_bytes
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._process: Process | None = None
         self._channel: Connection | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this object
-        fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # so that truncating it is safe at any moment
+        self._log = Log()
         self._limit_s = 0.0
         self.left_s = 0.0
         """What the job at hand may still take; less with every piece of waiting."""
@@ -69,16 +50,7 @@ class Worker:
             return
         ours, theirs = Pipe()
         with theirs:
-            command = [sys.executable, "-c", PROGRAM, str(theirs.fileno()), str(self._memory_bytes)]
-            self._process = subprocess.Popen(
-                command,
-                env=self._env,
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                process_group=0,  # the terminal's Ctrl-C must not reach it
-            )
+            self._process = self._launcher.launch(theirs.fileno(), self._log.fileno())
         self._channel = ours
         self._is_ready = False
         self.starts += 1
@@ -88,7 +60,7 @@ class Worker:
         self.start()
         self._await_ready()
         self._limit_s = self.left_s = limit_s
-        self._log.truncate(0)
+        self._log.clear()
         assert self._channel is not None
         # A worker that died while idle is noticed by `receive`, as an end of file.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -118,8 +90,7 @@ class Worker:
     def kill(self) -> None:
         """End the process at once and wait for its end; the next `send` starts a new one."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            self._process.end()
         self._process = None
         if self._channel is not None:
             self._channel.close()
@@ -141,14 +112,14 @@ class Worker:
                 return
         except (EOFError, OSError):
             pass
-        log = self._last_words()
+        log = self._log.last_words() or self._launcher.last_words()
         self.kill()
         raise SubtuneError(f"a measuring process cannot start: {log or 'it ended without a word'}")
 
     def _obituary(self) -> Failure:
         assert self._process is not None
-        code = self._process.wait()
-        log = self._last_words()
+        code = self._process.code()
+        log = self._log.last_words()
         self.kill()
         if "bad_alloc" in log or "MemoryError" in log or "out of memory" in log.lower():
             return Failure(FailureKind.MEMORY, f"the process ran out of its memory allowance: {log}")
@@ -160,12 +131,6 @@ class Worker:
             return Failure(FailureKind.MEMORY, "the process was killed, as the system does when memory runs out")
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return Failure(FailureKind.CRASH, f"the process ended {how}" + (f": {log}" if log else ""))
-
-    def _last_words(self, limit: int = 600) -> str:
-        self._log.flush()
-        size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, size - limit))
-        return self._log.read().decode(errors="replace").strip()
 
 
 def first_finished(workers: Sequence[Worker], deadline: float) -> Worker | None:

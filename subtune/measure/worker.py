@@ -1,7 +1,8 @@
-"""The worker process: `main` with FD and MEMORY_BYTES as arguments, jobs in and outcomes out over a socket.
+"""The worker process: jobs in and outcomes out over a socket.
 
-It is started as a program of its own (`process.PROGRAM`), not through `multiprocessing`, so that the user's main
-module is not imported again and nothing is inherited. Whatever happens to it costs the job at hand only:
+It is started as a program of its own (`launch.Programs`) or forked from one (`fork_server`), not through
+`multiprocessing`, so that the user's main module is not imported again and nothing of it is inherited. Whatever
+happens to it costs the job at hand only:
 
 * the parent kills it when its time is over, even inside native code that never returns;
 * memory is limited by the operating system, so a huge allocation fails instead of starting to swap;
@@ -30,9 +31,20 @@ MESSAGE_CHARS = 2000
 
 
 def main() -> None:
-    channel = Connection(int(sys.argv[1]))
+    """A worker that is a program of its own. Arguments: see `work`."""
+    work(int(sys.argv[1]), int(sys.argv[2]))
+
+
+def work(fd: int, memory_bytes: int) -> None:
+    """Answer what comes over the channel until its other end is closed, which ends the process.
+
+    Args:
+        fd: the worker's end of the channel.
+        memory_bytes: address space it may use; 0: no limit.
+    """
+    channel = Connection(fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    _limit_memory(int(sys.argv[2]))
+    _limit_memory(memory_bytes)
     jobs: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_receive, args=(channel, jobs), daemon=True).start()
     import tvm  # noqa: F401  # paid here, before the first job's clock runs

@@ -35,7 +35,9 @@ _log = logging.getLogger(__name__)
 class CPUBackend(Backend):
     kind: ClassVar[str] = "cpu"
     version: ClassVar[int] = 4
-    measuring: ClassVar[Measuring] = Measuring(reference=Candidate("reference"))
+    measuring: ClassVar[Measuring] = Measuring(
+        builder_modules=("subtune.backends.cpu.families",), reference=Candidate("reference")
+    )
 
     @property
     def families(self) -> tuple[Family[Any, Any], ...]:

@@ -46,6 +46,12 @@ class CUDABackend(Backend):
         builders_per_core=1.5,
         # a builder that sees a GPU takes some of its memory
         builder_environment=MappingProxyType({"CUDA_VISIBLE_DEVICES": ""}),
+        builder_niceness=5,
+        builder_modules=(
+            "subtune.backends.cuda.families",
+            "subtune.backends.cuda.building.builder",
+            "subtune.backends.cuda.lowering.pipeline",
+        ),
         build_limit_s=10.0,
         limits_memory=False,  # the driver reserves more address space than the machine has memory
         has_spare_runner=True,
