@@ -45,6 +45,7 @@ class Elementwise:
     whose places are chosen, or stand in tables, those of the last axis; 0 if unknown.
     `sections` of the `sectioned` positions along an axis are chosen alike (`patterns.sections`), 0 of one; `run`: the
     last axis behind it, 1 where that is the axis. Of few inputs it is: loops ask once where an outer position lies.
+    `alike`: so many neighbours along the last axis, from any multiple of it on, are chosen alike.
     """
 
     extent: int
@@ -54,6 +55,7 @@ class Elementwise:
     sections: int = 0
     sectioned: int = 0
     run: int = 1
+    alike: int = 1
 
 
 @dataclass(frozen=True, slots=True)

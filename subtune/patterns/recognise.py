@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from tvm.s_tir import Schedule, ScheduleError
@@ -116,17 +116,19 @@ def _elementwise(workload: Workload) -> Elementwise | Unrecognised:
     row = rows.pop() if len(rows) == 1 else 0
     is_padded = access is not None and access.read < access.extents[-1]
     transposed, padded = (None, access) if is_padded else (access, None)
-    return Elementwise(extent, transposed, padded, row, *(_sections(only, workload) if only else (0, 0, 1)))
+    return Elementwise(extent, transposed, padded, row, *(_sections(only, workload) if only else ()))
 
 
-def _sections(block: Any, workload: Workload) -> tuple[int, int, int]:
-    """`Elementwise`'s `sections`, `sectioned` and `run`; `(0, 0, 1)` where elements are all chosen alike."""
+def _sections(block: Any, workload: Workload) -> tuple[int, ...]:
+    """`Elementwise`'s `sections`, `sectioned`, `run` and `alike`; () where elements are all chosen alike."""
     inputs = sum(not arg.is_output for arg in workload.args)
     found = sectioned(block, is_last=inputs <= FEW_INPUTS)
     if found is None:
-        return 0, 0, 1
+        return ()
     extents = [int(iv.dom.extent) for iv in block.iter_vars]
-    return len(found.sections), extents[found.axis], 1 if found.axis == len(extents) - 1 else extents[-1]
+    is_last = found.axis == len(extents) - 1
+    alike = gcd(extents[-1], *(section.begin for section in found.sections)) if is_last else extents[-1]
+    return len(found.sections), extents[found.axis], 1 if is_last else extents[-1], alike
 
 
 def _row(block: Any) -> int:

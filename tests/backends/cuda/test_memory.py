@@ -44,10 +44,10 @@ def summed(x: Any, length: int, value: Any, shape: tuple[int, ...]) -> Any:
     return te.compute(shape, lambda *i: te.sum(value(*i, k).astype("float32"), axis=k), "total")
 
 
-def concatenated() -> Workload:
-    x, y = tensor(6, 9, 56), tensor(6, 9, 64, name="y")
-    return workload(x, y, te.compute((6, 9, 120), lambda i, j, k: tirx.if_then_else(
-        k < 56, x[i, j, k], y[i, j, k - 56]).astype("float32") * 2.0))  # fmt: skip
+def concatenated(left: int = 56, right: int = 64, planes: int = 6) -> Workload:
+    x, y = tensor(planes, 9, left), tensor(planes, 9, right, name="y")
+    return workload(x, y, te.compute((planes, 9, left + right), lambda i, j, k: tirx.if_then_else(
+        k < left, x[i, j, k], y[i, j, k - left]).astype("float32") * 2.0))  # fmt: skip
 
 
 def two_outputs() -> Workload:
@@ -197,6 +197,13 @@ def kernel_of(kind: str, candidate: Candidate, arch: str = "sm_90a") -> Kernel:
     kernel = schedule(made(kind), candidate, CUDA(arch))
     assert isinstance(kernel, Kernel), f"{candidate}: {kernel}"
     return kernel
+
+
+@pytest.mark.parametrize(("left", "right", "is_aligned"), [(736, 64, True), (23, 220, False)])
+def test_a_run_lies_in_one_section_or_is_one_element(left: int, right: int, is_aligned: bool) -> None:
+    best = candidates(concatenated(left, right, 4096), CUDA("sm_90a"), 1)[0]
+    assert best.family == "cuda.elementwise"
+    assert (dict(best.knobs)["lanes"] > 1) == is_aligned
 
 
 @pytest.mark.parametrize("kind", KINDS)

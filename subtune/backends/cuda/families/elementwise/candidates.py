@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, gcd
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
@@ -28,8 +28,10 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     element_bytes = sum(dtype_bits(arg.dtype) for arg in workload.args) // 8
     found = []
     widths = lanes_of(narrowest, anchor.extent)
-    # a run over sections is read element by element, and threads side by side then read apart from one another
-    is_mixed = anchor.sections > 1 and anchor.run % widths[0] != 0
+    # a run over sections, or of rows that begin anywhere, is read element by element, and threads side by side then
+    # read apart from one another
+    rows = (int(arg.shape[-1]) for arg in workload.args if arg.shape)
+    is_mixed = anchor.sections > 1 and gcd(anchor.alike, *rows) % widths[0] != 0
     turned = anchor.transposed or anchor.padded
     is_narrow = turned is not None and min(turned.extents[turned.a], turned.extents[turned.b]) <= _FEW
     for lanes in dict.fromkeys([*widths, 1] if is_mixed or is_narrow else widths):
