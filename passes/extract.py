@@ -16,14 +16,14 @@ from subtune.passes.outline import SUBGRAPHS_ATTR
 
 
 def extract(mod: IRModule) -> tuple[Subgraph, ...]:
-    """The PrimFuncs that main calls, in order of their first call.
+    """The PrimFuncs that main calls, in order of their first call; not the importers' that the partition left.
 
     Args:
         mod: what `outline` made.
     """
-    calls = list(tir_calls(mod))
+    calls = list(_group_calls(mod))
     uses = Counter(str(call.args[0].name_hint) for call in calls)
-    ops = json.loads(mod.attrs[SUBGRAPHS_ATTR]) if mod.attrs and SUBGRAPHS_ATTR in mod.attrs else {}
+    ops = _groups(mod)
     found: dict[str, Subgraph] = {}
     for position, call in enumerate(calls):
         name = str(call.args[0].name_hint)
@@ -43,9 +43,20 @@ def tir_calls(mod: IRModule) -> Iterator[Any]:
                 yield binding.value
 
 
+def _group_calls(mod: IRModule) -> Iterator[Any]:
+    groups = _groups(mod)
+    return (call for call in tir_calls(mod) if not groups or str(call.args[0].name_hint) in groups)
+
+
+def _groups(mod: IRModule) -> dict[str, Any]:
+    """What `outline` wrote down of each PrimFunc, by its name."""
+    found: dict[str, Any] = json.loads(mod.attrs[SUBGRAPHS_ATTR]) if mod.attrs and SUBGRAPHS_ATTR in mod.attrs else {}
+    return found
+
+
 def call_names(mod: IRModule) -> tuple[str, ...]:
     """The PrimFunc behind each group of the partition, in the groups' order."""
-    return tuple(str(call.args[0].name_hint) for call in tir_calls(mod))
+    return tuple(str(call.args[0].name_hint) for call in _group_calls(mod))
 
 
 def num_outputs(call: Call) -> int:

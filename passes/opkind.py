@@ -69,6 +69,8 @@ INLINE_0D = names("quantize dequantize full full_like")
 INLINE_UNIFORM = names("nn.layer_norm nn.rms_norm")
 """Ops whose legalisation takes a number for a vector of equal ones: a scale of 1, a shift of 0."""
 
+SORTS = names("topk sort argsort")
+
 # Sorting, scattering and their like are hand-written loops in TVM (not schedulable), or calls into its runtime.
 OPAQUES = names(
     "scatter_elements scatter_nd slice_scatter index_put vision.all_class_non_max_suppression vision.get_valid_counts "

@@ -189,7 +189,7 @@ def prepare_imported(
 ) -> Prepared:
     """`prepare` for a model that is imported already."""
     normalized = normalize(imported.mod, numerics, dump, forms)
-    return _outlined(imported, normalized, partition(normalized), forms, dump)
+    return _outlined(imported, normalized, partition(normalized, forms), forms, dump)
 
 
 def normalize(

@@ -25,6 +25,8 @@ from subtune.frontends.onnx.ops.node import (
     shape,
 )
 
+_INFINITY = {"int32": 0x7F800000, "int64": 0x7FF0000000000000}
+"""The bits of a float's infinity; NaN has larger ones, but for the sign."""
 # From which opset on the axes are an input.
 _AXES_SINCE = {"ReduceSum": 13}
 
@@ -145,8 +147,10 @@ def _ordered(node: Node, x: Expr, *, nan_is_largest: bool = True) -> Expr:
     end = tirx.max_value(integer) if nan_is_largest else tirx.min_value(integer)
 
     def key(v: Any) -> tirx.Select:
-        bits = tirx.reinterpret(integer, v)
-        return tirx.Select(tirx.isnan(v), end, tirx.Select(bits < 0, tirx.min_value(integer) - bits, bits))
+        bits, zero = tirx.reinterpret(integer, v), tirx.const(0, integer)
+        # TVM makes no vectors of isnan
+        is_nan = tirx.bitwise_and(bits, tirx.max_value(integer)) > tirx.const(_INFINITY[integer], integer)
+        return tirx.Select(is_nan, end, tirx.Select(bits < zero, tirx.min_value(integer) - bits, bits))
 
     return node.te(lambda t: te.compute(t.shape, lambda *i: key(t(*i)), name="ordered"), wide)
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 import tvm
+from onnx import helper, numpy_helper
 from tvm import relax
 from tvm.relax import op
 
+import subtune
+from subtune.backends import device_of
 from subtune.backends.cpu.device import CPU, CPUModel
 from subtune.backends.cpu.operators import own_operators
 from subtune.backends.cpu.operators.sorting import Sorted, sorted_function
 from subtune.passes.exprs import op_name
+from subtune.pipeline import prepare
 
 # shape [outer, length, inner], how many, whether the largest
 CASES = {
@@ -20,6 +25,9 @@ CASES = {
     "few of rows nearly side by side": ((9, 30, 3), 2, True),
     "few of few rows": ((2, 77, 1), 3, True),
     "one": ((17, 50, 1), 1, True),
+    "one of long rows": ((3, 1300, 1), 1, True),
+    "few of long rows, the last block in part": ((5, 2100, 1), 5, False),
+    "few of long rows not quite side by side": ((2, 1500, 3), 16, True),
     "more than are kept in registers": ((3, 130, 1), 50, True),
     "selected, the last block in part": ((5, 2100, 1), 40, True),
     "selected along another axis": ((2, 1500, 3), 20, False),
@@ -51,6 +59,33 @@ def test_order_and_ties_are_right(case: str, dtype: str, processor: str, device:
         wanted = np.argsort(-x.astype("int64") if largest else x, axis=1, kind="stable")[:, :count]
         np.testing.assert_array_equal(places.numpy(), wanted)
         np.testing.assert_array_equal(values.numpy(), np.take_along_axis(x, wanted, 1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("length", "largest"), [(40, True), (1100, True), (1100, False)])
+def test_floats_are_ordered_where_they_are_read(length: int, largest: bool, dtype: str) -> None:
+    k = 7
+    node = helper.make_node("TopK", ["x", "k"], ["values", "places"], largest=int(largest))
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    made = [helper.make_tensor_value_info("values", number, [9, k]),
+            helper.make_tensor_value_info("places", onnx.TensorProto.INT64, [9, k])]  # fmt: skip
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", number, [9, length])], made,
+        [numpy_helper.from_array(np.array([k]), "k")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    device = device_of("auto", 2)
+    subgraphs = prepare(model, forms=device.backend.forms(device.model)).subgraphs
+    assert [subgraph.anchor for subgraph in subgraphs] == ["gather_elements"]
+    rng = np.random.default_rng(3)
+    x = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1.5, *rng.standard_normal(30)], (9, length)).astype(dtype)
+    found = subtune.compile(model, tune=False).run({"x": x})
+    values, places = found["values"], found["places"]
+    # NaN is the largest, zeros are equal, of equals the first comes first
+    keys = np.where(np.isnan(x), np.inf, np.clip(x.astype("float64"), -1e30, 1e30))
+    wanted = np.argsort(-keys if largest else keys, axis=1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(places, wanted)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, wanted, 1))
 
 
 def module(dtype: str, made: object) -> tvm.IRModule:

@@ -49,6 +49,11 @@ def folded(vectors: Sequence[Any], combine: Callable[[Any, Any], Any]) -> tuple[
     return stmts, combine(low, high)
 
 
+def is_any(vector: Any) -> Any:
+    """Whether some lane of a vector of truths is true."""
+    return tirx.call_llvm_pure_intrin("bool", "llvm.vector.reduce.or", vector)
+
+
 def fold_tile(func: PrimFunc, name: str) -> PrimFunc:
     """`func` with the loops over rows, columns and partial results round the block called `name` as vector arithmetic.
 

@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from subtune.backends.cpu.device import CPUModel
-from subtune.backends.cpu.math.horizontal import folded
+from subtune.backends.cpu.math.horizontal import is_any
 from subtune.backends.cpu.operators.network import comparisons, comparisons_to_keep, keep_least, sort_in_place
 from subtune.tir.blocks import written
 from subtune.tir.statements import (
@@ -41,13 +41,18 @@ _LEAST_GATHERED = 256
 _SELECTED = 4
 """Rows are selected from where they are so many times longer than what is gathered."""
 _LAST = (1 << 63) - 1
+Computed = Callable[[Any], Any]
+"""From an expression of an element to one."""
 _Row = tuple[Any, Any]
 """Where a row lies: outside of its axis and inside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """The first `count` elements of the rows of an array [outer, length, inner], in their order."""
+    """The first `count` elements of the rows of an array [outer, length, inner], in their order.
+
+    The elements, of `dtype`, are what `computed` makes of those in memory, of `given_dtype` where that is another.
+    """
 
     dtype: str
     shape: tuple[int, int, int]
@@ -56,6 +61,8 @@ class Sorted:
     outputs: tuple[str, ...]
     """`values` and `places`, or one of them."""
     place_dtype: str
+    given_dtype: str = ""
+    computed: Computed = lambda element: element
 
     @property
     def rows(self) -> int:
@@ -70,7 +77,7 @@ def sorted_function(op: Sorted, device: CPUModel) -> Any:
     """The PrimFunc of the operator: its argument, then its outputs."""
     outer, _, inner = op.shape
     types = [op.dtype if name == "values" else op.place_dtype for name in op.outputs]
-    given = buffer("x", op.shape, dtype=op.dtype)
+    given = buffer("x", op.shape, dtype=op.given_dtype or op.dtype)
     made = [buffer(name, (outer, op.count, inner), dtype=dtype) for name, dtype in zip(op.outputs, types, strict=True)]
     writer = _Writer(op, device.lanes(64), device.lanes(), given, made)
     body = writer.sunk() if writer.sinks else parallel(op.rows, writer.row)
@@ -85,7 +92,13 @@ class _Writer:
 
     @property
     def sinks(self) -> bool:
-        return self._op.count <= _SINKING and self._op.rows >= self._lanes > 1
+        return self._op.count <= _SINKING and self._op.rows >= self._lanes > 1 and not self._inserts
+
+    @property
+    def _inserts(self) -> bool:
+        """Of long rows that lie apart, blocks are passed over: an element of each would be a line of memory of each."""
+        op = self._op
+        return op.count <= _SINKING and op.shape[2] < self._lanes and op.length >= _SELECTED * _LEAST_GATHERED
 
     # -- rows side by side
 
@@ -139,6 +152,8 @@ class _Writer:
 
     def row(self, number: Any) -> Any:
         op, row = self._op, self._at(number)
+        if self._inserts:
+            return self._inserted(row)
         gathered = max(_LEAST_GATHERED, _power(4 * op.count))
         if op.length >= _SELECTED * gathered:
             return self._selected(row, gathered)
@@ -178,6 +193,27 @@ class _Writer:
         results = serial(op.count, lambda rank: self._put(row, rank, load(best, rank)))
         return written("row", sequence(*parts, results), [best, coming])
 
+    def _inserted(self, row: _Row) -> Any:
+        """The few best in order, into which every better element is put at its place."""
+        op, ranks = self._op, range(self._op.count)
+        best = buffer("best", [op.count], "local", "int64")
+        sinking = buffer("sinking", [op.count + 1], "local", "int64")
+        keys = buffer("keys", [self._key_lanes], "local", "int32")
+        limit = load(best, op.count - 1)
+
+        def put(place: Any) -> Any:
+            pair = self._pair(self._key(row, place), place)
+            sunk = [stmt for rank in ranks for stmt in (
+                store(sinking, tirx.Max(load(best, rank), load(sinking, rank)), rank + 1),
+                store(best, tirx.Min(load(best, rank), load(sinking, rank)), rank))]  # fmt: skip
+            is_better = load(sinking, 0) < limit
+            return sequence(store(sinking, pair, 0), tirx.IfThenElse(is_better, sequence(*sunk), None))
+
+        begin = [store(best, _last(), rank) for rank in ranks]
+        results = [self._put(row, rank, load(best, rank)) for rank in ranks]
+        blocks = self._blocks(keys, row, limit, put)
+        return written("row", sequence(*begin, *blocks, *results), [best, sinking, keys])
+
     def _selected(self, row: _Row, size: int) -> Any:
         """Everything better than `limit` is gathered, `held` pairs so far; when there is no room it is sorted."""
         op = self._op
@@ -194,23 +230,47 @@ class _Writer:
             rest = serial(integer(size) - load(held, 0), lambda i: store(pairs, _last(), load(held, 0) + i))
             return sequence(rest, sort_in_place(pairs, size, self._lanes))
 
-        def block(first: Any, extent: int) -> Any:
-            cut = sequence(tidy(), store(limit, load(pairs, op.count - 1), 0), store(held, integer(op.count), 0))
-            is_full = load(held, 0) > integer(size - _BLOCK)
-            taken = sequence(serial(extent, lambda i: gather(first + i)), tirx.IfThenElse(is_full, cut, None))
-            fold, best = self._best(keys, row, first, extent)
-            return sequence(*fold, tirx.IfThenElse(self._pair(best, integer(0)) < load(limit, 0), taken, None))
-
-        whole, rest = divmod(op.length, _BLOCK)
-        blocks = [serial(whole, lambda i: block(i * integer(_BLOCK), _BLOCK))]
-        if rest:
-            blocks.append(serial(rest, lambda i: gather(integer(whole * _BLOCK) + i)))
+        cut = sequence(tidy(), store(limit, load(pairs, op.count - 1), 0), store(held, integer(op.count), 0))
+        full = tirx.IfThenElse(load(held, 0) > integer(size - _BLOCK), cut, None)
+        blocks = self._blocks(keys, row, load(limit, 0), gather, full)
         results = serial(op.count, lambda rank: self._put(row, rank, load(pairs, rank)))
         begin = [store(held, integer(0), 0), store(limit, _last(), 0)]
         return written("row", sequence(*begin, *blocks, tidy(), results), [pairs, held, limit, keys])
 
-    def _best(self, keys: Any, row: _Row, first: Any, extent: int) -> tuple[list[Any], Any]:
-        """Statements, and the best key of a block; `keys` is a vector for them."""
+    def _blocks(
+        self, keys: Any, row: _Row, limit: Any, each: Callable[[Any], Any], behind: Any | None = None
+    ) -> list[Any]:
+        """Statements: `each` of the places of a row, without vectors that hold nothing better than the pair `limit`.
+
+        What comes later is no better than what is equal to it. `behind`: what follows every block that is looked into.
+        """
+        lanes = self._key_lanes
+        is_open = limit == _last()
+
+        def is_better(first: Any, extent: int) -> tuple[Any, Any]:
+            """Statements, and whether something is better in a stretch of vectors from `first` on."""
+            best = self._best(keys, row, first, extent)
+            vector = tirx.BufferLoad(keys, [tirx.Ramp(integer(0), integer(1), lanes)])
+            bound = tirx.Cast("int32", tirx.shift_right(limit, integer(32)))
+            return best, tirx.any(is_open, is_any(vector < tirx.Broadcast(bound, lanes)))
+
+        def vector(first: Any) -> Any:
+            best, condition = is_better(first, lanes)
+            scan = serial(lanes, lambda lane: each(first + lane))
+            return sequence(*best, tirx.IfThenElse(condition, scan, None))
+
+        def block(first: Any) -> Any:
+            best, condition = is_better(first, _BLOCK)
+            vectors = serial(_BLOCK // lanes, lambda i: vector(first + i * integer(lanes)))
+            taken = vectors if behind is None else sequence(vectors, behind)
+            return sequence(*best, tirx.IfThenElse(condition, taken, None))
+
+        whole, rest = divmod(self._op.length, _BLOCK)
+        blocks = [serial(whole, lambda i: block(i * integer(_BLOCK)))]
+        return [*blocks, serial(rest, lambda i: each(integer(whole * _BLOCK) + i))] if rest else blocks
+
+    def _best(self, keys: Any, row: _Row, first: Any, extent: int) -> list[Any]:
+        """Statements that put the best key of every lane into `keys`."""
         lanes = self._key_lanes
         stmts = []
         for at in range(0, extent, lanes):
@@ -220,8 +280,7 @@ class _Writer:
                 return store(keys, tirx.Min(load(keys, lane), key) if at else key, lane)
 
             stmts.append(vectorized(lanes, body))
-        fold, best = folded([tirx.BufferLoad(keys, [tirx.Ramp(integer(0), integer(1), lanes)])], tirx.Min)
-        return [*stmts, *fold], best
+        return stmts
 
     # -- elements
 
@@ -237,8 +296,11 @@ class _Writer:
 
     def _key(self, row: _Row, place: Any) -> Any:
         """What elements are ordered by, the smallest first, in int32."""
-        key = tirx.Cast("int32", load(self._given, row[0], place, row[1]))
+        key = tirx.Cast("int32", self._element(row, place))
         return tirx.const(-1, "int32") - key if self._op.largest else key
+
+    def _element(self, row: _Row, place: Any) -> Any:
+        return self._op.computed(load(self._given, row[0], place, row[1]))
 
     def _pair(self, key: Any, place: Any) -> Any:
         return tirx.Cast("int64", key) * integer(1 << 32) + place
@@ -247,7 +309,7 @@ class _Writer:
         outer, at = row
         place = tirx.bitwise_and(pair, integer((1 << 32) - 1))
         values: dict[str, Callable[[], Any]] = {
-            "values": lambda: load(self._given, outer, place, at),
+            "values": lambda: self._element(row, place),
             "places": lambda: tirx.Cast(self._op.place_dtype, place),
         }
         return sequence(
