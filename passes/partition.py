@@ -6,18 +6,16 @@ Analysis only; `subtune.passes.outline` does what is decided here. In the spirit
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import networkx as nx
 from tvm.ir import IRModule
 
 from subtune.core.forms import ANY, Forms
 from subtune.core.graph import Group, Kind, Left, OpNode, Origin, PartitionGraph, Value
-from subtune.passes.opkind import SORTS
 from subtune.passes.partition_draft import Draft, Drafts
+from subtune.passes.partition_left import leave_what_is_sorted
 from subtune.passes.partition_read import flatten, read_dataflow
 from subtune.passes.partition_rules import (
-    CASTS,
     MAX_ELEMENTWISE_OUTPUTS,
     MAX_OUTPUTS,
     is_rounding,
@@ -48,7 +46,7 @@ def partition(mod: IRModule, forms: Forms = ANY) -> PartitionGraph:
     flow = read_dataflow(mod)
     results = flatten(flow.result)
     if forms.sorts_computed:
-        _leave_what_is_sorted(flow.dag, {value.source for value in results})
+        leave_what_is_sorted(flow.dag, {value.source for value in results})
     drafts = Drafts(flow.dag, frozenset((v.source, v.index) for v in results if v.origin is Origin.OP))
     anchors = [name for name in drafts.order if drafts.op(name).kind.is_anchor]
     for name in anchors:
@@ -64,23 +62,6 @@ def partition(mod: IRModule, forms: Forms = ANY) -> PartitionGraph:
     graph = PartitionGraph(flow.dag, _groups(drafts), _left(drafts), results)
     check_partition(graph)
     return graph
-
-
-def _leave_what_is_sorted(dag: nx.DiGraph, results: set[str]) -> None:
-    """Importers' loops over single elements, and casts, that nothing reads but what sorts: it computes them itself."""
-    left: set[str] = set()
-    for name in reversed(list(nx.topological_sort(dag))):
-        op, users = dag.nodes[name]["op"], set(dag.successors(name))
-        is_simple = op.kind is Kind.ELEMENTWISE and len(op.inputs) == 1 and (op.op.startswith("tir.") or op.op in CASTS)
-        if (
-            is_simple
-            and users
-            and name not in results
-            and all(u in left or dag.nodes[u]["op"].op in SORTS for u in users)
-        ):
-            left.add(name)
-    for name in left:
-        dag.nodes[name]["op"] = replace(dag.nodes[name]["op"], kind=Kind.OPAQUE)
 
 
 def check_partition(graph: PartitionGraph) -> None:

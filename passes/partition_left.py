@@ -1,0 +1,28 @@
+"""Ops that the partition leaves to what reads them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import networkx as nx
+
+from subtune.core.graph import Kind
+from subtune.passes.opkind import SORTS
+from subtune.passes.partition_rules import CASTS
+
+
+def leave_what_is_sorted(dag: nx.DiGraph, results: set[str]) -> None:
+    """Importers' loops over single elements, and casts, that nothing reads but what sorts: it computes them itself."""
+    left: set[str] = set()
+    for name in reversed(list(nx.topological_sort(dag))):
+        op, users = dag.nodes[name]["op"], set(dag.successors(name))
+        is_simple = op.kind is Kind.ELEMENTWISE and len(op.inputs) == 1 and (op.op.startswith("tir.") or op.op in CASTS)
+        if (
+            is_simple
+            and users
+            and name not in results
+            and all(u in left or dag.nodes[u]["op"].op in SORTS for u in users)
+        ):
+            left.add(name)
+    for name in left:
+        dag.nodes[name]["op"] = replace(dag.nodes[name]["op"], kind=Kind.OPAQUE)
