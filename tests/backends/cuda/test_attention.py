@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+import re
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from subtune.backends.cuda.families.attention.operands import Term, operands_of
 from subtune.backends.cuda.families.attention.schedule import schedule
 from subtune.backends.cuda.families.attention.scores import scores_of
 from subtune.backends.cuda.families.attention.tiling import Knobs
+from subtune.backends.cuda.families.attention.walk import Walk
 from subtune.backends.cuda.lowering.pipeline import register
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.patterns.chain import Chain, ChainExpressions, chain_expressions
@@ -136,9 +138,63 @@ def test_it_builds_with_scores_in_registers() -> None:
     assert found.stack_bytes == 0
 
 
+def walk_of(heads: int, rows: int, knobs: Knobs, sms: int = 132) -> Walk:
+    form = form_of(attention(heads, rows, rows, 64, mask="causal"))
+    return Walk(form, knobs, sms, scores_of(form).offset, {})
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "knobs", "most"),
+    [
+        (128, 1024, Knobs(128, 2, 2, persistent=True), 1.03),  # 1.13 where blocks took tiles in turn
+        (128, 1024, Knobs(96, 2, 3, persistent=True), 1.05),
+        (32, 2048, Knobs(128, 2, 2, persistent=True), 1.05),  # 1.41
+        (16, 8192, Knobs(128, 2, 2, persistent=True), 1.02),  # 1.22
+        (96, 512, Knobs(64, 2, 1, persistent=True, blocks=3), 1.2),  # fewer than two tiles of a block
+    ],
+)
+def test_blocks_are_dealt_tiles_that_take_equally_long(heads: int, rows: int, knobs: Knobs, most: float) -> None:
+    walk = walk_of(heads, rows, knobs)
+    turns = walk.dealt()
+    assert walk.is_dealt
+    assert sorted(tile for tile in turns if tile < walk.tiles) == list(range(walk.tiles))
+    assert len(turns) % walk.blocks == 0
+    cost = []
+    for block in range(walk.blocks):
+        own = turns[block :: walk.blocks]
+        end = own.index(walk.tiles)
+        assert own[end:] == [walk.tiles] * (len(own) - end)  # a block that has no more tiles stays without
+        assert own[:end] == sorted(own[:end])
+        cost.append(sum(int(walk.steps(walk.first_row(tile))) + 1 for tile in own[:end]))
+    assert max(cost) / (sum(cost) / len(cost)) < most
+
+
+def test_tiles_are_dealt_where_that_evens_them_out() -> None:
+    persistent = Knobs(128, 2, 2, persistent=True)
+    assert not walk_of(128, 1024, Knobs(128, 2, 2)).is_dealt
+    assert not walk_of(8, 1024, persistent).is_dealt  # one tile of a block
+    assert not walk_of(1024, 1024, persistent).is_dealt  # sixty of a block
+    assert not replace(walk_of(128, 1024, persistent), offset=None).is_dealt
+
+
+@pytest.mark.skipif(not compiler(), reason="neither NVRTC nor nvcc is installed")
+def test_what_is_dealt_is_in_the_source() -> None:
+    workload = attention(128, 256, 256, 64, mask="causal")
+    kernel = kernel_of(workload, Knobs(keys=64, stages=2, consumers=1, persistent=True))
+    target = H200.target()
+    with target:
+        text = tvm.compile(kernel.func, target=target, tir_pipeline=register()).mod.imports[0].inspect_source()
+    tiles = re.search(r"unsigned short dealt_\w+_tiles\[\] = {([\d,]+)};", text)
+    assert tiles
+    assert [int(tile) for tile in tiles[1].split(",")] == walk_of(128, 256, Knobs(64, 2, 1, persistent=True)).dealt()
+    (found,) = resources(compile_source(text, target))
+    assert found.stack_bytes == 0
+
+
 GPU_CASES: dict[str, dict[str, Any]] = {
     "ragged": {"heads": 3, "rows": 67, "keys": 197, "dim": 64},
     "causal": {"heads": 2, "rows": 300, "keys": 300, "dim": 128, "mask": "causal"},
+    "causal, several tiles of a block": {"heads": 96, "rows": 512, "keys": 512, "dim": 64, "mask": "causal"},
     "causal, heads last, float32 between": {
         "heads": 4, "rows": 130, "keys": 130, "dim": 40, "mask": "causal", "heads_last": True, "is_wide": True,
     },

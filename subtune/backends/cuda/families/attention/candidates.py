@@ -16,6 +16,7 @@ from subtune.backends.cuda.families.attention.copies import copied_of
 from subtune.backends.cuda.families.attention.operands import Lying, operands_of
 from subtune.backends.cuda.families.attention.scores import Scores, scores_of
 from subtune.backends.cuda.families.attention.tiling import CONSUMERS, ROWS, Knobs, obstacle
+from subtune.backends.cuda.families.attention.walk import is_dealt
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.chain import Chain, ChainExpressions
@@ -34,6 +35,7 @@ _HIDDEN_LOSS = 1.03  # of the longer of products and softmax, where one hides th
 _LATENCY_CYCLES = 780.0  # of a block of keys: product, maximum, exponentials, product, one after the other
 _FILL_CYCLES = 1960.0  # of a block's first copies, where no tile was before
 _UNEVEN = 0.25  # of causal tiles that are dealt in turn: those of a few blocks see more keys
+_LAST = 0.1  # of a tile: what blocks that are dealt their tiles end apart
 _START_S = 3e-6
 
 
@@ -100,7 +102,9 @@ def _predict(
     tile += 0 if knobs.persistent else _FILL_CYCLES / knobs.blocks
     tiles = prod(form.extents[axis] for axis in form.outer) * len(steps)
     each = max(tiles / device.sms, 1.0)
-    if scores.offset is not None:
+    if is_dealt(knobs, scores.offset, tiles, device.sms):
+        waves = max(each, max(steps) * len(steps) / sum(steps)) + _LAST
+    elif scores.offset is not None:
         waves = each * (1 + (_UNEVEN if knobs.persistent else 0)) + 0.3
     else:
         dealt = max(ceil(tiles / (device.sms * knobs.blocks)) * knobs.blocks, 1)

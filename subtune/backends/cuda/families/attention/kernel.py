@@ -167,7 +167,8 @@ def attention_func(
         T.ptx.griddepcontrol.wait()
         stage: T.int32 = 0
         phase: T.int32 = 0
-        tile: T.int32 = block
+        turn_of_block: T.int32 = block
+        tile: T.int32 = walk.tile(block)
         odd: T.int32 = 0
         if group == 0:
             T.ptx["setmaxnreg.dec.sync.aligned.u32"](less)
@@ -194,7 +195,8 @@ def attention_func(
                             stage = 0
                             phase = phase ^ 1
                     odd = odd ^ 1
-                    tile = tile + grid
+                    turn_of_block = turn_of_block + grid
+                    tile = walk.tile(turn_of_block)
                 T.ptx.griddepcontrol.launch_dependents()  # what is left of the block takes no longer than a launch
             copies.emit(copied, {1: (shared_k, full_k, free_k), 2: (shared_v, full_v, free_v)}, block, tid)
         else:
@@ -301,6 +303,7 @@ def attention_func(
                     v_phase = v_phase ^ 1
                 store.emit(output, scale, at, row, lane)
                 odd = odd ^ 1
-                tile = tile + grid
+                turn_of_block = turn_of_block + grid
+                tile = walk.tile(turn_of_block)
     # fmt: on
     return main

@@ -99,7 +99,8 @@ class StoreCopies:
         @T.inline
         def body() -> None:
             if is_it:
-                stored_tile: T.int32 = block
+                stored_turn: T.int32 = block
+                stored_tile: T.int32 = walk.tile(block)
                 stored_stage: T.int32 = 0
                 stored_phase: T.int32 = 0
                 while stored_tile < walk.tiles:
@@ -126,7 +127,8 @@ class StoreCopies:
                         if stored_stage == stages:
                             stored_stage = 0
                             stored_phase = stored_phase ^ 1
-                    stored_tile = stored_tile + walk.blocks
+                    stored_turn = stored_turn + walk.blocks
+                    stored_tile = walk.tile(stored_turn)
         # fmt: on
 
         body()

@@ -1,17 +1,21 @@
 """The tiles of an attention kernel: which rows of which head are where, and how many keys they see.
 
 Tiles of one head are neighbours, so that its keys and values stay in L2; of a causal one, those that see most come
-first.
+first. Blocks that take several of these are dealt them beforehand, each the next one when it would be through with the
+ones it has (list scheduling; Graham, "Bounds on multiprocessing timing anomalies", 1969).
 """
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
 from tvm import tirx
+from tvm.backend.cuda.op import cuda_func_call
 from tvm.script import tirx as T
 
 from subtune.backends.cuda.families.attention.tiling import Knobs
@@ -19,6 +23,19 @@ from subtune.patterns.chain import ChainExpressions
 
 _SECTION_BYTES = 24 << 20
 """Of keys and values that are read at the same time: half of Hopper's L2."""
+_MOST_DEALT = 4096
+"""Tiles that are dealt: of more, those that come last are a small part of each block's."""
+_ENDS = 1.0
+"""Blocks of keys: what begins and ends a tile takes about as long as one."""
+_DEALT = """
+#ifndef SUBTUNE_{name}
+#define SUBTUNE_{name}
+namespace subtune {{
+__device__ const unsigned short {name}_tiles[] = {{{tiles}}};
+__device__ __forceinline__ int {name}(int turn) {{ return {name}_tiles[turn]; }}
+}}  // namespace subtune
+#endif
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +86,35 @@ class Walk:
         return min(self.tiles, self.sms * self.knobs.blocks) if self.knobs.persistent else self.tiles
 
     @property
+    def is_dealt(self) -> bool:
+        return is_dealt(self.knobs, self.offset, self.tiles, self.sms)
+
+    def tile(self, turn: Any) -> Any:
+        """The tile of turn `turn`: block b has turns b, b + blocks and so on, until it gets tile number `tiles`."""
+        if not self.is_dealt:
+            return turn
+        tiles = ",".join(map(str, self.dealt()))
+        name = f"dealt_{hashlib.sha256(tiles.encode()).hexdigest()[:12]}"
+        source = _DEALT.format(name=name, tiles=tiles)
+        return cuda_func_call(f"subtune::{name}", turn, source_code=source, return_type="int32")
+
+    def dealt(self) -> list[int]:
+        """The tile of every turn, `tiles` where a block has no more."""
+        free = [(0.0, block) for block in range(self.blocks)]
+        taken: list[list[int]] = [[] for _ in free]
+        for tile in range(self.tiles):
+            ends, block = free[0]
+            taken[block].append(tile)
+            heapq.heapreplace(free, (ends + ceil(self._seen(tile) / self.knobs.keys) + _ENDS, block))
+        rounds = max(map(len, taken)) + 1
+        return [own[i] if i < len(own) else self.tiles for i in range(rounds) for own in taken]
+
+    def _seen(self, tile: int) -> int:
+        """Keys that some row of a tile sees."""
+        last = (self._per_head - tile // self._section % self._per_head) * self.knobs.rows - 1
+        return min(last + 1 + (self.offset or 0), self.n_extent)
+
+    @property
     def _section(self) -> int:
         """Heads whose tiles of the same rows are neighbours."""
         if self.offset is None:
@@ -115,3 +161,8 @@ class Walk:
         if self.offset is None:
             return block % self._per_head == first // self.knobs.rows
         return tirx.any(first == 0, block >= self.steps(first - self.knobs.rows))
+
+
+def is_dealt(knobs: Knobs, offset: int | None, tiles: int, sms: int) -> bool:
+    """Whether blocks have several tiles each, of which some see more keys than others: see `Walk.dealt`."""
+    return knobs.persistent and offset is not None and sms * knobs.blocks < tiles <= _MOST_DEALT
