@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from subtune.core.graph import Group, Kind, OpNode
 from subtune.passes.alternatives_bottleneck import bottlenecks
@@ -138,7 +139,10 @@ def _may_feed(around: Neighbours, group: Group, anchor: OpNode) -> bool:
     # A window reads each pixel several times, and every time from another row: measured 4x slower, save where the
     # padding makes a copy anyway and a pixel has few channels.
     filters = anchor.inputs[1].tensor.shape if anchor.kind is Kind.CONTRACTION and len(anchor.inputs) > 1 else ()
-    return len(filters) == 4 and (filters[1:3] == (1, 1) or (1 < int(filters[3]) <= _FEW_CHANNELS))
+    if not filters:
+        return False
+    is_pointwise = prod(int(d) for d in filters[1:-1]) == 1
+    return is_pointwise or (len(filters) == 4 and 1 < int(filters[3]) <= _FEW_CHANNELS)
 
 
 def _through_view(around: Neighbours, group: Group) -> Iterator[Proposal]:

@@ -170,6 +170,16 @@ def test_a_pointwise_convolution_may_read_a_slice(kernel: int, names: set[str]) 
     assert set(found_in(body, (1, 16, 16, 48))) == names
 
 
+@pytest.mark.parametrize(("kernel", "names"), [(1, {AS_PARTITIONED, "no copy"}), (3, set())])
+def test_a_pointwise_convolution_of_a_row_may_read_it_turned(kernel: int, names: set[str]) -> None:
+    def body(emit: Any, x: Any) -> Any:
+        weight = relax.const(np.ones((16, kernel, 48), "float32"))
+        turned = emit(op.permute_dims(x, (0, 2, 1)))
+        return emit(op.nn.conv1d(turned, weight, data_layout="NWC", kernel_layout="OWI", out_layout="NWC"))
+
+    assert set(found_in(body, (1, 48, 160))) == names
+
+
 def test_a_matmul_may_read_a_slice_behind_a_view() -> None:
     def body(emit: Any, x: Any, y: Any) -> Any:
         part = emit(op.reshape(emit(op.strided_slice(x, [1], [0], [32])), (2, 4, 32)))

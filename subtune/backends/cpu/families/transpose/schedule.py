@@ -5,7 +5,7 @@
 
 Loads and stores are whole vectors, so that memory is the limit; loops over scalars issue one element a cycle. The last
 tile overlaps its neighbour where the extent is no multiple: it writes the same values. An axis shorter than a vector
-(the three channels of an image) is taken as a whole: its vectors are interleaved, or taken apart.
+(the three channels of an image) is taken as a whole: its vectors are interleaved, or taken apart; or tiles are smaller.
 
 With the knob `rows`, operands that come from memory are read as memory likes it, along their rows:
 
@@ -42,6 +42,9 @@ from subtune.patterns.elementwise import transposed_access
 from subtune.patterns.stages import inline
 from subtune.tir.blocks import with_stages
 
+_FEWEST = 4
+"""Lanes of vectors that are shorter than the processor's."""
+
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     if bool(knobs.inner) == bool(knobs.rows) or (knobs.columns and not knobs.rows):
@@ -59,11 +62,15 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     dtypes = {str(region.source.dtype) for region in (*block.reads, *block.writes)}
     if any(dtype_bits(dtype) not in (16, 32) for dtype in dtypes):
         return NotApplicable(f"turns elements of 16 or 32 bits, not {', '.join(sorted(dtypes))}")
-    writer = TileWriter(block, info, problem.device.lanes(), knobs.serial)
+    lanes = problem.device.lanes()
+    writer = TileWriter(block, info, lanes, knobs.serial)
     if knobs.rows:
         body = in_blocks(writer, knobs.rows, knobs.columns or 0, problem.device.threads)
     else:
         body = writer.body(str(knobs.inner))
+        shorter = min(info.extents[info.a], info.extents[info.b])
+        if isinstance(body, NotApplicable) and _FEWEST <= shorter < lanes:
+            body = TileWriter(block, info, 1 << (shorter.bit_length() - 1), knobs.serial).body(str(knobs.inner))
     if isinstance(body, NotApplicable):
         return body
     return Kernel(with_stages(sch.mod["main"], [body], []))
