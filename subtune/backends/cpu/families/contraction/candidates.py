@@ -19,6 +19,7 @@ from subtune.backends.cpu.families.products import fma_obstacle
 from subtune.backends.cpu.family import ALGORITHM, CPUProblem
 from subtune.backends.cpu.loops.flat_rows import flat
 from subtune.backends.cpu.loops.loop_nest import TileKnobs
+from subtune.backends.cpu.loops.skipped_rows import kept
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload, dtype_bits
@@ -68,7 +69,9 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     if is_padded:
         batched = tilings(of_groups(anchor), problem.workload, problem.device, reads_as_it_lies=False)
         found += ((replace(knobs, by_group=True), seconds) for knobs, seconds in batched)
-    return [Candidate.of("contraction", knobs, seconds) for knobs, seconds in found]
+    rows = anchor.of_role("m")
+    share = kept(problem.workload.func, rows[-1].index) if rows else 1.0
+    return [Candidate.of("contraction", knobs, share * seconds) for knobs, seconds in found]
 
 
 def of_groups(anchor: Contraction) -> Contraction:

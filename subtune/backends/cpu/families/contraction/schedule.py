@@ -24,6 +24,7 @@ from subtune.backends.cpu.loops.loop_nest import Tiling, mark, micro_kernel, pla
 from subtune.backends.cpu.loops.online_pack import is_copy, pack_meanwhile, place_online_pack, place_panel, turn_marked
 from subtune.backends.cpu.loops.padding import pad_axes
 from subtune.backends.cpu.loops.prefetch import prefetch_panels
+from subtune.backends.cpu.loops.skipped_rows import skip_padding
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable, Packing
 from subtune.core.workload import dtype_bits
 from subtune.patterns.axes import Operand
@@ -118,6 +119,7 @@ def _schedule(
         if knobs.prefetch:
             func = prefetch_panels(func, func.params[weights.param], micro_kernel(sch, nest))
     whole = narrowed(func, micro_kernel(sch, nest), info.n.index, columns, nr, tiling.lanes)
+    whole = skip_padding(whole, micro_kernel(sch, nest).update)
     is_schedule = whole.same_as(func) and not (knobs.prefetch or turns or in_panels)
     return Kernel(whole, packings, sch.trace if exportable and is_schedule else None)
 
