@@ -48,6 +48,7 @@ from subtune.passes.recurrences import settle_recurrences
 from subtune.passes.regroup import rearrange
 from subtune.passes.results import copies_for_results
 from subtune.passes.run import Dump, Phase, pass_name, run_passes
+from subtune.passes.shared_heads import fold_shared_heads
 from subtune.passes.splice import splice
 from subtune.passes.static_memory import plan_memory
 from subtune.passes.widen import widen
@@ -60,6 +61,7 @@ NORMALIZE: tuple[Phase, ...] = (
     Phase("fold", (fold_scales,)),
     Phase("layout", (channels_to_last, settle_permutes, pool_volumes)),
     Phase("matmul", (flatten_matmuls, fold_scales, join_siblings, fold_norms)),
+    Phase("heads", (fold_shared_heads,)),
     Phase("finish", (relax.transform.DeadCodeElimination(),)),
 )
 """The imported module in the form the partition expects."""
@@ -221,7 +223,8 @@ def normalize(
     planes = {"keeps_planes": forms.keeps_planes, "reads_planes": forms.reads_planes}
     layout = Phase("layout", (partial(channels_to_last, **planes), settle_permutes, pool_volumes))
     whole = Phase("recurrences", (partial(settle_recurrences, whole_step_fmas=forms.whole_step_fmas),))
-    own = {phase.name: phase for phase in (layout, whole)}
+    heads = Phase("heads", (partial(fold_shared_heads, folds=forms.folds_heads),))
+    own = {phase.name: phase for phase in (layout, whole, heads)}
     phases = tuple(own.get(phase.name, phase) for phase in NORMALIZE)
     return run_passes(mod, phases + precision, dump)
 
