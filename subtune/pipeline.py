@@ -221,7 +221,8 @@ def normalize(
         ),
     )
     planes = {"keeps_planes": forms.keeps_planes, "reads_planes": forms.reads_planes}
-    layout = Phase("layout", (partial(channels_to_last, **planes), settle_permutes, pool_volumes))
+    pools = partial(pool_volumes, reads_planes=forms.reads_planes)
+    layout = Phase("layout", (partial(channels_to_last, **planes), settle_permutes, pools))
     whole = Phase("recurrences", (partial(settle_recurrences, whole_step_fmas=forms.whole_step_fmas),))
     heads = Phase("heads", (partial(fold_shared_heads, folds=forms.folds_heads),))
     own = {phase.name: phase for phase in (layout, whole, heads)}
