@@ -49,17 +49,16 @@ class _Windows:
         return not any(self.padding) and max(*self.kernel, *self.strides) == 1
 
 
-def pool_volumes(mod: tvm.IRModule, reads_planes: bool = True) -> tvm.IRModule:
+def pool_volumes(mod: tvm.IRModule, always_in_planes: bool = False) -> tvm.IRModule:
     """All pools of three axes, in either layout, that are pools of images as well or better.
 
     Args:
-        reads_planes: windows of three axes on volumes of planes are as fast as those of two (`Forms.reads_planes`);
-            else those are always pools of images.
+        always_in_planes: all with channels first are pools of images, whatever that takes (`Forms.pools_images`).
     """
-    return rewrite(mod, dict.fromkeys(_IMAGES, (partial(_as_images, reads_planes),)))
+    return rewrite(mod, dict.fromkeys(_IMAGES, (partial(_as_images, always_in_planes),)))
 
 
-def _as_images(reads_planes: bool, walk: Walk, call: Call) -> Expr | None:
+def _as_images(always_in_planes: bool, walk: Walk, call: Call) -> Expr | None:
     x, attrs = call.args[0], call.attrs
     before, after = shape_of(x), shape_of(call)
     layout = str(attrs.layout)
@@ -69,7 +68,7 @@ def _as_images(reads_planes: bool, walk: Walk, call: Call) -> Expr | None:
     planes, depth = windows.along((1, 2)), windows.along((0,))
     is_last = layout == "NDHWC"
     read, written = ((s[1] if is_last else s[2]) for s in (before, after))
-    if not planes.is_single and not depth.is_single and (is_last or reads_planes):
+    if not planes.is_single and not depth.is_single and (is_last or not always_in_planes):
         between = read / written
         if prod(windows.kernel) <= (prod(planes.kernel) + _PASS_TAPS) * between + prod(depth.kernel):
             return None

@@ -221,7 +221,7 @@ def normalize(
         ),
     )
     planes = {"keeps_planes": forms.keeps_planes, "reads_planes": forms.reads_planes}
-    pools = partial(pool_volumes, reads_planes=forms.reads_planes)
+    pools = partial(pool_volumes, always_in_planes=forms.pools_images)
     layout = Phase("layout", (partial(channels_to_last, **planes), settle_permutes, pools))
     whole = Phase("recurrences", (partial(settle_recurrences, whole_step_fmas=forms.whole_step_fmas),))
     heads = Phase("heads", (partial(fold_shared_heads, folds=forms.folds_heads),))

@@ -34,6 +34,7 @@ class Forms:
             they are.
         copies_operands: attention can store copies of the keys and values that it reads.
         copies_products: a product of halves can store copies of its result.
+        pools_images: pools of volumes with channels first are pools of images, there being no windows of three axes.
         folds_heads: heads of one row that share keys and values are rows of one product.
         sorts_computed: what sorts computes what it goes by from what it reads.
     """
@@ -50,6 +51,7 @@ class Forms:
     normed_columns: int = 0
     copies_operands: bool = False
     copies_products: bool = False
+    pools_images: bool = False
     folds_heads: bool = False
     sorts_computed: bool = False
     carries_norms: bool = False

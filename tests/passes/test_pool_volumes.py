@@ -66,3 +66,16 @@ def test_dilated_maxima(module, agree, ops):
 def test_channels_stay_last(module, ops):
     before = pooled(module, "mean", (2, 2, 2), (2, 2, 2), is_turned=True)
     assert ops(pool_volumes(channels_to_last(before)))["permute_dims"] == 0
+
+
+def test_small_windows_on_planes_are_split_where_there_are_no_others(module, ops, agree):
+    """Eight taps take less time than to write what is between; of these a CPU has no schedule but loops."""
+
+    def body(x):
+        return op.nn.avg_pool3d(x, (2, 2, 2), (1, 1, 1), (1, 1, 1), layout="NCDHW", count_include_pad=False)
+
+    before = module([((2, 3, 6, 7, 8), "float32")], body)
+    assert pool_volumes(before).same_as(before)
+    after = pool_volumes(before, always_in_planes=True)
+    assert ops(after)["nn.avg_pool2d"] == 2
+    agree(before, after)

@@ -79,6 +79,7 @@ class CPUBackend(Backend):
             keeps_planes=True,
             halves=frozenset({"bfloat16"} if "avx512bf16" in model.features else ()),
             multiplies_groups=model.has_tiles,
+            pools_images=True,
             folds_heads=True,
             sorts_computed=True,
         )

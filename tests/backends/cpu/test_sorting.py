@@ -7,7 +7,7 @@ import onnx
 import pytest
 import tvm
 from onnx import helper, numpy_helper
-from tvm import relax
+from tvm import relax, te
 from tvm.relax import op
 
 import subtune
@@ -115,3 +115,27 @@ def test_operators_become_functions(made: object, dtype: str, is_ours: bool, dev
     calls = [op_name(binding.value) for block in out["main"].body.blocks for binding in block.bindings]
     assert ("relax.call_tir" in calls) == is_ours
     assert out["main"].ret_ty == mod["main"].ret_ty if is_ours else out.same_as(mod)
+
+
+def test_what_knows_its_place_is_not_computed_by_the_sort(device: CPUModel) -> None:
+    """An operator of one input may make other things of elements at other places."""
+
+    def of_place(v: object) -> object:
+        return te.compute(v.shape, lambda i, j, k: v[i, j, k] * (j + 1).astype("int32"), name="of_place")  # type: ignore[attr-defined]
+
+    def made(multiply: object) -> tvm.IRModule:
+        bb = relax.BlockBuilder()
+        x = relax.Var("x", relax.TensorType((2, 30, 4), "int32"))
+        with bb.function("main", [x]):
+            with bb.dataflow():
+                y = bb.emit_te(multiply, x)
+                out = bb.emit_output(op.argsort(y, axis=1, dtype="int32"))
+            bb.emit_func_output(out)
+        return own_operators(bb.get(), device)
+
+    def double(v: object) -> object:
+        return te.compute(v.shape, lambda *i: v(*i) * 2, name="double")  # type: ignore[attr-defined, operator]
+
+    for multiply, loops in ((of_place, 2), (double, 1)):
+        calls = [op_name(binding.value) for block in made(multiply)["main"].body.blocks for binding in block.bindings]
+        assert calls.count("relax.call_tir") == loops

@@ -16,7 +16,7 @@ from subtune.backends.cpu.operators.sorting import KEYS, Computed, Sorted, sorte
 from subtune.passes.exprs import dtype_of, op_name, positive_axis, shape_of
 from subtune.passes.rewriter import Walk, rewrite
 from subtune.tir.blocks import is_reduction, root_stages, stage_block
-from subtune.tir.expressions import is_load_of, is_same, loads
+from subtune.tir.expressions import is_load_of, is_same, loads, variables
 
 
 def own_operators(mod: IRModule, device: CPUModel) -> IRModule:
@@ -81,7 +81,9 @@ def _unary(mod: IRModule, value: Any) -> tuple[Any, Computed] | None:
     reads_alike = all(load.source.same_as(func.params[0]) and is_same(load.indices, places) for load in read)
     if not read or not reads_alike or not is_same(store.indices, places):
         return None
-    return value.args[1].fields[0], partial(_in_place_of, func.params[0], store.value)
+    computed = partial(_in_place_of, func.params[0], store.value)
+    knows_place = variables(computed(tirx.const(0, str(func.params[0].dtype)))) & set(places)
+    return None if knows_place else (value.args[1].fields[0], computed)
 
 
 def _in_place_of(source: Any, value: Any, element: Any) -> Any:
