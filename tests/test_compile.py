@@ -294,11 +294,13 @@ def test_ctrl_c_in_the_callback_still_writes(small_model: Path, workers: LocalMe
     assert report.is_interrupted
     assert "interrupted" in str(report)
     assert json.loads(report.to_json())["is_interrupted"] is True
-    assert sum(bool(row.tuned_s) for row in report.rows) == 1
+    with Database(tmp_path / "t.db") as store:  # others may have a record of a few calls, which is not complete
+        (finished,) = (record for record in store.list_records() if record.complete)
+    (row,) = (row for row in report.rows if row.tuned_s == finished.timing.median_s)
     assert agrees(tmp_path / "m.subtune", small_model)
     resumed = compile_model(small_model, tmp_path / "m.subtune", **options)
     assert all(row.tuned_s for row in resumed.rows)
-    assert next(row for row in report.rows if row.tuned_s) in resumed.rows
+    assert row in resumed.rows
 
 
 def test_a_machine_without_room_for_temporary_files(
