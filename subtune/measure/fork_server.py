@@ -1,6 +1,6 @@
 """Worker processes forked from one that has loaded all they need: a start takes milliseconds, not seconds.
 
-The server is a program of its own (`PROGRAM`) with one thread: it imports, and then forks whenever it is asked to.
+The server is a program of its own with one thread: it imports, and then forks whenever it is asked to.
 A request carries three descriptors: the worker's end of its channel, its log, and a pipe on which the server tells the
 worker's process number at once, and later how it ended.
 """
@@ -25,15 +25,6 @@ from typing import NoReturn
 
 from subtune.measure.launch import Log, environment, start_program
 
-PROGRAM = """
-import gc, sys
-gc.disable()
-sys.modules["torch"] = None
-from subtune.measure.fork_server import main
-main()
-"""
-"""See `launch.PROGRAM`."""
-
 _REQUEST = b"f"
 _NUMBER = struct.Struct("q")
 _UNKNOWN = -signal.SIGKILL
@@ -41,7 +32,7 @@ _UNKNOWN = -signal.SIGKILL
 
 
 class ForkServer:
-    """A launcher of workers that share one environment; the server starts with the first of them, or before.
+    """A launcher of workers that share one environment; the server starts with the first of them.
 
     Args:
         env: variables beside this process's own.
@@ -66,11 +57,6 @@ class ForkServer:
         self._lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-
-    def start(self) -> None:
-        """Begin to start the server, if it does not run; returns at once."""
-        with self._lock:
-            self._running()
 
     def launch(self, channel: int, log: int) -> Forked:
         """See `launch.Launcher`: the worker begins as soon as the server has loaded."""
@@ -102,7 +88,7 @@ class ForkServer:
             self._log.clear()
             self._control, theirs = socket.socketpair()
             with theirs:
-                self._server = start_program(PROGRAM, theirs.fileno(), self._arguments, self._env, self._log.fileno())
+                self._server = start_program(__name__, theirs.fileno(), self._arguments, self._env, self._log.fileno())
         return self._control
 
     def _end(self) -> None:
@@ -141,7 +127,7 @@ class Forked:
 
 
 def main() -> None:
-    """The server, as `PROGRAM` runs it. Arguments: its control socket, and `ForkServer`'s last three."""
+    """The server. Arguments: its control socket, and `ForkServer`'s last three."""
     control = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import tvm  # noqa: F401

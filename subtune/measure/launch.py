@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-PROGRAM = """
+_PROGRAM = """
 import gc, sys
 gc.disable()
 sys.modules["torch"] = None
-from subtune.measure.worker import main
+from {module} import main
 main()
 """
 """A worker is ready after 0.9 s instead of 4: TVM imports torch where that is installed, and no worker needs it; and
@@ -84,7 +84,7 @@ class Programs:
         self._memory_bytes = memory_bytes
 
     def launch(self, channel: int, log: int) -> Process:
-        return _Program(start_program(PROGRAM, channel, [str(self._memory_bytes)], self._env, log))
+        return _Program(start_program("subtune.measure.worker", channel, [str(self._memory_bytes)], self._env, log))
 
     def last_words(self) -> str:
         return ""
@@ -110,11 +110,11 @@ def environment(env: Mapping[str, str], search_path: Sequence[str]) -> dict[str,
 
 
 def start_program(
-    text: str, channel: int, arguments: Sequence[str], env: Mapping[str, str], log: int
+    module: str, channel: int, arguments: Sequence[str], env: Mapping[str, str], log: int
 ) -> subprocess.Popen[bytes]:
-    """Python on `text`, which is given the number of a descriptor and `arguments`, and prints into `log`."""
+    """`main` of `module`, which is given the number of a descriptor and `arguments`, and prints into `log`."""
     return subprocess.Popen(
-        [sys.executable, "-c", text, str(channel), *arguments],
+        [sys.executable, "-c", _PROGRAM.format(module=module), str(channel), *arguments],
         env=env,
         pass_fds=(channel,),
         stdin=subprocess.DEVNULL,

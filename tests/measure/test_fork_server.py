@@ -130,10 +130,9 @@ def test_why_a_server_does_not_start(doubles: Any, job: Any) -> None:
 
 def test_what_has_not_begun_is_given_up_at_once(server: ForkServer, worker: Worker) -> None:
     """The server is stopped before it forks: nobody waits for it."""
-    server.start()
+    worker.start()
     process, _ = processes(server)
     process.suspend()
-    worker.start()
     worker.kill()
     process.resume()
     server.close()

@@ -11,6 +11,7 @@ import hashlib
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, prod
 from typing import Any
 
@@ -100,14 +101,8 @@ class Walk:
 
     def dealt(self) -> list[int]:
         """The tile of every turn, `tiles` where a block has no more."""
-        free = [(0.0, block) for block in range(self.blocks)]
-        taken: list[list[int]] = [[] for _ in free]
-        for tile in range(self.tiles):
-            ends, block = free[0]
-            taken[block].append(tile)
-            heapq.heapreplace(free, (ends + ceil(self._seen(tile) / self.knobs.keys) + _ENDS, block))
-        rounds = max(map(len, taken)) + 1
-        return [own[i] if i < len(own) else self.tiles for i in range(rounds) for own in taken]
+        costs = (ceil(self._seen(tile) / self.knobs.keys) + _ENDS for tile in range(self.tiles))
+        return _dealt(tuple(costs), self.blocks)
 
     def _seen(self, tile: int) -> int:
         """Keys that some row of a tile sees."""
@@ -161,6 +156,18 @@ class Walk:
         if self.offset is None:
             return block % self._per_head == first // self.knobs.rows
         return tirx.any(first == 0, block >= self.steps(first - self.knobs.rows))
+
+
+@lru_cache(maxsize=8)  # every role of a kernel asks
+def _dealt(costs: tuple[float, ...], blocks: int) -> list[int]:
+    free = [(0.0, block) for block in range(blocks)]
+    taken: list[list[int]] = [[] for _ in free]
+    for tile, cost in enumerate(costs):
+        ends, block = free[0]
+        taken[block].append(tile)
+        heapq.heapreplace(free, (ends + cost, block))
+    rounds = max(map(len, taken)) + 1
+    return [own[i] if i < len(own) else len(costs) for i in range(rounds) for own in taken]
 
 
 def is_dealt(knobs: Knobs, offset: int | None, tiles: int, sms: int) -> bool:
