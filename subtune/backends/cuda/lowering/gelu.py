@@ -43,7 +43,7 @@ static __forceinline__ __device__ float subtune_gelu(float x) {{
 
 @tvm.transform.module_pass(opt_level=0, name="subtune.ShortGelu")  # type: ignore[untyped-decorator]
 def short_gelu(mod: IRModule, _context: PassContext) -> IRModule:
-    """Before `polynomial_erf`, which takes what is left."""
+    """Before `short_erf`, which takes what is left."""
     result = tvm.IRModule({}, attrs=mod.attrs)
     for var, func in mod.functions_items():
         result[var] = _replaced(func) if isinstance(func, PrimFunc) and stores_narrow(func) else func

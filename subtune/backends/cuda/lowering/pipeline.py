@@ -7,7 +7,7 @@ Different from TVM's `s_tir`:
 - LowerWarpMemory as often as it finds something: it lowers the first buffer of a list of statements only
   (apache-tvm 0.27.0.post1);
 - maxima and minima keep NaN (`nan`);
-- erf is a polynomial (`erf`), and GELU is a tanh where halves are stored (`gelu`);
+- where halves are stored, erf is a polynomial (`erf`), and GELU a tanh (`gelu`);
 - exponentials and quotients are the hardware's where halves are stored (`float_functions`);
 - a kernel starts while the one before it ends (`dependent_launch`).
 """
@@ -22,7 +22,7 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
 from subtune.backends.cuda.lowering.dependent_launch import start_early, wait_for_previous
-from subtune.backends.cuda.lowering.erf import polynomial_erf
+from subtune.backends.cuda.lowering.erf import short_erf
 from subtune.backends.cuda.lowering.float_functions import short_float_functions
 from subtune.backends.cuda.lowering.gelu import short_gelu
 from subtune.backends.cuda.lowering.nan import nan_kept
@@ -88,7 +88,7 @@ def finalize_device() -> Any:
             x.StmtSimplify(),
             split_tf32,
             short_gelu,
-            polynomial_erf,
+            short_erf,
             short_float_functions,
             x.LowerIntrin(),
             nan_kept,
