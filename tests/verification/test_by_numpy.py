@@ -68,6 +68,19 @@ def test_halves_are_summed_as_tvm_sums_them(dtype, is_numpys):
     assert ("call_dps_packed" in text, "prim_func" in text) == (is_numpys, not is_numpys)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shapes", [((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5))])
+def test_products_of_halves_in_float32_are_numpys(dtype, shapes, device):
+    mod = legalized(dtype, lambda x, w: op.matmul(x, w, out_dtype="float32"), *shapes)
+    assert "call_dps_packed" in mod.script()
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(dims).astype(np.dtype(dtype)) for dims in shapes)
+    main = relax.VirtualMachine(tvm.compile(mod, target=device.target()), tvm.cpu())["main"]
+    got = main(tvm.runtime.tensor(x), tvm.runtime.tensor(w)).numpy()
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, x.astype(np.float64) @ w.astype(np.float64), rtol=1e-5, atol=1e-6)
+
+
 def test_other_layouts(device):
     def conv(x, w):
         return op.nn.conv2d(x, w, strides=(1, 2), padding=(1, 0, 1, 0), data_layout="NHWC", kernel_layout="OHWI")
