@@ -5,7 +5,7 @@
 
 A warp has 16 rows and its own `BN` of a step's keys: RW x KW warps. Rows in shared memory are 16 bytes longer than
 their elements, so that the eight rows of a matrix lie in different banks. What is no key is copied as zeros.
-Floats are multiplied as two numbers of tf32 each: three products, whose error is 2^-21 of them.
+Floats are multiplied as two numbers of tf32 each, in three products (`SPLIT_TF32`).
 Sources: Dao, "FlashAttention-2", 2023; Dao et al., "Flash-Decoding", 2023; PTX ISA 8, mma.m16n8k16, mma.m16n8k8,
 ldmatrix, cp.async.
 """
@@ -43,24 +43,23 @@ template <bool TURNED> __device__ __forceinline__ void ldmatrix(unsigned int* r,
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(p)) : "memory");
 }
 
-// A float in two numbers of tf32, cut off rather than rounded: together all but the last two of its bits.
+// A float in two numbers of tf32. It may be infinite, which minus itself is no number.
 __device__ __forceinline__ void split(unsigned int& high, unsigned int& low, float x) {
-  high = __float_as_uint(x) & 0xffffe000u;
-  low = __float_as_uint(x - __uint_as_float(high));
-}
-
-// The same of a value that may be infinite, which minus itself is no number.
-__device__ __forceinline__ void split_any(unsigned int& high, unsigned int& low, float x) {
-  split(high, low, x);
+  tf32_parts(x, high, low);
   if (__uint_as_float(high) == x) low = 0;
 }
 
-// The product of floats: what both halves leave out is 2^-21 of it.
-__device__ __forceinline__ void mma_float(float* sums, const unsigned int* high, const unsigned int* low,
-                                          const unsigned int* right_high, const unsigned int* right_low) {
-  mma_tf32(sums, low, right_high);
-  mma_tf32(sums, high, right_low);
-  mma_tf32(sums, high, right_high);
+// Products of floats, a depth of 16. They begin at zero and CUDA cores add them to the sums, as of all `SPLIT_TF32`.
+__device__ __forceinline__ void mma_float(float* sums, const SplitA (&left)[2], const SplitB (&right)[2]) {
+  float products[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+  for (int i = 0; i < 2; i++) mma_tf32(products, left[i].low, right[i].high);
+#pragma unroll
+  for (int i = 0; i < 2; i++) mma_tf32(products, left[i].high, right[i].low);
+#pragma unroll
+  for (int i = 0; i < 2; i++) mma_tf32(products, left[i].high, right[i].high);
+#pragma unroll
+  for (int i = 0; i < 4; i++) sums[i] += products[i];
 }
 
 template <bool BRAIN> __device__ __forceinline__ unsigned int pack(float low, float high) {
@@ -276,17 +275,19 @@ struct AttentionTf32 : AttentionBlock<float, D, DV, RW, KW, BN, STAGES, SPLITS, 
     const float* b = shared + B::Q + stage * B::STAGE + (warp / RW * BN + lane / 4) * B::PK + lane % 4;
 #pragma unroll
     for (int i = 0; i < BN / 2; i++) s[i] = 0.f;
-#pragma unroll 4
-    for (int kk = 0; kk < B::DP; kk += 8) {
-      unsigned int high[4], low[4];
+#pragma unroll 2
+    for (int kk = 0; kk < B::DP; kk += 16) {
+      SplitA left[2];
 #pragma unroll
-      for (int i = 0; i < 4; i++) attention::split(high[i], low[i], a[i % 2 * 8 * B::PK + kk + i / 2 * 4]);
+      for (int i = 0; i < 8; i++)
+        tf32_parts(a[i % 2 * 8 * B::PK + kk + i / 2 * 4], left[i / 4].high[i % 4], left[i / 4].low[i % 4]);
 #pragma unroll
       for (int n = 0; n < BN; n += 8) {
-        unsigned int right_high[2], right_low[2];
+        SplitB right[2];
 #pragma unroll
-        for (int i = 0; i < 2; i++) attention::split(right_high[i], right_low[i], b[n * B::PK + kk + i * 4]);
-        attention::mma_float(s + n / 2, high, low, right_high, right_low);
+        for (int i = 0; i < 4; i++)
+          tf32_parts(b[n * B::PK + kk + i * 4], right[i / 2].high[i % 2], right[i / 2].low[i % 2]);
+        attention::mma_float(s + n / 2, left, right);
       }
     }
   }
@@ -298,16 +299,18 @@ struct AttentionTf32 : AttentionBlock<float, D, DV, RW, KW, BN, STAGES, SPLITS, 
     B::weigh(sums, state, s, factor);
     const float* b = shared + B::Q + stage * B::STAGE + B::K + (warp / RW * BN + lane % 4 * 2) * B::PV + lane / 4;
 #pragma unroll
-    for (int n = 0; n < BN; n += 8) {
-      unsigned int high[4], low[4];
+    for (int n = 0; n < BN; n += 16) {
+      SplitA left[2];
 #pragma unroll
-      for (int i = 0; i < 4; i++) attention::split(high[i], low[i], s[n / 2 + i % 2 * 2 + i / 2]);
+      for (int i = 0; i < 8; i++)
+        tf32_parts(s[n / 2 + i / 4 * 4 + i % 2 * 2 + i / 2 % 2], left[i / 4].high[i % 4], left[i / 4].low[i % 4]);
 #pragma unroll
       for (int j = 0; j < B::DVP; j += 8) {
-        unsigned int right_high[2], right_low[2];
+        SplitB right[2];
 #pragma unroll
-        for (int i = 0; i < 2; i++) attention::split_any(right_high[i], right_low[i], b[(n + i) * B::PV + j]);
-        attention::mma_float(sums + j / 2, high, low, right_high, right_low);
+        for (int i = 0; i < 4; i++)
+          attention::split(right[i / 2].high[i % 2], right[i / 2].low[i % 2], b[(n + i / 2 * 8 + i % 2) * B::PV + j]);
+        attention::mma_float(sums + j / 2, left, right);
       }
     }
   }
