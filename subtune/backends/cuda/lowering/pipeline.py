@@ -7,7 +7,7 @@ Different from TVM's `s_tir`:
 - LowerWarpMemory as often as it finds something: it lowers the first buffer of a list of statements only
   (apache-tvm 0.27.0.post1);
 - maxima and minima keep NaN (`nan`);
-- where halves are stored, erf is a polynomial (`erf`), and GELU a tanh (`gelu`);
+- GELU is a function of its own (`gelu`); where halves are stored, erf is a polynomial (`erf`);
 - exponentials and quotients are the hardware's where halves are stored (`float_functions`);
 - a kernel starts while the one before it ends (`dependent_launch`).
 """
@@ -24,7 +24,7 @@ from tvm.ir.transform import PassContext
 from subtune.backends.cuda.lowering.dependent_launch import start_early, wait_for_previous
 from subtune.backends.cuda.lowering.erf import short_erf
 from subtune.backends.cuda.lowering.float_functions import short_float_functions
-from subtune.backends.cuda.lowering.gelu import short_gelu
+from subtune.backends.cuda.lowering.gelu import gelu
 from subtune.backends.cuda.lowering.nan import nan_kept
 from subtune.backends.cuda.lowering.printable import printable
 from subtune.backends.cuda.lowering.split_tf32 import split_tf32
@@ -87,7 +87,7 @@ def finalize_device() -> Any:
             *([x.LowerWarpMemory()] * _WARP_BUFFERS),
             x.StmtSimplify(),
             split_tf32,
-            short_gelu,
+            gelu,
             short_erf,
             short_float_functions,
             x.LowerIntrin(),
