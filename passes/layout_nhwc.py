@@ -14,10 +14,11 @@ from tvm.ir import Call
 
 from subtune.passes.exprs import Expr, convolved, op_name, shape_of
 from subtune.passes.fold_constants import FOLD
+from subtune.passes.halves import half_of
 from subtune.passes.layout_axes import to_first
 from subtune.passes.layout_conv_transpose import as_convolution
 from subtune.passes.layout_interpolation import interpolations_in_planes
-from subtune.passes.layout_planes import all_depthwise, convolutions
+from subtune.passes.layout_planes import all_in_planes, convolutions
 from subtune.passes.layout_pointwise import ALONE, POINTWISE
 from subtune.passes.layout_rows import ROWS
 from subtune.passes.layout_sink import SINK
@@ -61,18 +62,28 @@ LAYOUT: Rules = merged(
 )
 
 
-def channels_to_last(mod: tvm.IRModule, keeps_planes: bool = False, reads_planes: bool = False) -> tvm.IRModule:
+def channels_to_last(
+    mod: tvm.IRModule,
+    keeps_planes: bool = False,
+    reads_planes: bool = False,
+    planes_of_group: int = 1,
+    grouped_halves: frozenset[str] = frozenset(),
+) -> tvm.IRModule:
     """Convolutions channels last, and permutations moved to where they cancel.
 
     Args:
         keeps_planes: not where all convolutions are depthwise, or one is a product that takes less time than to read
             its input: they gain less than permutations cost.
         reads_planes: nor the only one, where it is a product, nor interpolations where there is none.
+        planes_of_group: with `keeps_planes`, nor where the groups of all read so many channels each, at most.
+        grouped_halves: but in a model of one of these halves, in which they are products like others.
     """
     if reads_planes:
         mod = interpolations_in_planes(mod)
-    if keeps_planes and all_depthwise(mod):
-        return rewrite(mod, merged(ROWS, CLEANUP, FOLD))
+    most = 1 if half_of(mod) in grouped_halves else planes_of_group
+    if keeps_planes and all_in_planes(mod, most):
+        # groups may be products of few channels, whose pixels are one long row
+        return rewrite(mod, merged(POINTWISE, ROWS, CLEANUP, FOLD) if most > 1 else merged(ROWS, CLEANUP, FOLD))
     pointwise = ALONE if reads_planes and len(convolutions(mod)) == 1 else POINTWISE
     return rewrite(mod, merged(pointwise, LAYOUT) if keeps_planes else LAYOUT)
 

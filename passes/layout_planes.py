@@ -1,4 +1,7 @@
-"""Which models keep their channels first: those without a product, on which channels last gains nothing."""
+"""Which models keep their channels first: those that multiply little for what they read and write.
+
+Such are depthwise convolutions and, where the device says so, grouped ones that read a few channels a group.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,16 @@ def convolutions(mod: tvm.IRModule) -> list[relax.Call]:
     return [call for call in _values(mod) if op_name(call).startswith("relax.nn.conv")]
 
 
-def all_depthwise(mod: tvm.IRModule) -> bool:
-    """Whether `mod` has convolutions, all of them depthwise and channels first, and nothing that wants another layout.
+def all_in_planes(mod: tvm.IRModule, planes_of_group: int = 1) -> bool:
+    """Whether `mod` has convolutions, all of them `is_in_planes`, and nothing that wants another layout.
 
     Both the input and the result are then in planes, and a depthwise convolution reads each of them a few times, no
-    more: it takes about as long in either layout, and a permutation at either border about half as long again.
+    more: it takes about as long in either layout, and a permutation at either border about half as long again. Groups
+    of few channels fill vectors of x better than of channels.
     """
     found = convolutions(mod)
     turned = any(op_name(call) in _TURNS for call in _values(mod))
-    return bool(found) and not turned and all(is_in_planes(call) for call in found)
+    return bool(found) and not turned and all(is_in_planes(call, planes_of_group) for call in found)
 
 
 def _values(mod: tvm.IRModule) -> list[relax.Call]:
@@ -45,14 +49,16 @@ def _values(mod: tvm.IRModule) -> list[relax.Call]:
 _PLANES = {"relax.nn.conv1d": ("NCW", "OIW"), "relax.nn.conv2d": ("NCHW", "OIHW")}
 
 
-def is_in_planes(call: relax.Call) -> bool:
-    """A float32 depthwise convolution of images or rows, of one result a channel or more, its rows long enough."""
+def is_in_planes(call: relax.Call, planes_of_group: int = 1) -> bool:
+    """A float32 convolution of images or rows, its rows long enough, of which each result reads one channel or, where
+    there are groups, no more than `planes_of_group`."""
     layouts = _PLANES.get(op_name(call))
     if layouts is None or dtype_of(call) != "float32":
         return False
-    attrs, shape, weight, data = call.attrs, shape_of(call), shape_of(call.args[1]), shape_of(call.args[0])
+    attrs, shape, weight = call.attrs, shape_of(call), shape_of(call.args[1])
     if (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)) != (*layouts, layouts[0]):
         return False
-    if shape is None or weight is None or data is None or int(attrs.groups) != data[1] or weight[1] != 1:
+    if shape is None or weight is None or ints(attrs.strides)[-1] > MOST_STRIDE:
         return False
-    return shape[-1] >= LEAST_WIDTH and ints(attrs.strides)[-1] <= MOST_STRIDE
+    is_thin = weight[1] == 1 or (int(attrs.groups) > 1 and weight[1] <= planes_of_group)
+    return is_thin and shape[-1] >= LEAST_WIDTH

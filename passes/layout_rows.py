@@ -12,15 +12,12 @@ from tvm.ir import Call
 
 from subtune.passes.elementwise import BINARY, UNARY
 from subtune.passes.exprs import Expr, ints, op_name, shape_of
-from subtune.passes.layout_planes import is_in_planes
 from subtune.passes.rewriter import Rules, Walk
 from subtune.passes.sink_views import past_binary, past_unary
 
 
 def as_image(walk: Walk, call: Call) -> Expr | None:
-    """The rule on depthwise convolutions of one dim."""
-    if not is_in_planes(call):
-        return None
+    """The rule on convolutions of one dim, where `layout_planes` leaves all of them so."""
     attrs, (before, after) = call.attrs, (ints(call.attrs.padding)[i] for i in (0, -1))
     image, filters = (relax.op.expand_dims(arg, 2) for arg in call.args)
     convolved = relax.op.nn.conv2d(

@@ -220,7 +220,12 @@ def normalize(
             ),
         ),
     )
-    planes = {"keeps_planes": forms.keeps_planes, "reads_planes": forms.reads_planes}
+    planes: dict[str, Any] = {
+        "keeps_planes": forms.keeps_planes,
+        "reads_planes": forms.reads_planes,
+        "planes_of_group": 1 if numerics.half and forms.multiplies_groups else forms.planes_of_group,
+        "grouped_halves": forms.halves if forms.multiplies_groups else frozenset(),
+    }
     pools = partial(pool_volumes, always_in_planes=forms.pools_images)
     layout = Phase("layout", (partial(channels_to_last, **planes), settle_permutes, pools))
     whole = Phase("recurrences", (partial(settle_recurrences, whole_step_fmas=forms.whole_step_fmas),))

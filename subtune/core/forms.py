@@ -17,6 +17,7 @@ class Forms:
     Attributes:
         keeps_planes: convolutions that are all depthwise may keep their channels first, and pointwise ones to few
             channels of the model's input.
+        planes_of_group: then so may grouped ones of float32, of so many channels that a group reads, at most.
         reads_planes: it reads rows of planes as fast as channels: interpolations, and a pointwise convolution that is
             the only one, have their channels first.
         halves: those whose products it has; the products of a model in another half are made in float32.
@@ -40,6 +41,7 @@ class Forms:
     """
 
     keeps_planes: bool = False
+    planes_of_group: int = 1
     reads_planes: bool = False
     halves: frozenset[str] = HALVES
     multiplies_groups: bool = False

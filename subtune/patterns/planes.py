@@ -1,10 +1,12 @@
-"""Windows that slide over the two innermost axes: pooling and depthwise convolution with channels first."""
+"""Windows that slide over the two innermost axes: pooling and convolution with channels first."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
+import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import Schedule
 from tvm.sym.analyzer import Analyzer
@@ -20,14 +22,17 @@ _READ = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """C[..., y, x] = reduce over ky, kx of A[..., y * stride + ky * dilation, x * stride + kx * dilation].
+    """C[..., y, x] = reduce over d, ky, kx of A[..., y * stride + ky * dilation, x * stride + kx * dilation].
 
     Attributes:
         shape: of the output; the last two are the plane.
         taps: extents of the window, (ky, kx).
         slides: how the window moves along either axis.
         window: what is read so, a buffer of TIR; everything else that the anchor reads does not depend on x.
-        plane: its indices before the last two, of the anchor's axes: several planes of C may be made of one.
+        plane: its indices before the last two, of the anchor's axes.
+        depth: so many planes of A make one of C: the channels of a convolution's group.
+        deep: the anchor's axis that goes through them; -1 where there is one.
+        shared: so many planes of C, neighbours along the axis before y, are made of the same ones of A.
     """
 
     shape: tuple[int, ...]
@@ -35,6 +40,14 @@ class Planes:
     slides: tuple[Sliding, Sliding]
     window: Any
     plane: tuple[Any, ...]
+    depth: int
+    deep: int
+    shared: int
+
+    @property
+    def groups(self) -> int:
+        """Of planes of C that share those of A, along the axis before y."""
+        return self.shape[-3] // self.shared
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -83,10 +96,27 @@ def planes(sch: Schedule, block_rv: Any) -> Planes | NotApplicable:
     if len(found) != 1 or any(slide is None for slide in found[0][1]):
         return NotApplicable("not one operand that a window slides over")
     load, (down, along) = found[0]
-    if (down.axis, along.axis) != (rank - 2, rank - 1) or any(i not in (down.tap, along.tap) for i in long):
+    deep = [i for i in long if i not in (down.tap, along.tap)]
+    if (down.axis, along.axis) != (rank - 2, rank - 1) or len(deep) > 1:
         return NotApplicable("the window slides over other axes than the two innermost ones")
-    taps = extents[down.tap], extents[along.tap]
-    return Planes(tuple(extents[:rank]), taps, (down, along), load.source, tuple(load.indices[:-2]))
+    taps, plane = (extents[down.tap], extents[along.tap]), tuple(load.indices[:-2])
+    depth, axis = (extents[deep[0]], deep[0]) if deep else (1, -1)
+    shared = _shared(plane, store.indices[-3], extents[rank - 3])
+    return Planes(tuple(extents[:rank]), taps, (down, along), load.source, plane, depth, axis, shared)
+
+
+def _shared(plane: tuple[Any, ...], axis: Any, extent: int) -> int:
+    """Neighbours along `axis`, of `extent`, that have the same `plane`: what it is divided by wherever it occurs."""
+    divisors: list[int] = [extent]
+
+    def divided(expr: Any) -> Any:
+        if expr.a.same_as(axis) and isinstance(expr.b, tirx.IntImm):
+            divisors.append(int(expr.b))
+            return tirx.const(0, "int64")
+        return expr
+
+    rest = tvm_ffi.structural_map(list(plane), (tirx.FloorDiv, divided))
+    return 1 if axis in variables(list(rest)) else gcd(*divisors)
 
 
 def border(block: Any) -> Border | NotApplicable:

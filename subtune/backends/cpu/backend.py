@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_PLANES_OF_GROUP = 64
+"""The most that was measured. Alone, with the permutations that channels last takes, such convolutions are 1 to 6 times
+as fast in planes on a Sapphire Rapids; those of rows of 8 to 11 elements 0.9 times, from 14 channels on.
+"""
+
 
 class CPUBackend(Backend):
     kind: ClassVar[str] = "cpu"
@@ -77,6 +82,7 @@ class CPUBackend(Backend):
         assert isinstance(model, CPUModel)
         return Forms(
             keeps_planes=True,
+            planes_of_group=_PLANES_OF_GROUP,
             halves=frozenset({"bfloat16"} if "avx512bf16" in model.features else ()),
             multiplies_groups=model.has_tiles,
             pools_images=True,
