@@ -34,13 +34,14 @@ def called(func: tirx.PrimFunc, device, *arrays: np.ndarray) -> np.ndarray:
     return tensors[-1].numpy()
 
 
-def vectors(extent: int, choice: bool) -> tirx.PrimFunc:
-    """`x * 2`, written in vectors beyond the end, as nothing or as zeros."""
+def vectors(extent: int, choices: int) -> tirx.PrimFunc:
+    """`x * 2` of x below one, written in vectors beyond the end, as nothing or as zeros, by so many equal `choices`."""
     x = te.placeholder((3, extent), "float32", "x")
     width = -(-extent // LANES) * LANES
-    if choice:
-        inside = lambda i, j: tirx.if_then_else(j < extent, x[i, j] * 2.0, tirx.const(0.0, "float32"))  # noqa: E731
-        y = te.compute((3, width), inside, "y")
+    if choices:
+        inside = lambda i, j, by: tirx.if_then_else(j < extent, x[i, j] * by, tirx.const(0.0, "float32"))  # noqa: E731
+        twice = lambda i, j: inside(i, j, 2.0) + tirx.floor(inside(i, j, 0.5))  # noqa: E731
+        y = te.compute((3, width), twice if choices == 2 else lambda i, j: inside(i, j, 2.0), "y")
     else:
         y = te.compute((3, extent), lambda i, j: x[i, j] * 2.0, "y")
     sch = Schedule(te.create_prim_func([x, y]))
@@ -50,13 +51,13 @@ def vectors(extent: int, choice: bool) -> tirx.PrimFunc:
     return sch.mod["main"]
 
 
-@pytest.mark.parametrize("choice", [False, True])
+@pytest.mark.parametrize("choices", [0, 1, 2])
 @pytest.mark.parametrize("extent", [1, 5, 17, 31, 32, 47, 200])
-def test_no_vector_is_taken_apart(extent, choice, device):
-    func = vectors(extent, choice)
-    assert not re.search(rf"range\({LANES}\)|_s in range", lowered(func, device))
+def test_no_vector_is_taken_apart(extent, choices, device):
+    func = vectors(extent, choices)
+    assert not re.search(rf"range\({LANES}\)|_s in ", lowered(func, device))
     x = np.random.default_rng(0).random((3, extent), np.float32)
-    width = -(-extent // LANES) * LANES if choice else extent
+    width = -(-extent // LANES) * LANES if choices else extent
     y = np.full((3, width), np.nan, np.float32)
     y = called(func, device, x, y)
     np.testing.assert_array_equal(y[:, :extent], x * 2)
@@ -87,7 +88,7 @@ def test_a_ragged_product_keeps_its_sums_in_registers(rows, columns, depth, devi
     workload = Workload.of(te.create_prim_func([a, b, bias, d]), 1)
     kernel = backends.schedule(workload, Candidate.make("contraction", mr=4, mt=1, nr=32, order="mn"), device)
     assert isinstance(kernel, Kernel), kernel
-    assert "_s in range" not in lowered(kernel.func, device)
+    assert "_s in " not in lowered(kernel.func, device)
     rng = np.random.default_rng(1)
     given = [rng.standard_normal(shape, np.float32) for shape in ((2, rows, depth), (2, depth, columns), (columns,))]
     found = np.full((2, rows, columns), np.nan, np.float32)
@@ -105,6 +106,6 @@ def test_rows_of_any_length_are_computed_in_vectors(length, device):
     x = np.random.default_rng(2).standard_normal((5, length), np.float32)
     powers = np.exp(x * np.float32(0.125))
     for kernel in kernels:
-        assert not re.search(r"_s in range", lowered(kernel.func, device))
+        assert not re.search(r"_s in ", lowered(kernel.func, device))
         y = called(kernel.func, device, x, np.full((5, length), np.nan, np.float32))
         np.testing.assert_allclose(y, powers / powers.sum(1, keepdims=True), rtol=1e-5)

@@ -21,7 +21,7 @@ from tvm.sym.analyzer import Analyzer
 from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.math.bf16_ops import ROUND
-from subtune.tir.expressions import conjuncts, variables
+from subtune.tir.expressions import conjuncts, is_same, variables
 from subtune.tir.substitute import substitute
 
 
@@ -64,15 +64,21 @@ def _divided(loop: Any) -> Any:
 
 
 def _choosing(loop: Any, store: Any) -> Any:
-    """A store of what depends on one choice of lanes: those inside take the one operand, those outside the other."""
+    """A store of what depends on a choice of lanes: those inside take the one operand, those outside the other.
+
+    It may be made several times: what is left of a float32 by a bfloat16 names the float32 again.
+    """
     choices: list[Any] = []
 
     def is_of_lanes(call: Any) -> bool:
         return _is_choice(call) and loop.loop_var in variables(call.args[0])
 
     tvm_ffi.structural_walk(store.value, (ir.Call, lambda call: choices.append(call) if is_of_lanes(call) else None))
-    tail = _tail(choices[0].args[0], loop) if len(choices) == 1 else None
-    if tail is None or loop.loop_var in variables(choices[0].args[2]):
+    first = choices[0] if choices else None
+    if first is None or any(not is_same(one.args[0], first.args[0]) for one in choices[1:]):
+        return loop
+    tail = _tail(first.args[0], loop)
+    if tail is None or any(loop.loop_var in variables(one.args[2]) for one in choices):
         return loop
 
     def taking(operand: int) -> Any:
@@ -80,7 +86,7 @@ def _choosing(loop: Any, store: Any) -> Any:
         return tirx.BufferStore(store.buffer, tvm_ffi.structural_map(store.value, chosen), list(store.indices))
 
     inside, outside = taking(1), _lanes(loop, taking(2))
-    if choices[0].same_as(store.value):
+    if first.same_as(store.value):
         rest = tirx.SeqStmt([outside, _lanes(loop, inside, tail.left)])
     else:  # which may read what it stores
         width = int(loop.extent)

@@ -4,10 +4,10 @@ from subtune.backends.base import Family
 from subtune.backends.cpu.families.amx import candidates, schedule
 from subtune.backends.cpu.family import SERIAL
 
-FAMILY = Family("amx", 1, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule, (SERIAL,))
+FAMILY = Family("amx", 2, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule, (SERIAL,))
 IN_PARTS = Family(
     "amx_parts",
-    1,
+    2,
     candidates.Knobs,
     candidates.accepts_in_parts,
     candidates.candidates,

@@ -33,8 +33,6 @@ _LOADS_PER_CYCLE = 2.0  # rows of tiles
 START_CYCLES = 80.0  # of a block: registers to zero, the last product's latency, rows stored and read again
 _SLOWER_CLOCK = 1.4  # times the products of float32 in parts: nothing but tiles is multiplied
 _EPILOGUE_CYCLES = 3.0  # per vector and operand
-_PACKED_CYCLES = 6.0  # per 64 bytes of B, two rows of it woven into one
-_TURNED_CYCLES = 32.0  # where they lie the other way
 NAMES = {"bfloat16": "amx", "float32": "amx_parts"}
 _BLOCKS = ((2, 2), (1, 3), (3, 1), (4, 1), (1, 2), (2, 1), (1, 1))
 _USUAL = (2, 4, 6, 8, 12, 16)
@@ -47,19 +45,22 @@ _FEWEST_ROWS = 4  # for fewer, B is read from memory or from L2 as fast by `vdpb
 class _Costs:
     """Cycles: `copied` of a vector of A, `gathered` of an element that is copied by itself, `start` of a block.
 
+    `packed`: of 64 bytes of B, two rows of it woven into one; `turned`: where they lie the other way.
     `waited`: times what bytes from L3 take at its bandwidth, where products wait for them.
     """
 
     copied: float
     gathered: float
+    packed: float
+    turned: float
     start: float
     waited: float
 
 
-_OF_HALVES = _Costs(COPIED_CYCLES, 2.0, START_CYCLES, 1.0)
-_IN_PARTS = _Costs(20.0, 4.0, 1000.0, 3.0)
-"""A vector becomes three, nothing is multiplied while sums are stored, and few loads are under way: fitted to eight
-products on a Xeon that hides its model, with 480 MB of L3 (2026-11-27)."""
+_OF_HALVES = _Costs(COPIED_CYCLES, 2.0, 6.0, 32.0, START_CYCLES, 1.0)
+_IN_PARTS = _Costs(20.0, 4.0, 20.0, 72.0, 1000.0, 3.0)
+"""A vector becomes three, nothing is multiplied while sums are stored, and few loads are under way: fitted to twelve
+products on a Xeon that hides its model, with 480 MB of L3 (2026-11-28)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ def _predict(anchor: Contraction, workload: Workload, device: CPUModel, rows: in
     is_along_k = anchor.a.axes[-1] in (anchor.of_role(Role.K)[-1].index, -1)
     total += m_blocks * height * (run.vectors * costs.copied if is_along_k else steps * DEPTH * costs.gathered)
     if not anchor.b.is_constant:
-        total += b_bytes / STEP_BYTES * (_PACKED_CYCLES if anchor.b.axes[-1] == anchor.n.index else _TURNED_CYCLES)
+        total += b_bytes / STEP_BYTES * (costs.packed if anchor.b.axes[-1] == anchor.n.index else costs.turned)
     grains = {"m": outer, "n": n_blocks, "mn": outer * n_blocks, "nm": outer * n_blocks}[knobs.order]
     packs_batches = not anchor.b.is_constant and batch > 1
     uneven = imbalance(batch if packs_batches else batch * grains, device)

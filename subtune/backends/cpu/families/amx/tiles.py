@@ -193,7 +193,7 @@ class _Reading:
         axes = [*shared, tile, row, vector, *part, lane]
         position = self._position((*self._batch, *self._outer), shared)
         position[self._var(self._rows)] = tile.var * rows + row.var
-        value = self._bits(self._element(side, position, (vector.var, lane.var), axes), part)
+        value = self._bits(self._element(side, position, (vector.var, lane.var), axes, True), part)
         tiles = [*(iv.dom.extent for iv in (*shared, tile, *part)), *_constants(run.steps, rows, DEPTH)]
         buffer = tirx.decl_buffer(tiles, "uint16", "a_tiles")
         place = [vector.var // each, row.var, vector.var % each * run.lanes + lane.var]
@@ -210,7 +210,10 @@ class _Reading:
         position[self._var(self._info.n)] = (panel.var * block.n + tile.var) * COLUMNS + column.var
         first = step.var * DEPTH + pair.var * 2
         low, high = (
-            tirx.Cast("int32", self._bits(self._element(side, position, (k // run.lanes, k % run.lanes), axes), part))
+            tirx.Cast(
+                "int32",
+                self._bits(self._element(side, position, (k // run.lanes, k % run.lanes), axes, False), part),
+            )
             for k in (first, first + tirx.const(1, "int64"))
         )
         place = [*shared, panel, *part, step, tile, pair, column]
@@ -264,15 +267,28 @@ class _Reading:
         at = [part[0].var.equal(tirx.const(i, "int64")) for i in range(PARTS - 1)]
         return tirx.Select(at[0], first, tirx.Select(at[1], second, third))
 
-    def _element(self, side: Any, position: Mapping[Any, Any], at: tuple[Any, Any], axes: Sequence[Any]) -> Any:
-        """An operand's element in the lane of a vector of k, of bfloat16 its bits; zero where there is none."""
+    def _element(
+        self, side: Any, position: Mapping[Any, Any], at: tuple[Any, Any], axes: Sequence[Any], in_lanes: bool
+    ) -> Any:
+        """An operand's element in the lane of a vector of k, of bfloat16 its bits; zero where there is none.
+
+        `in_lanes`: lanes of k are those of a processor's vector, which reads nothing beyond the end. Else one vector
+        has elements of one k, and is read in any case.
+        """
         analyzer, run = Analyzer(), self.run
         for iv in axes:
             analyzer.bind(iv.var, iv.dom)
         vector, lane = at
         *others, last = self._k_axes
         vectors = -(-run.padded // run.lanes)
-        k = [*(unfold(vector // vectors, tuple(others)) if others else ()), vector % vectors * run.lanes + lane]
+        along, inside = vector % vectors * run.lanes + lane, []
+        if run.count * vectors * run.lanes < run.steps * DEPTH:
+            vector, within = _kept(vector, run.count * vectors, in_lanes)
+            inside.append(within)
+        if run.extent % run.lanes:
+            along, within = _kept(analyzer.simplify(along), run.extent, in_lanes)
+            inside.append(within)
+        k = [*(unfold(vector // vectors, tuple(others)) if others else ()), along]
         values = {**position, **dict(zip((self._var(axis) for axis in (*others, last)), k, strict=True))}
 
         def moved(load: ir.TensorLoad) -> Any:
@@ -280,12 +296,9 @@ class _Reading:
 
         value = tvm_ffi.structural_map(side, (ir.TensorLoad, moved))
         value = value if self._block.parts > 1 else tirx.reinterpret("uint16", value)
-        zero = tirx.const(0, str(value.ty))
-        if run.extent % run.lanes:
-            inside = analyzer.simplify(k[-1]) < tirx.const(run.extent, "int64")
-            value = tirx.if_then_else(inside, value, zero)
-        if run.count * vectors * run.lanes < run.steps * DEPTH:
-            value = tirx.if_then_else(vector < tirx.const(run.count * vectors, "int64"), value, zero)
+        choose = tirx.if_then_else if in_lanes else tirx.Select
+        for within in reversed(inside):
+            value = choose(analyzer.simplify(within), value, tirx.const(0, str(value.ty)))
         return value
 
     def _position(self, axes: Sequence[Axis], made: Sequence[Any]) -> dict[Any, Any]:
@@ -301,6 +314,11 @@ def packing_of(info: Contraction, block: TileBlock) -> TilePacking:
     where = tuple(info.b.axes.index(axis) for axis in order)
     run = Run.of(info.of_role(Role.K), -(-info.n.extent // (block.n * COLUMNS)) * block.n * COLUMNS)
     return TilePacking(info.b.shape, where, len(info.of_role(Role.BATCH)), block.n * COLUMNS, run.padded, block.parts)
+
+
+def _kept(index: Any, end: int, in_lanes: bool) -> tuple[Any, Any]:
+    """What is read at `index`, and whether it is before `end`: nothing beyond the last is read."""
+    return index if in_lanes else tirx.min(index, tirx.const(end - 1, "int64")), index < tirx.const(end, "int64")
 
 
 def _axis(name: str, extent: int, kind: int = tirx.IterVar.DataPar) -> Any:
