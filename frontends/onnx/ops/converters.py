@@ -15,6 +15,9 @@ from subtune.frontends.onnx.ops import (
     norm,
     padding,
     pool,
+    qlinear,
+    qproduct,
+    qreduce,
     quantize,
     recurrent,
     reduce,
@@ -48,7 +51,11 @@ _FAMILIES = (
     sequence,
 )
 
+_CONTRIBUTED = (contrib, qlinear, qreduce, qproduct)
+
 CONVERTERS: dict[tuple[str, str], Converter] = {
-    ("", op): converter for family in _FAMILIES for op, converter in family.CONVERTERS.items()
+    (domain, op): converter
+    for domain, families in (("", _FAMILIES), ("com.microsoft", _CONTRIBUTED))
+    for family in families
+    for op, converter in family.CONVERTERS.items()
 }
-CONVERTERS.update({("com.microsoft", op): converter for op, converter in contrib.CONVERTERS.items()})

@@ -20,7 +20,7 @@ def _window(node: Node) -> Window:
     return window_of(node, shape(node.x)[2:], tuple(node.attr("kernel_shape")))
 
 
-def _reduced(node: Node, x: Expr, window: Window, *, largest: bool, power: int = 1) -> Expr:
+def reduced(node: Node, x: Expr, window: Window, *, largest: bool, power: int = 1) -> Expr:
     """The maximum, or the sum of |v|**power (v for power 1), over every window; pads do not count."""
     spatial = shape(x)[2:]
     wide = dtype(x) if not is_float(x) or dtype(x) in ("float32", "float64") else "float32"
@@ -85,7 +85,7 @@ def maximum(node: Node, x: Expr, window: Window) -> Expr:
     window = window.trimmed(shape(x)[2:])
     if rank(x) in _MAX and dtype(x) in ("float32", "float64", "float16"):
         return _MAX[rank(x)](x, window.kernel, window.strides, window.padding, window.dilations, ceil_mode=False)
-    return _reduced(node, x, window, largest=True)
+    return reduced(node, x, window, largest=True)
 
 
 def _with_indices(node: Node, x: Expr, window: Window) -> tuple[Expr, Expr]:
@@ -166,7 +166,7 @@ def average(node: Node, x: Expr, window: Window, include: bool) -> Expr:
         if not include or (share == 1).all():
             return mean
         return relax.op.multiply(node.emit(mean), const(share[None, None], dtype(x)))
-    total = _reduced(node, x, window, largest=False)
+    total = reduced(node, x, window, largest=False)
     mean = node.emit(relax.op.divide(total, const(counts[None, None], dtype(total))))
     return node.cast(mean, dtype(x))
 
@@ -191,7 +191,7 @@ def lp_pool(node: Node) -> Expr:
     p = node.attr("p", 2)
     if p < 1:
         node.refuse(f"has p {p}")
-    total = _reduced(node, x, _window(node).trimmed(shape(x)[2:]), largest=False, power=p)
+    total = reduced(node, x, _window(node).trimmed(shape(x)[2:]), largest=False, power=p)
     return node.cast(_root(node, total, p), dtype(x))
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
 
-from subtune.frontends.onnx.ops.conv import integer_convolution
+from subtune.frontends.onnx.ops.conv import integer_convolution, with_bias
 from subtune.frontends.onnx.ops.linear import integer_product
 from subtune.frontends.onnx.ops.movement import slice_axis
 from subtune.frontends.onnx.ops.node import (
+    FLOATS,
     Converter,
     Expr,
     Node,
@@ -19,43 +21,84 @@ from subtune.frontends.onnx.ops.node import (
     const,
     dtype,
     dtype_name,
-    is_float,
     rank,
     shape,
 )
 
 _INTEGERS = ("int8", "uint8", "int16", "uint16")
+_FAR = 2.0**20
+"""Beyond all integers that are stored, and within those of which float32 has every one."""
+
+
+def scale_at(node: Node, index: int, channels: int | None = 1, allowed: Sequence[str] = ("float32",)) -> Expr:
+    """Input `index`, a scale: one, or one of each channel; of any shape if `channels` is None.
+
+    One that is known now must be positive and finite.
+    """
+    scale = node.need(index)
+    if dtype(scale) not in allowed:
+        node.refuse(f"has a scale of dtype {dtype(scale)}")
+    value = node.known(index)
+    if value is not None:
+        wide = value.astype("float32")
+        if not (np.isfinite(wide) & (wide > 0)).all():
+            node.refuse("has a scale that is not positive and finite")
+    return _of_channels(node, scale, "scale", channels)
+
+
+def zero_at(node: Node, index: int, of: str, channels: int | None = 1) -> Expr | None:
+    """Input `index`, the zero point of values of dtype `of`, shaped as their scale; None, which means 0, if omitted."""
+    zero = node.get(index)
+    if zero is None:
+        return None
+    if dtype(zero) != of:
+        node.refuse(f"has a zero point of dtype {dtype(zero)} for values of {of}")
+    return _of_channels(node, zero, "zero point", channels)
+
+
+def _of_channels(node: Node, value: Expr, what: str, channels: int | None) -> Expr:
+    if channels is not None and (rank(value) > 1 or prod(shape(value)) not in (1, channels)):
+        wanted = "one value" if channels == 1 else f"one value or {channels}"
+        node.refuse(f"has a {what} of shape {list(shape(value))}, not {wanted}")
+    return value
 
 
 def _parameter(node: Node, value: Expr, ndim: int, axis: int) -> Expr:
     """A scale or zero point shaped to broadcast along `axis`; a single value as a scalar."""
     if prod(shape(value)) == 1:
         return node.emit(relax.op.reshape(value, ()))
-    if rank(value) != 1:
-        node.refuse("is quantised by blocks")
     return node.emit(relax.op.reshape(value, tuple(shape(value)[0] if a == axis else 1 for a in range(ndim))))
 
 
-def quantise(node: Node, x: Expr, scale: Expr, zero: Expr | None, to: str, axis: int) -> Expr:
-    """saturate(round_half_even(x / scale) + zero) as dtype `to`; every intermediate value is exact."""
-    if to not in _INTEGERS:
-        node.refuse(f"quantises to {to}")
-    wide = node.cast(x, "float32")
-    ratio = node.emit(relax.op.divide(wide, _parameter(node, node.cast(scale, "float32"), rank(x), axis)))
+def broadcast_at(t: Any, index: Sequence[Any]) -> Any:
+    """The element of the tensor `t` that numpy's broadcasting puts at `index`."""
+    last = index[len(index) - len(t.shape) :]
+    return t(*(0 if int(d) == 1 else v for d, v in zip(t.shape, last, strict=True)))
+
+
+def bounded(value: Any, low: float, high: float) -> Any:
+    """A float clamped, so that it is in an integer's range. It also keeps a product and a sum from being one FMA."""
+    return tirx.max(tirx.min(value, tirx.const(high, "float32")), tirx.const(low, "float32"))
+
+
+def saturated(value: Any, to: str) -> Any:
+    """round_half_even of a float, as the nearest that dtype `to` has."""
     limits = np.iinfo(to)
-    inputs = [ratio]
+    return tirx.nearbyint(bounded(value, float(limits.min), float(limits.max))).astype("int32").astype(to)
+
+
+def rounded(node: Node, x: Expr, zero: Expr | None, to: str, axis: int) -> Expr:
+    """saturate(round_half_even(x) + zero) as dtype `to`, of float32."""
+    limits = np.iinfo(to)
+    inputs = [x]
     if zero is not None:
         inputs.append(_parameter(node, node.cast(zero, "int32"), rank(x), axis))
 
     def whole(t: Any, *zeros: Any) -> Any:
         def one(*i: Any) -> Any:
-            # Clamped before the conversion, so that no float is out of the integer's range.
-            bounded = tirx.max(tirx.min(tirx.nearbyint(t(*i)), tirx.const(1e6, "float32")), tirx.const(-1e6, "float32"))
-            value = bounded.astype("int32")
-            if zeros:
-                z = zeros[0]
-                index = [0 if int(d) == 1 else v for d, v in zip(z.shape, i[len(i) - len(z.shape) :], strict=True)]
-                value = value + z(*index)
+            value = tirx.nearbyint(bounded(t(*i), -_FAR, _FAR)).astype("int32")
+            for z in zeros:
+                value = value + broadcast_at(z, i)
             low, high = tirx.const(int(limits.min), "int32"), tirx.const(int(limits.max), "int32")
             return tirx.max(tirx.min(value, high), low).astype(to)
 
@@ -64,10 +107,23 @@ def quantise(node: Node, x: Expr, scale: Expr, zero: Expr | None, to: str, axis:
     return node.te(whole, *inputs)
 
 
-def _axis(node: Node, x: Expr) -> int:
-    axis = node.attr("axis", 1)
-    scale = node.need(1)
-    return 0 if prod(shape(scale)) == 1 else axis_in(axis, rank(x))
+def quantise(node: Node, x: Expr, scale: Expr, zero: Expr | None, to: str, axis: int) -> Expr:
+    """saturate(round_half_even(x / scale) + zero) as dtype `to`; every intermediate value is exact."""
+    if to not in _INTEGERS:
+        node.refuse(f"quantises to {to}")
+    wide = node.cast(x, "float32")
+    ratio = node.emit(relax.op.divide(wide, _parameter(node, node.cast(scale, "float32"), rank(x), axis)))
+    return rounded(node, ratio, zero, to, axis)
+
+
+def _channels(node: Node, x: Expr) -> tuple[int, int | None]:
+    """The axis of the parameters, and how many they may be: None, of any shape, of blocks."""
+    if node.attr("block_size", 0):
+        return axis_in(node.attr("axis", 1), rank(x)), None
+    if prod(shape(node.need(1))) == 1:
+        return 0, 1
+    axis = axis_in(node.attr("axis", 1), rank(x))
+    return axis, shape(x)[axis]
 
 
 def _per_element(node: Node, x: Expr, value: Expr) -> Expr:
@@ -81,31 +137,28 @@ def _per_element(node: Node, x: Expr, value: Expr) -> Expr:
 
 
 def quantize_linear(node: Node) -> Expr:
-    x, scale, zero = node.need(0), node.need(1), node.get(2)
+    x = node.x
     if node.attr("block_size", 0):
         node.refuse("is quantised by blocks")
     if node.attr("precision", 0):
         node.refuse("has a precision")
+    if dtype(x) not in ("float32", "int32"):
+        node.refuse(f"has dtype {dtype(x)}, which is not supported")
     to = dtype_name(node.attr("output_dtype")) if node.attr("output_dtype") else "uint8"
-    if zero is not None:
-        to = dtype(zero)
-    if dtype(x) not in ("float32", "int32") or dtype(scale) != "float32":
-        node.refuse(f"has dtypes {dtype(x)} and {dtype(scale)}")
-    return quantise(node, x, scale, zero, to, _axis(node, x))
+    if node.get(2) is not None:
+        to = dtype(node.get(2))
+    axis, channels = _channels(node, x)
+    return quantise(node, x, scale_at(node, 1, channels), zero_at(node, 2, to, channels), to, axis)
 
 
 def dequantize_linear(node: Node) -> Expr:
-    x, scale, zero = node.need(0), node.need(1), node.get(2)
-    if not is_float(scale):
-        node.refuse(f"has scale dtype {dtype(scale)}")
+    x = node.x
+    axis, channels = _channels(node, x)
+    scale, zero = scale_at(node, 1, channels, FLOATS), zero_at(node, 2, dtype(x), channels)
 
     def spread(value: Expr, to: str) -> Expr:
         wide = node.cast(value, to)
-        return (
-            _per_element(node, x, wide)
-            if node.attr("block_size", 0)
-            else _parameter(node, wide, rank(x), _axis(node, x))
-        )
+        return _per_element(node, x, wide) if node.attr("block_size", 0) else _parameter(node, wide, rank(x), axis)
 
     wide = node.cast(x, "int32")
     if zero is not None:
@@ -129,37 +182,42 @@ def dynamic_quantize_linear(node: Node) -> tuple[Expr, Expr, Expr]:
     return quantise(node, x, safe, point, "uint8", 0), scale, point
 
 
-def _requantised(node: Node, acc: Expr, scales: tuple[Expr, Expr, Expr], zero: Expr, axis: int) -> Expr:
-    """acc * (a_scale * b_scale / y_scale), rounded, plus the zero point. `axis` is that of a per-channel
-    b_scale.
-    """
-    a, b, y = (node.cast(s, "float32") for s in scales)
-    if any(prod(shape(s)) != 1 and rank(s) != 1 for s in (a, b, y)) or prod(shape(y)) != 1:
-        node.refuse("has scales of higher rank or one output scale per channel")
-    if prod(shape(a)) != 1:
-        node.refuse("has one input scale per row")
-    factor = relax.op.divide(
-        relax.op.multiply(_parameter(node, a, rank(acc), axis), _parameter(node, b, rank(acc), axis)),
-        _parameter(node, y, rank(acc), axis),
-    )
-    scaled = node.emit(relax.op.multiply(node.cast(acc, "float32"), node.emit(factor)))
-    return quantise(node, scaled, const(1.0, "float32"), zero, dtype(zero), axis)
+def factor_of(node: Node, acc: Expr, scales: tuple[int, ...], axis: int, alpha: float = 1.0) -> Expr:
+    """alpha * a_scale * b_scale (/ y_scale), which are the inputs `scales`; b_scale may have one of each channel."""
+    a, *others = scales
+    factor = _parameter(node, scale_at(node, a), rank(acc), axis)
+    if alpha != 1.0:
+        factor = node.emit(relax.op.multiply(const(alpha, "float32"), factor))
+    channels = shape(acc)[axis] if rank(acc) else 1
+    b = _parameter(node, scale_at(node, others[0], channels), rank(acc), axis)
+    factor = node.emit(relax.op.multiply(factor, b))
+    for y in others[1:]:
+        factor = node.emit(relax.op.divide(factor, _parameter(node, scale_at(node, y), rank(acc), axis)))
+    return factor
+
+
+def scaled(node: Node, acc: Expr, factor: Expr) -> Expr:
+    return node.emit(relax.op.multiply(node.cast(acc, "float32"), factor))
 
 
 def qlinear_matmul(node: Node) -> Expr:
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (node.need(i) for i in range(8))
-    acc = integer_product(node, a, b, a_zero, b_zero)
-    return _requantised(node, acc, (a_scale, b_scale, y_scale), y_zero, rank(acc) - 1)
+    """acc * (a_scale * b_scale / y_scale), rounded, plus the zero point, of exact sums in int32."""
+    a, b, y_zero = node.need(0), node.need(3), node.need(7)
+    columns = shape(b)[-1] if rank(b) > 1 else 1
+    acc = integer_product(node, a, b, zero_at(node, 2, dtype(a)), zero_at(node, 5, dtype(b), columns))
+    axis = rank(acc) - 1
+    y = scaled(node, acc, factor_of(node, acc, (1, 4, 6), axis))
+    return rounded(node, y, zero_at(node, 7, dtype(y_zero)), dtype(y_zero), axis)
 
 
 def qlinear_conv(node: Node) -> Expr:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (node.need(i) for i in range(8))
-    acc = integer_convolution(node, x, w, x_zero, w_zero)
-    if node.get(8) is not None:
-        bias = node.need(8)
-        column = relax.op.reshape(bias, (1, shape(bias)[0], *[1] * (rank(acc) - 2)))
-        acc = node.emit(relax.op.add(acc, column))
-    return _requantised(node, acc, (x_scale, w_scale, y_scale), y_zero, 1)
+    """As `qlinear_matmul`, with a bias in int32."""
+    x, w, y_zero = node.need(0), node.need(3), node.need(7)
+    channels = shape(w)[0] if rank(w) else 1
+    acc = integer_convolution(node, x, w, zero_at(node, 2, dtype(x)), zero_at(node, 5, dtype(w), channels))
+    acc = with_bias(node, acc, node.get(8))
+    y = scaled(node, acc, factor_of(node, acc, (1, 4, 6), 1))
+    return rounded(node, y, zero_at(node, 7, dtype(y_zero)), dtype(y_zero), 1)
 
 
 CONVERTERS: dict[str, Converter] = {

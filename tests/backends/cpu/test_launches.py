@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 import tvm
 from tvm import te, tirx
@@ -64,9 +65,23 @@ def test_a_kernel_whose_parallel_loop_lies_deeper_stays_as_it_is(device):
     assert joined(func) is func
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v2", "lstm", "bert"])
+QUANTISED = """
+<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+g (uint8[2,8,16,16] x) => (uint8[2,16,8,8] y)
+<float scale = {0.1}, float fine = {0.004}, uint8 zero = {7}>
+{
+    s = com.microsoft.QLinearSigmoid(x, scale, zero, fine, zero)
+    m = com.microsoft.QLinearMul(x, scale, zero, s, fine, zero, scale, zero)
+    c = com.microsoft.QLinearConcat<axis = 1>(scale, zero, m, scale, zero, s, fine, zero)
+    y = com.microsoft.QLinearAveragePool<kernel_shape = [2, 2], strides = [2, 2]>(c, scale, zero, fine, zero)
+}
+"""
+"""Its kernels take scalars that are constants of the program."""
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v2", "lstm", "bert", "quantised"])
 def test_joined_kernels_compute_what_they_compute_alone(name, device, tmp_path):
-    prepared = prepare(models.reduced(name))
+    prepared = prepare(onnx.parser.parse_model(QUANTISED) if name == "quantised" else models.reduced(name))
     best = {s.workload.key: next(iter(backends.candidates(s.workload, device, 1)), DEFAULT) for s in prepared.subgraphs}
     kernels = schedule_kernels(prepared.subgraphs, best, device)
     imported = prepared.imported

@@ -116,7 +116,7 @@ class _Joiner:
         pattern = tuple(tuple(places.setdefault(arg, len(places)) for arg in call.args) for call in calls)
         names = tuple(call.op.name_hint for call in calls)
         if (names, pattern) not in self._made:
-            self._made[names, pattern] = self._function(names, pattern, [arg.name for arg in places])
+            self._made[names, pattern] = self._function(names, pattern, [_label(arg) for arg in places])
         call = ir.Call(self._made[names, pattern], list(places), ret_ty=calls[0].ty)
         return [relax.VarBinding(run[-1].var, call)]
 
@@ -161,6 +161,11 @@ class _Joiner:
         for name in set(names) - used:
             del self.mod[self.mod.get_global_var(name)]
         return self.mod
+
+
+def _label(arg: Any) -> str:
+    """What an argument is called: a scalar, which stays a constant in the program, has no name."""
+    return "scalar" if isinstance(arg, ir.GenericConst) else str(arg.name)
 
 
 def _like(param: Any, name: str) -> Any:
