@@ -18,7 +18,8 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from subtune.core.numerics import HALVES
+from subtune.core.numerics import BYTES, HALVES
+from subtune.passes.elementwise import has_one_tensor
 from subtune.passes.exprs import Expr, dtype_of, op_name, shape_of
 from subtune.passes.opkind import LOOKUPS
 from subtune.passes.rewriter import Walk, rewrite, with_blocks
@@ -61,7 +62,10 @@ def _copied(walk: Walk, cast: Call) -> Expr | None:
 
 
 def casts_where_read(mod: tvm.IRModule) -> tvm.IRModule:
-    """A cast to float32 of its own for everything that reads one. The last pass: others would make them one again."""
+    """A cast to float32 of its own, of halves or bytes, for everything that reads one.
+
+    The last pass: others would make them one again.
+    """
     func = mod["main"]
     blocks, changed = [], False
     for block in func.body.blocks:
@@ -95,6 +99,8 @@ def _split_casts(bindings: Sequence[Any]) -> tuple[list[Any], int]:
 
 
 def _is_widening(value: Expr) -> bool:
+    if op_name(value) == "relax.dequantize":
+        return has_one_tensor(value) and dtype_of(value.args[0]) in BYTES
     return op_name(value) == "relax.astype" and dtype_of(value) == _FULL and dtype_of(value.args[0]) in HALVES
 
 

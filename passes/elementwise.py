@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import tvm
 from tvm.ir import Call
 
-from subtune.passes.exprs import Expr
+from subtune.passes.exprs import Expr, shape_of
 
 UNARY = frozenset(
     "relax." + name
     for name in (
         "abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh exp floor log logical_not negative round rsqrt "
         "sigmoid sign sin sinh square sqrt tan tanh trunc clip erf isfinite isinf isnan astype "
-        "nn.relu nn.relu6 nn.leakyrelu nn.gelu nn.gelu_tanh nn.selu nn.silu nn.softplus"
+        "nn.relu nn.relu6 nn.leakyrelu nn.gelu nn.gelu_tanh nn.selu nn.silu nn.softplus quantize dequantize"
     ).split()
 )
-"""One tensor operand, first; numbers may follow it."""
+"""One tensor operand, first; numbers may follow it, where `has_one_tensor`."""
 
 BINARY = frozenset(
     "relax." + name
@@ -30,6 +30,11 @@ BINARY = frozenset(
 """Two tensor operands that broadcast as numpy's do."""
 
 TERNARY = frozenset({"relax.where", "relax.ewise_fma"})
+
+
+def has_one_tensor(call: Call) -> bool:
+    """Whether no vector follows the first operand: a quantisation may have one scale a channel."""
+    return not any(shape_of(arg) for arg in call.args[1:])
 
 
 def rebuilt(call: Call, tensors: Sequence[Expr]) -> Expr:

@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call, TupleGetItem
 
-from subtune.passes.elementwise import BINARY, TERNARY, UNARY, rebuilt
+from subtune.passes.elementwise import BINARY, TERNARY, UNARY, has_one_tensor, rebuilt
 from subtune.passes.exprs import Expr, array_of, ints, make_const, op_name, positive_axis, shape_of, transposed
 from subtune.passes.layout_axes import (
     Perm,
@@ -51,7 +51,7 @@ def moved(walk: Walk, expr: Expr) -> tuple[Expr, Perm] | None:
 
 
 def sink_unary(walk: Walk, call: Call) -> Expr | None:
-    found = moved(walk, call.args[0])
+    found = moved(walk, call.args[0]) if has_one_tensor(call) else None
     return None if found is None else relax.op.permute_dims(rebuilt(call, [found[0]]), found[1])
 
 

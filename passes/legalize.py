@@ -11,6 +11,7 @@ from tvm.ir import Call
 
 from subtune.passes.exprs import dims_of, literal
 from subtune.passes.legalize_norms import legalize_group_norm, legalize_instance_norm, legalize_row_norm
+from subtune.passes.legalize_quantised import legalize_dequantize, legalize_quantize
 from subtune.tir.expressions import lowest, maximum_over, minimum_over
 
 
@@ -151,6 +152,8 @@ LEGALIZATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "relax.nn.max_pool3d": legalize_max_pool,
     "relax.max": partial(legalize_extreme, True),
     "relax.min": partial(legalize_extreme, False),
+    "relax.quantize": legalize_quantize,
+    "relax.dequantize": legalize_dequantize,
     "relax.nn.group_norm": legalize_group_norm,
     "relax.nn.instance_norm": legalize_instance_norm,
     "relax.nn.layer_norm": legalize_row_norm,

@@ -13,7 +13,7 @@ from tvm.ir import IRModule
 from subtune.core.forms import ANY, Forms
 from subtune.core.graph import Group, Kind, Left, OpNode, Origin, PartitionGraph, Value
 from subtune.passes.partition_draft import Draft, Drafts
-from subtune.passes.partition_left import leave_what_is_sorted
+from subtune.passes.partition_left import leave_bytes, leave_what_is_sorted
 from subtune.passes.partition_read import flatten, read_dataflow
 from subtune.passes.partition_rules import (
     MAX_ELEMENTWISE_OUTPUTS,
@@ -118,6 +118,7 @@ def _grow_epilogue(drafts: Drafts, draft: Draft, latest: dict[str, int] | None) 
         else:
             draft.refused[name] = reason
     taken = region - draft.ops
+    leave_bytes(drafts, draft, region, taken)
     while taken and len(drafts.outputs(region)) > MAX_OUTPUTS:
         last = max((n for n in taken if not region & set(drafts.dag.successors(n))), key=drafts.rank.__getitem__)
         region.discard(last)

@@ -1,4 +1,4 @@
-"""Ops that the partition leaves to what reads them."""
+"""Ops that the partition leaves to what reads them, and bytes that it leaves narrow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import networkx as nx
 
 from subtune.core.graph import Kind
 from subtune.passes.opkind import SORTS
-from subtune.passes.partition_rules import CASTS
+from subtune.passes.partition_draft import Draft, Drafts
+from subtune.passes.partition_rules import CASTS, is_dequantizing
 
 
 def leave_what_is_sorted(dag: nx.DiGraph, results: set[str]) -> None:
@@ -26,3 +27,15 @@ def leave_what_is_sorted(dag: nx.DiGraph, results: set[str]) -> None:
             left.add(name)
     for name in left:
         dag.nodes[name]["op"] = replace(dag.nodes[name]["op"], kind=Kind.OPAQUE)
+
+
+def leave_bytes(drafts: Drafts, draft: Draft, region: set[str], taken: set[str]) -> None:
+    """Give back the floats that nothing of the tile reads: whoever reads them reads the bytes that they are made of."""
+    for name in sorted(taken, key=drafts.rank.__getitem__, reverse=True):
+        op = drafts.op(name)
+        if is_dequantizing(op) and not region & set(drafts.dag.successors(name)) and not drafts.is_result(name):
+            region.discard(name)
+            taken.discard(name)
+            draft.refused[name] = (
+                f"{name} widens {op.inputs[0].tensor.dtype}: done where it is read, it costs fewer bytes"
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from subtune.core.graph import Kind, OpNode
-from subtune.core.numerics import HALVES
+from subtune.core.numerics import BYTES, HALVES
 from subtune.passes.opkind import CHEAP, COSTLY, DUPLICATING
 
 MAX_OUTPUTS = 2
@@ -83,6 +83,11 @@ def refuses_copies(op: OpNode, copies: int) -> str | None:
 def is_widening(op: OpNode) -> bool:
     """Whether `op` casts a half to float32, which costs less than the bytes it saves where it is read."""
     return op.op == "astype" and op.inputs[0].tensor.dtype in HALVES and op.output.dtype == "float32"
+
+
+def is_dequantizing(op: OpNode) -> bool:
+    """Whether `op` makes floats of bytes, which are a quarter of them where nothing else follows in the tile."""
+    return op.op == "dequantize" and op.inputs[0].tensor.dtype in BYTES
 
 
 def is_rounding(op: OpNode) -> bool:

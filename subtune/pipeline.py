@@ -32,6 +32,7 @@ from subtune.passes.fold_batch_norm import fold_scales
 from subtune.passes.fold_constants import fold_constants
 from subtune.passes.fold_norms import fold_norms
 from subtune.passes.half_precision import settle_precision
+from subtune.passes.integer_products import integer_products
 from subtune.passes.layout_nhwc import channels_to_last, settle_permutes
 from subtune.passes.lift_constants import lift_constants
 from subtune.passes.narrow_constants import narrow_constants
@@ -56,6 +57,7 @@ from subtune.passes.widen import widen
 NORMALIZE: tuple[Phase, ...] = (
     Phase("recurrences", (settle_recurrences,)),
     Phase("halves", (widen,)),
+    Phase("integers", (integer_products,)),
     Phase("clean", (fold_constants, clean_up, unstack_nary)),
     Phase("recognise", (recognise_activations, recognise_norms)),
     Phase("fold", (fold_scales,)),

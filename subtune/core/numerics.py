@@ -9,6 +9,7 @@ from subtune.core.errors import TargetError
 PRECISIONS = ("fp32", "bf16", "fp16")
 _HALVES = {"bf16": "bfloat16", "fp16": "float16"}
 HALVES = frozenset(_HALVES.values())
+BYTES = frozenset({"int8", "uint8"})
 TENSOR_CORE = ("auto", "off", "only")
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
+from tvm.ir import GenericConst
 
 from subtune.frontends.onnx.ops.conv import integer_convolution, with_bias
 from subtune.frontends.onnx.ops.linear import integer_product
@@ -17,6 +18,7 @@ from subtune.frontends.onnx.ops.node import (
     Converter,
     Expr,
     Node,
+    array_const,
     axis_in,
     const,
     dtype,
@@ -25,7 +27,8 @@ from subtune.frontends.onnx.ops.node import (
     shape,
 )
 
-_INTEGERS = ("int8", "uint8", "int16", "uint16")
+_BYTES = ("int8", "uint8")
+_INTEGERS = (*_BYTES, "int16", "uint16")
 _FAR = 2.0**20
 """Beyond all integers that are stored, and within those of which float32 has every one."""
 
@@ -89,6 +92,8 @@ def saturated(value: Any, to: str) -> Any:
 
 def rounded(node: Node, x: Expr, zero: Expr | None, to: str, axis: int) -> Expr:
     """saturate(round_half_even(x) + zero) as dtype `to`, of float32."""
+    if to in _BYTES and (zero is None or prod(shape(zero)) == 1):
+        return _in_relax(node, relax.op.quantize, x, const(1.0, "float32"), zero, to, 0)
     limits = np.iinfo(to)
     inputs = [x]
     if zero is not None:
@@ -148,13 +153,33 @@ def quantize_linear(node: Node) -> Expr:
     if node.get(2) is not None:
         to = dtype(node.get(2))
     axis, channels = _channels(node, x)
-    return quantise(node, x, scale_at(node, 1, channels), zero_at(node, 2, to, channels), to, axis)
+    scale, zero = scale_at(node, 1, channels), zero_at(node, 2, to, channels)
+    if to in _BYTES and dtype(x) == "float32":
+        return _in_relax(node, relax.op.quantize, x, scale, zero, to, axis)
+    return quantise(node, x, scale, zero, to, axis)
+
+
+def _in_relax(node: Node, op: Callable[..., Expr], x: Expr, scale: Expr, zero: Expr | None, of: str, axis: int) -> Expr:
+    """The operator of Relax, whose scale and zero point have no dims, or are vectors; `of`: type of the integers."""
+    dims = () if prod(shape(scale)) == 1 else shape(scale)
+    zero = const(np.zeros(dims, of), of) if zero is None else _reshaped(node, zero, dims)
+    to = of if op is relax.op.quantize else "float32"
+    return node.emit(op(x, _reshaped(node, scale, dims), zero, axis=axis, out_dtype=to))
+
+
+def _reshaped(node: Node, value: Expr, dims: tuple[int, ...]) -> Expr:
+    if isinstance(value, GenericConst):
+        return array_const(value.value.numpy().reshape(dims))
+    return node.emit(relax.op.reshape(value, dims))
 
 
 def dequantize_linear(node: Node) -> Expr:
     x = node.x
     axis, channels = _channels(node, x)
     scale, zero = scale_at(node, 1, channels, FLOATS), zero_at(node, 2, dtype(x), channels)
+    to = dtype_name(node.attr("output_dtype")) if node.attr("output_dtype") else dtype(scale)
+    if channels is not None and dtype(x) in (*_BYTES, "int32") and dtype(scale) == to == "float32":
+        return _in_relax(node, relax.op.dequantize, x, scale, zero, dtype(x), axis)
 
     def spread(value: Expr, to: str) -> Expr:
         wide = node.cast(value, to)
@@ -165,7 +190,6 @@ def dequantize_linear(node: Node) -> Expr:
         wide = node.emit(relax.op.subtract(wide, spread(zero, "int32")))
     factor = spread(scale, "float32")
     y = node.emit(relax.op.multiply(node.cast(wide, "float32"), factor))
-    to = dtype_name(node.attr("output_dtype")) if node.attr("output_dtype") else dtype(scale)
     return node.cast(y, to)
 
 

@@ -19,7 +19,7 @@ from tvm.s_tir import SBlock
 from subtune import backends
 from subtune.backends.cpu.device import CPU, CPUModel
 from subtune.backends.cpu.lowering.pipeline import PIPELINE
-from subtune.backends.cpu.math.bf16_pairs import PairPacking
+from subtune.backends.cpu.math.words import WordPacking
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
 from subtune.core.workload import Workload
@@ -350,8 +350,8 @@ def test_constants_are_packed_in_pairs(k: int) -> None:
     """[n, k] -> [n / 2][k / 2][2 columns] of pairs along k, an odd k ending in a zero."""
     array = np.arange(4 * k).reshape(4, k).astype(BF16)
     half = -(-k // 2)
-    packed = PairPacking(1, Packing(((2, 2), (half,)), (0, 2, 1)))(array)
-    assert packed.shape == PairPacking(1, Packing(((2, 2), (half,)), (0, 2, 1))).shape == (2, half, 2)
+    packed = WordPacking(1, 2, Packing(((2, 2), (half,)), (0, 2, 1)))(array)
+    assert packed.shape == WordPacking(1, 2, Packing(((2, 2), (half,)), (0, 2, 1))).shape == (2, half, 2)
     assert packed.dtype == np.int32
     pairs = packed.view(BF16).reshape(2, half, 2, 2)
     padded = np.pad(array.astype(np.float32), ((0, 0), (0, k % 2)))

@@ -9,7 +9,7 @@ from subtune.backends.cpu.families import (
     chain,
     columns,
     contraction,
-    contraction_bf16,
+    contraction_words,
     default,
     dots,
     elementwise,
@@ -32,7 +32,8 @@ from subtune.backends.cpu.family import CPUFamily
 FAMILIES: tuple[CPUFamily, ...] = (
     amx.FAMILY,
     amx.IN_PARTS,
-    contraction_bf16.FAMILY,
+    contraction_words.FAMILY,
+    contraction_words.OF_BYTES,
     contraction.FAMILY,
     split_k.FAMILY,
     dots.FAMILY,

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from subtune.backends.cpu.family import CPUProblem
-from subtune.backends.cpu.math.bf16_ops import FEATURE
+from subtune.backends.cpu.math.words import words_of
 from subtune.patterns.contraction import Contraction
 
 
 def fma_obstacle(problem: CPUProblem) -> str:
-    """Why a workload is none of theirs: no contraction, or one that `vdpbf16ps` multiplies at twice the rate."""
+    """Why a workload is none of theirs: no contraction, or one whose operands are multiplied in words."""
     anchor = problem.pattern
     if not isinstance(anchor, Contraction):
         return "no contraction"
-    return "" if pairs_obstacle(anchor, problem) else "its bfloat16 operands are multiplied in pairs"
+    return "" if words_obstacle(anchor, problem) else "its narrow operands are multiplied in words of 32 bits"
 
 
-def pairs_obstacle(anchor: Contraction, problem: CPUProblem) -> str:
-    """Why a contraction's operands cannot be multiplied in pairs of bfloat16."""
-    if FEATURE not in problem.device.features:
-        return "the processor has no AVX512-BF16"
-    if (anchor.b.dtype, anchor.acc_dtype) != ("bfloat16", "float32"):
-        return "needs bfloat16 operands and float32 accumulators"
-    pair = anchor.a.axes[-1]
-    if pair < 0 or anchor.axes[pair].role != "k" or pair not in anchor.b.axes or -1 in anchor.b.axes:
-        return "the operands have no reduced axis along which both can be paired"
+def words_obstacle(anchor: Contraction, problem: CPUProblem) -> str:
+    """Why a contraction's operands cannot be multiplied in words of 32 bits."""
+    words = words_of(anchor)
+    if words is None:
+        return "needs operands of bfloat16, or bytes of which the second is signed"
+    if words.feature not in problem.device.features:
+        return f"the processor has no {words.extension}"
+    last = anchor.a.axes[-1]
+    if last < 0 or anchor.axes[last].role != "k" or last not in anchor.b.axes or -1 in anchor.b.axes:
+        return "the operands have no reduced axis along which both lie in words"
     return ""

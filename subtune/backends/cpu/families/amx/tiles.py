@@ -29,7 +29,7 @@ from tvm.tirx import PrimFunc
 from subtune.backends.algorithms.strassen import unfold
 from subtune.backends.cpu.math.amx_tiles import COLUMNS, DEPTH, PARTS, PRODUCTS_OF_PARTS, TileBlock
 from subtune.backends.cpu.math.bf16_ops import dot, rounded
-from subtune.backends.cpu.math.bf16_pairs import sides
+from subtune.backends.cpu.math.words import sides
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.axes import Axis, Role
 from subtune.patterns.contraction import Contraction

@@ -1,0 +1,300 @@
+"""Products of what was quantised become products of the integers themselves (QDQ -> integer arithmetic).
+
+    conv(s (x - z), t w) + t s b    ->   (conv(x, w) - z sum(w) + b) f          x, w of 8 bits, sums of int32, f = s t
+    quantize((acc) f, scale, zero)  ->   round(acc (f / scale)) + zero          one multiplication, rounded once
+    quantize(dequantize(q))         ->   q                                      of the same scale and zero point
+    reshape(dequantize(q))          ->   dequantize(reshape(q))                 and whatever else only moves elements
+
+A zero point of what is padded is the padding. One of constant weights is subtracted from them if they stay in 8 bits.
+That is what ONNX's QLinearConv and QLinearMatMul say, to the bit: f / scale is the multiplier of float32 that ONNX
+Runtime's kernels have (contrib_ops and MLAS, `MlasRequantizeOutput`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import Call
+
+from subtune.core.numerics import BYTES
+from subtune.passes.exprs import Expr, array_of, dtype_of, ints, make_const, op_name, shape_of
+from subtune.passes.fold_constants import fold
+from subtune.passes.rewriter import Rules, Walk, merged, rewrite
+
+_CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
+_SAME_SCALE = 1e-5
+"""Relative: exporters round the scale of a bias, the product of two, in their own ways."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """scale * (values - zero), along `axis` where they are vectors."""
+
+    values: Expr
+    scale: np.ndarray
+    zero: np.ndarray
+    axis: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one scale and one zero point are all."""
+        return self.scale.size == 1 and self.zero.size == 1
+
+    def again(self, values: Expr, axis: int = 0) -> Expr:
+        """`values` with the same meaning."""
+        scale, zero = make_const(self.scale), make_const(self.zero)
+        return relax.op.dequantize(values, scale, zero, axis=axis, out_dtype="float32")
+
+
+def quantised(walk: Walk, expr: Expr) -> Quantised | None:
+    """What `expr` stands for, where it is a float32 of integers with constant scales."""
+    call = walk.defined_by(expr, "relax.dequantize")
+    if call is None or dtype_of(call) != "float32":
+        return None
+    scale, zero = array_of(call.args[1]), array_of(call.args[2])
+    shape = shape_of(call)
+    if scale is None or zero is None or shape is None or scale.dtype != np.float32:
+        return None
+    axis = int(call.attrs.axis)
+    return Quantised(call.args[0], scale, zero, axis % len(shape) if shape else 0)
+
+
+def multiply_integers(walk: Walk, call: Call) -> Expr | None:
+    """The rule on convolutions and products, of floats and of wide integers."""
+    data, weight = (_operand(walk, arg, dtype_of(call)) for arg in call.args[:2])
+    if data is None or weight is None or not data.is_whole:
+        return None
+    is_conv = op_name(call) in _CONVOLUTIONS
+    rank = len(shape_of(weight.values) or ())
+    columns = str(call.attrs.kernel_layout).index("O") if is_conv else rank - 1
+    axis = str(call.attrs.out_layout).index("C") if is_conv else len(shape_of(call) or ()) - 1
+    weight = _without_zero(weight)
+    if weight is None or dtype_of(data.values) not in BYTES or dtype_of(weight.values) not in BYTES:
+        return None
+    zero, bits = int(data.zero.reshape(-1)[0]), array_of(weight.values)
+    if weight.scale.size > 1 and weight.axis != columns:
+        return None
+    if zero and (bits is None or (not is_conv and rank != 2)):
+        return None
+    x = _padded(data.values, call, zero) if is_conv else data.values
+    if is_conv:
+        acc = _convolved(call, x, weight.values, is_padded=x is not data.values)
+    else:
+        acc = relax.op.matmul(x, weight.values, out_dtype="int32")
+    if zero and bits is not None:
+        summed = tuple(a for a in range(rank) if a != columns)
+        acc = relax.op.add(acc, _along(-zero * bits.sum(summed, dtype=np.int32), axis, call))
+    if dtype_of(call) == "int32":
+        return acc
+    factor = _along(data.scale.reshape(-1) * weight.scale.reshape(-1), axis, call)
+    return relax.op.multiply(relax.op.astype(acc, "float32"), factor)
+
+
+def _operand(walk: Walk, expr: Expr, dtype: str) -> Quantised | None:
+    """Of a product of floats what is dequantised; of one of int32 bytes that were widened, minus a zero point."""
+    if dtype == "float32":
+        return quantised(walk, expr)
+    if dtype != "int32" or dtype_of(expr) != "int32":
+        return None
+    none, one = np.zeros((), np.int32), np.ones((), np.float32)
+    if (numbers := array_of(expr)) is not None:
+        is_byte = numbers.size and numbers.min() >= -128 and numbers.max() <= 127
+        return Quantised(make_const(numbers.astype(np.int8)), one, none, 0) if is_byte else None
+    shifted = walk.defined_by(expr, "relax.subtract")
+    zero = none if shifted is None else array_of(shifted.args[1])
+    cast = walk.defined_by(expr if shifted is None else shifted.args[0], "relax.astype")
+    if cast is None or zero is None or zero.size != 1 or dtype_of(cast.args[0]) not in BYTES:
+        return None
+    return Quantised(cast.args[0], one, zero.reshape(()), 0)
+
+
+def add_bias(walk: Walk, call: Call) -> Expr | None:
+    """The rule on sums of a product and of integers that have the product's scale, and of constants in sums."""
+    if dtype_of(call) == "int32" and (known := array_of(call.args[1])) is not None:
+        before = walk.defined_by(call.args[0], "relax.add")
+        is_sum = before is not None and array_of(before.args[1]) is not None
+        return _added(walk, call.args[0], known) if is_sum else None
+    for left, right in (call.args, reversed(call.args)):
+        product, bias = _product(walk, left), quantised(walk, right)
+        numbers = None if bias is None else array_of(bias.values)
+        if product is None or bias is None or numbers is None or np.any(bias.zero):
+            continue
+        (acc, factor), shape = product, numbers.shape
+        scale = (
+            bias.scale
+            if bias.is_whole
+            else bias.scale.reshape([-1 if a == bias.axis else 1 for a in range(len(shape))])
+        )
+        if _is_broadcast(shape, acc) and _are_close(scale, factor):
+            return _scaled(_added(walk, acc, numbers.astype(np.int32)), factor)
+    return None
+
+
+def requantise(walk: Walk, call: Call) -> Expr | None:
+    """The rule on quantisations: a product's factor is divided by the scale; of what has it already nothing is left."""
+    scale, zero = array_of(call.args[1]), array_of(call.args[2])
+    if scale is None or zero is None or scale.size != 1 or zero.size != 1:
+        return None
+    known = quantised(walk, call.args[0])
+    if known is not None and known.is_whole and dtype_of(known.values) == dtype_of(call):
+        one = (float(known.scale.reshape(())), int(known.zero.reshape(())))
+        if one == (float(scale.reshape(())), int(zero.reshape(()))):
+            return known.values
+    step = np.float32(scale.reshape(()))
+    if step == 1:
+        return None
+    value, rectified = call.args[0], walk.defined_by(call.args[0], "relax.nn.relu")
+    product = _product(walk, value if rectified is None else rectified.args[0])
+    if product is None:
+        return None
+    made = _scaled(product[0], product[1] / step)
+    made = made if rectified is None else relax.op.nn.relu(made)
+    one = make_const(np.ones_like(scale))
+    return relax.op.quantize(made, one, call.args[2], axis=int(call.attrs.axis), out_dtype=dtype_of(call))
+
+
+def move_integers(walk: Walk, call: Call) -> Expr | None:
+    """The rule on what only moves elements, or takes the largest of a window: it may as well move the integers."""
+    data = quantised(walk, call.args[0])
+    if data is None:
+        return None
+    axis = 0
+    if not data.is_whole:
+        found = _moved_axis(call, data)
+        if found is None:
+            return None
+        axis = found
+    return data.again(_moved(call, data.values), axis)
+
+
+def integer_products(mod: tvm.IRModule) -> tvm.IRModule:
+    """`mod` with products of quantised operands as products of integers."""
+    return rewrite(mod, merged(INTEGERS, {"*": (_fold,)}))
+
+
+def _fold(walk: Walk, call: Call) -> Expr | None:
+    """The rule on everything: constants, but integers that stand for floats are still to be multiplied."""
+    return None if op_name(call) == "relax.dequantize" else fold(walk, call)
+
+
+def _product(walk: Walk, expr: Expr) -> tuple[Expr, np.ndarray] | None:
+    """acc and factor where `expr` is astype(acc, float32) * factor, acc of int32 and the factor constant."""
+    product = walk.defined_by(expr, "relax.multiply")
+    factor = None if product is None else array_of(product.args[1])
+    cast = None if product is None else walk.defined_by(product.args[0], "relax.astype")
+    if factor is None or cast is None or dtype_of(cast.args[0]) != "int32" or factor.dtype != np.float32:
+        return None
+    return cast.args[0], factor
+
+
+def _scaled(acc: Expr, factor: np.ndarray) -> Expr:
+    return relax.op.multiply(relax.op.astype(acc, "float32"), make_const(factor))
+
+
+def _added(walk: Walk, acc: Expr, numbers: np.ndarray) -> Expr:
+    """acc + numbers; two constants become one."""
+    before = walk.defined_by(acc, "relax.add")
+    known = None if before is None else array_of(before.args[1])
+    if before is None or known is None:
+        return relax.op.add(acc, make_const(numbers))
+    return relax.op.add(before.args[0], make_const(known + numbers))
+
+
+def _without_zero(weight: Quantised) -> Quantised | None:
+    """Weights without a zero point; None where they would be no bytes any more."""
+    if not np.any(weight.zero):
+        return weight
+    bits = array_of(weight.values)
+    if bits is None:
+        return None
+    zero = weight.zero.astype(np.int32)
+    if zero.size > 1:
+        zero = zero.reshape([-1 if a == weight.axis else 1 for a in range(bits.ndim)])
+    moved = bits.astype(np.int32) - zero
+    if moved.min() < -128 or moved.max() > 127:
+        return None
+    return replace(weight, values=make_const(moved.astype(np.int8)), zero=np.zeros_like(weight.zero))
+
+
+def _padded(x: Expr, call: Call, zero: int) -> Expr:
+    """A convolution's input with its padding, where that is not of zeros."""
+    padding, layout = ints(call.attrs.padding), str(call.attrs.data_layout)
+    if not zero or not any(padding):
+        return x
+    half, widths = len(padding) // 2, []
+    spatial = [letter for letter in layout if letter not in "NC"]
+    for letter in layout:
+        at = spatial.index(letter) if letter in spatial else -1
+        widths += [padding[at], padding[half + at]] if at >= 0 else [0, 0]
+    return relax.op.nn.pad(x, widths, "constant", float(zero))
+
+
+def _convolved(call: Call, x: Expr, weight: Expr, is_padded: bool) -> Expr:
+    attrs = call.attrs
+    make = {name: getattr(relax.op.nn, name.rsplit(".", 1)[1]) for name in _CONVOLUTIONS}[op_name(call)]
+    return make(
+        x, weight, strides=ints(attrs.strides), padding=0 if is_padded else ints(attrs.padding),
+        dilation=ints(attrs.dilation), groups=int(attrs.groups), data_layout=str(attrs.data_layout),
+        kernel_layout=str(attrs.kernel_layout), out_layout=str(attrs.out_layout), out_dtype="int32",
+    )  # fmt: skip
+
+
+def _along(vector: np.ndarray, axis: int, call: Call) -> Expr:
+    """One number, or one for each element along `axis` of the result."""
+    rank = len(shape_of(call) or ())
+    return make_const(
+        vector.reshape(()) if vector.size == 1 else vector.reshape([-1 if a == axis else 1 for a in range(rank)])
+    )
+
+
+def _is_broadcast(shape: tuple[int, ...], acc: Expr) -> bool:
+    whole = shape_of(acc) or ()
+    return np.broadcast_shapes(shape, whole) == whole
+
+
+def _are_close(scale: np.ndarray, factor: np.ndarray) -> bool:
+    return bool(np.all(np.abs(scale - factor) <= _SAME_SCALE * np.abs(factor)))
+
+
+def _moved(call: Call, values: Expr) -> Expr:
+    """The call on the integers; of constants its result."""
+    numbers, shape = array_of(values), shape_of(call)
+    if numbers is not None and op_name(call) == "relax.permute_dims":
+        return make_const(np.ascontiguousarray(numbers.transpose(_order(call, numbers.ndim))))
+    if numbers is not None and shape is not None and op_name(call) in _VIEWS:
+        return make_const(numbers.reshape(shape))
+    return tvm.ir.Call(call.op, [values, *list(call.args)[1:]], call.attrs, call.ty_args)
+
+
+def _order(call: Call, rank: int) -> tuple[int, ...]:
+    return ints(call.attrs.axes) if call.attrs.axes is not None else tuple(reversed(range(rank)))
+
+
+def _moved_axis(call: Call, data: Quantised) -> int | None:
+    """Where the axis of the scales lies afterwards: of a permutation, and of a vector that becomes a row."""
+    before, after = shape_of(data.values), shape_of(call)
+    if before is None or after is None:
+        return None
+    if op_name(call) == "relax.permute_dims":
+        return _order(call, len(before)).index(data.axis)
+    long = [axis for axis, extent in enumerate(after) if extent > 1]
+    if op_name(call) == "relax.reshape" and prod(before) == before[data.axis] and len(long) == 1:
+        return long[0]
+    return None
+
+
+_VIEWS = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
+_MOVED = (
+    *_VIEWS, "relax.permute_dims", "relax.strided_slice",
+    "relax.nn.max_pool1d", "relax.nn.max_pool2d", "relax.nn.max_pool3d",
+)  # fmt: skip
+INTEGERS: Rules = {
+    **dict.fromkeys((*_CONVOLUTIONS, "relax.matmul"), (multiply_integers,)),
+    "relax.add": (add_bias,),
+    "relax.quantize": (requantise,),
+    **dict.fromkeys(_MOVED, (move_integers,)),
+}

@@ -1,0 +1,186 @@
+"""Register-blocked contraction of narrow operands, through instructions that sum the products of a word of 32 bits.
+
+Of bfloat16 with accumulators of float32 that is `vdpbf16ps`, of uint8 with int8 and int32 `vpdpbusd`. The loops are
+those of `loop_nest`, over words of the reduction axis (`words`): the micro-kernel broadcasts a word of A and multiplies
+it with a vector of words of B, packed `[n / nr][word][nr][element]`.
+
+Sums of bytes are exact, in any order. Products of two bfloat16 are exact in float32; `vdpbf16ps` rounds their sums to
+nearest even, takes denormals for zero and flushes results that are denormal.
+
+Candidates are those of a float32 contraction over words: either instruction multiplies two words and adds their
+products per 32-bit lane, at the rate of a float32 fused multiply-add (measured on Zen 5: two 512-bit instructions a
+cycle), so that a contraction of K bfloat16 costs what one of K / 2 float32 costs, one of K bytes what one of K / 4
+does, in arithmetic, in loads and in bytes of both operands. The result of `vdpbf16ps` takes longer (six cycles on Zen 5
+where a float32 takes four), so that more accumulators are needed to keep the pipelines busy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tvm.s_tir import Schedule, ScheduleError
+
+from subtune.backends.base import Family
+from subtune.backends.cpu.families.contraction.candidates import tilings
+from subtune.backends.cpu.families.contraction.schedule import packed_index, packing_of
+from subtune.backends.cpu.families.products import words_obstacle
+from subtune.backends.cpu.family import SERIAL, CPUProblem
+from subtune.backends.cpu.loops.last_tile import narrowed
+from subtune.backends.cpu.loops.loop_nest import TileKnobs, Tiling, mark, micro_kernel, place
+from subtune.backends.cpu.loops.padding import pad_axes
+from subtune.backends.cpu.loops.prefetch import prefetch_panels
+from subtune.backends.cpu.math.bf16_ops import DOT_LANES
+from subtune.backends.cpu.math.byte_ops import with_byte_dot
+from subtune.backends.cpu.math.words import BYTES, HALVES, InWords, WordPacking, Words, in_words, words_of
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.patterns.axes import Operand
+from subtune.patterns.contraction import Contraction, contraction
+from subtune.patterns.stages import anchored, classify
+from subtune.tir.prepack import split_prepack
+from subtune.tir.tile import extent_of, vector_width
+
+
+def accepts_halves(problem: CPUProblem) -> str:
+    return _refuses(problem, HALVES)
+
+
+def accepts_bytes(problem: CPUProblem) -> str:
+    return _refuses(problem, BYTES)
+
+
+def _refuses(problem: CPUProblem, words: Words) -> str:
+    anchor = problem.pattern
+    if not isinstance(anchor, Contraction):
+        return "no contraction"
+    return words_obstacle(anchor, problem) or ("" if words_of(anchor) is words else "its operands are others")
+
+
+def candidates(problem: CPUProblem) -> list[Candidate]:
+    anchor, device = problem.pattern, problem.device
+    words, last = words_of(anchor), anchor.a.axes[-1]
+    assert words is not None, "accepted"
+    shortened = Contraction(
+        tuple(
+            replace(axis, extent=-(-axis.extent // words.count)) if axis.index == last else axis for axis in anchor.axes
+        ),
+        _in_words(anchor.a, last, words.count),
+        _in_words(anchor.b, last, words.count),
+        anchor.acc_dtype,
+    )
+    latency = device.calibration.bf16_latency_cycles if words is HALVES else device.fma_latency
+    slower = replace(device, fma_latency=max(device.fma_latency, latency))
+    found = tilings(shortened, problem.workload, slower, reads_as_it_lies=False)
+    return [Candidate.of(_NAMES[words], knobs, seconds) for knobs, seconds in found]
+
+
+def _in_words(operand: Operand, last: int, count: int) -> Operand:
+    """The operand as elements of 32 bits, `count` along the axis `last`."""
+    shape = tuple(
+        -(-extent // count) if axis == last else extent
+        for extent, axis in zip(operand.shape, operand.axes, strict=True)
+    )
+    return replace(operand, shape=shape, dtype="int32")
+
+
+def schedule(problem: CPUProblem, knobs: TileKnobs) -> Kernel | NotApplicable:
+    tiling = Tiling.of(knobs, DOT_LANES)
+    found = anchored(problem.workload, contraction)
+    if isinstance(found, NotApplicable):
+        return found
+    sch, stages, info = found
+    words = words_of(info)
+    if words is None or (why := words_obstacle(info, problem)):
+        return NotApplicable("its operands are not narrow" if words is None else why)
+    if tiling.nr % DOT_LANES:
+        return NotApplicable(f"needs accumulators in vectors of {DOT_LANES}")
+    name, columns = sch.get(stages.anchors[0]).name_hint, info.n.extent
+    func, param = sch.mod["main"], info.b.param if info.b.is_constant else -1
+    if padded := tiling.padding(info):
+        func = pad_axes(func, name, info, padded)
+        sch = Schedule(func)
+        padded_info = contraction(sch, sch.get_sblock(name))
+        assert isinstance(padded_info, Contraction), padded_info.reason
+        info = padded_info
+    rewritten = in_words(func, name, info, words)
+    if isinstance(rewritten, NotApplicable):
+        return rewritten
+    try:
+        return _schedule(rewritten, name, param, columns, tiling, knobs.prefetch)
+    except ScheduleError as e:
+        return NotApplicable(str(e).strip().splitlines()[-1])
+
+
+def _schedule(
+    made: InWords, name: str, param: int, columns: int, tiling: Tiling, prefetches: bool
+) -> Kernel | NotApplicable:
+    info, nr = made.info, tiling.nr
+    sch = Schedule(made.func)
+    stages = classify(sch)
+    if isinstance(stages, NotApplicable):
+        return stages
+    block = sch.get_sblock(name)
+    pads = _feeders(sch, made)
+    batch, k_axes = ([axis.index for axis in info.of_role(role)] for role in ("batch", "k"))
+    layout = [*batch, info.n.index, *k_axes]
+    dims = {axis: dim for dim, axis in enumerate(info.b.axes)}
+    sch.transform_layout(block, ("read", info.b.read), packed_index(dims, layout, info.n.index, nr))
+
+    packs_online = param < 0
+    nest = place(sch, block, stages.outputs, info, tiling, packs_online)
+    if packs_online:
+        _place_online_pack(sch, made, nest.batch, tiling.is_serial)
+    mark(sch, nest, tiling, pads, 2 * DOT_LANES)
+    kernel = micro_kernel(sch, nest)
+    func = sch.mod["main"] if packs_online else split_prepack(sch.mod["main"], param)
+    if prefetches and not packs_online:
+        func = prefetch_panels(func, func.params[param], kernel)
+    func = with_byte_dot(narrowed(func, kernel, info.n.index, columns, nr, tiling.lanes))
+    if packs_online:
+        return Kernel(func)
+    return Kernel(func, ((param, WordPacking(made.k_dim, made.words.count, packing_of(info, layout, nr))),))
+
+
+def _feeders(sch: Schedule, made: InWords) -> list[Any]:
+    """The blocks that make A (its padding or its copy, never both). What feeds B's words is inlined into them."""
+    keep = []
+    stages = classify(sch)
+    assert not isinstance(stages, NotApplicable), stages.reason
+    for name in [sch.get(block).name_hint for block in stages.producers]:
+        block = sch.get_sblock(name)
+        readers = {sch.get(reader).name_hint for reader in sch.get_consumers(block)}
+        if name == made.b_words:
+            continue
+        if readers & {made.b_words, made.a_copy}:
+            sch.compute_inline(block)
+        else:
+            keep.append(block)
+    return keep
+
+
+def _place_online_pack(sch: Schedule, made: InWords, at: Any | None, is_serial: bool) -> None:
+    """Pack the words of a B that is no constant inside the kernel: per batch inside the parallel loop, or at the root.
+
+    Where words lie side by side in memory they are read as they are, one by one: a vector of them along n would be one
+    of vectors, whose lanes TVM orders otherwise.
+    """
+    info, packed = made.info, sch.get_sblock(made.b_words)
+    if at is not None:
+        sch.compute_at(packed, at, preserve_unit_loops=True)
+    loops = sch.get_loops(packed)[-len(info.b.axes) :]
+    inside = loops[1:] if at is not None else loops
+    n_dim = info.b.axes.index(info.n.index)
+    n = loops[n_dim]
+    others = [loop for loop in inside if not loop.same_as(n)]
+    width = vector_width(extent_of(sch, n), DOT_LANES)
+    no, ni = sch.split(n, [None, width])
+    sch.reorder(*others[:-1], no, *others[-1:], ni)
+    if at is None and not is_serial:
+        sch.parallel(no if not others[:-1] else others[0])
+    (sch.unroll if made.k_dim == len(info.b.axes) - 1 else sch.vectorize)(ni)
+
+
+_NAMES = {HALVES: "contraction_bf16", BYTES: "contraction_int8"}
+FAMILY = Family(_NAMES[HALVES], 2, TileKnobs, accepts_halves, candidates, schedule, (SERIAL,))
+OF_BYTES = Family(_NAMES[BYTES], 1, TileKnobs, accepts_bytes, candidates, schedule, (SERIAL,))
