@@ -76,7 +76,8 @@ def multiply_integers(walk: Walk, call: Call) -> Expr | None:
     if weight is None or dtype_of(data.values) not in BYTES or dtype_of(weight.values) not in BYTES:
         return None
     zero, bits = int(data.zero.reshape(-1)[0]), array_of(weight.values)
-    if weight.scale.size > 1 and weight.axis != columns:
+    limits = np.iinfo(dtype_of(data.values))
+    if not limits.min <= zero <= limits.max or (weight.scale.size > 1 and weight.axis != columns):
         return None
     if zero and (bits is None or (not is_conv and rank != 2)):
         return None

@@ -58,11 +58,11 @@ def requantised(emit: Any, acc: Any, bias: Any, factor: Any) -> Any:
     return op.quantize(real, relax.const(1.0, "float32"), relax.const(5, "uint8"), axis=0, out_dtype="uint8")
 
 
-def dense(m: int, n: int, k: int) -> Workload:
+def dense(m: int, n: int, k: int, rows: str = "uint8") -> Workload:
     def body(emit: Any, x: Any, w: Any, b: Any, f: Any) -> Any:
         return requantised(emit, emit(op.matmul(x, w, "int32")), b, f)
 
-    return build(body, [((m, k), "uint8")], [((k, n), "int8"), ((n,), "int32"), ((n,), "float32")])
+    return build(body, [((m, k), rows)], [((k, n), "int8"), ((n,), "int32"), ((n,), "float32")])
 
 
 def conv(size: int, cin: int, cout: int, kernel: int, stride: int = 1) -> Workload:
@@ -132,6 +132,13 @@ def test_it_is_refused_without_the_instruction() -> None:
     refused = backends.schedule(dense(8, 16, 8), candidate, CPU("skylake-avx512"))
     assert isinstance(refused, NotApplicable)
     assert "AVX512-VNNI" in refused.reason
+
+
+def test_signed_rows_are_multiplied_otherwise() -> None:
+    """`vpdpbusd` multiplies unsigned bytes with signed ones; the others are widened first."""
+    proposed = {c.family for c in backends.candidates(dense(16, 64, 64, "int8"), ICELAKE, topk=60)}
+    assert "contraction_int8" not in proposed
+    assert "contraction" in proposed
 
 
 @pytest.mark.parametrize("k", [7, 8])

@@ -58,8 +58,12 @@ BYTES = Words("uint8", "int8", "int32", 4, byte_ops.dot, byte_ops.FEATURE, "AVX5
 
 
 def words_of(info: Contraction) -> Words | None:
-    """How a contraction's operands lie in words; None where no instruction multiplies those."""
-    return next((w for w in (HALVES, BYTES) if (info.b.dtype, info.acc_dtype) == (w.b, w.acc)), None)
+    """How a contraction's operands lie in words; None where no instruction multiplies those.
+
+    The first operand may be rounded to bfloat16 where it is read. Bytes are as they lie.
+    """
+    found = next((w for w in (HALVES, BYTES) if (info.b.dtype, info.acc_dtype) == (w.b, w.acc)), None)
+    return None if found is BYTES and info.a.dtype != BYTES.a else found
 
 
 @dataclass(frozen=True, slots=True)
