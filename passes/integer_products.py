@@ -174,7 +174,17 @@ def move_integers(walk: Walk, call: Call) -> Expr | None:
 
 def integer_products(mod: tvm.IRModule) -> tvm.IRModule:
     """`mod` with products of quantised operands as products of integers."""
-    return rewrite(mod, merged(INTEGERS, {"*": (_fold,)}))
+    return rewrite(mod, merged(INTEGERS, {"*": (_fold,)})) if _has_integers(mod) else mod
+
+
+def _has_integers(mod: tvm.IRModule) -> bool:
+    """Whether anything is dequantised, or a product has integers already."""
+    values = [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
+    return any(
+        op_name(value) == "relax.dequantize"
+        or (op_name(value) in (*_CONVOLUTIONS, "relax.matmul") and dtype_of(value) == "int32")
+        for value in values
+    )
 
 
 def _fold(walk: Walk, call: Call) -> Expr | None:
