@@ -21,11 +21,21 @@ from tvm import relax
 from tvm.ir import Call
 
 from subtune.core.numerics import BYTES
-from subtune.passes.exprs import Expr, array_of, dtype_of, ints, make_const, op_name, shape_of
+from subtune.passes.exprs import (
+    CONVOLUTIONS,
+    Expr,
+    array_of,
+    convolved,
+    dtype_of,
+    ints,
+    make_const,
+    op_name,
+    shape_of,
+    transposed,
+)
 from subtune.passes.fold_constants import fold
 from subtune.passes.rewriter import Rules, Walk, merged, rewrite
 
-_CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
 _SAME_SCALE = 1e-5
 """Relative: exporters round the scale of a bias, the product of two, in their own ways."""
 
@@ -68,7 +78,7 @@ def multiply_integers(walk: Walk, call: Call) -> Expr | None:
     data, weight = (_operand(walk, arg, dtype_of(call)) for arg in call.args[:2])
     if data is None or weight is None or not data.is_whole:
         return None
-    is_conv = op_name(call) in _CONVOLUTIONS
+    is_conv = op_name(call) in CONVOLUTIONS
     rank = len(shape_of(weight.values) or ())
     columns = str(call.attrs.kernel_layout).index("O") if is_conv else rank - 1
     axis = str(call.attrs.out_layout).index("C") if is_conv else len(shape_of(call) or ()) - 1
@@ -81,11 +91,12 @@ def multiply_integers(walk: Walk, call: Call) -> Expr | None:
         return None
     if zero and (bits is None or (not is_conv and rank != 2)):
         return None
-    x = _padded(data.values, call, zero) if is_conv else data.values
     if is_conv:
-        acc = _convolved(call, x, weight.values, is_padded=x is not data.values)
+        x = _padded(data.values, call, zero)
+        whole = {"padding": 0} if x is not data.values else {}
+        acc = convolved(call, x, weight.values, out_dtype="int32", **whole)
     else:
-        acc = relax.op.matmul(x, weight.values, out_dtype="int32")
+        acc = relax.op.matmul(data.values, weight.values, out_dtype="int32")
     if zero and bits is not None:
         summed = tuple(a for a in range(rank) if a != columns)
         acc = relax.op.add(acc, _along(-zero * bits.sum(summed, dtype=np.int32), axis, call))
@@ -182,7 +193,7 @@ def _has_integers(mod: tvm.IRModule) -> bool:
     values = [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
     return any(
         op_name(value) == "relax.dequantize"
-        or (op_name(value) in (*_CONVOLUTIONS, "relax.matmul") and dtype_of(value) == "int32")
+        or (op_name(value) in (*CONVOLUTIONS, "relax.matmul") and dtype_of(value) == "int32")
         for value in values
     )
 
@@ -244,16 +255,6 @@ def _padded(x: Expr, call: Call, zero: int) -> Expr:
     return relax.op.nn.pad(x, widths, "constant", float(zero))
 
 
-def _convolved(call: Call, x: Expr, weight: Expr, is_padded: bool) -> Expr:
-    attrs = call.attrs
-    make = {name: getattr(relax.op.nn, name.rsplit(".", 1)[1]) for name in _CONVOLUTIONS}[op_name(call)]
-    return make(
-        x, weight, strides=ints(attrs.strides), padding=0 if is_padded else ints(attrs.padding),
-        dilation=ints(attrs.dilation), groups=int(attrs.groups), data_layout=str(attrs.data_layout),
-        kernel_layout=str(attrs.kernel_layout), out_layout=str(attrs.out_layout), out_dtype="int32",
-    )  # fmt: skip
-
-
 def _along(vector: np.ndarray, axis: int, call: Call) -> Expr:
     """One number, or one for each element along `axis` of the result."""
     rank = len(shape_of(call) or ())
@@ -275,7 +276,7 @@ def _moved(call: Call, values: Expr) -> Expr:
     """The call on the integers; of constants its result."""
     numbers, shape = array_of(values), shape_of(call)
     if numbers is not None and op_name(call) == "relax.permute_dims":
-        return make_const(np.ascontiguousarray(numbers.transpose(_order(call, numbers.ndim))))
+        return make_const(transposed(numbers, _order(call, numbers.ndim)))
     if numbers is not None and shape is not None and op_name(call) in _VIEWS:
         return make_const(numbers.reshape(shape))
     return tvm.ir.Call(call.op, [values, *list(call.args)[1:]], call.attrs, call.ty_args)
@@ -304,7 +305,7 @@ _MOVED = (
     "relax.nn.max_pool1d", "relax.nn.max_pool2d", "relax.nn.max_pool3d",
 )  # fmt: skip
 INTEGERS: Rules = {
-    **dict.fromkeys((*_CONVOLUTIONS, "relax.matmul"), (multiply_integers,)),
+    **dict.fromkeys((*CONVOLUTIONS, "relax.matmul"), (multiply_integers,)),
     "relax.add": (add_bias,),
     "relax.quantize": (requantise,),
     **dict.fromkeys(_MOVED, (move_integers,)),

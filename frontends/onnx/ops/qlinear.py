@@ -26,6 +26,7 @@ from subtune.frontends.onnx.ops.node import (
     shape,
 )
 from subtune.frontends.onnx.ops.quantize import (
+    BYTES,
     bounded,
     broadcast_at,
     dequantize_linear,
@@ -35,7 +36,6 @@ from subtune.frontends.onnx.ops.quantize import (
     zero_at,
 )
 
-BYTES = ("int8", "uint8")
 _MOST = 2.0**20
 """Of what a step of an input is in steps of the output: beyond it, nothing but zero and the limits comes out."""
 

@@ -7,8 +7,15 @@ from tvm import relax
 
 from subtune.frontends.onnx.ops.linear import integer_product
 from subtune.frontends.onnx.ops.node import Converter, Expr, Node, dtype, only_dtypes, rank, shape
-from subtune.frontends.onnx.ops.qlinear import BYTES
-from subtune.frontends.onnx.ops.quantize import dynamic_quantize_linear, factor_of, rounded, scale_at, scaled, zero_at
+from subtune.frontends.onnx.ops.quantize import (
+    BYTES,
+    dynamic_quantize_linear,
+    factor_of,
+    rounded,
+    scale_at,
+    scaled,
+    zero_at,
+)
 
 
 def qgemm(node: Node) -> Expr:
@@ -30,7 +37,7 @@ def qgemm(node: Node) -> Expr:
         acc = node.emit(relax.op.add(acc, c))
     scales = (1, 4) if y_zero is None else (1, 4, 7)
     y = scaled(node, acc, factor_of(node, acc, scales, 1, node.attr("alpha", 1.0)))
-    return y if y_zero is None else rounded(node, y, zero_at(node, 8, dtype(node.x)), dtype(y_zero), 1)
+    return y if y_zero is None else rounded(node, y, zero_at(node, 8, dtype(node.x)), dtype(y_zero))
 
 
 def _product(node: Node, a: Expr, b: Expr, a_zero: Expr | None, b_zero: Expr | None) -> Expr:

@@ -22,7 +22,7 @@ def _mean(node: Node, x: Expr, grid: Grid, result: Grid, axes: list[int], keepdi
     total = node.emit(relax.op.subtract(total, const(grid.zero * count, "int32")))
     factor = steps_of(node, result.scale * np.float32(count), grid.scale)
     y = scaled(node, total, const(factor, "float32"))
-    return rounded(node, y, const(result.zero, "int32"), result.dtype, 0)
+    return rounded(node, y, const(result.zero, "int32"), result.dtype)
 
 
 def qlinear_global_average_pool(node: Node) -> Expr:
@@ -92,7 +92,7 @@ def qlinear_softmax(node: Node) -> Expr:
     total = node.emit(relax.op.sum(e, axis=axes, keepdims=True))
     whole = const(np.floor(np.float32(1) / result.scale), "float32")
     share = node.emit(relax.op.divide(node.emit(relax.op.multiply(e, whole)), total))
-    return rounded(node, share, const(result.zero, "int32"), result.dtype, 0)
+    return rounded(node, share, const(result.zero, "int32"), result.dtype)
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from tvm import relax, te, tirx
+from tvm import relax, tirx
 from tvm.ir import GenericConst
 
 from subtune.frontends.onnx.ops.conv import integer_convolution, with_bias
@@ -27,10 +27,8 @@ from subtune.frontends.onnx.ops.node import (
     shape,
 )
 
-_BYTES = ("int8", "uint8")
-_INTEGERS = (*_BYTES, "int16", "uint16")
-_FAR = 2.0**20
-"""Beyond all integers that are stored, and within those of which float32 has every one."""
+BYTES = ("int8", "uint8")
+_INTEGERS = (*BYTES, "int16", "uint16")
 
 
 def scale_at(node: Node, index: int, channels: int | None = 1, allowed: Sequence[str] = ("float32",)) -> Expr:
@@ -90,35 +88,30 @@ def saturated(value: Any, to: str) -> Any:
     return tirx.nearbyint(bounded(value, float(limits.min), float(limits.max))).astype("int32").astype(to)
 
 
-def rounded(node: Node, x: Expr, zero: Expr | None, to: str, axis: int) -> Expr:
+def rounded(node: Node, x: Expr, zero: Expr | None, to: str) -> Expr:
     """saturate(round_half_even(x) + zero) as dtype `to`, of float32."""
-    if to in _BYTES and (zero is None or prod(shape(zero)) == 1):
-        return _in_relax(node, relax.op.quantize, x, const(1.0, "float32"), zero, to, 0)
-    limits = np.iinfo(to)
-    inputs = [x]
-    if zero is not None:
-        inputs.append(_parameter(node, node.cast(zero, "int32"), rank(x), axis))
-
-    def whole(t: Any, *zeros: Any) -> Any:
-        def one(*i: Any) -> Any:
-            value = tirx.nearbyint(bounded(t(*i), -_FAR, _FAR)).astype("int32")
-            for z in zeros:
-                value = value + broadcast_at(z, i)
-            low, high = tirx.const(int(limits.min), "int32"), tirx.const(int(limits.max), "int32")
-            return tirx.max(tirx.min(value, high), low).astype(to)
-
-        return te.compute(t.shape, one, name="quantise")
-
-    return node.te(whole, *inputs)
+    return quantise(node, x, const(1.0, "float32"), zero, to, 0)
 
 
 def quantise(node: Node, x: Expr, scale: Expr, zero: Expr | None, to: str, axis: int) -> Expr:
     """saturate(round_half_even(x / scale) + zero) as dtype `to`; every intermediate value is exact."""
     if to not in _INTEGERS:
         node.refuse(f"quantises to {to}")
-    wide = node.cast(x, "float32")
-    ratio = node.emit(relax.op.divide(wide, _parameter(node, node.cast(scale, "float32"), rank(x), axis)))
-    return rounded(node, ratio, zero, to, axis)
+    return _in_relax(node, relax.op.quantize, node.cast(x, "float32"), node.cast(scale, "float32"), zero, to, axis)
+
+
+def _in_relax(node: Node, op: Callable[..., Expr], x: Expr, scale: Expr, zero: Expr | None, of: str, axis: int) -> Expr:
+    """The operator of Relax, whose scale and zero point have no dims, or are vectors; `of`: type of the integers."""
+    dims = () if prod(shape(scale)) == 1 else shape(scale)
+    zero = const(np.zeros(dims, of), of) if zero is None else _reshaped(node, zero, dims)
+    to = of if op is relax.op.quantize else "float32"
+    return node.emit(op(x, _reshaped(node, scale, dims), zero, axis=axis, out_dtype=to))
+
+
+def _reshaped(node: Node, value: Expr, dims: tuple[int, ...]) -> Expr:
+    if isinstance(value, GenericConst):
+        return array_const(value.value.numpy().reshape(dims))
+    return node.emit(relax.op.reshape(value, dims))
 
 
 def _channels(node: Node, x: Expr) -> tuple[int, int | None]:
@@ -153,24 +146,7 @@ def quantize_linear(node: Node) -> Expr:
     if node.get(2) is not None:
         to = dtype(node.get(2))
     axis, channels = _channels(node, x)
-    scale, zero = scale_at(node, 1, channels), zero_at(node, 2, to, channels)
-    if to in _BYTES and dtype(x) == "float32":
-        return _in_relax(node, relax.op.quantize, x, scale, zero, to, axis)
-    return quantise(node, x, scale, zero, to, axis)
-
-
-def _in_relax(node: Node, op: Callable[..., Expr], x: Expr, scale: Expr, zero: Expr | None, of: str, axis: int) -> Expr:
-    """The operator of Relax, whose scale and zero point have no dims, or are vectors; `of`: type of the integers."""
-    dims = () if prod(shape(scale)) == 1 else shape(scale)
-    zero = const(np.zeros(dims, of), of) if zero is None else _reshaped(node, zero, dims)
-    to = of if op is relax.op.quantize else "float32"
-    return node.emit(op(x, _reshaped(node, scale, dims), zero, axis=axis, out_dtype=to))
-
-
-def _reshaped(node: Node, value: Expr, dims: tuple[int, ...]) -> Expr:
-    if isinstance(value, GenericConst):
-        return array_const(value.value.numpy().reshape(dims))
-    return node.emit(relax.op.reshape(value, dims))
+    return quantise(node, x, scale_at(node, 1, channels), zero_at(node, 2, to, channels), to, axis)
 
 
 def dequantize_linear(node: Node) -> Expr:
@@ -178,7 +154,7 @@ def dequantize_linear(node: Node) -> Expr:
     axis, channels = _channels(node, x)
     scale, zero = scale_at(node, 1, channels, FLOATS), zero_at(node, 2, dtype(x), channels)
     to = dtype_name(node.attr("output_dtype")) if node.attr("output_dtype") else dtype(scale)
-    if channels is not None and dtype(x) in (*_BYTES, "int32") and dtype(scale) == to == "float32":
+    if channels is not None and dtype(x) in (*BYTES, "int32") and dtype(scale) == to == "float32":
         return _in_relax(node, relax.op.dequantize, x, scale, zero, dtype(x), axis)
 
     def spread(value: Expr, to: str) -> Expr:
@@ -231,7 +207,7 @@ def qlinear_matmul(node: Node) -> Expr:
     acc = integer_product(node, a, b, zero_at(node, 2, dtype(a)), zero_at(node, 5, dtype(b), columns))
     axis = rank(acc) - 1
     y = scaled(node, acc, factor_of(node, acc, (1, 4, 6), axis))
-    return rounded(node, y, zero_at(node, 7, dtype(y_zero)), dtype(y_zero), axis)
+    return rounded(node, y, zero_at(node, 7, dtype(y_zero)), dtype(y_zero))
 
 
 def qlinear_conv(node: Node) -> Expr:
@@ -241,7 +217,7 @@ def qlinear_conv(node: Node) -> Expr:
     acc = integer_convolution(node, x, w, zero_at(node, 2, dtype(x)), zero_at(node, 5, dtype(w), channels))
     acc = with_bias(node, acc, node.get(8))
     y = scaled(node, acc, factor_of(node, acc, (1, 4, 6), 1))
-    return rounded(node, y, zero_at(node, 7, dtype(y_zero)), dtype(y_zero), 1)
+    return rounded(node, y, zero_at(node, 7, dtype(y_zero)), dtype(y_zero))
 
 
 CONVERTERS: dict[str, Converter] = {

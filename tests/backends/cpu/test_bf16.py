@@ -36,21 +36,12 @@ needs_bf16 = pytest.mark.skipif(
 )
 
 
-def build(
-    body: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], constants: Sequence[tuple[Any, ...]] = ()
+def workload_of(
+    body: Callable[..., Any], inputs: Sequence[tuple[tuple[int, ...], str]], weights: Sequence[Any]
 ) -> Workload:
-    """The one workload of `body(emit, inputs..., constants...)`; a shape that ends in "f" is float32, else bfloat16."""
+    """The one workload of `body(emit, inputs..., weights...)`: inputs are shapes and types, weights constants."""
     bb = relax.BlockBuilder()
-    rng = np.random.default_rng(0)
-
-    def split(shape: tuple[Any, ...]) -> tuple[tuple[int, ...], str]:
-        return (shape[:-1], "float32") if shape[-1] == "f" else (shape, "bfloat16")
-
-    params = [relax.Var(f"x{i}", relax.TensorType(*split(shape))) for i, shape in enumerate(inputs)]
-    weights = []
-    for shape, dtype in map(split, constants):
-        array = rng.standard_normal(shape).astype(BF16 if dtype == "bfloat16" else dtype)
-        weights.append(relax.const(array, dtype))
+    params = [relax.Var(f"x{i}", relax.TensorType(*given)) for i, given in enumerate(inputs)]
     with bb.function("main", params):
         with bb.dataflow():
             result = bb.emit_output(body(bb.emit, *params, *weights))
@@ -58,6 +49,21 @@ def build(
     mod = bb.get()
     (subgraph,) = extract(outline(mod, partition(mod)))
     return subgraph.workload
+
+
+def build(
+    body: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], constants: Sequence[tuple[Any, ...]] = ()
+) -> Workload:
+    """The one workload of `body(emit, inputs..., constants...)`; a shape that ends in "f" is float32, else bfloat16."""
+    rng = np.random.default_rng(0)
+
+    def split(shape: tuple[Any, ...]) -> tuple[tuple[int, ...], str]:
+        return (shape[:-1], "float32") if shape[-1] == "f" else (shape, "bfloat16")
+
+    def weight(shape: tuple[int, ...], dtype: str) -> Any:
+        return relax.const(rng.standard_normal(shape).astype(BF16 if dtype == "bfloat16" else dtype), dtype)
+
+    return workload_of(body, [*map(split, inputs)], [weight(*split(shape)) for shape in constants])
 
 
 def dense(m: int, n: int, k: int, out: str = "bfloat16") -> Workload:
@@ -225,8 +231,9 @@ def module(kernel: Kernel, device: CPUModel) -> Any:
     return tvm.compile(kernel.func.with_attr("global_symbol", "main"), device.target(), tir_pipeline=PIPELINE)
 
 
-def run(workload: Workload, kernel: Kernel, device: CPUModel) -> np.ndarray:
-    arrays = arguments(workload)
+def run(workload: Workload, kernel: Kernel, device: CPUModel, given: Sequence[np.ndarray] | None = None) -> np.ndarray:
+    """The result of the kernel of `given` arrays, of which the last is the result's."""
+    arrays = list(arguments(workload) if given is None else given)
     for index, packing in kernel.packings:
         arrays[index] = packing(arrays[index])
     tensors = [tvm.runtime.tensor(array) for array in arrays]

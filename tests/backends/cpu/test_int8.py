@@ -18,10 +18,7 @@ from subtune.backends.cpu.math.words import WordPacking
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable, Packing
 from subtune.core.workload import Workload
-from subtune.passes.extract import extract
-from subtune.passes.outline import outline
-from subtune.passes.partition import partition
-from tests.backends.cpu.test_bf16 import NHWC, conv_of, module, run, scheduled
+from tests.backends.cpu.test_bf16 import NHWC, conv_of, module, run, scheduled, workload_of
 
 HOST = CPU("auto", threads=2)
 IS_X86 = HOST.triple.startswith("x86_64")
@@ -33,16 +30,8 @@ Shape = tuple[tuple[int, ...], str]
 
 def build(body: Callable[..., Any], inputs: Sequence[Shape], constants: Sequence[Shape] = ()) -> Workload:
     """The one workload of `body(emit, inputs..., constants...)`."""
-    bb, rng = relax.BlockBuilder(), np.random.default_rng(0)
-    params = [relax.Var(f"x{i}", relax.TensorType(*given)) for i, given in enumerate(inputs)]
-    weights = [relax.const(numbers(shape, dtype, rng), dtype) for shape, dtype in constants]
-    with bb.function("main", params):
-        with bb.dataflow():
-            result = bb.emit_output(body(bb.emit, *params, *weights))
-        bb.emit_func_output(result)
-    mod = bb.get()
-    (subgraph,) = extract(outline(mod, partition(mod)))
-    return subgraph.workload
+    rng = np.random.default_rng(0)
+    return workload_of(body, inputs, [relax.const(numbers(shape, dtype, rng), dtype) for shape, dtype in constants])
 
 
 def numbers(shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> np.ndarray:
@@ -107,15 +96,16 @@ def given(workload: Workload) -> list[np.ndarray]:
 
 @needs_vnni
 @pytest.mark.parametrize("case", CASES)
-def test_candidates_are_exact(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_are_exact(case: str) -> None:
     workload, reference = CASES[case]
-    monkeypatch.setattr("tests.backends.cpu.test_bf16.arguments", given)
     proposed = [c for c in backends.candidates(workload, ICELAKE, topk=60) if c.family == "contraction_int8"]
     assert proposed
     exact = [array.astype(np.int64) if array.dtype.kind in "iu" else array for array in given(workload)[:-1]]
     expected = reference(*exact)
     for candidate in {proposed[0], proposed[-1], *proposed[1 : -1 : max(1, len(proposed) // 4)]}:
-        np.testing.assert_array_equal(run(workload, scheduled(workload, candidate, ICELAKE), ICELAKE), expected)
+        np.testing.assert_array_equal(
+            run(workload, scheduled(workload, candidate, ICELAKE), ICELAKE, given(workload)), expected
+        )
 
 
 def test_four_products_are_one_instruction(tmp_path: Path) -> None:

@@ -90,9 +90,8 @@ def schedule(problem: CPUProblem, knobs: TileKnobs) -> Kernel | NotApplicable:
     if isinstance(found, NotApplicable):
         return found
     sch, stages, info = found
-    words = words_of(info)
-    if words is None or (why := words_obstacle(info, problem)):
-        return NotApplicable("its operands are not narrow" if words is None else why)
+    if why := words_obstacle(info, problem):
+        return NotApplicable(why)
     if tiling.nr % DOT_LANES:
         return NotApplicable(f"needs accumulators in vectors of {DOT_LANES}")
     name, columns = sch.get(stages.anchors[0]).name_hint, info.n.extent
@@ -103,7 +102,7 @@ def schedule(problem: CPUProblem, knobs: TileKnobs) -> Kernel | NotApplicable:
         padded_info = contraction(sch, sch.get_sblock(name))
         assert isinstance(padded_info, Contraction), padded_info.reason
         info = padded_info
-    rewritten = in_words(func, name, info, words)
+    rewritten = in_words(func, name, info)
     if isinstance(rewritten, NotApplicable):
         return rewritten
     try:

@@ -97,7 +97,7 @@ class InWords:
     k_dim: int
 
 
-def worded_axes(info: Contraction, count: int) -> tuple[Axis, ...] | NotApplicable:
+def _axes_in_words(info: Contraction, count: int) -> tuple[Axis, ...] | NotApplicable:
     """The axes with the one that runs innermost in A counted in words of `count`."""
     if info.a.axes[-1] < 0 or info.axes[info.a.axes[-1]].role != "k":
         return NotApplicable("the first operand is not contiguous along a reduction axis")
@@ -107,9 +107,12 @@ def worded_axes(info: Contraction, count: int) -> tuple[Axis, ...] | NotApplicab
     return tuple(replace(a, extent=-(-a.extent // count)) if a.index == last else a for a in info.axes)
 
 
-def in_words(func: PrimFunc, block_name: str, info: Contraction, words: Words) -> InWords | NotApplicable:
+def in_words(func: PrimFunc, block_name: str, info: Contraction) -> InWords | NotApplicable:
     """Rewrite the anchor `block_name`, which `info` describes, to sum over words."""
-    axes, count = worded_axes(info, words.count), words.count
+    words = words_of(info)
+    if words is None:
+        return NotApplicable("no instruction multiplies its operands in words")
+    axes, count = _axes_in_words(info, words.count), words.count
     if isinstance(axes, NotApplicable):
         return axes
     stages = root_stages(func)
@@ -152,10 +155,10 @@ def in_words(func: PrimFunc, block_name: str, info: Contraction, words: Words) -
     ]
     rewritten = nest(anchor.name_hint, iter_vars, {}, body, anchor.init)
     buffers = [*func.body.block.alloc_buffers, b_buffer, *([a_buffer] if a_copy else [])]
-    made_of_words = with_stages(func, [*stages[:at], *made, rewritten, *stages[at + 1 :]], buffers)
+    new = with_stages(func, [*stages[:at], *made, rewritten, *stages[at + 1 :]], buffers)
     a = replace(info.a, read=0, shape=_dims(a_buffer), param=-1 if a_copy else info.a.param)
     b = replace(info.b, read=1, shape=_dims(b_buffer), dtype="int32", param=-1)
-    return InWords(made_of_words, Contraction(axes, a, b, info.acc_dtype), words, b_buffer.name, a_copy, k_dim)
+    return InWords(new, Contraction(axes, a, b, info.acc_dtype), words, b_buffer.name, a_copy, k_dim)
 
 
 def sides(anchor: Any, n: Any, words: Words = HALVES) -> tuple[Any, Any] | NotApplicable:
