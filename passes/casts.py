@@ -3,6 +3,7 @@
     pool(reshape(astype(x16)))  ->  pool(astype(reshape(x16)))
     astype(reshape(pool(x)))    ->  reshape(astype(pool(x)))
     astype(take(astype(x16), i))  ->  take(x16, i)
+    permute_dims(dequantize(q))   ->  dequantize(permute_dims(q))
     x = astype(x16);  norm(x);  add(x, y)    ->    norm(astype(x16));  add(astype(x16), y)
 
 A view costs nothing and ends a group: a cast between a view and the model's input would be a kernel of its own. So
@@ -21,6 +22,7 @@ from tvm.ir import Call
 from subtune.core.numerics import BYTES, HALVES
 from subtune.passes.elementwise import has_one_tensor
 from subtune.passes.exprs import Expr, dtype_of, op_name, shape_of
+from subtune.passes.integer_products import move_integers
 from subtune.passes.opkind import LOOKUPS
 from subtune.passes.rewriter import Walk, rewrite, with_blocks
 
@@ -28,8 +30,18 @@ _FULL = "float32"
 
 
 def casts_past_views(mod: tvm.IRModule) -> tvm.IRModule:
-    """Casts to float32 after the views that follow them, to a half before those that they follow; none round copies."""
-    return rewrite(mod, {"relax.reshape": (_widen_later,), "relax.astype": (_round_sooner, _copied)})
+    """Casts to float32 after the views that follow them, to a half before those that they follow; none round copies.
+
+    What is dequantised is moved as bytes.
+    """
+    return rewrite(
+        mod,
+        {
+            "relax.reshape": (_widen_later, move_integers),
+            "relax.permute_dims": (move_integers,),
+            "relax.astype": (_round_sooner, _copied),
+        },
+    )
 
 
 def _widen_later(walk: Walk, view: Call) -> Expr | None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import tvm
 from tvm.ir import Call
 
-from subtune.passes.exprs import Expr, shape_of
+from subtune.core.numerics import BYTES
+from subtune.passes.exprs import Expr, dtype_of, op_name, shape_of
 
 UNARY = frozenset(
     "relax." + name
@@ -32,9 +33,37 @@ BINARY = frozenset(
 TERNARY = frozenset({"relax.where", "relax.ewise_fma"})
 
 
+WITH_LOOKUPS = UNARY | {"relax.take"}
+"""Those of one tensor where `only_tensor` has one."""
+
+_INDICES = ("uint8", "int16")
+"""Of bytes, and of those with a sign when that has been added: no model has indices of these types."""
+
+
 def has_one_tensor(call: Call) -> bool:
     """Whether no vector follows the first operand: a quantisation may have one scale a channel."""
     return not any(shape_of(arg) for arg in call.args[1:])
+
+
+def is_lookup(call: Expr) -> bool:
+    """Whether a `take` looks single bytes up: it computes every element by itself."""
+    if op_name(call) != "relax.take" or shape_of(call.args[0]) != (256,):
+        return False
+    return dtype_of(call.args[0]) in BYTES and dtype_of(call.args[1]) in _INDICES
+
+
+def only_tensor(call: Call) -> Expr | None:
+    """The tensor of which every element is computed by itself, all else being numbers and tables."""
+    if op_name(call) == "relax.take":
+        return call.args[1] if is_lookup(call) else None
+    return call.args[0] if has_one_tensor(call) else None
+
+
+def on_other(call: Call, tensor: Expr) -> Expr:
+    """The call on another `only_tensor`."""
+    if op_name(call) == "relax.take":
+        return tvm.ir.Call(call.op, [call.args[0], tensor], call.attrs, call.ty_args)
+    return rebuilt(call, [tensor])
 
 
 def rebuilt(call: Call, tensors: Sequence[Expr]) -> Expr:

@@ -39,13 +39,13 @@ def fold(walk: Walk, call: Call) -> Expr | None:
     shape = type_shape(call.ty)
     if shape is None:
         return None
-    operands = [_operand(walk, arg) for arg in call.args]
+    operands = [operand_of(walk, arg) for arg in call.args]
     if any(operand is None for operand in operands):
         return None
-    is_copy = op_name(call).removeprefix("relax.") in MOVEMENTS
+    is_copy = op_name(call) == "relax.dequantize" or op_name(call).removeprefix("relax.") in MOVEMENTS
     if _grows_too_much(shape, dtype_of(call), operands, is_copy):
         return None
-    value = _evaluate(function, call, operands)
+    value = evaluated(function, call, operands)
     if value is None:
         return None
     assert value.shape == shape, f"folding {op_name(call)}: shape {value.shape} is not {shape}"
@@ -62,11 +62,12 @@ def fold_projection(walk: Walk, projection: TupleGetItem) -> Expr | None:
     array = array_of(call.args[0])
     if array is None:
         return None
-    parts = _evaluate(function, call, [array])
+    parts = evaluated(function, call, [array])
     return None if parts is None else make_const(parts[int(projection.index)])
 
 
-def _evaluate(function: Callable[..., Any], call: Call, operands: list[Any]) -> Any:
+def evaluated(function: Callable[..., Any], call: Call, operands: list[Any]) -> Any:
+    """What `function` of the table makes of a call's operands; None where it leaves that to the compiler."""
     try:
         with np.errstate(all="ignore"):
             return function(call, *operands)
@@ -74,7 +75,7 @@ def _evaluate(function: Callable[..., Any], call: Call, operands: list[Any]) -> 
         return None
 
 
-def _operand(walk: Walk, arg: Expr) -> Any:
+def operand_of(walk: Walk, arg: Expr) -> Any:
     """A constant as an array, a tuple of constants as a list, a shape or a number as it is; None if it varies."""
     if isinstance(arg, tvm.ir.GenericConst):
         return array_of(arg)
@@ -84,9 +85,9 @@ def _operand(walk: Walk, arg: Expr) -> Any:
             return type_shape(found.args[0].ty)
         if op_name(found) in _FILLS:
             return _filled(walk, found)
-        return _operand(walk, found) if isinstance(found, tvm.ir.Tuple | tvm.relax.ShapeExpr) else None
+        return operand_of(walk, found) if isinstance(found, tvm.ir.Tuple | tvm.relax.ShapeExpr) else None
     if isinstance(arg, tvm.ir.Tuple):
-        parts = [_operand(walk, part) for part in arg.fields]
+        parts = [operand_of(walk, part) for part in arg.fields]
         return None if any(part is None for part in parts) else parts
     if isinstance(arg, tvm.relax.ShapeExpr):
         dims = [int(d.value) for d in arg.values if isinstance(d, tvm.tirx.IntImm)]
@@ -99,7 +100,7 @@ def _operand(walk: Walk, arg: Expr) -> Any:
 def _filled(walk: Walk, call: Call) -> Any:
     """One number seen as a whole tensor, in no more memory than its own; None where it is not one number."""
     shape = type_shape(call.ty)
-    numbers = [part for arg in call.args if isinstance(part := _operand(walk, arg), np.ndarray)]
+    numbers = [part for arg in call.args if isinstance(part := operand_of(walk, arg), np.ndarray)]
     known = {"relax.zeros": 0, "relax.ones": 1}.get(op_name(call))
     if shape is None or (known is None and (len(numbers) != 1 or _distinct(numbers[0]) != 1)):
         return None

@@ -84,6 +84,21 @@ def _astype(call: Call, array: Array) -> Array:
     return array.astype(dtype)
 
 
+def _dequantize(call: Call, array: Array, scale: Array, zero: Array) -> Array:
+    along = [-1 if axis == positive_axis(call.attrs.axis, array.ndim) else 1 for axis in range(array.ndim)]
+    scale, zero = (one.reshape(along) if one.ndim else one for one in (scale, zero))
+    return (array.astype(np.int32) - zero.astype(np.int32)).astype(dtype_of(call)) * scale.astype(dtype_of(call))
+
+
+def _quantize(call: Call, array: Array, scale: Array, zero: Array) -> Array:
+    limits = np.iinfo(dtype_of(call))
+    along = [-1 if axis == positive_axis(call.attrs.axis, array.ndim) else 1 for axis in range(array.ndim)]
+    scale, zero = (one.reshape(along) if one.ndim else one for one in (scale, zero))
+    if str(array.dtype) != "float32" or np.isnan(array).any():
+        raise NotFolded
+    return np.clip(np.rint(array / scale) + zero.astype(np.float32), limits.min, limits.max).astype(dtype_of(call))
+
+
 def _squeeze(call: Call, array: Array) -> Array:
     return array.reshape(shape_of(call))
 
@@ -212,6 +227,10 @@ def _sigmoid(a: Array) -> Array:
     return 1.0 / (1.0 + np.exp(-a))
 
 
+def _gelu(a: Array) -> Array:
+    return 0.5 * a * (1.0 + _erf(a / math.sqrt(2.0)))
+
+
 TABLE: dict[str, Callable[..., Any]] = {
     "relax.reshape": _reshape,
     "relax.permute_dims": _permute,
@@ -220,6 +239,8 @@ TABLE: dict[str, Callable[..., Any]] = {
     "relax.flatten": _reshape,
     "relax.broadcast_to": _broadcast_to,
     "relax.astype": _astype,
+    "relax.quantize": _quantize,
+    "relax.dequantize": _dequantize,
     "relax.concat": _concat,
     "relax.stack": _stack,
     "relax.split": _split,
@@ -278,5 +299,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     "relax.tanh": _floating(np.tanh),
     "relax.erf": _floating(_erf),
     "relax.sigmoid": _floating(_sigmoid),
+    "relax.nn.gelu": _floating(_gelu),
+    "relax.nn.silu": _floating(lambda a: a * _sigmoid(a)),
     "relax.nn.relu": _elementwise(lambda a: np.maximum(a, np.zeros((), a.dtype))),
 }

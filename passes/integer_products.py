@@ -301,7 +301,7 @@ def _moved_axis(call: Call, data: Quantised) -> int | None:
 
 _VIEWS = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
 _MOVED = (
-    *_VIEWS, "relax.permute_dims", "relax.strided_slice",
+    *_VIEWS, "relax.permute_dims", "relax.strided_slice", "relax.take",
     "relax.nn.max_pool1d", "relax.nn.max_pool2d", "relax.nn.max_pool3d",
 )  # fmt: skip
 INTEGERS: Rules = {

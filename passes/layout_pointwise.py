@@ -16,7 +16,7 @@ from math import prod
 from tvm import relax
 from tvm.ir import Call
 
-from subtune.passes.elementwise import BINARY, UNARY
+from subtune.passes.elementwise import BINARY, UNARY, WITH_LOOKUPS
 from subtune.passes.exprs import Expr, dtype_of, ints, op_name, shape_of
 from subtune.passes.layout_planes import LEAST_WIDTH
 from subtune.passes.rewriter import Rules, Walk
@@ -92,7 +92,7 @@ def _of_channels(arg: Expr, view: tuple[int, ...], flat: tuple[int, ...]) -> Exp
 
 
 _VIEWS: Rules = {
-    **dict.fromkeys(UNARY, (past_unary(_pixels),)),
+    **dict.fromkeys(WITH_LOOKUPS, (past_unary(_pixels),)),
     **dict.fromkeys(BINARY, (past_binary(_pixels, _of_channels),)),
 }
 POINTWISE: Rules = {**_VIEWS, **dict.fromkeys(_LAYOUTS, (as_product,))}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import Call
 
-from subtune.passes.elementwise import BINARY, UNARY
+from subtune.passes.elementwise import BINARY, UNARY, WITH_LOOKUPS
 from subtune.passes.exprs import Expr, ints, op_name, shape_of
 from subtune.passes.rewriter import Rules, Walk
 from subtune.passes.sink_views import past_binary, past_unary
@@ -54,6 +54,6 @@ def _beside(arg: Expr, view: tuple[int, ...], _flat: tuple[int, ...]) -> Expr | 
 
 ROWS: Rules = {
     "relax.nn.conv1d": (as_image,),
-    **dict.fromkeys(UNARY, (past_unary(_image),)),
+    **dict.fromkeys(WITH_LOOKUPS, (past_unary(_image),)),
     **dict.fromkeys(BINARY, (past_binary(_image, _beside),)),
 }

@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call, TupleGetItem
 
-from subtune.passes.elementwise import BINARY, TERNARY, UNARY, has_one_tensor, rebuilt
+from subtune.passes.elementwise import BINARY, TERNARY, UNARY, on_other, only_tensor, rebuilt
 from subtune.passes.exprs import Expr, array_of, ints, make_const, op_name, positive_axis, shape_of, transposed
 from subtune.passes.layout_axes import (
     Perm,
@@ -51,8 +51,9 @@ def moved(walk: Walk, expr: Expr) -> tuple[Expr, Perm] | None:
 
 
 def sink_unary(walk: Walk, call: Call) -> Expr | None:
-    found = moved(walk, call.args[0]) if has_one_tensor(call) else None
-    return None if found is None else relax.op.permute_dims(rebuilt(call, [found[0]]), found[1])
+    tensor = only_tensor(call)
+    found = None if tensor is None else moved(walk, tensor)
+    return None if found is None else relax.op.permute_dims(on_other(call, found[0]), found[1])
 
 
 def sink_broadcasting(walk: Walk, call: Call) -> Expr | None:
@@ -302,7 +303,7 @@ SINK: Rules = {
     "relax.concat": (sink_concat,),
     "tuple_get_item": (sink_split,),
     "relax.strided_slice": (sink_slice,),
-    "relax.take": (sink_take,),
+    "relax.take": (sink_unary, sink_take),
     "relax.repeat": (sink_repeat,),
     "relax.nn.pad": (sink_pad,),
     "relax.broadcast_to": (sink_broadcast_to,),

@@ -9,6 +9,7 @@ from typing import Any
 from tvm import te, tirx
 from tvm.ir import Call
 
+from subtune.passes.byte_tables import legalize_take
 from subtune.passes.exprs import dims_of, literal
 from subtune.passes.legalize_norms import legalize_group_norm, legalize_instance_norm, legalize_row_norm
 from subtune.passes.legalize_quantised import legalize_dequantize, legalize_quantize
@@ -153,6 +154,7 @@ LEGALIZATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "relax.max": partial(legalize_extreme, True),
     "relax.min": partial(legalize_extreme, False),
     "relax.quantize": legalize_quantize,
+    "relax.take": legalize_take,
     "relax.dequantize": legalize_dequantize,
     "relax.nn.group_norm": legalize_group_norm,
     "relax.nn.instance_norm": legalize_instance_norm,

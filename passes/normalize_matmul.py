@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from subtune.passes.elementwise import BINARY, UNARY
+from subtune.passes.elementwise import BINARY, WITH_LOOKUPS
 from subtune.passes.exprs import (
     Expr,
     array_of,
@@ -136,7 +136,7 @@ def sink_last_axis(walk: Walk, call: Call) -> Expr | None:
 
 MATMUL: Rules = {
     "relax.matmul": (flatten_rows, absorb_factor, release_factor),
-    **dict.fromkeys(UNARY, (past_unary(_rows),)),
+    **dict.fromkeys(WITH_LOOKUPS, (past_unary(_rows),)),
     **dict.fromkeys(BINARY, (past_binary(_rows, _as_row),)),
     **dict.fromkeys(("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.softmax"), (sink_last_axis,)),
 }

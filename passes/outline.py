@@ -19,7 +19,7 @@ from subtune.core.graph import Group, OpNode, Origin, PartitionGraph, Value
 from subtune.core.workload import CONSTANT_ARGS_ATTR, Workload
 from subtune.passes.exprs import array_of, is_uniform
 from subtune.passes.masks import computed, triangle_of
-from subtune.passes.opkind import INLINE_0D, INLINE_SCALARS, INLINE_UNIFORM
+from subtune.passes.opkind import INLINE_0D, INLINE_SCALARS, INLINE_UNIFORM, KEPT_0D
 from subtune.passes.outline_lower import lower
 from subtune.passes.outline_main import CallSite, assemble, same_call, tensor_type, write_main
 from subtune.passes.partition_read import Dataflow, read_dataflow
@@ -152,6 +152,8 @@ def _literal(node: OpNode, value: Value, const: Any) -> Any | None:
     if node.op in INLINE_UNIFORM and value != node.inputs[0] and (array := array_of(const)) is not None:
         return relax.const(array.flat[0], value.tensor.dtype) if is_uniform(array) else None
     if value.tensor.numel != 1:
+        return None
+    if node.op in KEPT_0D and value.tensor.shape == () and float(const.value.numpy()) not in (0.0, 1.0):
         return None
     if node.op in INLINE_0D and value.tensor.shape == ():
         return const

@@ -14,6 +14,7 @@ from tvm.ir import Call, GenericConst, GlobalVar, IRModule, Op
 
 from subtune.core.errors import SubtuneError
 from subtune.core.graph import Kind, OpNode, Origin, Tensor, Value
+from subtune.passes.elementwise import is_lookup
 from subtune.passes.opkind import VIEWS, is_unit_permutation, kind_of, reads_of
 from subtune.tir.expressions import loads
 
@@ -213,6 +214,8 @@ def _kind(call: Call, inputs: tuple[Value, ...], outputs: tuple[Tensor, ...]) ->
         return Kind.VIEW
     if op == "permute_dims" and is_unit_permutation(inputs[0].tensor.shape, permutation(call)):
         return Kind.VIEW
+    if is_lookup(call):
+        return Kind.ELEMENTWISE
     return kind_of(op, call.op.get_attr("FLegalize") is not None)
 
 

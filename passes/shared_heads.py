@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from subtune.passes.elementwise import BINARY, UNARY
+from subtune.passes.elementwise import BINARY, WITH_LOOKUPS
 from subtune.passes.exprs import Expr, ints, positive_axis, shape_of
 from subtune.passes.normalize_cleanup import CLEANUP
 from subtune.passes.rewriter import Rules, Walk, merged, rewrite
@@ -81,7 +81,7 @@ _RULES: Rules = merged(
     {
         "relax.matmul": (_as_rows,),
         "relax.nn.softmax": (_softmax,),
-        **dict.fromkeys(UNARY, (past_unary(_folded),)),
+        **dict.fromkeys(WITH_LOOKUPS, (past_unary(_folded),)),
         **dict.fromkeys(BINARY, (past_binary(_folded, _of_heads),)),
     },
     CLEANUP,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tvm import relax
 from tvm.ir import Call
 
-from subtune.passes.elementwise import has_one_tensor, rebuilt
+from subtune.passes.elementwise import on_other, only_tensor, rebuilt
 from subtune.passes.exprs import Expr, shape_of
 from subtune.passes.rewriter import Walk
 
@@ -27,8 +27,9 @@ def past_unary(inner: Inner) -> Callable[[Walk, Call], Expr | None]:
     """The rule on operators with one tensor."""
 
     def rule(walk: Walk, call: Call) -> Expr | None:
-        viewed = inner(walk, call.args[0]) if has_one_tensor(call) else None
-        return None if viewed is None else relax.op.reshape(rebuilt(call, [viewed]), shape_of(call))
+        tensor = only_tensor(call)
+        viewed = None if tensor is None else inner(walk, tensor)
+        return None if viewed is None else relax.op.reshape(on_other(call, viewed), shape_of(call))
 
     return rule
 

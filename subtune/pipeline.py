@@ -24,6 +24,7 @@ from subtune.frontends.dispatch import Shapes
 from subtune.passes.align_channels import align_channels
 from subtune.passes.alternatives import alternatives
 from subtune.passes.alternatives_lower import lower_regions
+from subtune.passes.byte_tables import byte_tables
 from subtune.passes.carry_norms import carry_norms
 from subtune.passes.casts import casts_past_views, casts_where_read
 from subtune.passes.data_views import reshapes_to_views
@@ -59,6 +60,7 @@ NORMALIZE: tuple[Phase, ...] = (
     Phase("halves", (widen,)),
     Phase("integers", (integer_products,)),
     Phase("clean", (fold_constants, clean_up, unstack_nary)),
+    Phase("tables", (byte_tables,)),
     Phase("recognise", (recognise_activations, recognise_norms)),
     Phase("fold", (fold_scales,)),
     Phase("layout", (channels_to_last, settle_permutes, pool_volumes)),

@@ -37,9 +37,20 @@ class OnnxRuntime:
 
     def moved(self, threads: int, variation: int) -> Run | None:
         proto = onnx.load(self.model) if isinstance(self.model, Path) else self.model
-        weights = {init.name: numpy_helper.to_array(init) for init in proto.graph.initializer if len(init.dims) > 1}
+        scales = _scales(proto)
+        weights = {
+            init.name: numpy_helper.to_array(init)
+            for init in proto.graph.initializer
+            if len(init.dims) > 1 or init.name in scales
+        }
         by_name = {name: by_an_ulp(array, variation) for name, array in weights.items() if array.dtype.kind == "f"}
         return onnxruntime_reference(self.model, threads, by_name)
+
+
+def _scales(model: onnx.ModelProto) -> set[str]:
+    """What numbers of a quantised model are multiplied with: all of its floats, where its weights are integers."""
+    quantised = (node for node in model.graph.node if "Quantize" in node.op_type or node.op_type.startswith("Q"))
+    return {name for node in quantised for name in node.input}
 
 
 def onnxruntime_reference(model: Any, threads: int = 1, weights: Mapping[str, np.ndarray] | None = None) -> Run | None:
@@ -89,7 +100,7 @@ def integer_limits(model: Any) -> dict[str, int]:
 
     Args:
         model: an `onnx.ModelProto` or the path of its file. Indices are followed through Cast, Reshape, Squeeze,
-            Unsqueeze, Identity and Flatten.
+            Unsqueeze, Identity and Flatten, tables through DequantizeLinear.
     """
     if isinstance(model, Path):
         model = onnx.load(model, load_external_data=False)
@@ -100,6 +111,8 @@ def integer_limits(model: Any) -> dict[str, int]:
         if node.op_type in ("Cast", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten") and node.input:
             if node.input[0] in origin:
                 origin[node.output[0]] = origin[node.input[0]]
+        elif node.op_type == "DequantizeLinear" and node.input[0] in rows:
+            rows[node.output[0]] = rows[node.input[0]]
         elif node.op_type == "Gather" and node.input[0] in rows and node.input[1] in origin:
             axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
             bound = rows[node.input[0]][axis]

@@ -33,7 +33,10 @@ class Reference(Protocol):
         ...
 
     def moved(self, threads: int, variation: int) -> Run | None:
-        """The same, each weight of rank 2 or more moved as `by_an_ulp` says. Constants of a lower rank may be sizes."""
+        """The same, each weight of rank 2 or more, and each scale of what is quantised, moved as `by_an_ulp` says.
+
+        Other constants of a lower rank may be sizes.
+        """
         ...
 
 

@@ -16,6 +16,8 @@ from tvm.ir import Call, Op
 
 _WIDENED = {"float64": "float64", **dict.fromkeys(("float32", "float16", "bfloat16"), "float32")}
 """In which type NumPy is to compute products of a type: by itself it sums halves in halves, as no model means it."""
+_INTEGERS = frozenset({"int8", "uint8", "int32"})
+"""Their products are computed in float64, which holds all sums of int32, and for which NumPy has a fast library."""
 _NAME = "subtune.verification"
 
 
@@ -94,20 +96,24 @@ def _ordered(array: np.ndarray, layout: str, wanted: str) -> np.ndarray:
 
 
 def _is_plain(call: Call) -> bool:
-    """Whether both operands are of one floating-point type, and the result is of the one it is computed in."""
+    """Whether both operands are of one floating-point type, and the result is of the one it is computed in; or all are
+    integers."""
     first, second, result = (str(one.ty.dtype) for one in (*call.args, call))
+    if result == "int32":
+        return {first, second} <= _INTEGERS
     return first == second and _WIDENED.get(first) == result
 
 
 def _called(what: str, function: Callable[..., np.ndarray], call: Call) -> Any:
-    operands, result = str(call.args[0].ty.dtype), str(call.ty.dtype)
+    types, result = "_".join(str(arg.ty.dtype) for arg in call.args), str(call.ty.dtype)
+    computed = "float64" if result == "int32" else _WIDENED[str(call.args[0].ty.dtype)]
 
     def run(*tensors: Any) -> None:
         *given, out = tensors
-        found = function(*(tensor.numpy().astype(_WIDENED[operands], copy=False) for tensor in given))
+        found = function(*(tensor.numpy().astype(computed, copy=False) for tensor in given))
         out.copyfrom(np.ascontiguousarray(found.astype(out.numpy().dtype, copy=False)))
 
-    name = f"{_NAME}.{what}.{operands}.{result}"
+    name = f"{_NAME}.{what}.{types}.{result}"
     tvm_ffi.register_global_func(name, run, override=True)
     return relax.call_dps_packed(name, list(call.args), call.ty)
 

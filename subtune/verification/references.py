@@ -19,6 +19,7 @@ from subtune.core.reference import Run, by_an_ulp
 from subtune.core.tensor_spec import TensorSpec
 from subtune.frontends import Imported
 from subtune.passes.extract import extract
+from subtune.passes.integer_products import integer_products
 from subtune.passes.lift_constants import lift_constants
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
@@ -31,7 +32,8 @@ from subtune.verification.by_numpy import legalizations
 class UntunedBuild:
     """A `subtune.core.reference.Reference`: the imported module op by op, as TVM legalises it, compiled by `beside`.
 
-    No pass of ours and no family has touched it. NumPy computes products and convolutions.
+    No family has touched it and no pass of ours, but that products of what is dequantised mean products of integers.
+    NumPy computes products and convolutions.
     """
 
     name = "the untuned build"
@@ -40,7 +42,8 @@ class UntunedBuild:
     def __init__(self, imported: Imported, device: Device, beside: Executor) -> None:
         # Relax's Python builders keep global state: only what runs in C++ may leave this thread.
         with device.model.target():
-            mod = relax.transform.LegalizeOps(legalizations())(relax.backend.DispatchSortScan()(imported.mod))
+            mod = integer_products(imported.mod)
+            mod = relax.transform.LegalizeOps(legalizations())(relax.backend.DispatchSortScan()(mod))
         mod, self._weights = lift_constants(mod)
         self._compiled = beside.submit(compile_module, mod, device)
         self._inputs, self._outputs = imported.inputs, imported.outputs

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import tvm
 from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
 
 import subtune
 from subtune.frontends import load
@@ -138,3 +140,25 @@ def test_subgraphs_pass_bytes_on() -> None:
     for subgraph in prepare(residual()).subgraphs:
         stored = [arg.dtype for arg in subgraph.workload.args if arg.is_output]
         assert stored == ["uint8"]
+
+
+def test_layers_that_differ_in_their_scales_are_one_workload() -> None:
+    g = Graph((1, 8, 6, 6))
+    x = g.last
+    for scale in (0.02, 0.05, 0.07):
+        x = g.quantised(g.conv(x, 8, 8, 128, pads=[1] * 4), scale, 128)
+    uses = [s.uses for s in prepare(g.model(x)).subgraphs if "conv2d" in s.name]
+    assert sorted(uses) == [1, 2]  # the first one's padding is written by what quantises the input
+
+
+def test_what_is_dequantised_is_moved_as_bytes(module: Any) -> None:
+    table = relax.const(RNG.integers(0, 255, (40, 8)).astype(np.uint8))
+
+    def body(ids: Any) -> Any:
+        rows = relax.op.dequantize(table, relax.const(np.float32(0.5)), relax.const(3, "uint8"), 0, "float32")
+        return relax.op.permute_dims(relax.op.take(rows, ids, axis=0))
+
+    mod = integer_products(module([((5,), "int64")], body))
+    made = [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
+    named = [(str(call.op.name), str(call.ty.dtype)) for call in made if isinstance(call, tvm.ir.Call)]
+    assert named == [("relax.take", "uint8"), ("relax.permute_dims", "uint8"), ("relax.dequantize", "float32")]

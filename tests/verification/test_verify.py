@@ -169,6 +169,17 @@ class TestInputs:
         graph = helper.make_graph(nodes, "g", inputs, [], tables)
         assert integer_limits(helper.make_model(graph)) == {"ids": 30, "types": 7}
 
+    def test_limits_are_read_from_gather_of_a_quantised_table(self):
+        table = numpy_helper.from_array(np.zeros((9, 4), np.uint8), "t")
+        scale, zero = (numpy_helper.from_array(v, n) for v, n in ((np.float32(0.1), "s"), (np.uint8(3), "z")))
+        nodes = [
+            helper.make_node("DequantizeLinear", ["t", "s", "z"], ["rows"]),
+            helper.make_node("Gather", ["rows", "ids"], ["a"]),
+        ]
+        ids = helper.make_tensor_value_info("ids", TensorProto.INT32, [2])
+        graph = helper.make_graph(nodes, "g", [ids], [], [table, scale, zero])
+        assert integer_limits(helper.make_model(graph)) == {"ids": 9}
+
 
 def test_a_model_too_large_to_run_here_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def compared(*_: object) -> str:

@@ -73,18 +73,18 @@ def product_of_two(batch: int, m: int, n: int, k: int) -> Workload:
     return build(body, [((batch, m, k), "uint8"), ((batch, k, n), "int8")])
 
 
-def stored(acc: np.ndarray, b: np.ndarray, f: np.ndarray) -> np.ndarray:
+def stored(acc: np.ndarray, b: np.ndarray, f: np.ndarray, zero: np.ndarray) -> np.ndarray:
     real = (acc + b).astype(np.float32) * f.astype(np.float32)
-    return np.clip(np.rint(real) + 5, 0, 255)
+    return np.clip(np.rint(real) + zero, 0, 255)
 
 
 CASES: dict[str, tuple[Workload, Callable[..., np.ndarray]]] = {
-    "dense": (dense(16, 64, 64), lambda x, w, b, f: stored(x @ w, b, f)),
-    "dense, ragged": (dense(7, 50, 33), lambda x, w, b, f: stored(x @ w, b, f)),
-    "dense, one row": (dense(1, 48, 40), lambda x, w, b, f: stored(x @ w, b, f)),
-    "conv3x3": (conv(10, 32, 48, 3), lambda x, w, b, f: stored(conv_of(x, w), b, f)),
-    "conv of 3 channels": (conv(12, 3, 20, 3, stride=2), lambda x, w, b, f: stored(conv_of(x, w, 2), b, f)),
-    "conv1x1": (conv(9, 16, 32, 1), lambda x, w, b, f: stored(conv_of(x, w), b, f)),
+    "dense": (dense(16, 64, 64), lambda x, w, *rest: stored(x @ w, *rest)),
+    "dense, ragged": (dense(7, 50, 33), lambda x, w, *rest: stored(x @ w, *rest)),
+    "dense, one row": (dense(1, 48, 40), lambda x, w, *rest: stored(x @ w, *rest)),
+    "conv3x3": (conv(10, 32, 48, 3), lambda x, w, *rest: stored(conv_of(x, w), *rest)),
+    "conv of 3 channels": (conv(12, 3, 20, 3, stride=2), lambda x, w, *rest: stored(conv_of(x, w, 2), *rest)),
+    "conv1x1": (conv(9, 16, 32, 1), lambda x, w, *rest: stored(conv_of(x, w), *rest)),
     "product of two": (product_of_two(2, 12, 20, 24), np.matmul),
 }
 

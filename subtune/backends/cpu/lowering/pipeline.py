@@ -17,6 +17,8 @@ Functions that are small near zero keep their digits there (`near_zero`).
 
 What a vector of several joined inputs is read from is asked in the form in which TVM finds the answer.
 
+Bytes are looked up in registers (`lookups`).
+
 Vectors of ragged columns stay vectors (`tails`).
 
 Bounds keep NaN (`nan`).
@@ -39,6 +41,7 @@ from tvm.tirx import PrimFunc
 from subtune.backends.cpu.lowering.denormals import flushed
 from subtune.backends.cpu.lowering.launches import asserts, joined
 from subtune.backends.cpu.lowering.long_choices import begun_at_one
+from subtune.backends.cpu.lowering.lookups import lookups_in_registers
 from subtune.backends.cpu.lowering.named_values import many_in_buffers
 from subtune.backends.cpu.lowering.nan import nan_kept
 from subtune.backends.cpu.lowering.near_zero import digits_kept
@@ -96,7 +99,7 @@ def flat(mod: tvm.IRModule) -> tvm.IRModule:
     mod = tvm.ir.transform.Sequential(passes)(mod)
     without = [*(one.info.name for one in (*to_loops, *(made() for made in _PACKING))), *_LEFT_TO_LLVM]
     with tvm.transform.PassContext(opt_level=around.opt_level, config=around.config, disabled_pass=without):
-        return tvm.ir.transform.Sequential([lower, _small_buffers_on_stack()])(mod)
+        return tvm.ir.transform.Sequential([lower, lookups_in_registers(), _small_buffers_on_stack()])(mod)
 
 
 def _pipeline() -> tuple[Any, Any, Any]:

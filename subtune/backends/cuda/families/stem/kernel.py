@@ -105,7 +105,7 @@ def stem_func(
     left, above = (stem.before[1] + stem.shift) // 2, stem.before[0]
     map_a_arguments = [stem.width // 2, stem.height, images * stem.planes, row_bytes, stem.height * row_bytes,
                        stem.pitch // 2, stem.patch_rows, stem.planes, 1, 1, 1, 0, 0, _L2_PROMOTION_128B, 0]  # fmt: skip
-    copy_a, copy_b, multiply = copy_instruction(3), copy_instruction(2), instruction(dtype, columns)
+    copy_a, copy_b, multiply = copy_instruction(3), copy_instruction(2), instruction(dtype, dtype, columns)
     threads = 128 * tiling.consumers
     words, patches = stem.patch_words, sink.patches
     m_tiles = -(-stem.rows * stem.out_width // (64 * tiling.consumers))

@@ -16,7 +16,7 @@ from math import ceil, prod
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.wgmma.store_copies import copied_bytes, product_alone
-from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, SWIZZLES, Tiling, is_multiplied, wgmma_obstacle
+from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, SWIZZLES, Tiling, are_multiplied, wgmma_obstacle
 from subtune.backends.cuda.families.wgmma.walk import taps_below
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
@@ -63,7 +63,7 @@ def multiplied_obstacle(problem: Problem[CUDAModel]) -> str:
         return why
     if not isinstance(anchor, Contraction):
         return "no contraction"
-    if anchor.a.dtype != anchor.b.dtype or not is_multiplied(anchor.a.dtype, problem.numerics):
+    if not are_multiplied(anchor.a.dtype, anchor.b.dtype, problem.numerics):
         return f"wgmma does not multiply {anchor.a.dtype} by {anchor.b.dtype} here"
     return "" if sum(arg.is_output for arg in problem.workload.args) == 1 else "several outputs"
 

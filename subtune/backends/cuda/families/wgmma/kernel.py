@@ -33,6 +33,7 @@ from subtune.backends.cuda.families.wgmma.copies import Copies, same_place
 from subtune.backends.cuda.families.wgmma.row_values import RowValues
 from subtune.backends.cuda.families.wgmma.store import Store, wide_dtype
 from subtune.backends.cuda.families.wgmma.tiling import SWIZZLES
+from subtune.core.numerics import BYTES
 from subtune.core.workload import dtype_bits
 
 _ROLLED = {"disable_unroll": True}
@@ -42,12 +43,11 @@ _ALL, _READY = 4, 5  # barriers of all consumers, and of the whole block; 1 to 3
 _FLOAT8 = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 
 
-def instruction(dtype: str, columns: int) -> str:
-    """The multiplication of 64 rows, 32 bytes of k, and `columns`."""
-    name = _NAMES.get(dtype) or _FLOAT8[dtype]
-    k = 256 // dtype_bits(dtype)
-    total = "s32" if dtype in ("int8", "uint8") else "f32"
-    return f"wgmma.mma_async.sync.aligned.m64n{columns}k{k}.{total}.{name}.{name}"
+def instruction(a: str, b: str, columns: int) -> str:
+    """The multiplication of 64 rows, 32 bytes of k, and `columns`, of elements of the types `a` and `b`."""
+    names = ".".join(_NAMES.get(dtype) or _FLOAT8[dtype] for dtype in (a, b))
+    total = "s32" if a in BYTES else "f32"
+    return f"wgmma.mma_async.sync.aligned.m64n{columns}k{256 // dtype_bits(a)}.{total}.{names}"
 
 
 # long: one kernel in TVMScript, whose roles share barriers, buffers and indices
@@ -64,11 +64,11 @@ def wgmma_func(params: tuple[Any, ...], copies: tuple[Copies, ...], store: Store
     a_elements, b_tap = t.copied_rows * bk, t.columns * bk
     b_elements = t.taps * b_tap
     a_bytes, b_bytes = a_elements * size, b_elements * size
-    register = "uint32" if a_map.dtype in ("int8", "uint8") else "float32"
+    register = "uint32" if a_map.dtype in BYTES else "float32"
     blocks, tiles, clusters = walk.blocks, walk.tiles, walk.clusters
     m64, width = t.multiplied
     acc = width // 2
-    multiply = instruction(a_map.dtype, width)
+    multiply = instruction(a_map.dtype, b_map.dtype, width)
     is_16 = size == 2
     # descriptors count in 16 bytes; k16 is two of them along k, 16 rows of 128 bytes across
     a_step, b_step = (2 if m.is_along_k else 16 * t.row_bytes // 16 for m in (a_map, b_map))

@@ -24,7 +24,7 @@ from subtune.backends.cuda.families.wgmma.row_values import RowValues
 from subtune.backends.cuda.families.wgmma.store import Store
 from subtune.backends.cuda.families.wgmma.store_copies import product_alone, with_copies
 from subtune.backends.cuda.families.wgmma.store_form import store_of
-from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling, is_multiplied, wgmma_obstacle
+from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling, are_multiplied, wgmma_obstacle
 from subtune.backends.cuda.families.wgmma.tma import TensorMap, tensor_map
 from subtune.backends.cuda.families.wgmma.walk import Walk
 from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
@@ -138,7 +138,7 @@ def read_of(problem: Problem[CUDAModel], workload: Workload, keeps_rows: bool = 
     if isinstance(found, NotApplicable):
         return found
     sch, stages, info = found
-    if info.a.dtype != info.b.dtype or not is_multiplied(info.a.dtype, problem.numerics):
+    if not are_multiplied(info.a.dtype, info.b.dtype, problem.numerics):
         return NotApplicable(f"wgmma does not multiply {info.a.dtype} by {info.b.dtype} here")
     view = gemm_view(info, keeps_rows)
     if isinstance(view, NotApplicable):

@@ -9,7 +9,7 @@ from typing import Any
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.core.candidate import Knob
-from subtune.core.numerics import Numerics
+from subtune.core.numerics import BYTES, Numerics
 from subtune.core.workload import dtype_bits
 
 DTYPES = ("float16", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2")
@@ -247,6 +247,8 @@ def wgmma_obstacle(problem: Problem[CUDAModel]) -> str:
     return "" if is_allowed else "wgmma needs sm_90a, and the user's leave"
 
 
-def is_multiplied(dtype: str, numerics: Numerics) -> bool:
-    """Whether tensor cores multiply elements of `dtype` as the user allows."""
-    return dtype in DTYPES or (dtype == "float32" and numerics.tf32)
+def are_multiplied(a: str, b: str, numerics: Numerics) -> bool:
+    """Whether tensor cores multiply elements of the types `a` and `b` as the user allows: bytes with or without signs
+    in any pair."""
+    is_one = a == b or {a, b} <= BYTES
+    return is_one and (a in DTYPES or (a == "float32" and numerics.tf32))
