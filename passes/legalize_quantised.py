@@ -1,4 +1,8 @@
-"""quantize and dequantize as ONNX means them: halves are rounded to even, and no number is converted out of range."""
+"""quantize and dequantize as ONNX means them: halves are rounded to even, and no number is converted out of range.
+
+Both go by the bits of floats, which is half of the instructions on a CPU; on a GPU conversions have an eighth of the
+rate of additions. In the 23 bits behind the 1 of 1.5 * 2^23 + x is x, rounded as the addition rounds, for |x| < 2^22.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,14 @@ from tvm import te, tirx
 from tvm.ir import Call
 
 from subtune.passes.exprs import dims_of, literal
+from subtune.tir.fused import fma
 
+_SHIFT, _SHIFT_BITS = 12582912.0, 0x4B400000
+"""1.5 * 2^23, and its bits."""
+_HELD = 1 << 21
+"""Integers up to this have room in those bits beside a zero point."""
 _BEYOND = 1e6
-"""More than any of these integers, and held exactly by float32: what is clamped to it first is converted safely."""
+"""More than any integer of 16 bits, and held exactly by float32: what is clamped to it first is converted safely."""
 
 
 def legalize_quantize(bb: Any, call: Call) -> Any:
@@ -19,16 +28,13 @@ def legalize_quantize(bb: Any, call: Call) -> Any:
     limits, to, axis = np.iinfo(str(call.ty.dtype)), str(call.ty.dtype), int(call.attrs.axis)
 
     def te_quantize(x: Any, scale: Any, zero: Any) -> Any:
-        def one(*index: Any) -> Any:
-            step, value = _at(scale, index, axis), x(*index)
-            ratio = value if _is_one(step) else value / step
-            most = tirx.const(_BEYOND, "float32")
-            whole = tirx.max(tirx.min(tirx.nearbyint(ratio), most), -most).astype("int32")
-            whole = whole + _at(zero, index, axis).astype("int32")
-            low, high = (tirx.const(int(limit), "int32") for limit in (limits.min, limits.max))
-            return tirx.max(tirx.min(whole, high), low).astype(to)
+        is_held = str(x.dtype) == "float32" and max(-limits.min, limits.max) < _HELD
+        one = _rounded if is_held else _converted
 
-        return te.compute(dims_of(call), one, name="quantize")
+        def at(*index: Any) -> Any:
+            return one(x(*index), _at(scale, index, axis), _at(zero, index, axis), limits).astype(to)
+
+        return te.compute(dims_of(call), at, name="quantize")
 
     return bb.call_te(te_quantize, call.args[0], *map(literal, call.args[1:]), primfunc_name_hint="quantize")
 
@@ -38,13 +44,57 @@ def legalize_dequantize(bb: Any, call: Call) -> Any:
     axis, to = int(call.attrs.axis), str(call.ty.dtype)
 
     def te_dequantize(x: Any, scale: Any, zero: Any) -> Any:
+        is_held = to == "float32" and np.iinfo(str(x.dtype)).max < _HELD
+
         def one(*index: Any) -> Any:
-            whole = x(*index).astype("int32") - _at(zero, index, axis).astype("int32")
-            return whole.astype(to) * _at(scale, index, axis).astype(to)
+            from_zero = _at(zero, index, axis).astype("int32")
+            if not is_held:
+                return (x(*index).astype("int32") - from_zero).astype(to) * _at(scale, index, axis).astype(to)
+            bits = x(*index).astype("int32") + tirx.const(_SHIFT_BITS, "int32")
+            whole = tirx.reinterpret("float32", bits) - (from_zero.astype("float32") + tirx.const(_SHIFT, "float32"))
+            return whole * _at(scale, index, axis)
 
         return te.compute(dims_of(call), one, name="dequantize")
 
     return bb.call_te(te_dequantize, call.args[0], *map(literal, call.args[1:]), primfunc_name_hint="dequantize")
+
+
+def _rounded(value: Any, step: Any, zero: Any, limits: np.iinfo) -> Any:
+    """Of float32, by its bits. Bounded first, so that all that follows is finite."""
+    zero = zero.astype("int32")
+    low, high = (_scaled(tirx.const(int(limit), "int32") - zero, step) for limit in (limits.min, limits.max))
+    ratio = tirx.max(tirx.min(value, high), low)
+    if not _is_one(step):
+        ratio = _quotient(ratio, step)
+    bits = tirx.reinterpret("int32", ratio + tirx.const(_SHIFT, "float32"))
+    return bits - (tirx.const(_SHIFT_BITS, "int32") - zero)
+
+
+def _scaled(whole: Any, step: Any) -> Any:
+    """Of no integer there is nothing to multiply: a bound by 0 is the one of a Relu, too."""
+    number = tirx.const(float(int(whole)), "float32") if isinstance(whole, tirx.IntImm) else whole.astype("float32")
+    is_zero = isinstance(whole, tirx.IntImm) and int(whole) == 0
+    return number if is_zero or _is_one(step) else number * step
+
+
+def _quotient(value: Any, step: Any) -> Any:
+    """value / step, rounded once: a product with the reciprocal and a correction (Markstein, 1990).
+
+    One division for all elements of a tensor. The reciprocal of a number that is known may be beyond float32.
+    """
+    if isinstance(step, tirx.FloatImm):
+        return value / step
+    inverse = tirx.const(1.0, "float32") / step
+    first = value * inverse
+    return fma(fma(tirx.const(0.0, "float32") - step, first, value), inverse, first)
+
+
+def _converted(value: Any, step: Any, zero: Any, limits: np.iinfo) -> Any:
+    ratio = value if _is_one(step) else value / step
+    most = tirx.const(_BEYOND, value.ty.dtype)
+    whole = tirx.max(tirx.min(tirx.nearbyint(ratio), most), -most).astype("int32") + zero.astype("int32")
+    low, high = (tirx.const(int(limit), "int32") for limit in (limits.min, limits.max))
+    return tirx.max(tirx.min(whole, high), low)
 
 
 def _at(value: Any, index: tuple[Any, ...], axis: int) -> Any:

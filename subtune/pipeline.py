@@ -25,6 +25,7 @@ from subtune.passes.align_channels import align_channels
 from subtune.passes.alternatives import alternatives
 from subtune.passes.alternatives_lower import lower_regions
 from subtune.passes.byte_tables import byte_tables
+from subtune.passes.bytes_as_halves import bytes_as_halves
 from subtune.passes.carry_norms import carry_norms
 from subtune.passes.casts import casts_past_views, casts_where_read
 from subtune.passes.data_views import reshapes_to_views
@@ -216,6 +217,7 @@ def normalize(
             (
                 partial(settle_precision, asked=numerics.half, forms=forms),
                 narrow_constants,
+                partial(bytes_as_halves, forms=forms),
                 casts_past_views,
                 partial(align_channels, forms=forms),
                 copies_for_results,

@@ -33,6 +33,8 @@ class Forms:
             between.
         half_row, float_row: rows of halves and of float32 are read best in whole multiples of so many elements; 1: as
             they are.
+        byte_row: rows of bytes are multiplied in whole multiples of so many elements: convolutions of fewer channels
+            are computed in halves; 1: as they are.
         copies_operands: attention can store copies of the keys and values that it reads.
         copies_products: a product of halves can store copies of its result.
         pools_images: pools of volumes with channels first are pools of images, there being no windows of three axes.
@@ -59,6 +61,7 @@ class Forms:
     carries_norms: bool = False
     half_row: int = 1
     float_row: int = 1
+    byte_row: int = 1
 
 
 ANY = Forms()

@@ -7,6 +7,7 @@ import time
 from functools import lru_cache
 from typing import Any
 
+import subtune.tir.fused  # noqa: F401  # registers an operator that workloads have
 from subtune.core.kernel import NotApplicable
 from subtune.core.measurement import Failure, FailureKind
 from subtune.core.record import func_hash

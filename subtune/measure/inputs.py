@@ -37,6 +37,9 @@ _SATURATING = frozenset({"erf", "exp", "exp2", "sigmoid", "tanh"})
 _BOUNDED = frozenset({"sigmoid", "tanh"})
 _ROOTS = frozenset({"rsqrt", "sqrt"})
 _FEW_RESULTS = 16  # all of which may happen to cancel
+_ROUNDED = frozenset({"nearbyint", "reinterpret"})
+_EXACT = _ROUNDED | {"subtune_fma", "if_then_else", "likely"}
+"""What gives the same bits in every schedule."""
 _SPECIAL_FRACTION = 1 / 16
 """Of the elements of an adversarial array, the share replaced by special values."""
 
@@ -55,7 +58,8 @@ class Hazards:
     in another order than another schedule; `saturates`: multiplies what a function gives by something else than that
     function's input, where the function is nearly zero or, in another approximation, zero: of infinity, that makes
     infinity or NaN; `factors`: of one number, where sums of products are among them; `cancels`: adds floats up to a few
-    results, or two sums of products, one of which a file's half cannot hold though both together are small.
+    results, or two sums of products, one of which a file's half cannot hold though both together are small; `rounds`:
+    to integers, of floats that were summed up or are functions: a last bit more or less may be a step.
     """
 
     index_extent: dict[int, int] = field(hash=False)
@@ -71,6 +75,7 @@ class Hazards:
     multiplies: bool = False
     saturates: bool = False
     cancels: bool = False
+    rounds: bool = False
     factors: int = 2
 
     @property
@@ -113,17 +118,29 @@ def hazards(workload: Workload) -> Hazards:
 
     params = list(workload.func.params)
     divides = casts = clips = narrows = products = stores_integers = compares = False
-    sums = multiplies = deviates = False
+    sums = multiplies = deviates = sums_floats = False
     called: set[str] = set()
     loads: list[Any] = []
 
     def visit(node: Any) -> None:
-        nonlocal divides, casts, clips, narrows, sums, products, stores_integers, compares, multiplies, deviates
+        nonlocal \
+            divides, \
+            casts, \
+            clips, \
+            narrows, \
+            sums, \
+            sums_floats, \
+            products, \
+            stores_integers, \
+            compares, \
+            multiplies, \
+            deviates
         if isinstance(node, ir.TensorLoad):
             loads.append((node.source, node.indices))
         elif isinstance(node, tirx.BufferStore):
             loads.append((node.buffer, node.indices))
             sums, products = sums or bool(summands(node)), products or is_sum_of_products(node)
+            sums_floats = sums_floats or (bool(summands(node)) and "float" in str(node.buffer.dtype))
             multiplies, deviates = multiplies or _multiplies(node), deviates or adds_squared_differences(node)
             stores_integers = stores_integers or "int" in str(node.buffer.dtype)
         elif isinstance(node, tirx.Div | tirx.Mod | tirx.FloorDiv | tirx.FloorMod):
@@ -159,6 +176,7 @@ def hazards(workload: Workload) -> Hazards:
         normalizes=products and (deviates or not called.isdisjoint(_ROOTS)) and not HALVES.isdisjoint(inputs),
         multiplies=multiplies, saturates=_saturates(workload),
         cancels=(sums and results <= _FEW_RESULTS) or (narrows and products and adds_up_sums(workload)),
+        rounds=not called.isdisjoint(_ROUNDED) and (sums_floats or bool(called - _EXACT)),
         factors=max(2, degree(workload)) if products else 2,
     )  # fmt: skip
 

@@ -11,8 +11,9 @@ from tvm import ir, tirx
 _PURE = 1  # CallEffectKind::kPure
 
 
-def register(name: str, lowered: Callable[[Any], Any]) -> None:
-    """A pure operator, once a process; `lowered` gives for a call of it, vectorised or not, what LLVM is given."""
+def register(name: str, lowered: Callable[[Any], Any], cuda: Callable[[Any], Any] | None = None) -> None:
+    """A pure operator, once a process; `lowered` gives for a call of it, vectorised or not, what LLVM is given, and
+    `cuda` what CUDA is."""
     if name in set(ir.Op.list_op_names()):
         return
     tvm.get_global_func("ir.RegisterOp")(name, "")
@@ -21,3 +22,5 @@ def register(name: str, lowered: Callable[[Any], Any]) -> None:
     op.set_attr("TCallEffectKind", _PURE)
     op.set_attr("TScriptPrinterName", name.rpartition(".")[2])
     tirx.register_intrin_lowering(name, target="llvm", f=lowered)
+    if cuda is not None:
+        tirx.register_intrin_lowering(name, target="cuda", f=cuda)

@@ -34,7 +34,7 @@ BINARY: dict[Any, Callable[[Any, Any], Any]] = {
 }
 _CALLS = frozenset(
     "exp exp2 log log2 tanh erf sigmoid sqrt rsqrt fabs floor ceil round nearbyint trunc pow sin cos "
-    "if_then_else shift_left shift_right bitwise_and bitwise_or bitwise_xor q_multiply_shift "
+    "subtune_fma if_then_else reinterpret shift_left shift_right bitwise_and bitwise_or bitwise_xor q_multiply_shift "
     "isnan isinf isfinite".split()
 )
 
@@ -85,6 +85,8 @@ class Rebuild:
             name = function_name(node)
             if name not in _CALLS:
                 raise ForeignError(f"it calls {name}")
+            if name == "reinterpret" and any(str(one.ty.dtype) in NARROW for one in (node, *node.args)):
+                raise ForeignError("it looks at the bits of a half")
             arguments = [self(argument) for argument in node.args]
             return tirx.call_intrin(_wide(str(node.ty.dtype)), node.op, *arguments)
         if type(node) in BINARY:

@@ -101,6 +101,7 @@ class CUDABackend(Backend):
             carries_norms=model.arch == "sm_90a",
             half_row=8 if model.capability >= 80 else 1,  # 16 bytes: a copy of cp.async, or a row of TMA's
             float_row=4 if model.capability >= 80 else 1,
+            byte_row=16 if model.capability >= 80 else 1,
         )  # fmt: skip
 
     def accelerator(self) -> str:
