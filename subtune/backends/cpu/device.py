@@ -256,7 +256,7 @@ def _vectors(name: str, triple: str, features: Collection[str]) -> tuple[int, in
 
 
 _X86_FEATURES = frozenset(
-    "sse4.2 avx avx2 fma f16c avx512f avx512bw avx512vl avx512vnni avx512bf16 avx512fp16 avxvnni "
-    "amx-tile amx-int8 amx-bf16".split()
+    "sse4.2 avx avx2 fma f16c avx512f avx512bw avx512vl avx512vnni avx512vbmi avx512bf16 avx512fp16 "
+    "avxvnni amx-tile amx-int8 amx-bf16".split()
 )
 _RELEVANT_FEATURES = _X86_FEATURES | frozenset("neon fp-armv8 dotprod i8mm bf16 fullfp16 sve".split())

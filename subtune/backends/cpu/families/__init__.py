@@ -14,6 +14,7 @@ from subtune.backends.cpu.families import (
     dots,
     elementwise,
     grouped,
+    interleaved,
     moments,
     partials,
     pieces,
@@ -25,6 +26,7 @@ from subtune.backends.cpu.families import (
     trace,
     transpose,
     window,
+    window_words,
     winograd,
 )
 from subtune.backends.cpu.family import CPUFamily
@@ -40,6 +42,7 @@ FAMILIES: tuple[CPUFamily, ...] = (
     grouped.FAMILY,
     winograd.FAMILY,
     strassen.FAMILY,
+    window_words.FAMILY,
     window.FAMILY,
     planes.FAMILY,
     rowwise.FAMILY,
@@ -50,6 +53,7 @@ FAMILIES: tuple[CPUFamily, ...] = (
     amx_chain.FAMILY,
     chain.FAMILY,
     bottleneck.FAMILY,
+    interleaved.FAMILY,
     elementwise.FAMILY,
     transpose.FAMILY,
     default.FAMILY,

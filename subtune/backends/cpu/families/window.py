@@ -13,12 +13,13 @@ Source: XNNPACK's depthwise micro-kernels; measured in the project's recipes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil, prod
 from typing import Any
 
+import numpy as np
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
@@ -64,8 +65,12 @@ def accepts(problem: CPUProblem) -> str:
 
 
 def candidates(problem: CPUProblem) -> list[Candidate]:
-    """Row tiles, pixels and channel blocks whose accumulators fit the registers."""
-    anchor, workload, device = problem.pattern, problem.workload, problem.device
+    found = tilings(problem.pattern, problem.workload, problem.device)
+    return [Candidate.of("window", knobs, seconds) for knobs, seconds in found]
+
+
+def tilings(anchor: Window, workload: Workload, device: CPUModel) -> list[tuple[Knobs, float]]:
+    """Row tiles, pixels and channel blocks whose accumulators fit the registers, and the seconds they take."""
     rows = [axis.extent for axis in anchor.of_role("m")]
     width, height = (rows[-1] if rows else 1), (rows[-2] if len(rows) > 1 else 1)
     images = prod(rows[:-2]) if len(rows) > 2 else 1
@@ -80,11 +85,11 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
             for (ht, order), inline in product(tiles, (True, False) if anchor.is_padded else (False,)):
                 knobs = Knobs(ht, mr, cb, order, inline, ragged)
                 seconds = _predict(anchor, workload, device, grid, lanes, knobs)
-                found.append(Candidate.of("window", knobs, seconds))
+                found.append((knobs, seconds))
                 is_seen = (inline or not anchor.is_padded) and not anchor.is_tabled and not ragged
                 if workload.nbytes > device.l3_bytes and is_seen:
                     gain = device.calibration.ahead_window + device.calibration.ahead_pixel * (mr - 1)
-                    found.append(Candidate.of("window", replace(knobs, ahead=True), seconds * gain))
+                    found.append((replace(knobs, ahead=True), seconds * gain))
     return found
 
 
@@ -146,17 +151,28 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
         return found
     sch, stages, info = found
     try:
-        return _schedule(sch, stages, info, knobs, problem.device)
+        packings = _pack(sch, stages.anchors[0], info)
+        return placed(sch, stages, info, knobs, problem.device, packings)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
 
-def _schedule(sch: Schedule, stages: Stages, info: Window, knobs: Knobs, device: CPUModel) -> Kernel | NotApplicable:
+def placed(
+    sch: Schedule,
+    stages: Stages,
+    info: Window,
+    knobs: Knobs,
+    device: CPUModel,
+    packings: Sequence[tuple[int, Callable[[np.ndarray], np.ndarray]]],
+) -> Kernel | NotApplicable:
+    """The loops of `knobs` round the anchor of `stages`, whose weights are packed already, by `packings`.
+
+    Raises ScheduleError.
+    """
     ht, mr, cb = knobs.ht, knobs.mr, knobs.cb
     lanes = _lanes(info, device, knobs.ragged)
     if cb % lanes:
         return NotApplicable(f"cb={cb} is no multiple of the {lanes} lanes of a vector of channels")
-    packings = _pack(sch, stages.anchors[0], info)
     if knobs.ragged:
         overlapped = _overlapped(sch, stages, info, cb, lanes)
         if isinstance(overlapped, NotApplicable):
@@ -232,13 +248,13 @@ def _pack(sch: Schedule, block: Any, info: Window) -> list[tuple[int, Packing]]:
     for operand in info.to_pack:
         packed = sch.cache_read(block, operand.read, "global")
         order = tuple(sorted(range(len(operand.axes)), key=lambda dim: operand.axes[dim] == info.of_role("n")[0].index))
-        sch.transform_layout(block, ("read", operand.read), _permutation(order))
+        sch.transform_layout(block, ("read", operand.read), permutation(order))
         sch.annotate(packed, PREPROC_ATTR, True)
         packings.append((operand.param, Packing(tuple((extent,) for extent in operand.shape), order)))
     return packings
 
 
-def _permutation(order: tuple[int, ...]) -> Any:
+def permutation(order: tuple[int, ...]) -> Any:
     def index_map(*index: Any) -> list[Any]:
         return [index[dim] for dim in order]
 

@@ -198,6 +198,11 @@ def _whole_copy(side: Any, load: ir.TensorLoad, count: int, is_param: bool) -> t
     return buffer, nest(buffer.name, iter_vars, {}, tirx.BufferStore(buffer, value, index), None)
 
 
+def constant_words(load: ir.TensorLoad, k_dim: int, words: Words, extent: int) -> tuple[Any, Any]:
+    """A parameter's dim `k_dim`, of `extent`, in words, as int32, and the stage that makes it."""
+    return _b_words(load, load, k_dim, words, extent, is_param=True)
+
+
 def _b_words(side: Any, load: ir.TensorLoad, k_dim: int, words: Words, extent: int, is_param: bool) -> tuple[Any, Any]:
     """B with its dim `k_dim` in words, as int32, and the stage that makes it; a parameter's are read as they lie."""
     shape, count = _dims(load.source), words.count
