@@ -9,22 +9,15 @@ the pixels of a resized image come from, and what is read in no order takes seve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from subtune.core.numerics import HALVES
 from subtune.core.workload import Arg, Workload
-from subtune.measure.degrees import degree
 from subtune.measure.guarded import elements, numpy_dtype
-from subtune.measure.sums import adds_squared_differences, adds_up_sums, is_sum_of_products, summands
-
-SETS = ("random", "positive", "adversarial", "special")
-"""`positive` exists for workloads that are NaN on most random inputs: roots, logarithms, variances. `special` are the
-random ones with NaN and infinities among them; the constants are the same."""
+from subtune.measure.hazards import SETS, Hazards
 
 BLOCK = 1_000_003
 """Random elements of a large argument, repeated: a prime, so that no two rows or columns are alike."""
@@ -32,186 +25,8 @@ BLOCK = 1_000_003
 _LARGE_CONSTANT_BYTES = 16 << 20
 """Constants above this are the same in all sets: packing a candidate's copy of each would cost seconds."""
 _WITH_INFINITY = ("float16", "bfloat16", "float32", "float64")
-_SATURATING = frozenset({"erf", "exp", "exp2", "sigmoid", "tanh"})
-"""Functions that go to zero somewhere, or to what cancels."""
-_BOUNDED = frozenset({"sigmoid", "tanh"})
-_ROOTS = frozenset({"rsqrt", "sqrt"})
-_FEW_RESULTS = 16  # all of which may happen to cancel
-_ROUNDED = frozenset({"nearbyint", "reinterpret"})
-_EXACT = _ROUNDED | {"subtune_fma", "if_then_else", "likely"}
-"""What gives the same bits in every schedule."""
 _SPECIAL_FRACTION = 1 / 16
 """Of the elements of an adversarial array, the share replaced by special values."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hazards:
-    """What the workload does with values that restricts which are legal.
-
-    `index_extent`: for each parameter used as an index, the least extent of the dims it indexes; `divides`: by
-    an integer that is no constant, so that zero would be a trap; `casts_to_int`: from floating point; `clips`: a
-    float, from above, by a constant; `narrows`: to float16, from a wider type; `adds_products`: of floats, which
-    Winograd and Strassen add up differently; `stores_integers`: places, or what was cast; `compares`: takes maxima or
-    minima of floats that are no constants; `exponentiates`: a softmax of such sums may follow, or what never exceeds 1:
-    both turn the rounding of a sum, however large, into a share of what they give; `normalizes`: subtracts means of
-    such sums, it may be, when they have been rounded to halves; `multiplies`: all of a row, which over- and underflows
-    in another order than another schedule; `saturates`: multiplies what a function gives by something else than that
-    function's input, where the function is nearly zero or, in another approximation, zero: of infinity, that makes
-    infinity or NaN; `factors`: of one number, where sums of products are among them; `cancels`: adds floats up to a few
-    results, or two sums of products, one of which a file's half cannot hold though both together are small; `rounds`:
-    to integers, of floats that were summed up or are functions: a last bit more or less may be a step.
-    """
-
-    index_extent: dict[int, int] = field(hash=False)
-    divides: bool
-    casts_to_int: bool
-    clips: bool
-    narrows: bool = False
-    adds_products: bool = False
-    stores_integers: bool = False
-    compares: bool = False
-    exponentiates: bool = False
-    normalizes: bool = False
-    multiplies: bool = False
-    saturates: bool = False
-    cancels: bool = False
-    rounds: bool = False
-    factors: int = 2
-
-    @property
-    def sets(self) -> tuple[str, ...]:
-        """The sets that say something: what NaN becomes as an integer is undefined; contractions and products of
-        functions see no infinities, maxima no NaN, and both together neither (`_special`). Sums of positive numbers are
-        nearly equal: less their mean, little is left of them but what rounding to halves did."""
-        is_undefined = self.casts_to_int or self.stores_integers or self.divides or self.multiplies
-        has_nothing = self.compares and (self.adds_products or self.saturates)
-        left_out = {"special"} if is_undefined or has_nothing else set()
-        if self.normalizes:
-            left_out.add("positive")
-        return tuple(name for name in SETS if name not in left_out)
-
-    @property
-    def nan_spreads(self) -> bool:
-        """Whether a candidate may return NaN on special inputs where the default schedule has a number.
-
-        Winograd's and Strassen's algorithms add neighbours, and take them away again.
-        """
-        return self.adds_products
-
-    @property
-    def is_moderate(self) -> bool:
-        """Whether adversarial floats stay near one: clipped, or all of a few sums, or exponents.
-
-        Of sums that cancel, what rounding leaves is else as large as all that is left to compare it with (of many sums
-        some do not, and errors are compared with the largest). Of 1e5, what tensor cores leave out changes a weight by
-        a hundredth; of 1e36, the order of a sum says who has all the weight, or which way a sigmoid goes.
-        """
-        return self.clips or self.cancels or self.exponentiates
-
-
-def hazards(workload: Workload) -> Hazards:
-    """Read from the TIR which parameters index others, and whether it divides, clips or casts floats to integers."""
-    import tvm_ffi
-    from tvm import ir, tirx
-
-    from subtune.tir.expressions import function_name
-
-    params = list(workload.func.params)
-    divides = casts = clips = narrows = products = stores_integers = compares = False
-    sums = multiplies = deviates = sums_floats = False
-    called: set[str] = set()
-    loads: list[Any] = []
-
-    def visit(node: Any) -> None:
-        nonlocal \
-            divides, \
-            casts, \
-            clips, \
-            narrows, \
-            sums, \
-            sums_floats, \
-            products, \
-            stores_integers, \
-            compares, \
-            multiplies, \
-            deviates
-        if isinstance(node, ir.TensorLoad):
-            loads.append((node.source, node.indices))
-        elif isinstance(node, tirx.BufferStore):
-            loads.append((node.buffer, node.indices))
-            sums, products = sums or bool(summands(node)), products or is_sum_of_products(node)
-            sums_floats = sums_floats or (bool(summands(node)) and "float" in str(node.buffer.dtype))
-            multiplies, deviates = multiplies or _multiplies(node), deviates or adds_squared_differences(node)
-            stores_integers = stores_integers or "int" in str(node.buffer.dtype)
-        elif isinstance(node, tirx.Div | tirx.Mod | tirx.FloorDiv | tirx.FloorMod):
-            divides = divides or ("int" in str(node.ty) and not isinstance(node.b, tirx.IntImm))
-        elif isinstance(node, tirx.Cast):
-            casts = casts or ("int" in str(node.ty) and "float" in str(node.value.ty))
-            narrows = narrows or (str(node.ty.dtype).startswith("float16") and "float32" in str(node.value.ty))
-        elif isinstance(node, tirx.Min | tirx.Max):
-            has_constant = isinstance(node.a, tirx.FloatImm) or isinstance(node.b, tirx.FloatImm)
-            clips = clips or (has_constant and isinstance(node, tirx.Min))
-            compares = compares or ("float" in str(node.ty) and not has_constant)
-        elif isinstance(node, ir.Call):
-            called.add(function_name(node))
-
-    tvm_ffi.structural_walk(workload.func, visit)
-
-    extents: dict[int, int] = {}
-    for buffer, indices in loads:
-        for dim, index in enumerate(indices):
-            inner: list[Any] = []
-            tvm_ffi.structural_walk(index, (ir.TensorLoad, inner.append))
-            for load in inner:
-                extent = getattr(buffer.shape[dim], "value", 1)
-                # An index that was computed in an earlier block may come from any integer parameter.
-                found = [i for i, param in enumerate(params) if param.same_as(load.source)]
-                for i in found or [i for i, arg in enumerate(workload.args) if "int" in arg.dtype]:
-                    extents[i] = min(extents.get(i, 2**31 - 1), int(extent))
-    inputs = {arg.dtype for arg in workload.args if not arg.is_output}
-    results = sum(prod(elements(arg.shape)) for arg in workload.args if arg.is_output)
-    return Hazards(
-        extents, divides, casts, clips, narrows, products, stores_integers, compares,
-        exponentiates=products and (("exp" in called and compares) or not called.isdisjoint(_BOUNDED)),
-        normalizes=products and (deviates or not called.isdisjoint(_ROOTS)) and not HALVES.isdisjoint(inputs),
-        multiplies=multiplies, saturates=_saturates(workload),
-        cancels=(sums and results <= _FEW_RESULTS) or (narrows and products and adds_up_sums(workload)),
-        rounds=not called.isdisjoint(_ROUNDED) and (sums_floats or bool(called - _EXACT)),
-        factors=max(2, degree(workload)) if products else 2,
-    )  # fmt: skip
-
-
-def _saturates(workload: Workload) -> bool:
-    """Whether it calls such a function, multiplies, and reads more floats than the function's input."""
-    import tvm_ffi
-    from tvm import ir, tirx
-
-    from subtune.tir.expressions import function_name
-
-    if sum("float" in arg.dtype and not (arg.is_output or arg.is_constant) for arg in workload.args) < 2:
-        return False
-    found = set()
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.Mul | tirx.Div):
-            is_scaling = isinstance(node.a, tirx.FloatImm) or isinstance(node.b, tirx.FloatImm)
-            if "float" in str(node.ty) and not is_scaling:
-                found.add("product")
-        elif function_name(node) in _SATURATING:
-            found.add("function")
-
-    tvm_ffi.structural_walk(workload.func, ((tirx.Mul, tirx.Div, ir.Call), visit))
-    return len(found) == 2
-
-
-def _multiplies(store: Any) -> bool:
-    """x[..] = x[..] * a, of floats."""
-    from tvm import tirx
-
-    from subtune.tir.expressions import is_load_of
-
-    is_product = isinstance(store.value, tirx.Mul) and "float" in str(store.value.ty)
-    return is_product and any(is_load_of(side, store.buffer) for side in (store.value.a, store.value.b))
 
 
 def make_inputs(workload: Workload, name: str, dangers: Hazards) -> list[np.ndarray]:

@@ -8,7 +8,8 @@ from tvm import te, tirx, topi
 
 from subtune.core.workload import Workload
 from subtune.measure.degrees import degree
-from subtune.measure.inputs import SETS, hazards, make_input, make_inputs, make_sets, repeated
+from subtune.measure.hazards import SETS, hazards
+from subtune.measure.inputs import make_input, make_inputs, make_sets, repeated
 from subtune.measure.verdict import disagreement
 
 

@@ -21,7 +21,8 @@ from subtune.backends.cuda.families.attention_mma.tiling import Knobs
 from subtune.backends.cuda.lowering.pipeline import register
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.numerics import Numerics
-from subtune.measure.inputs import hazards, make_inputs
+from subtune.measure.hazards import hazards
+from subtune.measure.inputs import make_inputs
 from subtune.measure.verdict import disagreement
 from subtune.patterns.chain import chain_expressions
 from tests.backends.cuda import cuda_on_cpu

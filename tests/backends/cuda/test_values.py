@@ -13,7 +13,8 @@ from subtune.backends.cuda.device import CUDA, CUDAModel
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel
 from subtune.core.workload import Workload
-from subtune.measure.inputs import hazards, make_inputs
+from subtune.measure.hazards import hazards
+from subtune.measure.inputs import make_inputs
 from subtune.measure.verdict import TOLERANCE, TOLERANCE_OTHER, disagreement
 from tests.backends.cuda import cuda_on_cpu, fma_workloads, test_gemm, test_memory
 

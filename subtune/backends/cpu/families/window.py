@@ -13,13 +13,12 @@ Source: XNNPACK's depthwise micro-kernels; measured in the project's recipes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil, prod
 from typing import Any
 
-import numpy as np
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 
@@ -163,14 +162,10 @@ def placed(
     info: Window,
     knobs: Knobs,
     device: CPUModel,
-    packings: Sequence[tuple[int, Callable[[np.ndarray], np.ndarray]]],
+    packings: Sequence[tuple[int, Packing]] = (),
 ) -> Kernel | NotApplicable:
-    """The loops of `knobs` round the anchor of `stages`, whose weights are packed already, by `packings`.
-
-    Raises ScheduleError.
-    """
-    ht, mr, cb = knobs.ht, knobs.mr, knobs.cb
-    lanes = _lanes(info, device, knobs.ragged)
+    """The loops of `knobs` round the anchor of `stages`, its weights packed by `packings`. Raises ScheduleError."""
+    ht, mr, cb, lanes = knobs.ht, knobs.mr, knobs.cb, _lanes(info, device, knobs.ragged)
     if cb % lanes:
         return NotApplicable(f"cb={cb} is no multiple of the {lanes} lanes of a vector of channels")
     if knobs.ragged:
@@ -192,10 +187,9 @@ def placed(
     ho, hi = sch.split(h, [None, ht])
     wo, wi = sch.split(w, [None, mr])
     sch.reorder(*outer, ho, co, hi, wo, *reduce, wi, cv, ci)
-    if knobs.inline:
-        for pad in pads:
-            sch.compute_inline(pad)
-        pads = []
+    for pad in pads if knobs.inline else ():
+        sch.compute_inline(pad)
+    pads = [] if knobs.inline else pads
     if outputs:
         sch.set_scope(block, 0, "local")
     else:
@@ -203,17 +197,14 @@ def placed(
     for output in outputs:
         sch.reverse_compute_at(output, wo)
     by_channels = knobs.order == "c"
-    parallel = [*outer, ho, co] if by_channels else [*outer, ho]
-    fused = sch.fuse(*parallel)
+    fused = sch.fuse(*outer, ho, *([co] if by_channels else []))
     for pad in pads:
         place_pad(sch, pad, None if by_channels else fused, device.lanes(), knobs.serial, knobs.ragged)
     depth = len(sch.get_loops(block)) - len(reduce) - 3
     sch.vectorize(ci)
-    sch.unroll(cv)
-    sch.unroll(wi)
-    if prod(extent_of(sch, loop) for loop in reduce) <= _MAX_UNROLLED_WINDOW:
-        for loop in reduce:
-            sch.unroll(loop)
+    is_small = prod(extent_of(sch, loop) for loop in reduce) <= _MAX_UNROLLED_WINDOW
+    for loop in (cv, wi, *(reduce if is_small else ())):
+        sch.unroll(loop)
     if not knobs.serial:
         sch.parallel(fused)
     sch.decompose_reduction(block, reduce[0])

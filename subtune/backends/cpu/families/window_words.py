@@ -105,7 +105,7 @@ def _scheduled(
     sch.transform_layout(block, ("read", read), permutation(order))
     producers = tuple(p for p in stages.producers if sch.get(p).name_hint != weights)
     words = _in_words(info)
-    kernel = placed(sch, Stages(producers, (block,), stages.outputs), words, knobs, problem.device, ())
+    kernel = placed(sch, Stages(producers, (block,), stages.outputs), words, knobs, problem.device)
     if isinstance(kernel, NotApplicable):
         return kernel
     count, k_dim = BYTES.count, operand.axes.index(last)

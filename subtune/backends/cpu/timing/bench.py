@@ -21,8 +21,9 @@ from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.core.workload import Arg, Workload
 from subtune.measure.clock import few_calls, time_calls, time_pairs
 from subtune.measure.guarded import Guarded, as_bytes, elements, numpy_dtype
+from subtune.measure.hazards import hazards
 from subtune.measure.in_turn import InTurn
-from subtune.measure.inputs import BLOCK, hazards, make_sets, repeated
+from subtune.measure.inputs import BLOCK, make_sets, repeated
 from subtune.measure.messages import CheckJob, CompareJob, Library, TimeJob
 from subtune.measure.verdict import disagreement, is_rounding, scale_of
 

@@ -31,8 +31,9 @@ from subtune.core.numerics import Numerics
 from subtune.core.workload import Arg, Workload
 from subtune.measure.clock import CONTINUOUS_S, LONG_CALL_S, SETTLE_S, few_calls, time_calls, time_pairs
 from subtune.measure.guarded import elements, numpy_dtype
+from subtune.measure.hazards import hazards
 from subtune.measure.in_turn import InTurn
-from subtune.measure.inputs import BLOCK, hazards, make_sets
+from subtune.measure.inputs import BLOCK, make_sets
 from subtune.measure.messages import LOST, CheckJob, CompareJob, Library, PrepareJob, TimeJob
 from subtune.measure.sentinel_base import Patience
 from subtune.measure.verdict import (
