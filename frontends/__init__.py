@@ -6,9 +6,9 @@ are constants).
 """
 
 from subtune.core.tensor_spec import TensorSpec
-from subtune.frontends.dispatch import is_relay_text, load
+from subtune.frontends.dispatch import is_relay_text, load, load_whole
 from subtune.frontends.imported import Imported
 from subtune.frontends.parameters import Parameters
 from subtune.frontends.shape_flag import parse_shape_flag
 
-__all__ = ["Imported", "Parameters", "TensorSpec", "is_relay_text", "load", "parse_shape_flag"]
+__all__ = ["Imported", "Parameters", "TensorSpec", "is_relay_text", "load", "load_whole", "parse_shape_flag"]

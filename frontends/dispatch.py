@@ -5,19 +5,23 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qsl
 
 import onnx
 
 from subtune.core.errors import ModelError
+from subtune.core.tensor_spec import TensorSpec
 from subtune.frontends.imported import Imported
-from subtune.frontends.onnx.file import read_bytes, read_file, read_proto
+from subtune.frontends.onnx.file import OnnxModel, read_bytes, read_file, read_proto
 from subtune.frontends.onnx.load import load_onnx
+from subtune.frontends.onnx.whole import whole_model
 from subtune.frontends.parameters import Parameters
 
 _ZOO = "zoo:"
+_NO_MODEL = "A model is a path, bytes, an onnx.ModelProto or zoo:NAME, not {}."
 
 _RELAY_SUFFIXES = (".relay", ".txt", ".json")
 _RELAY_START = re.compile(
@@ -55,14 +59,37 @@ def load(model: Model, shapes: Shapes | None = None, parameters: Parameters | No
     Traceback (most recent call last):
     subtune.core.errors.ModelError: the zoo has no model 'mpl' (did you mean mlp?); it has ...
     """
-    try:
+    with _names_decoded():
         attempts = (frontend(model, shapes or {}, parameters or Parameters()) for frontend in FRONTENDS)
         imported = next((found for found in attempts if found is not None), None)
+    if imported is None:
+        raise ModelError(_NO_MODEL.format(type(model).__name__))
+    return imported
+
+
+def load_whole(model: Model, shapes: Shapes | None = None) -> tuple[onnx.ModelProto, tuple[TensorSpec, ...], str]:
+    """An ONNX model as one protobuf with fixed shapes, not imported; its inputs, and its name.
+
+    Args:
+        model, shapes: as of `load`.
+    Raises:
+        ModelError: as `load`, and a model of Relay.
+    """
+    if is_relay(model):
+        raise ModelError("The model is Relay's; this takes ONNX models.")
+    with _names_decoded():
+        read = _read_onnx(model)
+        if read is None:
+            raise ModelError(_NO_MODEL.format(type(model).__name__))
+        return *whole_model(read, shapes or {}), read.name
+
+
+@contextmanager
+def _names_decoded() -> Iterator[None]:
+    try:
+        yield
     except UnicodeDecodeError as error:  # protobuf checks the encoding of a name only when it is read
         raise ModelError("The model has a name that is not valid UTF-8: the file is damaged.") from error
-    if imported is None:
-        raise ModelError(f"A model is a path, bytes, an onnx.ModelProto or zoo:NAME, not {type(model).__name__}.")
-    return imported
 
 
 def _relay(model: Model, shapes: Shapes, parameters: Parameters) -> Imported | None:
@@ -78,15 +105,20 @@ def _relay(model: Model, shapes: Shapes, parameters: Parameters) -> Imported | N
 def _onnx(model: Model, shapes: Shapes, parameters: Parameters) -> Imported | None:
     if parameters:
         raise ModelError("Parameters are for Relay models: an ONNX model holds its own.")
+    read = _read_onnx(model)
+    return None if read is None else load_onnx(read, shapes)
+
+
+def _read_onnx(model: Model) -> OnnxModel | None:
     if isinstance(model, onnx.ModelProto):
-        return load_onnx(read_proto(model, name=model.graph.name or "model"), shapes)
+        return read_proto(model, name=model.graph.name or "model")
     if isinstance(model, bytes | bytearray | memoryview):
-        return load_onnx(read_bytes(bytes(model)), shapes)
+        return read_bytes(bytes(model))
     if isinstance(model, str) and model.startswith(_ZOO):
         proto, name = _build_zoo_model(model)
-        return load_onnx(read_proto(proto, name=name), shapes)
+        return read_proto(proto, name=name)
     if isinstance(model, str | os.PathLike):
-        return load_onnx(read_file(Path(os.fspath(model))), shapes)
+        return read_file(Path(os.fspath(model)))
     return None
 
 

@@ -6,7 +6,7 @@ Names and keyword arguments go in, ONNX models with deterministic weights come o
 
 from __future__ import annotations
 
-from subtune.models.catalog import build, describe, names, reduced
+from subtune.models.catalog import build, describe, names, quantised_names, reduced
 from subtune.models.examples import example_inputs
 
-__all__ = ["build", "describe", "example_inputs", "names", "reduced"]
+__all__ = ["build", "describe", "example_inputs", "names", "quantised_names", "reduced"]

@@ -7,12 +7,13 @@ import difflib
 import importlib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from subtune.core.errors import ModelError
+from subtune.models.examples import Examples
 
 if TYPE_CHECKING:
     import onnx
@@ -42,9 +43,21 @@ _REDUCED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
+_INT8 = "-int8"
+_NOT_QUANTISED = ("lstm",)
+"""Nearly all of its weights are those of LSTM nodes, which the quantiser leaves in float."""
+_SAMPLES = 8
+"""That quantised models are calibrated on: example inputs of the seeds 0, 1, ..."""
+
+
 def names() -> tuple[str, ...]:
-    """Names of all models, sorted."""
+    """Names of all float models, sorted."""
     return tuple(sorted(_REDUCED))
+
+
+def quantised_names() -> tuple[str, ...]:
+    """Names of the models that are made of float ones by quantising, sorted; building them takes ONNX Runtime."""
+    return tuple(f"{name}{_INT8}" for name in names() if name not in _NOT_QUANTISED)
 
 
 def describe(name: str) -> str:
@@ -54,6 +67,8 @@ def describe(name: str) -> str:
         ModelError: the zoo has no such model.
     """
     _require_known(name)
+    if _is_quantised(name):
+        return f"{_float_name(name)} with products of 8 bits, calibrated on {_SAMPLES} seeded example inputs."
     source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
     docstring = ast.get_docstring(ast.parse(source))
     assert docstring, f"models/{name}.py has no docstring"
@@ -67,11 +82,15 @@ def build(name: str, **kwargs: Any) -> onnx.ModelProto:
     and outputs). The weights depend on neither, float16 ones being the float32 ones rounded. The file's metadata
     says the name and the arguments (MODEL_KEY, ARGUMENTS_KEY).
 
+    `NAME-int8` is the float32 model quantised, which takes seconds. Its scales follow from the example inputs, so they
+    depend on the batch, and in their last bits on ONNX Runtime's version and the processor.
+
     Raises:
         ModelError: unknown name, unsupported keyword argument, or a value out of range.
+        SubtuneError: a quantised model, and ONNX Runtime is not installed.
     """
     _require_known(name)
-    function = importlib.import_module(f"subtune.models.{name}").build
+    function = importlib.import_module(f"subtune.models.{_float_name(name)}").build
     parameters = inspect.signature(function).parameters
     for key, value in kwargs.items():
         if key not in parameters:
@@ -79,7 +98,10 @@ def build(name: str, **kwargs: Any) -> onnx.ModelProto:
             raise ModelError(f"zoo model {name} has no argument {key!r}{_close(key, parameters)}; it takes {supported}")
         _require_fits(name, key, value, parameters[key].default)
     given = {key: type(p.default)(kwargs.get(key, p.default)) for key, p in parameters.items()}
+    if _is_quantised(name) and given["dtype"] != "float32":
+        raise ModelError(f"zoo model {name}: dtype={given['dtype']!r} is not supported; it is made of float32")
     model: onnx.ModelProto = function(**given)
+    model = _quantised(model) if _is_quantised(name) else model
     for key, value in ((MODEL_KEY, name), (ARGUMENTS_KEY, json.dumps(given))):
         model.metadata_props.add(key=key, value=value)
     return model
@@ -92,15 +114,33 @@ def reduced(name: str, **kwargs: Any) -> onnx.ModelProto:
         ModelError: as `build`.
     """
     _require_known(name)
-    return build(name, **{**_REDUCED[name], **kwargs})
+    return build(name, **{**_REDUCED[_float_name(name)], **kwargs})
+
+
+def _is_quantised(name: str) -> bool:
+    return name.endswith(_INT8)
+
+
+def _float_name(name: str) -> str:
+    return name.removesuffix(_INT8)
+
+
+def _quantised(model: onnx.ModelProto) -> onnx.ModelProto:
+    from subtune.quantization.static import quantised
+
+    return quantised(model, Examples(model, _SAMPLES)).model
 
 
 def _require_known(name: str) -> None:
-    if name not in _REDUCED:
-        raise ModelError(f"the zoo has no model {name!r}{_close(name, _REDUCED)}; it has {', '.join(names())}")
+    known = (*names(), *quantised_names())
+    if name not in known:
+        raise ModelError(
+            f"the zoo has no model {name!r}{_close(name, known)}; it has {', '.join(names())}, and of all but "
+            f"{', '.join(_NOT_QUANTISED)} NAME{_INT8}"
+        )
 
 
-def _close(word: str, known: Mapping[str, Any]) -> str:
+def _close(word: str, known: Iterable[str]) -> str:
     matches = difflib.get_close_matches(word, known, n=3)
     return f" (did you mean {' or '.join(matches)}?)" if matches else ""
 

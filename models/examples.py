@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,19 @@ from subtune.core.errors import ShapeError
 
 if TYPE_CHECKING:
     import onnx
+
+
+class Examples(Sequence[Mapping[str, np.ndarray]]):
+    """The example inputs of the seeds 0, 1, ..., made when they are asked for: those of large batches are large."""
+
+    def __init__(self, model: onnx.ModelProto, count: int) -> None:
+        self._model, self._seeds = model, range(count)
+
+    def __len__(self) -> int:
+        return len(self._seeds)
+
+    def __getitem__(self, index: Any) -> Any:
+        return example_inputs(self._model, self._seeds[index])
 
 
 def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         apply_opt_before_tuning,
         get_tensorized_func_and_tags,
     )
+    from subtune.quantizer import quantize
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,7 @@ _PUBLIC = {
     "Artifact": "subtune.artifact",
     "load": "subtune.artifact",
     "compile": "subtune.driver",
+    "quantize": "subtune.quantizer",
     "CPU": "subtune.backends.cpu.device",
     "CUDA": "subtune.backends.cuda.device",
     "ApplyFastTuning": "subtune.integrations.fast_dlight",
@@ -40,7 +42,7 @@ _PUBLIC = {
 
 __all__ = [
     "CPU", "CUDA", "ApplyFastTuning", "Artifact", "DefaultPolicy", "TensorCorePolicy", "__version__", "apply_and_build",
-    "apply_opt_before_tuning", "compile", "get_tensorized_func_and_tags", "load",
+    "apply_opt_before_tuning", "compile", "get_tensorized_func_and_tags", "load", "quantize",
 ]  # fmt: skip
 
 

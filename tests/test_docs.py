@@ -29,6 +29,7 @@ EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 
 DOCUMENTED = {
     "subtune.driver": "compile",
+    "subtune.quantizer": "quantize",
     "subtune.artifact.model": "load",
     "subtune.backends": "candidates",
     "subtune.frontends.dispatch": "load",
@@ -37,7 +38,7 @@ DOCUMENTED = {
 }
 """By module, a function whose docstring must hold an example: the pieces that are of use alone."""
 
-SMALLER = {"zoo:resnet18": "zoo:mlp?image=8&batch=1"}
+SMALLER = {"zoo:resnet18": "zoo:mlp?image=8&batch=1", "zoo:resnet18-int8": "zoo:mlp-int8?image=8&batch=1"}
 """What commands are run on here, so that they end in seconds: smaller networks."""
 QUICK = {
     "compile": ["--topk", "1"],
@@ -90,6 +91,8 @@ def files(tmp_path: Path) -> None:
     onnx.save(h.make_model(h.make_graph([h.make_node("Relu", ["x"], ["y"])], "g", [x], [y])), tmp_path / "dynamic.onnx")
     subtune.compile(classifier(), output=tmp_path / "classifier.subtune", tune=False)
     np.save(tmp_path / "x.npy", np.zeros((1, 3, 64, 64), "float32"))
+    samples = np.random.default_rng(0).standard_normal((16, 16, 16, 3), dtype="float32")
+    np.savez(tmp_path / "calib.npz", input=samples)
 
 
 def classifier() -> onnx.ModelProto:

@@ -21,6 +21,7 @@ ROOMS = (
     ("core",),
     ("runtime",),
     ("tir",),
+    ("quantization",),
     ("patterns", "models", "backends.calibration"),
     ("backends.base",),
     ("measure", "artifact"),  # without what they do by asking a backend
@@ -34,7 +35,7 @@ ROOMS = (
     ("verification",),
     ("report",),
     ("options",),
-    ("driver",),
+    ("driver", "quantizer"),
     ("tuning.compare",),  # which compiles whole models
     ("bench", "integrations"),
     ("cli",),

@@ -19,13 +19,7 @@ def load_onnx(model: OnnxModel, shapes: Mapping[str, Sequence[int] | int]) -> Im
 
     Raises ModelError, ShapeError, UnsupportedOpsError: one sentence each, with the node or the input.
     """
-    name_nodes(model.proto.graph)
-    order_nodes(model.proto.graph)
-    model = replace(model, proto=inline_functions(model.proto))
-    name_nodes(model.proto.graph)
-    normalise_opsets(model)
-    check_model(model.proto)
-
+    model = checked(model)
     # Before the shapes, so that nobody supplies sizes for a model that cannot be imported anyway.
     check_ops(model.proto.graph)
     real_inputs = [value for value in model.proto.graph.input if value.name not in model.weights]
@@ -33,6 +27,17 @@ def load_onnx(model: OnnxModel, shapes: Mapping[str, Sequence[int] | int]) -> Im
     mod, outputs = import_graph(replace(model, proto=infer(model.proto)), inputs)
     indexing = unchecked_indices(model.proto.graph, [spec.name for spec in inputs])
     return Imported(mod, inputs, outputs, model.name, OnnxRuntime(model.source), _notes(indexing))
+
+
+def checked(model: OnnxModel) -> OnnxModel:
+    """The model sorted, its nodes named, its functions inlined. Raises ModelError: it is not valid ONNX."""
+    name_nodes(model.proto.graph)
+    order_nodes(model.proto.graph)
+    model = replace(model, proto=inline_functions(model.proto))
+    name_nodes(model.proto.graph)
+    normalise_opsets(model)
+    check_model(model.proto)
+    return model
 
 
 def _notes(indexing: Sequence[str]) -> tuple[str, ...]:

@@ -62,6 +62,10 @@ def assignment(text: str) -> tuple[str, str]:
 def add_model(parser: argparse.ArgumentParser, is_optional: bool = False) -> None:
     text = "an ONNX file, Relay's text or JSON, or zoo:NAME"
     parser.add_argument("model", metavar="MODEL", nargs="?" if is_optional else None, help=text)
+    add_shapes(parser)
+
+
+def add_shapes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape",
         action="append",

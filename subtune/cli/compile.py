@@ -38,9 +38,14 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def default_output(model: str) -> str:
     """`zoo:resnet18?batch=8` -> `resnet18.subtune`; `dir/model.onnx` -> `model.subtune`."""
+    return f"{stem_of(model)}.subtune"
+
+
+def stem_of(model: str) -> str:
+    """`zoo:resnet18?batch=8` -> `resnet18`; `dir/model.onnx` -> `model`."""
     if model.startswith("zoo:"):
-        return f"{model.removeprefix('zoo:').partition('?')[0]}.subtune"
-    return f"{Path(model).stem}.subtune"
+        return model.removeprefix("zoo:").partition("?")[0]
+    return Path(model).stem
 
 
 def run(args: argparse.Namespace) -> int:

@@ -34,7 +34,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 def run_list(args: argparse.Namespace) -> int:
     from subtune import models
 
-    names = models.names()
+    names = (*models.names(), *models.quantised_names())
     width = max(map(len, names)) + 2
     for name in names:
         print(f"{name:<{width}}{models.describe(name)}")

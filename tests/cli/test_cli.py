@@ -364,7 +364,8 @@ class TestZoo:
             return Model()
 
         fake = types.ModuleType("subtune.models")
-        fake.names = lambda: ("a", "bb")
+        fake.names = lambda: ("a",)
+        fake.quantised_names = lambda: ("bb",)
         fake.describe = lambda name: f"about {name}"
         fake.build = build
         monkeypatch.setitem(sys.modules, "subtune.models", fake)

@@ -63,7 +63,7 @@ def compiled(place: Path, model: Path) -> Compiled:
 
 def test_zoo(place: Path, model: Path) -> None:
     out, _ = call("zoo", "list", cwd=place)
-    assert [line.split()[0] for line in out.splitlines()] == list(models.names())
+    assert [line.split()[0] for line in out.splitlines()] == [*models.names(), *models.quantised_names()]
     built = onnx.load(model)
     assert built.SerializeToString() == models.reduced("mlp").SerializeToString()
     call("zoo", "build", "squeezenet", "-o", place / "s.onnx", "--dtype", "float16", "--set", "width=0.25", cwd=place)
