@@ -37,12 +37,9 @@ class OnnxRuntime:
 
     def moved(self, threads: int, variation: int) -> Run | None:
         proto = onnx.load(self.model) if isinstance(self.model, Path) else self.model
-        scales = _scales(proto)
-        weights = {
-            init.name: numpy_helper.to_array(init)
-            for init in proto.graph.initializer
-            if len(init.dims) > 1 or init.name in scales
-        }
+        scales = _scales(proto)  # if any, only those: of what lies round integers ONNX Runtime may keep a turned copy
+        chosen = [init for init in proto.graph.initializer if (init.name in scales if scales else len(init.dims) > 1)]
+        weights = {init.name: numpy_helper.to_array(init) for init in chosen}
         by_name = {name: by_an_ulp(array, variation) for name, array in weights.items() if array.dtype.kind == "f"}
         return onnxruntime_reference(self.model, threads, by_name)
 

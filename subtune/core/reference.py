@@ -33,7 +33,7 @@ class Reference(Protocol):
         ...
 
     def moved(self, threads: int, variation: int) -> Run | None:
-        """The same, each weight of rank 2 or more, and each scale of what is quantised, moved as `by_an_ulp` says.
+        """The same, each weight of rank 2 or more, or each scale of what is quantised, moved as `by_an_ulp` says.
 
         Other constants of a lower rank may be sizes.
         """
