@@ -12,8 +12,8 @@ from subtune.backends.base import Device
 from subtune.core.graph import Subgraph
 from subtune.core.manifest import KernelOrigin, Source
 from subtune.report.compile_report import SubgraphRow
-from subtune.tuning.order import kernel_bound_s
 from subtune.tuning.predict import BASIS
+from subtune.tuning.roofline import position
 from subtune.tuning.winners import Winners
 
 
@@ -42,7 +42,7 @@ def rows(subgraphs: Sequence[Subgraph], winners: Winners, device: Device) -> tup
             found.append(SubgraphRow(*about, 0.0, 0.0, 0, 0, candidate.predicted_s))
             continue
         times = (record.default_s, record.timing.median_s)
-        bound = kernel_bound_s(subgraph.workload, device)
+        bound = position(subgraph.workload, device).bound_s
         found.append(SubgraphRow(*about, *times, record.tried, record.failed, bound_s=bound))
     return tuple(found)
 

@@ -5,18 +5,16 @@ All of it is arithmetic on recorded outcomes: the same outcomes give the same or
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 
 from subtune.backends.base import Device
-from subtune.core.workload import Workload, dtype_bits
+from subtune.core.workload import Workload
 from subtune.measure.halving import FULL_S, LOOK_S
 from subtune.runtime.host import usable_cores
 from subtune.tuning.job import Step
+from subtune.tuning.roofline import narrowest_input, operations
 from subtune.tuning.workload_search import WorkloadSearch
-
-_log = logging.getLogger(__name__)
 
 _GROUP = 3
 """So many workloads are built together: while the last candidates of one leave cores idle, the next take them."""
@@ -40,25 +38,10 @@ _CHECKED_CALLS = 10
 
 
 def bound_s(workload: Workload, device: Device) -> float:
-    """The roofline: a workload takes at least the time of its arithmetic and that of its bytes."""
-    try:
-        flops = workload.flops
-    except Exception as e:  # TVM counts no operations of a loop whose extent is data, for one
-        _log.debug("operations of workload %s: %s", workload.key, e)
-        flops = 0
-    return max(flops / device.model.peak_flops(), workload.nbytes / device.model.dram_bytes_per_s)
-
-
-def kernel_bound_s(workload: Workload, device: Device) -> float:
-    """`bound_s` at the rate of the workload's own data type: that of the narrowest array among its inputs."""
-    try:
-        flops = workload.flops
-    except Exception as e:  # as above
-        _log.debug("operations of workload %s: %s", workload.key, e)
-        flops = 0
-    inputs = [arg.dtype for arg in workload.args if not arg.is_output]
-    rate = device.model.peak_flops(min(inputs, key=dtype_bits, default="float32"))
-    return max(flops / rate, workload.nbytes / device.model.dram_bytes_per_s)
+    """A workload takes at least the time of its arithmetic, at the highest rate there is, and that of its bytes."""
+    model = device.model
+    rate = max(model.peak_flops(), model.peak_flops(narrowest_input(workload)))
+    return max(operations(workload) / rate, workload.nbytes / model.dram_bytes_per_s)
 
 
 def next_turn(searches: Sequence[WorkloadSearch], is_hurried: bool, overlaps: bool = False) -> list[WorkloadSearch]:

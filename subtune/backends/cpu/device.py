@@ -19,6 +19,7 @@ from subtune.backends.cpu.calibration import CostFigures, figures_of
 from subtune.backends.cpu.processors import ALIASES, PROCESSORS
 from subtune.backends.cpu.targets import features_of, processors_of, read_target
 from subtune.core.errors import TargetError
+from subtune.core.numerics import BYTES
 from subtune.runtime import triples
 from subtune.runtime.host import caches, fast_cores, usable_cores
 
@@ -94,8 +95,13 @@ class CPUModel:
         return self.vector_bytes * 8 // dtype_bits
 
     def peak_flops(self, dtype: str = "") -> float:
-        """Operations per second in float32, for every type: others compute in it, or a few times faster."""
-        return 2.0 * self.lanes() * self.fma_per_cycle * self.cycles_per_s * self.threads
+        """Operations per second: of bytes where instructions multiply them, else in float32.
+
+        Other types compute in that, or a few times faster.
+        """
+        rate = 2.0 * self.lanes() * self.fma_per_cycle * self.cycles_per_s * self.threads
+        multiplies_bytes = dtype in BYTES and not _DOT_PRODUCTS.isdisjoint(self.features)
+        return _BYTES_PER_LANE * rate if multiplies_bytes else rate
 
     @property
     def past_l2_bytes(self) -> int:
@@ -259,4 +265,7 @@ _X86_FEATURES = frozenset(
     "sse4.2 avx avx2 fma f16c avx512f avx512bw avx512vl avx512vnni avx512vbmi avx512bf16 avx512fp16 "
     "avxvnni amx-tile amx-int8 amx-bf16".split()
 )
+_DOT_PRODUCTS = frozenset({"avx512vnni", "avxvnni", "dotprod"})
+"""Extensions with which one instruction adds products of four bytes where a float32 one adds one, in the same time."""
+_BYTES_PER_LANE = 4
 _RELEVANT_FEATURES = _X86_FEATURES | frozenset("neon fp-armv8 dotprod i8mm bf16 fullfp16 sve".split())

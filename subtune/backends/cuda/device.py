@@ -72,8 +72,11 @@ class CUDAModel:
         return 0.0
 
     def mma_flops(self, dtype: str) -> float:
-        """Tensor-core operations per second of the whole device on operands of `dtype`; 0.0 where it has none."""
-        kind = "float8" if dtype.startswith("float8") else dtype.removeprefix("u")
+        """Tensor-core operations per second of the whole device on operands of `dtype`; 0.0 where it has none.
+
+        Bytes are multiplied alike with and without a sign.
+        """
+        kind = "float8" if dtype.startswith("float8") else "int8" if dtype == "uint8" else dtype
         return dict(self.mma_flops_per_cycle).get(kind, 0) * self.sms * self.cycles_per_s
 
     def fma_flops(self) -> float:
