@@ -2,7 +2,8 @@
 
 Op level, as AutoTVM tunes: the anchor alone, writing its own result in its own dtype; its winner is applied to the
 whole subgraph. Subgraph level: the unit that ships. Where both searches came to their end, both winners are timed on
-the subgraph, in turns, and the model is built both ways. Source: AutoTVM subgraph tuning, apache/tvm#10650.
+the subgraph, in turns; candidates that both may take are ranked on the op alone and on the subgraph; and the model is
+built both ways. Source: AutoTVM subgraph tuning, apache/tvm#10650.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Protocol
 
@@ -20,9 +21,9 @@ from subtune.backends import device_of
 from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.graph import Subgraph
-from subtune.core.kernel import Kernel
+from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.measurement import Failure, Timing
-from subtune.core.progress import ProgressCallback
+from subtune.core.progress import Progress, ProgressCallback
 from subtune.core.record import Record
 from subtune.core.scratch import temporary
 from subtune.core.workload import Workload
@@ -31,14 +32,20 @@ from subtune.measure import Measurer, given_or_local
 from subtune.options import Options
 from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare
-from subtune.report.comparison import ComparedSubgraph, ComparisonReport, LeftOut
+from subtune.report.comparison import OP, SUBGRAPH, ComparedSubgraph, ComparisonReport, LeftOut
 from subtune.tuning.op_level import anchor_alone
+from subtune.tuning.ranking import Ranking, common_candidates, measured, searched_alike
 from subtune.tuning.records import Records
+from subtune.tuning.roofline import Placed, position
 from subtune.tuning.search import Search, tune
 from subtune.tuning.winners import applied, schedule_kernels
 
-_ROUNDS = 5
+_ROUNDS = 7
 _ROUND_S = 0.05
+_CLEARLY = 1.01
+"""Of two winners one is faster if it is in every round, and by so much in half of them."""
+_TUNING = 0.8
+"""Of the budget; the rest is for rankings."""
 
 
 class ComparableSubgraph(Protocol):
@@ -65,7 +72,8 @@ class _Unit:
 def compare_model(model: Any, **given: Any) -> ComparisonReport:
     """Tune `model` at both granularities and time both outcomes; `given` are fields of `subtune.options.Options`.
 
-    The budget is shared: up to half for the ops, the rest for the subgraphs. Ctrl-C raises KeyboardInterrupt.
+    The budget is shared: two fifths for the ops at most, as much for the subgraphs and what the ops left of theirs, the
+    rest for rankings. Timing the winners and the whole model comes on top. Ctrl-C raises KeyboardInterrupt.
     """
     options = Options(**given)
     device = device_of(options.target, options.threads, options.device_file, options.numerics)
@@ -73,12 +81,17 @@ def compare_model(model: Any, **given: Any) -> ComparisonReport:
     prepared = prepare(model, options.shapes, options.numerics, options.parameters, forms=forms)
     topk, budget_s, progress = options.topk, options.budget_s, options.progress
     with opened(options.database) as store, given_or_local(options.measurer) as measurer:
-        found = compare_subgraphs(prepared.subgraphs, device, store, measurer, topk, budget_s, progress)
-    if not found.rows:
-        return ComparisonReport((), found.left_out, 0.0, 0.0)
-    own = _winners(prepared.subgraphs, found.records)
-    op_s, subgraph_s = _end_to_end(prepared, (_transferred(prepared.subgraphs, found, own, device), own), device)
-    return ComparisonReport(found.rows, found.left_out, op_s, subgraph_s)
+        begin = time.monotonic()
+        tuning_s = None if budget_s is None else _TUNING * budget_s
+        found = compare_subgraphs(prepared.subgraphs, device, store, measurer, topk, tuning_s, progress)
+        left_s = math.inf if budget_s is None else max((1 - _TUNING) * budget_s, budget_s - (time.monotonic() - begin))
+        rows = _ranked(prepared.subgraphs, found, (device, store, measurer), left_s, progress)
+    times = (0.0, 0.0)
+    if rows:
+        own = _winners(prepared.subgraphs, found.records)
+        times = _end_to_end(prepared, (_transferred(prepared.subgraphs, found, own, device), own), device)
+    name, fingerprint = prepared.imported.name, device.fingerprint()
+    return ComparisonReport(rows, found.left_out, *times, found.without_op, name, fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,7 @@ class ComparedUnits:
 
     rows: tuple[ComparedSubgraph, ...]
     left_out: tuple[LeftOut, ...]
+    without_op: tuple[LeftOut, ...]
     ops: Mapping[str, Workload]
     op_records: Mapping[str, Record]
     records: Mapping[str, Record]
@@ -102,6 +116,8 @@ def compare_subgraphs(
     progress: ProgressCallback | None = None,
 ) -> ComparedUnits:
     """Tune every subgraph that has an epilogue, and its anchor alone; both winners timed in turns on the subgraph.
+
+    Nothing is ranked. Up to half of the budget is for the ops.
 
     Ctrl-C raises KeyboardInterrupt: what was tuned is in the database, half a comparison says nothing.
     """
@@ -125,8 +141,11 @@ def compare_subgraphs(
         if op is None or own is None or why:
             left_out.append(LeftOut(subgraph.name, subgraph.uses, why))
         else:
-            rows.append(_compared(subgraph, op.candidate, own.candidate, device, measurer))
-    return ComparedUnits(tuple(rows), tuple(left_out), ops, op_records, records)
+            rows.append(_compared(subgraph, ops[subgraph.name], op, own, (device, measurer)))
+    without = [
+        LeftOut(s.name, s.uses, one.reason) for s in subgraphs if isinstance(one := alone[s.name], NotApplicable)
+    ]
+    return ComparedUnits(tuple(rows), tuple(left_out), tuple(without), ops, op_records, records)
 
 
 def _unfinished(records: Records, key: str, level: str, topk: int) -> str:
@@ -160,10 +179,11 @@ def _transferred(
 
 
 def _compared(
-    subgraph: ComparableSubgraph, op: Candidate, own: Candidate, device: Device, measurer: Measurer
+    subgraph: ComparableSubgraph, op: Workload, op_record: Record, record: Record, on: tuple[Device, Measurer]
 ) -> ComparedSubgraph:
     """Both winners on the subgraph, in turns."""
-    pair = (op, own)
+    device, measurer = on
+    pair = (op_record.candidate, record.candidate)
     samples: dict[Candidate, list[float]] = {candidate: [] for candidate in pair}
     note = ""
     with measurer.session(subgraph.workload, device, math.inf) as session:
@@ -180,8 +200,72 @@ def _compared(
                 else:
                     note = f"{outcome.kind}: {outcome.message}"
                     del samples[candidate]
-    op_s, own_s = (median(samples[c]) if samples.get(c) else 0.0 for c in pair)
-    return ComparedSubgraph(subgraph.name, subgraph.uses, str(pair[0]), str(pair[1]), op_s, own_s, note)
+    op_rounds, own_rounds = (samples.get(candidate, []) for candidate in pair)
+    own_s = median(own_rounds) if own_rounds else 0.0
+    ratios = [a / b for a, b in zip(op_rounds, own_rounds, strict=True)] if op_rounds and own_rounds else []
+    return ComparedSubgraph(
+        subgraph.name,
+        subgraph.uses,
+        op_winner=str(pair[0]),
+        subgraph_winner=str(pair[1]),
+        op_s=median(ratios) * own_s if ratios else median(op_rounds) if op_rounds else 0.0,
+        subgraph_s=own_s,
+        note=note,
+        faster=_faster(ratios),
+        op_placed=Placed(position(op, device), op_record.timing.median_s),
+        placed=Placed(position(subgraph.workload, device), record.timing.median_s),
+    )
+
+
+def _faster(ratios: Sequence[float]) -> str:
+    """As `ComparedSubgraph.faster`, from the op's winner's time over the subgraph's own, by rounds.
+
+    A machine may be slower from one second to the next: pairs of a round say more than medians of either.
+    """
+    if not ratios:
+        return ""
+    if min(ratios) > 1 and median(ratios) > _CLEARLY:
+        return SUBGRAPH
+    return OP if max(ratios) < 1 and median(ratios) < 1 / _CLEARLY else ""
+
+
+def _ranked(
+    subgraphs: Sequence[Subgraph],
+    found: ComparedUnits,
+    on: tuple[Device, Database, Measurer],
+    left_s: float,
+    progress: ProgressCallback | None,
+) -> tuple[ComparedSubgraph, ...]:
+    """The rows with their rankings: those first that take longest, as long as there is time."""
+    device, store, measurer = on
+    begin, workloads = time.monotonic(), {s.name: s.workload for s in subgraphs}
+    rankings: dict[str, Ranking] = {}
+    for row in sorted(found.rows, key=lambda row: -row.uses * row.subgraph_s):
+        units = (found.ops[row.name], workloads[row.name])
+        outcomes = [store.outcomes(unit, device.scope()) for unit in units]
+        winners = [found.op_records[units[0].key].candidate, found.records[units[1].key].candidate]
+        if progress:
+            progress(_progress(units[1].key, len(rankings), len(found.rows), time.monotonic() - begin))
+        candidates = common_candidates(winners, outcomes)
+        ranking = measured(units, candidates, device, measurer, begin + left_s)
+        searched, tau = searched_alike(*outcomes)
+        rankings[row.name] = replace(ranking, searched=searched, searched_tau=tau)
+    return tuple(_with_ranking(row, rankings[row.name]) for row in found.rows)
+
+
+def _with_ranking(row: ComparedSubgraph, ranking: Ranking) -> ComparedSubgraph:
+    """The row, its places under the roofline by what the ranking timed in turns: searches are minutes apart."""
+    op_s = next((point.op_s for point in ranking.points if point.candidate == row.op_winner), 0.0)
+    own_s = next((point.subgraph_s for point in ranking.points if point.candidate == row.subgraph_winner), 0.0)
+    row = replace(row, ranking=ranking)
+    if not (op_s and own_s):
+        return row
+    return replace(row, op_placed=replace(row.op_placed, seconds=op_s), placed=replace(row.placed, seconds=own_s))
+
+
+def _progress(key: str, done: int, total: int, passed_s: float) -> Progress:
+    left_s = passed_s / done * (total - done) if done else math.inf
+    return Progress(key, done, total, 0, 0, math.inf, left_s, done / total)
 
 
 def _end_to_end(

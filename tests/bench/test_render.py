@@ -25,6 +25,7 @@ from subtune.bench.suite_levels import LevelReport, LevelRow, levels_json
 from subtune.bench.suite_ops import OpRow, OpsReport
 from subtune.bench.table import cpu_json
 from subtune.report.comparison import ComparedSubgraph
+from subtune.tuning.roofline import Placed, Position
 
 ROOT = Path(__file__).resolve().parents[2]
 QUALITY = Quality(2, 30, 0.75, 0.7, (0.05, 0.0, 0.0), (0.06, 0.01, 0.0))
@@ -68,7 +69,8 @@ def ops_report() -> OpsReport:
 
 
 def levels_report() -> LevelReport:
-    compared = ComparedSubgraph("s", 1, op_winner="a()", subgraph_winner="b()", op_s=2e-5, subgraph_s=1e-5, note="")
+    placed = Placed(Position(8, 4, 1e9, 1e9), 1e-5)
+    compared = ComparedSubgraph("s", 1, "a()", "b()", 2e-5, 1e-5, note="", faster="", op_placed=placed, placed=placed)
     return LevelReport("d", (LevelRow("int8", compared=compared), LevelRow("other", failure="not tuned")))
 
 

@@ -22,6 +22,7 @@ from subtune.report.comparison import ComparisonReport
 from subtune.tuning import compare
 from subtune.tuning.compare import compare_model
 from subtune.tuning.op_level import anchor_alone
+from subtune.tuning.ranking import NOT_RANKED
 from subtune.tuning.records import Records
 from subtune.tuning.search import Search, tune
 
@@ -79,6 +80,9 @@ def test_every_subgraph_with_an_epilogue_is_compared(compared: tuple[ComparisonR
         if row.op_winner == row.subgraph_winner:
             assert row.op_s == row.subgraph_s
     assert report.left_out == ()
+    assert {anchors[one.name]: one.why for one in report.without_op} == {
+        "sum": "no epilogue: the op is the subgraph", "permute_dims": "0 reductions: no single anchor op",
+    }  # fmt: skip
     assert report.op_model_s > 0
     assert report.subgraph_model_s > 0
 
@@ -102,7 +106,7 @@ def test_both_winners_come_from_the_database(compared: tuple[ComparisonReport, P
 def test_json_and_text_say_the_same(compared: tuple[ComparisonReport, Path]) -> None:
     report, _ = compared
     data = json.loads(report.to_json())
-    assert set(data) == {"rows", "left_out", "op_model_s", "subgraph_model_s"}
+    assert set(data) >= {"rows", "left_out", "without_op", "op_model_s", "subgraph_model_s", "summary"}
     assert [row["name"] for row in data["rows"]] == [row.name for row in report.rows]
     assert [row["has_changed"] for row in data["rows"]] == [row.has_changed for row in report.rows]
     text = str(report)
@@ -116,7 +120,7 @@ def test_a_second_comparison_tunes_nothing(compared: tuple[ComparisonReport, Pat
     report, database = compared
     seen: list[Progress] = []
     again = compare_model(model, topk=3, threads=2, database=database, progress=seen.append)
-    assert not seen
+    assert all(one.candidates == 0 for one in seen), "it ranks, and that is all"
     names = [(row.name, row.op_winner, row.subgraph_winner) for row in report.rows]
     assert [(row.name, row.op_winner, row.subgraph_winner) for row in again.rows] == names
 
@@ -177,6 +181,7 @@ def test_what_one_side_did_not_finish_is_left_out_of_both_models(
         return 2.0, 1.0
 
     monkeypatch.setattr(compare, "tune", cut)
+    monkeypatch.setattr(compare, "measured", lambda *_: NOT_RANKED)
     monkeypatch.setattr(compare, "_end_to_end", end_to_end)
     report = compare_model(model, topk=3, threads=2, database=database)
     assert [row.name for row in report.rows] == [row.name for row in full.rows[1:]]
