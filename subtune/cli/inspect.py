@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtune.cli import arguments
+from subtune.cli.files import write_text
 from subtune.core.errors import SubtuneError
 from subtune.core.manifest import MANIFEST_NAME
 
@@ -54,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
     prepared = prepare(args.model, options.shapes, parameters=options.parameters)
     rows = inspect.rows(prepared.graph, prepared.subgraphs, call_names(prepared.mod))
     if args.dot:
-        _write(args.dot, inspect.to_dot(prepared.graph, rows))
+        write_text(args.dot, inspect.to_dot(prepared.graph, rows))
     if args.svg:
-        _write(args.svg, inspect.to_svg(prepared.graph, rows))
+        write_text(args.svg, inspect.to_svg(prepared.graph, rows))
     print((inspect.to_json if args.json else inspect.to_text)(prepared.graph, rows, _choices(args, prepared)))
     return 0
 
@@ -105,10 +106,3 @@ def _choices(args: argparse.Namespace, prepared: Prepared) -> tuple[Choice, ...]
         return recorded_choices(others, prepared.subgraphs, device, None)
     with Database(path) as database:
         return recorded_choices(others, prepared.subgraphs, device, database)
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise SubtuneError(f"cannot write {path}: {e.strerror or e}") from e

@@ -23,6 +23,7 @@ from subtune.cli.progressbar import describe
 from subtune.core.errors import ModelError
 from subtune.core.manifest import Source
 from subtune.core.progress import Progress
+from subtune.report.comparison import ComparisonReport
 
 RUN = [sys.executable, "-c", "import sys; from subtune.cli import main; sys.exit(main())"]
 
@@ -202,6 +203,44 @@ class TestCompareAndInspect:
         assert json.loads(capsys.readouterr().out) == {"well": True}
         assert calls[0][0] == ("m.onnx",)
         assert calls[0][1]["topk"] == 3
+
+    def test_compare_writes_a_page(self, stand_in, capsys, tmp_path):
+        pytest.importorskip("matplotlib")
+        stand_in("tuning.compare", "compare_model", ComparisonReport((), (), 0.0, 0.0, model="net"))
+        page = tmp_path / "page.html"
+        assert main(["compare", "m.onnx", "--html", str(page)]) == 0
+        assert capsys.readouterr().out.startswith("nothing to compare")
+        assert page.read_text().startswith("<!DOCTYPE html>")
+
+    def test_a_page_needs_matplotlib(self, stand_in, capsys, tmp_path, monkeypatch):
+        calls = stand_in("tuning.compare", "compare_model", Report())
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        assert main(["compare", "m.onnx", "--html", str(tmp_path / "page.html")]) == 2
+        message = "--html draws with matplotlib, which is not installed: pip install 'subtune[plots]'"
+        assert capsys.readouterr().err == f"subtune: error: {message}\n"
+        assert main(["compare", "m.onnx"]) == 0
+        assert len(calls) == 1, "nothing was tuned for a page that cannot be drawn"
+
+    @pytest.mark.parametrize(
+        ("name", "why"),
+        [
+            ("", "it is a directory; name a file"),
+            ("absent/page.html", "the directory {folder}/absent does not exist"),
+            ("file/page.html", "the directory {folder}/file does not exist"),
+        ],
+    )
+    def test_where_no_page_can_be_written_nothing_is_tuned(self, stand_in, capsys, tmp_path, name, why):
+        calls = stand_in("tuning.compare", "compare_model", Report())
+        (tmp_path / "file").touch()
+        path = str(tmp_path / name)
+        assert main(["compare", "m.onnx", "--html", path]) == 2
+        assert capsys.readouterr().err == f"subtune: error: cannot write {path}: {why.format(folder=tmp_path)}\n"
+        assert calls == []
+
+    def test_a_page_whose_name_has_a_zero_byte(self, stand_in, capsys):
+        stand_in("tuning.compare", "compare_model", Report())
+        assert main(["compare", "m.onnx", "--html", "a\0b"]) == 2
+        assert "no name has a zero byte" in capsys.readouterr().err
 
     def test_inspect_of_an_artifact(self, small_artifact, capsys):
         assert main(["inspect", str(small_artifact)]) == 0

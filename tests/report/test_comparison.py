@@ -1,10 +1,13 @@
-"""What a comparison says, in words, and in JSON: whichever way it goes."""
+"""What a comparison says, in words, in JSON and as a page: whichever way it goes."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from html.parser import HTMLParser
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -117,3 +120,113 @@ def test_without_a_row() -> None:
 
 def test_columns() -> None:
     assert aligned([["a", "b", "c"], ["long", "12", "x"]]) == ["a      b  c", "long  12  x"]
+
+
+class Page(HTMLParser):
+    """Fails where an element is not closed; collects what a page would fetch, and its ids."""
+
+    VOID = ("meta", "br")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.ids: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "data") and not str(value).startswith("#"):
+                self.fetched.append(str(value))
+            if name == "id":
+                self.ids.append(str(value))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def page_of(report: ComparisonReport) -> str:
+    pytest.importorskip("matplotlib")
+    from subtune.report.comparison_page import page
+
+    return page(report)
+
+
+def test_a_page_needs_nothing_else() -> None:
+    text = page_of(REPORT)
+    found = Page(text)
+    assert found.fetched == []
+    assert "http" not in text
+    assert "<script" not in text
+    assert "@import" not in text
+    assert set(re.findall(r"url\((.)", text)) <= {"#"}
+    assert len(found.ids) == len(set(found.ids)), "ids of three drawings are the page's"
+    named = set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text))
+    assert {one or other for one, other in named} <= set(found.ids)
+
+
+def test_a_page_has_the_plots_the_tables_and_the_sentences() -> None:
+    text = page_of(REPORT)
+    drawings = [ElementTree.fromstring(one) for one in re.findall(r"<svg.*?</svg>", text, re.S)]
+    assert [one.get("aria-label") for one in drawings] == [
+        "time lost by tuning at op level", "time on the op alone against time on the subgraph",
+        "op and subgraph below the roofline",
+    ]  # fmt: skip
+    words = " ".join(Page(text).words)
+    assert all(sentence in words for sentence in [*REPORT.sentences(), *REPORT.omissions()])
+    assert all(one.name in words for one in ROWS)
+    assert "tau -1.00" in words
+
+
+def test_a_page_is_light_or_dark() -> None:
+    """No drawing has a colour of its own: all are variables, and every variable has two values."""
+    text = page_of(REPORT)
+    drawings = "".join(re.findall(r"<svg.*?</svg>", text, re.S))
+    assert re.findall(r"#[0-9a-f]{6}\b", drawings) == []
+    light, dark = text.split("prefers-color-scheme: dark")
+    for name in set(re.findall(r"var\(--(\w+)\)", text)):
+        assert f"--{name}: #" in light
+        assert f"--{name}: #" in dark
+
+
+def test_names_are_escaped() -> None:
+    text = page_of(replace(REPORT, model="<b>&", rows=(replace(ROWS[0], name="<i>x</i>"),)))
+    assert "<b>" not in text
+    assert "<i>" not in text
+    assert "&lt;i&gt;x" in text
+
+
+def test_a_page_of_many_subgraphs_is_small() -> None:
+    points = tuple(Point(f"c(i={i})", i * 1e-6, i * i * 1e-6) for i in range(1, 17))
+    rows = tuple(replace(ROWS[0], name=f"subgraph_{i}", ranking=replace(RANKING, points=points)) for i in range(300))
+    text = page_of(replace(REPORT, rows=rows))
+    assert len(text.encode()) < 5e6
+    assert "Shown are 30 of 300, those with the most time." in text
+    assert all(f"subgraph_{i}<" in text for i in range(300)), "the tables have all"
+
+
+def test_a_page_without_a_row_says_why() -> None:
+    text = page_of(replace(REPORT, rows=()))
+    Page(text)
+    assert "nothing to compare" in text
+    assert "the op was tuned in part" in text
+    assert "<svg" not in text
+
+
+def test_what_cannot_be_drawn_is_not() -> None:
+    """Nothing was ranked, nothing differs, and a unit whose operations TVM cannot count has no place below a roof."""
+    one = replace(ROWS[3], placed=Placed(replace(AT, flops=0), 20e-6))
+    assert "<svg" not in page_of(replace(REPORT, rows=(one,)))

@@ -206,3 +206,13 @@ def test_its_json_says_what_it_is_of(report: ComparisonReport) -> None:
     assert data["model"] == "residual"
     assert data["device"] == backends.device_of(threads=2).fingerprint()
     assert data["summary"]["bytes_ratio"] < 1
+
+
+@pytest.mark.slow
+def test_its_page(report: ComparisonReport) -> None:
+    pytest.importorskip("matplotlib")
+    from subtune.report.comparison_page import page
+
+    text = page(report)
+    assert text.count("<svg") >= 2, "rankings and the roofline"
+    assert "http" not in text
