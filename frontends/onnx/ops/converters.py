@@ -12,9 +12,11 @@ from subtune.frontends.onnx.ops import (
     gather,
     linear,
     movement,
+    nbits,
     norm,
     padding,
     pool,
+    qdq,
     qlinear,
     qproduct,
     qreduce,
@@ -45,13 +47,14 @@ _FAMILIES = (
     gather,
     resize,
     quantize,
+    qdq,
     recurrent,
     signal,
     vision,
     sequence,
 )
 
-_CONTRIBUTED = (contrib, qlinear, qreduce, qproduct)
+_CONTRIBUTED = (contrib, nbits, qdq, qlinear, qreduce, qproduct)
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
     (domain, op): converter

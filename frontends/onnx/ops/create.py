@@ -8,6 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from subtune.frontends.onnx.ops.narrow import held, holdable
 from subtune.frontends.onnx.ops.node import (
     Converter,
     Expr,
@@ -22,11 +23,11 @@ from subtune.frontends.onnx.ops.node import (
 from subtune.frontends.onnx.weights import read_tensor
 
 
-def constant(node: Node) -> Expr:
+def constant(node: Node) -> Any:
     for name, value in node.attrs.items():
         if name == "value":
-            dtype_name(value.data_type)
-            return array_const(read_tensor(value))
+            holdable(value.data_type)
+            return held(read_tensor(value))
         if name in ("value_float", "value_floats"):
             return const(value, "float32")
         if name in ("value_int", "value_ints"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from tvm import relax
 
 from subtune.core.errors import UnsupportedOpsError
 from subtune.frontends.one_line import one_line
-from subtune.frontends.onnx.ops import functions
+from subtune.frontends.onnx.ops import functions, narrow
 from subtune.frontends.onnx.ops.control import CONTROL
 from subtune.frontends.onnx.ops.converters import CONVERTERS
 from subtune.frontends.onnx.ops.graph import check_order, disagreement, title
@@ -141,6 +142,8 @@ class _Importer:
         for info in graph.output:
             if isinstance(values.get(info.name), tuple):
                 self._problems.append(f"output '{info.name}' is a sequence, which is not supported")
+            if isinstance(value := values.get(info.name), narrow.Narrow):
+                self._problems.append(f"output '{info.name}' is of {value.of}, which is not supported")
         if self._problems or self._wanted_inputs:
             return []
         differ = [disagreement(info, values[info.name]) for info in graph.output]
@@ -209,25 +212,28 @@ class _Importer:
             if not known and not functions.is_function(domain, proto.op_type, opset):
                 raise Refused(f"is not supported{reason(domain, proto.op_type)}")
             return (POISON,) * len(proto.output)
+        if local is not None:
+            return self._function(local, proto, inputs, {})
+        plain, types = narrow.opened(domain, proto.op_type, inputs)
         node = Node(
             bb=self._bb,
             op=proto.op_type,
             domain=domain,
             opset=opset,
-            inputs=inputs,
+            inputs=plain,
+            types=types,
             attrs={a.name: functions.attribute_value(a) for a in proto.attribute},
             wanted=tuple(bool(name) for name in proto.output),
             arrays=self._arrays,
         )
-        origins = frozenset().union(*(self._origins_of(value) for value in inputs))
-        if local is not None:
-            return self._function(local, proto, inputs, {})
+        origins = frozenset().union(*(self._origins_of(value) for value in plain))
         if control is not None:
             outputs = control(node, lambda graph, given: self._body(graph, given, values, opsets))
             return tuple(self._bind(value, origins) for value in outputs[: len(proto.output)])
         folded = _folded(node)
         if folded is not None:
-            return tuple(array_const(array) for array in folded)
+            constants: Sequence[Any] = narrow.closed(domain, proto.op_type, types, tuple(map(array_const, folded)))
+            return constants
         if converter is None:
             if not functions.is_function(domain, proto.op_type, opset):
                 raise Refused(f"is not supported{reason(domain, proto.op_type)}")
@@ -235,7 +241,7 @@ class _Importer:
             return self._function(body, proto, inputs, functions.defaults_of(domain, proto.op_type, opset))
         try:
             wide, half = widened(node)
-            converted = narrowed(wide, converter(wide), half)
+            converted = narrow.closed(domain, proto.op_type, types, narrowed(wide, converter(wide), half))
         except functions.UseBody:
             body = functions.body_of(proto, domain, opset, inputs)
             return self._function(body, proto, inputs, functions.defaults_of(domain, proto.op_type, opset))
@@ -255,6 +261,8 @@ class _Importer:
             return POISON
         if isinstance(value, tuple):
             return tuple(self._bind(v, origins) for v in value)
+        if isinstance(value, narrow.Narrow):
+            return replace(value, expr=self._bind(value.expr, origins))
         if known_array(value, self._arrays) is not None:
             return value
         if not isinstance(value, relax.Var):

@@ -39,6 +39,18 @@ class ConstantWanted(Exception):
         self.what = what
 
 
+def element_name(elem_type: int) -> str:
+    """ONNX element type -> numpy's or ml_dtypes' name of it.
+
+    Raises:
+        Refused: there is no such type.
+    """
+    try:
+        return str(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
+    except KeyError as e:
+        raise Refused(f"has element type {elem_type}, which is not defined") from e
+
+
 def dtype_name(elem_type: int) -> str:
     """ONNX element type -> TVM dtype name.
 
@@ -46,10 +58,7 @@ def dtype_name(elem_type: int) -> str:
         Refused: a type that the importer does not carry (strings, complex numbers, 8-bit floats, 4- and 2-bit
         types).
     """
-    try:
-        name = str(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
-    except KeyError as e:
-        raise Refused(f"has element type {elem_type}, which is not defined") from e
+    name = element_name(elem_type)
     if name not in SUPPORTED_DTYPES:
         raise Refused(f"uses dtype {onnx.TensorProto.DataType.Name(elem_type).lower()}, which is not supported")
     return name
@@ -109,6 +118,7 @@ class Node:
         num_outputs: how many outputs the node declares.
         wanted: for each declared output, whether it has a name.
         arrays: values of parameters that are function arguments (`keep_params`), by variable.
+        types: for each input the narrow type that its bytes stand for, "" for most (`narrow`); empty where all are "".
     """
 
     bb: relax.BlockBuilder
@@ -119,6 +129,7 @@ class Node:
     attrs: Mapping[str, Any]
     wanted: tuple[bool, ...]
     arrays: Mapping[Any, np.ndarray]
+    types: tuple[str, ...] = ()
 
     @property
     def x(self) -> Expr:
@@ -135,6 +146,10 @@ class Node:
         if value is None:
             self.refuse(f"lacks its required input {index}")
         return value
+
+    def type_of(self, index: int) -> str:
+        """The type of input `index` as ONNX says it: a dtype, or "int4" and the like."""
+        return (self.types[index] if index < len(self.types) else "") or dtype(self.need(index))
 
     @property
     def every(self) -> tuple[Expr, ...]:

@@ -29,8 +29,6 @@ from subtune.frontends.onnx.ops.quantize import (
     BYTES,
     bounded,
     broadcast_at,
-    dequantize_linear,
-    quantize_linear,
     saturated,
     scale_at,
     zero_at,
@@ -217,8 +215,6 @@ def qlinear_where(node: Node) -> Expr:
 
 
 CONVERTERS: dict[str, Converter] = {
-    "QuantizeLinear": quantize_linear,
-    "DequantizeLinear": dequantize_linear,
     "QLinearAdd": qlinear_add,
     "QLinearMul": qlinear_mul,
     "QLinearSigmoid": _by_table(_sigmoid),

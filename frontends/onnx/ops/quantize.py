@@ -1,4 +1,4 @@
-"""Quantised operators: integer results are those of the ONNX formulas, rounding half to even."""
+"""Quantised products, and what all quantised operators share: ONNX's formulas, rounding half to even."""
 
 from __future__ import annotations
 
@@ -12,29 +12,21 @@ from tvm.ir import GenericConst
 
 from subtune.frontends.onnx.ops.conv import integer_convolution, with_bias
 from subtune.frontends.onnx.ops.linear import integer_product
-from subtune.frontends.onnx.ops.movement import slice_axis
-from subtune.frontends.onnx.ops.node import (
-    FLOATS,
-    Converter,
-    Expr,
-    Node,
-    array_const,
-    axis_in,
-    const,
-    dtype,
-    dtype_name,
-    rank,
-    shape,
-)
+from subtune.frontends.onnx.ops.node import Converter, Expr, Node, array_const, const, dtype, rank, shape
 
 BYTES = ("int8", "uint8")
-_INTEGERS = (*BYTES, "int16", "uint16")
 
 
-def scale_at(node: Node, index: int, channels: int | None = 1, allowed: Sequence[str] = ("float32",)) -> Expr:
+def scale_at(
+    node: Node,
+    index: int,
+    channels: int | None = 1,
+    allowed: Sequence[str] = ("float32",),
+    positive: bool = True,
+) -> Expr:
     """Input `index`, a scale: one, or one of each channel; of any shape if `channels` is None.
 
-    One that is known now must be positive and finite.
+    One that is known now must be positive, unless `positive` is false, and finite.
     """
     scale = node.need(index)
     if dtype(scale) not in allowed:
@@ -42,8 +34,8 @@ def scale_at(node: Node, index: int, channels: int | None = 1, allowed: Sequence
     value = node.known(index)
     if value is not None:
         wide = value.astype("float32")
-        if not (np.isfinite(wide) & (wide > 0)).all():
-            node.refuse("has a scale that is not positive and finite")
+        if not np.isfinite(wide).all() or (positive and not (wide > 0).all()):
+            node.refuse(f"has a scale that is not {'positive and ' if positive else ''}finite")
     return _of_channels(node, scale, "scale", channels)
 
 
@@ -52,8 +44,8 @@ def zero_at(node: Node, index: int, of: str, channels: int | None = 1) -> Expr |
     zero = node.get(index)
     if zero is None:
         return None
-    if dtype(zero) != of:
-        node.refuse(f"has a zero point of dtype {dtype(zero)} for values of {of}")
+    if node.type_of(index) != of:
+        node.refuse(f"has a zero point of dtype {node.type_of(index)} for values of {of}")
     return _of_channels(node, zero, "zero point", channels)
 
 
@@ -95,9 +87,12 @@ def rounded(node: Node, x: Expr, zero: Expr | None, to: str) -> Expr:
 
 def quantise(node: Node, x: Expr, scale: Expr, zero: Expr | None, to: str, axis: int) -> Expr:
     """saturate(round_half_even(x / scale) + zero) as dtype `to`; every intermediate value is exact."""
-    if to not in _INTEGERS:
-        node.refuse(f"quantises to {to}")
     return _in_relax(node, relax.op.quantize, node.cast(x, "float32"), node.cast(scale, "float32"), zero, to, axis)
+
+
+def dequantised(node: Node, x: Expr, scale: Expr, zero: Expr | None, axis: int) -> Expr:
+    """scale * (x - zero) in float32, of int32 and whatever is shorter."""
+    return _in_relax(node, relax.op.dequantize, x, scale, zero, dtype(x), axis)
 
 
 def _in_relax(node: Node, op: Callable[..., Expr], x: Expr, scale: Expr, zero: Expr | None, of: str, axis: int) -> Expr:
@@ -112,61 +107,6 @@ def _reshaped(node: Node, value: Expr, dims: tuple[int, ...]) -> Expr:
     if isinstance(value, GenericConst):
         return array_const(value.value.numpy().reshape(dims))
     return node.emit(relax.op.reshape(value, dims))
-
-
-def _channels(node: Node, x: Expr) -> tuple[int, int | None]:
-    """The axis of the parameters, and how many they may be: None, of any shape, of blocks."""
-    if node.attr("block_size", 0):
-        return axis_in(node.attr("axis", 1), rank(x)), None
-    if prod(shape(node.need(1))) == 1:
-        return 0, 1
-    axis = axis_in(node.attr("axis", 1), rank(x))
-    return axis, shape(x)[axis]
-
-
-def _per_element(node: Node, x: Expr, value: Expr) -> Expr:
-    """A scale or zero point of every block along the axis, as one of every element of x."""
-    axis, size = axis_in(node.attr("axis", 1), rank(x)), node.attr("block_size")
-    dims = [-(-d // size) if a == axis else d for a, d in enumerate(shape(x))]
-    if list(shape(value)) != dims:
-        node.refuse(f"has parameters {list(shape(value))} for blocks of {size} of {list(shape(x))}")
-    whole = node.emit(relax.op.repeat(value, size, axis))
-    return slice_axis(node, whole, axis, 0, shape(x)[axis])
-
-
-def quantize_linear(node: Node) -> Expr:
-    x = node.x
-    if node.attr("block_size", 0):
-        node.refuse("is quantised by blocks")
-    if node.attr("precision", 0):
-        node.refuse("has a precision")
-    if dtype(x) not in ("float32", "int32"):
-        node.refuse(f"has dtype {dtype(x)}, which is not supported")
-    to = dtype_name(node.attr("output_dtype")) if node.attr("output_dtype") else "uint8"
-    if node.get(2) is not None:
-        to = dtype(node.get(2))
-    axis, channels = _channels(node, x)
-    return quantise(node, x, scale_at(node, 1, channels), zero_at(node, 2, to, channels), to, axis)
-
-
-def dequantize_linear(node: Node) -> Expr:
-    x = node.x
-    axis, channels = _channels(node, x)
-    scale, zero = scale_at(node, 1, channels, FLOATS), zero_at(node, 2, dtype(x), channels)
-    to = dtype_name(node.attr("output_dtype")) if node.attr("output_dtype") else dtype(scale)
-    if channels is not None and dtype(x) in (*BYTES, "int32") and dtype(scale) == to == "float32":
-        return _in_relax(node, relax.op.dequantize, x, scale, zero, dtype(x), axis)
-
-    def spread(value: Expr, to: str) -> Expr:
-        wide = node.cast(value, to)
-        return _per_element(node, x, wide) if node.attr("block_size", 0) else _parameter(node, wide, rank(x), axis)
-
-    wide = node.cast(x, "int32")
-    if zero is not None:
-        wide = node.emit(relax.op.subtract(wide, spread(zero, "int32")))
-    factor = spread(scale, "float32")
-    y = node.emit(relax.op.multiply(node.cast(wide, "float32"), factor))
-    return node.cast(y, to)
 
 
 def dynamic_quantize_linear(node: Node) -> tuple[Expr, Expr, Expr]:
@@ -221,8 +161,6 @@ def qlinear_conv(node: Node) -> Expr:
 
 
 CONVERTERS: dict[str, Converter] = {
-    "QuantizeLinear": quantize_linear,
-    "DequantizeLinear": dequantize_linear,
     "DynamicQuantizeLinear": dynamic_quantize_linear,
     "QLinearMatMul": qlinear_matmul,
     "QLinearConv": qlinear_conv,

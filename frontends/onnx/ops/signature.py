@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tvm import relax
 
 from subtune.core.errors import ShapeError
 from subtune.frontends.onnx.ops.graph import onnx_numpy
+from subtune.frontends.onnx.ops.narrow import held, holdable
 from subtune.frontends.onnx.ops.node import Expr, Refused, array_const, dtype_name
 from subtune.frontends.onnx.weights import read_tensor
 
@@ -59,14 +61,14 @@ class Signature:
         """Constants, or arguments of `main` if parameters are kept and it is no shape or axis."""
         for tensor in graph.initializer:
             try:
-                dtype_name(tensor.data_type)
+                holdable(tensor.data_type)
             except Refused as e:
                 self.problems.append(f"initialiser '{tensor.name}' {e}")
                 values[tensor.name] = POISON
                 continue
             array = read_tensor(tensor)
             is_kept = keep_params and array.size > _SMALL_ELEMENTS
-            values[tensor.name] = self._parameter(tensor.name, array) if is_kept else array_const(array)
+            values[tensor.name] = held(array, partial(self._parameter, tensor.name) if is_kept else array_const)
         for sparse in graph.sparse_initializer:
             self.problems.append(f"initialiser '{sparse.values.name}' is sparse, which is not supported")
             values[sparse.values.name] = POISON
@@ -84,7 +86,7 @@ class Signature:
             if info.name in values:
                 continue
             if info.name in self.constants:
-                values[info.name] = array_const(self.constants[info.name])
+                values[info.name] = held(self.constants[info.name])
                 continue
             if not info.type.HasField("tensor_type"):
                 kind = (info.type.WhichOneof("value") or "untyped").removesuffix("_type")

@@ -2,90 +2,14 @@
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
-from onnx import helper, numpy_helper
 
 from subtune.core.errors import ModelError
 from subtune.frontends.onnx.ops import import_onnx
-from subtune.integrations.onnx_backend import SubtuneBackend
-
-RNG = np.random.default_rng(11)
-F = np.float32
-BYTES = [np.uint8, np.int8]
-
-
-def has_fma() -> bool:
-    info = Path("/proc/cpuinfo")
-    return platform.machine() == "x86_64" and info.exists() and " fma " in info.read_text()
-
-
-NEAR = 0 if has_fma() else 1
-"""Steps that a result may be off: ONNX Runtime's kernels for other processors round differently."""
-
-
-def every(of: Any) -> np.ndarray:
-    limits = np.iinfo(of)
-    return np.arange(limits.min, limits.max + 1).astype(of)
-
-
-def some(of: Any, *dims: int) -> np.ndarray:
-    limits = np.iinfo(of)
-    return RNG.integers(limits.min, limits.max + 1, dims).astype(of)
-
-
-def point(of: Any) -> np.ndarray:
-    return some(of).astype(of)
-
-
-def model_of(
-    op: str,
-    inputs: list[Any],
-    run: tuple[int, ...] = (0,),
-    domain: str = "com.microsoft",
-    opset: int = 18,
-    node: dict[str, Any] | None = None,
-    **attrs: Any,
-) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """One node; the inputs `run` are fed, the others are initialisers, None is omitted.
-
-    `node` are attributes, too, which may be named as an argument is.
-    """
-    arrays = {f"x{i}": np.asarray(x) for i, x in enumerate(inputs) if x is not None}
-    names = [f"x{i}" if f"x{i}" in arrays else "" for i in range(len(inputs))]
-    feeds = {f"x{i}": arrays[f"x{i}"] for i in run}
-    infos = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for n, x in feeds.items()
-    ]
-    held = [numpy_helper.from_array(x, n) for n, x in arrays.items() if n not in feeds]
-    proto = helper.make_node(op, names, ["y"], name="node", domain=domain, **attrs, **(node or {}))
-    graph = helper.make_graph([proto], "g", infos, [helper.make_empty_tensor_value_info("y")], held)
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10), feeds
-
-
-def both(*args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
-    model, feeds = model_of(*args, **kwargs)
-    (wanted,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
-    (got,) = SubtuneBackend.prepare(model).run(feeds)
-    assert got.dtype == wanted.dtype
-    assert got.shape == wanted.shape
-    return got, wanted
-
-
-def check(*args: Any, off: int = NEAR, **kwargs: Any) -> None:
-    """At most `off` steps from ONNX Runtime, and that rarely."""
-    got, wanted = both(*args, **kwargs)
-    apart = np.abs(got.astype(int) - wanted.astype(int))
-    assert apart.max() <= off
-    assert (apart > 0).mean() <= 0.02
-
+from tests.frontends.onnx.one_node import BYTES, RNG, F, both, check, every, model_of, ours, point, some
 
 SCALES = [(0.043, 0.0071, 0.0193), (0.5, 0.25, 0.75), (0.0009, 0.83, 0.011)]
 """Of two inputs and the result: one set of them gives halves often, one is lopsided."""
@@ -120,8 +44,8 @@ def test_missing_zero_points_are_zero() -> None:
             ("QLinearSigmoid", [x, F(0.03), zero, F(0.01), zero]),
         ):
             model, feeds = model_of(op, [None if v is zero else v for v in inputs])
-            (got,) = SubtuneBackend.prepare(model).run(feeds)
-            np.testing.assert_array_equal(got, SubtuneBackend.prepare(model_of(op, inputs)[0]).run(feeds)[0])
+            got = ours(model, feeds)
+            np.testing.assert_array_equal(got, ours(model_of(op, inputs)[0], feeds))
 
 
 @pytest.mark.parametrize("of", BYTES)
@@ -185,7 +109,7 @@ def test_means_over_axes() -> None:
         model, feeds = model_of(
             "QLinearReduceMean", [x, F(0.5), np.int8(3), F(0.25), np.int8(-4)], axes=axes, keepdims=keepdims
         )
-        (got,) = SubtuneBackend.prepare(model).run(feeds)
+        got = ours(model, feeds)
         means = (x.astype(float) - 3).mean(axis=tuple(axes), keepdims=bool(keepdims))
         np.testing.assert_array_equal(got, np.clip(np.rint(means * 2) - 4, -128, 127))
 
