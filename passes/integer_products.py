@@ -5,14 +5,13 @@
     quantize(dequantize(q))         ->   q                                      of the same scale and zero point
     reshape(dequantize(q))          ->   dequantize(reshape(q))                 and whatever else only moves elements
 
-A zero point of what is padded is the padding. One of constant weights is subtracted from them if they stay in 8 bits.
-That is what ONNX's QLinearConv and QLinearMatMul say, to the bit: f / scale is the multiplier of float32 that ONNX
-Runtime's kernels have (contrib_ops and MLAS, `MlasRequantizeOutput`).
+A zero point of what is padded is the padding. One of constant weights is subtracted from them if they stay in 8 bits;
+others are corrected for (`integer_sums`). That is what ONNX's QLinearConv and QLinearMatMul say, to the bit: f / scale
+is the multiplier of float32 that ONNX Runtime's kernels have (contrib_ops and MLAS, `MlasRequantizeOutput`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -20,108 +19,21 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from subtune.core.numerics import BYTES
-from subtune.passes.exprs import (
-    CONVOLUTIONS,
-    Expr,
-    array_of,
-    convolved,
-    dtype_of,
-    ints,
-    make_const,
-    op_name,
-    shape_of,
-    transposed,
-)
+from subtune.core.kernel import NotApplicable
+from subtune.passes.exprs import CONVOLUTIONS, Expr, array_of, dtype_of, ints, make_const, op_name, shape_of, transposed
 from subtune.passes.fold_constants import fold
+from subtune.passes.integer_operands import MOVED, VIEWS, Quantised, quantised
+from subtune.passes.integer_sums import product_of_integers
 from subtune.passes.rewriter import Rules, Walk, merged, rewrite
 
 _SAME_SCALE = 1e-5
 """Relative: exporters round the scale of a bias, the product of two, in their own ways."""
 
 
-@dataclass(frozen=True, slots=True)
-class Quantised:
-    """scale * (values - zero), along `axis` where they are vectors."""
-
-    values: Expr
-    scale: np.ndarray
-    zero: np.ndarray
-    axis: int
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether one scale and one zero point are all."""
-        return self.scale.size == 1 and self.zero.size == 1
-
-    def again(self, values: Expr, axis: int = 0) -> Expr:
-        """`values` with the same meaning."""
-        scale, zero = make_const(self.scale), make_const(self.zero)
-        return relax.op.dequantize(values, scale, zero, axis=axis, out_dtype="float32")
-
-
-def quantised(walk: Walk, expr: Expr) -> Quantised | None:
-    """What `expr` stands for, where it is a float32 of integers with constant scales."""
-    call = walk.defined_by(expr, "relax.dequantize")
-    if call is None or dtype_of(call) != "float32":
-        return None
-    scale, zero = array_of(call.args[1]), array_of(call.args[2])
-    shape = shape_of(call)
-    if scale is None or zero is None or shape is None or scale.dtype != np.float32:
-        return None
-    axis = int(call.attrs.axis)
-    return Quantised(call.args[0], scale, zero, axis % len(shape) if shape else 0)
-
-
 def multiply_integers(walk: Walk, call: Call) -> Expr | None:
     """The rule on convolutions and products, of floats and of wide integers."""
-    data, weight = (_operand(walk, arg, dtype_of(call)) for arg in call.args[:2])
-    if data is None or weight is None or not data.is_whole:
-        return None
-    is_conv = op_name(call) in CONVOLUTIONS
-    rank = len(shape_of(weight.values) or ())
-    columns = str(call.attrs.kernel_layout).index("O") if is_conv else rank - 1
-    axis = str(call.attrs.out_layout).index("C") if is_conv else len(shape_of(call) or ()) - 1
-    weight = _without_zero(weight)
-    if weight is None or dtype_of(data.values) not in BYTES or dtype_of(weight.values) not in BYTES:
-        return None
-    zero, bits = int(data.zero.reshape(-1)[0]), array_of(weight.values)
-    limits = np.iinfo(dtype_of(data.values))
-    if not limits.min <= zero <= limits.max or (weight.scale.size > 1 and weight.axis != columns):
-        return None
-    if zero and (bits is None or (not is_conv and rank != 2)):
-        return None
-    if is_conv:
-        x = _padded(data.values, call, zero)
-        whole = {"padding": 0} if x is not data.values else {}
-        acc = convolved(call, x, weight.values, out_dtype="int32", **whole)
-    else:
-        acc = relax.op.matmul(data.values, weight.values, out_dtype="int32")
-    if zero and bits is not None:
-        summed = tuple(a for a in range(rank) if a != columns)
-        acc = relax.op.add(acc, _along(-zero * bits.sum(summed, dtype=np.int32), axis, call))
-    if dtype_of(call) == "int32":
-        return acc
-    factor = _along(data.scale.reshape(-1) * weight.scale.reshape(-1), axis, call)
-    return relax.op.multiply(relax.op.astype(acc, "float32"), factor)
-
-
-def _operand(walk: Walk, expr: Expr, dtype: str) -> Quantised | None:
-    """Of a product of floats what is dequantised; of one of int32 bytes that were widened, minus a zero point."""
-    if dtype == "float32":
-        return quantised(walk, expr)
-    if dtype != "int32" or dtype_of(expr) != "int32":
-        return None
-    none, one = np.zeros((), np.int32), np.ones((), np.float32)
-    if (numbers := array_of(expr)) is not None:
-        is_byte = numbers.size and numbers.min() >= -128 and numbers.max() <= 127
-        return Quantised(make_const(numbers.astype(np.int8)), one, none, 0) if is_byte else None
-    shifted = walk.defined_by(expr, "relax.subtract")
-    zero = none if shifted is None else array_of(shifted.args[1])
-    cast = walk.defined_by(expr if shifted is None else shifted.args[0], "relax.astype")
-    if cast is None or zero is None or zero.size != 1 or dtype_of(cast.args[0]) not in BYTES:
-        return None
-    return Quantised(cast.args[0], one, zero.reshape(()), 0)
+    made = product_of_integers(walk, call)
+    return None if isinstance(made, NotApplicable) else made
 
 
 def add_bias(walk: Walk, call: Call) -> Expr | None:
@@ -226,43 +138,6 @@ def _added(walk: Walk, acc: Expr, numbers: np.ndarray) -> Expr:
     return relax.op.add(before.args[0], make_const(known + numbers))
 
 
-def _without_zero(weight: Quantised) -> Quantised | None:
-    """Weights without a zero point; None where they would be no bytes any more."""
-    if not np.any(weight.zero):
-        return weight
-    bits = array_of(weight.values)
-    if bits is None:
-        return None
-    zero = weight.zero.astype(np.int32)
-    if zero.size > 1:
-        zero = zero.reshape([-1 if a == weight.axis else 1 for a in range(bits.ndim)])
-    moved = bits.astype(np.int32) - zero
-    if moved.min() < -128 or moved.max() > 127:
-        return None
-    return replace(weight, values=make_const(moved.astype(np.int8)), zero=np.zeros_like(weight.zero))
-
-
-def _padded(x: Expr, call: Call, zero: int) -> Expr:
-    """A convolution's input with its padding, where that is not of zeros."""
-    padding, layout = ints(call.attrs.padding), str(call.attrs.data_layout)
-    if not zero or not any(padding):
-        return x
-    half, widths = len(padding) // 2, []
-    spatial = [letter for letter in layout if letter not in "NC"]
-    for letter in layout:
-        at = spatial.index(letter) if letter in spatial else -1
-        widths += [padding[at], padding[half + at]] if at >= 0 else [0, 0]
-    return relax.op.nn.pad(x, widths, "constant", float(zero))
-
-
-def _along(vector: np.ndarray, axis: int, call: Call) -> Expr:
-    """One number, or one for each element along `axis` of the result."""
-    rank = len(shape_of(call) or ())
-    return make_const(
-        vector.reshape(()) if vector.size == 1 else vector.reshape([-1 if a == axis else 1 for a in range(rank)])
-    )
-
-
 def _is_broadcast(shape: tuple[int, ...], acc: Expr) -> bool:
     whole = shape_of(acc) or ()
     return np.broadcast_shapes(shape, whole) == whole
@@ -277,7 +152,7 @@ def _moved(call: Call, values: Expr) -> Expr:
     numbers, shape = array_of(values), shape_of(call)
     if numbers is not None and op_name(call) == "relax.permute_dims":
         return make_const(transposed(numbers, _order(call, numbers.ndim)))
-    if numbers is not None and shape is not None and op_name(call) in _VIEWS:
+    if numbers is not None and shape is not None and op_name(call) in VIEWS:
         return make_const(numbers.reshape(shape))
     return tvm.ir.Call(call.op, [values, *list(call.args)[1:]], call.attrs, call.ty_args)
 
@@ -299,14 +174,9 @@ def _moved_axis(call: Call, data: Quantised) -> int | None:
     return None
 
 
-_VIEWS = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
-_MOVED = (
-    *_VIEWS, "relax.permute_dims", "relax.strided_slice", "relax.take",
-    "relax.nn.max_pool1d", "relax.nn.max_pool2d", "relax.nn.max_pool3d",
-)  # fmt: skip
 INTEGERS: Rules = {
     **dict.fromkeys((*CONVOLUTIONS, "relax.matmul"), (multiply_integers,)),
     "relax.add": (add_bias,),
     "relax.quantize": (requantise,),
-    **dict.fromkeys(_MOVED, (move_integers,)),
+    **dict.fromkeys(MOVED, (move_integers,)),
 }

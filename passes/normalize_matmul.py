@@ -105,9 +105,11 @@ def _rows(walk: Walk, expr: Expr) -> Expr | None:
     return view.args[0]
 
 
-def _as_row(arg: Expr, view: tuple[int, ...], _flat: tuple[int, ...]) -> Expr | None:
-    """What is the same for all rows, a row vector or a number, as [N] or [1]."""
+def _beside(arg: Expr, view: tuple[int, ...], flat: tuple[int, ...]) -> Expr | None:
+    """What is the same for all rows, a row vector or a number, as [N] or [1]; a number for each row as [M, 1]."""
     given = shape_of(arg)
+    if given == (*view[:-1], 1):
+        return relax.op.reshape(arg, (flat[0], 1))
     if given is None or any(extent != 1 for extent in given[:-1]) or len(given) > len(view):
         return None
     return arg if len(given) <= 1 else relax.op.reshape(arg, given[-1:])
@@ -137,7 +139,7 @@ def sink_last_axis(walk: Walk, call: Call) -> Expr | None:
 MATMUL: Rules = {
     "relax.matmul": (flatten_rows, absorb_factor, release_factor),
     **dict.fromkeys(WITH_LOOKUPS, (past_unary(_rows),)),
-    **dict.fromkeys(BINARY, (past_binary(_rows, _as_row),)),
+    **dict.fromkeys(BINARY, (past_binary(_rows, _beside),)),
     **dict.fromkeys(("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.softmax"), (sink_last_axis,)),
 }
 
