@@ -53,6 +53,11 @@ def fold(walk: Walk, call: Call) -> Expr | None:
     return make_const(value)
 
 
+def fold_but_integers(walk: Walk, call: Call) -> Expr | None:
+    """The rule while products of integers are looked for: those that stand for floats are still to be multiplied."""
+    return None if op_name(call) == "relax.dequantize" else fold(walk, call)
+
+
 def fold_projection(walk: Walk, projection: TupleGetItem) -> Expr | None:
     """`split(constant)[i]` -> a constant."""
     call = walk.definition(projection.tuple_value)
@@ -134,6 +139,7 @@ def _itemsize(dtype: str) -> int:
 
 
 FOLD: Rules = {"*": (fold,), "tuple_get_item": (fold_projection,)}
+FOLD_BUT_INTEGERS: Rules = {"*": (fold_but_integers,), "tuple_get_item": (fold_projection,)}
 
 
 def fold_constants(mod: tvm.IRModule) -> tvm.IRModule:

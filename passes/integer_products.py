@@ -21,7 +21,7 @@ from tvm.ir import Call
 
 from subtune.core.kernel import NotApplicable
 from subtune.passes.exprs import CONVOLUTIONS, Expr, array_of, dtype_of, ints, make_const, op_name, shape_of, transposed
-from subtune.passes.fold_constants import fold
+from subtune.passes.fold_constants import FOLD_BUT_INTEGERS
 from subtune.passes.integer_operands import MOVED, VIEWS, Quantised, quantised
 from subtune.passes.integer_sums import product_of_integers
 from subtune.passes.rewriter import Rules, Walk, merged, rewrite
@@ -97,7 +97,7 @@ def move_integers(walk: Walk, call: Call) -> Expr | None:
 
 def integer_products(mod: tvm.IRModule) -> tvm.IRModule:
     """`mod` with products of quantised operands as products of integers."""
-    return rewrite(mod, merged(INTEGERS, {"*": (_fold,)})) if _has_integers(mod) else mod
+    return rewrite(mod, merged(INTEGERS, FOLD_BUT_INTEGERS)) if _has_integers(mod) else mod
 
 
 def _has_integers(mod: tvm.IRModule) -> bool:
@@ -108,11 +108,6 @@ def _has_integers(mod: tvm.IRModule) -> bool:
         or (op_name(value) in (*CONVOLUTIONS, "relax.matmul") and dtype_of(value) == "int32")
         for value in values
     )
-
-
-def _fold(walk: Walk, call: Call) -> Expr | None:
-    """The rule on everything: constants, but integers that stand for floats are still to be multiplied."""
-    return None if op_name(call) == "relax.dequantize" else fold(walk, call)
 
 
 def _product(walk: Walk, expr: Expr) -> tuple[Expr, np.ndarray] | None:

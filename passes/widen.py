@@ -29,11 +29,12 @@ from subtune.passes.float_regions import (
     regions,
     variables,
 )
-from subtune.passes.fold_constants import fold_constants
+from subtune.passes.fold_constants import FOLD_BUT_INTEGERS
 from subtune.passes.halves import with_half
 from subtune.passes.normalize_activations import recognise_activations
 from subtune.passes.normalize_cleanup import clean_up
 from subtune.passes.normalize_norms import recognise_norms
+from subtune.passes.rewriter import rewrite
 
 _BOUND = ("relax.call_", "relax.quantize", "relax.dequantize", "relax.vm.", "relax.memory.", "relax.builtin.")
 """Operators that take their operands as they are, by how their names begin."""
@@ -49,7 +50,8 @@ def widen(mod: tvm.IRModule) -> tvm.IRModule:
         return mod
     # in the file's types first: a norm in float32 between two casts is one operator then, and no region of its own
     mod = with_half(mod, half)
-    for recognise in (fold_constants, clean_up, recognise_activations, recognise_norms):
+    mod = rewrite(mod, FOLD_BUT_INTEGERS)
+    for recognise in (clean_up, recognise_activations, recognise_norms):
         mod = recognise(mod)
     return _Writer(mod, half).write()
 

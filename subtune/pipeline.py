@@ -30,7 +30,6 @@ from subtune.passes.carry_norms import carry_norms
 from subtune.passes.casts import casts_past_views, casts_where_read
 from subtune.passes.data_views import reshapes_to_views
 from subtune.passes.extract import extract
-from subtune.passes.float_weights import float_weights
 from subtune.passes.fold_batch_norm import fold_scales
 from subtune.passes.fold_constants import fold_constants
 from subtune.passes.fold_norms import fold_norms
@@ -60,7 +59,7 @@ from subtune.passes.widen import widen
 NORMALIZE: tuple[Phase, ...] = (
     Phase("recurrences", (settle_recurrences,)),
     Phase("halves", (widen,)),
-    Phase("integers", (integer_products, float_weights)),
+    Phase("integers", (integer_products,)),
     Phase("clean", (fold_constants, clean_up, unstack_nary)),
     Phase("tables", (byte_tables,)),
     Phase("recognise", (recognise_activations, recognise_norms)),

@@ -90,28 +90,11 @@ def quantize_linear(node: Node) -> Any:
         at = _block_index(axis, size) if size else _axis_index(axis, rank(scale))
         y = _elementwise(node, x, scale, zero, at, _quotient(half, low, high, carrier))
         return Narrow(y, to) if to in CARRIERS else y
-    known, point = node.known(0), node.known(2)
-    if known is not None and node.known(1) is not None and (zero is None or point is not None):
-        steps = _quantised(known, _array(node, scale), point, axis, (low, high)).astype(carrier)
-        return Narrow(array_const(steps), to) if to in CARRIERS else array_const(steps)
     y = quantise(node, x, scale, zero, carrier, axis)
     if to not in CARRIERS:
         return y
     least, most = (const(limit, carrier) for limit in (low, high))
     return Narrow(node.emit(relax.op.maximum(relax.op.minimum(y, most), least)), to)
-
-
-def _quantised(
-    x: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, axis: int, limits: tuple[int, int]
-) -> np.ndarray:
-    """The steps of constants, which are weights of a model in training: kernels want their integers."""
-    dims = [-1 if a == axis else 1 for a in range(x.ndim)]
-    step, point = (
-        part if part.size == 1 else part.reshape(dims) for part in (scale, np.zeros(1, int) if zero is None else zero)
-    )
-    with np.errstate(over="ignore", invalid="ignore"):
-        ratio = np.clip(np.rint(x.astype("float32") / step), -_BEYOND, _BEYOND)
-    return np.clip(np.nan_to_num(ratio, nan=-_BEYOND) + point.astype("int32"), *limits).reshape(x.shape)
 
 
 def _half_of_quotient(node: Node) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import tvm
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -21,6 +22,8 @@ from subtune.core.errors import ModelError
 from subtune.driver import compile_model
 from subtune.frontends.onnx.ops import import_onnx
 from subtune.frontends.onnx.reference import onnxruntime_reference
+from subtune.passes.exprs import array_of
+from subtune.pipeline import normalize
 from tests.frontends.onnx.one_node import RNG, F, both, model_of, ours, some
 
 BF16 = ml_dtypes.bfloat16
@@ -273,6 +276,52 @@ def test_groups_with_zero_points() -> None:
     got = ours(model, feeds)
     weights = (values.astype(F) - zeros[:, groups]) * scale[:, groups]
     np.testing.assert_allclose(got, x @ weights.T, rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_are_the_rows_of_one_dequantize() -> None:
+    """Where kernels of packed weights will find them; until then they are floats when the model is compiled."""
+    values, scale = RNG.integers(0, 16, (20, 3, 32)).astype(np.uint8), scales(20, 3)
+    model, _ = model_of(
+        "MatMulNBits", [np.zeros((2, 96), F), packed(values, 4), scale], K=96, N=20, bits=4, block_size=32
+    )
+    mod = import_onnx(model)
+    (found,) = [call for call in calls(mod) if call.op.name == "relax.dequantize"]
+    q, held, zero = (array_of(arg) for arg in found.args)
+    np.testing.assert_array_equal(q, values.reshape(60, 32))
+    np.testing.assert_array_equal(held, scale.reshape(60))
+    np.testing.assert_array_equal(zero, np.full(60, 8))
+    (product,) = calls(normalize(mod))
+    weights = (values.astype(F) - 8) * scale[..., None]
+    np.testing.assert_array_equal(array_of(product.args[1]), weights.reshape(20, 96).T)
+
+
+def calls(mod: tvm.IRModule) -> list[Any]:
+    values = [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
+    return [value for value in values if isinstance(value, tvm.ir.Call)]
+
+
+def test_halves_are_multiplied_as_integers() -> None:
+    """A model of float16 has scales of that type."""
+    h, node = np.float16, helper.make_node
+    nodes = [
+        node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        node("DequantizeLinear", ["q", "s", "z"], ["a"]),
+        node("DequantizeLinear", ["w", "t"], ["b"], axis=1),
+        node("MatMul", ["a", "b"], ["m"]),
+        node("QuantizeLinear", ["m", "u", "z"], ["y"]),
+    ]
+    constants = {
+        "s": h(0.02), "z": np.uint8(120), "u": h(0.11), "w": of_type("int8", 48, 24), "t": (0.1 * scales(24)).astype(h),
+    }  # fmt: skip
+    x = RNG.standard_normal((7, 48)).astype(h)
+    model = chain(nodes, x, constants)
+    products = [call for call in calls(normalize(import_onnx(model))) if call.op.name == "relax.matmul"]
+    assert [str(call.args[0].ty.dtype) for call in products] == ["uint8"]
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (wanted,) = session.run(None, {"x": x})
+    assert np.ptp(wanted.astype(int)) > 20
+    # ONNX Runtime rounds the product to float16.
+    assert np.abs(ours(model, {"x": x}).astype(int) - wanted.astype(int)).max() <= 1
 
 
 X, W = np.zeros((4, 6), F), of_type("int4", 4, 6)
