@@ -60,7 +60,11 @@ def read_quantised(walk: Walk, expr: Expr) -> Quantised | NotApplicable:
     """The same; or why `expr` is none, as the predicate of a sentence."""
     call = walk.defined_by(expr, "relax.dequantize")
     if call is None or dtype_of(call) != "float32":
-        return NotApplicable("is not quantised")
+        made = walk.definition(expr)
+        while op_name(made) in MOVED:
+            made = walk.definition(made.args[0])
+        is_quantised = op_name(made) == "relax.dequantize" and dtype_of(made) == "float32"
+        return NotApplicable("has a scale for each block" if is_quantised else "is not quantised")
     scale, zero = array_of(call.args[1]), array_of(call.args[2])
     shape = shape_of(call)
     if scale is None or zero is None or shape is None:

@@ -97,10 +97,10 @@ def move_integers(walk: Walk, call: Call) -> Expr | None:
 
 def integer_products(mod: tvm.IRModule) -> tvm.IRModule:
     """`mod` with products of quantised operands as products of integers."""
-    return rewrite(mod, merged(INTEGERS, FOLD_BUT_INTEGERS)) if _has_integers(mod) else mod
+    return rewrite(mod, merged(INTEGERS, FOLD_BUT_INTEGERS)) if has_integers(mod) else mod
 
 
-def _has_integers(mod: tvm.IRModule) -> bool:
+def has_integers(mod: tvm.IRModule) -> bool:
     """Whether anything is dequantised, or a product has integers already."""
     values = [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
     return any(

@@ -131,6 +131,12 @@ def _window_sums(call: Call, x: Expr, whole: dict[str, Any]) -> Expr:
     return convolved(call, total, make_const(np.ones(dims, np.int32)), out_dtype="int32", **whole)
 
 
+def is_window_sum(call: Call) -> bool:
+    """Whether a convolution is one of `_window_sums`, which no model has."""
+    ones = array_of(call.args[1])
+    return op_name(call) in CONVOLUTIONS and ones is not None and ones.dtype == np.int32 and bool(np.all(ones == 1))
+
+
 def _padded(a: Operand, call: Call) -> Expr | NotApplicable:
     """A convolution's input with its padding, where that is not of zeros."""
     padding, layout, x = ints(call.attrs.padding), str(call.attrs.data_layout), a.values

@@ -16,6 +16,8 @@ from subtune.core.errors import SubtuneError
 logger = logging.getLogger(__name__)
 
 Pass = Callable[[tvm.IRModule], tvm.IRModule]
+Look = Callable[[str, tvm.IRModule], None]
+"""What is called with the name of each pass and the module that it made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class PassError(SubtuneError):
     """A pass of subtune's own failed, or made a module that is not well-formed."""
 
 
-def run_passes(mod: tvm.IRModule, phases: Sequence[Phase], dump: Dump | None = None) -> tvm.IRModule:
+def run_passes(mod: tvm.IRModule, phases: Sequence[Phase], dump: Look | None = None) -> tvm.IRModule:
     """Run the phases in order, checking that the module stays well-formed.
 
     Scopes and variables are checked after every pass that changed something. Types are checked on the result (one

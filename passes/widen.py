@@ -151,11 +151,12 @@ class _Writer:
         if not _is_bound(value):
             args = [self._read(var, arg) for arg in value.args]
             attrs = _in_float32(value.attrs, self._half in _types((var, *_tensors(value))))
-            made = self._bb.emit(tvm.ir.Call(value.op, args, attrs, value.ty_args))
+            made = self._bb.emit(tvm.ir.Call(value.op, args, attrs, value.ty_args), var.name)
             if list(leaves(made.ty)) == [FULL if dtype == self._half else dtype for dtype in leaves(var.ty)]:
                 return made
         args = [self._typed(self._operand(arg), arg.ty) if is_value(arg) else arg for arg in value.args]
-        return self._full(self._bb.emit(tvm.ir.Call(value.op, args, value.attrs, value.ty_args, ret_ty=value.ty)))
+        made = tvm.ir.Call(value.op, args, value.attrs, value.ty_args, ret_ty=value.ty)
+        return self._full(self._bb.emit(made, var.name))
 
     def _read(self, var: Any, arg: Expr) -> Expr:
         """An operand of what makes `var`, across the border where one of both is in a float32 region."""

@@ -89,6 +89,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
             kernels, winners, weights = within(prepared.mod, prepared.subgraphs, *ships, slower, options.weights_limit)
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
         subgraphs, imported, products = prepared.subgraphs, prepared.imported, prepared.graph.products()
+        left = prepared.in_floats
         verification = _verification(model, prepared, device, options, beside)
         source = source_of(model, options.shapes, options.precision)
         about = (imported.inputs, imported.outputs, kernel_origins(subgraphs, winners), source, imported.name)
@@ -113,6 +114,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         products=products,
         choices=choices,
         weights=weights,
+        in_floats=left,
     )
 
 

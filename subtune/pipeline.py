@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from tvm import relax
 
 from subtune import frontends
 from subtune.core.forms import ANY, Forms
-from subtune.core.graph import Alternatives, PartitionGraph, Subgraph
+from subtune.core.graph import Alternatives, InFloats, PartitionGraph, Subgraph
 from subtune.core.numerics import PLAIN, Numerics
 from subtune.frontends import Imported, Parameters
 from subtune.frontends.dispatch import Shapes
@@ -34,6 +34,7 @@ from subtune.passes.fold_batch_norm import fold_scales
 from subtune.passes.fold_constants import fold_constants
 from subtune.passes.fold_norms import fold_norms
 from subtune.passes.half_precision import settle_precision
+from subtune.passes.in_floats import in_floats
 from subtune.passes.integer_products import integer_products
 from subtune.passes.layout_nhwc import channels_to_last, settle_permutes
 from subtune.passes.lift_constants import lift_constants
@@ -50,7 +51,7 @@ from subtune.passes.pool_volumes import pool_volumes
 from subtune.passes.recurrences import settle_recurrences
 from subtune.passes.regroup import rearrange
 from subtune.passes.results import copies_for_results
-from subtune.passes.run import Dump, Phase, pass_name, run_passes
+from subtune.passes.run import Dump, Look, Phase, pass_name, run_passes
 from subtune.passes.shared_heads import fold_shared_heads
 from subtune.passes.splice import splice
 from subtune.passes.static_memory import plan_memory
@@ -149,7 +150,8 @@ def describe() -> list[str]:
 class Prepared:
     """A model ready to be tuned. `mod` is frozen: tuning and building use this very module.
 
-    `normalized` is the module that `graph` partitions, from which another partition can be outlined.
+    `normalized` is the module that `graph` partitions, from which another partition can be outlined. `in_floats` says
+    what of a quantised model stays in floats.
     """
 
     imported: Imported
@@ -158,6 +160,7 @@ class Prepared:
     mod: tvm.IRModule
     subgraphs: tuple[Subgraph, ...]
     forms: Forms = ANY
+    in_floats: tuple[InFloats, ...] = ()
 
     def alternatives(self) -> Alternatives:
         """Where else the boundaries between the subgraphs could lie, as workloads that can be tuned."""
@@ -165,7 +168,9 @@ class Prepared:
 
     def arranged(self, graph: PartitionGraph) -> Prepared:
         """The same model under another partition of its ops."""
-        return self if graph is self.graph else _outlined(self.imported, self.normalized, graph, self.forms)
+        if graph is self.graph:
+            return self
+        return replace(_outlined(self.imported, self.normalized, graph, self.forms), in_floats=self.in_floats)
 
 
 def prepare(
@@ -195,14 +200,23 @@ def prepare_imported(
     forms: Forms = ANY,
 ) -> Prepared:
     """`prepare` for a model that is imported already."""
-    normalized = normalize(imported.mod, numerics, dump, forms)
-    return _outlined(imported, normalized, partition(normalized, forms), forms, dump)
+    left: list[InFloats] = []
+
+    def look(name: str, mod: tvm.IRModule) -> None:
+        if name == pass_name(integer_products):
+            left.extend(in_floats(mod))
+        if dump is not None:
+            dump(name, mod)
+
+    normalized = normalize(imported.mod, numerics, look, forms)
+    prepared = _outlined(imported, normalized, partition(normalized, forms), forms, dump)
+    return replace(prepared, in_floats=tuple(left))
 
 
 def normalize(
     mod: tvm.IRModule,
     numerics: Numerics = PLAIN,
-    dump: Dump | None = None,
+    dump: Look | None = None,
     forms: Forms = ANY,
 ) -> tvm.IRModule:
     """The imported module in the form the partition expects.

@@ -11,8 +11,10 @@ import tvm
 from tvm import relax
 
 from subtune.core.errors import ModelError, ShapeError, UnsupportedOpsError
+from subtune.core.names import Names
 from subtune.core.tensor_spec import TensorSpec
 from subtune.frontends.one_line import one_line
+from subtune.frontends.onnx.ops.importer import returned
 from subtune.frontends.onnx.ops.node import (
     SUPPORTED_DTYPES,
     ConstantWanted,
@@ -85,7 +87,7 @@ def import_module(
                 outputs = importer.outputs(walk(module, main, arguments, importer))
             except ModelError as error:  # once the builder's scopes are closed
                 failure = error
-            result = bb.emit_output(outputs[0] if len(outputs) == 1 else relax.Tuple(outputs))
+            result = bb.emit_output(*returned(outputs))
         parameters = importer.parameters()
         bb.emit_func_output(result, params=[var for _, var in parameters])
     if failure:
@@ -93,6 +95,7 @@ def import_module(
     importer.raise_problems()
     mod = bb.get()
     mod["main"] = mod["main"].with_attr("num_input", len(parameters))
+    mod = importer.names.noted(mod)
     names = ["output"] if len(outputs) == 1 else [f"output_{i}" for i in range(len(outputs))]
     found = tuple(TensorSpec(name, shape(value), dtype(value)) for name, value in zip(names, outputs, strict=True))
     return mod, tuple(spec for spec, _ in parameters), found, importer.different
@@ -110,6 +113,7 @@ class _Importer:
         self._constants: dict[Any, Any] = {}
         self._names: set[str] = set()
         self.different: list[str] = []
+        self.names = Names()
 
     # Parameters
 
@@ -194,7 +198,8 @@ class _Importer:
         if folded is not None:
             return self._bb.normalize(array_const(folded))
         try:
-            return self._bound(converter(Call(self._bb, op, values, attrs)))
+            name = self.names.hint(f"{op} at {at}" if at else op)
+            return self._bound(converter(Call(self._bb, op, values, attrs, name)), name)
         except Refused as error:
             return self.refuse(op, at, str(error))
         except ConstantWanted as error:
@@ -219,16 +224,17 @@ class _Importer:
 
         return tuple(one(index, value) for index, value in enumerate(args))
 
-    def _bound(self, value: Any) -> Any:
+    def _bound(self, value: Any, name: str) -> Any:
         """A converter's result with every tensor bound to a variable of static shape, or a constant."""
         if isinstance(value, tuple | list):
-            return tuple(self._bound(field) for field in value)
+            return tuple(self._bound(field, name) for field in value)
         if known_array(value, {}) is not None:
             return self._bb.normalize(value)
         if not isinstance(value, relax.Var):
-            value = self._bb.emit(value)
+            value = self._bb.emit(value, name)
         if isinstance(value.ty, relax.TupleType):
-            return tuple(self._bound(self._bb.emit(relax.TupleGetItem(value, i))) for i in range(len(value.ty.fields)))
+            fields = (self._bb.emit(relax.TupleGetItem(value, i), name) for i in range(len(value.ty.fields)))
+            return tuple(self._bound(field, name) for field in fields)
         dims = getattr(getattr(value.ty, "shape", None), "values", None)
         if dims is None or not all(isinstance(dim, int | tvm.tirx.IntImm) for dim in dims):
             raise Refused("has a result whose shape depends on data, which is not supported")

@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
         write_text(args.dot, inspect.to_dot(prepared.graph, rows))
     if args.svg:
         write_text(args.svg, inspect.to_svg(prepared.graph, rows))
-    print((inspect.to_json if args.json else inspect.to_text)(prepared.graph, rows, _choices(args, prepared)))
+    show = inspect.to_json if args.json else inspect.to_text
+    print(show(prepared.graph, rows, _choices(args, prepared), prepared.in_floats))
     return 0
 
 

@@ -142,6 +142,15 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class InFloats:
+    """An operator of a quantised model that might compute in integers and does not. `name` is the model's own."""
+
+    name: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionGraph:
     """Every op of main in exactly one group, or left in main.
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from subtune.core.candidate import DEFAULT
+from subtune.core.graph import InFloats
 from subtune.tuning.choose import Choice, MeasuredAlternative
 from subtune.tuning.weights import Weights
 
@@ -51,6 +52,7 @@ class CompileReport:
     the type of their operands, as they are in the artifact.
     `choices` says where more than one grouping of the ops was measured, and which was taken.
     `weights` are the bytes of the constants, and what kernels gave up to keep them within the limit.
+    `in_floats` says what of a quantised model stays in floats.
     """
 
     path: str
@@ -65,6 +67,7 @@ class CompileReport:
     products: Mapping[str, int] = field(default_factory=dict)
     choices: tuple[Choice, ...] = ()
     weights: Weights | None = None
+    in_floats: tuple[InFloats, ...] = ()
 
     @property
     def default_s(self) -> float:
@@ -146,6 +149,7 @@ class CompileReport:
         if self.precision != "fp32" or set(self.products) - {"float32"}:
             found = ", ".join(f"{count} of {dtype}" for dtype, count in self.products.items()) or "none"
             lines.append(f"precision {self.precision}: products: {found}; sums of halves in float32")
+        lines += in_floats_text(self.in_floats)
         lines += choices_text(self.choices)
         weights = str(self.weights) if self.weights and self.weights.packed_bytes != self.weights.own_bytes else ""
         lines += [line for line in (weights, self.verified, self.memory) if line]
@@ -154,6 +158,22 @@ class CompileReport:
         if self.is_interrupted:
             lines.append("interrupted: what was tuned by then is in the artifact and in the database")
         return "\n".join(lines)
+
+
+SHOWN_NAMES = 3
+"""Of operators that have one reason in common; the JSON has all."""
+
+
+def in_floats_text(left: Sequence[InFloats]) -> list[str]:
+    """A line for each kind of operator and each reason why it stays in floats."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in left:
+        groups.setdefault((one.op, one.reason), []).append(one.name)
+    lines = []
+    for (op, reason), names in groups.items():
+        more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+        lines.append(f"in floats: {len(names)} {op} ({', '.join(names[:SHOWN_NAMES])}{more}): {reason}")
+    return lines
 
 
 SHOWN_ALTERNATIVES = 8

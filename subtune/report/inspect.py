@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from textwrap import shorten
 from typing import Any
 
 import networkx as nx
 
-from subtune.core.graph import Group, Kind, Origin, PartitionGraph, Subgraph, Value
-from subtune.report.compile_report import choices_json, choices_text
+from subtune.core.graph import Group, InFloats, Kind, Origin, PartitionGraph, Subgraph, Value
+from subtune.report.compile_report import choices_json, choices_text, in_floats_text
 from subtune.tuning.choose import Choice
 
 COLOURS = {
@@ -49,10 +49,18 @@ def rows(graph: PartitionGraph, subgraphs: Iterable[Subgraph] = (), calls: Itera
     return tuple(Row(group, subgraph) for group, subgraph in zip(graph.groups, found, strict=True))
 
 
-def to_text(graph: PartitionGraph, table: Sequence[Row], choices: Sequence[Choice] = (), *, why: bool = True) -> str:
+def to_text(
+    graph: PartitionGraph,
+    table: Sequence[Row],
+    choices: Sequence[Choice] = (),
+    left: Sequence[InFloats] = (),
+    *,
+    why: bool = True,
+) -> str:
     """A table, one row a group; under it, if `why`, the reasons why the group ends where it does.
 
-    Last come the regions that may be grouped in other ways: what is known of each, and which is taken.
+    Then comes what of a quantised model is `left` in floats. Last come the regions that may be grouped in other ways:
+    what is known of each, and which is taken.
     """
     header = ("#", "subgraph", "anchor", "prologue", "epilogue", "inputs", "output", "MFLOP", "KiB", "FLOP/B", "uses")
     body = [_cells(graph, i, row) for i, row in enumerate(table)]
@@ -72,15 +80,18 @@ def to_text(graph: PartitionGraph, table: Sequence[Row], choices: Sequence[Choic
         lines.append(line(cells))
         if why:
             lines += [f"{'':{widths[0]}}    ends: {sentence}" for sentence in sentences]
-    for left in graph.left:
-        lines.append(f"{'':{widths[0]}}  {left.name} stays in main ({left.reason})")
+    for op in graph.left:
+        lines.append(f"{'':{widths[0]}}  {op.name} stays in main ({op.reason})")
     lines.append(_total(graph, table))
+    lines += in_floats_text(left)
     lines += choices_text(choices, why=why)
     return "\n".join(lines)
 
 
-def to_json(graph: PartitionGraph, table: Sequence[Row], choices: Sequence[Choice] = ()) -> str:
-    """The same for machines: groups in execution order, what is left in main, and the regions."""
+def to_json(
+    graph: PartitionGraph, table: Sequence[Row], choices: Sequence[Choice] = (), left: Sequence[InFloats] = ()
+) -> str:
+    """The same for machines: groups in execution order, what is left in main and in floats, and the regions."""
     groups = [
         {
             "name": row.group.name,
@@ -94,8 +105,9 @@ def to_json(graph: PartitionGraph, table: Sequence[Row], choices: Sequence[Choic
         }
         for row in table
     ]
-    left = [{"name": item.name, "op": graph.op(item.name).op, "reason": item.reason} for item in graph.left]
-    return json.dumps({"groups": groups, "left": left, "regions": choices_json(choices)}, indent=1)
+    in_main = [{"name": item.name, "op": graph.op(item.name).op, "reason": item.reason} for item in graph.left]
+    found = {"groups": groups, "left": in_main, "in_floats": [asdict(one) for one in left]}
+    return json.dumps({**found, "regions": choices_json(choices)}, indent=1)
 
 
 def to_dot(graph: PartitionGraph, table: Sequence[Row]) -> str:

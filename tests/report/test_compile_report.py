@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from subtune.backends.cuda.device import CUDA
 from subtune.core.candidate import DEFAULT
+from subtune.core.graph import InFloats
 from subtune.report.compile_report import CompileReport, SubgraphRow
 
 
@@ -38,6 +41,21 @@ def test_it_warns_of_defaults_and_of_failures() -> None:
     report = CompileReport("m", rows, {}, "", False)
     assert [found.name for found in report.doubtful] == ["tried in vain", "mostly failed"]
     assert "warning: tried in vain ships default(); of 5 candidates 1 failed" in str(report)
+
+
+def test_it_says_what_stays_in_floats() -> None:
+    """The text has one line for each reason; the JSON has every operator."""
+    left = [InFloats(f"MatMul_{i}", "matmul", "its first operand is not quantised") for i in range(5)]
+    left += [InFloats("Add_1", "add", "its result is returned in floats")]
+    report = CompileReport("m", (), {}, "", False, in_floats=tuple(left))
+    lines = [line for line in str(report).splitlines() if line.startswith("in floats")]
+    assert lines == [
+        "in floats: 5 matmul (MatMul_0, MatMul_1, MatMul_2 and 2 more): its first operand is not quantised",
+        "in floats: 1 add (Add_1): its result is returned in floats",
+    ]
+    found = json.loads(report.to_json())["in_floats"]
+    assert len(found) == 6
+    assert found[5] == {"name": "Add_1", "op": "add", "reason": "its result is returned in floats"}
 
 
 def test_the_roofline_knows_the_types() -> None:

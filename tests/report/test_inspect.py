@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from subtune.core.graph import PartitionGraph
+from subtune.core.graph import InFloats, PartitionGraph
 from subtune.passes.extract import call_names, extract
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
@@ -69,6 +69,15 @@ def test_json_round_trips(shown: Shown) -> None:
     assert first["workload"]["name"] == "fused_matmul_add_relu"
     assert second["outputs"] == [{"from": "op", "source": "add_1", "index": 0, "shape": [4, 8], "dtype": F32}]
     assert {item["name"] for item in data["left"]} == {"reshape_0", "sort_0"}
+
+
+def test_what_stays_in_floats_is_listed(shown: Shown) -> None:
+    left = (InFloats("Add_1", "add", "its result is returned in floats"),)
+    assert "in floats: 1 add (Add_1): its result is returned in floats" in to_text(*shown, (), left).splitlines()
+    assert json.loads(to_json(*shown, (), left))["in_floats"] == [
+        {"name": "Add_1", "op": "add", "reason": "its result is returned in floats"}
+    ]
+    assert "in floats" not in to_text(*shown)
 
 
 def test_dot_has_a_node_for_each_group_and_an_edge_for_each_dependence(shown: Shown) -> None:

@@ -18,6 +18,7 @@ import tvm
 from tvm import relax
 
 from subtune.core.errors import UnsupportedOpsError
+from subtune.core.names import Names
 from subtune.frontends.one_line import one_line
 from subtune.frontends.onnx.ops import functions, narrow
 from subtune.frontends.onnx.ops.control import CONTROL
@@ -62,6 +63,13 @@ def _folded(node: Node) -> tuple[np.ndarray, ...] | None:
         if any(array is None and value is not None for array, value in zip(arrays, node.inputs, strict=True)):
             return None
     return evaluate(node.op, arrays, node.attrs, node.opset, len(node.wanted))
+
+
+def returned(outputs: Sequence[Expr]) -> tuple[Expr, str]:
+    """What `main` returns, and its name: that of the operator that made it, where it is one tensor."""
+    if len(outputs) != 1:
+        return relax.Tuple(outputs), ""
+    return outputs[0], outputs[0].name if isinstance(outputs[0], relax.Var) else ""
 
 
 class _Reported(Exception):
@@ -113,6 +121,7 @@ class _Importer:
         self._signature = Signature(shapes, constants, self._problems)
         self._arrays, self._origins = self._signature.arrays, self._signature.origins
         self._wanted_inputs: set[str] = set()
+        self._names = Names()
 
     def run(self) -> tvm.IRModule:
         graph = self._model.graph
@@ -127,7 +136,7 @@ class _Importer:
             with self._bb.dataflow():
                 self._walk(graph.node, values, opsets)
                 outputs = self._outputs(graph, values)
-                result = self._bb.emit_output(outputs[0] if len(outputs) == 1 else relax.Tuple(outputs))
+                result = self._bb.emit_output(*returned(outputs))
             self._bb.emit_func_output(result)
         self._raise_collected()
         mod = self._bb.get()
@@ -135,7 +144,8 @@ class _Importer:
         if self._keep_params:
             attrs["params"] = [tvm.runtime.tensor(array) for _, array in self._signature.params]
         mod["main"] = mod["main"].with_attrs(attrs)
-        return mod
+        named: tvm.IRModule = self._names.noted(mod)
+        return named
 
     def _outputs(self, graph: onnx.GraphProto, values: dict[str, Any]) -> list[Expr]:
         """The graph's outputs; none if something could not be imported."""
@@ -225,11 +235,12 @@ class _Importer:
             attrs={a.name: functions.attribute_value(a) for a in proto.attribute},
             wanted=tuple(bool(name) for name in proto.output),
             arrays=self._arrays,
+            name=self._names.hint(proto.name or next(filter(None, proto.output), proto.op_type)),
         )
         origins = frozenset().union(*(self._origins_of(value) for value in plain))
         if control is not None:
             outputs = control(node, lambda graph, given: self._body(graph, given, values, opsets))
-            return tuple(self._bind(value, origins) for value in outputs[: len(proto.output)])
+            return tuple(self._bind(value, origins, node.name) for value in outputs[: len(proto.output)])
         folded = _folded(node)
         if folded is not None:
             constants: Sequence[Any] = narrow.closed(domain, proto.op_type, types, tuple(map(array_const, folded)))
@@ -248,25 +259,25 @@ class _Importer:
         outputs = converted if isinstance(converted, tuple) else (converted,)
         if len(outputs) < len(proto.output):
             raise Refused(f"has {len(proto.output)} outputs, of which only {len(outputs)} are supported")
-        return tuple(self._bind(value, origins) for value in outputs[: len(proto.output)])
+        return tuple(self._bind(value, origins, node.name) for value in outputs[: len(proto.output)])
 
     def _origins_of(self, value: Any) -> frozenset[str]:
         if isinstance(value, tuple):
             return frozenset().union(*(self._origins_of(v) for v in value))
         return self._origins.get(value, frozenset()) if isinstance(value, relax.Var) else frozenset()
 
-    def _bind(self, value: Any, origins: frozenset[str]) -> Any:
+    def _bind(self, value: Any, origins: frozenset[str], name: str) -> Any:
         """Binds an output to a variable and remembers the graph inputs that it depends on."""
         if value is None:
             return POISON
         if isinstance(value, tuple):
-            return tuple(self._bind(v, origins) for v in value)
+            return tuple(self._bind(v, origins, name) for v in value)
         if isinstance(value, narrow.Narrow):
-            return replace(value, expr=self._bind(value.expr, origins))
+            return replace(value, expr=self._bind(value.expr, origins, name))
         if known_array(value, self._arrays) is not None:
             return value
         if not isinstance(value, relax.Var):
-            value = self._bb.emit(value)
+            value = self._bb.emit(value, name)
         if origins and value not in self._origins:
             self._origins[value] = origins
         return value

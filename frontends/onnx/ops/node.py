@@ -119,6 +119,7 @@ class Node:
         wanted: for each declared output, whether it has a name.
         arrays: values of parameters that are function arguments (`keep_params`), by variable.
         types: for each input the narrow type that its bytes stand for, "" for most (`narrow`); empty where all are "".
+        name: how variables that hold what it makes are named (`core.names`).
     """
 
     bb: relax.BlockBuilder
@@ -130,6 +131,7 @@ class Node:
     wanted: tuple[bool, ...]
     arrays: Mapping[Any, np.ndarray]
     types: tuple[str, ...] = ()
+    name: str = ""
 
     @property
     def x(self) -> Expr:
@@ -189,7 +191,7 @@ class Node:
 
     def emit(self, expr: Expr) -> Expr:
         """Binds `expr` to a variable, so that its shape and dtype are known."""
-        return self.bb.emit(expr)
+        return self.bb.emit(expr, self.name)
 
     def te(
         self, func: Callable[..., Any], *args: Any, name: str | None = None, attrs: dict[str, Any] | None = None
@@ -199,7 +201,8 @@ class Node:
         Args:
             attrs: of the function, such as TVM's `op_pattern` where it is another than the one that its loops show.
         """
-        return self.bb.emit_te(func, *args, primfunc_name_hint=name or self.op.lower(), primfunc_attrs=attrs)
+        about = {"primfunc_name_hint": name or self.op.lower(), "primfunc_attrs": attrs, "name_hint": self.name}
+        return self.bb.emit_te(func, *args, **about)
 
     def cast(self, x: Expr, to: str) -> Expr:
         return x if dtype(x) == to else self.emit(relax.op.astype(x, to))

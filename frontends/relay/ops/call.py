@@ -36,12 +36,14 @@ class Call:
         op: the operator's full name, `nn.conv2d`.
         args: the arguments in Relay's order; a tuple argument (of `concatenate`) is a tuple of values.
         attrs: attribute name -> None, bool, int, float, str, or a list of these; absent ones are not there.
+        name: how variables that hold what it makes are named (`core.names`).
     """
 
     bb: relax.BlockBuilder
     op: str
     args: tuple[Value, ...]
     attrs: Mapping[str, Any]
+    name: str = ""
 
     def arg(self, index: int) -> Expr:
         """Argument `index`, which has to be a tensor."""
@@ -142,18 +144,19 @@ class Call:
 
     def emit(self, expr: Expr) -> Expr:
         """Binds `expr` to a variable, so that its shape and dtype are known."""
-        return self.bb.emit(expr)
+        return self.bb.emit(expr, self.name)
 
     def te(self, func: Callable[..., Any], *args: Any, name: str | None = None) -> Expr:
         """Emits a call of the tensor expression `func(*args)`, named after the operator."""
-        return self.bb.emit_te(func, *args, primfunc_name_hint=name or self.op.rsplit(".", 1)[-1])
+        hint = name or self.op.rsplit(".", 1)[-1]
+        return self.bb.emit_te(func, *args, primfunc_name_hint=hint, name_hint=self.name)
 
     def cast(self, x: Expr, to: str) -> Expr:
         return x if dtype(x) == to else self.emit(relax.op.astype(x, to))
 
     def node(self, op: str, *inputs: Expr | None, outputs: int = 1, **attrs: Any) -> Node:
         """The ONNX node of the same meaning, for what `onnx.ops` offers beside converters."""
-        return Node(self.bb, op, "", _OPSET, inputs, attrs, (True,) * outputs, {})
+        return Node(self.bb, op, "", _OPSET, inputs, attrs, (True,) * outputs, {}, name=self.name)
 
     def onnx(self, op: str, *inputs: Expr | None, outputs: int = 1, **attrs: Any) -> Any:
         """Emits the ONNX operator of the same meaning: one converter, tested once, for both frontends.
