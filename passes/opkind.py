@@ -66,10 +66,6 @@ INLINE_SCALARS = names(
 INLINE_0D = names("quantize dequantize full full_like")
 """Ops whose legalisation turns constants of rank 0 (only) into literals."""
 
-KEPT_0D = names("quantize dequantize")
-"""Those whose numbers stay parameters, but for 0 and 1: scales differ from layer to layer, and layers that differ in
-nothing else are one workload."""
-
 INLINE_UNIFORM = names("nn.layer_norm nn.rms_norm")
 """Ops whose legalisation takes a number for a vector of equal ones: a scale of 1, a shift of 0."""
 

@@ -19,10 +19,13 @@ from subtune.core.graph import Group, OpNode, Origin, PartitionGraph, Value
 from subtune.core.workload import CONSTANT_ARGS_ATTR, Workload
 from subtune.passes.exprs import array_of, is_uniform
 from subtune.passes.masks import computed, triangle_of
-from subtune.passes.opkind import INLINE_0D, INLINE_SCALARS, INLINE_UNIFORM, KEPT_0D
+from subtune.passes.opkind import INLINE_0D, INLINE_SCALARS, INLINE_UNIFORM
 from subtune.passes.outline_lower import lower
 from subtune.passes.outline_main import CallSite, assemble, same_call, tensor_type, write_main
 from subtune.passes.partition_read import Dataflow, read_dataflow
+
+_RECIPROCAL = 1e-37
+"""Of smaller numbers of float32 there is none."""
 
 SUBGRAPHS_ATTR = "subtune.subgraphs"
 """Module attribute: JSON, GlobalVar name -> {"anchor", "ops"}."""
@@ -107,8 +110,10 @@ def _primitive(flow: Dataflow, graph: PartitionGraph, group: Group) -> tuple[Any
     def operand(node: OpNode, value: Value) -> Any:
         if value in made:
             return made[value]
-        if value.origin is Origin.CONSTANT and (scalar := _literal(node, value, flow.constants[value.source])):
-            return scalar
+        if value.origin is Origin.CONSTANT and not _is_of_layer(graph, node, value, flow.constants[value.source]):
+            scalar = _literal(node, value, flow.constants[value.source])
+            if scalar is not None:
+                return scalar
         if (
             value.origin is Origin.CONSTANT
             and (mask := _mask(node, value, flow.constants[value.source], emit)) is not None
@@ -147,13 +152,31 @@ def _primitive(flow: Dataflow, graph: PartitionGraph, group: Group) -> tuple[Any
     return function, tuple(params)
 
 
+def _is_of_layer(graph: PartitionGraph, node: OpNode, value: Value, const: Any) -> bool:
+    """Whether a number is of quantised arithmetic: scales and zero points, and what they are in sums and products of
+    integers. They differ from layer to layer, and layers that differ in nothing else are one workload.
+
+    0 and 1 are not: where there is nothing to be added or multiplied, there is nothing to be loaded. Neither is a scale
+    without a reciprocal.
+    """
+    if value.tensor.numel != 1 or value.tensor.shape != ():
+        return False
+    number = abs(float(const.value.numpy()))
+    if number in (0.0, 1.0) or number < _RECIPROCAL:
+        return False
+    if node.op in ("quantize", "dequantize"):
+        return True
+    if node.op in ("add", "subtract", "multiply") and node.output.dtype == "int32":
+        return True
+    others = [graph.op(v.source) for v in node.inputs if v != value and v.origin is Origin.OP]
+    return node.op == "multiply" and any(o.op == "astype" and o.inputs[0].tensor.dtype == "int32" for o in others)
+
+
 def _literal(node: OpNode, value: Value, const: Any) -> Any | None:
     """The constant of rank 0 that legalisation turns into a literal; None if it has to be a parameter."""
     if node.op in INLINE_UNIFORM and value != node.inputs[0] and (array := array_of(const)) is not None:
         return relax.const(array.flat[0], value.tensor.dtype) if is_uniform(array) else None
     if value.tensor.numel != 1:
-        return None
-    if node.op in KEPT_0D and value.tensor.shape == () and float(const.value.numpy()) not in (0.0, 1.0):
         return None
     if node.op in INLINE_0D and value.tensor.shape == ():
         return const

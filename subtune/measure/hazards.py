@@ -152,7 +152,7 @@ def hazards(workload: Workload) -> Hazards:
 
 
 def _index_extents(workload: Workload, loads: list[Any]) -> dict[int, int]:
-    """For each parameter used as an index, the least extent that it indexes, from all buffers and where they are read."""
+    """For each parameter used as an index, the least extent that it indexes; from buffers and where they are read."""
     import tvm_ffi
     from tvm import ir
 

@@ -32,7 +32,8 @@ def test_the_cast_quarters_what_is_stored() -> None:
     pixels = SIZE * SIZE
     read = pixels * CIN + COUT * CIN
     assert op.nbytes == read + 4 * pixels * COUT
-    assert subgraph.nbytes == read + pixels * COUT + 2 * 4 * COUT, "and reads a bias and a factor for each channel"
+    of_channels, zero_point = 2 * 4 * COUT, 1  # a bias and a factor
+    assert subgraph.nbytes == read + pixels * COUT + of_channels + zero_point
     assert op.flops_per_s == subgraph.flops_per_s == VNNI.peak_flops("uint8")
     assert op.bytes_per_s == VNNI.dram_bytes_per_s
     products = 2 * pixels * COUT * CIN
