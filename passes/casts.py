@@ -74,7 +74,7 @@ def _copied(walk: Walk, cast: Call) -> Expr | None:
 
 
 def casts_where_read(mod: tvm.IRModule) -> tvm.IRModule:
-    """A cast to float32 of its own, of halves or bytes, for everything that reads one.
+    """A cast to 32 bits of its own, of halves or bytes, for everything that reads one.
 
     The last pass: others would make them one again.
     """
@@ -113,7 +113,10 @@ def _split_casts(bindings: Sequence[Any]) -> tuple[list[Any], int]:
 def _is_widening(value: Expr) -> bool:
     if op_name(value) == "relax.dequantize":
         return has_one_tensor(value) and dtype_of(value.args[0]) in BYTES
-    return op_name(value) == "relax.astype" and dtype_of(value) == _FULL and dtype_of(value.args[0]) in HALVES
+    if op_name(value) != "relax.astype":
+        return False
+    given, made = dtype_of(value.args[0]), dtype_of(value)
+    return (given in HALVES and made == _FULL) or (given in BYTES and made in (_FULL, "int32"))
 
 
 def _arguments(value: Expr) -> list[Any]:

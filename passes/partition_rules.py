@@ -86,8 +86,8 @@ def is_widening(op: OpNode) -> bool:
 
 
 def is_dequantizing(op: OpNode) -> bool:
-    """Whether `op` makes floats of bytes, which are a quarter of them where nothing else follows in the tile."""
-    return op.op == "dequantize" and op.inputs[0].tensor.dtype in BYTES
+    """Whether `op` makes 32 bits of each byte, which is a quarter of that where nothing else follows in the tile."""
+    return op.op in CASTS and op.inputs[0].tensor.dtype in BYTES and op.output.dtype in ("float32", "int32")
 
 
 def is_rounding(op: OpNode) -> bool:
