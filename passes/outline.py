@@ -169,6 +169,8 @@ def _is_of_layer(graph: PartitionGraph, node: OpNode, value: Value, const: Any) 
     if node.op in ("add", "subtract", "multiply") and node.output.dtype == "int32":
         return True
     others = [graph.op(v.source) for v in node.inputs if v != value and v.origin is Origin.OP]
+    if node.op == "add" and any(o.op == "dequantize" for o in others):
+        return True
     return node.op == "multiply" and any(o.op == "astype" and o.inputs[0].tensor.dtype == "int32" for o in others)
 
 

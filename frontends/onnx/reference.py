@@ -66,6 +66,9 @@ def onnxruntime_reference(model: Any, threads: int = 1, weights: Mapping[str, np
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry(
+        "session.qdqisint8allowed", "1"
+    )  # else pairs of int8 are computed in floats on x86
     options.add_session_config_entry("session.disable_prepacking", "1")  # a second copy of the weights, for a few runs
     values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in (weights or {}).items()}
     for name, value in values.items():

@@ -88,6 +88,7 @@ class CPUBackend(Backend):
             pools_images=True,
             folds_heads=True,
             sorts_computed=True,
+            unsigned_bytes="avx512vnni" in model.features,
         )
 
     def stand_in(self, device: Device) -> Device | None:
