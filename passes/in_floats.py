@@ -108,7 +108,8 @@ class _Reading:
             return "the scale of its result is not constant"
         for reader, value in readers:
             name = op_name(value)
-            if name == "relax.quantize" or name in _ELEMENTWISE:
+            is_rounded = name == "relax.astype" and not is_float(dtype_of(value))
+            if is_rounded or name == "relax.quantize" or name in _ELEMENTWISE:
                 why = ""
             elif not name or name.removeprefix("relax.") in MOVEMENTS:
                 why = self._left_as_floats(reader)

@@ -22,11 +22,10 @@ from subtune.passes.exprs import Expr, array_of, dtype_of, make_const, op_name, 
 from subtune.passes.rewriter import Walk
 
 VIEWS = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
-MOVED = (
-    *VIEWS, "relax.permute_dims", "relax.strided_slice", "relax.take",
-    "relax.nn.max_pool1d", "relax.nn.max_pool2d", "relax.nn.max_pool3d",
-)  # fmt: skip
-"""What only moves elements, or takes the largest of a window, of its first operand."""
+COPIES = (*VIEWS, "relax.permute_dims", "relax.strided_slice", "relax.take")
+"""What only moves elements of its first operand."""
+MOVED = (*COPIES, "relax.nn.max_pool1d", "relax.nn.max_pool2d", "relax.nn.max_pool3d")
+"""The same, and what takes the largest of a window."""
 _SIGN = 128
 
 

@@ -20,9 +20,10 @@ from tvm import relax
 from tvm.ir import Call
 
 from subtune.core.kernel import NotApplicable
+from subtune.core.numerics import BYTES
 from subtune.passes.exprs import CONVOLUTIONS, Expr, array_of, dtype_of, ints, make_const, op_name, shape_of, transposed
 from subtune.passes.fold_constants import FOLD_BUT_INTEGERS
-from subtune.passes.integer_operands import MOVED, VIEWS, Quantised, quantised
+from subtune.passes.integer_operands import COPIES, MOVED, VIEWS, Quantised, quantised
 from subtune.passes.integer_sums import product_of_integers
 from subtune.passes.rewriter import Rules, Walk, merged, rewrite
 
@@ -93,6 +94,18 @@ def move_integers(walk: Walk, call: Call) -> Expr | None:
             return None
         axis = found
     return data.again(_moved(call, data.values), axis)
+
+
+def move_bytes(walk: Walk, call: Call) -> Expr | None:
+    """The rule on what moves bytes that were widened, minus one zero point: they are widened where they are read."""
+    if dtype_of(call) != "int32":
+        return None
+    shifted = walk.defined_by(call.args[0], "relax.subtract")
+    cast = walk.defined_by(call.args[0] if shifted is None else shifted.args[0], "relax.astype")
+    if cast is None or dtype_of(cast.args[0]) not in BYTES or (shifted is not None and shape_of(shifted.args[1])):
+        return None
+    wide = relax.op.astype(_moved(call, cast.args[0]), "int32")
+    return wide if shifted is None else relax.op.subtract(wide, shifted.args[1])
 
 
 def integer_products(mod: tvm.IRModule) -> tvm.IRModule:
@@ -174,4 +187,5 @@ INTEGERS: Rules = {
     "relax.add": (add_bias,),
     "relax.quantize": (requantise,),
     **dict.fromkeys(MOVED, (move_integers,)),
+    **dict.fromkeys(COPIES, (move_integers, move_bytes)),
 }
