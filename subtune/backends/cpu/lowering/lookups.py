@@ -17,7 +17,7 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.tirx import PrimFunc
 
-from subtune.backends.cpu.math.bf16_ops import inside_root
+from subtune.backends.cpu.math.llvm_text import inside_root
 from subtune.tir.shuffle import lanes_of
 
 FEATURE = "avx512vbmi"
@@ -87,14 +87,10 @@ def _is_table(buffer: Any) -> bool:
 
 
 def _is_lookup(load: Any) -> bool:
+    """Whether each lane reads an entry of its own of a table."""
     if len(load.indices) != 1 or isinstance(load.indices[0], tirx.Ramp | tirx.Broadcast):
         return False
-    return lanes_of(load.indices[0]) in _LANES and str(load.source.dtype) in ("uint8", "int8") and _is_table_of(load)
-
-
-def _is_table_of(load: Any) -> bool:
-    shape = load.source.shape
-    return len(shape) == 1 and isinstance(shape[0], tirx.IntImm) and int(shape[0]) == _ENTRIES
+    return lanes_of(load.indices[0]) in _LANES and _is_table(load.source)
 
 
 def _has_permutations(func: PrimFunc) -> bool:

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.tirx import PrimFunc
 
+from subtune.backends.cpu.math.llvm_text import inside_root
 from subtune.tir.operators import register
 from subtune.tir.shuffle import lanes_of
 
@@ -28,7 +28,6 @@ FEATURE = "avx512bf16"
 """The processor feature, in LLVM's spelling, without which neither operator can be lowered."""
 
 DOT_LANES = 16
-_PRAGMA = "pragma_import_llvm"
 
 _DOT_IR = """
 declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
@@ -86,19 +85,6 @@ def _round_ir(lanes: int) -> str:
     return _ROUND_IR.format(
         lanes=lanes, bits=f"<{lanes} x i16>", floats=f"<{lanes} x float>", halves=f"<{lanes} x bfloat>"
     )
-
-
-def inside_root(body: Any, text: str) -> Any:
-    """`text`, LLVM functions, for what `body` calls: a pragma below the root block, which has to stay outermost."""
-    if not isinstance(body, tvm.s_tir.SBlockRealize):
-        return tirx.AttrStmt(tirx.const(0, "int32"), _PRAGMA, ir.StringImm(text), body)
-    root = body.block
-    block = tvm.s_tir.SBlock(
-        root.iter_vars, root.reads, root.writes, root.name_hint,
-        tirx.AttrStmt(tirx.const(0, "int32"), _PRAGMA, ir.StringImm(text), root.body),
-        root.init, root.alloc_buffers, root.match_buffers, root.annotations,
-    )  # fmt: skip
-    return tvm.s_tir.SBlockRealize(body.iter_values, body.predicate, block)
 
 
 def _lower(name: str) -> Any:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.tirx import PrimFunc
 
-from subtune.backends.cpu.math.bf16_ops import inside_root
+from subtune.backends.cpu.math.llvm_text import where_called
 from subtune.tir.operators import register
 from subtune.tir.shuffle import lanes_of
 
@@ -43,14 +42,7 @@ def byte_columns(a: Any, b: Any, c: Any, d: Any) -> Any:
 
 def with_byte_columns(func: PrimFunc) -> PrimFunc:
     """`func` with the LLVM function that the operator calls; unchanged when it is not used."""
-    used: list[Any] = []
-
-    def call(node: Any) -> None:
-        if isinstance(node.op, ir.Op) and node.op.name == COLUMNS:
-            used.append(node)
-
-    tvm_ffi.structural_walk(func.body, (ir.Call, call))
-    return func.with_body(inside_root(func.body, _IR)) if used else func
+    return where_called(func, COLUMNS, _IR)
 
 
 def _lower(call: Any) -> Any:

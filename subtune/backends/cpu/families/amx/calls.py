@@ -11,7 +11,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.math.amx_tiles import TileBlock
-from subtune.backends.cpu.math.bf16_ops import inside_root
+from subtune.backends.cpu.math.llvm_text import inside_root
 from subtune.tir.blocks import root_stages, with_stages
 from subtune.tir.walk import holds, with_body
 
