@@ -252,6 +252,16 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   for (int i = 0; i < 4; ++i) result |= (unsigned)(bytes >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
   return result;
 }
+template <class Half, class Choose> unsigned of_halves(Choose choose, unsigned a, unsigned b, unsigned c) {
+  unsigned low = (uint16_t)choose((Half)a, (Half)b, (Half)c);
+  return low | (unsigned)(uint16_t)choose((Half)(a >> 16), (Half)(b >> 16), (Half)(c >> 16)) << 16;
+}
+template <class T> T largest(T a, T b, T c) { return a > b ? a > c ? a : c : b > c ? b : c; }
+template <class T> T smallest(T a, T b, T c) { return a < b ? a < c ? a : c : b < c ? b : c; }
+inline unsigned __vimax3_u16x2(unsigned a, unsigned b, unsigned c) { return of_halves<uint16_t>(largest<uint16_t>, a, b, c); }
+inline unsigned __vimax3_s16x2(unsigned a, unsigned b, unsigned c) { return of_halves<int16_t>(largest<int16_t>, a, b, c); }
+inline unsigned __vimin3_u16x2(unsigned a, unsigned b, unsigned c) { return of_halves<uint16_t>(smallest<uint16_t>, a, b, c); }
+inline unsigned __vimin3_s16x2(unsigned a, unsigned b, unsigned c) { return of_halves<int16_t>(smallest<int16_t>, a, b, c); }
 inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
   auto fma = [](__half x, __half y, __half z) { return __float2half(__half2float(x) * __half2float(y) + __half2float(z)); };
   return __halves2half2(fma(a.x, b.x, c.x), fma(a.y, b.y, c.y));

@@ -92,7 +92,7 @@ class Lanes:
     def _call(self, expr: Any, guard: Any) -> Any:
         name = expr.op.name if isinstance(expr.op, ir.Op) else str(expr.op)
         if name.endswith("if_then_else"):
-            condition = self._condition(expr.args[0], guard)
+            condition = self.condition(expr.args[0], guard)
             if isinstance(condition, tirx.IntImm):
                 return self._value(expr.args[1] if int(condition) else expr.args[2], guard)
             yes = self._value(expr.args[1], _both(guard, condition))
@@ -131,12 +131,12 @@ class Lanes:
             return tirx.call_pure_extern("float32", "__fdividef", a, b)
         return a / b
 
-    def _condition(self, expr: Any, guard: Any) -> Any:
+    def condition(self, expr: Any, guard: Any = None) -> Any:
         """The condition, simplified so that it names the lane only where it differs between lanes."""
         if isinstance(expr, tirx.And | tirx.Or):
-            return self.simplify(type(expr)(self._condition(expr.a, guard), self._condition(expr.b, guard)))
+            return self.simplify(type(expr)(self.condition(expr.a, guard), self.condition(expr.b, guard)))
         if isinstance(expr, tirx.Not):
-            return self.simplify(tirx.Not(self._condition(expr.a, guard)))
+            return self.simplify(tirx.Not(self.condition(expr.a, guard)))
         if loads_in(expr):
             return self._value(expr, guard)
         for kind, (negated, swapped) in _COMPARED.items():  # the simplifier knows `x * 8 + lane < c` best

@@ -18,7 +18,9 @@ from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.window.byte_pairs import BytePairs
 from subtune.backends.cuda.lowering.dependent_launch import STARTS_LATE
+from subtune.backends.cuda.source.axes import substituted
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Lanes, Unsupported, decoded, not_applicable, wide, widened_constant
 from subtune.backends.cuda.source.packed import Packed
@@ -33,12 +35,16 @@ _MAX_UNROLLED = 300  # window elements of a thread: a 7x7 window over six pixels
 
 @dataclass(frozen=True, slots=True)
 class WindowKnobs:
-    """`threads` of a block, `lanes` channels and `rows` times `cols` pixels of a thread."""
+    """`threads` of a block, `lanes` channels and `rows` times `cols` pixels of a thread.
+
+    `pairs`: bytes are compared two at a time, see `byte_pairs`.
+    """
 
     threads: int
     lanes: int
     rows: int
     cols: int
+    pairs: bool = False
 
 
 def schedule(problem: Problem[CUDAModel], knobs: WindowKnobs) -> Kernel | NotApplicable:
@@ -55,7 +61,7 @@ def schedule(problem: Problem[CUDAModel], knobs: WindowKnobs) -> Kernel | NotApp
 
 
 def _schedule(sch: Schedule, stages: Stages, info: Window, knobs: WindowKnobs, exact: bool) -> Kernel | NotApplicable:
-    threads, lanes, rows, cols = knobs.threads, knobs.lanes, knobs.rows, knobs.cols
+    lanes, rows, cols = knobs.lanes, knobs.rows, knobs.cols
     anchor = sch.get(stages.anchors[0])
     shape = tuple(axis.extent for axis in info.axes if axis.role != "k")
     if info.of_role("n")[0].index != len(shape) - 1 or shape[-1] % lanes:
@@ -67,17 +73,17 @@ def _schedule(sch: Schedule, stages: Stages, info: Window, knobs: WindowKnobs, e
         return NotApplicable("too large a window for so many pixels")
     outputs = [sch.get(output) for output in stages.outputs]
     packed = Packed.of(sch.mod["main"], info.to_pack, info.of_role("n")[0].index)
-    writer = _WindowWriter(anchor, outputs, shape, (threads, lanes, rows, cols), exact, packed)
+    writer = _WindowWriter(anchor, outputs, shape, knobs, exact, packed)
     return packed.kernel(prim_func(sch.mod["main"], [writer.write()]).with_attr(STARTS_LATE, 1))
 
 
 class _WindowWriter:
     def __init__(
-        self, anchor: Any, outputs: list[Any], shape: tuple[int, ...], tile: tuple[int, int, int, int], exact: bool,
-        packed: Packed,
-    ) -> None:  # fmt: skip
+        self, anchor: Any, outputs: list[Any], shape: tuple[int, ...], knobs: WindowKnobs, exact: bool, packed: Packed
+    ) -> None:
         self._anchor, self._shape, self._packed = anchor, shape, packed
-        self._threads, self._lanes, self._rows, self._cols = tile
+        self._threads, self._lanes, self._rows, self._cols = knobs.threads, knobs.lanes, knobs.rows, knobs.cols
+        self._is_in_pairs = knobs.pairs
         self._code = Code(exact)
         self._results = Results(self._code, anchor, outputs, shape)
 
@@ -104,35 +110,43 @@ class _WindowWriter:
         return code.kernel()
 
     def _body(self, images: list[Any], starts: list[Any], channel: Any, lane: Any) -> None:
-        code, lanes, anchor = self._code, self._lanes, self._anchor
-        reader = Lanes(code, lane, lanes, self._results.known)
+        code, anchor = self._code, self._anchor
+        reader = Lanes(code, lane, self._lanes, self._results.known)
         combiner, element, identity = combination(anchor)
         element = self._packed.moved(element)
-        buffer = anchor.body.buffer
-        dtype = wide(str(buffer.dtype))
         pixels = list(product(range(self._rows), range(self._cols)))
-        sums = code.local(dtype, len(pixels) * lanes, "sum")
-        with code.unrolled(len(pixels) * lanes) as i:
-            code.store(sums, i, widened_constant(identity))
         spatial = [iv for iv in anchor.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
-        reduced = [iv for iv in anchor.iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce]
         places = []
         for i, j in pixels:
             place = [*images, starts[0] + i, starts[1] + j, channel]
             places.append(place[len(place) - len(spatial) :])
-        taps = [range(int(iv.dom.extent)) for iv in reduced]
-        first, rest = (taps[0], list(product(*taps[1:]))) if taps else (range(1), [()])
-        for tap in first:
-            values = []
-            for other in rest:
-                for pixel, place in enumerate(places):
-                    axes = {iv.var: index for iv, index in zip(spatial, place, strict=True)}
-                    chosen = (tap, *other) if taps else ()
-                    axes |= {iv.var: const(index) for iv, index in zip(reduced, chosen, strict=True)}
-                    values.append((pixel, reader.compute(element, axes)))
+        axes = [{iv.var: index for iv, index in zip(spatial, place, strict=True)} for place in places]
+        if self._is_in_pairs:
+            pairs = BytePairs(code, reader, combiner, identity, len(pixels))
+            for taps in self._taps():
+                words = [(pixel, pairs.read(substituted(element, one | tap)))
+                         for tap in taps for pixel, one in enumerate(axes)]  # fmt: skip
+                for pixel, word in words:
+                    pairs.add(pixel, word)
+            for pixel, place in enumerate(places):
+                self._results.store(reader, place, pairs.extreme(pixel))
+            return
+        lanes = self._lanes
+        sums = code.local(wide(str(anchor.body.buffer.dtype)), len(pixels) * lanes, "sum")
+        with code.unrolled(len(pixels) * lanes) as i:
+            code.store(sums, i, widened_constant(identity))
+        for taps in self._taps():
+            values = [(pixel, reader.compute(element, one | tap)) for tap in taps for pixel, one in enumerate(axes)]
             for pixel, value in values:
                 with code.unrolled(lanes) as v:
-                    at = const(pixel * lanes) + v
-                    code.store(sums, at, combiner(load(sums, at), reader.at(value, v)))
+                    held = const(pixel * lanes) + v
+                    code.store(sums, held, combiner(load(sums, held), reader.at(value, v)))
         for pixel, place in enumerate(places):
             self._results.store(reader, place, load(sums, const(pixel * lanes) + lane))
+
+    def _taps(self) -> list[list[dict[Any, Any]]]:
+        """The window's axes at each of its elements, row by row: all of a row is asked for before any is combined."""
+        reduced = [iv for iv in self._anchor.iter_vars if int(iv.iter_type) == tirx.IterVar.CommReduce]
+        first, *others = [range(int(iv.dom.extent)) for iv in reduced] or [range(1)]
+        taps = [[(tap, *other) for other in product(*others)] for tap in first]
+        return [[{iv.var: const(at) for iv, at in zip(reduced, tap, strict=False)} for tap in row] for row in taps]
