@@ -63,6 +63,8 @@ def _rounded(value: Any, step: Any, zero: Any, limits: np.iinfo) -> Any:
     """Of float32, by its bits. Bounded first, so that all that follows is finite."""
     zero = zero.astype("int32")
     low, high = (_scaled(tirx.const(int(limit), "int32") - zero, step) for limit in (limits.min, limits.max))
+    if not isinstance(step, tirx.FloatImm):  # one that a model computes may be negative
+        low, high = tirx.min(low, high), tirx.max(low, high)
     ratio = tirx.max(tirx.min(value, high), low)
     if not _is_one(step):
         ratio = _quotient(ratio, step)

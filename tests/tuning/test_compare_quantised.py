@@ -80,7 +80,7 @@ def quantised_resnet(folder: Path) -> Path:
     info = model.graph.input[0]
     plain, prepared, path = (folder / f"{name}.onnx" for name in ("plain", "prepared", "quantised"))
     onnx.save(model, plain)
-    quant_pre_process(plain, prepared)
+    quant_pre_process(plain, prepared, skip_symbolic_shape=True)
     quantize_static(
         prepared, path, Samples(), quant_format=QuantFormat.QDQ, activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8, per_channel=True,
@@ -103,7 +103,8 @@ def test_a_model_of_onnx_runtimes_quantiser(tmp_path: Path) -> None:
 def test_both_units_take_the_same_candidates(target: str) -> None:
     """On a processor and on a GPU: what is ranked is not empty."""
     device = backends.device_of(target, is_measured=False)
-    for pair in units(residual(), forms=device.backend.forms(device.model)):
+    forms = replace(device.backend.forms(device.model), byte_row=1)  # so few channels would be computed in halves
+    for pair in units(residual(), forms=forms):
         proposed = dict.fromkeys(c for unit in pair for c in backends.candidates(unit, device, 4))
         kernels = {c: [backends.schedule(unit, c, device) for unit in pair] for c in proposed}
         assert sum(all(isinstance(one, Kernel) for one in of) for of in kernels.values()) >= ENOUGH

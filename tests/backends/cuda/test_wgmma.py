@@ -164,7 +164,7 @@ def test_integer_results_are_requantised():
     assert (dtype, info.acc_dtype) == ("int8", "int32")
     total = np.random.default_rng(0).integers(-30000, 30000, (16, 32)).astype("int32")
     out = tvm.runtime.tensor(np.zeros((16, 32), "int8"))
-    run(tvm.runtime.tensor(total), out)
+    run(tvm.runtime.tensor(total), tvm.runtime.tensor(np.float32(0.01)), out)
     wanted = np.clip(np.round(total.astype("float32") * np.float32(0.01)), -128, 127)
     np.testing.assert_array_equal(out.numpy(), wanted.astype("int8"))
 

@@ -183,5 +183,6 @@ def _iteration(kernel: _Kernel, stage: Stage) -> Any:
     """What a loop does in one iteration, which comes before the addresses."""
     index = tirx.Var(stage.loop.loop_var.name, stage.loop.loop_var.ty)
     body = substitute(stage.loop.body, {stage.loop.loop_var: index})
-    func = by_address(kernel.func, tirx.SeqStmt([*kernel.steps.buffers, body]), [index])
+    whole = tirx.SeqStmt([*kernel.steps.buffers, body]) if kernel.steps.buffers else body
+    func = by_address(kernel.func, whole, [index])
     return func.without_attr(FLUSHES)  # the launch does it
