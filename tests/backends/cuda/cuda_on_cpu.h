@@ -209,6 +209,7 @@ template <class T, class Sum> void mma(int depth, const uint32_t* a, const uint3
 #define __syncthreads() emu::give_way(emu::AT_BLOCK)
 #define __syncwarp(...) emu::give_way(emu::AT_WARP)
 #define __fmul_rn(a, b) ((float)(a) * (float)(b))
+#define __fmaf_rn(a, b, c) std::fma((float)(a), (float)(b), (float)(c))
 #define __activemask() 0xFFFFFFFFu
 #define __cvta_generic_to_shared(p) emu::shared_address(p)
 template <class T> T __shfl_xor_sync(unsigned, T v, int mask, int = 32) { return emu::shuffled(v, emu::lane() ^ mask); }

@@ -10,12 +10,11 @@ padding, is computed pixel by pixel; the last vector overlaps its neighbour.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
-import tvm_ffi
-from tvm import ir, tirx
+from tvm import tirx
 from tvm.s_tir import Schedule
-from tvm.sym import Analyzer
 from tvm.tirx import PrimFunc
 
 from subtune.backends.base import Family
@@ -25,14 +24,11 @@ from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.numerics import BYTES
 from subtune.patterns.elementwise import Elementwise
+from subtune.patterns.side_by_side import MAX_CHANNELS, SideBySide, side_by_side
 from subtune.patterns.stages import inline
 from subtune.tir.blocks import with_stages, written
-from subtune.tir.expressions import conjuncts, is_same, loads, variables
 from subtune.tir.shuffle import shuffled
 from subtune.tir.substitute import substitute
-
-_CHANNELS = (2, 3, 4)
-_CONDITIONAL = frozenset({"prim.if_then_else", "tirx.if_then_else"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,7 @@ def accepts(problem: CPUProblem) -> str:
     if sum(arg.is_output for arg in problem.workload.args) > 1 or output.dtype not in BYTES:
         return "no single result of bytes"
     shape = [int(extent) for extent in output.shape]
-    return "" if len(shape) > 2 and shape[-1] in _CHANNELS else "not a few channels side by side"
+    return "" if len(shape) > 2 and 2 <= shape[-1] <= MAX_CHANNELS else "not a few channels side by side"
 
 
 def candidates(problem: CPUProblem) -> list[Candidate]:
@@ -72,89 +68,50 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
 
 
 def _interleaved(func: PrimFunc, block: Any, knobs: Knobs) -> PrimFunc | NotApplicable:
-    store, axes = block.body, list(block.iter_vars)
-    if not isinstance(store, tirx.BufferStore) or len(axes) != len(store.indices):
-        return NotApplicable("the result is stored otherwise")
-    if not all(is_same(index, axis.var) for index, axis in zip(store.indices, axes, strict=True)):
-        return NotApplicable("the result is stored in another order")
-    (*outer, w, c), lanes = axes, knobs.lanes
-    for load in loads(store.value):
-        if load.indices and not _runs_along(load.indices, w.var):
-            return NotApplicable("an operand does not lie along the pixels of a row")
-    width, channels = int(w.dom.extent), int(c.dom.extent)
-    begin, end = _inside(store.value, w.var, width)
-    if end - begin < lanes:
+    found = side_by_side(block)
+    if isinstance(found, NotApplicable):
+        return found
+    if found.end - found.begin < knobs.lanes:
         return NotApplicable("rows of fewer pixels than a vector")
     row = tirx.Var("row", "int64")
     places, left = {}, row
-    for axis in reversed(outer):
-        places[axis.var] = left % axis.dom.extent
-        left = left // axis.dom.extent
-    parts = [_pixels(block, w.var, channels, *ends) for ends in ((0, begin), (end, width)) if ends[0] < ends[1]]
-    vectors, buffers = _vectors(block, w.var, channels, (begin, end), lanes)
+    for axis, extent in reversed(list(zip(found.axes[:-2], found.extents[:-2], strict=True))):
+        places[axis] = left % _int(extent)
+        left = left // _int(extent)
+    sides = (0, found.begin), (found.end, found.width)
+    parts = [_pixels(block, found, *ends) for ends in sides if ends[0] < ends[1]]
+    vectors, buffers = _vectors(block, found, knobs.lanes)
     parts.append(vectors)
     body = substitute(tirx.SeqStmt(parts) if len(parts) > 1 else parts[0], places)
-    extent = 1
-    for axis in outer:
-        extent *= int(axis.dom.extent)
+    extent = prod(found.extents[:-2])
     kind = tirx.ForKind.SERIAL if knobs.serial or extent == 1 else tirx.ForKind.PARALLEL
     loop = tirx.For(row, _int(0), _int(extent), kind, body)
     return with_stages(func, [written(block.name_hint, loop, buffers)], func.body.block.alloc_buffers)
 
 
-def _runs_along(indices: Any, w: Any) -> bool:
-    """Whether the innermost index, and no other, is `w` plus what does not depend on it; or none depends on it."""
-    *others, last = indices
-    if any(w in variables(index) for index in others):
-        return False
-    step = Analyzer().simplify(substitute(last, {w: w + tirx.const(1, w.ty.dtype)}) - last)
-    return isinstance(step, tirx.IntImm) and int(step) in (0, 1)
-
-
-def _inside(value: Any, w: Any, width: int) -> tuple[int, int]:
-    """The positions along `w` between which every condition on it alone holds."""
-    found: list[Any] = []
-    tvm_ffi.structural_walk(value, (ir.Call, lambda call: found.append(call) if _is_choice(call) else None))
-    asked = [one for call in found for one in conjuncts(call.args[0]) if set(variables(one)) == {w}]
-    analyzer = Analyzer()
-    held = [
-        all(_is_true(analyzer.simplify(substitute(one, {w: tirx.const(at, w.ty.dtype)}))) for one in asked)
-        for at in range(width)
-    ]
-    begin = held.index(True) if True in held else 0
-    end = next((at for at in range(begin, width) if not held[at]), width)
-    return (begin, end) if True in held else (0, 0)
-
-
-def _is_choice(call: Any) -> bool:
-    return isinstance(call.op, ir.Op) and call.op.name in _CONDITIONAL
-
-
-def _is_true(condition: Any) -> bool:
-    return isinstance(condition, tirx.IntImm) and bool(int(condition))
-
-
-def _pixels(block: Any, w: Any, channels: int, begin: int, end: int) -> Any:
+def _pixels(block: Any, found: SideBySide, begin: int, end: int) -> Any:
     """Pixels one after the other."""
     at, store = tirx.Var("pixel", "int64"), block.body
+    *_, w, c = found.axes
     stores = []
-    for channel in range(channels):
-        place = {w: at + _int(begin), block.iter_vars[-1].var: _int(channel)}
+    for channel in range(found.channels):
+        place = {w: at + _int(begin), c: _int(channel)}
         indices = [substitute(index, place) for index in store.indices]
-        stores.append(tirx.BufferStore(store.buffer, substitute(store.value, place), indices))
+        stores.append(tirx.BufferStore(store.buffer, substitute(found.anywhere, place), indices))
     return tirx.For(at, _int(0), _int(end - begin), tirx.ForKind.SERIAL, tirx.SeqStmt(stores))
 
 
-def _vectors(block: Any, w: Any, channels: int, ends: tuple[int, int], lanes: int) -> tuple[Any, list[Any]]:
+def _vectors(block: Any, found: SideBySide, lanes: int) -> tuple[Any, list[Any]]:
     """Vectors of pixels, one of every channel, whose bytes are then stored in turns; and the buffers they are in."""
-    (begin, end), store, dtype = ends, block.body, str(block.body.buffer.dtype)
+    begin, end, channels = found.begin, found.end, found.channels
+    *_, w, c = found.axes
+    store, dtype = block.body, str(block.body.buffer.dtype)
     vector, lane = tirx.Var("vector", "int64"), tirx.Var("lane", "int64")
     first = tirx.min(_int(begin) + vector * _int(lanes), _int(end - lanes))
     kept = [tirx.decl_buffer([_int(lanes)], dtype, f"channel{i}", scope="local") for i in range(channels)]
     steps = []
     for channel, buffer in enumerate(kept):
-        value = tvm_ffi.structural_map(store.value, (ir.Call, lambda call: _without(call, w)))
-        value = substitute(value, {w: first + lane, block.iter_vars[-1].var: _int(channel)})
+        value = substitute(found.value, {w: first + lane, c: _int(channel)})
         one = tirx.BufferStore(buffer, value, [lane])
         steps.append(tirx.For(lane, _int(0), _int(lanes), tirx.ForKind.VECTORIZED, one))
     whole = tirx.Ramp(_int(0), _int(1), lanes)
@@ -165,14 +122,6 @@ def _vectors(block: Any, w: Any, channels: int, ends: tuple[int, int], lanes: in
     steps.append(tirx.BufferStore(store.buffer, shuffled(vectors, turns), [*indices, together]))
     count = -(-(end - begin) // lanes)
     return tirx.For(vector, _int(0), _int(count), tirx.ForKind.SERIAL, tirx.SeqStmt(steps)), kept
-
-
-def _without(call: Any, w: Any) -> Any:
-    """A choice without the conditions on `w` alone, which hold."""
-    if not _is_choice(call):
-        return call
-    asked = [one for one in conjuncts(call.args[0]) if set(variables(one)) != {w}]
-    return tirx.if_then_else(tirx.all(*asked), *call.args[1:]) if asked else call.args[1]
 
 
 def _int(value: int) -> Any:

@@ -17,6 +17,7 @@ from subtune.backends.cuda.families import (
     gemv,
     gemv_packed,
     grouped,
+    interleaved,
     mma,
     moments,
     pooled_stem,
@@ -62,6 +63,7 @@ FAMILIES: tuple[Family[Any, Any], ...] = (
     moments.FAMILY,
     elementwise.FAMILY,
     transpose.FAMILY,
+    interleaved.FAMILY,
     direct.FAMILY,
     each.FAMILY,
 )
