@@ -203,7 +203,9 @@ class Database:
         rows = self._read("SELECT func, num_outputs FROM workloads WHERE key = ?", (key,))
         if not rows:
             return None
-        return Workload.from_json(zlib.decompress(rows[0][0]).decode(), rows[0][1])
+        from subtune.tir.saved import read_workload  # with TVM, which most of a database does without
+
+        return read_workload(zlib.decompress(rows[0][0]).decode(), rows[0][1])
 
     def gc(self, *, older_than_s: float | None = None, versions: Collection[Versions] | None = None) -> int:
         """Delete what does not hold under one of `versions`, and what is older than `older_than_s` seconds.

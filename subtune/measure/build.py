@@ -7,12 +7,12 @@ import time
 from functools import lru_cache
 from typing import Any
 
-import subtune.tir.fused  # noqa: F401  # registers an operator that workloads have
 from subtune.core.kernel import NotApplicable
 from subtune.core.measurement import Failure, FailureKind
 from subtune.core.record import func_hash
 from subtune.core.workload import Workload
 from subtune.measure.messages import BuildJob, Library
+from subtune.tir.saved import read_workload
 
 _REASON_CHARS = 500
 
@@ -37,7 +37,7 @@ def handle(job: BuildJob) -> Library | Failure:
 
 @lru_cache(maxsize=64)
 def load_workload(text: str, num_outputs: int) -> Workload:
-    return Workload.from_json(text, num_outputs)
+    return read_workload(text, num_outputs)
 
 
 @lru_cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 import time
 import zlib
 from dataclasses import replace
@@ -24,6 +26,9 @@ from subtune.core.record import Record
 from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
 from subtune.database import Database, export_metaschedule, import_metaschedule, store
+from subtune.passes.extract import extract
+from subtune.passes.outline import outline
+from subtune.passes.partition import partition
 
 CANDIDATE = Candidate.make("tiled", 0.5, mr=4, order="m", flag=True)
 TODAY = Versions("tvm-1/cpu-1", (("default", 1), ("tiled", 3), ("other", 2)))
@@ -353,3 +358,24 @@ def test_import_of_what_is_no_metaschedule_database(database, tmp_path):
 def test_default_is_a_candidate_like_any_other(database, workload):
     database.add_record(workload, record_of(workload, candidate=DEFAULT), TODAY)
     assert database.lookup(workload, X).is_default
+
+
+def test_another_process_reads_a_quantised_workload(tmp_path):
+    """Its division is an operator of our own, which a process has to know."""
+    x, scale = relax.Var("x", relax.TensorType((8, 16), "float32")), relax.const(np.float32(0.1))
+    body = relax.op.quantize(x, scale, relax.const(3, "uint8"), axis=0, out_dtype="uint8")
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            result = bb.emit_output(bb.normalize(body))
+        bb.emit_func_output(result)
+    mod = bb.finalize()
+    (subgraph,) = extract(outline(mod, partition(mod)))
+    assert "subtune_fma" in subgraph.workload.func.script()
+    with Database(tmp_path / "t.db") as database:
+        database.add_measurements(subgraph.workload, X, [Measurement(CANDIDATE, FAST)])
+    program = "import sys; from subtune.database import Database\n"
+    program += "with Database(sys.argv[1]) as database: print(database.workload(sys.argv[2]).key)"
+    command = [sys.executable, "-c", program, str(tmp_path / "t.db"), subgraph.workload.key]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.stdout.strip() == subgraph.workload.key, found.stderr
