@@ -9,6 +9,7 @@ be a division more; where a sum lies in the middle between two bytes, the two wa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,16 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
+from subtune.core.byte_sums import rest_of_sum
 from subtune.core.numerics import BYTES
 from subtune.passes.exprs import Expr, array_of, dtype_of, make_const, shape_of
-from subtune.passes.integer_operands import Quantised, quantised
+from subtune.passes.integer_operands import Quantised, quantised, quantises
 from subtune.passes.rewriter import Walk, rewrite
 
 
 def byte_sums(mod: tvm.IRModule) -> tvm.IRModule:
     """`mod` with sums of bytes as sums of multiples."""
-    return rewrite(mod, {"relax.quantize": (_summed,)})
+    return rewrite(mod, {"relax.quantize": (_summed,)}) if quantises(mod) else mod
 
 
 def _summed(walk: Walk, call: Call) -> Expr | None:
@@ -44,7 +46,7 @@ def _summed(walk: Walk, call: Call) -> Expr | None:
         ra, rb = (one.scale.reshape(()).astype(np.float32) / step for one in (first, second))
     if not (0 < ra < np.inf and 0 < rb < np.inf):
         return None
-    rest = np.float32(zero.reshape(())) - _fused(ra, _zero(first), rb * np.float32(_zero(second)))
+    rest = rest_of_sum((ra, first.zero.reshape(())), (rb, second.zero.reshape(())), zero.reshape(()))
     added = relax.op.add(_times(second, rb), make_const(np.asarray(rest, np.float32)))
     made = relax.op.add(_times(first, ra), added)
     nothing = make_const(np.zeros((), dtype_of(call)))
@@ -52,17 +54,8 @@ def _summed(walk: Walk, call: Call) -> Expr | None:
 
 
 def _times(given: Quantised, factor: Any) -> Expr:
-    nothing = make_const(np.zeros((), dtype_of(given.values)))
-    return relax.op.dequantize(given.values, make_const(np.asarray(factor)), nothing, axis=0, out_dtype="float32")
-
-
-def _zero(given: Quantised) -> int:
-    return int(given.zero.reshape(()))
-
-
-def _fused(a: Any, b: float, c: Any) -> np.float32:
-    """a * b + c, rounded once: of bytes and 24 bits, float64 holds the product."""
-    return np.float32(np.float64(a) * b + np.float64(c))
+    nothing = np.zeros((), dtype_of(given.values))
+    return replace(given, scale=np.asarray(factor), zero=nothing).again(given.values)
 
 
 def _is_column(values: Expr) -> bool:

@@ -21,6 +21,7 @@ from subtune.passes.elementwise import BINARY, UNARY, is_lookup
 from subtune.passes.exprs import Expr, array_of, dtype_of, make_const, op_name, shape_of
 from subtune.passes.fold_constants import evaluated, operand_of
 from subtune.passes.fold_table import TABLE
+from subtune.passes.integer_operands import quantises
 from subtune.passes.opkind import COSTLY
 from subtune.passes.rewriter import Walk, rewrite
 
@@ -30,7 +31,7 @@ _STEPS = UNARY | BINARY
 
 def byte_tables(mod: tvm.IRModule) -> tvm.IRModule:
     """`mod` with functions of single bytes as tables."""
-    return rewrite(mod, {"relax.quantize": (_as_table,)})
+    return rewrite(mod, {"relax.quantize": (_as_table,)}) if quantises(mod) else mod
 
 
 def legalize_take(bb: Any, call: Call) -> Any:
@@ -74,13 +75,12 @@ class _Chain:
 
         Of several that are read, the last one made is replaced by what it is made of.
         """
-        order = {var: at for at, var in enumerate(self._walk.defs)}
         found, read = None, self._read_by(self._result)
         while read:
             if len(read) == 1:
                 (leaf,) = read
                 found = leaf if self._costly or self._roundings > 1 else found
-            last = max(read, key=lambda var: order.get(var, -1))
+            last = next((var for var in reversed(self._walk.defs) if var in read), next(iter(read)))
             made = self._walk.definition(last)
             if not _is_rounding(made):
                 break

@@ -84,16 +84,22 @@ def _astype(call: Call, array: Array) -> Array:
     return array.astype(dtype)
 
 
+def _along_axis(call: Call, array: Array, numbers: Array) -> Array:
+    """A number, or those of each position along the call's axis, beside `array`."""
+    if not numbers.ndim:
+        return numbers
+    axis = positive_axis(call.attrs.axis, array.ndim)
+    return numbers.reshape([-1 if a == axis else 1 for a in range(array.ndim)])
+
+
 def _dequantize(call: Call, array: Array, scale: Array, zero: Array) -> Array:
-    along = [-1 if axis == positive_axis(call.attrs.axis, array.ndim) else 1 for axis in range(array.ndim)]
-    scale, zero = (one.reshape(along) if one.ndim else one for one in (scale, zero))
+    scale, zero = (_along_axis(call, array, one) for one in (scale, zero))
     return (array.astype(np.int32) - zero.astype(np.int32)).astype(dtype_of(call)) * scale.astype(dtype_of(call))
 
 
 def _quantize(call: Call, array: Array, scale: Array, zero: Array) -> Array:
     limits = np.iinfo(dtype_of(call))
-    along = [-1 if axis == positive_axis(call.attrs.axis, array.ndim) else 1 for axis in range(array.ndim)]
-    scale, zero = (one.reshape(along) if one.ndim else one for one in (scale, zero))
+    scale, zero = (_along_axis(call, array, one) for one in (scale, zero))
     if str(array.dtype) != "float32" or np.isnan(array).any():
         raise NotFolded
     return np.clip(np.rint(array / scale) + zero.astype(np.float32), limits.min, limits.max).astype(dtype_of(call))

@@ -26,7 +26,8 @@ COPIES = (*VIEWS, "relax.permute_dims", "relax.strided_slice", "relax.take")
 """What only moves elements of its first operand."""
 MOVED = (*COPIES, "relax.nn.max_pool1d", "relax.nn.max_pool2d", "relax.nn.max_pool3d")
 """The same, and what takes the largest of a window."""
-_SIGN = 128
+SIGN = 128
+"""Between a byte without a sign and the one with it that has the same bits but the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,13 @@ class Quantised:
         """`values` with the same meaning."""
         scale, zero = make_const(self.scale), make_const(self.zero)
         return relax.op.dequantize(values, scale, zero, axis=axis, out_dtype="float32")
+
+
+def quantises(mod: tvm.IRModule) -> bool:
+    """Whether anything is quantised: to walk all of a model for what it has not takes longer than this look."""
+    return any(
+        op_name(binding.value) == "relax.quantize" for block in mod["main"].body.blocks for binding in block.bindings
+    )
 
 
 def quantised(walk: Walk, expr: Expr) -> Quantised | None:
@@ -154,15 +162,15 @@ def _of_numbers(numbers: np.ndarray, summed: tuple[int, ...], scale: np.ndarray,
     """
     if not numbers.size:
         return NotApplicable("is empty")
-    if summed == (numbers.ndim - 1,) and numbers.min() >= 0 and numbers.max() < 2 * _SIGN:
+    if summed == (numbers.ndim - 1,) and numbers.min() >= 0 and numbers.max() < 2 * SIGN:
         return Operand(make_const(numbers.astype(np.uint8)), None, scale, axis)
     shift = np.zeros((), np.int32)
     for along in (None, summed):
         low, high = numbers.min(along, keepdims=True), numbers.max(along, keepdims=True)
-        if along is None and low.min() >= -_SIGN and high.max() < _SIGN:
+        if along is None and low.min() >= -SIGN and high.max() < SIGN:
             break
-        if (high.astype(np.int64) - low < 2 * _SIGN).all():
-            shift = (low if along else low.reshape(())) + _SIGN
+        if (high.astype(np.int64) - low < 2 * SIGN).all():
+            shift = (low if along else low.reshape(())) + SIGN
             break
     else:
         return NotApplicable("has numbers too far apart for 8 bits")
@@ -191,10 +199,10 @@ def signed(walk: Walk, given: Operand) -> Operand:
         return given
     known = given.zero_array
     if known is not None:
-        moved = known.astype(np.int32) - _SIGN
+        moved = known.astype(np.int32) - SIGN
         zero = make_const(moved) if np.any(moved) else None
     else:
-        zero = relax.op.subtract(given.zero, make_const(np.array(_SIGN, np.int32)))
+        zero = relax.op.subtract(given.zero, make_const(np.array(SIGN, np.int32)))
     return replace(given, values=_signed(walk, given.values), zero=zero)
 
 
@@ -202,11 +210,16 @@ def _signed(walk: Walk, values: Expr) -> Expr:
     """uint8 minus 128, as int8."""
     bits = array_of(values)
     if bits is not None:
-        return make_const(np.asarray(bits ^ np.uint8(_SIGN)).view(np.int8))
+        return make_const(np.asarray(bits ^ np.uint8(SIGN)).view(np.int8))
     made = walk.definition(values)
     if op_name(made) in MOVED:
         return tvm.ir.Call(made.op, [_signed(walk, made.args[0]), *list(made.args)[1:]], made.attrs, made.ty_args)
     if op_name(made) == "relax.quantize":
         x, scale, zero = made.args
         return relax.op.quantize(x, scale, _signed(walk, zero), axis=int(made.attrs.axis), out_dtype="int8")
-    return relax.op.astype(relax.op.bitwise_xor(values, make_const(np.array(_SIGN, np.uint8))), "int8")
+    return flipped(values)
+
+
+def flipped(values: Expr) -> Expr:
+    """uint8 -> int8, 128 less: q ^ 128."""
+    return relax.op.astype(relax.op.bitwise_xor(values, make_const(np.array(SIGN, np.uint8))), "int8")

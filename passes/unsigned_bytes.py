@@ -17,14 +17,13 @@ from tvm.ir import Call
 
 from subtune.core.forms import ANY, Forms
 from subtune.passes.exprs import Expr, array_of, dtype_of, make_const
+from subtune.passes.integer_operands import SIGN, flipped, quantises
 from subtune.passes.rewriter import Walk, rewrite
-
-_SIGN = 128
 
 
 def unsigned_bytes(mod: tvm.IRModule, forms: Forms = ANY) -> tvm.IRModule:
     """`mod` with unsigned activations, where `forms` wants them."""
-    if not forms.unsigned_bytes:
+    if not forms.unsigned_bytes or not quantises(mod):
         return mod
     return rewrite(
         mod,
@@ -43,7 +42,7 @@ def _quantised_unsigned(_walk: Walk, call: Call) -> Expr | None:
         return None
     axis = int(call.attrs.axis)
     made = relax.op.quantize(call.args[0], call.args[1], _moved(zero), axis=axis, out_dtype="uint8")
-    return relax.op.astype(relax.op.bitwise_xor(made, make_const(np.array(_SIGN, np.uint8))), "int8")
+    return flipped(made)
 
 
 def _read_unsigned(walk: Walk, call: Call) -> Expr | None:
@@ -59,7 +58,7 @@ def _widened_unsigned(walk: Walk, call: Call) -> Expr | None:
     unsigned = _signed(walk, call.args[0])
     if unsigned is None or dtype_of(call) != "int32":
         return None
-    return relax.op.subtract(relax.op.astype(unsigned, "int32"), make_const(np.array(_SIGN, np.int32)))
+    return relax.op.subtract(relax.op.astype(unsigned, "int32"), make_const(np.array(SIGN, np.int32)))
 
 
 def _shifted_once(walk: Walk, call: Call) -> Expr | None:
@@ -73,11 +72,11 @@ def _shifted_once(walk: Walk, call: Call) -> Expr | None:
 def _signed(walk: Walk, expr: Expr) -> Expr | None:
     """q where `expr` is signed(q)."""
     cast = walk.defined_by(expr, "relax.astype")
-    flipped = None if cast is None or dtype_of(cast) != "int8" else walk.defined_by(cast.args[0], "relax.bitwise_xor")
-    sign = None if flipped is None else array_of(flipped.args[1])
-    is_sign = sign is not None and str(sign.dtype) == "uint8" and bool(np.all(sign == _SIGN))
-    return flipped.args[0] if flipped is not None and is_sign else None
+    bits = None if cast is None or dtype_of(cast) != "int8" else walk.defined_by(cast.args[0], "relax.bitwise_xor")
+    sign = None if bits is None else array_of(bits.args[1])
+    is_sign = sign is not None and str(sign.dtype) == "uint8" and bool(np.all(sign == SIGN))
+    return bits.args[0] if bits is not None and is_sign else None
 
 
 def _moved(zero: np.ndarray) -> Expr:
-    return make_const((zero.astype(np.int32) + _SIGN).astype(np.uint8))
+    return make_const((zero.astype(np.int32) + SIGN).astype(np.uint8))

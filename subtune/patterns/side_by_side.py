@@ -58,6 +58,12 @@ class SideBySide:
         return tuple(one for one in loads(self.value) if one.indices and w in variables(one.indices[-1]))
 
 
+def has_few_channels(workload: Workload) -> bool:
+    """Whether a workload has one result, whose last axis is as short as channels of an image; a look at its shape."""
+    shape = workload.args[-1].shape
+    return workload.num_outputs == 1 and len(shape) > 2 and shape[-1] in range(2, MAX_CHANNELS + 1)
+
+
 @lru_cache(maxsize=4)
 def planes_of(workload: Workload) -> tuple[PrimFunc, Any, SideBySide] | NotApplicable:
     """An elementwise workload of one result, its stages inlined: the function, its block, and this as planes."""

@@ -69,8 +69,9 @@ def position(workload: Workload, device: Device) -> Position:
 
 
 def narrowest_input(workload: Workload) -> str:
-    """The data type with the fewest bits among the inputs; float32 where there are none."""
-    inputs = [arg.dtype for arg in workload.args if not arg.is_output]
+    """The data type with the fewest bits among the inputs but single numbers, such as a zero point; float32 where there
+    are none."""
+    inputs = [arg.dtype for arg in workload.args if not arg.is_output and arg.shape]
     return min(inputs, key=dtype_bits, default="float32")
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
+from tvm import relax
+from tvm.relax import op
 
 from subtune.backends import as_device
 from subtune.backends.cpu.device import CPU
@@ -12,7 +16,8 @@ from subtune.backends.cuda.device import CUDA
 from subtune.core.workload import Workload
 from subtune.tuning.op_level import anchor_alone
 from subtune.tuning.order import bound_s
-from subtune.tuning.roofline import Placed, Position, position
+from subtune.tuning.roofline import Placed, Position, narrowest_input, position
+from tests.backends.cpu.test_bf16 import workload_of
 from tests.backends.cpu.test_int8 import conv
 
 VNNI = replace(CPU("icelake-server", threads=2), cycles_per_s=1e9, fma_per_cycle=2, dram_bytes_per_s=10e9)
@@ -78,3 +83,13 @@ def test_a_search_does_not_take_bytes_for_floats() -> None:
     _, subgraph = op_and_subgraph()
     fast, slow = (as_device(replace(VNNI, dram_bytes_per_s=1e15, features=of)) for of in (VNNI.features, ("avx2",)))
     assert bound_s(subgraph, slow) == pytest.approx(4 * bound_s(subgraph, fast))
+
+
+def test_a_zero_point_says_nothing_of_what_is_multiplied() -> None:
+    def body(_emit: Any, x: Any, w: Any) -> Any:
+        scale, zero = relax.const(np.float32(0.1)), relax.const(3, "uint8")
+        return op.quantize(op.matmul(x, w), scale, zero, axis=0, out_dtype="uint8")
+
+    workload = workload_of(body, [((8, 16), "float32")], [relax.const(np.ones((16, 32), "float32"))])
+    assert "uint8" in {arg.dtype for arg in workload.args if not arg.is_output}
+    assert narrowest_input(workload) == "float32"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from subtune.core.byte_sums import rest_of_sum
 from subtune.frontends.onnx.ops.node import (
     Converter,
     Expr,
@@ -82,11 +83,6 @@ def steps_of(node: Node, unit: Any, *scales: Any) -> np.float32:
     return np.float32(ratio)
 
 
-def _fused(a: Any, b: Any, c: Any) -> np.float32:
-    """a * b + c of float32, rounded once."""
-    return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
-
-
 def pairwise(node: Node, a: Expr, b: Expr, parameters: Sequence[Expr], of: Callable[..., Any]) -> Expr:
     """`of` every pair of elements of `a` and `b`, with numpy's broadcasting."""
     try:
@@ -116,7 +112,7 @@ def qlinear_add(node: Node) -> Expr:
         a, first, b, second = b, second, a, first  # what is the same along a row is added first
     result = grid_of(node, 6, 7, dtype(a))
     ra, rb = (steps_of(node, result.scale, grid.scale) for grid in (first, second))
-    fixed = np.float32(result.zero) - _fused(ra, first.zero, rb * np.float32(second.zero))
+    fixed = rest_of_sum((ra, first.zero), (rb, second.zero), result.zero)
 
     def total(p: Any, q: Any, rp: Any, rq: Any, rest: Any) -> Any:
         return saturated(p.astype("float32") * rp + (q.astype("float32") * rq + rest), result.dtype)

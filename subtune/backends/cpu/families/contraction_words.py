@@ -32,7 +32,16 @@ from subtune.backends.cpu.loops.padding import pad_axes
 from subtune.backends.cpu.loops.prefetch import prefetch_panels
 from subtune.backends.cpu.math.bf16_ops import DOT_LANES
 from subtune.backends.cpu.math.byte_ops import with_byte_dot
-from subtune.backends.cpu.math.words import BYTES, HALVES, InWords, WordPacking, Words, in_words, words_of
+from subtune.backends.cpu.math.words import (
+    BYTES,
+    HALVES,
+    InWords,
+    WordPacking,
+    Words,
+    axes_in_words,
+    in_words,
+    words_of,
+)
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.patterns.axes import Operand
@@ -62,9 +71,7 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     words, last = words_of(anchor), anchor.a.axes[-1]
     assert words is not None, "accepted"
     shortened = Contraction(
-        tuple(
-            replace(axis, extent=-(-axis.extent // words.count)) if axis.index == last else axis for axis in anchor.axes
-        ),
+        axes_in_words(anchor.axes, last, words.count),
         _in_words(anchor.a, last, words.count),
         _in_words(anchor.b, last, words.count),
         anchor.acc_dtype,

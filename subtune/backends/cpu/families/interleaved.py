@@ -14,7 +14,6 @@ from math import prod
 from typing import Any
 
 from tvm import tirx
-from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
 from subtune.backends.base import Family
@@ -24,8 +23,7 @@ from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.numerics import BYTES
 from subtune.patterns.elementwise import Elementwise
-from subtune.patterns.side_by_side import MAX_CHANNELS, SideBySide, side_by_side
-from subtune.patterns.stages import inline
+from subtune.patterns.side_by_side import SideBySide, has_few_channels, planes_of
 from subtune.tir.blocks import with_stages, written
 from subtune.tir.shuffle import shuffled
 from subtune.tir.substitute import substitute
@@ -42,11 +40,9 @@ class Knobs:
 def accepts(problem: CPUProblem) -> str:
     if not isinstance(problem.pattern, Elementwise):
         return "not elementwise"
-    (*_, output) = problem.workload.args
-    if sum(arg.is_output for arg in problem.workload.args) > 1 or output.dtype not in BYTES:
-        return "no single result of bytes"
-    shape = [int(extent) for extent in output.shape]
-    return "" if len(shape) > 2 and 2 <= shape[-1] <= MAX_CHANNELS else "not a few channels side by side"
+    if problem.workload.args[-1].dtype not in BYTES:
+        return "no result of bytes"
+    return "" if has_few_channels(problem.workload) else "not a few channels side by side"
 
 
 def candidates(problem: CPUProblem) -> list[Candidate]:
@@ -57,22 +53,16 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
 
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
-    sch = Schedule(problem.workload.func)
-    stages = inline(sch)
-    if isinstance(stages, NotApplicable):
-        return stages
-    if stages.anchors or stages.producers or len(stages.outputs) != 1:
-        return NotApplicable("not an elementwise workload")
-    made = _interleaved(sch.mod["main"], sch.get(stages.outputs[0]), knobs)
-    return made if isinstance(made, NotApplicable) else Kernel(made)
-
-
-def _interleaved(func: PrimFunc, block: Any, knobs: Knobs) -> PrimFunc | NotApplicable:
-    found = side_by_side(block)
+    found = planes_of(problem.workload)
     if isinstance(found, NotApplicable):
         return found
-    if found.end - found.begin < knobs.lanes:
+    func, block, planes = found
+    if planes.end - planes.begin < knobs.lanes:
         return NotApplicable("rows of fewer pixels than a vector")
+    return Kernel(_interleaved(func, block, planes, knobs))
+
+
+def _interleaved(func: PrimFunc, block: Any, found: SideBySide, knobs: Knobs) -> PrimFunc:
     row = tirx.Var("row", "int64")
     places, left = {}, row
     for axis, extent in reversed(list(zip(found.axes[:-2], found.extents[:-2], strict=True))):

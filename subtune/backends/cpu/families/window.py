@@ -187,9 +187,10 @@ def placed(
     ho, hi = sch.split(h, [None, ht])
     wo, wi = sch.split(w, [None, mr])
     sch.reorder(*outer, ho, co, hi, wo, *reduce, wi, cv, ci)
-    for pad in pads if knobs.inline else ():
-        sch.compute_inline(pad)
-    pads = [] if knobs.inline else pads
+    if knobs.inline:
+        for pad in pads:
+            sch.compute_inline(pad)
+        pads = []
     if outputs:
         sch.set_scope(block, 0, "local")
     else:
@@ -200,22 +201,32 @@ def placed(
     fused = sch.fuse(*outer, ho, *([co] if by_channels else []))
     for pad in pads:
         place_pad(sch, pad, None if by_channels else fused, device.lanes(), knobs.serial, knobs.ragged)
-    depth = len(sch.get_loops(block)) - len(reduce) - 3
-    sch.vectorize(ci)
-    is_small = prod(extent_of(sch, loop) for loop in reduce) <= _MAX_UNROLLED_WINDOW
-    for loop in (cv, wi, *(reduce if is_small else ())):
-        sch.unroll(loop)
     if not knobs.serial:
         sch.parallel(fused)
-    sch.decompose_reduction(block, reduce[0])
-    for output in outputs:
-        vectorize_tile(sch, output, depth, lanes)
+    _unroll(sch, block, reduce, (wi, cv, ci), outputs, lanes)
     func = sch.mod["main"]
     if knobs.ahead:
         func = prefetch_windows(func, str(sch.get(block).name_hint), sch.get(hi), sch.get(wo), cb)
     for param, _ in packings:
         func = split_prepack(func, param)
     return Kernel(func, tuple(packings), None if knobs.ahead or knobs.ragged else sch.trace)
+
+
+def _unroll(
+    sch: Schedule, block: Any, reduce: Sequence[Any], tile: tuple[Any, Any, Any], outputs: Sequence[Any], lanes: int
+) -> None:
+    """The tile in registers: its pixels and vectors of channels written out, and its window if that is small."""
+    depth = len(sch.get_loops(block)) - len(reduce) - len(tile)
+    wi, cv, ci = tile
+    sch.vectorize(ci)
+    sch.unroll(cv)
+    sch.unroll(wi)
+    if prod(extent_of(sch, loop) for loop in reduce) <= _MAX_UNROLLED_WINDOW:
+        for loop in reduce:
+            sch.unroll(loop)
+    sch.decompose_reduction(block, reduce[0])
+    for output in outputs:
+        vectorize_tile(sch, output, depth, lanes)
 
 
 def _overlapped(

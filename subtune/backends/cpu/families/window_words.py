@@ -21,7 +21,7 @@ from subtune.backends.cpu.families.window import Knobs, permutation, placed, til
 from subtune.backends.cpu.family import SERIAL, STREAMED, CPUProblem
 from subtune.backends.cpu.math import byte_columns, byte_ops
 from subtune.backends.cpu.math.bf16_ops import DOT_LANES
-from subtune.backends.cpu.math.words import BYTES, WordPacking, constant_words, sides
+from subtune.backends.cpu.math.words import BYTES, WordPacking, axes_in_words, constant_words, iter_vars_in_words, sides
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
 from subtune.patterns.stages import Stages, anchored, classify
@@ -67,9 +67,7 @@ def _row_axis(info: Window) -> int:
 
 def _in_words(info: Window) -> Window:
     """The window with its last axis counted in words."""
-    last = _row_axis(info)
-    axes = tuple(replace(a, extent=-(-a.extent // BYTES.count)) if a.index == last else a for a in info.axes)
-    return replace(info, axes=axes)
+    return replace(info, axes=axes_in_words(info.axes, _row_axis(info), BYTES.count))
 
 
 def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
@@ -147,13 +145,7 @@ def _rewritten(func: PrimFunc, name: str, info: Window) -> tuple[PrimFunc, str] 
     acc = tirx.BufferLoad(store.buffer, list(store.indices))
     word = byte_columns.byte_columns(*(tapped(i) for i in range(count)))
     body = tirx.BufferStore(store.buffer, BYTES.dot(acc, word, b_value), list(store.indices))
-    iter_vars = [
-        tirx.IterVar(ir.Range(tirx.const(0, "int64"), tirx.const(-(-extent // count), "int64")), var, int(iv.iter_type))
-        if i == last
-        else iv
-        for i, iv in enumerate(anchor.iter_vars)
-    ]
-    rewritten = nest(name, iter_vars, {}, body, anchor.init)
+    rewritten = nest(name, iter_vars_in_words(anchor, last, -(-extent // count), var), {}, body, anchor.init)
     new = [*stages[:at], b_stage, rewritten, *stages[at + 1 :]]
     return with_stages(func, new, [*func.body.block.alloc_buffers, b_buffer]), str(b_buffer.name)
 

@@ -7,7 +7,6 @@ LLVM has no such pattern: it takes every index out of its vector and loads one b
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import tvm
@@ -95,9 +94,5 @@ def _is_lookup(load: Any) -> bool:
 
 def _has_permutations(func: PrimFunc) -> bool:
     target = func.attrs.get("target") if func.attrs else None
-    return target is not None and FEATURE in _features(str(target), target)
-
-
-@lru_cache
-def _features(_name: str, target: Any) -> frozenset[str]:
-    return frozenset(str(f) for f in dict(tvm.get_global_func("target.llvm_get_cpu_features")(target)))
+    features = tvm.get_global_func("target.llvm_get_cpu_features")
+    return target is not None and FEATURE in {str(feature) for feature in features(target)}

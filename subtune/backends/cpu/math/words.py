@@ -11,7 +11,7 @@ copy. From here on a word is what a float32 is to other contractions: loaded, br
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,7 +104,22 @@ def _axes_in_words(info: Contraction, count: int) -> tuple[Axis, ...] | NotAppli
     if info.a.axes[-1] not in info.b.axes or -1 in info.b.axes or len(set(info.b.axes)) != len(info.b.axes):
         return NotApplicable("the second operand is not indexed by axes alone")
     last = info.a.axes[-1]
-    return tuple(replace(a, extent=-(-a.extent // count)) if a.index == last else a for a in info.axes)
+    return axes_in_words(info.axes, last, count)
+
+
+def axes_in_words(axes: Sequence[Axis], last: int, count: int) -> tuple[Axis, ...]:
+    """The axes with the one of index `last` counted in words of `count`."""
+    return tuple(replace(a, extent=-(-a.extent // count)) if a.index == last else a for a in axes)
+
+
+def iter_vars_in_words(anchor: Any, last: int, extent: int, word: Any) -> list[Any]:
+    """An anchor's axes with `word`, of so many words, in place of the one of index `last`."""
+    return [
+        tirx.IterVar(ir.Range(tirx.const(0, "int64"), tirx.const(extent, "int64")), word, int(iv.iter_type))
+        if i == last
+        else iv
+        for i, iv in enumerate(anchor.iter_vars)
+    ]
 
 
 def in_words(func: PrimFunc, block_name: str, info: Contraction) -> InWords | NotApplicable:
@@ -147,12 +162,7 @@ def in_words(func: PrimFunc, block_name: str, info: Contraction) -> InWords | No
     store = anchor.body
     c_value = tirx.BufferLoad(store.buffer, list(store.indices))
     body = tirx.BufferStore(store.buffer, words.dot(c_value, a_value, b_value), list(store.indices))
-    iter_vars = [
-        tirx.IterVar(ir.Range(tirx.const(0, "int64"), tirx.const(axes[i].extent, "int64")), var, int(iv.iter_type))
-        if i == last
-        else iv
-        for i, iv in enumerate(anchor.iter_vars)
-    ]
+    iter_vars = iter_vars_in_words(anchor, last, axes[last].extent, var)
     rewritten = nest(anchor.name_hint, iter_vars, {}, body, anchor.init)
     buffers = [*func.body.block.alloc_buffers, b_buffer, *([a_buffer] if a_copy else [])]
     new = with_stages(func, [*stages[:at], *made, rewritten, *stages[at + 1 :]], buffers)

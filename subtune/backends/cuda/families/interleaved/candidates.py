@@ -12,7 +12,7 @@ from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import dtype_bits
 from subtune.patterns.elementwise import Elementwise
-from subtune.patterns.side_by_side import MAX_CHANNELS, SideBySide, planes_of
+from subtune.patterns.side_by_side import SideBySide, has_few_channels, planes_of
 
 _ACCESS_BITS = 128
 _OPERATIONS = 18.0  # of an element: quantising, rounding, an index, a store
@@ -23,9 +23,7 @@ _MAX_TURNS = 8
 def accepts(problem: Problem[CUDAModel]) -> str:
     if not isinstance(problem.pattern, Elementwise):
         return "not elementwise"
-    (*_, output) = problem.workload.args
-    few = len(output.shape) > 2 and output.shape[-1] in range(2, MAX_CHANNELS + 1)
-    return "" if few and problem.workload.num_outputs == 1 else "not a few channels side by side"
+    return "" if has_few_channels(problem.workload) else "not a few channels side by side"
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
