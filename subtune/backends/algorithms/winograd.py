@@ -74,6 +74,69 @@ class WinogradWeights:
         return u.astype(np.float32).reshape(a, a, outer, self.in_channels, self.nr)
 
 
+IntegerMatrix = tuple[tuple[int, ...], ...]
+
+INTEGER_TRANSFORMS: tuple[IntegerMatrix, IntegerMatrix, IntegerMatrix] = (
+    (
+        (4, 0, -5, 0, 1, 0),
+        (0, -4, -4, 1, 1, 0),
+        (0, 4, -4, -1, 1, 0),
+        (0, -2, -1, 2, 1, 0),
+        (0, 2, -1, -2, 1, 0),
+        (0, 4, 0, -5, 0, 1),
+    ),
+    ((1, 0, 0), (-1, -1, -1), (-1, 1, -1), (1, 2, 4), (1, -2, 4), (0, 0, 1)),
+    ((6, 4, 4, 1, 1, 0), (0, 2, -2, 1, -1, 0), (0, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 6)),
+)
+"""(B^T, G, A^T) of F(4, 3) at 0, 1, -1, 2, -2 and infinity, every fraction multiplied away: a row of A^T gives
+`INTEGER_FACTORS` times its output. B^T d B of differences of bytes, and G w G^T of an int8, fit int16."""
+
+INTEGER_FACTORS = (24, 12, 6, 6)
+
+ZERO_OF_BYTES = 128
+"""What is taken from a uint8, so that the sums are half as large; the weights carry what that takes from each sum."""
+
+INTEGER_DEPTH = (1 << 25) // (128 * 128 * 9)
+"""Channels up to which sums are exact whatever the weights. A sum modulo 2^32, times up to 24 * 24 = 64 * 9, gives the
+sum itself where that is below 2^25: 9 has an inverse, and 64 is a shift."""
+
+
+@dataclass(frozen=True, slots=True)
+class WinogradWords:
+    """OHWI weights `[OC, 3, 3, IC]` of int8 as pairs of int16 of G w G^T in `INTEGER_TRANSFORMS`, each an int32.
+
+    `[6][6][OC / nr][IC / 2 + 1][nr]`; the last row of the first element is what `ZERO_OF_BYTES` takes from the sums.
+    """
+
+    nr: int
+    out_channels: int
+    in_channels: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (6, 6, self.out_channels // self.nr, self.in_channels // 2 + 1, self.nr)
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        g = np.array(INTEGER_TRANSFORMS[1], np.int32)
+        outer = self.out_channels // self.nr
+        packed = array.reshape(outer, self.nr, 9, self.in_channels).transpose(2, 0, 3, 1).astype(np.int32)
+        u = (np.kron(g, g) @ packed.reshape(9, -1)).astype(np.int16)
+        pairs = u.reshape(36, outer, self.in_channels // 2, 2, self.nr).swapaxes(-1, -2)
+        words = np.zeros((36, *self.shape[2:]), np.int32)
+        words[:, :, :-1] = np.ascontiguousarray(pairs).view(np.int32)[..., 0]
+        words[0, :, -1] = ZERO_OF_BYTES * packed.sum((0, 2))
+        return words.reshape(self.shape)
+
+
+def integer_obstacle(info: Contraction) -> str:
+    """Why the algorithm does not apply in integers; empty for a 3x3 convolution of uint8 by constant int8."""
+    if (info.a.dtype, info.b.dtype, info.acc_dtype) != ("uint8", "int8", "int32"):
+        return "not of uint8 by int8"
+    if info.b.shape[-1] > INTEGER_DEPTH:
+        return f"sums over {info.b.shape[-1]} channels may be too large to be exact"
+    return _shape_obstacle(info, takes_groups=False)
+
+
 def winograd_obstacle(info: Contraction, takes_groups: bool = False) -> str:
     """Why Winograd's algorithm does not apply; empty for a 3x3 convolution of stride 1, NHWC x constant OHWI.
 
@@ -84,6 +147,10 @@ def winograd_obstacle(info: Contraction, takes_groups: bool = False) -> str:
     """
     if info.acc_dtype != "float32" or (info.a.dtype, info.b.dtype) not in (("float32",) * 2, ("bfloat16",) * 2):
         return "not in float32"
+    return _shape_obstacle(info, takes_groups)
+
+
+def _shape_obstacle(info: Contraction, takes_groups: bool) -> str:
     if len(info.axes) != 7 or [axis.role for axis in info.axes] != [*"mmmnkkk"]:
         return "not a 2-D convolution"
     channel = -1 if info.per_group and takes_groups else 6

@@ -10,15 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil, prod
 
-from subtune.backends.algorithms.winograd import winograd_obstacle
+from subtune.backends.algorithms.winograd import integer_obstacle, winograd_obstacle
 from subtune.backends.cpu.balance import imbalance
 from subtune.backends.cpu.bandwidth import bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.families.winograd.arithmetic import INTEGERS, arithmetic_of
 from subtune.backends.cpu.family import REGISTERS, CPUProblem
+from subtune.backends.cpu.math import int16_ops
 from subtune.core.candidate import Candidate
 from subtune.patterns.contraction import Contraction
 
 _TRANSFORM_OPS_PER_ELEMENT = {2: 4.0, 4: 9.0}  # vector additions and multiplications per element of V and of M
+_INTEGER_OPS_PER_ELEMENT = 6.0  # rows share their sums
 _MAX_ROWS = 14
 _EFFICIENCY = 0.9
 
@@ -42,17 +45,30 @@ def accepts(problem: CPUProblem) -> str:
 
 def obstacle(anchor: Contraction, problem: CPUProblem) -> str:
     """Why the algorithm does not apply; "" where it does."""
-    if problem.numerics.exact:
-        return "rounds otherwise than the model says"
     if problem.workload.num_outputs != 1:
         return "several outputs"
+    lanes = problem.device.lanes()
+    if arithmetic_of(anchor) is INTEGERS:
+        return _integer_obstacle(anchor, problem.device)
+    if problem.numerics.exact:
+        return "rounds otherwise than the model says"
     if reason := winograd_obstacle(anchor, takes_groups=True):
         return reason
-    lanes = problem.device.lanes()
     if anchor.a.shape[-1] % lanes or anchor.n.extent % lanes:
         return f"channels are no multiples of the {lanes} vector lanes"
     if 2 * anchor.lanes(lanes) < lanes:
         return f"the {anchor.per_group} columns of a group are no vectors of half the {lanes} lanes"
+    return ""
+
+
+def _integer_obstacle(anchor: Contraction, device: CPUModel) -> str:
+    if reason := integer_obstacle(anchor):
+        return reason
+    if int16_ops.FEATURE not in device.features:
+        return f"needs {int16_ops.FEATURE}"
+    lanes = device.lanes()
+    if anchor.a.shape[-1] % (2 * lanes) or anchor.n.extent % lanes:
+        return f"channels are no multiples of {2 * lanes} and {lanes} vector lanes"
     return ""
 
 
@@ -61,9 +77,10 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     lanes = anchor.lanes(device.lanes())
     batch, out_h, out_w = (axis.extent for axis in anchor.of_role("m"))
     depth, out_channels = anchor.b.shape[-1], anchor.n.extent
+    by = arithmetic_of(anchor)
     found = []
-    for m in (2, 4):
-        streams = device.comes_from_memory((m + 2) ** 2 * depth * out_channels * 4)
+    for m in (4,) if by is INTEGERS else (2, 4):
+        streams = device.comes_from_memory((m + 2) ** 2 * depth * out_channels * 4 // by.count)
         tiles_h, tiles_w = ceil(out_h / m), ceil(out_w / m)
         for fuse in (False, True):
             rows = tiles_w if fuse else batch * tiles_h * tiles_w
@@ -80,16 +97,21 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
 
 
 def _predict(anchor: Contraction, knobs: Knobs, grid: tuple[int, int, int], device: CPUModel) -> float:
-    """Seconds of one run on all threads; `grid`: images, and tiles of one along height and width."""
+    """Seconds of one run on all threads; `grid`: images, and tiles of one along height and width.
+
+    Channels that are summed over count in words, each of 4 bytes, in either arithmetic.
+    """
     m, mr, fuse = knobs.m, knobs.mr, knobs.fuse
-    cin, depth, cout = anchor.a.shape[-1], anchor.b.shape[-1], anchor.n.extent
+    by = arithmetic_of(anchor)
+    cin, depth, cout = anchor.a.shape[-1] // by.count, anchor.b.shape[-1] // by.count, anchor.n.extent
     elements = (m + 2) ** 2
     tiles = prod(grid)
     lanes = device.lanes()
     vectors = knobs.nr // anchor.lanes(lanes)
     per_k = max(mr * vectors / device.fma_per_cycle, (mr + vectors) / 2.0, float(device.fma_latency))
     products = elements * ceil(tiles / mr) * ceil(cout / knobs.nr) * depth * per_k / _EFFICIENCY
-    transforms = elements * tiles * (cin + cout) / lanes * _TRANSFORM_OPS_PER_ELEMENT[m] / 2.0
+    ops = _INTEGER_OPS_PER_ELEMENT if by is INTEGERS else _TRANSFORM_OPS_PER_ELEMENT[m]
+    transforms = elements * tiles * (cin + cout) / lanes * ops / 2.0
     weights_bytes = elements * depth * cout * 4
     v_bytes, m_bytes = elements * tiles * cin * 4, elements * tiles * cout * 4
     rows = grid[0] * grid[1]

@@ -1,0 +1,133 @@
+"""Winograd's algorithm in integers: the same bits as the direct convolution of bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm.relax import op
+
+from subtune import backends
+from subtune.backends.algorithms.winograd import (
+    INTEGER_DEPTH,
+    INTEGER_FACTORS,
+    INTEGER_TRANSFORMS,
+    ZERO_OF_BYTES,
+    WinogradWords,
+)
+from subtune.backends.cpu.device import CPU
+from subtune.core.candidate import Candidate
+from subtune.core.kernel import NotApplicable
+from subtune.core.workload import Workload
+from tests.backends.cpu.test_bf16 import NHWC, conv_of, run, scheduled
+from tests.backends.cpu.test_int8 import ICELAKE, IS_X86, build, conv, given, needs_vnni, stored
+
+pytestmark = pytest.mark.skipif(not IS_X86, reason="LLVM here builds for another architecture")
+
+
+def made(fuse: bool, **knobs: int) -> Candidate:
+    return Candidate.make("winograd", **{"m": 4, "mr": 2, "nr": 16, **knobs, "fuse": fuse})
+
+
+def images(size: int, cin: int, cout: int) -> Workload:
+    """Two images, sums as they are."""
+
+    def body(emit: Any, x: Any, w: Any) -> Any:
+        return op.nn.conv2d(x, w, padding=1, **{**NHWC, "out_dtype": "int32"})
+
+    return build(body, [((2, size, size, cin), "uint8")], [((cout, 3, 3, cin), "int8")])
+
+
+def direct(arrays: list[np.ndarray]) -> np.ndarray:
+    x, w = (array.astype(np.int64) for array in arrays[:2])
+    result: np.ndarray = conv_of(x, w)
+    return result
+
+
+def test_transforms_give_the_convolution_times_their_factors() -> None:
+    rng = np.random.default_rng(3)
+    bt, g, at = (np.array(matrix) for matrix in INTEGER_TRANSFORMS)
+    d, w = rng.integers(-128, 128, (6, 6)), rng.integers(-128, 128, (3, 3))
+    y = at @ ((g @ w @ g.T) * (bt @ d @ bt.T)) @ at.T
+    expected = [[int((d[i : i + 3, j : j + 3] * w).sum()) for j in range(4)] for i in range(4)]
+    np.testing.assert_array_equal(y, np.outer(INTEGER_FACTORS, INTEGER_FACTORS) * expected)
+
+
+def test_transformed_operands_fit_int16_and_sums_the_shift() -> None:
+    bt, g, _ = (np.abs(np.array(matrix)).sum(1).max() for matrix in INTEGER_TRANSFORMS)
+    assert ZERO_OF_BYTES * bt**2 < 2**15
+    assert 128 * g**2 < 2**15
+    assert 128 * 128 * 9 * INTEGER_DEPTH * 64 < 2**31 <= 128 * 128 * 9 * (INTEGER_DEPTH + 1) * 64
+
+
+@needs_vnni
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("size", [8, 13])
+def test_tiles_that_fit_and_tiles_that_overhang(size: int, fuse: bool) -> None:
+    workload = images(size, 32, 48)
+    arrays = given(workload)
+    kernel = scheduled(workload, made(fuse), ICELAKE)
+    np.testing.assert_array_equal(run(workload, kernel, ICELAKE, arrays), direct(arrays))
+
+
+@needs_vnni
+def test_every_kind_of_candidate_is_exact_when_requantised() -> None:
+    workload = conv(12, 64, 64, 3)
+    proposed = [c for c in backends.candidates(workload, ICELAKE, topk=200) if c.family == "winograd"]
+    assert {bool(c["fuse"]) for c in proposed} == {False, True}
+    exact = [array.astype(np.int64) if array.dtype.kind in "iu" else array for array in given(workload)[:-1]]
+    expected = stored(conv_of(exact[0], exact[1]), *exact[2:])
+    for candidate in proposed[:: max(1, len(proposed) // 5)]:
+        np.testing.assert_array_equal(
+            run(workload, scheduled(workload, candidate, ICELAKE), ICELAKE, given(workload)), expected
+        )
+
+
+@needs_vnni
+@pytest.mark.parametrize("x", [0, 128, 255])
+@pytest.mark.parametrize("w", [-128, 127])
+def test_the_largest_sums_are_exact(x: int, w: int) -> None:
+    """Of as many channels as are taken: sums of up to 7e7, whose multiples in between do not fit 32 bits."""
+    workload = images(8, 224, 16)
+    image, weights, result = given(workload)
+    arrays = [np.full_like(image, x), np.full_like(weights, w), result]
+    kernel = scheduled(workload, made(True), ICELAKE)
+    np.testing.assert_array_equal(run(workload, kernel, ICELAKE, arrays), direct(arrays))
+
+
+def test_weights_are_pairs_and_what_the_shift_of_activations_takes() -> None:
+    w = np.random.default_rng(0).integers(-128, 128, (32, 3, 3, 4)).astype(np.int8)
+    packing = WinogradWords(16, 32, 4)
+    words = packing(w)
+    assert words.shape == packing.shape == (6, 6, 2, 3, 16)
+    pairs = words.view(np.int16).reshape(6, 6, 2, 3, 16, 2)
+    g = np.array(INTEGER_TRANSFORMS[1])
+    np.testing.assert_array_equal(pairs[:, :, 1, 1, 5, 1], g @ w[21, :, :, 3].astype(int) @ g.T)
+    np.testing.assert_array_equal(words[0, 0, :, -1].reshape(-1), 128 * w.astype(int).sum((1, 2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("workload", "reason"),
+    [
+        (conv(8, 256, 32, 3), "too large"),
+        (conv(8, 32, 32, 3, stride=2), "stride"),
+        (conv(8, 32, 32, 1), "3x3"),
+        (conv(8, 48, 32, 3), "multiples of 32 and 16"),
+    ],
+)
+def test_it_says_why_it_does_not_apply(workload: Workload, reason: str) -> None:
+    refused = backends.schedule(workload, made(False), ICELAKE)
+    assert isinstance(refused, NotApplicable)
+    assert reason in refused.reason
+    assert "winograd" not in {c.family for c in backends.candidates(workload, ICELAKE, topk=200)}
+
+
+def test_there_is_one_tile_size_and_one_instruction() -> None:
+    workload = conv(8, 32, 32, 3)
+    refused = backends.schedule(workload, made(False, m=2), ICELAKE)
+    assert isinstance(refused, NotApplicable)
+    assert "F(2)" in refused.reason
+    assert "winograd" not in {
+        c.family for c in backends.candidates(workload, CPU("skylake-avx512", threads=2), topk=99)
+    }
