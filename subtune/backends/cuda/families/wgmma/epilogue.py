@@ -20,6 +20,7 @@ from tvm.s_tir import Schedule
 from tvm.sym import Analyzer
 
 from subtune.core.kernel import NotApplicable
+from subtune.core.workload import dtype_bits
 from subtune.patterns.axes import Role
 from subtune.patterns.contraction import Contraction
 from subtune.patterns.stages import Stages
@@ -136,6 +137,19 @@ def split(value: Any, acc: Any, rows: set[Any]) -> Any:
         return value
     parts = [split(child, acc, rows) for child in _children(value) if acc in variables(child)]
     return parts[0] if parts and all(is_same(parts[0], part) for part in parts[1:]) else acc
+
+
+def narrowest(value: Any, acc: Any) -> Any:
+    """The part of `value` through which alone it depends on `acc` that has the fewest bits; the largest such part."""
+    found, part = value, value
+    while part is not acc:
+        parts = [child for child in _children(part) if acc in variables(child)]
+        if not parts or not all(is_same(parts[0], other) for other in parts[1:]):
+            break
+        part = parts[0]
+        if dtype_bits(str(part.ty.dtype)) < dtype_bits(str(found.ty.dtype)):
+            found = part
+    return found
 
 
 def loads_beside(value: Any, part: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from tvm import tirx
 from tvm.script import tirx as T
 
+from subtune.backends.cuda.families.wgmma.byte_floats import permuted
 from subtune.backends.cuda.families.wgmma.epilogue import Epilogue
 from subtune.backends.cuda.families.wgmma.exchange import Exchange, WarpExchange
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
@@ -311,6 +312,8 @@ class Store:
             values = T.alloc_local((vector,), self.dtype)
             others = T.meta_var([T.alloc_local((vector,), str(load.source.dtype)) for load in self.wide])
             results = T.alloc_local((vector,), self.epilogue.dtype)
+            words = T.meta_var({part: part.view("uint32") for part in [values, *others]
+                                if vector % 4 == 0 and str(part.dtype) == "uint8"})
             for chunk in T.unroll(chunks):
                 exchange.put(staged, eight, staging, own_base, chunk, lane)
                 exchange.meet(consumer)
@@ -328,8 +331,8 @@ class Store:
                             else:
                                 self.take(others, held, chunk, turn)
                             for v in T.unroll(vector):
-                                results[v] = self.stored(
-                                    values[v], placed(at, column + v), known(others, v, column + v))
+                                results[v] = permuted(self.stored(
+                                    values[v], placed(at, column + v), known(others, v, column + v)), words)
                             for v in T.vectorized(vector):
                                 T.buffer_store(out, results[v], indices(at, column + v))
                         self.store_copies(values if is_plain else results, at, column)

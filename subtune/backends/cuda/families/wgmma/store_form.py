@@ -6,7 +6,7 @@ from typing import Any
 
 import tvm_ffi
 
-from subtune.backends.cuda.families.wgmma.epilogue import STORED, Epilogue, loads_beside, split
+from subtune.backends.cuda.families.wgmma.epilogue import STORED, Epilogue, loads_beside, narrowest, split
 from subtune.backends.cuda.families.wgmma.store import Store
 from subtune.backends.cuda.families.wgmma.walk import Walk
 from subtune.core.kernel import NotApplicable
@@ -29,6 +29,8 @@ def store_of(
     view = walk.view
     rows = {epilogue.axes[axis] for g in view.rows for axis in view.groups[g].axes}
     first = split(epilogue.value, epilogue.acc, rows)
+    if first is not epilogue.value:
+        first = narrowest(first, epilogue.acc)  # it changes threads in shared memory: a rounding's result is smaller
     dtype = str(first.ty.dtype)
     if dtype not in STORED:
         return NotApplicable(f"the epilogue goes through {dtype}")
@@ -39,8 +41,8 @@ def store_of(
     late: list[Any] = []
     if first is not epilogue.value:
         rest = [load for load in loads_beside(epilogue.value, first) if column in variables(list(load.indices))]
-        narrowest = [_VECTOR_BYTES * 8 // dtype_bits(str(load.source.dtype)) for load in rest]
-        vector = min([vector, *narrowest])
+        fitting = [_VECTOR_BYTES * 8 // dtype_bits(str(load.source.dtype)) for load in rest]
+        vector = min([vector, *fitting])
         if fetches_late:
             late = distinct([load for load in rest if not variables(list(load.indices)) & rows])
             rest = [load for load in rest if variables(list(load.indices)) & rows]
