@@ -16,6 +16,7 @@ from subtune import runtime
 from subtune.backends.base import Host
 from subtune.backends.calibration import calibrated, calibration_path, overridden
 from subtune.backends.cpu.calibration import CostFigures, figures_of
+from subtune.backends.cpu.math.byte_dots import bytes_per_multiply_add
 from subtune.backends.cpu.processors import ALIASES, PROCESSORS
 from subtune.backends.cpu.targets import features_of, processors_of, read_target
 from subtune.core.errors import TargetError
@@ -100,8 +101,7 @@ class CPUModel:
         Other types compute in that, or a few times faster.
         """
         rate = 2.0 * self.lanes() * self.fma_per_cycle * self.cycles_per_s * self.threads
-        multiplies_bytes = dtype in BYTES and not _DOT_PRODUCTS.isdisjoint(self.features)
-        return _BYTES_PER_LANE * rate if multiplies_bytes else rate
+        return rate * bytes_per_multiply_add(self.features, self.lanes()) if dtype in BYTES else rate
 
     @property
     def past_l2_bytes(self) -> int:
@@ -265,7 +265,4 @@ _X86_FEATURES = frozenset(
     "sse4.2 avx avx2 fma f16c avx512f avx512bw avx512vl avx512vnni avx512vbmi avx512bf16 avx512fp16 "
     "avxvnni amx-tile amx-int8 amx-bf16".split()
 )
-_DOT_PRODUCTS = frozenset({"avx512vnni", "avxvnni", "dotprod"})
-"""Extensions with which one instruction adds products of four bytes where a float32 one adds one, in the same time."""
-_BYTES_PER_LANE = 4
 _RELEVANT_FEATURES = _X86_FEATURES | frozenset("neon fp-armv8 dotprod i8mm bf16 fullfp16 sve".split())

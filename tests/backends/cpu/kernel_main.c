@@ -1,6 +1,7 @@
 /* Runs one TVM kernel without TVM: linked with the kernel's object file and the few symbols of the runtime it calls.
 
-   stdin: int32 number of arguments; per argument int32 rank and int64 extents; then the float32 data of all of them.
+   stdin: int32 number of arguments; per argument int32 type code (DLPack's), bits, rank and int64 extents; then the data
+   of all of them.
    stdout: the data of the last argument. Parallel loops run one task after the other. */
 #include <stdint.h>
 #include <stdio.h>
@@ -17,7 +18,7 @@ typedef struct {
 } Tensor;
 typedef struct { void *sync; int32_t num_task; } Tasks;
 
-enum { TENSOR_POINTER = 7, CPU_DEVICE = 1, FLOAT = 2, MAX_ARGUMENTS = 16, ALIGNMENT = 64, TASKS = 3 };
+enum { TENSOR_POINTER = 7, CPU_DEVICE = 1, MAX_ARGUMENTS = 16, ALIGNMENT = 64, TASKS = 3 };
 
 extern int __tvm_ffi_main(void *self, const Any *args, int32_t count, Any *result);
 
@@ -65,13 +66,15 @@ int main(void) {
     if (count > MAX_ARGUMENTS) return 3;
     for (int32_t i = 0; i < count; i++) {
         Tensor *t = &tensors[i];
-        read_exactly(&t->rank, sizeof t->rank);
-        if (t->rank > 8) return 3;
+        int32_t about[3];
+        read_exactly(about, sizeof about);
+        t->dtype_code = (uint8_t)about[0], t->dtype_bits = (uint8_t)about[1], t->rank = about[2];
+        if (t->rank < 0 || t->rank > 8) return 3;
         read_exactly(shapes[i], t->rank * sizeof(int64_t));
-        bytes[i] = sizeof(float);
+        bytes[i] = t->dtype_bits / 8;
         for (int32_t d = 0; d < t->rank; d++) bytes[i] *= (uint64_t)shapes[i][d];
         t->shape = shapes[i];
-        t->device_type = CPU_DEVICE, t->dtype_code = FLOAT, t->dtype_bits = 32, t->dtype_lanes = 1;
+        t->device_type = CPU_DEVICE, t->dtype_lanes = 1;
         t->data = allocate(bytes[i]);
         args[i] = (Any){TENSOR_POINTER, 0, {.pointer = t}};
     }

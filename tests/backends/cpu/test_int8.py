@@ -13,17 +13,16 @@ from tvm.relax import op
 
 from subtune import backends
 from subtune.backends.cpu.device import CPU
-from subtune.backends.cpu.math.byte_ops import FEATURE
 from subtune.backends.cpu.math.words import WordPacking
 from subtune.core.candidate import Candidate
-from subtune.core.kernel import NotApplicable, Packing
+from subtune.core.kernel import Packing
 from subtune.core.workload import Workload
 from tests.backends.cpu.test_bf16 import NHWC, conv_of, module, run, scheduled, workload_of
 
 HOST = CPU("auto", threads=2)
 IS_X86 = HOST.triple.startswith("x86_64")
 pytestmark = pytest.mark.skipif(not IS_X86, reason="LLVM here builds for another architecture")
-needs_vnni = pytest.mark.skipif(FEATURE not in HOST.features, reason="the processor has no AVX512-VNNI")
+needs_vnni = pytest.mark.skipif("avx512vnni" not in HOST.features, reason="the processor has no AVX512-VNNI")
 ICELAKE = CPU("icelake-server", threads=2)
 Shape = tuple[tuple[int, ...], str]
 
@@ -115,20 +114,6 @@ def test_four_products_are_one_instruction(tmp_path: Path) -> None:
     code = (tmp_path / "kernel.s").read_text()
     assert "vpdpbusd" in code
     assert "vpmulld" not in code
-
-
-def test_it_is_refused_without_the_instruction() -> None:
-    candidate = Candidate.make("contraction_int8", mr=4, nr=16, mt=1, order="m")
-    refused = backends.schedule(dense(8, 16, 8), candidate, CPU("skylake-avx512"))
-    assert isinstance(refused, NotApplicable)
-    assert "AVX512-VNNI" in refused.reason
-
-
-def test_signed_rows_are_multiplied_otherwise() -> None:
-    """`vpdpbusd` multiplies unsigned bytes with signed ones; the others are widened first."""
-    proposed = {c.family for c in backends.candidates(dense(16, 64, 64, "int8"), ICELAKE, topk=60)}
-    assert "contraction_int8" not in proposed
-    assert "contraction" in proposed
 
 
 @pytest.mark.parametrize("k", [7, 8])

@@ -1,17 +1,18 @@
 """Register-blocked contraction of narrow operands, through instructions that sum the products of a word of 32 bits.
 
-Of bfloat16 with accumulators of float32 that is `vdpbf16ps`, of uint8 with int8 and int32 `vpdpbusd`. The loops are
+Of bfloat16 with accumulators of float32 that is `vdpbf16ps`; of bytes, uint8 or int8, with int8 and accumulators of
+int32 it is `vpdpbusd`, Arm's `usdot` and `sdot`, or four instructions that do the same (`byte_dots`). The loops are
 those of `loop_nest`, over words of the reduction axis (`words`): the micro-kernel broadcasts a word of A and multiplies
 it with a vector of words of B, packed `[n / nr][word][nr][element]`.
 
 Sums of bytes are exact, in any order. Products of two bfloat16 are exact in float32; `vdpbf16ps` rounds their sums to
 nearest even, takes denormals for zero and flushes results that are denormal.
 
-Candidates are those of a float32 contraction over words: either instruction multiplies two words and adds their
-products per 32-bit lane, at the rate of a float32 fused multiply-add (measured on Zen 5: two 512-bit instructions a
-cycle), so that a contraction of K bfloat16 costs what one of K / 2 float32 costs, one of K bytes what one of K / 4
-does, in arithmetic, in loads and in bytes of both operands. The result of `vdpbf16ps` takes longer (six cycles on Zen 5
-where a float32 takes four), so that more accumulators are needed to keep the pipelines busy.
+Candidates are those of a float32 contraction over words: an instruction multiplies two words and adds their products
+per 32-bit lane, at the rate of a float32 fused multiply-add (measured on Zen 5: two 512-bit instructions a cycle) or at
+what `ByteDot.cost` says. So a contraction of K bfloat16 costs what one of K / 2 float32 costs, one of K bytes what one
+of K / 4 does, in arithmetic, in loads and in bytes of both operands. The result of `vdpbf16ps` takes longer (six cycles
+on Zen 5 where a float32 takes four), so that more accumulators are needed to keep the pipelines busy.
 """
 
 from __future__ import annotations
@@ -24,20 +25,19 @@ from tvm.s_tir import Schedule, ScheduleError
 from subtune.backends.base import Family
 from subtune.backends.cpu.families.contraction.candidates import tilings
 from subtune.backends.cpu.families.contraction.schedule import packed_index, packing_of
-from subtune.backends.cpu.families.products import words_obstacle
+from subtune.backends.cpu.families.products import dot_of, words_obstacle
 from subtune.backends.cpu.family import SERIAL, CPUProblem
 from subtune.backends.cpu.loops.last_tile import narrowed
 from subtune.backends.cpu.loops.loop_nest import TileKnobs, Tiling, mark, micro_kernel, place
 from subtune.backends.cpu.loops.padding import pad_axes
 from subtune.backends.cpu.loops.prefetch import prefetch_panels
 from subtune.backends.cpu.math.bf16_ops import DOT_LANES
+from subtune.backends.cpu.math.byte_dots import ByteDot
 from subtune.backends.cpu.math.byte_ops import with_byte_dot
 from subtune.backends.cpu.math.words import (
-    BYTES,
     HALVES,
     InWords,
     WordPacking,
-    Words,
     axes_in_words,
     in_words,
     words_of,
@@ -52,18 +52,20 @@ from subtune.tir.tile import extent_of, vector_width
 
 
 def accepts_halves(problem: CPUProblem) -> str:
-    return _refuses(problem, HALVES)
+    return _refuses(problem, of_halves=True)
 
 
 def accepts_bytes(problem: CPUProblem) -> str:
-    return _refuses(problem, BYTES)
+    return _refuses(problem, of_halves=False)
 
 
-def _refuses(problem: CPUProblem, words: Words) -> str:
+def _refuses(problem: CPUProblem, of_halves: bool) -> str:
     anchor = problem.pattern
     if not isinstance(anchor, Contraction):
         return "no contraction"
-    return words_obstacle(anchor, problem) or ("" if words_of(anchor) is words else "its operands are others")
+    return words_obstacle(anchor, problem) or (
+        "" if (words_of(anchor) is HALVES) == of_halves else "its operands are others"
+    )
 
 
 def candidates(problem: CPUProblem) -> list[Candidate]:
@@ -76,10 +78,15 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
         _in_words(anchor.b, last, words.count),
         anchor.acc_dtype,
     )
-    latency = device.calibration.bf16_latency_cycles if words is HALVES else device.fma_latency
-    slower = replace(device, fma_latency=max(device.fma_latency, latency))
-    found = tilings(shortened, problem.workload, slower, reads_as_it_lies=False)
-    return [Candidate.of(_NAMES[words], knobs, seconds) for knobs, seconds in found]
+    dot = dot_of(words, problem)
+    if dot is None:
+        latency = max(device.fma_latency, device.calibration.bf16_latency_cycles)
+        device, name, cost = replace(device, fma_latency=latency), _HALVES, 1.0
+    else:
+        device = replace(device, vector_registers=device.vector_registers - dot.registers)
+        name, cost = _BYTES, dot.cost
+    found = tilings(shortened, problem.workload, device, reads_as_it_lies=False, cost=cost)
+    return [Candidate.of(name, knobs, seconds) for knobs, seconds in found]
 
 
 def _in_words(operand: Operand, last: int, count: int) -> Operand:
@@ -92,15 +99,18 @@ def _in_words(operand: Operand, last: int, count: int) -> Operand:
 
 
 def schedule(problem: CPUProblem, knobs: TileKnobs) -> Kernel | NotApplicable:
-    tiling = Tiling.of(knobs, DOT_LANES)
     found = anchored(problem.workload, contraction)
     if isinstance(found, NotApplicable):
         return found
     sch, stages, info = found
     if why := words_obstacle(info, problem):
         return NotApplicable(why)
-    if tiling.nr % DOT_LANES:
-        return NotApplicable(f"needs accumulators in vectors of {DOT_LANES}")
+    words = words_of(info)
+    assert words is not None, "words_obstacle"
+    dot = dot_of(words, problem)
+    tiling = Tiling.of(knobs, DOT_LANES if dot is None else dot.lanes)
+    if tiling.nr % tiling.lanes:
+        return NotApplicable(f"needs accumulators in vectors of {tiling.lanes}")
     name, columns = sch.get(stages.anchors[0]).name_hint, info.n.extent
     func, param = sch.mod["main"], info.b.param if info.b.is_constant else -1
     if padded := tiling.padding(info):
@@ -113,13 +123,13 @@ def schedule(problem: CPUProblem, knobs: TileKnobs) -> Kernel | NotApplicable:
     if isinstance(rewritten, NotApplicable):
         return rewritten
     try:
-        return _schedule(rewritten, name, param, columns, tiling, knobs.prefetch)
+        return _schedule(rewritten, name, param, columns, tiling, dot, knobs.prefetch)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
 
 def _schedule(
-    made: InWords, name: str, param: int, columns: int, tiling: Tiling, prefetches: bool
+    made: InWords, name: str, param: int, columns: int, tiling: Tiling, dot: ByteDot | None, prefetches: bool
 ) -> Kernel | NotApplicable:
     info, nr = made.info, tiling.nr
     sch = Schedule(made.func)
@@ -136,13 +146,14 @@ def _schedule(
     packs_online = param < 0
     nest = place(sch, block, stages.outputs, info, tiling, packs_online)
     if packs_online:
-        _place_online_pack(sch, made, nest.batch, tiling.is_serial)
-    mark(sch, nest, tiling, pads, 2 * DOT_LANES)
+        _place_online_pack(sch, made, nest.batch, tiling)
+    mark(sch, nest, tiling, pads, 2 * tiling.lanes)
     kernel = micro_kernel(sch, nest)
     func = sch.mod["main"] if packs_online else split_prepack(sch.mod["main"], param)
     if prefetches and not packs_online:
         func = prefetch_panels(func, func.params[param], kernel)
-    func = with_byte_dot(narrowed(func, kernel, info.n.index, columns, nr, tiling.lanes))
+    func = narrowed(func, kernel, info.n.index, columns, nr, tiling.lanes)
+    func = func if dot is None else with_byte_dot(func, dot)
     if packs_online:
         return Kernel(func)
     return Kernel(func, ((param, WordPacking(made.k_dim, made.words.count, packing_of(info, layout, nr))),))
@@ -165,7 +176,7 @@ def _feeders(sch: Schedule, made: InWords) -> list[Any]:
     return keep
 
 
-def _place_online_pack(sch: Schedule, made: InWords, at: Any | None, is_serial: bool) -> None:
+def _place_online_pack(sch: Schedule, made: InWords, at: Any | None, tiling: Tiling) -> None:
     """Pack the words of a B that is no constant inside the kernel: per batch inside the parallel loop, or at the root.
 
     Where words lie side by side in memory they are read as they are, one by one: a vector of them along n would be one
@@ -179,14 +190,14 @@ def _place_online_pack(sch: Schedule, made: InWords, at: Any | None, is_serial: 
     n_dim = info.b.axes.index(info.n.index)
     n = loops[n_dim]
     others = [loop for loop in inside if not loop.same_as(n)]
-    width = vector_width(extent_of(sch, n), DOT_LANES)
+    width = vector_width(extent_of(sch, n), tiling.lanes)
     no, ni = sch.split(n, [None, width])
     sch.reorder(*others[:-1], no, *others[-1:], ni)
-    if at is None and not is_serial:
+    if at is None and not tiling.is_serial:
         sch.parallel(no if not others[:-1] else others[0])
     (sch.unroll if made.k_dim == len(info.b.axes) - 1 else sch.vectorize)(ni)
 
 
-_NAMES = {HALVES: "contraction_bf16", BYTES: "contraction_int8"}
-FAMILY = Family(_NAMES[HALVES], 2, TileKnobs, accepts_halves, candidates, schedule, (SERIAL,))
-OF_BYTES = Family(_NAMES[BYTES], 1, TileKnobs, accepts_bytes, candidates, schedule, (SERIAL,))
+_HALVES, _BYTES = "contraction_bf16", "contraction_int8"
+FAMILY = Family(_HALVES, 2, TileKnobs, accepts_halves, candidates, schedule, (SERIAL,))
+OF_BYTES = Family(_BYTES, 1, TileKnobs, accepts_bytes, candidates, schedule, (SERIAL,))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from subtune.backends.cpu.family import CPUProblem
-from subtune.backends.cpu.math.words import words_of
+from subtune.backends.cpu.math import bf16_ops
+from subtune.backends.cpu.math.byte_dots import ByteDot, byte_dot
+from subtune.backends.cpu.math.words import HALVES, Words, words_of
 from subtune.patterns.contraction import Contraction
 
 
@@ -20,9 +22,16 @@ def words_obstacle(anchor: Contraction, problem: CPUProblem) -> str:
     words = words_of(anchor)
     if words is None:
         return "needs operands of bfloat16, or bytes of which the second is signed"
-    if words.feature not in problem.device.features:
-        return f"the processor has no {words.extension}"
+    if words is HALVES and bf16_ops.FEATURE not in problem.device.features:
+        return "the processor has no AVX512-BF16"
+    if words is not HALVES and dot_of(words, problem) is None:
+        return f"the processor has no instruction for products of {words.a} and {words.b}"
     last = anchor.a.axes[-1]
     if last < 0 or anchor.axes[last].role != "k" or last not in anchor.b.axes or -1 in anchor.b.axes:
         return "the operands have no reduced axis along which both lie in words"
     return ""
+
+
+def dot_of(words: Words, problem: CPUProblem) -> ByteDot | None:
+    """The instruction that multiplies words of bytes; None where there is none, and of other words."""
+    return None if words is HALVES else byte_dot(words.a, problem.device.features, problem.device.lanes())

@@ -21,6 +21,7 @@ from subtune.backends.cpu.families.window import Knobs, permutation, placed, til
 from subtune.backends.cpu.family import SERIAL, STREAMED, CPUProblem
 from subtune.backends.cpu.math import byte_columns, byte_ops
 from subtune.backends.cpu.math.bf16_ops import DOT_LANES
+from subtune.backends.cpu.math.byte_dots import byte_dot
 from subtune.backends.cpu.math.words import BYTES, WordPacking, axes_in_words, constant_words, iter_vars_in_words, sides
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable, Packing
@@ -31,6 +32,7 @@ from subtune.tir.expressions import variables
 from subtune.tir.prepack import split_prepack
 from subtune.tir.substitute import substitute
 
+_FEATURE = "avx512vnni"
 _WORD_COST = 2.0
 """Of a word, in units of what a vector of float32 costs: four loads, three of them into their places, a permutation."""
 
@@ -46,7 +48,7 @@ def _obstacle(anchor: Any, problem: CPUProblem) -> str:
         return f"weights of {anchor.to_pack[0].dtype}"
     if anchor.of_role("n")[0].extent % DOT_LANES:
         return f"channels in no whole vectors of {DOT_LANES}"
-    missing = {byte_ops.FEATURE, byte_columns.FEATURE} - set(problem.device.features)
+    missing = {_FEATURE, byte_columns.FEATURE} - set(problem.device.features)
     return f"the processor has no {' and no '.join(sorted(missing))}" if missing else ""
 
 
@@ -110,7 +112,9 @@ def _scheduled(
     shape = tuple(-(-d // count) if dim == k_dim else d for dim, d in enumerate(operand.shape))
     packing = WordPacking(k_dim, count, Packing(tuple((d,) for d in shape), order))
     made = split_prepack(kernel.func, operand.param)
-    made = byte_columns.with_byte_columns(byte_ops.with_byte_dot(made))
+    dot = byte_dot(BYTES.a, (_FEATURE,), DOT_LANES)
+    assert dot is not None, _FEATURE
+    made = byte_columns.with_byte_columns(byte_ops.with_byte_dot(made, dot))
     return Kernel(made, ((operand.param, packing),))
 
 

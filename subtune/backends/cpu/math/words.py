@@ -30,14 +30,12 @@ from subtune.tir.expressions import loads, variables
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What a word holds, and the instruction that multiplies the words of two operands and adds to an accumulator.
+    """What a word holds, and the operator that multiplies the words of two operands and adds to an accumulator.
 
     Attributes:
         a, b, acc: types of the operands and the accumulator.
         count: elements of a word.
         dot: c, a, b -> c and the products of a's elements with b's.
-        feature: of the processor, in LLVM's spelling, without which there is no such instruction; `extension` is it in
-            the processor's manual.
     """
 
     a: str
@@ -45,25 +43,24 @@ class Words:
     acc: str
     count: int
     dot: Callable[[Any, Any, Any], Any]
-    feature: str
-    extension: str
 
     @property
     def bits(self) -> int:
         return 32 // self.count
 
 
-HALVES = Words("bfloat16", "bfloat16", "float32", 2, bf16_ops.dot, bf16_ops.FEATURE, "AVX512-BF16")
-BYTES = Words("uint8", "int8", "int32", 4, byte_ops.dot, byte_ops.FEATURE, "AVX512-VNNI")
+HALVES = Words("bfloat16", "bfloat16", "float32", 2, bf16_ops.dot)
+BYTES = Words("uint8", "int8", "int32", 4, byte_ops.dot)
+SIGNED_BYTES = Words("int8", "int8", "int32", 4, byte_ops.signed_dot)
 
 
 def words_of(info: Contraction) -> Words | None:
-    """How a contraction's operands lie in words; None where no instruction multiplies those.
+    """How a contraction's operands lie in words; None where no processor multiplies those.
 
     The first operand may be rounded to bfloat16 where it is read. Bytes are as they lie.
     """
-    found = next((w for w in (HALVES, BYTES) if (info.b.dtype, info.acc_dtype) == (w.b, w.acc)), None)
-    return None if found is BYTES and info.a.dtype != BYTES.a else found
+    fitting = (w for w in (HALVES, BYTES, SIGNED_BYTES) if (info.b.dtype, info.acc_dtype) == (w.b, w.acc))
+    return next((words for words in fitting if words is HALVES or info.a.dtype == words.a), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +236,7 @@ def _b_words(side: Any, load: ir.TensorLoad, k_dim: int, words: Words, extent: i
 
 def _bits(element: Any, words: Words) -> Any:
     """An element's bits as an int32, the lowest ones."""
-    if words is BYTES:
+    if words is not HALVES:
         return tirx.Cast("int32", element) & tirx.const(0xFF, "int32")
     return tirx.Cast("int32", tirx.reinterpret(f"uint{words.bits}", element))
 

@@ -93,12 +93,13 @@ def of_groups(anchor: Contraction) -> Contraction:
 
 
 def tilings(
-    anchor: Contraction, workload: Workload, device: CPUModel, reads_as_it_lies: bool
+    anchor: Contraction, workload: Workload, device: CPUModel, reads_as_it_lies: bool, cost: float = 1.0
 ) -> Iterator[tuple[Knobs, float]]:
     """Every legal register tile with every sensible outer tile, each with its predicted seconds.
 
     Args:
         reads_as_it_lies: B is, where a tile does not want it packed.
+        cost: of what is multiplied in place of float32, in fused multiply-adds of those.
     """
     lanes = anchor.lanes(device.lanes(dtype_bits(anchor.acc_dtype)))
     rows = anchor.of_role("m")
@@ -113,7 +114,7 @@ def tilings(
                 continue
             for order in _orders(anchor, vectors * lanes, mt, outer or tiles, packs_batches, device):
                 knobs = Knobs(mr, vectors * lanes, mt, order)
-                seconds = _predict(anchor, workload, device, knobs)
+                seconds = _predict(anchor, workload, device, knobs, cost)
                 if not reads_as_it_lies:
                     yield from _with_prefetch(anchor, device, knobs, seconds, is_one_row)
                     continue
@@ -254,7 +255,7 @@ def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def _predict(anchor: Contraction, workload: Workload, device: CPUModel, knobs: Knobs) -> float:
+def _predict(anchor: Contraction, workload: Workload, device: CPUModel, knobs: Knobs, cost: float) -> float:
     """Seconds of one run on all threads."""
     mr, nr, mt, order = knobs.mr, knobs.nr, knobs.mt, knobs.order
     lanes = anchor.lanes(device.lanes(dtype_bits(anchor.acc_dtype)))
@@ -281,7 +282,7 @@ def _predict(anchor: Contraction, workload: Workload, device: CPUModel, knobs: K
 
     def micro(vectors: int) -> float:
         """Cycles of a micro-kernel."""
-        fma = mr * vectors / device.fma_per_cycle
+        fma = cost * mr * vectors / device.fma_per_cycle
         loads = tile_load_cycles(mr, vectors, device)
         # What does not bound the kernel still costs a little: of two tiles that the FMA units bound, take the one
         # that loads less.
