@@ -220,6 +220,7 @@ def _signed(walk: Walk, values: Expr) -> Expr:
     return flipped(values)
 
 
-def flipped(values: Expr) -> Expr:
-    """uint8 -> int8, 128 less: q ^ 128."""
-    return relax.op.astype(relax.op.bitwise_xor(values, make_const(np.array(SIGN, np.uint8))), "int8")
+def flipped(values: Expr, given: str = "uint8") -> Expr:
+    """uint8 -> int8, 128 less: q ^ 128; and with `given` int8 -> uint8, 128 more."""
+    sign = make_const(np.array(SIGN, np.uint8).view(given))
+    return relax.op.astype(relax.op.bitwise_xor(values, sign), "int8" if given == "uint8" else "uint8")

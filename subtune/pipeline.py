@@ -24,6 +24,7 @@ from subtune.frontends.dispatch import Shapes
 from subtune.passes.align_channels import align_channels
 from subtune.passes.alternatives import alternatives
 from subtune.passes.alternatives_lower import lower_regions
+from subtune.passes.byte_signs import byte_signs
 from subtune.passes.byte_sums import byte_sums
 from subtune.passes.byte_tables import byte_tables
 from subtune.passes.bytes_as_halves import bytes_as_halves
@@ -56,13 +57,12 @@ from subtune.passes.run import Dump, Look, Phase, pass_name, run_passes
 from subtune.passes.shared_heads import fold_shared_heads
 from subtune.passes.splice import splice
 from subtune.passes.static_memory import plan_memory
-from subtune.passes.unsigned_bytes import unsigned_bytes
 from subtune.passes.widen import widen
 
 NORMALIZE: tuple[Phase, ...] = (
     Phase("recurrences", (settle_recurrences,)),
     Phase("halves", (widen,)),
-    Phase("integers", (byte_sums, unsigned_bytes, integer_products)),
+    Phase("integers", (byte_sums, byte_signs, integer_products)),
     Phase("clean", (fold_constants, clean_up, unstack_nary)),
     Phase("tables", (byte_tables,)),
     Phase("recognise", (recognise_activations, recognise_norms)),
@@ -252,7 +252,7 @@ def normalize(
     layout = Phase("layout", (partial(channels_to_last, **planes), settle_permutes, pools))
     whole = Phase("recurrences", (partial(settle_recurrences, whole_step_fmas=forms.whole_step_fmas),))
     heads = Phase("heads", (partial(fold_shared_heads, folds=forms.folds_heads),))
-    integers = Phase("integers", (byte_sums, partial(unsigned_bytes, forms=forms), integer_products))
+    integers = Phase("integers", (byte_sums, partial(byte_signs, forms=forms), integer_products))
     own = {phase.name: phase for phase in (layout, whole, heads, integers)}
     phases = tuple(own.get(phase.name, phase) for phase in NORMALIZE)
     return run_passes(mod, phases + precision, dump)

@@ -35,7 +35,8 @@ class Forms:
             they are.
         byte_row: rows of bytes are multiplied in whole multiples of so many elements: convolutions of fewer channels
             are computed in halves; 1: as they are.
-        unsigned_bytes: products of bytes want the first operand unsigned.
+        byte_rows: type of the first operand with which products of bytes are the cheapest, uint8 or int8; "": they are
+            as cheap with either.
         copies_operands: attention can store copies of the keys and values that it reads.
         copies_products: a product of halves can store copies of its result.
         pools_images: pools of volumes with channels first are pools of images, there being no windows of three axes.
@@ -63,7 +64,7 @@ class Forms:
     half_row: int = 1
     float_row: int = 1
     byte_row: int = 1
-    unsigned_bytes: bool = False
+    byte_rows: str = ""
 
 
 ANY = Forms()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from subtune.backends.base import Backend, Device, Family, HardwareModel, Planned, Problem
 from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.backends.cpu.math.byte_dots import cheapest_rows
 from subtune.backends.host.link import link_command
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
@@ -88,7 +89,7 @@ class CPUBackend(Backend):
             pools_images=True,
             folds_heads=True,
             sorts_computed=True,
-            unsigned_bytes="avx512vnni" in model.features,
+            byte_rows=cheapest_rows(model.features, model.lanes()),
         )
 
     def stand_in(self, device: Device) -> Device | None:

@@ -12,8 +12,9 @@ import pytest
 from tvm.relax import op
 
 from subtune import backends
+from subtune.backends.cpu.backend import BACKEND
 from subtune.backends.cpu.device import CPU, CPUModel
-from subtune.backends.cpu.math.byte_dots import byte_dot, bytes_per_multiply_add
+from subtune.backends.cpu.math.byte_dots import byte_dot, bytes_per_multiply_add, cheapest_rows
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload
@@ -208,3 +209,13 @@ def test_a_processor_takes_the_cheapest_of_its_instructions() -> None:
     assert turned is not None
     assert own is not None
     assert (turned.feature, own.feature) == ("dotprod", "i8mm")
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("icelake-server", "uint8"), ("alderlake", "uint8"), ("haswell", ""), ("neoverse-n1", "int8"), ("apple-m2", "")],
+)
+def test_activations_have_the_sign_of_the_cheapest_product(name: str, rows: str) -> None:
+    device = CPU(name)
+    assert cheapest_rows(device.features, device.lanes()) == rows
+    assert BACKEND.forms(device).byte_rows == rows

@@ -53,6 +53,12 @@ def byte_dot(rows: str, features: Collection[str], lanes: int) -> ByteDot | None
     return min(found, key=lambda dot: dot.cost, default=None)
 
 
+def cheapest_rows(features: Collection[str], lanes: int) -> str:
+    """The type of first operands whose products cost less than the other's; "" where they cost the same."""
+    unsigned, signed = (getattr(byte_dot(rows, features, lanes), "cost", 0.0) for rows in ("uint8", "int8"))
+    return "" if unsigned == signed else "uint8" if unsigned < signed else "int8"
+
+
 def bytes_per_multiply_add(features: Collection[str], lanes: int) -> float:
     """Products of bytes in the time of one of float32, of the types that suit the processor best; 1.0 where none do."""
     found = [byte_dot(rows, features, lanes) for rows in ("uint8", "int8")]

@@ -1,7 +1,8 @@
-"""Signed activations become unsigned where a processor wants them; sums of bytes are rounded as by ONNX Runtime."""
+"""Activations get the sign that a processor wants; sums of bytes are rounded as by ONNX Runtime."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,25 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import subtune
+from subtune.backends.cpu.backend import BACKEND, CPUBackend
+from subtune.backends.cpu.device import CPU
 from subtune.core.forms import Forms
 from subtune.frontends import load
 from subtune.frontends.onnx.reference import onnxruntime_reference
+from subtune.passes.byte_signs import byte_signs
 from subtune.passes.byte_sums import byte_sums
 from subtune.passes.integer_products import integer_products
-from subtune.passes.unsigned_bytes import unsigned_bytes
 from subtune.pipeline import prepare
 
 RNG = np.random.default_rng(0)
-UNSIGNED = Forms(unsigned_bytes=True)
+UNSIGNED, SIGNED = Forms(byte_rows="uint8"), Forms(byte_rows="int8")
 
 
-class Signed:
-    """A QDQ model of int8 activations, as ONNX Runtime's quantiser writes by default."""
+class Bytes:
+    """A QDQ model of int8 activations, as ONNX Runtime's quantiser writes by default, or of uint8."""
 
-    def __init__(self) -> None:
+    def __init__(self, of: Any = np.int8) -> None:
+        self.of = of
         self.nodes: list[Any] = []
         self.weights: list[Any] = []
 
@@ -39,7 +43,8 @@ class Signed:
         return f"v{len(self.nodes) - 1}"
 
     def pair(self, value: str, scale: float, zero: int) -> str:
-        grid = self.constant(np.float32(scale)), self.constant(np.int8(zero))
+        shift = 128 if self.of is np.uint8 else 0
+        grid = self.constant(np.float32(scale)), self.constant(self.of(zero + shift))
         return self.op("DequantizeLinear", self.op("QuantizeLinear", value, *grid), *grid)
 
     def conv(self, value: str, channels: tuple[int, int]) -> str:
@@ -57,37 +62,49 @@ class Signed:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def residual() -> onnx.ModelProto:
-    g = Signed()
+def residual(of: Any = np.int8) -> onnx.ModelProto:
+    g = Bytes(of)
     x = g.pair("x", 0.02, -5)
     y = g.pair(g.conv(x, (8, 8)), 0.11, 3)
     return g.model(g.pair(g.conv(g.pair(g.op("Add", y, x), 0.1, 2), (8, 6)), 0.5, -1))
 
 
 def products(model: onnx.ModelProto, forms: Forms) -> set[str]:
-    mod = integer_products(unsigned_bytes(byte_sums(load(model).mod), forms))
+    mod = integer_products(byte_signs(byte_sums(load(model).mod), forms))
     calls = [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
     return {str(c.args[0].ty.dtype) for c in calls if getattr(getattr(c, "op", None), "name", "") == "relax.nn.conv2d"}
 
 
-def test_activations_are_as_the_processor_wants_them() -> None:
-    assert products(residual(), UNSIGNED) == {"uint8"}
-    assert products(residual(), Forms()) == {"int8"}
+FORMS = pytest.mark.parametrize("forms", [UNSIGNED, SIGNED, Forms()], ids=["unsigned", "signed", "as they are"])
+TYPES = pytest.mark.parametrize("of", [np.uint8, np.int8])
 
 
-@pytest.mark.parametrize("forms", [UNSIGNED, Forms()], ids=["unsigned", "as they are"])
-def test_convolutions_store_bytes(forms: Forms) -> None:
+@TYPES
+@FORMS
+def test_activations_are_as_the_processor_wants_them(forms: Forms, of: Any) -> None:
+    assert products(residual(of), forms) == {forms.byte_rows or of.__name__}
+
+
+@TYPES
+@FORMS
+def test_convolutions_store_bytes(forms: Forms, of: Any) -> None:
     stored = [
         [arg.dtype for arg in subgraph.workload.args if arg.is_output]
-        for subgraph in prepare(residual(), forms=forms).subgraphs
+        for subgraph in prepare(residual(of), forms=forms).subgraphs
         if "conv2d" in subgraph.name
     ]
-    assert stored == [["uint8" if forms.unsigned_bytes else "int8"]] * 2
+    assert stored == [[forms.byte_rows or of.__name__]] * 2
 
 
-def test_integers_are_those_of_onnx_runtime(tmp_path: Path) -> None:
+@TYPES
+@FORMS
+def test_integers_are_those_of_onnx_runtime(
+    forms: Forms, of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("onnxruntime")
-    model = residual()
+    model = residual(of)
+    mine = CPUBackend.forms(BACKEND, CPU("auto"))
+    monkeypatch.setattr(CPUBackend, "forms", lambda *_: replace(mine, byte_rows=forms.byte_rows))
     x = (2.5 * np.random.default_rng(1).standard_normal((1, 8, 9, 10))).astype(np.float32)
     (want,) = onnxruntime_reference(model)({"x": x}).values()
     (got,) = subtune.compile(model, output=tmp_path / "a.subtune", tune=False).run({"x": x}).values()
@@ -95,14 +112,19 @@ def test_integers_are_those_of_onnx_runtime(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got, want)
 
 
-def test_a_result_of_int8_stays_one(tmp_path: Path) -> None:
-    g = Signed()
-    grid = g.constant(np.float32(0.02)), g.constant(np.int8(-5))
-    model = g.model(g.op("QuantizeLinear", "x", *grid), TensorProto.INT8)
+@TYPES
+@FORMS
+def test_a_results_type_stays(forms: Forms, of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = CPUBackend.forms(BACKEND, CPU("auto"))
+    monkeypatch.setattr(CPUBackend, "forms", lambda *_: replace(mine, byte_rows=forms.byte_rows))
+    g, zero = Bytes(of), -5 if of is np.int8 else 123
+    grid = g.constant(np.float32(0.02)), g.constant(of(zero))
+    model = g.model(g.op("QuantizeLinear", "x", *grid), helper.np_dtype_to_tensor_dtype(np.dtype(of)))
     x = (2.5 * np.random.default_rng(1).standard_normal((1, 8, 9, 10))).astype(np.float32)
     (got,) = subtune.compile(model, output=tmp_path / "a.subtune", tune=False).run({"x": x}).values()
-    assert got.dtype == np.int8
-    np.testing.assert_array_equal(got, np.clip(np.rint(x / np.float32(0.02)) - 5, -128, 127))
+    assert got.dtype == of
+    limits = np.iinfo(of)
+    np.testing.assert_array_equal(got, np.clip(np.rint(x / np.float32(0.02)) + zero, limits.min, limits.max))
 
 
 def every_pair(
