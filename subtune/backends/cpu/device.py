@@ -87,6 +87,11 @@ class CPUModel:
         return "amx-bf16" in self.features and triples.system(self.triple) == "linux"
 
     @property
+    def has_byte_tiles(self) -> bool:
+        """Whether they can multiply tiles of bytes."""
+        return "amx-int8" in self.features and triples.system(self.triple) == "linux"
+
+    @property
     def has_costly_denormals(self) -> bool:
         """Whether it computes with denormal numbers far more slowly than with others."""
         return triples.architecture(self.triple) == "x86_64"
@@ -96,11 +101,13 @@ class CPUModel:
         return self.vector_bytes * 8 // dtype_bits
 
     def peak_flops(self, dtype: str = "") -> float:
-        """Operations per second: of bytes where instructions multiply them, else in float32.
+        """Operations per second: of bytes where instructions, or tile registers, multiply them, else in float32.
 
         Other types compute in that, or a few times faster.
         """
         rate = 2.0 * self.lanes() * self.fma_per_cycle * self.cycles_per_s * self.threads
+        if dtype in BYTES and self.has_byte_tiles:
+            return _TILE_OPS_PER_CYCLE * self.cycles_per_s * self.threads
         return rate * bytes_per_multiply_add(self.features, self.lanes()) if dtype in BYTES else rate
 
     @property
@@ -265,4 +272,6 @@ _X86_FEATURES = frozenset(
     "sse4.2 avx avx2 fma f16c avx512f avx512bw avx512vl avx512vnni avx512vbmi avx512bf16 avx512fp16 "
     "avxvnni amx-tile amx-int8 amx-bf16".split()
 )
+_TILE_OPS_PER_CYCLE = 2.0 * 16 * 16 * 64 / 16
+"""A product of two tiles of bytes starts every 16 cycles (Intel, Optimization Reference Manual, 248966, chapter 20)."""
 _RELEVANT_FEATURES = _X86_FEATURES | frozenset("neon fp-armv8 dotprod i8mm bf16 fullfp16 sve".split())

@@ -14,7 +14,8 @@ from tvm.relax import op
 
 from subtune import backends
 from subtune.backends.cpu.device import CPU
-from subtune.backends.cpu.families.amx.tiles import Run, TilePacking
+from subtune.backends.cpu.families.amx.packing import TilePacking
+from subtune.backends.cpu.families.amx.tiles import Run
 from subtune.backends.cpu.math.amx_tiles import TileBlock, fits
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable

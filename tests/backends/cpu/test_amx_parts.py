@@ -14,7 +14,7 @@ from tvm.relax import op
 from subtune import backends
 from subtune.backends import as_device
 from subtune.backends.cpu.device import CPU
-from subtune.backends.cpu.families.amx.tiles import TilePacking
+from subtune.backends.cpu.families.amx.packing import TilePacking
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.numerics import Numerics

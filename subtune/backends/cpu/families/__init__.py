@@ -34,6 +34,7 @@ from subtune.backends.cpu.family import CPUFamily
 FAMILIES: tuple[CPUFamily, ...] = (
     amx.FAMILY,
     amx.IN_PARTS,
+    amx.OF_BYTES,
     contraction_words.FAMILY,
     contraction_words.OF_BYTES,
     contraction.FAMILY,

@@ -1,11 +1,12 @@
-"""Products of bfloat16 tiles on AMX, as LLVM functions that a kernel carries with it (`pragma_import_llvm`).
+"""Products of bfloat16 or bytes in AMX tiles, as LLVM functions that a kernel carries with it (`pragma_import_llvm`).
 
 A thread has eight tile registers of 16 rows of 64 bytes. `begin` says how many rows each has, before a thread's first
 product; `end` gives the registers back, without which the operating system saves 8 KB at every switch of threads.
 Between the two, `multiply` computes a block of m x n tiles of C:
 
-    C[m, rows][n, 16] = sum over steps:  A[m][step][rows][32] * B[step][n][16 pairs][16 columns][2]
+    C[m, rows][n, 16] = sum over steps:  A[m][step][rows][32] * B[step][n][16 words][16 columns][2]
 
+Of bytes a step has 64, and a word four; sums of int32 are exact modulo 2**32, whatever the signs of A are.
 Operands of float32 are sums of three bfloat16, `parts` of A[m][part][step]... and B[part][step]...: of their nine
 products the three least are no larger than what float32 rounds, and are left out (Henry, Tang & Heinecke, "Leveraging
 the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019).
@@ -26,9 +27,13 @@ from tvm import tirx
 from subtune.runtime.host import ARCH_PRCTL, ASK_FOR_STATE, TILE_DATA
 
 ROWS, COLUMNS, DEPTH = 16, 16, 32
-"""Of a tile: rows of A and C at most, float32 columns of B and C, elements of k that one product sums."""
+"""Of a tile: rows of A and C at most, columns of B and C, bfloat16 along k that one product sums."""
 STEP_BYTES = 64
 """Of a row of A in one step."""
+WORDS = 16
+"""Of 32 bits along k, in a step."""
+_PRODUCTS = {"bfloat16": "tdpbf16ps", "uint8": "tdpbusd", "int8": "tdpbssd"}
+"""The instruction that multiplies tiles with A of such a type; B's bytes have signs."""
 REGISTERS = 8
 PARTS = 3
 """Numbers of bfloat16 whose sum is a float32."""
@@ -44,6 +49,8 @@ declare void @llvm.x86.tilezero(i8 immarg)
 declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)
 declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)
 declare void @llvm.x86.tdpbf16ps(i8 immarg, i8 immarg, i8 immarg)
+declare void @llvm.x86.tdpbusd(i8 immarg, i8 immarg, i8 immarg)
+declare void @llvm.x86.tdpbssd(i8 immarg, i8 immarg, i8 immarg)
 declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)
 declare i64 @syscall(i64, ...)
 @subtune_amx_asked = linkonce_odr hidden global i32 0
@@ -91,6 +98,8 @@ class TileBlock:
     """Of an operand: one bfloat16, or PARTS of them for a float32."""
     ahead: int = 0
     """Lines of 64 bytes that a step asks L2 for: those of B that will be needed next."""
+    dtype: str = "bfloat16"
+    """Of A's elements, or of their parts."""
 
     def __post_init__(self) -> None:
         assert fits(self.m, self.n, self.parts), f"{self} does not fit the tile registers"
@@ -103,7 +112,23 @@ class TileBlock:
 
     @property
     def _multiply_name(self) -> str:
-        return f"subtune_amx_{self._name}_{self.parts}_{self.ahead}"
+        of_type = "" if self.dtype == "bfloat16" else f"{self.dtype}_"
+        return f"subtune_amx_{of_type}{self._name}_{self.parts}_{self.ahead}"
+
+    @property
+    def count(self) -> int:
+        """Elements of a word."""
+        return 2 if self.dtype == "bfloat16" else 4
+
+    @property
+    def depth(self) -> int:
+        """Elements along k of a step."""
+        return WORDS * self.count
+
+    @property
+    def stored(self) -> str:
+        """Type of A's tiles in memory."""
+        return "uint16" if self.dtype == "bfloat16" else self.dtype
 
     def begin(self) -> Any:
         return _call(f"subtune_amx_begin_{self._name}")
@@ -130,7 +155,7 @@ class TileBlock:
     def _shape(self) -> str:
         """Palette 1; bytes of a row and rows of every register, those of B last."""
         first_b = REGISTERS - self.n
-        rows = [self.rows if register < first_b else DEPTH // 2 for register in range(REGISTERS)]
+        rows = [self.rows if register < first_b else WORDS for register in range(REGISTERS)]
         columns = [byte for _ in range(REGISTERS) for byte in (STEP_BYTES, 0)]
         data = [1, *[0] * 15, *columns, *[0] * (32 - len(columns)), *rows, *[0] * (16 - len(rows))]
         return "".join(f"\\{byte:02X}" for byte in data)
@@ -192,7 +217,7 @@ class TileBlock:
         return lines
 
     def _products(self, c: list[list[int]]) -> list[str]:
-        """A step of bfloat16. All of its loads stand before its products.
+        """A step of one part. All of its loads stand before its products.
 
         On a core that another hyper-thread uses, no register is renamed: loads then wait for products, and these wait
         once a step instead of once a load (measured on Emerald Rapids: 8 % less).
@@ -204,7 +229,7 @@ class TileBlock:
         for first in range(0, self.m, spare):
             group = range(first, min(first + spare, self.m))
             lines += [_load(a[i], f"%a{i}_0") for i in group]
-            lines += [_product(c[i][j], a[i], b[j]) for i in group for j in range(self.n)]
+            lines += [self._product(c[i][j], a[i], b[j]) for i in group for j in range(self.n)]
         return lines
 
     def _products_of_parts(self, c: list[list[int]]) -> list[str]:
@@ -219,17 +244,16 @@ class TileBlock:
             order = [(i, j) for i in range(self.m) for j in range(self.n)]
             if right != held[1]:
                 order.sort(key=lambda at: at[1])
-            lines += [_product(c[i][j], a[i], b[j]) for i, j in order]
+            lines += [self._product(c[i][j], a[i], b[j]) for i, j in order]
             held = (left, right)
         return lines
+
+    def _product(self, c: int, a: int, b: int) -> str:
+        return f"  call void @llvm.x86.{_PRODUCTS[self.dtype]}(i8 {c}, i8 {a}, i8 {b})"
 
 
 def _load(register: int, address: str) -> str:
     return f"  call void @llvm.x86.tileloadd64(i8 {register}, ptr {address}, i64 {STEP_BYTES})"
-
-
-def _product(c: int, a: int, b: int) -> str:
-    return f"  call void @llvm.x86.tdpbf16ps(i8 {c}, i8 {a}, i8 {b})"
 
 
 def _call(name: str, *args: Any) -> Any:

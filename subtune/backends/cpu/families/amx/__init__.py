@@ -1,4 +1,4 @@
-"""Contractions of bfloat16, and of float32 in parts, on the tile registers of AMX."""
+"""Contractions of bfloat16, of float32 in parts, and of bytes, on the tile registers of AMX."""
 
 from subtune.backends.base import Family
 from subtune.backends.cpu.families.amx import candidates, schedule
@@ -12,5 +12,14 @@ IN_PARTS = Family(
     candidates.accepts_in_parts,
     candidates.candidates,
     schedule.schedule_in_parts,
+    (SERIAL,),
+)
+OF_BYTES = Family(
+    "amx_int8",
+    1,
+    candidates.Knobs,
+    candidates.accepts_bytes,
+    candidates.candidates,
+    schedule.schedule_bytes,
     (SERIAL,),
 )

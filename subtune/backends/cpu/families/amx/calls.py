@@ -19,7 +19,8 @@ from subtune.tir.walk import holds, with_body
 def with_calls(func: PrimFunc, names: Collection[str], block: TileBlock, passes: int = 1) -> PrimFunc:
     """`func` with the blocks `names` as calls, and round them, within the outermost loops, what the calls need.
 
-    Each of them reads a region of A's tiles (uint16), one of B's (int32), and writes a block of C, all of it.
+    Each of them reads a region of A's tiles (as `block` stores them), one of B's (int32), and writes a block of C, all
+    of it.
 
     Args:
         passes: so many blocks of rows, one after the other, read the same columns of B.
@@ -32,7 +33,7 @@ def with_calls(func: PrimFunc, names: Collection[str], block: TileBlock, passes:
         (c,) = one.writes
         a, b = (
             min((region for region in one.reads if str(region.source.dtype) == dtype), key=_constant_begins)
-            for dtype in ("uint16", "int32")
+            for dtype in (block.stored, "int32")
         )
         (steps,) = (int(r.extent) for r in a.region[-3:-2])
         begin = [tirx.address_of(tirx.BufferLoad(x.source, [r.min for r in x.region])) for x in (a, b, c)]

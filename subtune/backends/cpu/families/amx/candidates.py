@@ -1,4 +1,4 @@
-"""Candidates for contractions of bfloat16, or of float32 in parts, on AMX.
+"""Candidates for contractions of bfloat16, of float32 in parts, or of bytes, on AMX.
 
 Blocks of C come from the tile registers, outer tiles from the caches.
 
@@ -22,6 +22,7 @@ from subtune.backends.cpu.families.contraction.candidates import of_groups
 from subtune.backends.cpu.family import MODE, REGISTERS, CPUProblem
 from subtune.backends.cpu.math.amx_tiles import COLUMNS, DEPTH, PARTS, PRODUCTS_OF_PARTS, ROWS, STEP_BYTES, fits
 from subtune.core.candidate import Candidate
+from subtune.core.numerics import BYTES
 from subtune.core.workload import Workload
 from subtune.patterns.axes import Role
 from subtune.patterns.contraction import Contraction
@@ -33,7 +34,8 @@ _LOADS_PER_CYCLE = 2.0  # rows of tiles
 START_CYCLES = 80.0  # of a block: registers to zero, the last product's latency, rows stored and read again
 _SLOWER_CLOCK = 1.4  # times the products of float32 in parts: nothing but tiles is multiplied
 _EPILOGUE_CYCLES = 3.0  # per vector and operand
-NAMES = {"bfloat16": "amx", "float32": "amx_parts"}
+NAMES = {"bfloat16": "amx", "float32": "amx_parts", "int8": "amx_int8"}
+"""By the type of the right operand."""
 _BLOCKS = ((2, 2), (1, 3), (3, 1), (4, 1), (1, 2), (2, 1), (1, 1))
 _USUAL = (2, 4, 6, 8, 12, 16)
 _PADDED = 1.03
@@ -83,14 +85,22 @@ def accepts_in_parts(problem: CPUProblem) -> str:
     return "rounds otherwise than the model says" if problem.numerics.exact else _refuses(problem, "float32")
 
 
-def _refuses(problem: CPUProblem, operands: str) -> str:
+def accepts_bytes(problem: CPUProblem) -> str:
+    anchor = problem.pattern
+    if isinstance(anchor, Contraction) and anchor.a.dtype not in BYTES:
+        return f"needs operands of bytes, not {anchor.a.dtype}"
+    return _refuses(problem, "int8", "int32")
+
+
+def _refuses(problem: CPUProblem, operands: str, sums: str = "float32") -> str:
     anchor, device = problem.pattern, problem.device
     if not isinstance(anchor, Contraction):
         return "no contraction"
-    if not device.has_tiles:
-        return "the processor, or its operating system, has no AMX for bfloat16"
-    if (anchor.b.dtype, anchor.acc_dtype) != (operands, "float32"):
-        return f"needs {operands} operands and float32 accumulators"
+    if not (device.has_byte_tiles if sums == "int32" else device.has_tiles):
+        what = "bytes" if sums == "int32" else "bfloat16"
+        return f"the processor, or its operating system, has no AMX for {what}"
+    if (anchor.b.dtype, anchor.acc_dtype) != (operands, sums):
+        return f"needs {operands} operands and {sums} accumulators"
     if -1 in anchor.b.axes or len(set(anchor.b.axes)) != len(anchor.b.axes):
         return "B is not indexed by axes of its own"
     if prod(axis.extent for axis in anchor.of_role(Role.M)) < _FEWEST_ROWS:
@@ -103,6 +113,11 @@ def _refuses(problem: CPUProblem, operands: str) -> str:
 def parts_of(anchor: Contraction) -> int:
     """Numbers of bfloat16 for an element of an operand."""
     return PARTS if anchor.b.dtype == "float32" else 1
+
+
+def depth_of(anchor: Contraction) -> int:
+    """Elements along k of a step."""
+    return 2 * DEPTH if anchor.b.dtype in BYTES else DEPTH
 
 
 def obstacle(knobs: Knobs, parts: int = 1) -> str:
@@ -174,7 +189,8 @@ def _predict(anchor: Contraction, workload: Workload, device: CPUModel, rows: in
     batch = prod(axis.extent for axis in anchor.of_role(Role.BATCH))
     outer = ceil(ceil(rows / height) / knobs.mt)
     m_blocks, n_blocks = outer * knobs.mt, ceil(anchor.n.extent / width)
-    run = Run.of(anchor.of_role(Role.K), n_blocks * width)
+    depth = depth_of(anchor)
+    run = Run.of(anchor.of_role(Role.K), n_blocks * width, depth)
     steps = run.steps
     parts = parts_of(anchor)
     costs = _OF_HALVES if parts == 1 else _IN_PARTS
@@ -195,7 +211,7 @@ def _predict(anchor: Contraction, workload: Workload, device: CPUModel, rows: in
     exposed = 0.3 if b_bytes <= device.l2_bytes else costs.waited
     total += streamed / bytes_per_cycle(b_bytes, device) * exposed
     is_along_k = anchor.a.axes[-1] in (anchor.of_role(Role.K)[-1].index, -1)
-    total += m_blocks * height * (run.vectors * costs.copied if is_along_k else steps * DEPTH * costs.gathered)
+    total += m_blocks * height * (run.vectors * costs.copied if is_along_k else steps * depth * costs.gathered)
     if not anchor.b.is_constant:
         total += b_bytes / STEP_BYTES * (costs.packed if anchor.b.axes[-1] == anchor.n.index else costs.turned)
     grains = {"m": outer, "n": n_blocks, "mn": outer * n_blocks, "nm": outer * n_blocks}[knobs.order]

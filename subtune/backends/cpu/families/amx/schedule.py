@@ -1,4 +1,4 @@
-"""Contractions of bfloat16, or of float32 in parts, in blocks of AMX tiles.
+"""Contractions of bfloat16, of float32 in parts, or of bytes, in blocks of AMX tiles.
 
 The loops are those of `loop_nest`, the micro-kernel is one call.
 
@@ -23,7 +23,14 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.families.amx.calls import with_calls
-from subtune.backends.cpu.families.amx.candidates import Knobs, accepts, accepts_in_parts, obstacle, parts_of
+from subtune.backends.cpu.families.amx.candidates import (
+    Knobs,
+    accepts,
+    accepts_bytes,
+    accepts_in_parts,
+    obstacle,
+    parts_of,
+)
 from subtune.backends.cpu.families.amx.tiles import Tiled, in_tiles, packing_of
 from subtune.backends.cpu.family import CPUProblem
 from subtune.backends.cpu.loops.by_group import GroupPacking, by_group
@@ -50,7 +57,12 @@ def schedule_in_parts(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicab
     return NotApplicable(why) if why else _kernel(problem, knobs)
 
 
-def _kernel(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
+def schedule_bytes(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
+    why = accepts_bytes(problem)
+    return NotApplicable(why) if why else _kernel(problem, knobs, problem.pattern.a.dtype)
+
+
+def _kernel(problem: CPUProblem, knobs: Knobs, dtype: str = "bfloat16") -> Kernel | NotApplicable:
     parts = parts_of(problem.pattern)
     if why := obstacle(knobs, parts):
         return NotApplicable(why)
@@ -60,7 +72,7 @@ def _kernel(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     sch, stages, info = found
     tiling = Tiling(knobs.mr * knobs.rows, knobs.nr * COLUMNS, knobs.mt, knobs.order, COLUMNS, knobs.serial)
     passes = _passes(info, tiling)
-    block = TileBlock(knobs.mr, knobs.nr, knobs.rows, parts)
+    block = TileBlock(knobs.mr, knobs.nr, knobs.rows, parts, dtype=dtype)
     weights, groups = problem.pattern.b, problem.pattern.groups
     name, param = sch.get(stages.anchors[0]).name_hint, weights.param if weights.is_constant else -1
     packing = packing_of(info, block)

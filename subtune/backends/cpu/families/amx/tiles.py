@@ -1,11 +1,12 @@
-"""A contraction of bfloat16, or of float32 in parts, whose operands are copied into the tiles that AMX loads.
+"""A contraction of bfloat16, of float32 in parts, or of bytes, whose operands are copied into the tiles that AMX loads.
 
     C[m, n] += cast(f32, A[m, k]) * cast(f32, B[k, n])                    k < K, several axes as one
 ->  At[m / r, s, m % r, l] = A[m, 32 s + l]                               uint16, zero from K on
     Bt[n / nr, s, n % nr / 16, q, n % 16] = B[32 s + 2 q, n] | B[32 s + 2 q + 1, n] << 16      int32
     C[m, n] += bf16_dot(...)                                              over pairs, until the schedule is made
 
-Of float32, At and Bt have three bfloat16 for an element, what one leaves of it in the next: dims `part` before s.
+Of float32, At and Bt have three bfloat16 for an element, what one leaves of it in the next: dims `part` before s. Of
+bytes a step has 64 elements of k, and a word of B four.
 
 A tile of A has r rows of 32 elements of k, one of B 16 pairs of rows for 16 columns. Copying A costs a load and a store
 for every 64 bytes; whatever window, stride, cast or padding it is read through, the products see none of that. Channels
@@ -19,17 +20,16 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 from tvm.tirx import PrimFunc
 
 from subtune.backends.algorithms.strassen import unfold
-from subtune.backends.cpu.math.amx_tiles import COLUMNS, DEPTH, PARTS, PRODUCTS_OF_PARTS, TileBlock
-from subtune.backends.cpu.math.bf16_ops import dot, rounded
-from subtune.backends.cpu.math.words import sides
+from subtune.backends.cpu.families.amx.packing import TilePacking
+from subtune.backends.cpu.math.amx_tiles import COLUMNS, DEPTH, PARTS, PRODUCTS_OF_PARTS, WORDS, TileBlock
+from subtune.backends.cpu.math.bf16_ops import rounded
+from subtune.backends.cpu.math.words import BYTES, HALVES, SIGNED_BYTES, sides
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.axes import Axis, Role
 from subtune.patterns.contraction import Contraction
@@ -37,89 +37,42 @@ from subtune.tir.blocks import nest, root_stages, stage_block, with_stages
 from subtune.tir.expressions import loads, variables
 from subtune.tir.substitute import substitute
 
-_PAIRS = DEPTH // 2
+_WORDS = {"bfloat16": HALVES, "uint8": BYTES, "int8": SIGNED_BYTES}
 COPIED_CYCLES = 4.0  # per vector of A
 
 
 @dataclass(frozen=True, slots=True)
-class TilePacking:
-    """A constant B in tiles: its dims are turned to `order` (batch..., n, k...), the k ones become one.
-
-    `panel` columns, a multiple of 16, lie together for all of k; the last k dim is padded to `run` elements. A bfloat16
-    is one part; `parts` of a float32 lie one after the other.
-    """
-
-    dims: tuple[int, ...]
-    order: tuple[int, ...]
-    batch: int
-    panel: int
-    run: int
-    parts: int = 1
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        extents = [self.dims[dim] for dim in self.order]
-        n, k = extents[self.batch], prod(extents[self.batch + 1 : -1]) * self.run
-        tiles = (-(-k // DEPTH), self.panel // COLUMNS, _PAIRS, COLUMNS)
-        return (*extents[: self.batch], -(-n // self.panel), *([self.parts] if self.parts > 1 else []), *tiles)
-
-    def __call__(self, array: np.ndarray) -> np.ndarray:
-        if self.parts == 1:
-            return self._tiles(array.view(np.uint16))
-        return np.stack([self._tiles(part) for part in _parts_of(array, self.parts)], self.batch + 1)
-
-    def _tiles(self, bits: np.ndarray) -> np.ndarray:
-        steps, tiles, pairs, columns = self.shape[-4:]
-        batch, panels = self.shape[: self.batch], self.shape[self.batch]
-        turned = bits.transpose(self.order)
-        turned = np.pad(turned, [*[(0, 0)] * (turned.ndim - 1), (0, self.run - turned.shape[-1])])
-        rows = turned.reshape(*batch, turned.shape[self.batch], -1)
-        whole = np.zeros((*batch, panels * self.panel, steps * DEPTH), np.uint16)
-        whole[..., : rows.shape[-2], : rows.shape[-1]] = rows
-        split = whole.view(np.int32).reshape(*batch, panels, tiles, columns, steps, pairs)
-        first = len(batch)
-        order = [*range(first), *(first + part for part in (0, 3, 1, 4, 2))]
-        return np.ascontiguousarray(split.transpose(order))
-
-
-def _parts_of(array: np.ndarray, count: int) -> list[np.ndarray]:
-    """The bits of `count` bfloat16 whose sum is the array of float32: each rounds what those before it leave."""
-    found, rest = [], array
-    for _ in range(count):
-        part = rest.astype(ml_dtypes.bfloat16)
-        found.append(part.view(np.uint16))
-        rest = rest - part.astype(np.float32)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
-    """The last k axis: `extent` elements, `padded` with zeros, copied in vectors of `lanes`; `count` of it are k."""
+    """The last k axis: `extent` elements, `padded` with zeros, copied in vectors of `lanes`; `count` of it are k.
+
+    A step has `depth` elements.
+    """
 
     extent: int
     padded: int
     lanes: int
     count: int
+    depth: int
 
     @classmethod
-    def of(cls, k_axes: Sequence[Axis], columns: int) -> Run:
+    def of(cls, k_axes: Sequence[Axis], columns: int, depth: int = DEPTH) -> Run:
         """The one that costs least: a vector copied a few cycles, a step of a row one for every 16 `columns`."""
         *others, last = k_axes
         count = prod(axis.extent for axis in others)
         if count == 1:
-            return cls(last.extent, last.extent, DEPTH, 1)
+            return cls(last.extent, last.extent, depth, 1, depth)
 
         def cost(lanes: int) -> float:
             vectors = -(-last.extent // lanes)
-            products = -(-count * vectors * lanes // DEPTH) * -(-columns // COLUMNS)
+            products = -(-count * vectors * lanes // depth) * -(-columns // COLUMNS)
             return products + count * (vectors + (last.extent % lanes > 0)) * COPIED_CYCLES
 
-        lanes = min((32, 16, 8, 4), key=cost)
-        return cls(last.extent, -(-last.extent // lanes) * lanes, lanes, count)
+        lanes = min((lanes for lanes in (64, 32, 16, 8, 4) if lanes <= depth), key=cost)
+        return cls(last.extent, -(-last.extent // lanes) * lanes, lanes, count, depth)
 
     @property
     def steps(self) -> int:
-        return -(-self.count * self.padded // DEPTH)
+        return -(-self.count * self.padded // self.depth)
 
     @property
     def vectors(self) -> int:
@@ -145,7 +98,8 @@ def in_tiles(func: PrimFunc, block_name: str, info: Contraction, block: TileBloc
     stages = root_stages(func)
     at = next(i for i, stage in enumerate(stages) if stage_block(stage).name_hint == block_name)
     anchor = stage_block(stages[at])
-    factors = (_sides if block.parts > 1 else sides)(anchor, anchor.iter_vars[info.n.index].var)
+    n = anchor.iter_vars[info.n.index].var
+    factors = _sides(anchor, n) if block.parts > 1 else sides(anchor, n, _WORDS[block.dtype])
     if isinstance(factors, NotApplicable):
         return factors
     reading = _Reading(anchor, info, block)
@@ -174,7 +128,7 @@ class _Reading:
         self._k_axes = info.of_role(Role.K)
         self._batch = list(info.of_role(Role.BATCH))
         *self._outer, self._rows = info.of_role(Role.M)
-        self.run = Run.of(self._k_axes, info.n.extent)
+        self.run = Run.of(self._k_axes, info.n.extent, block.depth)
 
     def lies_along_k(self, side: Any) -> bool:
         """Whether neighbours along the last k axis are neighbours in the operand."""
@@ -185,7 +139,7 @@ class _Reading:
     def a_tiles(self, side: Any) -> tuple[Any, Any]:
         """The copy of A, and the stage that makes it: a row after the other, in vectors."""
         rows, run = self._block.rows, self.run
-        each = DEPTH // run.lanes
+        each = self._block.depth // run.lanes
         shared = [_axis(f"a{axis.index}", axis.extent) for axis in (*self._batch, *self._outer)]
         tile, row = _axis("t", self._rows.extent // rows), _axis("i", rows)
         vector, lane = _axis("q", run.steps * each), _axis("l", run.lanes)
@@ -194,8 +148,8 @@ class _Reading:
         position = self._position((*self._batch, *self._outer), shared)
         position[self._var(self._rows)] = tile.var * rows + row.var
         value = self._bits(self._element(side, position, (vector.var, lane.var), axes, True), part)
-        tiles = [*(iv.dom.extent for iv in (*shared, tile, *part)), *_constants(run.steps, rows, DEPTH)]
-        buffer = tirx.decl_buffer(tiles, "uint16", "a_tiles")
+        tiles = [*(iv.dom.extent for iv in (*shared, tile, *part)), *_constants(run.steps, rows, self._block.depth)]
+        buffer = tirx.decl_buffer(tiles, self._block.stored, "a_tiles")
         place = [vector.var // each, row.var, vector.var % each * run.lanes + lane.var]
         store = tirx.BufferStore(buffer, value, [*(iv.var for iv in (*shared, tile, *part)), *place])
         return buffer, nest(buffer.name, axes, {}, store, None)
@@ -204,45 +158,46 @@ class _Reading:
         """B in tiles, and the stage that makes it: of a constant it is the packing."""
         block, run, shared = self._block, self.run, [_axis(f"b{axis.index}", axis.extent) for axis in self._batch]
         panel, part = _axis("p", self._info.n.extent // (block.n * COLUMNS)), self._part_axis()
-        step, tile, pair, column = _axis("s", run.steps), _axis("j", block.n), _axis("q", _PAIRS), _axis("c", COLUMNS)
-        axes = [*shared, panel, step, tile, pair, *part, column]
+        step, tile, word, column = _axis("s", run.steps), _axis("j", block.n), _axis("q", WORDS), _axis("c", COLUMNS)
+        axes = [*shared, panel, step, tile, word, *part, column]
         position = self._position(self._batch, shared)
         position[self._var(self._info.n)] = (panel.var * block.n + tile.var) * COLUMNS + column.var
-        first = step.var * DEPTH + pair.var * 2
-        low, high = (
-            tirx.Cast(
-                "int32",
-                self._bits(self._element(side, position, (k // run.lanes, k % run.lanes), axes, False), part),
-            )
-            for k in (first, first + tirx.const(1, "int64"))
-        )
-        place = [*shared, panel, *part, step, tile, pair, column]
+        value = None
+        for i in range(block.count):
+            k = step.var * block.depth + word.var * block.count + tirx.const(i, "int64")
+            bits = self._bits(self._element(side, position, (k // run.lanes, k % run.lanes), axes, False), part)
+            element = tirx.Cast("int32", bits)
+            element = element & tirx.const(0xFF, "int32") if block.count == BYTES.count else element
+            moved = element << tirx.const(i * 32 // block.count, "int32") if i else element
+            value = moved if value is None else value | moved
+        place = [*shared, panel, *part, step, tile, word, column]
         buffer = tirx.decl_buffer([iv.dom.extent for iv in place], "int32", "b_tiles")
-        value = low | (high << tirx.const(16, "int32"))
         store = tirx.BufferStore(buffer, value, [iv.var for iv in place])
         return buffer, nest(buffer.name, axes, {}, store, None)
 
     def product(self, a_tiles: Any, b_tiles: Any) -> tuple[Any, tuple[Axis, ...]]:
-        """The anchor over pairs of the copies; its axes, of which one is k."""
+        """The anchor over words of the copies; its axes, of which one is k."""
         block, store = self._block, self._anchor.body
-        pair = _axis("vq", self.run.steps * _PAIRS, tirx.IterVar.CommReduce)
+        word = _axis("vq", self.run.steps * WORDS, tirx.IterVar.CommReduce)
         kept = [axis for axis in self._info.axes if axis.role is not Role.K]
         axes = (
             *(replace(axis, index=i) for i, axis in enumerate(kept)),
-            Axis(len(kept), self.run.steps * _PAIRS, Role.K),
+            Axis(len(kept), self.run.steps * WORDS, Role.K),
         )
-        m, n, q = self._var(self._rows), self._var(self._info.n), pair.var
+        m, n, q = self._var(self._rows), self._var(self._info.n), word.var
         batch = [self._var(axis) for axis in self._batch]
         outer = [self._var(axis) for axis in self._outer]
-        lanes = tirx.Ramp(q % _PAIRS * 2, tirx.const(1, "int64"), 2)
+        lanes = tirx.Ramp(q % WORDS * block.count, tirx.const(1, "int64"), block.count)
         panel = block.n * COLUMNS
         made: Any = tirx.BufferLoad(store.buffer, list(store.indices))
         for left, right in self._parts_multiplied():
-            a = tirx.BufferLoad(a_tiles, [*batch, *outer, m // block.rows, *left, q // _PAIRS, m % block.rows, lanes])
-            place = [n // panel, *right, q // _PAIRS, n % panel // COLUMNS, q % _PAIRS, n % COLUMNS]
-            made = dot(made, tirx.reinterpret("int32", a), tirx.BufferLoad(b_tiles, [*batch, *place]))
+            a = tirx.BufferLoad(a_tiles, [*batch, *outer, m // block.rows, *left, q // WORDS, m % block.rows, lanes])
+            place = [n // panel, *right, q // WORDS, n % panel // COLUMNS, q % WORDS, n % COLUMNS]
+            made = _WORDS[block.dtype].dot(
+                made, tirx.reinterpret("int32", a), tirx.BufferLoad(b_tiles, [*batch, *place])
+            )
         body = tirx.BufferStore(store.buffer, made, list(store.indices))
-        iter_vars = [*(self._anchor.iter_vars[axis.index] for axis in kept), pair]
+        iter_vars = [*(self._anchor.iter_vars[axis.index] for axis in kept), word]
         return nest(self._anchor.name_hint, iter_vars, {}, body, self._anchor.init), axes
 
     def _part_axis(self) -> list[Any]:
@@ -282,7 +237,7 @@ class _Reading:
         *others, last = self._k_axes
         vectors = -(-run.padded // run.lanes)
         along, inside = vector % vectors * run.lanes + lane, []
-        if run.count * vectors * run.lanes < run.steps * DEPTH:
+        if run.count * vectors * run.lanes < run.steps * run.depth:
             vector, within = _kept(vector, run.count * vectors, in_lanes)
             inside.append(within)
         if run.extent % run.lanes:
@@ -295,7 +250,8 @@ class _Reading:
             return tirx.BufferLoad(load.source, [analyzer.simplify(substitute(i, values)) for i in load.indices])
 
         value = tvm_ffi.structural_map(side, (ir.TensorLoad, moved))
-        value = value if self._block.parts > 1 else tirx.reinterpret("uint16", value)
+        if self._block.parts == 1 and self._block.dtype == "bfloat16":
+            value = tirx.reinterpret("uint16", value)
         choose = tirx.if_then_else if in_lanes else tirx.Select
         for within in reversed(inside):
             value = choose(analyzer.simplify(within), value, tirx.const(0, str(value.ty)))
@@ -312,8 +268,10 @@ def packing_of(info: Contraction, block: TileBlock) -> TilePacking:
     """What makes `b_tiles` of a constant B, which `info` describes as it is, without padding."""
     order = [axis.index for role in (Role.BATCH, Role.N, Role.K) for axis in info.of_role(role)]
     where = tuple(info.b.axes.index(axis) for axis in order)
-    run = Run.of(info.of_role(Role.K), -(-info.n.extent // (block.n * COLUMNS)) * block.n * COLUMNS)
-    return TilePacking(info.b.shape, where, len(info.of_role(Role.BATCH)), block.n * COLUMNS, run.padded, block.parts)
+    width = block.n * COLUMNS
+    run = Run.of(info.of_role(Role.K), -(-info.n.extent // width) * width, block.depth)
+    batch = len(info.of_role(Role.BATCH))
+    return TilePacking(info.b.shape, where, batch, width, run.padded, block.parts, block.count)
 
 
 def _kept(index: Any, end: int, in_lanes: bool) -> tuple[Any, Any]:
