@@ -28,7 +28,7 @@ from subtune.core.workload import Workload
 from tests.backends.cpu import test_amx
 from tests.backends.cpu.test_amx import IS_X86, SPR
 from tests.backends.cpu.test_bf16 import NHWC, assert_right, module, run, scheduled
-from tests.backends.cpu.test_byte_dots import extremes, sums
+from tests.backends.cpu.test_byte_dots import conv_of_zero_points, extremes, of_zero_points, sums
 from tests.backends.cpu.test_int8 import CASES, build, conv, dense, given, requantised, stored
 
 pytestmark = pytest.mark.skipif(not IS_X86, reason="LLVM here builds for another architecture")
@@ -84,6 +84,7 @@ PRODUCTS: dict[str, tuple[Workload, Callable[..., np.ndarray]]] = {
         conv(10, 73, 40, 3),
         lambda x, w, *rest: stored(test_amx.conv_of(x, w), *rest),
     ),
+    "conv of zero points": (conv_of_zero_points(9, 20, 24), of_zero_points),
     "grouped": (grouped(9, 96, 60, 3), grouped_of(3)),
 }
 
