@@ -93,8 +93,8 @@ INTEGER_TRANSFORMS: tuple[IntegerMatrix, IntegerMatrix, IntegerMatrix] = (
 
 INTEGER_FACTORS = (24, 12, 6, 6)
 
-ZERO_OF_BYTES = 128
-"""What is taken from a uint8, so that the sums are half as large; the weights carry what that takes from each sum."""
+ZERO_OF_BYTES = {"uint8": 128, "int8": 0}
+"""What is taken from a byte, so that the sums are half as large; the weights carry what that takes from each sum."""
 
 INTEGER_DEPTH = (1 << 25) // (128 * 128 * 9)
 """Channels up to which sums are exact whatever the weights. A sum modulo 2^32, times up to 24 * 24 = 64 * 9, gives the
@@ -105,12 +105,14 @@ sum itself where that is below 2^25: 9 has an inverse, and 64 is a shift."""
 class WinogradWords:
     """OHWI weights `[OC, 3, 3, IC]` of int8 as pairs of int16 of G w G^T in `INTEGER_TRANSFORMS`, each an int32.
 
-    `[6][6][OC / nr][IC / 2 + 1][nr]`; the last row of the first element is what `ZERO_OF_BYTES` takes from the sums.
+    `[6][6][OC / nr][IC / 2 + 1][nr]`; the last row of the first element is what `zero`, taken from every activation,
+    takes from the sums.
     """
 
     nr: int
     out_channels: int
     in_channels: int
+    zero: int
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -124,14 +126,14 @@ class WinogradWords:
         pairs = u.reshape(36, outer, self.in_channels // 2, 2, self.nr).swapaxes(-1, -2)
         words = np.zeros((36, *self.shape[2:]), np.int32)
         words[:, :, :-1] = np.ascontiguousarray(pairs).view(np.int32)[..., 0]
-        words[0, :, -1] = ZERO_OF_BYTES * packed.sum((0, 2))
+        words[0, :, -1] = self.zero * packed.sum((0, 2))
         return words.reshape(self.shape)
 
 
 def integer_obstacle(info: Contraction) -> str:
-    """Why the algorithm does not apply in integers; empty for a 3x3 convolution of uint8 by constant int8."""
-    if (info.a.dtype, info.b.dtype, info.acc_dtype) != ("uint8", "int8", "int32"):
-        return "not of uint8 by int8"
+    """Why the algorithm does not apply in integers; empty for a 3x3 convolution of bytes by constant int8."""
+    if info.a.dtype not in ZERO_OF_BYTES or (info.b.dtype, info.acc_dtype) != ("int8", "int32"):
+        return "not of bytes by int8"
     if info.b.shape[-1] > INTEGER_DEPTH:
         return f"sums over {info.b.shape[-1]} channels may be too large to be exact"
     return _shape_obstacle(info, takes_groups=False)

@@ -13,14 +13,13 @@ from subtune.backends.algorithms.winograd import (
     INTEGER_DEPTH,
     INTEGER_FACTORS,
     INTEGER_TRANSFORMS,
-    ZERO_OF_BYTES,
     WinogradWords,
 )
 from subtune.backends.cpu.device import CPU
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload
-from tests.backends.cpu.test_bf16 import NHWC, conv_of, run, scheduled
+from tests.backends.cpu.test_bf16 import NHWC, conv_of, module, run, scheduled
 from tests.backends.cpu.test_int8 import ICELAKE, IS_X86, build, conv, given, needs_vnni, stored
 
 pytestmark = pytest.mark.skipif(not IS_X86, reason="LLVM here builds for another architecture")
@@ -30,13 +29,13 @@ def made(fuse: bool, **knobs: int) -> Candidate:
     return Candidate.make("winograd", **{"m": 4, "mr": 2, "nr": 16, **knobs, "fuse": fuse})
 
 
-def images(size: int, cin: int, cout: int) -> Workload:
+def images(size: int, cin: int, cout: int, dtype: str = "uint8") -> Workload:
     """Two images, sums as they are."""
 
     def body(emit: Any, x: Any, w: Any) -> Any:
         return op.nn.conv2d(x, w, padding=1, **{**NHWC, "out_dtype": "int32"})
 
-    return build(body, [((2, size, size, cin), "uint8")], [((cout, 3, 3, cin), "int8")])
+    return build(body, [((2, size, size, cin), dtype)], [((cout, 3, 3, cin), "int8")])
 
 
 def direct(arrays: list[np.ndarray]) -> np.ndarray:
@@ -56,7 +55,7 @@ def test_transforms_give_the_convolution_times_their_factors() -> None:
 
 def test_transformed_operands_fit_int16_and_sums_the_shift() -> None:
     bt, g, _ = (np.abs(np.array(matrix)).sum(1).max() for matrix in INTEGER_TRANSFORMS)
-    assert ZERO_OF_BYTES * bt**2 < 2**15
+    assert 128 * bt**2 < 2**15
     assert 128 * g**2 < 2**15
     assert 128 * 128 * 9 * INTEGER_DEPTH * 64 < 2**31 <= 128 * 128 * 9 * (INTEGER_DEPTH + 1) * 64
 
@@ -69,6 +68,26 @@ def test_tiles_that_fit_and_tiles_that_overhang(size: int, fuse: bool) -> None:
     arrays = given(workload)
     kernel = scheduled(workload, made(fuse), ICELAKE)
     np.testing.assert_array_equal(run(workload, kernel, ICELAKE, arrays), direct(arrays))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("name", ["nehalem", "haswell", "skylake-avx512", "icelake-server"])
+def test_processors_with_other_instructions(name: str, dtype: str) -> None:
+    device = CPU(name, threads=2)
+    if device.obstacle():
+        pytest.skip(f"this processor cannot run it: {device.obstacle()}")
+    workload = images(8, 32, 48, dtype)
+    arrays = given(workload)
+    proposed = [c for c in backends.candidates(workload, device, topk=99) if c.family == "winograd"]
+    kernel = scheduled(workload, proposed[0], device)
+    np.testing.assert_array_equal(run(workload, kernel, device, arrays), direct(arrays))
+
+
+@pytest.mark.parametrize(("name", "instruction"), [("alderlake", "vpdpwssd"), ("haswell", "vpmaddwd")])
+def test_instructions(name: str, instruction: str) -> None:
+    device = CPU(name, threads=2)
+    kernel = scheduled(images(8, 32, 48), made(True), device)
+    assert instruction in module(kernel, device).mod.inspect_source("asm")
 
 
 @needs_vnni
@@ -98,7 +117,7 @@ def test_the_largest_sums_are_exact(x: int, w: int) -> None:
 
 def test_weights_are_pairs_and_what_the_shift_of_activations_takes() -> None:
     w = np.random.default_rng(0).integers(-128, 128, (32, 3, 3, 4)).astype(np.int8)
-    packing = WinogradWords(16, 32, 4)
+    packing = WinogradWords(16, 32, 4, zero=128)
     words = packing(w)
     assert words.shape == packing.shape == (6, 6, 2, 3, 16)
     pairs = words.view(np.int16).reshape(6, 6, 2, 3, 16, 2)
@@ -123,11 +142,14 @@ def test_it_says_why_it_does_not_apply(workload: Workload, reason: str) -> None:
     assert "winograd" not in {c.family for c in backends.candidates(workload, ICELAKE, topk=200)}
 
 
-def test_there_is_one_tile_size_and_one_instruction() -> None:
-    workload = conv(8, 32, 32, 3)
-    refused = backends.schedule(workload, made(False, m=2), ICELAKE)
+def test_there_is_one_tile_size() -> None:
+    refused = backends.schedule(conv(8, 32, 32, 3), made(False, m=2), ICELAKE)
     assert isinstance(refused, NotApplicable)
     assert "F(2)" in refused.reason
-    assert "winograd" not in {
-        c.family for c in backends.candidates(workload, CPU("skylake-avx512", threads=2), topk=99)
-    }
+
+
+def test_arm_has_no_instruction() -> None:
+    device = CPU({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-v1"}, threads=2)
+    refused = backends.schedule(conv(8, 32, 32, 3), made(False), device)
+    assert isinstance(refused, NotApplicable)
+    assert "pairs of int16" in refused.reason

@@ -8,6 +8,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from subtune.backends.cuda.families.wgmma.store import wide_dtype
 from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
 
 
@@ -21,7 +22,8 @@ def storing(walk: Any, store: Any, params: Sequence[Any], blocks: int, rows: Any
     count64, width = tiling.multiplied
     count = count64 * width // 2
     at_once = tiling.consumers if tiling.alternate else 1
-    sums = T.buffer((walk.tiles * tiling.m * tiling.columns,), "float32", align=16, buffer_name="sums")
+    dtype = "uint32" if str(store.epilogue.acc.ty) == "int32" else "float32"
+    sums = T.buffer((walk.tiles * tiling.m * tiling.columns,), dtype, align=16, buffer_name="sums")
     group = walk.view.rows[0]
 
     def declare() -> None:
@@ -37,12 +39,13 @@ def storing(walk: Any, store: Any, params: Sequence[Any], blocks: int, rows: Any
         tid = T.thread_id([128 * tiling.consumers])
         pool = T.SMEMPool()
         staged = pool.alloc((store.shared_elements(),), store.dtype, align=128)
-        columns = T.meta_var([pool.alloc((tiling.fetched_elements(),), "float32", align=16) for _ in store.fetched])
+        columns = T.meta_var([
+            pool.alloc((tiling.fetched_elements(),), wide_dtype(load), align=16) for load in store.fetched])
         numbers = T.meta_var(rows.declare(pool) if rows is not None else None)
         pool.commit()
         consumer: T.let[T.int32] = tid // 128
         lane: T.let[T.int32] = tid % 128
-        own = T.alloc_local((count,), "float32")
+        own = T.alloc_local((count,), dtype)
         tile: T.int32 = block * at_once + (consumer if tiling.alternate else 0)
         while tile < walk.tiles:
             at = T.meta_var(walk.stored_at(walk.where(tile, 0, consumer), 0, consumer))

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import relax
+from tvm.relax import op
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
@@ -20,6 +22,7 @@ from subtune.core.workload import Workload
 from subtune.patterns.contraction import contraction
 from subtune.patterns.gemm_view import gemm_view
 from subtune.patterns.stages import inline
+from tests.backends.cpu.test_bf16 import workload_of
 from tests.backends.cuda import cuda_on_cpu
 from tests.backends.cuda.storing import storing
 from tests.backends.cuda.test_wgmma import source
@@ -72,7 +75,8 @@ def tiles_of(array: np.ndarray, tiling: Tiling) -> np.ndarray:
     """`array`, the groups of rows and then columns, as tiles x rows x columns, with noise beyond its ends."""
     sizes = (*tiling.rows, tiling.columns)
     counts = [-(-extent // size) for extent, size in zip(array.shape, sizes, strict=True)]
-    whole = np.full([count * size for count, size in zip(counts, sizes, strict=True)], 1e4, "float32")
+    dtype = "int32" if array.dtype.kind == "i" else "float32"
+    whole = np.full([count * size for count, size in zip(counts, sizes, strict=True)], 10**4, dtype)
     whole[tuple(slice(extent) for extent in array.shape)] = array
     split = whole.reshape([n for pair in zip(counts, sizes, strict=True) for n in pair])
     rank = len(sizes)
@@ -83,7 +87,7 @@ def fragments(tiles: np.ndarray, tiling: Tiling) -> np.ndarray:
     """What each thread has of every tile's sums, as PTX says it of wgmma's D: tile, consumer, register, thread."""
     count64, width = tiling.multiplied
     sharing = 1 if tiling.alternate else tiling.consumers
-    found = np.empty((len(tiles), sharing, count64, width // 2, 128), "float32")
+    found = np.empty((len(tiles), sharing, count64, width // 2, 128), tiles.dtype)
     thread, i = np.arange(128), np.arange(width // 2)[:, None]
     row = thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8
     column = i // 4 * 8 + thread % 4 * 2 + i % 2
@@ -118,3 +122,55 @@ def test_a_tile_is_stored(case: str, tmp_path: Path) -> None:
     assert (whole[:_GUARD] == -7).all()
     assert (whole[-_GUARD:] == -7).all()
     np.testing.assert_allclose(whole[_GUARD:-_GUARD].reshape(out.shape), np.maximum(wanted, 0), rtol=2e-3, atol=2e-3)
+
+
+def bytes_with_residual(m: int, n: int, k: int) -> Workload:
+    """Requantised, then added to other bytes and quantised once more."""
+
+    def body(emit: Any, x: Any, other: Any, w: Any, b: Any, f: Any) -> Any:
+        acc = emit(op.add(emit(op.matmul(x, w, "int32")), b))
+        real = emit(op.multiply(emit(op.astype(acc, "float32")), f))
+        one, half, quarter = (relax.const(scale, "float32") for scale in (1.0, 0.5, 0.25))
+        zero = {z: relax.const(z, "uint8") for z in (0, 3, 100, 120)}
+        q = emit(op.quantize(real, one, zero[100], axis=0, out_dtype="uint8"))
+        left = emit(op.dequantize(q, half, zero[100], axis=0))
+        right = emit(op.dequantize(other, quarter, zero[120], axis=0))
+        return op.quantize(emit(op.add(left, right)), one, zero[3], axis=0, out_dtype="uint8")
+
+    constants = [np.ones((k, n), "int8"), np.ones(n, "int32"), np.ones(n, "float32")]
+    inputs = [((m, k), "uint8"), ((m, n), "uint8")]
+    return workload_of(body, inputs, [relax.const(array) for array in constants])
+
+
+@pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_residual_of_bytes_is_added_behind_the_exchange_of_bytes(swapped: bool, tmp_path: Path) -> None:
+    workload = bytes_with_residual(200, 64, 64)
+    tiling = Tiling((128,), 64, 2, 2, True, swapped=swapped)
+    func, blocks, others = stored(workload, tiling)
+    text = source(func)
+    assert "__byte_perm" in text
+    rng = np.random.default_rng(0)
+    total = rng.integers(-3000, 3000, (200, 64))
+    arrays = {"sums": fragments(tiles_of(total, tiling), tiling).view("uint32")}
+    values = {
+        "uint8": lambda shape: rng.integers(0, 256, shape), "int32": lambda shape: rng.integers(-500, 500, shape),
+        "float32": lambda shape: 0.05 + 0.1 * rng.random(shape),
+    }  # fmt: skip
+    scalars = iter([0.25, 120, 100, 0.5, 3])  # scale and zero point of the residual, and the others in their order
+    found = {}
+    for i in others:
+        arg = workload.args[i]
+        if not arg.shape:
+            arrays[str(workload.func.params[i].name)] = np.array([next(scalars)], arg.dtype)
+            continue
+        found[arg.dtype] = values[arg.dtype](arg.shape).astype(arg.dtype)
+        arrays[str(workload.func.params[i].name)] = found[arg.dtype]
+    q = np.clip(np.rint((total + found["int32"]).astype("float32") * found["float32"]) + 100, 0, 255)
+    both = (q - 100) * 0.5 + (found["uint8"].astype("float32") - 120) * 0.25
+    wanted = np.clip(np.rint(both) + 3, 0, 255).astype("uint8")
+    whole = np.full(200 * 64 + 2 * _GUARD, 77, "uint8")
+    arrays[str(workload.func.params[-1].name)] = whole[_GUARD:]
+    cuda_on_cpu.launch(text, "main_kernel", arrays, blocks, 128 * tiling.consumers, tmp_path)
+    np.testing.assert_array_equal(whole[_GUARD:-_GUARD].reshape(200, 64), wanted)
+    assert {*whole[:_GUARD], *whole[-_GUARD:]} == {77}

@@ -39,7 +39,7 @@ class Arithmetic:
         pixel: an element of the input -> what its transform reads.
         input_row, output_row: the rows of B^T and of A^T.
         result: an element of A^T M A, its place in the tile, and the weights' last row -> the convolution's element.
-        weights: m, nr, channels of the result, channels summed over -> the weights' transform.
+        weights: the convolution, m, nr -> the weights' transform.
     """
 
     element: str
@@ -50,7 +50,7 @@ class Arithmetic:
     input_row: Row
     output_row: Row
     result: Callable[[Any, Any, Any, Callable[[], Any]], Any]
-    weights: Callable[[int, int, int, int], WinogradWeights | WinogradWords]
+    weights: Callable[[Contraction, int, int], WinogradWeights | WinogradWords]
 
 
 def arithmetic_of(info: Contraction) -> Arithmetic:
@@ -89,6 +89,14 @@ def _float_output(m: int, row: Any, values: list[Any]) -> Any:
     return _sum([value * _element(TRANSFORMS[m][2], row, r) for r, value in enumerate(values)])
 
 
+def _as_it_is(y: Any, i: Any, j: Any, last: Callable[[], Any]) -> Any:
+    return y
+
+
+def _weights(info: Contraction, m: int, nr: int) -> WinogradWeights:
+    return WinogradWeights(m, nr, info.n.extent, info.b.shape[-1])
+
+
 FLOATS = Arithmetic(
     "float32",
     "float32",
@@ -97,13 +105,14 @@ FLOATS = Arithmetic(
     _float_pixel,
     _float_input,
     _float_output,
-    lambda y, i, j, last: y,
-    WinogradWeights,
+    _as_it_is,
+    _weights,
 )
 
 
 def _byte_pixel(value: Any) -> Any:
-    return value.astype("int16") - tirx.const(ZERO_OF_BYTES, "int16")
+    zero = ZERO_OF_BYTES[str(value.dtype)]
+    return value.astype("int16") - tirx.const(zero, "int16") if zero else value.astype("int16")
 
 
 def _int16_input(m: int, row: Any, values: list[Any]) -> Any:
@@ -148,8 +157,8 @@ def _exact(y: Any, i: Any, j: Any, last: Callable[[], Any]) -> Any:
     return tirx.shift_right(scaled, of_row + of_column) + last()
 
 
-def _words(m: int, nr: int, out_channels: int, in_channels: int) -> WinogradWords:
-    return WinogradWords(nr, out_channels, in_channels)
+def _words(info: Contraction, m: int, nr: int) -> WinogradWords:
+    return WinogradWords(nr, info.n.extent, info.b.shape[-1], ZERO_OF_BYTES[info.a.dtype])
 
 
 INTEGERS = Arithmetic("int16", "int32", "int32", 2, _byte_pixel, _int16_input, _wrapping_output, _exact, _words)

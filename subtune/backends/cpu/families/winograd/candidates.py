@@ -64,9 +64,9 @@ def obstacle(anchor: Contraction, problem: CPUProblem) -> str:
 def _integer_obstacle(anchor: Contraction, device: CPUModel) -> str:
     if reason := integer_obstacle(anchor):
         return reason
-    if int16_ops.FEATURE not in device.features:
-        return f"needs {int16_ops.FEATURE}"
     lanes = device.lanes()
+    if int16_ops.pair_dots(device.features, lanes) is None:
+        return "no instruction multiplies pairs of int16"
     if anchor.a.shape[-1] % (2 * lanes) or anchor.n.extent % lanes:
         return f"channels are no multiples of {2 * lanes} and {lanes} vector lanes"
     return ""
@@ -110,6 +110,9 @@ def _predict(anchor: Contraction, knobs: Knobs, grid: tuple[int, int, int], devi
     vectors = knobs.nr // anchor.lanes(lanes)
     per_k = max(mr * vectors / device.fma_per_cycle, (mr + vectors) / 2.0, float(device.fma_latency))
     products = elements * ceil(tiles / mr) * ceil(cout / knobs.nr) * depth * per_k / _EFFICIENCY
+    if by is INTEGERS:
+        dot = int16_ops.pair_dots(device.features, lanes)
+        products *= dot.cost if dot else 1.0
     ops = _INTEGER_OPS_PER_ELEMENT if by is INTEGERS else _TRANSFORM_OPS_PER_ELEMENT[m]
     transforms = elements * tiles * (cin + cout) / lanes * ops / 2.0
     weights_bytes = elements * depth * cout * 4

@@ -5,7 +5,7 @@
     M   = one GEMM per element of the tile, and per group: [tiles, IC] x [IC, OC]
     Y   = A^T M A, and the epilogue on it, before the store
 
-Of uint8 by int8 it is computed in integers, and exact (`arithmetic`): F(4) alone, and up to as many channels as leave
+Of bytes it is computed in integers, and exact (`arithmetic`): F(4) alone, and up to as many channels as leave
 sums small enough. The weights' transform G w G^T is done once, at compile time. With `fuse` the three stages run per
 row of tiles, so that V and M stay in cache. Error relative to float64 on random data, measured: F(2) 4e-7, F(4) 2e-6,
 about that of the sums of a direct convolution (1e-6).
@@ -20,12 +20,12 @@ from typing import Any
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.algorithms.winograd import TRANSFORMS
-from subtune.backends.cpu.families.winograd.arithmetic import FLOATS, arithmetic_of
+from subtune.backends.cpu.families.winograd.arithmetic import FLOATS, INTEGERS, arithmetic_of
 from subtune.backends.cpu.families.winograd.candidates import Knobs, obstacle
 from subtune.backends.cpu.families.winograd.stages import Geometry, rewritten
 from subtune.backends.cpu.family import CPUProblem
 from subtune.backends.cpu.loops.prefetch import MicroKernel, prefetch_panels
-from subtune.backends.cpu.math.int16_ops import with_int16_ops
+from subtune.backends.cpu.math.int16_ops import pair_dots, with_int16_ops
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.patterns.contraction import contraction
 from subtune.patterns.stages import anchored
@@ -47,7 +47,7 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     columns, lanes = info.per_group or info.n.extent, info.lanes(problem.device.lanes())
     if nr % lanes or columns % nr:
         return NotApplicable(f"{columns} channels are no multiple of nr={nr} in vectors of {lanes}")
-    weights = by.weights(m, nr, info.n.extent, info.b.shape[-1])
+    weights = by.weights(info, m, nr)
     func, geometry = rewritten(sch, stages, info, m, weights)
     new = Schedule(func)
     try:
@@ -58,7 +58,11 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     if knobs.prefetch:
         kernel = MicroKernel("wino_m_update", depth=5 if knobs.fuse else 3, rows=1, reduce=1)
         scheduled = prefetch_panels(scheduled, scheduled.params[info.b.param], kernel)
-    return Kernel(with_int16_ops(scheduled), ((info.b.param, weights),))
+    if by is INTEGERS:
+        dot = pair_dots(problem.device.features, problem.device.lanes())
+        assert dot is not None, "accepted"
+        scheduled = with_int16_ops(scheduled, dot)
+    return Kernel(scheduled, ((info.b.param, weights),))
 
 
 def _schedule(sch: Schedule, names: Geometry, knobs: Knobs, lanes: int, widest: int, count: int) -> None:

@@ -8,7 +8,7 @@ Otherwise a byte is taken out of its word first, in one to two instructions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -18,8 +18,14 @@ _UPPER_BYTES, _SELECTOR = 0x4B400000, 0x7650
 _BYTES_OF_WORD = 4
 
 
+def words_of(registers: Sequence[Any]) -> dict[Any, Any]:
+    """Those of `registers` that hold uint8 in whole words, and each of them as uint32."""
+    held = (part for part in registers if str(part.dtype) == "uint8" and int(part.shape[0]) % _BYTES_OF_WORD == 0)
+    return {part: part.view("uint32") for part in held}
+
+
 def permuted(value: Any, words: Mapping[Any, Any]) -> Any:
-    """`value` with bytes that are read of a key of `words` made floats so; `words`: the same registers as uint32."""
+    """`value` with bytes that are read of a key of `words` (`words_of`) made floats so."""
 
     def one(call: Any) -> Any:
         byte = _byte_of(call)

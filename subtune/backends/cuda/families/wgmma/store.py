@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from tvm import tirx
 from tvm.script import tirx as T
 
-from subtune.backends.cuda.families.wgmma.byte_floats import permuted
+from subtune.backends.cuda.families.wgmma.byte_floats import permuted, words_of
 from subtune.backends.cuda.families.wgmma.epilogue import Epilogue
 from subtune.backends.cuda.families.wgmma.exchange import Exchange, WarpExchange
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
@@ -176,9 +176,10 @@ class Store:
         value = value.astype("float32") if self.dtype in NARROW else value
         return Rebuild(self.env(at), {self.first: value, **loaded}, self.buffers)(self.epilogue.value)
 
-    def stored(self, value: Any, at: dict[int, Any], loaded: dict[Any, Any]) -> Any:
-        """What is stored for one element."""
-        return self.computed(value, at, loaded).astype(self.epilogue.dtype)
+    def stored(self, value: Any, at: dict[int, Any], column: Any, loaded: dict[Any, Any], words: Any) -> Any:
+        """What is stored for one element; `words`: registers of bytes, for `permuted`."""
+        made = self.computed(value, {**at, self.view.n: column}, loaded).astype(self.epilogue.dtype)
+        return permuted(made, words)
 
     def loaded(self, registers: Sequence[Any], at: Any) -> dict[Any, Any]:
         """The values of the wide loads, of which `registers` have an element at `at`."""
@@ -290,11 +291,8 @@ class Store:
         ahead, turns, chunks = self.ahead if held else 0, self.turns, exchange.chunks(rows)
         is_plain = self.first is self.epilogue.value
 
-        def placed(at: dict[int, Any], column: Any) -> dict[int, Any]:
-            return {**at, n: column}
-
         def indices(at: dict[int, Any], column: Any) -> list[Any]:
-            return self.index(self.epilogue.indices, placed(at, column))
+            return self.index(self.epilogue.indices, {**at, n: column})
 
         ready = exchange.ready(shared, base, lane)
 
@@ -312,8 +310,7 @@ class Store:
             values = T.alloc_local((vector,), self.dtype)
             others = T.meta_var([T.alloc_local((vector,), str(load.source.dtype)) for load in self.wide])
             results = T.alloc_local((vector,), self.epilogue.dtype)
-            words = T.meta_var({part: part.view("uint32") for part in [values, *others]
-                                if vector % 4 == 0 and str(part.dtype) == "uint8"})
+            words = T.meta_var(words_of([values, *others]))
             for chunk in T.unroll(chunks):
                 exchange.put(staged, eight, staging, own_base, chunk, lane)
                 exchange.meet(consumer)
@@ -331,8 +328,7 @@ class Store:
                             else:
                                 self.take(others, held, chunk, turn)
                             for v in T.unroll(vector):
-                                results[v] = permuted(self.stored(
-                                    values[v], placed(at, column + v), known(others, v, column + v)), words)
+                                results[v] = self.stored(values[v], at, column + v, known(others, v, column + v), words)
                             for v in T.vectorized(vector):
                                 T.buffer_store(out, results[v], indices(at, column + v))
                         self.store_copies(values if is_plain else results, at, column)
