@@ -31,6 +31,7 @@ from subtune.passes.opkind import LOOKUPS
 from subtune.passes.outline_main import assemble, same_call
 from subtune.passes.partition import partition
 from subtune.passes.partition_read import Dataflow, Resolved, flatten, read_dataflow
+from subtune.passes.partition_rules import is_expanding
 from subtune.passes.recurrences import is_recurrence, recurrence_call
 
 _FULL = "float32"
@@ -131,7 +132,19 @@ class _Writer:
         return False
 
     def _is_in_half(self, node: OpNode, call: Call) -> bool:
-        return _is_dense(node, call, self._with_groups) and Value(Origin.OP, node.name, node.output) not in self._kept
+        if Value(Origin.OP, node.name, node.output) in self._kept or self._reads_bits(node):
+            return False
+        return _is_dense(node, call, self._with_groups)
+
+    def _reads_bits(self, node: OpNode) -> bool:
+        """Whether the weights are made of constants of few bits, in float32: nothing is won by rounding them."""
+        made = node.inputs[1]
+        while made.origin is Origin.OP:
+            op = self._graph.op(made.source)
+            if op.op != "permute_dims":
+                return is_expanding(op) and op.output.dtype == _FULL
+            made = op.inputs[0]
+        return False
 
     def _contraction(self, node: OpNode, call: Call, group: Group | None) -> Any:
         data, weight = (self._narrow(value, group) for value in node.inputs[:2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subtune.core.graph import Kind, OpNode
+from subtune.core.graph import Kind, OpNode, Origin
 from subtune.core.numerics import BYTES, HALVES
 from subtune.passes.opkind import CHEAP, COSTLY, DUPLICATING
 
@@ -90,6 +90,13 @@ def is_dequantizing(op: OpNode) -> bool:
     return op.op in CASTS and op.inputs[0].tensor.dtype in BYTES and op.output.dtype in ("float32", "int32")
 
 
+def is_expanding(op: OpNode) -> bool:
+    """Whether `op` makes floats of constants that are smaller: of weights' bits, which are kept for that."""
+    given = sum(value.tensor.nbytes for value in op.inputs)
+    is_constant = all(value.origin is Origin.CONSTANT for value in op.inputs)
+    return is_constant and op.op.startswith("tir.") and given < op.output.nbytes
+
+
 def is_rounding(op: OpNode) -> bool:
     """Whether `op` casts float32 to a half."""
     return op.op == "astype" and op.inputs[0].tensor.dtype == "float32" and op.output.dtype in HALVES
@@ -104,7 +111,7 @@ def is_costly(op: OpNode) -> bool:
 
 
 def _into_contraction(anchor: OpNode, producer: OpNode) -> str | None:
-    if producer.op in CASTS:
+    if producer.op in CASTS or is_expanding(producer):
         return None
     if producer.op == "nn.pad" and "conv" in anchor.op:
         is_of_pixels = producer.output.shape[-1] == producer.inputs[0].tensor.shape[-1]  # channels are last

@@ -48,6 +48,7 @@ from subtune.passes.normalize_nary import unstack_nary
 from subtune.passes.normalize_norms import recognise_norms
 from subtune.passes.normalize_siblings import join_siblings
 from subtune.passes.outline import outline
+from subtune.passes.packed_weights import packed_weights
 from subtune.passes.partition import partition
 from subtune.passes.pool_volumes import pool_volumes
 from subtune.passes.recurrences import settle_recurrences
@@ -63,6 +64,7 @@ NORMALIZE: tuple[Phase, ...] = (
     Phase("recurrences", (settle_recurrences,)),
     Phase("halves", (widen,)),
     Phase("integers", (byte_sums, byte_signs, integer_products)),
+    Phase("weights", (packed_weights,)),
     Phase("clean", (fold_constants, clean_up, unstack_nary)),
     Phase("tables", (byte_tables,)),
     Phase("recognise", (recognise_activations, recognise_norms)),
@@ -253,7 +255,8 @@ def normalize(
     whole = Phase("recurrences", (partial(settle_recurrences, whole_step_fmas=forms.whole_step_fmas),))
     heads = Phase("heads", (partial(fold_shared_heads, folds=forms.folds_heads),))
     integers = Phase("integers", (byte_sums, partial(byte_signs, forms=forms), integer_products))
-    own = {phase.name: phase for phase in (layout, whole, heads, integers)}
+    weights = Phase("weights", (partial(packed_weights, forms=forms, asked=numerics.half),))
+    own = {phase.name: phase for phase in (layout, whole, heads, integers, weights)}
     phases = tuple(own.get(phase.name, phase) for phase in NORMALIZE)
     return run_passes(mod, phases + precision, dump)
 

@@ -42,6 +42,8 @@ class Forms:
         pools_images: pools of volumes with channels first are pools of images, there being no windows of three axes.
         folds_heads: heads of one row that share keys and values are rows of one product.
         sorts_computed: what sorts computes what it goes by from what it reads.
+        packed_rows: products of up to so many rows read constant weights of 4 and 8 bits as they are; 0: none does.
+        packed_halves: of a product of halves, these weights become halves; else such a product is made in float32.
     """
 
     keeps_planes: bool = False
@@ -65,6 +67,8 @@ class Forms:
     float_row: int = 1
     byte_row: int = 1
     byte_rows: str = ""
+    packed_rows: int = 0
+    packed_halves: bool = False
 
 
 ANY = Forms()
