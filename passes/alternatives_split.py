@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from subtune.core.graph import Group, Kind, OpNode, Origin
 from subtune.passes.neighbours import Neighbours, Proposal
-from subtune.passes.partition_rules import CASTS, is_costly
+from subtune.passes.partition_rules import CASTS, is_costly, is_expanding
 
 SHALLOW = 64
 """A contraction with fewer steps of its reduction computes a result in little more time than one exp takes."""
@@ -32,7 +32,7 @@ def _prologue_apart(around: Neighbours, group: Group) -> Iterator[Proposal]:
     """The producers of an anchor that it would compute or gather again and again, in a kernel of their own."""
     anchor = around.anchor(group)
     reasons = {name: reason for name in group.prologue if (reason := _may_lose(anchor, around.op(name)))}
-    if not reasons:
+    if not reasons or any(is_expanding(around.op(name)) for name in group.prologue):  # of weights' bits, on every run
         return
     # what feeds a producer that leaves goes with it
     apart = set(reasons)

@@ -155,8 +155,10 @@ def _nbytes(sites: Sequence[_Site], kernels: Mapping[str, Kernel]) -> int:
     found: dict[tuple[GenericConst, ConstantTransform | None], int] = {}
     for name, index, constant in sites:
         packing = packings.get(name, {}).get(index)
-        shape = constant.ty.shape if packing is None else packing.shape
-        found[constant, packing] = prod(int(dim) for dim in shape) * dtype_bits(str(constant.ty.dtype)) // 8
+        shape, dtype = constant.ty.shape, constant.ty.dtype
+        if packing is not None:  # of words, maybe, that hold several elements
+            shape, dtype = packing.shape, kernels[name].func.params[index].dtype
+        found[constant, packing] = prod(int(dim) for dim in shape) * dtype_bits(str(dtype)) // 8
     return sum(found.values())
 
 
