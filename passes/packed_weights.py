@@ -11,8 +11,8 @@ Weights are float32, or of the half that is multiplied, and so are scales that i
 rounded once either way.
 
 With few rows a product takes as long as its weights take to be read, and these are an eighth or a quarter of floats.
-With many it takes as long as it multiplies, and weights are made floats once, when the model is compiled, as all others
-are: those that several operators read, or an operator that is no product.
+With many it takes as long as it multiplies. Such a product, or one that shares its weights, reads floats that are made
+when the model is compiled; constant folding leaves what grows so much to the time when it is read.
 """
 
 from __future__ import annotations
@@ -28,10 +28,21 @@ from tvm import relax, te, tirx
 from tvm.ir import Call
 
 from subtune.core.forms import ANY, Forms
-from subtune.passes.exprs import Expr, array_of, dtype_of, ints, is_float, make_const, op_name, shape_of
+from subtune.passes.exprs import (
+    Expr,
+    array_of,
+    dtype_of,
+    ints,
+    is_float,
+    is_uniform,
+    make_const,
+    op_name,
+    shape_of,
+)
 from subtune.passes.halves import half_of
 from subtune.passes.rewriter import Walk, rewrite
 
+_LEAST_BLOCK = 16
 _NIBBLE, _SIGN = 8, 128
 """Between an integer with a sign and the one without it that has the same bits but the first."""
 
@@ -52,9 +63,29 @@ class _Weights:
     along: int
     size: int
 
+    def by_column(self) -> _Weights | None:
+        """The same with a scale and a zero point for each column and block of it, or None where those go by row."""
+        if self.along == 0:
+            return self
+        if not (is_uniform(self.scale) and is_uniform(self.zero)):
+            return None
+        rows, columns = self.values.shape
+        scale, zero = (np.broadcast_to(array[:1, :1], (columns, 1)) for array in (self.scale, self.zero))
+        return _Weights(self.values, scale, zero, 0, rows)
+
+    def floats(self) -> np.ndarray:
+        """scale * (values - zero) in float32, of which the difference is exact."""
+        values = self.values if self.along else self.values.T
+        wide = values.astype("float32")
+        for block in range(self.scale.shape[1]):
+            part = wide[:, block * self.size : (block + 1) * self.size]
+            part -= self.zero[:, block : block + 1].astype("float32")
+            part *= self.scale[:, block : block + 1]
+        return wide if self.along else wide.T
+
 
 def packed_weights(mod: tvm.IRModule, forms: Forms = ANY, asked: str = "") -> tvm.IRModule:
-    """Products of up to `forms.packed_rows` rows, with weights that nobody else reads.
+    """Products of up to `forms.packed_rows` rows read bits that nobody else reads, all others floats.
 
     Args:
         asked: the half of products that the user wants, "" for the model's own.
@@ -64,7 +95,8 @@ def packed_weights(mod: tvm.IRModule, forms: Forms = ANY, asked: str = "") -> tv
     own = half_of(mod)
     half = (asked or (own if own in forms.halves else "")) if forms.packed_halves else ""
     loops = relax.BlockBuilder(mod)
-    new = rewrite(mod, {"relax.matmul": (partial(_in_bits, loops, forms.packed_rows, half or "float32"),)})
+    in_bits = partial(_in_bits, loops, forms.packed_rows, half or "float32")
+    new = rewrite(mod, {"relax.matmul": (in_bits, partial(_in_floats, {}))})
     made = loops.get()
     kept = {gvar.name_hint for gvar in new.get_global_vars()}
     added = {gvar: func for gvar, func in made.functions_items() if gvar.name_hint not in kept}
@@ -87,72 +119,81 @@ def _in_bits(loops: Any, most: int, dtype: str, walk: Walk, call: Call) -> Expr 
         return None
     if array_of(data) is not None or 1 in dims:  # a vector has nothing to gain
         return None
-    found = _weights(walk, weight)
-    if found is None or found.along != 0 or found.values.shape != dims:  # the sum runs along rows of [K, N]
-        return None
-    parts = _packed(found.values.T, found.scale, found.zero)
-    if parts is None:
+    whole = _weights(walk, weight, is_alone=True)
+    found = None if whole is None else whole.by_column()  # of [K, N]: the sum runs along rows
+    parts = None if found is None else _packed(found.values.T, found.scale, found.zero)
+    if found is None or parts is None or not _has_whole_words(found, dims[0]):
         return None
     made = _loops(loops, parts, dims[0], found.size, dtype)
     made = made if dtype == dtype_of(weight) else relax.op.astype(made, dtype_of(weight))
     return relax.op.matmul(data, relax.op.permute_dims(made, [1, 0]), call.attrs.out_dtype)
 
 
-def _weights(walk: Walk, expr: Expr) -> _Weights | None:
-    """The constants of which `expr` is made, in one of the importers' forms, for its only reader."""
+def _in_floats(made: dict[Any, Expr], walk: Walk, call: Call) -> Expr | None:
+    """Weights of constants, of which `made` has those that were made floats before."""
+    data, weight = call.args
+    if weight not in made:
+        found = _weights(walk, weight, is_alone=False)
+        if found is None:
+            return None
+        made[weight] = make_const(np.ascontiguousarray(found.floats().astype(dtype_of(weight))))
+    return relax.op.matmul(data, made[weight], call.attrs.out_dtype)
+
+
+def _has_whole_words(found: _Weights, length: int) -> bool:
+    """Whether kernels may read a block in words, of 8 elements: blocks are a power of two, or a whole row."""
+    return found.size >= length or (found.size >= _LEAST_BLOCK and found.size & (found.size - 1) == 0)
+
+
+def _weights(walk: Walk, expr: Expr, is_alone: bool) -> _Weights | None:
+    """The constants of which `expr` is made, in one of the importers' forms.
+
+    Args:
+        is_alone: nothing else reads what is made of them.
+    """
     call = walk.definition(expr)
     name = op_name(call)
-    if not isinstance(expr, tvm.ir.Var) or not walk.has_one_use(expr):
+    if not isinstance(expr, tvm.ir.Var) or (is_alone and not walk.has_one_use(expr)):
         return None
     if name == "relax.dequantize":
         return _of_axis(call)
-    if name == "relax.astype":
-        return _weights(walk, call.args[0]) if is_float(dtype_of(call)) else None
+    if name not in ("relax.astype", "relax.permute_dims", "relax.strided_slice", "relax.reshape"):
+        return None
+    found = _weights(walk, call.args[0], is_alone)
+    if found is None or name == "relax.astype":
+        return found if is_float(dtype_of(call)) else None
     if name == "relax.permute_dims":
-        found = _weights(walk, call.args[0])
         axes = None if call.attrs.axes is None else ints(call.attrs.axes)
-        return None if found is None or axes not in (None, (1, 0)) else _turned(found)
-    if name == "relax.strided_slice":
-        return _cut(walk, call)
-    return _of_blocks(walk, call) if name == "relax.reshape" else None
+        return _turned(found) if axes in (None, (1, 0)) else None
+    return _cut(found, call) if name == "relax.strided_slice" else _of_blocks(found, call)
 
 
 def _of_axis(call: Call) -> _Weights | None:
     """One scale and zero point, or one for each position of an axis."""
     values, scale, zero = (array_of(arg) for arg in call.args)
-    if (
-        values is None
-        or scale is None
-        or zero is None
-        or values.ndim != 2
-        or str(values.dtype) not in ("int8", "uint8")
-    ):
+    if values is None or scale is None or zero is None or values.ndim != 2 or dtype_of(call) != "float32":
         return None
-    axis = int(call.attrs.axis) % 2
-    if scale.size == 1:
-        axis = 1
+    if str(values.dtype) not in ("int8", "uint8") or str(scale.dtype) != "float32" or zero.dtype != values.dtype:
+        return None
+    axis = 0 if scale.size == 1 else int(call.attrs.axis) % 2
     columns = np.broadcast_to(scale.reshape(-1, 1), (values.shape[axis], 1))
     points = np.broadcast_to(zero.reshape(-1, 1), (values.shape[axis], 1))
     return _Weights(values, columns, points, 1 - axis, values.shape[1 - axis])
 
 
-def _of_blocks(walk: Walk, call: Call) -> _Weights | None:
-    """A row of the dequantize for each block of a row of the matrix."""
-    inner = walk.defined_by(call.args[0], "relax.dequantize")
+def _of_blocks(found: _Weights, call: Call) -> _Weights | None:
+    """A row for each block of a row of the matrix."""
     dims = shape_of(call)
-    if inner is None or dims is None or len(dims) != 2 or not walk.has_one_use(call.args[0]):
-        return None
-    found = _of_axis(inner)
-    if found is None or found.along != 1 or not found.size or dims[1] % found.size:
+    if dims is None or len(dims) != 2 or found.along != 1 or found.scale.shape[1] != 1 or dims[1] % found.size:
         return None
     blocks = (dims[0], dims[1] // found.size)
     return _Weights(found.values.reshape(dims), found.scale.reshape(blocks), found.zero.reshape(blocks), 1, found.size)
 
 
-def _cut(walk: Walk, call: Call) -> _Weights | None:
+def _cut(found: _Weights, call: Call) -> _Weights | None:
     """The first elements of every row, of which whole blocks were padded."""
-    found, dims = _weights(walk, call.args[0]), shape_of(call)
-    if found is None or dims is None or found.along != 1 or dims[0] != found.values.shape[0]:
+    dims = shape_of(call)
+    if dims is None or found.along != 1 or dims[0] != found.values.shape[0]:
         return None
     axes, begin, _, *steps = (ints(arg.values if hasattr(arg, "values") else arg.fields) for arg in call.args[1:])
     if axes != (1,) or begin != (0,) or steps not in ([], [(1,)]) or -(-dims[1] // found.size) != found.scale.shape[1]:
@@ -176,7 +217,7 @@ class _Packed:
 
 def _packed(values: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> _Packed | None:
     """The bits of [N, K] integers."""
-    if str(scale.dtype) != "float32" or zero.dtype != values.dtype or not values.size:
+    if not values.size:
         return None
     low, high = int(values.min()), int(values.max())
     is_signed = str(values.dtype) == "int8"

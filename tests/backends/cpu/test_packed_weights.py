@@ -14,7 +14,7 @@ import onnx
 import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
-from tvm import relax
+from tvm import relax, te
 
 from subtune import backends
 from subtune.backends.cpu.device import CPU, CPUModel
@@ -189,8 +189,17 @@ def refused(workload: Workload, why: str) -> None:
     assert "packed_weights" not in families(workload)
 
 
+def blocks_of(size: int) -> Workload:
+    """No pass makes it so."""
+    x, w = te.placeholder((2, 96), "float32", "x"), te.placeholder((64, 96), "int8", "w")
+    scale, k = te.placeholder((64, 96 // size), "float32", "s"), te.reduce_axis((0, 96), "k")
+    weight = te.compute((64, 96), lambda i, j: w[i, j].astype("float32") * scale[i, j // size], "weight")
+    y = te.compute((2, 64), lambda i, j: te.sum(x[i, k] * weight[j, k], axis=k), "y")
+    return Workload.of(te.create_prim_func([x, w, scale, y]).with_attr("layout_free_buffers", [1, 2]), 1)
+
+
 def test_what_is_refused() -> None:
-    refused(Case(2, 64, 96, size=12).workload(), "no whole words")
+    refused(blocks_of(6), "no whole words")
     refused(Case(17, 64, 96).workload(forms=Forms(packed_rows=32)), "17 rows")
     refused(Case(2, 64, 96, dtype="float16").workload(forms=replace(PACKS, packed_halves=True)), "weights of float16")
     refused(softmax(5, 19), "no bytes")
