@@ -28,6 +28,7 @@ struct Thread {
   int number;
   State state;
   char* stack;
+  unsigned syncs;  // barriers of the cluster that it has come to
 };
 constexpr int STACK = 256 << 10, WARP = 32, WORDS = 16;
 inline ucontext_t scheduler;
@@ -59,6 +60,7 @@ inline void begin_block() {
   for (int i = 0; i < count; ++i) {
     Thread& t = threads[i];
     t.number = i;
+    t.syncs = 0;
     t.index = make_uint3(i % size.x, i / size.x % size.y, i / (size.x * size.y));
     t.state = READY;
     if (!t.stack) t.stack = (char*)std::malloc(STACK);
@@ -83,12 +85,18 @@ inline bool run_block(bool backwards) {
   } while (release(AT_WARP) || release(AT_GROUP) || (!is_asleep && release(AT_BLOCK)));
   return !is_asleep;
 }
-// Blocks of one dim that wait for one another: each has its threads and its shared memory.
+// Clusters: how many blocks each has, how often a thread of each came to a barrier, and all blocks' shared memory.
+inline unsigned cluster = 1;
+inline std::vector<unsigned> arrived;
+inline std::vector<std::vector<unsigned char>> memory;
+
+// Blocks of one dim that wait for one another: each has its threads and its dynamic shared memory.
 inline void launch_together(dim3 blocks, dim3 block_size, bool backwards, void (*kernel)()) {
   grid = blocks, size = block_size, body = kernel;
   int count = (int)blocks.x;
   std::vector<std::vector<Thread>> all(count);
-  std::vector<std::vector<unsigned char>> memory(count, std::vector<unsigned char>(sizeof dynamic, 0xFF));
+  memory.assign(count, std::vector<unsigned char>(sizeof dynamic, 0xFF));
+  arrived.assign(count / cluster, 0);
   std::vector<bool> begun(count), done(count);
   for (int left = count; left;)
     for (int i = 0; i < count; ++i) {
@@ -133,6 +141,20 @@ template <class T> T shuffled(T value, int from) {
   T result = fetch<T>(from, 0);
   give_way(AT_WARP);
   return result;
+}
+
+inline void sync_cluster() {
+  unsigned& count = arrived[block.x / cluster];
+  unsigned all = ++current->syncs * cluster * size.x;
+  for (++count; count < all;) give_way(ASLEEP);
+}
+// The address in shared memory of another block of the cluster, by its rank; and what lies there.
+inline unsigned of_cluster(unsigned address, unsigned rank) { return address | (rank + 1) << 20; }
+template <class T> T fetch_cluster(unsigned address) {
+  unsigned other = block.x / cluster * cluster + (address >> 20) - 1, at = address & 0xFFFFF;
+  T value;
+  std::memcpy(&value, (other == block.x ? dynamic : memory[other].data()) + at, sizeof value);
+  return value;
 }
 
 // Shared memory's addresses: distances from one place, as everything static lies in one library.

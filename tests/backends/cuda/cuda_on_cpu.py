@@ -1,8 +1,8 @@
 """CUDA kernels run without a GPU: the source that TVM prints, compiled as C++ with `cuda_on_cpu.h`.
 
 What the machine code would compute is computed lane by lane: barriers, shuffles, shared memory, asynchronous copies,
-`ldmatrix` and `mma.sync`; of what only Hopper has, TMA and wgmma (`hopper_on_cpu`), but no clusters. Copies are done
-when they are asked for, so a wait that is missing is not seen.
+`ldmatrix` and `mma.sync`; of what only Hopper has, TMA and wgmma (`hopper_on_cpu`), and clusters whose blocks read one
+another's dynamic shared memory. Copies are done when they are asked for, so a wait that is missing is not seen.
 """
 
 from __future__ import annotations
@@ -190,10 +190,13 @@ def _library(source: str, launches: list[Any], folder: Path) -> Path:
             ", ".join(str(extents.get(f"{kind}Idx.{d}", 1)) for d in "xyz") for kind in ("block", "thread")
         )
         body = source[source.rindex(f"{name}(") :].partition("\n}")[0]
-        together = "_together" if "recurrent" in body else "_hopper" if "wgmma" in body else ""
+        cluster = extents.get("clusterCtaIdx.x", 1)
+        is_together = "recurrent" in body or (cluster > 1 and "wgmma" not in body)
+        together = "_together" if is_together else "_hopper" if "wgmma" in body else ""
         text.append(
             f'static void** given_{index};\nextern "C" void launch_{index}(void** given, int backwards) {{\n'
-            f"  given_{index} = given;\n  emu::launch{together}(dim3({blocks}), dim3({threads}), backwards, "
+            f"  given_{index} = given;\n  emu::cluster = {cluster};\n"
+            f"  emu::launch{together}(dim3({blocks}), dim3({threads}), backwards, "
             f"[] {{ void** given = given_{index}; {name}({given}); }});\n}}"
         )
     path = folder / "kernel.cpp"
@@ -264,7 +267,7 @@ def _statement(text: str) -> str:
             f"{kind_of_sum}* d[] = {{{', '.join(f'&({one})' for one in d)}}}; "
             f"emu::mma<{_TYPES[kind]}, {kind_of_sum}>({words}, a, b, c, d); }}"
         )
-    if instruction.startswith("ld.global.nc"):
+    if instruction.startswith("ld.global"):
         *out, origin = operands
         words = "".join(f"{one} = ((const uint32_t*)({origin}))[{i}];" for i, one in enumerate(out))
         return f"{{ {words} }}"
@@ -284,6 +287,16 @@ def _statement(text: str) -> str:
     if instruction.startswith("tanh.approx.f32"):
         y, x = operands
         return f"{y} = tanhf({x});"
+    if instruction.startswith("barrier.cluster.arrive"):
+        return "emu::sync_cluster();"
+    if instruction.startswith("mov.u32 %0, %%cluster_ctarank"):
+        return f"{operands[0]} = emu::block.x % emu::cluster;"
+    if instruction.startswith("mapa.shared::cluster.u32"):
+        there, at, rank = operands
+        return f"{there} = emu::of_cluster({at}, {rank});"
+    if found := re.match(r"ld\.shared::cluster\.u(32|64) ", instruction):
+        value, there = operands
+        return f"{value} = emu::fetch_cluster<uint{found[1]}_t>({there});"
     if "dp4a" in instruction or instruction.startswith("griddepcontrol"):  # kernels run one after the other here
         return ";"
     if found := re.match(r"(max|min)\.NaN\.f32 ", instruction):
