@@ -95,8 +95,9 @@ def packed_weights(mod: tvm.IRModule, forms: Forms = ANY, asked: str = "") -> tv
     own = half_of(mod)
     half = (asked or (own if own in forms.halves else "")) if forms.packed_halves else ""
     loops = relax.BlockBuilder(mod)
-    in_bits = partial(_in_bits, loops, forms.packed_rows, half or "float32")
-    new = rewrite(mod, {"relax.matmul": (in_bits, partial(_in_floats, {}))})
+    in_bits = partial(_in_bits, loops, forms, half or "float32")
+    rules = (in_bits,) if half or forms.packed_floats else ()
+    new = rewrite(mod, {"relax.matmul": (*rules, partial(_in_floats, {}))})
     made = loops.get()
     kept = {gvar.name_hint for gvar in new.get_global_vars()}
     added = {gvar: func for gvar, func in made.functions_items() if gvar.name_hint not in kept}
@@ -112,17 +113,25 @@ def _dequantises(mod: tvm.IRModule) -> bool:
     )
 
 
-def _in_bits(loops: Any, most: int, dtype: str, walk: Walk, call: Call) -> Expr | None:
+def _in_bits(loops: Any, forms: Forms, dtype: str, walk: Walk, call: Call) -> Expr | None:
     data, weight = call.args
     rows, dims = shape_of(data), shape_of(weight)
-    if rows is None or dims is None or len(dims) != 2 or not is_float(dtype_of(data)) or prod(rows[:-1]) > most:
+    if (
+        rows is None
+        or dims is None
+        or len(dims) != 2
+        or not is_float(dtype_of(data))
+        or prod(rows[:-1]) > forms.packed_rows
+    ):
         return None
     if array_of(data) is not None or 1 in dims:  # a vector has nothing to gain
         return None
     whole = _weights(walk, weight, is_alone=True)
     found = None if whole is None else whole.by_column()  # of [K, N]: the sum runs along rows
-    parts = None if found is None else _packed(found.values.T, found.scale, found.zero)
-    if found is None or parts is None or not _has_whole_words(found, dims[0]):
+    if found is None or not _fits(found.size, dims[0], forms):
+        return None
+    parts = _packed(found.values.T, found.scale, found.zero)
+    if parts is None:
         return None
     made = _loops(loops, parts, dims[0], found.size, dtype)
     made = made if dtype == dtype_of(weight) else relax.op.astype(made, dtype_of(weight))
@@ -140,9 +149,12 @@ def _in_floats(made: dict[Any, Expr], walk: Walk, call: Call) -> Expr | None:
     return relax.op.matmul(data, made[weight], call.attrs.out_dtype)
 
 
-def _has_whole_words(found: _Weights, length: int) -> bool:
-    """Whether kernels may read a block in words, of 8 elements: blocks are a power of two, or a whole row."""
-    return found.size >= length or (found.size >= _LEAST_BLOCK and found.size & (found.size - 1) == 0)
+def _fits(size: int, length: int, forms: Forms) -> bool:
+    """Whether the device's kernels read rows of `length` in blocks of `size`: powers of two, or a whole row."""
+    is_whole, is_even = size >= length, not size & (size - 1)
+    if not forms.packed_block:
+        return is_whole or (size >= _LEAST_BLOCK and is_even)
+    return length % forms.half_row == 0 and (is_whole or (size >= forms.packed_block and is_even and not length % size))
 
 
 def _weights(walk: Walk, expr: Expr, is_alone: bool) -> _Weights | None:

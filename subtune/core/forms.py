@@ -44,6 +44,9 @@ class Forms:
         sorts_computed: what sorts computes what it goes by from what it reads.
         packed_rows: products of up to so many rows read constant weights of 4 and 8 bits as they are; 0: none does.
         packed_halves: of a product of halves, these weights become halves; else such a product is made in float32.
+        packed_floats: products of float32 read them so as well; else those of halves alone.
+        packed_block: elements that share a scale at the least, where that is not a whole row; blocks are powers of two
+            of which nothing is left over, and rows are multiples of `half_row`. 0: any.
     """
 
     keeps_planes: bool = False
@@ -69,6 +72,8 @@ class Forms:
     byte_rows: str = ""
     packed_rows: int = 0
     packed_halves: bool = False
+    packed_floats: bool = True
+    packed_block: int = 0
 
 
 ANY = Forms()

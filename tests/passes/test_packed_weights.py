@@ -12,7 +12,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from subtune.core.forms import ANY
+from subtune.core.forms import ANY, Forms
 from subtune.passes.exprs import array_of, make_const, op_name
 from subtune.passes.packed_weights import packed_weights
 from subtune.passes.partition import partition
@@ -182,3 +182,24 @@ def test_scales_that_a_half_cannot_hold_stay_float32() -> None:
     case = replace(BLOCKS, dtype="bfloat16")  # scales are of float16
     _, scale = operands(normalize(case.module(), forms=forms))
     assert str(scale.dtype) == "float32"
+
+
+ONLY_HALVES = Forms(packed_rows=16, packed_halves=True, packed_floats=False, packed_block=32, half_row=8)
+
+
+@pytest.mark.parametrize(
+    ("case", "is_packed"),
+    [
+        (replace(BLOCKS, dtype="float16", length=64, size=32), True),
+        (replace(BLOCKS, dtype="float16", length=64, size=64), True),
+        (replace(BLOCKS, dtype="float16", length=24, size=24), True),
+        (replace(BLOCKS, dtype="float16", length=20, size=20), False),
+        (replace(BLOCKS, dtype="float16", length=64, size=16), False),
+        (replace(BLOCKS, dtype="float16", length=96, size=48), False),
+        (replace(BLOCKS, dtype="float16", length=80, size=32), False),
+        (replace(BLOCKS, length=64, size=32), False),
+    ],
+    ids=lambda value: f"{value.dtype} {value.length} by {value.size}" if isinstance(value, Case) else "",
+)
+def test_devices_say_which_blocks_and_types(case: Case, is_packed: bool, ops: Callable[..., Any]) -> None:
+    assert ops(normalize(case.module(), forms=ONLY_HALVES))["call_tir"] == is_packed

@@ -36,6 +36,8 @@ _NORMED_COLUMNS = 256  # those of one multiplication of Hopper's
 _WHOLE_STEP_FMAS = 1 << 29
 """About 20 us of CUDA's cores: beyond, products on tensor cores pay for the launches between them."""
 
+_PACKED_ROWS = 16  # a warp's two products with weights that it has unpacked; beyond, halves from memory are as fast
+
 
 class CUDABackend(Backend):
     kind: ClassVar[str] = "cuda"
@@ -102,6 +104,10 @@ class CUDABackend(Backend):
             half_row=8 if model.capability >= 80 else 1,  # 16 bytes: a copy of cp.async, or a row of TMA's
             float_row=4 if model.capability >= 80 else 1,
             byte_row=16 if model.capability >= 80 else 1,
+            packed_rows=_PACKED_ROWS if model.capability >= 80 else 0,
+            packed_halves=True,
+            packed_floats=False,  # tensor cores multiply no float32; CUDA cores would unpack weights for every row
+            packed_block=32,
         )  # fmt: skip
 
     def accelerator(self) -> str:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tvm
 
-from subtune.backends import candidates, schedule
+from subtune.backends import candidates, device_of, schedule
 from subtune.backends.cuda.building.compiler import compile_source, compiler
 from subtune.backends.cuda.building.cubin import resources
 from subtune.backends.cuda.device import CUDA, CUDAModel
 from subtune.backends.cuda.families import weight_only as family
-from subtune.backends.cuda.families.weight_only.form import Form, form_of
+from subtune.backends.cuda.families.weight_only.form import Form, few_rows, form_of
 from subtune.backends.cuda.families.weight_only.packing import FragmentOrder
 from subtune.backends.cuda.families.weight_only.tiling import WeightOnlyTile
 from subtune.backends.cuda.lowering.default_schedule import pipeline
@@ -22,12 +22,15 @@ from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.numerics import PLAIN
 from subtune.core.workload import Workload
 from subtune.measure.guarded import numpy_dtype
-from subtune.patterns.packed_product import packed_product
+from subtune.passes.extract import extract
+from subtune.passes.outline import outline
 from subtune.patterns.stages import anchored
+from subtune.pipeline import normalize, partition
 from tests.backends.cuda import cuda_on_cpu
 from tests.backends.cuda.proposals import allowing, proposed
 from tests.backends.cuda.test_values import check
 from tests.backends.cuda.weight_only_workloads import weight_only
+from tests.packed_weights import Case
 
 A100, H200 = CUDA("A100"), CUDA("H200")
 EMULATED = pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
@@ -54,10 +57,14 @@ CASES = {
     "bytes with a sign": (weight_only(4, 70, 520, 520, 8, scale="float32", packed="int8", zero=0), tile(64, 2, 1, 2),
                           A100),
     "bfloat16": (weight_only(4, 64, 512, dtype="bfloat16", zeros=True), tile(64, 2, 1, 2), A100),
+    "rounded rows": (weight_only(3, 64, 512, rounds=True, epilogue="bias"), tile(64, 2, 1, 2), A100),
+    "bfloat16, bytes": (weight_only(9, 64, 512, 32, 8, dtype="bfloat16", zeros=True), tile(64, 2, 1, 2), A100),
+    "rounded rows, not staged": (weight_only(9, 64, 480, 32, dtype="bfloat16", rounds=True),
+                                 tile(64, 2, 1, 2, staged=0), A100),
     "a cluster": (weight_only(4, 64, 1024), tile(64, 2, 1, 2, 4), H200),
     "a cluster, ragged": (weight_only(16, 40, 832, 64, out="float32", epilogue="bias"), tile(128, 2, 1, 2, 2), H200),
 }  # fmt: skip
-CANCELLING = ("bfloat16",)
+CANCELLING = ("bfloat16", "bfloat16, bytes", "rounded rows, not staged")
 """Whose adversarial sums of numbers up to 1e38 cancel to less than float32 holds of them."""
 
 
@@ -68,7 +75,7 @@ def kernel_of(given: Workload, candidate: Candidate, device: CUDAModel) -> Kerne
 
 
 def form(given: Workload) -> Form | NotApplicable:
-    found = anchored(given, packed_product)
+    found = anchored(given, few_rows)
     return found if isinstance(found, NotApplicable) else form_of(found[2], given)
 
 
@@ -83,7 +90,7 @@ def test_values(name: str, kind: str, tmp_path: Path) -> None:
 
 
 @EMULATED
-@pytest.mark.parametrize(("bits", "dtype"), [(4, "float16"), (8, "float16"), (4, "bfloat16")])
+@pytest.mark.parametrize(("bits", "dtype"), [(4, "float16"), (8, "float16"), (4, "bfloat16"), (8, "bfloat16")])
 def test_every_weight_is_exact(bits: int, dtype: str, tmp_path: Path) -> None:
     """One element of each row of x is 1: what is stored is a weight itself, for every value and zero point."""
     given = weight_only(16, 256, 128, 32, bits, dtype, "float32", zeros=True, out="float32")
@@ -138,7 +145,6 @@ REASONS = {
     "groups of 128 of 192": weight_only(1, 16, 192),
     "no multiple of 8": weight_only(1, 16, 36, 32),
     "rows of float32": weight_only(1, 16, 64, dtype="float32"),
-    "rows of bfloat16 times weights of 8": weight_only(1, 16, 64, bits=8, dtype="bfloat16"),
     "no constants": weight_only(1, 16, 64, is_constant=False),
     "their zero at 300": weight_only(1, 16, 64, zero=300),
 }
@@ -200,6 +206,19 @@ def test_nothing_spills(given: Workload, device: CUDAModel, monkeypatch: pytest.
         (used,) = resources(compile_source(str(lib.mod.imports[0].inspect_source()), device.target()))
         assert used.stack_bytes == 0, candidate
         assert used.registers <= candidate.as_knobs(WeightOnlyTile).registers(found) + 24, candidate
+
+
+@pytest.mark.parametrize(("dtype", "rows", "is_offered"), [("float16", 16, True), ("bfloat16", 1, True),
+                                                           ("float16", 17, False), ("float32", 4, False)])  # fmt: skip
+def test_models_keep_their_weights_where_there_is_a_kernel(dtype: str, rows: int, is_offered: bool) -> None:
+    device = device_of("h200", is_measured=False)
+    forms = device.backend.forms(device.model)
+    mod = normalize(Case(rows, 128, 256, dtype=dtype, zero="blocks").module(), forms=forms)
+    found = [
+        {candidate.family for candidate in candidates(subgraph.workload, device, 40)}
+        for subgraph in extract(outline(mod, partition(mod, forms)))
+    ]
+    assert any("cuda.weight_only" in families for families in found) == is_offered
 
 
 OFFERED = {

@@ -12,16 +12,20 @@ from subtune.core.workload import CONSTANT_ARGS_ATTR, Workload
 def weight_only(
     m: int, n: int, k: int, group: int = 128, bits: int = 4, dtype: str = "float16", scale: str = "",
     zeros: bool = False, zero: int = 8, packed: str = "uint8", epilogue: str = "", out: str = "",
-    is_constant: bool = True,
+    is_constant: bool = True, rounds: bool = False,
 ) -> Workload:  # fmt: skip
     """x[m, k] times ((weights[n, k] - zero) * scale[n, k // group])^T, summed in float32.
 
     Args:
         zeros: zero points of every group, in place of `zero`.
         epilogue: joined by +: bias, relu, residual.
+        rounds: x is float32, and rounded to `dtype`.
     """
     scale, blocks = scale or dtype, -(-k // group)
-    x, q = te.placeholder((m, k), dtype, "x"), te.placeholder((n, -(-k * bits // 8)), packed, "packed")
+    x, q = (
+        te.placeholder((m, k), "float32" if rounds else dtype, "x"),
+        te.placeholder((n, -(-k * bits // 8)), packed, "packed"),
+    )
     s = te.placeholder((n, blocks), scale, "scale")
     args, constants = [x, q, s], [1, 2]
     if zeros:
@@ -41,7 +45,7 @@ def weight_only(
 
     weights, r = te.compute((n, k), weight, "weight"), te.reduce_axis((0, k), "r")
     y = te.compute((m, n), lambda i, j: te.sum(
-        x[i, r].astype("float32") * weights[j, r].astype("float32"), axis=r), "product")  # fmt: skip
+        x[i, r].astype(dtype).astype("float32") * weights[j, r].astype("float32"), axis=r), "product")  # fmt: skip
     for step in filter(None, epilogue.split("+")):
         y = _finished(step, y, args, dtype)
     out = out or dtype

@@ -7,7 +7,7 @@ from math import ceil
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.families.weight_only.form import Form, form_of
+from subtune.backends.cuda.families.weight_only.form import Form, few_rows, form_of
 from subtune.backends.cuda.families.weight_only.packing import CHUNK
 from subtune.backends.cuda.families.weight_only.tiling import WeightOnlyTile
 from subtune.backends.cuda.model.diverse import diverse
@@ -15,7 +15,6 @@ from subtune.backends.cuda.model.streaming import streaming_s
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.packed_product import packed_product
 from subtune.patterns.rows import Rowwise
 from subtune.patterns.stages import anchored
 
@@ -40,7 +39,7 @@ def accepts(problem: Problem[CUDAModel]) -> str:
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Best first; empty where the workload is no such product."""
     workload, device = problem.workload, problem.device
-    found = anchored(workload, packed_product)
+    found = anchored(workload, few_rows)
     if isinstance(found, NotApplicable):
         return []
     form = form_of(found[2], workload)
@@ -54,7 +53,7 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
         if not tile.obstacle(form, device, problem.numerics)
         and (seconds := predicted_s(tile, form, workload, device)) < float("inf")
     ]
-    return diverse(timed, _KEPT, ("cluster",), ("split", "tile", "cluster"), per_tile=_KEPT // 3)
+    return diverse(timed, _KEPT, ("threads", "cluster"), ("split", "tile", "cluster"), per_tile=2)
 
 
 def _is_sensible(tile: WeightOnlyTile, form: Form) -> bool:

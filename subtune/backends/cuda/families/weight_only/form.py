@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import Schedule
 
 from subtune.backends.cuda.families.weight_only.packing import CHUNK, ROWS, FragmentOrder
 from subtune.core.kernel import ConstantTransform, NotApplicable, Packing
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.packed_product import PackedProduct
+from subtune.patterns.packed_product import PackedProduct, factors, packed_product
 
 MAX_VECTORS = 16
 _MAX_ZERO = 255  # a half holds 1024 and that exactly
@@ -26,7 +30,7 @@ class Form:
     Attributes:
         group: k that share a scale; 0: a row does.
         zero: of unsigned weights, the number that stands for 0; -1: the parameter `zeros` has those of groups.
-        dtype: of x. `scale_dtype`: of the scales.
+        dtype: of x, or what it is rounded to where it `is_wide`, float32. `scale_dtype`: of the scales.
         x, packed, scale, zeros: parameters of the function; `zeros` is -1 where there are none.
     """
 
@@ -43,6 +47,7 @@ class Form:
     scale: int
     zeros: int
     packed_dtype: str = "uint8"
+    is_wide: bool = False
 
     @property
     def chunks(self) -> int:
@@ -69,14 +74,31 @@ class Form:
         return tuple(found)
 
 
-def form_of(product: PackedProduct, workload: Workload) -> Form | NotApplicable:
-    """The product as this kernel computes it, or why it cannot."""
-    args = workload.args
+def few_rows(sch: Schedule, block_rv: Any) -> tuple[PackedProduct, str] | NotApplicable:
+    """The anchor as a product with weights of few bits, and the narrowest type that x has on its way to it."""
+    found = packed_product(sch, block_rv)
+    if isinstance(found, NotApplicable):
+        return found
+    block = sch.get(block_rv)
+    both = factors(block, block.body.indices[-1])
+    if isinstance(both, NotApplicable):
+        return both
+    x = both[0]
+    types = [str(x.ty.dtype)]
+    while isinstance(x, tirx.Cast):
+        x = x.value
+        types.append(str(x.ty.dtype))
+    return found, next((dtype for dtype in types if dtype != "float32"), "float32")
+
+
+def form_of(found: tuple[PackedProduct, str], workload: Workload) -> Form | NotApplicable:
+    """What `few_rows` found as this kernel computes it, or why it cannot."""
+    (product, dtype), args = found, workload.args
     if product.x < 0:
         return NotApplicable("what is multiplied is computed on the way")
-    dtype, scale_dtype, packed = (args[i].dtype for i in (product.x, product.scale, product.packed))
-    if dtype not in _HALVES or (dtype == "bfloat16" and product.bits != 4):
-        return NotApplicable(f"rows of {dtype} times weights of {product.bits} bits")
+    given, scale_dtype, packed = (args[i].dtype for i in (product.x, product.scale, product.packed))
+    if dtype not in _HALVES or given not in (dtype, "float32"):
+        return NotApplicable(f"rows of {given}, as {dtype}")
     if product.rows > MAX_VECTORS:
         return NotApplicable(f"{product.rows} rows, at most {MAX_VECTORS}: with more, weights are better made halves")
     constants = [i for i in (product.packed, product.scale, product.zero) if i >= 0]
@@ -96,5 +118,5 @@ def form_of(product: PackedProduct, workload: Workload) -> Form | NotApplicable:
         return NotApplicable(f"scales of {scale_dtype}")
     return Form(
         product.columns, product.length, product.rows, product.bits, group, zero, dtype, scale_dtype, product.x,
-        product.packed, product.scale, product.zero, packed,
+        product.packed, product.scale, product.zero, packed, given == "float32",
     )  # fmt: skip

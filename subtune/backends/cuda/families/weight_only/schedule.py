@@ -14,14 +14,13 @@ from tvm.script import tirx as T
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.schedule import store_epilogue
-from subtune.backends.cuda.families.weight_only.form import Form, form_of
+from subtune.backends.cuda.families.weight_only.form import Form, few_rows, form_of
 from subtune.backends.cuda.families.weight_only.source import WEIGHT_ONLY
 from subtune.backends.cuda.families.weight_only.tiling import WeightOnlyTile
 from subtune.backends.cuda.source.calls import address, called, end
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func
 from subtune.backends.cuda.source.lanes import Unsupported, decoded, not_applicable
 from subtune.core.kernel import Kernel, NotApplicable
-from subtune.patterns.packed_product import packed_product
 from subtune.patterns.stages import anchored
 
 _WAITS = 90
@@ -31,7 +30,7 @@ _TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
 
 def schedule(problem: Problem[CUDAModel], tile: WeightOnlyTile) -> Kernel | NotApplicable:
     try:
-        found = anchored(problem.workload, packed_product)
+        found = anchored(problem.workload, few_rows)
         if isinstance(found, NotApplicable):
             return found
         sch, stages, product = found
@@ -57,8 +56,9 @@ def schedule(problem: Problem[CUDAModel], tile: WeightOnlyTile) -> Kernel | NotA
 class _Writer:
     def __init__(self, params: list[Any], form: Form, tile: WeightOnlyTile, code: Code) -> None:
         self._params, self._form, self._tile, self._code = params, form, tile, code
+        of_x = "float" if form.is_wide else "unsigned short"
         numbers = (
-            form.bits, int(form.dtype == "bfloat16"), form.rows, form.length, form.vectors, form.zero, form.group,
+            form.bits, int(form.dtype == "bfloat16"), of_x, form.rows, form.length, form.vectors, form.zero, form.group,
             _TYPES[form.scale_dtype], tile.across, tile.split, tile.tile, tile.unroll, tile.cluster, tile.staged,
         )  # fmt: skip
         self._name = f"subtune::WeightOnly<{', '.join(map(str, numbers))}>"

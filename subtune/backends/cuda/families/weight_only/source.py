@@ -30,10 +30,11 @@ WEIGHT_ONLY = (
 #define SUBTUNE_WEIGHT_ONLY
 namespace subtune {
 // y[M][N] = x[M][K] ((W[N][K] - zero) scale[N][K / GROUP])^T, in whole groups of k; GROUP 0: one scale for a row.
-// ZERO: the same for all; -1: of every group. Scales are of type S; zero points, bytes, lie as scales do.
+// ZERO: the same for all; -1: of every group. Scales are of type S; zero points, bytes, lie as scales do. x is of X:
+// halves' bits, or floats, which are rounded.
 // A block has ACROSS x SPLIT warps, a warp TILE times 16 rows of W with U chunks on their way; C blocks are a cluster.
-template <int BITS, bool BRAIN, int N, int K, int M, int ZERO, int GROUP, class S, int ACROSS, int SPLIT, int TILE,
-          int U, int C, bool STAGED>
+template <int BITS, bool BRAIN, class X, int N, int K, int M, int ZERO, int GROUP, class S, int ACROSS, int SPLIT,
+          int TILE, int U, int C, bool STAGED>
 struct WeightOnly {
   static constexpr int CHUNK = 64, CHUNKS = (K + CHUNK - 1) / CHUNK, BYTES = 128 * BITS;  // of 16 rows' chunk
   static constexpr int WARP_ROWS = 16 * TILE, ROWS = WARP_ROWS * ACROSS, THREADS = 32 * ACROSS * SPLIT;
@@ -110,7 +111,16 @@ struct WeightOnly {
   // A fragment: rows g and g + 8, four k. `low` and `high` are what is subtracted from these rows' halves.
   static __device__ __forceinline__ void unpack(unsigned int* to, const unsigned int* w, unsigned int low,
                                                 unsigned int high) {
-    if constexpr (BITS == 8) {
+    if constexpr (BITS == 8 && BRAIN) {  // floats 2^23 + q first
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float less = __uint_as_float(i % 2 ? high : low);
+        const unsigned int first = __byte_perm(w[i / 2], 0x4B000000u, 0x7540 + i % 2 * 2);
+        const unsigned int second = __byte_perm(w[i / 2], 0x4B000000u, 0x7541 + i % 2 * 2);
+        to[i] = weight_only::rounded<true>(__float_as_uint(__uint_as_float(first) - less),
+                                           __float_as_uint(__uint_as_float(second) - less));
+      }
+    } else if constexpr (BITS == 8) {
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         to[2 * i] = weight_only::minus<false>(__byte_perm(w[i], HALF, 0x5150), low);
@@ -133,6 +143,7 @@ struct WeightOnly {
 
   // Of a zero point, any byte. Brain floats hold 128 + q exactly, but not 128 + zero: 128 is subtracted first.
   static __device__ __forceinline__ unsigned int low_of(unsigned int zero) {
+    if constexpr (BITS == 8 && BRAIN) return 0x4B000000u + zero;
     if constexpr (BRAIN) {
       const __nv_bfloat16 z = __float2bfloat16((float)zero);
       return *(const unsigned short*)&z * 0x10001u;
@@ -147,7 +158,7 @@ struct WeightOnly {
   }
 
   // Rows of x as they lie in shared memory: of every run of 32 k, those of a row's four lanes, 16 bytes each.
-  static __device__ __forceinline__ void stage(unsigned short* to, const unsigned short* x, unsigned int rank,
+  static __device__ __forceinline__ void stage(unsigned short* to, const X* x, unsigned int rank,
                                                unsigned int thread) {
     constexpr unsigned int PIECES = OWN * SPLIT * 8;
 #pragma unroll
@@ -156,9 +167,12 @@ struct WeightOnly {
       const bool is_inside = (!IS_RAGGED && K % CHUNK == 0) || k < K;
       if (PIECES % THREADS == 0 || piece < PIECES)
 #pragma unroll
-        for (int m = 0; m < M; m++)
-          weight_only::copy16(to + (piece / 4 * M * 4 + piece % 4) * 8 + m * 32, x + (is_inside ? k : 0) + m * K,
-                              is_inside ? 16 : 0);
+        for (int m = 0; m < M; m++) {
+          unsigned short* there = to + (piece / 4 * M * 4 + piece % 4) * 8 + m * 32;
+          const X* from = x + (is_inside ? k : 0) + m * K;
+          if constexpr (sizeof(X) == 2) weight_only::copy16(there, from, is_inside ? 16 : 0);
+          else *(uint4*)there = is_inside ? weight_only::halves<BRAIN>(from) : make_uint4(0, 0, 0, 0);
+        }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
     asm volatile("cp.async.wait_group %0;" ::"n"(0) : "memory");
@@ -166,11 +180,11 @@ struct WeightOnly {
   }
 
   // 8 k of a lane's row of x in run `run` of 32; `part` is what begins with the warp's own chunks.
-  static __device__ __forceinline__ uint4 row_of(const unsigned short* part, int run, int m, int t, int k) {
+  template <class T> static __device__ __forceinline__ uint4 row_of(const T* part, int run, int m, int t, int k) {
     const int row = m < M ? m : M - 1;
     if constexpr (STAGED) return *(const uint4*)(part + ((run * M + row) * 4 + t) * 8);
     uint4 v = make_uint4(0, 0, 0, 0);
-    if (K % CHUNK == 0 || k + t * 8 < K) v = weight_only::read(part + row * K + run * 32 + t * 8);
+    if (K % CHUNK == 0 || k + t * 8 < K) v = weight_only::halves<BRAIN>(part + row * K + run * 32 + t * 8);
     return v;
   }
 
@@ -179,12 +193,13 @@ struct WeightOnly {
                                              unsigned int* zeros, const void* input, const void* weights,
                                              const void* scale, const void* zero, float* shared, int block, int thread,
                                              const void*, const void*, const void*, const void*, const void*) {
-    const unsigned short* x = (const unsigned short*)input;
+    const X* x = (const X*)input;
     const Place at(weights, block, thread);
     const int g = at.lane / 4, t = at.lane % 4;
     unsigned short* staged = (unsigned short*)(shared + PARTS);
     if constexpr (STAGED) stage(staged, x, at.rank, thread);
-    const unsigned short* rows = STAGED ? staged + at.part * OWN * CHUNK * M : x + at.chunk * CHUNK;
+    const X* own = x + at.chunk * CHUNK;
+    const unsigned short* rows = staged + at.part * OWN * CHUNK * M;
     float c[TILE][MS][4] = {}, now[CHAINS][TILE][MS][4] = {};
 
 #pragma unroll 1
@@ -201,7 +216,8 @@ struct WeightOnly {
             uint4 v[MS];
 #pragma unroll
             for (int m = 0; m < MS; m++)
-              v[m] = row_of(rows, step * U * 2 + run, m * 8 + g, t, chunk * CHUNK + run * 32);
+              if constexpr (STAGED) v[m] = row_of(rows, step * U * 2 + run, m * 8 + g, t, 0);
+              else v[m] = row_of(own, step * U * 2 + run, m * 8 + g, t, chunk * CHUNK + run * 32);
 #pragma unroll
             for (int i = 0; i < TILE; i++) {
               const unsigned int z = HAS_ZEROS ? zeros[i * ZEROS + group / 2] >> group % 2 * 16 : 0;

@@ -21,6 +21,23 @@ __device__ __forceinline__ uint4 read(const void* from) {
   return v;
 }
 
+template <bool BRAIN> __device__ __forceinline__ unsigned int rounded(unsigned int low, unsigned int high) {
+  unsigned int pair;
+  if constexpr (BRAIN)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(__uint_as_float(high)), "f"(__uint_as_float(low)));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(__uint_as_float(high)), "f"(__uint_as_float(low)));
+  return pair;
+}
+
+// Eight halves, or floats as such.
+template <bool BRAIN, class X> __device__ __forceinline__ uint4 halves(const X* from) {
+  if constexpr (sizeof(X) == 2) return read(from);
+  const uint4 a = read(from), b = read(from + 4);
+  return make_uint4(rounded<BRAIN>(a.x, a.y), rounded<BRAIN>(a.z, a.w), rounded<BRAIN>(b.x, b.y),
+                    rounded<BRAIN>(b.z, b.w));
+}
+
 __device__ __forceinline__ uint2 stream8(const void* from) {
   uint2 v;
   asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
