@@ -199,28 +199,30 @@ inline void stmatrix(int count, bool transposed, unsigned address, const uint32_
   give_way(AT_WARP);
 }
 
-// mma.sync m16n8kK: operands in words of 4 bytes; K elements of T are `depth` words, 4 of them side by side.
-template <class T, class Sum> void mma(int depth, const uint32_t* a, const uint32_t* b, const Sum* c, Sum** d) {
-  constexpr int PER_WORD = 4 / sizeof(T);
+// mma.sync of 8 columns and 8 * TALL rows: operands in words of 4 bytes; k is `depth` words, 4 of them side by side.
+template <int TALL, class A, class B, class Sum>
+void mma(int depth, const uint32_t* a, const uint32_t* b, const Sum* c, Sum** d) {
+  constexpr int PER_WORD = 4 / sizeof(A);
   int halves = depth / 4;
-  for (int i = 0; i < 2 * halves; ++i) publish(i, a[i]);
-  for (int i = 0; i < halves; ++i) publish(2 * halves + i, b[i]);
+  for (int i = 0; i < TALL * halves; ++i) publish(i, a[i]);
+  for (int i = 0; i < halves; ++i) publish(TALL * halves + i, b[i]);
   give_way(AT_WARP);
-  Sum sums[4];
-  for (int i = 0; i < 4; ++i) {
+  Sum sums[2 * TALL];
+  for (int i = 0; i < 2 * TALL; ++i) {
     int row = lane() / 4, column = lane() % 4 * 2 + i % 2;
     Sum sum = c[i];
     for (int half = 0; half < halves; ++half)
       for (int word = 0; word < 4; ++word) {
-        T x[PER_WORD], y[PER_WORD];
-        std::memcpy(x, &warp()[row * 4 + word][half * 2 + i / 2], 4);
-        std::memcpy(y, &warp()[column * 4 + word][2 * halves + half], 4);
+        A x[PER_WORD];
+        B y[PER_WORD];
+        std::memcpy(x, &warp()[row * 4 + word][half * TALL + i / 2], 4);
+        std::memcpy(y, &warp()[column * 4 + word][TALL * halves + half], 4);
         for (int e = 0; e < PER_WORD; ++e) sum += (Sum)x[e] * (Sum)y[e];
       }
     sums[i] = sum;
   }
   give_way(AT_WARP);
-  for (int i = 0; i < 4; ++i) *d[i] = sums[i];
+  for (int i = 0; i < 2 * TALL; ++i) *d[i] = sums[i];
 }
 }  // namespace emu
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -256,16 +257,16 @@ def _statement(text: str) -> str:
         )
     if instruction.startswith("bar.sync %0, 128;"):
         return "emu::give_way(emu::AT_GROUP);"
-    if shape := re.search(r"mma\.sync\.aligned\.m16n8k(\d+)\.row\.col\.(?:satfinite\.)?(\w+)\.(\w+)\.", instruction):
-        k, total, kind = int(shape.group(1)), shape.group(2), shape.group(3)
-        words = k * {"s8": 1, "u8": 1, "tf32": 4}.get(kind, 2) // 4
-        d, rest = operands[:4], operands[4:]
-        a, b, c = rest[: words // 2], rest[words // 2 : words // 2 + words // 4], rest[words // 2 + words // 4 :]
+    if shape := re.search(r"mma\.sync\.aligned\.m(8|16)n8k(\d+)\.row\.col\.(\w+)\.(\w+)\.(\w+)\.", instruction):
+        tall, k, total, *kinds = int(shape[1]) // 8, int(shape[2]), *shape.groups()[2:]
+        words = k * {"s8": 1, "u8": 1, "tf32": 4}.get(kinds[0], 2) // 4
+        d, rest = operands[: 2 * tall], operands[2 * tall :]
+        a, b, c = (rest[slice(*ends)] for ends in pairwise((0, tall * words // 4, (tall + 1) * words // 4, None)))
         kind_of_sum = {"f32": "float", "s32": "int"}[total]
         return (
             f"{{ uint32_t a[] = {{{', '.join(a)}}}, b[] = {{{', '.join(b)}}}; {kind_of_sum} c[] = {{{', '.join(c)}}}; "
             f"{kind_of_sum}* d[] = {{{', '.join(f'&({one})' for one in d)}}}; "
-            f"emu::mma<{_TYPES[kind]}, {kind_of_sum}>({words}, a, b, c, d); }}"
+            f"emu::mma<{tall}, {_TYPES[kinds[0]]}, {_TYPES[kinds[1]]}, {kind_of_sum}>({words}, a, b, c, d); }}"
         )
     if instruction.startswith("ld.global"):
         *out, origin = operands

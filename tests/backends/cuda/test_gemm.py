@@ -256,7 +256,7 @@ def of_conditions() -> Any:
 def test_padded_bytes_and_cast_conditions_compile() -> None:
     """A matrix of bytes that ends within a tile, and a condition in two lanes: TVM prints neither as CUDA."""
     device = as_device(CUDA("H100"))
-    ragged = schedule(product(72, 32, 128, "nt", **INT8), mma(32, 32, 64, 1, 2, 2), device)
+    ragged = schedule(product(72, 32, 128, "nt", **INT8), mma(32, 32, 64, 1, 2, 1), device)
     assert isinstance(ragged, Kernel)
     for func, word in ((ragged.func, "make_int4(0, 0, 0, 0)"), (of_conditions(), "ushort2")):
         built = tvm.compile(func.with_attr("global_symbol", "main"), device.model.target(), tir_pipeline=register())

@@ -1,7 +1,9 @@
 """The TIR pipeline of CUDA kernels made by schedules: TVM's own, with what tensor-core schedules need beside it.
 
 Different from TVM's `s_tir`:
-- asynchronous copies wherever a schedule asks for them, without a switch in the PassContext of whoever builds;
+- asynchronous copies wherever a schedule asks for them, without a switch in the PassContext of whoever builds; of bytes
+  with zeros around them, too (`async_bytes`);
+- vectors that lie in one run of memory are seen to (`uniform_lanes`);
 - `swizzle` after the regions of intrinsics are known;
 - no common subexpressions: as variables they hide indices of warp memory from LowerWarpMemory (nvcc finds them again);
 - LowerWarpMemory as often as it finds something: it lowers the first buffer of a list of statements only
@@ -21,6 +23,7 @@ from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
+from subtune.backends.cuda.lowering.async_bytes import async_bytes
 from subtune.backends.cuda.lowering.dependent_launch import start_early, wait_for_previous
 from subtune.backends.cuda.lowering.erf import short_erf
 from subtune.backends.cuda.lowering.float_functions import short_float_functions
@@ -30,6 +33,7 @@ from subtune.backends.cuda.lowering.printable import printable
 from subtune.backends.cuda.lowering.split_tf32 import split_tf32
 from subtune.backends.cuda.lowering.swizzle import swizzle
 from subtune.backends.cuda.lowering.tirx_pipeline import lower_by_kind
+from subtune.backends.cuda.lowering.uniform_lanes import uniform_lanes
 
 PIPELINE = "subtune_cuda"
 _WARP_BUFFERS = 12  # the sums, and A and B once per stage before and after the steady loop
@@ -43,13 +47,14 @@ def s_tir_passes() -> tuple[Any, ...]:
     return (
         *_blocks_to_loops(),
         # flat memory, narrow indices, vectors
-        x.FlattenBuffer(), x.BF16ComputeLegalize(), x.NarrowDataType(32), t.LoopPartition(), x.VectorizeLoop(True),
-        t.InjectVirtualThread(), t.InjectDoubleBuffer(), x.StorageRewrite(), t.LowerAsyncDMA(), t.HoistIfThenElse(),
-        x.UnrollLoop(), t.RenormalizeSplitPattern(), x.StmtSimplify(), x.RemoveNoOp(), t.RewriteUnsafeSelect(),
+        x.FlattenBuffer(), x.BF16ComputeLegalize(), x.NarrowDataType(32), t.LoopPartition(), uniform_lanes,
+        x.VectorizeLoop(True), t.InjectVirtualThread(), t.InjectDoubleBuffer(), x.StorageRewrite(), t.LowerAsyncDMA(),
+        t.HoistIfThenElse(), x.UnrollLoop(), t.RenormalizeSplitPattern(), x.StmtSimplify(), x.RemoveNoOp(),
+        t.RewriteUnsafeSelect(),
         # threads and their barriers
         x.FP8ComputeLegalize(), x.VerifyMemory(), x.AnnotateEntryFunc(), t.ThreadSync("shared"),
         t.ThreadSync("shared.dyn"), t.ThreadSync("warp"), t.InferFragment(), t.LowerThreadAllreduce(),
-        t.InjectPTXAsyncCopy(), t.MergeSharedMemoryAllocations(),
+        async_bytes, t.InjectPTXAsyncCopy(), t.MergeSharedMemoryAllocations(),
         # host and device
         start_early, x.SplitHostDevice(), x.MakePackedAPI(), x.FP8StorageLegalize(), x.BF16StorageLegalize(),
     )  # fmt: skip

@@ -14,7 +14,7 @@ _BESIDE = 0.4  # of the instructions' time, what does not pass while tensor core
 
 def mma_rate(dtype: str, device: CUDAModel, share: float = _OF_WGMMA) -> float:
     """Operations that a multiprocessor's `mma.sync` does in a cycle; `share` of Hopper's."""
-    rate = float(dict(device.mma_flops_per_cycle).get(dtype, 0))
+    rate = device.mma_flops(dtype) / device.sms / device.cycles_per_s
     return max(1.0, rate * share if device.capability >= 90 else rate)
 
 

@@ -39,8 +39,8 @@ def inline_epilogue(sch: Schedule, store: Any) -> str:
         if len(consumers) > 1:
             return "the sums are read by more than one block"
         try:
-            for producer in sch.get_producers(consumers[0]):
-                if sch.get(producer).name_hint != sch.get(store).name_hint:
+            while beside := _producers_beside(sch, consumers[0], store):
+                for producer in beside:  # what the model computes of other inputs: they may have producers in turn
                     sch.compute_inline(producer)
             sch.reverse_compute_inline(consumers[0])
         except ScheduleError as e:
@@ -48,13 +48,20 @@ def inline_epilogue(sch: Schedule, store: Any) -> str:
     return ""
 
 
+def _producers_beside(sch: Schedule, block: Any, store: Any) -> list[Any]:
+    """The blocks that `block` reads, but `store`."""
+    name = sch.get(store).name_hint
+    return [producer for producer in sch.get_producers(block) if sch.get(producer).name_hint != name]
+
+
 def store_rows(sch: Schedule, store: Any, vector: int) -> None:
     """A warp's tile of `store` (its two innermost loops) by its lanes: `vector` elements each, at most 16 bytes."""
     out_bytes = dtype_bits(str(sch.get(store).writes[0].source.dtype)) // 8
     width = min(vector, 16 // out_bytes)
     rows, columns = sch.get_loops(store)[-2:]
+    width = max(1, min(width, extent_of(sch, rows) * extent_of(sch, columns) // LANES))  # every lane stores
     across = LANES
-    while int(sch.get(columns).extent) % (across * width):
+    while extent_of(sch, columns) % (across * width):
         across //= 2  # lanes side by side in a row; the others take the next rows
     written = sch.cache_write(store, 0, "local") if width > COMPUTED else None
     r0, r1 = sch.split(rows, [None, LANES // across])

@@ -1,6 +1,6 @@
 """Tensor-core instructions as TVM's tensor intrinsics: ldmatrix, mma.sync, the store of sums, for every dtype alike.
 
-One warp multiplies 16 x K by K x 16, K being 32 bytes of operands: 16 of float16 and bfloat16, 32 of int8, 8 of tf32.
+One warp multiplies 16 x K by K x 16, K being 32 bytes of operands: 16 of float16 and bfloat16, 32 of bytes, 8 of tf32.
 `ldmatrix` moves 8 x 8 matrices of 16 bits; seen in bytes its lanes hold the same for all these dtypes, so one formula
 gives the fragments. Registered on first use: TVM's own registry costs seconds of every process that imports it.
 Source: PTX ISA, "Warp-level matrix load instruction" and "Matrix fragments for mma".
@@ -13,11 +13,12 @@ from typing import Any
 
 from subtune.backends.cuda.building.fast_import import cheap_stack
 from subtune.backends.cuda.lowering.split_tf32 import SPLIT_TYPE
+from subtune.core.numerics import BYTES
 from subtune.core.workload import dtype_bits
 
 LANES = 32
 TILE = 16
-_PTX = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8", "float32": "tf32"}
+_PTX = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8", "uint8": "uint8", "float32": "tf32"}
 _ACC_PTX = {"float32": "fp32", "int32": "int32"}
 
 
@@ -41,14 +42,21 @@ def mma_k(dtype: str) -> int:
     return 256 // dtype_bits(dtype)
 
 
-def mma_intrinsics(dtype: str, acc_dtype: str, a_inner: str, b_inner: str, is_split: bool = False) -> MmaIntrinsics:
-    """Intrinsics for operands of `dtype` that lie in shared memory with axis `a_inner` and `b_inner` contiguous.
+def mma_intrinsics(
+    dtypes: tuple[str, str], acc_dtype: str, a_inner: str, b_inner: str, is_split: bool = False, is_whole: bool = True
+) -> MmaIntrinsics:
+    """Intrinsics for operands A and B that lie in shared memory with axis `a_inner` and `b_inner` contiguous.
 
     Args:
+        dtypes: of A and of B: one, or bytes with and without a sign.
         a_inner: "k" for tiles [m, k], "m" for [k, m] (16-bit dtypes only); b_inner: "k" or "n" likewise.
         is_split: of float32 alone: every operand is the sum of two of tf32 (`lowering.split_tf32`).
+        is_whole: one instruction multiplies 16 x 8; else four of 8 x 8 and half of K do, as Turing has them for bytes.
     """
-    assert dtype in _PTX
+    dtype, b_dtype = dtypes
+    assert set(dtypes) <= _PTX.keys()
+    assert dtype == b_dtype or set(dtypes) <= BYTES
+    assert is_whole or set(dtypes) <= BYTES
     assert acc_dtype in _ACC_PTX
     assert dtype == "float32" or not is_split
     assert dtype_bits(dtype) == 16 or (a_inner, b_inner) == ("k", "k")
@@ -67,10 +75,11 @@ def mma_intrinsics(dtype: str, acc_dtype: str, a_inner: str, b_inner: str, is_sp
     def c_fragment(row: Any, column: Any) -> tuple[Any, Any]:
         return 4 * (row % 8) + column % 8 // 2, 4 * (column // 8) + 2 * (row // 8) + column % 2
 
-    ptx = SPLIT_TYPE if is_split else _PTX[dtype]
+    ptx = (SPLIT_TYPE, SPLIT_TYPE) if is_split else (_PTX[dtype], _PTX[b_dtype])
+    multiplied = "_".join((ptx[0] if ptx[0] == ptx[1] else "_".join(ptx), acc_dtype, a_inner, b_inner))
     names = MmaIntrinsics(
-        f"subtune_ldmatrix_{dtype}_a_{a_inner}", f"subtune_ldmatrix_{dtype}_b_{b_inner}",
-        f"subtune_mma_fill_{acc_dtype}", f"subtune_mma_{ptx}_{acc_dtype}_{a_inner}_{b_inner}",
+        f"subtune_ldmatrix_{dtype}_a_{a_inner}", f"subtune_ldmatrix_{b_dtype}_b_{b_inner}",
+        f"subtune_mma_fill_{acc_dtype}", f"subtune_mma_{multiplied}{'' if is_whole else '_parts'}",
         f"subtune_mma_store_{acc_dtype}", k, a_fragment, b_fragment, c_fragment,
     )  # fmt: skip
 
@@ -87,9 +96,9 @@ def mma_intrinsics(dtype: str, acc_dtype: str, a_inner: str, b_inner: str, is_sp
     shape_a = (TILE, k) if a_inner == "k" else (k, TILE)
     shape_b = (TILE, k) if b_inner == "k" else (k, TILE)
     _register(names.load_a, lambda: _ldmatrix(dtype, shape_a, a_inner != "k", a_fragment, a_offset))
-    _register(names.load_b, lambda: _ldmatrix(dtype, shape_b, b_inner != "k", b_fragment, b_offset))
+    _register(names.load_b, lambda: _ldmatrix(b_dtype, shape_b, b_inner != "k", b_fragment, b_offset))
     _register(names.fill, lambda: _fill(acc_dtype, c_fragment))
-    _register(names.compute, lambda: _mma(dtype, ptx, acc_dtype, a_inner, b_inner, names))
+    _register(names.compute, lambda: _mma(dtypes, ptx, acc_dtype, (a_inner, b_inner), names, is_whole))
     _register(names.store, lambda: _store(acc_dtype, c_fragment))
     return names
 
@@ -193,17 +202,30 @@ def _fill(acc_dtype: str, fragment: Any) -> tuple[Any, Any]:
 
 
 # long: what the intrinsic means and what it does, in TVMScript, two functions of the same layouts
-def _mma(dtype: str, ptx: str, acc_dtype: str, a_inner: str, b_inner: str, names: MmaIntrinsics) -> tuple[Any, Any]:
+def _mma(
+    dtypes: tuple[str, str], ptx: tuple[str, str], acc_dtype: str, inner: tuple[str, str], names: MmaIntrinsics,
+    is_whole: bool,
+) -> tuple[Any, Any]:  # fmt: skip
     from tvm import tirx
     from tvm.script import tirx as T
 
+    (dtype, b_dtype), (a_inner, b_inner) = dtypes, inner
+    a_ptx, b_ptx = ptx
     k = names.k
     local = TILE * k // LANES
-    shape = f"m16n8k{k}"
+    shape, parts = (f"m16n8k{k}", 2) if is_whole else (f"m8n8k{k // 2}", 8)
     acc_ptx = _ACC_PTX[acc_dtype]
     a_factor = k if a_inner == "k" else TILE
     b_factor = k if b_inner == "k" else TILE
-    second = local // 2  # the columns from 8 on: half of B's fragment, half of the sums
+
+    def places(part: Any) -> tuple[Any, Any, Any]:
+        """Where a part begins in a lane's elements of A, B and the sums; halves of the columns are half of B's, and of
+        the sums. In each: halves of A's rows, and of k.
+        """
+        if is_whole:
+            return 0, part * (local // 2), part * 4
+        columns, rows, deep = part // 4, part // 2 % 2, part % 2
+        return local // 2 * deep + local // 4 * rows, local // 2 * columns + local // 4 * deep, 4 * columns + 2 * rows
 
     def widened(value: Any) -> Any:
         return value if dtype == acc_dtype else tirx.Cast(acc_dtype, value)
@@ -217,7 +239,7 @@ def _mma(dtype: str, ptx: str, acc_dtype: str, a_inner: str, b_inner: str, names
     @T.prim_func(s_tir=True)
     def desc(a: T.handle, b: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (LANES, local), dtype, align=64, offset_factor=a_factor, scope="warp")
-        B = T.match_buffer(b, (LANES, local), dtype, align=64, offset_factor=b_factor, scope="warp")
+        B = T.match_buffer(b, (LANES, local), b_dtype, align=64, offset_factor=b_factor, scope="warp")
         C = T.match_buffer(c, (LANES, 8), acc_dtype, align=64, offset_factor=TILE, scope="warp")
         with T.sblock("root"):
             T.reads(C[0:LANES, 0:8], A[0:LANES, 0:local], B[0:LANES, 0:local])
@@ -235,48 +257,32 @@ def _mma(dtype: str, ptx: str, acc_dtype: str, a_inner: str, b_inner: str, names
     @T.prim_func(s_tir=True)
     def impl(a: T.handle, b: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (LANES, local), dtype, align=64, offset_factor=a_factor, scope="warp")
-        B = T.match_buffer(b, (LANES, local), dtype, align=64, offset_factor=b_factor, scope="warp")
+        B = T.match_buffer(b, (LANES, local), b_dtype, align=64, offset_factor=b_factor, scope="warp")
         C = T.match_buffer(c, (LANES, 8), acc_dtype, align=64, offset_factor=TILE, scope="warp")
         with T.sblock("root"):
             T.reads(C[0:LANES, 0:8], A[0:LANES, 0:local], B[0:LANES, 0:local])
             T.writes(C[0:LANES, 0:8])
             for tx in T.thread_binding(0, LANES, "threadIdx.x"):
-                T.evaluate(
-                    T.ptx_legacy.mma(
-                        shape,
-                        "row",
-                        "col",
-                        ptx,
-                        ptx,
-                        acc_ptx,
-                        A.data,
-                        A.elem_offset + tx * local,
-                        B.data,
-                        B.elem_offset + tx * local,
-                        C.data,
-                        C.elem_offset + tx * 8,
-                        False,
-                        dtype=acc_dtype,
+                for part in T.unroll(parts):
+                    at_a, at_b, at_c = T.meta_var(places(part))
+                    T.evaluate(
+                        T.ptx_legacy.mma(
+                            shape,
+                            "row",
+                            "col",
+                            a_ptx,
+                            b_ptx,
+                            acc_ptx,
+                            A.data,
+                            A.elem_offset + tx * local + at_a,
+                            B.data,
+                            B.elem_offset + tx * local + at_b,
+                            C.data,
+                            C.elem_offset + tx * 8 + at_c,
+                            False,
+                            dtype=acc_dtype,
+                        )
                     )
-                )
-                T.evaluate(
-                    T.ptx_legacy.mma(
-                        shape,
-                        "row",
-                        "col",
-                        ptx,
-                        ptx,
-                        acc_ptx,
-                        A.data,
-                        A.elem_offset + tx * local,
-                        B.data,
-                        B.elem_offset + tx * local + second,
-                        C.data,
-                        C.elem_offset + tx * 8 + 4,
-                        False,
-                        dtype=acc_dtype,
-                    )
-                )
 
     return desc, impl
 

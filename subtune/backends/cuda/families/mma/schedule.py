@@ -22,7 +22,9 @@ from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.mma.intrinsics import LANES, TILE, MmaIntrinsics, mma_intrinsics
 from subtune.backends.cuda.families.mma.tiling import (
     MmaTile,
+    copies_async,
     inner_of,
+    multiplies_whole,
     splits_operands,
     tensor_core_obstacle,
     tile_obstacle,
@@ -31,6 +33,7 @@ from subtune.backends.cuda.lowering.swizzle import SWIZZLE_ATTR, can_swizzle
 from subtune.backends.cuda.source.epilogue import COMPUTED, inline_epilogue, merge_epilogue, store_rows, sum_parts
 from subtune.backends.cuda.source.gemm_form import GemmBlocks, gemm_form, widened
 from subtune.core.kernel import Kernel, NotApplicable, Packing
+from subtune.core.numerics import BYTES
 from subtune.core.workload import Workload, dtype_bits
 from subtune.patterns.gemm import Gemm, anchor_of, gemm, inline_producers
 from subtune.tir.prepack import split_prepack
@@ -67,15 +70,15 @@ def schedule(problem: Problem[CUDAModel], knobs: MmaKnobs) -> Kernel | NotApplic
     func = widened(workload.func)
     sch = Schedule(func)
     try:
-        is_split = splits_operands(product, problem.numerics)
-        return _schedule(sch, workload, product, tile, knobs.pack, func.same_as(workload.func), is_split)
+        return _schedule(sch, problem, product, knobs, func.same_as(workload.func))
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
 
 def _schedule(
-    sch: Schedule, workload: Workload, product: Gemm, tile: MmaTile, packs: bool, is_trace: bool, is_split: bool
+    sch: Schedule, problem: Problem[CUDAModel], product: Gemm, knobs: MmaKnobs, is_trace: bool
 ) -> Kernel | NotApplicable:
+    workload, device, tile, packs = problem.workload, problem.device, knobs.tile, knobs.pack
     reason = merge_epilogue(sch)
     if reason:
         return NotApplicable(reason)
@@ -86,9 +89,11 @@ def _schedule(
     if product.n % tile.bn and any(arg.is_output and arg.shape[-1:] != (product.n,) for arg in workload.args):
         # a row has the columns of several products; stores through registers know only where the row ends
         product = replace(product, out_vector=min(product.out_vector, COMPUTED))
-    acc = "int32" if product.a.dtype == "int8" else "float32"
-    fragments = mma_intrinsics(product.a.dtype, acc, a_inner, b_inner, is_split)
-    reason = _product(sch, blocks, product, tile, fragments, (a_inner, b_inner), packs)
+    dtypes = product.a.dtype, product.b.dtype
+    acc = "int32" if product.a.dtype in BYTES else "float32"
+    is_split = splits_operands(product, problem.numerics)
+    fragments = mma_intrinsics(dtypes, acc, a_inner, b_inner, is_split, multiplies_whole(device))
+    reason = _product(sch, blocks, product, tile, fragments, (a_inner, b_inner), packs, copies_async(device))
     if reason:
         return NotApplicable(reason)
     if not packs:
@@ -108,7 +113,7 @@ def _is_nk(workload: Workload) -> bool:
 # long: one schedule; its loops and blocks are named from the first step to the last
 def _product(
     sch: Schedule, blocks: GemmBlocks, product: Gemm, tile: MmaTile, fragments: MmaIntrinsics,
-    inner: tuple[str, str], packs: bool,
+    inner: tuple[str, str], packs: bool, is_async: bool,
 ) -> str:  # fmt: skip
     block = blocks.product
     batch, i, j, k = sch.get_loops(block)
@@ -141,7 +146,8 @@ def _product(
         if packs and name == "b":
             vector = 16 * 8 // dtype_bits(product.b.dtype)
         row = tile.bk if axis == "k" else (tile.bm if name == "a" else tile.bn)
-        shared = _to_shared(sch, tile_block, index, k0, tile, vector, row, product.a.dtype)
+        dtype = product.a.dtype if name == "a" else product.b.dtype
+        shared = _to_shared(sch, tile_block, index, k0, tile, vector, row, dtype)
         if packs and name == "b":
             reason = _only_packs(sch, shared, copy)
         else:
@@ -184,7 +190,8 @@ def _product(
     if tile.stages > 1:
         sch.annotate(k0, "software_pipeline_stage", [0, 0, tile.stages - 1])
         sch.annotate(k0, "software_pipeline_order", [0, 1, 2])
-        sch.annotate(k0, "software_pipeline_async_stages", [0])
+        if is_async:
+            sch.annotate(k0, "software_pipeline_async_stages", [0])
     sch.unroll(k1)
     return reason
 

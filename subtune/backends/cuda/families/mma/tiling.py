@@ -7,13 +7,18 @@ from math import ceil
 
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.model.block_tile import block_obstacle
-from subtune.core.numerics import Numerics
+from subtune.core.numerics import BYTES, Numerics
 from subtune.core.workload import dtype_bits
 from subtune.patterns.gemm import Gemm
 
 WARP_TILE = 16
 _FRAGMENT_OVERHEAD = 40  # registers: addresses, loop counters, what the epilogue keeps
-_DTYPES = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "float32": "float32"}
+_DTYPES = {
+    "float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32", "float32": "float32",
+}  # fmt: skip
+_WHOLE = 80  # compute capability from which 16 x 8 x 32 bytes are one instruction, and copies asynchronous
+_OLDEST = 75  # which multiplies bytes in parts of 8 x 8 x 16
+_STAGES_COPIED_BY_THREADS = 2  # one that is filled, one that is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +89,33 @@ def tensor_core_obstacle(gemm: Gemm, device: CUDAModel, numerics: Numerics) -> s
     """Why tensor cores cannot compute `gemm` by `mma.sync` with `ldmatrix`; "" where they can."""
     if numerics.tensor_core == "off":
         return "tensor cores are switched off"
-    if device.capability < 80:
-        return f"{device.arch} has no mma.sync of 32-byte depth, sm_80 and later do"
     a, b = gemm.a.dtype, gemm.b.dtype
-    if a != b:
+    are_bytes = {a, b} <= BYTES
+    if device.capability < _WHOLE and not (are_bytes and device.capability >= _OLDEST):
+        return f"{device.arch} has no mma.sync of 32-byte depth, sm_80 and later do"
+    if a != b and not are_bytes:
         return f"operands of {a} and {b}: they must be of one dtype"
     if a not in _DTYPES:
         return f"operands of {a}: tensor cores multiply {', '.join(_DTYPES)}"
     if a == "float32" and numerics.exact and not numerics.tf32:
         return "operands of float32, exact: rounding them to tf32 is not allowed (allow_tf32)"
-    if gemm.acc_dtype not in (_DTYPES[a], a) or (a == "int8" and gemm.acc_dtype != "int32"):
+    if gemm.acc_dtype not in (_DTYPES[a], a) or (are_bytes and gemm.acc_dtype != "int32"):
         return f"sums of {gemm.acc_dtype} from operands of {a}: tensor cores sum in {_DTYPES[a]}"
     if gemm.a.read > gemm.b.read:
         return "the product is written with its operands exchanged"
     if gemm.m == 1 or gemm.n == 1:
         return "a matrix times a vector: memory bounds it, and 15 of 16 rows of a fragment would be empty"
     return ""
+
+
+def copies_async(device: CUDAModel) -> bool:
+    """Whether memory is copied to shared memory while the warps multiply."""
+    return device.capability >= _WHOLE
+
+
+def multiplies_whole(device: CUDAModel) -> bool:
+    """Whether one instruction multiplies 16 x 8 sums, 32 bytes of k deep."""
+    return device.capability >= _WHOLE
 
 
 def splits_operands(gemm: Gemm, numerics: Numerics) -> bool:
@@ -114,6 +130,8 @@ def tile_obstacle(tile: MmaTile, gemm: Gemm, device: CUDAModel) -> str:
         return f"the tile is no multiple of {WARP_TILE}x{WARP_TILE}x{k} per warp"
     if reason := block_obstacle(tile, gemm, device):
         return reason
+    if tile.stages > _STAGES_COPIED_BY_THREADS and not copies_async(device):
+        return f"{tile.stages} stages without asynchronous copies"
     if tile.split > 1 and gemm.batch > 1:
         return "split-K of a batch"
     if (tile.bm * tile.bk) % tile.threads or (tile.bn * tile.bk) % tile.threads:
