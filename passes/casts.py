@@ -19,7 +19,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from subtune.core.numerics import BYTES, HALVES
+from subtune.core.numerics import BYTES, HALVES, OF_8_BITS
 from subtune.passes.elementwise import has_one_tensor
 from subtune.passes.exprs import Expr, dtype_of, op_name, shape_of
 from subtune.passes.integer_products import move_integers
@@ -112,7 +112,7 @@ def _split_casts(bindings: Sequence[Any]) -> tuple[list[Any], int]:
 
 def _is_widening(value: Expr) -> bool:
     if op_name(value) == "relax.dequantize":
-        return has_one_tensor(value) and dtype_of(value.args[0]) in BYTES
+        return has_one_tensor(value) and dtype_of(value.args[0]) in OF_8_BITS
     if op_name(value) != "relax.astype":
         return False
     given, made = dtype_of(value.args[0]), dtype_of(value)

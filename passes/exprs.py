@@ -10,6 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from subtune.core.numerics import FLOAT8
 from subtune.runtime import aligned_array, is_direct
 
 Expr = Any
@@ -53,7 +54,8 @@ def dtype_of(expr: Expr) -> str:
 
 
 def is_float(dtype: str) -> bool:
-    return dtype.startswith(("float", "bfloat"))
+    """Whether tensors of the type are computed with: floats of 8 bits are multiplied, and nothing else."""
+    return dtype.startswith(("float", "bfloat")) and dtype != FLOAT8
 
 
 def array_of(expr: Expr) -> np.ndarray | None:

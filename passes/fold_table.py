@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm.ir import Call
 
+from subtune.core.numerics import FLOAT8
 from subtune.passes.exprs import dtype_of, ints, is_float, positive_axis, shape_of, transposed
 
 Array = Any
@@ -94,10 +95,14 @@ def _along_axis(call: Call, array: Array, numbers: Array) -> Array:
 
 def _dequantize(call: Call, array: Array, scale: Array, zero: Array) -> Array:
     scale, zero = (_along_axis(call, array, one) for one in (scale, zero))
+    if str(array.dtype) == FLOAT8:
+        return array.astype(dtype_of(call)) * scale.astype(dtype_of(call))
     return (array.astype(np.int32) - zero.astype(np.int32)).astype(dtype_of(call)) * scale.astype(dtype_of(call))
 
 
 def _quantize(call: Call, array: Array, scale: Array, zero: Array) -> Array:
+    if dtype_of(call) == FLOAT8:
+        raise NotFolded
     limits = np.iinfo(dtype_of(call))
     scale, zero = (_along_axis(call, array, one) for one in (scale, zero))
     if str(array.dtype) != "float32" or np.isnan(array).any():

@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 
 from subtune.core.kernel import NotApplicable
-from subtune.core.numerics import BYTES
+from subtune.core.numerics import BYTES, FLOAT8
 from subtune.passes.exprs import Expr, array_of, dtype_of, make_const, op_name, shape_of
 from subtune.passes.rewriter import Walk
 
@@ -141,6 +141,8 @@ def _bytes(walk: Walk, wide: Expr) -> Expr | None:
 
 def _of_floats(known: Quantised, summed: tuple[int, ...]) -> Operand | NotApplicable:
     values, shape = known.values, shape_of(known.values) or ()
+    if dtype_of(values) == FLOAT8:
+        return NotApplicable(f"is {FLOAT8}, which no product of bytes takes")
     if known.scale.size > 1 and known.axis in summed:
         return NotApplicable("has scales along the axis that is summed")
     if known.zero.size > 1 and known.axis in summed:

@@ -20,7 +20,7 @@ from tvm import relax
 from tvm.ir import Call
 
 from subtune.core.kernel import NotApplicable
-from subtune.core.numerics import BYTES
+from subtune.core.numerics import BYTES, FLOAT8
 from subtune.passes.exprs import CONVOLUTIONS, Expr, array_of, dtype_of, ints, make_const, op_name, shape_of, transposed
 from subtune.passes.fold_constants import FOLD_BUT_INTEGERS
 from subtune.passes.integer_operands import COPIES, MOVED, VIEWS, Quantised, quantised
@@ -85,7 +85,7 @@ def requantise(walk: Walk, call: Call) -> Expr | None:
 def move_integers(walk: Walk, call: Call) -> Expr | None:
     """The rule on what only moves elements, or takes the largest of a window: it may as well move the integers."""
     data = quantised(walk, call.args[0])
-    if data is None:
+    if data is None or (dtype_of(data.values) == FLOAT8 and op_name(call) not in COPIES):
         return None
     axis = 0
     if not data.is_whole:

@@ -12,6 +12,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.ir import Call
 
+from subtune.core.numerics import FLOAT8
 from subtune.passes.exprs import dims_of, literal
 from subtune.tir.fused import fma
 
@@ -19,13 +20,21 @@ _SHIFT, _SHIFT_BITS = 12582912.0, 0x4B400000
 """1.5 * 2^23, and its bits."""
 _HELD = 1 << 21
 """Integers up to this have room in those bits beside a zero point."""
+_FLOAT8_MOST = 448.0
+_MANTISSA, _EXPONENT, _HALF = 23, 0x7F800000, 1 << 22
+"""Of float32: bits behind the point, those of the exponent, and what makes 1.5 of a power of two."""
+_FLOAT8_LEAST_EXPONENT = 127 - 6
+_FLOAT8_SHIFT = _MANTISSA - 3
 _BEYOND = 1e6
 """More than any integer of 16 bits, and held exactly by float32: what is clamped to it first is converted safely."""
 
 
 def legalize_quantize(bb: Any, call: Call) -> Any:
     """saturate(round(x / scale) + zero)"""
-    limits, to, axis = np.iinfo(str(call.ty.dtype)), str(call.ty.dtype), int(call.attrs.axis)
+    to, axis = str(call.ty.dtype), int(call.attrs.axis)
+    if to == FLOAT8:
+        return _quantize_float8(bb, call, axis)
+    limits = np.iinfo(to)
 
     def te_quantize(x: Any, scale: Any, zero: Any) -> Any:
         is_held = str(x.dtype) == "float32" and max(-limits.min, limits.max) < _HELD
@@ -44,6 +53,10 @@ def legalize_dequantize(bb: Any, call: Call) -> Any:
     axis, to = int(call.attrs.axis), str(call.ty.dtype)
 
     def te_dequantize(x: Any, scale: Any, zero: Any) -> Any:
+        if str(x.dtype) == FLOAT8:
+            return te.compute(
+                dims_of(call), lambda *i: x(*i).astype(to) * _at(scale, i, axis).astype(to), name="dequantize"
+            )
         is_held = to == "float32" and np.iinfo(str(x.dtype)).max < _HELD
 
         def one(*index: Any) -> Any:
@@ -57,6 +70,44 @@ def legalize_dequantize(bb: Any, call: Call) -> Any:
         return te.compute(dims_of(call), one, name="dequantize")
 
     return bb.call_te(te_dequantize, call.args[0], *map(literal, call.args[1:]), primfunc_name_hint="dequantize")
+
+
+def _quantize_float8(bb: Any, call: Call, axis: int) -> Any:
+    """e4m3(x / scale), saturated: the cast of a device that has it."""
+
+    def te_quantize(x: Any, scale: Any) -> Any:
+        def at(*index: Any) -> Any:
+            step = parameter_at(scale, index, axis)
+            return (x(*index) if _is_one(step) else _ratio_of_float8(x(*index), step)).astype(FLOAT8)
+
+        return te.compute(dims_of(call), at, name="quantize")
+
+    return bb.call_te(te_quantize, call.args[0], literal(call.args[1]), primfunc_name_hint="quantize")
+
+
+def rounded_to_float8(value: Any, step: Any) -> Any:
+    """value / step as the nearest number of float8e4m3fn, in float32: of 4 significant bits, and no finer than 2^-9.
+
+    A number that is larger by 20 binary places than the nearest power of two takes all places but these, as the sum
+    of both is rounded; halves go to even. NaN stays NaN, infinity becomes the largest number.
+    """
+    held = _ratio_of_float8(value, step)
+    exponent = tirx.bitwise_and(tirx.reinterpret("int32", held), tirx.const(_EXPONENT, "int32"))
+    exponent = tirx.max(exponent, tirx.const(_FLOAT8_LEAST_EXPONENT << _MANTISSA, "int32"))
+    shift = tirx.reinterpret("float32", exponent + tirx.const((_FLOAT8_SHIFT << _MANTISSA) + _HALF, "int32"))
+    rounded = tirx.reinterpret("float32", tirx.reinterpret("int32", held + shift))  # else TVM takes a + b - b for a
+    return tirx.Select(tirx.isnan(value), value, rounded - shift)
+
+
+def _ratio_of_float8(value: Any, step: Any) -> Any:
+    """value / step, of a value that is bounded first, so that all that follows is finite."""
+    most = tirx.const(_FLOAT8_MOST, "float32")
+    if not _is_one(step):
+        most = most * step
+        if not isinstance(step, tirx.FloatImm):  # one that a model computes may be negative
+            most = tirx.max(most, -most)
+    held = tirx.max(tirx.min(value, most), -most)
+    return held if _is_one(step) else _quotient(held, step)
 
 
 def _rounded(value: Any, step: Any, zero: Any, limits: np.iinfo) -> Any:
@@ -97,6 +148,11 @@ def _converted(value: Any, step: Any, zero: Any, limits: np.iinfo) -> Any:
     whole = tirx.max(tirx.min(tirx.nearbyint(ratio), most), -most).astype("int32") + zero.astype("int32")
     low, high = (tirx.const(int(limit), "int32") for limit in (limits.min, limits.max))
     return tirx.max(tirx.min(whole, high), low)
+
+
+def parameter_at(value: Any, index: tuple[Any, ...], axis: int) -> Any:
+    """The scale of an element, of one or of a vector along `axis`."""
+    return _at(value, index, axis)
 
 
 def _at(value: Any, index: tuple[Any, ...], axis: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from subtune.core.graph import Kind, OpNode, Origin
-from subtune.core.numerics import BYTES, HALVES
+from subtune.core.numerics import HALVES, OF_8_BITS
 from subtune.passes.opkind import CHEAP, COSTLY, DUPLICATING
 
 MAX_OUTPUTS = 2
@@ -87,7 +87,7 @@ def is_widening(op: OpNode) -> bool:
 
 def is_dequantizing(op: OpNode) -> bool:
     """Whether `op` makes 32 bits of each byte, which is a quarter of that where nothing else follows in the tile."""
-    return op.op in CASTS and op.inputs[0].tensor.dtype in BYTES and op.output.dtype in ("float32", "int32")
+    return op.op in CASTS and op.inputs[0].tensor.dtype in OF_8_BITS and op.output.dtype in ("float32", "int32")
 
 
 def is_expanding(op: OpNode) -> bool:

@@ -32,6 +32,7 @@ from subtune.passes.carry_norms import carry_norms
 from subtune.passes.casts import casts_past_views, casts_where_read
 from subtune.passes.data_views import reshapes_to_views
 from subtune.passes.extract import extract
+from subtune.passes.float8 import float8_products
 from subtune.passes.fold_batch_norm import fold_scales
 from subtune.passes.fold_constants import fold_constants
 from subtune.passes.fold_norms import fold_norms
@@ -63,7 +64,7 @@ from subtune.passes.widen import widen
 NORMALIZE: tuple[Phase, ...] = (
     Phase("recurrences", (settle_recurrences,)),
     Phase("halves", (widen,)),
-    Phase("integers", (byte_sums, byte_signs, integer_products)),
+    Phase("integers", (byte_sums, byte_signs, float8_products, integer_products)),
     Phase("weights", (packed_weights,)),
     Phase("clean", (fold_constants, clean_up, unstack_nary)),
     Phase("tables", (byte_tables,)),
@@ -254,7 +255,8 @@ def normalize(
     layout = Phase("layout", (partial(channels_to_last, **planes), settle_permutes, pools))
     whole = Phase("recurrences", (partial(settle_recurrences, whole_step_fmas=forms.whole_step_fmas),))
     heads = Phase("heads", (partial(fold_shared_heads, folds=forms.folds_heads),))
-    integers = Phase("integers", (byte_sums, partial(byte_signs, forms=forms), integer_products))
+    of_float8 = partial(float8_products, forms=forms)
+    integers = Phase("integers", (byte_sums, partial(byte_signs, forms=forms), of_float8, integer_products))
     weights = Phase("weights", (partial(packed_weights, forms=forms, asked=numerics.half),))
     own = {phase.name: phase for phase in (layout, whole, heads, integers, weights)}
     phases = tuple(own.get(phase.name, phase) for phase in NORMALIZE)

@@ -37,6 +37,7 @@ class Forms:
             are computed in halves; 1: as they are.
         byte_rows: type of the first operand with which products of bytes are the cheapest, uint8 or int8; "": they are
             as cheap with either.
+        multiplies_float8: products of float8e4m3fn are its own; else they are made in float32.
         copies_operands: attention can store copies of the keys and values that it reads.
         copies_products: a product of halves can store copies of its result.
         pools_images: pools of volumes with channels first are pools of images, there being no windows of three axes.
@@ -74,6 +75,7 @@ class Forms:
     packed_halves: bool = False
     packed_floats: bool = True
     packed_block: int = 0
+    multiplies_float8: bool = False
 
 
 ANY = Forms()

@@ -10,6 +10,9 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 _HALVES = {"bf16": "bfloat16", "fp16": "float16"}
 HALVES = frozenset(_HALVES.values())
 BYTES = frozenset({"int8", "uint8"})
+FLOAT8 = "float8_e4m3fn"
+OF_8_BITS = BYTES | {FLOAT8}
+"""What is quantised to that products have units for."""
 TENSOR_CORE = ("auto", "off", "only")
 
 

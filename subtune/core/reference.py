@@ -40,6 +40,17 @@ class Reference(Protocol):
         ...
 
 
+def by_a_part(array: np.ndarray, variation: int, part: float) -> np.ndarray:
+    """Each number becomes larger or smaller by `part` of itself, at random; an odd `variation` reverses the even one
+    before it.
+
+    >>> by_a_part(np.float32([1, 0]), 0, 0.5), by_a_part(np.float32([1, 0]), 1, 0.5)
+    (array([0.5, 0. ], dtype=float32), array([1.5, 0. ], dtype=float32))
+    """
+    is_up = (np.random.default_rng(variation // 2).random(array.shape) < 0.5) ^ bool(variation % 2)
+    return np.asarray(array * np.where(is_up, 1.0 + part, 1.0 - part), array.dtype)
+
+
 def by_an_ulp(array: np.ndarray, variation: int) -> np.ndarray:
     """Each floating-point number becomes its next neighbour, up or down at random; an odd `variation` reverses the even
     one before it. Zeros, and what has no finite neighbour, stay: a mask or a padding means exactly that.

@@ -41,7 +41,8 @@ class Hazards:
     function's input, where the function is nearly zero or, in another approximation, zero: of infinity, that makes
     infinity or NaN; `factors`: of one number, where sums of products are among them; `cancels`: adds floats up to a few
     results, or two sums of products, one of which a file's half cannot hold though both together are small; `rounds`:
-    to integers, of floats that were summed up or are functions: a last bit more or less may be a step.
+    to integers, of floats that were summed up or are functions: a last bit more or less may be a step;
+    `rounds_to_float8`: the same to floats of 8 bits, whose steps are shares of the number.
     """
 
     index_extent: dict[int, int] = field(hash=False)
@@ -58,6 +59,7 @@ class Hazards:
     saturates: bool = False
     cancels: bool = False
     rounds: bool = False
+    rounds_to_float8: bool = False
     factors: int = 2
 
     @property
@@ -99,7 +101,7 @@ def hazards(workload: Workload) -> Hazards:
     from subtune.tir.expressions import function_name
 
     divides = casts = clips = narrows = products = stores_integers = compares = False
-    sums = multiplies = deviates = sums_floats = False
+    sums = multiplies = deviates = sums_floats = to_float8 = False
     called: set[str] = set()
     loads: list[Any] = []
 
@@ -115,7 +117,8 @@ def hazards(workload: Workload) -> Hazards:
             stores_integers, \
             compares, \
             multiplies, \
-            deviates
+            deviates, \
+            to_float8
         if isinstance(node, ir.TensorLoad):
             loads.append((node.source, node.indices))
         elif isinstance(node, tirx.BufferStore):
@@ -128,6 +131,7 @@ def hazards(workload: Workload) -> Hazards:
             divides = divides or ("int" in str(node.ty) and not isinstance(node.b, tirx.IntImm))
         elif isinstance(node, tirx.Cast):
             casts = casts or ("int" in str(node.ty) and "float" in str(node.value.ty))
+            to_float8 = to_float8 or str(node.ty.dtype).startswith("float8")
             narrows = narrows or (str(node.ty.dtype).startswith("float16") and "float32" in str(node.value.ty))
         elif isinstance(node, tirx.Min | tirx.Max):
             has_constant = isinstance(node.a, tirx.FloatImm) or isinstance(node.b, tirx.FloatImm)
@@ -146,7 +150,7 @@ def hazards(workload: Workload) -> Hazards:
         normalizes=products and (deviates or not called.isdisjoint(_ROOTS)) and not HALVES.isdisjoint(inputs),
         multiplies=multiplies, saturates=_saturates(workload),
         cancels=(sums and results <= _FEW_RESULTS) or (narrows and products and adds_up_sums(workload)),
-        rounds=not called.isdisjoint(_ROUNDED) and (sums_floats or bool(called - _EXACT)),
+        rounds=not called.isdisjoint(_ROUNDED) and (sums_floats or bool(called - _EXACT)), rounds_to_float8=to_float8,
         factors=max(2, degree(workload)) if products else 2,
     )  # fmt: skip
 

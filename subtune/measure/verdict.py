@@ -20,8 +20,8 @@ add up 128 at a time."""
 
 ROW = 4096
 """Elements of a row at most that say how large its own are."""
-_MOVED, _STEP = 1e-3, 1e-2
-"""Of elements that may be rounded the other way, and of what floats span."""
+_MOVED, _STEP, _FLOAT8_STEP = 1e-3, 1e-2, 0.126
+"""Of elements that may be rounded the other way, of what floats span, and of a number with four digits."""
 _PART = 1 << 18
 """Elements that are compared at a time."""
 MASKED = 1e18
@@ -69,10 +69,11 @@ def disagreement(
     return _first(wrong, got, want)
 
 
-def is_rounding(out: np.ndarray, ref: np.ndarray) -> bool:
+def is_rounding(out: np.ndarray, ref: np.ndarray, to_float8: bool = False) -> bool:
     """Whether a last bit on the way to a rounding explains it: few elements differ, by one step each.
 
-    A step of integers is 1; one of floats that were integers in between is at most a hundredth of what they span.
+    A step of integers is 1; one of floats that were integers in between is at most a hundredth of what they span; of
+    those that were floats of 8 bits (`to_float8`) an eighth of themselves.
     """
     with np.errstate(all="ignore"):
         got, want = (np.atleast_1d(array).astype(np.float64) for array in (out, ref))
@@ -80,7 +81,8 @@ def is_rounding(out: np.ndarray, ref: np.ndarray) -> bool:
     if not np.isfinite(apart).all():
         return False
     step = 1.0 if ref.dtype.kind in "iu" else float(np.ptp(want)) * _STEP
-    return bool(np.count_nonzero(apart) <= max(1.0, _MOVED * apart.size) and apart.max() <= step)
+    steps = np.maximum(step, _FLOAT8_STEP * np.abs(want)) if to_float8 else step
+    return bool(np.count_nonzero(apart) <= max(1.0, _MOVED * apart.size) and (apart <= steps).all())
 
 
 def scale_of(ref: np.ndarray, is_adversarial: bool) -> float:

@@ -20,6 +20,7 @@ from subtune.core.tensor_spec import TensorSpec
 from subtune.frontends import Imported
 from subtune.passes.byte_sums import byte_sums
 from subtune.passes.extract import extract
+from subtune.passes.float8 import float8_products
 from subtune.passes.integer_products import integer_products
 from subtune.passes.lift_constants import lift_constants
 from subtune.passes.outline import outline
@@ -43,7 +44,7 @@ class UntunedBuild:
     def __init__(self, imported: Imported, device: Device, beside: Executor) -> None:
         # Relax's Python builders keep global state: only what runs in C++ may leave this thread.
         with device.model.target():
-            mod = integer_products(byte_sums(imported.mod))
+            mod = integer_products(byte_sums(float8_products(imported.mod)))
             mod = relax.transform.LegalizeOps(legalizations())(relax.backend.DispatchSortScan()(mod))
         mod, self._weights = lift_constants(mod)
         self._compiled = beside.submit(compile_module, mod, device)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from subtune.measure.guarded import Guarded
-from subtune.measure.verdict import TOLERANCE, disagreement
+from subtune.measure.verdict import TOLERANCE, disagreement, is_rounding
 
 REF = np.random.default_rng(0).standard_normal((40, 50)).astype(np.float32)
 
@@ -120,3 +120,15 @@ def test_errors_of_a_large_row_are_relative_to_what_it_holds():
     assert disagreement(close, ref, False) == ""
     assert "[9, 3]" in disagreement(changed(0.9 * TOLERANCE["float32"], (9, 3), ref), ref, False)
     assert "[0, 3]" in disagreement(changed(2 * TOLERANCE["float32"], (0, 3), ref), ref, False)
+
+
+def test_a_rounding_to_8_bits_may_go_the_other_way() -> None:
+    """One of a thousand, by an eighth of itself."""
+    want = np.linspace(1, 448, 2000).astype(np.float32)
+    got = want.copy()
+    got[-1] *= 1.125
+    assert is_rounding(got, want, to_float8=True)
+    assert not is_rounding(got, want)
+    got[-1] *= 1.05
+    assert not is_rounding(got, want, to_float8=True)
+    assert not is_rounding(want * np.float32(1.125), want, to_float8=True)

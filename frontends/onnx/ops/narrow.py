@@ -2,7 +2,7 @@
 
 Relax and the kernels know bytes and nothing smaller. Operators that only move elements move the bytes; those that take
 such integers for what they are say so (`READERS`); all others refuse them. No input and no output of a model has such
-a type.
+a type. Floats of 8 bits are treated so, too: they hold themselves.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from subtune.core.numerics import FLOAT8
 from subtune.frontends.onnx.ops.node import Expr, Refused, array_const, dtype_name, element_name
 
-CARRIERS = {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8"}
-"""The dtype that holds the integers of a type."""
+CARRIERS = {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8", FLOAT8: FLOAT8}
+"""The dtype that holds the numbers of a type."""
 
 MOVERS = frozenset("Identity Reshape Flatten Squeeze Unsqueeze Transpose Slice Split Gather Concat Expand Tile".split())
 """Operators of ONNX whose outputs are elements of their first input."""

@@ -3,7 +3,7 @@
 Both compute in float32 as ONNX Runtime's kernels do, whatever type the scales have, and round what they give once. Only
 where `precision` says so, and where scales are bfloat16, which ONNX Runtime has not, is the quotient rounded as well.
 
-The integers of 4 and 2 bits are those of `narrow`.
+The integers of 4 and 2 bits are those of `narrow`; floats of 8 bits are those of `float8`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from subtune.core.numerics import FLOAT8
+from subtune.frontends.onnx.ops.float8 import dequantized_float8, quantized_float8
 from subtune.frontends.onnx.ops.movement import slice_axis
 from subtune.frontends.onnx.ops.narrow import CARRIERS, Narrow, limits_of
 from subtune.frontends.onnx.ops.node import (
@@ -80,6 +82,8 @@ def quantize_linear(node: Node) -> Any:
         if node.attr("output_dtype", 0) and node.type_of(2) != to:
             node.refuse(f"has a zero point of dtype {node.type_of(2)} and output_dtype {to}")
         to = node.type_of(2)
+    if to == FLOAT8:
+        return Narrow(quantized_float8(node), to)
     if to not in (*BYTES, *_WORDS, *CARRIERS):
         node.refuse(f"quantises to {to}, which is not supported")
     axis, scale, zero = _parameters(node, x, to)
@@ -126,6 +130,8 @@ def dequantize_linear(node: Node) -> Expr:
     to = _named(node, "output_dtype", dtype(node.need(1)))
     if to not in _SCALES:
         node.refuse(f"dequantises to {to}, which is not supported")
+    if of == FLOAT8:
+        return node.cast(dequantized_float8(node), to)
     axis, scale, zero = _parameters(node, x, of)
     if not (size := node.attr("block_size", 0)):
         return node.cast(dequantised(node, x, scale, zero, axis), to)

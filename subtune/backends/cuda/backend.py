@@ -103,6 +103,7 @@ class CUDABackend(Backend):
             carries_norms=model.arch == "sm_90a",
             half_row=8 if model.capability >= 80 else 1,  # 16 bytes: a copy of cp.async, or a row of TMA's
             float_row=4 if model.capability >= 80 else 1,
+            multiplies_float8=model.capability >= 89,
             byte_row=16 if model.capability >= 80 else 1,
             packed_rows=_PACKED_ROWS if model.capability >= 80 else 0,
             packed_halves=True,

@@ -36,7 +36,14 @@ from tests.backends.cuda import hopper_on_cpu
 _ASM = re.compile(r"\b(?:asm|__asm__)(?:\s+(?:volatile|__volatile__))?\s*\(")
 _STRINGS = re.compile(r'(?:\s*"(?:[^"\\]|\\.)*")+')
 _OPERAND = re.compile(r'"[=+]?[rflhn]"\s*\(')
-_TYPES = {"f16": "__half", "bf16": "__nv_bfloat16", "s8": "int8_t", "u8": "uint8_t", "tf32": "float"}
+_TYPES = {
+    "f16": "__half",
+    "bf16": "__nv_bfloat16",
+    "s8": "int8_t",
+    "u8": "uint8_t",
+    "e4m3": "__nv_fp8_e4m3",
+    "tf32": "float",
+}
 _GUARD = 64
 """Elements around every argument that must stay as they are."""
 
@@ -259,7 +266,7 @@ def _statement(text: str) -> str:
         return "emu::give_way(emu::AT_GROUP);"
     if shape := re.search(r"mma\.sync\.aligned\.m(8|16)n8k(\d+)\.row\.col\.(\w+)\.(\w+)\.(\w+)\.", instruction):
         tall, k, total, *kinds = int(shape[1]) // 8, int(shape[2]), *shape.groups()[2:]
-        words = k * {"s8": 1, "u8": 1, "tf32": 4}.get(kinds[0], 2) // 4
+        words = k * {"s8": 1, "u8": 1, "e4m3": 1, "tf32": 4}.get(kinds[0], 2) // 4
         d, rest = operands[: 2 * tall], operands[2 * tall :]
         a, b, c = (rest[slice(*ends)] for ends in pairwise((0, tall * words // 4, (tall + 1) * words // 4, None)))
         kind_of_sum = {"f32": "float", "s32": "int"}[total]

@@ -68,7 +68,7 @@ inline void bulk_copy(unsigned to, const void* map_, const std::vector<int>& at,
   std::vector<int64_t> index(rank, 0), counts(rank);
   int64_t total = 1;
   for (int d = 0; d < rank; ++d) total *= counts[d] = (box[d] + steps[d] - 1) / steps[d];
-  if (counts[0] * size != width || to % 1024) std::abort();
+  if (counts[0] * size != width || to % (8 * width)) std::abort();
   for (int64_t e = 0; e < total; ++e) {
     int64_t rest = e, offset = 0;
     bool is_inside = true;
@@ -93,23 +93,24 @@ inline const unsigned char* row_of(uint64_t matrix, int row, int byte) {
   unsigned start = (matrix & 0x3FFF) << 4, group = (matrix >> 32 & 0x3FFF) << 4;
   return pointer(swizzled(start + row / 8 * group + row % 8 * width + byte, width));
 }
-template <class T> void wgmma(int columns, float** d, uint64_t a, uint64_t b, int adds) {
+template <class T, class Sum> void load_row(uint64_t matrix, int row, Sum* to) {
   constexpr int K = 32 / sizeof(T);
-  auto load = [](uint64_t matrix, int row, float* to) {
-    for (int half = 0; half < 2; ++half) {
-      T of[K / 2];
-      std::memcpy(of, row_of(matrix, row, half * 16), 16);
-      for (int k = 0; k < K / 2; ++k) to[half * K / 2 + k] = (float)of[k];
-    }
-  };
-  float x[2][K], y[K];
+  for (int half = 0; half < 2; ++half) {
+    T of[K / 2];
+    std::memcpy(of, row_of(matrix, row, half * 16), 16);
+    for (int k = 0; k < K / 2; ++k) to[half * K / 2 + k] = (Sum)of[k];
+  }
+}
+template <class A, class B, class Sum> void wgmma(int columns, Sum** d, uint64_t a, uint64_t b, int adds) {
+  constexpr int K = 32 / sizeof(A);
+  Sum x[2][K], y[K];
   int first = current->number % 128 / 32 * 16 + lane() / 4;
-  load(a, first, x[0]), load(a, first + 8, x[1]);
+  load_row<A>(a, first, x[0]), load_row<A>(a, first + 8, x[1]);
   for (int pair = 0; pair < columns / 8; ++pair)
     for (int side = 0; side < 2; ++side) {
-      load(b, pair * 8 + lane() % 4 * 2 + side, y);
+      load_row<B>(b, pair * 8 + lane() % 4 * 2 + side, y);
       for (int half = 0; half < 2; ++half) {
-        float sum = adds ? *d[pair * 4 + half * 2 + side] : 0;
+        Sum sum = adds ? *d[pair * 4 + half * 2 + side] : 0;
         for (int k = 0; k < K; ++k) sum += x[half][k] * y[k];
         *d[pair * 4 + half * 2 + side] = sum;
       }

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_TYPES = {"f16": "__half", "bf16": "__nv_bfloat16"}
+TYPES = {
+    "f16": "__half", "bf16": "__nv_bfloat16", "s8": "int8_t", "u8": "uint8_t", "e4m3": "__nv_fp8_e4m3",
+}  # fmt: skip
 _NOTHING = ("setmaxnreg", "fence.", "prefetch.tensormap", "wgmma.fence", "wgmma.commit_group")
 _ARGUMENTS = 23
 
@@ -18,13 +20,14 @@ def statement(instruction: str, operands: Sequence[str]) -> str | None:
         return ";"
     if instruction.startswith("wgmma.wait_group"):  # nobody goes on before all have multiplied
         return "emu::give_way(emu::AT_GROUP);"
-    if found := re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(\w+)\.", instruction):
-        columns = int(found[1])
+    if found := re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k\d+\.(\w+)\.(\w+)\.(\w+) ", instruction):
+        columns, total = int(found[1]), {"f32": "float", "s32": "int"}[found[2]]
         *sums, a, b, adds = operands
         assert len(sums) == columns // 2
-        assert re.search(r"ps0, 1, 1, 0, 0;", instruction), "operands along k only"
-        pointers = ", ".join(f"&({one})" for one in sums)
-        return f"{{ float* d[] = {{{pointers}}}; emu::wgmma<{_TYPES[found[2]]}>({columns}, d, {a}, {b}, {adds}); }}"
+        assert re.search(r"ps0(, 1, 1(, 0, 0)?)?;", instruction), "operands along k only"
+        pointers = ", ".join(f"({total}*)&({one})" for one in sums)
+        types = f"{TYPES[found[3]]}, {TYPES[found[4]]}"
+        return f"{{ {total}* d[] = {{{pointers}}}; emu::wgmma<{types}>({columns}, d, {a}, {b}, {adds}); }}"
     if instruction.startswith("cp.async.bulk.tensor"):
         assert "multicast" not in instruction, "no clusters"
         to, map_, *at, barrier = operands

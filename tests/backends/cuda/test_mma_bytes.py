@@ -27,6 +27,7 @@ from subtune.pipeline import prepare
 from tests.backends.cuda import cuda_on_cpu
 from tests.backends.cuda.gemm_workloads import product
 from tests.backends.cuda.proposals import tile_of
+from tests.backends.cuda.wgmma_on_cpu import on_hopper
 from tests.qdq_graph import QdqGraph
 
 needs_emulation = pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
@@ -100,7 +101,7 @@ def numbers(given: Workload) -> list[np.ndarray]:
     for arg in given.args:
         shape = tuple(int(d) for d in arg.shape)
         if arg.dtype == "float32":
-            made.append((0.002 * (1 + rng.random(shape))).astype("float32"))
+            made.append(np.asarray(0.002 * (1 + rng.random(shape)), "float32"))
         else:
             low, high = (-500, 500) if arg.dtype == "int32" else (np.iinfo(arg.dtype).min, np.iinfo(arg.dtype).max)
             made.append(np.asarray(rng.integers(low, high + 1, shape), arg.dtype))
@@ -127,6 +128,15 @@ def test_bytes_are_exact(name: str, device: str, tmp_path: Path) -> None:
         folder.mkdir()
         (found,) = cuda_on_cpu.run(kernel_of(name, device, candidate), inputs, given, CUDA(device), folder)
         np.testing.assert_array_equal(found, want, err_msg=str(candidate))
+
+
+@needs_emulation
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "sixteen channels"])
+def test_bytes_of_wgmma_are_exact(name: str, tmp_path: Path) -> None:
+    given = workload(name, "H100")
+    inputs = numbers(given)
+    found = on_hopper(given, inputs, tmp_path)
+    np.testing.assert_array_equal(found, unscheduled(given, inputs))
 
 
 def chosen(name: str, device: str) -> list[Candidate]:

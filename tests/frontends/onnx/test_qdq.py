@@ -329,7 +329,7 @@ REFUSED = {
     "blocks": ("DequantizeLinear", [X.astype(np.int8), scales(4, 4)], {"block_size": 2}, r"\[4, 4\] for blocks of 2"),
     "other zero": ("DequantizeLinear", [W, F(1), np.int8(0)], {}, "a zero point of dtype int8 for values of int4"),
     "both named": ("QuantizeLinear", [X, F(1), np.int8(0)], {"output_dtype": 2}, "dtype int8 and output_dtype uint8"),
-    "float8": ("QuantizeLinear", [X, F(1)], {"output_dtype": 17}, "quantises to float8_e4m3fn, which is not supported"),
+    "another float8": ("QuantizeLinear", [X, F(1)], {"output_dtype": 19}, "quantises to float8_e5m2, which is not"),
     "division": ("QuantizeLinear", [X, F(1)], {"precision": 11}, "divides in float64, which is not supported"),
     "infinite block": ("DequantizeLinear", [X.astype(np.int8), F([[np.inf] * 6])], {"axis": 0, "block_size": 4},
                        "a scale that is not finite"),

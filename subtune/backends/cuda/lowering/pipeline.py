@@ -24,13 +24,14 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
 from subtune.backends.cuda.lowering.async_bytes import async_bytes
+from subtune.backends.cuda.lowering.called_mma import called_mma
 from subtune.backends.cuda.lowering.dependent_launch import start_early, wait_for_previous
 from subtune.backends.cuda.lowering.erf import short_erf
+from subtune.backends.cuda.lowering.float8_vectors import float8_vectors
 from subtune.backends.cuda.lowering.float_functions import short_float_functions
 from subtune.backends.cuda.lowering.gelu import gelu
 from subtune.backends.cuda.lowering.nan import nan_kept
 from subtune.backends.cuda.lowering.printable import printable
-from subtune.backends.cuda.lowering.split_tf32 import split_tf32
 from subtune.backends.cuda.lowering.swizzle import swizzle
 from subtune.backends.cuda.lowering.tirx_pipeline import lower_by_kind
 from subtune.backends.cuda.lowering.uniform_lanes import uniform_lanes
@@ -91,12 +92,13 @@ def finalize_device() -> Any:
         [
             *([x.LowerWarpMemory()] * _WARP_BUFFERS),
             x.StmtSimplify(),
-            split_tf32,
+            called_mma,
             gelu,
             short_erf,
             short_float_functions,
             x.LowerIntrin(),
             nan_kept,
+            float8_vectors,
             printable,
             wait_for_previous,
         ]

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from subtune.backends.cuda.building.fast_import import cheap_stack
-from subtune.backends.cuda.lowering.split_tf32 import SPLIT_TYPE
-from subtune.core.numerics import BYTES
+from subtune.backends.cuda.lowering.called_mma import FLOAT8_TYPE, SPLIT_TYPE
+from subtune.core.numerics import BYTES, FLOAT8
 from subtune.core.workload import dtype_bits
 
 LANES = 32
 TILE = 16
-_PTX = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8", "uint8": "uint8", "float32": "tf32"}
+_PTX = {
+    "float16": "fp16", "bfloat16": "bf16", "int8": "int8", "uint8": "uint8", FLOAT8: FLOAT8_TYPE, "float32": "tf32",
+}  # fmt: skip
 _ACC_PTX = {"float32": "fp32", "int32": "int32"}
 
 
@@ -50,7 +52,7 @@ def mma_intrinsics(
     Args:
         dtypes: of A and of B: one, or bytes with and without a sign.
         a_inner: "k" for tiles [m, k], "m" for [k, m] (16-bit dtypes only); b_inner: "k" or "n" likewise.
-        is_split: of float32 alone: every operand is the sum of two of tf32 (`lowering.split_tf32`).
+        is_split: of float32 alone: every operand is the sum of two of tf32 (`lowering.called_mma`).
         is_whole: one instruction multiplies 16 x 8; else four of 8 x 8 and half of K do, as Turing has them for bytes.
     """
     dtype, b_dtype = dtypes

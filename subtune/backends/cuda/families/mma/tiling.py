@@ -7,17 +7,19 @@ from math import ceil
 
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.model.block_tile import block_obstacle
-from subtune.core.numerics import BYTES, Numerics
+from subtune.core.numerics import BYTES, FLOAT8, Numerics
 from subtune.core.workload import dtype_bits
 from subtune.patterns.gemm import Gemm
 
 WARP_TILE = 16
 _FRAGMENT_OVERHEAD = 40  # registers: addresses, loop counters, what the epilogue keeps
 _DTYPES = {
-    "float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32", "float32": "float32",
+    "float16": "float32", "bfloat16": "float32", FLOAT8: "float32", "float32": "float32",
+    "int8": "int32", "uint8": "int32",
 }  # fmt: skip
 _WHOLE = 80  # compute capability from which 16 x 8 x 32 bytes are one instruction, and copies asynchronous
 _OLDEST = 75  # which multiplies bytes in parts of 8 x 8 x 16
+_OLDEST_OF_FLOAT8 = 89
 _STAGES_COPIED_BY_THREADS = 2  # one that is filled, one that is read
 
 
@@ -95,6 +97,8 @@ def tensor_core_obstacle(gemm: Gemm, device: CUDAModel, numerics: Numerics) -> s
         return f"{device.arch} has no mma.sync of 32-byte depth, sm_80 and later do"
     if a != b and not are_bytes:
         return f"operands of {a} and {b}: they must be of one dtype"
+    if a == FLOAT8 and device.capability < _OLDEST_OF_FLOAT8:
+        return f"{device.arch} multiplies no {FLOAT8}, sm_{_OLDEST_OF_FLOAT8} and later do"
     if a not in _DTYPES:
         return f"operands of {a}: tensor cores multiply {', '.join(_DTYPES)}"
     if a == "float32" and numerics.exact and not numerics.tf32:

@@ -14,6 +14,7 @@ from subtune.backends.cuda.model.diverse import diverse
 from subtune.backends.cuda.model.score import BlockShape, resident_blocks, seconds
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
+from subtune.core.numerics import FLOAT8
 from subtune.core.workload import dtype_bits
 from subtune.patterns.contraction import Contraction
 from subtune.patterns.gemm import Gemm, gemm
@@ -42,8 +43,8 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
     """Best first; empty where the workload is no product, or tensor cores alone are asked for and can do it."""
     workload, device, numerics = problem.workload, problem.device, problem.numerics
     form = gemm(workload)
-    if isinstance(form, NotApplicable) or form.batch * form.m * form.n == 1:
-        return []
+    if isinstance(form, NotApplicable) or form.batch * form.m * form.n == 1 or form.a.dtype == FLOAT8:
+        return []  # vectors of floats of 8 bits cannot be taken apart in CUDA
     if numerics.tensor_core == "only" and not tensor_core_obstacle(form, device, numerics):
         return []
     found = []

@@ -20,6 +20,7 @@ from tvm.s_tir import Schedule
 from tvm.sym import Analyzer
 
 from subtune.core.kernel import NotApplicable
+from subtune.core.numerics import FLOAT8
 from subtune.core.workload import dtype_bits
 from subtune.patterns.axes import Role
 from subtune.patterns.contraction import Contraction
@@ -27,7 +28,7 @@ from subtune.patterns.stages import Stages
 from subtune.tir.expressions import is_same, loads, replace_loads, variables
 from subtune.tir.rebuild import BINARY, ForeignError, Rebuild
 
-STORED = ("float32", "float16", "bfloat16", "int8", "uint8", "int32")
+STORED = ("float32", "float16", "bfloat16", "int8", "uint8", "int32", FLOAT8)
 
 
 @dataclass(frozen=True, slots=True)
