@@ -34,9 +34,9 @@ _SPLIT, _SPLIT_WINDOW = 1.25, 2.0
 """Times what the model says of operands in two parts: measured, the second where a thread finds pixel and tap of every
 element (1.1 to 1.8, and 1.4 to 2.8)."""
 _BESIDE_FMA = 6  # where the other template does the same, if it applies
-_BESIDE_WGMMA = 4
-"""Of bytes on Hopper, whose own template is twice as fast but for the smallest products: predictions lie close, and
-of 20 that are tried more would take the place of better ones."""
+_BESIDE_WGMMA, _BESIDE_WGMMA_S = 4, 10e-6
+"""Of bytes on Hopper: a product that takes longer is faster by its own template, and of those that are shorter few take
+the places that there are to be tried."""
 _FRAGMENT_CYCLES = 14.0  # of a warp per 32 bytes of k: `ldmatrix`, which its products wait for
 _ELEMENT_CYCLES = 15.0  # of a thread that copies one element at a time: loaded, waited for, stored
 _LINE_BYTES = 128
@@ -68,7 +68,7 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
         found.append(Candidate.make("cuda.mma", predicted, **knobs))
     kept = _BESIDE_FMA if is_split and is_fma(form, device) else _KEPT
     if form.a.dtype in BYTES and device.capability == 90:
-        kept = _BESIDE_WGMMA
+        kept, found = _BESIDE_WGMMA, [candidate for candidate in found if candidate.predicted_s < _BESIDE_WGMMA_S]
     return diverse(found, kept, ("bm", "bn"), ("bm", "bn", "bk", "wm", "wn", "stages"))
 
 
