@@ -32,10 +32,9 @@ from subtune.frontends.onnx.ops.node import (
     rank,
     shape,
 )
-from subtune.frontends.onnx.ops.quantize import BYTES, bounded, dequantised, quantise, scale_at, zero_at
+from subtune.frontends.onnx.ops.quantize import BYTES, SCALES, bounded, dequantised, quantise, scale_at, zero_at
 
 _WORDS = ("int16", "uint16")
-_SCALES = ("float32", "float16", "bfloat16")
 _BEYOND = 2.0**20
 """More than any of these integers, and held exactly by float32."""
 
@@ -62,7 +61,7 @@ def _parameters(node: Node, x: Expr, of: str) -> tuple[int, Expr, Expr | None]:
     Scales of blocks may be 0 or negative, as quantisers of weights make them.
     """
     axis, channels = _channels(node, x)
-    scale, zero = scale_at(node, 1, channels, _SCALES, positive=channels is not None), zero_at(node, 2, of, channels)
+    scale, zero = scale_at(node, 1, channels, SCALES, positive=channels is not None), zero_at(node, 2, of, channels)
     if zero is not None and prod(shape(zero)) != prod(shape(scale)):
         node.refuse(f"has a scale of shape {list(shape(scale))} and a zero point of shape {list(shape(zero))}")
     known = node.known(1)
@@ -76,7 +75,7 @@ def _named(node: Node, name: str, default: str) -> str:
 def quantize_linear(node: Node) -> Any:
     """saturate(round_half_even(x / scale) + zero)"""
     x = node.x
-    only_dtypes(node, x, (*_SCALES, "int32"))
+    only_dtypes(node, x, (*SCALES, "int32"))
     to = _named(node, "output_dtype", "uint8")
     if node.get(2) is not None:
         if node.attr("output_dtype", 0) and node.type_of(2) != to:
@@ -104,7 +103,7 @@ def quantize_linear(node: Node) -> Any:
 def _half_of_quotient(node: Node) -> str:
     """The half in which x is divided by the scale, or "" for float32."""
     of = _named(node, "precision", "bfloat16" if dtype(node.need(1)) == "bfloat16" else "float32")
-    if of not in _SCALES:
+    if of not in SCALES:
         node.refuse(f"divides in {of}, which is not supported")
     return "" if of == "float32" else of
 
@@ -128,7 +127,7 @@ def dequantize_linear(node: Node) -> Expr:
     if of not in (*BYTES, *_WORDS, "int32", *CARRIERS):
         node.refuse(f"dequantises {of}, which is not supported")
     to = _named(node, "output_dtype", dtype(node.need(1)))
-    if to not in _SCALES:
+    if to not in SCALES:
         node.refuse(f"dequantises to {to}, which is not supported")
     if of == FLOAT8:
         return node.cast(dequantized_float8(node), to)

@@ -15,6 +15,7 @@ from subtune.frontends.onnx.ops.linear import integer_product
 from subtune.frontends.onnx.ops.node import Converter, Expr, Node, array_const, const, dtype, rank, shape
 
 BYTES = ("int8", "uint8")
+SCALES = ("float32", "float16", "bfloat16")
 
 
 def scale_at(
@@ -124,15 +125,19 @@ def dynamic_quantize_linear(node: Node) -> tuple[Expr, Expr, Expr]:
 
 def factor_of(node: Node, acc: Expr, scales: tuple[int, ...], axis: int, alpha: float = 1.0) -> Expr:
     """alpha * a_scale * b_scale (/ y_scale), which are the inputs `scales`; b_scale may have one of each channel."""
-    a, *others = scales
-    factor = _parameter(node, scale_at(node, a), rank(acc), axis)
+    a, b, *others = scales
+    channels = shape(acc)[axis] if rank(acc) else 1
+
+    def part(index: int, count: int = 1) -> Expr:
+        scale = scale_at(node, index, count, SCALES)
+        return _parameter(node, node.cast(scale, "float32"), rank(acc), axis)
+
+    factor = part(a)
     if alpha != 1.0:
         factor = node.emit(relax.op.multiply(const(alpha, "float32"), factor))
-    channels = shape(acc)[axis] if rank(acc) else 1
-    b = _parameter(node, scale_at(node, others[0], channels), rank(acc), axis)
-    factor = node.emit(relax.op.multiply(factor, b))
-    for y in others[1:]:
-        factor = node.emit(relax.op.divide(factor, _parameter(node, scale_at(node, y), rank(acc), axis)))
+    factor = node.emit(relax.op.multiply(factor, part(b, channels)))
+    for y in others:
+        factor = node.emit(relax.op.divide(factor, part(y)))
     return factor
 
 

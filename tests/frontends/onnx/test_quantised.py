@@ -170,6 +170,20 @@ def test_convolutions_and_products_of_onnx() -> None:
     check("QLinearMatMul", [a, *left, b, scales, some(np.int8, 32), *result], domain="")
 
 
+def test_scales_of_a_product_may_be_halves() -> None:
+    """As ONNX has them from opset 21 on; ONNX Runtime takes float32 alone."""
+    a, b = some(np.uint8, 3, 9, 48), some(np.int8, 48, 32)
+    scales = [F(x).astype(np.float16) for x in (0.04, RNG.uniform(0.001, 0.1, 32), 0.9)]
+
+    def result(dtype: type) -> np.ndarray:
+        first, second, third = (scale.astype(dtype) for scale in scales)
+        given = [a, first, np.uint8(100), b, second, np.zeros(32, np.int8), third, np.uint8(120)]
+        return ours(*model_of("QLinearMatMul", given, domain="", opset=21))
+
+    assert len(np.unique(result(np.float16))) > 50
+    np.testing.assert_array_equal(result(np.float16), result(np.float32))
+
+
 X, P = every(np.uint8), np.uint8(3)
 NODE = {
     "zero scale": ("QLinearSigmoid", [X, F(0), P, F(1), P], "a scale that is not positive and finite"),
