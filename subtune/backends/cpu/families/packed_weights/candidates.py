@@ -8,8 +8,9 @@ from math import ceil
 from subtune.backends.cpu.balance import imbalance
 from subtune.backends.cpu.bandwidth import stream_s
 from subtune.backends.cpu.device import CPUModel
-from subtune.backends.cpu.families.packed_weights.words import WORD
+from subtune.backends.cpu.families.packed_weights.words import NIBBLE, WORD
 from subtune.backends.cpu.family import MODE, REGISTERS, CPUProblem
+from subtune.backends.cpu.math import nibble_ops
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.packed_product import PackedProduct, packed_product
@@ -19,8 +20,9 @@ from subtune.patterns.stages import anchored
 NAME = "packed_weights"
 MAX_ROWS = 16
 _VECTORS = (1, 2, 4)
-_OF_FIELD = 2.125
-"""Instructions that make floats of a vector of fields: selected, subtracted; and a shift for some."""
+_OF_FIELD, _LOOKED_UP = 2.125, 1.875
+"""Instructions that make floats of a vector of fields: selected, subtracted; and a shift for some. Of eight nibbles two
+take one where they are looked up."""
 _OTHER_UNITS = 1.5
 """Vector instructions of any kind that begin in the time of a multiply-add. For 4096 x 4096 weights of 4 bits from L3,
 two threads of a Zen 4 take 310 us; this says 310."""
@@ -57,6 +59,11 @@ def _obstacle(info: PackedProduct) -> str:
     return ""
 
 
+def has_nibble_table(info: PackedProduct, device: CPUModel) -> bool:
+    """Whether some fields become floats by a table that is a register."""
+    return info.bits == NIBBLE and nibble_ops.FEATURE in device.features and device.lanes() == nibble_ops.LANES
+
+
 def candidates(problem: CPUProblem) -> list[Candidate]:
     """As many sums in registers as hide the latency of a multiply-add, and as there are registers for."""
     found = anchored(problem.workload, packed_product)
@@ -81,6 +88,7 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
 def _panel_cycles(info: PackedProduct, vectors: int, device: CPUModel) -> float:
     """Multiply-adds wait for one another, or for their units; with what makes floats, for all units."""
     products = vectors * info.rows / device.fma_per_cycle
-    instructions = vectors * (info.rows + _OF_FIELD) / (_OTHER_UNITS * device.fma_per_cycle)
+    of_float = _LOOKED_UP if has_nibble_table(info, device) else _OF_FIELD
+    instructions = vectors * (info.rows + of_float) / (_OTHER_UNITS * device.fma_per_cycle)
     of_field = max(products, instructions, float(device.fma_latency))
     return info.length * of_field + info.blocks * vectors * info.rows * _OF_BLOCK

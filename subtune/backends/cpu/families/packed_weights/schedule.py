@@ -22,7 +22,7 @@ from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.tirx import PrimFunc
 
-from subtune.backends.cpu.families.packed_weights.candidates import Knobs, accepts
+from subtune.backends.cpu.families.packed_weights.candidates import Knobs, accepts, has_nibble_table
 from subtune.backends.cpu.families.packed_weights.words import (
     WORD,
     WordPacking,
@@ -34,6 +34,7 @@ from subtune.backends.cpu.families.packed_weights.words import (
 )
 from subtune.backends.cpu.family import CPUProblem
 from subtune.backends.cpu.loops.prefetch import L1, MicroKernel, ask, before_steps
+from subtune.backends.cpu.math.nibble_ops import with_nibble_table
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
 from subtune.patterns.packed_product import PackedProduct, factors, packed_product
 from subtune.patterns.stages import Stages, anchored
@@ -59,13 +60,14 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     if stages.producers:
         return NotApplicable("x is computed for all products before the first")
     lanes = problem.device.lanes()
-    form = _Form(info, knobs.vectors * lanes)
+    form = _Form(info, knobs.vectors * lanes, has_nibble_table(info, problem.device))
     try:
         func = _rewritten(sch, stages, form)
         func = _scheduled(func, sch.get(stages.anchors[0]).name_hint, form, lanes, knobs.serial)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
-    return Kernel(_asking(func, form) if knobs.ahead else func, form.packings)
+    func = _asking(func, form) if knobs.ahead else func
+    return Kernel(with_nibble_table(func, form.point) if form.is_looked_up else func, form.packings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class _Form:
 
     info: PackedProduct
     panel: int
+    is_looked_up: bool
+    """Nibbles become floats by a table where that is less work."""
 
     @property
     def fields(self) -> int:
@@ -94,6 +98,11 @@ class _Form:
     def length(self) -> int:
         """Whole words, and whole blocks."""
         return self.info.blocks * self.words * self.fields
+
+    @property
+    def point(self) -> int:
+        """Subtracted of every field, as the file has them."""
+        return middle(self.info.bits) if self.info.zero >= 0 else self.info.point
 
     @property
     def packings(self) -> tuple[tuple[int, ConstantTransform], ...]:
@@ -201,9 +210,9 @@ class _Writer:
         panel, column = _parted(n.var, form.panel)
         weight = load(self._words, panel, block.var, word.var, column)
         # every zero point is the one number that the kernel subtracts, or the difference is accounted for in `total`
-        point = middle(info.bits) if info.zero >= 0 else info.point + self._shifted()
+        point = form.point + (0 if info.zero >= 0 else self._shifted())
         x = self._x_of(rows, block.var, word.var, field.var)
-        value = x * float_of(weight, field.var, info.bits, point)
+        value = x * float_of(weight, field.var, info.bits, point, form.is_looked_up)
         at = [*_vars(rows), n.var, block.var]
         return _summed(_PART, [*rows, n, block, word, field], self._part, at, value)
 

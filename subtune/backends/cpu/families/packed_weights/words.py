@@ -5,7 +5,9 @@
 Of float32 2^23 + q the bits are those of 2^23 and those of q, for q < 2^23. So a field of a word at place p, left where
 it is and united with the bits of 2^23, is 2^23 + q 2^p; what remains of that minus 2^23 is q 2^p. These are two
 instructions, one that selects bits and unites them (AVX-512), and a subtraction, which takes the zero point along. x is
-multiplied by 2^-p before. Fields beyond bit 22 come into reach by one shift for all of them.
+multiplied by 2^-p before. Fields beyond bit 22 come into reach by one shift for all of them. Where a vector of nibbles
+can be looked up, those that lie lowest, before the shift and after it, become floats by one instruction. To shift
+others down and look them up takes as many as to select and subtract, and a Zen 4 begins fewer of those at a time.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from subtune.backends.cpu.math.nibble_ops import nibble_float
 from subtune.core.kernel import Packing
 
-WORD = 32
+WORD, NIBBLE = 32, 4
 _HELD, _HELD_BITS = float(1 << 23), 0x4B000000
-_IN_PLACE = {4: 5, 8: 2}
-"""Fields of a word, of so many bits each, that lie within the 23 bits."""
+_IN_PLACE = {4: 3, 8: 2}
+"""Fields of a word, of so many bits each, that are left in place: within the 23 bits."""
 _SHIFT = {4: 12, 8: 16}
 """By which the others do."""
 _SIGN, _MIDDLE = 128, {4: 8, 8: 128}
@@ -86,10 +89,19 @@ def power(field: Any, bits: int) -> Any:
     return tirx.reinterpret("float32", (tirx.const(127, "int32") + at.astype("int32")) << tirx.const(23, "int32"))
 
 
-def float_of(word: Any, field: Any, bits: int, point: int) -> Any:
-    """(q - point) * 2^p of a field of a word; exact."""
+def float_of(word: Any, field: Any, bits: int, point: int, is_looked_up: bool = False) -> Any:
+    """(q - point) * 2^p of a field of a word; exact.
+
+    Args:
+        is_looked_up: nibbles with p = 0 are, in vectors of `nibble_ops.LANES`; `field` becomes a constant.
+    """
     shift, at = place(field, bits)
     mask = tirx.const((1 << bits) - 1, "uint32") << at.astype("uint32")
-    selected = ((word >> shift.astype("uint32")) & mask) | tirx.const(_HELD_BITS, "uint32")
+    shifted = word >> shift.astype("uint32")
+    selected = (shifted & mask) | tirx.const(_HELD_BITS, "uint32")
     taken = tirx.const(_HELD, "float32") + tirx.const(float(point), "float32") * power(field, bits)
-    return tirx.reinterpret("float32", selected) - taken
+    computed = tirx.reinterpret("float32", selected) - taken
+    if not is_looked_up:
+        return computed
+    assert bits == NIBBLE, f"a table of fields of {bits} bits"
+    return tirx.Select(at == tirx.const(0, at.ty), nibble_float(shifted, point), computed)
