@@ -25,8 +25,8 @@ class Numerics:
     """
 
     exact: bool = False
-    """Only kernels that round as the model says: no Winograd, no Strassen, no float32 as sums of tf32 or bfloat16,
-    libm's exp, tanh and erf, denormal numbers as they are."""
+    """Only kernels that round as the model says: no Winograd, no Strassen, no float32 as sums of tf32, bfloat16 or
+    bytes, libm's exp, tanh and erf, denormal numbers as they are."""
     tf32: bool = False
     """float32 products may be rounded to tf32, on a GPU that can."""
     tensor_core: str = "auto"

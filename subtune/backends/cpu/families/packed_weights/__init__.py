@@ -5,4 +5,4 @@ from subtune.backends.cpu.families.packed_weights.candidates import NAME, Knobs,
 from subtune.backends.cpu.families.packed_weights.schedule import schedule
 from subtune.backends.cpu.family import SERIAL
 
-FAMILY = Family(NAME, 2, Knobs, accepts, candidates, schedule, (SERIAL,))
+FAMILY = Family(NAME, 3, Knobs, accepts, candidates, schedule, (SERIAL,))

@@ -1,16 +1,19 @@
-"""Which products are this family's, and its tiles: panels of one to four vectors of columns, all rows at once."""
+"""Which products are this family's, two ways to multiply, and tiles: panels of one to four vectors of columns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import product
 from math import ceil
 
 from subtune.backends.cpu.balance import imbalance
 from subtune.backends.cpu.bandwidth import stream_s
 from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.families.packed_weights.digits import DIGITS, LONGEST
 from subtune.backends.cpu.families.packed_weights.words import NIBBLE, WORD
-from subtune.backends.cpu.family import MODE, REGISTERS, CPUProblem
+from subtune.backends.cpu.family import ALGORITHM, MODE, REGISTERS, CPUProblem
 from subtune.backends.cpu.math import nibble_ops
+from subtune.backends.cpu.math.byte_dots import ByteDot, byte_dot
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.patterns.packed_product import PackedProduct, packed_product
@@ -28,6 +31,12 @@ _OTHER_UNITS = 1.5
 two threads of a Zen 4 take 310 us; this says 310."""
 _OF_BLOCK = 4.0
 """For every vector and row of a block: scaled, added, begun anew."""
+_OF_HALVES, _OF_DIGITS_BLOCK = 3.0, 6.0
+"""Instructions that part a vector of words; and what is done for a block where x is of digits."""
+_OWN_REGISTERS, _SHARED_REGISTERS = 6, 12
+"""Beside the sums: of weights, masks, and what is computed; where several vectors share digits, of these, too."""
+_LEAST_AT_ONCE = 4
+"""Rows that are worth reading a block of weights from the nearest cache, and taking it apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,8 @@ class Knobs:
     """Vectors of columns that a panel has."""
 
     vectors: int = field(metadata=REGISTERS)
+    digits: bool = field(default=False, metadata=ALGORITHM)
+    """x is multiplied as integers of three bytes."""
     ahead: bool = field(default=False, metadata=MODE)
     """Weights are asked for some time before they are needed."""
     serial: bool = field(default=False, metadata=MODE)
@@ -64,6 +75,32 @@ def has_nibble_table(info: PackedProduct, device: CPUModel) -> bool:
     return info.bits == NIBBLE and nibble_ops.FEATURE in device.features and device.lanes() == nibble_ops.LANES
 
 
+def dot_of(device: CPUModel) -> ByteDot | None:
+    """The processor's product of digits and nibbles, if it takes one instruction."""
+    dot = byte_dot("uint8", device.features, device.lanes())
+    return dot if dot is not None and dot.cost == 1.0 else None
+
+
+def digits_obstacle(info: PackedProduct, vectors: int, problem: CPUProblem) -> str:
+    if problem.numerics.exact:
+        return "rounds otherwise than the model says"
+    if info.bits != NIBBLE:
+        return f"weights of {info.bits} bits"
+    if info.group > LONGEST:
+        return f"blocks of {info.group}, at most {LONGEST}"
+    if dot_of(problem.device) is None:
+        return "no instruction that multiplies bytes"
+    at_once = rows_of_digits(info, vectors, problem.device)
+    return "" if at_once >= min(info.rows, _LEAST_AT_ONCE) else "more sums than registers"
+
+
+def rows_of_digits(info: PackedProduct, vectors: int, device: CPUModel) -> int:
+    """How many rows have their sums in registers at once, the same number every time; 0 if none has."""
+    own = _OWN_REGISTERS if vectors == 1 else _SHARED_REGISTERS
+    most = (device.vector_registers - own) // (DIGITS * vectors)
+    return max((rows for rows in range(1, min(most, info.rows) + 1) if info.rows % rows == 0), default=0)
+
+
 def candidates(problem: CPUProblem) -> list[Candidate]:
     """As many sums in registers as hide the latency of a multiply-add, and as there are registers for."""
     found = anchored(problem.workload, packed_product)
@@ -73,15 +110,19 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     streams = device.comes_from_memory(info.weight_bytes)
     memory_s = workload.nbytes / device.dram_bytes_per_s if streams else stream_s(workload.nbytes, device)
     made = []
-    for vectors in _VECTORS:
+    for vectors, digits in product(_VECTORS, (False, True)):
         panel = vectors * lanes
-        if vectors > 1 and (panel >= 2 * info.columns or vectors * info.rows > device.vector_registers // 2):
+        if digits and digits_obstacle(info, vectors, problem):
             continue
-        panels = ceil(info.columns / panel)
-        seconds = panels * _panel_cycles(info, vectors, device) / device.cycles_per_s / device.threads
+        at_once = rows_of_digits(info, vectors, device) if digits else info.rows
+        if vectors > 1 and (panel >= 2 * info.columns or vectors * at_once > device.vector_registers // 2):
+            continue
+        panels, cycles = ceil(info.columns / panel), _cycles_of_digits if digits else _panel_cycles
+        seconds = panels * cycles(info, vectors, device) / device.cycles_per_s / device.threads
         whole = max(seconds, memory_s) * imbalance(panels, device) + 0.1 * seconds
         # the hardware foresees a stream, too: measuring decides
-        made += [Candidate.of(NAME, Knobs(vectors, ahead), whole) for ahead in ((False, True) if streams else (False,))]
+        for ahead in (False, True) if streams and at_once == info.rows else (False,):
+            made.append(Candidate.of(NAME, Knobs(vectors, digits, ahead), whole))
     return made
 
 
@@ -92,3 +133,13 @@ def _panel_cycles(info: PackedProduct, vectors: int, device: CPUModel) -> float:
     instructions = vectors * (info.rows + of_float) / (_OTHER_UNITS * device.fma_per_cycle)
     of_field = max(products, instructions, float(device.fma_latency))
     return info.length * of_field + info.blocks * vectors * info.rows * _OF_BLOCK
+
+
+def _cycles_of_digits(info: PackedProduct, vectors: int, device: CPUModel) -> float:
+    """The same for words of eight nibbles, whose halves are each multiplied with every digit, one sum for each."""
+    rows = rows_of_digits(info, vectors, device)
+    products = 2 * DIGITS * vectors * rows / device.fma_per_cycle
+    instructions = vectors * (2 * DIGITS * rows + _OF_HALVES) / (_OTHER_UNITS * device.fma_per_cycle)
+    of_word = info.rows / rows * max(products, instructions, 2.0 * device.fma_latency)
+    words = info.length * NIBBLE / WORD
+    return words * of_word + info.blocks * vectors * info.rows * _OF_DIGITS_BLOCK

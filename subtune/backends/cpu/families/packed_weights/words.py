@@ -38,12 +38,14 @@ class WordPacking:
         columns: what they are padded to, whole panels.
         panel: columns side by side.
         words: of a block of a row.
+        in_halves: nibbles 0 to 3 are the lower ones of a word's bytes, 4 to 7 the upper ones.
     """
 
     columns: int
     panel: int
     blocks: int
     words: int
+    in_halves: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,10 +56,18 @@ class WordPacking:
         short = self.blocks * self.words * WORD // 8 - bits.shape[1]
         if short or bits.shape[0] != self.columns:
             bits = np.pad(bits, [(0, self.columns - bits.shape[0]), (0, short)])
+        if self.in_halves:
+            bits = _halves(bits)
         words = np.ascontiguousarray(bits).view("<u4")
         return np.ascontiguousarray(
             words.reshape(-1, self.panel, self.blocks, self.words).transpose(0, 2, 3, 1), np.uint32
         )
+
+
+def _halves(bits: np.ndarray) -> np.ndarray:
+    """Nibbles 0 1, 2 3, 4 5, 6 7 of four bytes as 0 4, 1 5, 2 6, 3 7."""
+    fields = np.stack([bits & 15, bits >> 4], -1).reshape(bits.shape[0], -1, 2, WORD // NIBBLE // 2)
+    return (fields[:, :, 0] | fields[:, :, 1] << 4).reshape(bits.shape)
 
 
 def of_blocks(columns: int, panel: int, blocks: int) -> Packing:
