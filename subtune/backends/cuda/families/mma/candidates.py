@@ -66,10 +66,11 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
         if packs:
             knobs["pack"] = True
         found.append(Candidate.make("cuda.mma", predicted, **knobs))
-    kept = _BESIDE_FMA if is_split and is_fma(form, device) else _KEPT
+    shape, body = ("bm", "bn"), ("bm", "bn", "bk", "wm", "wn", "stages")
     if form.a.dtype in BYTES and device.capability == 90:
-        kept, found = _BESIDE_WGMMA, [candidate for candidate in found if candidate.predicted_s < _BESIDE_WGMMA_S]
-    return diverse(found, kept, ("bm", "bn"), ("bm", "bn", "bk", "wm", "wn", "stages"))
+        short = [candidate for candidate in found if candidate.predicted_s < _BESIDE_WGMMA_S]
+        return diverse(short, _BESIDE_WGMMA, shape, body, per_tile=1)
+    return diverse(found, _BESIDE_FMA if is_split and is_fma(form, device) else _KEPT, shape, body)
 
 
 def _tiles(form: Gemm, device: CUDAModel) -> Iterator[MmaTile]:
