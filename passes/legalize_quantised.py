@@ -41,7 +41,7 @@ def legalize_quantize(bb: Any, call: Call) -> Any:
         one = _rounded if is_held else _converted
 
         def at(*index: Any) -> Any:
-            return one(x(*index), _at(scale, index, axis), _at(zero, index, axis), limits).astype(to)
+            return one(x(*index), parameter_at(scale, index, axis), parameter_at(zero, index, axis), limits).astype(to)
 
         return te.compute(dims_of(call), at, name="quantize")
 
@@ -55,17 +55,17 @@ def legalize_dequantize(bb: Any, call: Call) -> Any:
     def te_dequantize(x: Any, scale: Any, zero: Any) -> Any:
         if str(x.dtype) == FLOAT8:
             return te.compute(
-                dims_of(call), lambda *i: x(*i).astype(to) * _at(scale, i, axis).astype(to), name="dequantize"
+                dims_of(call), lambda *i: x(*i).astype(to) * parameter_at(scale, i, axis).astype(to), name="dequantize"
             )
         is_held = to == "float32" and np.iinfo(str(x.dtype)).max < _HELD
 
         def one(*index: Any) -> Any:
-            from_zero = _at(zero, index, axis).astype("int32")
+            from_zero = parameter_at(zero, index, axis).astype("int32")
             if not is_held:
-                return (x(*index).astype("int32") - from_zero).astype(to) * _at(scale, index, axis).astype(to)
+                return (x(*index).astype("int32") - from_zero).astype(to) * parameter_at(scale, index, axis).astype(to)
             bits = x(*index).astype("int32") + tirx.const(_SHIFT_BITS, "int32")
             whole = tirx.reinterpret("float32", bits) - (from_zero.astype("float32") + tirx.const(_SHIFT, "float32"))
-            return whole * _at(scale, index, axis)
+            return whole * parameter_at(scale, index, axis)
 
         return te.compute(dims_of(call), one, name="dequantize")
 
@@ -151,12 +151,7 @@ def _converted(value: Any, step: Any, zero: Any, limits: np.iinfo) -> Any:
 
 
 def parameter_at(value: Any, index: tuple[Any, ...], axis: int) -> Any:
-    """The scale of an element, of one or of a vector along `axis`."""
-    return _at(value, index, axis)
-
-
-def _at(value: Any, index: tuple[Any, ...], axis: int) -> Any:
-    """A number, or the one of a vector along `axis`."""
+    """A scale or zero point of an element: a number, or the one of a vector along `axis`."""
     if not isinstance(value, te.Tensor):
         return value
     return value(index[axis]) if len(value.shape) else value()

@@ -140,7 +140,7 @@ class TestCompile:
         """The kernels are compared with the reference on this machine, though built for the other one."""
         from subtune.frontends.onnx import reference
 
-        def wrong(source: object, threads: int, weights: object = None) -> object:
+        def wrong(source: object, threads: int, weights: object = None, of_float8: bool | None = None) -> object:
             return lambda arrays: {"y": np.full((4, 16), 7.0, "float32"), "s": np.zeros(4, "float32")}
 
         monkeypatch.setattr(reference, "onnxruntime_reference", wrong)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from subtune.frontends.imported import Imported
 from subtune.frontends.onnx.file import OnnxModel
 from subtune.frontends.onnx.graph import name_nodes, order_nodes, unchecked_indices
-from subtune.frontends.onnx.reference import OnnxRuntime
+from subtune.frontends.onnx.reference import OnnxRuntime, has_float8
 from subtune.frontends.onnx.shapes import fix_inputs, infer
 from subtune.frontends.onnx.support import check_model, check_ops, inline_functions, normalise_opsets
 from subtune.frontends.onnx.to_relax import import_graph
@@ -26,7 +26,8 @@ def load_onnx(model: OnnxModel, shapes: Mapping[str, Sequence[int] | int]) -> Im
     inputs = fix_inputs(real_inputs, shapes)
     mod, outputs = import_graph(replace(model, proto=infer(model.proto)), inputs)
     indexing = unchecked_indices(model.proto.graph, [spec.name for spec in inputs])
-    return Imported(mod, inputs, outputs, model.name, OnnxRuntime(model.source), _notes(indexing))
+    reference = OnnxRuntime(model.source, of_float8=has_float8(model.proto))
+    return Imported(mod, inputs, outputs, model.name, reference, _notes(indexing))
 
 
 def checked(model: OnnxModel) -> OnnxModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class OnnxRuntime:
 
     model: Path | onnx.ModelProto
     name: str = "ONNX Runtime"
+    of_float8: bool | None = field(default=None, compare=False)
+    """Whether the model has floats of 8 bits, from who has read it; None: it is read once more to know."""
 
     @property
     def is_installed(self) -> bool:
@@ -41,17 +43,17 @@ class OnnxRuntime:
         return integer_limits(self.model)
 
     def start(self, threads: int) -> Run | None:
-        return onnxruntime_reference(self.model, threads)
+        return onnxruntime_reference(self.model, threads, of_float8=self.of_float8)
 
     def moved(self, threads: int, variation: int) -> Run | None:
         proto = onnx.load(self.model) if isinstance(self.model, Path) else self.model
-        if _has_float8(proto):
-            return onnxruntime_reference(self.model, threads, _moved_float8(proto, variation))
+        if has_float8(proto) if self.of_float8 is None else self.of_float8:
+            return onnxruntime_reference(self.model, threads, _moved_float8(proto, variation), of_float8=True)
         scales = _scales(proto)  # if any, only those: of what lies round integers ONNX Runtime may keep a turned copy
         chosen = [init for init in proto.graph.initializer if (init.name in scales if scales else len(init.dims) > 1)]
         weights = {init.name: numpy_helper.to_array(init) for init in chosen}
         by_name = {name: by_an_ulp(array, variation) for name, array in weights.items() if array.dtype.kind == "f"}
-        return onnxruntime_reference(self.model, threads, by_name)
+        return onnxruntime_reference(self.model, threads, by_name, of_float8=False)
 
 
 def _moved_float8(model: onnx.ModelProto, variation: int) -> dict[str, np.ndarray]:
@@ -68,12 +70,15 @@ def _scales(model: onnx.ModelProto) -> set[str]:
     return {name for node in quantised for name in node.input}
 
 
-def onnxruntime_reference(model: Any, threads: int = 1, weights: Mapping[str, np.ndarray] | None = None) -> Run | None:
+def onnxruntime_reference(
+    model: Any, threads: int = 1, weights: Mapping[str, np.ndarray] | None = None, of_float8: bool | None = None
+) -> Run | None:
     """The model as ONNX Runtime runs it; None where it is not installed or does not take this model.
 
     Args:
         model: path of the ONNX file, its bytes, or an `onnx.ModelProto`.
         weights: initializers that take the place of the model's own.
+        of_float8: whether it has floats of 8 bits; None: the model is read to know.
     """
     try:
         import onnxruntime as ort
@@ -93,7 +98,7 @@ def onnxruntime_reference(model: Any, threads: int = 1, weights: Mapping[str, np
         options.add_initializer(name, value)
     source = model.SerializeToString() if hasattr(model, "SerializeToString") else model
     source = source if isinstance(source, bytes) else str(source)
-    off = _WRONG_OF_FLOAT8 if _has_float8(model) else None
+    off = _WRONG_OF_FLOAT8 if (has_float8(model) if of_float8 is None else of_float8) else None
     try:
         session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], disabled_optimizers=off)
     except Exception as e:
@@ -114,8 +119,11 @@ def onnxruntime_reference(model: Any, threads: int = 1, weights: Mapping[str, np
     return run
 
 
-def _has_float8(model: Any) -> bool:
-    """Whether anything is quantised to floats of 8 bits: they have constants of that type, at least as zero points."""
+def has_float8(model: Any) -> bool:
+    """Whether anything is quantised to floats of 8 bits: they have constants of that type, at least as zero points.
+
+    Of a protobuf whose large constants are its inputs, too.
+    """
     try:
         if isinstance(model, bytes):
             model = onnx.load_from_string(model)
@@ -123,7 +131,9 @@ def _has_float8(model: Any) -> bool:
             model = onnx.load(model, load_external_data=False)
     except (DecodeError, OSError):
         return False  # ONNX Runtime says what is wrong with it
-    return any(init.data_type == onnx.TensorProto.FLOAT8E4M3FN for init in model.graph.initializer)
+    types = [init.data_type for init in model.graph.initializer]
+    types += [value.type.tensor_type.elem_type for value in model.graph.input]
+    return onnx.TensorProto.FLOAT8E4M3FN in types
 
 
 def integer_limits(model: Any) -> dict[str, int]:

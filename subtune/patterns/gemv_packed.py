@@ -12,6 +12,7 @@ from tvm.s_tir import Schedule
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import dtype_bits
 from subtune.patterns.gemv import MAX_VECTORS
+from subtune.patterns.packed_product import axes_of_sum, elements_of_block
 from subtune.tir.expressions import is_load_of, is_same
 
 RUN = 32
@@ -42,17 +43,13 @@ class PackedGemv:
 def packed_gemv(sch: Schedule, block_rv: Any) -> PackedGemv | NotApplicable:
     """The anchor (an inlined reduction) as such a product, or why it is none."""
     block = sch.get(block_rv)
-    store, axes = block.body, list(block.iter_vars)
-    reduced = [iv for iv in axes if int(iv.iter_type) == tirx.IterVar.CommReduce]
-    if len(reduced) != 1 or not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
+    store, axes = block.body, axes_of_sum(block)
+    if isinstance(axes, NotApplicable):
+        return axes
+    if not isinstance(store.value, tirx.Add):
         return NotApplicable("the anchor is no sum along one axis")
-    if not all(isinstance(iv.dom.extent, tirx.IntImm) for iv in axes):
-        return NotApplicable("the anchor has symbolic extents")
-    k, length = reduced[0].var, int(reduced[0].dom.extent)
-    *outer, n = store.indices
-    extents = {iv.var: int(iv.dom.extent) for iv in axes}
-    if set(store.indices) != set(extents) - {k} or len(extents) != len(store.indices) + 1:
-        return NotApplicable("the anchor's output is not indexed by its own axes")
+    outer, n, k, extents = axes
+    length = extents[k]
     product = _unrounded(store.value.b)
     if not is_load_of(store.value.a, store.buffer) or not isinstance(product, tirx.Mul):
         return NotApplicable("the anchor does not sum products")
@@ -111,15 +108,10 @@ def _group(scale: Any, n: Any, k: Any, length: int) -> int:
     """How many neighbours of a row one element of `scale` is for; 0 where that is not how it is read."""
     if not isinstance(scale, ir.TensorLoad):
         return 0
-    first, *rest = scale.indices
-    if not is_same(first, n) or len(rest) > 1:
-        return 0
-    if not rest or (isinstance(rest[0], tirx.IntImm) and int(scale.source.shape[1]) == 1):
-        return length
-    by = rest[0]
-    is_group = isinstance(by, tirx.FloorDiv) and is_same(by.a, k) and isinstance(by.b, tirx.IntImm)
-    group = int(by.b) if is_group else 0
-    return group if group and group % RUN == 0 and length % group == 0 else 0
+    if len(scale.indices) == 1:
+        return length if is_same(scale.indices[0], n) else 0
+    group = elements_of_block(scale, n, k, length)
+    return group if group == length or (group and group % RUN == 0 and length % group == 0) else 0
 
 
 def _unrounded(expr: Any) -> Any:

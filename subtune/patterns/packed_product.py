@@ -63,7 +63,7 @@ class PackedProduct:
 def packed_product(sch: Schedule, block_rv: Any) -> PackedProduct | NotApplicable:
     """The anchor (an inlined reduction) as such a product, or why it is none."""
     block = sch.get(block_rv)
-    axes = _axes(block)
+    axes = axes_of_sum(block)
     if isinstance(axes, NotApplicable):
         return axes
     outer, n, k, extents = axes
@@ -87,7 +87,7 @@ def packed_product(sch: Schedule, block_rv: Any) -> PackedProduct | NotApplicabl
     is_plain = isinstance(plain, ir.TensorLoad) and is_same(list(plain.indices), [*outer, k])
     return PackedProduct(
         prod(extents[axis] for axis in outer), extents[n], extents[k], bits, group, param(plain) if is_plain else -1,
-        param(packed), param(scale), param(zero), point, _rounded_to(weight), str(block.body.buffer.dtype),
+        param(packed), param(scale), param(zero), point, rounded_to(weight), str(block.body.buffer.dtype),
     )  # fmt: skip
 
 
@@ -106,8 +106,8 @@ def factors(block: Any, n: Any) -> tuple[Any, Any] | NotApplicable:
     return first, second
 
 
-def _axes(block: Any) -> tuple[list[Any], Any, Any, dict[Any, int]] | NotApplicable:
-    """The axes of x alone, of the weights alone, the one that is summed, and all extents."""
+def axes_of_sum(block: Any) -> tuple[list[Any], Any, Any, dict[Any, int]] | NotApplicable:
+    """The axes of one operand alone, of the other alone, the one that is summed, and all extents."""
     axes = list(block.iter_vars)
     reduced = [iv for iv in axes if int(iv.iter_type) == tirx.IterVar.CommReduce]
     if len(reduced) != 1 or not isinstance(block.body, tirx.BufferStore):
@@ -128,7 +128,7 @@ def _parts(weight: Any, n: Any, k: Any, length: int) -> tuple[Any, Any, Any, int
     whole, scale = product.a, product.b
     if not isinstance(scale, ir.TensorLoad) or not _is_float(scale):
         return NotApplicable("the weights are not scaled")
-    group = _group(scale, n, k, length)
+    group = elements_of_block(scale, n, k, length)
     if not group:
         return NotApplicable("weights are scaled, but not by block of a row")
     zero, point = None, 0
@@ -136,7 +136,7 @@ def _parts(weight: Any, n: Any, k: Any, length: int) -> tuple[Any, Any, Any, int
         whole, point = whole.a, int(whole.b.value)
     elif isinstance(whole, tirx.Sub):
         whole, zero = whole.a, _unconverted(whole.b)
-        if not isinstance(zero, ir.TensorLoad) or _group(zero, n, k, length) != group:
+        if not isinstance(zero, ir.TensorLoad) or elements_of_block(zero, n, k, length) != group:
             return NotApplicable("zero points are not by block of a row")
     bits = _unconverted(whole)
     packed = bits if _is_byte(bits, n, k) else _of_nibble(bits, n, k)
@@ -163,7 +163,7 @@ def _of_nibble(masked: Any, n: Any, k: Any) -> Any:
     return load if is_nibble and is_same(list(load.indices), [n, tirx.floordiv(k, 2)]) else None
 
 
-def _group(load: Any, n: Any, k: Any, length: int) -> int:
+def elements_of_block(load: Any, n: Any, k: Any, length: int) -> int:
     """How many neighbours of a row one element of `load` is for; 0 where that is not how it is read."""
     if len(load.indices) != 2 or not is_same(load.indices[0], n):
         return 0
@@ -185,10 +185,10 @@ def _unconverted(expr: Any) -> Any:
     return expr
 
 
-def _rounded_to(weight: Any) -> str:
-    """The narrowest type that a weight has on its way to the product."""
-    found = [str(weight.ty.dtype)]
-    while isinstance(weight, tirx.Cast):
-        weight = weight.value
-        found.append(str(weight.ty.dtype))
+def rounded_to(factor: Any) -> str:
+    """The narrowest type that a factor has on its way to the product."""
+    found = [str(factor.ty.dtype)]
+    while isinstance(factor, tirx.Cast):
+        factor = factor.value
+        found.append(str(factor.ty.dtype))
     return next((dtype for dtype in found if dtype != "float32"), "float32")

@@ -132,3 +132,12 @@ def test_a_rounding_to_8_bits_may_go_the_other_way() -> None:
     got[-1] *= 1.05
     assert not is_rounding(got, want, to_float8=True)
     assert not is_rounding(want * np.float32(1.125), want, to_float8=True)
+
+
+def test_no_rounding_explains_what_lies_beside_an_infinity() -> None:
+    """Wherever it stands: it makes every step of what floats span infinite."""
+    want = np.linspace(0, 1, 1 << 19).astype(np.float32)
+    want[0] = np.inf
+    got = want.copy()
+    got[-1] = 5.0
+    assert not is_rounding(got, want)

@@ -14,7 +14,7 @@ from tvm import relax
 
 from subtune.core.numerics import FLOAT8
 from subtune.frontends.onnx.ops.node import Expr, Node, array_const, axis_in, rank, shape
-from subtune.frontends.onnx.ops.quantize import scale_at
+from subtune.frontends.onnx.ops.quantize import SCALES, scale_at
 
 
 def quantized_float8(node: Node) -> Expr:
@@ -39,7 +39,7 @@ def _parameters(node: Node) -> tuple[int, Expr, Any]:
         node.refuse(f"has block_size or precision beside {FLOAT8}, which is not supported")
     scales = prod(shape(node.need(1)))
     axis = 0 if scales == 1 else axis_in(node.attr("axis", 1), rank(x))
-    scale = scale_at(node, 1, 1 if scales == 1 else shape(x)[axis], ("float32", "float16", "bfloat16"))
+    scale = scale_at(node, 1, 1 if scales == 1 else shape(x)[axis], SCALES)
     if node.get(2) is not None:
         points = node.known(2)
         if node.type_of(2) != FLOAT8 or points is None or np.any(points.astype(np.float32)):

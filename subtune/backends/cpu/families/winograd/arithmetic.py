@@ -15,7 +15,6 @@ from tvm import tirx
 
 from subtune.backends.algorithms.winograd import (
     INTEGER_FACTORS,
-    INTEGER_TRANSFORMS,
     TRANSFORMS,
     ZERO_OF_BYTES,
     Matrix,
@@ -116,7 +115,7 @@ def _byte_pixel(value: Any) -> Any:
 
 
 def _int16_input(m: int, row: Any, values: list[Any]) -> Any:
-    """Rows 1 and 2, and 3 and 4, differ in the sign of their odd columns: each pair shares two sums."""
+    """B^T of `INTEGER_TRANSFORMS`: rows 1 and 2, and 3 and 4, differ in the sign of odd columns, and share two sums."""
     x = values
 
     def times(factor: int, value: Any) -> Any:
@@ -129,7 +128,7 @@ def _int16_input(m: int, row: Any, values: list[Any]) -> Any:
 
 
 def _wrapping_output(m: int, row: Any, values: list[Any]) -> Any:
-    """Columns 1 and 2, and 3 and 4, differ in their signs alone: the rows share their sums and differences."""
+    """A^T: columns 1 and 2, and 3 and 4, differ in their signs alone, and rows share their sums and differences."""
     x = values
     add = int16_ops.wrap_add
 
@@ -162,4 +161,3 @@ def _words(info: Contraction, m: int, nr: int) -> WinogradWords:
 
 
 INTEGERS = Arithmetic("int16", "int32", "int32", 2, _byte_pixel, _int16_input, _wrapping_output, _exact, _words)
-assert len(INTEGER_TRANSFORMS[0]) == 6, "the rows are written out above"

@@ -15,7 +15,6 @@ from subtune.backends.cuda.model.streaming import streaming_s
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload
-from subtune.patterns.rows import Rowwise
 from subtune.patterns.stages import anchored
 
 _THREADS, _SPLITS, _TILES, _UNROLLS = (128, 256, 512), (1, 2, 4, 8, 16), (1, 2, 4), (1, 2, 4, 8)
@@ -28,12 +27,6 @@ _CLUSTER_S = 1.0e-6  # blocks that wait for one another twice, and read one anot
 _COPY_S, _BARRIER_S = 0.4e-6, 0.2e-6  # rows of x into shared memory before the first product; the others at their use
 _REACHED_L2 = 0.7
 """Of its published bandwidth, when all blocks read the same."""
-
-
-def accepts(problem: Problem[CUDAModel]) -> str:
-    if not any("int" in arg.dtype for arg in problem.workload.args):  # cheaper than a look at the TIR
-        return "no integers"
-    return "" if isinstance(problem.pattern, Rowwise) else "no sums along rows"
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from tvm import tirx
 from tvm.s_tir import Schedule
 
 from subtune.backends.cuda.families.weight_only.packing import CHUNK, ROWS, FragmentOrder
 from subtune.core.kernel import ConstantTransform, NotApplicable, Packing
 from subtune.core.workload import Workload, dtype_bits
-from subtune.patterns.packed_product import PackedProduct, factors, packed_product
+from subtune.patterns.packed_product import PackedProduct, factors, packed_product, rounded_to
 
 MAX_VECTORS = 16
 _MAX_ZERO = 255  # a half holds 1024 and that exactly
@@ -83,12 +82,7 @@ def few_rows(sch: Schedule, block_rv: Any) -> tuple[PackedProduct, str] | NotApp
     both = factors(block, block.body.indices[-1])
     if isinstance(both, NotApplicable):
         return both
-    x = both[0]
-    types = [str(x.ty.dtype)]
-    while isinstance(x, tirx.Cast):
-        x = x.value
-        types.append(str(x.ty.dtype))
-    return found, next((dtype for dtype in types if dtype != "float32"), "float32")
+    return found, rounded_to(both[0])
 
 
 def form_of(found: tuple[PackedProduct, str], workload: Workload) -> Form | NotApplicable:
