@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tvm.script import tirx as T
 
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of
+from subtune.backends.cuda.families.wgmma.in_place import InPlace, neighbouring
 from subtune.backends.cuda.families.wgmma.schedule import source_of
 from subtune.backends.cuda.families.wgmma.store_form import store_of
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
@@ -48,7 +50,7 @@ CASES = {
 }  # fmt: skip
 
 
-def stored(workload: Workload, tiling: Tiling) -> tuple[Any, int, list[int]]:
+def stored(workload: Workload, tiling: Tiling, in_place: bool = False) -> tuple[Any, int, list[int]]:
     """A kernel that stores the sums it is given, how many blocks it has, and which of the arguments it reads."""
     sch = Schedule(workload.func)
     stages = inline(sch)
@@ -64,7 +66,8 @@ def stored(workload: Workload, tiling: Tiling) -> tuple[Any, int, list[int]]:
     }
     others = [i for i in range(len(params) - 1) if i not in multiplied]
     walk = Walk(view, tiling, info.a.dtype, H200.sms)
-    store = store_of(epilogue, walk, buffers)
+    store = store_of(epilogue, walk, buffers, in_place=in_place)
+    assert isinstance(store.exchange, InPlace) == in_place
     assert tiling.obstacle(store.dtype, H200.shared_per_block_bytes, H200.shared_per_sm_bytes) == ""
     at_once = tiling.consumers if tiling.alternate else 1
     blocks = -(-walk.tiles // (2 * at_once))  # two tiles for each
@@ -143,16 +146,23 @@ def bytes_with_residual(m: int, n: int, k: int) -> Workload:
 
 
 @pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
-@pytest.mark.parametrize("swapped", [False, True])
-def test_a_residual_of_bytes_is_added_behind_the_exchange_of_bytes(swapped: bool, tmp_path: Path) -> None:
-    workload = bytes_with_residual(200, 64, 64)
-    tiling = Tiling((128,), 64, 2, 2, True, swapped=swapped)
-    func, blocks, others = stored(workload, tiling)
+@pytest.mark.parametrize("way", ["exchanged", "swapped", "in place", "in place, 128 columns"])
+def test_a_residual_of_bytes_is_added_to_bytes(way: str, tmp_path: Path) -> None:
+    """Behind their exchange, or where a thread has neighbours of a row."""
+    columns = 128 if "128" in way else 64
+    workload = bytes_with_residual(200, columns, 64)
+    tiling = Tiling((128,), columns, 2, 2, True, swapped=way == "swapped")
+    is_in_place = way.startswith("in place")
+    func, blocks, others = stored(workload, tiling, is_in_place)
     text = source(func)
     assert "__byte_perm" in text
+    if is_in_place:
+        assert "staged" not in text
+        assert len(re.findall(r"\*\(uint4\*\)\(\w*quantize\w*_ptr \+ [^;]*\) = ", text)) == columns // 16
     rng = np.random.default_rng(0)
-    total = rng.integers(-3000, 3000, (200, 64))
-    arrays = {"sums": fragments(tiles_of(total, tiling), tiling).view("uint32")}
+    total = rng.integers(-3000, 3000, (200, columns))
+    multiplied = neighbouring(total, 1) if is_in_place else total
+    arrays = {"sums": fragments(tiles_of(multiplied, tiling), tiling).view("uint32")}
     values = {
         "uint8": lambda shape: rng.integers(0, 256, shape), "int32": lambda shape: rng.integers(-500, 500, shape),
         "float32": lambda shape: 0.05 + 0.1 * rng.random(shape),
@@ -169,8 +179,8 @@ def test_a_residual_of_bytes_is_added_behind_the_exchange_of_bytes(swapped: bool
     q = np.clip(np.rint((total + found["int32"]).astype("float32") * found["float32"]) + 100, 0, 255)
     both = (q - 100) * 0.5 + (found["uint8"].astype("float32") - 120) * 0.25
     wanted = np.clip(np.rint(both) + 3, 0, 255).astype("uint8")
-    whole = np.full(200 * 64 + 2 * _GUARD, 77, "uint8")
+    whole = np.full(200 * columns + 2 * _GUARD, 77, "uint8")
     arrays[str(workload.func.params[-1].name)] = whole[_GUARD:]
     cuda_on_cpu.launch(text, "main_kernel", arrays, blocks, 128 * tiling.consumers, tmp_path)
-    np.testing.assert_array_equal(whole[_GUARD:-_GUARD].reshape(200, 64), wanted)
+    np.testing.assert_array_equal(whole[_GUARD:-_GUARD].reshape(200, columns), wanted)
     assert {*whole[:_GUARD], *whole[-_GUARD:]} == {77}

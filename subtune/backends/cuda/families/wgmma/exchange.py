@@ -33,14 +33,23 @@ class Exchange(Protocol):
     def turns(self) -> int: ...
 
     @property
+    def vector(self) -> int: ...
+
+    @property
     def threads_of_row(self) -> int:
         """Neighbours of a warp that have a row of a chunk."""
 
     def chunks(self, rows: int) -> int:
         """Of so many rows of the tile."""
 
+    def shared_elements(self) -> int:
+        """Of a block."""
+
+    def there(self, staging: Any) -> Any:
+        """Where a chunk lies for those who read it; `staging` is the block's shared memory."""
+
     def place(self, chunk: Any, turn: Any, lane: Any) -> tuple[Any, Any, Any]:
-        """A thread's vector: where it lies in shared memory, its row and first column of the consumer's tile."""
+        """A thread's vector: where it lies `there`, its row and first column of the consumer's tile."""
 
     def base(self, consumer: Any, lane: Any) -> Any:
         """Where a thread's part of the exchange begins."""
@@ -49,10 +58,13 @@ class Exchange(Protocol):
         """The columns' operands that are in `shared` from `base` on."""
 
     def put(self, staged: Staged, eight: Any, there: Any, base: Any, chunk: Any, lane: Any) -> None:
-        """This thread's part of a chunk to shared memory `there`, by registers for `eight` elements."""
+        """This thread's part of a chunk `there`, by registers for `eight` elements."""
 
     def meet(self, consumer: Any) -> None:
         """After a chunk was put: it can be read."""
+
+    def leave(self) -> None:
+        """After a chunk was read by this thread."""
 
     def part(self, consumer: Any, chunks: int) -> None:
         """After the last of so many chunks: the next tile's may be put."""
@@ -88,6 +100,12 @@ class WarpExchange:
 
     def chunks(self, rows: int) -> int:
         return rows // 64 * self._across
+
+    def shared_elements(self) -> int:
+        return self.tiling.exchange_elements(self.dtype)
+
+    def there(self, staging: Any) -> Any:
+        return staging
 
     def place(self, chunk: Any, turn: Any, lane: Any) -> tuple[Any, Any, Any]:
         per_row = self.threads_of_row
@@ -128,6 +146,9 @@ class WarpExchange:
         body()
 
     def meet(self, consumer: Any) -> None:
+        T.evaluate(T.cuda.warp_sync())
+
+    def leave(self) -> None:
         T.evaluate(T.cuda.warp_sync())
 
     def part(self, consumer: Any, chunks: int) -> None:

@@ -19,6 +19,7 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.wgmma.copies import Copies
 from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of
+from subtune.backends.cuda.families.wgmma.in_place import InPlace, in_order_of_sums, may_be_in_place
 from subtune.backends.cuda.families.wgmma.kernel import wgmma_func
 from subtune.backends.cuda.families.wgmma.row_values import RowValues
 from subtune.backends.cuda.families.wgmma.store import Store
@@ -28,7 +29,7 @@ from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling, are_m
 from subtune.backends.cuda.families.wgmma.tma import TensorMap, tensor_map
 from subtune.backends.cuda.families.wgmma.walk import Walk
 from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
-from subtune.core.kernel import Kernel, NotApplicable, Packing
+from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable, Packing
 from subtune.core.workload import Workload, dtype_bits
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.gemm_view import GemmView, gemm_view, packed_order
@@ -64,7 +65,7 @@ class WgmmaKnobs:
 
 
 def schedule(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> Kernel | NotApplicable:
-    found = product_of(problem, product_alone(problem).workload, knobs.tiling)
+    found = product_of(problem, product_alone(problem).workload, knobs.tiling, in_place=True)
     if isinstance(found, NotApplicable):
         return found
     copied = with_copies(problem, found.store, tuple(found.buffers.values()))
@@ -86,7 +87,7 @@ class Product:
     buffers: dict[Any, Any]
     copies: tuple[Copies, ...]
     store: Store
-    packings: tuple[tuple[int, Packing], ...]
+    packings: tuple[tuple[int, ConstantTransform], ...]
     numbers: tuple[Any, ...] = ()
 
     @property
@@ -148,19 +149,28 @@ def read_of(problem: Problem[CUDAModel], workload: Workload, keeps_rows: bool = 
 
 
 def product_of(
-    problem: Problem[CUDAModel], workload: Workload, tiling: Tiling, numbers: tuple[int, ...] = ()
+    problem: Problem[CUDAModel],
+    workload: Workload,
+    tiling: Tiling,
+    numbers: tuple[int, ...] = (),
+    in_place: bool = False,
 ) -> Product | NotApplicable:
     """`workload`, a contraction and its epilogue, in tiles; it is the problem's, or a part of it.
 
     Args:
         numbers: parameters that have one for each row, and are no memory of the kernel.
+        in_place: a thread stores its own sums, where they are bytes and B can be packed so.
     """
     read = read_of(problem, workload)
-    return read if isinstance(read, NotApplicable) else product_in_tiles(problem, (read,), tiling, numbers)
+    return read if isinstance(read, NotApplicable) else product_in_tiles(problem, (read,), tiling, numbers, in_place)
 
 
 def product_in_tiles(
-    problem: Problem[CUDAModel], reads: tuple[Read, ...], tiling: Tiling, numbers: tuple[int, ...] = ()
+    problem: Problem[CUDAModel],
+    reads: tuple[Read, ...],
+    tiling: Tiling,
+    numbers: tuple[int, ...] = (),
+    in_place: bool = False,
 ) -> Product | NotApplicable:
     """The first of `reads` with its epilogue; another one, of the same parameters, rows and columns, is added to it."""
     device, (read, *added) = problem.device, reads
@@ -172,18 +182,22 @@ def product_in_tiles(
     if isinstance(named, NotApplicable):
         return named
     epilogue, variables = named
-    buffers, packings = _buffers(reads)
     more = [Walk(other.view, tiling, info.a.dtype, device.sms) for other in added]
     walk = Walk(read.view, tiling, info.a.dtype, device.sms, sum(one.steps for one in more))
-    store = store_of(epilogue, walk, buffers, fetches_late=bool(numbers))
+    buffers, packings = _buffers(reads)
+    may_be = in_place and may_be_in_place(tiling, read.view, info.b, epilogue.dtype)
+    store = store_of(epilogue, walk, buffers, bool(numbers), may_be)
     if isinstance(store, NotApplicable):
         return store
-    limits = store.dtype, device.shared_per_block_bytes, device.shared_per_sm_bytes
+    if isinstance(store.exchange, InPlace):
+        packings = in_order_of_sums(info.b, read.view, packings)
+    exchanged = epilogue.dtype if isinstance(store.exchange, InPlace) else store.dtype
+    limits = exchanged, device.shared_per_block_bytes, device.shared_per_sm_bytes
     if why := tiling.obstacle(*limits):
         return NotApplicable(why)
     if tiling.obstacle(*limits, len(store.fetched)):
         store = replace(store, fetched=(), late=0)  # no room: they are loaded where they are used
-    if why := _narrow_obstacle(tiling, info.a.dtype, store.dtype, epilogue.dtype):
+    if why := _narrow_obstacle(tiling, info.a.dtype, exchanged, epilogue.dtype):
         return NotApplicable(why)
     if why := walk.obstacle():
         return NotApplicable(why)
@@ -198,11 +212,11 @@ def product_in_tiles(
     return Product(buffers, tuple(copies), store, packings, variables)
 
 
-def _buffers(reads: tuple[Read, ...]) -> tuple[dict[Any, Any], tuple[tuple[int, Packing], ...]]:
+def _buffers(reads: tuple[Read, ...]) -> tuple[dict[Any, Any], tuple[tuple[int, ConstantTransform], ...]]:
     """The kernel's buffer for each of the first one's parameters, and how B is packed, if it is."""
     params = reads[0].params
     shapes = [tuple(int(d) for d in param.shape) for param in params]
-    packings: list[tuple[int, Packing]] = []
+    packings: list[tuple[int, ConstantTransform]] = []
     for read in reads:
         if read.view.packs:
             b = read.info.b

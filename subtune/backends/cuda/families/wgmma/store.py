@@ -20,15 +20,15 @@ from tvm.script import tirx as T
 
 from subtune.backends.cuda.families.wgmma.byte_floats import permuted, words_of
 from subtune.backends.cuda.families.wgmma.epilogue import Epilogue
-from subtune.backends.cuda.families.wgmma.exchange import Exchange, WarpExchange
+from subtune.backends.cuda.families.wgmma.exchange import Exchange
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
-from subtune.backends.cuda.families.wgmma.transposed import TransposedExchange
 from subtune.backends.cuda.families.wgmma.walk import Walk, bound
 from subtune.core.workload import dtype_bits
 from subtune.patterns.gemm_view import GemmView
 from subtune.tir.rebuild import NARROW, Rebuild
 
 _THREADS = 128  # of a consumer
+_ACCESS_BITS = 128
 SPARE_REGISTERS = 8  # that nothing loaded ahead may take
 
 
@@ -52,6 +52,7 @@ class Store:
     first: Any
     dtype: str
     vector: int
+    exchange: Exchange
     wide: tuple[Any, ...]
     fetched: tuple[Any, ...]
     walk: Walk
@@ -68,11 +69,7 @@ class Store:
         return self.walk.tiling
 
     def shared_elements(self) -> int:
-        return self.tiling.exchange_elements(self.dtype)
-
-    @property
-    def exchange(self) -> Exchange:
-        return (TransposedExchange if self.tiling.swapped else WarpExchange)(self.tiling, self.dtype, self.vector)
+        return self.exchange.shared_elements()
 
     @property
     def turns(self) -> int:
@@ -290,6 +287,7 @@ class Store:
         vector, exchange, n, out = self.vector, self.exchange, self.view.n, self.buffers[self.epilogue.out]
         ahead, turns, chunks = self.ahead if held else 0, self.turns, exchange.chunks(rows)
         is_plain = self.first is self.epilogue.value
+        each = T.vectorized if vector * dtype_bits(self.dtype) <= _ACCESS_BITS else T.unroll
 
         def indices(at: dict[int, Any], column: Any) -> list[Any]:
             return self.index(self.epilogue.indices, {**at, n: column})
@@ -311,14 +309,15 @@ class Store:
             others = T.meta_var([T.alloc_local((vector,), str(load.source.dtype)) for load in self.wide])
             results = T.alloc_local((vector,), self.epilogue.dtype)
             words = T.meta_var(words_of([values, *others]))
+            there = T.meta_var(exchange.there(staging))
             for chunk in T.unroll(chunks):
-                exchange.put(staged, eight, staging, own_base, chunk, lane)
+                exchange.put(staged, eight, there, own_base, chunk, lane)
                 exchange.meet(consumer)
                 for turn in T.unroll(turns):
                     where, at, column = T.meta_var(self.place(corner, first, chunk, turn, lane))
                     if self.inside(at, column):
-                        for v in T.vectorized(vector):
-                            values[v] = staging[own_base + where + v]
+                        for v in each(vector):
+                            values[v] = there[own_base + where + v]
                         if is_plain:
                             for v in T.vectorized(vector):
                                 T.buffer_store(out, values[v], indices(at, column + v))
@@ -336,7 +335,7 @@ class Store:
                     if ahead > 0:
                         self.load_next(list(held), (corner, after), first, chunk, turn, lane)
                 self.end_chunk(corner, first, chunk, lane)
-                T.cuda.warp_sync()
+                exchange.leave()
             exchange.part(consumer, chunks)
         # fmt: on
 

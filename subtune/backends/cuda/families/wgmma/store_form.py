@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import tvm_ffi
-
+from subtune.backends.cuda.families.wgmma.byte_floats import floats_of_rounded
 from subtune.backends.cuda.families.wgmma.epilogue import STORED, Epilogue, loads_beside, narrowest, split
+from subtune.backends.cuda.families.wgmma.exchange import Exchange, WarpExchange
+from subtune.backends.cuda.families.wgmma.in_place import InPlace
 from subtune.backends.cuda.families.wgmma.store import Store
+from subtune.backends.cuda.families.wgmma.transposed import TransposedExchange
 from subtune.backends.cuda.families.wgmma.walk import Walk
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import dtype_bits
@@ -19,44 +22,79 @@ _MAX_FETCHED = 3
 
 
 def store_of(
-    epilogue: Epilogue, walk: Walk, buffers: dict[Any, Any], fetches_late: bool = False
+    epilogue: Epilogue, walk: Walk, buffers: dict[Any, Any], fetches_late: bool = False, in_place: bool = False
 ) -> Store | NotApplicable:
     """Decide how the tiles of an epilogue are stored, or say why they cannot be.
 
     Args:
         fetches_late: the columns' operands behind the exchange are fetched, not loaded anew for every row.
+        in_place: B could be packed so that a thread's sums are neighbours. Where that is of use, the store's
+            `exchange` is `InPlace`, and it has to be.
     """
     view = walk.view
     rows = {epilogue.axes[axis] for g in view.rows for axis in view.groups[g].axes}
+    (column,) = (epilogue.axes[axis] for axis in view.groups[view.n].axes)
+    if in_place and (found := _in_place(epilogue, walk, buffers, (rows, column))) is not None:
+        return found
     first = split(epilogue.value, epilogue.acc, rows)
     if first is not epilogue.value:
         first = narrowest(first, epilogue.acc)  # it changes threads in shared memory: a rounding's result is smaller
     dtype = str(first.ty.dtype)
     if dtype not in STORED:
         return NotApplicable(f"the epilogue goes through {dtype}")
-    (column,) = (epilogue.axes[axis] for axis in view.groups[view.n].axes)
     size = max(dtype_bits(dtype), dtype_bits(epilogue.dtype)) // 8
     vector = _aligned(epilogue.out, epilogue.indices, column, _VECTOR_BYTES // size)
-    wide: list[Any] = []
-    late: list[Any] = []
-    if first is not epilogue.value:
-        rest = [load for load in loads_beside(epilogue.value, first) if column in variables(list(load.indices))]
-        fitting = [_VECTOR_BYTES * 8 // dtype_bits(str(load.source.dtype)) for load in rest]
-        vector = min([vector, *fitting])
-        if fetches_late:
-            late = distinct([load for load in rest if not variables(list(load.indices)) & rows])
-            rest = [load for load in rest if variables(list(load.indices)) & rows]
-        for load in rest:
-            fits = _aligned(load.source, load.indices, column, vector) == vector
-            if vector > 1 and fits and not any(tvm_ffi.structural_equal(load, known) for known in wide):
-                wide.append(load)
-    fetched = distinct([
-        load for load in loads(first)
-        if column in variables(list(load.indices)) and dtype_bits(str(load.source.dtype)) <= _FETCHED_BITS
-    ])  # fmt: skip
-    found = [*fetched, *late][:_MAX_FETCHED]
-    count = max(0, len(found) - len(fetched))
-    return Store(epilogue, first, dtype, vector, tuple(wide), tuple(found), walk, buffers, count, copies=())
+    rest = _of_column(loads_beside(epilogue.value, first), column)
+    vector = min([vector, *(_VECTOR_BYTES * 8 // dtype_bits(str(load.source.dtype)) for load in rest)])
+    late = _without(rows, rest) if fetches_late else []
+    rest = _with(rows, rest) if fetches_late else rest
+    wide = [one for one in rest if vector > 1 and _aligned(one.source, one.indices, column, vector) == vector]
+    exchange = (TransposedExchange if walk.tiling.swapped else WarpExchange)(walk.tiling, dtype, vector)
+    return _store(epilogue, first, exchange, (wide, _fetched(first, column), late), walk, buffers)
+
+
+def _in_place(epilogue: Epilogue, walk: Walk, buffers: dict[Any, Any], axes: tuple[set[Any], Any]) -> Store | None:
+    """Where a thread's neighbours are whole vectors of all that is stored, and loaded of rows."""
+    rows, column = axes
+    epilogue = replace(epilogue, value=floats_of_rounded(epilogue.value))
+    first = split(epilogue.value, epilogue.acc, rows)
+    exchange = InPlace(walk.tiling, str(first.ty.dtype))
+    rest = _of_column(loads_beside(epilogue.value, first), column)
+    wide, late = _with(rows, rest), _without(rows, rest)
+    stored = ((epilogue.out, epilogue.indices), *((load.source, load.indices) for load in wide))
+    are_bytes = all(dtype_bits(str(buffer.dtype)) == 8 for buffer, _ in stored)
+    if not are_bytes or any(_aligned(*one, column, exchange.vector) != exchange.vector for one in stored):
+        return None
+    return _store(epilogue, first, exchange, (wide, _fetched(first, column), late), walk, buffers)
+
+
+def _store(
+    epilogue: Epilogue, first: Any, exchange: Exchange, read: tuple[list[Any], list[Any], list[Any]], walk: Walk,
+    buffers: dict[Any, Any],
+) -> Store:  # fmt: skip
+    wide, early, late = read
+    fetched = distinct([*early, *late])[:_MAX_FETCHED]
+    count = max(0, len(fetched) - len(early))
+    dtype = str(first.ty.dtype)
+    return Store(epilogue, first, dtype, exchange.vector, exchange, tuple(distinct(wide)), tuple(fetched), walk,
+                 buffers, count, copies=())  # fmt: skip
+
+
+def _of_column(found: list[Any], column: Any) -> list[Any]:
+    """Those of the loads that are of a column."""
+    return [load for load in found if column in variables(list(load.indices))]
+
+
+def _with(rows: set[Any], found: list[Any]) -> list[Any]:
+    return [load for load in found if variables(list(load.indices)) & rows]
+
+
+def _without(rows: set[Any], found: list[Any]) -> list[Any]:
+    return distinct([load for load in found if not variables(list(load.indices)) & rows])
+
+
+def _fetched(first: Any, column: Any) -> list[Any]:
+    return distinct([x for x in _of_column(loads(first), column) if dtype_bits(str(x.source.dtype)) <= _FETCHED_BITS])
 
 
 def _aligned(buffer: Any, indices: Any, column: Any, most: int) -> int:

@@ -55,6 +55,12 @@ class TransposedExchange:
     def chunks(self, rows: int) -> int:
         return rows // self.rows * self._across
 
+    def shared_elements(self) -> int:
+        return self.tiling.exchange_elements(self.dtype)
+
+    def there(self, staging: Any) -> Any:
+        return staging
+
     def place(self, chunk: Any, turn: Any, lane: Any) -> tuple[Any, Any, Any]:
         per_row = self.threads_of_row
         r: Any = T.Bind((turn * _THREADS + lane) // per_row)
@@ -109,6 +115,9 @@ class TransposedExchange:
 
     def meet(self, consumer: Any) -> None:
         T.evaluate(T.cuda.warpgroup_sync(consumer + 1))
+
+    def leave(self) -> None:
+        T.evaluate(T.cuda.warp_sync())
 
     def part(self, consumer: Any, chunks: int) -> None:
         if chunks % 2:  # the next chunk's buffer is that of the last one
