@@ -35,6 +35,8 @@ class Forms:
             they are.
         byte_row: rows of bytes are multiplied in whole multiples of so many elements: convolutions of fewer channels
             are computed in halves; 1: as they are.
+        byte_word: of those, the ones of an image have pixels of so many bytes instead, where that takes few zeros;
+            0: they are computed in halves, too.
         byte_rows: type of the first operand with which products of bytes are the cheapest, uint8 or int8; "": they are
             as cheap with either.
         multiplies_float8: products of float8e4m3fn are its own; else they are made in float32.
@@ -70,6 +72,7 @@ class Forms:
     half_row: int = 1
     float_row: int = 1
     byte_row: int = 1
+    byte_word: int = 0
     byte_rows: str = ""
     packed_rows: int = 0
     packed_halves: bool = False

@@ -1,7 +1,7 @@
 """A max pooling of what a convolution makes, recognised from the TIR.
 
     S[o, y, x, c]   = sum over k of ...                   the convolution
-    T[o, y, x, c]   = f(S[o, y, x, c])                    its epilogue, rounded to 16 bits
+    T[o, y, x, c]   = f(S[o, y, x, c])                    its epilogue, rounded to 16 bits, or to a byte
     out[o, h, w, c] = max over kh, kw of T[o, h * stride + kh - before, w * stride + kw - before, c]
 
 The convolution with its epilogue is a workload of its own, `front`, as all that knows convolutions reads it. Names are
@@ -15,15 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tvm import ir, sym, tirx
 from tvm.tirx import PrimFunc
 
 from subtune.core.kernel import NotApplicable
-from subtune.core.numerics import HALVES
+from subtune.core.numerics import BYTES, HALVES
 from subtune.core.workload import Workload
 from subtune.patterns.reductions import Blocks, reductions_of
 from subtune.tir.expressions import is_same, loads
 from subtune.tir.substitute import substitute
+
+_ROUNDED = frozenset(HALVES) | BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ def _read(func: PrimFunc, blocks: Blocks, pool: Any) -> Pooled:
     at = [substitute(index, one) for index in at]
     image = _narrow(blocks, image)
     dtype = str(image.dtype)
-    _need(image in blocks.made and dtype in HALVES, "what is pooled is not rounded to 16 bits")
+    _need(image in blocks.made and dtype in _ROUNDED, "what is pooled is not rounded to 16 bits, or to a byte")
     _need(dtype == str(blocks.params[-1].dtype), "the result is of another type")
     _check_result(blocks, store.buffer)
     extents = {iv.var: int(iv.dom.extent) for iv in pool.iter_vars}
@@ -95,13 +98,16 @@ def _read(func: PrimFunc, blocks: Blocks, pool: Any) -> Pooled:
 
 
 def _unpadded(blocks: Blocks, read: Any, axes: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """What is read behind a padding with minus infinity, and where."""
+    """What is read behind a padding with the least number, and where."""
     block = blocks.made.get(read.source)
     value = block.body.value if block is not None else None
     if not isinstance(value, ir.Call) or "if_then_else" not in str(value.op):
         return read.source, list(read.indices)
     condition, load, outside = value.args
-    _need(isinstance(outside, tirx.FloatImm) and outside.value == -math.inf, "the padding is not minus infinity")
+    dtype = str(read.source.dtype)
+    least = -math.inf if dtype not in BYTES else np.iinfo(dtype).min
+    is_number = isinstance(outside, tirx.FloatImm | tirx.IntImm)
+    _need(is_number and outside.value == least, "the padding is not the least number")
     _need(isinstance(load, ir.TensorLoad), "something is computed on the way")
     assert block is not None
     own = dict(zip(block.body.indices, read.indices, strict=True))

@@ -105,6 +105,7 @@ class CUDABackend(Backend):
             float_row=4 if model.capability >= 80 else 1,
             multiplies_float8=model.capability >= 89,
             byte_row=16 if model.capability >= 80 else 1,
+            byte_word=4 if model.arch == "sm_90a" else 0,
             packed_rows=_PACKED_ROWS if model.capability >= 80 else 0,
             packed_halves=True,
             packed_floats=False,  # tensor cores multiply no float32; CUDA cores would unpack weights for every row

@@ -5,4 +5,4 @@ from subtune.backends.cuda.families.pooled_stem.candidates import accepts, candi
 from subtune.backends.cuda.families.pooled_stem.schedule import schedule
 from subtune.backends.cuda.families.stem.plan import StemKnobs
 
-FAMILY = Family("cuda.pooled_stem", 2, StemKnobs, accepts, candidates, schedule)
+FAMILY = Family("cuda.pooled_stem", 3, StemKnobs, accepts, candidates, schedule)

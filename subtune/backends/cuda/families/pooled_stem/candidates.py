@@ -46,8 +46,9 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
         if not read.fits(knobs, stem, stem.patch_words * 4 + tiles * 64 * (columns + 8) * 2, device):
             continue
         bands = read.images * ceil(pattern.out_size[0] / rows)
-        mma = device.mma_flops("float16") / device.sms / device.cycles_per_s
-        multiply = 2.0 * 64 * columns * stem.k16 * 16 / mma * 2  # fragments of A from registers: at half the rate
+        mma = device.mma_flops(read.dtype) / device.sms / device.cycles_per_s
+        # fragments of A from registers: at half the rate
+        multiply = 2.0 * 64 * columns * stem.steps * 2 * stem.at_once / mma * 2
         product_cycles = tiles * max(multiply, (multiply + _TILE_CYCLES) / (groups * blocks))
         vectors = rows * pattern.out_size[1] * columns // 8
         pool_cycles = vectors / 32 * pattern.kernel[0] * pattern.kernel[1] * _TAP_CYCLES

@@ -42,15 +42,15 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
             continue
         stem = read.rows(rows)
         is_copied, patch = stem.is_copied, stem.patch_words
-        knobs = StemKnobs(rows, groups, blocks)
+        knobs, dtype = StemKnobs(rows, groups, blocks), anchor.a.dtype
         patches, exchange = (2 if is_copied else 1) * patch * 4, groups * 64 * (64 + 8) * 2
         if not read.fits(knobs, stem, patches + exchange, device):
             continue
         count = read.images * oh // rows
         load = 0.0 if is_copied else patch / 32 * _LOAD_CYCLES / 4
         again = (kh + 1 - stride) / (rows * stride)  # rows that the tile before has had as well
-        flops = 2.0 * rows * ow * columns * stem.k16 * 16
-        multiply = flops * device.sms * device.cycles_per_s / device.mma_flops("float16")
+        flops = 2.0 * rows * ow * columns * stem.steps * 2 * stem.at_once
+        multiply = flops * device.sms * device.cycles_per_s / device.mma_flops(dtype)
         exposed = (load + 2 * multiply) / min(blocks * (groups if is_copied else 1), _AT_ONCE)
         busy = ceil(count / device.sms) * exposed / device.cycles_per_s
         seconds = max(busy, memory * (1 + _AGAIN * again)) + _FILL_S

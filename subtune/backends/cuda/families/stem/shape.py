@@ -14,40 +14,51 @@ from typing import Any
 
 import numpy as np
 
+from subtune.backends.cuda.families.wgmma.in_place import neighbouring
+
 _MAX_BOX = 256  # elements of a copy along each dim
 _COLUMNS = 16  # of a multiplication's smallest tile
-_AT_ONCE = 8  # elements of k that four threads read together, a word each
+_AT_ONCE = 4  # words of k that four threads read together, one each
+_ROW_WORDS = 32  # of a row of packed weights that is copied at once
 
 
-def row_of(elements: int, is_planar: bool) -> int:
+def row_of(elements: int, is_planar: bool, per_word: int) -> int:
     """Elements of k for a window row of `elements`: two of four are read at once, where no channels lie between."""
-    return 4 if is_planar and elements <= 4 else ceil(elements / _AT_ONCE) * _AT_ONCE
+    at_once = _AT_ONCE * per_word
+    return 4 if is_planar and elements <= 4 else ceil(elements / at_once) * at_once
 
 
-def taps_of(kernel_rows: int, row: int) -> int:
+def taps_of(kernel_rows: int, row: int, per_word: int) -> int:
     """Window rows of a plane in k, so that a plane begins where four threads do."""
-    at_once = max(1, _AT_ONCE // row)
+    at_once = max(1, _AT_ONCE * per_word // row)
     return ceil(kernel_rows / at_once) * at_once
 
 
 @dataclass(frozen=True, slots=True)
 class StemPacking:
-    """OHWI weights to `[O, k]`: of each window row `lead` zeros, its weights, zeros to `row`; O up to 16s, k to 64s."""
+    """OHWI weights to `[O, k]`: of each window row `lead` zeros, its weights, zeros to `row`.
+
+    O is filled up to a multiple of 16, k to one of 128 bytes. A word of k has `per_word` elements. With `in_place` O is
+    in the order of a thread's sums (`wgmma.in_place`).
+    """
 
     original: tuple[int, ...]
     lead: int
     row: int
     is_planar: bool = False
+    per_word: int = 2
+    in_place: bool = False
 
     @property
     def _rows(self) -> tuple[int, int]:
         """Planes, and window rows of each."""
-        return self.original[3] if self.is_planar else 1, taps_of(self.original[1], self.row)
+        return self.original[3] if self.is_planar else 1, taps_of(self.original[1], self.row, self.per_word)
 
     @property
     def shape(self) -> tuple[int, int]:
         planes, taps = self._rows
-        return ceil(self.original[0] / _COLUMNS) * _COLUMNS, ceil(planes * taps * self.row / 64) * 64
+        whole = _ROW_WORDS * self.per_word
+        return ceil(self.original[0] / _COLUMNS) * _COLUMNS, ceil(planes * taps * self.row / whole) * whole
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         o, kh, kw, c = self.original
@@ -56,18 +67,19 @@ class StemPacking:
         packed = np.zeros((o, planes, taps, self.row), array.dtype)
         packed[:, :, :kh, self.lead : self.lead + rows.shape[-1]] = rows
         more = self.shape[0] - o, self.shape[1] - planes * taps * self.row
-        return np.pad(packed.reshape(o, -1), [(0, more[0]), (0, more[1])])
+        made = np.pad(packed.reshape(o, -1), [(0, more[0]), (0, more[1])])
+        return neighbouring(made, 0) if self.in_place else made
 
 
 @dataclass(frozen=True, slots=True)
 class Stem:
     """Sizes of the convolution: `rows` of output pixels to a block; `row` elements of a window row, zeros included.
 
-    A pixel of a plane has `channels`.
+    A pixel of a plane has `channels`, a word `per_word` elements.
     """
 
     height: int
-    width: int  # of a row of the input, in words of two elements
+    width: int  # of a row of the input, in words
     channels: int
     out_height: int
     out_width: int
@@ -77,6 +89,7 @@ class Stem:
     row: int
     rows: int
     planes: int = 1
+    per_word: int = 2
 
     @property
     def is_copied(self) -> bool:
@@ -92,7 +105,8 @@ class Stem:
     @property
     def pitch(self) -> int:
         """Words from one row of the patch to the next."""
-        return ceil((self.shift * 2 + (self.out_width - 1) * self.stride * self.channels + self.row) / 8) * 4
+        elements = self.shift * self.per_word + (self.out_width - 1) * self.stride * self.channels + self.row
+        return ceil(elements / (4 * self.per_word)) * 4
 
     @property
     def patch_bytes(self) -> int:
@@ -107,19 +121,29 @@ class Stem:
     @property
     def patch_rows(self) -> int:
         """Of a plane."""
-        return (self.rows - 1) * self.stride + taps_of(self.kernel[0], self.row)
+        return (self.rows - 1) * self.stride + self._taps
 
     @property
-    def k16(self) -> int:
-        return ceil(self.planes * taps_of(self.kernel[0], self.row) * self.row / 16)
+    def _taps(self) -> int:
+        return taps_of(self.kernel[0], self.row, self.per_word)
+
+    @property
+    def at_once(self) -> int:
+        """Elements of k that four threads read together, a word each."""
+        return _AT_ONCE * self.per_word
+
+    @property
+    def steps(self) -> int:
+        """Multiplications of 32 bytes of k."""
+        return ceil(self.planes * self._taps * self.row / (2 * self.at_once))
 
     def word_of(self, k: int) -> int | None:
         """Words from the first of a window to element `k`, the first of those that four threads read; None: no such."""
-        taps = taps_of(self.kernel[0], self.row)
-        plane, tap = divmod(k // self.row, taps)
-        return (plane * self.patch_rows + tap) * self.pitch + k % self.row // 2 if plane < self.planes else None
+        plane, tap = divmod(k // self.row, self._taps)
+        within = k % self.row // self.per_word
+        return (plane * self.patch_rows + tap) * self.pitch + within if plane < self.planes else None
 
     def of_thread(self, four: Any) -> Any:
         """The same from there to the word of a thread, the one numbered `four` of four."""
-        words = self.row // 2
+        words = self.row // self.per_word
         return four // words * self.pitch + four % words

@@ -65,6 +65,12 @@ def floats_of_rounded(value: Any) -> Any:
     return tvm_ffi.structural_map(value, (ir.Call, one))
 
 
+def wide_of_byte(value: Any) -> Any:
+    """`value`, a byte, as the integer of 32 bits that it is converted from, where that is of a byte's range."""
+    is_cast = isinstance(value, tirx.Cast) and str(value.ty) in ("uint8", "int8")
+    return value.value if is_cast and _is_bounded(value) else value
+
+
 def _is_bounded(byte: Any) -> bool:
     """Whether the bits that become `byte` are of max(min(x, its largest - zero), its least - zero) + 1.5 * 2^23."""
     found: list[Any] = []

@@ -18,7 +18,7 @@ from subtune.tir.expressions import distinct, loads, variables
 
 _VECTOR_BYTES = 16
 _FETCHED_BITS = 32
-_MAX_FETCHED = 3
+MAX_FETCHED = 3
 
 
 def store_of(
@@ -73,7 +73,7 @@ def _store(
     buffers: dict[Any, Any],
 ) -> Store:  # fmt: skip
     wide, early, late = read
-    fetched = distinct([*early, *late])[:_MAX_FETCHED]
+    fetched = distinct([*early, *late])[:MAX_FETCHED]
     count = max(0, len(fetched) - len(early))
     dtype = str(first.ty.dtype)
     return Store(epilogue, first, dtype, exchange.vector, exchange, tuple(distinct(wide)), tuple(fetched), walk,
