@@ -181,6 +181,10 @@ inline void ldmatrix(int count, bool transposed, unsigned address, uint32_t** ou
   give_way(AT_WARP);
 }
 
+template <class T> uint32_t largest_of_two(uint32_t x, uint32_t y) {
+  uint16_t low = std::max((T)x, (T)y), high = std::max((T)(x >> 16), (T)(y >> 16));
+  return low | (uint32_t)high << 16;
+}
 // stmatrix: ldmatrix the other way.
 inline void stmatrix(int count, bool transposed, unsigned address, const uint32_t* words) {
   publish(0, address);

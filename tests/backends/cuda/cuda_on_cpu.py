@@ -307,6 +307,9 @@ def _statement(text: str) -> str:
         return f"{value} = emu::fetch_cluster<uint{found[1]}_t>({there});"
     if "dp4a" in instruction or instruction.startswith("griddepcontrol"):  # kernels run one after the other here
         return ";"
+    if found := re.match(r"max\.([us])16x2 ", instruction):
+        z, x, y = operands
+        return f"{z} = emu::largest_of_two<{'u' if found[1] == 'u' else ''}int16_t>({x}, {y});"
     if found := re.match(r"(max|min)\.NaN\.f32 ", instruction):
         z, x, y = operands
         is_first = f"({x}) {'>' if found[1] == 'max' else '<'} ({y}) || ({x}) != ({x})"

@@ -64,11 +64,12 @@ inline void bulk_copy(unsigned to, const void* map_, const std::vector<int>& at,
   const CUtensorMap& map = *(const CUtensorMap*)map_;
   int rank = map.rank, size = map.size;
   const int64_t *extents = map.arguments, *strides = extents + rank, *box = strides + rank - 1, *steps = box + rank;
-  int width = 16 << steps[rank + 1];
+  int width = 16 << steps[rank + 1];  // without a swizzle, elements lie one behind the other
+  bool is_swizzled = width > 16;
   std::vector<int64_t> index(rank, 0), counts(rank);
   int64_t total = 1;
   for (int d = 0; d < rank; ++d) total *= counts[d] = (box[d] + steps[d] - 1) / steps[d];
-  if (counts[0] * size != width || to % (8 * width)) std::abort();
+  if (is_swizzled ? counts[0] * size != width || to % (8 * width) : counts[0] * size % 16 || to % 128) std::abort();
   for (int64_t e = 0; e < total; ++e) {
     int64_t rest = e, offset = 0;
     bool is_inside = true;
@@ -78,7 +79,7 @@ inline void bulk_copy(unsigned to, const void* map_, const std::vector<int>& at,
       is_inside &= place >= 0 && place < extents[d];
       offset += place * (d ? strides[d - 1] : size);
     }
-    unsigned char* there = pointer(swizzled(to + e * size, width));
+    unsigned char* there = pointer(is_swizzled ? swizzled(to + e * size, width) : to + e * size);
     if (is_inside) std::memcpy(there, map.base + offset, size);
     else std::memset(there, 0, size);
   }
@@ -101,11 +102,8 @@ template <class T, class Sum> void load_row(uint64_t matrix, int row, Sum* to) {
     for (int k = 0; k < K / 2; ++k) to[half * K / 2 + k] = (Sum)of[k];
   }
 }
-template <class A, class B, class Sum> void wgmma(int columns, Sum** d, uint64_t a, uint64_t b, int adds) {
-  constexpr int K = 32 / sizeof(A);
-  Sum x[2][K], y[K];
-  int first = current->number % 128 / 32 * 16 + lane() / 4;
-  load_row<A>(a, first, x[0]), load_row<A>(a, first + 8, x[1]);
+template <class A, class B, class Sum, int K> void add_products(int columns, Sum** d, Sum (&x)[2][K], uint64_t b, int adds) {
+  Sum y[K];
   for (int pair = 0; pair < columns / 8; ++pair)
     for (int side = 0; side < 2; ++side) {
       load_row<B>(b, pair * 8 + lane() % 4 * 2 + side, y);
@@ -115,6 +113,27 @@ template <class A, class B, class Sum> void wgmma(int columns, Sum** d, uint64_t
         *d[pair * 4 + half * 2 + side] = sum;
       }
     }
+}
+template <class A, class B, class Sum> void wgmma(int columns, Sum** d, uint64_t a, uint64_t b, int adds) {
+  constexpr int K = 32 / sizeof(A);
+  Sum x[2][K];
+  int first = current->number % 128 / 32 * 16 + lane() / 4;
+  load_row<A>(a, first, x[0]), load_row<A>(a, first + 8, x[1]);
+  add_products<A, B>(columns, d, x, b, adds);
+}
+// The same where A is in registers: four threads have the words of two rows.
+template <class A, class B, class Sum>
+void wgmma(int columns, Sum** d, const uint32_t* words, uint64_t b, int adds) {
+  constexpr int PER_WORD = 4 / sizeof(A);
+  Sum x[2][32 / sizeof(A)];
+  for (int part = 0; part < 4; ++part)
+    for (int four = 0; four < 4; ++four) {
+      uint32_t word = shuffled(words[part], lane() / 4 * 4 + four);
+      A of[PER_WORD];
+      std::memcpy(of, &word, 4);
+      for (int i = 0; i < PER_WORD; ++i) x[part % 2][(part / 2 * 4 + four) * PER_WORD + i] = (Sum)of[i];
+    }
+  add_products<A, B>(columns, d, x, b, adds);
 }
 
 // Those of `count` neighbours that are not done, where all of them are in `state`.
@@ -155,6 +174,7 @@ inline void launch_hopper(dim3 blocks, dim3 block_size, bool backwards, void (*k
       }
       has_moved |= release_each(AT_WARP, 32);
       has_moved |= release_each(AT_GROUP, 128);
+      has_moved |= release_each(AT_BLOCK, count);
       if (!is_done && !has_moved) std::abort();
     }
   }

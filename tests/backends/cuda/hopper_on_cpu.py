@@ -22,12 +22,13 @@ def statement(instruction: str, operands: Sequence[str]) -> str | None:
         return "emu::give_way(emu::AT_GROUP);"
     if found := re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k\d+\.(\w+)\.(\w+)\.(\w+) ", instruction):
         columns, total = int(found[1]), {"f32": "float", "s32": "int"}[found[2]]
-        *sums, a, b, adds = operands
-        assert len(sums) == columns // 2
-        assert re.search(r"ps0(, 1, 1(, 0, 0)?)?;", instruction), "operands along k only"
+        sums, (*a, b, adds) = operands[: columns // 2], operands[columns // 2 :]
+        words = f"uint32_t words[] = {{{', '.join(a)}}};" if len(a) == 4 else ""
+        assert re.search(r"ps0(, 1, 1(, 0(, 0)?)?)?;", instruction), "operands along k only"
         pointers = ", ".join(f"({total}*)&({one})" for one in sums)
         types = f"{TYPES[found[3]]}, {TYPES[found[4]]}"
-        return f"{{ {total}* d[] = {{{pointers}}}; emu::wgmma<{types}>({columns}, d, {a}, {b}, {adds}); }}"
+        rows = "words" if words else a[0]
+        return f"{{ {total}* d[] = {{{pointers}}}; {words} emu::wgmma<{types}>({columns}, d, {rows}, {b}, {adds}); }}"
     if instruction.startswith("cp.async.bulk.tensor"):
         assert "multicast" not in instruction, "no clusters"
         to, map_, *at, barrier = operands

@@ -429,43 +429,44 @@ def test_residuals_are_loaded_before_the_products_and_for_the_next_tile():
     assert len(load.findall(several)) == 16
 
 
-@pytest.mark.parametrize("is_planar", [False, True])
+@pytest.mark.parametrize(("is_planar", "per_word"), [(False, 2), (True, 2), (False, 4)])
 @pytest.mark.parametrize(("kernel", "pad", "channels"), [(7, 3, 3), (3, 1, 3), (3, 0, 2), (5, 2, 4)])
-def test_a_stem_reads_its_windows_from_the_patch(is_planar, kernel, pad, channels):
+def test_a_stem_reads_its_windows_from_the_patch(is_planar, per_word, kernel, pad, channels):
     """What the fragments read, times the packed weights, is the convolution."""
     rng = np.random.default_rng(0)
     height, width, stride, out_channels = 20, 16, 2, 16
+    channels += channels % 2 if per_word == 4 else 0
     x = rng.standard_normal((height, width, channels)).astype("float32")
     w = rng.standard_normal((out_channels, kernel, kernel, channels)).astype("float32")
     out_height, out_width = (height + 2 * pad - kernel) // stride + 1, (width + 2 * pad - kernel) // stride + 1
     planes, c = (channels, 1) if is_planar else (1, channels)
-    lead = pad * c % 2
-    row = row_of(lead + kernel * c, is_planar)
-    stem = Stem(height, width * c // 2, c, out_height, out_width, (kernel, kernel), stride,
-                (pad, (pad * c + lead) // 2), row, 2, planes)  # fmt: skip
-    packing = StemPacking(w.shape, lead, row, is_planar)
+    lead = -pad * c % per_word
+    row = row_of(lead + kernel * c, is_planar, per_word)
+    stem = Stem(height, width * c // per_word, c, out_height, out_width, (kernel, kernel), stride,
+                (pad, (pad * c + lead) // per_word), row, 2, planes, per_word)  # fmt: skip
+    packing = StemPacking(w.shape, lead, row, is_planar, per_word)
     packed = packing(w)
     assert packed.shape == packing.shape
     assert stem.pitch % 4 == 0
     assert (stem.before[1] + stem.shift) % 4 == 0  # copies begin at multiples of 16 bytes
     top = 2
-    patch = np.zeros((planes, stem.patch_rows, stem.pitch * 2), "float32")
+    patch = np.zeros((planes, stem.patch_rows, stem.pitch * per_word), "float32")
     image = x.transpose(2, 0, 1) if is_planar else x.reshape(1, height, -1)
-    left = (stem.before[1] + stem.shift) * 2
+    left = (stem.before[1] + stem.shift) * per_word
     for r in range(stem.patch_rows):
         h = top * stride - pad + r
         if 0 <= h < height:
-            patch[:, r, left : left + width * c] = image[:, h, : stem.pitch * 2 - left]
-    flat = patch.reshape(-1, 2)  # in words
+            patch[:, r, left : left + width * c] = image[:, h, : stem.pitch * per_word - left]
+    flat = patch.reshape(-1, per_word)  # in words
     padded = np.pad(x, [(pad, pad + stride), (pad, pad), (0, 0)])
     for m in range(stem.rows * out_width):
-        window = stem.shift + m // out_width * stride * stem.pitch + m % out_width * (stride * c // 2)
-        places = [stem.word_of(eight * 8) for eight in range(stem.k16 * 2)]
+        window = stem.shift + m // out_width * stride * stem.pitch + m % out_width * (stride * c // per_word)
+        places = [stem.word_of(part * stem.at_once) for part in range(stem.steps * 2)]
         words = [None if at is None else window + at + stem.of_thread(four) for at in places for four in range(4)]
-        fragment = np.concatenate([np.zeros(2) if word is None else flat[word] for word in words])
+        fragment = np.concatenate([np.zeros(per_word) if word is None else flat[word] for word in words])
         h, v = (top + m // out_width) * stride, m % out_width * stride
         wanted = np.einsum("okwc,kwc->o", w, padded[h : h + kernel, v : v + kernel])
-        np.testing.assert_allclose(packed[:, : stem.k16 * 16] @ fragment, wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(packed[:, : len(fragment)] @ fragment, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_stem_builds():
@@ -499,7 +500,7 @@ def test_a_stem_may_have_any_number_of_columns():
 
 
 @pytest.mark.parametrize(("kernel", "stride", "width", "why"), [
-    (7, 2, 64, ""), (3, 2, 64, ""), (3, 1, 64, "an odd number of elements"), (3, 2, 60, "does not copy"),
+    (7, 2, 64, ""), (3, 2, 64, ""), (3, 1, 64, "do not begin with a word"), (3, 2, 60, "does not copy"),
 ])  # fmt: skip
 def test_a_stem_reads_planes(kernel, stride, width, why):
     """An image channels first, where the hardware copies its rows and windows begin at words."""

@@ -47,6 +47,7 @@ _OTHERS = 0.03  # of the resources that do not bound a step
 _TILE_CYCLES = 165.0  # of a tile: barriers, addresses
 _STEP_CYCLES = 32.0  # of a step that waits for the one before
 _EPILOGUE_CYCLES = 200.0  # of one operation on 64 rows x 64 columns: sums, exchange, stores
+_BYTE_EPILOGUE_CYCLES = 30.0  # the same where bytes are stored: no exchange, and an operation is an instruction
 _HOT_S = 100e-6  # from here on an H200's clock is what its power leaves: fewer joules are fewer seconds
 _FILLING, _READING = 9.6, 1.9  # per element of shared memory, and multiply-add; measured at 4096^3 and 8192^3
 _MEMORY_BOUND = 0.7  # of the time: then copies run ahead of the stores by little, as reads and writes slow one another
@@ -280,7 +281,9 @@ def predict(
     add = m * n / device.fma_per_cycle if tiling.promote else 0.0
     times = (multiply, read, copy, add)
     busy = steps * (max(times) + _OTHERS * (sum(times) - max(times)))
-    epilogue = _EPILOGUE_CYCLES * _operations(view, workload) * count64 * width / 64
+    is_byte = dtype_bits(workload.args[-1].dtype) == 8
+    operation = _BYTE_EPILOGUE_CYCLES if is_byte else _EPILOGUE_CYCLES
+    epilogue = operation * _operations(view, workload) * count64 * width / 64
     alone = _TILE_CYCLES + busy + _STEP_CYCLES * steps + epilogue
     places = (device.sms // tiling.cluster - _UNPLACED.get(tiling.cluster, 0)) * tiling.cluster * tiling.blocks_per_sm
     if count <= places:
