@@ -13,6 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
+from subtune.core.numerics import FLOAT8
 from subtune.core.reference import CannotRun, Run, by_a_part, by_an_ulp
 
 _WRONG_OF_FLOAT8 = ["ReluQuantRewrite"]
@@ -108,11 +109,13 @@ def onnxruntime_reference(
             return None
         raise
     names = [output.name for output in session.get_outputs()]
+    in_bits = [output.name for output in session.get_outputs() if output.type == "tensor(float8e4m3fn)"]
     alive = (session, values, weights)  # the session reads the arrays and does not own them
 
     def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         try:
-            return dict(zip(names, alive[0].run(names, inputs), strict=True))
+            found = dict(zip(names, alive[0].run(names, inputs), strict=True))
+            return {**found, **{name: found[name].view(FLOAT8) for name in in_bits}}
         except Exception as e:  # kernels that are missing, or fail, are only met here (a float64 LSTM)
             raise CannotRun(" ".join(str(e).split()) or type(e).__name__) from e
 

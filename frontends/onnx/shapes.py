@@ -20,13 +20,7 @@ _UNSUPPORTED_TYPES = {
         "STRING",
         "COMPLEX64",
         "COMPLEX128",
-        "INT4",
-        "UINT4",
-        "FLOAT4E2M1",
-        "INT2",
-        "UINT2",
     )
-    if hasattr(TensorProto, name)
 }
 
 _TYPE_NUMBERS = frozenset(TensorProto.DataType.values())

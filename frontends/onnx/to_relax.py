@@ -9,11 +9,11 @@ import tvm
 from tvm import relax
 
 from subtune.core.errors import ModelError, ShapeError
-from subtune.core.tensor_spec import TensorSpec
+from subtune.core.tensor_spec import NARROW, TensorSpec, carrier
 from subtune.frontends.onnx.file import OnnxModel
 from subtune.frontends.onnx.graph import all_nodes, subgraphs
 from subtune.frontends.onnx.ops import ConstantInputsError, import_onnx
-from subtune.frontends.onnx.shapes import spec_of
+from subtune.frontends.onnx.shapes import dtype_name, spec_of
 
 
 def import_graph(model: OnnxModel, inputs: Sequence[TensorSpec]) -> tuple[tvm.IRModule, tuple[TensorSpec, ...]]:
@@ -40,7 +40,9 @@ def import_graph(model: OnnxModel, inputs: Sequence[TensorSpec]) -> tuple[tvm.IR
     fields = list(result.fields) if isinstance(result, relax.TupleType) else [result]
     outputs = []
     for value, kind in zip(graph.output, fields, strict=True):
-        spec = TensorSpec(value.name, *_static(value.name, kind))
+        declared = dtype_name(value.type.tensor_type.elem_type) if value.type.tensor_type.elem_type else ""
+        shape, held = _static(value.name, kind)
+        spec = TensorSpec(value.name, shape, declared if declared in NARROW and held == carrier(declared) else held)
         inferred = spec_of(value)
         if inferred is not None and inferred != spec:
             raise ModelError(f"The imported output {spec} is not what ONNX infers: {inferred}; please report this.")

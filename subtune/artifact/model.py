@@ -69,7 +69,7 @@ class Artifact:
 
         Args:
             inputs: by name; numpy arrays or anything with `__dlpack__` on the CPU, of exactly the declared shape and
-                dtype. Arrays that are not contiguous or not aligned are copied first.
+                dtype (int4 and its like: ml_dtypes'). Arrays that are not contiguous or not aligned are copied first.
             out: arrays to write outputs to, by name; the others are new arrays. One that is contiguous, aligned and
                 apart from every input is written by the kernels themselves.
 
@@ -100,7 +100,10 @@ class Artifact:
         return outputs
 
     def run_tensors(self, inputs: Mapping[str, Any]) -> dict[str, tvm_ffi.Tensor]:
-        """As `run`, giving `tvm_ffi.Tensor`s (they have `__dlpack__`)."""
+        """As `run`, giving `tvm_ffi.Tensor`s (they have `__dlpack__`).
+
+        Elements of less than a byte, which tensors would have packed, are their bits in a uint8 each.
+        """
         outputs = self.run(inputs)
         return {spec.name: runtime.as_tensor(outputs[spec.name], spec) for spec in self.outputs}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from subtune.core.manifest import LIBRARY_NAME, WEIGHTS_NAME, Manifest, WeightEntry
 from subtune.core.memory_plan import Base, View
-from subtune.core.tensor_spec import TensorSpec
+from subtune.core.tensor_spec import TensorSpec, carrier
 
 ALIGNMENT = 64
 """Bytes; every weight and every tensor of the arena starts on such a boundary."""
@@ -121,7 +121,8 @@ def _views(manifest: Manifest) -> Iterator[str]:
             yield f"there is no {view.base.value} number {view.place}"
             continue
         owner = owners[view.base][view.place]
-        if view.dtype != owner.dtype or math.prod(view.shape) != math.prod(owner.shape):
+        held = carrier(owner.dtype) if isinstance(owner, TensorSpec) else owner.dtype
+        if view.dtype != held or math.prod(view.shape) != math.prod(owner.shape):
             yield (
                 f"{view.base.value} {view.place} is {owner.dtype}{list(owner.shape)} "
                 f"and is used as {view.dtype}{list(view.shape)}"
@@ -138,7 +139,7 @@ def _outputs(manifest: Manifest) -> Iterator[str]:
         return
     for output, view in plan.copies:
         spec = manifest.outputs[output]
-        if view.dtype != spec.dtype or math.prod(view.shape) != math.prod(spec.shape):
+        if view.dtype != carrier(spec.dtype) or math.prod(view.shape) != math.prod(spec.shape):
             yield f"output {spec} is a copy of {view.dtype}{list(view.shape)}"
     fixed = [view.base.is_fixed for view in plan.arguments]
     if fixed != sorted(fixed):

@@ -9,7 +9,7 @@ import numpy as np
 
 from subtune import runtime
 from subtune.core.errors import InputError
-from subtune.core.tensor_spec import TensorSpec
+from subtune.core.tensor_spec import NARROW, TensorSpec
 
 _Array = np.ndarray
 
@@ -72,9 +72,11 @@ class Input:
         if array.shape != spec.shape:
             raise InputError(f"input {spec.name} has shape {array.shape}, the model takes {spec}")
         if array.dtype != self.dtype:
+            are_bits = spec.dtype in NARROW and array.dtype == np.uint8
+            view = f", or with .view({spec.dtype!r}) if these are its bits" if are_bits else ""
             raise InputError(
                 f"input {spec.name} has dtype {array.dtype}, the model takes {spec}; convert it with "
-                f".astype({spec.dtype!r}) if that is meant"
+                f".astype({spec.dtype!r}) if that is meant{view}"
             )
         if runtime.is_direct(array):
             return array

@@ -14,6 +14,8 @@ from subtune.core.errors import InputError
 if TYPE_CHECKING:
     import numpy as np
 
+    from subtune.core.tensor_spec import TensorSpec
+
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser("run", parents=[common], help="run an artifact once")
@@ -24,9 +26,11 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         default=[],
         type=arguments.assignment,
         metavar="NAME=FILE.npy",
-        help="an input's array; may be repeated (default: random arrays)",
+        help="an input's array (bits in uint8 for int4, float8 and so on); repeatable (default: random arrays)",
     )
-    parser.add_argument("--output", metavar="FILE.npz", help="write the outputs")
+    parser.add_argument(
+        "--output", metavar="FILE.npz", help="write the outputs (bits in uint8 for int4, float8 and so on)"
+    )
     parser.add_argument("--threads", type=arguments.positive, metavar="N")
     parser.add_argument("--check", action="store_true", help="check the SHA-256 of the artifact's files first")
     arguments.add_json(parser)
@@ -38,10 +42,12 @@ def run(args: argparse.Namespace) -> int:
 
     from subtune.artifact import load
     from subtune.artifact.random_inputs import random_inputs
+    from subtune.runtime import carried
 
     artifact = load(args.artifact, check=args.check, threads=args.threads, share_weights=True)  # for one run
     if args.input:
-        inputs = {name: _read(name, path) for name, path in args.input}
+        specs = {spec.name: spec for spec in artifact.inputs}
+        inputs = {name: _read(name, path, specs.get(name)) for name, path in args.input}
     else:
         inputs = random_inputs(artifact.inputs)
         if artifact.inputs:
@@ -52,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output:
         try:
             with open(args.output, "wb") as f:
-                np.savez(f, **outputs)  # type: ignore[arg-type]
+                np.savez(f, **{name: carried(array) for name, array in outputs.items()})  # type: ignore[arg-type]
         except OSError as e:
             raise InputError(f"cannot write {args.output}: {e.strerror or e}") from e
     rows = [_summary(name, array) for name, array in outputs.items()]
@@ -65,8 +71,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read(name: str, path: str) -> np.ndarray:
+def _read(name: str, path: str, spec: TensorSpec | None) -> np.ndarray:
+    """The array of a file, which has no name for narrow types: numpy writes their bits without a type."""
     import numpy as np
+
+    from subtune.runtime import uncarried
 
     try:
         array = np.load(path, allow_pickle=False)
@@ -74,7 +83,8 @@ def _read(name: str, path: str) -> np.ndarray:
         raise InputError(f"cannot read {path} for input {name}: {e}; give a .npy file") from e
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path} for input {name} holds several arrays; give a .npy file with one")
-    return array
+    are_bits = array.dtype == np.uint8 or array.dtype == np.dtype("V1")
+    return uncarried(array, spec.dtype) if spec is not None and are_bits else array
 
 
 def _summary(name: str, array: np.ndarray) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from subtune.assembly import compile_module
 from subtune.backends import device_of
 from subtune.core.errors import ModelError, SubtuneError
 from subtune.frontends.onnx.ops import ConstantInputsError, import_onnx
+from subtune.runtime import carried, uncarried
 from subtune.verification.references import untuned
 
 Compiled: TypeAlias = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
@@ -59,6 +60,12 @@ def _array(value: Any) -> Any:
     return value if value is None or isinstance(value, list | tuple) else np.asarray(value)
 
 
+def _declared(array: np.ndarray, info: onnx.ValueInfoProto) -> np.ndarray:
+    """An output as an array of its declared type, which one of a narrow type has."""
+    elem = info.type.tensor_type.elem_type
+    return uncarried(array, str(onnx.helper.tensor_dtype_to_np_dtype(elem))) if elem else array
+
+
 class SubtuneRep(BackendRep):
     """A model ready to run. Not safe for use by several threads at once."""
 
@@ -87,8 +94,9 @@ class SubtuneRep(BackendRep):
             compiled = self._specialised(arrays)
         except SubtuneError as e:
             raise BackendIsNotSupposedToImplementIt(str(e)) from e
-        free = [arrays[info.name] for info in self._inputs if info.name not in self._bound]
-        return namedtupledict("Outputs", self._output_names)(*compiled(free))
+        free = [carried(arrays[info.name]) for info in self._inputs if info.name not in self._bound]
+        outputs = map(_declared, compiled(free), self._model.graph.output)
+        return namedtupledict("Outputs", self._output_names)(*outputs)
 
     def _specialised(self, arrays: Mapping[str, np.ndarray]) -> Compiled:
         """The model compiled for the values of the inputs that have to be constant."""

@@ -10,6 +10,7 @@ from subtune.runtime.memory import (
     aligned_empty,
     as_numpy,
     as_tensor,
+    carried,
     has_huge_pages,
     host_copy,
     is_direct,
@@ -18,6 +19,7 @@ from subtune.runtime.memory import (
     private_pages,
     retyped,
     tensor_over,
+    uncarried,
 )
 from subtune.runtime.threads import fork_generation, use_threads
 
@@ -29,6 +31,7 @@ __all__ = [
     "aligned_empty",
     "as_numpy",
     "as_tensor",
+    "carried",
     "cpu_flags",
     "fork_generation",
     "has_cuda",
@@ -44,6 +47,7 @@ __all__ = [
     "private_pages",
     "retyped",
     "tensor_over",
+    "uncarried",
     "use_threads",
     "versions",
     "virtual_machine",

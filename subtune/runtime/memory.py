@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-from subtune.core.tensor_spec import TensorSpec
+from subtune.core.tensor_spec import NARROW, TensorSpec, carrier
 
 ALIGNMENT = 64
 """Bytes; a vector, or a cache line, starts on such a boundary. What is ours does; a caller's array need not."""
@@ -96,9 +96,11 @@ def is_numpys(dtype: np.dtype) -> bool:
 
 
 def as_tensor(array: np.ndarray, spec: TensorSpec) -> Any:
-    """The memory of an array that is_direct, as the tensor that `spec` says."""
+    """The memory of an array that is_direct, as the tensor that `spec` says; bytes of bits if those have no type."""
     if not is_numpys(array.dtype):  # pass the bytes and name the type
-        return tensor_over(array.reshape(-1).view(np.uint8), spec.shape, spec.dtype)
+        is_packed = spec.dtype in NARROW and not spec.dtype.startswith("float8")  # in tensors of those types
+        dtype = carrier(spec.dtype) if is_packed else spec.dtype
+        return tensor_over(array.reshape(-1).view(np.uint8), spec.shape, dtype)
     tensor = tvm_ffi.from_dlpack(array)
     return tensor if array.shape == spec.shape else retyped(tensor, spec.shape, spec.dtype)
 
@@ -110,6 +112,16 @@ def as_numpy(tensor: Any, dtype: np.dtype) -> np.ndarray:
     shape = tuple(tensor.shape)
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     return np.from_dlpack(retyped(tensor, (nbytes,), "uint8")).view(dtype).reshape(shape)
+
+
+def carried(array: np.ndarray) -> np.ndarray:
+    """An array as `main` takes it: of a narrow dtype, the bytes of the same memory (`core.tensor_spec.carrier`)."""
+    return array.view(np.uint8) if array.dtype.name in NARROW else array
+
+
+def uncarried(array: np.ndarray, dtype: str) -> np.ndarray:
+    """What `main` gives for an output of `dtype`, as an array of that; no copy."""
+    return array.view(numpy_dtype(dtype)) if dtype in NARROW else array
 
 
 def numpy_dtype(name: str) -> np.dtype:

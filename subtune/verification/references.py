@@ -27,6 +27,7 @@ from subtune.passes.outline import outline
 from subtune.passes.partition import partition
 from subtune.passes.splice import splice
 from subtune.pipeline import normalize
+from subtune.runtime import carried, uncarried
 from subtune.tuning.winners import schedule_kernels
 from subtune.verification.by_numpy import legalizations
 
@@ -92,6 +93,6 @@ def _called(
 ) -> dict[str, np.ndarray]:
     """One call of a compiled module on this machine's CPU."""
     main = relax.VirtualMachine(compiled, tvm.cpu())["main"]
-    result = main(*(tvm.runtime.tensor(arrays[spec.name]) for spec in inputs), *weights)
+    result = main(*(tvm.runtime.tensor(carried(arrays[spec.name])) for spec in inputs), *weights)
     found = [result] if hasattr(result, "numpy") else list(result)
-    return {spec.name: tensor.numpy() for spec, tensor in zip(outputs, found, strict=True)}
+    return {spec.name: uncarried(tensor.numpy(), spec.dtype) for spec, tensor in zip(outputs, found, strict=True)}

@@ -33,6 +33,7 @@ _SEEDS = (0, 1, 2)
 _VARIATIONS = 4
 """Two random directions, and their opposites."""
 _APART = 0.5
+_FLOATS = ("float16", "float32", "float64")
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -104,7 +105,7 @@ def _of_output(
 ) -> Sensitivity:
     """Judged on each of the inputs by itself: the model may be stable on some of them."""
     dtype = expected[0].dtype
-    unit = float(np.finfo(dtype if dtype.kind == "f" else np.float32).eps)
+    unit = float(np.finfo(dtype if dtype.name in _FLOATS else np.float32).eps)
     judged = []
     for index, (ours, right) in enumerate(zip(got, expected, strict=True)):
         worst, error = _distance(ours, right)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+from onnx import TensorProto
 
 from subtune.core.forms import Forms
 from subtune.core.numerics import FLOAT8
@@ -78,6 +79,14 @@ def test_only_both_operands_together() -> None:
     mod = float8_products(load(g.model(g.op("MatMul", "x", g.weight((32, 24), 1)), (6, 24))).mod, HOPPER)
     (product,) = (value for value in calls(mod) if op_name(value) == "relax.matmul")
     assert [dtype_of(arg) for arg in product.args] == ["float32", "float32"]
+
+
+def test_inputs_of_that_type_are_multiplied_as_such() -> None:
+    g = Float8Graph((6, 32))
+    model = g.model(g.op("MatMul", g.floats("x", 0.02), g.weight((32, 24), 1)), (6, 24))
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.FLOAT8E4M3FN
+    (product,) = (v for v in calls(float8_products(load(model).mod, HOPPER)) if op_name(v) == "relax.matmul")
+    assert [dtype_of(arg) for arg in product.args] == [FLOAT8, FLOAT8]
 
 
 def test_scales_along_the_sum_are_no_factor() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -34,6 +35,12 @@ class TestOutputError:
         assert output_error("y", np.zeros(2, np.float32), expected).is_within
         assert not output_error("y", np.full(2, 1e-30, np.float32), expected).is_within
         assert not output_error("y", np.zeros(2), np.array([1.9e-41, -4e-42])).is_within, "normal, as float64"
+
+    def test_floats_of_8_bits_are_the_same_numbers(self):
+        expected = np.array([1, -2, np.nan], ml_dtypes.float8_e5m2)
+        assert output_error("y", expected.copy(), expected).is_within
+        for wrong in ([1, -2.5, np.nan], [1, -2, 3], [np.nan, -2, np.nan]):
+            assert not output_error("y", np.array(wrong, expected.dtype), expected).is_within
 
     @pytest.mark.parametrize(("dtype", "step"), [("float32", 1e-3), ("float16", 0.1)])
     def test_tolerance_depends_on_dtype(self, dtype, step):

@@ -1,4 +1,4 @@
-"""Conversions between dtypes."""
+"""Conversions between dtypes, narrow ones included."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from subtune.frontends.onnx.ops.node import FLOATS, Converter, Expr, Node, const, dtype, dtype_name
+from subtune.core.numerics import FLOAT8
+from subtune.frontends.onnx.ops.narrow import CARRIERS, INTEGERS, Narrow, in_float32
+from subtune.frontends.onnx.ops.node import FLOATS, Converter, Expr, Node, const, dtype, dtype_name, element_name
+from subtune.frontends.onnx.ops.small_floats import rounded
 
 
 def convert(node: Node, x: Expr, to: str) -> Expr:
@@ -35,12 +38,54 @@ def convert(node: Node, x: Expr, to: str) -> Expr:
     return relax.op.astype(x, to)
 
 
-def cast(node: Node) -> Expr:
-    return convert(node, node.x, dtype_name(node.attr("to")))
+def to_narrow(node: Node, x: Expr, to: str) -> Narrow:
+    """Integers lose their higher bits; floats are rounded to the nearest, as the attribute `saturate` says.
+
+    What is no float32 is made one before it is rounded.
+    """
+    if to in INTEGERS:
+        return Narrow(_low_bits(node, convert(node, x, "int32"), to), to)
+    saturate = bool(node.attr("saturate", 1))
+    wide = node.emit(convert(node, x, "float32"))
+
+    def whole(t: Any) -> Any:
+        return te.compute(t.shape, lambda *i: rounded(t(*i), to, saturate), name="round_to_narrow")
+
+    return Narrow(node.te(whole, wide), to)
 
 
-def cast_like(node: Node) -> Expr:
-    return convert(node, node.x, dtype(node.need(1)))
+def _low_bits(node: Node, x: Expr, to: str) -> Expr:
+    """int32 as integers of few bits."""
+    bits = int(to[-1])
+    mask, sign = (1 << bits) - 1, 0 if to.startswith("u") else 1 << (bits - 1)
+    low = node.emit(relax.op.bitwise_and(x, const(mask, "int32")))
+    moved = node.emit(relax.op.bitwise_xor(low, const(sign, "int32")))
+    return node.cast(node.emit(relax.op.subtract(moved, const(sign, "int32"))), CARRIERS[to])
+
+
+def is_narrow_cast(node: Node) -> bool:
+    """Whether it converts from a narrow type or to one."""
+    if node.domain or node.op not in ("Cast", "CastLike"):
+        return False
+    return any(node.types) or (node.op == "Cast" and element_name(node.attr("to")) in CARRIERS)
+
+
+def _converted(node: Node, to: str) -> Any:
+    x = node.x
+    if node.type_of(0) == to:
+        return Narrow(x, to) if to in CARRIERS else x
+    if dtype(x) == FLOAT8:
+        x = in_float32(node.bb, x)
+    return to_narrow(node, x, to) if to in CARRIERS else convert(node, x, to)
+
+
+def cast(node: Node) -> Any:
+    to = element_name(node.attr("to"))
+    return _converted(node, to if to in CARRIERS else dtype_name(node.attr("to")))
+
+
+def cast_like(node: Node) -> Any:
+    return _converted(node, node.type_of(1))
 
 
 def bitcast(node: Node) -> Expr:

@@ -7,6 +7,8 @@ from typing import Any
 import onnx
 
 from subtune.core.errors import ModelError
+from subtune.core.tensor_spec import NARROW
+from subtune.frontends.onnx.ops.narrow import Narrow
 from subtune.frontends.onnx.ops.node import Expr, dtype, shape
 
 
@@ -27,11 +29,14 @@ def check_order(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> 
             raise ModelError(f"no node computes the graph's output '{info.name}'")
 
 
-def disagreement(info: onnx.ValueInfoProto, value: Expr) -> str | None:
+def disagreement(info: onnx.ValueInfoProto, value: Expr | Narrow) -> str | None:
     """How the output's declared dtype and shape differ from those of `value`; None if they agree."""
     declared = info.type.tensor_type
-    got = f"{dtype(value)}{list(shape(value))}"
-    if declared.elem_type and str(onnx_numpy(info)) != dtype(value):
+    name, value = (value.of, value.expr) if isinstance(value, Narrow) else (dtype(value), value)
+    got = f"{name}{list(shape(value))}"
+    if name in NARROW and not declared.elem_type:
+        return f"output '{info.name}' is {got}, and the model does not declare its type"
+    if declared.elem_type and str(onnx_numpy(info)) != name:
         return f"output '{info.name}' is declared as {onnx_numpy(info)} but is {got}"
     if not declared.HasField("shape"):
         return None

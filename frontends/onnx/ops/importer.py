@@ -20,7 +20,8 @@ from tvm import relax
 from subtune.core.errors import UnsupportedOpsError
 from subtune.core.names import Names
 from subtune.frontends.one_line import one_line
-from subtune.frontends.onnx.ops import functions, narrow
+from subtune.frontends.onnx.ops import boundary, functions, narrow
+from subtune.frontends.onnx.ops.cast import is_narrow_cast
 from subtune.frontends.onnx.ops.control import CONTROL
 from subtune.frontends.onnx.ops.converters import CONVERTERS
 from subtune.frontends.onnx.ops.graph import check_order, disagreement, title
@@ -134,6 +135,7 @@ class _Importer:
         arguments = inputs + [var for var, _ in self._signature.params]
         with self._bb.function("main", params=arguments):
             with self._bb.dataflow():
+                self._enter(values)
                 self._walk(graph.node, values, opsets)
                 outputs = self._outputs(graph, values)
                 result = self._bb.emit_output(*returned(outputs))
@@ -147,21 +149,29 @@ class _Importer:
         named: tvm.IRModule = self._names.noted(mod)
         return named
 
+    def _enter(self, values: dict[str, Any]) -> None:
+        """Replaces the bits of narrow inputs by what they stand for."""
+        for name, value in values.items():
+            if isinstance(value, narrow.Narrow) and self._origins_of(value.expr):
+                made = boundary.entered(self._bb, value.expr, value.of, self._names.hint(name))
+                self._origins[made.expr] = self._origins[value.expr]
+                values[name] = made
+
     def _outputs(self, graph: onnx.GraphProto, values: dict[str, Any]) -> list[Expr]:
         """The graph's outputs; none if something could not be imported."""
         for info in graph.output:
             if isinstance(values.get(info.name), tuple):
                 self._problems.append(f"output '{info.name}' is a sequence, which is not supported")
-            if isinstance(value := values.get(info.name), narrow.Narrow):
-                self._problems.append(f"output '{info.name}' is of {value.of}, which is not supported")
         if self._problems or self._wanted_inputs:
             return []
         differ = [disagreement(info, values[info.name]) for info in graph.output]
         self._problems += [text for text in differ if text]
-        return [self._returned(values[info.name]) for info in graph.output]
+        return [self._returned(info.name, values[info.name]) for info in graph.output]
 
-    def _returned(self, value: Expr) -> Expr:
+    def _returned(self, name: str, value: Any) -> Expr:
         """An empty constant cannot be stored in a module: it is made at run time."""
+        if isinstance(value, narrow.Narrow):
+            value = boundary.left(self._bb, value, self._names.hint(name))
         if 0 in shape(value):
             return self._bb.emit(relax.op.zeros(shape(value), dtype(value)))
         return value
@@ -224,7 +234,7 @@ class _Importer:
             return (POISON,) * len(proto.output)
         if local is not None:
             return self._function(local, proto, inputs, {})
-        plain, types = narrow.opened(domain, proto.op_type, inputs)
+        plain, types = narrow.opened(self._bb, domain, proto.op_type, inputs)
         node = Node(
             bb=self._bb,
             op=proto.op_type,
@@ -241,7 +251,7 @@ class _Importer:
         if control is not None:
             outputs = control(node, lambda graph, given: self._body(graph, given, values, opsets))
             return tuple(self._bind(value, origins, node.name) for value in outputs[: len(proto.output)])
-        folded = _folded(node)
+        folded = None if is_narrow_cast(node) else _folded(node)
         if folded is not None:
             constants: Sequence[Any] = narrow.closed(domain, proto.op_type, types, tuple(map(array_const, folded)))
             return constants

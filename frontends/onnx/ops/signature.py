@@ -12,9 +12,10 @@ import onnx
 from tvm import relax
 
 from subtune.core.errors import ShapeError
+from subtune.core.tensor_spec import NARROW, carrier
 from subtune.frontends.onnx.ops.graph import onnx_numpy
-from subtune.frontends.onnx.ops.narrow import held, holdable
-from subtune.frontends.onnx.ops.node import Expr, Refused, array_const, dtype_name
+from subtune.frontends.onnx.ops.narrow import Narrow, held, holdable
+from subtune.frontends.onnx.ops.node import Expr, Refused, array_const
 from subtune.frontends.onnx.weights import read_tensor
 
 # A parameter of at most this many elements stays a constant with `keep_params`: axes, scales, paddings.
@@ -80,7 +81,10 @@ class Signature:
         return var
 
     def inputs(self, graph: onnx.GraphProto, values: dict[str, Any]) -> list[Expr]:
-        """The arguments of `main` in the model's order, without initialisers and bound constants."""
+        """The arguments of `main` in the model's order, without initialisers and bound constants.
+
+        The value of a narrow one has its bits, which are to be read once `main` has begun (`boundary.entered`).
+        """
         arguments = []
         for info in graph.input:
             if info.name in values:
@@ -94,17 +98,18 @@ class Signature:
                 values[info.name] = POISON
                 continue
             try:
-                elem = dtype_name(info.type.tensor_type.elem_type)
+                holdable(info.type.tensor_type.elem_type)
             except Refused as e:
                 self.problems.append(f"input '{info.name}' {e}")
                 values[info.name] = POISON
                 continue
             dims = self._input_shape(info)
+            elem = str(onnx_numpy(info))
             if 0 in dims:  # nothing to feed: an empty tensor is known
-                values[info.name] = array_const(np.empty(dims, dtype=onnx_numpy(info)))
-            var = relax.Var(self._identifier(info.name), relax.TensorType(dims, elem))
+                values[info.name] = held(np.empty(dims, dtype=onnx_numpy(info)))
+            var = relax.Var(self._identifier(info.name), relax.TensorType(dims, carrier(elem)))
             arguments.append(var)
-            values.setdefault(info.name, var)
+            values.setdefault(info.name, Narrow(var, elem) if elem in NARROW else var)
             self.origins[var] = frozenset([info.name])
         return arguments
 

@@ -73,7 +73,8 @@ class CPUProgram:
                 source = self._fixed.array(view)
             else:
                 source = (inputs if view.base is Base.INPUT else outputs)[view.place]
-            np.copyto(outputs[output], source.reshape(outputs[output].shape))
+            wanted = runtime.carried(outputs[output])
+            np.copyto(wanted, runtime.carried(source).reshape(wanted.shape))
         for output, tensor in zip(self._plan.returned, returned, strict=True):
             np.copyto(outputs[output], runtime.as_numpy(tensor, outputs[output].dtype))
 
