@@ -53,15 +53,14 @@ def by_a_part(array: np.ndarray, variation: int, part: float) -> np.ndarray:
 
 def by_an_ulp(array: np.ndarray, variation: int) -> np.ndarray:
     """Each floating-point number becomes its next neighbour, up or down at random; an odd `variation` reverses the even
-    one before it. Zeros, and what has no finite neighbour, stay: a mask or a padding means exactly that. So do floats
-    of 8 bits, which are given as exactly as integers are.
+    one before it. Zeros, and what has no finite neighbour, stay: a mask or a padding means exactly that.
 
     >>> by_an_ulp(np.float32([1, 0]), 0) - np.float32([1, 0])
     array([-5.9604645e-08,  0.0000000e+00], dtype=float32)
     >>> by_an_ulp(np.float32([1, 0]), 1) - np.float32([1, 0])
     array([1.1920929e-07, 0.0000000e+00], dtype=float32)
     """
-    if not np.issubdtype(array.dtype, np.floating) or array.dtype.itemsize == 1:
+    if not np.issubdtype(array.dtype, np.floating):
         return array
     is_up = (np.random.default_rng(variation // 2).random(array.shape) < 0.5) ^ bool(variation % 2)
     towards: Any = np.where(is_up, np.inf, -np.inf).astype(array.dtype)

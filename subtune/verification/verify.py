@@ -111,8 +111,8 @@ def output_error(name: str, got: np.ndarray, expected: np.ndarray, precision: st
         return OutputError(name, dtype, 0.0, 0.0, tolerance)
     if tolerance == 0.0:  # integers, booleans, floats of 8 bits: the same numbers
         a, b = got.astype(np.float64), expected.astype(np.float64)
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        worst = float(np.nan_to_num(np.abs(a - b), nan=np.inf).max(where=~same, initial=0.0))
+        wrong = (a != b) & ~(np.isnan(a) & np.isnan(b))
+        worst = float(np.nan_to_num(np.abs(a[wrong] - b[wrong]), nan=np.inf).max(initial=0.0))
         return OutputError(name, dtype, worst, worst and max(worst, 1.0), tolerance)
     a, b = got.astype(np.float64), expected.astype(np.float64)
     finite = np.isfinite(b)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -22,7 +23,7 @@ from subtune.frontends.onnx.reference import OnnxRuntime
 from subtune.pipeline import prepare
 from subtune.tuning import winners
 from subtune.tuning.winners import schedule_kernels
-from subtune.verification.sensitivity import Sensitivity, sensitivities
+from subtune.verification.sensitivity import Sensitivity, _of_output, sensitivities
 from subtune.verification.verification import Verification
 
 pytest.importorskip("onnxruntime")
@@ -200,6 +201,14 @@ class TestByAnUlp:
     def test_integers_stay_and_types_too(self) -> None:
         assert by_an_ulp(np.arange(3), 0).tolist() == [0, 1, 2]
         assert by_an_ulp(np.ones(3, np.float16), 0).dtype == np.float16
+
+
+def test_floats_of_8_bits_are_judged() -> None:
+    """A step is excused where the reference moves by one, too."""
+    right, other, step = (np.array(v, ml_dtypes.float8_e5m2) for v in ([1, 2, -4], [4, -1, 2], [1, 2.5, -4]))
+    for moved, is_excused in ((step, True), (right, False)):
+        found = _of_output("y", [step, other], [right, other], [[moved, other]])
+        assert found.is_excused == is_excused
 
 
 @pytest.mark.parametrize("name", ["mlp-int8", "convnext_tiny-int8"])
