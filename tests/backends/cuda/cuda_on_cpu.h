@@ -4,6 +4,7 @@
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <setjmp.h>
 #include <ucontext.h>
 #include <vector_functions.h>
 
@@ -23,7 +24,9 @@
 namespace emu {
 enum State { READY, AT_BLOCK, AT_GROUP, AT_WARP, ASLEEP, DONE };
 struct Thread {
-  ucontext_t context;
+  ucontext_t start;
+  jmp_buf there;  // where it goes on, once it has begun
+  bool has_begun;
   uint3 index;
   int number;
   State state;
@@ -31,7 +34,7 @@ struct Thread {
   unsigned syncs;  // barriers of the cluster that it has come to
 };
 constexpr int STACK = 256 << 10, WARP = 32, WORDS = 16;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline std::vector<Thread> threads;
 inline Thread* current;
 inline uint3 block;
@@ -40,14 +43,19 @@ inline void (*body)();
 alignas(1024) inline unsigned char dynamic[256 << 10];
 inline uint32_t slots[1024][WORDS];
 
+// `_setjmp` and `_longjmp` between stacks: `swapcontext` asks the system for the signal mask, every time.
 inline void give_way(State state) {
   current->state = state;
-  swapcontext(&current->context, &scheduler);
+  if (!_setjmp(current->there)) _longjmp(scheduler, 1);
 }
-inline void run_body() {
-  body();
-  current->state = DONE;
-  swapcontext(&current->context, &scheduler);
+inline void run_current() {
+  if (_setjmp(scheduler)) return;
+  if (current->has_begun) _longjmp(current->there, 1);
+  current->has_begun = true;
+  setcontext(&current->start);
+}
+inline void run_bodies() {  // a thread of one block after the other
+  for (;; give_way(DONE)) body();
 }
 inline bool release(State state) {
   bool any = false;
@@ -62,13 +70,16 @@ inline void begin_block() {
     t.number = i;
     t.syncs = 0;
     t.index = make_uint3(i % size.x, i / size.x % size.y, i / (size.x * size.y));
+    bool is_at_its_end = t.stack && t.has_begun && t.state == DONE;
     t.state = READY;
+    if (is_at_its_end) continue;
     if (!t.stack) t.stack = (char*)std::malloc(STACK);
-    getcontext(&t.context);
-    t.context.uc_stack.ss_sp = t.stack;
-    t.context.uc_stack.ss_size = STACK;
-    t.context.uc_link = &scheduler;
-    makecontext(&t.context, run_body, 0);
+    t.has_begun = false;
+    getcontext(&t.start);
+    t.start.uc_stack.ss_sp = t.stack;
+    t.start.uc_stack.ss_size = STACK;
+    t.start.uc_link = nullptr;
+    makecontext(&t.start, run_bodies, 0);
   }
 }
 // Whether it is done; else threads of it are asleep.
@@ -79,7 +90,7 @@ inline bool run_block(bool backwards) {
   do {
     for (int i = 0; i < count; ++i) {
       current = &threads[backwards ? count - 1 - i : i];
-      if (current->state == READY) swapcontext(&scheduler, &current->context);
+      if (current->state == READY) run_current();
       is_asleep |= current->state == ASLEEP;
     }
   } while (release(AT_WARP) || release(AT_GROUP) || (!is_asleep && release(AT_BLOCK)));

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -44,6 +45,9 @@ _TYPES = {
     "e4m3": "__nv_fp8_e4m3",
     "tf32": "float",
 }
+_COMPILE = ["g++", "-std=c++17", "-O1", "-w", "-fPIC"]
+_HEADERS = (Path(__file__).with_name("hopper_on_cpu.h"), "type_traits", "cuda_fp8.h", "sm_61_intrinsics.h")
+"""The emulation, and what TVM's sources include: reading them takes longer than compiling a kernel."""
 _GUARD = 64
 """Elements around every argument that must stay as they are."""
 
@@ -52,6 +56,18 @@ _GUARD = 64
 def toolkit() -> str:
     """The directory of CUDA's headers, "" without them or without a C++ compiler."""
     return f"{home}/include" if (home := headers_home()) and shutil.which("g++") else ""
+
+
+@cache
+def _compiled_headers() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
+    """A header that includes `_HEADERS`, compiled beside itself, in a directory that lasts as long as this process."""
+    folder = tempfile.TemporaryDirectory(prefix="emulation.")
+    path = Path(folder.name) / "emulation.h"
+    path.write_text("".join(f'#if __has_include("{one}")\n#include "{one}"\n#endif\n' for one in _HEADERS))
+    command = [*_COMPILE, f"-I{toolkit()}", "-x", "c++-header", str(path), "-o", f"{path}.gch"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+    return path, folder
 
 
 def run(kernel: Kernel, inputs: list[np.ndarray], workload: Workload, device: CUDAModel, folder: Path) -> list[Any]:
@@ -187,7 +203,7 @@ def _library(source: str, launches: list[Any], folder: Path) -> Path:
     code = re.sub(r"__shared__ (alignas\(\d+\)) ", r"\1 __shared__ ", source)
     code = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];", r"\1* \2 = (\1*)emu::dynamic;", code)
     code = _without_assembly(code.replace("#include <mma.h>", "").replace("#include <cuda.h>", ""))
-    text = [f'#include "{Path(__file__).with_name("hopper_on_cpu.h")}"', code]
+    text = [f'#include "{_compiled_headers()[0]}"', code]
     for index, (name, args, extents) in enumerate(launches):
         signature = re.search(rf"\b{name}\(([^)]*)\);", source)
         assert signature
@@ -209,7 +225,7 @@ def _library(source: str, launches: list[Any], folder: Path) -> Path:
         )
     path = folder / "kernel.cpp"
     path.write_text("\n".join(text))
-    command = ["g++", "-std=c++17", "-O1", "-w", "-fPIC", "-shared", f"-I{toolkit()}", str(path), "-o"]
+    command = [*_COMPILE, "-shared", f"-I{toolkit()}", str(path), "-o"]
     library = folder / f"kernel{len(list(folder.iterdir()))}.so"
     done = subprocess.run([*command, str(library)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:3000]

@@ -167,7 +167,7 @@ inline void launch_hopper(dim3 blocks, dim3 block_size, bool backwards, void (*k
       for (int t = 0; t < count; ++t) {
         current = &threads[backwards ? count - 1 - t : t];
         if (current->state == READY) {
-          swapcontext(&scheduler, &current->context);
+          run_current();
           has_moved |= current->state != READY;
         }
         is_done &= current->state == DONE;
