@@ -4,6 +4,7 @@ costs), one small artifact, which is read only: whoever changes it makes a copy 
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -37,6 +38,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # Two processes of tests share the cores: a thread of TVM's that waits by spinning takes one from whom it waits for.
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected by now stays: garbage need not be looked for among it, again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

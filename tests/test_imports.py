@@ -83,6 +83,12 @@ def room(module: str) -> tuple[int, str] | None:
     return next((LEVELS[name] for name in names if name in LEVELS), None)
 
 
+@cache
+def nodes(module: str) -> tuple[ast.AST, ...]:
+    """All of a module, walked once for all tests."""
+    return tuple(ast.walk(tree(module)))
+
+
 def imports(node: ast.AST) -> Iterator[tuple[str, int]]:
     """(module, line) of every import of subtune's, also inside functions, but for those for the type checker only."""
     for child in ast.iter_child_nodes(node):
@@ -102,15 +108,28 @@ def names(module: str) -> Iterator[tuple[str, int]]:
 
     `"subtune.turned"`, an attribute of a loop, is none: there is no such module.
     """
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             text = re.fullmatch(r"(subtune(?:\.\w+)+)[.:]?\w*", node.value)
             if text and text[1] in MODULES:
                 yield text[1], node.lineno
 
 
+@cache
+def imported(module: str) -> tuple[tuple[str, int], ...]:
+    return tuple(imports(tree(module)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    """A million nodes, among which each collection of garbage would look for some."""
+    yield
+    for kept in (tree, nodes, imported):
+        kept.cache_clear()
+
+
 def edges(module: str) -> list[tuple[str, int]]:
-    return [*imports(tree(module)), *names(module)]
+    return [*imported(module), *names(module)]
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
@@ -147,12 +166,12 @@ def test_the_package_is_imported_for_its_version_and_place_only():
     taken = {
         (module, node.attr)
         for module in MODULES
-        for node in ast.walk(tree(module))
+        for node in nodes(module)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "subtune"
     } | {
         (module, alias.name)
         for module in MODULES
-        for node in ast.walk(tree(module))
+        for node in nodes(module)
         if isinstance(node, ast.ImportFrom) and node.module == "subtune"
         for alias in node.names
         if f"subtune.{alias.name}" not in MODULES
@@ -164,7 +183,7 @@ def test_what_is_imported_by_name_exists():
     missing = [
         f"{module}:{node.lineno} imports {node.args[0].value!r}"
         for module in MODULES
-        for node in ast.walk(tree(module))
+        for node in nodes(module)
         if isinstance(node, ast.Call)
         and ast.unparse(node.func).split(".")[-1] == "import_module"
         and node.args
@@ -178,7 +197,7 @@ def test_what_is_imported_by_name_exists():
 def test_there_are_no_circles():
     graph = nx.DiGraph()
     for module in MODULES:
-        for other, _ in imports(tree(module)):
+        for other, _ in imported(module):
             # A package's __init__ names its own modules for others, and `subtune` itself only its version.
             if not (other in (PUBLIC, module) or module.startswith(f"{other}.")):
                 graph.add_edge(module, other)
@@ -200,7 +219,7 @@ def test_only_the_command_line_prints():
         f"{module}:{node.lineno}"
         for module in MODULES
         if not module.startswith("subtune.cli") and module != "subtune.bench.worker"  # which answers its parent
-        for node in ast.walk(tree(module))
+        for node in nodes(module)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert printing == []
