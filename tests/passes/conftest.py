@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from subtune.passes.exprs import op_name
+from tests.plain_tvm import compiled
 
 
 def _module(inputs: Sequence[tuple[tuple[int, ...], str]], body: Callable[..., Any]) -> tvm.IRModule:
@@ -34,7 +35,7 @@ def _random(ty: Any, rng: np.random.Generator) -> np.ndarray:
 
 
 def _run(mod: tvm.IRModule, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    vm = relax.VirtualMachine(compiled(mod), tvm.cpu())
     result = vm["main"](*[tvm.runtime.tensor(a) for a in arrays])
     return [result.numpy()] if hasattr(result, "numpy") else [part.numpy() for part in result]
 

@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.relax import op
 
 from subtune import backends
+from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cuda.device import CUDA
 from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel
@@ -138,14 +139,14 @@ VALUES = [
 
 
 @pytest.mark.parametrize("mod", VALUES)
-def test_values(mod: Any) -> None:
+def test_values(mod: Any, device: CPUModel) -> None:
     import tvm
 
     rng = np.random.default_rng(1)
     arrays = [rng.standard_normal(shape_of(param)).astype("float16") for param in mod["main"].params]
 
     def run(what: Any) -> np.ndarray:
-        vm = relax.VirtualMachine(relax.build(what, "llvm"), tvm.cpu())
+        vm = relax.VirtualMachine(relax.build(what, device.target()), tvm.cpu())
         return vm["main"](*(tvm.runtime.tensor(array) for array in arrays)).numpy()
 
     np.testing.assert_allclose(run(align_channels(mod, GPU)), run(mod), rtol=2e-3, atol=2e-3)

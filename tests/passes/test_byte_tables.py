@@ -20,6 +20,7 @@ from subtune.passes.legalize import LEGALIZATIONS
 from subtune.passes.normalize_matmul import flatten_matmuls
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
+from tests.plain_tvm import compiled
 
 SHAPE = (3, 256)
 
@@ -57,7 +58,7 @@ def every_byte(dtype: str) -> np.ndarray:
 
 
 def run(mod: tvm.IRModule, *arrays: np.ndarray) -> np.ndarray:
-    built = tvm.compile(relax.transform.LegalizeOps(LEGALIZATIONS)(mod), "llvm")
+    built = compiled(relax.transform.LegalizeOps(LEGALIZATIONS)(mod))
     return relax.VirtualMachine(built, tvm.cpu())["main"](*map(tvm.runtime.tensor, arrays)).numpy()
 
 

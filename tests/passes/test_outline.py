@@ -16,6 +16,7 @@ from subtune.core.errors import SubtuneError
 from subtune.passes.extract import tir_calls
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
+from tests.plain_tvm import compiled
 
 F32 = "float32"
 Param = tuple[tuple[int, ...], str]
@@ -37,7 +38,7 @@ def outlined(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def run(mod: tvm.IRModule, args: list[np.ndarray]) -> list[np.ndarray]:
-    vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    vm = relax.VirtualMachine(compiled(mod), tvm.cpu())
     result = vm["main"](*[tvm.runtime.tensor(arg) for arg in args])
     return [result.numpy()] if isinstance(result, tvm.runtime.Tensor) else [item.numpy() for item in result]
 

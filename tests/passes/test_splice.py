@@ -19,6 +19,7 @@ from subtune.passes.extract import extract, tir_calls
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
 from subtune.passes.splice import splice
+from tests.plain_tvm import compiled
 
 F32 = "float32"
 WEIGHTS = [np.random.default_rng(seed).standard_normal((8, 8)).astype(F32) for seed in range(2)]
@@ -63,7 +64,7 @@ def dense_layers(weights: list[np.ndarray]) -> tvm.IRModule:
 
 
 def run(mod: tvm.IRModule, x: np.ndarray) -> np.ndarray:
-    vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    vm = relax.VirtualMachine(compiled(mod), tvm.cpu())
     return vm["main"](tvm.runtime.tensor(x)).numpy()
 
 

@@ -18,6 +18,7 @@ from subtune.frontends import load
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
 from subtune.pipeline import Prepared, normalize, prepare
+from tests.plain_tvm import compiled
 
 _TYPES = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT}
 Node = tuple[str, list[str], list[str], dict[str, Any]]
@@ -80,7 +81,7 @@ def test_a_half_file_has_the_groups_of_the_float32_file_in_that_precision(case: 
 
 def run(proto: onnx.ModelProto, x: np.ndarray, **given: Any) -> np.ndarray:
     mod = normalize(load(proto).mod, **given)
-    vm = relax.VirtualMachine(tvm.compile(outline(mod, partition(mod)), target="llvm"), tvm.cpu())
+    vm = relax.VirtualMachine(compiled(outline(mod, partition(mod))), tvm.cpu())
     out = vm["main"](tvm.runtime.tensor(x))
     return (out if hasattr(out, "numpy") else out[0]).numpy()
 

@@ -19,6 +19,7 @@ from subtune.patterns.contraction import Contraction
 from subtune.patterns.pooled import Pooled, pooled
 from subtune.patterns.recognise import recognise
 from subtune.pipeline import Prepared, prepare
+from tests.plain_tvm import compiled
 
 H200 = device_of("h200", None, None, Numerics(), is_measured=False)
 
@@ -84,7 +85,7 @@ def test_what_is_pooled_is_the_front(is_planar: bool) -> None:
     arrays = [rng.standard_normal(arg.shape).astype(arg.dtype) for arg in workload.args[:-1]]
 
     def run(one: Workload) -> np.ndarray:
-        built = tvm.compile(one.func, target="llvm")
+        built = compiled(one.func)
         out = tvm.runtime.tensor(np.zeros(one.args[-1].shape, one.args[-1].dtype))
         built["main"](*map(tvm.runtime.tensor, arrays), out)
         return np.asarray(out.numpy())

@@ -20,11 +20,12 @@ from subtune.patterns.gemm_view import GemmView, gemm_view
 from subtune.patterns.recognise import recognise
 from subtune.patterns.summed import Summed, summed
 from tests.backends.cuda.summed_workloads import FORMS, fused, model
+from tests.plain_tvm import compiled
 
 
 def run(workload: Workload, arrays: list[np.ndarray]) -> np.ndarray:
     out = tvm.runtime.tensor(np.zeros(workload.args[-1].shape, workload.args[-1].dtype))
-    tvm.compile(workload.func, target="llvm")["main"](*map(tvm.runtime.tensor, arrays), out)
+    compiled(workload.func)["main"](*map(tvm.runtime.tensor, arrays), out)
     return np.asarray(out.numpy(), "float32")
 
 

@@ -33,6 +33,7 @@ from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.measure.guarded import elements, numpy_dtype
 from tests.backends.cuda import hopper_on_cpu
+from tests.plain_tvm import compiled
 
 _ASM = re.compile(r"\b(?:asm|__asm__)(?:\s+(?:volatile|__volatile__))?\s*\(")
 _STRINGS = re.compile(r'(?:\s*"(?:[^"\\]|\\.)*")+')
@@ -127,7 +128,7 @@ def reference(workload: Workload, inputs: list[np.ndarray]) -> list[np.ndarray]:
         if arg.is_output
     ]
     tensors = [tvm.runtime.tensor(array) for array in (*wide, *outputs)]
-    tvm.compile(func, target="llvm")["main"](*tensors)
+    compiled(func)["main"](*tensors)
     return [tensor.numpy() for tensor in tensors[len(wide) :]]
 
 

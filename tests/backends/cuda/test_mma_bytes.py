@@ -28,6 +28,7 @@ from tests.backends.cuda import cuda_on_cpu
 from tests.backends.cuda.gemm_workloads import product
 from tests.backends.cuda.proposals import tile_of
 from tests.backends.cuda.wgmma_on_cpu import on_hopper
+from tests.plain_tvm import compiled
 from tests.qdq_graph import QdqGraph
 
 needs_emulation = pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
@@ -111,7 +112,7 @@ def numbers(given: Workload) -> list[np.ndarray]:
 def unscheduled(given: Workload, inputs: list[np.ndarray]) -> np.ndarray:
     (out,) = (arg for arg in given.args if arg.is_output)
     tensors = [tvm.runtime.tensor(array) for array in (*inputs, np.zeros([int(d) for d in out.shape], out.dtype))]
-    tvm.compile(given.func.with_attr("global_symbol", "main"), target="llvm")["main"](*tensors)
+    compiled(given.func.with_attr("global_symbol", "main"))["main"](*tensors)
     return tensors[-1].numpy()
 
 

@@ -38,6 +38,7 @@ from tests.backends import workloads
 from tests.backends.cuda import cuda_on_cpu
 from tests.backends.cuda.proposals import allowing, proposed, tile_of
 from tests.backends.cuda.wgmma_workloads import attention, conv, dense, product, quantised, split_heads, strided
+from tests.plain_tvm import compiled
 
 H200 = CUDA("H200")
 HERE = driver_device()
@@ -132,7 +133,7 @@ def interpreted(workload):
     if info.a.param < 0:
         others = [p for p in others if not p.same_as(sch.mod["main"].params[source_of(sch, stages, info)[0]])]
     func = tirx.PrimFunc([total, *others], body).with_attr({"global_symbol": "main", "tirx.noalias": True})
-    return tvm.compile(func, "llvm")["main"], info, str(first.ty.dtype)
+    return compiled(func)["main"], info, str(first.ty.dtype)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from subtune.frontends import Imported, TensorSpec, load
 from subtune.frontends.onnx.reference import OnnxRuntime
 from subtune.passes.partition import partition
 from subtune.pipeline import normalize
+from tests.plain_tvm import compiled
 
 MLP = """
 <ir_version: 8, opset_import: ["" : 13]>
@@ -42,7 +43,7 @@ def mlp() -> onnx.ModelProto:
 
 def run(imported: Imported, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     with tvm.transform.PassContext(opt_level=0):
-        vm = relax.VirtualMachine(tvm.compile(imported.mod, target="llvm"), tvm.cpu())
+        vm = relax.VirtualMachine(compiled(imported.mod), tvm.cpu())
     results = vm["main"](*(tvm.runtime.tensor(feeds[spec.name]) for spec in imported.inputs))
     return [r.numpy() for r in (results if len(imported.outputs) > 1 else [results])]
 
