@@ -13,6 +13,7 @@ from tvm.relax import op
 import subtune
 from subtune.backends import device_of
 from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.backends.cpu.lowering.pipeline import PIPELINE
 from subtune.backends.cpu.operators import own_operators
 from subtune.backends.cpu.operators.sorting import Sorted, sorted_function
 from subtune.passes.exprs import op_name
@@ -50,7 +51,8 @@ def test_order_and_ties_are_right(case: str, dtype: str, processor: str, device:
     shape, count, largest = CASES[case]
     model = CPU(processor, threads=2) if processor else device
     func = sorted_function(Sorted(dtype, shape, count, largest, ("values", "places"), "int64"), model)
-    run = tvm.compile(func.with_attr("global_symbol", "main"), target=model.target())["main"]
+    func = func.with_attr("global_symbol", "main")
+    run = tvm.compile(func, target=model.target(), tir_pipeline=PIPELINE)["main"]
     rng, info = np.random.default_rng(0), np.iinfo(dtype)
     for low, high in ((0, 4), (info.min, info.max)):  # of equals the first comes first
         x = rng.integers(low, high, shape, dtype=dtype, endpoint=True)
