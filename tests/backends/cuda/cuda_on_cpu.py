@@ -33,7 +33,7 @@ from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.measure.guarded import elements, numpy_dtype
 from tests.backends.cuda import hopper_on_cpu
-from tests.plain_tvm import compiled
+from tests.plain_tvm import TARGET, compiled
 
 _ASM = re.compile(r"\b(?:asm|__asm__)(?:\s+(?:volatile|__volatile__))?\s*\(")
 _STRINGS = re.compile(r'(?:\s*"(?:[^"\\]|\\.)*")+')
@@ -142,8 +142,9 @@ def _guarded(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def source(func: Any, device: CUDAModel) -> str:
     """What TVM prints for the kernels of `func`."""
-    with patch.dict(os.environ, TVM_COMPILE_FORCE_FALLBACK="1"):  # the source is all that is wanted
-        lib = tvm.compile(func.with_attr("global_symbol", "main"), device.target(), tir_pipeline=pipeline())
+    target = tvm.target.Target(device.target(), host=TARGET)  # the host's code is not wanted
+    with patch.dict(os.environ, TVM_COMPILE_FORCE_FALLBACK="1"):  # nor the device's
+        lib = tvm.compile(func.with_attr("global_symbol", "main"), target, tir_pipeline=pipeline())
     return str(lib.mod.imports[0].inspect_source())
 
 
