@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from tvm import relax
 
 from subtune.frontends.onnx.ops.node import Converter, Expr, Node, axis_in, const, dtype, is_float, rank, shape
+from subtune.frontends.onnx.ops.quantize import BYTES
+from subtune.frontends.onnx.ops.resize_bytes import bilinear, bilinear_of_images, pairs
 from subtune.tir.interpolation import Sum, interpolation, may_go_together
 
 _MIN_CHANNELS = 8
@@ -87,6 +90,8 @@ def _resized(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, neares
         node.refuse(f"has mode {mode}")
     source = dtype(x)
     outside = None
+    if mode != "nearest" and not is_float(x):
+        return _of_bytes(node, x, plan, transform, mode)
     if mode != "nearest" and transform != "tf_crop_and_resize" and not is_moved and _is_image(x, plan):
         return _channels_last(node, x, plan, transform, nearest)
     sums: list[Sum] = []
@@ -118,9 +123,29 @@ def _resized(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, neares
         fill = const(node.attr("extrapolation_value", 0.0), dtype(result))
         mask = np.broadcast_to(outside, shape(result))
         result = node.emit(relax.op.where(const(mask, "bool"), fill, result))
-    if mode != "nearest" and not is_float(x):
-        node.refuse(f"interpolates dtype {source}")
     return node.cast(result, source)
+
+
+def _of_bytes(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, mode: str) -> Expr:
+    """Bilinear, of the two last axes. ONNX Runtime computes all else in fixed-point numbers, or not at all."""
+    resized = [axis for axis, one in plan.items() if (one.out, one.scale) != (one.extent, 1.0)]
+    is_plain = mode == "linear" and rank(x) in (2, 4) and not node.attr("antialias", 0)
+    if dtype(x) not in BYTES or not is_plain or transform == "tf_crop_and_resize":
+        node.refuse(f"interpolates dtype {dtype(x)} other than bilinearly" if is_plain else f"interpolates {dtype(x)}")
+    if any(axis < rank(x) - 2 for axis in resized):
+        node.refuse(f"interpolates dtype {dtype(x)} along axis {min(resized)}, and only images in planes are supported")
+    if not resized:
+        return x
+    both = []
+    for axis in (rank(x) - 2, rank(x) - 1):
+        one = plan.get(axis, _Axis(shape(x)[axis], shape(x)[axis], 1.0, (0.0, 1.0)))
+        if one.out < 1:
+            node.refuse(f"makes an empty axis {axis}")
+        at = np.arange(one.out, dtype=np.float32)
+        both.append(pairs(at if one.scale == 1.0 else _origins(node, one, transform, np.float32), one.extent))
+    if rank(x) == 4 and shape(x)[1] >= _MIN_CHANNELS:
+        return bilinear_of_images(node, x, *both)
+    return bilinear(node, x, (rank(x) - 2, rank(x) - 1), *both)
 
 
 def _is_image(x: Expr, plan: dict[int, _Axis]) -> bool:
@@ -140,9 +165,9 @@ def _channels_last(node: Node, x: Expr, plan: dict[int, _Axis], transform: str, 
     return node.emit(relax.op.permute_dims(result, [0, rank(x) - 1, *range(1, rank(x) - 1)]))
 
 
-def _origins(node: Node, axis: _Axis, transform: str) -> np.ndarray:
-    """The input coordinate of every output position (float64)."""
-    at = np.arange(axis.out, dtype=np.float64)
+def _origins(node: Node, axis: _Axis, transform: str, of: type[np.floating[Any]] = np.float64) -> np.ndarray:
+    """The input coordinate of every output position, computed in the type `of`."""
+    at, scale = np.arange(axis.out, dtype=of), of(axis.scale)
     width = axis.scale * axis.extent
     if transform == "align_corners":
         if abs(width - axis.out) > 1e-6 * width:  # ONNX's reference uses the fraction, ONNX Runtime does not
@@ -150,7 +175,7 @@ def _origins(node: Node, axis: _Axis, transform: str) -> np.ndarray:
         width = axis.out
         return np.zeros(axis.out) if width == 1 else at * (axis.extent - 1) / (width - 1)
     if transform == "asymmetric":
-        return at / axis.scale
+        return at / scale
     if transform == "tf_crop_and_resize":
         begin, end = axis.roi
         last = axis.extent - 1
@@ -159,7 +184,7 @@ def _origins(node: Node, axis: _Axis, transform: str) -> np.ndarray:
         return begin * last + at * (end - begin) * last / (axis.out - 1)
     if transform == "pytorch_half_pixel" and axis.out == 1:
         return np.full(1, -0.5)
-    half = (at + 0.5) / axis.scale - 0.5
+    half = (at + of(0.5)) / scale - of(0.5)
     if transform == "half_pixel_symmetric":
         return axis.extent / 2 * (1 - axis.out / width) + half
     if transform not in ("half_pixel", "pytorch_half_pixel"):
