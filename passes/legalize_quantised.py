@@ -14,7 +14,7 @@ from tvm.ir import Call
 
 from subtune.core.numerics import FLOAT8
 from subtune.passes.exprs import dims_of, literal
-from subtune.tir.fused import fma
+from subtune.tir.fused import by_reciprocal, fma, quotient
 
 _SHIFT, _SHIFT_BITS = 12582912.0, 0x4B400000
 """1.5 * 2^23, and its bits."""
@@ -118,7 +118,7 @@ def _rounded(value: Any, step: Any, zero: Any, limits: np.iinfo) -> Any:
         low, high = tirx.min(low, high), tirx.max(low, high)
     ratio = tirx.max(tirx.min(value, high), low)
     if not _is_one(step):
-        ratio = _quotient(ratio, step)
+        ratio = _quotient(ratio, step, is_named=limits.bits > 8)
     bits = tirx.reinterpret("int32", ratio + tirx.const(_SHIFT, "float32"))
     return bits - (tirx.const(_SHIFT_BITS, "int32") - zero)
 
@@ -130,16 +130,15 @@ def _scaled(whole: Any, step: Any) -> Any:
     return number if is_zero or _is_one(step) else number * step
 
 
-def _quotient(value: Any, step: Any) -> Any:
-    """value / step, rounded once: a product with the reciprocal and a correction (Markstein, 1990).
+def _quotient(value: Any, step: Any, is_named: bool = False) -> Any:
+    """value / step, rounded once. The reciprocal of a number that is known may be beyond float32.
 
-    One division for all elements of a tensor. The reciprocal of a number that is known may be beyond float32.
+    Args:
+        is_named: `value` stands there once. Of bytes there are no long chains, as they become tables.
     """
     if isinstance(step, tirx.FloatImm):
         return value / step
-    inverse = tirx.const(1.0, "float32") / step
-    first = value * inverse
-    return fma(fma(tirx.const(0.0, "float32") - step, first, value), inverse, first)
+    return quotient(value, step) if is_named else by_reciprocal(value, step, fma)
 
 
 def _converted(value: Any, step: Any, zero: Any, limits: np.iinfo) -> Any:

@@ -22,7 +22,7 @@ _BOUNDED = frozenset({"sigmoid", "tanh"})
 _ROOTS = frozenset({"rsqrt", "sqrt"})
 _FEW_RESULTS = 16  # all of which may happen to cancel
 _ROUNDED = frozenset({"nearbyint", "reinterpret"})
-_EXACT = _ROUNDED | {"subtune_fma", "if_then_else", "likely"}
+_EXACT = _ROUNDED | {"subtune_fma", "subtune_quotient", "if_then_else", "likely"}
 """What gives the same bits in every schedule."""
 
 

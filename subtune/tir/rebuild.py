@@ -34,7 +34,8 @@ BINARY: dict[Any, Callable[[Any, Any], Any]] = {
 }
 _CALLS = frozenset(
     "exp exp2 log log2 tanh erf sigmoid sqrt rsqrt fabs floor ceil round nearbyint trunc pow sin cos "
-    "subtune_fma if_then_else reinterpret shift_left shift_right bitwise_and bitwise_or bitwise_xor q_multiply_shift "
+    "subtune_fma subtune_quotient if_then_else reinterpret shift_left shift_right bitwise_and bitwise_or bitwise_xor "
+    "q_multiply_shift "
     "isnan isinf isfinite".split()
 )
 

@@ -16,6 +16,7 @@ from subtune.frontends.onnx.ops.node import Converter, Expr, Node, array_const, 
 
 BYTES = ("int8", "uint8")
 SCALES = ("float32", "float16", "bfloat16")
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def scale_at(
@@ -88,7 +89,25 @@ def rounded(node: Node, x: Expr, zero: Expr | None, to: str) -> Expr:
 
 def quantise(node: Node, x: Expr, scale: Expr, zero: Expr | None, to: str, axis: int) -> Expr:
     """saturate(round_half_even(x / scale) + zero) as dtype `to`; every intermediate value is exact."""
-    return _in_relax(node, relax.op.quantize, node.cast(x, "float32"), node.cast(scale, "float32"), zero, to, axis)
+    x, scale = node.cast(x, "float32"), node.cast(scale, "float32")
+    if _reaches_infinity(scale, to):
+        x = node.emit(relax.op.clip(x, -_LARGEST, _LARGEST))
+    return _in_relax(node, relax.op.quantize, x, scale, zero, to, axis)
+
+
+def _reaches_infinity(scale: Expr, to: str) -> bool:
+    """Whether integers of dtype `to` may stand for infinity, as where a mask of float32's least number is quantised.
+
+    Nothing else bounds x then: its limits in steps are bounded by infinity.
+    """
+    limits = np.iinfo(to)
+    with np.errstate(over="ignore"):
+        most = (
+            np.abs(scale.value.numpy()) * np.float32(limits.max - limits.min)
+            if isinstance(scale, GenericConst)
+            else np.float32(0)
+        )
+    return bool(np.any(np.isinf(most)))
 
 
 def dequantised(node: Node, x: Expr, scale: Expr, zero: Expr | None, axis: int) -> Expr:
