@@ -19,6 +19,9 @@ from subtune.core.reference import CannotRun, Run, by_a_part, by_an_ulp
 _WRONG_OF_FLOAT8 = ["ReluQuantRewrite"]
 """Leaves out a Relu in front of a zero point of no bits, as if that were the least number (onnxruntime 1.32)."""
 
+_FAR = 4
+"""Units in the last place, as many as `subtune.verification.sensitivity.TIMES`."""
+
 _CUT_OFF_FLOAT8 = 2.0**-13
 """What tensor cores cut off of a sum of products of float8e4m3fn, of which they keep about 14 bits.
 Next to a tie that decides how the sum is rounded, by an eighth of itself."""
@@ -46,6 +49,11 @@ class OnnxRuntime:
     def start(self, threads: int) -> Run | None:
         return onnxruntime_reference(self.model, threads, of_float8=self.of_float8)
 
+    def as_written(self, threads: int) -> Run | None:
+        if not _scales(onnx.load(self.model) if isinstance(self.model, Path) else self.model):
+            return None
+        return onnxruntime_reference(self.model, threads, of_float8=self.of_float8, is_rewritten=False)
+
     def moved(self, threads: int, variation: int) -> Run | None:
         proto = onnx.load(self.model) if isinstance(self.model, Path) else self.model
         if has_float8(proto) if self.of_float8 is None else self.of_float8:
@@ -53,7 +61,10 @@ class OnnxRuntime:
         scales = _scales(proto)  # if any, only those: of what lies round integers ONNX Runtime may keep a turned copy
         chosen = [init for init in proto.graph.initializer if (init.name in scales if scales else len(init.dims) > 1)]
         weights = {init.name: numpy_helper.to_array(init) for init in chosen}
-        by_name = {name: by_an_ulp(array, variation) for name, array in weights.items() if array.dtype.kind == "f"}
+        # a rounding to an integer crosses a half or does not: every second pair of directions goes as far as is excused
+        times = 1 + (_FAR - 1) * (variation // 2 % 2) if scales else 1
+        floats = {name: array for name, array in weights.items() if array.dtype.kind == "f"}
+        by_name = {name: by_an_ulp(array, variation, times) for name, array in floats.items()}
         return onnxruntime_reference(self.model, threads, by_name, of_float8=False)
 
 
@@ -66,13 +77,25 @@ def _moved_float8(model: onnx.ModelProto, variation: int) -> dict[str, np.ndarra
 
 
 def _scales(model: onnx.ModelProto) -> set[str]:
-    """What numbers of a quantised model are multiplied with: all of its floats, where its weights are integers."""
-    quantised = (node for node in model.graph.node if "Quantize" in node.op_type or node.op_type.startswith("Q"))
-    return {name for node in quantised for name in node.input}
+    """What numbers of a quantised model are multiplied with: all of its floats, where its weights are integers.
+
+    Where activations are quantised by what they are, the scales of weights are factors of their own.
+    """
+    quantised = [node for node in model.graph.node if "Quantize" in node.op_type or node.op_type.startswith("Q")]
+    found = {name for node in quantised for name in node.input}
+    if any(node.op_type.startswith("Dynamic") for node in quantised):
+        vectors = {init.name for init in model.graph.initializer if len(init.dims) < 2}
+        factors = (node for node in model.graph.node if node.op_type in ("Mul", "LayerNormalization"))
+        found |= {name for node in factors for name in node.input if name in vectors}
+    return found
 
 
 def onnxruntime_reference(
-    model: Any, threads: int = 1, weights: Mapping[str, np.ndarray] | None = None, of_float8: bool | None = None
+    model: Any,
+    threads: int = 1,
+    weights: Mapping[str, np.ndarray] | None = None,
+    of_float8: bool | None = None,
+    is_rewritten: bool = True,
 ) -> Run | None:
     """The model as ONNX Runtime runs it; None where it is not installed or does not take this model.
 
@@ -80,6 +103,7 @@ def onnxruntime_reference(
         model: path of the ONNX file, its bytes, or an `onnx.ModelProto`.
         weights: initializers that take the place of the model's own.
         of_float8: whether it has floats of 8 bits; None: the model is read to know.
+        is_rewritten: with ONNX Runtime's optimisations.
     """
     try:
         import onnxruntime as ort
@@ -89,6 +113,8 @@ def onnxruntime_reference(
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
+    if not is_rewritten:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry(
         "session.qdqisint8allowed", "1"

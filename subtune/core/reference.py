@@ -32,6 +32,13 @@ class Reference(Protocol):
         """None where it does not take this model."""
         ...
 
+    def as_written(self, threads: int) -> Run | None:
+        """The same, operator by operator; None where nothing is quantised, or there is no other way.
+
+        To run a quantised model fast, a runtime rewrites it, and rounds less often or otherwise than the model says.
+        """
+        ...
+
     def moved(self, threads: int, variation: int) -> Run | None:
         """The same, each weight of rank 2 or more, or each scale of what is quantised, moved as `by_an_ulp` says.
 
@@ -51,9 +58,9 @@ def by_a_part(array: np.ndarray, variation: int, part: float) -> np.ndarray:
     return np.asarray(array * np.where(is_up, 1.0 + part, 1.0 - part), array.dtype)
 
 
-def by_an_ulp(array: np.ndarray, variation: int) -> np.ndarray:
+def by_an_ulp(array: np.ndarray, variation: int, times: int = 1) -> np.ndarray:
     """Each floating-point number becomes its next neighbour, up or down at random; an odd `variation` reverses the even
-    one before it. Zeros, and what has no finite neighbour, stay: a mask or a padding means exactly that.
+    one before it; `times` over. Zeros, and what has no finite neighbour, stay: a mask or a padding means exactly that.
 
     >>> by_an_ulp(np.float32([1, 0]), 0) - np.float32([1, 0])
     array([-5.9604645e-08,  0.0000000e+00], dtype=float32)
@@ -66,5 +73,7 @@ def by_an_ulp(array: np.ndarray, variation: int) -> np.ndarray:
     towards: Any = np.where(is_up, np.inf, -np.inf).astype(array.dtype)
     with np.errstate(over="ignore"):
         found = np.nextafter(array, towards)
+        for _ in range(times - 1):
+            found = np.nextafter(found, towards)
     stays = (array == 0) | ~np.isfinite(array) | ~np.isfinite(found)
     return np.where(stays, array, found)

@@ -111,6 +111,9 @@ class Numbers:
     def start(self, threads: int) -> Any:
         return lambda arrays: self._noisy(arrays, 0.0, 0)
 
+    def as_written(self, threads: int) -> Any:
+        return None
+
     def moved(self, threads: int, variation: int) -> Any:
         return lambda arrays: self._noisy(arrays, self._amplified, variation)
 
@@ -169,6 +172,27 @@ class TestSensitivity:
         assert found.error < 4 * found.own
         assert not found.is_excused
 
+    @pytest.mark.parametrize(
+        ("rewritten", "away", "passes"), [(0.2, 0.0, True), (0.2, 1e-3, True), (2e-4, 1e-2, False)]
+    )
+    def test_what_the_reference_does_without_rewriting_is_right(
+        self, small_artifact: Path, reference: Any, rewritten: float, away: float, passes: bool
+    ) -> None:
+        """The reference is `rewritten` away from the model as it is written, and we are `away`."""
+
+        class Rewriting(Numbers):
+            def start(self, threads: int) -> Any:
+                return lambda arrays: self._noisy(arrays, rewritten, 5)
+
+            def as_written(self, threads: int) -> Any:
+                return lambda arrays: self._noisy(arrays, 0.0, 0)
+
+            def moved(self, threads: int, variation: int) -> Any:
+                return self.start(threads)
+
+        both: Any = Rewriting(load(small_artifact), reference, 0.0, away)
+        assert sensitivities(both, both, 1, {}, ["y"])[0].is_excused == passes
+
     @pytest.mark.parametrize("wrong", [np.nan, np.inf])
     def test_numbers_that_are_none_are_refused(self, small_artifact: Path, reference: Any, wrong: float) -> None:
         class Broken(Numbers):
@@ -198,6 +222,10 @@ class TestByAnUlp:
             assert np.isfinite(moved).tolist() == np.isfinite(array).tolist()
             assert ((array == 0) <= (moved == 0)).all()
 
+    def test_goes_as_far_as_it_is_told(self) -> None:
+        array = np.float32([1.5, -3.0])
+        assert (np.abs(by_an_ulp(array, 0, times=4) - array) == 4 * np.spacing(np.abs(array))).all()
+
     def test_integers_stay_and_types_too(self) -> None:
         assert by_an_ulp(np.arange(3), 0).tolist() == [0, 1, 2]
         assert by_an_ulp(np.ones(3, np.float16), 0).dtype == np.float16
@@ -222,3 +250,30 @@ def test_the_scales_of_a_quantised_model_are_moved(name: str) -> None:
     (right,), (other,) = (run(inputs).values() for run in (start, moved))
     assert (right != other).any()
     np.testing.assert_allclose(right, other, atol=0.1 * np.abs(right).max())
+
+
+def test_the_scales_of_dynamic_products_are_moved() -> None:
+    """They are factors behind MatMulInteger."""
+    rng = np.random.default_rng(0)
+    arrays = {"w": rng.integers(-127, 128, (8, 5)).astype(np.int8), "s": np.float32([0.01])}
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "qs", "qz"]),
+        helper.make_node("MatMulInteger", ["q", "w", "qz"], ["i"]),
+        helper.make_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["qs", "s"], ["both"]),
+        helper.make_node("Mul", ["f", "both"], ["y"]),
+    ]
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in (("x", [4, 8]), ("y", [4, 5]))
+    ]
+    inits = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "dynamic", values[:1], values[1:], inits)
+    reference = OnnxRuntime(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    start, moved, written = reference.start(1), reference.moved(1, 2), reference.as_written(1)
+    assert start
+    assert moved
+    assert written
+    x = {"x": rng.standard_normal((4, 8)).astype(np.float32)}
+    assert (moved(x)["y"] != start(x)["y"]).any()
+    np.testing.assert_array_equal(written(x)["y"], start(x)["y"])
+    assert OnnxRuntime(residual(**STABLE)).as_written(1) is None
