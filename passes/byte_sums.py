@@ -19,14 +19,15 @@ from tvm.ir import Call
 
 from subtune.core.byte_sums import rest_of_sum
 from subtune.core.numerics import BYTES
+from subtune.passes.byte_means import mean_of_bytes
 from subtune.passes.exprs import Expr, array_of, dtype_of, make_const, shape_of
 from subtune.passes.integer_operands import Quantised, quantised, quantises
 from subtune.passes.rewriter import Walk, rewrite
 
 
 def byte_sums(mod: tvm.IRModule) -> tvm.IRModule:
-    """`mod` with sums of bytes as sums of multiples."""
-    return rewrite(mod, {"relax.quantize": (_summed,)}) if quantises(mod) else mod
+    """`mod` with sums of bytes as sums of multiples, and their means as means of integers."""
+    return rewrite(mod, {"relax.quantize": (_summed, mean_of_bytes)}) if quantises(mod) else mod
 
 
 def _summed(walk: Walk, call: Call) -> Expr | None:

@@ -18,6 +18,7 @@ from tvm import relax
 from subtune.core.graph import InFloats
 from subtune.core.kernel import NotApplicable
 from subtune.core.names import name_of, names_of
+from subtune.passes.byte_means import AVERAGE_POOLS
 from subtune.passes.elementwise import BINARY, TERNARY, UNARY
 from subtune.passes.exprs import CONVOLUTIONS, Expr, array_of, dtype_of, is_float, op_name, shape_of
 from subtune.passes.integer_products import has_integers
@@ -111,7 +112,7 @@ class _Reading:
             is_rounded = name == "relax.astype" and not is_float(dtype_of(value))
             if is_rounded or name == "relax.quantize" or name in _ELEMENTWISE:
                 why = ""
-            elif not name or name.removeprefix("relax.") in MOVEMENTS:
+            elif not name or name.removeprefix("relax.") in MOVEMENTS or name in AVERAGE_POOLS:
                 why = self._left_as_floats(reader)
             else:
                 why = f"its result is not quantised: {name.rsplit('.', 1)[-1]} reads it"
