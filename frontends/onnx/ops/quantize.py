@@ -12,7 +12,7 @@ from tvm.ir import GenericConst
 
 from subtune.frontends.onnx.ops.conv import integer_convolution, with_bias
 from subtune.frontends.onnx.ops.linear import integer_product
-from subtune.frontends.onnx.ops.node import Converter, Expr, Node, array_const, const, dtype, rank, shape
+from subtune.frontends.onnx.ops.node import Converter, Expr, Node, array_const, const, dtype, only_dtypes, rank, shape
 
 BYTES = ("int8", "uint8")
 SCALES = ("float32", "float16", "bfloat16")
@@ -167,6 +167,7 @@ def scaled(node: Node, acc: Expr, factor: Expr) -> Expr:
 def qlinear_matmul(node: Node) -> Expr:
     """acc * (a_scale * b_scale / y_scale), rounded, plus the zero point, of exact sums in int32."""
     a, b, y_zero = node.need(0), node.need(3), node.need(7)
+    only_dtypes(node, y_zero, BYTES)
     columns = shape(b)[-1] if rank(b) > 1 else 1
     acc = integer_product(node, a, b, zero_at(node, 2, dtype(a)), zero_at(node, 5, dtype(b), columns))
     axis = rank(acc) - 1

@@ -238,3 +238,11 @@ def test_scales_at_run_time_are_named() -> None:
     model, _ = model_of("QLinearSigmoid", [X, F(1), P, F(1), P], (0, 1))
     with pytest.raises(ModelError, match="value of input 'x1'"):
         import_onnx(model)
+
+
+@pytest.mark.parametrize("zero", [np.int32(3), F(3)])
+def test_what_a_product_gives_is_bytes(zero: Any) -> None:
+    product = [X[None], F(1), P, some(np.int8, 256, 4), F(1), np.int8(0), F(1), zero]
+    model, _ = model_of("QLinearMatMul", product, domain="")
+    with pytest.raises(ModelError, match=f"has dtype {zero.dtype}, which is not supported"):
+        import_onnx(model)
