@@ -292,6 +292,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     "relax.logical_or": _elementwise(np.logical_or),
     "relax.logical_xor": _elementwise(np.logical_xor),
     "relax.logical_not": _elementwise(np.logical_not),
+    "relax.bitwise_xor": _elementwise(np.bitwise_xor),
     "relax.where": _elementwise(_where),
     "relax.isnan": _elementwise(np.isnan),
     "relax.clip": _clip,

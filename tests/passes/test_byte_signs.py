@@ -21,6 +21,7 @@ from subtune.passes.byte_signs import byte_signs
 from subtune.passes.byte_sums import byte_sums
 from subtune.passes.integer_products import integer_products
 from subtune.pipeline import prepare
+from tests.qdq_graph import QdqGraph
 
 RNG = np.random.default_rng(0)
 UNSIGNED, SIGNED = Forms(byte_rows="uint8"), Forms(byte_rows="int8")
@@ -164,3 +165,14 @@ def test_every_sum_of_two_bytes_is_onnx_runtimes(scales: Any, zeros: Any, tmp_pa
     (want,) = onnxruntime_reference(model)(given).values()
     (got,) = subtune.compile(model, output=tmp_path / "a.subtune", tune=False).run(given).values()
     np.testing.assert_array_equal(got, want)
+
+
+def test_constants_that_the_model_quantises_turn_at_once() -> None:
+    """A scalar of int8 in a product, as QOperator models have beside a GELU; nothing of it is left to a kernel."""
+    g = QdqGraph((2, 8), dtype="int8", zero=-3)
+    half = g.quantised(g.constant(np.float32(0.5)), 0.004, -10)
+    grids = ((0.02, -3), (0.004, -10), (0.01, 4))
+    scales = [[g.constant(np.float32(step)), g.constant(np.int8(zero))] for step, zero in grids]
+    result = g.op("QLinearMul", g.inputs[0], *scales[0], half, *scales[1], *scales[2], domain="com.microsoft")
+    prepared = prepare(g.model(result), forms=UNSIGNED)
+    assert len(prepared.subgraphs) == 1
