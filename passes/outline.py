@@ -111,7 +111,7 @@ def _primitive(flow: Dataflow, graph: PartitionGraph, group: Group) -> tuple[Any
         if value in made:
             return made[value]
         if value.origin is Origin.CONSTANT and not _is_of_layer(graph, node, value, flow.constants[value.source]):
-            scalar = _literal(node, value, flow.constants[value.source])
+            scalar = _literal(node, value, flow.constants)
             if scalar is not None:
                 return scalar
         if (
@@ -174,10 +174,14 @@ def _is_of_layer(graph: PartitionGraph, node: OpNode, value: Value, const: Any) 
     return node.op == "multiply" and any(o.op == "astype" and o.inputs[0].tensor.dtype == "int32" for o in others)
 
 
-def _literal(node: OpNode, value: Value, const: Any) -> Any | None:
+def _literal(node: OpNode, value: Value, constants: Mapping[Any, Any]) -> Any | None:
     """The constant of rank 0 that legalisation turns into a literal; None if it has to be a parameter."""
+    const = constants[value.source]
     if node.op in INLINE_UNIFORM and value != node.inputs[0] and (array := array_of(const)) is not None:
-        return relax.const(array.flat[0], value.tensor.dtype) if is_uniform(array) else None
+        arrays = [array_of(constants[v.source]) for v in node.inputs[1:] if v.origin is Origin.CONSTANT]
+        # either all of a norm's vectors are numbers, or none is
+        are_numbers = len(arrays) == len(node.inputs) - 1 and all(a is not None and is_uniform(a) for a in arrays)
+        return relax.const(array.flat[0], value.tensor.dtype) if are_numbers else None
     if value.tensor.numel != 1:
         return None
     if node.op in INLINE_0D and value.tensor.shape == ():

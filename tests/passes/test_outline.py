@@ -384,3 +384,16 @@ def test_random_dags_compute_the_same(seed: int) -> None:
 def test_random_dags_partition_soundly(seed: int) -> None:
     graph = partition(random_dag(seed))  # asserts the invariants itself
     assert sum(len(group.ops) for group in graph.groups) + len(graph.left) == len(graph.dag)
+
+
+@pytest.mark.parametrize("rows", ["scale", "shift", "both", "neither"])
+def test_equal_numbers_of_a_norm_are_written_out_where_all_are_equal(rows: str) -> None:
+    def numbers(is_equal: bool, value: float) -> Any:
+        return relax.const(np.full(16, value, F32), F32) if is_equal else const(16)
+
+    def body(_emit: Any, x: Any) -> Any:
+        scale, shift = numbers(rows in ("scale", "both"), 2.0), numbers(rows in ("shift", "both"), 0.5)
+        return op.nn.layer_norm(x, scale, shift, axes=[-1])
+
+    (func,) = primfuncs(check_same(module(body, ((4, 16), F32)))).values()
+    assert len(func.params) == (2 if rows == "both" else 4)

@@ -184,3 +184,43 @@ def test_a_residual_of_bytes_is_added_to_bytes(way: str, tmp_path: Path) -> None
     cuda_on_cpu.launch(text, "main_kernel", arrays, blocks, 128 * tiling.consumers, tmp_path)
     np.testing.assert_array_equal(whole[_GUARD:-_GUARD].reshape(200, columns), wanted)
     assert {*whole[:_GUARD], *whole[-_GUARD:]} == {77}
+
+
+def with_table(m: int, n: int, k: int) -> Workload:
+    """Requantised, and then looked up: what is loaded is of a sum, not of its column."""
+
+    def body(emit: Any, x: Any, w: Any, b: Any, f: Any, table: Any) -> Any:
+        acc = emit(op.add(emit(op.matmul(x, w, "int32")), b))
+        real = emit(op.multiply(emit(op.astype(acc, "float32")), f))
+        one, zero = relax.const(1.0, "float32"), relax.const(100, "uint8")
+        q = emit(op.quantize(real, one, zero, axis=0, out_dtype="uint8"))
+        return op.take(table, q, axis=0, mode="clip")
+
+    constants = [np.ones((k, n), "int8"), np.ones(n, "int32"), np.ones(n, "float32"), np.ones(256, "uint8")]
+    return workload_of(body, [((m, k), "uint8")], [relax.const(array) for array in constants])
+
+
+@pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
+@pytest.mark.parametrize("in_place", [False, True])
+def test_bytes_are_looked_up(in_place: bool, tmp_path: Path) -> None:
+    workload, tiling = with_table(200, 64, 64), Tiling((128,), 64, 2, 2, True)
+    func, blocks, others = stored(workload, tiling, in_place)
+    rng = np.random.default_rng(0)
+    total = rng.integers(-3000, 3000, (200, 64))
+    multiplied = neighbouring(total, 1) if in_place else total
+    arrays = {"sums": fragments(tiles_of(multiplied, tiling), tiling).view("uint32")}
+    values = {
+        "uint8": lambda _: rng.permutation(256), "int32": lambda shape: rng.integers(-500, 500, shape),
+        "float32": lambda shape: 0.05 + 0.1 * rng.random(shape),
+    }  # fmt: skip
+    found = {}
+    for i in others:
+        arg = workload.args[i]
+        made = values[arg.dtype](arg.shape) if arg.shape else np.array([100])
+        arrays[str(workload.func.params[i].name)] = made.astype(arg.dtype)
+        found[arg.dtype if arg.shape else "zero"] = made.astype(arg.dtype)
+    q = np.clip(np.rint((total + found["int32"]).astype("float32") * found["float32"]) + 100, 0, 255)
+    out = np.zeros((200, 64), "uint8")
+    arrays[str(workload.func.params[-1].name)] = out
+    cuda_on_cpu.launch(source(func), "main_kernel", arrays, blocks, 128 * tiling.consumers, tmp_path)
+    np.testing.assert_array_equal(out, found["uint8"][q.astype(int)])

@@ -44,13 +44,13 @@ def store_of(
         return NotApplicable(f"the epilogue goes through {dtype}")
     size = max(dtype_bits(dtype), dtype_bits(epilogue.dtype)) // 8
     vector = _aligned(epilogue.out, epilogue.indices, column, _VECTOR_BYTES // size)
-    rest = _of_column(loads_beside(epilogue.value, first), column)
+    rest = _of_column(loads_beside(epilogue.value, first), epilogue, column)
     vector = min([vector, *(_VECTOR_BYTES * 8 // dtype_bits(str(load.source.dtype)) for load in rest)])
     late = _without(rows, rest) if fetches_late else []
     rest = _with(rows, rest) if fetches_late else rest
     wide = [one for one in rest if vector > 1 and _aligned(one.source, one.indices, column, vector) == vector]
     exchange = (TransposedExchange if walk.tiling.swapped else WarpExchange)(walk.tiling, dtype, vector)
-    return _store(epilogue, first, exchange, (wide, _fetched(first, column), late), walk, buffers)
+    return _store(epilogue, first, exchange, (wide, _fetched(first, epilogue, column), late), walk, buffers)
 
 
 def _in_place(epilogue: Epilogue, walk: Walk, buffers: dict[Any, Any], axes: tuple[set[Any], Any]) -> Store | None:
@@ -59,13 +59,13 @@ def _in_place(epilogue: Epilogue, walk: Walk, buffers: dict[Any, Any], axes: tup
     epilogue = replace(epilogue, value=floats_of_rounded(epilogue.value))
     first = split(epilogue.value, epilogue.acc, rows)
     exchange = InPlace(walk.tiling, str(first.ty.dtype))
-    rest = _of_column(loads_beside(epilogue.value, first), column)
+    rest = _of_column(loads_beside(epilogue.value, first), epilogue, column)
     wide, late = _with(rows, rest), _without(rows, rest)
     stored = ((epilogue.out, epilogue.indices), *((load.source, load.indices) for load in wide))
     are_bytes = all(dtype_bits(str(buffer.dtype)) == 8 for buffer, _ in stored)
     if not are_bytes or any(_aligned(*one, column, exchange.vector) != exchange.vector for one in stored):
         return None
-    return _store(epilogue, first, exchange, (wide, _fetched(first, column), late), walk, buffers)
+    return _store(epilogue, first, exchange, (wide, _fetched(first, epilogue, column), late), walk, buffers)
 
 
 def _store(
@@ -80,9 +80,10 @@ def _store(
                  buffers, count, copies=())  # fmt: skip
 
 
-def _of_column(found: list[Any], column: Any) -> list[Any]:
-    """Those of the loads that are of a column."""
-    return [load for load in found if column in variables(list(load.indices))]
+def _of_column(found: list[Any], epilogue: Epilogue, column: Any) -> list[Any]:
+    """Those of the loads that are of a column, and of no sum, as of a table."""
+    read = [(load, variables(list(load.indices))) for load in found]
+    return [load for load, used in read if column in used and epilogue.acc not in used]
 
 
 def _with(rows: set[Any], found: list[Any]) -> list[Any]:
@@ -93,8 +94,9 @@ def _without(rows: set[Any], found: list[Any]) -> list[Any]:
     return distinct([load for load in found if not variables(list(load.indices)) & rows])
 
 
-def _fetched(first: Any, column: Any) -> list[Any]:
-    return distinct([x for x in _of_column(loads(first), column) if dtype_bits(str(x.source.dtype)) <= _FETCHED_BITS])
+def _fetched(first: Any, epilogue: Epilogue, column: Any) -> list[Any]:
+    read = _of_column(loads(first), epilogue, column)
+    return distinct([load for load in read if dtype_bits(str(load.source.dtype)) <= _FETCHED_BITS])
 
 
 def _aligned(buffer: Any, indices: Any, column: Any, most: int) -> int:
