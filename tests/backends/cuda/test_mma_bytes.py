@@ -220,3 +220,14 @@ def test_why_not(given: Workload, device: str, reason: str) -> None:
     assert isinstance(form, Gemm)
     problem = Problem(given, CUDA(device), as_device(CUDA(device)).numerics)
     assert reason in tensor_core_obstacle(form, problem.device, problem.numerics)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(100352, 72, 24), (401408, 16, 32)])
+def test_what_has_no_tiles_of_wgmma_is_not_left_to_cuda_cores(m: int, n: int, k: int) -> None:
+    """Rows of 24 bytes, which no tensor map copies, and 16 columns of bytes."""
+    (given,) = (s.workload for s in prepare(dense(m, n, k)).subgraphs if isinstance(gemm(s.workload), Gemm))
+    found = backends.candidates(given, CUDA("H100"), 60)
+    assert "cuda.wgmma" not in {c.family for c in found}
+    assert min(found, key=lambda c: c.predicted_s).family == "cuda.mma"
+    beside = backends.candidates(workload("dense", "H100"), CUDA("H100"), 60)
+    assert sum(c.family == "cuda.mma" for c in beside) <= 4

@@ -15,6 +15,7 @@ from subtune.backends.cuda.families.mma.tiling import (
     tensor_core_obstacle,
     tile_obstacle,
 )
+from subtune.backends.cuda.families.wgmma.candidates import has_tiles
 from subtune.backends.cuda.model.diverse import diverse
 from subtune.backends.cuda.model.score import BlockShape, seconds
 from subtune.backends.cuda.model.split_rate import mma_rate, split_rate
@@ -67,7 +68,7 @@ def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
             knobs["pack"] = True
         found.append(Candidate.make("cuda.mma", predicted, **knobs))
     shape, body = ("bm", "bn"), ("bm", "bn", "bk", "wm", "wn", "stages")
-    if form.a.dtype in BYTES and device.capability == 90:
+    if form.a.dtype in BYTES and has_tiles(problem):
         short = [candidate for candidate in found if candidate.predicted_s < _BESIDE_WGMMA_S]
         return diverse(short, _BESIDE_WGMMA, shape, body, per_tile=1)
     return diverse(found, _BESIDE_FMA if is_split and is_fma(form, device) else _KEPT, shape, body)

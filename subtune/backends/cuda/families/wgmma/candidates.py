@@ -25,6 +25,7 @@ from subtune.patterns.contraction import Contraction
 from subtune.patterns.gemm_view import Dim, GemmView, gemm_view
 
 _COLUMNS = (16, 32, 64, 96, 128, 192, 256)
+_BYTES_BEYOND = 16  # columns: rows of 16 bytes are stored wrongly, measured
 _CONSUMERS = ((1, False), (2, False), (2, True), (3, False))
 _FEW_COLUMNS, _MOST_ROWS = 128, 256  # of a tile of swapped operands
 _EXCHANGED = ("float32", "float16")
@@ -75,6 +76,17 @@ def is_misaligned(view: GemmView, dtype: str) -> bool:
     return any(dim.stride * size % 16 for dims in (view.a, view.b) for dim in dims[:-1])
 
 
+def has_tiles(problem: Problem[CUDAModel]) -> bool:
+    """Whether there are tilings of the problem's contraction: Hopper multiplies it, and copies its rows."""
+    if multiplied_obstacle(problem):
+        return False
+    view = gemm_view(problem.pattern)
+    if isinstance(view, NotApplicable) or is_misaligned(view, problem.pattern.a.dtype):
+        return False
+    is_8 = dtype_bits(problem.workload.args[-1].dtype) == 8
+    return any(columns > _BYTES_BEYOND or not is_8 for columns in _column_tiles(view.extent(view.n)))
+
+
 def accepts(problem: Problem[CUDAModel]) -> str:
     return multiplied_obstacle(product_alone(problem))
 
@@ -112,7 +124,7 @@ def tilings(
         rows, columns = form.rows, form.columns
         if columns == 256 and dtype in ("int8", "uint8"):  # TVM's table of instructions ends at 224
             continue
-        if columns == 16 and dtype_bits(workload.args[-1].dtype) == 8:  # 16-byte rows are stored wrongly: measured
+        if columns <= _BYTES_BEYOND and dtype_bits(workload.args[-1].dtype) == 8:
             continue
         if (across[0] and prod(rows) % 64) or (across[1] and columns % 64):
             continue
