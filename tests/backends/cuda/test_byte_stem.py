@@ -133,10 +133,10 @@ def test_others_are_computed_in_halves(channels: int) -> None:
 
 
 @needs_toolkit
-@pytest.mark.parametrize("zero", [0, 114], ids=["copied by the hardware", "by all threads"])
-def test_a_stem_of_bytes(zero: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("zero", "columns"), [(0, 64), (114, 64), (114, 16)])
+def test_a_stem_of_bytes(zero: int, columns: int, tmp_path: Path) -> None:
     """Rows of 38 words, zero points and all, begin where no copy of the hardware's may."""
-    workload = stem_of(prepared((32, 32), zero=zero))
+    workload = stem_of(prepared((32, 32), zero=zero, columns=columns))
     inputs = values(workload, (32, 32))
     candidate = Candidate.make("cuda.stem", rows=8, groups=1, blocks_per_sm=1)
     got = computed(workload, candidate, inputs, tmp_path)

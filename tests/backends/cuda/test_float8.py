@@ -129,7 +129,9 @@ def test_they_compile(name: str, device: str, family: str) -> None:
 def test_results_are_stored_16_bytes_at_a_time(device: str, family: str) -> None:
     given = workload("convolution", device)
     found = [c for c in backends.candidates(given, CUDA(device), 60) if c.family == family]
-    wide = next(c for c in found if family == "cuda.wgmma" or int(c["bn"]) // int(c["wn"]) == 32)
+    # of fewer columns a warp's threads store 8 bytes each
+    of_warp = {c: int(c["columns"]) if family == "cuda.wgmma" else int(c["bn"]) // int(c["wn"]) for c in found}
+    wide = next(c for c in found if of_warp[c] == 32)
     kernel = backends.schedule(given, wide, CUDA(device))
     assert isinstance(kernel, Kernel)
     code = cuda_on_cpu.source(kernel.func, CUDA(device))

@@ -146,10 +146,10 @@ def bytes_with_residual(m: int, n: int, k: int) -> Workload:
 
 
 @pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
-@pytest.mark.parametrize("way", ["exchanged", "swapped", "in place", "in place, 128 columns"])
+@pytest.mark.parametrize("way", ["exchanged", "exchanged, 16 columns", "swapped", "in place", "in place, 128 columns"])
 def test_a_residual_of_bytes_is_added_to_bytes(way: str, tmp_path: Path) -> None:
     """Behind their exchange, or where a thread has neighbours of a row."""
-    columns = 128 if "128" in way else 64
+    columns = int((re.findall(r"\d+", way) or [64])[0])
     workload = bytes_with_residual(200, columns, 64)
     tiling = Tiling((128,), columns, 2, 2, True, swapped=way == "swapped")
     is_in_place = way.startswith("in place")

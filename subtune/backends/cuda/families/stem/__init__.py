@@ -5,4 +5,4 @@ from subtune.backends.cuda.families.stem.candidates import accepts, candidates
 from subtune.backends.cuda.families.stem.plan import StemKnobs
 from subtune.backends.cuda.families.stem.schedule import schedule
 
-FAMILY = Family("cuda.stem", 4, StemKnobs, accepts, candidates, schedule)
+FAMILY = Family("cuda.stem", 5, StemKnobs, accepts, candidates, schedule)

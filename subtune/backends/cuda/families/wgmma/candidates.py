@@ -25,7 +25,6 @@ from subtune.patterns.contraction import Contraction
 from subtune.patterns.gemm_view import Dim, GemmView, gemm_view
 
 _COLUMNS = (16, 32, 64, 96, 128, 192, 256)
-_BYTES_BEYOND = 16  # columns: rows of 16 bytes are stored wrongly, measured
 _CONSUMERS = ((1, False), (2, False), (2, True), (3, False))
 _FEW_COLUMNS, _MOST_ROWS = 128, 256  # of a tile of swapped operands
 _EXCHANGED = ("float32", "float16")
@@ -81,10 +80,7 @@ def has_tiles(problem: Problem[CUDAModel]) -> bool:
     if multiplied_obstacle(problem):
         return False
     view = gemm_view(problem.pattern)
-    if isinstance(view, NotApplicable) or is_misaligned(view, problem.pattern.a.dtype):
-        return False
-    is_8 = dtype_bits(problem.workload.args[-1].dtype) == 8
-    return any(columns > _BYTES_BEYOND or not is_8 for columns in _column_tiles(view.extent(view.n)))
+    return not isinstance(view, NotApplicable) and not is_misaligned(view, problem.pattern.a.dtype)
 
 
 def accepts(problem: Problem[CUDAModel]) -> str:
@@ -123,8 +119,6 @@ def tilings(
     for form, width in product(forms, widths):
         rows, columns = form.rows, form.columns
         if columns == 256 and dtype in ("int8", "uint8"):  # TVM's table of instructions ends at 224
-            continue
-        if columns <= _BYTES_BEYOND and dtype_bits(workload.args[-1].dtype) == 8:
             continue
         if (across[0] and prod(rows) % 64) or (across[1] and columns % 64):
             continue

@@ -197,7 +197,7 @@ def product_in_tiles(
         return NotApplicable(why)
     if tiling.obstacle(*limits, len(store.fetched)):
         store = replace(store, fetched=(), late=0)  # no room: they are loaded where they are used
-    if why := _narrow_obstacle(tiling, info.a.dtype, exchanged, epilogue.dtype):
+    if why := _narrow_obstacle(tiling, info.a.dtype, exchanged):
         return NotApplicable(why)
     if why := walk.obstacle():
         return NotApplicable(why)
@@ -230,14 +230,12 @@ def _buffers(reads: tuple[Read, ...]) -> tuple[dict[Any, Any], tuple[tuple[int, 
     return buffers, tuple(packings)
 
 
-def _narrow_obstacle(tiling: Tiling, multiplied: str, exchanged: str, stored: str) -> str:
-    """Why tiles are not multiplied or stored in 8 bits; "" where they are, or have more."""
+def _narrow_obstacle(tiling: Tiling, multiplied: str, exchanged: str) -> str:
+    """Why tiles are not multiplied or exchanged in 8 bits; "" where they are, or have more."""
     if tiling.swapped and 8 in (dtype_bits(multiplied), dtype_bits(exchanged)):
         return "swapped operands of 8 bits, or results that are exchanged in 8 bits"
     if tiling.columns == 256 and multiplied in ("int8", "uint8"):
         return "integer multiplications have at most 224 columns: there TVM's table ends"
-    if tiling.columns == 16 and dtype_bits(stored) == 8:
-        return "16 columns of 8 bits are stored wrongly: measured"
     return ""
 
 

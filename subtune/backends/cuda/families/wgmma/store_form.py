@@ -10,6 +10,7 @@ from subtune.backends.cuda.families.wgmma.epilogue import STORED, Epilogue, load
 from subtune.backends.cuda.families.wgmma.exchange import Exchange, WarpExchange
 from subtune.backends.cuda.families.wgmma.in_place import InPlace
 from subtune.backends.cuda.families.wgmma.store import Store
+from subtune.backends.cuda.families.wgmma.tiling import chunk_columns
 from subtune.backends.cuda.families.wgmma.transposed import TransposedExchange
 from subtune.backends.cuda.families.wgmma.walk import Walk
 from subtune.core.kernel import NotApplicable
@@ -46,6 +47,8 @@ def store_of(
     vector = _aligned(epilogue.out, epilogue.indices, column, _VECTOR_BYTES // size)
     rest = _of_column(loads_beside(epilogue.value, first), epilogue, column)
     vector = min([vector, *(_VECTOR_BYTES * 8 // dtype_bits(str(load.source.dtype)) for load in rest)])
+    if not walk.tiling.swapped:  # 16 rows are at least a vector for each thread of a warp
+        vector = min(vector, max(1, chunk_columns(walk.tiling.stored_columns, dtype) // 2))
     late = _without(rows, rest) if fetches_late else []
     rest = _with(rows, rest) if fetches_late else rest
     wide = [one for one in rest if vector > 1 and _aligned(one.source, one.indices, column, vector) == vector]
