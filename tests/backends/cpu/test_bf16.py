@@ -88,6 +88,13 @@ def conv(size: int, cin: int, cout: int, kernel: int, stride: int = 1, batch: in
     return build(body, shapes, [(cout, kernel, kernel, cin), (1, 1, 1, cout, "f")])
 
 
+def conv_of_groups(size: int, cin: int, cout: int, groups: int) -> Workload:
+    def body(_emit: Any, x: Any, w: Any) -> Any:
+        return op.nn.conv2d(x, w, padding=1, groups=groups, **NHWC)
+
+    return build(body, [(1, size, size, cin)], [(cout, 3, 3, cin // groups)])
+
+
 def conv_of_float32(size: int, cin: int, cout: int, kernel: int) -> Workload:
     """The first convolution of a model, whose input is float32."""
 
@@ -138,6 +145,11 @@ def conv_of(x: np.ndarray, w: np.ndarray, stride: int = 1) -> np.ndarray:
     return np.einsum("nhwcij,oijc->nhwo", windows, w)
 
 
+def of_groups(x: np.ndarray, w: np.ndarray, groups: int) -> np.ndarray:
+    pairs = zip(np.split(x, groups, axis=-1), np.split(w, groups), strict=True)
+    return np.concatenate([conv_of(part, weights) for part, weights in pairs], axis=-1)
+
+
 def dense_of(x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
     return relu(x @ w + b)
 
@@ -157,6 +169,7 @@ CONTRACTIONS = {
     "conv3x3": (conv(14, 16, 32, 3), residual_conv_of(1)),
     "conv1x1 stride 2": (conv(14, 16, 32, 1, stride=2), residual_conv_of(2)),
     "conv, odd channels": (conv(9, 5, 21, 3, batch=2), residual_conv_of(1)),
+    "groups": (conv_of_groups(7, 12, 48, 3), lambda x, w: of_groups(x, w, 3)),
     "stem": (conv(20, 3, 16, 7, stride=2), residual_conv_of(2)),
     "stem of float32": (conv_of_float32(12, 3, 16, 3), rounded_conv_of),
     "1x1 of float32": (conv_of_float32(6, 4, 16, 1), rounded_conv_of),

@@ -53,12 +53,12 @@ def dense(m: int, n: int, k: int, rows: str = "uint8") -> Workload:
     return build(body, [((m, k), rows)], [((k, n), "int8"), ((n,), "int32"), ((n,), "float32")])
 
 
-def conv(size: int, cin: int, cout: int, kernel: int, stride: int = 1) -> Workload:
+def conv(size: int, cin: int, cout: int, kernel: int, stride: int = 1, groups: int = 1) -> Workload:
     def body(emit: Any, x: Any, w: Any, b: Any, f: Any) -> Any:
-        acc = emit(op.nn.conv2d(x, w, strides=stride, padding=kernel // 2, **{**NHWC, "out_dtype": "int32"}))
-        return requantised(emit, acc, b, f)
+        attrs = {**NHWC, "out_dtype": "int32", "groups": groups}
+        return requantised(emit, emit(op.nn.conv2d(x, w, strides=stride, padding=kernel // 2, **attrs)), b, f)
 
-    weights: list[Shape] = [((cout, kernel, kernel, cin), "int8")]
+    weights: list[Shape] = [((cout, kernel, kernel, cin // groups), "int8")]
     vectors: list[Shape] = [((1, 1, 1, cout), dtype) for dtype in ("int32", "float32")]
     return build(body, [((1, size, size, cin), "uint8")], weights + vectors)
 
@@ -70,6 +70,11 @@ def product_of_two(batch: int, m: int, n: int, k: int) -> Workload:
         return op.matmul(a, b, "int32")
 
     return build(body, [((batch, m, k), "uint8"), ((batch, k, n), "int8")])
+
+
+def of_groups(x: np.ndarray, w: np.ndarray, groups: int, stride: int = 1) -> np.ndarray:
+    pairs = zip(np.split(x, groups, axis=-1), np.split(w, groups), strict=True)
+    return np.concatenate([conv_of(part, weights, stride) for part, weights in pairs], axis=-1)
 
 
 def stored(acc: np.ndarray, b: np.ndarray, f: np.ndarray, zero: np.ndarray) -> np.ndarray:
@@ -84,6 +89,12 @@ CASES: dict[str, tuple[Workload, Callable[..., np.ndarray]]] = {
     "conv3x3": (conv(10, 32, 48, 3), lambda x, w, *rest: stored(conv_of(x, w), *rest)),
     "conv of 3 channels": (conv(12, 3, 20, 3, stride=2), lambda x, w, *rest: stored(conv_of(x, w, 2), *rest)),
     "conv1x1": (conv(9, 16, 32, 1), lambda x, w, *rest: stored(conv_of(x, w), *rest)),
+    "groups": (conv(9, 48, 96, 3, groups=3), lambda x, w, *rest: stored(of_groups(x, w, 3), *rest)),
+    "groups of few channels": (
+        conv(8, 16, 64, 3, stride=2, groups=4),
+        lambda x, w, *rest: stored(of_groups(x, w, 4, 2), *rest),
+    ),
+    "groups, 1x1": (conv(5, 40, 32, 1, groups=2), lambda x, w, *rest: stored(of_groups(x, w, 2), *rest)),
     "product of two": (product_of_two(2, 12, 20, 24), np.matmul),
 }
 
@@ -105,6 +116,14 @@ def test_candidates_are_exact(case: str) -> None:
         np.testing.assert_array_equal(
             run(workload, scheduled(workload, candidate, ICELAKE), ICELAKE, given(workload)), expected
         )
+
+
+@pytest.mark.parametrize(("cin", "cout"), [(24, 24), (18, 96)])
+def test_other_groups_are_left_to_other_families(cin: int, cout: int) -> None:
+    """8 columns to a group are no vector, 6 channels no whole words."""
+    found = backends.candidates(conv(9, cin, cout, 3, groups=3), ICELAKE, topk=20)
+    assert found
+    assert not any(c.family == "contraction_int8" for c in found)
 
 
 def test_four_products_are_one_instruction(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from subtune.backends.cpu.math.words import (
     WordPacking,
     axes_in_words,
     in_words,
+    word_axis,
     words_of,
 )
 from subtune.core.candidate import Candidate
@@ -70,13 +71,14 @@ def _refuses(problem: CPUProblem, of_halves: bool) -> str:
 
 def candidates(problem: CPUProblem) -> list[Candidate]:
     anchor, device = problem.pattern, problem.device
-    words, last = words_of(anchor), anchor.a.axes[-1]
+    words, last = words_of(anchor), word_axis(anchor)
     assert words is not None, "accepted"
     shortened = Contraction(
         axes_in_words(anchor.axes, last, words.count),
         _in_words(anchor.a, last, words.count),
         _in_words(anchor.b, last, words.count),
         anchor.acc_dtype,
+        anchor.per_group,
     )
     dot = dot_of(words, problem)
     if dot is None:
@@ -90,10 +92,11 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
 
 
 def _in_words(operand: Operand, last: int, count: int) -> Operand:
-    """The operand as elements of 32 bits, `count` along the axis `last`."""
+    """The operand as elements of 32 bits, `count` along the axis `last`, or along the channels of all groups."""
+    *_, innermost = range(len(operand.shape))
     shape = tuple(
-        -(-extent // count) if axis == last else extent
-        for extent, axis in zip(operand.shape, operand.axes, strict=True)
+        -(-extent // count) if axis == last or (dim == innermost and axis < 0) else extent
+        for dim, (extent, axis) in enumerate(zip(operand.shape, operand.axes, strict=True))
     )
     return replace(operand, shape=shape, dtype="int32")
 
@@ -111,6 +114,8 @@ def schedule(problem: CPUProblem, knobs: TileKnobs) -> Kernel | NotApplicable:
     tiling = Tiling.of(knobs, DOT_LANES if dot is None else dot.lanes)
     if tiling.nr % tiling.lanes:
         return NotApplicable(f"needs accumulators in vectors of {tiling.lanes}")
+    if info.per_group % tiling.nr:
+        return NotApplicable(f"nr={tiling.nr} does not divide the {info.per_group} columns of a group")
     name, columns = sch.get(stages.anchors[0]).name_hint, info.n.extent
     func, param = sch.mod["main"], info.b.param if info.b.is_constant else -1
     if padded := tiling.padding(info):
@@ -199,5 +204,5 @@ def _place_online_pack(sch: Schedule, made: InWords, at: Any | None, tiling: Til
 
 
 _HALVES, _BYTES = "contraction_bf16", "contraction_int8"
-FAMILY = Family(_HALVES, 2, TileKnobs, accepts_halves, candidates, schedule, (SERIAL,))
-OF_BYTES = Family(_BYTES, 1, TileKnobs, accepts_bytes, candidates, schedule, (SERIAL,))
+FAMILY = Family(_HALVES, 3, TileKnobs, accepts_halves, candidates, schedule, (SERIAL,))
+OF_BYTES = Family(_BYTES, 2, TileKnobs, accepts_bytes, candidates, schedule, (SERIAL,))

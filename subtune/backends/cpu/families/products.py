@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from subtune.backends.cpu.family import CPUProblem
 from subtune.backends.cpu.math import bf16_ops
+from subtune.backends.cpu.math.bf16_ops import DOT_LANES
 from subtune.backends.cpu.math.byte_dots import ByteDot, byte_dot
-from subtune.backends.cpu.math.words import HALVES, Words, words_of
+from subtune.backends.cpu.math.words import HALVES, Words, word_axis, words_of
 from subtune.patterns.contraction import Contraction
 
 
@@ -26,9 +27,12 @@ def words_obstacle(anchor: Contraction, problem: CPUProblem) -> str:
         return "the processor has no AVX512-BF16"
     if words is not HALVES and dot_of(words, problem) is None:
         return f"the processor has no instruction for products of {words.a} and {words.b}"
-    last = anchor.a.axes[-1]
-    if last < 0 or anchor.axes[last].role != "k" or last not in anchor.b.axes or -1 in anchor.b.axes:
+    if word_axis(anchor) < 0:
         return "the operands have no reduced axis along which both lie in words"
+    dot = dot_of(words, problem)
+    lanes = DOT_LANES if dot is None else dot.lanes
+    if anchor.per_group % lanes or (anchor.per_group and anchor.axes[word_axis(anchor)].extent % words.count):
+        return "a group has no whole vectors of columns, or no whole words of channels"
     return ""
 
 

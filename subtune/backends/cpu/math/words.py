@@ -26,6 +26,7 @@ from subtune.patterns.axes import Axis
 from subtune.patterns.contraction import Contraction
 from subtune.tir.blocks import nest, root_stages, stage_block, with_stages
 from subtune.tir.expressions import loads, variables
+from subtune.tir.substitute import substitute
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,16 @@ def words_of(info: Contraction) -> Words | None:
     return next((words for words in fitting if words is HALVES or info.a.dtype == words.a), None)
 
 
+def word_axis(info: Contraction) -> int:
+    """The reduced axis along which both operands lie innermost; -1: none. Of a group's channels B says which it is."""
+    last = info.b.axes[-1] if info.per_group and info.a.axes[-1] < 0 else info.a.axes[-1]
+    is_reduced = last >= 0 and info.axes[last].role == "k"
+    if not is_reduced or last not in info.b.axes or -1 in info.b.axes or len(set(info.b.axes)) != len(info.b.axes):
+        return -1
+    is_of_group = not info.per_group or info.axes[last].extent * info.groups == info.a.shape[-1]
+    return last if is_of_group else -1
+
+
 @dataclass(frozen=True, slots=True)
 class WordPacking:
     """A constant's dim `k_dim` in words of `count` elements, padded with zeros, each an int32, then packed."""
@@ -96,11 +107,11 @@ class InWords:
 
 def _axes_in_words(info: Contraction, count: int) -> tuple[Axis, ...] | NotApplicable:
     """The axes with the one that runs innermost in A counted in words of `count`."""
-    if info.a.axes[-1] < 0 or info.axes[info.a.axes[-1]].role != "k":
-        return NotApplicable("the first operand is not contiguous along a reduction axis")
-    if info.a.axes[-1] not in info.b.axes or -1 in info.b.axes or len(set(info.b.axes)) != len(info.b.axes):
-        return NotApplicable("the second operand is not indexed by axes alone")
-    last = info.a.axes[-1]
+    last = word_axis(info)
+    if last < 0:
+        return NotApplicable("the operands have no reduced axis along which both lie in words")
+    if info.per_group and info.axes[last].extent % count:
+        return NotApplicable("the channels of a group are no whole words")
     return axes_in_words(info.axes, last, count)
 
 
@@ -134,7 +145,7 @@ def in_words(func: PrimFunc, block_name: str, info: Contraction) -> InWords | No
     if isinstance(factors, NotApplicable):
         return factors
     a_side, b_side = factors
-    last = info.a.axes[-1]
+    last = word_axis(info)
     extent = info.axes[last].extent
     var = tirx.Var("vq", "int64")
 
@@ -145,7 +156,11 @@ def in_words(func: PrimFunc, block_name: str, info: Contraction) -> InWords | No
         a_buffer, stage = _whole_copy(a_side, a_load, count, _is_one_of(func.params, a_load))
         a_copy = a_buffer.name
         made.append(stage)
-    ramp = tirx.Ramp(var * tirx.const(count, "int64"), tirx.const(1, "int64"), count)
+    if a_copy and info.per_group:
+        return NotApplicable("the first operand is no bytes as they lie")
+    # of a group's channels: those of the groups before it come first
+    before = substitute(list(a_load.indices)[-1], {anchor.iter_vars[last].var: tirx.const(0, "int64")})
+    ramp = tirx.Ramp(before + var * tirx.const(count, "int64"), tirx.const(1, "int64"), count)
     a_value = tirx.reinterpret("int32", tirx.BufferLoad(a_buffer, [*list(a_load.indices)[:-1], ramp]))
 
     b_load = loads(b_side)[0]
@@ -165,7 +180,7 @@ def in_words(func: PrimFunc, block_name: str, info: Contraction) -> InWords | No
     new = with_stages(func, [*stages[:at], *made, rewritten, *stages[at + 1 :]], buffers)
     a = replace(info.a, read=0, shape=_dims(a_buffer), param=-1 if a_copy else info.a.param)
     b = replace(info.b, read=1, shape=_dims(b_buffer), dtype="int32", param=-1)
-    return InWords(new, Contraction(axes, a, b, info.acc_dtype), words, b_buffer.name, a_copy, k_dim)
+    return InWords(new, Contraction(axes, a, b, info.acc_dtype, info.per_group), words, b_buffer.name, a_copy, k_dim)
 
 
 def sides(anchor: Any, n: Any, words: Words = HALVES) -> tuple[Any, Any] | NotApplicable:
