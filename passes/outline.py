@@ -16,7 +16,8 @@ from tvm_ffi import structural_equal, structural_hash
 
 from subtune.core.errors import SubtuneError
 from subtune.core.graph import Group, OpNode, Origin, PartitionGraph, Value
-from subtune.core.workload import CONSTANT_ARGS_ATTR, Workload
+from subtune.core.workload import CONSTANT_ARGS_ATTR, SUM_BITS_ATTR, Workload
+from subtune.passes.byte_sizes import SUM_BITS, sums_are_small
 from subtune.passes.exprs import array_of, is_uniform
 from subtune.passes.masks import computed, triangle_of
 from subtune.passes.opkind import INLINE_0D, INLINE_SCALARS, INLINE_UNIFORM
@@ -147,8 +148,10 @@ def _primitive(flow: Dataflow, graph: PartitionGraph, group: Group) -> tuple[Any
     bindings.append(relax.VarBinding(out, results[0] if len(results) == 1 else relax.Tuple(results)))
     body = relax.SeqExpr([relax.DataflowBlock(bindings)], out)
     constants = [i for i, value in enumerate(params) if value.origin is Origin.CONSTANT]
-    attrs = tvm.ir.DictAttrs({"Primitive": True, CONSTANT_ARGS_ATTR: constants})
-    function = relax.Function(list(params.values()), body, out.ty, is_pure=True, attrs=attrs)
+    attrs = {"Primitive": True, CONSTANT_ARGS_ATTR: constants}
+    if any(sums_are_small(graph.op(name), flow.constants) for name in group.ops):
+        attrs[SUM_BITS_ATTR] = SUM_BITS
+    function = relax.Function(list(params.values()), body, out.ty, is_pure=True, attrs=tvm.ir.DictAttrs(attrs))
     return function, tuple(params)
 
 

@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.ir import IRModule
 
 from subtune.core.errors import SubtuneError
-from subtune.core.workload import CONSTANT_ARGS_ATTR
+from subtune.core.workload import CONSTANT_ARGS_ATTR, SUM_BITS_ATTR
 from subtune.passes.legalize import LEGALIZATIONS
 
 OP_PATTERN_ATTR = "op_pattern"
@@ -82,4 +82,6 @@ def _finish(mod: IRModule, call: relax.Call, function: Any) -> Any:
     for attr in ("global_symbol", "Primitive"):
         func = func.without_attr(attr)
     func = func.with_attr(CONSTANT_ARGS_ATTR, constants).with_attr(OP_PATTERN_ATTR, OPAQUE_PATTERN)
+    if SUM_BITS_ATTR in function.attrs:
+        func = func.with_attr(SUM_BITS_ATTR, function.attrs[SUM_BITS_ATTR])
     return func.with_attr("tirx.noalias", True)

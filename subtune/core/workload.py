@@ -15,6 +15,9 @@ CONSTANT_ARGS_ATTR = "layout_free_buffers"
 
 Their layout belongs to the candidate: a template may ask for them packed, once, at compile time.
 """
+SUM_BITS_ATTR = "subtune.sum_bits"
+"""PrimFunc attribute of a convolution of bytes: differences of bytes, times its constant weights, have sums below 2 to
+this power. Said where the number of channels alone does not say so much."""
 
 
 @dataclass(frozen=True, slots=True)

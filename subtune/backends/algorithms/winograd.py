@@ -96,7 +96,8 @@ INTEGER_FACTORS = (24, 12, 6, 6)
 ZERO_OF_BYTES = {"uint8": 128, "int8": 0}
 """What is taken from a byte, so that the sums are half as large; the weights carry what that takes from each sum."""
 
-INTEGER_DEPTH = (1 << 25) // (128 * 128 * 9)
+INTEGER_SUM_BITS = 25
+INTEGER_DEPTH = (1 << INTEGER_SUM_BITS) // (128 * 128 * 9)
 """Channels up to which sums are exact whatever the weights. A sum modulo 2^32, times up to 24 * 24 = 64 * 9, gives the
 sum itself where that is below 2^25: 9 has an inverse, and 64 is a shift."""
 
@@ -130,11 +131,15 @@ class WinogradWords:
         return words.reshape(self.shape)
 
 
-def integer_obstacle(info: Contraction) -> str:
-    """Why the algorithm does not apply in integers; empty for a 3x3 convolution of bytes by constant int8."""
+def integer_obstacle(info: Contraction, sum_bits: int = 32) -> str:
+    """Why the algorithm does not apply in integers; empty for a 3x3 convolution of bytes by constant int8.
+
+    Args:
+        sum_bits: sums of differences of bytes are known to stay below 2 to this power (`SUM_BITS_ATTR`).
+    """
     if info.a.dtype not in ZERO_OF_BYTES or (info.b.dtype, info.acc_dtype) != ("int8", "int32"):
         return "not of bytes by int8"
-    if info.b.shape[-1] > INTEGER_DEPTH:
+    if info.b.shape[-1] > INTEGER_DEPTH and sum_bits > INTEGER_SUM_BITS:
         return f"sums over {info.b.shape[-1]} channels may be too large to be exact"
     return _shape_obstacle(info, takes_groups=False)
 

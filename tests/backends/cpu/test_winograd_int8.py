@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import relax
 from tvm.relax import op
 
 from subtune import backends
@@ -18,8 +19,8 @@ from subtune.backends.algorithms.winograd import (
 from subtune.backends.cpu.device import CPU
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import NotApplicable
-from subtune.core.workload import Workload
-from tests.backends.cpu.test_bf16 import NHWC, conv_of, module, run, scheduled
+from subtune.core.workload import SUM_BITS_ATTR, Workload
+from tests.backends.cpu.test_bf16 import NHWC, conv_of, module, run, scheduled, workload_of
 from tests.backends.cpu.test_int8 import ICELAKE, IS_X86, build, conv, given, needs_vnni, stored
 
 pytestmark = pytest.mark.skipif(not IS_X86, reason="LLVM here builds for another architecture")
@@ -129,7 +130,7 @@ def test_weights_are_pairs_and_what_the_shift_of_activations_takes() -> None:
 @pytest.mark.parametrize(
     ("workload", "reason"),
     [
-        (conv(8, 256, 32, 3), "too large"),
+        (conv(8, 512, 32, 3), "too large"),
         (conv(8, 32, 32, 3, stride=2), "stride"),
         (conv(8, 32, 32, 1), "3x3"),
         (conv(8, 48, 32, 3), "multiples of 32 and 16"),
@@ -140,6 +141,34 @@ def test_it_says_why_it_does_not_apply(workload: Workload, reason: str) -> None:
     assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
     assert "winograd" not in {c.family for c in backends.candidates(workload, ICELAKE, topk=200)}
+
+
+def of_weights(largest: int, channels: int = 256) -> tuple[Workload, np.ndarray]:
+    """A deep convolution of equal weights, and these."""
+    array = np.full((16, 3, 3, channels), largest, np.int8)
+
+    def body(_emit: Any, x: Any, w: Any) -> Any:
+        return op.nn.conv2d(x, w, padding=1, **{**NHWC, "out_dtype": "int32"})
+
+    return workload_of(body, [((1, 8, 8, channels), "uint8")], [relax.const(array)]), array
+
+
+@needs_vnni
+@pytest.mark.parametrize("byte", [0, 255])
+@pytest.mark.parametrize("weight", [113, -113])
+def test_deep_sums_are_exact_up_to_the_bound(weight: int, byte: int) -> None:
+    """128 * 113 * 9 * 256 is the last below 2^25."""
+    workload, weights = of_weights(weight)
+    arrays = [np.full((1, 8, 8, 256), byte, np.uint8), weights, np.zeros((1, 8, 8, 16), np.int32)]
+    found = run(workload, scheduled(workload, made(False), ICELAKE), ICELAKE, arrays)
+    np.testing.assert_array_equal(found, direct(arrays))
+
+
+@pytest.mark.parametrize(("weight", "channels", "bits"), [(113, 256, 25), (114, 256, None), (127, 227, None)])
+def test_what_is_known_of_deep_sums(weight: int, channels: int, bits: int | None) -> None:
+    """Nothing is said of few channels, whose sums are small whatever the weights."""
+    workload, _ = of_weights(weight, channels)
+    assert workload.func.attrs.get(SUM_BITS_ATTR) == bits
 
 
 def test_there_is_one_tile_size() -> None:

@@ -18,6 +18,7 @@ from subtune.backends.cpu.families.winograd.arithmetic import INTEGERS, arithmet
 from subtune.backends.cpu.family import REGISTERS, CPUProblem
 from subtune.backends.cpu.math import int16_ops
 from subtune.core.candidate import Candidate
+from subtune.core.workload import SUM_BITS_ATTR
 from subtune.patterns.contraction import Contraction
 
 _TRANSFORM_OPS_PER_ELEMENT = {2: 4.0, 4: 9.0}  # vector additions and multiplications per element of V and of M
@@ -49,7 +50,7 @@ def obstacle(anchor: Contraction, problem: CPUProblem) -> str:
         return "several outputs"
     lanes = problem.device.lanes()
     if arithmetic_of(anchor) is INTEGERS:
-        return _integer_obstacle(anchor, problem.device)
+        return _integer_obstacle(anchor, problem)
     if problem.numerics.exact:
         return "rounds otherwise than the model says"
     if reason := winograd_obstacle(anchor, takes_groups=True):
@@ -61,8 +62,9 @@ def obstacle(anchor: Contraction, problem: CPUProblem) -> str:
     return ""
 
 
-def _integer_obstacle(anchor: Contraction, device: CPUModel) -> str:
-    if reason := integer_obstacle(anchor):
+def _integer_obstacle(anchor: Contraction, problem: CPUProblem) -> str:
+    device, attrs = problem.device, problem.workload.func.attrs
+    if reason := integer_obstacle(anchor, int(attrs.get(SUM_BITS_ATTR, 32)) if attrs else 32):
         return reason
     lanes = device.lanes()
     if int16_ops.pair_dots(device.features, lanes) is None:

@@ -1,0 +1,32 @@
+"""How large the sums of a convolution of bytes become, as its weights are constants.
+
+An algorithm that is exact for sums below a bound (`algorithms.winograd`) is so for any weights up to some number of
+channels. Those of a real layer are small on average, and leave room for many times as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from subtune.core.graph import OpNode
+from subtune.passes.exprs import array_of
+
+SUM_BITS = 25
+_DIFFERENCE = 128
+"""The largest difference of a byte from the middle one."""
+
+
+def sums_are_small(node: OpNode, constants: Mapping[Any, Any]) -> bool:
+    """Whether the sums of a convolution, of which this is said, stay below 2^`SUM_BITS`; not of those with few weights,
+    which stay so whatever they are."""
+    if node.op != "nn.conv2d" or node.output.dtype != "int32" or len(node.inputs) < 2:
+        return False
+    const = constants.get(node.inputs[1].source)
+    weight = None if const is None else array_of(const)
+    if weight is None or weight.dtype != np.int8 or _DIFFERENCE**2 * weight[0].size < 1 << SUM_BITS:
+        return False
+    of_column = np.abs(weight.reshape(len(weight), -1).astype(np.int32)).sum(1)
+    return bool(_DIFFERENCE * int(of_column.max()) < 1 << SUM_BITS)
