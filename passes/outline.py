@@ -149,7 +149,7 @@ def _primitive(flow: Dataflow, graph: PartitionGraph, group: Group) -> tuple[Any
     body = relax.SeqExpr([relax.DataflowBlock(bindings)], out)
     constants = [i for i, value in enumerate(params) if value.origin is Origin.CONSTANT]
     attrs = {"Primitive": True, CONSTANT_ARGS_ATTR: constants}
-    if any(sums_are_small(graph.op(name), flow.constants) for name in group.ops):
+    if sums_are_small(map(graph.op, group.ops), flow.constants):
         attrs[SUM_BITS_ATTR] = SUM_BITS
     function = relax.Function(list(params.values()), body, out.ty, is_pure=True, attrs=tvm.ir.DictAttrs(attrs))
     return function, tuple(params)

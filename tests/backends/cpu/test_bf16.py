@@ -145,9 +145,9 @@ def conv_of(x: np.ndarray, w: np.ndarray, stride: int = 1) -> np.ndarray:
     return np.einsum("nhwcij,oijc->nhwo", windows, w)
 
 
-def of_groups(x: np.ndarray, w: np.ndarray, groups: int) -> np.ndarray:
+def of_groups(x: np.ndarray, w: np.ndarray, groups: int, stride: int = 1) -> np.ndarray:
     pairs = zip(np.split(x, groups, axis=-1), np.split(w, groups), strict=True)
-    return np.concatenate([conv_of(part, weights) for part, weights in pairs], axis=-1)
+    return np.concatenate([conv_of(part, weights, stride) for part, weights in pairs], axis=-1)
 
 
 def dense_of(x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from subtune.backends.cpu.math.words import WordPacking
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Packing
 from subtune.core.workload import Workload
-from tests.backends.cpu.test_bf16 import NHWC, conv_of, module, run, scheduled, workload_of
+from tests.backends.cpu.test_bf16 import NHWC, conv_of, module, of_groups, run, scheduled, workload_of
 
 HOST = CPU("auto", threads=2)
 IS_X86 = HOST.triple.startswith("x86_64")
@@ -70,11 +70,6 @@ def product_of_two(batch: int, m: int, n: int, k: int) -> Workload:
         return op.matmul(a, b, "int32")
 
     return build(body, [((batch, m, k), "uint8"), ((batch, k, n), "int8")])
-
-
-def of_groups(x: np.ndarray, w: np.ndarray, groups: int, stride: int = 1) -> np.ndarray:
-    pairs = zip(np.split(x, groups, axis=-1), np.split(w, groups), strict=True)
-    return np.concatenate([conv_of(part, weights, stride) for part, weights in pairs], axis=-1)
 
 
 def stored(acc: np.ndarray, b: np.ndarray, f: np.ndarray, zero: np.ndarray) -> np.ndarray:

@@ -151,7 +151,7 @@ class _Tile:
                 self._when_inside(at, column, compute)
                 if ahead:
                     store.load_next(list(held), (self.corner, after), self.first, chunk, turn, self.lane)
-            T.evaluate(T.cuda.warp_sync())
+            exchange.leave()
 
     def add_up(self, kept: Any, totals: Any, index: int) -> None:
         """The rows' sums of the norm's term `index`, over all that the tile has of them, to `totals`."""
