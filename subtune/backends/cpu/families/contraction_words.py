@@ -2,8 +2,8 @@
 
 Of bfloat16 with accumulators of float32 that is `vdpbf16ps`; of bytes, uint8 or int8, with int8 and accumulators of
 int32 it is `vpdpbusd`, Arm's `usdot` and `sdot`, or four instructions that do the same (`byte_dots`). The loops are
-those of `loop_nest`, over words of the reduction axis (`words`): the micro-kernel broadcasts a word of A and multiplies
-it with a vector of words of B, packed `[n / nr][word][nr][element]`.
+those of `loop_nest`, over words of the reduction axis (`words`) or of windows' rows (`word_rows`): the micro-kernel
+broadcasts a word of A and multiplies it with a vector of words of B, packed `[n / nr][word][nr][element]`.
 
 Sums of bytes are exact, in any order. Products of two bfloat16 are exact in float32; `vdpbf16ps` rounds their sums to
 nearest even, takes denormals for zero and flushes results that are denormal.
@@ -17,7 +17,7 @@ on Zen 5 where a float32 takes four), so that more accumulators are needed to ke
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tvm.s_tir import Schedule, ScheduleError
@@ -26,7 +26,7 @@ from subtune.backends.base import Family
 from subtune.backends.cpu.families.contraction.candidates import tilings
 from subtune.backends.cpu.families.contraction.schedule import packed_index, packing_of
 from subtune.backends.cpu.families.products import dot_of, words_obstacle
-from subtune.backends.cpu.family import SERIAL, CPUProblem
+from subtune.backends.cpu.family import ALGORITHM, SERIAL, CPUProblem
 from subtune.backends.cpu.loops.last_tile import narrowed
 from subtune.backends.cpu.loops.loop_nest import TileKnobs, Tiling, mark, micro_kernel, place
 from subtune.backends.cpu.loops.padding import pad_axes
@@ -34,6 +34,15 @@ from subtune.backends.cpu.loops.prefetch import prefetch_panels
 from subtune.backends.cpu.math.bf16_ops import DOT_LANES
 from subtune.backends.cpu.math.byte_dots import ByteDot
 from subtune.backends.cpu.math.byte_ops import with_byte_dot
+from subtune.backends.cpu.math.word_rows import (
+    Row,
+    RowPacking,
+    in_row_words,
+    in_rows,
+    is_copied,
+    saves_words,
+    window_row,
+)
 from subtune.backends.cpu.math.words import (
     HALVES,
     InWords,
@@ -48,8 +57,15 @@ from subtune.core.kernel import Kernel, NotApplicable
 from subtune.patterns.axes import Operand
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.stages import anchored, classify
+from subtune.runtime import triples
 from subtune.tir.prepack import split_prepack
 from subtune.tir.tile import extent_of, vector_width
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs(TileKnobs):
+    by_row: bool = field(default=False, metadata=ALGORITHM)
+    """Words run along a row of a window, over pixels and channels, instead of along a pixel's channels."""
 
 
 def accepts_halves(problem: CPUProblem) -> str:
@@ -73,13 +89,6 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     anchor, device = problem.pattern, problem.device
     words, last = words_of(anchor), word_axis(anchor)
     assert words is not None, "accepted"
-    shortened = Contraction(
-        axes_in_words(anchor.axes, last, words.count),
-        _in_words(anchor.a, last, words.count),
-        _in_words(anchor.b, last, words.count),
-        anchor.acc_dtype,
-        anchor.per_group,
-    )
     dot = dot_of(words, problem)
     if dot is None:
         latency = max(device.fma_latency, device.calibration.bf16_latency_cycles)
@@ -87,8 +96,33 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     else:
         device = replace(device, vector_registers=device.vector_registers - dot.registers)
         name, cost = _BYTES, dot.cost
-    found = tilings(shortened, problem.workload, device, reads_as_it_lies=False, cost=cost)
-    return [Candidate.of(name, knobs, seconds) for knobs, seconds in found]
+    found = []
+    for row in _rows_of(problem):
+        shortened = _shortened(anchor, last, words.count) if row is None else in_row_words(anchor, row, words.count)
+        tiles = tilings(shortened, problem.workload, device, reads_as_it_lies=False, cost=cost)
+        kind = {} if row is None else {"by_row": True}
+        found += [Candidate.make(name, seconds, **dict(Candidate.of(name, k).knobs), **kind) for k, seconds in tiles]
+    return found
+
+
+def _rows_of(problem: CPUProblem) -> tuple[Row | None, ...]:
+    """Along what words run: the row of a window, or the channels of a pixel (None), or both, for measuring to decide.
+
+    A copy with whole words for pixels costs more than any words that cross pixels. Where A is copied in any case, the
+    copy of pixels is the faster one. Only x86 reads a word at any address for what one at a multiple of four costs.
+    """
+    row, words = window_row(problem.pattern), words_of(problem.pattern)
+    if isinstance(row, NotApplicable) or words is None or triples.architecture(problem.device.triple) != "x86_64":
+        return (None,)
+    if row.channels % words.count and not is_copied(problem.pattern, row, words.count):
+        return (row,)
+    return (row, None) if saves_words(row, words.count) else (None,)
+
+
+def _shortened(anchor: Contraction, last: int, count: int) -> Contraction:
+    """The contraction as one of elements of 32 bits, `count` along the axis `last`."""
+    a, b = _in_words(anchor.a, last, count), _in_words(anchor.b, last, count)
+    return Contraction(axes_in_words(anchor.axes, last, count), a, b, anchor.acc_dtype, anchor.per_group)
 
 
 def _in_words(operand: Operand, last: int, count: int) -> Operand:
@@ -101,7 +135,7 @@ def _in_words(operand: Operand, last: int, count: int) -> Operand:
     return replace(operand, shape=shape, dtype="int32")
 
 
-def schedule(problem: CPUProblem, knobs: TileKnobs) -> Kernel | NotApplicable:
+def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     found = anchored(problem.workload, contraction)
     if isinstance(found, NotApplicable):
         return found
@@ -116,6 +150,9 @@ def schedule(problem: CPUProblem, knobs: TileKnobs) -> Kernel | NotApplicable:
         return NotApplicable(f"needs accumulators in vectors of {tiling.lanes}")
     if info.per_group % tiling.nr:
         return NotApplicable(f"nr={tiling.nr} does not divide the {info.per_group} columns of a group")
+    row = window_row(info) if knobs.by_row else None
+    if isinstance(row, NotApplicable):
+        return row
     name, columns = sch.get(stages.anchors[0]).name_hint, info.n.extent
     func, param = sch.mod["main"], info.b.param if info.b.is_constant else -1
     if padded := tiling.padding(info):
@@ -124,17 +161,17 @@ def schedule(problem: CPUProblem, knobs: TileKnobs) -> Kernel | NotApplicable:
         padded_info = contraction(sch, sch.get_sblock(name))
         assert isinstance(padded_info, Contraction), padded_info.reason
         info = padded_info
-    rewritten = in_words(func, name, info)
+    rewritten = in_words(func, name, info) if row is None else in_rows(func, name, info, row)
     if isinstance(rewritten, NotApplicable):
         return rewritten
     try:
-        return _schedule(rewritten, name, param, columns, tiling, dot, knobs.prefetch)
+        return _schedule(rewritten, name, param, columns, tiling, dot, knobs)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
 
 
 def _schedule(
-    made: InWords, name: str, param: int, columns: int, tiling: Tiling, dot: ByteDot | None, prefetches: bool
+    made: InWords, name: str, param: int, columns: int, tiling: Tiling, dot: ByteDot | None, knobs: Knobs
 ) -> Kernel | NotApplicable:
     info, nr = made.info, tiling.nr
     sch = Schedule(made.func)
@@ -155,13 +192,16 @@ def _schedule(
     mark(sch, nest, tiling, pads, 2 * tiling.lanes)
     kernel = micro_kernel(sch, nest)
     func = sch.mod["main"] if packs_online else split_prepack(sch.mod["main"], param)
-    if prefetches and not packs_online:
+    if knobs.prefetch and not packs_online:
         func = prefetch_panels(func, func.params[param], kernel)
     func = narrowed(func, kernel, info.n.index, columns, nr, tiling.lanes)
     func = func if dot is None else with_byte_dot(func, dot)
     if packs_online:
         return Kernel(func)
-    return Kernel(func, ((param, WordPacking(made.k_dim, made.words.count, packing_of(info, layout, nr))),))
+    packing, count = packing_of(info, layout, nr), made.words.count
+    return Kernel(
+        func, ((param, RowPacking(count, packing) if knobs.by_row else WordPacking(made.k_dim, count, packing)),)
+    )
 
 
 def _feeders(sch: Schedule, made: InWords) -> list[Any]:
@@ -204,5 +244,5 @@ def _place_online_pack(sch: Schedule, made: InWords, at: Any | None, tiling: Til
 
 
 _HALVES, _BYTES = "contraction_bf16", "contraction_int8"
-FAMILY = Family(_HALVES, 3, TileKnobs, accepts_halves, candidates, schedule, (SERIAL,))
-OF_BYTES = Family(_BYTES, 2, TileKnobs, accepts_bytes, candidates, schedule, (SERIAL,))
+FAMILY = Family(_HALVES, 3, Knobs, accepts_halves, candidates, schedule, (SERIAL,))
+OF_BYTES = Family(_BYTES, 3, Knobs, accepts_bytes, candidates, schedule, (SERIAL,))

@@ -153,7 +153,7 @@ def in_words(func: PrimFunc, block_name: str, info: Contraction) -> InWords | No
     a_load, a_copy = loads(a_side)[0], ""
     a_buffer = a_load.source
     if extent % count or not a_side.same_as(a_load):
-        a_buffer, stage = _whole_copy(a_side, a_load, count, _is_one_of(func.params, a_load))
+        a_buffer, stage = _whole_copy(a_side, a_load, count, is_one_of(func.params, a_load))
         a_copy = a_buffer.name
         made.append(stage)
     if a_copy and info.per_group:
@@ -165,7 +165,7 @@ def in_words(func: PrimFunc, block_name: str, info: Contraction) -> InWords | No
 
     b_load = loads(b_side)[0]
     k_dim = info.b.axes.index(last)
-    is_param = _is_one_of(func.params, b_load)
+    is_param = is_one_of(func.params, b_load)
     b_buffer, stage = _b_words(b_side, b_load, k_dim, words, extent, is_param)
     made.append(stage)
     b_indices = [var if dim == k_dim else index for dim, index in enumerate(b_load.indices)]
@@ -178,8 +178,8 @@ def in_words(func: PrimFunc, block_name: str, info: Contraction) -> InWords | No
     rewritten = nest(anchor.name_hint, iter_vars, {}, body, anchor.init)
     buffers = [*func.body.block.alloc_buffers, b_buffer, *([a_buffer] if a_copy else [])]
     new = with_stages(func, [*stages[:at], *made, rewritten, *stages[at + 1 :]], buffers)
-    a = replace(info.a, read=0, shape=_dims(a_buffer), param=-1 if a_copy else info.a.param)
-    b = replace(info.b, read=1, shape=_dims(b_buffer), dtype="int32", param=-1)
+    a = replace(info.a, read=0, shape=dims_of(a_buffer), param=-1 if a_copy else info.a.param)
+    b = replace(info.b, read=1, shape=dims_of(b_buffer), dtype="int32", param=-1)
     return InWords(new, Contraction(axes, a, b, info.acc_dtype, info.per_group), words, b_buffer.name, a_copy, k_dim)
 
 
@@ -196,7 +196,7 @@ def sides(anchor: Any, n: Any, words: Words = HALVES) -> tuple[Any, Any] | NotAp
     return first, second
 
 
-def _is_one_of(params: Any, load: ir.TensorLoad) -> bool:
+def is_one_of(params: Any, load: ir.TensorLoad) -> bool:
     return any(param.same_as(load.source) for param in params)
 
 
@@ -207,10 +207,10 @@ def _kept(index: Any, extent: int, is_param: bool) -> Any:
 
 def _whole_copy(side: Any, load: ir.TensorLoad, count: int, is_param: bool) -> tuple[Any, Any]:
     """A copy of A in its narrow type, its last dim padded to whole words, and the stage that makes it."""
-    shape, dtype = _dims(load.source), str(side.ty)
+    shape, dtype = dims_of(load.source), str(side.ty)
     whole = [*shape[:-1], -(-shape[-1] // count) * count]
     buffer = tirx.decl_buffer([tirx.const(d, "int64") for d in whole], dtype, f"{load.source.name}_words")
-    iter_vars = _iter_vars(whole)
+    iter_vars = iter_vars_of(whole)
     index = [iv.var for iv in iter_vars]
     if not shape[-1] % count:
         value = _at(side, load, index)
@@ -227,10 +227,10 @@ def constant_words(load: ir.TensorLoad, k_dim: int, words: Words, extent: int) -
 
 def _b_words(side: Any, load: ir.TensorLoad, k_dim: int, words: Words, extent: int, is_param: bool) -> tuple[Any, Any]:
     """B with its dim `k_dim` in words, as int32, and the stage that makes it; a parameter's are read as they lie."""
-    shape, count = _dims(load.source), words.count
+    shape, count = dims_of(load.source), words.count
     shape[k_dim] = -(-extent // count)
     buffer = tirx.decl_buffer([tirx.const(d, "int64") for d in shape], "int32", f"{load.source.name}_words")
-    iter_vars = _iter_vars(shape)
+    iter_vars = iter_vars_of(shape)
     index = [iv.var for iv in iter_vars]
     first = index[k_dim] * tirx.const(count, "int64")
     if is_param and side.same_as(load) and k_dim == len(shape) - 1 and extent % count == 0:
@@ -242,14 +242,14 @@ def _b_words(side: Any, load: ir.TensorLoad, k_dim: int, words: Words, extent: i
         k = first + tirx.const(i, "int64")
         is_beyond = 0 < extent % count <= i
         kept = _kept(k, extent, is_param) if is_beyond else k
-        bits = _bits(_at(side, load, [kept if dim == k_dim else at for dim, at in enumerate(index)]), words)
+        bits = bits_of(_at(side, load, [kept if dim == k_dim else at for dim, at in enumerate(index)]), words)
         if is_beyond:
             bits = tirx.if_then_else(k < tirx.const(extent, "int64"), bits, tirx.const(0, "int32"))
         value = bits if i == 0 else value | (bits << tirx.const(i * words.bits, "int32"))
     return buffer, nest(buffer.name, iter_vars, {}, tirx.BufferStore(buffer, value, index), None)
 
 
-def _bits(element: Any, words: Words) -> Any:
+def bits_of(element: Any, words: Words) -> Any:
     """An element's bits as an int32, the lowest ones."""
     if words is not HALVES:
         return tirx.Cast("int32", element) & tirx.const(0xFF, "int32")
@@ -262,12 +262,12 @@ def _at(side: Any, load: ir.TensorLoad, index: list[Any]) -> Any:
     return tvm_ffi.structural_map(side, (ir.TensorLoad, lambda _: moved))
 
 
-def _iter_vars(shape: list[int]) -> list[Any]:
+def iter_vars_of(shape: list[int]) -> list[Any]:
     return [
         tirx.IterVar(ir.Range(tirx.const(0, "int64"), tirx.const(extent, "int64")), tirx.Var(f"p{i}", "int64"), 0)
         for i, extent in enumerate(shape)
     ]
 
 
-def _dims(buffer: Any) -> Any:
+def dims_of(buffer: Any) -> Any:
     return [int(dim) for dim in buffer.shape]
