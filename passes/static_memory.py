@@ -7,9 +7,10 @@ TVM's own planner leaves the allocations in the program, and its tensors at an o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import tvm
@@ -20,6 +21,8 @@ from subtune.core.memory_plan import Base, MemoryPlan, View
 from subtune.core.workload import dtype_bits
 from subtune.passes.arena import Lifetime, place
 from subtune.passes.exprs import type_shape
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -55,18 +58,22 @@ class _Step:
     original: Any = None
 
 
-def plan_memory(mod: tvm.IRModule, inputs: int) -> tuple[tvm.IRModule, MemoryPlan]:
+def plan_memory(
+    mod: tvm.IRModule, inputs: int, rows_past_end: Mapping[str, int] = NOTHING
+) -> tuple[tvm.IRModule, MemoryPlan]:
     """Give every tensor of `main` a place.
 
     Args:
         mod: `main` a straight line of `call_tir`s and reshapes outside any dataflow block, pure no more; what else is
             in it stays as it is, and what it makes and reads is left to TVM.
         inputs: how many of `main`'s parameters, the first ones, are the model's; the others are weights.
+        rows_past_end: of PrimFuncs that compute so many rows more than their tensors have, by name. Those of the
+            model's outputs that they make are copied from the arena.
 
     Returns:
         the module whose `main` takes the plan's `arguments`, and the plan.
     """
-    planner = _Planner(mod["main"], inputs)
+    planner = _Planner(mod["main"], inputs, rows_past_end)
     main, plan = planner.result()
     out = mod.clone()
     out.update_func(mod.get_global_var("main"), main)
@@ -76,8 +83,10 @@ def plan_memory(mod: tvm.IRModule, inputs: int) -> tuple[tvm.IRModule, MemoryPla
 class _Planner:
     """One walk over `main`: who writes which buffer, who reads it last, and what becomes of the results."""
 
-    def __init__(self, main: Any, inputs: int) -> None:
+    def __init__(self, main: Any, inputs: int, rows_past_end: Mapping[str, int]) -> None:
         self._main = main
+        self._rows_past_end = rows_past_end
+        self._stays: set[int] = set()
         self._buffers: list[_Buffer] = []
         self._known: dict[Any, Any] = {}
         self._steps: list[_Step] = []
@@ -136,8 +145,19 @@ class _Planner:
         for arg in args:
             self._use(arg)
         made = [self._new(Base.ARENA, 0, shape, dtype) for shape, dtype in outputs]
+        if more := self._rows_past_end.get(value.args[0].name_hint, 0):
+            for tensor in (*args, *made):
+                self._extend(tensor, more)
+            self._stays.update(tensor.buffer for tensor in made)
         self._steps.append(_Step(value.args[0], (*args, *made)))
         self._known[var] = made if isinstance(value.ty, relax.TupleType) else made[0]
+
+    def _extend(self, tensor: Any, rows: int) -> None:
+        """Memory for some rows behind a tensor's last."""
+        buffer = self._buffers[tensor.buffer]
+        nbytes = -(-prod(tensor.shape) * dtype_bits(tensor.dtype) // 8)
+        row = -(-nbytes // max(1, tensor.shape[0])) if tensor.shape else 0
+        buffer.nbytes = max(buffer.nbytes, nbytes + rows * row)
 
     def _keep(self, var: Any, value: Any) -> None:
         """A call that is not planned. Its result may share memory with what it reads, which stays for good."""
@@ -193,9 +213,10 @@ class _Planner:
                 foreign.append(result)
                 continue
             buffer = self._buffers[result.buffer]
-            if buffer.base is Base.ARENA:
+            if buffer.base is Base.ARENA and result.buffer not in self._stays:
                 buffer.base, buffer.index = Base.OUTPUT, i
             else:
+                self._pinned.add(result.buffer)
                 copies.append((i, result))
         return copies, returned, foreign
 

@@ -32,7 +32,7 @@ def compile_module(mod: tvm.IRModule, device: Device | HardwareModel) -> tuple[A
     Its `main` takes what the module's takes, and TVM allocates.
     """
     device = as_device(device)
-    lowered = _run(TO_PROGRAM, _to_calls(mod, device), device)
+    lowered = _run(TO_PROGRAM, to_calls(mod, device), device)
     return device.backend.executable(lowered, device), _hashes(lowered)
 
 
@@ -56,7 +56,7 @@ def build(
     Returns the hash of every PrimFunc as it enters lowering, by name; where the tensors lie; the files' names.
     """
     start = time.perf_counter()
-    calls, memory = plan_memory(_to_calls(mod, device), arrays[0])
+    calls, memory = plan_memory(to_calls(mod, device), arrays[0])
     program = _run(TO_PROGRAM, calls, device)
     planned = Planned(calls, program, memory, arrays, frozenset(short), tuple(offsets), hides_denormals)
     hashes = _hashes(planned.program)
@@ -65,7 +65,7 @@ def build(
     return hashes, memory, files
 
 
-def _to_calls(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
+def to_calls(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
     return _run(TO_CALLS, device.backend.own_operators(mod, device), device)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +22,7 @@ from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.measurement import Failure
 from subtune.core.measuring import Bench, Measuring
 from subtune.core.numerics import PLAIN, Numerics
+from subtune.core.variants import Variants
 from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
 
@@ -193,6 +194,10 @@ class Planned:
     """Of the weights, in bytes from the first."""
     hides_denormals: bool = False
     """Numbers too small for a normal float may count as zero (`passes.denormals`)."""
+    symbols: tuple[str, ...] = ()
+    """Of a dynamic model, whose values `main` takes behind everything else."""
+    variants: Mapping[str, Variants] = field(default_factory=dict)
+    """Of a dynamic model, by the names of the PrimFuncs that they take the place of."""
 
 
 class Backend(ABC):
@@ -289,6 +294,14 @@ class Backend(ABC):
     @abstractmethod
     def lower(self, func: tvm.tirx.PrimFunc, device: Device) -> Any:
         """A scheduled PrimFunc as TVM's runtime module, or what building raises; for the host of `device`."""
+
+    def flat(self, func: tvm.tirx.PrimFunc, device: Device) -> tvm.tirx.PrimFunc:
+        """A scheduled PrimFunc lowered to loops over flat buffers: what kernels of dynamic shapes are made of.
+
+        Raises:
+            TargetError: the backend has no kernels of dynamic shapes.
+        """
+        raise TargetError(f"there are no dynamic shapes for {device.model.description}; give every dimension a value")
 
     @abstractmethod
     def build(self, func: tvm.tirx.PrimFunc, device: Device, stem: str, is_optional: bool) -> str | Failure:

@@ -1,16 +1,47 @@
-"""Symbolic dimensions: polynomials with whole coefficients in named symbols, `batch*seq`, `past + seq`, `2*seq + 1`."""
+"""Symbolic dimensions: polynomials with whole coefficients in named symbols, `batch*seq`, `past + seq`, `2*seq + 1`.
+
+A rounded quotient is a symbol, too, with a name that says what it is: `ceil(seq/4)`, `floor(seq/2)`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 Monomial = tuple[str, ...]
 """Names of the symbols that are multiplied, in alphabetical order, one as often as its power; () is 1."""
 
-_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][\w.]*)|([-+*()]))")
+_TOKEN = re.compile(r"\s*(?:(\d+)|((?:ceil|floor)\([^()]+/\d+\)|[A-Za-z_][\w.]*)|([-+*()]))")
+_QUOTIENT = re.compile(r"(ceil|floor)\(([^()]+)/(\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """`dividend / divisor`, rounded up or down."""
+
+    dividend: Dim
+    divisor: int
+    is_up: bool
+
+    @property
+    def name(self) -> str:
+        """
+        >>> Quotient(Dim.symbol("seq"), 4, True).name
+        'ceil(seq/4)'
+        """
+        return f"{'ceil' if self.is_up else 'floor'}({self.dividend}/{self.divisor})"
+
+    def of(self, dividend: int) -> int:
+        return -(-dividend // self.divisor) if self.is_up else dividend // self.divisor
+
+
+@cache
+def quotient(name: str) -> Quotient | None:
+    """What a symbol that is a quotient says by its name; None of any other symbol."""
+    found = _QUOTIENT.fullmatch(name)
+    return Quotient(parse(found[2]), int(found[3]), found[1] == "ceil") if found else None
 
 
 @dataclass(frozen=True)
@@ -38,7 +69,12 @@ class Dim:
 
     @cached_property
     def symbols(self) -> tuple[str, ...]:
-        return tuple(sorted({name for monomial, _ in self.terms for name in monomial}))
+        """Those of quotients instead of these."""
+        names: set[str] = set()
+        for name in {name for monomial, _ in self.terms for name in monomial}:
+            whole = quotient(name)
+            names.update(whole.dividend.symbols if whole else (name,))
+        return tuple(sorted(names))
 
     @property
     def constant(self) -> int | None:
@@ -50,7 +86,8 @@ class Dim:
         total = 0
         for monomial, factor in self.terms:
             for name in monomial:
-                factor *= values[name]
+                whole = quotient(name)
+                factor *= whole.of(whole.dividend.at(values)) if whole else values[name]
             total += factor
         return total
 

@@ -136,6 +136,14 @@ class CPUBackend(Backend):
 
         return tvm.compile(without_conversions(func), device.model.target(), tir_pipeline=PIPELINE).mod
 
+    def flat(self, func: tvm.tirx.PrimFunc, device: Device) -> Any:
+        from tvm import ir
+
+        from subtune.backends.cpu.lowering.join_kernels import flattened
+
+        gvar = ir.GlobalVar("main")
+        return flattened({gvar: func}, device.model.target())[gvar]
+
     def build(self, func: tvm.tirx.PrimFunc, device: Device, stem: str, is_optional: bool) -> str | Failure:
         from subtune.backends.host.kernel_library import write_library
 
@@ -172,7 +180,10 @@ class CPUBackend(Backend):
         target, memory, library = device.model.target(), planned.memory, folder / LIBRARY_NAME
         if planned.hides_denormals and _model(device).has_costly_denormals:
             planned = replace(planned, calls=flushing(planned.calls), program=flushing(planned.program))
-        line = straight_line(planned.calls, target, planned.short, memory, planned.offsets, *planned.arrays)
+        dynamic = (planned.symbols, planned.variants)
+        line = straight_line(planned.calls, target, planned.short, memory, planned.offsets, *planned.arrays, *dynamic)
+        if not line and planned.symbols:
+            raise TargetError("the model has an operator that TVM runs its own way, which dynamic shapes do not allow")
         if line:
             write_in_time(partial(tvm.compile, target=target, tir_pipeline=PIPELINE), line, target, library)
             memory = replace(memory, takes_addresses=True)

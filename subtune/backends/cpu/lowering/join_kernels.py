@@ -62,10 +62,11 @@ def flattened(kernels: Mapping[Any, Any], target: tvm.target.Target) -> dict[Any
 def by_address(kernel: Any, body: Any, leading: Sequence[Any] = ()) -> Any:
     """`(leading, address of every argument)`: `body`, a part of a flat kernel or all of it, as a function to be called
     from within the module."""
-    seen = [_like(param, param.name) for param in kernel.params]
+    buffers = [param for param in kernel.params if isinstance(param.ty, tirx.BufferType)]
+    seen = [_like(buffer, buffer.name) for buffer in buffers]
     addresses = [tirx.Var(buffer.name, buffer.data.ty) for buffer in seen]
     declared = [tirx.DeclBuffer(buffer, data=address) for buffer, address in zip(seen, addresses, strict=True)]
-    whole = tirx.SeqStmt([*declared, substitute(body, dict(zip(kernel.params, seen, strict=True)))])
+    whole = tirx.SeqStmt([*declared, substitute(body, dict(zip(buffers, seen, strict=True)))])
     device = {"device_id": 0, "device_type": 1}  # where memory that it asks for comes from
     for key, value in device.items():
         whole = tirx.AttrStmt(ir.StringImm("default"), key, tirx.const(value, "int32"), whole)

@@ -5,16 +5,18 @@ Relax's VM takes tensors: making those of a small operator takes longer than its
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tvm
 from tvm import ir, relax, tirx
 
+from subtune.backends.cpu.lowering.chooser import Chooser, checked
 from subtune.backends.cpu.lowering.join_kernels import by_address, flattened, join_kernels
 from subtune.backends.cpu.lowering.launches import asserts, joined, may_fail
 from subtune.backends.cpu.lowering.pipeline import FLAT
 from subtune.core.memory_plan import Base, MemoryPlan, View
+from subtune.core.variants import Variants
 
 _FIRST_FIELD = 1
 """Of a struct of C: tirx's kDLTensorData."""
@@ -28,6 +30,8 @@ def straight_line(
     offsets: Sequence[int],
     inputs: int,
     outputs: int,
+    symbols: Sequence[str] = (),
+    variants: Mapping[str, Variants] | None = None,
 ) -> tvm.IRModule | None:
     """Kernels, and a `main` that is machine code, too; None if it does more than call kernels that cannot fail.
 
@@ -35,18 +39,25 @@ def straight_line(
         mod: with its memory planned: `main` takes the plan's arguments.
         short: names of kernels that are to be joined (`join_kernels`).
         offsets: of the weights, in bytes from the first.
+        symbols, variants: as `Planned`.
 
     The new `main` takes integers: the bytes before the first field of an object, and the addresses of objects whose
-    first field points to the weights, to the arena, to every input and to every output. Numpy's arrays are such.
+    first field points to the weights, to the arena, to every input and to every output. Numpy's arrays are such. The
+    values of a dynamic model's symbols come last.
     """
     if plan.returned or not all(_calls_kernel(mod, call) for call in _calls(mod)):
         return None
-    mod = join_kernels(mod, target, short)
+    variants = variants or {}
+    if not symbols:
+        mod = join_kernels(mod, target, short)
     calls = _calls(mod)
-    kernels = flattened({call.op: mod[call.op] for call in calls}, target)
-    if any(asserts(kernel) or may_fail(kernel.body) for kernel in kernels.values()):
+    static = {call.op: mod[call.op] for call in calls if call.op.name_hint not in variants}
+    kernels = flattened(static, target)
+    dynamic = Chooser({name: variants[name] for name in sorted({call.op.name_hint for call in calls} & set(variants))})
+    if any(asserts(kernel) or may_fail(kernel.body) for kernel in (*kernels.values(), *dynamic.kernels)):
         return None
     header, *objects = [tirx.Var(f"arg{i}", "int64") for i in range(3 + inputs + outputs)]
+    values = {name: tirx.Var(f"symbol{i}", "int64") for i, name in enumerate(symbols)}
     first = {Base.WEIGHT: 0, Base.ARENA: 1, Base.INPUT: 2, Base.OUTPUT: 2 + inputs}
 
     def address(view: View) -> Any:
@@ -56,14 +67,21 @@ def straight_line(
         return _data(header, objects[first[view.base]], offset)
 
     places = dict(zip(mod["main"].params, map(address, plan.arguments), strict=True))
-    steps = [_step(call.op, [places[arg] for arg in call.args]) for call in calls]
+    steps = [
+        dynamic.step(call.op.name_hint, values, [places[arg] for arg in call.args])
+        if call.op.name_hint in variants
+        else checked(call.op, [places[arg] for arg in call.args])
+        for call in calls
+    ]
     nothing = tirx.Evaluate(tirx.const(0, "int32"))
     body = tirx.SeqStmt([*steps, nothing]) if steps else nothing
     functions = {gvar: func for gvar, func in mod.functions_items() if func.attrs and FLAT in func.attrs}  # in launches
     for gvar, kernel in kernels.items():
         whole = joined(kernel)
         functions[gvar] = by_address(whole, whole.body)
-    functions[mod.get_global_var("main")] = tirx.PrimFunc([header, *objects], body).with_attr("global_symbol", "main")
+    functions |= dynamic.functions
+    main = tirx.PrimFunc([header, *objects, *values.values()], body)
+    functions[mod.get_global_var("main")] = main.with_attr("global_symbol", "main")
     return tvm.IRModule(functions)
 
 
@@ -85,9 +103,3 @@ def _calls_kernel(mod: tvm.IRModule, value: Any) -> bool:
 def _data(header: Any, place: Any, offset: int) -> Any:
     start = tirx.tvm_struct_get(tirx.reinterpret("handle", place + header), 0, _FIRST_FIELD, "handle")
     return tirx.handle_add_byte_offset(start, tirx.const(offset, "int64")) if offset else start
-
-
-def _step(kernel: Any, addresses: Sequence[Any]) -> Any:
-    called = ir.Call(kernel, addresses, ret_ty=ir.PrimType("int32"))
-    message = ir.StringImm(f"the kernel {kernel.name_hint} failed")
-    return tirx.AssertStmt(called == tirx.const(0, "int32"), ir.StringImm("RuntimeError"), [message])

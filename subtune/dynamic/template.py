@@ -1,0 +1,239 @@
+"""What several PrimFuncs have in common: a template whose numbers are polynomials in symbols (anti-unification).
+
+    for i in range(154): y[i * 768 + j]      seq = 154
+    for i in range(182): y[i * 768 + j]      seq = 182      ->  for i in range(seq): y[i * 768 + j]
+    for i in range(238): y[i * 768 + j]      seq = 238
+
+A workload, or a kernel that a schedule made of it, is compared with those of other instances in TVM's JSON, node by
+node. Where only integers differ, and each of them is a polynomial of the symbols, the template stands for all
+instances: every family's schedules serve dynamic shapes without knowing of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.tirx import PrimFunc
+
+from subtune.core.dims import Dim, quotient
+from subtune.core.kernel import NotApplicable
+from subtune.dynamic.fit import Fitter
+
+_OBJECT = 64
+"""tvm_ffi's least static type index of what is an object: a field of it is a node's number in JSON."""
+_ANY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """`nodes` of TVM's JSON; `holes` are those of integers that depend on symbols."""
+
+    nodes: tuple[Any, ...]
+    root: int
+    holes: Mapping[int, Dim]
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return tuple(sorted({name for dim in self.holes.values() for name in dim.symbols}))
+
+    def at(self, values: Mapping[str, int]) -> Any:
+        """The object at one instance."""
+        nodes = list(self.nodes)
+        for hole, dim in self.holes.items():
+            nodes.append({"type": "int", "data": dim.at(values)})
+            nodes[hole] = {**nodes[hole], "data": {**nodes[hole]["data"], "value": len(nodes) - 1}}
+        return _loaded(nodes, self.root)
+
+    def symbolic(self, names: Sequence[str], greatest: Mapping[str, int]) -> PrimFunc:
+        """The flat PrimFunc of all instances: its first parameters are the values of `names`, as int64.
+
+        Buffers have the size that they have at the `greatest` instance: what it allocates does not depend on symbols.
+        """
+        writer = _Writer(list(self.nodes), names)
+        for kind in ("tirx.BufferType", "tirx.Iter"):
+            for at in [i for i, node in enumerate(self.nodes) if node["type"] == kind]:
+                writer.settle(at, {hole: dim.at(greatest) for hole, dim in self.holes.items()})
+        for hole, dim in self.holes.items():
+            writer.fill(hole, dim)
+        func = _loaded(writer.nodes, self.root)
+        free = {var.name: var for var in tirx.analysis.undefined_vars(func.body, [])}
+        leading = [free.get(_label(name), tirx.Var(_label(name), "int64")) for name in names]
+        return PrimFunc([*leading, *func.params], func.body, func.ret_type, func.attrs)
+
+
+def generalised(objects: Sequence[Any], points: Sequence[Mapping[str, int]]) -> Template | NotApplicable:
+    """The template of `objects`, one at each of `points`; or where they differ by more than polynomials."""
+    return _Walk([json.loads(tvm.ir.save_json(one)) for one in objects], Fitter(points)).result()
+
+
+class _Walk:
+    """Several graphs walked together. A node of the template stands for one node of each."""
+
+    def __init__(self, graphs: Sequence[Any], fitter: Fitter) -> None:
+        self._nodes = [graph["nodes"] for graph in graphs]
+        self._roots = tuple(graph["root_index"] for graph in graphs)
+        self._fitter = fitter
+        self._made: dict[tuple[int, ...], int] = {}
+        self._out: list[Any] = []
+        self._holes: dict[int, Dim] = {}
+
+    def result(self) -> Template | NotApplicable:
+        try:
+            root = self._visit(self._roots)
+        except _Differs as difference:
+            return NotApplicable(f"the instances differ by more than extents: {difference}")
+        return Template(tuple(self._out), root, self._holes)
+
+    def _visit(self, places: tuple[int, ...]) -> int:
+        if places in self._made:
+            return self._made[places]
+        nodes = [nodes[at] for nodes, at in zip(self._nodes, places, strict=True)]
+        kinds = {node["type"] for node in nodes}
+        if len(kinds) > 1:
+            raise _Differs(" or ".join(sorted(kinds)))
+        kind = nodes[0]["type"]
+        hole = self._hole(kind, nodes)
+        data = [node.get("data") for node in nodes]
+        if hole is not None:
+            made = {"type": kind, "data": {**self._fields(kind, data, skip="value"), "value": 0}}
+        elif kind in ("ffi.Array", "ffi.Map", "ffi.List", "ffi.Dict"):
+            if len({len(one) for one in data}) > 1:
+                raise _Differs(f"so many items of an array: {sorted({len(one) for one in data})}")
+            made = {"type": kind, "data": [self._visit(tuple(row)) for row in zip(*data, strict=True)]}
+        elif isinstance(data[0], dict):
+            made = {"type": kind, "data": self._fields(kind, data)}
+        else:
+            if any(one != data[0] for one in data) and kind != "ffi.String":
+                raise _Differs(f"{kind} {', '.join(str(one)[:20] for one in data)}")
+            made = nodes[0]
+        self._out.append(made)
+        self._made[places] = len(self._out) - 1
+        if hole is not None:
+            self._holes[len(self._out) - 1] = hole
+        return len(self._out) - 1
+
+    def _hole(self, kind: str, nodes: Sequence[Any]) -> Dim | None:
+        """The polynomial of an integer that is not the same everywhere."""
+        if kind != "ir.IntImm":
+            return None
+        values = [int(graph[node["data"]["value"]]["data"]) for graph, node in zip(self._nodes, nodes, strict=True)]
+        if len(set(values)) == 1:
+            return None
+        found = self._fitter.fit(values)
+        if found is None:
+            raise _Differs(f"{', '.join(map(str, values))} is no polynomial of the symbols")
+        return found
+
+    def _fields(self, kind: str, data: Sequence[Any], skip: str = "") -> dict[str, Any]:
+        inline = _inline(kind)
+        fields: dict[str, Any] = {}
+        for name, first in data[0].items():
+            if name == skip:
+                continue
+            values = tuple(one[name] for one in data)
+            if name in inline or not isinstance(first, int) or isinstance(first, bool):
+                if any(value != first for value in values):
+                    raise _Differs(f"{name} of {kind}: {', '.join(map(str, values))}")
+                fields[name] = first
+            else:
+                fields[name] = self._visit(values)
+        return fields
+
+
+class _Writer:
+    """Adds expressions to the nodes of a template."""
+
+    def __init__(self, nodes: list[Any], names: Sequence[str]) -> None:
+        self.nodes = nodes
+        self._nothing = self._add({"type": "None"})
+        self._wide = self._add({"type": "ir.PrimType", "data": {"span": self._nothing, "dtype": "int64"}})
+        self._symbols = {name: self._variable(_label(name)) for name in names}
+
+    def fill(self, hole: int, dim: Dim) -> None:
+        """Put the expression of `dim` in the place of an integer, as wide as that is."""
+        of_type = self.nodes[hole]["data"]["ty"]
+        fields = {"span": self._nothing, "ty": of_type, "value": self._expression(dim)}
+        self.nodes[hole] = {"type": "prim.Cast", "data": fields}
+
+    def settle(self, at: int, numbers: Mapping[int, int]) -> None:
+        """Numbers in the place of the holes in a buffer's type."""
+        self.nodes[at] = {**self.nodes[at], "data": dict(self.nodes[at]["data"])}
+        data = self.nodes[at]["data"]
+        for name in {"shape", "strides", "extent", "stride", "elem_offset"} & set(data):
+            data[name] = self._settled(data[name], numbers)
+
+    def _settled(self, at: int, numbers: Mapping[int, int]) -> int:
+        node = self.nodes[at]
+        if at in numbers:
+            number = self._add({"type": "int", "data": numbers[at]})
+            return self._add({**node, "data": {**node["data"], "value": number}})
+        if node["type"] == "ffi.Array":
+            return self._add({**node, "data": [self._settled(one, numbers) for one in node["data"]]})
+        return at
+
+    def _expression(self, dim: Dim) -> int:
+        total = None
+        for monomial, factor in dim.terms:
+            term = self._number(factor) if factor != 1 or not monomial else None
+            for name in monomial:
+                factor_of = self._symbol(name)
+                term = factor_of if term is None else self._operation("prim.Mul", term, factor_of)
+            assert term is not None
+            total = term if total is None else self._operation("prim.Add", total, term)
+        assert total is not None
+        return total
+
+    def _symbol(self, name: str) -> int:
+        whole = quotient(name)
+        if whole is None:
+            return self._symbols[name]
+        dividend = self._expression(whole.dividend)
+        if whole.is_up:
+            dividend = self._operation("prim.Add", dividend, self._number(whole.divisor - 1))
+        return self._operation("prim.FloorDiv", dividend, self._number(whole.divisor))
+
+    def _variable(self, name: str) -> int:
+        label = self._add({"type": "ffi.String", "data": name})
+        return self._add({"type": "ir.Var", "data": {"span": self._nothing, "ty": self._wide, "name": label}})
+
+    def _number(self, value: int) -> int:
+        number = self._add({"type": "int", "data": value})
+        return self._add({"type": "ir.IntImm", "data": {"span": self._nothing, "ty": self._wide, "value": number}})
+
+    def _operation(self, kind: str, a: int, b: int) -> int:
+        return self._add({"type": kind, "data": {"span": self._nothing, "ty": self._wide, "a": a, "b": b}})
+
+    def _add(self, node: Any) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+
+class _Differs(Exception):
+    """Where instances are no instances of one template."""
+
+
+@cache
+def _inline(kind: str) -> frozenset[str]:
+    """Fields of a type whose numbers stand in JSON themselves; those of others are numbers of nodes."""
+    info: Any = tvm_ffi.core._lookup_or_register_type_info_from_type_key(kind)
+    found: set[str] = set()
+    while info is not None:
+        found |= {f.name for f in info.fields if _ANY < f.field_static_type_index < _OBJECT}
+        info = info.parent_type_info
+    return frozenset(found)
+
+
+def _loaded(nodes: Sequence[Any], root: int) -> Any:
+    return tvm.ir.load_json(json.dumps({"root_index": root, "nodes": list(nodes)}))
+
+
+def _label(name: str) -> str:
+    """Of a symbol's parameter: names of dims may be anything."""
+    return f"extent_{name}"

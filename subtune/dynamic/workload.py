@@ -1,0 +1,147 @@
+"""A subgraph of a dynamic model: one workload for every instance of its extents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.s_tir import SBlock
+
+from subtune.core.dims import Dim
+from subtune.core.kernel import NotApplicable
+from subtune.core.workload import Workload
+from subtune.dynamic.fit import Fitter
+from subtune.dynamic.template import Template, generalised
+
+PRIMES = (67, 71, 73, 79, 83, 89, 97, 101, 103)
+"""Extents at which templates are made: no two coincide, and none divides what others are divided by."""
+
+
+@dataclass(frozen=True)
+class DynamicWorkload:
+    """`extents` of what it computes, by their names `e0`, `e1`, …, are polynomials in the model's symbols.
+
+    `extents` are as few as there can be: a dense layer of `batch*seq` rows has one.
+    """
+
+    template: Template
+    num_outputs: int
+    extents: tuple[Dim, ...]
+    shapes: tuple[tuple[Dim, ...], ...]
+    """Of the arguments, in the model's symbols."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"e{i}" for i in range(len(self.extents)))
+
+    def at(self, extents: Sequence[int]) -> Workload:
+        """The static workload of one instance."""
+        func = self.template.at(dict(zip(self.names, extents, strict=True)))
+        return Workload.of(func, self.num_outputs)
+
+    def extents_at(self, symbols: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(dim.at(symbols) for dim in self.extents)
+
+
+def dynamic_workload(
+    workloads: Sequence[Workload], points: Sequence[Mapping[str, int]]
+) -> DynamicWorkload | NotApplicable:
+    """What static workloads, one at each of `points` of the model's symbols, have in common."""
+    found = generalised([one.func for one in workloads], points)
+    if isinstance(found, NotApplicable):
+        return found
+    extents, shapes = _extents(found), _shapes(workloads, Fitter(points))
+    names = [f"e{i}" for i in range(len(extents))]
+    local = [dict(zip(names, (dim.at(point) for dim in extents), strict=True)) for point in points]
+    again = generalised([one.func for one in workloads], local) if extents else found
+    if isinstance(again, NotApplicable):
+        return again
+    return DynamicWorkload(again, workloads[0].num_outputs, extents, shapes)
+
+
+def _shapes(workloads: Sequence[Workload], fitter: Fitter) -> tuple[tuple[Dim, ...], ...]:
+    def fitted(values: tuple[Any, ...]) -> Dim:
+        found = fitter.fit([int(value) for value in values])
+        assert found is not None, f"{values} are no dim, though the template has them"
+        return found
+
+    shapes = [[arg.shape for arg in workload.args] for workload in workloads]
+    return tuple(tuple(map(fitted, zip(*of_arg, strict=True))) for of_arg in zip(*shapes, strict=True))
+
+
+def _extents(template: Template) -> tuple[Dim, ...]:
+    """One, if all that depends on symbols is a polynomial in it; else the symbols themselves."""
+    dims = sorted(set(template.holes.values()), key=lambda dim: (len(dim.terms), str(dim)))
+    if not dims:
+        return ()
+    single = [dim for dim in dims if all(_is_in(other, dim) for other in dims)]
+    return (single[0],) if single else tuple(Dim.symbol(name) for name in template.symbols)
+
+
+def _is_in(dim: Dim, base: Dim) -> bool:
+    """Whether `dim` is `a * base + b`."""
+    terms, of_base = dict(dim.terms), dict(base.terms)
+    constant = terms.pop((), 0)
+    if () in of_base:
+        return dim == base
+    ratios = {terms.get(monomial, 0) / factor for monomial, factor in of_base.items()}
+    return set(terms) == set(of_base) and len(ratios) == 1 and constant == int(constant)
+
+
+def has_free_rows(workload: DynamicWorkload) -> bool:
+    """Whether rows may be computed that nobody asked for: `e0` is the first dim of buffers, and a row of what is
+    written depends on no other row of what is read.
+
+    Then a kernel may compute whole tiles, past the last row, where there is memory for them.
+    """
+    if len(workload.extents) != 1:
+        return False
+    one, other = (workload.at((extent,)) for extent in (11, 13))
+    for a, b in zip(one.args, other.args, strict=True):
+        if a.shape[1:] != b.shape[1:] or (a.shape[0] != b.shape[0] and (a.shape[0], b.shape[0]) != (11, 13)):
+            return False
+    return _Rows(one.func, 11).are_free
+
+
+class _Rows:
+    """One look at a workload with so many rows."""
+
+    def __init__(self, func: Any, rows: int) -> None:
+        self._rows = rows
+        self.are_free = True
+        tvm_ffi.structural_walk(func.body, (SBlock, self._look))
+
+    def _look(self, block: Any) -> None:
+        if not block.iter_vars:  # the root
+            return
+        of_rows = [iv for iv in block.iter_vars if self._is_extent(iv.dom.extent)]
+        if len(of_rows) != 1 or int(of_rows[0].iter_type) != tirx.IterVar.DataPar:
+            self.are_free = False
+            return
+        row = of_rows[0].var
+
+        def access(node: Any) -> None:
+            indices = list(node.indices)
+            buffer = node.source if isinstance(node, ir.TensorLoad) else node.buffer
+            if self._is_extent(buffer.shape[0]):
+                self.are_free &= indices.pop(0).same_as(row)
+            for index in indices:
+                self.are_free &= not _depends(index, row)
+
+        for part in (block.body, block.init):
+            if part is not None:
+                tvm_ffi.structural_walk(part, [(ir.TensorLoad, access), (tirx.BufferStore, access)])
+
+    def _is_extent(self, dim: Any) -> bool:
+        return isinstance(dim, tirx.IntImm) and int(dim) == self._rows
+
+
+def _depends(index: Any, row: Any) -> bool:
+    """Whether an index follows the row, or what is read somewhere."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(index, (ir.TensorLoad, found.append))
+    tvm_ffi.structural_walk(index, (ir.Var, lambda var: found.append(var) if var.same_as(row) else None))
+    return bool(found)
