@@ -33,6 +33,7 @@ ROOMS = (
     ("assembly", "database"),
     ("tuning",),
     ("verification",),
+    ("dynamic",),
     ("report",),
     ("options",),
     ("driver", "quantizer"),
