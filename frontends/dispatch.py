@@ -17,8 +17,10 @@ from subtune.core.tensor_spec import TensorSpec
 from subtune.frontends.imported import Imported
 from subtune.frontends.onnx.file import OnnxModel, read_bytes, read_file, read_proto
 from subtune.frontends.onnx.load import load_onnx
+from subtune.frontends.onnx.shapes import symbolic
 from subtune.frontends.onnx.whole import whole_model
 from subtune.frontends.parameters import Parameters
+from subtune.frontends.symbolic import SymbolicInput
 
 _ZOO = "zoo:"
 _NO_MODEL = "A model is a path, bytes, an onnx.ModelProto or zoo:NAME, not {}."
@@ -82,6 +84,31 @@ def load_whole(model: Model, shapes: Shapes | None = None) -> tuple[onnx.ModelPr
         if read is None:
             raise ModelError(_NO_MODEL.format(type(model).__name__))
         return *whole_model(read, shapes or {}), read.name
+
+
+def symbolic_inputs(
+    model: Model, shapes: Shapes | None = None, parameters: Parameters | None = None
+) -> tuple[SymbolicInput, ...]:
+    """A model's inputs with what has no size yet as symbols and expressions of them; nothing else is imported.
+
+    Symbols of outputs alone are no inputs' symbols. A Relay parameter whose type only its use tells is left out.
+
+    Args:
+        model, shapes, parameters: as of `load`; `shapes` fixes what it names.
+    Raises:
+        ModelError: the file cannot be read. ShapeError: shapes contradict the model or one another.
+    """
+    with _names_decoded():
+        relay = _relay_of(model)
+        if relay is not None:
+            from subtune.frontends.relay.load import relay_inputs  # late: as in `_relay`
+
+            text, name = relay
+            return relay_inputs(text, shapes or {}, parameters or Parameters(), name)
+        read = _read_onnx(model)
+        if read is None:
+            raise ModelError(_NO_MODEL.format(type(model).__name__))
+        return symbolic([one for one in read.proto.graph.input if one.name not in read.weights], shapes or {})
 
 
 @contextmanager

@@ -23,7 +23,7 @@ def load_onnx(model: OnnxModel, shapes: Mapping[str, Sequence[int] | int]) -> Im
     # Before the shapes, so that nobody supplies sizes for a model that cannot be imported anyway.
     check_ops(model.proto.graph)
     real_inputs = [value for value in model.proto.graph.input if value.name not in model.weights]
-    inputs = fix_inputs(real_inputs, shapes)
+    inputs = fix_inputs(real_inputs, shapes, may_be_dynamic=True)
     mod, outputs = import_graph(replace(model, proto=infer(model.proto)), inputs)
     indexing = unchecked_indices(model.proto.graph, [spec.name for spec in inputs])
     reference = OnnxRuntime(model.source, of_float8=has_float8(model.proto))

@@ -8,10 +8,13 @@ from math import prod
 import onnx
 from onnx import TensorProto, helper
 
+from subtune.core.dims import Dim
 from subtune.core.errors import ModelError, ShapeError
 from subtune.core.tensor_spec import TensorSpec
 from subtune.frontends.one_line import one_line
 from subtune.frontends.onnx.graph import all_nodes
+from subtune.frontends.onnx.sizes import dims_of, sizes
+from subtune.frontends.symbolic import RawDim, Shape, SymbolicInput, example_ranges, named
 
 _UNSUPPORTED_TYPES = {
     getattr(TensorProto, name)
@@ -24,9 +27,6 @@ _UNSUPPORTED_TYPES = {
 }
 
 _TYPE_NUMBERS = frozenset(TensorProto.DataType.values())
-
-Dim = int | str | None
-"""One dimension of an input: its size, its symbol, or unknown without a name."""
 
 _LONGEST = 2**31 - 1
 """TVM's loops count in int32."""
@@ -57,28 +57,26 @@ def spec_of(value: onnx.ValueInfoProto) -> TensorSpec | None:
 
 
 def fix_inputs(
-    inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, Sequence[int] | int]
+    inputs: Sequence[onnx.ValueInfoProto],
+    shapes: Mapping[str, Sequence[int] | int],
+    may_be_dynamic: bool = False,
 ) -> tuple[TensorSpec, ...]:
     """Make every input's shape static, in place.
 
     Args:
         shapes: input name -> its whole shape, or symbol -> its one value (an input's name goes first).
+        may_be_dynamic: whether who asks has `--dynamic` as well.
     Raises ShapeError: an unknown name, a shape that contradicts the model or another, a dimension without a value.
     """
     declared = {value.name: _declared(value) for value in inputs}
-    values = _symbol_values(declared, shapes)
+    shown = _sized(declared, shapes)
     specs, missing = [], []
     for value in inputs:
-        dims = declared[value.name]
-        given = shapes.get(value.name)
-        if given is not None:
-            shape: list[Dim] = list(_dims(value.name, given))
-        else:
-            shape = [] if dims is None else [values.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
-        if given is None and (dims is None or not all(isinstance(dim, int) for dim in shape)):
-            missing.append(_missing(value.name, dims, shape))
+        shape = shown[value.name]
+        static = tuple(dim for dim in shape or () if isinstance(dim, int))
+        if shape is None or len(static) < len(shape):
+            missing.append(value.name)
             continue
-        static = tuple(dim for dim in shape if isinstance(dim, int))
         tensor_type = value.type.tensor_type
         tensor_type.shape.Clear()
         for size in static:
@@ -87,10 +85,39 @@ def fix_inputs(
         tensor_type.shape.SetInParent()
         specs.append(TensorSpec(value.name, static, dtype_name(tensor_type.elem_type)))
     if missing:
-        what = "; ".join(text for text, _ in missing)
-        flags = " ".join(f"--shape {flag}" for _, flag in missing)
-        raise ShapeError(f"{what}: give fixed sizes, for example {flags}.")
+        raise _without_sizes({name: (declared[name], shown[name]) for name in missing}, may_be_dynamic)
     return tuple(specs)
+
+
+def symbolic(
+    inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, Sequence[int] | int]
+) -> tuple[SymbolicInput, ...]:
+    """The inputs with the dimensions that `shapes` leaves open as expressions of symbols.
+
+    Raises ShapeError: as `fix_inputs`, but for dimensions without a value; an unknown number of dimensions.
+    """
+    found = []
+    for value, shape in zip(inputs, _sized({one.name: _declared(one) for one in inputs}, shapes).values(), strict=True):
+        if shape is None:
+            what, flag = _missing(value.name, None, None)
+            raise ShapeError(f"{what}: give its shape, for example --shape {flag}.")
+        found.append(SymbolicInput(value.name, shape, dtype_name(value.type.tensor_type.elem_type)))
+    return tuple(found)
+
+
+def _sized(
+    declared: Mapping[str, list[RawDim] | None], shapes: Mapping[str, Sequence[int] | int]
+) -> dict[str, Shape | None]:
+    """The inputs' shapes with all sizes that follow from what was given; None: an unknown number of dimensions."""
+    dims = named(declared)
+    known = sizes(declared, dims, shapes)
+    found: dict[str, Shape | None] = {}
+    for name, shape in dims.items():
+        if name in shapes:
+            found[name] = dims_of(name, shapes[name])
+        else:
+            found[name] = None if shape is None else tuple(known.of(name, dim) for dim in shape)
+    return found
 
 
 def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -108,17 +135,17 @@ def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
     except Exception as error:  # onnx raises C++ exceptions of several unrelated Python types
         raise ShapeError(f"The model's shapes or types contradict one another: {one_line(error)}.") from error
     for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
-        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        if max(sizes, default=0) > _LONGEST:
+        extents = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if max(extents, default=0) > _LONGEST:
             raise ShapeError(
-                f"The value {value.name!r} has a dimension of {max(sizes)}; loops here count to {_LONGEST}."
+                f"The value {value.name!r} has a dimension of {max(extents)}; loops here count to {_LONGEST}."
             )
-        if prod(sizes) > _MOST:
-            raise ShapeError(f"The value {value.name!r} has {prod(sizes)} elements, more than fit into memory.")
+        if prod(extents) > _MOST:
+            raise ShapeError(f"The value {value.name!r} has {prod(extents)} elements, more than fit into memory.")
     return inferred
 
 
-def _declared(value: onnx.ValueInfoProto) -> list[Dim] | None:
+def _declared(value: onnx.ValueInfoProto) -> list[RawDim] | None:
     """An input's dimensions as the file says; None: not even the rank."""
     tensor_type = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
@@ -130,7 +157,7 @@ def _declared(value: onnx.ValueInfoProto) -> list[Dim] | None:
         raise ModelError(f"Input {value.name!r} has the element type {name}, which is not supported.")
     if not tensor_type.HasField("shape"):
         return None
-    dims: list[Dim] = []
+    dims: list[RawDim] = []
     for dim in tensor_type.shape.dim:
         # Some exporters write -1 for an unknown size.
         if dim.HasField("dim_value") and dim.dim_value >= 0:
@@ -140,69 +167,25 @@ def _declared(value: onnx.ValueInfoProto) -> list[Dim] | None:
     return dims
 
 
-def _symbol_values(
-    declared: Mapping[str, list[Dim] | None], shapes: Mapping[str, Sequence[int] | int]
-) -> dict[str, int]:
-    """Symbol -> value, from symbols and whole shapes given, after checking both against the model."""
-    symbols = {dim for dims in declared.values() for dim in dims or () if isinstance(dim, str)}
-    values: dict[str, int] = {}
-    said_by: dict[str, str] = {}
-    for name, given in shapes.items():
-        sizes = _dims(name, given)
-        if name in declared:
-            dims = declared[name]
-            if dims is not None and len(dims) != len(sizes):
-                raise ShapeError(
-                    f"Input {name!r} has {len(dims)} dimensions {_shown(dims)}, but the shape given has "
-                    f"{len(sizes)}: {_shown(sizes)}."
-                )
-            pairs = [(axis, dim, size) for axis, (dim, size) in enumerate(zip(dims or (), sizes, strict=False))]
-        elif name in symbols:
-            if len(sizes) != 1:
-                raise ShapeError(f"{name!r} is a symbol of the model and takes one value, not {_shown(sizes)}.")
-            pairs = [(0, name, sizes[0])]
-        else:
-            known = ", ".join(f"{key!r} {_shown(dims)}" for key, dims in declared.items()) or "none"
-            raise ShapeError(f"The model has no input (and no symbol) {name!r}; its inputs are {known}.")
-        for axis, dim, size in pairs:
-            if isinstance(dim, int) and dim != size:
-                raise ShapeError(
-                    f"Input {name!r} has the fixed size {dim} in dimension {axis}; the shape given says {size}."
-                )
-            if isinstance(dim, str):
-                if values.setdefault(dim, size) != size:
-                    raise ShapeError(
-                        f"The symbol {dim!r} is {values[dim]} according to {said_by[dim]!r} "
-                        f"and {size} according to {name!r}: it has one value."
-                    )
-                said_by.setdefault(dim, name)
-    return values
-
-
-def _dims(name: str, given: Sequence[int] | int) -> tuple[int, ...]:
-    sizes = (given,) if isinstance(given, int) else tuple(given)
-    for size in sizes:
-        # operator.index would take True, which nobody means as a size
-        if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 0:
-            raise ShapeError(f"The shape of {name!r} has {size!r}, which is no size.")
-    return tuple(int(size) for size in sizes)
-
-
-def _missing(name: str, dims: list[Dim] | None, shape: Sequence[Dim]) -> tuple[str, str]:
+def _missing(name: str, dims: list[RawDim] | None, shape: Shape | None) -> tuple[str, str]:
     """What is unknown of an input, and the --shape value that gives it (1 stands for each unknown)."""
-    if dims is None:
+    if dims is None or shape is None:
         return f"Input {name!r} has an unknown number of dimensions", f"{name}=1,1"
     unknown = [
-        f"{axis} ({dim!r})" if isinstance(dim, str) else f"{axis} (unnamed)"
-        for axis, dim in enumerate(shape)
-        if not isinstance(dim, int)
+        f"{axis} ({raw!r})" if isinstance(raw, str) else f"{axis} (unnamed)"
+        for axis, (raw, dim) in enumerate(zip(dims, shape, strict=True))
+        if isinstance(dim, Dim)
     ]
-    flag = ",".join(str(dim) if isinstance(dim, int) else "1" for dim in shape)
+    flag = ",".join(str(dim if isinstance(dim, int) else dim.at(dict.fromkeys(dim.symbols, 1))) for dim in shape)
     plural = "dimensions" if len(unknown) > 1 else "dimension"
     return f"Input {name!r} has no fixed size in {plural} {', '.join(unknown)}", f"{name}={flag}"
 
 
-def _shown(dims: Sequence[Dim] | None) -> str:
-    if dims is None:
-        return "[any shape]"
-    return "[" + ", ".join("?" if dim is None else str(dim) for dim in dims) + "]"
+def _without_sizes(missing: Mapping[str, tuple[list[RawDim] | None, Shape | None]], may_be_dynamic: bool) -> ShapeError:
+    """That these inputs have no sizes, as the file has them and by what is known, and what gives them some."""
+    described = [_missing(name, dims, shape) for name, (dims, shape) in missing.items()]
+    what = "; ".join(text for text, _ in described)
+    flags = " ".join(f"--shape {flag}" for _, flag in described)
+    ranges = example_ranges(shape for _, shape in missing.values())
+    hint = f"compile for a range of sizes, for example {ranges}, or " if ranges and may_be_dynamic else ""
+    return ShapeError(f"{what}: {hint}give fixed sizes, for example {flags}.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from subtune.frontends.relay.random_weights import random_weight
 from subtune.frontends.relay.roles import Source, Use, is_weight, uses
 from subtune.frontends.relay.text import read_text
 from subtune.frontends.relay.to_relax import import_module
+from subtune.frontends.symbolic import SymbolicInput, named, symbol_of
 
 _REMEDY = (
     "give --params FILE (of relay.save_param_dict, or .npz), --random-params, or --inputs NAME,... for what is an input"
@@ -39,18 +41,54 @@ def load_relay(text: str, shapes: Shapes, parameters: Parameters, name: str = "r
         ModelError: it is no Relay, or parameters have no values. ShapeError: a type is missing.
         UnsupportedOpsError: all operators that cannot be imported.
     """
-    try:
+    with _limits(name):
         return _load(text, shapes, parameters, name)
+
+
+def relay_inputs(text: str, shapes: Shapes, parameters: Parameters, name: str = "relay") -> tuple[SymbolicInput, ...]:
+    """The inputs that have a type, with the dimensions that `shapes` leaves open as symbols, `NAME.AXIS` for each `?`.
+
+    Raises:
+        ModelError: it is no Relay. ShapeError: a shape contradicts the model; a `?` in a tuple.
+    """
+    with _limits(name):
+        module, main = _read(text)
+        values = load_params(parameters.values) if parameters.values is not None else {}
+        typed = _typed(main, _inputs(main, uses(module, main), values, parameters), shapes)
+        tensors = [one for var, kind in typed.items() for one in _tensors(var.name, kind)]
+        dims = named({title: kind.shape for title, kind in tensors})
+        return tuple(SymbolicInput(title, dims[title] or (), kind.dtype) for title, kind in tensors)
+
+
+@contextmanager
+def _limits(name: str) -> Iterator[None]:
+    try:
+        yield
     except RecursionError as error:
         raise ModelError(f"The Relay model {name!r} has types or tuples that are nested too deeply.") from error
     except MemoryError as error:
         raise ModelError(f"The Relay model {name!r} does not fit this machine's memory.") from error
 
 
-def _load(text: str, shapes: Shapes, parameters: Parameters, name: str) -> Imported:
+def _tensors(name: str, kind: Type) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of an input under the names that they have as inputs of the imported model."""
+    if isinstance(kind, Tensor):
+        yield name, kind
+    elif isinstance(kind, TupleOf):
+        for title, tensor in (one for i, field in enumerate(kind.fields) for one in _tensors(f"{name}_{i}", field)):
+            if None in tensor.shape:
+                raise ShapeError(f"The input {title!r} is {tensor} in a tuple, whose dimensions must have sizes.")
+            yield title, tensor
+
+
+def _read(text: str) -> tuple[Module, Function]:
     text = text.lstrip("\ufeff")
     module = read_json(text) if _JSON.match(text) else read_text(text)
-    main = _main(module)
+    return module, _main(module)
+
+
+def _load(text: str, shapes: Shapes, parameters: Parameters, name: str) -> Imported:
+    module, main = _read(text)
     values = load_params(parameters.values) if parameters.values is not None else {}
     found = uses(module, main)
     weights = _Weights(values, found, parameters)
@@ -98,11 +136,15 @@ def _typed(main: Function, inputs: Sequence[Var], shapes: Shapes) -> dict[Var, T
     """
     typed: dict[Var, Type] = {var: var.type for var in inputs}
     for name, given in shapes.items():
+        dims = (given,) if isinstance(given, int) else tuple(int(dim) for dim in given)
         var = next((var for var in inputs if var.name == name), None)
+        if var is None and (found := _at_axis(typed, name)) and len(dims) == 1:
+            var, axis = found
+            sizes = getattr(typed[var], "shape", ())
+            dims = (*sizes[:axis], dims[0], *sizes[axis + 1 :])
         if var is None:
             raise ShapeError(f"--shape {name}: the model's inputs are {_some(v.name for v in inputs)}.")
-        dims = (given,) if isinstance(given, int) else tuple(int(dim) for dim in given)
-        kind = var.type
+        kind = typed[var]
         if isinstance(kind, Tensor):
             if len(dims) != len(kind.shape) or any(a not in (None, b) for a, b in zip(kind.shape, dims, strict=True)):
                 raise ShapeError(
@@ -112,6 +154,17 @@ def _typed(main: Function, inputs: Sequence[Var], shapes: Shapes) -> dict[Var, T
             raise ShapeError(f"--shape {name}: the input is no tensor.")
         typed[var] = Tensor(dims, kind.dtype if isinstance(kind, Tensor) else "float32")
     return typed
+
+
+def _at_axis(typed: Mapping[Var, Type], name: str) -> tuple[Var, int] | None:
+    """The dimension of an input that is called NAME.AXIS, or by the symbol that stands for it."""
+    shapes = {var.name: kind.shape for var, kind in typed.items() if isinstance(kind, Tensor)}
+    dims = named(shapes)
+    for var in typed:
+        for axis, dim in enumerate(dims.get(var.name) or ()):
+            if name in (f"{var.name}.{axis}", symbol_of(dim)):
+                return var, axis
+    return None
 
 
 def _some(names: Any) -> str:

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from subtune.frontends.symbolic import example_ranges, named
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -23,6 +25,11 @@ class Tensor:
     def __str__(self) -> str:
         dims = ", ".join("?" if dim is None else str(dim) for dim in self.shape)
         return f"Tensor[({dims}), {self.dtype}]"
+
+    def unsized(self, name: str) -> str:
+        """What is wrong with an input of this type, of which a dimension has no value, and what to do."""
+        ranges = example_ranges(named({name: self.shape}).values())
+        return f"is {self}: give its shape as --shape {name}=D0,D1,... or compile for a range, for example {ranges}"
 
 
 @dataclass(frozen=True, slots=True)

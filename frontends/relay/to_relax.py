@@ -159,8 +159,7 @@ class _Importer:
         if kind is None:
             return self._keep(pending, self.refuse(pending.title, at, "has neither a type nor a value"))
         if None in kind.shape:
-            remedy = f"is {kind}: give its shape as --shape {pending.name}=D0,D1,..."
-            return self._keep(pending, self.refuse(pending.title, at, remedy))
+            return self._keep(pending, self.refuse(pending.title, at, kind.unsized(pending.name)))
         if kind.dtype not in SUPPORTED_DTYPES:
             unsupported = f"has dtype {kind.dtype}, which is not supported"
             return self._keep(pending, self.refuse(pending.title, at, unsupported))
