@@ -36,6 +36,7 @@ ROOMS = (
     ("dynamic",),
     ("report",),
     ("options",),
+    ("dynamic",),
     ("driver", "quantizer"),
     ("tuning.compare",),  # which compiles whole models
     ("bench", "integrations"),

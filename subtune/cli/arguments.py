@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import Any
 
-from subtune.core.errors import ModelError
+from subtune.core.errors import ModelError, ShapeError
 
 TARGET_HELP = (
     "auto, LLVM's name of a processor (znver4, cortex-a76), a TVM tag, or JSON with mcpu and mtriple; "
@@ -73,6 +73,30 @@ def add_shapes(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=D0,D1,…",
         help="the shape of an input, or the value of a symbolic dimension; may be repeated",
     )
+
+
+def add_dynamic(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dynamic",
+        action="append",
+        default=[],
+        metavar="SYMBOL=VALUES",
+        help="what a symbolic dimension may be: 1..512, 16..512/16, 16,32,64; :FILE.json behind it has weights by "
+        "values; a dimension without a name is INPUT.AXIS; may be repeated",
+    )
+
+
+def dynamic_of(args: argparse.Namespace) -> dict[str, str]:
+    """The --dynamic options as a dictionary."""
+    found: dict[str, str] = {}
+    for text in args.dynamic:
+        name, equals, values = text.partition("=")
+        if not name.strip() or not equals:
+            raise ShapeError(f"--dynamic {text!r} names no symbol: write SYMBOL=VALUES, for example seq=1..512.")
+        if name.strip() in found:
+            raise ShapeError(f"--dynamic has {name.strip()!r} twice: give all of its values at once.")
+        found[name.strip()] = values
+    return found
 
 
 def add_parameters(parser: argparse.ArgumentParser) -> None:

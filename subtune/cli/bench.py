@@ -44,6 +44,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape", action="append", default=[], metavar="NAME=D0,D1,…", help="for a MODEL, as compile's"
     )
+    arguments.add_dynamic(parser)
     parser.add_argument(
         "--against",
         metavar="LIST",
@@ -82,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
         raise BenchError(f"give an ARTIFACT, a MODEL, or --suite {', '.join(_SUITES)}")
     if args.json not in (None, _PRINT) and not Path(args.json).resolve().parent.is_dir():
         raise BenchError(f"cannot write {args.json}: there is no such directory")
+    if args.suite and args.dynamic:
+        raise BenchError("--dynamic is for one model, not for a suite: leave it out")
     if args.suite and args.torch:
         raise BenchError("--torch is for one model, not for a suite: leave it out")
     return _suite(args) if args.suite else _one(args)
@@ -132,7 +135,8 @@ def _compile(args: argparse.Namespace, scratch: Path) -> Path:
     output = scratch / default_output(args.subject)
     with progress_bar() as progress:
         model = arguments.model_of(args, args.subject)
-        compile_model(model, output, shapes=arguments.shapes_of(args), progress=progress, **_options(args))
+        given = {"shapes": arguments.shapes_of(args), "dynamic": arguments.dynamic_of(args)}
+        compile_model(model, output, **given, progress=progress, **_options(args))
     return output
 
 

@@ -13,6 +13,7 @@ from subtune.cli.progressbar import progress_bar
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser("compile", parents=[common], help="tune a model and write an artifact")
     arguments.add_model(parser)
+    arguments.add_dynamic(parser)
     arguments.add_parameters(parser)
     parser.add_argument("-o", "--output", metavar="OUT.subtune", help="the artifact (default: MODEL.subtune, here)")
     arguments.add_tuning(parser)
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
             arguments.model_of(args, args.model),
             output,
             shapes=arguments.shapes_of(args),
+            dynamic=arguments.dynamic_of(args),
             verify=not args.no_verify,
             tune=not args.no_tune,
             weights_limit=args.weights_limit,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from subtune.core.errors import SubtuneError
 from subtune.core.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
+    from subtune.options import Options
     from subtune.pipeline import Prepared
     from subtune.tuning.choose import Choice
 
@@ -22,6 +24,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "inspect", parents=[common], help="show a model's subgraphs, or an artifact's kernels and memory"
     )
     arguments.add_model(parser, is_optional=True)
+    arguments.add_dynamic(parser)
     arguments.add_parameters(parser)
     parser.add_argument("--check", action="store_true", help="compare all files of an artifact with their SHA-256")
     parser.add_argument("--pipeline", action="store_true", help="show the phases and passes of a compile instead")
@@ -51,8 +54,9 @@ def run(args: argparse.Namespace) -> int:
     from subtune.pipeline import prepare
     from subtune.report import inspect
 
-    options = Options(shapes=arguments.shapes_of(args), **arguments.parameters_of(args))
-    prepared = prepare(args.model, options.shapes, parameters=options.parameters)
+    shapes, dynamic = arguments.shapes_of(args), arguments.dynamic_of(args)
+    options = Options(shapes=shapes, dynamic=dynamic, **arguments.parameters_of(args))
+    prepared = prepare(args.model, _shapes(args.model, options), parameters=options.parameters)
     rows = inspect.rows(prepared.graph, prepared.subgraphs, call_names(prepared.mod))
     if args.dot:
         write_text(args.dot, inspect.to_dot(prepared.graph, rows))
@@ -61,6 +65,17 @@ def run(args: argparse.Namespace) -> int:
     show = inspect.to_json if args.json else inspect.to_text
     print(show(prepared.graph, rows, _choices(args, prepared), prepared.in_floats))
     return 0
+
+
+def _shapes(model: str, options: Options) -> Mapping[str, Sequence[int] | int] | None:
+    """Of what is shown: of a model whose shapes vary, the instance with the largest value of every symbol."""
+    if not options.dynamic:
+        return options.shapes
+    from subtune import frontends
+    from subtune.dynamic.declare import declared
+
+    domain, inputs = declared(model, options)
+    return frontends.instance(inputs, domain.greatest, options.shapes)
 
 
 def _artifact(args: argparse.Namespace) -> int:

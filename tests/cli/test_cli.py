@@ -122,7 +122,8 @@ class TestCompile:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "subtune.frontends", frontends)
             out = str(tmp_path / "o.subtune")
-            options = "--shape x=1,2 --budget 2m --topk 5 --threads 1 --db f.db --device d.json --no-verify --exact "
+            options = "--shape x=1,2 --dynamic seq=1..4:w=.json --dynamic batch=1 "
+            options += "--budget 2m --topk 5 --threads 1 --db f.db --device d.json --no-verify --exact "
             options += "--precision bf16 --weights-limit 1.5"
             assert main(["compile", "m.onnx", "-o", out, *options.split()]) == 0
         ((args, kwargs),) = calls
@@ -135,6 +136,7 @@ class TestCompile:
             "inputs": None,
             "target": "auto",
             "shapes": {"x": (1, 2)},
+            "dynamic": {"seq": "1..4:w=.json", "batch": "1"},
             "budget_s": 120.0,
             "topk": 5,
             "threads": 1,
