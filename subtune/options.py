@@ -38,10 +38,10 @@ class Options:
     """Of a GPU: `auto`, `off` or `only`."""
     shapes: Mapping[str, Sequence[int] | int] | None = None
     """Shapes of inputs, or values of symbols."""
-    dynamic: Mapping[Any, Any] | None = None
+    dynamic: Mapping[str, Any] | None = None
     """The values that symbols of the model's inputs may have, for one artifact of all of them: a symbol -> a range, its
-    values, value -> weight (of how often it is met), or text as of `--dynamic`. Symbols that are one stand with commas,
-    or in a tuple. Values without a weight share 1 %."""
+    values, value -> weight (of how often it is met), or text as of `--dynamic`, which may be an expression of other
+    symbols, `past + seq`. Values without a weight share 1 %."""
     params: Mapping[str, Any] | str | Path | bytes | None = None
     """Weights of a Relay model: name -> array, or a file, or its bytes, of `relay.save_param_dict` or `numpy.savez`."""
     random_params: bool = False

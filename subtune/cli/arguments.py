@@ -81,8 +81,8 @@ def add_dynamic(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SYMBOL=VALUES",
-        help="what a symbolic dimension may be: 1..512, 16..512/16, 16,32,64; :FILE.json behind it has weights by "
-        "values; a dimension without a name is INPUT.AXIS; may be repeated",
+        help="what a symbolic dimension may be: 1..512, 16..512/16 or 16,32,64, with weights :FILE.json behind it, or "
+        "an expression of other symbols, past+seq; a dimension without a name is INPUT.AXIS; may be repeated",
     )
 
 

@@ -1,14 +1,12 @@
 """What a user declares of a model's symbols, on the command line or in Python, as a `Domain`.
 
 `--dynamic seq=1..512`, `seq=16,32,64`, `seq=16..512/16`, `seq=1..512:weights.json`; `dynamic={"seq": range(1, 513)}`,
-`{"seq": [16, 32]}`, `{"seq": {16: 0.9, 32: 0.1}}`, or the text of the command line behind its first `=`. Several
-symbols that are one, as dimensions without a name may be, stand with commas: `ids.1,mask.1=1..512`. The first of their
-names is that of all.
+`{"seq": [16, 32]}`, `{"seq": {16: 0.9, 32: 0.1}}`, or the text of the command line behind its first `=`. A symbol may
+also be an expression of others, `total=past+seq` (see `relations`).
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import re
@@ -21,6 +19,8 @@ from subtune import frontends
 from subtune.core.dims import Dim
 from subtune.core.domain import Domain, Symbol
 from subtune.core.errors import ShapeError
+from subtune.dynamic.relations import relation_of, resolved
+from subtune.dynamic.suggest import close, listed
 from subtune.dynamic.weights import read_weights
 from subtune.frontends import SymbolicInput
 from subtune.options import Options
@@ -34,7 +34,7 @@ _MOST_VALUES = 2**20
 _LARGEST = 2**31 - 1
 """Loops count in int32."""
 _PART = re.compile(r"([0-9]+)(?:\.\.([0-9]+)(?:/([0-9]+))?)?")
-_FORM = "write 1..512, 16..512/16 or 16,32,64, and :FILE.json behind it for weights"
+_FORM = "write 1..512, 16..512/16 or 16,32,64, and :FILE.json behind it for weights; or other symbols, past+seq"
 
 
 def declared(model: Any, options: Options) -> tuple[Domain, tuple[SymbolicInput, ...]]:
@@ -52,55 +52,49 @@ def declared(model: Any, options: Options) -> tuple[Domain, tuple[SymbolicInput,
             f"dynamic is {dynamic!r}: give the values by their symbols, for example {{'seq': range(1, 513)}}."
         )
     inputs = frontends.symbolic_inputs(model, options.shapes, options.parameters)
-    groups = [_names(key) for key in dynamic]
     symbols = frontends.symbols_of(inputs)
-    for name in (name for names in groups for name in names if name not in symbols):
+    for name in (name for name in dynamic if name not in symbols):
         every = frontends.symbolic_inputs(model, None, options.parameters) if options.shapes else inputs
         raise ShapeError(_unknown(name, every))
-    tied = {name: Dim.symbol(names[0]) for names in groups for name in names}
-    inputs = tuple(replace(one, shape=tuple(frontends.substituted(dim, tied) for dim in one.shape)) for one in inputs)
-    return domain_of(dynamic, symbols), inputs
+    relations = {name: dim for name, given in dynamic.items() if (dim := relation_of(given)) is not None}
+    known = resolved(relations, symbols, _fixed(options.shapes or {}))
+    inputs = tuple(replace(one, shape=tuple(frontends.substituted(dim, known) for dim in one.shape)) for one in inputs)
+    of_values = {name: given for name, given in dynamic.items() if name not in relations}
+    left = dict.fromkeys((*frontends.symbols_of(inputs), *of_values))
+    return domain_of(of_values, tuple(left)), inputs
 
 
 def domain_of(dynamic: Mapping[Any, Any], symbols: Collection[str]) -> Domain:
     """The domain of what was declared, its symbols in the order of `symbols`.
 
     Args:
-        dynamic: a symbol, or several that are one, -> its values: text, a number, an iterable of numbers, or value ->
-            weight.
+        dynamic: symbol -> its values: text, a number, an iterable of numbers, or value -> weight.
         symbols: all that need values.
-    Raises ShapeError: values or weights that are none, a symbol without values, with values twice, or unknown.
+    Raises ShapeError: values or weights that are none, a symbol without values, or unknown.
 
     >>> print(domain_of({"seq": "16..64/16", "batch": [1, 4]}, ("batch", "seq")))
     batch=1,4 seq=16,32,48,64
     """
-    found: dict[str, Symbol] = {}
-    for key, given in dynamic.items():
-        names = _names(key)
-        for name in names:
-            if name not in symbols:
-                raise ShapeError(f"The model has no symbol {name!r}{_close(name, symbols)}; it has {_listed(symbols)}.")
-            if name in found:
-                raise ShapeError(f"The symbol {name!r} is declared twice: give all of its values at once.")
-            found[name] = _symbol(names[0], given)
+    for name in (name for name in dynamic if name not in symbols):
+        raise ShapeError(f"The model has no symbol {name!r}{close(str(name), symbols)}; it has {listed(symbols)}.")
+    found = {name: _symbol(name, dynamic[name]) for name in symbols if name in dynamic}
     if missing := [name for name in symbols if name not in found]:
         ranges, sizes = (" ".join(flags) for flags in zip(*map(_flags, missing), strict=True))
         raise ShapeError(
-            f"The model has no sizes for {_listed(missing)}: declare a range, for example {ranges}, or give fixed "
+            f"The model has no sizes for {listed(missing)}: declare a range, for example {ranges}, or give fixed "
             f"sizes, for example {sizes}."
         )
-    return Domain(tuple(found[name] for name in symbols if found[name].name == name))
+    return Domain(tuple(found.values()))
 
 
 def _flags(name: str) -> tuple[str, str]:
     return f"--dynamic {name}=1..8", f"--shape {name}=1"
 
 
-def _names(key: Any) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in key.split(",")) if isinstance(key, str) else key
-    if not isinstance(names, tuple) or not names or not all(isinstance(name, str) and name for name in names):
-        raise ShapeError(f"{key!r} names no symbol: give the name of one, or several with commas.")
-    return names
+def _fixed(shapes: Mapping[str, Any]) -> dict[str, int]:
+    """The names in `shapes` that stand for one number, symbols among them."""
+    each = {name: (given,) if isinstance(given, int) else tuple(given) for name, given in shapes.items()}
+    return {name: int(sizes[0]) for name, sizes in each.items() if len(sizes) == 1}
 
 
 def _symbol(name: str, given: Any) -> Symbol:
@@ -189,16 +183,16 @@ def _number(weight: Any) -> float:
         return math.inf
 
 
-def _unknown(name: str, inputs: Sequence[SymbolicInput]) -> str:
+def _unknown(name: Any, inputs: Sequence[SymbolicInput]) -> str:
     """Why a declared name is no symbol that is left; `inputs` are those before anything was fixed."""
+    if not isinstance(name, str):
+        return f"dynamic has the key {name!r}, which is no name of a symbol."
     symbols = frontends.symbols_of(inputs)
     if name in symbols:
         return f"The symbol {name!r} is fixed by --shape and declared by --dynamic: leave one of them out."
     for one in inputs:
         if one.name == name:
-            return (
-                f"--dynamic names a symbol, and {name!r} is an input, {one}; the model's symbols: {_listed(symbols)}."
-            )
+            return f"--dynamic names a symbol, and {name!r} is an input, {one}; the model's symbols: {listed(symbols)}."
         for axis, dim in enumerate(one.shape):
             if name == f"{one.name}.{axis}":
                 if isinstance(dim, Dim):
@@ -209,13 +203,4 @@ def _unknown(name: str, inputs: Sequence[SymbolicInput]) -> str:
                 )
     if not symbols:
         return f"The model has no symbol {name!r}: all of its inputs have fixed shapes; leave --dynamic out."
-    return f"The model has no symbol {name!r}{_close(name, symbols)}; it has {_listed(symbols)}."
-
-
-def _close(name: str, symbols: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(symbols), n=3)
-    return f" (did you mean {' or '.join(close)}?)" if close else ""
-
-
-def _listed(symbols: Iterable[str]) -> str:
-    return ", ".join(map(repr, symbols)) or "none"
+    return f"The model has no symbol {name!r}{close(name, symbols)}; it has {listed(symbols)}."
