@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, final
@@ -19,9 +20,10 @@ import tvm_ffi
 
 from subtune import runtime
 from subtune.artifact import manifest as manifests
+from subtune.artifact.dynamic import DynamicSlots
 from subtune.artifact.elf import check_library
 from subtune.artifact.rules import MAX_THREADS
-from subtune.artifact.slots import Input, Output
+from subtune.artifact.slots import Input, Output, check_output
 from subtune.backends import backend_of
 from subtune.core.errors import ArtifactError, InputError
 from subtune.core.manifest import LIBRARY_NAME, WEIGHTS_NAME, Manifest
@@ -49,10 +51,16 @@ class Artifact:
         self.manifest = manifest
         self.program = program
         self.threads = threads
-        self._inputs = tuple(Input(spec) for spec in manifest.inputs)
-        self._outputs = {spec.name: Output(spec) for spec in manifest.outputs}
-        self._readers = tuple((slot.spec.name, slot.array) for slot in self._inputs)
+        self._dynamic = DynamicSlots(manifest) if manifest.domain.symbols else None
+        self._outputs = {} if self._dynamic else {spec.name: Output(spec) for spec in manifest.outputs}
+        self._readers: tuple[tuple[str, Callable[[Any], np.ndarray]], ...]
+        if self._dynamic:
+            self._readers = self._dynamic.readers
+        else:
+            self._readers = tuple((spec.name, Input(spec).array) for spec in manifest.inputs)
         self._makers = tuple((name, slot.new) for name, slot in self._outputs.items())
+        self._expected = -1 if self._dynamic else len(self._readers)
+        """Inputs of a static model; of another one, a number that no dictionary has: `run` asks once for both."""
         self._compute = program.run
         self._lock = threading.Lock()
 
@@ -70,18 +78,23 @@ class Artifact:
         Args:
             inputs: by name; numpy arrays or anything with `__dlpack__` on the CPU, of exactly the declared shape and
                 dtype (int4 and its like: ml_dtypes'). Arrays that are not contiguous or not aligned are copied first.
+                Where the declared shapes have symbols, the arrays' shapes say what those are in this run.
             out: arrays to write outputs to, by name; the others are new arrays. One that is contiguous, aligned and
                 apart from every input is written by the kernels themselves.
 
         Returns:
-            every output; those named in `out` are the arrays given there.
+            every output; those named in `out` are the arrays given there. What has symbols in its declared shape has
+            numbers for them here.
 
         Raises:
-            InputError: an array is missing, unknown, or not of its input's or output's shape and dtype.
+            InputError: an array is missing, unknown, or not of its input's or output's shape and dtype; two arrays say
+                different things of a symbol, or it has a value that the model was not compiled for.
             ArtifactError: the program failed.
         """
         # The fewest steps: what a kernel of a megabyte leaves of Python in the caches has to come back from memory.
-        if type(inputs) is not dict or len(inputs) != len(self._readers):
+        if type(inputs) is not dict or len(inputs) != self._expected:
+            if self._dynamic is not None:
+                return self._run_dynamic(self._dynamic, inputs, out)
             self._check_inputs(inputs)
         if out is not None:
             return self._run_into(inputs, out)
@@ -105,13 +118,16 @@ class Artifact:
         Elements of less than a byte, which tensors would have packed, are their bits in a uint8 each.
         """
         outputs = self.run(inputs)
-        return {spec.name: runtime.as_tensor(outputs[spec.name], spec) for spec in self.outputs}
+        specs = self.outputs
+        if self._dynamic:
+            specs = tuple(replace(spec, shape=outputs[spec.name].shape) for spec in specs)
+        return {spec.name: runtime.as_tensor(outputs[spec.name], spec) for spec in specs}
 
     def benchmark(self, inputs: Mapping[str, Any] | None = None, repeats: int = 30, warmup: int = 3) -> float:
-        """Median latency of `run` in seconds, on `inputs` or random ones."""
+        """Median latency of `run` in seconds, on `inputs` or random ones, of the largest shapes where they vary."""
         from subtune.artifact.random_inputs import random_inputs
 
-        given = random_inputs(self.inputs) if inputs is None else inputs
+        given = random_inputs(self.inputs, values=self.manifest.domain.greatest) if inputs is None else inputs
         for _ in range(warmup):
             self.run(given)
         samples = []
@@ -140,25 +156,45 @@ class Artifact:
                 self._compute([*arrays, *made.values()])
             except _FOREIGN as e:
                 raise self._failed(e) from e
-        for name, wanted in out.items():
-            if made[name] is not wanted:
-                np.copyto(wanted, made[name])
-                made[name] = wanted
-        return made
+        return _with_wanted(made, out)
+
+    def _run_dynamic(
+        self, slots: DynamicSlots, inputs: Mapping[str, Any], out: Mapping[str, np.ndarray] | None
+    ) -> dict[str, np.ndarray]:
+        """`run` where shapes have symbols."""
+        if type(inputs) is not dict or len(inputs) != len(self._readers):
+            self._check_inputs(inputs)
+        if out is not None:
+            self._check_out(out)
+        with self._lock:
+            try:
+                arrays = [array(inputs[name]) for name, array in self._readers]
+            except KeyError:
+                self._check_inputs(inputs)
+                raise
+            instance = slots.instance(arrays)
+            made = instance.new() if out is None else instance.arrays(out, arrays)
+            arrays += made.values()
+            try:
+                self._compute(arrays, instance.symbols)
+            except _FOREIGN as e:
+                raise self._failed(e) from e
+        return made if out is None else _with_wanted(made, out)
 
     def _check_out(self, out: Any) -> None:
-        """Every array of `out` can take the output of its name."""
+        """Every array of `out` can take the output of its name; where shapes vary, those are looked at later."""
         if not isinstance(out, Mapping):
             raise InputError(f"out is of type {type(out).__name__}; give a dictionary of arrays by the outputs' names")
         for name, array in out.items():
-            if name not in self._outputs:
+            if all(name != spec.name for spec in self.outputs):
                 made = ", ".join(map(str, self.outputs))
                 raise InputError(f"out has an array for {name}, and the model {self.manifest.name} gives {made}")
-            self._outputs[name].check(array)
-        arrays = list(out.values())
-        for i, array in enumerate(arrays):
-            if any(np.may_share_memory(array, other) for other in arrays[:i]):
-                raise InputError(f"out[{list(out)[i]!r}] overlaps another of the arrays in out")
+            if slot := self._outputs.get(name):
+                check_output(array, slot.spec, slot.dtype)
+        arrays = [(name, array) for name, array in out.items() if isinstance(array, np.ndarray)]
+        for i, (name, array) in enumerate(arrays):
+            if any(np.may_share_memory(array, other) for _, other in arrays[:i]):
+                raise InputError(f"out[{name!r}] overlaps another of the arrays in out")
 
     def _check_inputs(self, inputs: Any) -> None:
         takes = ", ".join(map(str, self.inputs)) or "no input"
@@ -174,6 +210,15 @@ class Artifact:
         parts += [f"unknown input {', '.join(map(str, unknown))}"] if unknown else []
         if parts:
             raise InputError(f"{'; '.join(parts)}: the model {self.manifest.name} takes {takes}")
+
+
+def _with_wanted(made: dict[str, np.ndarray], out: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The outputs with those that a caller wanted in arrays of his own copied there, where kernels did not write."""
+    for name, wanted in out.items():
+        if made[name] is not wanted:
+            np.copyto(wanted, made[name])
+            made[name] = wanted
+    return made
 
 
 def load(

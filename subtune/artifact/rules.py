@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from subtune.artifact.rules_dynamic import domain_rule, fits_copy, greatest
 from subtune.core.manifest import LIBRARY_NAME, WEIGHTS_NAME, Manifest, WeightEntry
 from subtune.core.memory_plan import Base, View
 from subtune.core.tensor_spec import TensorSpec, carrier
@@ -21,7 +22,7 @@ _Tensor = TensorSpec | WeightEntry | View
 
 def contradictions(manifest: Manifest) -> Iterator[str]:
     """Everything that cannot be so, in words; nothing if all is well. Later rules rely on the earlier ones."""
-    for rule in (_numbers, _names, _tensors, _files, _weights, _arena, _views, _outputs):
+    for rule in (_numbers, _names, domain_rule, _tensors, _files, _weights, _arena, _views, _outputs):
         found = tuple(rule(manifest))
         yield from found
         if found:
@@ -60,7 +61,8 @@ def _names(manifest: Manifest) -> Iterator[str]:
 
 
 def _tensors(manifest: Manifest) -> Iterator[str]:
-    tensors: tuple[_Tensor, ...] = (*manifest.inputs, *manifest.outputs, *manifest.weights, *_all_views(manifest))
+    specs = [greatest(manifest, spec) for spec in (*manifest.inputs, *manifest.outputs)]
+    tensors: tuple[_Tensor, ...] = (*specs, *manifest.weights, *_all_views(manifest))
     for tensor in tensors:
         try:
             nbytes = TensorSpec("", tensor.shape, tensor.dtype).nbytes
@@ -107,8 +109,8 @@ def _arena(manifest: Manifest) -> Iterator[str]:
 def _views(manifest: Manifest) -> Iterator[str]:
     """Every view lies within the memory that it looks at, and is all of it where that is a tensor."""
     owners: dict[Base, tuple[_Tensor, ...]] = {
-        Base.INPUT: manifest.inputs,
-        Base.OUTPUT: manifest.outputs,
+        Base.INPUT: tuple(greatest(manifest, spec) for spec in manifest.inputs),
+        Base.OUTPUT: tuple(greatest(manifest, spec) for spec in manifest.outputs),
         Base.WEIGHT: manifest.weights,
     }
     for view in _all_views(manifest):
@@ -122,7 +124,7 @@ def _views(manifest: Manifest) -> Iterator[str]:
             continue
         owner = owners[view.base][view.place]
         held = carrier(owner.dtype) if isinstance(owner, TensorSpec) else owner.dtype
-        if view.dtype != held or math.prod(view.shape) != math.prod(owner.shape):
+        if view.dtype != held or math.prod(view.shape) != math.prod(_sizes(owner)):
             yield (
                 f"{view.base.value} {view.place} is {owner.dtype}{list(owner.shape)} "
                 f"and is used as {view.dtype}{list(view.shape)}"
@@ -139,13 +141,18 @@ def _outputs(manifest: Manifest) -> Iterator[str]:
         return
     for output, view in plan.copies:
         spec = manifest.outputs[output]
-        if view.dtype != carrier(spec.dtype) or math.prod(view.shape) != math.prod(spec.shape):
+        is_whole = math.prod(view.shape) == math.prod(greatest(manifest, spec).sizes)
+        if view.dtype != carrier(spec.dtype) or not is_whole or not fits_copy(manifest, spec, view):
             yield f"output {spec} is a copy of {view.dtype}{list(view.shape)}"
     fixed = [view.base.is_fixed for view in plan.arguments]
     if fixed != sorted(fixed):
         yield "an argument with a fixed address comes before one without"
     if plan.takes_addresses and plan.returned:
         yield "a program that takes addresses returns outputs"
+
+
+def _sizes(tensor: _Tensor) -> tuple[int, ...]:
+    return tensor.sizes if isinstance(tensor, TensorSpec) else tensor.shape
 
 
 def _all_views(manifest: Manifest) -> Iterator[View]:

@@ -1,7 +1,8 @@
 """JSON as frozen dataclasses and back, by their annotations; whatever does not fit is named with its place.
 
 A tuple of pairs `(str, X)` is a JSON object, any other tuple a list, an enum its value. Every field has to be there
-and nothing else: a number is no text, `true` is no number, NaN and infinities are no numbers here.
+and nothing else: a number is no text, `true` is no number, NaN and infinities are no numbers here. What would be long
+has a shorter form of its own (`FORMS`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from types import EllipsisType
+from types import EllipsisType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from subtune.artifact.symbol_form import SymbolForm
+from subtune.core.domain import Symbol
+
 T = TypeVar("T")
+
+FORMS: dict[type, type[SymbolForm]] = {Symbol: SymbolForm}
+"""Dataclasses that stand in JSON for others: `of` makes one, `value` gives the other back or raises ValueError."""
 
 
 class SchemaError(ValueError):
@@ -23,6 +30,8 @@ class SchemaError(ValueError):
 
 def encode(value: Any) -> Any:
     """A dataclass as what `json.dumps` takes."""
+    if type(value) in FORMS:
+        value = FORMS[type(value)].of(value)
     if is_dataclass(value) and not isinstance(value, type):
         return {name: _encoded(kind, getattr(value, name)) for name, kind in _fields(type(value)).items()}
     return value.value if isinstance(value, Enum) else value
@@ -35,10 +44,10 @@ def decode(kind: type[T], data: Any) -> T:
         SchemaError: it is none.
 
     >>> from subtune.core.tensor_spec import TensorSpec
-    >>> decode(TensorSpec, {"name": "x", "shape": [2, "3"], "dtype": "float32"})
+    >>> decode(TensorSpec, {"name": "x", "shape": [2, 3.5], "dtype": "float32"})
     Traceback (most recent call last):
     ...
-    subtune.artifact.schema.SchemaError: shape[1] should be a whole number, not '3'
+    subtune.artifact.schema.SchemaError: shape[1] should be a whole number or text, not 3.5
     """
     decoded: T = _decoded(kind, data, "")
     return decoded
@@ -58,6 +67,8 @@ def _encoded(kind: Any, value: Any) -> Any:
 def _decoded(kind: Any, data: Any, where: str) -> Any:
     if kind in _NAMES:
         return _plain(kind, data, where)
+    if isinstance(kind, UnionType):
+        return _either(get_args(kind), data, where)
     if get_origin(kind) is tuple:
         return _tuple(get_args(kind), data, where)
     if issubclass(kind, Enum):
@@ -79,6 +90,13 @@ def _plain(kind: Any, data: Any, where: str) -> Any:
     raise _unfit(where, _NAMES[kind], data)
 
 
+def _either(kinds: tuple[Any, ...], data: Any, where: str) -> Any:
+    """One of several plain kinds."""
+    if type(data) in kinds:
+        return data
+    raise _unfit(where, " or ".join(_NAMES[kind] for kind in kinds), data)
+
+
 def _tuple(items: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
     item, *rest = items
     if rest == [Ellipsis] and _is_pair(item):
@@ -95,14 +113,14 @@ def _tuple(items: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
 
 
 def _dataclass(kind: Any, data: Any, where: str) -> Any:
-    given, wanted = _object(data, where), _fields(kind)
+    given, wanted = _object(data, where), _fields(FORMS.get(kind, kind))
     if missing := [name for name in wanted if name not in given]:
         raise SchemaError(f"{_joined(where, missing[0])} is missing")
     if unknown := [name for name in given if name not in wanted]:
         raise SchemaError(f"{_joined(where, unknown[0])} is not known")
     values = {name: _decoded(field, given[name], _joined(where, name)) for name, field in wanted.items()}
     try:
-        return kind(**values)
+        return FORMS[kind](**values).value() if kind in FORMS else kind(**values)
     except ValueError as e:  # of its own __post_init__
         raise SchemaError(f"{where or kind.__name__}: {e}") from e
 

@@ -163,7 +163,7 @@ def _jobs(
 
 def _nbytes(manifest: Manifest) -> float:
     """Of all inputs and outputs, float32: what has to be read and written at least."""
-    return sum(4.0 * math.prod(spec.shape) for spec in (*manifest.inputs, *manifest.outputs))
+    return sum(4.0 * math.prod(spec.sizes) for spec in (*manifest.inputs, *manifest.outputs))
 
 
 def _row(

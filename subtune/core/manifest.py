@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from subtune.core.domain import Domain
 from subtune.core.memory_plan import MemoryPlan
 from subtune.core.tensor_spec import TensorSpec
 
@@ -12,6 +13,9 @@ LIBRARY_NAME = "model.so"
 WEIGHTS_NAME = "weights.bin"
 BINARIES_NAME = "kernels.cubin"
 """Only of an artifact for CUDA: the GPU's machine code (`subtune.backends.cuda.building.binaries`)."""
+
+STATIC = Domain(())
+"""Of a model whose shapes are all numbers."""
 
 _MIB = float(1 << 20)
 
@@ -107,6 +111,8 @@ class Manifest:
     weights: tuple[WeightEntry, ...]
     memory: MemoryPlan
     files: tuple[FileEntry, ...]
+    domain: Domain = STATIC
+    """What the symbols in the shapes of inputs and outputs may be."""
 
     @property
     def weights_nbytes(self) -> int:

@@ -22,7 +22,10 @@ class Base(Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor in the memory of another: `place` counts the inputs, outputs or weights; in the arena it is a byte."""
+    """A tensor in the memory of another: `place` counts the inputs, outputs or weights; in the arena it is a byte.
+
+    Of a model with symbols, `shape` is that of the largest instance: smaller ones are compact from the same byte on.
+    """
 
     base: Base
     place: int

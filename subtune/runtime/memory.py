@@ -96,13 +96,17 @@ def is_numpys(dtype: np.dtype) -> bool:
 
 
 def as_tensor(array: np.ndarray, spec: TensorSpec) -> Any:
-    """The memory of an array that is_direct, as the tensor that `spec` says; bytes of bits if those have no type."""
+    """The memory of an array that is_direct, as the tensor that `spec` says; bytes of bits if those have no type.
+
+    The shape is in numbers: nobody checks, here.
+    """
+    shape: Any = spec.shape
     if not is_numpys(array.dtype):  # pass the bytes and name the type
         is_packed = spec.dtype in NARROW and not spec.dtype.startswith("float8")  # in tensors of those types
         dtype = carrier(spec.dtype) if is_packed else spec.dtype
-        return tensor_over(array.reshape(-1).view(np.uint8), spec.shape, dtype)
+        return tensor_over(array.reshape(-1).view(np.uint8), shape, dtype)
     tensor = tvm_ffi.from_dlpack(array)
-    return tensor if array.shape == spec.shape else retyped(tensor, spec.shape, spec.dtype)
+    return tensor if array.shape == shape else retyped(tensor, shape, spec.dtype)
 
 
 def as_numpy(tensor: Any, dtype: np.dtype) -> np.ndarray:

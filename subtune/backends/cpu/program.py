@@ -40,15 +40,15 @@ class CPUProgram:
         self._own_thread: ThreadPoolExecutor | None = None
         self._fork_generation = runtime.fork_generation()
 
-    def run(self, arrays: list[np.ndarray]) -> None:
+    def run(self, arrays: list[np.ndarray], symbols: tuple[int, ...] = ()) -> None:
         """On the calling thread if its pool can have the right size, else on a thread of our own.
 
         The steps around a small kernel count: what it leaves of Python in the caches has to come back from memory.
         """
         if self._own_thread is None and runtime.use_threads(self._threads):
-            returned = self._compute(arrays)
+            returned = self._compute(arrays, symbols)
         else:
-            returned = self._thread().submit(self._compute, arrays).result()
+            returned = self._thread().submit(self._compute, arrays, symbols).result()
         if not self._is_complete:
             self._finish(arrays, returned)
 
@@ -69,11 +69,11 @@ class CPUProgram:
         """Write the outputs that no kernel writes."""
         inputs, outputs = arrays[: self._first_output], arrays[self._first_output :]
         for output, view in self._plan.copies:
+            wanted = runtime.carried(outputs[output])
             if view.base.is_fixed:
-                source = self._fixed.array(view)
+                source = self._fixed.array(view, wanted.nbytes)
             else:
                 source = (inputs if view.base is Base.INPUT else outputs)[view.place]
-            wanted = runtime.carried(outputs[output])
             np.copyto(wanted, runtime.carried(source).reshape(wanted.shape))
         for output, tensor in zip(self._plan.returned, returned, strict=True):
             np.copyto(outputs[output], runtime.as_numpy(tensor, outputs[output].dtype))
@@ -87,36 +87,42 @@ class FixedMemory:
     offsets: tuple[int, ...]
     arena: np.ndarray
 
-    def array(self, view: View) -> np.ndarray:
-        dtype = runtime.numpy_dtype(view.dtype)
-        return self._bytes(view, dtype.itemsize).view(dtype).reshape(view.shape)
+    def array(self, view: View, nbytes: int) -> np.ndarray:
+        """The elements in the first `nbytes` of `view`, which may be larger than this run's tensor, in one row."""
+        return self._bytes(view, nbytes).view(runtime.numpy_dtype(view.dtype))
 
     def tensor(self, view: View) -> Any:
-        data = self._bytes(view, runtime.numpy_dtype(view.dtype).itemsize)
+        data = self._bytes(view, prod(view.shape) * runtime.numpy_dtype(view.dtype).itemsize)
         return runtime.tensor_over(data, view.shape, view.dtype)
 
-    def _bytes(self, view: View, itemsize: int) -> np.ndarray:
+    def _bytes(self, view: View, nbytes: int) -> np.ndarray:
         base, start = (self.weights, self.offsets[view.place]) if view.base is Base.WEIGHT else (self.arena, view.place)
-        return base[start : start + prod(view.shape) * itemsize]
+        return base[start : start + nbytes]
 
 
-_Compute = Callable[[list[np.ndarray]], Any]
-"""Takes the arrays of all inputs and then of all outputs, and gives those outputs that the plan says are returned."""
+_Compute = Callable[[list[np.ndarray], tuple[int, ...]], Any]
+"""Takes the arrays of all inputs and then of all outputs, and the symbols' values; gives those outputs that the plan
+says are returned.
+"""
 
 
-def _machine_code(library: Any, fixed: FixedMemory) -> _Compute:
+def _machine_code(library: Any, fixed: FixedMemory, is_static: bool) -> _Compute:
     """A `main` that takes the addresses of Python's objects: nothing is made of an array on its way there.
 
     To ask numpy for the address of an array's data takes longer than a small kernel; its C interface has it as the
-    first field.
+    first field. Behind the addresses come the symbols' values.
     """
     main = partial(library["main"], object.__basicsize__, id(fixed.weights), id(fixed.arena))
 
-    def compute(arrays: list[np.ndarray]) -> Any:
+    def compute(arrays: list[np.ndarray], symbols: tuple[int, ...]) -> Any:
         main(*map(id, arrays))
         return ()
 
-    return compute
+    def compute_at(arrays: list[np.ndarray], symbols: tuple[int, ...]) -> Any:
+        main(*map(id, arrays), *symbols)
+        return ()
+
+    return compute if is_static else compute_at
 
 
 def _vm(executable: Any, fixed: FixedMemory, manifest: Manifest) -> _Compute:
@@ -131,7 +137,7 @@ def _vm(executable: Any, fixed: FixedMemory, manifest: Manifest) -> _Compute:
         for view in plan.arguments
         if not view.base.is_fixed
     )
-    return lambda arrays: main(*[runtime.as_tensor(arrays[place], spec) for place, spec in arguments])
+    return lambda arrays, symbols: main(*[runtime.as_tensor(arrays[place], spec) for place, spec in arguments])
 
 
 def load_program(folder: Path, manifest: Manifest, threads: int, share_weights: bool) -> CPUProgram:
@@ -145,6 +151,12 @@ def load_program(folder: Path, manifest: Manifest, threads: int, share_weights: 
             f"{folder} was compiled for {manifest.device} and uses {', '.join(missing)}, which this processor lacks; "
             "compile the model on this machine"
         )
+    is_static = not manifest.domain.symbols
+    if not is_static and not manifest.memory.takes_addresses:
+        raise ArtifactError(
+            f"{folder} was compiled for {manifest.domain}, and its program runs in TVM's virtual machine, which takes "
+            "no symbols; compile the model with --shape"
+        )
     try:
         fixed = FixedMemory(
             _load_weights(folder / WEIGHTS_NAME, share_weights),
@@ -155,7 +167,7 @@ def load_program(folder: Path, manifest: Manifest, threads: int, share_weights: 
         raise ArtifactError(f"{folder} cannot be loaded: no memory for it ({e}): {manifest.memory_summary()}") from e
     code = runtime.load_library(folder / LIBRARY_NAME)
     if manifest.memory.takes_addresses:
-        return CPUProgram(manifest, code, _machine_code(code, fixed), fixed, threads)
+        return CPUProgram(manifest, code, _machine_code(code, fixed, is_static), fixed, threads)
     code = runtime.virtual_machine(code)
     return CPUProgram(manifest, code, _vm(code, fixed, manifest), fixed, threads)
 

@@ -73,7 +73,8 @@ class CUDAProgram:
         end.record(self._stream)
         return end.seconds_since(begin) / runs
 
-    def run(self, arrays: list[np.ndarray]) -> None:
+    def run(self, arrays: list[np.ndarray], symbols: tuple[int, ...] = ()) -> None:
+        assert not symbols, "load_program refuses a model with symbols"
         self.feed(arrays[: len(self._given)])
         self.replay()
         results = arrays[len(self._given) :]
@@ -140,6 +141,11 @@ def load_program(folder: Path, manifest: Manifest) -> CUDAProgram:
     Raises:
         ArtifactError: there is no GPU here that runs it.
     """
+    if manifest.domain.symbols:
+        raise ArtifactError(
+            f"{folder} was compiled for {manifest.domain}, and a program on a GPU has fixed shapes yet; compile the "
+            "model with --shape"
+        )
     try:
         device = CUDA(manifest.target)
     except TargetError as e:
