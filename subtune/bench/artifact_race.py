@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from subtune.artifact import manifest as manifests
 from subtune.artifact.random_inputs import random_inputs
@@ -23,6 +25,7 @@ from subtune.core.scratch import temporary
 class BenchReport:
     """`failures` holds (framework, reason) of those that could not be timed.
 
+    `name`: the model's, and the values of its symbols.
     `foreign_cores`: cores that other processes kept busy while frameworks were timed: the figures suffer above 0.
     """
 
@@ -74,6 +77,7 @@ def bench(
     rounds: int = 7,
     round_s: float = 0.5,
     limits: dict[str, int] | None = None,
+    values: Mapping[str, int] | None = None,
     timeout_s: float = 600.0,
     torch_function: str = "",
 ) -> BenchReport:
@@ -86,6 +90,7 @@ def bench(
         threads: for all of them; default is the artifact's own number.
         round_s: about how long a framework is timed in a round, in seconds; three calls at least.
         limits: exclusive upper bounds of integer inputs (`subtune.frontends.onnx.reference.integer_limits`).
+        values: of the artifact's symbols, if it has some; None for the largest. All frameworks get the same arrays.
         torch_function: `package.module:function` that gives the nn.Module which PyTorch runs, its inputs in the file's
             order; "" for the zoo model's twin, or what onnx2torch makes of the file.
 
@@ -100,12 +105,15 @@ def bench(
         raise BenchError(f"{folder} can be timed against {', '.join(against)} only with its model file")
     with temporary() as scratch:
         count = threads or manifest.threads
-        jobs = _jobs(folder, manifest, str(model), dict.fromkeys(against), count, limits or {}, scratch)
+        values = manifest.domain.greatest if values is None else values
+        arrays = random_inputs(manifest.inputs, 0, limits, values)
+        jobs = _jobs(folder, manifest, str(model), dict.fromkeys(against), count, arrays, scratch)
         jobs = [replace(job, torch_function=torch_function) for job in jobs]
         jobs, failures = _agreeing(jobs, timeout_s)
         result = race(jobs, Pace(rounds, round_s, timeout_s))
     failures += result.failures
-    return BenchReport(manifest.name, count, manifest.device, result.rows, failures, result.foreign_cores)
+    name = " ".join([manifest.name, *(f"{symbol}={value}" for symbol, value in values.items())])
+    return BenchReport(name, count, manifest.device, result.rows, failures, result.foreign_cores)
 
 
 def _agreeing(jobs: list[Job], timeout_s: float) -> tuple[list[Job], tuple[tuple[str, str], ...]]:
@@ -133,13 +141,12 @@ def _jobs(
     model: str,
     against: dict[str, None],
     threads: int,
-    limits: dict[str, int],
+    arrays: dict[str, np.ndarray],
     scratch: Path,
 ) -> list[Job]:
     paths = {"subtune": str(folder)}
     if "dlight" in against:
         paths["dlight"] = str(_untuned(manifest, scratch / "dlight.subtune"))
-    arrays = random_inputs(manifest.inputs, 0, limits)
     inputs = write_inputs(scratch / "inputs.npz", list(arrays.values()))
     return [
         Job(

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from subtune.cli import arguments
+from subtune.cli import arguments, instance
 from subtune.cli.progressbar import progress_bar
 from subtune.core.scratch import temporary
 
@@ -42,7 +42,11 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "--models", "--ops", default="", metavar="LIST", help="of a suite, only these; * stands for anything"
     )
     parser.add_argument(
-        "--shape", action="append", default=[], metavar="NAME=D0,D1,…", help="for a MODEL, as compile's"
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=D0,D1,…",
+        help="for a MODEL, as compile's; for an ARTIFACT, the value of a symbolic dimension (default: the largest)",
     )
     arguments.add_dynamic(parser)
     parser.add_argument(
@@ -107,6 +111,7 @@ def _one(args: argparse.Namespace) -> int:
         if not artifact.is_dir() and artifact.suffix != ".subtune":
             artifact = _compile(args, scratch)
         manifest = manifests.read(artifact)
+        values = instance.instance_of(args.shape if artifact == Path(args.subject) else (), manifest)
         peers = peers_of(manifest.kind)
         own = tuple(name for name in ("torch", "torch-compile") if args.torch and name in peers.against)
         against = _against(args, tuple(dict.fromkeys((*peers.default, *own))))
@@ -120,6 +125,7 @@ def _one(args: argparse.Namespace) -> int:
                 rounds=args.rounds or 7,
                 round_s=args.round_time or 0.5,
                 limits=limits,
+                values=values,
                 torch_function=args.torch,
             )
     _show(args, str(report), report.to_json())

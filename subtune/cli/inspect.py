@@ -95,6 +95,8 @@ def _artifact(args: argparse.Namespace) -> int:
         return 0
     inputs, outputs = (", ".join(map(str, specs)) for specs in (manifest.inputs, manifest.outputs))
     print(f"{manifest.name}: ({inputs}) -> ({outputs})")
+    if manifest.domain.symbols:
+        print(f"compiled for {manifest.domain}: {manifest.domain.size} shapes")
     print(f"for {manifest.device}, {manifest.threads} threads; {manifest.memory_summary()}")
     if args.check:
         names = ", ".join(f"{entry.name} ({entry.nbytes} bytes)" for entry in manifest.files)

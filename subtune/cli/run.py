@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from subtune.cli import arguments
+from subtune.cli import arguments, instance
 from subtune.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="NAME=FILE.npy",
         help="an input's array (bits in uint8 for int4, float8 and so on); repeatable (default: random arrays)",
     )
+    instance.add_instance(parser)
     parser.add_argument(
         "--output", metavar="FILE.npz", help="write the outputs (bits in uint8 for int4, float8 and so on)"
     )
@@ -45,13 +46,17 @@ def run(args: argparse.Namespace) -> int:
     from subtune.runtime import carried
 
     artifact = load(args.artifact, check=args.check, threads=args.threads, share_weights=True)  # for one run
+    if args.input and args.shape:
+        raise InputError("--shape is for random arrays: those of --input have shapes of their own, leave it out")
     if args.input:
         specs = {spec.name: spec for spec in artifact.inputs}
         inputs = {name: _read(name, path, specs.get(name)) for name, path in args.input}
     else:
-        inputs = random_inputs(artifact.inputs)
+        values = instance.instance_of(args.shape, artifact.manifest)
+        inputs = random_inputs(artifact.inputs, values=values)
         if artifact.inputs:
-            print("subtune: no --input given, running on random arrays", file=sys.stderr)
+            which = f" of {instance.shown(values)}" if values else ""
+            print(f"subtune: no --input given, running on random arrays{which}", file=sys.stderr)
     start = time.perf_counter()
     outputs = artifact.run(inputs)
     seconds = time.perf_counter() - start

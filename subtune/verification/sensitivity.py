@@ -85,7 +85,7 @@ def sensitivities(
 
     Raises CannotRun where the reference fails.
     """
-    inputs = [random_inputs(artifact.inputs, seed, limits) for seed in _SEEDS]
+    inputs = [random_inputs(artifact.inputs, seed, limits, artifact.manifest.domain.greatest) for seed in _SEEDS]
     expected = _results(reference.start(threads), inputs)
     got = [artifact.run(arrays) for arrays in inputs]
     plain = reference.as_written(threads)

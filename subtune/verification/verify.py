@@ -170,7 +170,7 @@ def verify(
     """
     worst: dict[str, OutputError] = {}
     for seed in seeds:
-        inputs = random_inputs(artifact.inputs, seed, limits)
+        inputs = random_inputs(artifact.inputs, seed, limits, artifact.manifest.domain.greatest)
         got, expected = artifact.run(inputs), reference(inputs)
         plain: Mapping[str, np.ndarray] | None = None
         for spec in artifact.outputs:

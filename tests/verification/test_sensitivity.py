@@ -102,7 +102,7 @@ class Numbers:
     name, is_installed = "numpy", True
 
     def __init__(self, small: Any, model: Any, amplified: float, away: float) -> None:
-        self.inputs, self.outputs = small.inputs, small.outputs
+        self.manifest, self.inputs, self.outputs = small.manifest, small.inputs, small.outputs
         self._model, self._amplified, self._away = model, amplified, away
 
     def limits(self) -> dict[str, int]:
