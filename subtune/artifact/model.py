@@ -176,7 +176,7 @@ class Artifact:
             made = instance.new() if out is None else instance.arrays(out, arrays)
             arrays += made.values()
             try:
-                self._compute(arrays, instance.symbols)
+                self.program.run_at(arrays, instance.symbols)
             except _FOREIGN as e:
                 raise self._failed(e) from e
         return made if out is None else _with_wanted(made, out)

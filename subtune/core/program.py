@@ -11,12 +11,18 @@ if TYPE_CHECKING:
 class Program(Protocol):
     """A model with its weights in place. An object is used by one thread at a time."""
 
-    def run(self, arrays: list[np.ndarray], symbols: tuple[int, ...] = ()) -> None:
-        """Compute every output.
+    def run(self, arrays: list[np.ndarray]) -> None:
+        """Compute every output of a model without symbols.
 
         Args:
             arrays: of all inputs and then of all outputs, as the manifest has them; contiguous and writeable, and no
                 output lies where another array does.
+        """
+
+    def run_at(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> None:
+        """As `run`, of a model with symbols: one method with a default takes Python longer to call.
+
+        Args:
             symbols: the values of the manifest's domain, in its order; the arrays have the shapes that they say.
         """
 

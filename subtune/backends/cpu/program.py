@@ -40,11 +40,19 @@ class CPUProgram:
         self._own_thread: ThreadPoolExecutor | None = None
         self._fork_generation = runtime.fork_generation()
 
-    def run(self, arrays: list[np.ndarray], symbols: tuple[int, ...] = ()) -> None:
+    def run(self, arrays: list[np.ndarray]) -> None:
         """On the calling thread if its pool can have the right size, else on a thread of our own.
 
         The steps around a small kernel count: what it leaves of Python in the caches has to come back from memory.
         """
+        if self._own_thread is None and runtime.use_threads(self._threads):
+            returned = self._compute(arrays)
+        else:
+            returned = self._thread().submit(self._compute, arrays).result()
+        if not self._is_complete:
+            self._finish(arrays, returned)
+
+    def run_at(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> None:
         if self._own_thread is None and runtime.use_threads(self._threads):
             returned = self._compute(arrays, symbols)
         else:
@@ -100,9 +108,9 @@ class FixedMemory:
         return base[start : start + nbytes]
 
 
-_Compute = Callable[[list[np.ndarray], tuple[int, ...]], Any]
-"""Takes the arrays of all inputs and then of all outputs, and the symbols' values; gives those outputs that the plan
-says are returned.
+_Compute = Callable[..., Any]
+"""Takes a list of the arrays of all inputs and then of all outputs, and of a model with symbols their values, a tuple;
+gives those outputs that the plan says are returned.
 """
 
 
@@ -114,7 +122,7 @@ def _machine_code(library: Any, fixed: FixedMemory, is_static: bool) -> _Compute
     """
     main = partial(library["main"], object.__basicsize__, id(fixed.weights), id(fixed.arena))
 
-    def compute(arrays: list[np.ndarray], symbols: tuple[int, ...]) -> Any:
+    def compute(arrays: list[np.ndarray]) -> Any:
         main(*map(id, arrays))
         return ()
 
@@ -137,7 +145,7 @@ def _vm(executable: Any, fixed: FixedMemory, manifest: Manifest) -> _Compute:
         for view in plan.arguments
         if not view.base.is_fixed
     )
-    return lambda arrays, symbols: main(*[runtime.as_tensor(arrays[place], spec) for place, spec in arguments])
+    return lambda arrays: main(*[runtime.as_tensor(arrays[place], spec) for place, spec in arguments])
 
 
 def load_program(folder: Path, manifest: Manifest, threads: int, share_weights: bool) -> CPUProgram:

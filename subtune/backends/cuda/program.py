@@ -73,8 +73,7 @@ class CUDAProgram:
         end.record(self._stream)
         return end.seconds_since(begin) / runs
 
-    def run(self, arrays: list[np.ndarray], symbols: tuple[int, ...] = ()) -> None:
-        assert not symbols, "load_program refuses a model with symbols"
+    def run(self, arrays: list[np.ndarray]) -> None:
         self.feed(arrays[: len(self._given)])
         self.replay()
         results = arrays[len(self._given) :]
@@ -87,6 +86,9 @@ class CUDAProgram:
         for output, tensor in zip(plan.returned, self._returned or (), strict=True):
             host = runtime.host_copy(tensor)
             np.copyto(results[output], runtime.as_numpy(host, results[output].dtype))
+
+    def run_at(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> None:
+        raise AssertionError("load_program refuses a model with symbols")
 
     def feed(self, inputs: Sequence[np.ndarray]) -> None:
         """Copy the inputs, contiguous arrays, into the GPU's buffers, where they stay until the next `feed`."""
