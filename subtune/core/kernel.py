@@ -52,11 +52,14 @@ class Kernel:
     """`func` takes the workload's arguments in the workload's order; those named in `packings` in packed layout.
 
     `trace` is TVM's replayable record of the schedule when the kernel is a trace of its workload, else None.
+    `granules` are those of a kernel for dynamic shapes: `func` is flat, and takes before its buffers how many tiles of
+    so many elements each extent has, rounded up, as int64.
     """
 
     func: PrimFunc  # scheduled
     packings: tuple[tuple[int, ConstantTransform], ...] = ()
     trace: Trace | None = None
+    granules: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

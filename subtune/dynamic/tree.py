@@ -6,37 +6,12 @@ It becomes the predicates of the host code: `if e0 <= 16: ...`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from subtune.core.dispatch import Leaf, Split, Tree, choose
 from subtune.dynamic.cover import regrets
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    kernel: int
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """`low` where the extent of that number is at most `at_most`, otherwise `high`."""
-
-    extent: int
-    at_most: int
-    low: Tree
-    high: Tree
-
-
-Tree = Leaf | Split
-
-
-def choose(tree: Tree, extents: Sequence[int]) -> int:
-    """The kernel for a shape."""
-    while isinstance(tree, Split):
-        tree = tree.low if extents[tree.extent] <= tree.at_most else tree.high
-    return tree.kernel
 
 
 def chosen(tree: Tree, extents: np.ndarray) -> np.ndarray:

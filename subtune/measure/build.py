@@ -32,7 +32,7 @@ def handle(job: BuildJob) -> Library | Failure:
     path = job.device.backend.build(func, job.device, job.stem, job.is_optional)
     if isinstance(path, Failure):
         return path
-    return Library(path, func_hash(func), kernel.packings, time.perf_counter() - begin)
+    return Library(path, func_hash(func), kernel.packings, time.perf_counter() - begin, kernel.granules)
 
 
 @lru_cache(maxsize=64)

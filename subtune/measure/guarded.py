@@ -13,24 +13,27 @@ CANARY = np.frombuffer(bytes((i * 37 + 11) % 251 + 2 for i in range(GUARD_BYTES)
 
 
 class Guarded:
-    """One kernel argument: `nbytes` bytes at a 64-byte boundary, guard zones before and right behind them."""
+    """One kernel argument: `nbytes` bytes at a 64-byte boundary, guard zones before and right behind them.
 
-    def __init__(self, nbytes: int, shape: tuple[int, ...], dtype: str) -> None:
+    The zone behind begins after `slack` bytes, which a kernel may use.
+    """
+
+    def __init__(self, nbytes: int, shape: tuple[int, ...], dtype: str, slack: int = 0) -> None:
         import tvm
 
-        raw = np.empty(nbytes + 2 * GUARD_BYTES + _ALIGN, np.uint8)
+        raw = np.empty(nbytes + slack + 2 * GUARD_BYTES + _ALIGN, np.uint8)
         first = GUARD_BYTES + (-(raw.ctypes.data + GUARD_BYTES)) % _ALIGN
         self._before = raw[first - GUARD_BYTES : first]
         self.bytes = raw[first : first + nbytes]
-        self._after = raw[first + nbytes : first + nbytes + GUARD_BYTES]
+        self._after = raw[first + nbytes + slack : first + nbytes + slack + GUARD_BYTES]
         self._before[:] = CANARY
         self._after[:] = CANARY
         # numpy cannot export bfloat16 and its like: the view gets its type from TVM, over the same bytes.
         self.tensor: Any = tvm.runtime.from_dlpack(self.bytes)._create_view(shape, dtype)
 
     @classmethod
-    def like(cls, array: np.ndarray, dtype: str) -> Guarded:
-        guarded = cls(array.nbytes, array.shape, dtype)
+    def like(cls, array: np.ndarray, dtype: str, slack: int = 0) -> Guarded:
+        guarded = cls(array.nbytes, array.shape, dtype, slack)
         guarded.bytes[:] = as_bytes(array)
         return guarded
 

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -74,12 +75,19 @@ class LocalMeasurer:
 
     @contextmanager
     def session(
-        self, workload: Workload, device: Device | HardwareModel, deadline: float = math.inf
+        self,
+        workload: Workload,
+        device: Device | HardwareModel,
+        deadline: float = math.inf,
+        schedule: str = "",
+        rows_past_end: int = 0,
     ) -> Iterator[LocalSession]:
+        """As `Measurer.session`; with another `schedule` than the measurer's, and memory for `Library.rows_past_end`."""
         device = as_device(device)
         workers = self._workers(device)
         directory = Path(tempfile.mkdtemp(dir=self._scratch.path))
-        session = LocalSession(workload, device, workers, self.settings, directory, deadline)
+        settings = replace(self.settings, schedule=schedule or self.settings.schedule, rows_past_end=rows_past_end)
+        session = LocalSession(workload, device, workers, settings, directory, deadline)
         try:
             yield session
         except SubtuneError:

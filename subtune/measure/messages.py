@@ -35,6 +35,12 @@ class Library:
     func_hash: str
     packings: tuple[tuple[int, Packing], ...]
     build_s: float
+    granules: tuple[int, ...] = ()
+    """As `Kernel.granules`."""
+    numbers: tuple[int, ...] = ()
+    """What a kernel of dynamic shapes takes before its tensors."""
+    rows_past_end: int = 0
+    """Of what it reads and writes, behind the last that there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ class PrepareJob:
     """Sessions prepared before stay ready as long as all together take no more."""
     patience_s: float = math.inf
     """Reference outputs of all but the first input set are left for later where they take longer."""
+    rows_past_end: int = 0
+    """The most of `Library.rows_past_end` of what will be timed."""
 
 
 @dataclass(frozen=True, slots=True)

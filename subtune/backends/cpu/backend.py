@@ -140,9 +140,12 @@ class CPUBackend(Backend):
         from tvm import ir
 
         from subtune.backends.cpu.lowering.join_kernels import flattened
+        from subtune.backends.cpu.lowering.launches import asserts, joined
+        from subtune.backends.cpu.lowering.pipeline import FLAT
 
         gvar = ir.GlobalVar("main")
-        return flattened({gvar: func}, device.model.target())[gvar]
+        whole = joined(flattened({gvar: func}, device.model.target())[gvar])
+        return whole if asserts(whole) else whole.with_attr(FLAT, True)
 
     def build(self, func: tvm.tirx.PrimFunc, device: Device, stem: str, is_optional: bool) -> str | Failure:
         from subtune.backends.host.kernel_library import write_library
@@ -152,7 +155,7 @@ class CPUBackend(Backend):
     def bench(self, workload: Workload, device: Device, job: Any) -> Bench:
         from subtune.backends.cpu.timing.bench import Bench
 
-        return Bench(workload, _model(device), job.default, job.reference, job.patience_s)
+        return Bench(workload, _model(device), job.default, job.reference, job.patience_s, job.rows_past_end)
 
     # -- programs
 

@@ -51,7 +51,7 @@ class _Right:
 class Bench:
     """Input sets and reference outputs for them: the default kernel's, where there is no better `reference`.
 
-    `patience_s`: see `PrepareJob`.
+    `patience_s`, `rows_past_end`: see `PrepareJob`.
     """
 
     def __init__(
@@ -61,7 +61,9 @@ class Bench:
         default: Library,
         reference: Library | None = None,
         patience_s: float = math.inf,
+        rows_past_end: int = 0,
     ) -> None:
+        self._rows_past_end = rows_past_end
         self._workload, self._device = workload, device
         self._default, self._reference = default, reference
         self._inputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if not arg.is_output)
@@ -187,10 +189,13 @@ class Bench:
         given = self._packed(library, index)
         packed = dict(library.packings)
         inputs = [
-            Guarded.like(array, str(array.dtype) if i in packed else arg.dtype)
+            Guarded.like(array, str(array.dtype) if i in packed else arg.dtype, _slack(arg, library.rows_past_end))
             for i, (array, arg) in enumerate(zip(given, self._inputs, strict=True))
         ]
-        outputs = [Guarded(arg.nbytes, elements(arg.shape), arg.dtype) for arg in self._outputs]
+        outputs = [
+            Guarded(arg.nbytes, elements(arg.shape), arg.dtype, _slack(arg, library.rows_past_end))
+            for arg in self._outputs
+        ]
         for output in outputs:
             output.fill(_FILLS[index])
         arguments = [guarded.tensor for guarded in (*inputs, *outputs)]
@@ -252,11 +257,13 @@ class Bench:
         for position, arg in enumerate((*self._inputs, *self._outputs)):
             key = (copy, position, packings.get(position))
             if key not in self._pool:
+                slack = _slack(arg, self._rows_past_end)
                 if arg.is_output:
-                    self._pool[key] = Guarded(arg.nbytes, elements(arg.shape), arg.dtype)
+                    self._pool[key] = Guarded(arg.nbytes, elements(arg.shape), arg.dtype, slack)
                 else:
                     array = self._first_set(position, packings.get(position))
-                    self._pool[key] = Guarded.like(array, str(array.dtype) if position in packings else arg.dtype)
+                    dtype = str(array.dtype) if position in packings else arg.dtype
+                    self._pool[key] = Guarded.like(array, dtype, slack)
             tensors.append(self._pool[key].tensor)
         return tensors
 
@@ -289,7 +296,13 @@ def _sentinel(device: CPUModel) -> Sentinel:
 def _load(library: Library) -> Any:
     import tvm
 
-    return tvm.runtime.load_module(library.path)["main"]
+    kernel = tvm.runtime.load_module(library.path)["main"]
+    return partial(kernel, *library.numbers) if library.numbers else kernel
+
+
+def _slack(arg: Arg, rows: int) -> int:
+    """Bytes of so many rows of an argument that is no constant."""
+    return rows * arg.nbytes // int(arg.shape[0]) if rows and arg.shape and not arg.is_constant else 0
 
 
 def _seconds_of(kernel: Any, arguments: Sequence[Any]) -> float:

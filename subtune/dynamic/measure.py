@@ -1,0 +1,89 @@
+"""Kernels for all instances of a workload, built once, checked and timed at some of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from subtune.backends.base import Device
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.measurement import Comparison, Failure, Timing
+from subtune.dynamic.serve import SCHEDULE, carried
+from subtune.dynamic.workload import DynamicWorkload
+from subtune.measure import LocalMeasurer
+from subtune.measure.messages import Library
+
+Extents = tuple[int, ...]
+
+ANY = Candidate("default", (("dynamic", True),))
+"""The default schedule among the candidates: in a session `DEFAULT` is what all are compared with."""
+_TIME_S = 0.02
+"""Of the timing of one kernel at one instance."""
+_SLOWER = 2.0
+"""Times the fastest: a kernel that takes longer at an instance is not timed there to the end."""
+
+
+@dataclass
+class Measured:
+    """`seconds` of kernels by instance, and why others are out: one wrong result is enough."""
+
+    libraries: dict[Candidate, Library] = field(default_factory=dict)
+    seconds: dict[Candidate, dict[Extents, float]] = field(default_factory=dict)
+    failures: dict[Candidate, Failure] = field(default_factory=dict)
+
+
+def measured(
+    workload: DynamicWorkload,
+    candidates: Sequence[Candidate],
+    instances: Sequence[Extents],
+    greatest: Extents,
+    exact_only: bool,
+    device: Device,
+    measurer: LocalMeasurer,
+) -> Measured:
+    """Build `candidates`, check them at every one of `instances` and time them there.
+
+    Args:
+        exact_only: without those that compute rows past the last one.
+    """
+    found = Measured()
+    with measurer.session(carried(workload, greatest), device, schedule=SCHEDULE) as builds:
+        for candidate, built in builds.build(list(candidates), math.inf).items():
+            if isinstance(built, Failure):
+                found.failures[candidate] = built
+            elif not exact_only or set(builds.library(candidate).granules) <= {1}:
+                found.libraries[candidate] = builds.library(candidate)
+        for extents in instances:
+            _at(workload, extents, device, measurer, found)
+    for candidate in found.failures:
+        found.libraries.pop(candidate, None)
+        found.seconds.pop(candidate, None)
+    return found
+
+
+def _at(
+    workload: DynamicWorkload, extents: Extents, device: Device, measurer: LocalMeasurer, found: Measured
+) -> None:
+    """Check and time what is left at one instance."""
+    left = {one: library for one, library in found.libraries.items() if one not in found.failures}
+    rows = max((max(library.granules, default=1) for library in left.values()), default=1) - 1
+    fastest = math.inf
+    with measurer.session(workload.at(extents), device, rows_past_end=rows) as session:
+        for candidate, library in left.items():
+            lent = _named(candidate)
+            tiles = tuple(-(-extent // g) for extent, g in zip(extents, library.granules, strict=True))
+            past = tuple(t * g - e for t, g, e in zip(tiles, library.granules, extents, strict=True))
+            session.lend(lent, replace(library, numbers=tiles, rows_past_end=past[0] if past else 0))
+            checked = session.check(lent)
+            timing = session.time(lent, _TIME_S, _SLOWER * fastest) if isinstance(checked, Comparison) else checked
+            if isinstance(timing, Timing):
+                fastest = min(fastest, timing.median_s)
+                found.seconds.setdefault(candidate, {})[extents] = timing.median_s
+            else:
+                found.failures[candidate] = timing
+
+
+def _named(candidate: Candidate) -> Candidate:
+    return ANY if candidate == DEFAULT else candidate
+

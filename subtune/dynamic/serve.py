@@ -1,0 +1,54 @@
+"""A dynamic workload on its way to the builders: its greatest instance, which carries it along."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from subtune.backends.base import Device
+from subtune.core.candidate import Candidate
+from subtune.core.dims import parse
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
+from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel
+from subtune.dynamic.template import Template
+from subtune.dynamic.workload import DynamicWorkload
+
+SCHEDULE = "subtune.dynamic.serve:schedule"
+"""For `LocalMeasurer.session`: kernels for all instances."""
+_CARRIED = "subtune.dynamic"
+
+
+def carried(workload: DynamicWorkload, greatest: Sequence[int]) -> Workload:
+    """The greatest instance, with all others in an attribute."""
+    holes = {str(at): str(dim) for at, dim in workload.template.holes.items()}
+    text = json.dumps(
+        {
+            "nodes": workload.template.nodes,
+            "root": workload.template.root,
+            "holes": holes,
+            "extents": [str(dim) for dim in workload.extents],
+            "shapes": [[str(dim) for dim in shape] for shape in workload.shapes],
+            "greatest": list(greatest),
+        }
+    )
+    return Workload.of(workload.at(greatest).func.with_attr(_CARRIED, text), workload.num_outputs)
+
+
+def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel | NotApplicable:
+    """As `subtune.backends.schedule`: the kernel for all instances of a workload that `carried` made."""
+    data: dict[str, Any] = json.loads(str(workload.func.attrs[_CARRIED]))
+    template = Template(tuple(data["nodes"]), data["root"], {int(k): parse(v) for k, v in data["holes"].items()})
+    extents = tuple(map(parse, data["extents"]))
+    shapes = tuple(tuple(map(parse, shape)) for shape in data["shapes"])
+    whole = DynamicWorkload(template, workload.num_outputs, extents, shapes)
+    found = dynamic_kernel(whole, candidate, device)
+    return found if isinstance(found, NotApplicable) else linked(whole, found, data["greatest"])
+
+
+def linked(workload: DynamicWorkload, kernel: DynamicKernel, greatest: Sequence[int]) -> Kernel:
+    """The kernel as it is built: with memory of its own for the greatest instance."""
+    tiles = dict(zip(workload.names, kernel.tiles(greatest), strict=True))
+    func = kernel.template.symbolic(workload.names, tiles)
+    return Kernel(func, kernel.packings, granules=kernel.granules)
