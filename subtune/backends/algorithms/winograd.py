@@ -85,11 +85,12 @@ INTEGER_TRANSFORMS: tuple[IntegerMatrix, IntegerMatrix, IntegerMatrix] = (
         (0, 2, -1, -2, 1, 0),
         (0, 4, 0, -5, 0, 1),
     ),
-    ((1, 0, 0), (-1, -1, -1), (-1, 1, -1), (1, 2, 4), (1, -2, 4), (0, 0, 1)),
-    ((6, 4, 4, 1, 1, 0), (0, 2, -2, 1, -1, 0), (0, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 6)),
+    ((6, 0, 0), (-1, -1, -1), (-1, 1, -1), (1, 2, 4), (1, -2, 4), (0, 0, 6)),
+    ((1, 4, 4, 1, 1, 0), (0, 2, -2, 1, -1, 0), (0, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 1)),
 )
 """(B^T, G, A^T) of F(4, 3) at 0, 1, -1, 2, -2 and infinity, every fraction multiplied away: a row of A^T gives
-`INTEGER_FACTORS` times its output. B^T d B of differences of bytes, and G w G^T of an int8, fit int16."""
+`INTEGER_FACTORS` times its output. B^T d B of differences of bytes, and G w G^T of an int8, fit int16. A^T has powers
+of two alone: other factors are where the weights are transformed, which costs nothing."""
 
 INTEGER_FACTORS = (24, 12, 6, 6)
 

@@ -54,6 +54,12 @@ def test_transforms_give_the_convolution_times_their_factors() -> None:
     np.testing.assert_array_equal(y, np.outer(INTEGER_FACTORS, INTEGER_FACTORS) * expected)
 
 
+def test_sums_are_multiplied_by_powers_of_two_alone() -> None:
+    """What is done at every run is shifts; other factors are in the weights."""
+    *_, at = INTEGER_TRANSFORMS
+    assert {abs(value) for row in at for value in row} <= {0, 1, 2, 4}
+
+
 def test_transformed_operands_fit_int16_and_sums_the_shift() -> None:
     bt, g, _ = (np.abs(np.array(matrix)).sum(1).max() for matrix in INTEGER_TRANSFORMS)
     assert 128 * bt**2 < 2**15
@@ -89,6 +95,20 @@ def test_instructions(name: str, instruction: str) -> None:
     device = CPU(name, threads=2)
     kernel = scheduled(images(8, 32, 48), made(True), device)
     assert instruction in module(kernel, device).mod.inspect_source("asm")
+
+
+def test_products_of_a_tile_lie_side_by_side() -> None:
+    """For each vector of its channels the 36 that the output's transform reads."""
+    script = scheduled(images(8, 32, 48), made(True), ICELAKE).func.script()
+    assert "wino_m = T.sblock_alloc_buffer((T.int64(8), T.int64(3), T.int64(6), T.int64(6), T.int64(16))" in script
+
+
+def test_padding_is_copied_in_whole_vectors() -> None:
+    """Of 64 bytes, where the channels are so many."""
+    for channels, lanes in ((64, 64), (32, 32), (96, 32)):
+        script = scheduled(conv(8, channels, 32, 3), made(True), ICELAKE).func.script()
+        (copied,) = (part for part in script.split("for ") if 'T.sblock("pad_temp")' in part)
+        assert f"T.vectorized(T.int64({lanes}))" in copied
 
 
 @needs_vnni

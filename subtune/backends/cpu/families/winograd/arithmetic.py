@@ -123,7 +123,7 @@ def _int16_input(m: int, row: Any, values: list[Any]) -> Any:
 
     even, odd = x[4] - times(4, x[2]), x[3] - times(4, x[1])
     near, far = x[4] - x[2], times(2, x[3] - x[1])
-    first, last = times(4, x[0]) - times(5, x[2]) + x[4], times(4, x[1]) - times(5, x[3]) + x[5]
+    first, last = near + times(4, x[0] - x[2]), x[5] - x[3] - times(4, x[3] - x[1])
     return _chosen(row, [first, even + odd, even - odd, near + far, near - far, last])
 
 
@@ -140,8 +140,8 @@ def _wrapping_output(m: int, row: Any, values: list[Any]) -> Any:
 
     near, far = add(x[1], x[2]), add(x[3], x[4])
     near_odd, far_odd = minus(x[1], x[2]), minus(x[3], x[4])
-    first = add(add(times(6, x[0]), times(4, near)), far)
-    last = add(add(near_odd, times(2, far_odd)), times(6, x[5]))
+    first = add(add(x[0], far), times(4, near))
+    last = add(add(near_odd, x[5]), times(2, far_odd))
     return _chosen(row, [first, add(times(2, near_odd), far_odd), add(near, far), last])
 
 
