@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,15 @@ def test_padding_is_copied_in_whole_vectors() -> None:
         script = scheduled(conv(8, channels, 32, 3), made(True), ICELAKE).func.script()
         (copied,) = (part for part in script.split("for ") if 'T.sblock("pad_temp")' in part)
         assert f"T.vectorized(T.int64({lanes}))" in copied
+
+
+@pytest.mark.parametrize(("nr", "instruction"), [(16, "prefetcht0"), (64, "prefetcht1")])
+def test_the_next_panel_goes_into_l1_where_two_fit(nr: int, instruction: str) -> None:
+    """Of 224 channels in words: 7 KB in 16 columns, 28 KB in 64."""
+    device = replace(ICELAKE, l1d_bytes=32768)
+    candidate = Candidate.make("winograd", m=4, mr=2, nr=nr, fuse=False, prefetch=True)
+    code = module(scheduled(images(8, 224, 64), candidate, device), device).mod.inspect_source("asm")
+    assert {line.split()[0] for line in code.splitlines() if "prefetcht" in line} == {instruction}
 
 
 @needs_vnni

@@ -30,7 +30,7 @@ _STREAM_AHEAD_BYTES = 8192  # of weights read once: 3 rows of A times 16 MB take
 _ROWS_AHEAD_BYTES = 8192  # two rows of 4 KB: with one, softmax took 1.05 to 1.2 times as long
 _LINE_BYTES = 64
 L1 = 3
-_L2_AND_BEYOND = 2  # llvm.prefetch's locality; the micro-kernel's own lines stay in L1
+L2_AND_BEYOND = 2  # llvm.prefetch's locality; the micro-kernel's own lines stay in L1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,16 @@ class MicroKernel:
     reduce: int
 
 
-def prefetch_panels(func: PrimFunc, panels: Any, kernel: MicroKernel) -> PrimFunc:
+def prefetch_panels(func: PrimFunc, panels: Any, kernel: MicroKernel, into: int = L2_AND_BEYOND) -> PrimFunc:
     """`func` asking in every step of the reduction for a share of the next panel, or for the step to come of a stream.
 
     Args:
         panels: the parameter that holds packed weights, `[..., n / nr, k..., nr]`.
+        into: where the next panel goes; into L1 where that holds it beside the panel in use.
 
     Behind the last panel it asks for memory that nobody reads; a prefetch cannot fault.
     """
-    return before_steps(func, kernel, lambda loops, tile: _asked(loops, tile, panels, kernel))
+    return before_steps(func, kernel, lambda loops, tile: _asked(loops, tile, panels, kernel, into))
 
 
 def before_steps(func: PrimFunc, kernel: MicroKernel, made: Callable[[Sequence[Any], Any], Sequence[Any]]) -> PrimFunc:
@@ -235,7 +236,7 @@ def _insert(
     return with_body(stmt, _insert(stmt.body, loops, kernel, made))
 
 
-def _asked(loops: Sequence[Any], tile: Any, panels: Any, kernel: MicroKernel) -> list[Any]:
+def _asked(loops: Sequence[Any], tile: Any, panels: Any, kernel: MicroKernel, into: int) -> list[Any]:
     """Of the next panel, this step's share: as many elements as let all steps together cover it."""
     itemsize = tvm_ffi.dtype(str(panels.dtype)).itemsize
     line, width = _LINE_BYTES // itemsize, int(panels.shape[-1])
@@ -263,4 +264,4 @@ def _asked(loops: Sequence[Any], tile: Any, panels: Any, kernel: MicroKernel) ->
     share = -(-width // passes)
     if share > line:
         share = -(-share // line) * line
-    return [ask(panels, [*others, step * share + i], _L2_AND_BEYOND) for i in range(0, share, line)]
+    return [ask(panels, [*others, step * share + i], into) for i in range(0, share, line)]
