@@ -121,6 +121,15 @@ def test_the_next_panel_goes_into_l1_where_two_fit(nr: int, instruction: str) ->
     assert {line.split()[0] for line in code.splitlines() if "prefetcht" in line} == {instruction}
 
 
+def test_rows_to_come_are_asked_for() -> None:
+    """Behind row 5 of the image, where one row above it is padding, 4 * 12 * 64 / 64 lines in 6 * 6 * 2 steps."""
+    workload = conv(12, 64, 32, 3)
+    script = scheduled(workload, made(True), ICELAKE).func.script()
+    (asked,) = (line for line in script.splitlines() if "prefetch" in line)
+    assert "% T.int64(3) * T.int64(4) + T.int64(5)" in asked
+    assert "prefetch" not in scheduled(workload, made(False), ICELAKE).func.script()
+
+
 @needs_vnni
 def test_every_kind_of_candidate_is_exact_when_requantised() -> None:
     workload = conv(12, 64, 64, 3)

@@ -22,6 +22,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from subtune.backends.algorithms.winograd import TRANSFORMS
 from subtune.backends.cpu.families.winograd.arithmetic import FLOATS, INTEGERS, arithmetic_of
 from subtune.backends.cpu.families.winograd.candidates import Knobs, obstacle
+from subtune.backends.cpu.families.winograd.coming_rows import prefetch_coming_rows
 from subtune.backends.cpu.families.winograd.stages import Geometry, rewritten
 from subtune.backends.cpu.family import CPUProblem
 from subtune.backends.cpu.loops.prefetch import L1, L2_AND_BEYOND, MicroKernel, prefetch_panels
@@ -60,6 +61,9 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
         kernel = MicroKernel("wino_m_update", depth=5 if knobs.fuse else 3, rows=1, reduce=1)
         panels = scheduled.params[info.b.param]
         scheduled = prefetch_panels(scheduled, panels, kernel, _next_panel(panels, knobs.mr, problem))
+    if knobs.fuse:
+        out_h = info.of_role("m")[1].extent
+        scheduled = prefetch_coming_rows(scheduled, ("wino_t", "wino_xp", *geometry.pads), m, out_h)
     if by is INTEGERS:
         dot = pair_dots(problem.device.features, problem.device.lanes())
         assert dot is not None, "accepted"
