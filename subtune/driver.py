@@ -20,7 +20,6 @@ from subtune.core.errors import TargetError
 from subtune.core.progress import ProgressCallback
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.database import Database, opened
-from subtune.dynamic.declare import declared
 from subtune.dynamic.driver import compile_dynamic
 from subtune.measure import LocalMeasurer, Measurer
 from subtune.options import Options
@@ -69,8 +68,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
     options = Options(**given)
     output = check_destination(output)
     if options.dynamic:
-        domain, _ = declared(model, options)
-        return compile_dynamic(model, output, domain, options)
+        return compile_dynamic(model, output, options)
     device, is_elsewhere = _device(options)
     clock = _Clock()
     with ExitStack() as until_chosen:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,28 @@ from subtune.backends import as_device
 from subtune.backends.base import Device, HardwareModel, Planned
 from subtune.core.memory_plan import MemoryPlan
 from subtune.core.record import func_hash
+from subtune.core.variants import Variants
 from subtune.passes.run import Phase
 from subtune.passes.static_memory import plan_memory
 from subtune.pipeline import TO_CALLS, TO_PROGRAM
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamic:
+    """`symbols` and `variants` as in `Planned`."""
+
+    symbols: tuple[str, ...] = ()
+    variants: Mapping[str, Variants] = field(default_factory=dict)
+
+    def rows_past_end(self) -> dict[str, int]:
+        """Of the PrimFuncs that some kernel computes past the last row, by name."""
+        most = {
+            name: max((max(kernel.granules, default=1) for kernel in one.kernels), default=1) - 1
+            for name, one in self.variants.items()
+        }
+        return {name: rows for name, rows in most.items() if rows}
 
 
 def compile_module(mod: tvm.IRModule, device: Device | HardwareModel) -> tuple[Any, dict[str, str]]:
@@ -32,7 +50,7 @@ def compile_module(mod: tvm.IRModule, device: Device | HardwareModel) -> tuple[A
     Its `main` takes what the module's takes, and TVM allocates.
     """
     device = as_device(device)
-    lowered = _run(TO_PROGRAM, to_calls(mod, device), device)
+    lowered = _run(TO_PROGRAM, _to_calls(mod, device), device)
     return device.backend.executable(lowered, device), _hashes(lowered)
 
 
@@ -44,6 +62,7 @@ def build(
     short: Collection[str] = (),
     offsets: Sequence[int] = (),
     hides_denormals: bool = False,
+    dynamic: Dynamic = Dynamic(),  # frozen
 ) -> tuple[dict[str, str], MemoryPlan, tuple[str, ...]]:
     """Compile `mod`, whose `main` takes inputs and then weights, into the library of an artifact, in `folder`.
 
@@ -52,20 +71,22 @@ def build(
         short: names of kernels that are worth joining with their neighbours.
         offsets: of the weights, in bytes from the first.
         hides_denormals: they may count as zero.
+        dynamic: of a model for many shapes.
 
     Returns the hash of every PrimFunc as it enters lowering, by name; where the tensors lie; the files' names.
     """
     start = time.perf_counter()
-    calls, memory = plan_memory(to_calls(mod, device), arrays[0])
+    calls, memory = plan_memory(_to_calls(mod, device), arrays[0], dynamic.rows_past_end())
     program = _run(TO_PROGRAM, calls, device)
-    planned = Planned(calls, program, memory, arrays, frozenset(short), tuple(offsets), hides_denormals)
+    shapes = (dynamic.symbols, dynamic.variants)
+    planned = Planned(calls, program, memory, arrays, frozenset(short), tuple(offsets), hides_denormals, *shapes)
     hashes = _hashes(planned.program)
     memory, files = device.backend.build_program(planned, device, folder)
     logger.debug("%d kernels: %.2f s", len(hashes), time.perf_counter() - start)
     return hashes, memory, files
 
 
-def to_calls(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
+def _to_calls(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
     return _run(TO_CALLS, device.backend.own_operators(mod, device), device)
 
 

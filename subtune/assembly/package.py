@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,11 +15,13 @@ from subtune.artifact import Artifact, load
 from subtune.artifact import manifest as manifests
 from subtune.artifact.destination import SUFFIX, check_destination, staged, writing
 from subtune.artifact.writer import laid_out, subgraph_entries, write_weights
-from subtune.assembly.build import build
+from subtune.assembly.build import Dynamic, build
 from subtune.backends import as_device
 from subtune.backends.base import Device, HardwareModel
-from subtune.core.manifest import WEIGHTS_NAME, FileEntry, KernelOrigin, Manifest, Source
+from subtune.core.domain import Domain
+from subtune.core.manifest import STATIC, WEIGHTS_NAME, FileEntry, KernelOrigin, Manifest, Source
 from subtune.core.tensor_spec import TensorSpec
+from subtune.core.variants import Variants
 from subtune.passes.lift_constants import lift_constants
 
 _SHORT_S = 250e-6
@@ -42,6 +44,10 @@ class Package:
     name: str = ""
     hides_denormals: bool = False
     """As `Planned`."""
+    domain: Domain = STATIC
+    """Of a dynamic model, whose greatest instance `mod` is."""
+    variants: Mapping[str, Variants] = field(default_factory=dict)
+    """Of a dynamic model: as `Planned`."""
 
 
 def write_artifact(
@@ -85,7 +91,8 @@ def _fill(folder: Path, package: Package, name: str, device: Device) -> None:
     table, arrays = laid_out(weights), (len(package.inputs), len(package.outputs))
     short = [kernel.name for kernel in package.kernels if 0.0 < kernel.tuned_s < _SHORT_S]
     offsets = [weight.offset for weight in table]
-    hashes, memory, built = build(lifted, arrays, device, folder, short, offsets, package.hides_denormals)
+    dynamic = Dynamic(package.domain.names, package.variants)
+    hashes, memory, built = build(lifted, arrays, device, folder, short, offsets, package.hides_denormals, dynamic)
     write_weights(weights, table, folder / WEIGHTS_NAME)
     files = [*built, WEIGHTS_NAME]
     manifest = Manifest(
@@ -103,6 +110,7 @@ def _fill(folder: Path, package: Package, name: str, device: Device) -> None:
         subgraphs=subgraph_entries(hashes, package.kernels),
         weights=table,
         memory=memory,
+        domain=package.domain,
         files=tuple(
             FileEntry(file, (folder / file).stat().st_size, manifests.sha256_of(folder / file)) for file in files
         ),

@@ -44,49 +44,55 @@ def with_corners(mod: IRModule, dims_of: Mapping[str, Sequence[Sequence[Dim]]]) 
 
     Returns the module, and what the new PrimFuncs copy, by their names.
     """
-    call_tir = Op.get("relax.call_tir")
-    bb = relax.BlockBuilder(mod)
-    made: dict[str, Corner] = {}
-    known: dict[Any, Any] = {}
+    writer = _Writer(mod, dims_of)
     main = mod["main"]
-    blocks = []
-    for block in main.body.blocks:
-        bindings: list[Any] = []
-        for binding in block.bindings:
-            value = binding.value
-            if not isinstance(value, Call) or value.op != call_tir or value.args[0].name_hint not in dims_of:
-                bindings.append(binding)
-                continue
-            args = []
-            for arg, dims in zip(value.args[1].fields, dims_of[value.args[0].name_hint], strict=False):
-                array = (
-                    None if isinstance(arg, relax.Var) or all(d.constant is not None for d in dims) else array_of(arg)
-                )
-                if array is None or lies_together(array.shape, dims):
-                    args.append(arg)
-                    continue
-                key = (arg, tuple(dims))
-                if key not in known:
-                    name, dtype = f"{PREFIX}_{len(made)}", str(arg.ty.dtype)
-                    made[name] = (tuple(array.shape), tuple(dims), dtype)
-                    gvar = bb.add_func(corner(array.shape, array.shape, dtype).func.without_attr("global_symbol"), name)
-                    ty = relax.TensorType(array.shape, dtype)
-                    call = relax.call_tir(gvar, relax.Tuple([arg]), ty)
-                    known[key] = relax.DataflowVar(name, ty)
-                    bindings.append(relax.VarBinding(known[key], call))
-                args.append(known[key])
-            bindings.append(
-                relax.VarBinding(
-                    binding.var,
-                    Call(value.op, [value.args[0], relax.Tuple(args)], value.attrs, value.ty_args, ret_ty=value.ty),
-                )
-            )
-        blocks.append(type(block)(bindings))
-    if not made:
+    blocks = [
+        type(block)([new for binding in block.bindings for new in writer.rewritten(binding)])
+        for block in main.body.blocks
+    ]
+    if not writer.corners:
         return mod, {}
-    out = bb.get()
+    made = writer.bb.get()
     body = relax.SeqExpr(blocks, main.body.body)
-    out.update_func(
-        out.get_global_var("main"), relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
-    )
-    return out, made
+    function = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+    made.update_func(made.get_global_var("main"), function)
+    return made, writer.corners
+
+
+class _Writer:
+    """Bindings of `main`, with copies before those that need them."""
+
+    def __init__(self, mod: IRModule, dims_of: Mapping[str, Sequence[Sequence[Dim]]]) -> None:
+        self.bb = relax.BlockBuilder(mod)
+        self.corners: dict[str, Corner] = {}
+        self._dims_of = dims_of
+        self._copies: dict[Any, Any] = {}
+
+    def rewritten(self, binding: Any) -> list[Any]:
+        value = binding.value
+        is_call = isinstance(value, Call) and value.op == Op.get("relax.call_tir")
+        dims_of_args = self._dims_of.get(value.args[0].name_hint) if is_call else None
+        if dims_of_args is None:
+            return [binding]
+        before: list[Any] = []
+        args = [self._read(arg, dims, before) for arg, dims in zip(value.args[1].fields, dims_of_args, strict=False)]
+        call = Call(value.op, [value.args[0], relax.Tuple(args)], value.attrs, value.ty_args, ret_ty=value.ty)
+        return [*before, relax.VarBinding(binding.var, call)]
+
+    def _read(self, arg: Any, dims: Sequence[Dim], before: list[Any]) -> Any:
+        """The argument, or the copy of its corner, which may have to be made `before`."""
+        if isinstance(arg, relax.Var) or all(dim.constant is not None for dim in dims):
+            return arg
+        array = array_of(arg)
+        if array is None or lies_together(array.shape, dims):
+            return arg
+        key = (arg, tuple(dims))
+        if key not in self._copies:
+            name, dtype = f"{PREFIX}_{len(self.corners)}", str(arg.ty.dtype)
+            self.corners[name] = (tuple(array.shape), tuple(dims), dtype)
+            copy = corner(array.shape, array.shape, dtype).func.without_attr("global_symbol")
+            ty = relax.TensorType(array.shape, dtype)
+            self._copies[key] = relax.DataflowVar(name, ty)
+            call = relax.call_tir(self.bb.add_func(copy, name), relax.Tuple([arg]), ty)
+            before.append(relax.VarBinding(self._copies[key], call))
+        return self._copies[key]

@@ -3,104 +3,156 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from subtune import backends, frontends
-from subtune.assembly.build import to_calls
+from subtune.artifact import manifest as manifests
+from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
 from subtune.core.domain import Domain
-from subtune.core.kernel import Kernel, NotApplicable
-from subtune.core.variants import Variant, Variants
-from subtune.database import opened
-from subtune.dynamic.constants import corner, with_corners
-from subtune.dynamic.kernel import DynamicKernel
-from subtune.dynamic.model import dynamic_model, sample_points
-from subtune.dynamic.tune import Chosen, tuned
-from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
+from subtune.core.kernel import Kernel
+from subtune.core.manifest import KernelOrigin
+from subtune.core.variants import Variants
+from subtune.dynamic.assemble import that_read_inputs, variants_of
+from subtune.dynamic.constants import with_corners
+from subtune.dynamic.declare import declared
+from subtune.dynamic.model import DynamicModel, corner_workloads, dynamic_model
+from subtune.dynamic.tune import Chosen, Effort, tuned
+from subtune.dynamic.verify import DynamicVerification
+from subtune.dynamic.workload import DynamicWorkload
+from subtune.frontends import Imported, SymbolicInput
+from subtune.measure import LocalMeasurer
 from subtune.options import Options
 from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare_imported
-from subtune.tuning.search import Search
+from subtune.report.compile_report import CompileReport, SubgraphRow
+from subtune.report.provenance import source_of
+
+_REGRET = 0.03
+_MAX_KERNELS = 16
 
 
-def dynamic_parts(model: Any, domain: Domain, options: Options) -> Any:
-    """For now: everything that assembly needs."""
+@dataclass(frozen=True)
+class _Source:
+    """A model that can be imported at any instance of its symbols."""
+
+    model: Any
+    inputs: tuple[SymbolicInput, ...]
+    fixed: Mapping[str, int]
+    options: Options
+
+    def load(self, point: Mapping[str, int]) -> Imported:
+        shapes = frontends.instance(self.inputs, {**self.fixed, **point}, self.options.shapes)
+        return frontends.load(self.model, shapes, self.options.parameters)
+
+
+def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport:
+    """Tune a model for the domain of shapes that `options.dynamic` declares, and write its artifact."""
     device = backends.device_of(
-        options.target, options.threads, options.device_file, options.numerics, is_measured=False
+        options.target, options.threads, options.device_file, options.numerics, is_measured=options.tune
     )
+    whole, inputs = declared(model, options)
+    fixed = {one.name: one.values[0] for one in whole.symbols if len(one.values) == 1}
+    domain = Domain(tuple(one for one in whole.symbols if len(one.values) > 1))
+    source = _Source(model, inputs, fixed, options)
     forms = device.backend.forms(device.model)
-
-    fixed = {one.name: one.values[0] for one in domain.symbols if len(one.values) == 1}
-    domain = Domain(tuple(one for one in domain.symbols if len(one.values) > 1))
+    seconds: dict[str, float] = {}
 
     def prepare(point: Mapping[str, int]) -> Prepared:
-        imported = frontends.load(
-            model, {name: (value,) for name, value in (*fixed.items(), *point.items())}, options.parameters
+        return prepare_imported(source.load(point), options.numerics, None, forms)
+
+    with _stage(seconds, "prepare"):
+        dynamic = dynamic_model(domain, prepare)
+        mod, corners = with_corners(dynamic.greatest.mod, {n: one.shapes for n, one in dynamic.workloads.items()})
+        workloads = {**dynamic.workloads, **corner_workloads(corners, domain)}
+    with _stage(seconds, "tune"), LocalMeasurer() as measurer:
+        measurer.start(device)
+        chosen = _tuned(workloads, that_read_inputs(mod), dynamic, device, options, measurer)
+    with _stage(seconds, "build"), ThreadPoolExecutor(1) as beside:
+        pairs = {name: variants_of(one, domain, device) for name, one in chosen.items()}
+        variants: dict[str, Variants] = {name: pair[0] for name, pair in pairs.items()}
+        static: dict[str, Kernel] = {name: pair[1] for name, pair in pairs.items()}
+        verification = DynamicVerification(domain, source.load, options.numerics, beside) if options.verify else None
+        imported = dynamic.greatest.imported
+        package = Package(
+            splice(mod, static),
+            dynamic.inputs,
+            dynamic.outputs,
+            tuple(_origin(name, one) for name, one in chosen.items()),
+            source_of(model, options.shapes, options.precision),
+            imported.name,
+            domain=domain,
+            variants=variants,
         )
-        return prepare_imported(imported, options.numerics, None, forms)
-
-    begin = time.perf_counter()
-    whole = dynamic_model(domain, prepare, lambda mod: to_calls(mod, device))
-    print("generalised", round(time.perf_counter() - begin, 1))
-    shapes = {name: one.shapes for name, one in whole.workloads.items()}
-    mod, corners = with_corners(whole.greatest.mod, shapes)
-    reads_inputs = _that_read_inputs(mod)
-    workloads = {**whole.workloads, **_corner_workloads(corners, domain)}
-    with opened(options.database) as store:
-        search = Search(options.topk, options.budget_s if options.tune else 0.0)
-        chosen = tuned(workloads, reads_inputs, domain, device, search, store, options.measurer, options.progress)
-    print("tuned", round(time.perf_counter() - begin, 1))
-    greatest = {name: _at_greatest(one, domain, device) for name, one in chosen.items()}
-    spliced = splice(mod, greatest)
-    variants = {name: _variants(one, domain) for name, one in chosen.items()}
-    return domain, whole, spliced, variants, device
-
-
-def _that_read_inputs(mod: Any) -> frozenset[str]:
-    from tvm.ir import Call
-
-    main, found = mod["main"], set()
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            if isinstance(value, Call) and len(value.args) > 1 and hasattr(value.args[1], "fields"):
-                if any(arg.same_as(param) for arg in value.args[1].fields for param in main.params):
-                    found.add(value.args[0].name_hint)
-    return frozenset(found)
-
-
-def _corner_workloads(corners: Mapping[str, Any], domain: Domain) -> dict[str, DynamicWorkload]:
-    made = {}
-    points = sample_points(domain)
-    for name, (whole, dims, dtype) in corners.items():
-        one = dynamic_workload([corner(whole, [dim.at(point) for dim in dims], dtype) for point in points], points)
-        assert not isinstance(one, NotApplicable), one.reason
-        made[name] = one
-    return made
-
-
-def _at_greatest(chosen: Chosen, domain: Domain, device: Device) -> Kernel:
-    """The static kernel whose packed constants the artifact has; at run time the variants take its place."""
-    workload = chosen.pool.workload.at(chosen.pool.workload.extents_at(domain.greatest))
-    for candidate in chosen.candidates:
-        kernel = backends.schedule(workload, candidate, device)
-        if isinstance(kernel, Kernel) and kernel.packings == chosen.packings:
-            return kernel
-    raise AssertionError(f"none of {chosen.candidates} can be scheduled at {domain.greatest}")
-
-
-def _variants(chosen: Chosen, domain: Domain) -> Variants:
-    workload = chosen.pool.workload
-    greatest = workload.extents_at(domain.greatest)
-
-    def variant(kernel: DynamicKernel) -> Variant:
-        tiles = dict(zip(workload.names, kernel.tiles(greatest), strict=True))
-        return Variant(kernel.template.symbolic(workload.names, tiles), kernel.granules)
-
-    kernels = [chosen.pool.kernels[one] for one in chosen.candidates]
-    return Variants(
-        workload.extents,
-        tuple(map(variant, kernels)),
-        chosen.tree,
+        path = write_artifact(output, package, device, verification.check if verification else None)
+    return CompileReport(
+        path=str(path),
+        rows=_rows(dynamic, chosen),
+        seconds=seconds,
+        verified=verification.summary if verification else "",
+        is_interrupted=False,
+        notes=imported.notes,
+        memory=manifests.read(path).memory_summary(),
+        precision=options.precision,
+        products=dynamic.greatest.graph.products(),
     )
+
+
+def _tuned(
+    workloads: Mapping[str, DynamicWorkload],
+    reads_inputs: frozenset[str],
+    dynamic: DynamicModel,
+    device: Device,
+    options: Options,
+    measurer: LocalMeasurer,
+) -> dict[str, Chosen]:
+    """Equal workloads are tuned once; those that count most first."""
+    uses = {one.name: one.uses for one in dynamic.greatest.subgraphs}
+    bounds = {name: _bound_s(one, dynamic.domain, device) * uses.get(name, 1) for name, one in workloads.items()}
+    total = sum(bounds.values())
+    effort = Effort(options.topk, _REGRET, _MAX_KERNELS)
+    chosen: dict[str, Chosen] = {}
+    begin = time.monotonic()
+    for name in sorted(workloads, key=lambda one: -bounds[one]):
+        spent = time.monotonic() - begin
+        is_late = options.budget_s is not None and spent > options.budget_s
+        is_heavy = options.tune and not is_late and bounds[name] > 0.01 * total
+        one = effort if options.tune and not is_late else Effort(1, _REGRET, 1)
+        chosen[name] = tuned(workloads[name], dynamic.domain, name in reads_inputs, is_heavy, one, device, measurer)
+    return chosen
+
+
+def _bound_s(workload: DynamicWorkload, domain: Domain, device: Device) -> float:
+    """What the greatest instance takes at least."""
+    from subtune.tuning.order import bound_s
+
+    return bound_s(workload.at(workload.extents_at(domain.greatest)), device)
+
+
+def _origin(name: str, chosen: Chosen) -> KernelOrigin:
+    return KernelOrigin(name, candidate=", ".join(map(str, chosen.candidates)), basis="measured")
+
+
+def _rows(dynamic: DynamicModel, chosen: Mapping[str, Chosen]) -> tuple[SubgraphRow, ...]:
+    uses = {one.name: one.uses for one in dynamic.greatest.subgraphs}
+    rows = []
+    for name, one in chosen.items():
+        greatest = one.workload.extents_at(dynamic.domain.greatest)
+        text = f"{len(one.candidates)} kernels: " + ", ".join(map(str, one.candidates))
+        rows.append(
+            SubgraphRow(name, uses.get(name, 1), text, 0.0, one.best_s.get(greatest, 0.0), len(one.seconds),
+                        len(one.failures))
+        )  # fmt: skip
+    return tuple(rows)
+
+
+@contextmanager
+def _stage(seconds: dict[str, float], name: str) -> Iterator[None]:
+    begin = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - begin

@@ -62,9 +62,7 @@ def measured(
     return found
 
 
-def _at(
-    workload: DynamicWorkload, extents: Extents, device: Device, measurer: LocalMeasurer, found: Measured
-) -> None:
+def _at(workload: DynamicWorkload, extents: Extents, device: Device, measurer: LocalMeasurer, found: Measured) -> None:
     """Check and time what is left at one instance."""
     left = {one: library for one, library in found.libraries.items() if one not in found.failures}
     rows = max((max(library.granules, default=1) for library in left.values()), default=1) - 1
@@ -86,4 +84,3 @@ def _at(
 
 def _named(candidate: Candidate) -> Candidate:
     return ANY if candidate == DEFAULT else candidate
-

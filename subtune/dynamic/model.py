@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.tirx import PrimFunc
 
 from subtune.core.domain import Domain
 from subtune.core.errors import ModelError, UnsupportedOpsError
 from subtune.core.kernel import NotApplicable
-from subtune.dynamic.template import Template
+from subtune.core.tensor_spec import TensorSpec
+from subtune.core.workload import Workload
+from subtune.dynamic.constants import Corner, corner
+from subtune.dynamic.fit import Fitter
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 from subtune.passes.exprs import array_of
 from subtune.pipeline import Prepared
@@ -25,33 +26,27 @@ _LEAST = 3
 _POINTS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """A PrimFunc that no subgraph is: a sort, or what TVM legalised."""
-
-    template: Template
-
-
 @dataclass(frozen=True)
 class DynamicModel:
-    """`greatest` is the largest instance: memory and constants are laid out for it.
-
-    `workloads` are the subgraphs' by name, `leftovers` the other calls' by the names of their PrimFuncs.
+    """`greatest` is the largest instance: memory and constants are laid out for it. `workloads` are the subgraphs', by
+    name; `inputs` and `outputs` have the domain's symbols in their shapes.
     """
 
     domain: Domain
     greatest: Prepared
     workloads: Mapping[str, DynamicWorkload]
-    leftovers: Mapping[str, DynamicWorkload]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Instance:
-    """What is kept of an instance: no weights but those that depend on symbols."""
+    """What is kept of an instance: no weights."""
 
     names: tuple[str, ...]
-    workloads: Mapping[str, Any]
-    calls: tuple[tuple[str, PrimFunc], ...]
+    workloads: Mapping[str, Workload]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
 
 
 def sample_points(domain: Domain) -> list[dict[str, int]]:
@@ -71,14 +66,11 @@ def sample_points(domain: Domain) -> list[dict[str, int]]:
     return points
 
 
-def dynamic_model(
-    domain: Domain, prepare: Callable[[Mapping[str, int]], Prepared], calls_of: Callable[[Any], tvm.IRModule]
-) -> DynamicModel:
+def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int]], Prepared]) -> DynamicModel:
     """Import a model at the points, and generalise.
 
     Args:
         prepare: the model at one instance.
-        calls_of: its module as calls of PrimFuncs (`pipeline.TO_CALLS`).
 
     Raises:
         UnsupportedOpsError: instances differ by more than extents.
@@ -86,18 +78,18 @@ def dynamic_model(
     points = sample_points(domain)
     greatest = prepare(domain.greatest)
     constants = _constants(greatest)
-    instances = [_instance(greatest, calls_of)]
+    instances = [_instance(greatest)]
     for point in points:
         prepared = prepare(point)
-        instances.append(_instance(prepared, calls_of))
+        instances.append(_instance(prepared))
         _check_constants(constants, _constants(prepared), point)
     points = [domain.greatest, *points]
     first = instances[0]
     for instance, point in zip(instances, points, strict=True):
-        if instance.names != first.names or len(instance.calls) != len(first.calls):
+        if instance.names != first.names:
             raise UnsupportedOpsError(
-                f"The model has other subgraphs at {_said(point)} than at {_said(points[0])}: it cannot be compiled for "
-                "many shapes at once; give every dimension a value with --shape."
+                f"The model has other subgraphs at {_said(point)} than at {_said(points[0])}: it cannot be compiled "
+                "for many shapes at once; give every dimension a value with --shape."
             )
     workloads = {}
     for name in first.names:
@@ -107,13 +99,44 @@ def dynamic_model(
                 f"The subgraph {name} cannot be compiled for many shapes at once: {found.reason}."
             )
         workloads[name] = found
-    return DynamicModel(domain, greatest, workloads, {})
+    fitter = Fitter(points)
+    inputs = _symbolic([instance.inputs for instance in instances], fitter)
+    outputs = _symbolic([instance.outputs for instance in instances], fitter)
+    return DynamicModel(domain, greatest, workloads, inputs, outputs)
 
 
-def _instance(prepared: Prepared, calls_of: Callable[[Any], tvm.IRModule]) -> _Instance:
+def corner_workloads(corners: Mapping[str, Corner], domain: Domain) -> dict[str, DynamicWorkload]:
+    """The copies that `with_corners` has put into a module."""
+    points = sample_points(domain)
+    made = {}
+    for name, (whole, dims, dtype) in corners.items():
+        one = dynamic_workload([corner(whole, [dim.at(point) for dim in dims], dtype) for point in points], points)
+        assert not isinstance(one, NotApplicable), one.reason
+        made[name] = one
+    return made
+
+
+def _symbolic(specs: Sequence[Sequence[TensorSpec]], fitter: Fitter) -> tuple[TensorSpec, ...]:
+    """The same tensors of all instances as one each."""
+    made = []
+    for of_instances in zip(*specs, strict=True):
+        first = of_instances[0]
+        shape: list[int | str] = []
+        for sizes in zip(*(spec.sizes for spec in of_instances), strict=True):
+            dim = fitter.fit(sizes)
+            if dim is None:
+                raise UnsupportedOpsError(
+                    f"The size of {first.name!r} is no polynomial of the symbols: {', '.join(map(str, sizes))}."
+                )
+            shape.append(str(dim) if dim.constant is None else dim.constant)
+        made.append(TensorSpec(first.name, tuple(shape), first.dtype))
+    return tuple(made)
+
+
+def _instance(prepared: Prepared) -> _Instance:
     names = tuple(subgraph.name for subgraph in prepared.subgraphs)
     workloads = {subgraph.name: subgraph.workload for subgraph in prepared.subgraphs}
-    return _Instance(names, workloads, ())
+    return _Instance(names, workloads, tuple(prepared.imported.inputs), tuple(prepared.imported.outputs))
 
 
 def _constants(prepared: Prepared) -> list[np.ndarray]:

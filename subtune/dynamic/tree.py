@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from subtune.core.dispatch import Leaf, Split, Tree, choose
+from subtune.core.dispatch import Leaf, Split, Tree
 from subtune.dynamic.cover import regrets
 
 

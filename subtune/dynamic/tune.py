@@ -1,129 +1,182 @@
-"""Joint tuning: a few instances of every dynamic subgraph are tuned as static workloads, and what wins there serves all.
+"""Joint tuning of a dynamic workload: kernels for any instance, measured at a few, and a tree that chooses among them.
 
-A candidate's tile does not depend on the shape (DietCode's micro-kernel), so a kernel that was measured at some
-instances has a predictable time at the others.
+A candidate's tile does not depend on the shape (DietCode's micro-kernel): what the policy proposes for some instances
+is generalised to all, built once, and measured at several. Between those its time can be told.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from subtune import backends
 from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
-from subtune.core.dispatch import Leaf, Split, Tree
+from subtune.core.dispatch import Leaf, Tree
 from subtune.core.domain import Domain
-from subtune.core.kernel import ConstantTransform
-from subtune.core.measurement import Failure, Timing
-from subtune.core.workload import Workload
-from subtune.database import Database
-from subtune.dynamic.choose import Extents, Pool
+from subtune.core.errors import SubtuneError
+from subtune.core.measurement import Failure
+from subtune.dynamic.dispatcher import dispatcher
+from subtune.dynamic.measure import Extents, Measured, measured
 from subtune.dynamic.workload import DynamicWorkload
-from subtune.measure import Measurer
-from subtune.tuning.search import Search, Single, tune
+from subtune.measure import LocalMeasurer
+from subtune.measure.messages import Library
 
 _MOST_INSTANCES = 4096
+"""Of a domain that are looked at."""
 _STEP = 2.0
-"""Measured instances are so many times as large as the ones before."""
+"""A symbol's value at a measured instance over that at the one before."""
+_FEW = 3
+"""A workload of little weight is measured at so many instances."""
+_LITTLE = 0.01
+"""Of the model's time, at the greatest instance."""
 
-Progress = Callable[[object], None]
-Packings = tuple[tuple[int, ConstantTransform], ...]
+_EVERY = (DEFAULT, Candidate("reference"))
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What joint tuning may do."""
+
+    topk: int
+    """Candidates for each measured instance."""
+    regret: float
+    """How much longer than the fastest of all kernels the chosen one may take at any instance."""
+    max_kernels: int
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A workload's kernels, and the tree that chooses among them."""
+    """A workload's kernels, and the tree that chooses among them; `seconds` at the instances that were measured."""
 
-    pool: Pool
+    workload: DynamicWorkload
     candidates: tuple[Candidate, ...]
     tree: Tree
-    packings: Packings
+    seconds: Mapping[Candidate, Mapping[Extents, float]]
+    failures: Mapping[Candidate, Failure]
+    worst_regret: float = 0.0
+
+    @property
+    def best_s(self) -> dict[Extents, float]:
+        """The fastest kernel's seconds at each measured instance."""
+        best: dict[Extents, float] = {}
+        for of in self.seconds.values():
+            for at, seconds in of.items():
+                best[at] = min(seconds, best.get(at, math.inf))
+        return best
 
 
 def tuned(
-    workloads: Mapping[str, DynamicWorkload],
-    exact_only: frozenset[str],
+    workload: DynamicWorkload,
     domain: Domain,
+    exact_only: bool,
+    is_heavy: bool,
+    effort: Effort,
     device: Device,
-    search: Search,
-    database: Database,
-    measurer: Measurer | None,
-    progress: Progress | None,
-) -> dict[str, Chosen]:
-    """Kernels for every subgraph, by name.
+    measurer: LocalMeasurer,
+) -> Chosen:
+    """Kernels for every instance of `domain`.
 
     Args:
-        exact_only: those that may not compute rows past the last one.
+        exact_only: the kernels may not compute rows past the last one.
+        is_heavy: the workload counts in the model's time.
+
+    Raises:
+        SubtuneError: no schedule serves all instances.
     """
-    probes = {name: _probes(one, domain) for name, one in workloads.items()}
-    static = {(name, at): workloads[name].at(at) for name, ats in probes.items() for at in ats}
-    tune([Single(one) for one in static.values()], device, search, database=database, measurer=measurer,
-         progress=progress)  # fmt: skip
-    pools = {name: Pool(one, device, name in exact_only) for name, one in workloads.items()}
-    for (name, at), workload in static.items():
-        pools[name].add(at, _outcomes(workload, device, database))
-    _across(pools, static, device, search, database, measurer, progress)
-    return {name: _chosen(pools[name], probes[name], domain) for name in workloads}
+    greatest = workload.extents_at(domain.greatest)
+    probes = _probes(workload, domain)
+    proposals = _proposals(workload, probes, device, effort.topk if is_heavy else _FEW)
+    if not is_heavy:
+        probes = _spread(probes, _FEW)
+    found = measured(workload, (*proposals, DEFAULT), probes, greatest, exact_only, device, measurer)
+    if not found.libraries:
+        found = measured(workload, _EVERY, probes, greatest, exact_only, device, measurer)
+    if not found.libraries:
+        reasons = "; ".join(f"{one}: {failure.message}" for one, failure in list(found.failures.items())[:2])
+        raise SubtuneError(f"no schedule serves all instances of a subgraph: {reasons}")
+    return _chosen(workload, found, domain, effort)
 
 
-def _across(
-    pools: Mapping[str, Pool],
-    static: Mapping[tuple[str, Extents], Workload],
-    device: Device,
-    search: Search,
-    database: Database,
-    measurer: Measurer | None,
-    progress: Progress | None,
-) -> None:
-    """What won at one instance is measured at the others."""
-    wanted: dict[str, list[Candidate]] = {}
-    for (name, at), workload in static.items():
-        pool = pools[name]
-        missing = [one for one in pool.kernels if one != DEFAULT and at not in pool.seconds.get(one, {})]
-        if missing:
-            wanted.setdefault(workload.key, []).extend(missing)
-
-    def policy(workload: Workload, _device: Device, topk: int) -> Sequence[Candidate]:
-        return tuple(dict.fromkeys(wanted[workload.key]))
-
-    again = [Single(one) for one in static.values() if one.key in wanted]
-    most = max(map(len, wanted.values()), default=0)
-    if again:
-        more = Search(max(most, search.topk) + 1, search.budget_s, policy)
-        tune(again, device, more, database=database, measurer=measurer, progress=progress)
-    for (name, at), workload in static.items():
-        for candidate, outcome in _outcomes(workload, device, database).items():
-            if isinstance(outcome, Timing):
-                pools[name].seconds.setdefault(candidate, {})[at] = outcome.median_s
+def untuned(
+    workload: DynamicWorkload, domain: Domain, exact_only: bool, device: Device, measurer: LocalMeasurer
+) -> Chosen:
+    """One kernel, checked at the least and the greatest instance."""
+    return tuned(workload, domain, exact_only, False, Effort(1, math.inf, 1), device, measurer)
 
 
-def _outcomes(workload: Workload, device: Device, database: Database) -> dict[Candidate, Timing | Failure]:
-    found = dict(database.outcomes(workload, device.scope()))
-    record = database.lookup(workload, device.scope())
-    if record is not None:
-        found[record.candidate] = record.timing
-    return found
+def _proposals(
+    workload: DynamicWorkload, probes: Sequence[Extents], device: Device, topk: int
+) -> tuple[Candidate, ...]:
+    """The policy's candidates for the probes, the first ones of all before the second ones."""
+    ranked = []
+    for extents in probes:
+        try:
+            ranked.append(backends.candidates(workload.at(extents), device, topk))
+        except Exception:  # a policy may not foresee an axis of one element
+            continue
+    longest = max(map(len, ranked), default=0)
+    turns = [one[i] for i in range(longest) for one in ranked if i < len(one)]
+    return tuple(dict.fromkeys(turns))
 
 
 def _probes(workload: DynamicWorkload, domain: Domain) -> list[Extents]:
-    """Instances that are measured: a geometric series of each symbol's values, one symbol at a time from the greatest
-    down, and the others at their greatest and least."""
+    """Instances that are measured: a geometric series of each symbol's values, the others at their least and greatest;
+    in the order of their work."""
     points: dict[Extents, None] = {}
     for symbol in domain.symbols:
-        others = [{o.name: o.values[end] for o in domain.symbols} for end in (-1, 0)]
-        value = float(symbol.values[-1])
-        series = set()
-        while value >= symbol.values[0]:
-            series.add(min(symbol.values, key=lambda one: abs(one - value)))
+        series = {symbol.values[0], symbol.values[-1]}
+        value = symbol.values[-1] / _STEP
+        while value > symbol.values[0]:
+            series.add(min(symbol.values, key=lambda one: abs(one - value)))  # called at once
             value /= _STEP
-        series.add(symbol.values[0])
-        for value_of in sorted(series):
-            for other in others:
-                points[workload.extents_at({**other, symbol.name: value_of})] = None
-    return list(points)
+        for end in (-1, 0):
+            others = {one.name: one.values[end] for one in domain.symbols}
+            for value_of in sorted(series):
+                points[workload.extents_at({**others, symbol.name: value_of})] = None
+    return sorted(points, key=lambda at: (math.prod(at), at))
+
+
+def _spread(ordered: Sequence[Extents], count: int) -> list[Extents]:
+    """The first, the last, and some between."""
+    if len(ordered) <= count:
+        return list(ordered)
+    return [ordered[round(i * (len(ordered) - 1) / (count - 1))] for i in range(count)]
+
+
+def _chosen(workload: DynamicWorkload, found: Measured, domain: Domain, effort: Effort) -> Chosen:
+    instances, weights = _instances(workload, domain)
+    extents = np.array(instances).reshape(len(instances), len(workload.extents))
+    groups: dict[object, list[Candidate]] = {}
+    for candidate, library in found.libraries.items():
+        groups.setdefault(library.packings, []).append(candidate)
+    best: tuple[float, list[Candidate], np.ndarray] | None = None
+    for members in groups.values():
+        times = np.array([predicted(found.libraries[one], found.seconds[one], instances) for one in members])
+        total = float((times.min(axis=0) * weights).sum())
+        if best is None or total < best[0]:
+            best = (total, members, times)
+    assert best is not None
+    _, members, times = best
+    seconds = {one: found.seconds[one] for one in members}
+    if not workload.extents or len(members) == 1 or effort.max_kernels == 1:
+        first = int((times * weights).sum(axis=1).argmin())
+        return Chosen(workload, (members[first],), Leaf(0), seconds, found.failures)
+    result = dispatcher(times, extents, weights, effort.regret, effort.max_kernels, mean_eps=effort.regret / 4)
+    used = sorted(result.kernels)
+    tree = _renumbered(result.tree, {kernel: i for i, kernel in enumerate(used)})
+    return Chosen(workload, tuple(members[k] for k in used), tree, seconds, found.failures, result.worst_regret)
+
+
+def _renumbered(tree: Tree, numbers: Mapping[int, int]) -> Tree:
+    from subtune.core.dispatch import Split
+
+    if isinstance(tree, Leaf):
+        return Leaf(numbers[tree.kernel])
+    return Split(tree.extent, tree.at_most, _renumbered(tree.low, numbers), _renumbered(tree.high, numbers))
 
 
 def _instances(workload: DynamicWorkload, domain: Domain) -> tuple[list[Extents], np.ndarray]:
@@ -138,41 +191,20 @@ def _instances(workload: DynamicWorkload, domain: Domain) -> tuple[list[Extents]
     return ordered, np.array([weights[at] for at in ordered])
 
 
-def _chosen(pool: Pool, probes: Sequence[Extents], domain: Domain) -> Chosen:
-    pool.fall_back(max(probes, key=math.prod))
-    assert pool.kernels, f"no schedule serves all instances: {pool.refused}"
-    instances, weights = _instances(pool.workload, domain)
-    groups: dict[Packings, list[Candidate]] = {}
-    for candidate, kernel in pool.kernels.items():
-        groups.setdefault(kernel.packings, []).append(candidate)
-    best: tuple[float, Packings, np.ndarray] | None = None
-    for packings, members in groups.items():
-        times = np.array([pool.predicted(one, instances) for one in members])
-        total = float((times.min(axis=0) * weights).sum())
-        if best is None or total < best[0]:
-            best = (total, packings, times)
-    assert best is not None
-    _, packings, times = best
-    members = groups[packings]
-    if not np.isfinite(times).all(axis=1).any():
-        return Chosen(pool, (members[0],), Leaf(0), packings)
-    winner = times.argmin(axis=0)
-    if len(pool.workload.extents) != 1:
-        index = int((times * weights).sum(axis=1).argmin())
-        return Chosen(pool, (members[index],), Leaf(0), packings)
-    used = sorted({int(k) for k in winner})
-    runs: list[tuple[int, int]] = []
-    for at, k in zip(instances, winner, strict=True):
-        if runs and runs[-1][1] == used.index(int(k)):
-            runs[-1] = (at[0], runs[-1][1])
-        else:
-            runs.append((at[0], used.index(int(k))))
-    return Chosen(pool, tuple(members[k] for k in used), _tree(runs), packings)
+def predicted(library: Library, known: Mapping[Extents, float], instances: Sequence[Extents]) -> np.ndarray:
+    """Seconds of a kernel at each instance.
+
+    Between measured instances the seconds for an element of work, padding included, follow the logarithm of the work.
+    """
+    work = np.array([_work(library, extents) for extents in instances])
+    points: dict[float, list[float]] = {}
+    for extents, seconds in known.items():
+        points.setdefault(_work(library, extents), []).append(seconds)
+    sizes = sorted(points)
+    rates = [math.log(float(np.median(points[size])) / size) for size in sizes]
+    rate: np.ndarray = np.interp(np.log(work), np.log(sizes), rates)
+    return work * np.exp(rate)
 
 
-def _tree(runs: Sequence[tuple[int, int]]) -> Tree:
-    """A balanced tree over intervals: (last extent, kernel) of each."""
-    if len(runs) == 1:
-        return Leaf(runs[0][1])
-    middle = len(runs) // 2
-    return Split(0, runs[middle - 1][0], _tree(runs[:middle]), _tree(runs[middle:]))
+def _work(library: Library, extents: Extents) -> float:
+    return float(math.prod(-(-extent // g) * g for extent, g in zip(extents, library.granules, strict=True)))

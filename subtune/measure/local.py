@@ -82,7 +82,7 @@ class LocalMeasurer:
         schedule: str = "",
         rows_past_end: int = 0,
     ) -> Iterator[LocalSession]:
-        """As `Measurer.session`; with another `schedule` than the measurer's, and memory for `Library.rows_past_end`."""
+        """As `Measurer.session`; perhaps with another `schedule`, and with memory for `Library.rows_past_end`."""
         device = as_device(device)
         workers = self._workers(device)
         directory = Path(tempfile.mkdtemp(dir=self._scratch.path))
