@@ -50,6 +50,7 @@ from subtune.passes.normalize_norms import recognise_norms
 from subtune.passes.normalize_siblings import join_siblings
 from subtune.passes.outline import outline
 from subtune.passes.packed_weights import packed_weights
+from subtune.passes.pad_attention import NO_LENGTHS, Lengths, pad_attention
 from subtune.passes.partition import partition
 from subtune.passes.pool_volumes import pool_volumes
 from subtune.passes.recurrences import settle_recurrences
@@ -203,8 +204,13 @@ def prepare_imported(
     numerics: Numerics = PLAIN,
     dump: Dump | None = None,
     forms: Forms = ANY,
+    lengths: Lengths = NO_LENGTHS,
 ) -> Prepared:
-    """`prepare` for a model that is imported already."""
+    """`prepare` for a model that is imported already.
+
+    Args:
+        lengths: of the attentions that are to be padded, as `pad_attention` takes them.
+    """
     left: list[InFloats] = []
 
     def look(name: str, mod: tvm.IRModule) -> None:
@@ -213,7 +219,7 @@ def prepare_imported(
         if dump is not None:
             dump(name, mod)
 
-    normalized = normalize(imported.mod, numerics, look, forms)
+    normalized = pad_attention(normalize(imported.mod, numerics, look, forms), lengths)
     prepared = _outlined(imported, normalized, partition(normalized, forms), forms, dump)
     return replace(prepared, in_floats=tuple(left))
 

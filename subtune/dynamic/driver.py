@@ -28,6 +28,7 @@ from subtune.dynamic.workload import DynamicWorkload
 from subtune.frontends import Imported, SymbolicInput
 from subtune.measure import LocalMeasurer
 from subtune.options import Options
+from subtune.passes.pad_attention import Lengths
 from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare_imported
 from subtune.report.compile_report import CompileReport, SubgraphRow
@@ -63,8 +64,8 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
     forms = device.backend.forms(device.model)
     seconds: dict[str, float] = {}
 
-    def prepare(point: Mapping[str, int]) -> Prepared:
-        return prepare_imported(source.load(point), options.numerics, None, forms)
+    def prepare(point: Mapping[str, int], lengths: Lengths) -> Prepared:
+        return prepare_imported(source.load(point), options.numerics, None, forms, lengths)
 
     with _stage(seconds, "prepare"):
         dynamic = dynamic_model(domain, prepare)

@@ -13,7 +13,7 @@ _MOST_TERMS = 3
 """Of a polynomial: `batch*seq + 2*seq + 1` is as far as shapes, strides and loops go."""
 _MOST_FACTORS = 3
 """Of a term: `batch*seq*seq`, the scores of an attention."""
-_DIVISORS = (*range(2, 65), 80, 96, 112, 128, 192, 256, 384, 512, 768, 1024)
+DIVISORS = tuple(dict.fromkeys((32, 4, 16, 8, 64, 2, *range(3, 64), 80, 96, 112, 128, 192, 256, 384, 512, 768, 1024)))
 """Rows of tiles and lanes of vectors."""
 
 
@@ -25,7 +25,7 @@ class Fitter:
         divisors: by which extents may be divided, rounded up or down.
     """
 
-    def __init__(self, points: Sequence[Mapping[str, int]], divisors: Sequence[int] = _DIVISORS) -> None:
+    def __init__(self, points: Sequence[Mapping[str, int]], divisors: Sequence[int] = DIVISORS) -> None:
         self._points = points
         self._divisors = divisors
         self._names = sorted(points[0])

@@ -26,11 +26,22 @@ _SLOWER = 2.0
 
 @dataclass
 class Measured:
-    """`seconds` of kernels by instance, and why others are out: one wrong result is enough."""
+    """`seconds` of kernels by instance, and why others are out.
+
+    A schedule in blocks may hold for extents of at least a block only. Instances are measured from the greatest down,
+    and where a kernel fails it does not serve that instance or any below: see `serves`.
+    """
 
     libraries: dict[Candidate, Library] = field(default_factory=dict)
     seconds: dict[Candidate, dict[Extents, float]] = field(default_factory=dict)
     failures: dict[Candidate, Failure] = field(default_factory=dict)
+
+    def serves(self, candidate: Candidate, extents: Extents) -> bool:
+        """Whether a kernel was right at instances that are not larger than this one in any extent."""
+        if candidate not in self.failures:
+            return True
+        least = [min(sizes) for sizes in zip(*self.seconds[candidate], strict=True)]
+        return all(extent >= low for extent, low in zip(extents, least, strict=True))
 
 
 def measured(
@@ -54,11 +65,9 @@ def measured(
                 found.failures[candidate] = built
             elif not exact_only or set(builds.library(candidate).granules) <= {1}:
                 found.libraries[candidate] = builds.library(candidate)
-        for extents in instances:
+        for extents in sorted(instances, key=lambda at: (-math.prod(at), at)):
             _at(workload, extents, device, measurer, found)
-    for candidate in found.failures:
-        found.libraries.pop(candidate, None)
-        found.seconds.pop(candidate, None)
+    found.libraries = {one: library for one, library in found.libraries.items() if one in found.seconds}
     return found
 
 

@@ -16,8 +16,9 @@ from subtune.core.tensor_spec import TensorSpec
 from subtune.core.workload import Workload
 from subtune.dynamic.constants import Corner, corner
 from subtune.dynamic.fit import Fitter
-from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
+from subtune.dynamic.workload import DIVISORS, DynamicWorkload, dynamic_workload
 from subtune.passes.exprs import array_of
+from subtune.passes.pad_attention import NO_LENGTHS, Lengths, softmax_shapes
 from subtune.pipeline import Prepared
 
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109)
@@ -56,31 +57,34 @@ def sample_points(domain: Domain) -> list[dict[str, int]]:
     used: set[int] = set()
     for symbol in sorted(domain.symbols, key=lambda one: one.values[-1]):
         most = symbol.values[-1]
-        primes = [p for p in _PRIMES if p <= most]
+        primes = [p for p in _PRIMES if p <= most][::-1]
+        primes = [*primes[::2], *primes[1::2]]
         others = [n for n in range(most, _LEAST - 1, -1) if n not in primes] if most < _PRIMES[-1] else []
         beyond = [p for p in _PRIMES if p > most]
-        free = [n for n in (*reversed(primes), *others, *beyond) if n not in used]
+        free = [n for n in (*primes, *others, *beyond) if n not in used]
         for point, value in zip(points, free[:count], strict=True):
             point[symbol.name] = value
         used.update(free[:count])
     return points
 
 
-def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int]], Prepared]) -> DynamicModel:
+def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int], Lengths], Prepared]) -> DynamicModel:
     """Import a model at the points, and generalise.
 
     Args:
-        prepare: the model at one instance.
+        prepare: the model at one instance, with the attentions of these lengths padded.
 
     Raises:
         UnsupportedOpsError: instances differ by more than extents.
     """
     points = sample_points(domain)
-    greatest = prepare(domain.greatest)
+    shapes = [softmax_shapes(prepare(point, NO_LENGTHS).normalized) for point in points[:2]]
+    lengths = _lengths(*shapes)
+    greatest = prepare(domain.greatest, lengths)
     constants = _constants(greatest)
     instances = [_instance(greatest)]
     for point in points:
-        prepared = prepare(point)
+        prepared = prepare(point, lengths)
         instances.append(_instance(prepared))
         _check_constants(constants, _constants(prepared), point)
     points = [domain.greatest, *points]
@@ -92,17 +96,25 @@ def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int]], Prepare
                 "for many shapes at once; give every dimension a value with --shape."
             )
     workloads = {}
-    for name in first.names:
-        found = dynamic_workload([instance.workloads[name] for instance in instances], points)
+    for name in first.names:  # where an extent ends with a tile, nothing is padded, and the largest may do so
+        found = dynamic_workload([instance.workloads[name] for instance in instances[1:]], points[1:])
         if isinstance(found, NotApplicable):
             raise UnsupportedOpsError(
                 f"The subgraph {name} cannot be compiled for many shapes at once: {found.reason}."
             )
         workloads[name] = found
-    fitter = Fitter(points)
+    fitter = Fitter(points, DIVISORS)
     inputs = _symbolic([instance.inputs for instance in instances], fitter)
     outputs = _symbolic([instance.outputs for instance in instances], fitter)
     return DynamicModel(domain, greatest, workloads, inputs, outputs)
+
+
+def _lengths(one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]]) -> Lengths:
+    """Which axes of the softmaxes are of different lengths at two points."""
+    if len(one) != len(other):
+        return NO_LENGTHS
+    differ = {i: (a[-2] != b[-2], a[-1] != b[-1]) for i, (a, b) in enumerate(zip(one, other, strict=True))}
+    return {i: lengths for i, lengths in differ.items() if any(lengths)}
 
 
 def corner_workloads(corners: Mapping[str, Corner], domain: Domain) -> dict[str, DynamicWorkload]:

@@ -24,7 +24,7 @@ from tvm.tirx import PrimFunc
 
 from subtune.core.dims import Dim, quotient
 from subtune.core.kernel import NotApplicable
-from subtune.dynamic.fit import Fitter
+from subtune.dynamic.fit import DIVISORS, Fitter
 
 _OBJECT = 64
 """tvm_ffi's least static type index of what is an object: a field of it is a node's number in JSON."""
@@ -68,9 +68,15 @@ class Template:
         return PrimFunc([*leading, *func.params], func.body, func.ret_type, func.attrs)
 
 
-def generalised(objects: Sequence[Any], points: Sequence[Mapping[str, int]]) -> Template | NotApplicable:
-    """The template of `objects`, one at each of `points`; or where they differ by more than polynomials."""
-    return _Walk([json.loads(tvm.ir.save_json(one)) for one in objects], Fitter(points)).result()
+def generalised(
+    objects: Sequence[Any], points: Sequence[Mapping[str, int]], divisors: Sequence[int] = DIVISORS
+) -> Template | NotApplicable:
+    """The template of `objects`, one at each of `points`; or where they differ by more than polynomials.
+
+    Args:
+        divisors: as of `Fitter`.
+    """
+    return _Walk([json.loads(tvm.ir.save_json(one)) for one in objects], Fitter(points, divisors)).result()
 
 
 class _Walk:

@@ -27,10 +27,13 @@ from subtune.measure.messages import Library
 
 _MOST_INSTANCES = 4096
 """Of a domain that are looked at."""
-_STEP = 2.0
-"""A symbol's value at a measured instance over that at the one before."""
-_FEW = 3
-"""A workload of little weight is measured at so many instances."""
+_STEP = 1.6
+"""A symbol's value at a measured instance over that at the one before; no power of it is one of 2, so that tiles of all
+heights are proposed."""
+_MOST_KERNELS = 24
+"""Built of one workload."""
+_MANY, _FEW = 12, 3
+"""Instances that a workload is measured at; the second is of one that has little weight."""
 _LITTLE = 0.01
 """Of the model's time, at the greatest instance."""
 
@@ -90,14 +93,12 @@ def tuned(
     greatest = workload.extents_at(domain.greatest)
     probes = _probes(workload, domain)
     proposals = _proposals(workload, probes, device, effort.topk if is_heavy else _FEW)
-    if not is_heavy:
-        probes = _spread(probes, _FEW)
+    probes = _spread(probes, _MANY if is_heavy else _FEW)
     found = measured(workload, (*proposals, DEFAULT), probes, greatest, exact_only, device, measurer)
     if not found.libraries:
         found = measured(workload, _EVERY, probes, greatest, exact_only, device, measurer)
     if not found.libraries:
-        reasons = "; ".join(f"{one}: {failure.message}" for one, failure in list(found.failures.items())[:2])
-        raise SubtuneError(f"no schedule serves all instances of a subgraph: {reasons}")
+        raise SubtuneError(f"no schedule serves all instances of a subgraph: {_reasons(found)}")
     return _chosen(workload, found, domain, effort)
 
 
@@ -120,7 +121,7 @@ def _proposals(
             continue
     longest = max(map(len, ranked), default=0)
     turns = [one[i] for i in range(longest) for one in ranked if i < len(one)]
-    return tuple(dict.fromkeys(turns))
+    return tuple(dict.fromkeys(turns))[:_MOST_KERNELS]
 
 
 def _probes(workload: DynamicWorkload, domain: Domain) -> list[Extents]:
@@ -155,12 +156,14 @@ def _chosen(workload: DynamicWorkload, found: Measured, domain: Domain, effort: 
         groups.setdefault(library.packings, []).append(candidate)
     best: tuple[float, list[Candidate], np.ndarray] | None = None
     for members in groups.values():
-        times = np.array([predicted(found.libraries[one], found.seconds[one], instances) for one in members])
+        times = np.array([_times(found, one, instances) for one in members])
         total = float((times.min(axis=0) * weights).sum())
         if best is None or total < best[0]:
             best = (total, members, times)
     assert best is not None
-    _, members, times = best
+    total, members, times = best
+    if math.isinf(total):
+        raise SubtuneError(f"no schedule serves all instances of a subgraph: {_reasons(found)}")
     seconds = {one: found.seconds[one] for one in members}
     if not workload.extents or len(members) == 1 or effort.max_kernels == 1:
         first = int((times * weights).sum(axis=1).argmin())
@@ -169,6 +172,16 @@ def _chosen(workload: DynamicWorkload, found: Measured, domain: Domain, effort: 
     used = sorted(result.kernels)
     tree = _renumbered(result.tree, {kernel: i for i, kernel in enumerate(used)})
     return Chosen(workload, tuple(members[k] for k in used), tree, seconds, found.failures, result.worst_regret)
+
+
+def _times(found: Measured, candidate: Candidate, instances: Sequence[Extents]) -> np.ndarray:
+    """Seconds at each instance; infinite where the kernel does not serve it."""
+    times = predicted(found.libraries[candidate], found.seconds[candidate], instances)
+    return np.where([found.serves(candidate, extents) for extents in instances], times, math.inf)
+
+
+def _reasons(found: Measured) -> str:
+    return "; ".join(f"{one}: {failure.message}" for one, failure in list(found.failures.items())[:2])
 
 
 def _renumbered(tree: Tree, numbers: Mapping[int, int]) -> Tree:

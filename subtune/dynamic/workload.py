@@ -10,14 +10,18 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock
 
-from subtune.core.dims import Dim
+from subtune.core.dims import Dim, quotient
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload
 from subtune.dynamic.fit import Fitter
 from subtune.dynamic.template import Template, generalised
+from subtune.passes.pad_attention import KEYS, ROWS
 
-PRIMES = (67, 71, 73, 79, 83, 89, 97, 101, 103)
-"""Extents at which templates are made: no two coincide, and none divides what others are divided by."""
+PRIMES = (67, 71, 79, 89, 101, 107, 127, 137, 151)
+"""Extents at which templates are made: at uneven distances, so that quotients of them tell by what they were divided."""
+
+DIVISORS = (ROWS, KEYS)
+"""Of extents, in the module: what is padded is padded to multiples of these."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,13 @@ def dynamic_workload(
     workloads: Sequence[Workload], points: Sequence[Mapping[str, int]]
 ) -> DynamicWorkload | NotApplicable:
     """What static workloads, one at each of `points` of the model's symbols, have in common."""
-    found = generalised([one.func for one in workloads], points)
+    found = generalised([one.func for one in workloads], points, DIVISORS)
     if isinstance(found, NotApplicable):
         return found
-    extents, shapes = _extents(found), _shapes(workloads, Fitter(points))
+    extents, shapes = _extents(found), _shapes(workloads, Fitter(points, DIVISORS))
     names = [f"e{i}" for i in range(len(extents))]
     local = [dict(zip(names, (dim.at(point) for dim in extents), strict=True)) for point in points]
-    again = generalised([one.func for one in workloads], local) if extents else found
+    again = generalised([one.func for one in workloads], local, DIVISORS) if extents else found
     if isinstance(again, NotApplicable):
         return again
     return DynamicWorkload(again, workloads[0].num_outputs, extents, shapes)
@@ -73,12 +77,20 @@ def _shapes(workloads: Sequence[Workload], fitter: Fitter) -> tuple[tuple[Dim, .
 
 
 def _extents(template: Template) -> tuple[Dim, ...]:
-    """One, if all that depends on symbols is a polynomial in it; else the symbols themselves."""
+    """One, if all that depends on symbols is a polynomial in it; else the symbols themselves, or numbers of tiles.
+
+    Those are taken where nothing else of a symbol is in the workload.
+    """
     dims = sorted(set(template.holes.values()), key=lambda dim: (len(dim.terms), str(dim)))
     if not dims:
         return ()
     single = [dim for dim in dims if all(_is_in(other, dim) for other in dims)]
-    return (single[0],) if single else tuple(Dim.symbol(name) for name in template.symbols)
+    if single:
+        return (single[0],)
+    names = sorted({name for dim in dims for monomial, _ in dim.terms for name in monomial})
+    plain = {name for name in names if quotient(name) is None}
+    of_tiles = [name for name in names if (q := quotient(name)) and not set(q.dividend.symbols) <= plain]
+    return tuple(Dim.symbol(name) for name in (*sorted(plain), *of_tiles))
 
 
 def _is_in(dim: Dim, base: Dim) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
 from typing import Any
 
 import numpy as np
@@ -9,19 +12,26 @@ import numpy as np
 GUARD_BYTES = 4096
 """On either side. One vector beyond the end is 64; a whole page also catches a tile row that runs over."""
 _ALIGN = 64
+_FENCE_BYTES = 1 << 26
+_NO_ACCESS = 0
+"""`PROT_NONE`."""
 CANARY = np.frombuffer(bytes((i * 37 + 11) % 251 + 2 for i in range(GUARD_BYTES)), np.uint8)
 
 
 class Guarded:
     """One kernel argument: `nbytes` bytes at a 64-byte boundary, guard zones before and right behind them.
 
-    The zone behind begins after `slack` bytes, which a kernel may use.
+    The zone behind begins after `slack` bytes, which a kernel may use. `is_fenced`: behind that zone is memory that
+    nobody may touch, and a kernel that reads there ends its process.
     """
 
-    def __init__(self, nbytes: int, shape: tuple[int, ...], dtype: str, slack: int = 0) -> None:
+    def __init__(
+        self, nbytes: int, shape: tuple[int, ...], dtype: str, slack: int = 0, is_fenced: bool = False
+    ) -> None:
         import tvm
 
-        raw = np.empty(nbytes + slack + 2 * GUARD_BYTES + _ALIGN, np.uint8)
+        size = nbytes + slack + 2 * GUARD_BYTES + _ALIGN
+        raw = _fenced(size) if is_fenced else np.empty(size, np.uint8)
         first = GUARD_BYTES + (-(raw.ctypes.data + GUARD_BYTES)) % _ALIGN
         self._before = raw[first - GUARD_BYTES : first]
         self.bytes = raw[first : first + nbytes]
@@ -32,8 +42,8 @@ class Guarded:
         self.tensor: Any = tvm.runtime.from_dlpack(self.bytes)._create_view(shape, dtype)
 
     @classmethod
-    def like(cls, array: np.ndarray, dtype: str, slack: int = 0) -> Guarded:
-        guarded = cls(array.nbytes, array.shape, dtype, slack)
+    def like(cls, array: np.ndarray, dtype: str, slack: int = 0, is_fenced: bool = False) -> Guarded:
+        guarded = cls(array.nbytes, array.shape, dtype, slack, is_fenced)
         guarded.bytes[:] = as_bytes(array)
         return guarded
 
@@ -48,6 +58,19 @@ class Guarded:
         if not np.array_equal(self._after, CANARY):
             return f"{int(np.flatnonzero(self._after != CANARY)[0])} bytes behind its end"
         return ""
+
+
+def _fenced(nbytes: int) -> np.ndarray:
+    """Bytes with untouchable pages right behind them, where the system has those."""
+    if sys.platform != "linux":
+        return np.empty(nbytes, np.uint8)
+    usable = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = mmap.mmap(-1, usable + _FENCE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = np.frombuffer(pages, np.uint8)
+    end = ctypes.c_void_p(whole.ctypes.data + usable)
+    if ctypes.CDLL(None).mprotect(end, ctypes.c_size_t(_FENCE_BYTES), _NO_ACCESS):
+        raise MemoryError("the system gives no memory without access")
+    return whole[usable - nbytes : usable]
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ Relax's VM takes tensors: making those of a small operator takes longer than its
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import tvm
@@ -31,7 +32,7 @@ def straight_line(
     inputs: int,
     outputs: int,
     symbols: Sequence[str] = (),
-    variants: Mapping[str, Variants] | None = None,
+    variants: Mapping[str, Variants] = MappingProxyType({}),
 ) -> tvm.IRModule | None:
     """Kernels, and a `main` that is machine code, too; None if it does more than call kernels that cannot fail.
 
@@ -47,7 +48,6 @@ def straight_line(
     """
     if plan.returned or not all(_calls_kernel(mod, call) for call in _calls(mod)):
         return None
-    variants = variants or {}
     if not symbols:
         mod = join_kernels(mod, target, short)
     calls = _calls(mod)

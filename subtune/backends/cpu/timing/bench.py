@@ -187,13 +187,20 @@ class Bench:
         The seconds of the call are added to `calls_s`.
         """
         given = self._packed(library, index)
-        packed = dict(library.packings)
+        packed, is_dynamic = dict(library.packings), bool(library.numbers)
         inputs = [
-            Guarded.like(array, str(array.dtype) if i in packed else arg.dtype, _slack(arg, library.rows_past_end))
+            Guarded.like(
+                array,
+                str(array.dtype) if i in packed else arg.dtype,
+                _slack(arg, library.rows_past_end),
+                is_dynamic,
+            )
             for i, (array, arg) in enumerate(zip(given, self._inputs, strict=True))
         ]
         outputs = [
-            Guarded(arg.nbytes, elements(arg.shape), arg.dtype, _slack(arg, library.rows_past_end))
+            Guarded(
+                arg.nbytes, elements(arg.shape), arg.dtype, _slack(arg, library.rows_past_end), bool(library.numbers)
+            )
             for arg in self._outputs
         ]
         for output in outputs:

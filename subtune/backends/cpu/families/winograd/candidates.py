@@ -15,7 +15,7 @@ from subtune.backends.cpu.balance import imbalance
 from subtune.backends.cpu.bandwidth import bytes_per_cycle
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.winograd.arithmetic import INTEGERS, arithmetic_of
-from subtune.backends.cpu.family import REGISTERS, CPUProblem
+from subtune.backends.cpu.family import ALGORITHM, REGISTERS, CPUProblem
 from subtune.backends.cpu.math import int16_ops
 from subtune.core.candidate import Candidate
 from subtune.core.workload import SUM_BITS_ATTR
@@ -25,6 +25,8 @@ _TRANSFORM_OPS_PER_ELEMENT = {2: 4.0, 4: 9.0}  # vector additions and multiplica
 _INTEGER_OPS_PER_ELEMENT = 6.0  # rows share their sums
 _MAX_ROWS = 14
 _EFFICIENCY = 0.9
+_CROSSING_BYTES_PER_CYCLE = 4.0
+"""From one core's cache to another's: stages that are not fused share their work out by tiles, and then by elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Knobs:
     m: int
     mr: int = field(metadata=REGISTERS)
     nr: int = field(metadata=REGISTERS)
-    fuse: bool
+    fuse: bool = field(metadata=ALGORITHM)
     prefetch: bool = False
     """The next panel of weights is fetched meanwhile."""
 
@@ -127,6 +129,7 @@ def _predict(anchor: Contraction, knobs: Knobs, grid: tuple[int, int, int], devi
     else:
         streams = weights_bytes / bytes_per_cycle(2 * weights_bytes, device)
         moved = 2 * (v_bytes + m_bytes) / bytes_per_cycle(v_bytes + m_bytes, device)
+        moved += (v_bytes + m_bytes) * (1 - 1 / device.threads) / _CROSSING_BYTES_PER_CYCLE
         uneven = imbalance(elements, device)
     cycles = products + transforms + streams + moved
     return cycles * uneven / device.threads / device.cycles_per_s
