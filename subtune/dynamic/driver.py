@@ -24,7 +24,7 @@ from subtune.dynamic.declare import declared
 from subtune.dynamic.model import DynamicModel, corner_workloads, dynamic_model
 from subtune.dynamic.tune import Chosen, Effort, tuned
 from subtune.dynamic.verify import DynamicVerification
-from subtune.dynamic.workload import DynamicWorkload
+from subtune.dynamic.workload import DynamicWorkload, has_growing_constants
 from subtune.frontends import Imported, SymbolicInput
 from subtune.measure import LocalMeasurer
 from subtune.options import Options
@@ -124,7 +124,8 @@ def _tuned(
         is_late = options.budget_s is not None and spent > options.budget_s
         is_heavy = options.tune and not is_late and bounds[name] > 0.01 * total
         one = effort if options.tune and not is_late else Effort(1, _REGRET, 1)
-        chosen[name] = tuned(workloads[name], dynamic.domain, name in reads_inputs, is_heavy, one, device, measurer)
+        exact_only = name in reads_inputs or has_growing_constants(workloads[name], dynamic.domain)
+        chosen[name] = tuned(workloads[name], dynamic.domain, exact_only, is_heavy, one, device, measurer)
     return chosen
 
 

@@ -11,6 +11,7 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock
 
 from subtune.core.dims import Dim, quotient
+from subtune.core.domain import Domain
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload
 from subtune.dynamic.fit import Fitter
@@ -116,6 +117,15 @@ def has_free_rows(workload: DynamicWorkload) -> bool:
         if a.shape[1:] != b.shape[1:] or (a.shape[0] != b.shape[0] and (a.shape[0], b.shape[0]) != (11, 13)):
             return False
     return _Rows(one.func, 11).are_free
+
+
+def has_growing_constants(workload: DynamicWorkload, domain: Domain) -> bool:
+    """Whether it reads constants that are larger for larger instances, and end with the greatest one's last row."""
+    args = workload.at(workload.extents_at(domain.greatest)).args
+    return any(
+        arg.is_constant and any(dim.constant is None for dim in shape)
+        for arg, shape in zip(args, workload.shapes, strict=True)
+    )
 
 
 class _Rows:
