@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,8 @@ from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare_imported
 from subtune.report.compile_report import CompileReport, SubgraphRow
 from subtune.report.provenance import source_of
+
+_log = logging.getLogger(__name__)
 
 _REGRET = 0.03
 _MAX_KERNELS = 16
@@ -126,6 +129,7 @@ def _tuned(
         one = effort if options.tune and not is_late else Effort(1, _REGRET, 1)
         exact_only = name in reads_inputs or has_growing_constants(workloads[name], dynamic.domain)
         chosen[name] = tuned(workloads[name], dynamic.domain, exact_only, is_heavy, one, device, measurer)
+        _log.debug("%s: %d kernels, %.1f s", name, len(chosen[name].candidates), time.monotonic() - begin - spent)
     return chosen
 
 

@@ -22,9 +22,7 @@ _MOST_FACTORS = 3
 """Of a term: `batch*seq*seq`, the scores of an attention."""
 _MOST_BESIDE_QUOTIENT = 2
 """Terms of a polynomial one of which has a quotient."""
-DIVISORS = tuple(
-    dict.fromkeys((32, 4, 16, 8, 64, 2, *range(3, 64), 80, 96, 112, 128, 192, 256, 384, 512, 768, 1024))
-)
+DIVISORS = tuple(dict.fromkeys((32, 4, 16, 8, 64, 2, *range(3, 64), 80, 96, 112, 128, 192, 256, 384, 512, 768, 1024)))
 """Rows of tiles and lanes of vectors."""
 _WORD = 1 << 64
 """Tables are of whole numbers modulo this: what is equal is so there, too, and no number is too large."""

@@ -6,13 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import tirx
+from tvm.s_tir import Schedule
+
 from subtune.backends.base import Device, Problem
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
 from subtune.dynamic.template import Template, generalised
 from subtune.dynamic.workload import PRIMES, DynamicWorkload, has_free_rows
+from subtune.tir.blocks import all_blocks
 
-_POINTS = 4
+PLAIN = Candidate("plain")
+"""For a workload that nothing else serves at all extents."""
+_POINTS = 5
 """Of one extent; of more, two more each."""
 
 
@@ -65,7 +71,7 @@ def _with_granules(
     packings: set[tuple[tuple[int, ConstantTransform], ...]] = set()
     for point in points:
         instance = workload.at([tiles * granule for tiles, granule in zip(point, granules, strict=True)])
-        kernel = device.backend.kernel(Problem(instance, device.model, device.numerics), candidate)
+        kernel = _scheduled(Problem(instance, device.model, device.numerics), candidate, device)
         if not isinstance(kernel, Kernel):
             return kernel
         packings.add(kernel.packings)
@@ -77,6 +83,21 @@ def _with_granules(
     if isinstance(template, NotApplicable):
         return template
     return DynamicKernel(candidate, granules, template, packings.pop())
+
+
+def _scheduled(problem: Problem[Any], candidate: Candidate, device: Device) -> Kernel | NotApplicable:
+    return _plain(problem) if candidate == PLAIN else device.backend.kernel(problem, candidate)
+
+
+def _plain(problem: Problem[Any]) -> Kernel:
+    """The workload as it is, its outermost loops shared out: alike at all extents, where nothing else is."""
+    sch = Schedule(problem.workload.func)
+    for block in all_blocks(sch):
+        loops = sch.get_loops(block)
+        first = sch.get(block).iter_vars[0] if loops else None
+        if first is not None and int(first.iter_type) == tirx.IterVar.DataPar:
+            sch.parallel(loops[0])
+    return Kernel(sch.mod["main"])
 
 
 def sample_tiles(extents: int) -> list[tuple[int, ...]]:

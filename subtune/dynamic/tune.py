@@ -20,6 +20,7 @@ from subtune.core.domain import Domain
 from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Failure
 from subtune.dynamic.dispatcher import dispatcher
+from subtune.dynamic.kernel import PLAIN
 from subtune.dynamic.measure import Extents, Measured, measured
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure import LocalMeasurer
@@ -37,7 +38,7 @@ _MANY, _FEW = 12, 3
 _LITTLE = 0.01
 """Of the model's time, at the greatest instance."""
 
-_EVERY = (DEFAULT, Candidate("reference"))
+_EVERY = (DEFAULT, PLAIN)
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def tuned(
     proposals = _proposals(workload, probes, device, effort.topk if is_heavy else _FEW)
     probes = _spread(probes, _MANY if is_heavy else _FEW)
     found = measured(workload, (*proposals, DEFAULT), probes, greatest, exact_only, device, measurer)
-    if not found.libraries:
+    if not _serves_all(found):
         found = measured(workload, _EVERY, probes, greatest, exact_only, device, measurer)
     if not found.libraries:
         raise SubtuneError(f"no schedule serves all instances of a subgraph: {_reasons(found)}")
@@ -178,6 +179,11 @@ def _times(found: Measured, candidate: Candidate, instances: Sequence[Extents]) 
     """Seconds at each instance; infinite where the kernel does not serve it."""
     times = predicted(found.libraries[candidate], found.seconds[candidate], instances)
     return np.where([found.serves(candidate, extents) for extents in instances], times, math.inf)
+
+
+def _serves_all(found: Measured) -> bool:
+    """Whether one of the kernels at least was right wherever it was tried."""
+    return any(one not in found.failures for one in found.libraries)
 
 
 def _reasons(found: Measured) -> str:

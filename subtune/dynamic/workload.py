@@ -19,7 +19,7 @@ from subtune.dynamic.template import Template, generalised
 from subtune.passes.pad_attention import KEYS, ROWS
 
 PRIMES = (67, 71, 79, 89, 101, 107, 127, 137, 151)
-"""Extents at which templates are made: at uneven distances, so that quotients of them tell by what they were divided."""
+"""Extents at which templates are made: at uneven distances, so that quotients tell by what they were divided."""
 
 DIVISORS = (ROWS, KEYS)
 """Of extents, in the module: what is padded is padded to multiples of these."""
