@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from tvm import tirx
@@ -11,8 +12,9 @@ from tvm.s_tir import Schedule
 
 from subtune.backends.base import Device, Problem
 from subtune.core.candidate import Candidate
+from subtune.core.dims import quotient
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
-from subtune.dynamic.template import Template, generalised
+from subtune.dynamic.template import Graph, Template, difference, graph_of, template_of
 from subtune.dynamic.workload import PRIMES, DynamicWorkload, has_free_rows
 from subtune.tir.blocks import all_blocks
 
@@ -20,6 +22,8 @@ PLAIN = Candidate("plain")
 """For a workload that nothing else serves at all extents."""
 _POINTS = 5
 """Of one extent; of more, two more each."""
+_TELLING = (0, 3)
+"""Points at which most kernels differ that do so at all: their extents leave other remainders by 4, by 8 and by 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ def dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Devi
 
 def _granules(workload: DynamicWorkload, candidate: Candidate) -> Iterator[tuple[int, ...]]:
     knobs = [value for _, value in candidate.knobs if isinstance(value, int) and not isinstance(value, bool)]
-    if workload.extents and knobs and has_free_rows(workload):
+    if workload.extents and knobs and _has_free_rows(workload):
         rows = {name: value for name, value in candidate.knobs if isinstance(value, int)}
         tile = rows.get("mr", 1)
         for granule in sorted({tile, tile * rows.get("mt", 1)}):
@@ -67,22 +71,46 @@ def _with_granules(
     workload: DynamicWorkload, candidate: Candidate, device: Device, granules: tuple[int, ...]
 ) -> DynamicKernel | NotApplicable:
     points = sample_tiles(len(granules))
-    flat: list[Any] = []
-    packings: set[tuple[tuple[int, ConstantTransform], ...]] = set()
-    for point in points:
-        instance = workload.at([tiles * granule for tiles, granule in zip(point, granules, strict=True)])
-        kernel = _scheduled(Problem(instance, device.model, device.numerics), candidate, device)
+    graphs: dict[int, Graph] = {}
+    packings: dict[int, tuple[tuple[int, ConstantTransform], ...]] = {}
+    for at in sorted(range(len(points)), key=lambda one: (one not in _TELLING, one)):
+        extents = tuple(tiles * granule for tiles, granule in zip(points[at], granules, strict=True))
+        kernel = _scheduled(_problem(workload, extents, device), candidate, device)
         if not isinstance(kernel, Kernel):
             return kernel
-        packings.add(kernel.packings)
-        flat.append(device.backend.flat(kernel.func, device))
-    if len(packings) > 1:
-        return NotApplicable("its weights are packed otherwise at other extents")
-    named = [dict(zip(workload.names, point, strict=True)) for point in points]
-    template = generalised(flat, named)
+        packings[at] = kernel.packings
+        if len(set(packings.values())) > 1:
+            return NotApplicable("its weights are packed otherwise at other extents")
+        graphs[at] = graph_of(device.backend.flat(kernel.func, device))
+        if len(graphs) == len(_TELLING) and (differs := difference(list(graphs.values()))):
+            return differs
+    named = [_with_quotients(workload, dict(zip(workload.names, point, strict=True)), granules) for point in points]
+    template = template_of([graphs[at] for at in range(len(points))], named)
     if isinstance(template, NotApplicable):
         return template
-    return DynamicKernel(candidate, granules, template, packings.pop())
+    return DynamicKernel(candidate, granules, template, packings[0])
+
+
+@lru_cache(maxsize=64)
+def _problem(workload: DynamicWorkload, extents: tuple[int, ...], device: Device) -> Problem[Any]:
+    """An instance; what is found out about it serves all candidates."""
+    return Problem(workload.at(extents), device.model, device.numerics)
+
+
+@lru_cache(maxsize=4)
+def _has_free_rows(workload: DynamicWorkload) -> bool:
+    return has_free_rows(workload)
+
+
+def _with_quotients(
+    workload: DynamicWorkload, values: Mapping[str, int], granules: Sequence[int]
+) -> dict[str, int]:
+    """The extents at a point, and the numbers of tiles to which the workload itself pads them."""
+    if set(granules) != {1}:
+        return dict(values)
+    names = {name for dim in workload.template.holes.values() for monomial, _ in dim.terms for name in monomial}
+    padded = {name: found.of(found.dividend.at(values)) for name in names if (found := quotient(name))}
+    return {**values, **padded}
 
 
 def _scheduled(problem: Problem[Any], candidate: Candidate, device: Device) -> Kernel | NotApplicable:
@@ -101,7 +129,9 @@ def _plain(problem: Problem[Any]) -> Kernel:
 
 
 def sample_tiles(extents: int) -> list[tuple[int, ...]]:
-    """Points at which a template is made: primes, in another order for every extent."""
+    """Points at which a template is made: primes, in another order for every extent; one where there is no extent."""
+    if not extents:
+        return [()]
     count = _POINTS + 2 * max(0, extents - 1)
     orders = [PRIMES[i:] + PRIMES[:i] for i in range(extents)]
     steps = (1, 2, 4, 5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from subtune.backends.base import Device
@@ -38,13 +39,19 @@ def carried(workload: DynamicWorkload, greatest: Sequence[int]) -> Workload:
 
 def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel | NotApplicable:
     """As `subtune.backends.schedule`: the kernel for all instances of a workload that `carried` made."""
-    data: dict[str, Any] = json.loads(str(workload.func.attrs[_CARRIED]))
+    whole, greatest = _whole(str(workload.func.attrs[_CARRIED]), workload.num_outputs)
+    found = dynamic_kernel(whole, candidate, device)
+    return found if isinstance(found, NotApplicable) else linked(whole, found, greatest)
+
+
+@lru_cache(maxsize=4)
+def _whole(text: str, num_outputs: int) -> tuple[DynamicWorkload, tuple[int, ...]]:
+    """What `carried` wrote: the workload, the same object for all candidates, and its greatest instance."""
+    data: dict[str, Any] = json.loads(text)
     template = Template(tuple(data["nodes"]), data["root"], {int(k): parse(v) for k, v in data["holes"].items()})
     extents = tuple(map(parse, data["extents"]))
     shapes = tuple(tuple(map(parse, shape)) for shape in data["shapes"])
-    whole = DynamicWorkload(template, workload.num_outputs, extents, shapes)
-    found = dynamic_kernel(whole, candidate, device)
-    return found if isinstance(found, NotApplicable) else linked(whole, found, data["greatest"])
+    return DynamicWorkload(template, num_outputs, extents, shapes), tuple(data["greatest"])
 
 
 def linked(workload: DynamicWorkload, kernel: DynamicKernel, greatest: Sequence[int]) -> Kernel:

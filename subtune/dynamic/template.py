@@ -12,15 +12,15 @@ instances: every family's schedules serve dynamic shapes without knowing of them
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.tirx import PrimFunc
+from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
 from subtune.core.dims import Dim, quotient
 from subtune.core.kernel import NotApplicable
@@ -29,11 +29,17 @@ from subtune.dynamic.fit import DIVISORS, Fitter
 _OBJECT = 64
 """tvm_ffi's least static type index of what is an object: a field of it is a node's number in JSON."""
 _ANY = -1
+_CONTAINERS = frozenset(("ffi.Array", "ffi.Map", "ffi.List", "ffi.Dict"))
+_ANYTHING = Dim.number(0)
+"""In the place of a dim that nobody asks for."""
+
+Graph = Mapping[str, Any]
+"""An object in TVM's JSON: its `nodes`, and the `root_index` among them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """`nodes` of TVM's JSON; `holes` are those of integers that depend on symbols."""
+    """`nodes` of TVM's JSON; `holes` are those of integers that depend on symbols. Each is equal to itself alone."""
 
     nodes: tuple[Any, ...]
     root: int
@@ -76,16 +82,38 @@ def generalised(
     Args:
         divisors: as of `Fitter`.
     """
-    return _Walk([json.loads(tvm.ir.save_json(one)) for one in objects], Fitter(points, divisors)).result()
+    return template_of([graph_of(one) for one in objects], points, divisors)
+
+
+def graph_of(one: Any) -> Graph:
+    graph: Graph = json.loads(to_json_graph_str(one))
+    return graph
+
+
+def template_of(
+    graphs: Sequence[Graph], points: Sequence[Mapping[str, int]], divisors: Sequence[int] = DIVISORS
+) -> Template | NotApplicable:
+    """As `generalised`, of objects in JSON."""
+    return _Walk(graphs, Fitter(points, divisors).fit).result()
+
+
+def difference(graphs: Sequence[Graph]) -> NotApplicable | None:
+    """Where objects differ by more than integers, whatever these are; None: nowhere."""
+    found = _Walk(graphs, lambda _: _ANYTHING).result()
+    return found if isinstance(found, NotApplicable) else None
 
 
 class _Walk:
-    """Several graphs walked together. A node of the template stands for one node of each."""
+    """Several graphs walked together. A node of the template stands for one node of each.
 
-    def __init__(self, graphs: Sequence[Any], fitter: Fitter) -> None:
+    Args:
+        fit: the dim of an integer that is not the same everywhere; None: there is none.
+    """
+
+    def __init__(self, graphs: Sequence[Graph], fit: Callable[[Sequence[int]], Dim | None]) -> None:
         self._nodes = [graph["nodes"] for graph in graphs]
         self._roots = tuple(graph["root_index"] for graph in graphs)
-        self._fitter = fitter
+        self._fit = fit
         self._made: dict[tuple[int, ...], int] = {}
         self._out: list[Any] = []
         self._holes: dict[int, Dim] = {}
@@ -98,41 +126,41 @@ class _Walk:
         return Template(tuple(self._out), root, self._holes)
 
     def _visit(self, places: tuple[int, ...]) -> int:
-        if places in self._made:
-            return self._made[places]
-        nodes = [nodes[at] for nodes, at in zip(self._nodes, places, strict=True)]
-        kinds = {node["type"] for node in nodes}
-        if len(kinds) > 1:
-            raise _Differs(" or ".join(sorted(kinds)))
+        known = self._made.get(places)
+        if known is not None:
+            return known
+        nodes = [of[at] for of, at in zip(self._nodes, places, strict=True)]
         kind = nodes[0]["type"]
-        hole = self._hole(kind, nodes)
-        data = [node.get("data") for node in nodes]
+        if any(node["type"] != kind for node in nodes):
+            raise _Differs(" or ".join(sorted({node["type"] for node in nodes})))
+        hole = self._hole(nodes) if kind == "ir.IntImm" else None
+        made = self._merged(kind, nodes, hole is not None)
+        self._out.append(made)
+        at = self._made[places] = len(self._out) - 1
         if hole is not None:
-            made = {"type": kind, "data": {**self._fields(kind, data, skip="value"), "value": 0}}
-        elif kind in ("ffi.Array", "ffi.Map", "ffi.List", "ffi.Dict"):
+            self._holes[at] = hole
+        return at
+
+    def _merged(self, kind: str, nodes: Sequence[Any], is_hole: bool) -> Any:
+        data = [node.get("data") for node in nodes]
+        if is_hole:
+            return {"type": kind, "data": {**self._fields(kind, data, skip="value"), "value": 0}}
+        if kind in _CONTAINERS:
             if len({len(one) for one in data}) > 1:
                 raise _Differs(f"so many items of an array: {sorted({len(one) for one in data})}")
-            made = {"type": kind, "data": [self._visit(tuple(row)) for row in zip(*data, strict=True)]}
-        elif isinstance(data[0], dict):
-            made = {"type": kind, "data": self._fields(kind, data)}
-        else:
-            if any(one != data[0] for one in data) and kind != "ffi.String":
-                raise _Differs(f"{kind} {', '.join(str(one)[:20] for one in data)}")
-            made = nodes[0]
-        self._out.append(made)
-        self._made[places] = len(self._out) - 1
-        if hole is not None:
-            self._holes[len(self._out) - 1] = hole
-        return len(self._out) - 1
+            return {"type": kind, "data": [self._visit(row) for row in zip(*data, strict=True)]}
+        if isinstance(data[0], dict):
+            return {"type": kind, "data": self._fields(kind, data)}
+        if any(one != data[0] for one in data) and kind != "ffi.String":
+            raise _Differs(f"{kind} {', '.join(str(one)[:20] for one in data)}")
+        return nodes[0]
 
-    def _hole(self, kind: str, nodes: Sequence[Any]) -> Dim | None:
+    def _hole(self, nodes: Sequence[Any]) -> Dim | None:
         """The polynomial of an integer that is not the same everywhere."""
-        if kind != "ir.IntImm":
-            return None
         values = [int(graph[node["data"]["value"]]["data"]) for graph, node in zip(self._nodes, nodes, strict=True)]
         if len(set(values)) == 1:
             return None
-        found = self._fitter.fit(values)
+        found = self._fit(values)
         if found is None:
             raise _Differs(f"{', '.join(map(str, values))} is no polynomial of the symbols")
         return found
@@ -237,7 +265,7 @@ def _inline(kind: str) -> frozenset[str]:
 
 
 def _loaded(nodes: Sequence[Any], root: int) -> Any:
-    return tvm.ir.load_json(json.dumps({"root_index": root, "nodes": list(nodes)}))
+    return from_json_graph_str(json.dumps({"root_index": root, "nodes": list(nodes)}))
 
 
 def _label(name: str) -> str:

@@ -1,0 +1,115 @@
+"""At which instances a candidate is scheduled before it is a kernel for all of them, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tvm import te, tirx
+
+from subtune import backends
+from subtune.backends.base import Device, Problem
+from subtune.backends.cpu.backend import CPUBackend
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.dims import Dim
+from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.workload import Workload
+from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel, sample_tiles
+from subtune.dynamic.serve import carried, schedule
+from subtune.dynamic.template import difference, graph_of
+from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
+
+
+def _doubled(rows: int, columns: int = 8) -> Any:
+    x = te.placeholder((rows, columns), name="x")
+    return te.create_prim_func([x, te.compute(x.shape, lambda i, j: x[i, j] * tirx.const(2.0, "float32"), name="y")])
+
+
+def _workload(rows: tuple[int, ...] = (5, 7, 11, 13)) -> DynamicWorkload:
+    found = dynamic_workload([Workload.of(_doubled(n), 1) for n in rows], [{"n": n} for n in rows])
+    assert isinstance(found, DynamicWorkload)
+    return found
+
+
+class _Backend(CPUBackend):
+    """Its kernels do the same several times, as `times` says of an extent; `lowered` are those it was asked for."""
+
+    def __init__(self, times: Mapping[int, int]) -> None:
+        self._times = times
+        self.lowered: list[int] = []
+
+    def kernel(self, problem: Problem[Any], candidate: Candidate) -> Kernel | NotApplicable:
+        return Kernel(problem.workload.func, ())
+
+    def flat(self, func: Any, device: Device) -> Any:
+        rows = int(func.params[0].shape[0])
+        self.lowered.append(rows)
+        return _repeated(_doubled(rows), self._times.get(rows, 1))
+
+
+def _repeated(func: Any, times: int) -> Any:
+    return func if times == 1 else tirx.PrimFunc(func.params, tirx.SeqStmt([func.body] * times), func.ret_type)
+
+
+@pytest.fixture
+def device() -> Device:
+    return backends.device_of("llvm -mcpu=haswell", 1)
+
+
+def _with(device: Device, times: Mapping[int, int]) -> tuple[Device, list[int]]:
+    backend = _Backend(times)
+    return replace(device, backend=backend), backend.lowered
+
+
+def test_a_kernel_that_differs_is_left_after_two_instances(device):
+    (first,), _, _, (last,) = sample_tiles(1)
+    other, lowered = _with(device, {last: 2})
+    found = dynamic_kernel(_workload(), DEFAULT, other)
+    assert isinstance(found, NotApplicable)
+    assert "differ by more than extents" in found.reason
+    assert lowered == [first, last]
+
+
+def test_a_kernel_that_is_the_same_is_compared_at_all(device):
+    other, lowered = _with(device, {})
+    found = dynamic_kernel(_workload(), DEFAULT, other)
+    assert isinstance(found, DynamicKernel)
+    assert sorted(lowered) == [rows for (rows,) in sample_tiles(1)]
+    assert set(found.template.holes.values()) == {Dim.symbol("e0")}
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_kernel_that_differs_at_a_later_instance_is_found_out(device, at):
+    other, _ = _with(device, {sample_tiles(1)[at][0]: 2})
+    assert isinstance(dynamic_kernel(_workload(), DEFAULT, other), NotApplicable)
+
+
+def test_what_depends_on_no_symbol_is_scheduled_once(device):
+    other, lowered = _with(device, {})
+    found = dynamic_kernel(_workload((6, 6, 6, 6)), DEFAULT, other)
+    assert isinstance(found, DynamicKernel)
+    assert found.template.holes == {}
+    assert lowered == [6]
+
+
+def test_numbers_make_no_difference():
+    one, longer, wider = (graph_of(_doubled(*shape)) for shape in ((5, 8), (7, 8), (7, 9)))
+    assert difference([one, longer]) is None
+    assert difference([one, wider]) is None
+    assert isinstance(difference([one, graph_of(_repeated(_doubled(5), 2))]), NotApplicable)
+
+
+def test_the_same_kernel_is_made_in_a_builder(device):
+    """What `carried` writes is read once; candidates after the first find what was found out before."""
+    workload = _workload()
+    text = carried(workload, (40,))
+    for candidate in (
+        DEFAULT,
+        Candidate("elementwise", (("serial", True), ("shape", "flat"), ("unroll", 1), ("wide", False))),
+    ):
+        made = [schedule(text, candidate, device) for _ in range(2)]
+        assert all(isinstance(one, Kernel) for one in made), made
+        first, second = (graph_of(one.func) for one in made)
+        assert first == second
