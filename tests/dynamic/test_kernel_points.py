@@ -16,7 +16,7 @@ from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.dims import Dim
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel, sample_tiles
+from subtune.dynamic.kernel import DynamicKernel, _granules, dynamic_kernel, sample_tiles
 from subtune.dynamic.serve import carried, schedule
 from subtune.dynamic.template import difference, graph_of
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
@@ -113,3 +113,21 @@ def test_the_same_kernel_is_made_in_a_builder(device):
         assert all(isinstance(one, Kernel) for one in made), made
         first, second = (graph_of(one.func) for one in made)
         assert first == second
+
+
+def _dense(rows: int) -> Any:
+    x, w = te.placeholder((rows, 192), name="x"), te.placeholder((192, 192), name="w")
+    k = te.reduce_axis((0, 192), name="k")
+    return te.create_prim_func([x, w, te.compute((rows, 192), lambda i, j: te.sum(x[i, k] * w[k, j], k), name="y")])
+
+
+def test_strassen_computes_no_rows_past_the_last_one(device):
+    """It adds rows up: NaN in the row behind the last one would get into the last one."""
+    rows = (5, 7, 11, 13)
+    layers = [Workload.of(_dense(n).with_attr("layout_free_buffers", [1]), 1) for n in rows]
+    workload = dynamic_workload(layers, [{"n": n} for n in rows])
+    tile = (("mr", 4), ("nr", 16), ("order", "n"))
+    asked: dict[str, list[tuple[int, ...]]] = {}
+    for family in ("strassen", "contraction"):
+        asked[family] = list(_granules(workload, Candidate(family, tile)))
+    assert asked == {"strassen": [(1,)], "contraction": [(4,), (1,)]}
