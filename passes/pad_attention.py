@@ -117,7 +117,7 @@ class _Writer:
         assert shape is not None
         assert out is not None
         whole = self._with_padding(left, shape, more)
-        values = self._emit(_padding(call.args[1], (more[1], 0)))
+        values = self._operand(call.args[1], (more[1], 0))
         return self._bb.normalize(_cut(self._emit(relax.op.matmul(whole, values, out_dtype=call.attrs.out_dtype)), out))
 
     def _is_of_product(self, expr: Expr, shape: tuple[int, ...]) -> bool:
@@ -134,8 +134,8 @@ class _Writer:
             return self._padded[expr]
         value: Any = self._values.get(expr, expr)
         if shape_of(expr) == shape and op_name(value) == "relax.matmul":
-            left = self._emit(_padding(value.args[0], (more[0], 0)))
-            right = self._emit(_padding(value.args[1], (0, more[1])))
+            left = self._operand(value.args[0], (more[0], 0))
+            right = self._operand(value.args[1], (0, more[1]))
             made = self._emit(relax.op.matmul(left, right, out_dtype=value.attrs.out_dtype))
         elif shape_of(expr) == shape and op_name(value) in _ELEMENTWISE:
             args = [self._with_padding(arg, shape, more) for arg in value.args]
@@ -144,6 +144,17 @@ class _Writer:
             made = self._beside(expr, shape, more)
         self._padded[expr] = made
         return made
+
+    def _operand(self, expr: Expr, more: tuple[int, int]) -> Any:
+        """A product's operand with padding; where it is turned, what is turned: turning it belongs to the product."""
+        value: Any = self._values.get(expr, expr)
+        if op_name(value) != "relax.permute_dims":
+            return self._emit(_padding(expr, more))
+        axes = [int(axis) for axis in value.attrs.axes]
+        extra = dict(zip(axes[-2:], more, strict=True))
+        widths = [width for axis in range(len(axes)) for width in (0, extra.get(axis, 0))]
+        padded = self._emit(relax.op.nn.pad(value.args[0], widths, "constant", 0.0))
+        return self._emit(relax.op.permute_dims(padded, axes))
 
     def _beside(self, expr: Expr, shape: tuple[int, ...], more: tuple[int, int]) -> Any:
         own = shape_of(expr) or ()

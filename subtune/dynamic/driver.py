@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 _REGRET = 0.03
 _MAX_KERNELS = 16
+_LITTLE = 0.01
+"""Of the model's time: what has less is tuned in haste."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +127,21 @@ def _tuned(
     for name in sorted(workloads, key=lambda one: -bounds[one]):
         spent = time.monotonic() - begin
         is_late = options.budget_s is not None and spent > options.budget_s
-        is_heavy = options.tune and not is_late and bounds[name] > 0.01 * total
+        is_heavy = options.tune and not is_late and bounds[name] > _LITTLE * total and _computes(workloads[name])
         one = effort if options.tune and not is_late else Effort(1, _REGRET, 1)
         exact_only = name in reads_inputs or has_growing_constants(workloads[name], dynamic.domain)
         chosen[name] = tuned(workloads[name], dynamic.domain, exact_only, is_heavy, one, device, measurer)
         _log.debug("%s: %d kernels, %.1f s", name, len(chosen[name].candidates), time.monotonic() - begin - spent)
     return chosen
+
+
+def _computes(workload: DynamicWorkload) -> bool:
+    """Whether it does more than move elements: of a table of which few rows are read, the size says nothing."""
+    return workload.at(workload.extents_at(dict.fromkeys(_symbols(workload), 64))).flops > 0
+
+
+def _symbols(workload: DynamicWorkload) -> set[str]:
+    return {name for dim in workload.extents for name in dim.symbols}
 
 
 def _bound_s(workload: DynamicWorkload, domain: Domain, device: Device) -> float:

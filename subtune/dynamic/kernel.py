@@ -106,9 +106,7 @@ def _has_free_rows(workload: DynamicWorkload) -> bool:
     return has_free_rows(workload)
 
 
-def _with_quotients(
-    workload: DynamicWorkload, values: Mapping[str, int], granules: Sequence[int]
-) -> dict[str, int]:
+def _with_quotients(workload: DynamicWorkload, values: Mapping[str, int], granules: Sequence[int]) -> dict[str, int]:
     """The extents at a point, and the numbers of tiles to which the workload itself pads them."""
     if set(granules) != {1}:
         return dict(values)

@@ -31,9 +31,9 @@ _MOST_INSTANCES = 4096
 _STEP = 1.6
 """A symbol's value at a measured instance over that at the one before; no power of it is one of 2, so that tiles of all
 heights are proposed."""
-_MOST_KERNELS = 24
+_MOST_KERNELS = 16
 """Built of one workload."""
-_MANY, _FEW = 12, 3
+_MANY, _FEW = 8, 3
 """Instances that a workload is measured at; the second is of one that has little weight."""
 _LITTLE = 0.01
 """Of the model's time, at the greatest instance."""
