@@ -26,8 +26,9 @@ _TELLING = (0, 3)
 """Points at which most kernels differ that do so at all: their extents leave other remainders by 4, by 8 and by 16."""
 
 _MIXING = frozenset(("strassen",))
-"""Families whose kernels add rows up and take them away again: no row may hold what nobody wrote. Where that happens to
-be small, the results even look right."""
+"""Families whose kernels add rows up and take them away again. A row past the last one that nobody wrote gets into the
+results, which look right where it happens to be small; without such rows, kernels of odd extents are wrong at even
+ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ def dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Devi
     It is exact where the schedule is the same for any extent; else a multiple of the candidate's tile is computed,
     where that is allowed.
     """
+    if workload.extents and candidate.family in _MIXING:
+        return NotApplicable(f"{candidate.family} adds up rows, and their number varies")
     reason = NotApplicable("no instance can be scheduled")
     for granules in _granules(workload, candidate):
         found = _with_granules(workload, candidate, device, granules)
@@ -63,7 +66,7 @@ def dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Devi
 
 def _granules(workload: DynamicWorkload, candidate: Candidate) -> Iterator[tuple[int, ...]]:
     knobs = [value for _, value in candidate.knobs if isinstance(value, int) and not isinstance(value, bool)]
-    if workload.extents and knobs and candidate.family not in _MIXING and _has_free_rows(workload):
+    if workload.extents and knobs and _has_free_rows(workload):
         rows = {name: value for name, value in candidate.knobs if isinstance(value, int)}
         tile = rows.get("mr", 1)
         for granule in sorted({tile, tile * rows.get("mt", 1)}):
