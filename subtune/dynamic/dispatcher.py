@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from subtune.core.dispatch import Leaf, Split, Tree
 from subtune.core.errors import SubtuneError
 from subtune.dynamic.cover import cover, regrets, shares
 from subtune.dynamic.grow import Instances, grow
-from subtune.dynamic.tree import Leaf, Split, Tree, chosen, kernels
+from subtune.dynamic.tree import chosen, kernels
 
 _TRAINED = 4096
 """Instances a tree is first grown from; of more, a sample. It is verified at all of them."""

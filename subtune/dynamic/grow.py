@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from subtune.core.dispatch import Leaf, Split, Tree
 from subtune.core.errors import SubtuneError
-from subtune.dynamic.tree import Leaf, Split, Tree
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -46,7 +46,7 @@ def measured(
     workload: DynamicWorkload,
     candidates: Sequence[Candidate],
     instances: Sequence[Extents],
-    greatest: Extents,
+    checks: Sequence[Extents],
     exact_only: bool,
     device: Device,
     measurer: LocalMeasurer,
@@ -54,23 +54,33 @@ def measured(
     """Build `candidates`, check them at every one of `instances` and time them there.
 
     Args:
+        instances: the greatest of all among them.
+        checks: where kernels are checked only.
         exact_only: without those that compute rows past the last one.
     """
     found = Measured()
+    greatest = max(instances, key=math.prod)
     with measurer.session(carried(workload, greatest), device, schedule=SCHEDULE) as builds:
         for candidate, built in builds.build(list(candidates), math.inf).items():
             if isinstance(built, Failure):
                 found.failures[candidate] = built
             elif not exact_only or set(builds.library(candidate).granules) <= {1}:
                 found.libraries[candidate] = builds.library(candidate)
-        for extents in sorted(instances, key=lambda at: (-math.prod(at), at)):
-            _at(workload, extents, device, measurer, found)
+        for extents in sorted((*instances, *checks), key=lambda at: (-math.prod(at), at)):
+            _at(workload, extents, device, measurer, found, is_timed=extents in instances)
     found.libraries = {one: library for one, library in found.libraries.items() if one in found.seconds}
     return found
 
 
-def _at(workload: DynamicWorkload, extents: Extents, device: Device, measurer: LocalMeasurer, found: Measured) -> None:
-    """Check and time what is left at one instance."""
+def _at(
+    workload: DynamicWorkload,
+    extents: Extents,
+    device: Device,
+    measurer: LocalMeasurer,
+    found: Measured,
+    is_timed: bool,
+) -> None:
+    """Check, and perhaps time, what is left at one instance."""
     left = {one: library for one, library in found.libraries.items() if one not in found.failures}
     rows = max((max(library.granules, default=1) for library in left.values()), default=1) - 1
     with measurer.session(workload.at(extents), device, rows_past_end=rows) as session:
@@ -80,6 +90,8 @@ def _at(workload: DynamicWorkload, extents: Extents, device: Device, measurer: L
             past = tuple(t * g - e for t, g, e in zip(tiles, library.granules, extents, strict=True))
             session.lend(lent, replace(library, numbers=tiles, rows_past_end=past[0] if past else 0))
             checked = session.check(lent)
+            if isinstance(checked, Comparison) and not is_timed:
+                continue
             timing = session.time(lent, _TIME_S, math.inf) if isinstance(checked, Comparison) else checked
             if isinstance(timing, Timing):
                 found.seconds.setdefault(candidate, {})[extents] = timing.median_s

@@ -15,7 +15,7 @@ import numpy as np
 from subtune import backends
 from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
-from subtune.core.dispatch import Leaf, Tree
+from subtune.core.dispatch import Leaf, Split, Tree
 from subtune.core.domain import Domain
 from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Failure
@@ -37,6 +37,9 @@ _MANY, _FEW = 8, 3
 """Instances that a workload is measured at; the second is of one that has little weight."""
 _LITTLE = 0.01
 """Of the model's time, at the greatest instance."""
+
+_CHECKS = 5
+"""Instances at which kernels are checked besides."""
 
 _EVERY = (DEFAULT, PLAIN)
 
@@ -91,13 +94,13 @@ def tuned(
     Raises:
         SubtuneError: no schedule serves all instances.
     """
-    greatest = workload.extents_at(domain.greatest)
     probes = _probes(workload, domain)
     proposals = _proposals(workload, probes, device, effort.topk if is_heavy else _FEW)
     probes = _spread(probes, _MANY if is_heavy else _FEW)
-    found = measured(workload, (*proposals, DEFAULT), probes, greatest, exact_only, device, measurer)
+    checks = _between(workload, domain, probes, _CHECKS if is_heavy else 2)
+    found = measured(workload, (*proposals, DEFAULT), probes, checks, exact_only, device, measurer)
     if not _serves_all(found):
-        found = measured(workload, _EVERY, probes, greatest, exact_only, device, measurer)
+        found = measured(workload, _EVERY, probes, checks, exact_only, device, measurer)
     if not found.libraries:
         raise SubtuneError(f"no schedule serves all instances of a subgraph: {_reasons(found)}")
     return _chosen(workload, found, domain, effort)
@@ -140,6 +143,13 @@ def _probes(workload: DynamicWorkload, domain: Domain) -> list[Extents]:
             for value_of in sorted(series):
                 points[workload.extents_at({**others, symbol.name: value_of})] = None
     return sorted(points, key=lambda at: (math.prod(at), at))
+
+
+def _between(workload: DynamicWorkload, domain: Domain, probes: Sequence[Extents], count: int) -> tuple[Extents, ...]:
+    """Instances of other remainders than those that are measured: next to the least and the greatest, and between."""
+    shares = (0.04, 0.99, 0.015, 0.25, 0.6)[:count]
+    points = [{one.name: one.values[int(share * (len(one.values) - 1))] for one in domain.symbols} for share in shares]
+    return tuple(at for at in dict.fromkeys(map(workload.extents_at, points)) if at not in probes)
 
 
 def _spread(ordered: Sequence[Extents], count: int) -> list[Extents]:
@@ -191,8 +201,6 @@ def _reasons(found: Measured) -> str:
 
 
 def _renumbered(tree: Tree, numbers: Mapping[int, int]) -> Tree:
-    from subtune.core.dispatch import Split
-
     if isinstance(tree, Leaf):
         return Leaf(numbers[tree.kernel])
     return Split(tree.extent, tree.at_most, _renumbered(tree.low, numbers), _renumbered(tree.high, numbers))

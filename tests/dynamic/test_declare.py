@@ -19,9 +19,7 @@ from hypothesis import strategies as st
 import subtune
 from subtune.cli.main import main
 from subtune.core.dims import parse
-from subtune.core.domain import Domain
 from subtune.core.errors import ShapeError, SubtuneError
-from subtune.dynamic import driver
 from subtune.dynamic.declare import UNWEIGHTED, declared, domain_of
 from subtune.frontends import instance, load
 from subtune.options import Options
@@ -358,7 +356,7 @@ def test_inspect_shows_the_largest_instance(
 def test_a_domain_comes_to_the_driver(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(cached_attention(), "m.onnx")
-    calls: list[tuple[Any, Path, Domain, Options]] = []
+    calls: list[tuple[Any, Path, Options]] = []
 
     def stand_in(*given: Any) -> Any:
         calls.append(given)
@@ -371,12 +369,8 @@ def test_a_domain_comes_to_the_driver(way: str, tmp_path: Path, monkeypatch: pyt
     else:
         flags = ["--dynamic", "seq=1..4", "--dynamic", "past=2", "--shape", "batch=1"]
         assert main(["compile", "m.onnx", "-o", "o.subtune", *flags]) == 2
-    ((model, output, domain, options),) = calls
+    ((model, output, options),) = calls
+    domain, inputs = declared(model, options)
     assert (model, output.name, str(domain)) == ("m.onnx", "o.subtune", "seq=1..4 past=2")
     assert options.shapes is not None
-    assert [len(one.shape) for one in declared(model, options)[1]] == [2, 2, 4]
-
-
-def test_compiling_is_not_finished() -> None:
-    with pytest.raises(SubtuneError, match="not finished"):
-        driver.compile_dynamic("m.onnx", Path("o"), Domain(()), Options())
+    assert [len(one.shape) for one in inputs] == [2, 2, 4]

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from subtune.core.dispatch import Leaf, Split, choose
 from subtune.core.errors import SubtuneError
 from subtune.dynamic import dispatcher as module
 from subtune.dynamic.cost import MicroKernel, features, fit, to_measure
 from subtune.dynamic.cover import cover, regrets
 from subtune.dynamic.dispatcher import Dispatcher, dispatcher
 from subtune.dynamic.grow import Instances, grow
-from subtune.dynamic.tree import Leaf, Split, choose, chosen, depth, leaves, worst_regret
+from subtune.dynamic.tree import chosen, depth, leaves, worst_regret
 
 
 def needs_sklearn() -> None:

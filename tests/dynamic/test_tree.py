@@ -7,12 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from subtune.core.dispatch import Leaf, Split, Tree, choose
 from subtune.dynamic.tree import (
-    Leaf,
-    Split,
-    Tree,
     as_text,
-    choose,
     chosen,
     depth,
     from_json,
