@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,17 +16,23 @@ from subtune.core.candidate import Candidate
 from subtune.core.dims import quotient
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
 from subtune.dynamic.template import Graph, Template, difference, graph_of, template_of
-from subtune.dynamic.workload import PRIMES, DynamicWorkload, has_free_rows
+from subtune.dynamic.workload import DynamicWorkload, has_free_rows
 from subtune.tir.blocks import all_blocks
 
 PLAIN = Candidate("plain")
 """For a workload that nothing else serves at all extents."""
 _POINTS = 5
 """Of one extent; of more, two more each."""
+_USUAL = 128
+"""The greatest extent, where nobody says one."""
+_LEAST = 19
+"""Tiles: fewer than a vector's lanes are scheduled otherwise."""
+_APART = 1.04
+"""Of a sample and the next smaller one."""
 _TELLING = (0, 3)
 """Points at which most kernels differ that do so at all: their extents leave other remainders by 4, by 8 and by 16."""
 
-_MIXING = frozenset(("strassen",))
+MIXING = frozenset(("strassen",))
 """Families whose kernels add rows up and take them away again. A row past the last one that nobody wrote gets into the
 results, which look right where it happens to be small; without such rows, kernels of odd extents are wrong at even
 ones."""
@@ -53,7 +60,7 @@ def dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Devi
     It is exact where the schedule is the same for any extent; else a multiple of the candidate's tile is computed,
     where that is allowed.
     """
-    if workload.extents and candidate.family in _MIXING:
+    if workload.extents and candidate.family in MIXING:
         return NotApplicable(f"{candidate.family} adds up rows, and their number varies")
     reason = NotApplicable("no instance can be scheduled")
     for granules in _granules(workload, candidate):
@@ -77,7 +84,8 @@ def _granules(workload: DynamicWorkload, candidate: Candidate) -> Iterator[tuple
 def _with_granules(
     workload: DynamicWorkload, candidate: Candidate, device: Device, granules: tuple[int, ...]
 ) -> DynamicKernel | NotApplicable:
-    points = sample_tiles(len(granules))
+    greatest = workload.greatest or (_USUAL,) * len(granules)
+    points = sample_tiles([-(-most // granule) for most, granule in zip(greatest, granules, strict=True)])
     graphs: dict[int, Graph] = {}
     packings: dict[int, tuple[tuple[int, ConstantTransform], ...]] = {}
     for at in sorted(range(len(points)), key=lambda one: (one not in _TELLING, one)):
@@ -133,13 +141,35 @@ def _plain(problem: Problem[Any]) -> Kernel:
     return Kernel(sch.mod["main"])
 
 
-def sample_tiles(extents: int) -> list[tuple[int, ...]]:
-    """Points at which a template is made: primes, in another order for every extent; one where there is no extent."""
-    if not extents:
+def sample_tiles(most: Sequence[int]) -> list[tuple[int, ...]]:
+    """Numbers of tiles at which a template is made: primes, in another order for every extent; one point where there is
+    no extent.
+
+    Args:
+        most: of each extent at the greatest instance. Much larger extents are scheduled otherwise, and those that are
+            smaller than a vector.
+    """
+    if not most:
         return [()]
-    count = _POINTS + 2 * max(0, extents - 1)
-    orders = [PRIMES[i:] + PRIMES[:i] for i in range(extents)]
+    count = _POINTS + 2 * (len(most) - 1)
     steps = (1, 2, 4, 5)
+    orders = [_primes_near(max(one, _LEAST), count, 3 * i) for i, one in enumerate(most)]
     return [
-        tuple(order[(step * i) % len(PRIMES)] for order, step in zip(orders, steps, strict=False)) for i in range(count)
+        tuple(order[(step * i) % len(order)] for order, step in zip(orders, steps, strict=False)) for i in range(count)
     ]
+
+
+def _primes_near(most: int, count: int, turned: int) -> list[int]:
+    """Primes, so many at least, from a third of `most` to a little more than it, or further."""
+    found: list[int] = []
+    last = 0
+    for number in range(max(_LEAST, most // 3) | 1, 4 * most + 400, 2):
+        is_prime = all(number % divisor for divisor in range(3, math.isqrt(number) + 1, 2))
+        if is_prime and (number > last * _APART or not found):
+            found.append(number)
+            last = number
+        if len(found) > count and number > most:
+            break
+    chosen = found[-max(count + 2, 7) :]
+    turned %= len(chosen)
+    return [*chosen[turned:], *chosen[:turned]]

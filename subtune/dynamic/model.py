@@ -97,7 +97,7 @@ def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int], Lengths]
             )
     workloads = {}
     for name in first.names:  # where an extent ends with a tile, nothing is padded, and the largest may do so
-        found = dynamic_workload([instance.workloads[name] for instance in instances[1:]], points[1:])
+        found = dynamic_workload([instance.workloads[name] for instance in instances[1:]], points[1:], domain.greatest)
         if isinstance(found, NotApplicable):
             raise UnsupportedOpsError(
                 f"The subgraph {name} cannot be compiled for many shapes at once: {found.reason}."
@@ -122,7 +122,8 @@ def corner_workloads(corners: Mapping[str, Corner], domain: Domain) -> dict[str,
     points = sample_points(domain)
     made = {}
     for name, (whole, dims, dtype) in corners.items():
-        one = dynamic_workload([corner(whole, [dim.at(point) for dim in dims], dtype) for point in points], points)
+        copies = [corner(whole, [dim.at(point) for dim in dims], dtype) for point in points]
+        one = dynamic_workload(copies, points, domain.greatest)
         assert not isinstance(one, NotApplicable), one.reason
         made[name] = one
     return made

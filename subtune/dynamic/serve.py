@@ -51,7 +51,8 @@ def _whole(text: str, num_outputs: int) -> tuple[DynamicWorkload, tuple[int, ...
     template = Template(tuple(data["nodes"]), data["root"], {int(k): parse(v) for k, v in data["holes"].items()})
     extents = tuple(map(parse, data["extents"]))
     shapes = tuple(tuple(map(parse, shape)) for shape in data["shapes"])
-    return DynamicWorkload(template, num_outputs, extents, shapes), tuple(data["greatest"])
+    greatest = tuple(data["greatest"])
+    return DynamicWorkload(template, num_outputs, extents, shapes, greatest), greatest
 
 
 def linked(workload: DynamicWorkload, kernel: DynamicKernel, greatest: Sequence[int]) -> Kernel:

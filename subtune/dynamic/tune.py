@@ -20,7 +20,7 @@ from subtune.core.domain import Domain
 from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Failure
 from subtune.dynamic.dispatcher import dispatcher
-from subtune.dynamic.kernel import PLAIN
+from subtune.dynamic.kernel import MIXING, PLAIN
 from subtune.dynamic.measure import Extents, Measured, measured
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure import LocalMeasurer
@@ -31,7 +31,7 @@ _MOST_INSTANCES = 4096
 _STEP = 1.6
 """A symbol's value at a measured instance over that at the one before; no power of it is one of 2, so that tiles of all
 heights are proposed."""
-_MOST_KERNELS = 16
+_MOST_KERNELS = 24
 """Built of one workload."""
 _MANY, _FEW = 8, 3
 """Instances that a workload is measured at; the second is of one that has little weight."""
@@ -124,8 +124,15 @@ def _proposals(
         except Exception:  # a policy may not foresee an axis of one element
             continue
     longest = max(map(len, ranked), default=0)
-    turns = [one[i] for i in range(longest) for one in ranked if i < len(one)]
-    return tuple(dict.fromkeys(turns))[:_MOST_KERNELS]
+    turns = [one[i] for i in range(longest) for one in ranked if i < len(one) and one[i].family not in MIXING]
+    both = [kind for candidate in turns for kind in (candidate, _plainer(candidate))]
+    return tuple(dict.fromkeys(both))[:_MOST_KERNELS]
+
+
+def _plainer(candidate: Candidate) -> Candidate:
+    """The same tile without what is done beside: prefetches are shared out among so many tiles as there are."""
+    kept = tuple((name, value) for name, value in candidate.knobs if value is not True)
+    return Candidate(candidate.family, kept, candidate.predicted_s)
 
 
 def _probes(workload: DynamicWorkload, domain: Domain) -> list[Extents]:

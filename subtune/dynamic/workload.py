@@ -18,9 +18,6 @@ from subtune.dynamic.fit import Fitter
 from subtune.dynamic.template import Template, generalised
 from subtune.passes.pad_attention import KEYS, ROWS
 
-PRIMES = (67, 71, 79, 89, 101, 107, 127, 137, 151)
-"""Extents at which templates are made: at uneven distances, so that quotients tell by what they were divided."""
-
 DIVISORS = (ROWS, KEYS)
 """Of extents, in the module: what is padded is padded to multiples of these."""
 
@@ -37,6 +34,8 @@ class DynamicWorkload:
     extents: tuple[Dim, ...]
     shapes: tuple[tuple[Dim, ...], ...]
     """Of the arguments, in the model's symbols."""
+    greatest: tuple[int, ...] = ()
+    """Extents of the largest instance, if there is one."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -52,9 +51,13 @@ class DynamicWorkload:
 
 
 def dynamic_workload(
-    workloads: Sequence[Workload], points: Sequence[Mapping[str, int]]
+    workloads: Sequence[Workload], points: Sequence[Mapping[str, int]], greatest: Mapping[str, int] | None = None
 ) -> DynamicWorkload | NotApplicable:
-    """What static workloads, one at each of `points` of the model's symbols, have in common."""
+    """What static workloads, one at each of `points` of the model's symbols, have in common.
+
+    Args:
+        greatest: the symbols at the largest instance.
+    """
     found = generalised([one.func for one in workloads], points, DIVISORS)
     if isinstance(found, NotApplicable):
         return found
@@ -64,7 +67,8 @@ def dynamic_workload(
     again = generalised([one.func for one in workloads], local, DIVISORS) if extents else found
     if isinstance(again, NotApplicable):
         return again
-    return DynamicWorkload(again, workloads[0].num_outputs, extents, shapes)
+    most = tuple(dim.at(greatest) for dim in extents) if greatest else ()
+    return DynamicWorkload(again, workloads[0].num_outputs, extents, shapes, most)
 
 
 def _shapes(workloads: Sequence[Workload], fitter: Fitter) -> tuple[tuple[Dim, ...], ...]:

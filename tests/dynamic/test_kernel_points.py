@@ -64,7 +64,7 @@ def _with(device: Device, times: Mapping[int, int]) -> tuple[Device, list[int]]:
 
 
 def test_a_kernel_that_differs_is_left_after_two_instances(device):
-    (first,), _, _, (last,), *_ = sample_tiles(1)
+    (first,), _, _, (last,), *_ = sample_tiles([128])
     other, lowered = _with(device, {last: 2})
     found = dynamic_kernel(_workload(), DEFAULT, other)
     assert isinstance(found, NotApplicable)
@@ -76,13 +76,13 @@ def test_a_kernel_that_is_the_same_is_compared_at_all(device):
     other, lowered = _with(device, {})
     found = dynamic_kernel(_workload(), DEFAULT, other)
     assert isinstance(found, DynamicKernel)
-    assert sorted(lowered) == [rows for (rows,) in sample_tiles(1)]
+    assert sorted(lowered) == [rows for (rows,) in sample_tiles([128])]
     assert set(found.template.holes.values()) == {Dim.symbol("e0")}
 
 
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_kernel_that_differs_at_a_later_instance_is_found_out(device, at):
-    other, _ = _with(device, {sample_tiles(1)[at][0]: 2})
+    other, _ = _with(device, {sample_tiles([128])[at][0]: 2})
     assert isinstance(dynamic_kernel(_workload(), DEFAULT, other), NotApplicable)
 
 
