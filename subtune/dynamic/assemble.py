@@ -15,6 +15,7 @@ from subtune.core.variants import Variant, Variants
 from subtune.dynamic.kernel import dynamic_kernel
 from subtune.dynamic.serve import linked
 from subtune.dynamic.tune import Chosen
+from subtune.passes.data_views import without_body
 
 
 def that_read_inputs(mod: Any) -> frozenset[str]:
@@ -35,7 +36,10 @@ def _has_tuple(call: Call) -> bool:
 
 
 def variants_of(chosen: Chosen, domain: Domain, device: Device) -> tuple[Variants, Kernel]:
-    """The kernels of a subgraph, and the static one of the greatest instance, whose constants they share."""
+    """The kernels of a subgraph, and in the place of a static one what has the same arguments and constants.
+
+    Without symbols that is the kernel of the only instance.
+    """
     workload = chosen.workload
     greatest = workload.extents_at(domain.greatest)
     kernels: list[Kernel] = []
@@ -49,5 +53,7 @@ def variants_of(chosen: Chosen, domain: Domain, device: Device) -> tuple[Variant
         if isinstance(scheduled, Kernel) and scheduled.packings == kernels[0].packings:
             static = scheduled
             break
+    if domain.symbols:  # what copies nothing but a view at the greatest instance may do more at others
+        static = Kernel(without_body(static.func), static.packings)
     variants = tuple(Variant(kernel.func, kernel.granules) for kernel in kernels)
     return Variants(workload.extents, variants, chosen.tree), static

@@ -23,7 +23,7 @@ from subtune.dynamic.assemble import that_read_inputs, variants_of
 from subtune.dynamic.constants import with_corners
 from subtune.dynamic.declare import declared
 from subtune.dynamic.model import DynamicModel, corner_workloads, dynamic_model
-from subtune.dynamic.tune import Chosen, Effort, tuned
+from subtune.dynamic.tune import Chosen, Effort, tuned, untuned
 from subtune.dynamic.verify import DynamicVerification
 from subtune.dynamic.workload import DynamicWorkload, has_growing_constants
 from subtune.frontends import Imported, SymbolicInput
@@ -127,10 +127,13 @@ def _tuned(
     for name in sorted(workloads, key=lambda one: -bounds[one]):
         spent = time.monotonic() - begin
         is_late = options.budget_s is not None and spent > options.budget_s
-        is_heavy = options.tune and not is_late and bounds[name] > _LITTLE * total and _computes(workloads[name])
-        one = effort if options.tune and not is_late else Effort(1, _REGRET, 1)
-        exact_only = name in reads_inputs or has_growing_constants(workloads[name], dynamic.domain)
-        chosen[name] = tuned(workloads[name], dynamic.domain, exact_only, is_heavy, one, device, measurer)
+        one = workloads[name]
+        exact_only = name in reads_inputs or has_growing_constants(one, dynamic.domain)
+        if options.tune and not is_late:
+            is_heavy = bounds[name] > _LITTLE * total and _computes(one)
+            chosen[name] = tuned(one, dynamic.domain, exact_only, is_heavy, effort, device, measurer)
+        else:
+            chosen[name] = untuned(one, dynamic.domain, exact_only, device, measurer)
         _log.debug("%s: %d kernels, %.1f s", name, len(chosen[name].candidates), time.monotonic() - begin - spent)
     return chosen
 

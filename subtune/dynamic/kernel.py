@@ -13,21 +13,22 @@ from tvm.s_tir import Schedule
 
 from subtune.backends.base import Device, Problem
 from subtune.core.candidate import Candidate
-from subtune.core.dims import quotient
+from subtune.core.dims import Quotient, quotient
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
 from subtune.dynamic.template import Graph, Template, difference, graph_of, template_of
 from subtune.dynamic.workload import DynamicWorkload, has_free_rows
+from subtune.passes.pad_attention import KEYS
 from subtune.tir.blocks import all_blocks
 
 PLAIN = Candidate("plain")
 """For a workload that nothing else serves at all extents."""
-_POINTS = 5
+_POINTS = 7
 """Of one extent; of more, two more each."""
 _USUAL = 128
 """The greatest extent, where nobody says one."""
 _LEAST = 19
 """Tiles: fewer than a vector's lanes are scheduled otherwise."""
-_APART = 1.04
+_APART = 1.08
 """Of a sample and the next smaller one."""
 _TELLING = (0, 3)
 """Points at which most kernels differ that do so at all: their extents leave other remainders by 4, by 8 and by 16."""
@@ -64,10 +65,11 @@ def dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Devi
         return NotApplicable(f"{candidate.family} adds up rows, and their number varies")
     reason = NotApplicable("no instance can be scheduled")
     for granules in _granules(workload, candidate):
-        found = _with_granules(workload, candidate, device, granules)
-        if isinstance(found, DynamicKernel):
-            return found
-        reason = found
+        for is_even in (False, True) if _quotients(workload) or candidate == PLAIN else (False,):
+            found = _with_granules(workload, candidate, device, granules, is_even)
+            if isinstance(found, DynamicKernel):
+                return found
+            reason = found
     return reason
 
 
@@ -82,10 +84,10 @@ def _granules(workload: DynamicWorkload, candidate: Candidate) -> Iterator[tuple
 
 
 def _with_granules(
-    workload: DynamicWorkload, candidate: Candidate, device: Device, granules: tuple[int, ...]
+    workload: DynamicWorkload, candidate: Candidate, device: Device, granules: tuple[int, ...], is_even: bool
 ) -> DynamicKernel | NotApplicable:
     greatest = workload.greatest or (_USUAL,) * len(granules)
-    points = sample_tiles([-(-most // granule) for most, granule in zip(greatest, granules, strict=True)])
+    points = sample_tiles([-(-most // granule) for most, granule in zip(greatest, granules, strict=True)], is_even)
     graphs: dict[int, Graph] = {}
     packings: dict[int, tuple[tuple[int, ConstantTransform], ...]] = {}
     for at in sorted(range(len(points)), key=lambda one: (one not in _TELLING, one)):
@@ -121,9 +123,14 @@ def _with_quotients(workload: DynamicWorkload, values: Mapping[str, int], granul
     """The extents at a point, and the numbers of tiles to which the workload itself pads them."""
     if set(granules) != {1}:
         return dict(values)
+    return {**values, **{one.name: one.of(one.dividend.at(values)) for one in _quotients(workload)}}
+
+
+@lru_cache(maxsize=4)
+def _quotients(workload: DynamicWorkload) -> tuple[Quotient, ...]:
+    """Numbers of tiles to which the workload pads its extents."""
     names = {name for dim in workload.template.holes.values() for monomial, _ in dim.terms for name in monomial}
-    padded = {name: found.of(found.dividend.at(values)) for name in names if (found := quotient(name))}
-    return {**values, **padded}
+    return tuple(found for name in sorted(names) if (found := quotient(name)))
 
 
 def _scheduled(problem: Problem[Any], candidate: Candidate, device: Device) -> Kernel | NotApplicable:
@@ -141,35 +148,45 @@ def _plain(problem: Problem[Any]) -> Kernel:
     return Kernel(sch.mod["main"])
 
 
-def sample_tiles(most: Sequence[int]) -> list[tuple[int, ...]]:
+def sample_tiles(most: Sequence[int], is_even: bool = False) -> list[tuple[int, ...]]:
     """Numbers of tiles at which a template is made: primes, in another order for every extent; one point where there is
     no extent.
 
     Args:
         most: of each extent at the greatest instance. Much larger extents are scheduled otherwise, and those that are
             smaller than a vector.
+        is_even: primes and twice primes that leave 1 or 2 when divided by 4. What pads them to multiples of 4 has a
+            loop of two or three; a loop of one would be none.
     """
     if not most:
         return [()]
     count = _POINTS + 2 * (len(most) - 1)
     steps = (1, 2, 4, 5)
-    orders = [_primes_near(max(one, _LEAST), count, 3 * i) for i, one in enumerate(most)]
+    orders = [_primes_near(max(one, _LEAST), count, 3 * i, is_even) for i, one in enumerate(most)]
     return [
         tuple(order[(step * i) % len(order)] for order, step in zip(orders, steps, strict=False)) for i in range(count)
     ]
 
 
-def _primes_near(most: int, count: int, turned: int) -> list[int]:
-    """Primes, so many at least, from a third of `most` to a little more than it, or further."""
+def _primes_near(most: int, count: int, turned: int, is_even: bool) -> list[int]:
+    """Primes, so many at least, from a third of `most` to a little more than it, or further.
+
+    Not beyond the tile to which all smaller extents are padded alike: what is in the workload holds up to there.
+    """
     found: list[int] = []
-    last = 0
-    for number in range(max(_LEAST, most // 3) | 1, 4 * most + 400, 2):
-        is_prime = all(number % divisor for divisor in range(3, math.isqrt(number) + 1, 2))
-        if is_prime and (number > last * _APART or not found):
+    if most <= KEYS:
+        found = [number for number in range(_LEAST - 2, KEYS - 1) if (number % 4 in (1, 2) if is_even else number % 2)]
+        return [*found[turned:], *found[:turned]]
+    for number in range(max(_LEAST, most // 3), 4 * most + 400):
+        fits = number % 4 in (1, 2) and (_is_prime(number) or _is_prime(number / 2)) if is_even else _is_prime(number)
+        if fits and (not found or number > found[-1] * _APART):
             found.append(number)
-            last = number
         if len(found) > count and number > most:
             break
     chosen = found[-max(count + 2, 7) :]
     turned %= len(chosen)
     return [*chosen[turned:], *chosen[:turned]]
+
+
+def _is_prime(number: float) -> bool:
+    return number == int(number) and all(number % divisor for divisor in range(2, math.isqrt(int(number)) + 1))

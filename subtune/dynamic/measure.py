@@ -50,6 +50,7 @@ def measured(
     exact_only: bool,
     device: Device,
     measurer: LocalMeasurer,
+    is_timed: bool = True,
 ) -> Measured:
     """Build `candidates`, check them at every one of `instances` and time them there.
 
@@ -57,6 +58,7 @@ def measured(
         instances: the greatest of all among them.
         checks: where kernels are checked only.
         exact_only: without those that compute rows past the last one.
+        is_timed: False leaves it at the seconds of the calls whose results are checked.
     """
     found = Measured()
     greatest = max(instances, key=math.prod)
@@ -67,7 +69,7 @@ def measured(
             elif not exact_only or set(builds.library(candidate).granules) <= {1}:
                 found.libraries[candidate] = builds.library(candidate)
         for extents in sorted((*instances, *checks), key=lambda at: (-math.prod(at), at)):
-            _at(workload, extents, device, measurer, found, is_timed=extents in instances)
+            _at(workload, extents, device, measurer, found, is_timed and extents in instances)
     found.libraries = {one: library for one, library in found.libraries.items() if one in found.seconds}
     return found
 
@@ -90,9 +92,9 @@ def _at(
             past = tuple(t * g - e for t, g, e in zip(tiles, library.granules, extents, strict=True))
             session.lend(lent, replace(library, numbers=tiles, rows_past_end=past[0] if past else 0))
             checked = session.check(lent)
-            if isinstance(checked, Comparison) and not is_timed:
-                continue
-            timing = session.time(lent, _TIME_S, math.inf) if isinstance(checked, Comparison) else checked
+            timing = checked.timing if isinstance(checked, Comparison) else checked
+            if is_timed and isinstance(timing, Timing):
+                timing = session.time(lent, _TIME_S, math.inf)
             if isinstance(timing, Timing):
                 found.seconds.setdefault(candidate, {})[extents] = timing.median_s
             else:

@@ -25,6 +25,8 @@ _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71,
 _LEAST = 3
 """A dim of one element is broadcast."""
 _POINTS = 4
+_OF_ANY_SHAPE = ("relax.call_tir", "relax.reshape")
+"""Calls of kernels, and what is no work."""
 
 
 @dataclass(frozen=True)
@@ -48,23 +50,26 @@ class _Instance:
     workloads: Mapping[str, Workload]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    operators: tuple[tuple[str, str], ...]
+    """Those that no kernel of ours computes, with the types of what they read and make."""
 
 
 def sample_points(domain: Domain) -> list[dict[str, int]]:
-    """Instances at which the model is compared with itself: all different, and primes as far as there are some."""
+    """Instances at which the model is compared with itself: odd, and primes as far as there are some.
+
+    A symbol has another value at every point, and at a point no two have the same.
+    """
     count = _POINTS + 2 * (len(domain.symbols) - 1)
     points: list[dict[str, int]] = [{} for _ in range(count)]
-    used: set[int] = set()
-    for symbol in sorted(domain.symbols, key=lambda one: one.values[-1]):
+    for symbol in domain.symbols:
         most = symbol.values[-1]
         primes = [p for p in _PRIMES if p <= most][::-1]
-        primes = [*primes[::2], *primes[1::2]]
-        others = [n for n in range(most, _LEAST - 1, -1) if n not in primes] if most < _PRIMES[-1] else []
-        beyond = [p for p in _PRIMES if p > most]
-        free = [n for n in (*primes, *others, *beyond) if n not in used]
-        for point, value in zip(points, free[:count], strict=True):
+        others = [n for n in range(most, _LEAST - 1, -1) if n % 2 and n not in primes] if most < _PRIMES[-1] else []
+        left = [*primes[::2], *primes[1::2], *others, *(p for p in _PRIMES if p > most)]
+        for point in points:
+            value = next(one for one in left if one not in point.values())
             point[symbol.name] = value
-        used.update(free[:count])
+            left.remove(value)
     return points
 
 
@@ -94,6 +99,12 @@ def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int], Lengths]
             raise UnsupportedOpsError(
                 f"The model has other subgraphs at {_said(point)} than at {_said(points[0])}: it cannot be compiled "
                 "for many shapes at once; give every dimension a value with --shape."
+            )
+        if instance.operators != first.operators:
+            names = ", ".join(sorted({name for name, _ in {*instance.operators} ^ {*first.operators}}))
+            raise UnsupportedOpsError(
+                f"The model has operators that TVM runs its own way, for one shape alone ({names}): give every "
+                "dimension that they see a value with --shape."
             )
     workloads = {}
     for name in first.names:  # where an extent ends with a tile, nothing is padded, and the largest may do so
@@ -149,7 +160,17 @@ def _symbolic(specs: Sequence[Sequence[TensorSpec]], fitter: Fitter) -> tuple[Te
 def _instance(prepared: Prepared) -> _Instance:
     names = tuple(subgraph.name for subgraph in prepared.subgraphs)
     workloads = {subgraph.name: subgraph.workload for subgraph in prepared.subgraphs}
-    return _Instance(names, workloads, tuple(prepared.imported.inputs), tuple(prepared.imported.outputs))
+    inputs, outputs = tuple(prepared.imported.inputs), tuple(prepared.imported.outputs)
+    return _Instance(names, workloads, inputs, outputs, _operators(prepared))
+
+
+def _operators(prepared: Prepared) -> tuple[tuple[str, str], ...]:
+    values = [binding.value for block in prepared.mod["main"].body.blocks for binding in block.bindings]
+    return tuple(
+        (value.op.name, ", ".join(str(one.ty) for one in (*value.args, value)))
+        for value in values
+        if isinstance(value, tvm.ir.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name not in _OF_ANY_SHAPE
+    )
 
 
 def _constants(prepared: Prepared) -> list[np.ndarray]:

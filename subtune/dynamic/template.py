@@ -5,7 +5,7 @@
     for i in range(238): y[i * 768 + j]      seq = 238
 
 A workload, or a kernel that a schedule made of it, is compared with those of other instances in TVM's JSON, node by
-node. Where only integers differ, and each of them is a polynomial of the symbols, the template stands for all
+node. Where only whole numbers differ, and each is a polynomial of the symbols, the template stands for all
 instances: every family's schedules serve dynamic shapes without knowing of them.
 """
 
@@ -39,7 +39,7 @@ Graph = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """`nodes` of TVM's JSON; `holes` are those of integers that depend on symbols. Each is equal to itself alone."""
+    """`nodes` of TVM's JSON; `holes` are those of whole numbers that depend on symbols. It is equal to itself alone."""
 
     nodes: tuple[Any, ...]
     root: int
@@ -53,8 +53,13 @@ class Template:
         """The object at one instance."""
         nodes = list(self.nodes)
         for hole, dim in self.holes.items():
-            nodes.append({"type": "int", "data": dim.at(values)})
-            nodes[hole] = {**nodes[hole], "data": {**nodes[hole]["data"], "value": len(nodes) - 1}}
+            value: float = dim.at(values)
+            if nodes[hole]["type"] == "ir.FloatImm":
+                value = float(value)
+            else:
+                nodes.append({"type": "int", "data": value})
+                value = len(nodes) - 1
+            nodes[hole] = {**nodes[hole], "data": {**nodes[hole]["data"], "value": value}}
         return _loaded(nodes, self.root)
 
     def symbolic(self, names: Sequence[str], greatest: Mapping[str, int]) -> PrimFunc:
@@ -133,7 +138,7 @@ class _Walk:
         kind = nodes[0]["type"]
         if any(node["type"] != kind for node in nodes):
             raise _Differs(" or ".join(sorted({node["type"] for node in nodes})))
-        hole = self._hole(nodes) if kind == "ir.IntImm" else None
+        hole = self._hole(kind, nodes)
         made = self._merged(kind, nodes, hole is not None)
         self._out.append(made)
         at = self._made[places] = len(self._out) - 1
@@ -155,12 +160,17 @@ class _Walk:
             raise _Differs(f"{kind} {', '.join(str(one)[:20] for one in data)}")
         return nodes[0]
 
-    def _hole(self, nodes: Sequence[Any]) -> Dim | None:
-        """The polynomial of an integer that is not the same everywhere."""
-        values = [int(graph[node["data"]["value"]]["data"]) for graph, node in zip(self._nodes, nodes, strict=True)]
-        if len(set(values)) == 1:
+    def _hole(self, kind: str, nodes: Sequence[Any]) -> Dim | None:
+        """The polynomial of a whole number that is not the same everywhere; a mean divides by a float."""
+        if kind == "ir.IntImm":
+            values = [graph[node["data"]["value"]]["data"] for graph, node in zip(self._nodes, nodes, strict=True)]
+        elif kind == "ir.FloatImm":
+            values = [node["data"]["value"] for node in nodes]
+        else:
             return None
-        found = self._fit(values)
+        if len(set(values)) == 1 or any(value != value // 1 for value in values):
+            return None
+        found = self._fit([int(value) for value in values])
         if found is None:
             raise _Differs(f"{', '.join(map(str, values))} is no polynomial of the symbols")
         return found

@@ -98,19 +98,48 @@ def tuned(
     proposals = _proposals(workload, probes, device, effort.topk if is_heavy else _FEW)
     probes = _spread(probes, _MANY if is_heavy else _FEW)
     checks = _between(workload, domain, probes, _CHECKS if is_heavy else 2)
-    found = measured(workload, (*proposals, DEFAULT), probes, checks, exact_only, device, measurer)
-    if not _serves_all(found):
-        found = measured(workload, _EVERY, probes, checks, exact_only, device, measurer)
-    if not found.libraries:
-        raise SubtuneError(f"no schedule serves all instances of a subgraph: {_reasons(found)}")
+    found = _first_that_serves(((*proposals, DEFAULT), _EVERY), workload, probes, checks, exact_only, device, measurer)
     return _chosen(workload, found, domain, effort)
 
 
 def untuned(
     workload: DynamicWorkload, domain: Domain, exact_only: bool, device: Device, measurer: LocalMeasurer
 ) -> Chosen:
-    """One kernel, checked at the least and the greatest instance."""
-    return tuned(workload, domain, exact_only, False, Effort(1, math.inf, 1), device, measurer)
+    """The first kernel that the policy proposes for the greatest instance, checked there and at the least.
+
+    Raises:
+        SubtuneError: no schedule serves all instances.
+    """
+    probes = _probes(workload, domain)
+    ends, checks = _spread(probes, 2), _between(workload, domain, probes, 2)
+    first = _proposals(workload, [workload.extents_at(domain.greatest)], device, 1)
+    found = _first_that_serves((first, _EVERY), workload, ends, checks, exact_only, device, measurer, is_timed=False)
+    return _chosen(workload, found, domain, Effort(1, math.inf, 1))
+
+
+def _first_that_serves(
+    choices: Sequence[Sequence[Candidate]],
+    workload: DynamicWorkload,
+    instances: Sequence[Extents],
+    checks: Sequence[Extents],
+    exact_only: bool,
+    device: Device,
+    measurer: LocalMeasurer,
+    is_timed: bool = True,
+) -> Measured:
+    """Those of the first of `choices` of which some serves all `instances`, and `checks`.
+
+    Raises:
+        SubtuneError: of none.
+    """
+    failures: dict[Candidate, Failure] = {}
+    for candidates in filter(None, choices):
+        found = measured(workload, candidates, instances, checks, exact_only, device, measurer, is_timed)
+        if any(one not in found.failures for one in found.libraries):
+            return found
+        failures |= found.failures
+    reasons = "; ".join(f"{one}: {failure.message}" for one, failure in list(failures.items())[-2:])
+    raise SubtuneError(f"no schedule serves all instances of a subgraph: {reasons}")
 
 
 def _proposals(
@@ -149,6 +178,8 @@ def _probes(workload: DynamicWorkload, domain: Domain) -> list[Extents]:
             others = {one.name: one.values[end] for one in domain.symbols}
             for value_of in sorted(series):
                 points[workload.extents_at({**others, symbol.name: value_of})] = None
+    if not domain.symbols:
+        points[workload.extents_at({})] = None
     return sorted(points, key=lambda at: (math.prod(at), at))
 
 
@@ -179,9 +210,7 @@ def _chosen(workload: DynamicWorkload, found: Measured, domain: Domain, effort: 
         if best is None or total < best[0]:
             best = (total, members, times)
     assert best is not None
-    total, members, times = best
-    if math.isinf(total):
-        raise SubtuneError(f"no schedule serves all instances of a subgraph: {_reasons(found)}")
+    _, members, times = best
     seconds = {one: found.seconds[one] for one in members}
     if not workload.extents or len(members) == 1 or effort.max_kernels == 1:
         first = int((times * weights).sum(axis=1).argmin())
@@ -196,15 +225,6 @@ def _times(found: Measured, candidate: Candidate, instances: Sequence[Extents]) 
     """Seconds at each instance; infinite where the kernel does not serve it."""
     times = predicted(found.libraries[candidate], found.seconds[candidate], instances)
     return np.where([found.serves(candidate, extents) for extents in instances], times, math.inf)
-
-
-def _serves_all(found: Measured) -> bool:
-    """Whether one of the kernels at least was right wherever it was tried."""
-    return any(one not in found.failures for one in found.libraries)
-
-
-def _reasons(found: Measured) -> str:
-    return "; ".join(f"{one}: {failure.message}" for one, failure in list(found.failures.items())[:2])
 
 
 def _renumbered(tree: Tree, numbers: Mapping[int, int]) -> Tree:

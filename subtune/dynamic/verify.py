@@ -10,7 +10,7 @@ from typing import Any
 
 from subtune.artifact import Artifact
 from subtune.core.domain import Domain
-from subtune.core.errors import VerificationError
+from subtune.core.errors import UnsupportedOpsError, VerificationError
 from subtune.core.numerics import Numerics
 from subtune.core.tensor_spec import TensorSpec
 from subtune.frontends import Imported
@@ -62,6 +62,7 @@ class DynamicVerification:
         points = instances_to_verify(self._domain)
         for point in points:
             imported = self._load(point)
+            self._check_sizes(imported, artifact, point)
             one = Verification(imported, lambda point=point: self._load(point), self._numerics, self._beside)  # type: ignore[misc]
             try:
                 one.check(AtInstance(artifact, point))  # type: ignore[arg-type]
@@ -70,3 +71,13 @@ class DynamicVerification:
                 raise VerificationError(f"at {where}: {e}") from e
             self.summary = one.summary
         self.summary += f", at {len(points)} instances"
+
+    def _check_sizes(self, imported: Imported, artifact: Artifact, point: Mapping[str, int]) -> None:
+        """Before anything is run: kernels write as much as the artifact's shapes say."""
+        for own, spec in zip(imported.outputs, artifact.outputs, strict=True):
+            if own.sizes != spec.at(point).sizes:
+                where = ", ".join(f"{name}={value}" for name, value in point.items())
+                raise UnsupportedOpsError(
+                    f"The size of {own.name!r} is no polynomial of the symbols: {list(own.sizes)} at {where}, and "
+                    f"{list(spec.shape)} elsewhere; declare other values, or give the dimensions a value with --shape."
+                )

@@ -99,13 +99,13 @@ def _extents(template: Template) -> tuple[Dim, ...]:
 
 
 def _is_in(dim: Dim, base: Dim) -> bool:
-    """Whether `dim` is `a * base + b`."""
+    """Whether `dim` is `a * base + b` with whole numbers: an odd extent may not be half of something."""
     terms, of_base = dict(dim.terms), dict(base.terms)
-    constant = terms.pop((), 0)
+    terms.pop((), 0)
     if () in of_base:
         return dim == base
     ratios = {terms.get(monomial, 0) / factor for monomial, factor in of_base.items()}
-    return set(terms) == set(of_base) and len(ratios) == 1 and constant == int(constant)
+    return set(terms) == set(of_base) and len(ratios) == 1 and all(ratio == int(ratio) for ratio in ratios)
 
 
 def has_free_rows(workload: DynamicWorkload) -> bool:
@@ -118,7 +118,8 @@ def has_free_rows(workload: DynamicWorkload) -> bool:
         return False
     one, other = (workload.at((extent,)) for extent in (11, 13))
     for a, b in zip(one.args, other.args, strict=True):
-        if a.shape[1:] != b.shape[1:] or (a.shape[0] != b.shape[0] and (a.shape[0], b.shape[0]) != (11, 13)):
+        rows = (a.shape[:1], b.shape[:1])
+        if a.shape[1:] != b.shape[1:] or (rows[0] != rows[1] and rows != ((11,), (13,))):
             return False
     return _Rows(one.func, 11).are_free
 
@@ -152,7 +153,7 @@ class _Rows:
         def access(node: Any) -> None:
             indices = list(node.indices)
             buffer = node.source if isinstance(node, ir.TensorLoad) else node.buffer
-            if self._is_extent(buffer.shape[0]):
+            if len(buffer.shape) and self._is_extent(buffer.shape[0]):
                 self.are_free &= indices.pop(0).same_as(row)
             for index in indices:
                 self.are_free &= not _depends(index, row)

@@ -1,0 +1,159 @@
+"""Small ONNX models with symbolic dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+node = helper.make_node
+Shape = Sequence[int | str]
+
+
+def weight(name: str, *shape: int) -> onnx.TensorProto:
+    rng = np.random.default_rng(len(name) + sum(shape))
+    return numpy_helper.from_array((0.2 * rng.standard_normal(shape)).astype(np.float32), name)
+
+
+def numbers(name: str, *values: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.array(values, np.int64), name)
+
+
+def model(
+    nodes: Sequence[Any], inputs: Mapping[str, Shape], outputs: Mapping[str, Shape], weights: Sequence[Any] = ()
+) -> onnx.ModelProto:
+    infos = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in of.items()]
+        for of in (inputs, outputs)
+    ]
+    graph = helper.make_graph(list(nodes), "dynamic", *infos, list(weights))
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(made)
+    return made
+
+
+def block(hidden: int = 32, heads: int = 2, longest: int = 20) -> onnx.ModelProto:
+    """A layer of BERT: x[batch, seq, hidden] and an additive mask -> the same, and its mean over seq."""
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "one"], ["seq"], axis=0),
+        node("Slice", ["table", "zero", "seq", "one"], ["positions"]),
+        node("Add", ["x", "positions"], ["h"]),
+    ]
+    for name, perm in (("q", (0, 2, 1, 3)), ("k", (0, 2, 3, 1)), ("v", (0, 2, 1, 3))):
+        nodes += [
+            node("MatMul", ["h", f"w{name}"], [f"{name}_product"]),
+            node("Add", [f"{name}_product", f"b{name}"], [f"{name}_rows"]),
+            node("Reshape", [f"{name}_rows", "by_head"], [f"{name}_heads"]),
+            node("Transpose", [f"{name}_heads"], [name], perm=perm),
+        ]
+    nodes += [
+        node("MatMul", ["q", "k"], ["scores"]),
+        node("Mul", ["scores", "scale"], ["scaled"]),
+        node("Add", ["scaled", "mask"], ["masked"]),
+        node("Softmax", ["masked"], ["shares"], axis=-1),
+        node("MatMul", ["shares", "v"], ["context"]),
+        node("Transpose", ["context"], ["context_rows"], perm=(0, 2, 1, 3)),
+        node("Reshape", ["context_rows", "flat"], ["context_flat"]),
+        node("MatMul", ["context_flat", "wo"], ["projected"]),
+        node("Add", ["projected", "h"], ["sum"]),
+        node("LayerNormalization", ["sum", "gamma", "beta"], ["normed"]),
+        node("MatMul", ["normed", "w1"], ["wide"]),
+        node("Relu", ["wide"], ["active"]),
+        node("MatMul", ["active", "w2"], ["narrow"]),
+        node("Add", ["narrow", "normed"], ["y"]),
+        node("ReduceMean", ["y"], ["pooled"], axes=[1], keepdims=0),
+    ]
+    weights = [
+        *(weight(f"w{name}", hidden, hidden) for name in "qkvo"),
+        *(weight(f"b{name}", hidden) for name in "qkv"),
+        weight("w1", hidden, 2 * hidden),
+        weight("w2", 2 * hidden, hidden),
+        weight("gamma", hidden),
+        weight("beta", hidden),
+        weight("table", 1, longest, hidden),
+        numbers("zero", 0),
+        numbers("one", 1),
+        numbers("by_head", 0, 0, heads, hidden // heads),
+        numbers("flat", 0, 0, hidden),
+        numpy_helper.from_array(np.float32((hidden // heads) ** -0.5), "scale"),
+    ]
+    inputs: dict[str, Shape] = {"x": ("batch", "seq", hidden), "mask": ("batch", 1, 1, "seq")}
+    return model(nodes, inputs, {"y": ("batch", "seq", hidden), "pooled": ("batch", hidden)}, weights)
+
+
+def convolutions() -> onnx.ModelProto:
+    """A convolution net of x[batch, 3, 8, 8] with ten results for each image."""
+    nodes = [
+        node("Conv", ["x", "filters"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        node("Relu", ["c"], ["r"]),
+        node("MaxPool", ["r"], ["m"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("GlobalAveragePool", ["m"], ["g"]),
+        node("Flatten", ["g"], ["f"]),
+        node("MatMul", ["f", "w"], ["y"]),
+    ]
+    return model(
+        nodes, {"x": ("batch", 3, 8, 8)}, {"y": ("batch", 10)}, [weight("filters", 8, 3, 3, 3), weight("w", 8, 10)]
+    )
+
+
+def biased() -> onnx.ModelProto:
+    """softmax of x[batch, seq, seq] plus the corner of a bias, times the first rows of a table."""
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "one"], ["seq"], axis=0),
+        node("Concat", ["seq", "seq"], ["square"], axis=0),
+        node("Slice", ["all_bias", "corner", "square", "axes"], ["bias"]),
+        node("Add", ["x", "bias"], ["biased"]),
+        node("Softmax", ["biased"], ["shares"], axis=-1),
+        node("Slice", ["table", "zero", "seq", "zero"], ["first"]),
+        node("MatMul", ["shares", "first"], ["y"]),
+    ]
+    weights = [
+        weight("table", 32, 4),
+        numbers("zero", 0),
+        numbers("one", 1),
+        numbers("corner", 0, 0),
+        numbers("axes", 0, 1),
+        weight("all_bias", 32, 32),
+    ]
+    return model(nodes, {"x": ("batch", "seq", "seq")}, {"y": ("batch", "seq", 4)}, weights)
+
+
+def view() -> onnx.ModelProto:
+    """x[seq, 8], and its elements in rows of four."""
+    nodes = [node("Reshape", ["x", "shape"], ["y"]), node("Identity", ["x"], ["z"])]
+    return model(nodes, {"x": ("seq", 8)}, {"y": ("rows", 4), "z": ("seq", 8)}, [numbers("shape", -1, 4)])
+
+
+def scaled_twice() -> onnx.ModelProto:
+    """x[seq, 8] times a scalar, twice: 2*seq rows."""
+    nodes = [node("Mul", ["x", "factor"], ["m"]), node("Concat", ["m", "m"], ["c"], axis=0), node("Relu", ["c"], ["y"])]
+    return model(nodes, {"x": ("seq", 8), "factor": ()}, {"y": ("rows", 8)})
+
+
+def cut(operator: str) -> onnx.ModelProto:
+    """relu of the first rows of x[seq, 8]: as many as 4 and seq give with an operator."""
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "zero"], ["seq"], axis=0),
+        node(operator, ["seq", "four"], ["found"]),
+        node("Max", ["found", "one"], ["end"]),
+        node("Slice", ["x", "zero", "end"], ["part"]),
+        node("Relu", ["part"], ["y"]),
+    ]
+    return model(
+        nodes, {"x": ("seq", 8)}, {"y": ("rows", 8)}, [numbers("zero", 0), numbers("one", 1), numbers("four", 4)]
+    )
+
+
+def running_sum() -> onnx.ModelProto:
+    return model(
+        [node("CumSum", ["x", "axis"], ["y"])],
+        {"x": ("seq", 8)},
+        {"y": ("seq", 8)},
+        [numpy_helper.from_array(np.int64(0), "axis")],
+    )

@@ -1,0 +1,115 @@
+"""Models of many shapes compiled and run at every one of them, against ONNX Runtime; what cannot be is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from subtune.artifact import Artifact, load
+from subtune.cli.main import main
+from subtune.core.errors import InputError
+from subtune.driver import compile_model
+from tests.dynamic import models
+
+
+def compiled(model: onnx.ModelProto, folder: Path, **dynamic: str) -> Artifact:
+    compile_model(model, folder / "m.subtune", dynamic=dynamic, tune=False, verify=False, threads=2)
+    return load(folder / "m.subtune")
+
+
+def arrays(artifact: Artifact, **values: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(sum(values.values()))
+    found = {spec.name: rng.standard_normal(spec.at(values).sizes).astype(np.float32) for spec in artifact.inputs}
+    if "mask" in found:
+        found["mask"] = np.where(found["mask"] > 1, np.float32(-1e4), np.float32(0))
+    return found
+
+
+def check_everywhere(artifact: Artifact, model: onnx.ModelProto) -> int:
+    """How many instances there were."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    assert artifact.manifest.domain
+    count = 0
+    for values, _ in artifact.manifest.domain.instances():
+        inputs = arrays(artifact, **values)
+        outputs = artifact.run(inputs)
+        for spec, expected in zip(artifact.outputs, session.run(None, inputs), strict=True):
+            assert outputs[spec.name].shape == expected.shape, values
+            np.testing.assert_allclose(outputs[spec.name], expected, rtol=1e-4, atol=1e-5, err_msg=str(values))
+        count += 1
+    return count
+
+
+@pytest.fixture(scope="module")
+def block(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return compiled(models.block(), tmp_path_factory.mktemp("block"), batch="1..3", seq="1..20")
+
+
+def test_a_transformer_at_every_batch_and_length(block):
+    assert [str(spec) for spec in block.outputs] == ["y: float32[batch, seq, 32]", "pooled: float32[batch, 32]"]
+    assert check_everywhere(block, models.block()) == 60
+
+
+@pytest.mark.parametrize(
+    ("batch", "seq", "message"),
+    [
+        (4, 5, "batch is 4, and the model was compiled for batch=1..3"),
+        (1, 21, "seq is 21, and the model was compiled for seq=1..20"),
+    ],
+)
+def test_a_run_outside_of_the_domain_is_refused(block, batch, seq, message):
+    with pytest.raises(InputError, match=message) as refused:
+        block.run(arrays(block, batch=batch, seq=seq))
+    assert "\n" not in str(refused.value)
+
+
+def test_shapes_that_disagree_are_refused(block):
+    inputs = {"x": arrays(block, batch=2, seq=5)["x"], "mask": arrays(block, batch=2, seq=6)["mask"]}
+    with pytest.raises(InputError, match="mask"):
+        block.run(inputs)
+
+
+@pytest.mark.parametrize(
+    ("build", "dynamic", "count"),
+    [
+        (models.convolutions, {"batch": "1..5"}, 5),
+        (models.biased, {"batch": "1..2", "seq": "1..9"}, 18),
+        (models.view, {"seq": "1..9"}, 9),
+        (models.scaled_twice, {"seq": "1,2,9"}, 3),
+        (models.view, {"seq": "7"}, 1),
+    ],
+    ids=["convolutions", "biased", "view", "scaled twice", "one instance"],
+)
+def test_every_instance(build: Callable[[], Any], dynamic, count, tmp_path):
+    model = build()
+    assert check_everywhere(compiled(model, tmp_path, **dynamic), model) == count
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: models.cut("Mod"), "no schedule serves all instances of a subgraph"),
+        (lambda: models.cut("Min"), "4, 4, 4, 3 is no polynomial of the symbols"),
+        (models.running_sum, "operators that TVM runs its own way, for one shape alone (relax.cumsum)"),
+    ],
+    ids=["remainder", "least", "operator of TVM"],
+)
+def test_what_no_one_artifact_computes_is_refused(build, message, tmp_path, capsys):
+    """In one sentence, and with nothing written."""
+    onnx.save(build(), tmp_path / "m.onnx")
+    path = tmp_path / "m.subtune"
+    code = main(["compile", str(tmp_path / "m.onnx"), "--dynamic", "seq=1..9", "--no-tune", "-o", str(path)])
+    error = capsys.readouterr().err
+    assert code == 2
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+    assert "Traceback" not in error
+    assert not path.exists()

@@ -1,0 +1,138 @@
+"""Kernels for all instances: right at every extent, between guard zones; what only seems so is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+
+from subtune import backends
+from subtune.backends import as_device
+from subtune.backends.cpu.device import CPU
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.kernel import NotApplicable
+from subtune.core.measurement import FailureKind
+from subtune.core.workload import Workload
+from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel
+from subtune.dynamic.measure import measured
+from subtune.dynamic.serve import carried, linked, schedule
+from subtune.dynamic.workload import DynamicWorkload
+from subtune.measure import LocalMeasurer
+from tests.backends.workloads import dense, elementwise, layer_norm, softmax
+from tests.dynamic.flat_kernels import FlatKernel, of_rows
+
+DEVICE = as_device(CPU("x86-64-v3", threads=1))
+KINDS: dict[str, Callable[[int], Workload]] = {
+    "dense": lambda rows: dense(rows, 32, 16),
+    "layer norm": lambda rows: layer_norm(rows, 24),
+    "softmax": lambda rows: softmax(rows, 24),
+    "elementwise": lambda rows: elementwise(rows, 24),
+}
+_MOST = 3
+"""Kernels of each kind: each has to be built."""
+
+
+def expected(kind: str, given: list[np.ndarray]) -> np.ndarray:
+    x = given[0].astype(np.float64)
+    if kind == "dense":
+        from scipy.special import erf
+
+        y = x @ given[1] + given[2]
+        return y * 0.5 * (1 + erf(y / np.sqrt(2)))
+    if kind == "layer norm":
+        centred = x - x.mean(axis=1, keepdims=True)
+        return centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5) * given[1] + given[2]
+    if kind == "softmax":
+        powers = np.exp(0.125 * x)
+        return powers / powers.sum(axis=1, keepdims=True)
+    y = x + given[1] + given[2]
+    return y / (1 + np.exp(-y))
+
+
+@cache
+def kernels(kind: str) -> list[DynamicKernel]:
+    """Of the policy's candidates for a few and for many rows: different families and granules first."""
+    workload = of_rows(KINDS[kind])
+    proposed = [c for rows in (64, 6) for c in backends.candidates(workload.at((rows,)), DEVICE, 8)]
+    found = [dynamic_kernel(workload, candidate, DEVICE) for candidate in dict.fromkeys([*proposed, DEFAULT])]
+    made = [one for one in found if isinstance(one, DynamicKernel) and is_told(one)]
+    kinds = {(one.candidate.family, one.granules): one for one in reversed(made)}
+    return sorted(kinds.values(), key=lambda one: -max(one.granules))[:_MOST]
+
+
+def is_told(one: DynamicKernel) -> bool:
+    """Not more tiles in parallel than the points tell apart: see the test of that below."""
+    return dict(one.candidate.knobs).get("mt", 1) in (1, 2, 3, 11)
+
+
+def check(workload: DynamicWorkload, kind: str, one: DynamicKernel) -> None:
+    rng = np.random.default_rng(0)
+    (granule,) = one.granules
+    most = 3 * granule + 1 if granule > 1 else 17
+    built = FlatKernel(linked(workload, one, (most,)), DEVICE)
+    for rows in range(1, most + 1):
+        args = workload.at((rows,)).args
+        given = [rng.standard_normal(arg.shape).astype(np.float32) for arg in args[:-1]]
+        (tiles,) = one.tiles((rows,))
+        assert tiles * granule - granule < rows <= tiles * granule
+        constants = {i for i, arg in enumerate(args) if arg.is_constant}
+        got = built([tiles], given, args[-1].shape, tiles * granule - rows, constants)
+        wanted = expected(kind, given)
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5, err_msg=f"{one.candidate} at {rows}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_right_at_every_extent(kind):
+    workload, found = of_rows(KINDS[kind]), kernels(kind)
+    assert found
+    for one in found:
+        check(workload, kind, one)
+
+
+def test_tiles_in_parallel_are_told_apart():
+    """The points at which templates are made lie far enough from one another to tell divisors apart."""
+    workload = of_rows(KINDS["dense"])
+    found = dynamic_kernel(workload, Candidate.make("contraction", mr=5, mt=13, nr=16, order="m"), DEVICE)
+    assert isinstance(found, DynamicKernel)
+    check(workload, "dense", found)
+
+
+def test_a_dense_layer_has_kernels_of_whole_tiles():
+    assert any(max(one.granules) > 1 for one in kernels("dense"))
+
+
+def test_a_workload_travels_in_an_attribute():
+    workload = of_rows(KINDS["softmax"])
+    one = kernels("softmax")[0]
+    found = schedule(carried(workload, (20,)), one.candidate, DEVICE)
+    assert not isinstance(found, NotApplicable), found.reason
+    assert found.granules == one.granules
+    again = linked(workload, one, (20,))
+    assert found.func.script() == again.func.script()
+
+
+def test_what_no_instance_allows_is_told():
+    found = dynamic_kernel(of_rows(KINDS["softmax"]), Candidate.make("contraction", mr=4), DEVICE)
+    assert isinstance(found, NotApplicable)
+    assert found.reason
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[LocalMeasurer]:
+    with LocalMeasurer(builders=2) as used:
+        yield used
+
+
+def test_a_kernel_that_is_not_what_it_seems_is_found_out(local):
+    """Strassen's algorithm at extents of which half is no whole tile."""
+    device = as_device(CPU(threads=1))
+    lanes = device.model.lanes()
+    workload = of_rows(lambda rows: dense(rows, 4 * lanes, 64))
+    wrong = Candidate.make("strassen", levels=1, mr=4, nr=lanes, mb=8, order="n", prefetch=False)
+    found = measured(workload, [wrong, DEFAULT], [(1,), (96,)], [(7,)], False, device, local, is_timed=False)
+    assert found.failures[wrong].kind is FailureKind.INVALID
+    assert set(found.libraries) == {DEFAULT}
+    assert set(found.seconds[DEFAULT]) == {(1,), (7,), (96,)}
+    assert all(seconds > 0 for seconds in found.seconds[DEFAULT].values())
