@@ -13,13 +13,16 @@ from subtune import backends
 from subtune.backends import as_device
 from subtune.backends.cpu.device import CPU
 from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.dispatch import choose
+from subtune.core.domain import Domain, Symbol
 from subtune.core.kernel import NotApplicable
 from subtune.core.measurement import FailureKind
 from subtune.core.workload import Workload
 from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel
 from subtune.dynamic.measure import measured
 from subtune.dynamic.serve import carried, linked, schedule
-from subtune.dynamic.workload import DynamicWorkload
+from subtune.dynamic.tune import untuned
+from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 from subtune.measure import LocalMeasurer
 from tests.backends.workloads import dense, elementwise, layer_norm, softmax
 from tests.dynamic.flat_kernels import FlatKernel, of_rows
@@ -147,3 +150,15 @@ def test_sums_of_rows_are_refused(local):
     assert set(found.libraries) == {DEFAULT}
     assert set(found.seconds[DEFAULT]) == {(1,), (7,), (96,)}
     assert all(seconds > 0 for seconds in found.seconds[DEFAULT].values())
+
+
+@pytest.mark.parametrize("values", [(1, 5, 20), ()], ids=["three instances", "one instance"])
+def test_untuned_one_kernel_is_checked_at_both_ends(values, local):
+    build = KINDS["elementwise"]
+    domain = Domain((Symbol.uniform("seq", values),) if values else ())
+    workload = of_rows(build) if values else dynamic_workload([build(7)] * 2, [{}, {}])
+    assert isinstance(workload, DynamicWorkload)
+    chosen = untuned(workload, domain, False, as_device(CPU(threads=1)), local)
+    assert len(chosen.candidates) == len(chosen.seconds) == 1
+    assert set(chosen.best_s) == ({(1,), (20,)} if values else {()})
+    assert choose(chosen.tree, (5,)) == 0
