@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ from subtune.artifact import manifest as manifests
 from subtune.artifact.destination import check_destination
 from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
+from subtune.core.clock import Clock
 from subtune.core.errors import TargetError
 from subtune.core.progress import ProgressCallback
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
@@ -70,7 +70,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
     if options.dynamic:
         return compile_dynamic(model, output, options)
     device, is_elsewhere = _device(options)
-    clock = _Clock()
+    clock = Clock()
     with ExitStack() as until_chosen:
         measurer = until_chosen.enter_context(_measurer(options, device, is_elsewhere))
         with clock.stage("prepare"):
@@ -184,18 +184,3 @@ def _verified(verification: Verification | None, is_elsewhere: bool) -> str:
     if verification is None:
         return ""
     return verification.summary + (", the same kernels built for this machine" if is_elsewhere else "")
-
-
-class _Clock:
-    """Seconds of each stage of a compile."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        begin = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin

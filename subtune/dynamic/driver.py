@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from subtune import backends, frontends
 from subtune.artifact import manifest as manifests
 from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
+from subtune.core.clock import Clock
 from subtune.core.domain import Domain
 from subtune.core.kernel import Kernel
 from subtune.core.manifest import KernelOrigin
@@ -34,6 +34,7 @@ from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare_imported
 from subtune.report.compile_report import CompileReport, SubgraphRow
 from subtune.report.provenance import source_of
+from subtune.tuning.order import bound_s
 
 _log = logging.getLogger(__name__)
 
@@ -59,27 +60,26 @@ class _Source:
 
 def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport:
     """Tune a model for the domain of shapes that `options.dynamic` declares, and write its artifact."""
-    device = backends.device_of(
-        options.target, options.threads, options.device_file, options.numerics, is_measured=options.tune
-    )
+    # kernels are checked here even where nothing is tuned: what cannot run here is told before the work
+    device = backends.device_of(options.target, options.threads, options.device_file, options.numerics)
     whole, inputs = declared(model, options)
     fixed = {one.name: one.values[0] for one in whole.symbols if len(one.values) == 1}
     domain = Domain(tuple(one for one in whole.symbols if len(one.values) > 1))
     source = _Source(model, inputs, fixed, options)
     forms = device.backend.forms(device.model)
-    seconds: dict[str, float] = {}
+    clock = Clock()
 
     def prepare(point: Mapping[str, int], lengths: Lengths) -> Prepared:
         return prepare_imported(source.load(point), options.numerics, None, forms, lengths)
 
-    with _stage(seconds, "prepare"):
+    with clock.stage("prepare"):
         dynamic = dynamic_model(domain, prepare)
         mod, corners = with_corners(dynamic.greatest.mod, {n: one.shapes for n, one in dynamic.workloads.items()})
         workloads = {**dynamic.workloads, **corner_workloads(corners, domain)}
-    with _stage(seconds, "tune"), LocalMeasurer() as measurer:
+    with clock.stage("tune"), LocalMeasurer() as measurer:
         measurer.start(device)
         chosen = _tuned(workloads, that_read_inputs(mod), dynamic, device, options, measurer)
-    with _stage(seconds, "build"), ThreadPoolExecutor(1) as beside:
+    with clock.stage("build"), ThreadPoolExecutor(1) as beside:
         pairs = {name: variants_of(one, domain, device) for name, one in chosen.items()}
         variants: dict[str, Variants] = {name: pair[0] for name, pair in pairs.items()}
         static: dict[str, Kernel] = {name: pair[1] for name, pair in pairs.items()}
@@ -99,7 +99,7 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
     return CompileReport(
         path=str(path),
         rows=_rows(dynamic, chosen),
-        seconds=seconds,
+        seconds=clock.seconds,
         verified=verification.summary if verification else "",
         is_interrupted=False,
         notes=imported.notes,
@@ -149,8 +149,6 @@ def _symbols(workload: DynamicWorkload) -> set[str]:
 
 def _bound_s(workload: DynamicWorkload, domain: Domain, device: Device) -> float:
     """What the greatest instance takes at least."""
-    from subtune.tuning.order import bound_s
-
     return bound_s(workload.at(workload.extents_at(domain.greatest)), device)
 
 
@@ -169,10 +167,3 @@ def _rows(dynamic: DynamicModel, chosen: Mapping[str, Chosen]) -> tuple[Subgraph
                         len(one.failures))
         )  # fmt: skip
     return tuple(rows)
-
-
-@contextmanager
-def _stage(seconds: dict[str, float], name: str) -> Iterator[None]:
-    begin = time.monotonic()
-    yield
-    seconds[name] = time.monotonic() - begin

@@ -52,7 +52,12 @@ class DynamicKernel:
     packings: tuple[tuple[int, ConstantTransform], ...]
 
     def tiles(self, extents: Sequence[int]) -> tuple[int, ...]:
-        return tuple(-(-extent // granule) for extent, granule in zip(extents, self.granules, strict=True))
+        return tiles_of(extents, self.granules)
+
+
+def tiles_of(extents: Sequence[int], granules: Sequence[int]) -> tuple[int, ...]:
+    """Along each extent, the last one that is not full included."""
+    return tuple(-(-extent // granule) for extent, granule in zip(extents, granules, strict=True))
 
 
 def dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Device) -> DynamicKernel | NotApplicable:
@@ -87,7 +92,7 @@ def _with_granules(
     workload: DynamicWorkload, candidate: Candidate, device: Device, granules: tuple[int, ...], is_even: bool
 ) -> DynamicKernel | NotApplicable:
     greatest = workload.greatest or (_USUAL,) * len(granules)
-    points = sample_tiles([-(-most // granule) for most, granule in zip(greatest, granules, strict=True)], is_even)
+    points = sample_tiles(tiles_of(greatest, granules), is_even)
     graphs: dict[int, Graph] = {}
     packings: dict[int, tuple[tuple[int, ConstantTransform], ...]] = {}
     for at in sorted(range(len(points)), key=lambda one: (one not in _TELLING, one)):

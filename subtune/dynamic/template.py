@@ -30,6 +30,8 @@ _OBJECT = 64
 """tvm_ffi's least static type index of what is an object: a field of it is a node's number in JSON."""
 _ANY = -1
 _CONTAINERS = frozenset(("ffi.Array", "ffi.Map", "ffi.List", "ffi.Dict"))
+_OF_BUFFERS = frozenset(("tirx.BufferType", "tirx.Iter"))
+"""Types whose numbers are a buffer's."""
 _ANYTHING = Dim.number(0)
 """In the place of a dim that nobody asks for."""
 
@@ -68,9 +70,10 @@ class Template:
         Buffers have the size that they have at the `greatest` instance: what it allocates does not depend on symbols.
         """
         writer = _Writer(list(self.nodes), names)
-        for kind in ("tirx.BufferType", "tirx.Iter"):
-            for at in [i for i, node in enumerate(self.nodes) if node["type"] == kind]:
-                writer.settle(at, {hole: dim.at(greatest) for hole, dim in self.holes.items()})
+        numbers = {hole: dim.at(greatest) for hole, dim in self.holes.items()}
+        for at, node in enumerate(self.nodes):
+            if node["type"] in _OF_BUFFERS:
+                writer.settle(at, numbers)
         for hole, dim in self.holes.items():
             writer.fill(hole, dim)
         func = _loaded(writer.nodes, self.root)

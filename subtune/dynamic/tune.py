@@ -20,7 +20,7 @@ from subtune.core.domain import Domain
 from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Failure
 from subtune.dynamic.dispatcher import dispatcher
-from subtune.dynamic.kernel import MIXING, PLAIN
+from subtune.dynamic.kernel import MIXING, PLAIN, tiles_of
 from subtune.dynamic.measure import Extents, Measured, measured
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure import LocalMeasurer
@@ -35,9 +35,6 @@ _MOST_KERNELS = 24
 """Built of one workload."""
 _MANY, _FEW = 8, 3
 """Instances that a workload is measured at; the second is of one that has little weight."""
-_LITTLE = 0.01
-"""Of the model's time, at the greatest instance."""
-
 _CHECKS = 5
 """Instances at which kernels are checked besides."""
 
@@ -261,4 +258,5 @@ def predicted(library: Library, known: Mapping[Extents, float], instances: Seque
 
 
 def _work(library: Library, extents: Extents) -> float:
-    return float(math.prod(-(-extent // g) * g for extent, g in zip(extents, library.granules, strict=True)))
+    whole = tiles_of(extents, library.granules)
+    return float(math.prod(t * g for t, g in zip(whole, library.granules, strict=True)))

@@ -136,8 +136,9 @@ class LocalSession:
         return BuildJob(self._text, self._workload.num_outputs, self._device, candidate, schedule, stem, is_optional)
 
     def library(self, candidate: Candidate) -> Library:
-        """Of a candidate that was built here, for `lend`."""
-        return self._library(candidate)
+        """Of a candidate that was built here, or lent."""
+        library: Library = self._builds[candidate].outcome
+        return library
 
     def lend(self, candidate: Candidate, library: Library) -> None:
         """What another session has built serves as `candidate` here."""
@@ -148,29 +149,25 @@ class LocalSession:
     # -- runs
 
     def check(self, candidate: Candidate, patience_s: float = math.inf) -> Comparison | Failure:
-        outcome: Comparison | Failure = self._run(candidate, CheckJob(self._library(candidate), patience_s), 0.0)
+        outcome: Comparison | Failure = self._run(candidate, CheckJob(self.library(candidate), patience_s), 0.0)
         if isinstance(outcome, Comparison):
             outcome = replace(outcome, is_partial=not self._is_whole)
         return outcome
 
     def time(self, candidate: Candidate, seconds: float, stop_above_s: float) -> Timing | Failure:
-        job = TimeJob(self._library(candidate), seconds, stop_above_s, candidate in self._checked)
+        job = TimeJob(self.library(candidate), seconds, stop_above_s, candidate in self._checked)
         outcome: Timing | Failure = self._run(candidate, job, seconds)
         return outcome
 
     def compare(self, candidate: Candidate, seconds: float, other: Candidate = DEFAULT) -> Comparison | Failure:
-        library = None if other == DEFAULT else self._library(other)
-        job = CompareJob(self._library(candidate), seconds, library)
+        library = None if other == DEFAULT else self.library(other)
+        job = CompareJob(self.library(candidate), seconds, library)
         outcome: Comparison | Failure = self._run(candidate, job, seconds)
         return outcome
 
     def _silence(self) -> contextlib.AbstractContextManager[None]:
         """What is timed has the cores for itself, where building takes some of them."""
         return contextlib.nullcontext() if self._measuring.overlaps else self._builders.silence()
-
-    def _library(self, candidate: Candidate) -> Library:
-        library: Library = self._builds[candidate].outcome
-        return library
 
     def _run(self, candidate: Candidate, job: RunJob, seconds: float) -> Any:
         most = self._measuring.max_crashes
@@ -216,7 +213,7 @@ class LocalSession:
             self._text,
             self._workload.num_outputs,
             self._device,
-            self._library(DEFAULT),
+            self.library(DEFAULT),
             self._reference(),
             self._settings.gpu_mode,
             str(self._directory),

@@ -113,3 +113,14 @@ def test_what_no_one_artifact_computes_is_refused(build, message, tmp_path, caps
     assert len(error.strip().splitlines()) == 1
     assert "Traceback" not in error
     assert not path.exists()
+
+
+@pytest.mark.parametrize("target", ["cortex-a76", "nvidia/nvidia-h100"])
+def test_another_machine_is_refused_before_the_work(target, tmp_path, capsys):
+    onnx.save(models.view(), tmp_path / "m.onnx")
+    flags = ["--dynamic", "seq=1..9", "--no-tune", "--target", target, "-o", str(tmp_path / "m.subtune")]
+    assert main(["compile", str(tmp_path / "m.onnx"), *flags]) == 2
+    error = capsys.readouterr().err
+    assert len(error.strip().splitlines()) == 1
+    assert "kernels are timed" in error
+    assert "no schedule" not in error
