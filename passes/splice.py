@@ -23,7 +23,8 @@ def splice(mod: IRModule, kernels: Mapping[str, Kernel]) -> IRModule:
         mod: what `outline` made.
         kernels: by the name of the GlobalVar whose PrimFunc they replace.
 
-    `R.call_tir(f, (x, w))` -> `R.call_tir(f, (x, packed w))` for a kernel that packs its argument 1.
+    `R.call_tir(f, (x, w))` -> `R.call_tir(f, (x, packed w))` for a kernel that packs its argument 1, and
+    `R.call_tir(f, (x, packed w, w))` for one that takes it once `more` as it is.
     """
     old = {gvar.name_hint: (gvar, func) for gvar, func in mod.functions_items()}
     unknown = sorted(set(kernels) - set(old))
@@ -69,7 +70,9 @@ def _rewrite_calls(main: Any, kernels: Mapping[str, Kernel], gvars: Mapping[str,
             return value
         name = str(value.args[0].name_hint)
         wanted = dict(kernels[name].packings)
-        args = [packed(name, i, arg, wanted[i]) if i in wanted else arg for i, arg in enumerate(value.args[1].fields)]
+        given = list(value.args[1].fields)
+        args = [packed(name, i, arg, wanted[i]) if i in wanted else arg for i, arg in enumerate(given)]
+        args += [packed(name, i, given[i], form) if form else given[i] for i, form in kernels[name].more]
         return Call(value.op, [gvars[name], relax.Tuple(args)], value.attrs, value.ty_args, ret_ty=value.ty)
 
     blocks = [

@@ -38,7 +38,7 @@ class Dynamic:
     def rows_past_end(self) -> dict[str, int]:
         """Of the PrimFuncs that some kernel computes past the last row, by name."""
         most = {
-            name: max((max(kernel.granules, default=1) for kernel in one.kernels), default=1) - 1
+            name: max((kernel.rows_past_end for kernel in one.kernels), default=0)
             for name, one in self.variants.items()
         }
         return {name: rows for name, rows in most.items() if rows}

@@ -14,10 +14,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """`func` is flat; its first parameters are numbers of tiles, `ceil(extent / granule)` of each extent, as int64."""
+    """`func` is flat; its first parameters are numbers of tiles, `ceil(extent / granule)` of each extent, as int64.
+
+    With `knows_extents` the extents follow. Its buffers are those of the subgraph's arguments that `arguments` names:
+    kernels may want a constant in different layouts. Rows are computed past the last one, as many as make whole tiles.
+    """
 
     func: PrimFunc
     granules: tuple[int, ...]
+    knows_extents: bool
+    arguments: tuple[int, ...]
+
+    @property
+    def leading(self) -> int:
+        """Parameters before the buffers."""
+        return len(self.granules) * (2 if self.knows_extents else 1)
+
+    @property
+    def rows_past_end(self) -> int:
+        """At most."""
+        return max(self.granules, default=1) - 1
 
 
 @dataclass(frozen=True, slots=True)

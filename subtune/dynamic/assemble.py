@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import Call
 
 from subtune import backends
 from subtune.backends.base import Device
 from subtune.core.domain import Domain
-from subtune.core.kernel import Kernel, NotApplicable
+from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
 from subtune.core.variants import Variant, Variants
+from subtune.core.workload import Arg
+from subtune.dynamic.choose import Chosen
 from subtune.dynamic.kernel import dynamic_kernel
 from subtune.dynamic.serve import linked
-from subtune.dynamic.tune import Chosen
+from subtune.dynamic.workload import DynamicWorkload
 from subtune.passes.data_views import without_body
 
 
@@ -47,13 +50,47 @@ def variants_of(chosen: Chosen, domain: Domain, device: Device) -> tuple[Variant
         found = dynamic_kernel(workload, candidate, device)
         assert not isinstance(found, NotApplicable), f"{candidate} was built before: {found.reason}"
         kernels.append(linked(workload, found, greatest))
-    static = Kernel(workload.at(greatest).func, kernels[0].packings)
-    for candidate in chosen.candidates:
-        scheduled = backends.schedule(workload.at(greatest), candidate, device)
-        if isinstance(scheduled, Kernel) and scheduled.packings == kernels[0].packings:
-            static = scheduled
-            break
-    if domain.symbols:  # what copies nothing but a view at the greatest instance may do more at others
-        static = Kernel(without_body(static.func), static.packings)
-    variants = tuple(Variant(kernel.func, kernel.granules) for kernel in kernels)
+    if not domain.symbols:
+        static = backends.schedule(workload.at(greatest), chosen.candidates[0], device)
+        assert isinstance(static, Kernel), static.reason
+    else:  # what copies nothing but a view at the greatest instance may do more at others
+        static = _all_arguments(workload, greatest, kernels)
+    variants = tuple(
+        Variant(kernel.func, kernel.granules, kernel.knows_extents, _taken(workload, kernel, static))
+        for kernel in kernels
+    )
     return Variants(workload.extents, variants, chosen.tree), static
+
+
+def _all_arguments(workload: DynamicWorkload, greatest: Sequence[int], kernels: Sequence[Kernel]) -> Kernel:
+    """A function without a body that takes what any of the kernels does: constants in all layouts."""
+    args = workload.at(greatest).args
+    first = dict(kernels[0].packings)
+    packed = sorted({index for kernel in kernels for index, _ in kernel.packings})
+    forms = [(index, dict(kernel.packings).get(index)) for kernel in kernels for index in packed]
+    more = tuple(dict.fromkeys(form for form in forms if form != (form[0], first.get(form[0]))))
+    inputs = len(args) - workload.num_outputs
+    given = [_buffer(arg, first.get(index)) for index, arg in enumerate(args)]
+    again = [_buffer(args[index], form) for index, form in more]
+    params = [*given[:inputs], *again, *given[inputs:]]
+    whole = tirx.PrimFunc(params, tirx.Evaluate(0))
+    return Kernel(without_body(whole), kernels[0].packings, more=more)
+
+
+def _buffer(arg: Arg, form: ConstantTransform | None) -> Any:
+    return tirx.decl_buffer(form.shape if form else arg.shape, arg.dtype, arg.name)
+
+
+def _taken(workload: DynamicWorkload, kernel: Kernel, static: Kernel) -> tuple[int, ...]:
+    """Which arguments of `static` a kernel takes."""
+    wanted, first = dict(kernel.packings), dict(static.packings)
+    count = len(workload.shapes)
+    inputs = count - workload.num_outputs
+    packed = {*wanted, *first}
+    places = [
+        inputs + static.more.index((index, wanted.get(index)))
+        if index in packed and wanted.get(index) != first.get(index)
+        else index
+        for index in range(inputs)
+    ]
+    return (*places, *range(inputs + len(static.more), count + len(static.more)))

@@ -20,10 +20,11 @@ from subtune.core.kernel import Kernel
 from subtune.core.manifest import KernelOrigin
 from subtune.core.variants import Variants
 from subtune.dynamic.assemble import that_read_inputs, variants_of
+from subtune.dynamic.choose import Chosen, Tuned, chosen
 from subtune.dynamic.constants import with_corners
 from subtune.dynamic.declare import declared
 from subtune.dynamic.model import DynamicModel, corner_workloads, dynamic_model
-from subtune.dynamic.tune import Chosen, Effort, tuned, untuned
+from subtune.dynamic.tune import tuned, untuned
 from subtune.dynamic.verify import DynamicVerification
 from subtune.dynamic.workload import DynamicWorkload, has_growing_constants
 from subtune.frontends import Imported, SymbolicInput
@@ -35,6 +36,7 @@ from subtune.pipeline import Prepared, prepare_imported
 from subtune.report.compile_report import CompileReport, SubgraphRow
 from subtune.report.provenance import source_of
 from subtune.tuning.order import bound_s
+from subtune.tuning.weights import spare_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -78,9 +80,9 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         workloads = {**dynamic.workloads, **corner_workloads(corners, domain)}
     with clock.stage("tune"), LocalMeasurer() as measurer:
         measurer.start(device)
-        chosen = _tuned(workloads, that_read_inputs(mod), dynamic, device, options, measurer)
+        kernels = _tuned(workloads, that_read_inputs(mod), dynamic, device, options, measurer)
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
-        pairs = {name: variants_of(one, domain, device) for name, one in chosen.items()}
+        pairs = {name: variants_of(one, domain, device) for name, one in kernels.items()}
         variants: dict[str, Variants] = {name: pair[0] for name, pair in pairs.items()}
         static: dict[str, Kernel] = {name: pair[1] for name, pair in pairs.items()}
         verification = DynamicVerification(domain, source.load, options.numerics, beside) if options.verify else None
@@ -89,7 +91,7 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
             splice(mod, static),
             dynamic.inputs,
             dynamic.outputs,
-            tuple(_origin(name, one) for name, one in chosen.items()),
+            tuple(_origin(name, one) for name, one in kernels.items()),
             source_of(model, options.shapes, options.precision),
             imported.name,
             domain=domain,
@@ -98,7 +100,7 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         path = write_artifact(output, package, device, verification.check if verification else None)
     return CompileReport(
         path=str(path),
-        rows=_rows(dynamic, chosen),
+        rows=_rows(dynamic, kernels),
         seconds=clock.seconds,
         verified=verification.summary if verification else "",
         is_interrupted=False,
@@ -121,8 +123,7 @@ def _tuned(
     uses = {one.name: one.uses for one in dynamic.greatest.subgraphs}
     bounds = {name: _bound_s(one, dynamic.domain, device) * uses.get(name, 1) for name, one in workloads.items()}
     total = sum(bounds.values())
-    effort = Effort(options.topk, _REGRET, _MAX_KERNELS)
-    chosen: dict[str, Chosen] = {}
+    found: dict[str, Tuned] = {}
     begin = time.monotonic()
     for name in sorted(workloads, key=lambda one: -bounds[one]):
         spent = time.monotonic() - begin
@@ -131,11 +132,13 @@ def _tuned(
         exact_only = name in reads_inputs or has_growing_constants(one, dynamic.domain)
         if options.tune and not is_late:
             is_heavy = bounds[name] > _LITTLE * total and _computes(one)
-            chosen[name] = tuned(one, dynamic.domain, exact_only, is_heavy, effort, device, measurer)
+            measured = tuned(one, dynamic.domain, exact_only, is_heavy, options.topk, device, measurer)
         else:
-            chosen[name] = untuned(one, dynamic.domain, exact_only, device, measurer)
-        _log.debug("%s: %d kernels, %.1f s", name, len(chosen[name].candidates), time.monotonic() - begin - spent)
-    return chosen
+            measured = untuned(one, dynamic.domain, exact_only, device, measurer)
+        found[name] = Tuned(one, measured, uses.get(name, 1))
+        _log.debug("%s: %d kernels, %.1f s", name, len(measured.libraries), time.monotonic() - begin - spent)
+    own = sum(one.weights_bytes(dynamic.domain) * one.uses for one in found.values())
+    return chosen(found, dynamic.domain, _REGRET, _MAX_KERNELS, spare_bytes(own, options.weights_limit))
 
 
 def _computes(workload: DynamicWorkload) -> bool:

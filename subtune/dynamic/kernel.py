@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -34,9 +34,8 @@ _TELLING = (0, 3)
 """Points at which most kernels differ that do so at all: their extents leave other remainders by 4, by 8 and by 16."""
 
 MIXING = frozenset(("strassen",))
-"""Families whose kernels add rows up and take them away again. A row past the last one that nobody wrote gets into the
-results, which look right where it happens to be small; without such rows, kernels of odd extents are wrong at even
-ones."""
+"""Families whose kernels add rows up and take them away again. A row past the last one that nobody wrote would get into
+the results, which look right where it happens to be small: these have to know the extents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,25 @@ class DynamicKernel:
     granules: tuple[int, ...]
     template: Template
     packings: tuple[tuple[int, ConstantTransform], ...]
+    knows_extents: bool = False
 
-    def tiles(self, extents: Sequence[int]) -> tuple[int, ...]:
-        return tiles_of(extents, self.granules)
+    def names(self, workload: DynamicWorkload) -> tuple[str, ...]:
+        """Of its leading parameters."""
+        return (*workload.names, *map(_known, workload.names)) if self.knows_extents else workload.names
+
+    def numbers(self, extents: Sequence[int]) -> tuple[int, ...]:
+        """The values of its leading parameters."""
+        return numbers_of(extents, self.granules, self.knows_extents)
+
+
+def numbers_of(extents: Sequence[int], granules: Sequence[int], knows_extents: bool = False) -> tuple[int, ...]:
+    """What a kernel takes before its buffers."""
+    return (*tiles_of(extents, granules), *(extents if knows_extents else ()))
+
+
+def _known(name: str) -> str:
+    """The symbol of an extent, where that of `name` is its number of tiles."""
+    return f"{name}_rows"
 
 
 def tiles_of(extents: Sequence[int], granules: Sequence[int]) -> tuple[int, ...]:
@@ -67,7 +82,7 @@ def dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Devi
     where that is allowed.
     """
     if workload.extents and candidate.family in MIXING:
-        return NotApplicable(f"{candidate.family} adds up rows, and their number varies")
+        return _knowing_extents(workload, candidate, device)
     reason = NotApplicable("no instance can be scheduled")
     for granules in _granules(workload, candidate):
         for is_even in (False, True) if _quotients(workload) or candidate == PLAIN else (False,):
@@ -88,16 +103,51 @@ def _granules(workload: DynamicWorkload, candidate: Candidate) -> Iterator[tuple
     yield (1,) * len(workload.extents)
 
 
+def _knowing_extents(workload: DynamicWorkload, candidate: Candidate, device: Device) -> DynamicKernel | NotApplicable:
+    """A kernel of whole tiles that takes what it adds up from the rows that there are."""
+    if not _has_free_rows(workload):
+        return NotApplicable(f"{candidate.family} adds up rows, and these are not alone")
+    blocks = 2 ** int(candidate["levels"])
+    granule = blocks * int(candidate["mb"])
+    greatest = workload.greatest or (_USUAL,)
+    points = [(tiles,) for (tiles,) in sample_tiles(tiles_of(greatest, (granule,)))]
+    # They leave 2 when divided by 4: where a bound is a multiple of what it bounds, TVM writes it otherwise. One row of
+    # every block is lacking at least.
+    least = blocks + (2 - blocks) % 4
+    lacking = [least + 4 * ((5 * i + i // 2) % ((granule - least + 3) // 4)) for i in range(len(points))]
+    sizes = [(tiles * granule,) for (tiles,) in points]
+    rows = [size - less for (size,), less in zip(sizes, lacking, strict=True)]
+    name = workload.names[0]
+    named = [{name: tiles, _known(name): count} for (tiles,), count in zip(points, rows, strict=True)]
+    candidates = [Candidate.make(candidate.family, **{**dict(candidate.knobs), "rows": count}) for count in rows]
+    found = _compared(workload, candidates, device, (granule,), sizes, named, knows_extents=True)
+    return replace(found, candidate=candidate) if isinstance(found, DynamicKernel) else found
+
+
 def _with_granules(
     workload: DynamicWorkload, candidate: Candidate, device: Device, granules: tuple[int, ...], is_even: bool
 ) -> DynamicKernel | NotApplicable:
     greatest = workload.greatest or (_USUAL,) * len(granules)
     points = sample_tiles(tiles_of(greatest, granules), is_even)
+    sizes = [tuple(tiles * granule for tiles, granule in zip(point, granules, strict=True)) for point in points]
+    named = [_with_quotients(workload, dict(zip(workload.names, point, strict=True)), granules) for point in points]
+    return _compared(workload, [candidate] * len(sizes), device, granules, sizes, named)
+
+
+def _compared(
+    workload: DynamicWorkload,
+    candidates: Sequence[Candidate],
+    device: Device,
+    granules: tuple[int, ...],
+    sizes: Sequence[tuple[int, ...]],
+    named: Sequence[Mapping[str, int]],
+    knows_extents: bool = False,
+) -> DynamicKernel | NotApplicable:
+    """What the kernels at extents of these `sizes` have in common, in symbols that have the values `named` there."""
     graphs: dict[int, Graph] = {}
     packings: dict[int, tuple[tuple[int, ConstantTransform], ...]] = {}
-    for at in sorted(range(len(points)), key=lambda one: (one not in _TELLING, one)):
-        extents = tuple(tiles * granule for tiles, granule in zip(points[at], granules, strict=True))
-        kernel = _scheduled(_problem(workload, extents, device), candidate, device)
+    for at in sorted(range(len(sizes)), key=lambda one: (one not in _TELLING, one)):
+        kernel = _scheduled(_problem(workload, sizes[at], device), candidates[at], device)
         if not isinstance(kernel, Kernel):
             return kernel
         packings[at] = kernel.packings
@@ -106,11 +156,10 @@ def _with_granules(
         graphs[at] = graph_of(device.backend.flat(kernel.func, device))
         if len(graphs) == len(_TELLING) and (differs := difference(list(graphs.values()))):
             return differs
-    named = [_with_quotients(workload, dict(zip(workload.names, point, strict=True)), granules) for point in points]
-    template = template_of([graphs[at] for at in range(len(points))], named)
+    template = template_of([graphs[at] for at in range(len(sizes))], named)
     if isinstance(template, NotApplicable):
         return template
-    return DynamicKernel(candidate, granules, template, packings[0])
+    return DynamicKernel(candidates[0], granules, template, packings[0], knows_extents)
 
 
 @lru_cache(maxsize=64)

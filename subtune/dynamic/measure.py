@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.measurement import Comparison, Failure, Timing
-from subtune.dynamic.kernel import tiles_of
+from subtune.dynamic.kernel import numbers_of
 from subtune.dynamic.serve import SCHEDULE, carried
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure import LocalMeasurer
@@ -89,9 +89,9 @@ def _at(
     with measurer.session(workload.at(extents), device, rows_past_end=rows) as session:
         for candidate, library in left.items():
             lent = _named(candidate)
-            tiles = tiles_of(extents, library.granules)
-            past = tuple(t * g - e for t, g, e in zip(tiles, library.granules, extents, strict=True))
-            session.lend(lent, replace(library, numbers=tiles, rows_past_end=past[0] if past else 0))
+            numbers = numbers_of(extents, library.granules, library.knows_extents)
+            past = numbers[0] * library.granules[0] - extents[0] if extents else 0
+            session.lend(lent, replace(library, numbers=numbers, rows_past_end=past))
             checked = session.check(lent)
             timing = checked.timing if isinstance(checked, Comparison) else checked
             if is_timed and isinstance(timing, Timing):

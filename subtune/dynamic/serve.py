@@ -57,6 +57,6 @@ def _whole(text: str, num_outputs: int) -> tuple[DynamicWorkload, tuple[int, ...
 
 def linked(workload: DynamicWorkload, kernel: DynamicKernel, greatest: Sequence[int]) -> Kernel:
     """The kernel as it is built: with memory of its own for the greatest instance."""
-    tiles = dict(zip(workload.names, kernel.tiles(greatest), strict=True))
-    func = kernel.template.symbolic(workload.names, tiles)
-    return Kernel(func, kernel.packings, granules=kernel.granules)
+    numbers = dict(zip(kernel.names(workload), kernel.numbers(greatest), strict=True))
+    func = kernel.template.symbolic(list(numbers), numbers)
+    return Kernel(func, kernel.packings, granules=kernel.granules, knows_extents=kernel.knows_extents)

@@ -7,32 +7,26 @@ is generalised to all, built once, and measured at several. Between those its ti
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Sequence
 
 from subtune import backends
 from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
-from subtune.core.dispatch import Leaf, Split, Tree
 from subtune.core.domain import Domain
 from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Failure
-from subtune.dynamic.dispatcher import dispatcher
-from subtune.dynamic.kernel import MIXING, PLAIN, tiles_of
+from subtune.dynamic.kernel import PLAIN
 from subtune.dynamic.measure import Extents, Measured, measured
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure import LocalMeasurer
-from subtune.measure.messages import Library
 
-_MOST_INSTANCES = 4096
-"""Of a domain that are looked at."""
 _STEP = 1.6
 """A symbol's value at a measured instance over that at the one before; no power of it is one of 2, so that tiles of all
 heights are proposed."""
 _MOST_KERNELS = 24
 """Built of one workload."""
+_MOST_PASSES = 16
+"""Tiles that share prefetches: a kernel is compared at instances that have more."""
 _MANY, _FEW = 8, 3
 """Instances that a workload is measured at; the second is of one that has little weight."""
 _CHECKS = 5
@@ -41,67 +35,35 @@ _CHECKS = 5
 _EVERY = (DEFAULT, PLAIN)
 
 
-@dataclass(frozen=True)
-class Effort:
-    """What joint tuning may do."""
-
-    topk: int
-    """Candidates for each measured instance."""
-    regret: float
-    """How much longer than the fastest of all kernels the chosen one may take at any instance."""
-    max_kernels: int
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A workload's kernels, and the tree that chooses among them; `seconds` at the instances that were measured."""
-
-    workload: DynamicWorkload
-    candidates: tuple[Candidate, ...]
-    tree: Tree
-    seconds: Mapping[Candidate, Mapping[Extents, float]]
-    failures: Mapping[Candidate, Failure]
-    worst_regret: float = 0.0
-
-    @property
-    def best_s(self) -> dict[Extents, float]:
-        """The fastest kernel's seconds at each measured instance."""
-        best: dict[Extents, float] = {}
-        for of in self.seconds.values():
-            for at, seconds in of.items():
-                best[at] = min(seconds, best.get(at, math.inf))
-        return best
-
-
 def tuned(
     workload: DynamicWorkload,
     domain: Domain,
     exact_only: bool,
     is_heavy: bool,
-    effort: Effort,
+    topk: int,
     device: Device,
     measurer: LocalMeasurer,
-) -> Chosen:
+) -> Measured:
     """Kernels for every instance of `domain`.
 
     Args:
         exact_only: the kernels may not compute rows past the last one.
         is_heavy: the workload counts in the model's time.
+        topk: candidates for each measured instance.
 
     Raises:
         SubtuneError: no schedule serves all instances.
     """
     probes = _probes(workload, domain)
-    proposals = _proposals(workload, probes, device, effort.topk if is_heavy else _FEW)
+    proposals = _proposals(workload, probes, device, topk if is_heavy else _FEW)
     probes = _spread(probes, _MANY if is_heavy else _FEW)
     checks = _between(workload, domain, probes, _CHECKS if is_heavy else 2)
-    found = _first_that_serves(((*proposals, DEFAULT), _EVERY), workload, probes, checks, exact_only, device, measurer)
-    return _chosen(workload, found, domain, effort)
+    return _first_that_serves(((*proposals, DEFAULT), _EVERY), workload, probes, checks, exact_only, device, measurer)
 
 
 def untuned(
     workload: DynamicWorkload, domain: Domain, exact_only: bool, device: Device, measurer: LocalMeasurer
-) -> Chosen:
+) -> Measured:
     """The first kernel that the policy proposes for the greatest instance, checked there and at the least.
 
     Raises:
@@ -111,7 +73,8 @@ def untuned(
     ends, checks = _spread(probes, 2), _between(workload, domain, probes, 2)
     first = _proposals(workload, [workload.extents_at(domain.greatest)], device, 1)
     found = _first_that_serves((first, _EVERY), workload, ends, checks, exact_only, device, measurer, is_timed=False)
-    return _chosen(workload, found, domain, Effort(1, math.inf, 1))
+    kept = next(one for one in found.libraries if one not in found.failures)
+    return Measured({kept: found.libraries[kept]}, {kept: found.seconds[kept]}, found.failures)
 
 
 def _first_that_serves(
@@ -146,13 +109,22 @@ def _proposals(
     ranked = []
     for extents in probes:
         try:
-            ranked.append(backends.candidates(workload.at(extents), device, topk))
+            ranked.append((backends.candidates(workload.at(extents), device, topk), extents))
         except Exception:  # a policy may not foresee an axis of one element
             continue
-    longest = max(map(len, ranked), default=0)
-    turns = [one[i] for i in range(longest) for one in ranked if i < len(one) and one[i].family not in MIXING]
-    both = [kind for candidate in turns for kind in (candidate, _plainer(candidate))]
+    longest = max((len(one) for one, _ in ranked), default=0)
+    turns = [(one[i], extents) for i in range(longest) for one, extents in ranked if i < len(one)]
+    both = [kind for candidate, extents in turns for kind in (_limited(candidate, extents), _plainer(candidate))]
     return tuple(dict.fromkeys(both))[:_MOST_KERNELS]
+
+
+def _limited(candidate: Candidate, extents: Extents) -> Candidate:
+    """The same, its prefetches shared out among as many tiles as this instance has, whatever another has."""
+    if not candidate.get("prefetch") or len(extents) != 1:
+        return candidate
+    rows = int(candidate.get("mb") or candidate.get("mr") or 1) * 2 ** int(candidate.get("levels") or 0)
+    passes = min(-(-extents[0] // rows), _MOST_PASSES)
+    return Candidate.make(candidate.family, candidate.predicted_s, **{**dict(candidate.knobs), "passes": passes})
 
 
 def _plainer(candidate: Candidate) -> Candidate:
@@ -192,71 +164,3 @@ def _spread(ordered: Sequence[Extents], count: int) -> list[Extents]:
     if len(ordered) <= count:
         return list(ordered)
     return [ordered[round(i * (len(ordered) - 1) / (count - 1))] for i in range(count)]
-
-
-def _chosen(workload: DynamicWorkload, found: Measured, domain: Domain, effort: Effort) -> Chosen:
-    instances, weights = _instances(workload, domain)
-    extents = np.array(instances).reshape(len(instances), len(workload.extents))
-    groups: dict[object, list[Candidate]] = {}
-    for candidate, library in found.libraries.items():
-        groups.setdefault(library.packings, []).append(candidate)
-    best: tuple[float, list[Candidate], np.ndarray] | None = None
-    for members in groups.values():
-        times = np.array([_times(found, one, instances) for one in members])
-        total = float((times.min(axis=0) * weights).sum())
-        if best is None or total < best[0]:
-            best = (total, members, times)
-    assert best is not None
-    _, members, times = best
-    seconds = {one: found.seconds[one] for one in members}
-    if not workload.extents or len(members) == 1 or effort.max_kernels == 1:
-        first = int((times * weights).sum(axis=1).argmin())
-        return Chosen(workload, (members[first],), Leaf(0), seconds, found.failures)
-    result = dispatcher(times, extents, weights, effort.regret, effort.max_kernels, mean_eps=effort.regret / 4)
-    used = sorted(result.kernels)
-    tree = _renumbered(result.tree, {kernel: i for i, kernel in enumerate(used)})
-    return Chosen(workload, tuple(members[k] for k in used), tree, seconds, found.failures, result.worst_regret)
-
-
-def _times(found: Measured, candidate: Candidate, instances: Sequence[Extents]) -> np.ndarray:
-    """Seconds at each instance; infinite where the kernel does not serve it."""
-    times = predicted(found.libraries[candidate], found.seconds[candidate], instances)
-    return np.where([found.serves(candidate, extents) for extents in instances], times, math.inf)
-
-
-def _renumbered(tree: Tree, numbers: Mapping[int, int]) -> Tree:
-    if isinstance(tree, Leaf):
-        return Leaf(numbers[tree.kernel])
-    return Split(tree.extent, tree.at_most, _renumbered(tree.low, numbers), _renumbered(tree.high, numbers))
-
-
-def _instances(workload: DynamicWorkload, domain: Domain) -> tuple[list[Extents], np.ndarray]:
-    """Distinct extents of the domain and their weights; of a large domain, of every so manieth instance."""
-    step = max(1, math.ceil(domain.size / _MOST_INSTANCES))
-    weights: dict[Extents, float] = {}
-    for i, (values, weight) in enumerate(domain.instances()):
-        if i % step == 0 or i == domain.size - 1:
-            at = workload.extents_at(values)
-            weights[at] = weights.get(at, 0.0) + weight
-    ordered = sorted(weights)
-    return ordered, np.array([weights[at] for at in ordered])
-
-
-def predicted(library: Library, known: Mapping[Extents, float], instances: Sequence[Extents]) -> np.ndarray:
-    """Seconds of a kernel at each instance.
-
-    Between measured instances the seconds for an element of work, padding included, follow the logarithm of the work.
-    """
-    work = np.array([_work(library, extents) for extents in instances])
-    points: dict[float, list[float]] = {}
-    for extents, seconds in known.items():
-        points.setdefault(_work(library, extents), []).append(seconds)
-    sizes = sorted(points)
-    rates = [math.log(float(np.median(points[size])) / size) for size in sizes]
-    rate: np.ndarray = np.interp(np.log(work), np.log(sizes), rates)
-    return work * np.exp(rate)
-
-
-def _work(library: Library, extents: Extents) -> float:
-    whole = tiles_of(extents, library.granules)
-    return float(math.prod(t * g for t, g in zip(whole, library.granules, strict=True)))

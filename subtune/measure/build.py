@@ -32,7 +32,9 @@ def handle(job: BuildJob) -> Library | Failure:
     path = job.device.backend.build(func, job.device, job.stem, job.is_optional)
     if isinstance(path, Failure):
         return path
-    return Library(path, func_hash(func), kernel.packings, time.perf_counter() - begin, kernel.granules)
+    return Library(
+        path, func_hash(func), kernel.packings, time.perf_counter() - begin, kernel.granules, kernel.knows_extents
+    )
 
 
 @lru_cache(maxsize=64)

@@ -37,6 +37,7 @@ class Library:
     build_s: float
     granules: tuple[int, ...] = ()
     """As `Kernel.granules`."""
+    knows_extents: bool = False
     numbers: tuple[int, ...] = ()
     """What a kernel of dynamic shapes takes before its tensors."""
     rows_past_end: int = 0

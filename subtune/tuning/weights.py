@@ -94,6 +94,11 @@ def known_to_be_slower(database: Database, device: Device) -> Slower:
     return of
 
 
+def spare_bytes(own: int, limit: float | None) -> float:
+    """What packed weights may take beyond `own` bytes of the model's; `limit` as of `within`."""
+    return (limit - 1) * own if limit is not None else max((LIMIT - 1) * own, FREE_BYTES)
+
+
 def within(
     mod: IRModule,
     subgraphs: Sequence[Subgraph],
@@ -114,7 +119,7 @@ def within(
     """
     sites = _sites(mod, {subgraph.name for subgraph in subgraphs})
     own = _nbytes(sites, {})
-    most = limit * own if limit is not None else max(LIMIT * own, own + FREE_BYTES)
+    most = own + spare_bytes(own, limit)
     wanted = packed = _nbytes(sites, kernels)
     chosen, given_up = dict(kernels), dict[str, GivenUp]()
     ladders = _ladders(sites, subgraphs, kernels, winners, slower) if wanted > most else {}

@@ -18,6 +18,7 @@ from subtune.core.domain import Domain, Symbol
 from subtune.core.kernel import NotApplicable
 from subtune.core.measurement import FailureKind
 from subtune.core.workload import Workload
+from subtune.dynamic.choose import Tuned, chosen
 from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel
 from subtune.dynamic.measure import measured
 from subtune.dynamic.serve import carried, linked, schedule
@@ -74,10 +75,11 @@ def check(workload: DynamicWorkload, kind: str, one: DynamicKernel) -> None:
     for rows in range(1, most + 1):
         args = workload.at((rows,)).args
         given = [rng.standard_normal(arg.shape).astype(np.float32) for arg in args[:-1]]
-        (tiles,) = one.tiles((rows,))
+        tiles, *known = one.numbers((rows,))
+        assert known == [rows] * one.knows_extents
         assert tiles * granule - granule < rows <= tiles * granule
         constants = {i for i, arg in enumerate(args) if arg.is_constant}
-        got = built([tiles], given, args[-1].shape, tiles * granule - rows, constants)
+        got = built([tiles, *known], given, args[-1].shape, tiles * granule - rows, constants)
         wanted = expected(kind, given)
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5, err_msg=f"{one.candidate} at {rows}")
 
@@ -139,17 +141,28 @@ def test_a_kernel_that_is_not_what_it_seems_is_found_out(local):
     assert [found.serves(DEFAULT, at) for at in ((97,), (8,), (7,))] == [True, True, False]
 
 
-def test_sums_of_rows_are_refused(local):
-    """Strassen's algorithm, where the number of rows varies."""
+@pytest.mark.parametrize(("levels", "mb", "order"), [(1, 4, "n"), (1, 8, "m"), (2, 4, "n")])
+def test_sums_of_rows_leave_out_those_behind_the_last(levels, mb, order):
+    """Strassen's algorithm, with NaN in the rows that nobody wrote."""
+    workload = of_rows(lambda rows: dense(rows, 128, 64))
+    found = dynamic_kernel(workload, Candidate.make("strassen", levels=levels, mr=4, nr=16, mb=mb, order=order), DEVICE)
+    assert isinstance(found, DynamicKernel), found.reason
+    assert found.knows_extents
+    assert found.granules == (2**levels * mb,)
+    check(workload, "dense", found)
+
+
+def test_what_is_measured_once_is_checked_everywhere(local):
     device = as_device(CPU(threads=1))
     lanes = device.model.lanes()
     workload = of_rows(lambda rows: dense(rows, 4 * lanes, 64))
-    wrong = Candidate.make("strassen", levels=1, mr=4, nr=lanes, mb=8, order="n", prefetch=False)
-    found = measured(workload, [wrong, DEFAULT], [(1,), (96,)], [(7,)], False, device, local, is_timed=False)
-    assert found.failures[wrong].kind is FailureKind.INVALID
-    assert set(found.libraries) == {DEFAULT}
-    assert set(found.seconds[DEFAULT]) == {(1,), (7,), (96,)}
-    assert all(seconds > 0 for seconds in found.seconds[DEFAULT].values())
+    sums = Candidate.make("strassen", levels=1, mr=4, nr=lanes, mb=4, order="n")
+    found = measured(workload, [sums, DEFAULT], [(1,), (96,)], [(7,)], False, device, local, is_timed=False)
+    assert not found.failures
+    assert set(found.libraries) == {sums, DEFAULT}
+    for seconds in found.seconds.values():
+        assert set(seconds) == {(1,), (7,), (96,)}
+        assert all(one > 0 for one in seconds.values())
 
 
 @pytest.mark.parametrize("values", [(1, 5, 20), ()], ids=["three instances", "one instance"])
@@ -158,7 +171,8 @@ def test_untuned_one_kernel_is_checked_at_both_ends(values, local):
     domain = Domain((Symbol.uniform("seq", values),) if values else ())
     workload = of_rows(build) if values else dynamic_workload([build(7)] * 2, [{}, {}])
     assert isinstance(workload, DynamicWorkload)
-    chosen = untuned(workload, domain, False, as_device(CPU(threads=1)), local)
-    assert len(chosen.candidates) == len(chosen.seconds) == 1
-    assert set(chosen.best_s) == ({(1,), (20,)} if values else {()})
-    assert choose(chosen.tree, (5,)) == 0
+    found = untuned(workload, domain, False, as_device(CPU(threads=1)), local)
+    one = chosen({"it": Tuned(workload, found, 1)}, domain, 0.03, 16, 0)["it"]
+    assert len(one.candidates) == len(one.seconds) == 1
+    assert set(one.best_s) == ({(1,), (20,)} if values else {()})
+    assert choose(one.tree, (5,)) == 0

@@ -193,7 +193,7 @@ def _schedule(
     kernel = micro_kernel(sch, nest)
     func = sch.mod["main"] if packs_online else split_prepack(sch.mod["main"], param)
     if knobs.prefetch and not packs_online:
-        func = prefetch_panels(func, func.params[param], kernel)
+        func = prefetch_panels(func, func.params[param], micro_kernel(sch, nest, knobs.passes))
     func = narrowed(func, kernel, info.n.index, columns, nr, tiling.lanes)
     func = func if dot is None else with_byte_dot(func, dot)
     if packs_online:

@@ -32,6 +32,8 @@ class TileKnobs:
     order: str = field(metadata=OUTER)
     prefetch: bool = False
     """The next panel of constant weights is fetched meanwhile."""
+    passes: int = 0
+    """In how many of the tiles that share a panel, at most; 0: in all. A kernel for any number of rows has to say."""
     serial: bool = field(default=False, metadata=MODE)
 
 
@@ -135,6 +137,6 @@ def mark(sch: Schedule, nest: LoopNest, tiling: Tiling, pads: Iterable[Any], pad
         vectorize_tile(sch, output, nest.depth, tiling.lanes)
 
 
-def micro_kernel(sch: Schedule, nest: LoopNest) -> MicroKernel:
-    """Where the marked loops of `nest` have their micro-kernel."""
-    return MicroKernel(sch.get(nest.block).name_hint, nest.depth, nest.passes, len(nest.reduce))
+def micro_kernel(sch: Schedule, nest: LoopNest, passes: int = 0) -> MicroKernel:
+    """Where the marked loops of `nest` have their micro-kernel. `passes`: see there."""
+    return MicroKernel(sch.get(nest.block).name_hint, nest.depth, nest.passes, len(nest.reduce), passes)

@@ -42,12 +42,14 @@ class MicroKernel:
         depth: loops around its first reduction loop.
         rows: how many of those, the innermost, run over rows of A for which one panel is read again.
         reduce: reduction loops.
+        passes: over how many of those rows' steps the next panel is asked for, at most; 0: over all.
     """
 
     update: str
     depth: int
     rows: int
     reduce: int
+    passes: int = 0
 
 
 def prefetch_panels(func: PrimFunc, panels: Any, kernel: MicroKernel, into: int = L2_AND_BEYOND) -> PrimFunc:
@@ -250,18 +252,34 @@ def _asked(loops: Sequence[Any], tile: Any, panels: Any, kernel: MicroKernel, in
     def at(start: Mapping[Any, Any]) -> list[Any]:
         return [substitute(substitute(index, axes), start) for index in load.indices]
 
-    passes = prod(int(loop.extent) for loop in loops[kernel.depth - kernel.rows : kernel.depth])
+    over_rows = loops[kernel.depth - kernel.rows : kernel.depth]
+    all_passes = prod(int(loop.extent) for loop in over_rows)
+    passes = min(kernel.passes or all_passes, all_passes)
+
+    def first(asked: list[Any]) -> list[Any]:
+        """In the first passes alone, if not in all."""
+        if passes == all_passes:
+            return asked
+        body = asked[0] if len(asked) == 1 else tirx.SeqStmt(asked)
+        return [tirx.IfThenElse(_counted(over_rows) < tirx.IntImm("int64", passes), body, None)]
+
     if passes == 1:
         *others, last = at(_zero(unrolled))
         ahead = _STREAM_AHEAD_BYTES // itemsize
-        return [ask(panels, [*others, last + (ahead + i)], L1) for i in range(0, width, line)]
+        return first([ask(panels, [*others, last + (ahead + i)], L1) for i in range(0, width, line)])
     *others, _ = at(_zero([*loops[kernel.depth :], *unrolled]))
     which = len(others) - 1 - kernel.reduce
     others[which] = others[which] + 1
-    step: Any = tirx.IntImm("int64", 0)
-    for loop in loops[kernel.depth - kernel.rows :]:
-        step = step * loop.extent + loop.loop_var
+    step = _counted(loops[kernel.depth - kernel.rows :])
     share = -(-width // passes)
     if share > line:
         share = -(-share // line) * line
-    return [ask(panels, [*others, step * share + i], into) for i in range(0, share, line)]
+    return first([ask(panels, [*others, step * share + i], into) for i in range(0, share, line)])
+
+
+def _counted(loops: Sequence[Any]) -> Any:
+    """Steps of a nest that are done."""
+    step: Any = tirx.IntImm("int64", 0)
+    for loop in loops:
+        step = step * loop.extent + loop.loop_var
+    return step

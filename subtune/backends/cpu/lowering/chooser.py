@@ -41,7 +41,7 @@ class Chooser:
         for name, one in self._variants.items():
             for gvar, kernel in zip(self._gvars[name], one.kernels, strict=True):
                 whole = joined(kernel.func)
-                made[gvar] = by_address(whole, whole.body, list(whole.params)[: len(kernel.granules)])
+                made[gvar] = by_address(whole, whole.body, list(whole.params)[: kernel.leading])
         return made
 
     def step(self, name: str, symbols: Mapping[str, Any], addresses: Sequence[Any]) -> Any:
@@ -53,12 +53,13 @@ class Chooser:
             if isinstance(tree, Split):
                 question = extents[tree.extent] <= tirx.const(tree.at_most, "int64")
                 return tirx.IfThenElse(question, chosen(tree.low), chosen(tree.high))
-            granules = one.kernels[tree.kernel].granules
+            kernel = one.kernels[tree.kernel]
             tiles = [
                 _divided(extent, Quotient(dim, granule, True)) if granule > 1 else extent
-                for extent, dim, granule in zip(extents, one.extents, granules, strict=True)
+                for extent, dim, granule in zip(extents, one.extents, kernel.granules, strict=True)
             ]
-            return checked(self._gvars[name][tree.kernel], [*tiles, *addresses])
+            numbers = [*tiles, *extents] if kernel.knows_extents else tiles
+            return checked(self._gvars[name][tree.kernel], [*numbers, *(addresses[i] for i in kernel.arguments)])
 
         return chosen(one.tree)
 

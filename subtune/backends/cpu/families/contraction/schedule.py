@@ -117,7 +117,7 @@ def _schedule(
         func = split_prepack(func, weights.param)
         packings = ((weights.param, packing),)
         if knobs.prefetch:
-            func = prefetch_panels(func, func.params[weights.param], micro_kernel(sch, nest))
+            func = prefetch_panels(func, func.params[weights.param], micro_kernel(sch, nest, knobs.passes))
     whole = narrowed(func, micro_kernel(sch, nest), info.n.index, columns, nr, tiling.lanes)
     whole = skip_padding(whole, micro_kernel(sch, nest).update)
     is_schedule = whole.same_as(func) and not (knobs.prefetch or turns or in_panels)

@@ -37,7 +37,7 @@ _LEAST_DEPTH = 32  # of one product: below, the sums cost more than an eighth of
 class Knobs:
     """7^levels products in tiles of `mr` x `nr`; `mb` rows of a block in parallel, or with order "n" panels.
 
-    Blocks have as many rows as make whole `mb`.
+    Blocks have as many rows as make whole `mb`, which is `mr` with order "n".
     """
 
     levels: int = field(metadata=ALGORITHM)
@@ -47,6 +47,10 @@ class Knobs:
     order: str = field(metadata=OUTER)
     prefetch: bool = False
     """The next panel of weights is fetched meanwhile."""
+    passes: int = 0
+    """In how many of the tiles that share a panel, at most; 0: in all."""
+    rows: int = 0
+    """That count; those behind may hold anything, and nobody reads what becomes of them. 0: all do."""
 
 
 def accepts(problem: CPUProblem) -> str:
@@ -102,12 +106,13 @@ def _around(problem: CPUProblem, levels: int, extents: tuple[int, int, int], mr:
     products = PRODUCTS**levels
     streams = device.comes_from_memory(products * k * n * 4)
     stays = int(device.l2_bytes / 2 / (products * nr * 4))  # rows whose products of a panel stay in L2
-    for order, mb in [("n", ceil(height / mr) * mr), *(("m", b) for b in _blocks(height, mr, stays, device))]:
+    for order, mb in [("n", mr), *(("m", b) for b in _blocks(height, mr, stays, device))]:
         rows = ceil(height / mb) * mb
+        of_panel = rows if order == "n" else mb
         sums_bytes = products * k * 4 * (rows if order == "n" else mb * device.threads)
         if sums_bytes > device.l3_bytes / 4:
             continue  # the sums of A would go through memory: those of B, A and C want their places, too
-        knobs = Knobs(levels, mr, nr, mb, order, prefetch=streams and mb // mr <= nr)
+        knobs = Knobs(levels, mr, nr, mb, order, prefetch=streams and of_panel // mr <= nr)
         yield Candidate.of("strassen", knobs, _predict((rows, k, n), knobs, problem.workload, device))
 
 
@@ -127,7 +132,8 @@ def _wastes_little(rows: int, tile: int) -> bool:
 
 def _predict(extents: tuple[int, int, int], knobs: Knobs, workload: Workload, device: CPUModel) -> float:
     """Seconds of one run on all threads; `extents`: rows, k and n of a block."""
-    (rows, k, n), mr, width, mb, levels = extents, knobs.mr, knobs.nr, knobs.mb, knobs.levels
+    (rows, k, n), mr, width, levels = extents, knobs.mr, knobs.nr, knobs.levels
+    mb = rows if knobs.order == "n" else knobs.mb  # that share a panel
     lanes, s, products = device.lanes(), 2**levels, PRODUCTS**levels
     vectors = width // lanes
     panels = n // width

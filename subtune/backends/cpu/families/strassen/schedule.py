@@ -89,11 +89,12 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
         return NotApplicable(f"{info.n.extent} columns are no multiple of {s} blocks of nr={nr}, vectors of {lanes}")
     if mb % mr or mr == 1:
         return NotApplicable(f"mb={mb} is no multiple of mr={mr}, or that not above 1")
-    rows = padded_rows(prod(axis.extent for axis in info.of_role("m")), levels, mb)
+    height = prod(axis.extent for axis in info.of_role("m"))
+    rows = padded_rows(height, levels, mb)
     if not is_written_in_order(sch, stages):
         return NotApplicable("the output is not written in the anchor's order")
     pads = tuple(sch.get(pad).name_hint for pad in stages.producers)
-    func = _rewrite(sch, stages, info, levels, rows, nr, lanes)
+    func = _rewrite(sch, stages, info, levels, rows, knobs.rows or height, nr, lanes)
     rewritten = Schedule(func)
     try:
         _schedule(rewritten, pads, levels, mr, nr, mb if knobs.order == "m" else 0, lanes)
@@ -104,7 +105,7 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     scheduled = fold_choices(rewritten.mod["main"], ("strassen_v", "strassen_y"))
     if knobs.prefetch:
         depth = 3 if knobs.order == "n" else 4
-        kernel = MicroKernel("strassen_g_update", depth, rows=1, reduce=len(_reduced(info)))
+        kernel = MicroKernel("strassen_g_update", depth, 1, len(_reduced(info)), knobs.passes)
         scheduled = prefetch_panels(scheduled, scheduled.params[info.b.param], kernel)
     return Kernel(scheduled, ((info.b.param, weights),))
 
@@ -125,11 +126,14 @@ def _dims(*extents: int) -> list[Any]:
     return [_int(extent) for extent in extents]
 
 
-def _rewrite(sch: Schedule, stages: Stages, info: Contraction, levels: int, rows: int, nr: int, lanes: int) -> Any:
+def _rewrite(
+    sch: Schedule, stages: Stages, info: Contraction, levels: int, rows: int, given: int, nr: int, lanes: int
+) -> Any:
     """The workload with its contraction computed by Strassen's algorithm, its weights already summed.
 
     Args:
         rows: of a block of A.
+        given: rows of A that count.
     """
     s, products = 2**levels, PRODUCTS**levels
     table = terms(levels)
@@ -137,7 +141,7 @@ def _rewrite(sch: Schedule, stages: Stages, info: Contraction, levels: int, rows
     anchor = sch.get(stages.anchors[0])
     source = anchor.reads[info.a.read].source
     m_axes, k_axes = info.of_role("m"), _reduced(info)
-    height, n = prod(axis.extent for axis in m_axes), info.n.extent
+    n = info.n.extent
     depth = k_axes[-1].extent // s
     taps = [axis.extent for axis in k_axes[:-1]]
     (load,) = (found for found in loads(anchor.body.value) if found.source.same_as(source))
@@ -155,7 +159,7 @@ def _rewrite(sch: Schedule, stages: Stages, info: Contraction, levels: int, rows
     def v_of(m: Any, p: Any, *position: Any) -> Any:
         *tap, k = position
         sums = [
-            signed_sum([(sign, a(_clamp(m * s + i, height), tuple(tap), k + j * depth)) for (i, j), sign in row])
+            signed_sum([(sign, a(_clamp(m * s + i, given), tuple(tap), k + j * depth)) for (i, j), sign in row])
             for row in table.a
         ]
         return choose((p,), [((q,), total) for q, total in enumerate(sums)])
@@ -186,7 +190,7 @@ def _int(dim: Any) -> Any:
 
 
 def _clamp(row: Any, height: int) -> Any:
-    """Blocks may have more rows than A: computed from A's last one, and never read."""
+    """Blocks may have more rows than A has: computed from its last one, and never read."""
     return tirx.min(row, _int(height - 1))
 
 

@@ -1,0 +1,80 @@
+"""Which kernels are shipped: by time, by regret, and by what their weights take."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from subtune.core.candidate import Candidate
+from subtune.core.dispatch import choose
+from subtune.core.domain import Domain, Symbol
+from subtune.core.kernel import Packing
+from subtune.dynamic.choose import Chosen, Tuned, chosen
+from subtune.dynamic.measure import Measured
+from subtune.measure.messages import Library
+from tests.backends.workloads import dense
+from tests.dynamic.flat_kernels import of_rows
+
+ROWS = (1, 4, 16, 64)
+DOMAIN = Domain((Symbol.uniform("seq", tuple(range(1, 65))),))
+WEIGHTS = 32 * 64 * 4
+"""Bytes of the dense layer's weights; its bias is not packed."""
+
+
+def layer(**seconds: tuple[float, ...]) -> Tuned:
+    """Kernels with seconds for an element at `ROWS`; a name's first letter says their layout, `p` packs nothing, and
+    others pack each row of weights so many times over: `b` twice, `c` three times."""
+    found = Measured()
+    for name, each in seconds.items():
+        candidate = Candidate(name)
+        times = " abc".index(name[0]) if name[0] in "abc" else 0
+        packings = ((1, Packing(((32, times), (64,)), (1, 0, 2))),) if times else ()
+        found.libraries[candidate] = Library(name, name, packings, 0.0, (1,))
+        found.seconds[candidate] = {(rows,): one * rows for rows, one in zip(ROWS, each, strict=True)}
+    return Tuned(of_rows(lambda rows: dense(rows, 64, 32)), found, 1)
+
+
+def names(one: Chosen) -> set[str]:
+    return {str(candidate).split("(")[0] for candidate in one.candidates}
+
+
+def run(tuned: dict[str, Tuned], spare: float, regret: float = 0.03) -> dict[str, Chosen]:
+    return chosen(tuned, DOMAIN, regret, 16, spare)
+
+
+FEW_THEN_MANY = {"a": (1e-6, 1e-6, 2e-6, 2e-6), "b": (2e-5, 2e-5, 1e-6, 1e-6)}
+"""`a` is for few rows, and `b`, whose weights take twice as many bytes, for many."""
+
+
+@pytest.mark.parametrize(
+    ("spare", "expected"),
+    [(0, {"a"}), (WEIGHTS, {"b"}), (2 * WEIGHTS, {"a", "b"}), (math.inf, {"a", "b"})],
+)
+def test_layouts_are_kept_beside_each_other_while_they_fit(spare, expected):
+    one = run({"it": layer(**FEW_THEN_MANY)}, spare)["it"]
+    assert names(one) == expected
+    if len(expected) == 2:
+        assert [str(one.candidates[choose(one.tree, (rows,))]).split("(")[0] for rows in (1, 64)] == ["a", "b"]
+
+
+def test_a_layout_that_saves_little_is_left_out():
+    near = {"a": (1e-6,) * 4, "b": (0.995e-6,) * 4}
+    assert names(run({"it": layer(**near)}, math.inf)["it"]) == {"a"}
+
+
+def test_bytes_go_where_they_save_most():
+    slow = {name: tuple(10 * one for one in each) for name, each in FEW_THEN_MANY.items()}
+    found = run({"fast": layer(**FEW_THEN_MANY), "slow": layer(**slow)}, WEIGHTS)
+    assert names(found["slow"]) == {"b"}
+    assert names(found["fast"]) == {"a"}
+
+
+def test_what_has_no_smaller_layout_exceeds_the_limit():
+    assert names(run({"it": layer(c=(1e-6,) * 4)}, 0)["it"]) == {"c"}
+
+
+def test_one_layout_of_several_kernels():
+    found = run({"it": layer(a_low=(1e-6, 1e-6, 2e-6, 2e-6), a_high=(2e-6, 2e-6, 1e-6, 1e-6))}, 0)["it"]
+    assert names(found) == {"a_low", "a_high"}
+    assert found.worst_regret <= 0.03
