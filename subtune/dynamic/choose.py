@@ -144,7 +144,7 @@ class _Times:
         for count in range(1, min(_MOST_LAYOUTS, len(groups)) + 1):
             for some in itertools.combinations(groups.values(), count):
                 members = tuple(itertools.chain.from_iterable(some))
-                nbytes = sum(self._nbytes(self.tuned.found.libraries[of[0]]) for of in some)
+                nbytes = self._nbytes([self.tuned.found.libraries[of[0]] for of in some])
                 found.append(_Layouts(members, self._mean_s(members), nbytes))
         ordered = sorted((one for one in found if math.isfinite(one.mean_s)), key=lambda one: (one.nbytes, one.mean_s))
         kept = ordered[:1]
@@ -166,17 +166,14 @@ class _Times:
         tree = _renumbered(result.tree, {kernel: i for i, kernel in enumerate(used)})
         return Chosen(workload, tuple(members[k] for k in used), tree, seconds, found.failures, result.worst_regret)
 
-    @property
-    def _args(self) -> tuple[Arg, ...]:
-        return self.tuned.args(self.domain)
-
-    def _nbytes(self, library: Library) -> int:
-        """Of the weights as a kernel takes them."""
-        packed = {index: math.prod(form.shape) for index, form in library.packings}
+    def _nbytes(self, libraries: Sequence[Library]) -> int:
+        """Of the weights in all layouts in which kernels take them."""
+        args = self.tuned.args(self.domain)
+        forms = {
+            (i, dict(library.packings).get(i)) for library in libraries for i, arg in enumerate(args) if arg.is_constant
+        }
         return sum(
-            packed[i] * dtype_bits(arg.dtype) // 8 if i in packed else arg.nbytes
-            for i, arg in enumerate(self._args)
-            if arg.is_constant
+            math.prod(form.shape) * dtype_bits(args[i].dtype) // 8 if form else args[i].nbytes for i, form in forms
         )
 
     def _mean_s(self, members: Sequence[Candidate]) -> float:

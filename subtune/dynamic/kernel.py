@@ -22,6 +22,8 @@ from subtune.tir.blocks import all_blocks
 
 PLAIN = Candidate("plain")
 """For a workload that nothing else serves at all extents."""
+_BESIDE = ("ahead", "passes", "prefetch")
+"""Knobs of what is done beside the computation."""
 _POINTS = 7
 """Of one extent; of more, two more each."""
 _USUAL = 128
@@ -79,8 +81,23 @@ def dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Devi
     """The kernel of all instances that `candidate` schedules alike, or why there is none.
 
     It is exact where the schedule is the same for any extent; else a multiple of the candidate's tile is computed,
-    where that is allowed.
+    where that is allowed. Where it is not even alike then, it is tried without prefetches: they may be shared out
+    among so many tiles as there are.
     """
+    found = _dynamic_kernel(workload, candidate, device)
+    plainer = _plainer(candidate)
+    if isinstance(found, DynamicKernel) or plainer == candidate:
+        return found
+    again = _dynamic_kernel(workload, plainer, device)
+    return replace(again, candidate=candidate) if isinstance(again, DynamicKernel) else found
+
+
+def _plainer(candidate: Candidate) -> Candidate:
+    kept = tuple(knob for knob in candidate.knobs if knob[0] not in _BESIDE)
+    return Candidate(candidate.family, kept, candidate.predicted_s)
+
+
+def _dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Device) -> DynamicKernel | NotApplicable:
     if workload.extents and candidate.family in MIXING:
         return _knowing_extents(workload, candidate, device)
     reason = NotApplicable("no instance can be scheduled")

@@ -114,8 +114,10 @@ def _proposals(
             continue
     longest = max((len(one) for one, _ in ranked), default=0)
     turns = [(one[i], extents) for i in range(longest) for one, extents in ranked if i < len(one)]
-    both = [kind for candidate, extents in turns for kind in (_limited(candidate, extents), _plainer(candidate))]
-    return tuple(dict.fromkeys(both))[:_MOST_KERNELS]
+    tiles: dict[Candidate, Candidate] = {}
+    for candidate, extents in turns:
+        tiles.setdefault(candidate, _limited(candidate, extents))
+    return tuple(tiles.values())[:_MOST_KERNELS]
 
 
 def _limited(candidate: Candidate, extents: Extents) -> Candidate:
@@ -125,12 +127,6 @@ def _limited(candidate: Candidate, extents: Extents) -> Candidate:
     rows = int(candidate.get("mb") or candidate.get("mr") or 1) * 2 ** int(candidate.get("levels") or 0)
     passes = min(-(-extents[0] // rows), _MOST_PASSES)
     return Candidate.make(candidate.family, candidate.predicted_s, **{**dict(candidate.knobs), "passes": passes})
-
-
-def _plainer(candidate: Candidate) -> Candidate:
-    """The same tile without what is done beside: prefetches are shared out among so many tiles as there are."""
-    kept = tuple((name, value) for name, value in candidate.knobs if value is not True)
-    return Candidate(candidate.family, kept, candidate.predicted_s)
 
 
 def _probes(workload: DynamicWorkload, domain: Domain) -> list[Extents]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -24,6 +25,8 @@ BLOCK = 1_000_003
 
 _LARGE_CONSTANT_BYTES = 16 << 20
 """Constants above this are the same in all sets: packing a candidate's copy of each would cost seconds."""
+_CONSTANTS: WeakValueDictionary[tuple[Any, ...], np.ndarray] = WeakValueDictionary()
+"""Those in use: the instances of a dynamic workload have the same weights."""
 _WITH_INFINITY = ("float16", "bfloat16", "float32", "float64")
 _SPECIAL_FRACTION = 1 / 16
 """Of the elements of an adversarial array, the share replaced by special values."""
@@ -58,7 +61,14 @@ def make_input(workload: Workload, index: int, name: str, dangers: Hazards, limi
     kind, shape = _kind(arg, name), elements(arg.shape)
     if limit is not None and not arg.is_constant and prod(shape) > limit:
         return _block(arg.dtype, limit, kind, index, dangers)
-    return _array(arg, shape, kind, _generator(kind, index), dangers.index_extent.get(index), dangers)
+    key = (arg.dtype, shape, kind, index, dangers)
+    known = _CONSTANTS.get(key) if arg.is_constant else None
+    if known is not None:
+        return known
+    made = _array(arg, shape, kind, _generator(kind, index), dangers.index_extent.get(index), dangers)
+    if arg.is_constant:
+        _CONSTANTS[key] = made
+    return made
 
 
 @lru_cache(maxsize=64)

@@ -137,7 +137,8 @@ def test_a_kernel_that_is_not_what_it_seems_is_found_out(local):
     workload = of_rows(columns)
     found = measured(workload, [DEFAULT], [(7,), (96,)], [(8,)], False, as_device(CPU(threads=1)), local)
     assert found.failures[DEFAULT].kind is FailureKind.WRONG_RESULT
-    assert set(found.seconds[DEFAULT]) == {(8,), (96,)}
+    assert found.right[DEFAULT] == [(96,), (8,)]
+    assert set(found.seconds[DEFAULT]) == {(96,)}
     assert [found.serves(DEFAULT, at) for at in ((97,), (8,), (7,))] == [True, True, False]
 
 

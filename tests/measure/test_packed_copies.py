@@ -14,6 +14,8 @@ from subtune.backends.cpu.timing import bench as timing
 from subtune.core.candidate import DEFAULT
 from subtune.core.measurement import Timing
 from subtune.measure import build as building
+from subtune.measure.copies import Copies
+from subtune.measure.guarded import Guarded
 from subtune.measure.messages import BuildJob, CompareJob, Library, TimeJob
 from subtune.measure.session import SCHEDULE
 from subtune.pipeline import prepare
@@ -30,7 +32,7 @@ def workload():
 
 @pytest.mark.parametrize(("limit", "kept"), [(1 << 30, 2), (0, 1)])
 def test_copies_of_other_packings_are_forgotten_beyond_the_limit(workload, device, tmp_path, monkeypatch, limit, kept):
-    monkeypatch.setattr(timing, "_COPIES_KEPT_BYTES", limit)
+    monkeypatch.setattr(timing, "_COPIES", copies := Copies(limit))
     device = as_device(device)
 
     def library(number, candidate):
@@ -45,7 +47,7 @@ def test_copies_of_other_packings_are_forgotten_beyond_the_limit(workload, devic
     bench = timing.Bench(workload, device.model, library("default", DEFAULT))
     for built in list(by_packing.values())[:2]:
         assert isinstance(bench.time(TimeJob(built, 0.01, 1.0, False)), Timing)
-    packings = {packing for _, _, packing in bench._pool if packing is not None}
+    packings = {packing for _, packing, _ in copies._guarded if packing is not None}
     assert len(packings) == kept
     assert set(dict(built.packings).values()) <= packings, "the last one's are there"
 
@@ -64,3 +66,27 @@ def test_what_a_runner_drops_is_gone_at_once(workload, device, tmp_path):
         assert there() is None
     finally:
         gc.enable()
+
+
+def test_weights_of_other_instances_are_the_same_copies(workload, device, tmp_path, monkeypatch):
+    """A dynamic workload's instances have equal weights: what was packed and copied for one serves the next."""
+    monkeypatch.setattr(timing, "_COPIES", copies := Copies(1 << 30))
+    job = BuildJob(workload.to_json(), 1, as_device(device), DEFAULT, SCHEDULE, str(tmp_path / "default"))
+    built = building.handle(job)
+    one, other = (timing.Bench(workload, as_device(device).model, built) for _ in range(2))
+    one.time(TimeJob(built, 0.01, 1.0, False))
+    held = dict(copies._guarded)
+    other.time(TimeJob(built, 0.01, 1.0, False))
+    assert held
+    assert set(held) == set(copies._guarded)
+    assert all(one is copies._guarded[key] for key, one in held.items())
+
+
+def test_what_a_kernel_wrote_to_is_copied_anew():
+    array = np.arange(8, dtype=np.float32)
+    copies = Copies(1 << 20)
+    make = lambda: Guarded.like(array, "float32")  # noqa: E731
+    first = copies.guarded(array, None, 0, make)
+    assert copies.guarded(array, None, 0, make) is first
+    copies.drop(array, None, 0)
+    assert copies.guarded(array, None, 0, make) is not first

@@ -20,6 +20,7 @@ from subtune.core.kernel import Packing
 from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.core.workload import Arg, Workload
 from subtune.measure.clock import few_calls, time_calls, time_pairs
+from subtune.measure.copies import Copies
 from subtune.measure.guarded import Guarded, as_bytes, elements, numpy_dtype
 from subtune.measure.hazards import hazards
 from subtune.measure.in_turn import InTurn
@@ -31,9 +32,10 @@ _MAX_COPIES = 32
 _PAST_L3 = 4
 """Times L3, past which everything comes from memory: a virtual machine may have more of L3 than its share."""
 _MAX_COPIES_PAST_L3 = 128
-_PACKED_KEPT, _PACKED_KEPT_BYTES = 9, 1 << 30
-_COPIES_KEPT_BYTES = 1 << 30
-"""Of the arguments that calls rotate through: each packing of many weights has as many as exceed L3."""
+_COPIES = Copies(1 << 30)
+"""Of weights: each packing of many has as many as exceed L3, through which calls rotate."""
+_CHECKED = -1
+"""The number of the copy that kernels are checked on."""
 _DISTURBED_S = 5e-3
 """What a call may take for want of a processor: a turn of another process, and some more."""
 _FILLS = (0xFF, 0x7F, 0xFF, 0x7F)
@@ -75,8 +77,7 @@ class Bench:
             [repeated(block, elements(arg.shape)) for arg, block in zip(self._inputs, blocks, strict=True)]
             for blocks in make_sets(workload, dangers, BLOCK)
         ]
-        self._pool: dict[tuple[int, int, Packing | None], Guarded] = {}
-        self._packed_arrays: dict[tuple[int, int, Packing], np.ndarray] = {}
+        self._pool: dict[tuple[int, int], Guarded] = {}
         self._default_calls_s: list[float] = []
         self._right = InTurn[_Right](len(self._names))
         self._right.proceed(self._right_of, patience_s)
@@ -110,7 +111,7 @@ class Bench:
     @property
     def nbytes(self) -> int:
         references = [right.outputs for right in self._right.made]
-        arrays = [*self._sets, *references, list(self._packed_arrays.values())]
+        arrays = [*self._sets, *references]
         held = sum(array.nbytes for some in arrays for array in some)
         return held + sum(guarded.bytes.nbytes for guarded in self._pool.values())
 
@@ -186,17 +187,7 @@ class Bench:
 
         The seconds of the call are added to `calls_s`.
         """
-        given = self._packed(library, index)
-        packed, is_dynamic = dict(library.packings), bool(library.numbers)
-        inputs = [
-            Guarded.like(
-                array,
-                str(array.dtype) if i in packed else arg.dtype,
-                _slack(arg, library.rows_past_end),
-                is_dynamic,
-            )
-            for i, (array, arg) in enumerate(zip(given, self._inputs, strict=True))
-        ]
+        given, inputs = self._given(library, index)
         outputs = [
             Guarded(
                 arg.nbytes, elements(arg.shape), arg.dtype, _slack(arg, library.rows_past_end), bool(library.numbers)
@@ -209,11 +200,13 @@ class Bench:
         call_s = _seconds_of(kernel, arguments)
         if calls_s is not None:
             calls_s.append(call_s)
-        for arg, guarded in zip((*self._inputs, *self._outputs), (*inputs, *outputs), strict=True):
+        for i, (arg, guarded) in enumerate(zip((*self._inputs, *self._outputs), (*inputs, *outputs), strict=True)):
             if where := guarded.overwritten():
+                self._spoilt(library, index, i)
                 return [], f"wrote out of bounds of {arg.name}, {where}"
-        for arg, guarded, array in zip(self._inputs, inputs, given, strict=True):
+        for i, (arg, guarded, array) in enumerate(zip(self._inputs, inputs, given, strict=True)):
             if not np.array_equal(guarded.bytes, as_bytes(array)):
+                self._spoilt(library, index, i)
                 return [], f"changed its input {arg.name}"
         for arg, output in zip(self._outputs, outputs, strict=True):
             if arg.dtype == "bool" and output.bytes.size and int(output.bytes.max()) > 1:
@@ -222,6 +215,22 @@ class Bench:
             output.bytes.copy().view(numpy_dtype(arg.dtype)).reshape(elements(arg.shape))
             for arg, output in zip(self._outputs, outputs, strict=True)
         ], ""
+
+    def _given(self, library: Library, index: int) -> tuple[list[np.ndarray], list[Guarded]]:
+        """The inputs of a set as a kernel takes them, and copies of them between guard zones."""
+        given, guarded = self._packed(library, index), []
+        packings, is_dynamic = dict(library.packings), bool(library.numbers)
+        for i, (array, arg) in enumerate(zip(given, self._inputs, strict=True)):
+            dtype = str(array.dtype) if i in packings else arg.dtype
+            slack = _slack(arg, library.rows_past_end)
+            made = partial(Guarded.like, array, dtype, slack, is_dynamic or arg.is_constant)
+            form = packings.get(i)
+            guarded.append(_COPIES.guarded(self._sets[index][i], form, _CHECKED, made) if arg.is_constant else made())
+        return given, guarded
+
+    def _spoilt(self, library: Library, index: int, position: int) -> None:
+        if position < len(self._inputs):
+            _COPIES.drop(self._sets[index][position], dict(library.packings).get(position), _CHECKED)
 
     def _caller(self, kernel: Any, library: Library) -> Callable[[], object]:
         """A function that calls the kernel on the next copy of its arguments; every copy was touched once.
@@ -237,7 +246,6 @@ class Bench:
         if device.comes_from_memory(sum(sizes[i] for i, arg in enumerate(self._inputs) if arg.is_constant)):
             pool, most = max(pool, _PAST_L3 * device.l3_bytes), _MAX_COPIES_PAST_L3
         copies = max(1, min(most, -(-pool // max(1, sum(sizes)))))
-        self._make_room(dict(library.packings))
         calls = [partial(kernel, *self._arguments(library, copy)) for copy in range(copies)]
         begin = time.perf_counter()
         for call in calls:
@@ -249,49 +257,34 @@ class Bench:
         ring: Iterator[Callable[[], object]] = cycle(calls)
         return lambda: next(ring)()
 
-    def _make_room(self, packings: dict[int, Packing]) -> None:
-        """Forget copies packed in other ways, the oldest first: there is no end to the ways of packing weights."""
-        held = sum(guarded.bytes.nbytes for guarded in self._pool.values())
-        for key in list(self._pool):
-            _, position, packing = key
-            if held > _COPIES_KEPT_BYTES and packing is not None and packing != packings.get(position):
-                held -= self._pool.pop(key).bytes.nbytes
-
     def _arguments(self, library: Library, copy: int) -> list[Any]:
         """The tensors of copy number `copy`. Candidates share them, save for constants packed differently."""
         packings = dict(library.packings)
         tensors = []
         for position, arg in enumerate((*self._inputs, *self._outputs)):
-            key = (copy, position, packings.get(position))
+            slack, form = _slack(arg, self._rows_past_end), packings.get(position)
+            if arg.is_constant:
+                array = self._first_set(position, form)
+                made = partial(Guarded.like, array, str(array.dtype) if form else arg.dtype)
+                tensors.append(_COPIES.guarded(self._sets[0][position], form, copy, made).tensor)
+                continue
+            key = (copy, position)
             if key not in self._pool:
-                slack = _slack(arg, self._rows_past_end)
                 if arg.is_output:
                     self._pool[key] = Guarded(arg.nbytes, elements(arg.shape), arg.dtype, slack)
                 else:
-                    array = self._first_set(position, packings.get(position))
-                    dtype = str(array.dtype) if position in packings else arg.dtype
-                    self._pool[key] = Guarded.like(array, dtype, slack)
+                    self._pool[key] = Guarded.like(self._sets[0][position], arg.dtype, slack)
             tensors.append(self._pool[key].tensor)
         return tensors
 
     def _first_set(self, position: int, packing: Packing | None) -> np.ndarray:
-        return self._packed_array(0, position, packing) if packing else self._sets[0][position]
-
-    def _packed_array(self, index: int, position: int, packing: Packing) -> np.ndarray:
-        """Argument `position` of input set `index`, packed. Many candidates share a packing: the last ones are kept."""
-        key = (index, position, packing)
-        if key not in self._packed_arrays:
-            kept = self._packed_arrays
-            while len(kept) >= _PACKED_KEPT or sum(array.nbytes for array in kept.values()) > _PACKED_KEPT_BYTES:
-                kept.pop(next(iter(kept)))
-            self._packed_arrays[key] = packing(self._sets[index][position])
-        return self._packed_arrays[key]
+        array = self._sets[0][position]
+        return _COPIES.packed(array, packing) if packing else array
 
     def _packed(self, library: Library, index: int) -> list[np.ndarray]:
         arrays = list(self._sets[index])
-        for position, packing in library.packings:  # of constants, which the special set shares with the first
-            own = 0 if self._names[index] == "special" else index
-            arrays[position] = self._packed_array(own, position, packing)
+        for position, packing in library.packings:
+            arrays[position] = _COPIES.packed(self._sets[index][position], packing)
         return arrays
 
 
