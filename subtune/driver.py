@@ -104,15 +104,17 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         del prepared, imported, kernels  # a large model's constants stay as long as somebody needs them, and no longer
         check = verification.check if verification else None
         path = write_artifact(output, Package(spliced.pop(), *about, hides), device, check)
+    manifest = manifests.read(path)
     return CompileReport(
         path=str(path),
+        code_bytes=manifest.code_bytes,
         rows=rows(subgraphs, winners, device),
         seconds=clock.seconds,
         verified=_verified(verification, is_elsewhere),
         is_interrupted=records.interrupted,
         failures=failures(subgraphs, records.failures),
         notes=notes,
-        memory=manifests.read(path).memory_summary(),
+        memory=manifest.memory_summary(),
         precision=options.precision,
         products=products,
         choices=choices,

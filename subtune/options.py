@@ -42,6 +42,10 @@ class Options:
     """The values that symbols of the model's inputs may have, for one artifact of all of them: a symbol -> a range, its
     values, value -> weight (of how often it is met), or text as of `--dynamic`, which may be an expression of other
     symbols, `past + seq`. Values without a weight share 1 %."""
+    regret: float = 0.03
+    """With `dynamic`: how much longer than the fastest of all measured kernels the chosen one may take, as a share."""
+    max_kernels: int = 16
+    """With `dynamic`: of one subgraph."""
     params: Mapping[str, Any] | str | Path | bytes | None = None
     """Weights of a Relay model: name -> array, or a file, or its bytes, of `relay.save_param_dict` or `numpy.savez`."""
     random_params: bool = False

@@ -11,6 +11,7 @@ from typing import Any
 
 from subtune.bench.charts import Bar, Line, bar_chart, line_chart
 from subtune.bench.coverage.section import coverage_section
+from subtune.bench.dietcode.section import dietcode_section
 from subtune.bench.race import DISAGREES, FOREIGN_LIMIT
 from subtune.bench.section import Section, details, table
 from subtune.bench.stored import StoredRun
@@ -23,6 +24,7 @@ FRAMEWORKS = {
     "openvino-f32": "OpenVINO",
     "openvino": "OpenVINO bf16",
     "torch-compile": "torch.compile",
+    "torch-dynamic": "torch.compile, dynamic",
     "torch": "PyTorch",
     "torch-graph": "PyTorch, CUDA graph",
     "torch-max-autotune": "torch.compile, max-autotune",
@@ -256,6 +258,7 @@ SECTIONS: Mapping[str, Callable[[StoredRun], Section]] = {
     "model": model_section,
     "cpu-ops": ops_section,
     "coverage": coverage_section,
+    "dietcode": dietcode_section,
     "fastdlight": gpu_section,
     "tensorcore": gpu_section,
     "gpu-ops": gpu_section,

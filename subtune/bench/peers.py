@@ -14,6 +14,9 @@ REFERENCE = "torch-reference"
 """Computes a case of the coverage suite in float64; nobody times it."""
 AGREEMENT = "torch-agreement"
 """Compares a PyTorch module with its ONNX file; nobody times it."""
+STATIC, BUCKETS, ONE_KERNEL = "static", "buckets", "one-kernel"
+"""subtune's other ways to serve many shapes, in the suite that compares them: an artifact for each shape, some to whose
+shape inputs are padded, and one without a choice among kernels."""
 Loader = Callable[[Job, Arrays], Peer]
 """Loads a model into a framework."""
 
@@ -68,12 +71,12 @@ def import_libraries(job: Job) -> None:
         sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi imports it wherever it is installed: 200 MB
     for module in libraries:
         importlib.import_module(module)
-    if job.framework in ("torch", "torch-compile"):
+    if job.framework in ("torch", "torch-compile", "torch-dynamic"):
         from subtune.bench.torch_source import is_converted
 
         if is_converted(job):
             importlib.import_module("onnx2torch")
-    if job.framework == "subtune":
+    if job.framework in ("subtune", STATIC, BUCKETS, ONE_KERNEL):
         from subtune.runtime import load_runtime
 
         load_runtime()

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from subtune.bench.job import Job
+from subtune.bench.padded import padded
 from subtune.bench.peer import Arrays, Peer
-from subtune.bench.peers import AGREEMENT, REFERENCE, Loader, Peers
+from subtune.bench.peers import AGREEMENT, BUCKETS, ONE_KERNEL, REFERENCE, STATIC, Loader, Peers
 from subtune.bench.torch_agreement import agreement
 
 
@@ -78,7 +79,10 @@ def _torch(job: Job, inputs: Arrays) -> Peer:
 
     torch.set_num_threads(job.threads)
     module, tensors, via = prepared(job, inputs, "cpu")
-    run = _compiled_by_inductor(module, tensors) if job.framework == "torch-compile" else module
+    if job.framework == "torch-dynamic":
+        run = _for_all_shapes(job.path, module, tensors)
+    else:
+        run = _compiled_by_inductor(module, tensors) if job.framework == "torch-compile" else module
 
     def call() -> Any:
         with torch.inference_mode():
@@ -111,6 +115,23 @@ def _compiled_by_inductor(module: Any, tensors: list[Any]) -> Any:
         torch._dynamo.reset()
         config.pattern_matcher = False
         return _tried(torch.compile(module), tensors)
+
+
+_OF_ALL_SHAPES: dict[str, Any] = {}
+"""The last compiled module, by its file: another shape of the same model finds it as it was left."""
+
+
+def _for_all_shapes(path: str, module: Any, tensors: list[Any]) -> Any:
+    """`module` compiled with symbolic dimensions; what it makes of the first shapes serves the next ones."""
+    import torch
+    from torch._inductor import config
+
+    if path not in _OF_ALL_SHAPES:
+        torch._dynamo.reset()
+        config.freezing = True
+        _OF_ALL_SHAPES.clear()
+        _OF_ALL_SHAPES[path] = torch.compile(module, dynamic=True)
+    return _tried(_OF_ALL_SHAPES[path], tensors)
 
 
 def _tried(run: Any, tensors: list[Any]) -> Any:
@@ -161,7 +182,11 @@ _LOADERS: Mapping[str, Loader] = {
     "openvino-f32": _openvino,
     "openvino": _openvino,
     "torch-compile": _torch,
+    "torch-dynamic": _torch,
     "torch": _torch,
+    STATIC: _subtune,
+    ONE_KERNEL: _subtune,
+    BUCKETS: padded,
     REFERENCE: _reference,
     AGREEMENT: agreement,
     "numpy": _numpy,
@@ -179,7 +204,11 @@ _LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "openvino-f32": ("openvino",),
     "openvino": ("openvino",),
     "torch-compile": ("torch", "onnx", "torch._inductor.compile_fx"),
+    "torch-dynamic": ("torch", "onnx", "torch._inductor.compile_fx"),
     "torch": ("torch", "onnx"),
+    STATIC: ("subtune.artifact",),
+    ONE_KERNEL: ("subtune.artifact",),
+    BUCKETS: ("subtune.artifact",),
     REFERENCE: ("torch",),
     AGREEMENT: ("torch",),
     "numpy": ("onnx",),
@@ -194,8 +223,7 @@ _LIBRARIES: Mapping[str, tuple[str, ...]] = {
 OWN_ACCOUNTS = {"onnxruntime": "onnxruntime-ops", "openvino-f32": "openvino-ops"}
 """Frameworks that say what their operators took, by the name under which their word is taken."""
 LIMITS = ("fma", "copy", "copy-cold")
-AGAINST = tuple(
-    name for name in _LOADERS if name not in ("subtune", REFERENCE, AGREEMENT, *LIMITS, *OWN_ACCOUNTS.values())
-)
+_NO_PEERS = ("subtune", STATIC, BUCKETS, ONE_KERNEL, REFERENCE, AGREEMENT, *LIMITS, *OWN_ACCOUNTS.values())
+AGAINST = tuple(name for name in _LOADERS if name not in _NO_PEERS)
 """Every framework that subtune can be timed against."""
 PEERS = Peers(_LOADERS, AGAINST, ("onnxruntime", "default"), is_pinned=True, libraries=_LIBRARIES)

@@ -16,7 +16,7 @@ import numpy as np
 
 from subtune.bench.job import Job
 from subtune.bench.peer import Arrays, Peer
-from subtune.bench.peers import REFERENCE, Peers
+from subtune.bench.peers import ONE_KERNEL, REFERENCE, STATIC, Peers
 from subtune.bench.torch_op import torch_op
 
 _ROW_S = 1e-3
@@ -50,6 +50,24 @@ def torch_compiled(job: Job, inputs: Arrays, mode: str = "default") -> Peer:
     config.freezing = True
     module, tensors, via = _on_gpu(job, inputs)
     return captured(torch.compile(module, mode=mode), tensors, via)
+
+
+_OF_ALL_SHAPES: dict[str, Any] = {}
+"""The last compiled module, by its file: another shape of the same model finds it as it was left."""
+
+
+def torch_dynamic(job: Job, inputs: Arrays) -> Peer:
+    """`torch.compile` with symbolic dimensions; a CUDA graph of its own for each shape."""
+    import torch
+    from torch._inductor import config
+
+    module, tensors, via = _on_gpu(job, inputs)
+    if job.path not in _OF_ALL_SHAPES:
+        torch._dynamo.reset()
+        config.freezing = True
+        _OF_ALL_SHAPES.clear()
+        _OF_ALL_SHAPES[job.path] = torch.compile(module, dynamic=True)
+    return captured(_OF_ALL_SHAPES[job.path], tensors, via)
 
 
 def tensorrt(job: Job, inputs: Arrays) -> Peer:
@@ -140,8 +158,8 @@ def _without_torchvision() -> None:
 
 OPERATOR = "torch-op"
 """One operator of a GPU suite in PyTorch, whose description is the job's path."""
-AGAINST = ("torch-graph", "torch-compile", "torch-max-autotune", "tensorrt", "dlight")
-INSTALLED = tuple(name for name in AGAINST if name != "tensorrt" or find_spec("tensorrt"))
+AGAINST = ("torch-graph", "torch-compile", "torch-dynamic", "torch-max-autotune", "tensorrt", "dlight")
+INSTALLED = tuple(name for name in AGAINST if name != "torch-dynamic" and (name != "tensorrt" or find_spec("tensorrt")))
 LIBRARIES = ("torch-graph", "torch-compile", "torch-max-autotune", "tensorrt")
 """What others ship: those that a suite's bar may be about."""
 PEERS = Peers(
@@ -150,6 +168,9 @@ PEERS = Peers(
         REFERENCE: reference,
         "subtune": artifact,
         "dlight": artifact,
+        STATIC: artifact,
+        ONE_KERNEL: artifact,
+        "torch-dynamic": torch_dynamic,
         "torch-graph": torch_graph,
         "torch-compile": torch_compiled,
         # its own graphs would copy the inputs: the graph here has them in place

@@ -42,11 +42,15 @@ class Settings:
     def option(self, name: str) -> Any:
         return dict(self.options).get(name)
 
-    def device(self, kind: str, target: object = None) -> Device:
-        """What the settings name, or `target`. Raises BenchError where it is not of the `kind` that a suite is for."""
-        device = device_of(
+    def any_device(self, target: object = None) -> Device:
+        """What the settings name, or `target`; this machine's processor where neither says one."""
+        return device_of(
             target or self.option("target") or "auto", self.option("threads"), self.option("device_file"), self.numerics
         )
+
+    def device(self, kind: str, target: object = None) -> Device:
+        """As `any_device`. Raises BenchError where it is not of the `kind` that a suite is for."""
+        device = self.any_device(target)
         if device.backend.kind != kind:
             raise BenchError(
                 f"this suite is for {kind}, and the target is {device.model.description}; name another one"

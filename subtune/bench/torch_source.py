@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from subtune.bench.coverage.case import CASE_SUFFIX
+from subtune.bench.dietcode.cases import is_layer
 from subtune.bench.job import BenchError, Job
 from subtune.bench.peer import Arrays
 from subtune.bench.twins.load import load_twin, model_of
@@ -20,7 +21,7 @@ _HALF = {"fp16": "float16", "bf16": "bfloat16"}
 
 def is_converted(job: Job) -> bool:
     """Whether nobody wrote a module for the job's file: onnx2torch makes one."""
-    return not (job.torch_function or is_case(job.path) or model_of(job.path))
+    return not (job.torch_function or is_case(job.path) or is_layer(job.path) or model_of(job.path))
 
 
 def is_case(path: str) -> bool:
@@ -39,6 +40,10 @@ def torch_module(job: Job) -> tuple[Any, str]:
         from subtune.bench.coverage.torch_dialect import load_case
 
         return load_case(job.path), ""
+    if is_layer(job.path):
+        from subtune.bench.dietcode.torch_layer import load_layer
+
+        return load_layer(job.path), ""
     if model_of(job.path):
         return load_twin(job.path), ""
     from subtune.bench.torch_model import converted

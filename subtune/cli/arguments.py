@@ -51,6 +51,18 @@ def factor(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """`5%` or `0.05`, from 0 on."""
+    number, scale = (text[:-1], 0.01) if text.endswith("%") else (text, 1.0)
+    try:
+        value = float(number) * scale
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share: write 5% or 0.05")
+    return value
+
+
 def assignment(text: str) -> tuple[str, str]:
     """`NAME=VALUE`, split at the first "="."""
     name, equals, value = text.partition("=")
@@ -83,6 +95,23 @@ def add_dynamic(parser: argparse.ArgumentParser) -> None:
         metavar="SYMBOL=VALUES",
         help="what a symbolic dimension may be: 1..512, 16..512/16 or 16,32,64, with weights :FILE.json behind it, or "
         "an expression of other symbols, past+seq; a dimension without a name is INPUT.AXIS; may be repeated",
+    )
+
+
+def add_dispatch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--regret",
+        type=share,
+        default=0.03,
+        metavar="SHARE",
+        help="with --dynamic: how much longer than the fastest kernel the chosen one may take (default: 3%%)",
+    )
+    parser.add_argument(
+        "--max-kernels",
+        type=positive,
+        default=16,
+        metavar="N",
+        help="with --dynamic: of one subgraph (default: 16); 1 is one kernel for all shapes",
     )
 
 

@@ -17,7 +17,9 @@ from subtune.core.scratch import temporary
 
 _PRINT = "-"
 _GPU_SUITES = ("fastdlight", "tensorcore", "gpu-ops")
-_SUITES = ("cpu", "cpu-ops", "coverage", "budget", *_GPU_SUITES, "op-vs-subgraph")
+_OF_A_KIND = (*_GPU_SUITES, "dietcode")
+"""Suites whose frameworks follow from the device where nobody names some."""
+_SUITES = ("cpu", "cpu-ops", "coverage", "dietcode", "budget", *_GPU_SUITES, "op-vs-subgraph")
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -30,7 +32,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         choices=_SUITES,
         help="instead of one model: the zoo, or single operators, or what each --budget gives, on the CPU; "
         "on a GPU the rows of the FastDlight RFC and of apache/tvm#4105, or more operators; on either, cases drawn "
-        "from a grammar of operators (coverage), or tuning ops against tuning subgraphs (apache/tvm#10650)",
+        "from a grammar of operators (coverage), or tuning ops against tuning subgraphs (apache/tvm#10650); "
+        "layers of many shapes, from one artifact and from many (dietcode)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of --suite coverage: which cases (default: 0)"
@@ -162,7 +165,7 @@ def _suite(args: argparse.Namespace) -> int:
     with Database(options.pop("database")) as database, progress_bar() as progress:
         settings = Settings(
             database,
-            against if args.against != "none" or args.suite not in _GPU_SUITES else ("none",),
+            against if args.against != "none" or args.suite not in _OF_A_KIND else ("none",),
             tuple(options.items()),
             Pace(args.rounds or suite.rounds, args.round_time or suite.round_s),
             progress,
@@ -237,6 +240,11 @@ def _suite_of(name: str) -> _Suite:
 
         of_ops = (suite_ops.run_ops, ops_table, ops_json, _cpu_of, peers_of("cpu").require, 7, 0.2)
         return _Suite(suite_ops.CASES, suite_ops.AGAINST, *of_ops)
+    if name == "dietcode":
+        from subtune.bench.dietcode import cases, report, suite
+
+        of_layers = (suite.run_dietcode, report.dietcode_table, report.dietcode_json, suite.device_for)
+        return _Suite(cases.CASES, (), *of_layers, lambda against: None, 5, 0.1)
     if name == "budget":
         from subtune.bench import suite_budget as budgets
 

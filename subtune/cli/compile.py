@@ -14,6 +14,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser("compile", parents=[common], help="tune a model and write an artifact")
     arguments.add_model(parser)
     arguments.add_dynamic(parser)
+    arguments.add_dispatch(parser)
     arguments.add_parameters(parser)
     parser.add_argument("-o", "--output", metavar="OUT.subtune", help="the artifact (default: MODEL.subtune, here)")
     arguments.add_tuning(parser)
@@ -61,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
             output,
             shapes=arguments.shapes_of(args),
             dynamic=arguments.dynamic_of(args),
+            regret=args.regret,
+            max_kernels=args.max_kernels,
             verify=not args.no_verify,
             tune=not args.no_tune,
             weights_limit=args.weights_limit,

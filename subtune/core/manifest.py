@@ -118,6 +118,11 @@ class Manifest:
     def weights_nbytes(self) -> int:
         return sum(weight.nbytes for weight in self.weights)
 
+    @property
+    def code_bytes(self) -> int:
+        """Of the files beside the weights."""
+        return sum(file.nbytes for file in self.files if file.name != WEIGHTS_NAME)
+
     def memory_summary(self) -> str:
         """One line: the memory that a loaded model takes beside its code, its inputs and its outputs."""
         plan = self.memory

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
 from subtune.core.clock import Clock
 from subtune.core.domain import Domain
+from subtune.core.errors import SubtuneError
 from subtune.core.kernel import Kernel
 from subtune.core.manifest import KernelOrigin
 from subtune.core.variants import Variants
@@ -33,15 +36,14 @@ from subtune.options import Options
 from subtune.passes.pad_attention import Lengths
 from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare_imported
-from subtune.report.compile_report import CompileReport, SubgraphRow
+from subtune.report.compile_report import CompileReport
+from subtune.report.dynamic_report import DynamicRow
 from subtune.report.provenance import source_of
 from subtune.tuning.order import bound_s
 from subtune.tuning.weights import spare_bytes
 
 _log = logging.getLogger(__name__)
 
-_REGRET = 0.03
-_MAX_KERNELS = 16
 _LITTLE = 0.01
 """Of the model's time: what has less is tuned in haste."""
 
@@ -62,6 +64,7 @@ class _Source:
 
 def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport:
     """Tune a model for the domain of shapes that `options.dynamic` declares, and write its artifact."""
+    _check_effort(options)
     # kernels are checked here even where nothing is tuned: what cannot run here is told before the work
     device = backends.device_of(options.target, options.threads, options.device_file, options.numerics)
     whole, inputs = declared(model, options)
@@ -74,13 +77,15 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
     def prepare(point: Mapping[str, int], lengths: Lengths) -> Prepared:
         return prepare_imported(source.load(point), options.numerics, None, forms, lengths)
 
-    with clock.stage("prepare"):
-        dynamic = dynamic_model(domain, prepare)
-        mod, corners = with_corners(dynamic.greatest.mod, {n: one.shapes for n, one in dynamic.workloads.items()})
-        workloads = {**dynamic.workloads, **corner_workloads(corners, domain)}
-    with clock.stage("tune"), LocalMeasurer() as measurer:
+    with _measurer(options) as measurer:
         measurer.start(device)
-        kernels = _tuned(workloads, that_read_inputs(mod), dynamic, device, options, measurer)
+        with clock.stage("prepare"):
+            dynamic = dynamic_model(domain, prepare)
+            shapes = {name: one.shapes for name, one in dynamic.workloads.items()}
+            mod, corners = with_corners(dynamic.greatest.mod, shapes)
+            workloads = {**dynamic.workloads, **corner_workloads(corners, domain)}
+        with clock.stage("tune"):
+            kernels = _tuned(workloads, that_read_inputs(mod), dynamic, device, options, measurer)
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
         pairs = {name: variants_of(one, domain, device) for name, one in kernels.items()}
         variants: dict[str, Variants] = {name: pair[0] for name, pair in pairs.items()}
@@ -98,17 +103,44 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
             variants=variants,
         )
         path = write_artifact(output, package, device, verification.check if verification else None)
+    manifest = manifests.read(path)
     return CompileReport(
         path=str(path),
-        rows=_rows(dynamic, kernels),
+        rows=(),
+        dynamic=_rows(dynamic, kernels),
+        code_bytes=manifest.code_bytes,
         seconds=clock.seconds,
         verified=verification.summary if verification else "",
         is_interrupted=False,
         notes=imported.notes,
-        memory=manifests.read(path).memory_summary(),
+        memory=manifest.memory_summary(),
         precision=options.precision,
         products=dynamic.greatest.graph.products(),
     )
+
+
+def _check_effort(options: Options) -> None:
+    if not (0 <= options.regret < math.inf and options.max_kernels >= 1):
+        raise SubtuneError(
+            f"regret={options.regret} and max_kernels={options.max_kernels}: give a share from 0 on, as 0.05, and one "
+            "kernel or more"
+        )
+
+
+@contextmanager
+def _measurer(options: Options) -> Iterator[LocalMeasurer]:
+    """The caller's; or one whose processes start while the model is read.
+
+    Raises SubtuneError for one that does not measure here: kernels for many shapes go from process to process.
+    """
+    if options.measurer is None:
+        with LocalMeasurer() as own:
+            yield own
+    elif isinstance(options.measurer, LocalMeasurer):
+        yield options.measurer
+    else:
+        kind = type(options.measurer).__name__
+        raise SubtuneError(f"many shapes are tuned by a LocalMeasurer, not by a {kind}: leave measurer out")
 
 
 def _tuned(
@@ -138,7 +170,7 @@ def _tuned(
         found[name] = Tuned(one, measured, uses.get(name, 1))
         _log.debug("%s: %d kernels, %.1f s", name, len(measured.libraries), time.monotonic() - begin - spent)
     own = sum(one.weights_bytes(dynamic.domain) * one.uses for one in found.values())
-    return chosen(found, dynamic.domain, _REGRET, _MAX_KERNELS, spare_bytes(own, options.weights_limit))
+    return chosen(found, dynamic.domain, options.regret, options.max_kernels, spare_bytes(own, options.weights_limit))
 
 
 def _computes(workload: DynamicWorkload) -> bool:
@@ -159,14 +191,27 @@ def _origin(name: str, chosen: Chosen) -> KernelOrigin:
     return KernelOrigin(name, candidate=", ".join(map(str, chosen.candidates)), basis="measured")
 
 
-def _rows(dynamic: DynamicModel, chosen: Mapping[str, Chosen]) -> tuple[SubgraphRow, ...]:
+def _rows(dynamic: DynamicModel, chosen: Mapping[str, Chosen]) -> tuple[DynamicRow, ...]:
     uses = {one.name: one.uses for one in dynamic.greatest.subgraphs}
     rows = []
     for name, one in chosen.items():
-        greatest = one.workload.extents_at(dynamic.domain.greatest)
-        text = f"{len(one.candidates)} kernels: " + ", ".join(map(str, one.candidates))
+        best = one.best_s
+        ends = sorted(best, key=lambda at: (math.prod(at), at))
+        least, greatest = (ends[0], ends[-1]) if ends else ((), ())
         rows.append(
-            SubgraphRow(name, uses.get(name, 1), text, 0.0, one.best_s.get(greatest, 0.0), len(one.seconds),
-                        len(one.failures))
-        )  # fmt: skip
+            DynamicRow(
+                name,
+                uses.get(name, 1),
+                tuple(map(str, one.workload.extents)),
+                tuple(map(str, one.candidates)),
+                len(one.seconds) + len(one.failures),
+                len(one.failures),
+                len(ends),
+                least,
+                best.get(least, 0.0),
+                greatest,
+                best.get(greatest, 0.0),
+                one.worst_regret,
+            )
+        )
     return tuple(rows)

@@ -9,6 +9,7 @@ from typing import Any
 
 from subtune.core.candidate import DEFAULT
 from subtune.core.graph import InFloats
+from subtune.report.dynamic_report import DynamicRow, dynamic_text
 from subtune.tuning.choose import Choice, MeasuredAlternative
 from subtune.tuning.weights import Weights
 
@@ -53,6 +54,8 @@ class CompileReport:
     `choices` says where more than one grouping of the ops was measured, and which was taken.
     `weights` are the bytes of the constants, and what kernels gave up to keep them within the limit.
     `in_floats` says what of a quantised model stays in floats.
+    `dynamic` are the subgraphs of a model for many shapes, in the place of `rows`.
+    `code_bytes` is the size of the artifact's files without its weights.
     """
 
     path: str
@@ -68,6 +71,8 @@ class CompileReport:
     choices: tuple[Choice, ...] = ()
     weights: Weights | None = None
     in_floats: tuple[InFloats, ...] = ()
+    dynamic: tuple[DynamicRow, ...] = ()
+    code_bytes: int = 0
 
     @property
     def default_s(self) -> float:
@@ -118,6 +123,23 @@ class CompileReport:
         )
 
     def __str__(self) -> str:
+        lines = dynamic_text(self.dynamic, self.code_bytes) if self.dynamic else self._static_text()
+        lines += [f"not tuned: {key}: {reason}" for key, reason in self.failures]
+        lines += self.notes
+        if self.precision != "fp32" or set(self.products) - {"float32"}:
+            found = ", ".join(f"{count} of {dtype}" for dtype, count in self.products.items()) or "none"
+            lines.append(f"precision {self.precision}: products: {found}; sums of halves in float32")
+        lines += in_floats_text(self.in_floats)
+        lines += choices_text(self.choices)
+        weights = str(self.weights) if self.weights and self.weights.packed_bytes != self.weights.own_bytes else ""
+        lines += [line for line in (weights, self.verified, self.memory) if line]
+        stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
+        lines.append(f"{stages}; wrote {self.path}")
+        if self.is_interrupted:
+            lines.append("interrupted: what was tuned by then is in the artifact and in the database")
+        return "\n".join(lines)
+
+    def _static_text(self) -> list[str]:
         width = max([len(row.name) for row in self.rows] + [8])
         lines = [f"{'subgraph':<{width}}  uses  default us   tuned us    gain  schedule"]
         for row in sorted(self.rows, key=lambda r: -r.uses * (r.default_s or r.predicted_s)):
@@ -144,20 +166,7 @@ class CompileReport:
             f"warning: {row.name} ships {row.candidate}; of {row.tried} candidates {row.failed} failed"
             for row in self.doubtful
         ]
-        lines += [f"not tuned: {key}: {reason}" for key, reason in self.failures]
-        lines += self.notes
-        if self.precision != "fp32" or set(self.products) - {"float32"}:
-            found = ", ".join(f"{count} of {dtype}" for dtype, count in self.products.items()) or "none"
-            lines.append(f"precision {self.precision}: products: {found}; sums of halves in float32")
-        lines += in_floats_text(self.in_floats)
-        lines += choices_text(self.choices)
-        weights = str(self.weights) if self.weights and self.weights.packed_bytes != self.weights.own_bytes else ""
-        lines += [line for line in (weights, self.verified, self.memory) if line]
-        stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
-        lines.append(f"{stages}; wrote {self.path}")
-        if self.is_interrupted:
-            lines.append("interrupted: what was tuned by then is in the artifact and in the database")
-        return "\n".join(lines)
+        return lines
 
 
 SHOWN_NAMES = 3

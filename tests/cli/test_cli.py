@@ -100,6 +100,8 @@ def test_not_a_duration(text):
         (["fly"], "invalid choice: 'fly'"),
         (["compile"], "the following arguments are required: MODEL"),
         (["compile", "m.onnx", "--budget", "3x"], "'3x' is not a duration"),
+        (["compile", "m.onnx", "--regret", "much"], "'much' is no share: write 5% or 0.05"),
+        (["compile", "m.onnx", "--regret", "-1%"], "'-1%' is no share"),
         (["compile", "m.onnx", "--threads", "0"], "'0' is not a whole number above zero"),
         (["run", "a", "--input", "x"], "'x' is not of the form NAME=VALUE"),
     ],
@@ -124,7 +126,7 @@ class TestCompile:
             out = str(tmp_path / "o.subtune")
             options = "--shape x=1,2 --dynamic seq=1..4:w=.json --dynamic batch=1 "
             options += "--budget 2m --topk 5 --threads 1 --db f.db --device d.json --no-verify --exact "
-            options += "--precision bf16 --weights-limit 1.5"
+            options += "--precision bf16 --weights-limit 1.5 --regret 5% --max-kernels 4"
             assert main(["compile", "m.onnx", "-o", out, *options.split()]) == 0
         ((args, kwargs),) = calls
         assert args == ("m.onnx", out)
@@ -137,6 +139,8 @@ class TestCompile:
             "target": "auto",
             "shapes": {"x": (1, 2)},
             "dynamic": {"seq": "1..4:w=.json", "batch": "1"},
+            "regret": 0.05,
+            "max_kernels": 4,
             "budget_s": 120.0,
             "topk": 5,
             "threads": 1,

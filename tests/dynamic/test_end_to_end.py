@@ -13,7 +13,7 @@ import pytest
 
 from subtune.artifact import Artifact, load
 from subtune.cli.main import main
-from subtune.core.errors import InputError
+from subtune.core.errors import InputError, SubtuneError
 from subtune.driver import compile_model
 from tests.dynamic import models
 
@@ -124,3 +124,14 @@ def test_another_machine_is_refused_before_the_work(target, tmp_path, capsys):
     assert len(error.strip().splitlines()) == 1
     assert "kernels are timed" in error
     assert "no schedule" not in error
+
+
+def test_as_many_kernels_as_were_allowed(tmp_path):
+    report = compile_model(
+        models.block(), tmp_path / "m.subtune", dynamic={"batch": "1..2", "seq": "1..4"}, topk=1, max_kernels=1,
+        verify=False, threads=1,
+    )  # fmt: skip
+    assert {len(row.kernels) for row in report.dynamic} == {1}
+    assert "worst regret" in str(report)
+    with pytest.raises(SubtuneError, match="give a share from 0 on"):
+        compile_model(models.block(), tmp_path / "n.subtune", dynamic={"batch": "1..2", "seq": "1..4"}, regret=-1.0)

@@ -16,7 +16,6 @@ from typing import Any
 
 import onnx
 
-from subtune.backends import device_of
 from subtune.backends.base import Device
 from subtune.bench.coverage.case import Case
 from subtune.bench.coverage.compiling import Compiler
@@ -160,9 +159,4 @@ def run_coverage(
 
 def device_for(settings: Settings) -> Device:
     """What the settings name, or this machine's processor."""
-    return device_of(
-        settings.option("target") or "auto",
-        settings.option("threads"),
-        settings.option("device_file"),
-        settings.numerics,
-    )
+    return settings.any_device()
