@@ -11,7 +11,6 @@ from typing import Any
 
 from subtune import backends, frontends
 from subtune.artifact import Artifact, load
-from subtune.artifact import manifest as manifests
 from subtune.artifact.destination import check_destination
 from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
@@ -28,7 +27,7 @@ from subtune.passes.run import Dump
 from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare
 from subtune.report.compile_report import CompileReport
-from subtune.report.provenance import failures, kernel_origins, note_of_elsewhere, rows, source_of
+from subtune.report.provenance import failures, kernel_origins, note_of_elsewhere, rows, sizes, source_of
 from subtune.tuning.alternatives import Plan, chosen_partition, plan
 from subtune.tuning.predict import predict
 from subtune.tuning.records import Records
@@ -104,17 +103,15 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         del prepared, imported, kernels  # a large model's constants stay as long as somebody needs them, and no longer
         check = verification.check if verification else None
         path = write_artifact(output, Package(spliced.pop(), *about, hides), device, check)
-    manifest = manifests.read(path)
     return CompileReport(
         path=str(path),
-        code_bytes=manifest.code_bytes,
         rows=rows(subgraphs, winners, device),
         seconds=clock.seconds,
         verified=_verified(verification, is_elsewhere),
         is_interrupted=records.interrupted,
         failures=failures(subgraphs, records.failures),
         notes=notes,
-        memory=manifest.memory_summary(),
+        **sizes(path),
         precision=options.precision,
         products=products,
         choices=choices,

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from subtune import backends, frontends
-from subtune.artifact import manifest as manifests
 from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
 from subtune.core.clock import Clock
@@ -38,7 +37,7 @@ from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare_imported
 from subtune.report.compile_report import CompileReport
 from subtune.report.dynamic_report import DynamicRow
-from subtune.report.provenance import source_of
+from subtune.report.provenance import sizes, source_of
 from subtune.tuning.order import bound_s
 from subtune.tuning.weights import spare_bytes
 
@@ -103,17 +102,15 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
             variants=variants,
         )
         path = write_artifact(output, package, device, verification.check if verification else None)
-    manifest = manifests.read(path)
     return CompileReport(
         path=str(path),
         rows=(),
         dynamic=_rows(dynamic, kernels),
-        code_bytes=manifest.code_bytes,
         seconds=clock.seconds,
         verified=verification.summary if verification else "",
         is_interrupted=False,
         notes=imported.notes,
-        memory=manifest.memory_summary(),
+        **sizes(path),
         precision=options.precision,
         products=dynamic.greatest.graph.products(),
     )

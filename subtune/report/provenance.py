@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from subtune import frontends
+from subtune.artifact import manifest as manifests
 from subtune.artifact.manifest import sha256_of
 from subtune.backends.base import Device
 from subtune.core.graph import Subgraph
@@ -63,6 +64,12 @@ def note_of_elsewhere(device: Device, winners: Winners) -> str:
     if device.backend.stand_in(device) is None:
         note += "; the model was not verified, which needs the device"
     return note
+
+
+def sizes(path: Path) -> dict[str, Any]:
+    """Of an artifact, as a `CompileReport` has them."""
+    found = manifests.read(path)
+    return {"memory": found.memory_summary(), "code_bytes": found.code_bytes}
 
 
 def source_of(model: Any, shapes: Mapping[str, Any] | None, precision: str) -> Source:

@@ -101,7 +101,7 @@ def test_not_a_duration(text):
         (["compile"], "the following arguments are required: MODEL"),
         (["compile", "m.onnx", "--budget", "3x"], "'3x' is not a duration"),
         (["compile", "m.onnx", "--regret", "much"], "'much' is no share: write 5% or 0.05"),
-        (["compile", "m.onnx", "--regret", "-1%"], "'-1%' is no share"),
+        (["compile", "m.onnx", "--regret", "nan"], "'nan' is no share"),
         (["compile", "m.onnx", "--threads", "0"], "'0' is not a whole number above zero"),
         (["run", "a", "--input", "x"], "'x' is not of the form NAME=VALUE"),
     ],
