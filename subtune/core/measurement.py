@@ -18,6 +18,10 @@ class FailureKind(StrEnum):
     MEMORY = "memory"  # the worker process ran out of its memory allowance
 
 
+DETERMINISTIC = (FailureKind.INVALID, FailureKind.BUILD, FailureKind.LAUNCH, FailureKind.WRONG_RESULT)
+"""Failures that come again; crashes, time limits and memory may have been the machine's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Latency in seconds of one call: median over `samples` samples, their minimum, and the relative spread."""

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 BUSY_S = 10.0
 """How long a statement waits for another process's transaction; those last milliseconds."""
-_FORMAT = 2
+_FORMAT = 3
 _MAX_SALVAGE_BYTES = 1 << 30
 
 _SCHEMA = """
@@ -48,12 +48,18 @@ CREATE TABLE IF NOT EXISTS suggestions (
     key TEXT NOT NULL, candidate TEXT NOT NULL, median_s REAL NOT NULL, at REAL NOT NULL,
     PRIMARY KEY (key, candidate)
 );
+CREATE TABLE IF NOT EXISTS instances (
+    key TEXT NOT NULL, device TEXT NOT NULL, versions TEXT NOT NULL, candidate TEXT NOT NULL, extents TEXT NOT NULL,
+    kind TEXT NOT NULL, message TEXT NOT NULL, median_s REAL, is_timed INTEGER NOT NULL, built TEXT NOT NULL,
+    at REAL NOT NULL,
+    PRIMARY KEY (key, device, versions, candidate, extents)
+);
 """
 # What a file of an older format lacks. Its rows have other versions than any of today: they are kept and not found.
 _ADDED = {
     "winners": {"confirmed": "TEXT NOT NULL DEFAULT 'pairs'", "families": "TEXT NOT NULL DEFAULT '{}'"},
 }
-TABLES = ("workloads", "measurements", "winners", "suggestions")
+TABLES = ("workloads", "measurements", "winners", "suggestions", "instances")
 
 
 def connect(path: Path) -> tuple[sqlite3.Connection, bool]:
@@ -137,13 +143,13 @@ def _open(path: Path) -> tuple[sqlite3.Connection, bool]:
                 _add_columns(connection)
                 connection.execute(f"PRAGMA user_version={_FORMAT}")
         else:
-            for table in TABLES:
-                connection.execute(f"SELECT 1 FROM {table} LIMIT 1")
-            if version < _FORMAT:
+            if 0 < version < _FORMAT:
                 raise DatabaseError(
                     f"the database {path} has the older format {version} and is read-only, so that it cannot be "
                     "brought up to date; make it writable, or name another with --db"
                 )
+            for table in TABLES:
+                connection.execute(f"SELECT 1 FROM {table} LIMIT 1")
     except BaseException:
         connection.close()
         raise

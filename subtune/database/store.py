@@ -16,16 +16,14 @@ from types import TracebackType
 
 from subtune.core.candidate import Candidate
 from subtune.core.errors import DatabaseError
-from subtune.core.measurement import Failure, FailureKind, Measurement, Timing
+from subtune.core.measurement import DETERMINISTIC, Failure, FailureKind, Measurement, Timing
 from subtune.core.record import Record
 from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
+from subtune.database import instances
 from subtune.database.connection import connect, in_memory, is_whole, transaction
 
 _log = logging.getLogger(__name__)
-
-_DETERMINISTIC = (FailureKind.INVALID, FailureKind.BUILD, FailureKind.LAUNCH, FailureKind.WRONG_RESULT)
-"""Failures that come again; crashes, time limits and memory may have been the machine's."""
 
 _Statement = tuple[str, tuple[object, ...]]
 
@@ -78,7 +76,7 @@ class Database:
 
         A stored workload that has the same key but is another function counts as not found.
         """
-        rows = self._read(
+        rows = self.read(
             f"SELECT families, {_RECORD_COLUMNS} FROM winners WHERE key = ? AND device = ? AND versions = ?",
             (workload.key, scope.device, scope.versions.base),
         )
@@ -92,7 +90,7 @@ class Database:
     def outcomes(self, workload: Workload, scope: Scope) -> dict[Candidate, Timing | Failure]:
         """What is known of candidates whose family is what it was: times, and failures that are not the machine's."""
         found = {m.candidate: m.outcome for m in self.measurements(workload.key, scope)}
-        return {c: o for c, o in found.items() if isinstance(o, Timing) or o.kind in _DETERMINISTIC}
+        return {c: o for c, o in found.items() if isinstance(o, Timing) or o.kind in DETERMINISTIC}
 
     def least_s(self, workload: Workload, scope: Scope) -> float:
         """Seconds: those of the record, else the least that any candidate took; 0.0 where nothing was timed."""
@@ -103,7 +101,7 @@ class Database:
 
     def suggestions(self, workload: Workload) -> tuple[Candidate, ...]:
         """Candidates that were imported for `workload`, said to be fastest first; nothing about them was checked."""
-        rows = self._read(
+        rows = self.read(
             "SELECT candidate FROM suggestions WHERE key = ? ORDER BY median_s, candidate", (workload.key,)
         )
         return tuple(dict.fromkeys(Candidate.from_json(text) for (text,) in rows))
@@ -136,6 +134,10 @@ class Database:
         )  # fmt: skip
         self._write([_insert_workload(workload), _insert("winners", row)])
 
+    def add_rows(self, workload: Workload, table: str, rows: Iterable[tuple[object, ...]]) -> None:
+        """Store rows of a table of this room, in the place of earlier ones."""
+        self._write([_insert_workload(workload), *(_insert(table, row) for row in rows)])
+
     def add_suggestion(self, workload: Workload, candidate: Candidate, median_s: float) -> None:
         """An imported candidate: the next compile tries it first, even where it had already decided."""
         self._write(
@@ -156,7 +158,7 @@ class Database:
         Args:
             versions: only records that hold under one of these, the newest of each workload and device; None: all.
         """
-        rows = self._read(
+        rows = self.read(
             f"SELECT versions, families, {_RECORD_COLUMNS} FROM winners "
             "WHERE substr(key, 1, ?) = ? AND instr(device, ?) > 0 ORDER BY at DESC, key",
             (len(key), key, device),
@@ -176,14 +178,14 @@ class Database:
         Raises:
             DatabaseError: no workload, or several, have such a key.
         """
-        found = [row[0] for row in self._read("SELECT key FROM workloads WHERE substr(key, 1, ?) = ?", (len(key), key))]
+        found = [row[0] for row in self.read("SELECT key FROM workloads WHERE substr(key, 1, ?) = ?", (len(key), key))]
         found = sorted(set(found))
         if len(found) != 1:
             what = f"{len(found)} workloads have" if found else "no workload has"
             raise DatabaseError(f"{what} a key beginning with {key!r} in {self.path}; `subtune db list` shows the keys")
         workload = self.workload(found[0])
         assert workload is not None
-        rows = self._read(
+        rows = self.read(
             f"SELECT versions, {_MEASUREMENT_COLUMNS} FROM measurements WHERE key = ? "
             "ORDER BY median_s IS NULL, median_s, candidate",
             (found[0],),
@@ -193,14 +195,14 @@ class Database:
 
     def measurements(self, key: str, scope: Scope) -> tuple[Measurement, ...]:
         """Every candidate of the workload `key` that was tried in `scope`."""
-        rows = self._read(
+        rows = self.read(
             f"SELECT versions, {_MEASUREMENT_COLUMNS} FROM measurements WHERE key = ? AND device = ?",
             (key, scope.device),
         )
         return tuple(_measurement(row[1:]) for row in rows if _is_current(row[0], [scope.versions]))
 
     def workload(self, key: str) -> Workload | None:
-        rows = self._read("SELECT func, num_outputs FROM workloads WHERE key = ?", (key,))
+        rows = self.read("SELECT func, num_outputs FROM workloads WHERE key = ?", (key,))
         if not rows:
             return None
         from subtune.tir.saved import read_workload  # with TVM, which most of a database does without
@@ -215,20 +217,23 @@ class Database:
         before = self._file.total_changes
         statements: list[_Statement] = []
         if versions is not None:
-            for (found,) in self._read("SELECT DISTINCT versions FROM measurements", ()):
+            for (found,) in self.read("SELECT DISTINCT versions FROM measurements", ()):
                 if not _is_current(found, versions):
                     statements.append(("DELETE FROM measurements WHERE versions = ?", (found,)))
-            for base, families, *row in self._read(f"SELECT versions, families, {_RECORD_COLUMNS} FROM winners", ()):
+            for (found,) in self.read("SELECT DISTINCT versions FROM instances", ()):
+                if not instances.is_current(found, versions):
+                    statements.append(("DELETE FROM instances WHERE versions = ?", (found,)))
+            for base, families, *row in self.read(f"SELECT versions, families, {_RECORD_COLUMNS} FROM winners", ()):
                 if not any(_holds(_record(tuple(row)), base, json.loads(families), one) for one in versions):
                     where = "WHERE key = ? AND device = ? AND versions = ?"
                     statements.append((f"DELETE FROM winners {where}", (row[0], row[1], base)))
-        for table in ("measurements", "winners", "suggestions"):
+        for table in ("measurements", "winners", "suggestions", "instances"):
             if older_than_s is not None:
                 statements.append((f"DELETE FROM {table} WHERE at < ?", (time.time() - older_than_s,)))
         statements.append(
             (
                 "DELETE FROM workloads WHERE key NOT IN (SELECT key FROM measurements UNION "
-                "SELECT key FROM winners UNION SELECT key FROM suggestions)",
+                "SELECT key FROM winners UNION SELECT key FROM suggestions UNION SELECT key FROM instances)",
                 (),
             )
         )
@@ -246,7 +251,7 @@ class Database:
         stored = self.workload(workload.key)
         return stored is not None and bool(structural_equal(stored.func, workload.func))
 
-    def _read(self, statement: str, parameters: tuple[object, ...]) -> list[tuple]:
+    def read(self, statement: str, parameters: tuple[object, ...]) -> list[tuple]:
         """Rows written in memory first, then the file's undamaged ones: who takes the first takes the newest."""
         rows: list[tuple] = self._memory.execute(statement, parameters).fetchall() if self._has_unsaved else []
         if self._is_readable:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,12 @@ from subtune.core.errors import SubtuneError
 from subtune.core.kernel import Kernel
 from subtune.core.manifest import KernelOrigin
 from subtune.core.variants import Variants
+from subtune.database import opened
 from subtune.dynamic.assemble import that_read_inputs, variants_of
 from subtune.dynamic.choose import Chosen, Tuned, chosen
 from subtune.dynamic.constants import with_corners
 from subtune.dynamic.declare import declared
+from subtune.dynamic.joint import Joint
 from subtune.dynamic.model import DynamicModel, corner_workloads, dynamic_model
 from subtune.dynamic.tune import tuned, untuned
 from subtune.dynamic.verify import DynamicVerification
@@ -33,6 +34,7 @@ from subtune.frontends import Imported, SymbolicInput
 from subtune.measure import LocalMeasurer
 from subtune.options import Options
 from subtune.passes.pad_attention import Lengths
+from subtune.passes.run import Dump
 from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare_imported
 from subtune.report.compile_report import CompileReport
@@ -40,8 +42,6 @@ from subtune.report.dynamic_report import DynamicRow
 from subtune.report.provenance import sizes, source_of
 from subtune.tuning.order import bound_s
 from subtune.tuning.weights import spare_bytes
-
-_log = logging.getLogger(__name__)
 
 _LITTLE = 0.01
 """Of the model's time: what has less is tuned in haste."""
@@ -71,10 +71,12 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
     domain = Domain(tuple(one for one in whole.symbols if len(one.values) > 1))
     source = _Source(model, inputs, fixed, options)
     forms = device.backend.forms(device.model)
+    dump = Dump(Path(options.dump)) if options.dump is not None else None
     clock = Clock()
 
     def prepare(point: Mapping[str, int], lengths: Lengths) -> Prepared:
-        return prepare_imported(source.load(point), options.numerics, None, forms, lengths)
+        shown = dump if point is domain.greatest else None  # the others are as it is, with other extents
+        return prepare_imported(source.load(point), options.numerics, shown, forms, lengths)
 
     with _measurer(options) as measurer:
         measurer.start(device)
@@ -83,32 +85,36 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
             shapes = {name: one.shapes for name, one in dynamic.workloads.items()}
             mod, corners = with_corners(dynamic.greatest.mod, shapes)
             workloads = {**dynamic.workloads, **corner_workloads(corners, domain)}
-        with clock.stage("tune"):
-            kernels = _tuned(workloads, that_read_inputs(mod), dynamic, device, options, measurer)
+        with clock.stage("tune"), opened(options.database) as store:
+            joint = Joint(len(workloads), domain, device, measurer, store, options)
+            kernels = _tuned(workloads, that_read_inputs(mod), dynamic, device, options, joint)
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
         pairs = {name: variants_of(one, domain, device) for name, one in kernels.items()}
         variants: dict[str, Variants] = {name: pair[0] for name, pair in pairs.items()}
         static: dict[str, Kernel] = {name: pair[1] for name, pair in pairs.items()}
-        verification = DynamicVerification(domain, source.load, options.numerics, beside) if options.verify else None
-        imported = dynamic.greatest.imported
+        verification = DynamicVerification(domain, source.load, options.numerics, beside)
+        imported, spliced = dynamic.greatest.imported, splice(mod, static)
+        if dump is not None:
+            dump("splice", spliced)
         package = Package(
-            splice(mod, static),
+            spliced,
             dynamic.inputs,
             dynamic.outputs,
-            tuple(_origin(name, one) for name, one in kernels.items()),
+            tuple(_origin(name, one, name not in joint.untuned) for name, one in kernels.items()),
             source_of(model, options.shapes, options.precision),
             imported.name,
             domain=domain,
             variants=variants,
         )
-        path = write_artifact(output, package, device, verification.check if verification else None)
+        check = verification.check if options.verify else verification.check_sizes
+        path = write_artifact(output, package, device, check)
     return CompileReport(
         path=str(path),
         rows=(),
-        dynamic=_rows(dynamic, kernels),
+        dynamic=_rows(dynamic, kernels, joint.untuned),
         seconds=clock.seconds,
-        verified=verification.summary if verification else "",
-        is_interrupted=False,
+        verified=verification.summary,
+        is_interrupted=joint.is_interrupted,
         notes=imported.notes,
         **sizes(path),
         precision=options.precision,
@@ -146,26 +152,20 @@ def _tuned(
     dynamic: DynamicModel,
     device: Device,
     options: Options,
-    measurer: LocalMeasurer,
+    joint: Joint,
 ) -> dict[str, Chosen]:
     """Equal workloads are tuned once; those that count most first."""
     uses = {one.name: one.uses for one in dynamic.greatest.subgraphs}
     bounds = {name: _bound_s(one, dynamic.domain, device) * uses.get(name, 1) for name, one in workloads.items()}
     total = sum(bounds.values())
     found: dict[str, Tuned] = {}
-    begin = time.monotonic()
     for name in sorted(workloads, key=lambda one: -bounds[one]):
-        spent = time.monotonic() - begin
-        is_late = options.budget_s is not None and spent > options.budget_s
         one = workloads[name]
         exact_only = name in reads_inputs or has_growing_constants(one, dynamic.domain)
-        if options.tune and not is_late:
-            is_heavy = bounds[name] > _LITTLE * total and _computes(one)
-            measured = tuned(one, dynamic.domain, exact_only, is_heavy, options.topk, device, measurer)
-        else:
-            measured = untuned(one, dynamic.domain, exact_only, device, measurer)
-        found[name] = Tuned(one, measured, uses.get(name, 1))
-        _log.debug("%s: %d kernels, %.1f s", name, len(measured.libraries), time.monotonic() - begin - spent)
+        is_heavy = bounds[name] > _LITTLE * total and _computes(one)
+        tune = partial(tuned, one, dynamic.domain, exact_only, is_heavy, options.topk, device)
+        instead = partial(untuned, one, dynamic.domain, exact_only, device)
+        found[name] = Tuned(one, joint.served(name, one, tune, instead), uses.get(name, 1))
     own = sum(one.weights_bytes(dynamic.domain) * one.uses for one in found.values())
     return chosen(found, dynamic.domain, options.regret, options.max_kernels, spare_bytes(own, options.weights_limit))
 
@@ -184,15 +184,16 @@ def _bound_s(workload: DynamicWorkload, domain: Domain, device: Device) -> float
     return bound_s(workload.at(workload.extents_at(domain.greatest)), device)
 
 
-def _origin(name: str, chosen: Chosen) -> KernelOrigin:
-    return KernelOrigin(name, candidate=", ".join(map(str, chosen.candidates)), basis="measured")
+def _origin(name: str, chosen: Chosen, is_tuned: bool) -> KernelOrigin:
+    basis = "measured" if is_tuned else ""
+    return KernelOrigin(name, candidate=", ".join(map(str, chosen.candidates)), basis=basis)
 
 
-def _rows(dynamic: DynamicModel, chosen: Mapping[str, Chosen]) -> tuple[DynamicRow, ...]:
+def _rows(dynamic: DynamicModel, chosen: Mapping[str, Chosen], untuned: Set[str]) -> tuple[DynamicRow, ...]:
     uses = {one.name: one.uses for one in dynamic.greatest.subgraphs}
     rows = []
     for name, one in chosen.items():
-        best = one.best_s
+        best = {} if name in untuned else one.best_s
         ends = sorted(best, key=lambda at: (math.prod(at), at))
         least, greatest = (ends[0], ends[-1]) if ends else ((), ())
         rows.append(

@@ -17,8 +17,8 @@ from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Failure
 from subtune.dynamic.kernel import PLAIN
 from subtune.dynamic.measure import Extents, Measured, measured
+from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload
-from subtune.measure import LocalMeasurer
 
 _STEP = 1.6
 """A symbol's value at a measured instance over that at the one before; no power of it is one of 2, so that tiles of all
@@ -42,7 +42,7 @@ def tuned(
     is_heavy: bool,
     topk: int,
     device: Device,
-    measurer: LocalMeasurer,
+    measurer: Workbench,
 ) -> Measured:
     """Kernels for every instance of `domain`.
 
@@ -62,7 +62,7 @@ def tuned(
 
 
 def untuned(
-    workload: DynamicWorkload, domain: Domain, exact_only: bool, device: Device, measurer: LocalMeasurer
+    workload: DynamicWorkload, domain: Domain, exact_only: bool, device: Device, measurer: Workbench
 ) -> Measured:
     """The first kernel that the policy proposes for the greatest instance, checked there and at the least.
 
@@ -84,7 +84,7 @@ def _first_that_serves(
     checks: Sequence[Extents],
     exact_only: bool,
     device: Device,
-    measurer: LocalMeasurer,
+    measurer: Workbench,
     is_timed: bool = True,
 ) -> Measured:
     """Those of the first of `choices` of which some serves all `instances`, and `checks`.

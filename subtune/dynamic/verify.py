@@ -57,6 +57,11 @@ class DynamicVerification:
         self._domain, self._load, self._numerics, self._beside = domain, load, numerics, beside
         self.summary = ""
 
+    def check_sizes(self, artifact: Artifact) -> None:
+        """Without running anything. Raises UnsupportedOpsError: outputs have other sizes than the artifact says."""
+        for point in instances_to_verify(self._domain):
+            self._check_sizes(self._load(point), artifact, point)
+
     def check(self, artifact: Artifact) -> None:
         """Raises VerificationError: it disagrees with the reference at an instance."""
         points = instances_to_verify(self._domain)

@@ -56,7 +56,10 @@ def dynamic_text(rows: Sequence[DynamicRow], code_bytes: int) -> list[str]:
         least, greatest = (sum(row.uses * seconds for row, seconds in _ends(rows, end)) for end in (0, 1))
         summary += f"; sum of the subgraphs: {least * 1e3:.2f} ms at the least instance, {greatest * 1e3:.2f} ms at "
         summary += f"the greatest; worst regret {max(row.worst_regret for row in rows):.1%}"
-    return [*lines, summary]
+    lines.append(summary)
+    if untuned := sum(not row.is_timed for row in rows):
+        lines.append(f"{untuned} of {len(rows)} subgraphs were not tuned: each has one kernel that was checked")
+    return lines
 
 
 def _ends(rows: Sequence[DynamicRow], end: int) -> list[tuple[DynamicRow, float]]:

@@ -23,6 +23,7 @@ from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel
 from subtune.dynamic.measure import measured
 from subtune.dynamic.serve import carried, linked, schedule
 from subtune.dynamic.tune import untuned
+from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 from subtune.measure import LocalMeasurer
 from tests.backends.workloads import dense, elementwise, layer_norm, softmax
@@ -121,9 +122,9 @@ def test_what_no_instance_allows_is_told():
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[LocalMeasurer]:
+def local() -> Iterator[Workbench]:
     with LocalMeasurer(builders=2) as used:
-        yield used
+        yield Workbench(used)
 
 
 def columns(rows: int) -> Workload:

@@ -1,0 +1,108 @@
+"""What joint tuning works with: worker processes, what was measured before, and who is told where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+from subtune.backends.base import Device
+from subtune.core.candidate import Candidate
+from subtune.core.measurement import Failure
+from subtune.core.saved import from_plain, to_plain
+from subtune.core.workload import Workload
+from subtune.database import Database
+from subtune.database.instances import Extents, Instances, Known, Outcome
+from subtune.measure import LocalMeasurer
+from subtune.measure.messages import Library
+from subtune.measure.session import LocalSession
+
+Tell = Callable[[int, int, float], None]
+"""Told after every step: candidates done, of how many, and the fastest kernel's seconds at the greatest instance."""
+_OF_A_FILE = ("path", "build_s", "numbers", "rows_past_end")
+"""Fields of a library that say nothing of its kernel."""
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """`measurer` builds, checks and times; without a `database` nothing is remembered.
+
+    With `is_recall` nothing is measured: a candidate counts of which all is remembered that is asked.
+    """
+
+    measurer: LocalMeasurer
+    database: Database | None = None
+    tell: Tell = lambda done, total, best_s: None
+    is_recall: bool = False
+
+    @contextmanager
+    def session(self, workload: Workload, device: Device, **more: Any) -> Iterator[LocalSession]:
+        """As `LocalMeasurer.session`."""
+        with self.measurer.session(workload, device, **more) as session:
+            yield session
+
+    def memory(self, workload: Workload, device: Device) -> Memory:
+        return Memory(Instances(self.database, workload, device.scope()) if self.database else None)
+
+
+class Memory:
+    """What is remembered of one dynamic workload, and what is added."""
+
+    def __init__(self, instances: Instances | None) -> None:
+        self._instances = instances
+        self._known: Mapping[Candidate, Known] = instances.known() if instances else {}
+
+    @property
+    def has_times(self) -> bool:
+        """Whether something was timed."""
+        return any(outcome.is_timed for known in self._known.values() for outcome in known.outcomes.values())
+
+    def built(self, candidate: Candidate) -> Library | Failure | None:
+        """How its build ended: a library without a file. None where that is not known."""
+        known = self._known.get(candidate)
+        if known is None:
+            return None
+        if isinstance(known.built, Failure):
+            return known.built
+        try:
+            facts = {name: from_plain(value) for name, value in known.built.items()}
+            return Library(path="", build_s=0.0, **facts)
+        except (TypeError, ValueError):  # a later or an earlier subtune wrote it
+            return None
+
+    def outcome(self, candidate: Candidate, extents: Extents, is_timed: bool) -> float | Failure | None:
+        """Seconds at an instance, or why it is not served; None where that, or a time, is not known."""
+        known = self._known.get(candidate)
+        found = known.outcomes.get(extents) if known else None
+        if found is None or (is_timed and not found.is_timed and not isinstance(found.result, Failure)):
+            return None
+        return found.result
+
+    def is_whole(self, candidate: Candidate, instances: Sequence[tuple[Extents, bool]]) -> bool:
+        """Whether all is known that measuring at `instances`, in this order, would tell; with whether to time there."""
+        built = self.built(candidate)
+        if built is None or isinstance(built, Failure):
+            return built is not None
+        for extents, is_timed in instances:
+            found = self.outcome(candidate, extents, is_timed)
+            if found is None or isinstance(found, Failure):
+                return found is not None
+        return True
+
+    def add_builds(self, builds: Mapping[Candidate, Library | Failure]) -> None:
+        if self._instances:
+            plain = {one: how if isinstance(how, Failure) else _plain(how) for one, how in builds.items()}
+            self._instances.add_builds({one: how for one, how in plain.items() if how is not None})
+
+    def add_outcomes(self, extents: Extents, results: Mapping[Candidate, float | Failure], is_timed: bool) -> None:
+        if self._instances:
+            self._instances.add_outcomes(extents, {one: Outcome(of, is_timed) for one, of in results.items()})
+
+
+def _plain(library: Library) -> dict[str, Any] | None:
+    """What must be known of a library's kernel, as JSON holds it; None where that is not possible."""
+    try:
+        return {one.name: to_plain(getattr(library, one.name)) for one in fields(library) if one.name not in _OF_A_FILE}
+    except TypeError:
+        return None
