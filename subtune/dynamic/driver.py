@@ -19,6 +19,7 @@ from subtune.core.domain import Domain
 from subtune.core.errors import SubtuneError
 from subtune.core.kernel import Kernel
 from subtune.core.manifest import KernelOrigin
+from subtune.core.measurement import FailureKind
 from subtune.core.variants import Variants
 from subtune.database import opened
 from subtune.dynamic.assemble import that_read_inputs, variants_of
@@ -202,8 +203,8 @@ def _rows(dynamic: DynamicModel, chosen: Mapping[str, Chosen], untuned: Set[str]
                 uses.get(name, 1),
                 tuple(map(str, one.workload.extents)),
                 tuple(map(str, one.candidates)),
-                len(one.seconds) + len(one.failures),
-                len(one.failures),
+                len({*one.seconds, *one.failures}),
+                sum(of.kind != FailureKind.SLOW for of in one.failures.values()),
                 len(ends),
                 least,
                 best.get(least, 0.0),

@@ -99,9 +99,7 @@ def measured(
         rows = max((max(library.granules, default=1) for library in found.libraries.values()), default=1) - 1
         sessions = {}
         for extents in ordered if unknown else ():
-            sessions[extents] = stack.enter_context(
-                measurer.session(workload.at(extents), device, rows_past_end=rows)
-            )
+            sessions[extents] = stack.enter_context(measurer.session(workload.at(extents), device, rows_past_end=rows))
             sessions[extents].prefetch([DEFAULT])  # what all are compared with is built while the first are measured
         looks = _Looks(found, memory, is_timed)
         for count, (extents, is_wanted) in enumerate(points, 1):
@@ -144,7 +142,8 @@ class _Looks:
             results |= self._now(extents, session, left, is_wanted)
         if is_wanted:
             self._leave_hopeless(extents, results)
-        self.memory.add_outcomes(extents, results, is_wanted)
+        news = {one: of for one, of in results.items() if of != self.memory.outcome(one, extents, is_wanted)}
+        self.memory.add_outcomes(extents, news, is_wanted)
         for candidate, result in results.items():
             if isinstance(result, Failure):
                 found.failures[candidate] = result
@@ -186,7 +185,7 @@ class _Looks:
             times = of / best
             if len(extents) == 1 and times > _HOPELESS and times >= self.slow.get(candidate, math.inf):
                 reason = f"{times:.1f} times as long as the fastest at {extents[0]}"
-                results[candidate] = Failure(FailureKind.TIMEOUT, reason)
+                results[candidate] = Failure(FailureKind.SLOW, reason)
             self.slow[candidate] = times if times > _HOPELESS else math.inf
 
 
