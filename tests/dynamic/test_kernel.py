@@ -19,13 +19,14 @@ from subtune.core.kernel import NotApplicable
 from subtune.core.measurement import FailureKind
 from subtune.core.workload import Workload
 from subtune.dynamic.choose import Tuned, chosen
-from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel
+from subtune.dynamic.kernel import PLAIN, DynamicKernel, dynamic_kernel
 from subtune.dynamic.measure import measured
 from subtune.dynamic.serve import carried, linked, schedule
 from subtune.dynamic.tune import untuned
 from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 from subtune.measure import LocalMeasurer
+from subtune.runtime import use_threads
 from tests.backends.workloads import dense, elementwise, layer_norm, softmax
 from tests.dynamic.flat_kernels import FlatKernel, of_rows
 
@@ -178,3 +179,20 @@ def test_untuned_one_kernel_is_checked_at_both_ends(values, local):
     assert len(one.candidates) == len(one.seconds) == 1
     assert set(one.best_s) == ({(1,), (20,)} if values else {()})
     assert choose(one.tree, (5,)) == 0
+
+
+def test_threads_take_over_from_one_another_however_many_rows_there_are():
+    device, workload = as_device(CPU("x86-64-v3", threads=2)), of_rows(KINDS["elementwise"])
+    one = dynamic_kernel(workload, PLAIN, device)
+    assert isinstance(one, DynamicKernel), one.reason
+    kernel = linked(workload, one, (300,))
+    code = device.backend.lower(kernel.func.with_attr("global_symbol", "main"), device)
+    assert "atomicrmw add" in code.inspect_source("ll")
+    built = FlatKernel(kernel, device)
+    use_threads(2)
+    rng = np.random.default_rng(0)
+    for rows in (*range(1, 70), 127, 128, 129, 300):
+        args = workload.at((rows,)).args
+        given = [rng.standard_normal(arg.shape).astype(np.float32) for arg in args[:-1]]
+        got = built(one.numbers((rows,)), given, args[-1].shape)
+        np.testing.assert_allclose(got, expected("elementwise", given), rtol=1e-4, atol=1e-5, err_msg=f"{rows} rows")

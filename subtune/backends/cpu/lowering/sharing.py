@@ -91,16 +91,33 @@ def _at_root(stmt: Any) -> Iterator[Any]:
 
 
 def _is_shared(loop: Any, threads: int) -> bool:
-    is_parallel = loop.kind == tirx.ForKind.PARALLEL and isinstance(loop.extent, tirx.IntImm)
-    return bool(is_parallel and 1 < threads < int(loop.extent) and int(loop.min) == 0)
+    if loop.kind != tirx.ForKind.PARALLEL or threads == 1 or int(loop.min) != 0:
+        return False
+    return not isinstance(loop.extent, tirx.IntImm) or threads < int(loop.extent)
 
 
 def _taken_over(loop: Any, threads: int, shares: int, begun: Any, at: int) -> Any:
     """The loop in pieces, the counters of which begin at `at`."""
-    extent = int(loop.extent)
-    length = max(1, extent // (shares * _PIECES))
-    pieces = ceil(extent / length)
-    of_share = ceil(pieces / shares)
+    if isinstance(loop.extent, tirx.IntImm):
+        extent = int(loop.extent)
+        length = max(1, extent // (shares * _PIECES))
+        pieces = ceil(extent / length)
+        return _in_pieces(loop, threads, shares, begun, at, (length, pieces, ceil(pieces / shares)))
+    many = loop.extent.astype("int32")
+    length, pieces, of_share = (tirx.Var(name, "int32") for name in ("length", "pieces", "of_share"))
+    taken = _in_pieces(loop, threads, shares, begun, at, (length, pieces, of_share))
+    for var, value in (
+        (of_share, tirx.floordiv(pieces + _int(shares - 1), _int(shares))),
+        (pieces, tirx.floordiv(many + length - _int(1), length)),
+        (length, tirx.max(_int(1), tirx.floordiv(many, _int(shares * _PIECES)))),
+    ):
+        taken = tirx.SeqStmt([tirx.Bind(var, value), taken])
+    return taken
+
+
+def _in_pieces(loop: Any, threads: int, shares: int, begun: Any, at: int, sizes: tuple[Any, Any, Any]) -> Any:
+    """`sizes`: iterations of a piece, pieces of all, and of a share."""
+    length, pieces, of_share = (_int(one) if isinstance(one, int) else one for one in sizes)
     thread, other = tirx.Var("thread", "int32"), tirx.Var("other", "int32")
     share = (thread + other) % _int(shares)
     piece = tirx.decl_buffer([1], "int32", "piece", scope="local")
@@ -108,10 +125,10 @@ def _taken_over(loop: Any, threads: int, shares: int, begun: Any, at: int) -> An
     counter = tirx.address_of(tirx.BufferLoad(begun, [_int(at) + share * _int(_LINE)]))
     claim = tirx.BufferStore(piece, tirx.call_extern("int32", _CLAIM, counter), [_int(0)])
     dtype = str(loop.loop_var.ty.dtype)
-    first = ((share * _int(of_share) + taken) * _int(length)).astype(dtype)
-    count = tirx.min(tirx.const(length, dtype), loop.extent - first)
+    first = ((share * of_share + taken) * length).astype(dtype)
+    count = tirx.min(length.astype(dtype), loop.extent - first)
     inner = tirx.For(loop.loop_var, first, count, tirx.ForKind.SERIAL, loop.body)
-    left = tirx.min(_int(of_share), _int(pieces) - share * _int(of_share))
+    left = tirx.min(of_share, pieces - share * of_share)
     shared = tirx.SeqStmt([claim, tirx.While(taken < left, tirx.SeqStmt([inner, claim]))])
     around = tirx.For(other, _int(0), _int(shares), tirx.ForKind.SERIAL, shared)
     own = tirx.SeqStmt([tirx.AllocBuffer(piece, {KEEP_ON_STACK: _int(1)}), around])
