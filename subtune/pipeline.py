@@ -61,9 +61,11 @@ from subtune.passes.shared_heads import fold_shared_heads
 from subtune.passes.splice import splice
 from subtune.passes.static_memory import plan_memory
 from subtune.passes.widen import widen
+from subtune.passes.written_weights import written_weights
 
 NORMALIZE: tuple[Phase, ...] = (
     Phase("recurrences", (settle_recurrences,)),
+    Phase("written", (written_weights,)),
     Phase("halves", (widen,)),
     Phase("integers", (byte_sums, byte_signs, float8_products, integer_products)),
     Phase("weights", (packed_weights,)),
@@ -260,11 +262,12 @@ def normalize(
     pools = partial(pool_volumes, always_in_planes=forms.pools_images)
     layout = Phase("layout", (partial(channels_to_last, **planes), settle_permutes, pools))
     whole = Phase("recurrences", (partial(settle_recurrences, whole_step_fmas=forms.whole_step_fmas),))
+    written = Phase("written", (partial(written_weights, forms=forms),))
     heads = Phase("heads", (partial(fold_shared_heads, folds=forms.folds_heads),))
     of_float8 = partial(float8_products, forms=forms)
     integers = Phase("integers", (byte_sums, partial(byte_signs, forms=forms), of_float8, integer_products))
     weights = Phase("weights", (partial(packed_weights, forms=forms, asked=numerics.half),))
-    own = {phase.name: phase for phase in (layout, whole, heads, integers, weights)}
+    own = {phase.name: phase for phase in (layout, whole, written, heads, integers, weights)}
     phases = tuple(own.get(phase.name, phase) for phase in NORMALIZE)
     return run_passes(mod, phases + precision, dump)
 
