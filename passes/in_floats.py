@@ -10,6 +10,7 @@ shifted by belongs to the product.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import tvm
@@ -23,11 +24,12 @@ from subtune.passes.elementwise import BINARY, TERNARY, UNARY
 from subtune.passes.exprs import CONVOLUTIONS, Expr, array_of, dtype_of, is_float, op_name, shape_of
 from subtune.passes.integer_products import has_integers
 from subtune.passes.integer_sums import is_window_sum, product_of_integers
+from subtune.passes.integer_transposed import TRANSPOSED, convolutions_of_integers
 from subtune.passes.opkind import MOVEMENTS
 from subtune.passes.rewriter import Walk
 
 _PRODUCTS = frozenset({*CONVOLUTIONS, "relax.matmul"})
-_OTHER_PRODUCTS = frozenset({*(f"relax.nn.conv{n}d_transpose" for n in (1, 2, 3)), "relax.einsum", "relax.outer"})
+_OTHER_PRODUCTS = frozenset({"relax.einsum", "relax.outer"})
 _ELEMENTWISE = (UNARY | BINARY | TERNARY) - {"relax.astype", "relax.quantize", "relax.dequantize"}
 _COUNTED = ("first", "second", "third")
 _BYTES, _FLOATS, _NAMED = "bytes", "floats", "named"
@@ -91,9 +93,12 @@ class _Reading:
             return made.reason if isinstance(made, NotApplicable) else ""
         if not is_float(dtype_of(call)):
             return ""
+        if name in TRANSPOSED:
+            found = convolutions_of_integers(self._walk, call)
+            return found.reason if isinstance(found, NotApplicable) else ""
         if name in _OTHER_PRODUCTS:
             return f"{name.rsplit('.', 1)[-1]} has no form in integers"
-        if name not in _ELEMENTWISE:
+        if name not in _ELEMENTWISE or prod(shape_of(call) or ()) == 1:  # a single number: a scale that is computed
             return ""
         made_of = [self._made_of.get(arg, set()) if self._is_whole(arg, call) else set() for arg in call.args]
         if {_FLOATS} in made_of and any(_BYTES in one for one in made_of):

@@ -25,6 +25,7 @@ from subtune.passes.exprs import CONVOLUTIONS, Expr, array_of, dtype_of, ints, m
 from subtune.passes.fold_constants import FOLD_BUT_INTEGERS
 from subtune.passes.integer_operands import COPIES, MOVED, VIEWS, Quantised, quantised
 from subtune.passes.integer_sums import product_of_integers
+from subtune.passes.integer_transposed import TRANSPOSED, transposed_integers
 from subtune.passes.rewriter import Rules, Walk, merged, rewrite
 
 _SAME_SCALE = 1e-5
@@ -184,6 +185,7 @@ def _moved_axis(call: Call, data: Quantised) -> int | None:
 
 INTEGERS: Rules = {
     **dict.fromkeys((*CONVOLUTIONS, "relax.matmul"), (multiply_integers,)),
+    **dict.fromkeys(TRANSPOSED, (transposed_integers,)),
     "relax.add": (add_bias,),
     "relax.quantize": (requantise,),
     **dict.fromkeys(MOVED, (move_integers,)),

@@ -14,7 +14,7 @@ stride 2 nine are multiplied instead of sixteen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -36,6 +36,16 @@ _LAYOUTS = {
 
 def as_convolution(walk: Walk, call: Call) -> Expr | None:
     """The rule. Not for dilations, weights that vary, or output padding that no kernel tap reaches."""
+    weight = array_of(call.args[1])
+    return None if weight is None else convolutions(call, weight, lambda kernel, _: make_const(kernel))
+
+
+def convolutions(call: Call, weight: np.ndarray, operand: Callable[[np.ndarray, int], Expr]) -> Expr | None:
+    """The ordinary convolutions of `weight` that `call` is.
+
+    Args:
+        operand: their weights, of a kernel [groups * r... * O / groups, J..., I / groups] and of how many r it has.
+    """
     data_layout, kernel_layout, conv = _LAYOUTS[op_name(call)]
     attrs = call.attrs
     if (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)) != (
@@ -47,8 +57,8 @@ def as_convolution(walk: Walk, call: Call) -> Expr | None:
     if any(d != 1 for d in ints(attrs.dilation)):
         return None
     groups = int(attrs.groups)
-    weight, shape, out = array_of(call.args[1]), shape_of(call.args[0]), shape_of(call)
-    if weight is None or shape is None or out is None:
+    shape, out = shape_of(call.args[0]), shape_of(call)
+    if shape is None or out is None:
         return None
     n = len(shape) - 2
     before = ints(attrs.padding)[:n] if len(attrs.padding) > 1 else ints(attrs.padding) * n
@@ -61,7 +71,7 @@ def as_convolution(walk: Walk, call: Call) -> Expr | None:
     def convolved(taps: Sequence[np.ndarray], padding: list[int]) -> Expr:
         return conv(
             data,
-            make_const(_kernel(taps, groups)),
+            operand(_kernel(taps, groups), len(taps)),
             padding=padding,
             groups=groups,
             data_layout=f"N{spatial}C",

@@ -89,8 +89,8 @@ def float_operand(index: int) -> Callable[[], onnx.ModelProto]:
     return build
 
 
-def quantised_by_itself() -> onnx.ModelProto:
-    """A product by DynamicQuantizeLinear whose result is multiplied by another tensor, and quantised so again."""
+def quantised_by_itself(is_multiplied: bool = True) -> onnx.ModelProto:
+    """A product by DynamicQuantizeLinear whose result, times another tensor or as it is, is quantised so again."""
     g = QdqGraph((7, 48), (7, 24))
     bits = [g.constant(g.rng.integers(-128, 128, (n, 24)).astype(np.int8)) for n in (48, 24)]
 
@@ -99,12 +99,12 @@ def quantised_by_itself() -> onnx.ModelProto:
         return g.op("Mul", g.op("Cast", g.op("MatMulInteger", q, w, zero), to=1), scale)
 
     y = product("x0", bits[0])
-    return g.model(product(g.op("Mul", y, g.op("Sigmoid", y)), bits[1]))
+    return g.model(product(g.op("Mul", y, g.op("Sigmoid", y)) if is_multiplied else y, bits[1]))
 
 
-def turned() -> onnx.ModelProto:
+def turned(axis: int | None = None) -> onnx.ModelProto:
     g = QdqGraph(IMAGE)
-    w, _ = g.weight((8, 4, 2, 2), None)
+    w, _ = g.weight((8, 4, 2, 2), axis)
     return g.model(g.quantised(g.op("ConvTranspose", g.operand(), w, strides=[2, 2]), 0.1, 0))
 
 
@@ -143,7 +143,12 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], list[tuple[str, str]]]] = 
     "a sum that is normalised": (normalised, [("add", "its result is not quantised: layer_norm reads it")]),
     "a result": (returned, [("tanh", "its result is returned in floats")]),
     "quantised by itself": (quantised_by_itself, [("multiply", "the scale of its result is not constant")]),
-    "transposed": (turned, [("nn.conv2d_transpose", "conv2d_transpose has no form in integers")]),
+    "a scale of run time is a number": (lambda: quantised_by_itself(is_multiplied=False), []),
+    "transposed": (turned, []),
+    "transposed, with scales along the sum": (
+        lambda: turned(0),
+        [("nn.conv2d_transpose", "its weights are no bytes with a scale for all or for each output channel")],
+    ),
     "one row": (one_row, [("matmul", "the sums that correct its zero points cost more than bytes save")]),
 }
 
