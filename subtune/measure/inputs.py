@@ -65,7 +65,8 @@ def make_input(workload: Workload, index: int, name: str, dangers: Hazards, limi
     known = _CONSTANTS.get(key) if arg.is_constant else None
     if known is not None:
         return known
-    made = _array(arg, shape, kind, _generator(kind, index), dangers.index_extent.get(index), dangers)
+    # numpy gives a number, not an array, where there are no dims; of a number there is no weak reference
+    made = np.asarray(_array(arg, shape, kind, _generator(kind, index), dangers.index_extent.get(index), dangers))
     if arg.is_constant:
         _CONSTANTS[key] = made
     return made

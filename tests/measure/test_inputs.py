@@ -51,6 +51,16 @@ def test_a_constant_table_ascends_where_kernels_are_timed():
     assert not any((step >= 0).all() for step in steps[()])
 
 
+def test_a_constant_may_be_a_number():
+    x = te.placeholder((4, 4), "float32", name="x")
+    scale = te.placeholder((), "float32", name="scale")
+    scaled = workload(x, scale, te.compute((4, 4), lambda i, j: x[i, j] * scale()), constants=(1,))
+    for name in SETS:
+        number = make_input(scaled, 1, name, hazards(scaled))
+        assert isinstance(number, np.ndarray)
+        assert number.shape == ()
+
+
 def test_an_index_computed_in_an_earlier_block_is_found():
     table = te.placeholder((7, 3), "float32", name="table")
     index = te.placeholder((50,), "int32", name="index")
