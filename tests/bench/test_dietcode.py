@@ -48,7 +48,8 @@ class TestCases:
             arrays = case.arrays(True, value)
             found = outputs(whole, arrays)
             assert found.shape[case.layer.axis] == value
-            np.testing.assert_array_equal(found, outputs(case.model(True, value), arrays))
+            # ONNX Runtime takes other kernels where it knows all sizes
+            np.testing.assert_allclose(found, outputs(case.model(True, value), arrays), rtol=1e-4, atol=1e-5)
 
     @KINDS
     def test_pytorch_computes_the_same(self, case, tmp_path):
