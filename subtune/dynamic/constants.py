@@ -1,12 +1,16 @@
-"""Constants that are larger for larger instances: the greatest one's, of which others read a corner.
+"""What is copied, once a run, before it is read: corners of constants, and inputs that are read past their end.
 
-Position numbers, masks of a causal attention: what an importer computes of the shapes. A corner that lies together in
-memory is read in its place; any other is copied out, once a run.
+Constants may be larger for larger instances: position numbers, masks of a causal attention, what an importer computes
+of the shapes. Instances read a corner of the greatest one's. A corner that lies together in memory is read in its
+place.
+
+Behind the last row of a caller's array is memory of somebody else, and kernels that compute whole tiles of rows may not
+read it. A product of many columns wants them all the same: the copy is read once, and the weights many times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tvm import relax, te
@@ -14,13 +18,16 @@ from tvm.ir import Call, IRModule, Op
 
 from subtune.core.dims import Dim
 from subtune.core.workload import Workload
+from subtune.dynamic.workload import DynamicWorkload, has_free_rows
 from subtune.passes.exprs import array_of
 
-PREFIX = "corner_of_constant"
+PREFIX = "copied"
 """Of the names of PrimFuncs that copy."""
 
-Corner = tuple[tuple[int, ...], tuple[Dim, ...], str]
-"""Shape of the whole constant, the dims of what an instance reads, dtype."""
+Corner = tuple[tuple[Dim, ...], tuple[Dim, ...], str]
+"""Dims of the whole, and of what an instance reads; dtype."""
+_FLOPS_PER_BYTE = 8
+"""Of what it reads and writes: for fewer, the copy counts."""
 
 
 def lies_together(whole: Sequence[int], dims: Sequence[Dim]) -> bool:
@@ -36,15 +43,26 @@ def corner(whole: Sequence[int], extents: Sequence[int], dtype: str) -> Workload
     return Workload.of(te.create_prim_func([source, copied]), 1)
 
 
-def with_corners(mod: IRModule, dims_of: Mapping[str, Sequence[Sequence[Dim]]]) -> tuple[IRModule, dict[str, Corner]]:
-    """An outlined module that copies the corners of its constants where they do not lie together.
+def multiplies_rows(workload: DynamicWorkload, extents: Sequence[int]) -> bool:
+    """Whether its kernels may compute whole tiles of rows, and it does much with each."""
+    if not has_free_rows(workload):
+        return False
+    greatest = workload.at(extents)
+    return greatest.flops >= _FLOPS_PER_BYTE * sum(arg.nbytes for arg in greatest.args if not arg.is_constant)
+
+
+def with_corners(
+    mod: IRModule, dims_of: Mapping[str, Sequence[Sequence[Dim]]], multiply_rows: Collection[str] = ()
+) -> tuple[IRModule, dict[str, Corner]]:
+    """An outlined module that copies the corners of its constants where they do not lie together, and some inputs.
 
     Args:
         dims_of: of the arguments of each PrimFunc, by its name.
+        multiply_rows: names of the PrimFuncs whose inputs are copied.
 
     Returns the module, and what the new PrimFuncs copy, by their names.
     """
-    writer = _Writer(mod, dims_of)
+    writer = _Writer(mod, dims_of, multiply_rows)
     main = mod["main"]
     blocks = [
         type(block)([new for binding in block.bindings for new in writer.rewritten(binding)])
@@ -62,10 +80,12 @@ def with_corners(mod: IRModule, dims_of: Mapping[str, Sequence[Sequence[Dim]]]) 
 class _Writer:
     """Bindings of `main`, with copies before those that need them."""
 
-    def __init__(self, mod: IRModule, dims_of: Mapping[str, Sequence[Sequence[Dim]]]) -> None:
+    def __init__(
+        self, mod: IRModule, dims_of: Mapping[str, Sequence[Sequence[Dim]]], multiply_rows: Collection[str]
+    ) -> None:
         self.bb = relax.BlockBuilder(mod)
         self.corners: dict[str, Corner] = {}
-        self._dims_of = dims_of
+        self._params, self._dims_of, self._multiply_rows = list(mod["main"].params), dims_of, multiply_rows
         self._copies: dict[Any, Any] = {}
 
     def rewritten(self, binding: Any) -> list[Any]:
@@ -75,23 +95,36 @@ class _Writer:
         if dims_of_args is None:
             return [binding]
         before: list[Any] = []
-        args = [self._read(arg, dims, before) for arg, dims in zip(value.args[1].fields, dims_of_args, strict=False)]
+        reads = self._input if value.args[0].name_hint in self._multiply_rows else self._constant
+        args = [reads(arg, dims, before) for arg, dims in zip(value.args[1].fields, dims_of_args, strict=False)]
         call = Call(value.op, [value.args[0], relax.Tuple(args)], value.attrs, value.ty_args, ret_ty=value.ty)
         return [*before, relax.VarBinding(binding.var, call)]
 
-    def _read(self, arg: Any, dims: Sequence[Dim], before: list[Any]) -> Any:
+    def _input(self, arg: Any, dims: Sequence[Dim], before: list[Any]) -> Any:
+        """As `_constant`; of an input its copy."""
+        if not any(arg.same_as(param) for param in self._params) or all(dim.constant is not None for dim in dims):
+            return self._constant(arg, dims, before)
+        return self._copied(arg, tuple(map(int, arg.ty.shape)), dims, dims, before)
+
+    def _constant(self, arg: Any, dims: Sequence[Dim], before: list[Any]) -> Any:
         """The argument, or the copy of its corner, which may have to be made `before`."""
         if isinstance(arg, relax.Var) or all(dim.constant is not None for dim in dims):
             return arg
         array = array_of(arg)
         if array is None or lies_together(array.shape, dims):
             return arg
+        return self._copied(arg, array.shape, tuple(map(Dim.number, array.shape)), dims, before)
+
+    def _copied(
+        self, arg: Any, shape: tuple[int, ...], whole: Sequence[Dim], dims: Sequence[Dim], before: list[Any]
+    ) -> Any:
+        """`shape`: of the greatest instance's."""
         key = (arg, tuple(dims))
         if key not in self._copies:
             name, dtype = f"{PREFIX}_{len(self.corners)}", str(arg.ty.dtype)
-            self.corners[name] = (tuple(array.shape), tuple(dims), dtype)
-            copy = corner(array.shape, array.shape, dtype).func.without_attr("global_symbol")
-            ty = relax.TensorType(array.shape, dtype)
+            self.corners[name] = (tuple(whole), tuple(dims), dtype)
+            copy = corner(shape, shape, dtype).func.without_attr("global_symbol")
+            ty = relax.TensorType(shape, dtype)
             self._copies[key] = relax.DataflowVar(name, ty)
             call = relax.call_tir(self.bb.add_func(copy, name), relax.Tuple([arg]), ty)
             before.append(relax.VarBinding(self._copies[key], call))

@@ -24,9 +24,10 @@ from subtune.core.variants import Variants
 from subtune.database import opened
 from subtune.dynamic.assemble import that_read_inputs, variants_of
 from subtune.dynamic.choose import Chosen, Tuned, chosen
-from subtune.dynamic.constants import with_corners
+from subtune.dynamic.constants import multiplies_rows, with_corners
 from subtune.dynamic.declare import declared
 from subtune.dynamic.joint import Joint
+from subtune.dynamic.kernel import tiles_rows
 from subtune.dynamic.model import DynamicModel, corner_workloads, dynamic_model
 from subtune.dynamic.tune import tuned, untuned
 from subtune.dynamic.verify import DynamicVerification
@@ -84,7 +85,12 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         with clock.stage("prepare"):
             dynamic = dynamic_model(domain, prepare)
             shapes = {name: one.shapes for name, one in dynamic.workloads.items()}
-            mod, corners = with_corners(dynamic.greatest.mod, shapes)
+            multiply = {
+                name
+                for name, one in dynamic.workloads.items()
+                if tiles_rows(one, device) and multiplies_rows(one, one.extents_at(domain.greatest))
+            }
+            mod, corners = with_corners(dynamic.greatest.mod, shapes, multiply)
             workloads = {**dynamic.workloads, **corner_workloads(corners, domain)}
         with clock.stage("tune"), opened(options.database) as store:
             joint = Joint(len(workloads), domain, device, measurer, store, options)

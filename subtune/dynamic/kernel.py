@@ -18,6 +18,7 @@ from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
 from subtune.dynamic.template import Graph, Template, difference, graph_of, template_of
 from subtune.dynamic.workload import DynamicWorkload, has_free_rows
 from subtune.passes.pad_attention import KEYS
+from subtune.patterns.contraction import Contraction
 from subtune.tir.blocks import all_blocks
 
 PLAIN = Candidate("plain")
@@ -101,7 +102,7 @@ def _dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Dev
     if workload.extents and candidate.family in MIXING:
         return _knowing_extents(workload, candidate, device)
     reason = NotApplicable("no instance can be scheduled")
-    for granules in _granules(workload, candidate):
+    for granules in _granules(workload, candidate, device):
         for is_even in (False, True) if _quotients(workload) or candidate == PLAIN else (False,):
             found = _with_granules(workload, candidate, device, granules, is_even)
             if isinstance(found, DynamicKernel):
@@ -110,9 +111,9 @@ def _dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Dev
     return reason
 
 
-def _granules(workload: DynamicWorkload, candidate: Candidate) -> Iterator[tuple[int, ...]]:
+def _granules(workload: DynamicWorkload, candidate: Candidate, device: Device) -> Iterator[tuple[int, ...]]:
     knobs = [value for _, value in candidate.knobs if isinstance(value, int) and not isinstance(value, bool)]
-    if workload.extents and knobs and _has_free_rows(workload):
+    if workload.extents and knobs and _has_free_rows(workload) and tiles_rows(workload, device):
         rows = {name: value for name, value in candidate.knobs if isinstance(value, int)}
         tile = rows.get("mr", 1)
         for granule in sorted({tile, tile * rows.get("mt", 1)}):
@@ -122,7 +123,7 @@ def _granules(workload: DynamicWorkload, candidate: Candidate) -> Iterator[tuple
 
 def _knowing_extents(workload: DynamicWorkload, candidate: Candidate, device: Device) -> DynamicKernel | NotApplicable:
     """A kernel of whole tiles that takes what it adds up from the rows that there are."""
-    if not _has_free_rows(workload):
+    if not _has_free_rows(workload) or not tiles_rows(workload, device):
         return NotApplicable(f"{candidate.family} adds up rows, and these are not alone")
     blocks = 2 ** int(candidate["levels"])
     granule = blocks * int(candidate["mb"])
@@ -195,6 +196,13 @@ def _with_quotients(workload: DynamicWorkload, values: Mapping[str, int], granul
     if set(granules) != {1}:
         return dict(values)
     return {**values, **{one.name: one.of(one.dividend.at(values)) for one in _quotients(workload)}}
+
+
+@lru_cache(maxsize=4)
+def tiles_rows(workload: DynamicWorkload, device: Device) -> bool:
+    """Whether tiles have several of the rows that vary: not those of a convolution, which are pixels of one image."""
+    pattern = _problem(workload, (_USUAL,), device).pattern
+    return not isinstance(pattern, Contraction) or len(pattern.of_role("m")) == 1
 
 
 @lru_cache(maxsize=4)

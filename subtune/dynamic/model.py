@@ -133,7 +133,7 @@ def corner_workloads(corners: Mapping[str, Corner], domain: Domain) -> dict[str,
     points = sample_points(domain)
     made = {}
     for name, (whole, dims, dtype) in corners.items():
-        copies = [corner(whole, [dim.at(point) for dim in dims], dtype) for point in points]
+        copies = [corner([dim.at(point) for dim in whole], [dim.at(point) for dim in dims], dtype) for point in points]
         one = dynamic_workload(copies, points, domain.greatest)
         assert not isinstance(one, NotApplicable), one.reason
         made[name] = one
