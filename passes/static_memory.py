@@ -27,11 +27,15 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(slots=True)
 class _Buffer:
-    """Memory that is somebody's: `index` counts within `base`; in the arena it is alive from `first` to `last`."""
+    """Memory that is somebody's: `index` counts within `base`; in the arena it is alive from `first` to `last`.
+
+    `own_nbytes` are those of its tensor; kernels may use more.
+    """
 
     base: Base
     index: int
     nbytes: int
+    own_nbytes: int
     first: int = 0
     last: int = 0
 
@@ -67,8 +71,8 @@ def plan_memory(
         mod: `main` a straight line of `call_tir`s and reshapes outside any dataflow block, pure no more; what else is
             in it stays as it is, and what it makes and reads is left to TVM.
         inputs: how many of `main`'s parameters, the first ones, are the model's; the others are weights.
-        rows_past_end: of PrimFuncs that compute so many rows more than their tensors have, by name. Those of the
-            model's outputs that they make are copied from the arena.
+        rows_past_end: of PrimFuncs that compute so many rows more than their tensors have, by name. The model's
+            outputs that they make have `slack`.
 
     Returns:
         the module whose `main` takes the plan's `arguments`, and the plan.
@@ -86,7 +90,6 @@ class _Planner:
     def __init__(self, main: Any, inputs: int, rows_past_end: Mapping[str, int]) -> None:
         self._main = main
         self._rows_past_end = rows_past_end
-        self._stays: set[int] = set()
         self._buffers: list[_Buffer] = []
         self._known: dict[Any, Any] = {}
         self._steps: list[_Step] = []
@@ -118,13 +121,14 @@ class _Planner:
             arguments=tuple(map(self._view, ordered)),
             copies=tuple((output, self._view(tensor)) for output, tensor in copies),
             returned=tuple(returned),
+            slack=self._slack(),
         )
         return self._rebuilt(params, foreign), plan
 
     def _new(self, base: Base, index: int, shape: tuple[int, ...], dtype: str) -> _Tensor:
         nbytes = -(-prod(shape) * dtype_bits(dtype) // 8)
         step = len(self._steps)
-        self._buffers.append(_Buffer(base, index, nbytes, step, step))
+        self._buffers.append(_Buffer(base, index, nbytes, nbytes, step, step))
         return _Tensor(len(self._buffers) - 1, shape, dtype)
 
     def _bind(self, var: Any, value: Any) -> None:
@@ -148,7 +152,6 @@ class _Planner:
         if more := self._rows_past_end.get(value.args[0].name_hint, 0):
             for tensor in (*args, *made):
                 self._extend(tensor, more)
-            self._stays.update(tensor.buffer for tensor in made)
         self._steps.append(_Step(value.args[0], (*args, *made)))
         self._known[var] = made if isinstance(value.ty, relax.TupleType) else made[0]
 
@@ -213,12 +216,17 @@ class _Planner:
                 foreign.append(result)
                 continue
             buffer = self._buffers[result.buffer]
-            if buffer.base is Base.ARENA and result.buffer not in self._stays:
+            if buffer.base is Base.ARENA:
                 buffer.base, buffer.index = Base.OUTPUT, i
             else:
                 self._pinned.add(result.buffer)
                 copies.append((i, result))
         return copies, returned, foreign
+
+    def _slack(self) -> tuple[tuple[int, int], ...]:
+        """Of outputs that are larger than they were made."""
+        outputs = [(b.index, b.nbytes - b.own_nbytes) for b in self._buffers if b.base is Base.OUTPUT]
+        return tuple((output, more) for output, more in outputs if more)
 
     def _view(self, tensor: _Tensor) -> View:
         buffer = self._buffers[tensor.buffer]

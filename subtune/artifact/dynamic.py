@@ -49,7 +49,7 @@ class Instance:
         found = {}
         for name, slot, shape, nbytes in self.outputs:
             wanted = out.get(name)
-            if wanted is None or not can_take(wanted, inputs):
+            if wanted is None or slot.slack or not can_take(wanted, inputs):
                 wanted = slot.new(shape, nbytes)
             found[name] = wanted
         return found
@@ -66,7 +66,10 @@ class DynamicSlots:
     def __init__(self, manifest: Manifest) -> None:
         greatest = manifest.domain.greatest
         self.readers = tuple((spec.name, VaryingInput(spec).array) for spec in manifest.inputs)
-        self._outputs = tuple(VaryingOutput(spec, spec.at(greatest).nbytes) for spec in manifest.outputs)
+        slack = dict(manifest.memory.slack)
+        self._outputs = tuple(
+            VaryingOutput(spec, spec.at(greatest).nbytes, slack.get(i, 0)) for i, spec in enumerate(manifest.outputs)
+        )
         self._binder = Binder(manifest.inputs, manifest.domain)
         self._known: dict[_Shapes, Instance] = {}
 
@@ -117,12 +120,14 @@ class VaryingOutput:
 
     Args:
         greatest_nbytes: what it takes at most.
+        slack: bytes behind it that kernels may write to.
     """
 
-    def __init__(self, spec: TensorSpec, greatest_nbytes: int) -> None:
+    def __init__(self, spec: TensorSpec, greatest_nbytes: int, slack: int = 0) -> None:
         self.spec = spec
         self.dtype = runtime.numpy_dtype(spec.dtype)
         self._greatest_nbytes = greatest_nbytes
+        self.slack = slack
         self._memory = np.empty(0, np.uint8)
         self._nbytes = -1
         self._start = 0
@@ -134,7 +139,7 @@ class VaryingOutput:
         if nbytes > self._nbytes or sys.getrefcount(self._memory) > self._alone:
             # the next power of two: a cache that grows step by step finds the pages of its last steps
             self._nbytes = min(1 << max(nbytes - 1, 0).bit_length(), self._greatest_nbytes)
-            self._memory = np.empty(self._nbytes + runtime.ALIGNMENT, np.uint8)
+            self._memory = np.empty(self._nbytes + self.slack + runtime.ALIGNMENT, np.uint8)
             self._start = -runtime.address(self._memory) % runtime.ALIGNMENT
             self._whole = np.ndarray(shape, self.dtype, self._memory, self._start)
             self._alone = sys.getrefcount(self._memory)

@@ -13,7 +13,7 @@ from subtune.artifact.schema import SchemaError, decode, encode
 from subtune.core.errors import ArtifactError
 from subtune.core.manifest import MANIFEST_NAME, FileEntry, Manifest
 
-FORMAT = 5
+FORMAT = 6
 _AGAIN = "compile the model again"
 
 

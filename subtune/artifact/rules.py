@@ -144,6 +144,9 @@ def _outputs(manifest: Manifest) -> Iterator[str]:
         is_whole = math.prod(view.shape) == math.prod(greatest(manifest, spec).sizes)
         if view.dtype != carrier(spec.dtype) or not is_whole or not fits_copy(manifest, spec, view):
             yield f"output {spec} is a copy of {view.dtype}{list(view.shape)}"
+    for output, nbytes in plan.slack:
+        if output not in written or not 0 < nbytes < _MAX_NBYTES:
+            yield f"{nbytes} bytes behind output {output} are for a kernel that does not write it, or too many"
     fixed = [view.base.is_fixed for view in plan.arguments]
     if fixed != sorted(fixed):
         yield "an argument with a fixed address comes before one without"

@@ -45,6 +45,7 @@ class MemoryPlan:
         arguments: what kernels read and write; of the VM's `main`, in order: those with a fixed address come last and
             are bound once.
         copies: outputs that no kernel writes, being views of other tensors: (output, what is copied there).
+        slack: bytes behind outputs that a kernel may write to: (output, bytes).
         returned: outputs that `main` returns, made by what has no place in the plan.
     """
 
@@ -54,4 +55,5 @@ class MemoryPlan:
     arguments: tuple[View, ...]
     copies: tuple[tuple[int, View], ...] = ()
     returned: tuple[int, ...] = ()
+    slack: tuple[tuple[int, int], ...] = ()
     takes_addresses: bool = False

@@ -201,6 +201,8 @@ def _with_quotients(workload: DynamicWorkload, values: Mapping[str, int], granul
 @lru_cache(maxsize=4)
 def tiles_rows(workload: DynamicWorkload, device: Device) -> bool:
     """Whether tiles have several of the rows that vary: not those of a convolution, which are pixels of one image."""
+    if len(workload.extents) != 1:
+        return False
     pattern = _problem(workload, (_USUAL,), device).pattern
     return not isinstance(pattern, Contraction) or len(pattern.of_role("m")) == 1
 

@@ -393,7 +393,7 @@ class TestLoad:
         with pytest.raises(ArtifactError, match=rf"{file} is damaged: it has {size // 2} bytes"):
             load(own_artifact)
 
-    @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 5}', "\x00\x01", "[" * 100000])
+    @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 6}', "\x00\x01", "[" * 100000])
     def test_damaged_manifest(self, own_artifact, text):
         (own_artifact / "manifest.json").write_text(text)
         with pytest.raises(ArtifactError, match=r"manifest\.json is damaged"):
@@ -416,7 +416,7 @@ class TestLoad:
     def test_other_format(self, own_artifact):
         data = json.loads((own_artifact / "manifest.json").read_text())
         (own_artifact / "manifest.json").write_text(json.dumps({**data, "format": 4}))
-        with pytest.raises(ArtifactError, match="has artifact format 4, this subtune reads 5; compile the model again"):
+        with pytest.raises(ArtifactError, match="has artifact format 4, this subtune reads 6; compile the model again"):
             load(own_artifact)
 
     def test_other_tvm(self, own_artifact):

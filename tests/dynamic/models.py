@@ -157,3 +157,14 @@ def running_sum() -> onnx.ModelProto:
         {"y": ("seq", 8)},
         [numpy_helper.from_array(np.int64(0), "axis")],
     )
+
+
+def layer(columns: int = 64) -> onnx.ModelProto:
+    """x[seq, columns] @ w + b -> relu."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["product"]),
+        node("Add", ["product", "b"], ["rows"]),
+        node("Relu", ["rows"], ["y"]),
+    ]
+    shapes = ("seq", columns)
+    return model(nodes, {"x": shapes}, {"y": shapes}, [weight("w", columns, columns), weight("b", columns)])

@@ -93,6 +93,22 @@ def test_every_instance(build: Callable[[], Any], dynamic, count, tmp_path):
     assert check_everywhere(compiled(model, tmp_path, **dynamic), model) == count
 
 
+def test_whole_tiles_at_both_ends_of_a_model(tmp_path):
+    """A layer reads an input and makes an output, behind whose rows is no memory but what is made for it."""
+    model = models.layer()
+    artifact = compiled(model, tmp_path, seq="1..40")
+    ((output, nbytes),) = artifact.manifest.memory.slack
+    assert output == 0
+    assert nbytes % (64 * 4) == 0, "whole rows"
+    assert not artifact.manifest.memory.copies
+    assert check_everywhere(artifact, model) == 40
+    inputs = arrays(artifact, seq=13)
+    out = np.full((20, 64), 7, np.float32)
+    artifact.run(inputs, out={"y": out[:13]})
+    np.testing.assert_array_equal(out[:13], artifact.run(inputs)["y"])
+    assert (out[13:] == 7).all(), "a caller's array has no such memory"
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
