@@ -11,7 +11,7 @@ from math import prod
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A symbolic dimension: `values` in increasing order, positive, and how much each counts; weights sum to 1."""
+    """A symbolic dimension: `values` in increasing order, 0 or more, and how much each counts; weights sum to 1."""
 
     name: str
     values: tuple[int, ...]

@@ -222,4 +222,4 @@ def predicted(library: Library, known: Mapping[Extents, float], instances: Seque
 
 def _work(library: Library, extents: Extents) -> float:
     whole = tiles_of(extents, library.granules)
-    return float(math.prod(t * g for t, g in zip(whole, library.granules, strict=True)))
+    return float(math.prod(max(1, t * g) for t, g in zip(whole, library.granules, strict=True)))

@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from tvm import relax, te
 from tvm.ir import Call, IRModule, Op
 
 from subtune.core.dims import Dim
 from subtune.core.workload import Workload
+from subtune.dynamic.varying import PREFIX as MADE
 from subtune.dynamic.workload import DynamicWorkload, has_free_rows
 from subtune.passes.exprs import array_of
 
@@ -51,54 +53,88 @@ def multiplies_rows(workload: DynamicWorkload, extents: Sequence[int]) -> bool:
     return greatest.flops >= _FLOPS_PER_BYTE * sum(arg.nbytes for arg in greatest.args if not arg.is_constant)
 
 
+def constants_of(call: Any) -> list[tuple[int, np.ndarray]]:
+    """The constants among the arguments of a kernel's call in `main`, each with its place; of other calls none."""
+    if not isinstance(call, Call) or len(call.args) < 2 or not isinstance(call.args[1], relax.Tuple):
+        return []
+    arrays = [(i, array_of(arg)) for i, arg in enumerate(call.args[1].fields) if not isinstance(arg, relax.Var)]
+    return [(i, array) for i, array in arrays if array is not None]
+
+
 def with_corners(
-    mod: IRModule, dims_of: Mapping[str, Sequence[Sequence[Dim]]], multiply_rows: Collection[str] = ()
-) -> tuple[IRModule, dict[str, Corner]]:
+    mod: IRModule,
+    dims_of: Mapping[str, Sequence[Sequence[Dim]]],
+    made: Mapping[int, DynamicWorkload],
+    multiply_rows: Collection[str] = (),
+) -> tuple[IRModule, dict[str, Corner], dict[str, DynamicWorkload]]:
     """An outlined module that copies the corners of its constants where they do not lie together, and some inputs.
 
     Args:
         dims_of: of the arguments of each PrimFunc, by its name.
+        made: constants that are computed in each run, by their number among those of all calls (`constants_of`).
         multiply_rows: names of the PrimFuncs whose inputs are copied.
 
-    Returns the module, and what the new PrimFuncs copy, by their names.
+    Returns the module; what the new PrimFuncs copy, by their names; and what others of them compute.
     """
-    writer = _Writer(mod, dims_of, multiply_rows)
+    writer = _Writer(mod, dims_of, made, multiply_rows)
     main = mod["main"]
     blocks = [
         type(block)([new for binding in block.bindings for new in writer.rewritten(binding)])
         for block in main.body.blocks
     ]
-    if not writer.corners:
-        return mod, {}
-    made = writer.bb.get()
+    if not writer.corners and not writer.made:
+        return mod, {}, {}
+    whole = writer.bb.get()
     body = relax.SeqExpr(blocks, main.body.body)
     function = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
-    made.update_func(made.get_global_var("main"), function)
-    return made, writer.corners
+    whole.update_func(whole.get_global_var("main"), function)
+    return whole, writer.corners, writer.made
 
 
 class _Writer:
     """Bindings of `main`, with copies before those that need them."""
 
     def __init__(
-        self, mod: IRModule, dims_of: Mapping[str, Sequence[Sequence[Dim]]], multiply_rows: Collection[str]
+        self,
+        mod: IRModule,
+        dims_of: Mapping[str, Sequence[Sequence[Dim]]],
+        made: Mapping[int, DynamicWorkload],
+        multiply_rows: Collection[str],
     ) -> None:
         self.bb = relax.BlockBuilder(mod)
         self.corners: dict[str, Corner] = {}
+        self.made: dict[str, DynamicWorkload] = {}
         self._params, self._dims_of, self._multiply_rows = list(mod["main"].params), dims_of, multiply_rows
+        self._made_at = made
+        self._seen = 0
         self._copies: dict[Any, Any] = {}
 
     def rewritten(self, binding: Any) -> list[Any]:
         value = binding.value
+        constants = [i for i, _ in constants_of(value)]
+        made = {i: self._made_at.get(self._seen + n) for n, i in enumerate(constants)}
+        self._seen += len(constants)
         is_call = isinstance(value, Call) and value.op == Op.get("relax.call_tir")
         dims_of_args = self._dims_of.get(value.args[0].name_hint) if is_call else None
         if dims_of_args is None:
             return [binding]
         before: list[Any] = []
         reads = self._input if value.args[0].name_hint in self._multiply_rows else self._constant
-        args = [reads(arg, dims, before) for arg, dims in zip(value.args[1].fields, dims_of_args, strict=False)]
+        args = [
+            self._computed(arg, one, before) if (one := made.get(i)) else reads(arg, dims, before)
+            for i, (arg, dims) in enumerate(zip(value.args[1].fields, dims_of_args, strict=False))
+        ]
         call = Call(value.op, [value.args[0], relax.Tuple(args)], value.attrs, value.ty_args, ret_ty=value.ty)
         return [*before, relax.VarBinding(binding.var, call)]
+
+    def _computed(self, arg: Any, workload: DynamicWorkload, before: list[Any]) -> Any:
+        """What a kernel computes in the place of a constant."""
+        if arg not in self._copies:
+            name = f"{MADE}_{len(self.made)}"
+            self.made[name] = workload
+            func = workload.at(workload.greatest).func.without_attr("global_symbol")
+            self._copies[arg] = self._call(func, name, arg.ty, [], before)
+        return self._copies[arg]
 
     def _input(self, arg: Any, dims: Sequence[Dim], before: list[Any]) -> Any:
         """As `_constant`; of an input its copy."""
@@ -124,8 +160,11 @@ class _Writer:
             name, dtype = f"{PREFIX}_{len(self.corners)}", str(arg.ty.dtype)
             self.corners[name] = (tuple(whole), tuple(dims), dtype)
             copy = corner(shape, shape, dtype).func.without_attr("global_symbol")
-            ty = relax.TensorType(shape, dtype)
-            self._copies[key] = relax.DataflowVar(name, ty)
-            call = relax.call_tir(self.bb.add_func(copy, name), relax.Tuple([arg]), ty)
-            before.append(relax.VarBinding(self._copies[key], call))
+            self._copies[key] = self._call(copy, name, relax.TensorType(shape, dtype), [arg], before)
         return self._copies[key]
+
+    def _call(self, func: Any, name: str, ty: Any, args: Sequence[Any], before: list[Any]) -> Any:
+        var = relax.DataflowVar(name, ty)
+        call = relax.call_tir(self.bb.add_func(func, name), relax.Tuple(list(args)), ty)
+        before.append(relax.VarBinding(var, call))
+        return var

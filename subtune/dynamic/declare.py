@@ -118,7 +118,7 @@ def _of_text(where: str, text: str) -> Iterable[int]:
     for part in text.split(","):
         found = _PART.fullmatch(part.strip())
         if found is None or any(len(digits or "") > 18 for digits in found.groups()):
-            raise ShapeError(f"{where}: {part.strip()!r} is neither a whole number above zero nor a range; {_FORM}.")
+            raise ShapeError(f"{where}: {part.strip()!r} is neither a whole number nor a range; {_FORM}.")
         first = int(found[1])
         last, step = int(found[2] or first), int(found[3] or 1)
         if last < first:
@@ -136,8 +136,8 @@ def _values(where: str, given: Iterable[Any]) -> tuple[int, ...]:
         size = _whole(value)
         if size is None:
             raise ShapeError(f"{where}: {value!r} is no whole number.")
-        if not 1 <= size <= _LARGEST:
-            raise ShapeError(f"{where}: {size} is no size, which is at least 1 and at most {_LARGEST}.")
+        if not 0 <= size <= _LARGEST:
+            raise ShapeError(f"{where}: {size} is no size, which is at least 0 and at most {_LARGEST}.")
         if size in found:
             raise ShapeError(f"{where} has the value {size} twice.")
         if len(found) == _MOST_VALUES:

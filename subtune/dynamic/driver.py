@@ -90,8 +90,8 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
                 for name, one in dynamic.workloads.items()
                 if tiles_rows(one, device) and multiplies_rows(one, one.extents_at(domain.greatest))
             }
-            mod, corners = with_corners(dynamic.greatest.mod, shapes, multiply)
-            workloads = {**dynamic.workloads, **corner_workloads(corners, domain)}
+            mod, corners, made = with_corners(dynamic.greatest.mod, shapes, dynamic.made, multiply)
+            workloads = {**dynamic.workloads, **corner_workloads(corners, domain), **made}
         with clock.stage("tune"), opened(options.database) as store:
             joint = Joint(len(workloads), domain, device, measurer, store, options)
             kernels = _tuned(workloads, that_read_inputs(mod), dynamic, device, options, joint)

@@ -38,12 +38,15 @@ class Fitter:
     Args:
         points: the values of the symbols at each point; one point more than a polynomial has terms makes it certain.
         divisors: by which extents may be divided, rounded up or down.
+        sums: of symbols that may be divided, too, beside symbols and products of two.
     """
 
-    def __init__(self, points: Sequence[Mapping[str, int]], divisors: Sequence[int] = DIVISORS) -> None:
+    def __init__(
+        self, points: Sequence[Mapping[str, int]], divisors: Sequence[int] = DIVISORS, sums: Sequence[Dim] = ()
+    ) -> None:
         names = tuple(sorted(points[0]))
         rows = tuple(tuple(point[name] for name in names) for point in points)
-        self._search = _search(names, rows, tuple(divisors))
+        self._search = _search(names, rows, tuple(divisors), tuple(sums))
 
     def fit(self, values: Sequence[int]) -> Dim | None:
         """The one of fewest terms, whole coefficients and least degree; None: there is none, or too few points."""
@@ -53,8 +56,10 @@ class Fitter:
 class _Search:
     """What fits values at the same points; kept, as all kernels of a model are compared at the same points."""
 
-    def __init__(self, names: tuple[str, ...], points: _Points, divisors: tuple[int, ...]) -> None:
-        self._names, self._points, self._divisors = names, points, divisors
+    def __init__(
+        self, names: tuple[str, ...], points: _Points, divisors: tuple[int, ...], sums: tuple[Dim, ...]
+    ) -> None:
+        self._names, self._points, self._divisors, self._sums = names, points, divisors, sums
         self._own = list(zip(*points, strict=True))
         self._found: dict[tuple[int, ...], Dim | None] = {}
 
@@ -90,7 +95,7 @@ class _Search:
         single = [Dim.symbol(name) for name in self._names]
         pairs = [Dim.of({pair: 1}) for pair in itertools.combinations(self._names, 2)]
         columns: dict[tuple[int, ...], str] = {}
-        for dividend in (*single, *pairs):
+        for dividend in (*single, *pairs, *self._sums):
             whole = [dividend.at(dict(zip(self._names, point, strict=True))) for point in self._points]
             for divisor in self._divisors:
                 for up in (True, False):
@@ -106,8 +111,8 @@ class _Search:
 
 
 @lru_cache(maxsize=64)
-def _search(names: tuple[str, ...], points: _Points, divisors: tuple[int, ...]) -> _Search:
-    return _Search(names, points, divisors)
+def _search(names: tuple[str, ...], points: _Points, divisors: tuple[int, ...], sums: tuple[Dim, ...]) -> _Search:
+    return _Search(names, points, divisors, sums)
 
 
 class _Fit(NamedTuple):

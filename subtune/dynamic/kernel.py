@@ -146,6 +146,8 @@ def _with_granules(
     workload: DynamicWorkload, candidate: Candidate, device: Device, granules: tuple[int, ...], is_even: bool
 ) -> DynamicKernel | NotApplicable:
     greatest = workload.greatest or (_USUAL,) * len(granules)
+    if any(len(one.dividend.symbols) > 1 for one in _quotients(workload)):
+        greatest = tuple(max(extent, KEYS + 1) for extent in greatest)  # below, all sums are of as many tiles
     points = sample_tiles(tiles_of(greatest, granules), is_even)
     sizes = [tuple(tiles * granule for tiles, granule in zip(point, granules, strict=True)) for point in points]
     named = [_with_quotients(workload, dict(zip(workload.names, point, strict=True)), granules) for point in points]

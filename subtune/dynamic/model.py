@@ -7,24 +7,21 @@ from dataclasses import dataclass
 
 import numpy as np
 import tvm
-from tvm import relax
 
+from subtune.core.dims import Dim
 from subtune.core.domain import Domain
 from subtune.core.errors import ModelError, UnsupportedOpsError
 from subtune.core.kernel import NotApplicable
 from subtune.core.tensor_spec import TensorSpec
 from subtune.core.workload import Workload
-from subtune.dynamic.constants import Corner, corner
+from subtune.dynamic.constants import Corner, constants_of, corner
 from subtune.dynamic.fit import Fitter
+from subtune.dynamic.points import sample_points, sums_of
+from subtune.dynamic.varying import made_of_shape
 from subtune.dynamic.workload import DIVISORS, DynamicWorkload, dynamic_workload
-from subtune.passes.exprs import array_of
 from subtune.passes.pad_attention import NO_LENGTHS, Lengths, softmax_shapes
 from subtune.pipeline import Prepared
 
-_PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109)
-_LEAST = 3
-"""A dim of one element is broadcast."""
-_POINTS = 4
 _OF_ANY_SHAPE = ("relax.call_tir", "relax.reshape")
 """Calls of kernels, and what is no work."""
 
@@ -40,6 +37,8 @@ class DynamicModel:
     workloads: Mapping[str, DynamicWorkload]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    made: Mapping[int, DynamicWorkload]
+    """What computes constants of other values at other instances, by their number (`with_corners`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +53,6 @@ class _Instance:
     """Those that no kernel of ours computes, with the types of what they read and make."""
 
 
-def sample_points(domain: Domain) -> list[dict[str, int]]:
-    """Instances at which the model is compared with itself: odd, and primes as far as there are some.
-
-    A symbol has another value at every point, and at a point no two have the same.
-    """
-    count = _POINTS + 2 * (len(domain.symbols) - 1)
-    points: list[dict[str, int]] = [{} for _ in range(count)]
-    for symbol in domain.symbols:
-        most = symbol.values[-1]
-        primes = [p for p in _PRIMES if p <= most][::-1]
-        others = [n for n in range(most, _LEAST - 1, -1) if n % 2 and n not in primes] if most < _PRIMES[-1] else []
-        left = [*primes[::2], *primes[1::2], *others, *(p for p in _PRIMES if p > most)]
-        for point in points:
-            value = next(one for one in left if one not in point.values())
-            point[symbol.name] = value
-            left.remove(value)
-    return points
-
-
 def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int], Lengths], Prepared]) -> DynamicModel:
     """Import a model at the points, and generalise.
 
@@ -82,33 +62,37 @@ def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int], Lengths]
     Raises:
         UnsupportedOpsError: instances differ by more than extents.
     """
-    points = sample_points(domain)
-    shapes = [softmax_shapes(prepare(point, NO_LENGTHS).normalized) for point in points[:2]]
-    lengths = _lengths(*shapes)
+    first = sample_points(domain)[:2]
+    unpadded = [prepare(point, NO_LENGTHS) for point in first]
+    lengths = _lengths(*(softmax_shapes(one.normalized) for one in unpadded))
+    sums = sums_of([(*one.imported.inputs, *one.imported.outputs) for one in unpadded], first)
+    del unpadded
+    points = sample_points(domain, sums)
     greatest = prepare(domain.greatest, lengths)
-    constants = _constants(greatest)
-    instances = [_instance(greatest)]
+    instances, constants, others = [_instance(greatest)], _constants(greatest), []
     for point in points:
         prepared = prepare(point, lengths)
         instances.append(_instance(prepared))
-        _check_constants(constants, _constants(prepared), point)
+        others.append(_without_copies(_constants(prepared), constants))
+    made = _made(constants, others, points, domain, sums)
     points = [domain.greatest, *points]
-    first = instances[0]
+    of_greatest = instances[0]
     for instance, point in zip(instances, points, strict=True):
-        if instance.names != first.names:
+        if instance.names != of_greatest.names:
             raise UnsupportedOpsError(
                 f"The model has other subgraphs at {_said(point)} than at {_said(points[0])}: it cannot be compiled "
                 "for many shapes at once; give every dimension a value with --shape."
             )
-        if instance.operators != first.operators:
-            names = ", ".join(sorted({name for name, _ in {*instance.operators} ^ {*first.operators}}))
+        if instance.operators != of_greatest.operators:
+            names = ", ".join(sorted({name for name, _ in {*instance.operators} ^ {*of_greatest.operators}}))
             raise UnsupportedOpsError(
                 f"The model has operators that TVM runs its own way, for one shape alone ({names}): give every "
                 "dimension that they see a value with --shape."
             )
     workloads = {}
-    for name in first.names:  # where an extent ends with a tile, nothing is padded, and the largest may do so
-        found = dynamic_workload([instance.workloads[name] for instance in instances[1:]], points[1:], domain.greatest)
+    for name in of_greatest.names:  # where an extent ends with a tile, nothing is padded, and the largest may do so
+        at_points = [instance.workloads[name] for instance in instances[1:]]
+        found = dynamic_workload(at_points, points[1:], domain.greatest, sums)
         if isinstance(found, NotApplicable):
             raise UnsupportedOpsError(
                 f"The subgraph {name} cannot be compiled for many shapes at once: {found.reason}."
@@ -117,7 +101,7 @@ def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int], Lengths]
     fitter = Fitter(points, DIVISORS)
     inputs = _symbolic([instance.inputs for instance in instances], fitter)
     outputs = _symbolic([instance.outputs for instance in instances], fitter)
-    return DynamicModel(domain, greatest, workloads, inputs, outputs)
+    return DynamicModel(domain, greatest, workloads, inputs, outputs, made)
 
 
 def _lengths(one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]]) -> Lengths:
@@ -175,27 +159,50 @@ def _operators(prepared: Prepared) -> tuple[tuple[str, str], ...]:
 
 def _constants(prepared: Prepared) -> list[np.ndarray]:
     """Of all calls, in order."""
-    found = []
-    for block in prepared.mod["main"].body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            if isinstance(value, tvm.ir.Call) and len(value.args) > 1 and isinstance(value.args[1], relax.Tuple):
-                arrays = [array_of(arg) for arg in value.args[1].fields if not isinstance(arg, relax.Var)]
-                found += [array for array in arrays if array is not None]
-    return found
+    calls = [binding.value for block in prepared.mod["main"].body.blocks for binding in block.bindings]
+    return [array for call in calls for _, array in constants_of(call)]
 
 
-def _check_constants(greatest: Sequence[np.ndarray], others: Sequence[np.ndarray], point: Mapping[str, int]) -> None:
-    """Each of the others is the beginning of the greatest instance's."""
-    same = len(greatest) == len(others)
-    for whole, part in zip(greatest, others, strict=False):
-        block = tuple(slice(0, min(pair)) for pair in zip(whole.shape, part.shape, strict=True))
-        if not np.array_equal(whole[block], part[block]):
-            raise ModelError(
-                f"A constant of shape {list(whole.shape)} has other values at {_said(point)}: what the model computes "
-                "of its shapes cannot be compiled for many of them at once."
-            )
-    assert same, "the instances' calls have other constants"
+def _without_copies(constants: Sequence[np.ndarray], known: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The same arrays; those that are equal to known ones are these: weights are in memory once."""
+    assert len(constants) == len(known), "the instances' calls have other constants"
+    return [old if np.array_equal(new, old) else new for new, old in zip(constants, known, strict=True)]
+
+
+def _made(
+    greatest: Sequence[np.ndarray],
+    others: Sequence[Sequence[np.ndarray]],
+    points: Sequence[Mapping[str, int]],
+    domain: Domain,
+    sums: Sequence[Dim],
+) -> dict[int, DynamicWorkload]:
+    """What computes the constants that are not the beginning of the greatest instance's, by their number.
+
+    Args:
+        others: at each of `points`.
+
+    Raises:
+        ModelError: no formula is known of one.
+    """
+    made: dict[int, DynamicWorkload] = {}
+    for number, whole in enumerate(greatest):
+        arrays = [constants[number] for constants in others]
+        differs = [point for point, part in zip(points, arrays, strict=True) if not _is_corner(part, whole)]
+        if differs:
+            found = made_of_shape(arrays, points, domain.greatest, sums)
+            if found is None:
+                raise ModelError(
+                    f"A constant of shape {list(whole.shape)} has other values at {_said(differs[0])}: what the model "
+                    "computes of its shapes cannot be compiled for many of them at once."
+                )
+            made[number] = found
+    return made
+
+
+def _is_corner(part: np.ndarray, whole: np.ndarray) -> bool:
+    """Whether one is the beginning of the other, as far as both go."""
+    block = tuple(slice(0, min(pair)) for pair in zip(whole.shape, part.shape, strict=True))
+    return np.array_equal(whole[block], part[block])
 
 
 def _said(point: Mapping[str, int]) -> str:

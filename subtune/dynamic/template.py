@@ -83,14 +83,17 @@ class Template:
 
 
 def generalised(
-    objects: Sequence[Any], points: Sequence[Mapping[str, int]], divisors: Sequence[int] = DIVISORS
+    objects: Sequence[Any],
+    points: Sequence[Mapping[str, int]],
+    divisors: Sequence[int] = DIVISORS,
+    sums: Sequence[Dim] = (),
 ) -> Template | NotApplicable:
     """The template of `objects`, one at each of `points`; or where they differ by more than polynomials.
 
     Args:
-        divisors: as of `Fitter`.
+        divisors, sums: as of `Fitter`.
     """
-    return template_of([graph_of(one) for one in objects], points, divisors)
+    return template_of([graph_of(one) for one in objects], points, divisors, sums)
 
 
 def graph_of(one: Any) -> Graph:
@@ -99,10 +102,13 @@ def graph_of(one: Any) -> Graph:
 
 
 def template_of(
-    graphs: Sequence[Graph], points: Sequence[Mapping[str, int]], divisors: Sequence[int] = DIVISORS
+    graphs: Sequence[Graph],
+    points: Sequence[Mapping[str, int]],
+    divisors: Sequence[int] = DIVISORS,
+    sums: Sequence[Dim] = (),
 ) -> Template | NotApplicable:
     """As `generalised`, of objects in JSON."""
-    return _Walk(graphs, Fitter(points, divisors).fit).result()
+    return _Walk(graphs, Fitter(points, divisors, sums).fit).result()
 
 
 def difference(graphs: Sequence[Graph]) -> NotApplicable | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from subtune import backends
 from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
-from subtune.core.domain import Domain
+from subtune.core.domain import Domain, Symbol
 from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Failure
 from subtune.dynamic.kernel import PLAIN
@@ -131,16 +131,18 @@ def _limited(candidate: Candidate, extents: Extents) -> Candidate:
 
 def _probes(workload: DynamicWorkload, domain: Domain) -> list[Extents]:
     """Instances that are measured: a geometric series of each symbol's values, the others at their least and greatest;
-    in the order of their work."""
+    in the order of their work. Nothing is measured where there is nothing: 0 is none of the values."""
     points: dict[Extents, None] = {}
+    values_of = {symbol.name: _above_zero(symbol) for symbol in domain.symbols}
     for symbol in domain.symbols:
-        series = {symbol.values[0], symbol.values[-1]}
-        value = symbol.values[-1] / _STEP
-        while value > symbol.values[0]:
-            series.add(min(symbol.values, key=lambda one: abs(one - value)))  # called at once
+        values = values_of[symbol.name]
+        series = {values[0], values[-1]}
+        value = values[-1] / _STEP
+        while value > values[0]:
+            series.add(min(values, key=lambda one: abs(one - value)))  # called at once
             value /= _STEP
         for end in (-1, 0):
-            others = {one.name: one.values[end] for one in domain.symbols}
+            others = {name: values[end] for name, values in values_of.items()}
             for value_of in sorted(series):
                 points[workload.extents_at({**others, symbol.name: value_of})] = None
     if not domain.symbols:
@@ -151,8 +153,14 @@ def _probes(workload: DynamicWorkload, domain: Domain) -> list[Extents]:
 def _between(workload: DynamicWorkload, domain: Domain, probes: Sequence[Extents], count: int) -> tuple[Extents, ...]:
     """Instances of other remainders than those that are measured: next to the least and the greatest, and between."""
     shares = (0.04, 0.99, 0.015, 0.25, 0.6)[:count]
-    points = [{one.name: one.values[int(share * (len(one.values) - 1))] for one in domain.symbols} for share in shares]
+    values_of = {symbol.name: _above_zero(symbol) for symbol in domain.symbols}
+    points = [{name: of[int(share * (len(of) - 1))] for name, of in values_of.items()} for share in shares]
     return tuple(at for at in dict.fromkeys(map(workload.extents_at, points)) if at not in probes)
+
+
+def _above_zero(symbol: Symbol) -> tuple[int, ...]:
+    """The values of a symbol that has several, without 0: an array without elements, as the cache before a prompt."""
+    return symbol.values if symbol.values[0] else symbol.values[1:]
 
 
 def _spread(ordered: Sequence[Extents], count: int) -> list[Extents]:

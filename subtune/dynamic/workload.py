@@ -51,20 +51,26 @@ class DynamicWorkload:
 
 
 def dynamic_workload(
-    workloads: Sequence[Workload], points: Sequence[Mapping[str, int]], greatest: Mapping[str, int] | None = None
+    workloads: Sequence[Workload],
+    points: Sequence[Mapping[str, int]],
+    greatest: Mapping[str, int] | None = None,
+    sums: Sequence[Dim] = (),
 ) -> DynamicWorkload | NotApplicable:
     """What static workloads, one at each of `points` of the model's symbols, have in common.
 
     Args:
         greatest: the symbols at the largest instance.
+        sums: as of `Fitter`.
     """
-    found = generalised([one.func for one in workloads], points, DIVISORS)
+    found = generalised([one.func for one in workloads], points, DIVISORS, sums)
     if isinstance(found, NotApplicable):
         return found
-    extents, shapes = _extents(found), _shapes(workloads, Fitter(points, DIVISORS))
+    extents, shapes = _extents(found), _shapes(workloads, Fitter(points, DIVISORS, sums))
     names = [f"e{i}" for i in range(len(extents))]
     local = [dict(zip(names, (dim.at(point) for dim in extents), strict=True)) for point in points]
-    again = generalised([one.func for one in workloads], local, DIVISORS) if extents else found
+    own = {str(dim): Dim.symbol(name) for name, dim in zip(names, extents, strict=True)}
+    renamed = [own[a] + own[b] for a, b in (one.symbols for one in sums) if a in own and b in own]
+    again = generalised([one.func for one in workloads], local, DIVISORS, renamed) if extents else found
     if isinstance(again, NotApplicable):
         return again
     most = tuple(dim.at(greatest) for dim in extents) if greatest else ()

@@ -85,6 +85,56 @@ def block(hidden: int = 32, heads: int = 2, longest: int = 20) -> onnx.ModelProt
     return model(nodes, inputs, {"y": ("batch", "seq", hidden), "pooled": ("batch", hidden)}, weights)
 
 
+def cached(hidden: int = 32, heads: int = 2) -> onnx.ModelProto:
+    """A layer of a decoder: x[batch, seq, hidden], and keys and values of the words before it -> what follows, and the
+    keys and values with those of x behind them."""
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "one"], ["seq"], axis=0),
+        node("Shape", ["past_key"], ["cache"]),
+        node("Gather", ["cache", "two"], ["past"], axis=0),
+        node("Add", ["past", "seq"], ["total"]),
+        node("Range", ["zero", "total", "one"], ["keys"]),
+        node("Range", ["past", "total", "one"], ["words"]),
+        node("Unsqueeze", ["words", "last"], ["column"]),
+        node("LessOrEqual", ["keys", "column"], ["is_seen"]),
+        node("Where", ["is_seen", "nothing", "hidden"], ["mask"]),
+    ]
+    for name, perm in (("q", (0, 2, 1, 3)), ("k", (0, 2, 1, 3)), ("v", (0, 2, 1, 3))):
+        nodes += [
+            node("MatMul", ["x", f"w{name}"], [f"{name}_rows"]),
+            node("Reshape", [f"{name}_rows", "by_head"], [f"{name}_heads"]),
+            node("Transpose", [f"{name}_heads"], [name], perm=perm),
+        ]
+    nodes += [
+        node("Concat", ["past_key", "k"], ["key"], axis=2),
+        node("Concat", ["past_value", "v"], ["value"], axis=2),
+        node("Transpose", ["key"], ["turned"], perm=(0, 1, 3, 2)),
+        node("MatMul", ["q", "turned"], ["scores"]),
+        node("Add", ["scores", "mask"], ["masked"]),
+        node("Softmax", ["masked"], ["shares"], axis=-1),
+        node("MatMul", ["shares", "value"], ["context"]),
+        node("Transpose", ["context"], ["context_rows"], perm=(0, 2, 1, 3)),
+        node("Reshape", ["context_rows", "flat"], ["context_flat"]),
+        node("MatMul", ["context_flat", "wo"], ["projected"]),
+        node("Add", ["projected", "x"], ["y"]),
+    ]
+    weights = [
+        *(weight(f"w{name}", hidden, hidden) for name in "qkvo"),
+        *(numpy_helper.from_array(np.int64(value), name) for name, value in (("zero", 0), ("one", 1), ("two", 2))),
+        numbers("last", -1),
+        numbers("by_head", 0, 0, heads, hidden // heads),
+        numbers("flat", 0, 0, hidden),
+        numpy_helper.from_array(np.float32(0), "nothing"),
+        numpy_helper.from_array(np.float32(-1e9), "hidden"),
+    ]
+    past: Shape = ("batch", heads, "past", hidden // heads)
+    present: Shape = ("batch", heads, "total", hidden // heads)
+    inputs: dict[str, Shape] = {"x": ("batch", "seq", hidden), "past_key": past, "past_value": past}
+    outputs: dict[str, Shape] = {"y": ("batch", "seq", hidden), "key": present, "value": present}
+    return model(nodes, inputs, outputs, weights)
+
+
 def convolutions() -> onnx.ModelProto:
     """A convolution net of x[batch, 3, 8, 8] with ten results for each image."""
     nodes = [

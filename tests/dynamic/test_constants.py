@@ -81,7 +81,8 @@ def dims_of_all(lengths: tuple[int, ...] = (9, 11, 13, 17)) -> dict[str, tuple[t
 
 def test_a_bias_is_copied_and_a_table_is_not():
     mod, before = outlined(9), outlined(9)
-    made, corners = with_corners(mod, dims_of_all())
+    made, corners, computed = with_corners(mod, dims_of_all(), {})
+    assert not computed
     ((name, (whole, dims, dtype)),) = corners.items()
     assert name.startswith(PREFIX)
     assert ([str(dim) for dim in whole], [str(dim) for dim in dims], dtype) == (["9", "9"], ["seq", "seq"], "float32")
@@ -99,6 +100,6 @@ def test_a_bias_is_copied_and_a_table_is_not():
 
 def test_without_such_constants_nothing_changes():
     mod = outlined(9)
-    made, corners = with_corners(mod, {})
+    made, corners, _ = with_corners(mod, {}, {})
     assert made is mod
     assert not corners
