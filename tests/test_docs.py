@@ -21,6 +21,7 @@ import subtune
 from subtune import models
 from subtune.bench.render import BEGIN, END
 from subtune.cli.main import build_parser, main
+from tests.dynamic.models import decoder
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -51,6 +52,8 @@ ABSENT = re.compile(
     r"|is not installed|not installed \("
 )
 """What a machine may lack: the command is right nevertheless."""
+NEEDED = {"export_torch": ("torch",), "export_gpt2": ("torch", "transformers", "onnxscript")}
+"""Modules of examples that are no dependencies of subtune."""
 LANGUAGES = {"python", "bash", "text", "json", "cpp", "cmake", "c++", "mermaid", ""}
 
 
@@ -89,6 +92,7 @@ def files(tmp_path: Path) -> None:
     onnx.save(models.reduced("mlp"), tmp_path / "model.onnx")
     x, y = (h.make_tensor_value_info(name, 1, ["batch", 8]) for name in "xy")
     onnx.save(h.make_model(h.make_graph([h.make_node("Relu", ["x"], ["y"])], "g", [x], [y])), tmp_path / "dynamic.onnx")
+    onnx.save(decoder(), tmp_path / "decoder.onnx")
     subtune.compile(classifier(), output=tmp_path / "classifier.subtune", tune=False)
     np.save(tmp_path / "x.npy", np.zeros((1, 3, 64, 64), "float32"))
     samples = np.random.default_rng(0).standard_normal((16, 16, 16, 3), dtype="float32")
@@ -139,8 +143,8 @@ def test_docstrings(name: str) -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples(path: Path) -> None:
     """The files that pages show: each runs, and asserts what the page says of it."""
-    if path.stem == "export_torch":
-        pytest.importorskip("torch")
+    for module in NEEDED.get(path.stem, ()):
+        pytest.importorskip(module)
     runpy.run_path(str(path), run_name="__main__")
 
 

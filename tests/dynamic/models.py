@@ -135,6 +135,42 @@ def cached(hidden: int = 32, heads: int = 2) -> onnx.ModelProto:
     return model(nodes, inputs, outputs, weights)
 
 
+def decoder(words: int = 1000, hidden: int = 32, heads: int = 2) -> onnx.ModelProto:
+    """`cached` between a table of words and their logits, with inputs and outputs as exporters name them."""
+    made = cached(hidden, heads)
+    graph = made.graph
+    renamed = {"past_key": "past_key_values.0.key", "past_value": "past_key_values.0.value"}
+    renamed |= {"key": "present.0.key", "value": "present.0.value"}
+    for one in graph.node:
+        for names in (one.input, one.output):
+            names[:] = [renamed.get(name, name) for name in names]
+        if one.output[0] == "masked":
+            one.input[1] = "mask_of_both"
+    for info in (*graph.input, *graph.output):
+        info.name = renamed.get(info.name, info.name)
+    before = [
+        node("Gather", ["table", "input_ids"], ["meanings"]),
+        node("Gather", ["places", "position_ids"], ["positions"]),
+        node("Add", ["meanings", "positions"], ["x"]),
+        node("Cast", ["attention_mask"], ["is_word"], to=TensorProto.BOOL),
+        node("Unsqueeze", ["is_word", "rows"], ["is_key"]),
+        node("Where", ["is_key", "nothing", "hidden"], ["mask_of_words"]),
+    ]
+    both = node("Add", ["mask", "mask_of_words"], ["mask_of_both"])
+    at = next(i for i, one in enumerate(graph.node) if "mask" in one.output) + 1
+    nodes = [*before, *graph.node[:at], both, *graph.node[at:], node("MatMul", ["y", "head"], ["logits"])]
+    del graph.node[:], graph.input[0], graph.output[0]
+    graph.node.extend(nodes)
+    shapes = {"input_ids": "seq", "attention_mask": "total", "position_ids": "seq"}
+    for name, dim in reversed(shapes.items()):
+        graph.input.insert(0, helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", dim]))
+    graph.output.insert(0, helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "seq", words]))
+    tables = (weight("table", words, hidden), weight("places", 1024, hidden), weight("head", hidden, words))
+    graph.initializer.extend([*tables, numbers("rows", 1, 2)])
+    onnx.checker.check_model(made)
+    return made
+
+
 def convolutions() -> onnx.ModelProto:
     """A convolution net of x[batch, 3, 8, 8] with ten results for each image."""
     nodes = [
