@@ -16,6 +16,8 @@ from subtune.dynamic.points import sample_points, sums_of
     "declared",
     [
         {"batch": "1..2", "past": "0..9", "seq": "1..5"},
+        {"past": "0..20", "seq": "1..4"},
+        {"past": "0..128", "seq": "1..2"},
         {"past": "0..512", "seq": "1..64"},
         {"batch": "1..4", "past": "0..40", "seq": "1..128"},
     ],
