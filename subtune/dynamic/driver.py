@@ -84,14 +84,7 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         measurer.start(device)
         with clock.stage("prepare"):
             dynamic = dynamic_model(domain, prepare)
-            shapes = {name: one.shapes for name, one in dynamic.workloads.items()}
-            multiply = {
-                name
-                for name, one in dynamic.workloads.items()
-                if tiles_rows(one, device) and multiplies_rows(one, one.extents_at(domain.greatest))
-            }
-            mod, corners, made = with_corners(dynamic.greatest.mod, shapes, dynamic.made, multiply)
-            workloads = {**dynamic.workloads, **corner_workloads(corners, domain), **made}
+            mod, workloads = _with_copies(dynamic, device)
         with clock.stage("tune"), opened(options.database) as store:
             joint = Joint(len(workloads), domain, device, measurer, store, options)
             kernels = _tuned(workloads, that_read_inputs(mod), dynamic, device, options, joint)
@@ -127,6 +120,19 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         precision=options.precision,
         products=dynamic.greatest.graph.products(),
     )
+
+
+def _with_copies(dynamic: DynamicModel, device: Device) -> tuple[Any, dict[str, DynamicWorkload]]:
+    """The greatest instance's module with what has to be copied or computed first; all its workloads by name."""
+    known = dynamic.workloads
+    multiply = {
+        name
+        for name, one in known.items()
+        if tiles_rows(one, device) and multiplies_rows(one, one.extents_at(dynamic.domain.greatest))
+    }
+    shapes = {name: one.shapes for name, one in known.items()}
+    mod, corners, made = with_corners(dynamic.greatest.mod, shapes, dynamic.made, multiply)
+    return mod, {**known, **corner_workloads(corners, dynamic.domain), **made}
 
 
 def _check_effort(options: Options) -> None:
