@@ -157,7 +157,10 @@ class _Looks:
     ) -> dict[Candidate, float | Failure]:
         """Seconds of each library, or why there are none."""
         results: dict[Candidate, float | Failure] = {}
-        for candidate, library in libraries.items():
+        by_layout = sorted(
+            libraries.items(), key=lambda one: str(one[1].packings)
+        )  # which are made one after the other
+        for candidate, library in by_layout:
             lent = _named(candidate)
             numbers = numbers_of(extents, library.granules, library.knows_extents)
             past = numbers[0] * library.granules[0] - extents[0] if extents else 0

@@ -25,6 +25,8 @@ _STEP = 1.6
 heights are proposed."""
 _MOST_KERNELS = 24
 """Built of one workload."""
+_LARGE_BYTES, _FEW_KERNELS = 1 << 26, 8
+"""Weights of which every layout takes seconds to make, and kernels of a workload that has such."""
 _MOST_PASSES = 16
 """Tiles that share prefetches: a kernel is compared at instances that have more."""
 _MANY, _FEW = 8, 3
@@ -117,7 +119,9 @@ def _proposals(
     tiles: dict[Candidate, Candidate] = {}
     for candidate, extents in turns:
         tiles.setdefault(candidate, _limited(candidate, extents))
-    return tuple(tiles.values())[:_MOST_KERNELS]
+    args = workload.at(probes[-1]).args
+    is_large = sum(arg.nbytes for arg in args if arg.is_constant) > _LARGE_BYTES
+    return tuple(tiles.values())[: _FEW_KERNELS if is_large else _MOST_KERNELS]
 
 
 def _limited(candidate: Candidate, extents: Extents) -> Candidate:
