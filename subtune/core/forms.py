@@ -39,6 +39,8 @@ class Forms:
             0: they are computed in halves, too.
         byte_rows: type of the first operand with which products of bytes are the cheapest, uint8 or int8; "": they are
             as cheap with either.
+        pads_lengths: attentions of symbolic lengths are padded to whole vectors of keys and whole tiles of rows, there
+            being no last tile that checks.
         multiplies_float8: products of float8e4m3fn are its own; else they are made in float32.
         copies_operands: attention can store copies of the keys and values that it reads.
         copies_products: a product of halves can store copies of its result.
@@ -79,6 +81,7 @@ class Forms:
     packed_floats: bool = True
     packed_block: int = 0
     multiplies_float8: bool = False
+    pads_lengths: bool = False
 
 
 ANY = Forms()

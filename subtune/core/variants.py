@@ -12,9 +12,14 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
 
+GREATEST = "subtune.greatest"
+"""Attribute of the PrimFunc of a kernel of dynamic shapes: its first parameters' values at the largest instance."""
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """`func` is flat; its first parameters are numbers of tiles, `ceil(extent / granule)` of each extent, as int64.
+    """`func` is as `Backend.comparable` leaves it; its first parameters are numbers of tiles, `ceil(extent / granule)`
+    of each extent, as int64.
 
     With `knows_extents` the extents follow. Its buffers are those of the subgraph's arguments that `arguments` names:
     kernels may want a constant in different layouts. Rows are computed past the last one, as many as make whole tiles.

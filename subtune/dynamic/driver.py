@@ -35,7 +35,7 @@ from subtune.dynamic.workload import DynamicWorkload, has_growing_constants
 from subtune.frontends import Imported, SymbolicInput
 from subtune.measure import LocalMeasurer
 from subtune.options import Options
-from subtune.passes.pad_attention import Lengths
+from subtune.passes.pad_attention import NO_LENGTHS, Lengths
 from subtune.passes.run import Dump
 from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare_imported
@@ -78,6 +78,7 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
 
     def prepare(point: Mapping[str, int], lengths: Lengths) -> Prepared:
         shown = dump if point is domain.greatest else None  # the others are as it is, with other extents
+        lengths = lengths if forms.pads_lengths else NO_LENGTHS
         return prepare_imported(source.load(point), options.numerics, shown, forms, lengths)
 
     with _measurer(options) as measurer:

@@ -24,6 +24,8 @@ _MOST_BESIDE_QUOTIENT = 2
 """Terms of a polynomial one of which has a quotient."""
 DIVISORS = tuple(dict.fromkeys((32, 4, 16, 8, 64, 2, *range(3, 64), 80, 96, 112, 128, 192, 256, 384, 512, 768, 1024)))
 """Rows of tiles and lanes of vectors."""
+_POWERS = tuple(2**i for i in range(2, 11))
+"""By which three times an extent is divided, too: rows of 768 elements in blocks of 1024."""
 _WORD = 1 << 64
 """Tables are of whole numbers modulo this: what is equal is so there, too, and no number is too large."""
 
@@ -95,9 +97,12 @@ class _Search:
         single = [Dim.symbol(name) for name in self._names]
         pairs = [Dim.of({pair: 1}) for pair in itertools.combinations(self._names, 2)]
         columns: dict[tuple[int, ...], str] = {}
-        for dividend in (*single, *pairs, *self._sums):
+        dividends = [(dividend, self._divisors) for dividend in (*single, *pairs, *self._sums)]
+        powers = tuple(one for one in _POWERS if one in self._divisors)
+        dividends += [(dividend * 3, powers) for dividend in single]
+        for dividend, divisors in dividends:
             whole = [dividend.at(dict(zip(self._names, point, strict=True))) for point in self._points]
-            for divisor in self._divisors:
+            for divisor in divisors:
                 for up in (True, False):
                     one = Quotient(dividend, divisor, up)
                     column = tuple(map(one.of, whole))

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from tvm import tirx
-from tvm.s_tir import Schedule
-
 from subtune.backends.base import Device, Problem
 from subtune.core.candidate import Candidate
 from subtune.core.dims import Quotient, quotient
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
+from subtune.dynamic.fit import DIVISORS
 from subtune.dynamic.template import Graph, Template, difference, graph_of, template_of
 from subtune.dynamic.workload import DynamicWorkload, has_free_rows
 from subtune.passes.pad_attention import KEYS
 from subtune.patterns.contraction import Contraction
-from subtune.tir.blocks import all_blocks
 
 PLAIN = Candidate("plain")
-"""For a workload that nothing else serves at all extents."""
+SINGLE = Candidate("plain", (("threads", 1),))
+"""For a workload that nothing else serves at all extents: see `Backend.plain`."""
 _BESIDE = ("ahead", "passes", "prefetch")
 """Knobs of what is done beside the computation."""
 _POINTS = 7
@@ -31,6 +30,11 @@ _USUAL = 128
 """The greatest extent, where nobody says one."""
 _LEAST = 19
 """Tiles: fewer than a vector's lanes are scheduled otherwise."""
+_MANY = 200
+"""Extents of which a third is more than reductions are long that GPUs schedule as short ones."""
+_NUMBER = re.compile(r"\d+")
+_MOST_ROWS = 1024
+"""Of a tile."""
 _APART = 1.08
 """Of a sample and the next smaller one."""
 _TELLING = (0, 3)
@@ -51,8 +55,12 @@ class DynamicKernel:
     candidate: Candidate
     granules: tuple[int, ...]
     template: Template
+    """Of what `Backend.comparable` makes."""
     packings: tuple[tuple[int, ConstantTransform], ...]
     knows_extents: bool = False
+
+    is_lowered: bool = True
+    """As `Backend.compares_lowered`."""
 
     def names(self, workload: DynamicWorkload) -> tuple[str, ...]:
         """Of its leading parameters."""
@@ -103,7 +111,7 @@ def _dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Dev
         return _knowing_extents(workload, candidate, device)
     reason = NotApplicable("no instance can be scheduled")
     for granules in _granules(workload, candidate, device):
-        for is_even in (False, True) if _quotients(workload) or candidate == PLAIN else (False,):
+        for is_even in (False, True) if _quotients(workload) or candidate.family == PLAIN.family else (False,):
             found = _with_granules(workload, candidate, device, granules, is_even)
             if isinstance(found, DynamicKernel):
                 return found
@@ -116,7 +124,7 @@ def _granules(workload: DynamicWorkload, candidate: Candidate, device: Device) -
     if workload.extents and knobs and _has_free_rows(workload) and tiles_rows(workload, device):
         rows = {name: value for name, value in candidate.knobs if isinstance(value, int)}
         tile = rows.get("mr", 1)
-        for granule in sorted({tile, tile * rows.get("mt", 1)}):
+        for granule in sorted({tile, tile * rows.get("mt", 1)} - {1}):
             yield (granule,)
     yield (1,) * len(workload.extents)
 
@@ -148,6 +156,8 @@ def _with_granules(
     greatest = workload.greatest or (_USUAL,) * len(granules)
     if any(len(one.dividend.symbols) > 1 for one in _quotients(workload)):
         greatest = tuple(max(extent, KEYS + 1) for extent in greatest)  # below, all sums are of as many tiles
+    if not device.backend.compares_lowered:  # what is scheduled for many serves few: comparisons stay
+        greatest = tuple(max(extent, _MANY) for extent in greatest)
     points = sample_tiles(tiles_of(greatest, granules), is_even)
     sizes = [tuple(tiles * granule for tiles, granule in zip(point, granules, strict=True)) for point in points]
     named = [_with_quotients(workload, dict(zip(workload.names, point, strict=True)), granules) for point in points]
@@ -173,13 +183,20 @@ def _compared(
         packings[at] = kernel.packings
         if len(set(packings.values())) > 1:
             return NotApplicable("its weights are packed otherwise at other extents")
-        graphs[at] = graph_of(device.backend.flat(kernel.func, device))
+        graphs[at] = graph_of(device.backend.comparable(kernel.func, device))
         if len(graphs) == len(_TELLING) and (differs := difference(list(graphs.values()))):
             return differs
-    template = template_of([graphs[at] for at in range(len(sizes))], named)
+    template = template_of([graphs[at] for at in range(len(sizes))], named, _divisors(candidates[0]))
     if isinstance(template, NotApplicable):
         return template
-    return DynamicKernel(candidates[0], granules, template, packings[0], knows_extents)
+    is_lowered = device.backend.compares_lowered
+    return DynamicKernel(candidates[0], granules, template, packings[0], knows_extents, is_lowered)
+
+
+def _divisors(candidate: Candidate) -> tuple[int, ...]:
+    """By what extents may be divided: by the candidate's own numbers before any other that would say the same."""
+    own = {int(number) for _, value in candidate.knobs for number in _NUMBER.findall(str(value))}
+    return tuple(dict.fromkeys((*sorted((one for one in own if 1 < one <= _MOST_ROWS), reverse=True), *DIVISORS)))
 
 
 @lru_cache(maxsize=64)
@@ -202,8 +219,9 @@ def _with_quotients(workload: DynamicWorkload, values: Mapping[str, int], granul
 
 @lru_cache(maxsize=4)
 def tiles_rows(workload: DynamicWorkload, device: Device) -> bool:
-    """Whether tiles have several of the rows that vary: not those of a convolution, which are pixels of one image."""
-    if len(workload.extents) != 1:
+    """Whether tiles have several of the rows that vary, and are computed whole: not those of a convolution, which are
+    pixels of one image, nor where kernels compare every row with the number that there is."""
+    if len(workload.extents) != 1 or not device.backend.compares_lowered:
         return False
     pattern = _problem(workload, (_USUAL,), device).pattern
     return not isinstance(pattern, Contraction) or len(pattern.of_role("m")) == 1
@@ -217,18 +235,9 @@ def _quotients(workload: DynamicWorkload) -> tuple[Quotient, ...]:
 
 
 def _scheduled(problem: Problem[Any], candidate: Candidate, device: Device) -> Kernel | NotApplicable:
-    return _plain(problem) if candidate == PLAIN else device.backend.kernel(problem, candidate)
-
-
-def _plain(problem: Problem[Any]) -> Kernel:
-    """The workload as it is, its outermost loops shared out: alike at all extents, where nothing else is."""
-    sch = Schedule(problem.workload.func)
-    for block in all_blocks(sch):
-        loops = sch.get_loops(block)
-        first = sch.get(block).iter_vars[0] if loops else None
-        if first is not None and int(first.iter_type) == tirx.IterVar.DataPar:
-            sch.parallel(loops[0])
-    return Kernel(sch.mod["main"])
+    if candidate.family == PLAIN.family:
+        return device.backend.plain(problem.workload, is_single=candidate == SINGLE)
+    return device.backend.kernel(problem, candidate)
 
 
 def sample_tiles(most: Sequence[int], is_even: bool = False) -> list[tuple[int, ...]]:
@@ -264,9 +273,9 @@ def _primes_near(most: int, count: int, turned: int, is_even: bool) -> list[int]
         fits = number % 4 in (1, 2) and (_is_prime(number) or _is_prime(number / 2)) if is_even else _is_prime(number)
         if fits and (not found or number > found[-1] * _APART):
             found.append(number)
-        if len(found) > count and number > most:
+        if len(found) > count and found[-1] >= most:
             break
-    chosen = found[-max(count + 2, 7) :]
+    chosen = [found[-1], *found[-max(count + 2, 7) : -1]]  # the one beyond `most` is always among the samples
     turned %= len(chosen)
     return [*chosen[turned:], *chosen[:turned]]
 

@@ -58,5 +58,5 @@ def _whole(text: str, num_outputs: int) -> tuple[DynamicWorkload, tuple[int, ...
 def linked(workload: DynamicWorkload, kernel: DynamicKernel, greatest: Sequence[int]) -> Kernel:
     """The kernel as it is built: with memory of its own for the greatest instance."""
     numbers = dict(zip(kernel.names(workload), kernel.numbers(greatest), strict=True))
-    func = kernel.template.symbolic(list(numbers), numbers)
+    func = kernel.template.symbolic(list(numbers), numbers, kernel.is_lowered)
     return Kernel(func, kernel.packings, granules=kernel.granules, knows_extents=kernel.knows_extents)

@@ -18,12 +18,12 @@ from functools import cache
 from typing import Any
 
 import tvm_ffi
-from tvm import tirx
 from tvm.tirx import PrimFunc
 from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
 from subtune.core.dims import Dim, quotient
 from subtune.core.kernel import NotApplicable
+from subtune.core.variants import GREATEST
 from subtune.dynamic.fit import DIVISORS, Fitter
 
 _OBJECT = 64
@@ -32,6 +32,8 @@ _ANY = -1
 _CONTAINERS = frozenset(("ffi.Array", "ffi.Map", "ffi.List", "ffi.Dict"))
 _OF_BUFFERS = frozenset(("tirx.BufferType", "tirx.Iter"))
 """Types whose numbers are a buffer's."""
+_NAMES = frozenset(("name", "name_hint", "thread_tag"))
+"""Fields that name what is told apart by itself."""
 _ANYTHING = Dim.number(0)
 """In the place of a dim that nobody asks for."""
 
@@ -64,22 +66,32 @@ class Template:
             nodes[hole] = {**nodes[hole], "data": {**nodes[hole]["data"], "value": value}}
         return _loaded(nodes, self.root)
 
-    def symbolic(self, names: Sequence[str], greatest: Mapping[str, int]) -> PrimFunc:
-        """The flat PrimFunc of all instances: its first parameters are the values of `names`, as int64.
+    def symbolic(self, names: Sequence[str], greatest: Mapping[str, int], is_lowered: bool = True) -> PrimFunc:
+        """The PrimFunc of all instances: its first parameters are the values of `names`, as int64.
 
-        Buffers have the size that they have at the `greatest` instance: what it allocates does not depend on symbols.
+        Buffers have the size that they have at the `greatest` instance, which an attribute tells.
+
+        Args:
+            is_lowered: False keeps the sizes of arguments symbolic, as their elements are yet to be counted; the first
+                parameters are int32 then, with bounds (`n % 1024`) wherever they are used, for TVM to count in 32 bits.
         """
-        writer = _Writer(list(self.nodes), names)
+        limits = {} if is_lowered else {name: 1 << greatest[name].bit_length() for name in names}
+        writer = _Writer(list(self.nodes), names, limits)
         numbers = {hole: dim.at(greatest) for hole, dim in self.holes.items()}
+        kept = frozenset() if is_lowered else self._of_params()
         for at, node in enumerate(self.nodes):
-            if node["type"] in _OF_BUFFERS:
+            if node["type"] in _OF_BUFFERS and at not in kept:
                 writer.settle(at, numbers)
         for hole, dim in self.holes.items():
             writer.fill(hole, dim)
-        func = _loaded(writer.nodes, self.root)
-        free = {var.name: var for var in tirx.analysis.undefined_vars(func.body, [])}
-        leading = [free.get(_label(name), tirx.Var(_label(name), "int64")) for name in names]
-        return PrimFunc([*leading, *func.params], func.body, func.ret_type, func.attrs)
+        func, *leading = _loaded(writer.nodes, writer.together(self.root))
+        made = PrimFunc([*leading, *func.params], func.body, func.ret_type, func.attrs)
+        return made.with_attr(GREATEST, [greatest[name] for name in names])
+
+    def _of_params(self) -> frozenset[int]:
+        """The types of a PrimFunc's parameters."""
+        params = self.nodes[self.nodes[self.root]["data"]["params"]]["data"]
+        return frozenset(self.nodes[param]["data"]["ty"] for param in params)
 
 
 def generalised(
@@ -162,7 +174,10 @@ class _Walk:
         if kind in _CONTAINERS:
             if len({len(one) for one in data}) > 1:
                 raise _Differs(f"so many items of an array: {sorted({len(one) for one in data})}")
-            return {"type": kind, "data": [self._visit(row) for row in zip(*data, strict=True)]}
+            rows = list(zip(*data, strict=True))
+            for row in rows:
+                self._check_texts("item", kind, row)
+            return {"type": kind, "data": [self._visit(row) for row in rows]}
         if isinstance(data[0], dict):
             return {"type": kind, "data": self._fields(kind, data)}
         if any(one != data[0] for one in data) and kind != "ffi.String":
@@ -191,6 +206,8 @@ class _Walk:
             if name == skip:
                 continue
             values = tuple(one[name] for one in data)
+            if name not in _NAMES:
+                self._check_texts(name, kind, values)
             if name in inline or not isinstance(first, int) or isinstance(first, bool):
                 if any(value != first for value in values):
                     raise _Differs(f"{name} of {kind}: {', '.join(map(str, values))}")
@@ -199,21 +216,45 @@ class _Walk:
                 fields[name] = self._visit(values)
         return fields
 
+    def _check_texts(self, name: str, kind: str, values: Sequence[Any]) -> None:
+        """Texts are the same at all instances, but for names: they may say what is called, and with which numbers."""
+        if any(not isinstance(value, int) for value in values):
+            return
+        nodes = [graph[value] for graph, value in zip(self._nodes, values, strict=True) if value < len(graph)]
+        texts = {str(node["data"]) for node in nodes if node["type"] == "ffi.String"}
+        if len(texts) > 1:
+            raise _Differs(f"{name} of {kind}: {' or '.join(sorted(texts))[:80]}")
+
 
 class _Writer:
-    """Adds expressions to the nodes of a template."""
+    """Adds expressions to the nodes of a template.
 
-    def __init__(self, nodes: list[Any], names: Sequence[str]) -> None:
+    Args:
+        limits: what some symbols, which are int32, are below.
+    """
+
+    def __init__(self, nodes: list[Any], names: Sequence[str], limits: Mapping[str, int]) -> None:
         self.nodes = nodes
         self._nothing = self._add({"type": "None"})
-        self._wide = self._add({"type": "ir.PrimType", "data": {"span": self._nothing, "dtype": "int64"}})
-        self._symbols = {name: self._variable(_label(name)) for name in names}
+        self._wide, self._narrow = (
+            self._add({"type": "ir.PrimType", "data": {"span": self._nothing, "dtype": dtype}})
+            for dtype in ("int64", "int32")
+        )
+        self._variables = [self._variable(_label(name), name in limits) for name in names]
+        self._symbols = {
+            name: self._limited(var, limits[name]) if name in limits else var
+            for name, var in zip(names, self._variables, strict=True)
+        }
+
+    def together(self, root: int) -> int:
+        """An array of what `root` is and of the variables."""
+        return self._add({"type": "ffi.Array", "data": [root, *self._variables]})
 
     def fill(self, hole: int, dim: Dim) -> None:
         """Put the expression of `dim` in the place of an integer, as wide as that is."""
-        of_type = self.nodes[hole]["data"]["ty"]
-        fields = {"span": self._nothing, "ty": of_type, "value": self._expression(dim)}
-        self.nodes[hole] = {"type": "prim.Cast", "data": fields}
+        of_type, found = self.nodes[hole]["data"]["ty"], self._expression(dim)
+        is_wide = self.nodes[of_type] == self.nodes[self._wide] and found not in self._variables
+        self.nodes[hole] = dict(self.nodes[found]) if is_wide else self._cast(found, of_type)
 
     def settle(self, at: int, numbers: Mapping[int, int]) -> None:
         """Numbers in the place of the holes in a buffer's type."""
@@ -252,9 +293,21 @@ class _Writer:
             dividend = self._operation("prim.Add", dividend, self._number(whole.divisor - 1))
         return self._operation("prim.FloorDiv", dividend, self._number(whole.divisor))
 
-    def _variable(self, name: str) -> int:
-        label = self._add({"type": "ffi.String", "data": name})
-        return self._add({"type": "ir.Var", "data": {"span": self._nothing, "ty": self._wide, "name": label}})
+    def _variable(self, name: str, is_narrow: bool) -> int:
+        label, of_type = self._add({"type": "ffi.String", "data": name}), self._narrow if is_narrow else self._wide
+        return self._add({"type": "ir.Var", "data": {"span": self._nothing, "ty": of_type, "name": label}})
+
+    def _limited(self, var: int, limit: int) -> int:
+        """The remainder by a number that the variable is below."""
+        data = {"span": self._nothing, "ty": self._narrow}
+        number = self._add({"type": "int", "data": limit})
+        whole = self._add({"type": "ir.IntImm", "data": {**data, "value": number}})
+        return self._add(
+            self._cast(self._add({"type": "prim.FloorMod", "data": {**data, "a": var, "b": whole}}), self._wide)
+        )
+
+    def _cast(self, value: int, of_type: int) -> Any:
+        return {"type": "prim.Cast", "data": {"span": self._nothing, "ty": of_type, "value": value}}
 
     def _number(self, value: int) -> int:
         number = self._add({"type": "int", "data": value})

@@ -15,7 +15,7 @@ from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.domain import Domain, Symbol
 from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Failure
-from subtune.dynamic.kernel import PLAIN
+from subtune.dynamic.kernel import PLAIN, SINGLE
 from subtune.dynamic.measure import Extents, Measured, measured
 from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload
@@ -34,7 +34,7 @@ _MANY, _FEW = 8, 3
 _CHECKS = 5
 """Instances at which kernels are checked besides."""
 
-_EVERY = (DEFAULT, PLAIN)
+_EVERY = (DEFAULT, PLAIN, SINGLE)
 
 
 def tuned(
@@ -57,10 +57,10 @@ def tuned(
         SubtuneError: no schedule serves all instances.
     """
     probes = _probes(workload, domain)
-    proposals = _proposals(workload, probes, device, topk if is_heavy else _FEW)
+    proposed = proposals(workload, probes, device, topk if is_heavy else _FEW)
     probes = _spread(probes, _MANY if is_heavy else _FEW)
     checks = _between(workload, domain, probes, _CHECKS if is_heavy else 2)
-    return _first_that_serves(((*proposals, DEFAULT), _EVERY), workload, probes, checks, exact_only, device, measurer)
+    return _first_that_serves(((*proposed, DEFAULT), _EVERY), workload, probes, checks, exact_only, device, measurer)
 
 
 def untuned(
@@ -73,7 +73,7 @@ def untuned(
     """
     probes = _probes(workload, domain)
     ends, checks = _spread(probes, 2), _between(workload, domain, probes, 2)
-    first = _proposals(workload, [workload.extents_at(domain.greatest)], device, 1)
+    first = proposals(workload, [workload.extents_at(domain.greatest)], device, 1)
     found = _first_that_serves((first, _EVERY), workload, ends, checks, exact_only, device, measurer, is_timed=False)
     kept = next(one for one in found.libraries if one not in found.failures)
     return Measured({kept: found.libraries[kept]}, {kept: found.seconds[kept]}, found.failures)
@@ -104,9 +104,7 @@ def _first_that_serves(
     raise SubtuneError(f"no schedule serves all instances of a subgraph: {reasons}")
 
 
-def _proposals(
-    workload: DynamicWorkload, probes: Sequence[Extents], device: Device, topk: int
-) -> tuple[Candidate, ...]:
+def proposals(workload: DynamicWorkload, probes: Sequence[Extents], device: Device, topk: int) -> tuple[Candidate, ...]:
     """The policy's candidates for the probes, the first ones of all before the second ones."""
     ranked = []
     for extents in probes:

@@ -51,7 +51,7 @@ def test_a_prefix_lies_together(whole, dims, is_together):
 @pytest.mark.parametrize("extents", [(1, 1), (2, 7), (5, 3), (5, 7)])
 def test_a_corner_is_copied(extents):
     workload = corner((5, 7), extents, "float32")
-    flat = DEVICE.backend.flat(workload.func, DEVICE)
+    flat = DEVICE.backend.comparable(workload.func, DEVICE)
     whole = np.arange(35, dtype=np.float32).reshape(5, 7)
     got = FlatKernel(Kernel(flat), DEVICE)([], [whole], extents)
     np.testing.assert_array_equal(got, whole[: extents[0], : extents[1]])

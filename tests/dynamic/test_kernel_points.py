@@ -43,7 +43,7 @@ class _Backend(CPUBackend):
     def kernel(self, problem: Problem[Any], candidate: Candidate) -> Kernel | NotApplicable:
         return Kernel(problem.workload.func, ())
 
-    def flat(self, func: Any, device: Device) -> Any:
+    def comparable(self, func: Any, device: Device) -> Any:
         rows = int(func.params[0].shape[0])
         self.lowered.append(rows)
         return _repeated(_doubled(rows), self._times.get(rows, 1))
@@ -76,7 +76,7 @@ def test_a_kernel_that_is_the_same_is_compared_at_all(device):
     other, lowered = _with(device, {})
     found = dynamic_kernel(_workload(), DEFAULT, other)
     assert isinstance(found, DynamicKernel)
-    assert sorted(lowered) == [rows for (rows,) in sample_tiles([128])]
+    assert sorted(lowered) == sorted(rows for (rows,) in sample_tiles([128]))
     assert set(found.template.holes.values()) == {Dim.symbol("e0")}
 
 

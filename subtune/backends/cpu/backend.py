@@ -95,6 +95,7 @@ class CPUBackend(Backend):
             sorts_computed=True,
             byte_rows=cheapest_rows(model.features, model.lanes()),
             packed_rows=_PACKED_ROWS,
+            pads_lengths=True,
         )
 
     def stand_in(self, device: Device) -> Device | None:
@@ -136,7 +137,8 @@ class CPUBackend(Backend):
 
         return tvm.compile(without_conversions(func), device.model.target(), tir_pipeline=PIPELINE).mod
 
-    def flat(self, func: tvm.tirx.PrimFunc, device: Device) -> Any:
+    def comparable(self, func: tvm.tirx.PrimFunc, device: Device) -> Any:
+        """Lowered to loops over flat buffers."""
         from tvm import ir
 
         from subtune.backends.cpu.lowering.join_kernels import flattened
@@ -146,6 +148,11 @@ class CPUBackend(Backend):
         gvar = ir.GlobalVar("main")
         whole = joined(flattened({gvar: func}, device.model.target())[gvar])
         return whole if asserts(whole) else whole.with_attr(FLAT, True)
+
+    def plain(self, workload: Workload, is_single: bool = False) -> Kernel:
+        from subtune.backends.cpu.lowering.plain import plain
+
+        return plain(workload, is_single)
 
     def build(self, func: tvm.tirx.PrimFunc, device: Device, stem: str, is_optional: bool) -> str | Failure:
         from subtune.backends.host.kernel_library import write_library

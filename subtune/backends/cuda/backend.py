@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _LINKED = {"tirx.noalias": True, "op_pattern": 8}
 """What splicing marks every kernel with; one that was written anew gets it before it is measured."""
 
+_PLAIN_THREADS = 128
+"""Of a block of a plain schedule."""
 _KEPT_SHARE = 1 / 4
 """Of the GPU's memory: what is prepared again for every step of a search takes as long as all its measurements."""
 
@@ -61,6 +64,8 @@ class CUDABackend(Backend):
         max_crashes=3,  # each costs seconds, and the next one would most likely crash as well
         reference=Candidate("cuda.reference"),
     )
+
+    compares_lowered: ClassVar[bool] = False
 
     @property
     def families(self) -> tuple[Family[Any, Any], ...]:
@@ -151,6 +156,16 @@ class CUDABackend(Backend):
 
         return tvm.compile(func, target=device.model.target(), tir_pipeline=_pipeline()).mod
 
+    def comparable(self, func: tvm.tirx.PrimFunc, device: Device) -> tvm.tirx.PrimFunc:
+        """As it is: what is lowered with a number in the place of a symbol forgets comparisons that others need."""
+        return func
+
+    def plain(self, workload: Workload, is_single: bool = False) -> Kernel:
+        from subtune.backends.cuda.lowering.plain import plain
+
+        made = plain(workload, 1 if is_single else _PLAIN_THREADS)
+        return replace(made, func=made.func.with_attrs(_LINKED))
+
     def build(self, func: tvm.tirx.PrimFunc, device: Device, stem: str, is_optional: bool) -> str | Failure:
         from subtune.backends.cuda.building import builder
 
@@ -189,16 +204,36 @@ class CUDABackend(Backend):
         return relax.build(program, target=target, relax_pipeline=None, tir_pipeline=_pipeline(), exec_mode="bytecode")
 
     def build_program(self, planned: Planned, device: Device, folder: Path) -> tuple[MemoryPlan, tuple[str, ...]]:
-        """The calls stay TVM's bytecode: they are captured once."""
+        """The calls stay TVM's bytecode: they are captured once. Of a dynamic model they are machine code."""
         from subtune.backends.cuda.building.binaries import write_binaries
         from subtune.backends.cuda.building.compiler import collected
         from subtune.backends.host.export import export
 
+        memory = planned.memory
         with collected(device.numerics.exact) as binaries:
-            executable = self.executable(planned.program, device)
+            if planned.symbols:
+                executable, memory = self._dynamic(planned, device)
+            else:
+                executable = self.executable(planned.program, device)
         export(executable, folder / LIBRARY_NAME, device.model.host.triple)
         write_binaries(folder / BINARIES_NAME, binaries)
-        return planned.memory, (LIBRARY_NAME, BINARIES_NAME)
+        return memory, (LIBRARY_NAME, BINARIES_NAME)
+
+    def _dynamic(self, planned: Planned, device: Device) -> tuple[Any, MemoryPlan]:
+        """The module of a dynamic model, and its memory plan."""
+        import tvm
+
+        from subtune.backends.cuda.lowering.flat import with_host
+        from subtune.backends.cuda.lowering.pipeline import flat
+        from subtune.backends.cuda.lowering.straight_line import straight_line
+
+        target = with_host(device.model.target())
+        made = straight_line(planned, partial(flat, target=target), target.host)
+        if made is None:
+            raise TargetError("the model has an operator that TVM runs its own way, which dynamic shapes do not allow")
+        mod, arena_nbytes = made
+        memory = replace(planned.memory, arena_nbytes=arena_nbytes, takes_addresses=True)
+        return tvm.compile(mod, target, tir_pipeline=_pipeline()), memory
 
     def load_program(self, folder: Path, manifest: Manifest, threads: int, share_weights: bool) -> Program:
         from subtune.backends.cuda.program import load_program

@@ -18,6 +18,7 @@ from subtune import runtime
 from subtune.backends.cuda import api as cuda_api
 from subtune.backends.cuda.building.binaries import provided, read_binaries
 from subtune.backends.cuda.device import CUDA
+from subtune.backends.cuda.dynamic_program import DynamicCUDAProgram
 from subtune.core.errors import ArtifactError, TargetError
 from subtune.core.manifest import BINARIES_NAME, LIBRARY_NAME, WEIGHTS_NAME, Manifest
 from subtune.core.memory_plan import Base, View
@@ -88,7 +89,7 @@ class CUDAProgram:
             np.copyto(results[output], runtime.as_numpy(host, results[output].dtype))
 
     def run_at(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> None:
-        raise AssertionError("load_program refuses a model with symbols")
+        raise AssertionError("a model with symbols is a DynamicCUDAProgram")
 
     def feed(self, inputs: Sequence[np.ndarray]) -> None:
         """Copy the inputs, contiguous arrays, into the GPU's buffers, where they stay until the next `feed`."""
@@ -137,17 +138,12 @@ class CUDAProgram:
         return "a CUDA graph" if self.is_captured else "kernels"
 
 
-def load_program(folder: Path, manifest: Manifest) -> CUDAProgram:
+def load_program(folder: Path, manifest: Manifest) -> CUDAProgram | DynamicCUDAProgram:
     """The program of an artifact for a GPU; its library's content and versions have been checked.
 
     Raises:
         ArtifactError: there is no GPU here that runs it.
     """
-    if manifest.domain.symbols:
-        raise ArtifactError(
-            f"{folder} was compiled for {manifest.domain}, and a program on a GPU has fixed shapes yet; compile the "
-            "model with --shape"
-        )
     try:
         device = CUDA(manifest.target)
     except TargetError as e:
@@ -156,9 +152,12 @@ def load_program(folder: Path, manifest: Manifest) -> CUDAProgram:
         raise ArtifactError(f"{folder} was compiled for CUDA ({manifest.device}), and {obstacle}")
     if all(entry.name != BINARIES_NAME for entry in manifest.files):
         raise ArtifactError(f"{folder} is incomplete: it has no {BINARIES_NAME}; compile the model again")
+    weights = np.fromfile(folder / WEIGHTS_NAME, np.uint8)
     with provided(read_binaries(folder / BINARIES_NAME)):
-        executable = runtime.virtual_machine(runtime.load_library(folder / LIBRARY_NAME), on_cuda=True)
-    return CUDAProgram(manifest, executable, np.fromfile(folder / WEIGHTS_NAME, np.uint8))
+        library = runtime.load_library(folder / LIBRARY_NAME)
+        if manifest.memory.takes_addresses:
+            return DynamicCUDAProgram(manifest, library, weights)
+        return CUDAProgram(manifest, runtime.virtual_machine(library, on_cuda=True), weights)
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

@@ -49,7 +49,7 @@ _TYPES = {
 _COMPILE = ["g++", "-std=c++17", "-O1", "-w", "-fPIC"]
 _HEADERS = (Path(__file__).with_name("hopper_on_cpu.h"), "type_traits", "cuda_fp8.h", "sm_61_intrinsics.h")
 """The emulation, and what TVM's sources include: reading them takes longer than compiling a kernel."""
-_GUARD = 64
+_GUARD = 4096
 """Elements around every argument that must stay as they are."""
 
 
@@ -77,25 +77,22 @@ def run(kernel: Kernel, inputs: list[np.ndarray], workload: Workload, device: CU
     Raises AssertionError where the two differ, or something is written outside of the outputs.
     """
     code, host = source(kernel.func, device), _host(kernel.func, device)
-    launches = _launches(host)
-    path = _library(code, launches, folder)
+    launches = launches_of(host)
+    path = built(code, launches, folder)
     packings = dict(kernel.packings)
     given = [packings[i](array) if i in packings else array for i, array in enumerate(inputs)]
     shapes = [(elements(arg.shape), numpy_dtype(arg.dtype)) for arg in workload.args if arg.is_output]
     names = [str(param.name) for param in kernel.func.params]
     results = []
     for backwards in (False, True):
-        outputs = [_guarded(np.zeros(shape, dtype)) for shape, dtype in shapes]
-        arrays = [_guarded(array) for array in given] + outputs
-        memory = dict(zip(names, (inner for _, inner in arrays), strict=True)) | _temporaries(host)
+        outputs = [guarded(np.zeros(shape, dtype)) for shape, dtype in shapes]
+        arrays = [guarded(array) for array in given] + outputs
+        memory = dict(zip(names, (inner for _, inner in arrays), strict=True)) | temporaries(host)
         for index, values in _calls(host, launches):
-            pointers = [values[arg] if arg in values else memory[_root(host, arg)].ctypes.data
+            pointers = [values[arg] if arg in values else memory[root_of(host, arg)].ctypes.data
                         for arg in launches[index][1]]  # fmt: skip
             getattr(ctypes.CDLL(str(path)), f"launch_{index}")((ctypes.c_void_p * len(pointers))(*pointers), backwards)
-        for (whole, inner), before in zip(arrays, given + [None] * len(outputs), strict=True):
-            edges = np.concatenate([whole[:_GUARD], whole[-_GUARD:]]).view(np.uint8)
-            assert (edges == 0xAB).all(), "wrote out of bounds"
-            assert before is None or inner.tobytes() == before.tobytes(), "wrote to an input"
+        check_guards(arrays, [*given, *[None] * len(outputs)])
         results.append([inner for _, inner in outputs])
     for one, other in zip(*results, strict=True):
         assert one.tobytes() == other.tobytes(), "depends on the order of threads"
@@ -108,7 +105,7 @@ def launch(code: str, name: str, arrays: dict[str, np.ndarray], blocks: int, thr
     assert signature
     args = [arrays[param.split()[-1].removesuffix("_ptr")] for param in signature.group(1).split(",")]
     extents = {"blockIdx.x": blocks, "threadIdx.x": threads}
-    library = ctypes.CDLL(str(_library(code, [(name, list(arrays), extents)], folder)))
+    library = ctypes.CDLL(str(built(code, [(name, list(arrays), extents)], folder)))
     results = []
     for backwards in (False, True):
         library.launch_0((ctypes.c_void_p * len(args))(*(array.ctypes.data for array in args)), backwards)
@@ -132,12 +129,21 @@ def reference(workload: Workload, inputs: list[np.ndarray]) -> list[np.ndarray]:
     return [tensor.numpy() for tensor in tensors[len(wide) :]]
 
 
-def _guarded(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def guarded(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Memory round a copy of an array, and that copy."""
     whole = np.zeros(array.size + 2 * _GUARD, array.dtype)
     whole.view(np.uint8)[:] = 0xAB
     inner = whole[_GUARD : whole.size - _GUARD].reshape(array.shape)
     inner[...] = array
     return whole, inner
+
+
+def check_guards(arrays: list[tuple[np.ndarray, np.ndarray]], before: list[Any]) -> None:
+    """Raises AssertionError where something was written beside an array, or to one that was something `before`."""
+    for (whole, inner), old in zip(arrays, before, strict=True):
+        edges = np.concatenate([whole[:_GUARD], whole[-_GUARD:]]).view(np.uint8)
+        assert (edges == 0xAB).all(), "wrote out of bounds"
+        assert old is None or inner.tobytes() == old.tobytes(), "wrote to an input"
 
 
 def source(func: Any, device: CUDAModel) -> str:
@@ -158,7 +164,8 @@ def _host(func: Any, device: CUDAModel) -> str:
         return str(tvm.ir.transform.Sequential(passes[:last])(mod)["main"].script())
 
 
-def _temporaries(host: str) -> dict[str, np.ndarray]:
+def temporaries(host: str) -> dict[str, np.ndarray]:
+    """What the host allocates for its kernels."""
     found = re.findall(r'(\w+) = T\.alloc_buffer\(\((\d+),\)(?:, "([a-z]+\d*)(?:x(\d+))?")?', host)
     return {
         name: np.zeros(int(size) * int(lanes or 1), numpy_dtype(dtype or "float32"))
@@ -166,10 +173,10 @@ def _temporaries(host: str) -> dict[str, np.ndarray]:
     }
 
 
-def _root(host: str, name: str) -> str:
+def root_of(host: str, name: str) -> str:
     """The buffer that `name` is a view of."""
     view = re.search(rf"^\s*{name} = (?:(\w+)\.view\(|T\.decl_buffer\(.*data=(\w+)\.data)", host, re.MULTILINE)
-    return _root(host, view.group(1) or view.group(2)) if view else name
+    return root_of(host, view.group(1) or view.group(2)) if view else name
 
 
 def _calls(host: str, launches: list[Any]) -> Iterator[tuple[int, dict[str, int]]]:
@@ -189,7 +196,7 @@ def _calls(host: str, launches: list[Any]) -> Iterator[tuple[int, dict[str, int]
     assert index == len(launches)
 
 
-def _launches(host: str) -> list[tuple[str, list[str], dict[str, int]]]:
+def launches_of(host: str) -> list[tuple[str, list[str], dict[str, int]]]:
     """(kernel, buffers, extents by thread tag), in order."""
     found = []
     for name, rest, tags in re.findall(r'T\.call_ffi_kernel\("(\w+)", (.*), launch_params=\[(.*?)\]', host):
@@ -201,7 +208,8 @@ def _launches(host: str) -> list[tuple[str, list[str], dict[str, int]]]:
     return found
 
 
-def _library(source: str, launches: list[Any], folder: Path) -> Path:
+def built(source: str, launches: list[Any], folder: Path) -> Path:
+    """A library of functions `launch_0`, `launch_1`, …, each of a list of pointers and the order of threads."""
     code = re.sub(r"__shared__ (alignas\(\d+\)) ", r"\1 __shared__ ", source)
     code = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];", r"\1* \2 = (\1*)emu::dynamic;", code)
     code = _without_assembly(code.replace("#include <mma.h>", "").replace("#include <cuda.h>", ""))

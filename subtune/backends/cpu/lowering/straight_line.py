@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 import tvm
-from tvm import ir, relax, tirx
+from tvm import tirx
 
-from subtune.backends.cpu.lowering.chooser import Chooser, checked
 from subtune.backends.cpu.lowering.join_kernels import by_address, flattened, join_kernels
 from subtune.backends.cpu.lowering.launches import asserts, joined, may_fail
 from subtune.backends.cpu.lowering.pipeline import FLAT
+from subtune.backends.host.chooser import Chooser, calls_kernel, calls_of, checked
 from subtune.core.memory_plan import Base, MemoryPlan, View
 from subtune.core.variants import Variants
 
@@ -46,11 +46,11 @@ def straight_line(
     first field points to the weights, to the arena, to every input and to every output. Numpy's arrays are such. The
     values of a dynamic model's symbols come last.
     """
-    if plan.returned or not all(_calls_kernel(mod, call) for call in _calls(mod)):
+    if plan.returned or not all(calls_kernel(mod, call) for call in calls_of(mod)):
         return None
     if not symbols:
         mod = join_kernels(mod, target, short)
-    calls = _calls(mod)
+    calls = calls_of(mod)
     static = {call.op: mod[call.op] for call in calls if call.op.name_hint not in variants}
     kernels = flattened(static, target)
     dynamic = Chooser({name: variants[name] for name in sorted({call.op.name_hint for call in calls} & set(variants))})
@@ -76,28 +76,17 @@ def straight_line(
     nothing = tirx.Evaluate(tirx.const(0, "int32"))
     body = tirx.SeqStmt([*steps, nothing]) if steps else nothing
     functions = {gvar: func for gvar, func in mod.functions_items() if func.attrs and FLAT in func.attrs}  # in launches
-    for gvar, kernel in kernels.items():
-        whole = joined(kernel)
-        functions[gvar] = by_address(whole, whole.body)
-    functions |= dynamic.functions
+    functions |= {gvar: _by_address(kernel) for gvar, kernel in kernels.items()}
+    functions |= dynamic.functions(_by_address)
     main = tirx.PrimFunc([header, *objects, *values.values()], body)
     functions[mod.get_global_var("main")] = main.with_attr("global_symbol", "main")
     return tvm.IRModule(functions)
 
 
-def _calls(mod: tvm.IRModule) -> list[Any]:
-    """The values that `main` binds, but for the last, its result."""
-    return [binding.value for block in mod["main"].body.blocks for binding in block.bindings][:-1]
-
-
-def _calls_kernel(mod: tvm.IRModule, value: Any) -> bool:
-    return (
-        isinstance(value, ir.Call)
-        and isinstance(value.op, ir.GlobalVar)
-        and isinstance(mod[value.op], tirx.PrimFunc)
-        and all(isinstance(arg, relax.Var) for arg in value.args)
-        and all(isinstance(param.ty, tirx.BufferType) for param in mod[value.op].params)
-    )
+def _by_address(kernel: Any, numbers: int = 0) -> Any:
+    """A flat kernel, whose first parameters are numbers, as a function of these and of addresses."""
+    whole = joined(kernel)
+    return by_address(whole, whole.body, list(whole.params)[:numbers])
 
 
 def _data(header: Any, place: Any, offset: int) -> Any:

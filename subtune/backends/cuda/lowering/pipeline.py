@@ -27,14 +27,17 @@ from subtune.backends.cuda.lowering.async_bytes import async_bytes
 from subtune.backends.cuda.lowering.called_mma import called_mma
 from subtune.backends.cuda.lowering.dependent_launch import start_early, wait_for_previous
 from subtune.backends.cuda.lowering.erf import short_erf
+from subtune.backends.cuda.lowering.flat import FLAT, with_host
 from subtune.backends.cuda.lowering.float8_vectors import float8_vectors
 from subtune.backends.cuda.lowering.float_functions import short_float_functions
 from subtune.backends.cuda.lowering.gelu import gelu
 from subtune.backends.cuda.lowering.nan import nan_kept
 from subtune.backends.cuda.lowering.printable import printable
+from subtune.backends.cuda.lowering.settled import settled
 from subtune.backends.cuda.lowering.swizzle import swizzle
-from subtune.backends.cuda.lowering.tirx_pipeline import lower_by_kind
+from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR, lower_by_kind, tirx_to_flat
 from subtune.backends.cuda.lowering.uniform_lanes import uniform_lanes
+from subtune.core.variants import GREATEST
 
 PIPELINE = "subtune_cuda"
 _WARP_BUFFERS = 12  # the sums, and A and B once per stage before and after the steady loop
@@ -44,6 +47,13 @@ CONFIG = {"tirx.use_async_copy": True, "tirx.disable_cse_tir": True}
 
 def s_tir_passes() -> tuple[Any, ...]:
     """From scheduled blocks to host and device functions."""
+    x = tirx.transform
+    last = x.SplitHostDevice(), x.MakePackedAPI(), x.FP8StorageLegalize(), x.BF16StorageLegalize()
+    return (*_s_tir_to_flat(), start_early, *last)
+
+
+def _s_tir_to_flat() -> tuple[Any, ...]:
+    """From scheduled blocks to loops over flat buffers, and threads."""
     t, x = s_tir.transform, tirx.transform
     return (
         *_blocks_to_loops(),
@@ -56,9 +66,21 @@ def s_tir_passes() -> tuple[Any, ...]:
         x.FP8ComputeLegalize(), x.VerifyMemory(), x.AnnotateEntryFunc(), t.ThreadSync("shared"),
         t.ThreadSync("shared.dyn"), t.ThreadSync("warp"), t.InferFragment(), t.LowerThreadAllreduce(),
         async_bytes, t.InjectPTXAsyncCopy(), t.MergeSharedMemoryAllocations(),
-        # host and device
-        start_early, x.SplitHostDevice(), x.MakePackedAPI(), x.FP8StorageLegalize(), x.BF16StorageLegalize(),
     )  # fmt: skip
+
+
+def flat(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
+    """A scheduled function lowered to loops over flat buffers round and inside its launches.
+
+    Of a kernel of dynamic shapes, what it allocates between launches has the size of the largest instance.
+    """
+    is_written = bool(func.attrs) and TIRX_ATTR in func.attrs
+    passes = tirx_to_flat() if is_written else _s_tir_to_flat()
+    name = func.attrs["global_symbol"] if func.attrs and "global_symbol" in func.attrs else "main"
+    given = func.with_attrs({"global_symbol": name, "target": with_host(target)})
+    with tvm.transform.PassContext(config=CONFIG), target:
+        made = tvm.ir.transform.Sequential(passes)(tvm.IRModule({"main": given}))["main"]
+    return settled(made).with_attr(FLAT, True)
 
 
 def _blocks_to_loops() -> tuple[Any, ...]:
@@ -112,6 +134,9 @@ def finalize_host() -> Any:
 def pipeline() -> tuple[Any, Any, Any]:
     @tvm.transform.module_pass(opt_level=0, name="subtune.CUDAPipeline")  # type: ignore[untyped-decorator]
     def lower(mod: IRModule, _context: PassContext) -> IRModule:
+        for name, func in mod.functions_items():
+            if func.attrs and GREATEST in func.attrs and FLAT not in func.attrs:
+                mod.update_func(name, flat(func, func.attrs["target"]))
         return lower_by_kind(mod, lower_s_tir)
 
     return lower, finalize_host, finalize_device

@@ -324,7 +324,8 @@ class CudaBench:
             import tvm
 
             with provided(read_binaries(binaries_of(library.path))):
-                self._kernels[library.path] = tvm.runtime.load_module(library.path)["main"]
+                kernel = tvm.runtime.load_module(library.path)["main"]
+            self._kernels[library.path] = partial(kernel, *library.numbers) if library.numbers else kernel
         return self._kernels[library.path]
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import ir, relax, tirx
 
-from subtune.backends.cpu.lowering.join_kernels import by_address
-from subtune.backends.cpu.lowering.launches import joined
 from subtune.core.dims import Dim, Quotient, quotient
 from subtune.core.dispatch import Split, Tree
 from subtune.core.variants import Variants
@@ -34,18 +32,20 @@ class Chooser:
     def kernels(self) -> list[Any]:
         return [kernel.func for one in self._variants.values() for kernel in one.kernels]
 
-    @property
-    def functions(self) -> dict[Any, Any]:
-        """Of all kernels, to be called with numbers of tiles and addresses."""
-        made = {}
-        for name, one in self._variants.items():
-            for gvar, kernel in zip(self._gvars[name], one.kernels, strict=True):
-                whole = joined(kernel.func)
-                made[gvar] = by_address(whole, whole.body, list(whole.params)[: kernel.leading])
-        return made
+    def functions(self, by_address: Callable[[Any, int], Any]) -> dict[Any, Any]:
+        """Of all kernels, to be called with numbers of tiles and addresses.
 
-    def step(self, name: str, symbols: Mapping[str, Any], addresses: Sequence[Any]) -> Any:
-        """A call of the subgraph `name`, by the values of the model's symbols."""
+        Args:
+            by_address: makes such a function of a flat kernel with so many leading parameters that are numbers.
+        """
+        return {
+            gvar: by_address(kernel.func, kernel.leading)
+            for name, one in self._variants.items()
+            for gvar, kernel in zip(self._gvars[name], one.kernels, strict=True)
+        }
+
+    def step(self, name: str, symbols: Mapping[str, Any], addresses: Sequence[Any], more: Sequence[Any] = ()) -> Any:
+        """A call of the subgraph `name`, by the values of the model's symbols; every kernel takes `more` last."""
         one = self._variants[name]
         extents = [expression(dim, symbols) for dim in one.extents]
 
@@ -59,9 +59,25 @@ class Chooser:
                 for extent, dim, granule in zip(extents, one.extents, kernel.granules, strict=True)
             ]
             numbers = [*tiles, *extents] if kernel.knows_extents else tiles
-            return checked(self._gvars[name][tree.kernel], [*numbers, *(addresses[i] for i in kernel.arguments)])
+            return checked(self._gvars[name][tree.kernel], [*numbers, *(addresses[i] for i in kernel.arguments), *more])
 
         return chosen(one.tree)
+
+
+def calls_of(mod: Any) -> list[Any]:
+    """The values that `main` binds, but for the last, its result."""
+    return [binding.value for block in mod["main"].body.blocks for binding in block.bindings][:-1]
+
+
+def calls_kernel(mod: Any, value: Any) -> bool:
+    """Whether a value that `main` binds is a call of a PrimFunc on tensors alone."""
+    return (
+        isinstance(value, ir.Call)
+        and isinstance(value.op, ir.GlobalVar)
+        and isinstance(mod[value.op], tirx.PrimFunc)
+        and all(isinstance(arg, relax.Var) for arg in value.args)
+        and all(isinstance(param.ty, tirx.BufferType) for param in mod[value.op].params)
+    )
 
 
 def expression(dim: Dim, symbols: Mapping[str, Any]) -> Any:
