@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
@@ -17,6 +17,7 @@ from subtune.core.workload import Workload
 from subtune.dynamic.constants import Corner, constants_of, corner
 from subtune.dynamic.fit import Fitter
 from subtune.dynamic.points import sample_points, sums_of
+from subtune.dynamic.told_apart import calls, pairs, told_apart
 from subtune.dynamic.varying import made_of_shape
 from subtune.dynamic.workload import DIVISORS, DynamicWorkload, dynamic_workload
 from subtune.passes.pad_attention import NO_LENGTHS, Lengths, softmax_shapes
@@ -51,6 +52,16 @@ class _Instance:
     outputs: tuple[TensorSpec, ...]
     operators: tuple[tuple[str, str], ...]
     """Those that no kernel of ours computes, with the types of what they read and make."""
+    calls: tuple[str, ...]
+    """Names of the functions that are called, one after the other."""
+
+    def told_apart(self, finest: _Instance) -> _Instance:
+        """With the names of an instance that has no fewer subgraphs; itself where that is not possible."""
+        found = pairs(self.calls, finest.calls)
+        if found is None or any(found.get(name) not in self.workloads for name in finest.names):
+            return self
+        workloads = {name: self.workloads[found[name]] for name in finest.names}
+        return replace(self, names=finest.names, workloads=workloads, calls=finest.calls)
 
 
 def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int], Lengths], Prepared]) -> DynamicModel:
@@ -74,6 +85,9 @@ def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int], Lengths]
         prepared = prepare(point, lengths)
         instances.append(_instance(prepared))
         others.append(_without_copies(_constants(prepared), constants))
+    finest = max(instances, key=lambda one: len(one.names))
+    greatest = told_apart(greatest, finest.calls, finest.names)
+    instances = [one.told_apart(finest) for one in instances]
     made = _made(constants, others, points, domain, sums)
     points = [domain.greatest, *points]
     of_greatest = instances[0]
@@ -145,7 +159,7 @@ def _instance(prepared: Prepared) -> _Instance:
     names = tuple(subgraph.name for subgraph in prepared.subgraphs)
     workloads = {subgraph.name: subgraph.workload for subgraph in prepared.subgraphs}
     inputs, outputs = tuple(prepared.imported.inputs), tuple(prepared.imported.outputs)
-    return _Instance(names, workloads, inputs, outputs, _operators(prepared))
+    return _Instance(names, workloads, inputs, outputs, _operators(prepared), tuple(calls(prepared.mod)))
 
 
 def _operators(prepared: Prepared) -> tuple[tuple[str, str], ...]:

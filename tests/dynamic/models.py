@@ -254,3 +254,10 @@ def layer(columns: int = 64) -> onnx.ModelProto:
     ]
     shapes = ("seq", columns)
     return model(nodes, {"x": shapes}, {"y": shapes}, [weight("w", columns, columns), weight("b", columns)])
+
+
+def twins(columns: int = 8) -> onnx.ModelProto:
+    """relu of x[n, columns] and of z[m, columns]: one function where n and m are equal."""
+    shapes: dict[str, Shape] = {"x": ("n", columns), "z": ("m", columns)}
+    nodes = [node("Relu", ["x"], ["of_x"]), node("Relu", ["z"], ["of_z"])]
+    return model(nodes, shapes, {"of_x": shapes["x"], "of_z": shapes["z"]})

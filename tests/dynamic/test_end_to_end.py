@@ -85,10 +85,20 @@ def test_shapes_that_disagree_are_refused(block):
         (models.view, {"seq": "1..9"}, 9),
         (models.scaled_twice, {"seq": "1,2,9"}, 3),
         (models.view, {"seq": "7"}, 1),
+        (models.twins, {"n": "1..3", "m": "1..3"}, 9),
         (models.view, {"seq": "0..3"}, 4),
         (models.cached, {"batch": "1..2", "past": "0,1,30,31,40", "seq": "1..5"}, 50),
     ],
-    ids=["convolutions", "biased", "view", "scaled twice", "one instance", "nothing", "cache"],
+    ids=[
+        "convolutions",
+        "biased",
+        "view",
+        "scaled twice",
+        "one instance",
+        "equal where both are largest",
+        "nothing",
+        "cache",
+    ],
 )
 def test_every_instance(build: Callable[[], Any], dynamic, count, tmp_path):
     model = build()
