@@ -95,7 +95,7 @@ def test_shapes_that_disagree_are_refused(block):
         "view",
         "scaled twice",
         "one instance",
-        "equal where both are largest",
+        "equal at the end",
         "nothing",
         "cache",
     ],
