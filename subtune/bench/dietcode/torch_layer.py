@@ -42,7 +42,7 @@ class ConvLayer(nn.Module):
         return F.relu(y).permute(0, 2, 3, 1)
 
 
-_KINDS = {"Dense": DenseLayer, "Conv": ConvLayer}
+_KINDS: dict[str, Any] = {"Dense": DenseLayer, "Conv": ConvLayer}
 
 
 def load_layer(path: str) -> nn.Module:
