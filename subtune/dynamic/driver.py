@@ -22,6 +22,7 @@ from subtune.core.manifest import KernelOrigin
 from subtune.core.measurement import FailureKind
 from subtune.core.variants import Variants
 from subtune.database import opened
+from subtune.dynamic.arrange import arranged_model
 from subtune.dynamic.assemble import that_read_inputs, variants_of
 from subtune.dynamic.choose import Chosen, Tuned, chosen
 from subtune.dynamic.constants import multiplies_rows, with_corners
@@ -84,7 +85,10 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
     with _measurer(options) as measurer:
         measurer.start(device)
         with clock.stage("prepare"):
-            dynamic = dynamic_model(domain, prepare)
+            if forms.pads_lengths:  # attentions that are padded are several kernels
+                dynamic = dynamic_model(domain, prepare)
+            else:
+                dynamic = arranged_model(domain, prepare, device)
             mod, workloads = _with_copies(dynamic, device)
         with clock.stage("tune"), opened(options.database) as store:
             joint = Joint(len(workloads), domain, device, measurer, store, options)
