@@ -85,10 +85,8 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
     with _measurer(options) as measurer:
         measurer.start(device)
         with clock.stage("prepare"):
-            if forms.pads_lengths:  # attentions that are padded are several kernels
-                dynamic = dynamic_model(domain, prepare)
-            else:
-                dynamic = arranged_model(domain, prepare, device)
+            # attentions that are padded are several kernels
+            dynamic = dynamic_model(domain, prepare) if forms.pads_lengths else arranged_model(domain, prepare, device)
             mod, workloads = _with_copies(dynamic, device)
         with clock.stage("tune"), opened(options.database) as store:
             joint = Joint(len(workloads), domain, device, measurer, store, options)

@@ -261,3 +261,15 @@ def twins(columns: int = 8) -> onnx.ModelProto:
     shapes: dict[str, Shape] = {"x": ("n", columns), "z": ("m", columns)}
     nodes = [node("Relu", ["x"], ["of_x"]), node("Relu", ["z"], ["of_z"])]
     return model(nodes, shapes, {"of_x": shapes["x"], "of_z": shapes["z"]})
+
+
+def halved(whole: onnx.ModelProto) -> onnx.ModelProto:
+    """The same in float16."""
+    made = onnx.ModelProto()
+    made.CopyFrom(whole)
+    for tensor in made.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    for info in (*made.graph.input, *made.graph.output):
+        info.type.tensor_type.elem_type = TensorProto.FLOAT16
+    return made
