@@ -32,6 +32,8 @@ class Guarded:
 
         size = nbytes + slack + 2 * GUARD_BYTES + _ALIGN
         raw = _fenced(size) if is_fenced else np.empty(size, np.uint8)
+        self.mapped = size + (_FENCE_BYTES if is_fenced else 0)
+        """Bytes of addresses that it takes."""
         first = GUARD_BYTES + (-(raw.ctypes.data + GUARD_BYTES)) % _ALIGN
         self._before = raw[first - GUARD_BYTES : first]
         self.bytes = raw[first : first + nbytes]

@@ -19,7 +19,6 @@ from subtune import runtime
 from subtune.artifact import dynamic, load
 from subtune.artifact import manifest as manifests
 from subtune.artifact.symbol_form import SymbolForm
-from subtune.backends.cuda.program import load_program
 from subtune.core.domain import Domain, Symbol
 from subtune.core.errors import ArtifactError, InputError
 from subtune.core.memory_plan import MemoryPlan
@@ -329,13 +328,6 @@ class TestManifest:
 
 
 class TestPrograms:
-    def test_a_gpu_says_that_it_takes_one_shape(self, folder):
-        manifest = replace(manifests.read(folder), kind="cuda")
-        with pytest.raises(
-            ArtifactError, match=r"was compiled for seq=1..5 batch=1,2,4 past=0..8, and a program on a GPU"
-        ):
-            load_program(folder, manifest)
-
     def test_a_virtual_machine_says_that_it_takes_no_symbols(self, own):
         memory: MemoryPlan = replace(manifests.read(own).memory, takes_addresses=False)
         manifests.write(own, replace(manifests.read(own), memory=memory))

@@ -34,8 +34,10 @@ _PAST_L3 = 4
 _MAX_COPIES_PAST_L3 = 128
 _COPIES = Copies(1 << 30)
 """Of weights: each packing of many has as many as exceed L3, through which calls rotate."""
-_CHECKED = -1
-"""The number of the copy that kernels are checked on."""
+_CHECKED, _FENCED = -1, -2
+"""The numbers of the copies that kernels are checked on."""
+_LARGE_BYTES = 1 << 20
+"""Of an array that is fenced: smaller ones are copied anew each time, as fences take addresses."""
 _DISTURBED_S = 5e-3
 """What a call may take for want of a processor: a turn of another process, and some more."""
 _FILLS = (0xFF, 0x7F, 0xFF, 0x7F)
@@ -223,14 +225,17 @@ class Bench:
         for i, (array, arg) in enumerate(zip(given, self._inputs, strict=True)):
             dtype = str(array.dtype) if i in packings else arg.dtype
             slack = _slack(arg, library.rows_past_end)
-            made = partial(Guarded.like, array, dtype, slack, is_dynamic or arg.is_constant)
-            form = packings.get(i)
-            guarded.append(_COPIES.guarded(self._sets[index][i], form, _CHECKED, made) if arg.is_constant else made())
+            made = partial(Guarded.like, array, dtype, slack, is_dynamic)
+            is_kept = arg.is_constant and (not is_dynamic or array.nbytes >= _LARGE_BYTES)
+            which = _FENCED if is_dynamic else _CHECKED
+            kept = partial(_COPIES.guarded, self._sets[index][i], packings.get(i), which, made)
+            guarded.append(kept() if is_kept else made())
         return given, guarded
 
     def _spoilt(self, library: Library, index: int, position: int) -> None:
         if position < len(self._inputs):
-            _COPIES.drop(self._sets[index][position], dict(library.packings).get(position), _CHECKED)
+            for which in (_CHECKED, _FENCED):
+                _COPIES.drop(self._sets[index][position], dict(library.packings).get(position), which)
 
     def _caller(self, kernel: Any, library: Library) -> Callable[[], object]:
         """A function that calls the kernel on the next copy of its arguments; every copy was touched once.
