@@ -39,8 +39,13 @@ DOCUMENTED = {
 }
 """By module, a function whose docstring must hold an example: the pieces that are of use alone."""
 
-SMALLER = {"zoo:resnet18": "zoo:mlp?image=8&batch=1", "zoo:resnet18-int8": "zoo:mlp-int8?image=8&batch=1"}
-"""What commands are run on here, so that they end in seconds: smaller networks."""
+SMALLER = {
+    "zoo:resnet18": "zoo:mlp?image=8&batch=1",
+    "zoo:resnet18-int8": "zoo:mlp-int8?image=8&batch=1",
+    "past=0..512": "past=0..96",
+    "seq=1..64": "seq=1..16",
+}
+"""What commands are run on here, so that they end in seconds: smaller networks, and shorter caches."""
 QUICK = {
     "compile": ["--topk", "1"],
     "bench": ["--rounds", "1", "--round-time", "50ms"],
@@ -172,6 +177,7 @@ def test_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
         if "--suite" in given:
             continue  # hours; `tests/bench` runs each on a case
         given += QUICK.get(given[0], [])
+        given += ["--budget", "5s"] if "--dynamic" in given else []
         code = main(given)
         said = capsys.readouterr()
         assert code == 0 or ABSENT.search(said.err), f"subtune {' '.join(given)}: {said.err}"

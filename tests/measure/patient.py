@@ -15,7 +15,7 @@ HANGING = ("hang", "sleeps")
 
 
 class PatientMeasurer(LocalMeasurer):
-    """Ends what hangs after a second, and gives everything else minutes."""
+    """Ends what hangs after a second, and gives everything else two minutes."""
 
     @contextmanager
     def session(self, workload: Any, device: Any, deadline: float = math.inf) -> Iterator[Any]:
@@ -32,4 +32,4 @@ class PatientMeasurer(LocalMeasurer):
 
 
 def _limit_s(candidate: Candidate) -> float:
-    return 1.0 if candidate.family in HANGING else 300.0
+    return 1.0 if candidate.family in HANGING else 120.0
