@@ -15,11 +15,10 @@ from subtune.core.errors import UnsupportedOpsError
 from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel
 from subtune.dynamic.model import DynamicModel, dynamic_model
 from subtune.dynamic.workload import DynamicWorkload
+from subtune.passes.alternatives import alternatives
 from subtune.passes.pad_attention import Lengths
-from subtune.passes.partition import check_partition
-from subtune.passes.regroup import rearrange
 from subtune.pipeline import Prepared
-from subtune.tuning.alternatives import plan
+from subtune.tuning.alternatives import plan, with_alternatives
 from subtune.tuning.choose import fastest_foreseen
 
 _TRIED = 6
@@ -58,7 +57,7 @@ class _Arranger:
         prepared = self._prepare(point, lengths)
         if point is self._domain.greatest:
             self._choose(prepared)
-        return self._arranged(prepared) if self._taken else prepared
+        return self._arranged(prepared)
 
     def serves(self, model: DynamicModel) -> bool:
         """Whether each kernel that the partition does not have has a candidate for all instances."""
@@ -75,15 +74,13 @@ class _Arranger:
 
     def _arranged(self, prepared: Prepared) -> Prepared:
         found = []
-        for region in prepared.alternatives().regions:
+        for region in alternatives(prepared.graph, prepared.forms):
             number = self._taken.get(region.name, 0)
             if number >= len(region.alternatives):
                 raise UnsupportedOpsError(f"The region {region.name} has other alternatives at other shapes.")
             if number:
-                found.append(region.alternatives[number].alternative)
-        changed = rearrange(prepared.graph, tuple(found))
-        check_partition(changed)
-        return prepared.arranged(changed)
+                found.append(region.alternatives[number])
+        return prepared.arranged(with_alternatives(prepared.graph, found))
 
     def _is_served(self, workload: DynamicWorkload) -> bool:
         candidates = backends.candidates(workload.at(workload.greatest), self._device, _TRIED)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -118,33 +118,26 @@ def _best_step(
     return best[1:] if best else None
 
 
-@dataclass(frozen=True)
 class _Times:
     """A workload's kernels at every instance of the domain."""
 
-    tuned: Tuned
-    domain: Domain
-    instances: list[Extents] = field(init=False)
-    weights: np.ndarray = field(init=False)
-    seconds: dict[Candidate, np.ndarray] = field(init=False)
-
-    def __post_init__(self) -> None:
-        instances, weights = _instances(self.tuned.workload, self.domain)
-        found = self.tuned.found
-        seconds = {one: _times(found, one, instances) for one in found.libraries}
-        for name, value in (("instances", instances), ("weights", weights / weights.sum()), ("seconds", seconds)):
-            object.__setattr__(self, name, value)
+    def __init__(self, tuned: Tuned, domain: Domain) -> None:
+        self._workload, self._found = tuned.workload, tuned.found
+        self._instances, weights = _instances(tuned.workload, domain)
+        self._weights = weights / weights.sum()
+        self._seconds = {one: _times(tuned.found, one, self._instances) for one in tuned.found.libraries}
+        self._args = tuned.args(domain)
 
     def options(self) -> list[_Layouts]:
         """From the fewest bytes on, each worth what it takes."""
         groups: dict[object, list[Candidate]] = {}
-        for candidate, library in self.tuned.found.libraries.items():
+        for candidate, library in self._found.libraries.items():
             groups.setdefault(library.packings, []).append(candidate)
         found = []
         for count in range(1, min(_MOST_LAYOUTS, len(groups)) + 1):
             for some in itertools.combinations(groups.values(), count):
                 members = tuple(itertools.chain.from_iterable(some))
-                nbytes = self._nbytes([self.tuned.found.libraries[of[0]] for of in some])
+                nbytes = self._nbytes([self._found.libraries[of[0]] for of in some])
                 found.append(_Layouts(members, self._mean_s(members), nbytes))
         ordered = sorted((one for one in found if math.isfinite(one.mean_s)), key=lambda one: (one.nbytes, one.mean_s))
         kept = ordered[:1]
@@ -154,21 +147,21 @@ class _Times:
         return kept
 
     def chosen(self, members: Sequence[Candidate], regret: float, max_kernels: int) -> Chosen:
-        found, workload = self.tuned.found, self.tuned.workload
-        times = np.array([self.seconds[one] for one in members])
+        found, workload = self._found, self._workload
+        times = np.array([self._seconds[one] for one in members])
         seconds = {one: found.seconds[one] for one in members}
         if not workload.extents or len(members) == 1 or max_kernels == 1:
-            first = int((times * self.weights).sum(axis=1).argmin())
+            first = int((times * self._weights).sum(axis=1).argmin())
             return Chosen(workload, (members[first],), Leaf(0), seconds, found.failures)
-        extents = np.array(self.instances).reshape(len(self.instances), len(workload.extents))
-        result = dispatcher(times, extents, self.weights, regret, max_kernels, mean_eps=regret / 4)
+        extents = np.array(self._instances).reshape(len(self._instances), len(workload.extents))
+        result = dispatcher(times, extents, self._weights, regret, max_kernels, mean_eps=regret / 4)
         used = sorted(result.kernels)
         tree = _renumbered(result.tree, {kernel: i for i, kernel in enumerate(used)})
         return Chosen(workload, tuple(members[k] for k in used), tree, seconds, found.failures, result.worst_regret)
 
     def _nbytes(self, libraries: Sequence[Library]) -> int:
         """Of the weights in all layouts in which kernels take them."""
-        args = self.tuned.args(self.domain)
+        args = self._args
         forms = {
             (i, dict(library.packings).get(i)) for library in libraries for i, arg in enumerate(args) if arg.is_constant
         }
@@ -177,8 +170,8 @@ class _Times:
         )
 
     def _mean_s(self, members: Sequence[Candidate]) -> float:
-        best: np.ndarray = np.min([self.seconds[one] for one in members], axis=0)
-        return float((best * self.weights).sum())
+        best: np.ndarray = np.min([self._seconds[one] for one in members], axis=0)
+        return float((best * self._weights).sum())
 
 
 def _times(found: Measured, candidate: Candidate, instances: Sequence[Extents]) -> np.ndarray:

@@ -58,7 +58,6 @@ class DynamicKernel:
     """Of what `Backend.comparable` makes."""
     packings: tuple[tuple[int, ConstantTransform], ...]
     knows_extents: bool = False
-
     is_lowered: bool = True
     """As `Backend.compares_lowered`."""
 
@@ -136,15 +135,15 @@ def _knowing_extents(workload: DynamicWorkload, candidate: Candidate, device: De
     blocks = 2 ** int(candidate["levels"])
     granule = blocks * int(candidate["mb"])
     greatest = workload.greatest or (_USUAL,)
-    points = [(tiles,) for (tiles,) in sample_tiles(tiles_of(greatest, (granule,)))]
+    counts = [tiles for (tiles,) in sample_tiles(tiles_of(greatest, (granule,)))]
     # They leave 2 when divided by 4: where a bound is a multiple of what it bounds, TVM writes it otherwise. One row of
     # every block is lacking at least.
     least = blocks + (2 - blocks) % 4
-    lacking = [least + 4 * ((5 * i + i // 2) % ((granule - least + 3) // 4)) for i in range(len(points))]
-    sizes = [(tiles * granule,) for (tiles,) in points]
+    lacking = [least + 4 * ((5 * i + i // 2) % ((granule - least + 3) // 4)) for i in range(len(counts))]
+    sizes = [(tiles * granule,) for tiles in counts]
     rows = [size - less for (size,), less in zip(sizes, lacking, strict=True)]
     name = workload.names[0]
-    named = [{name: tiles, _known(name): count} for (tiles,), count in zip(points, rows, strict=True)]
+    named = [{name: tiles, _known(name): count} for tiles, count in zip(counts, rows, strict=True)]
     candidates = [Candidate.make(candidate.family, **{**dict(candidate.knobs), "rows": count}) for count in rows]
     found = _compared(workload, candidates, device, (granule,), sizes, named, knows_extents=True)
     return replace(found, candidate=candidate) if isinstance(found, DynamicKernel) else found

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from subtune import backends
 from subtune.backends.base import Device, HardwareModel
-from subtune.core.graph import Alternatives, PartitionGraph, Subgraph
+from subtune.core.graph import Alternative, Alternatives, PartitionGraph, Subgraph
 from subtune.core.record import Record
 from subtune.core.workload import Workload
 from subtune.database import Database
@@ -97,7 +97,11 @@ def _expected_s(workload: Workload, device: Device, database: Database | None) -
 
 def chosen_partition(graph: PartitionGraph, others: Alternatives, choices: Sequence[Choice]) -> PartitionGraph:
     """`graph` with the alternatives that were taken; `graph` itself where its own are the best everywhere."""
-    alternatives = chosen_alternatives(others, choices)
+    return with_alternatives(graph, chosen_alternatives(others, choices))
+
+
+def with_alternatives(graph: PartitionGraph, alternatives: Sequence[Alternative]) -> PartitionGraph:
+    """`graph` with these in the place of its own parts; itself where there are none."""
     if not alternatives:
         return graph
     changed = rearrange(graph, alternatives)
