@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
+from subtune.backends.many_shapes import ManyShapes
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
 from subtune.core.forms import Forms
@@ -200,7 +201,7 @@ class Planned:
     """Of a dynamic model, by the names of the PrimFuncs that they take the place of."""
 
 
-class Backend(ABC):
+class Backend(ManyShapes, ABC):
     """A kind of device. Without state: all instances of a class are one, in worker processes too."""
 
     kind: ClassVar[str]
@@ -208,8 +209,6 @@ class Backend(ABC):
     version: ClassVar[int]
     """Part of the database's key: of what all families share, lowering included."""
     measuring: ClassVar[Measuring] = Measuring()
-    compares_lowered: ClassVar[bool] = True
-    """Whether elements of buffers are counted already in what `comparable` makes."""
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other)
@@ -296,16 +295,6 @@ class Backend(ABC):
     @abstractmethod
     def lower(self, func: tvm.tirx.PrimFunc, device: Device) -> Any:
         """A scheduled PrimFunc as TVM's runtime module, or what building raises; for the host of `device`."""
-
-    def comparable(self, func: tvm.tirx.PrimFunc, device: Device) -> tvm.tirx.PrimFunc:
-        """A scheduled PrimFunc as instances are compared: kernels of dynamic shapes are that, with numbers of tiles as
-        first parameters and the attribute `core.variants.GREATEST`. Raises TargetError where there are none."""
-        raise TargetError(f"there are no dynamic shapes for {device.model.description}; give every dimension a value")
-
-    def plain(self, workload: Workload, is_single: bool = False) -> Kernel:
-        """A workload as it is, its outermost loops shared out, with `is_single` one by one: alike at all extents, where
-        nothing else is. Raises TargetError as `comparable` does."""
-        raise TargetError(f"there are no dynamic shapes for devices of kind {self.kind}; give every dimension a value")
 
     @abstractmethod
     def build(self, func: tvm.tirx.PrimFunc, device: Device, stem: str, is_optional: bool) -> str | Failure:

@@ -16,7 +16,6 @@ class FailureKind(StrEnum):
     TIMEOUT = "timeout"  # build or run took longer than allowed
     CRASH = "crash"  # the worker process died
     MEMORY = "memory"  # the worker process ran out of its memory allowance
-    SLOW = "slow"  # so far behind the others that it was not looked at any more
 
 
 DETERMINISTIC = (FailureKind.INVALID, FailureKind.BUILD, FailureKind.LAUNCH, FailureKind.WRONG_RESULT)

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from subtune.database.store import Database
 
 Extents = tuple[int, ...]
-VERSION = "joint-1"
+VERSION = "joint-2"
 """Of how kernels for all instances are made and measured."""
-_KEPT = (*DETERMINISTIC, FailureKind.SLOW)
-"""Failures that are not tried again."""
 _BUILD = ""
 """In the place of an instance."""
 
@@ -68,7 +66,7 @@ class Instances:
         outcomes: dict[Candidate, dict[Extents, Outcome]] = {}
         for text, versions, extents, kind, message, median_s, is_timed, plain in rows:
             candidate = Candidate.from_json(text)
-            if versions != self._versions(candidate) or (kind and FailureKind(kind) not in _KEPT):
+            if versions != self._versions(candidate) or (kind and FailureKind(kind) not in DETERMINISTIC):
                 continue
             failure = Failure(FailureKind(kind), message) if kind else None
             if extents == _BUILD:

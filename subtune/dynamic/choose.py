@@ -19,17 +19,17 @@ from subtune.core.domain import Domain
 from subtune.core.measurement import Failure
 from subtune.core.workload import Arg, dtype_bits
 from subtune.dynamic.dispatcher import dispatcher
-from subtune.dynamic.kernel import tiles_of
 from subtune.dynamic.measure import Extents, Measured
+from subtune.dynamic.predict import instances_of, times_of
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure.messages import Library
 
-_MOST_INSTANCES = 4096
-"""Of a domain that are looked at."""
 _MOST_LAYOUTS = 3
 """Of one workload's weights."""
 _WORTH = 0.01
 """Of a workload's time: what another layout has to save."""
+_FORESEEN = 0.5
+"""Of the regret that is allowed: between the instances that are measured, times are told to a few percent."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,11 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class _Layouts:
-    """Kernels that take a workload's weights in some layouts: their weighted mean seconds, and the weights' bytes."""
+    """Kernels that take a workload's weights in some layouts: how much longer than the fastest of all they take at the
+    worst instance, their weighted mean seconds, and the weights' bytes."""
 
     members: tuple[Candidate, ...]
+    worst_regret: float
     mean_s: float
     nbytes: int
 
@@ -91,7 +93,7 @@ def chosen(
             it.
     """
     seen = {name: _Times(one, domain) for name, one in tuned.items()}
-    options = {name: times.options() for name, times in seen.items()}
+    options = {name: times.options(regret) for name, times in seen.items()}
     taken = dict.fromkeys(options, 0)
     spare = spare_bytes - sum(
         tuned[name].uses * (of[0].nbytes - tuned[name].weights_bytes(domain)) for name, of in options.items()
@@ -123,13 +125,14 @@ class _Times:
 
     def __init__(self, tuned: Tuned, domain: Domain) -> None:
         self._workload, self._found = tuned.workload, tuned.found
-        self._instances, weights = _instances(tuned.workload, domain)
+        self._instances, weights = instances_of(tuned.workload, domain)
         self._weights = weights / weights.sum()
-        self._seconds = {one: _times(tuned.found, one, self._instances) for one in tuned.found.libraries}
+        self._seconds = {one: times_of(tuned.found, one, self._instances) for one in tuned.found.libraries}
+        self._best: np.ndarray = np.min(list(self._seconds.values()), axis=0)
         self._args = tuned.args(domain)
 
-    def options(self) -> list[_Layouts]:
-        """From the fewest bytes on, each worth what it takes."""
+    def options(self, regret: float) -> list[_Layouts]:
+        """From the fewest bytes on, each worth what it takes: it saves time, or keeps within `regret`."""
         groups: dict[object, list[Candidate]] = {}
         for candidate, library in self._found.libraries.items():
             groups.setdefault(library.packings, []).append(candidate)
@@ -138,11 +141,13 @@ class _Times:
             for some in itertools.combinations(groups.values(), count):
                 members = tuple(itertools.chain.from_iterable(some))
                 nbytes = self._nbytes([self._found.libraries[of[0]] for of in some])
-                found.append(_Layouts(members, self._mean_s(members), nbytes))
+                found.append(_Layouts(members, *self._worth(members), nbytes))
         ordered = sorted((one for one in found if math.isfinite(one.mean_s)), key=lambda one: (one.nbytes, one.mean_s))
         kept = ordered[:1]
         for one in ordered[1:]:
-            if one.mean_s < kept[-1].mean_s * (1 - _WORTH):
+            last = kept[-1]
+            is_nearer = last.worst_regret > regret and one.worst_regret < last.worst_regret - _WORTH
+            if one.mean_s < last.mean_s * (1 - _WORTH) or (is_nearer and one.mean_s < last.mean_s):
                 kept.append(one)
         return kept
 
@@ -154,7 +159,8 @@ class _Times:
             first = int((times * self._weights).sum(axis=1).argmin())
             return Chosen(workload, (members[first],), Leaf(0), seconds, found.failures)
         extents = np.array(self._instances).reshape(len(self._instances), len(workload.extents))
-        result = dispatcher(times, extents, self._weights, regret, max_kernels, mean_eps=regret / 4)
+        bound = _FORESEEN * regret
+        result = dispatcher(times, extents, self._weights, bound, max_kernels, mean_eps=bound / 4)
         used = sorted(result.kernels)
         tree = _renumbered(result.tree, {kernel: i for i, kernel in enumerate(used)})
         return Chosen(workload, tuple(members[k] for k in used), tree, seconds, found.failures, result.worst_regret)
@@ -169,50 +175,15 @@ class _Times:
             math.prod(form.shape) * dtype_bits(args[i].dtype) // 8 if form else args[i].nbytes for i, form in forms
         )
 
-    def _mean_s(self, members: Sequence[Candidate]) -> float:
-        best: np.ndarray = np.min([self._seconds[one] for one in members], axis=0)
-        return float((best * self._weights).sum())
-
-
-def _times(found: Measured, candidate: Candidate, instances: Sequence[Extents]) -> np.ndarray:
-    """Seconds at each instance; infinite where the kernel does not serve it."""
-    times = predicted(found.libraries[candidate], found.seconds[candidate], instances)
-    return np.where([found.serves(candidate, extents) for extents in instances], times, math.inf)
+    def _worth(self, members: Sequence[Candidate]) -> tuple[float, float]:
+        """The worst regret and the mean seconds."""
+        least: np.ndarray = np.min([self._seconds[one] for one in members], axis=0)
+        if not np.isfinite(least).all():
+            return math.inf, math.inf
+        return float((least / self._best).max()) - 1, float((least * self._weights).sum())
 
 
 def _renumbered(tree: Tree, numbers: Mapping[int, int]) -> Tree:
     if isinstance(tree, Leaf):
         return Leaf(numbers[tree.kernel])
     return Split(tree.extent, tree.at_most, _renumbered(tree.low, numbers), _renumbered(tree.high, numbers))
-
-
-def _instances(workload: DynamicWorkload, domain: Domain) -> tuple[list[Extents], np.ndarray]:
-    """Distinct extents of the domain and their weights; of a large domain, of every so manieth instance."""
-    step = max(1, math.ceil(domain.size / _MOST_INSTANCES))
-    weights: dict[Extents, float] = {}
-    for i, (values, weight) in enumerate(domain.instances()):
-        if i % step == 0 or i == domain.size - 1:
-            at = workload.extents_at(values)
-            weights[at] = weights.get(at, 0.0) + weight
-    ordered = sorted(weights)
-    return ordered, np.array([weights[at] for at in ordered])
-
-
-def predicted(library: Library, known: Mapping[Extents, float], instances: Sequence[Extents]) -> np.ndarray:
-    """Seconds of a kernel at each instance.
-
-    Between measured instances the seconds for an element of work, padding included, follow the logarithm of the work.
-    """
-    work = np.array([_work(library, extents) for extents in instances])
-    points: dict[float, list[float]] = {}
-    for extents, seconds in known.items():
-        points.setdefault(_work(library, extents), []).append(seconds)
-    sizes = sorted(points)
-    rates = [math.log(float(np.median(points[size])) / size) for size in sizes]
-    rate: np.ndarray = np.interp(np.log(work), np.log(sizes), rates)
-    return work * np.exp(rate)
-
-
-def _work(library: Library, extents: Extents) -> float:
-    whole = tiles_of(extents, library.granules)
-    return float(math.prod(max(1, t * g) for t, g in zip(whole, library.granules, strict=True)))

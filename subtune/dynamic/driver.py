@@ -19,7 +19,6 @@ from subtune.core.domain import Domain
 from subtune.core.errors import SubtuneError
 from subtune.core.kernel import Kernel
 from subtune.core.manifest import KernelOrigin
-from subtune.core.measurement import FailureKind
 from subtune.core.variants import Variants
 from subtune.database import opened
 from subtune.dynamic.arrange import arranged_model
@@ -219,7 +218,7 @@ def _rows(dynamic: DynamicModel, chosen: Mapping[str, Chosen], untuned: Set[str]
                 tuple(map(str, one.workload.extents)),
                 tuple(map(str, one.candidates)),
                 len({*one.seconds, *one.failures}),
-                sum(of.kind != FailureKind.SLOW for of in one.failures.values()),
+                len(one.failures),
                 len(ends),
                 least,
                 best.get(least, 0.0),

@@ -47,6 +47,7 @@ class Joint:
         self._begin = time.monotonic()
         self._deadline = math.inf if options.budget_s is None else self._begin + options.budget_s
         self._done = 0
+        self._share = 0.0
         self.is_interrupted = False
         self.untuned: set[str] = set()
 
@@ -102,6 +103,8 @@ class Joint:
     def _tell(self, name: str, tried: int, candidates: int, best_s: float) -> None:
         now = time.monotonic()
         share = min(1.0, (self._done + tried / max(1, candidates)) / self._total)
+        # where no kernel serves all instances, others are measured in a second round
+        share = self._share = max(share, self._share)
         eta_s = (now - self._begin) * (1 - share) / share if share else math.inf
         eta_s = max(0.0, min(eta_s, self._deadline - now))
         self._progress(Progress(name, self._done, self._total, tried, candidates, best_s, eta_s, share))

@@ -128,12 +128,22 @@ def _granules(workload: DynamicWorkload, candidate: Candidate, device: Device) -
     yield (1,) * len(workload.extents)
 
 
+def most_rows(workload: DynamicWorkload, candidate: Candidate, device: Device) -> int:
+    """Of its tiles: at most so many, less one, are computed past the last row."""
+    if workload.extents and candidate.family in MIXING:
+        return _rows_of_blocks(candidate)
+    return max(max(granules, default=1) for granules in _granules(workload, candidate, device))
+
+
+def _rows_of_blocks(candidate: Candidate) -> int:
+    return int(2 ** int(candidate["levels"]) * int(candidate["mb"]))
+
+
 def _knowing_extents(workload: DynamicWorkload, candidate: Candidate, device: Device) -> DynamicKernel | NotApplicable:
     """A kernel of whole tiles that takes what it adds up from the rows that there are."""
     if not _has_free_rows(workload) or not tiles_rows(workload, device):
         return NotApplicable(f"{candidate.family} adds up rows, and these are not alone")
-    blocks = 2 ** int(candidate["levels"])
-    granule = blocks * int(candidate["mb"])
+    blocks, granule = 2 ** int(candidate["levels"]), _rows_of_blocks(candidate)
     greatest = workload.greatest or (_USUAL,)
     counts = [tiles for (tiles,) in sample_tiles(tiles_of(greatest, (granule,)))]
     # They leave 2 when divided by 4: where a bound is a multiple of what it bounds, TVM writes it otherwise. One row of

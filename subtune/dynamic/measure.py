@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
-from subtune.core.measurement import Failure, FailureKind, Timing
-from subtune.dynamic.kernel import numbers_of
-from subtune.dynamic.serve import SCHEDULE, carried
+from subtune.core.measurement import Failure, Timing
+from subtune.dynamic.kernel import most_rows, numbers_of
+from subtune.dynamic.kernels import Kernels
+from subtune.dynamic.serve import carried
 from subtune.dynamic.workbench import Memory, Workbench
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure.messages import Library
@@ -23,12 +25,15 @@ ANY = Candidate("default", (("dynamic", True),))
 """The default schedule among the candidates: in a session `DEFAULT` is what all are compared with."""
 _TIME_S = 0.005
 """Of one timing of a kernel at an instance."""
-_AGAIN = (2.0, 1.5)
+_AGAIN = (2.0, 1.25)
 """Times the fastest kernel's seconds, up to which an instance's kernels are timed again, one after the other: who was
 disturbed then, is not now."""
-_HOPELESS = 2.0
-"""Times the fastest kernel's seconds at two instances in a row, the second no better: a kernel is not for this one, nor
-for smaller ones."""
+_NEAR = 1.3
+"""Times the fastest kernel's seconds, up to which a kernel is measured at the next smaller instance, too."""
+_LEAST = 6
+"""Kernels that an instance is measured with, where there are so many."""
+_REACH = 2.6
+"""Times an extent for which a kernel was proposed, or its inverse: up to there it is measured in any case."""
 
 
 @dataclass
@@ -36,83 +41,95 @@ class Measured:
     """`seconds` of kernels by instance, and why others are out.
 
     A schedule in blocks may hold for extents of at least a block only. Instances are measured from the greatest down,
-    and where a kernel fails, or falls far behind, it does not serve that instance or any below: see `serves`.
+    and where a kernel fails, it does not serve that instance or any below: see `serves`.
     """
 
     libraries: dict[Candidate, Library] = field(default_factory=dict)
     seconds: dict[Candidate, dict[Extents, float]] = field(default_factory=dict)
     failures: dict[Candidate, Failure] = field(default_factory=dict)
     right: dict[Candidate, list[Extents]] = field(default_factory=dict)
-    """Where a kernel's results were checked."""
+    """Where a kernel's results were checked, from the greatest down."""
+    ends: tuple[Extents, Extents] = ((), ())
+    """The greatest and the least of all instances at which kernels were measured."""
 
     def serves(self, candidate: Candidate, extents: Extents) -> bool:
-        """Whether a kernel was right at instances that are not larger than this one in any extent."""
-        if candidate not in self.failures:
-            return True
-        least = [min(sizes) for sizes in zip(*self.right[candidate], strict=True)]
-        return all(extent >= low for extent, low in zip(extents, least, strict=True))
+        """Whether a kernel was right at instances of which one is no larger than this one in any extent, and one no
+        smaller; whoever was right at the ends of all serves what is beyond them."""
+        right = self.right.get(candidate)
+        if right is None:
+            return candidate not in self.failures
+        greatest, least = ([pick(sizes) for sizes in zip(*right, strict=True)] for pick in (max, min))
+        is_open = right[0] == self.ends[0], candidate not in self.failures and right[-1] == self.ends[1]
+        return all(
+            (is_open[0] or extent <= high) and (is_open[1] or extent >= low)
+            for extent, high, low in zip(extents, greatest, least, strict=True)
+        )
 
 
 def measured(
     workload: DynamicWorkload,
-    candidates: Sequence[Candidate],
+    candidates: Mapping[Candidate, Sequence[Extents]],
     instances: Sequence[Extents],
     checks: Sequence[Extents],
     exact_only: bool,
     device: Device,
     measurer: Workbench,
     is_timed: bool = True,
+    further: Callable[[Measured], tuple[Extents, Sequence[Candidate]] | None] | None = None,
 ) -> Measured:
-    """Build `candidates`, check them at every one of `instances` and time them there.
+    """Check `candidates` at `instances`, and time them there.
 
     What the workbench remembers is not built or measured again. What is new is kept instance by instance.
 
     Args:
+        candidates: with the instances for which they were proposed. Where all instances are in one line, none larger
+            in one extent and smaller in another, a kernel is measured near those, and as far down as it is near the
+            fastest; without such instances, everywhere.
         instances: the greatest of all among them.
         checks: where kernels are checked only.
-        exact_only: without those that compute rows past the last one.
+        exact_only: without kernels that compute rows past the last one.
         is_timed: False leaves it at the seconds of the calls whose results are checked.
+        further: an instance at which some kernels are to be timed besides, until there is none.
     """
-    found = Measured()
-    whole = carried(workload, max(instances, key=math.prod))
-    memory = measurer.memory(whole, device)
     ordered = sorted((*instances, *checks), key=lambda at: (-math.prod(at), at))
     points = [(extents, is_timed and extents in instances) for extents in ordered]
-    unknown = [
-        one for one in candidates if not _is_out(memory.built(one), exact_only) and not memory.is_whole(one, points)
-    ]
-    if measurer.is_recall:
-        candidates, unknown = [one for one in candidates if one not in unknown], []
+    whole = carried(workload, ordered[0])
+    memory = measurer.memory(whole, device)
+    rows = max((most_rows(workload, one, device) for one in candidates), default=1) - 1
+    in_line = all(_is_below(low, high) for high, low in pairwise(ordered))
     with ExitStack() as stack:
-        builds: dict[Candidate, Library | Failure] = {}
-        if unknown:
-            session = stack.enter_context(measurer.session(whole, device, schedule=SCHEDULE))
-            built = session.build(unknown, math.inf)
-            builds = {one: how if isinstance(how, Failure) else session.library(one) for one, how in built.items()}
-            memory.add_builds(builds)
-        for candidate in candidates:
-            library = builds.get(candidate) or memory.built(candidate)
-            if isinstance(library, Failure):
-                found.failures[candidate] = library
-            elif library and not _is_out(library, exact_only):
-                found.libraries[candidate] = library
-        rows = max((max(library.granules, default=1) for library in found.libraries.values()), default=1) - 1
-        sessions = {}
-        for extents in ordered if unknown else ():
-            sessions[extents] = stack.enter_context(measurer.session(workload.at(extents), device, rows_past_end=rows))
-            sessions[extents].prefetch([DEFAULT])  # what all are compared with is built while the first are measured
-        looks = _Looks(found, memory, is_timed)
+        kernels = Kernels(stack, whole, device, measurer, memory, exact_only)
+        sessions: dict[Extents, LocalSession] = {}
+
+        def session(extents: Extents) -> LocalSession:
+            if extents not in sessions:
+                opened = measurer.session(workload.at(extents), device, rows_past_end=rows)
+                sessions[extents] = stack.enter_context(opened)
+            return sessions[extents]
+
+        looks = _Looks(Measured(ends=(ordered[0], ordered[-1])), memory, kernels, candidates, in_line, is_timed)
+        if not measurer.is_recall:
+            unknown = [
+                one
+                for one in candidates
+                if not isinstance(kernels.facts(one), Failure)
+                and not memory.is_whole(one, looks.points_of(one, points))
+            ]
+            kernels.built(unknown)
+            for extents in ordered if unknown else ():  # what all are compared with, while the first are measured
+                session(extents).prefetch([DEFAULT])
         for count, (extents, is_wanted) in enumerate(points, 1):
-            looks.at(extents, sessions.get(extents), is_wanted)
-            best_s = min((of[ordered[0]] for of in found.seconds.values() if ordered[0] in of), default=math.inf)
+            looks.at(extents, None if measurer.is_recall else session, is_wanted, looks.wanted(extents))
+            best_s = min((of[ordered[0]] for of in looks.found.seconds.values() if ordered[0] in of), default=math.inf)
             measurer.tell(len(candidates) * count // len(points), len(candidates), best_s)
-    found.libraries = {one: library for one, library in found.libraries.items() if one in found.seconds}
-    return found
+        looks.end()
+        while further is not None and (more := further(looks.found)):
+            looks.at(more[0], None if measurer.is_recall else session, True, more[1], is_further=True)
+    return looks.found
 
 
-def _is_out(library: Library | Failure | None, exact_only: bool) -> bool:
-    """Whether it computes rows past the last one where none may be."""
-    return exact_only and isinstance(library, Library) and not set(library.granules) <= {1}
+def _is_below(low: Extents, high: Extents) -> bool:
+    return all(one <= other for one, other in zip(low, high, strict=True))
 
 
 @dataclass
@@ -121,75 +138,110 @@ class _Looks:
 
     found: Measured
     memory: Memory
+    kernels: Kernels
+    candidates: Mapping[Candidate, Sequence[Extents]]
+    in_line: bool
     is_timed: bool
-    slow: dict[Candidate, float] = field(default_factory=dict)
-    """How many times as long as the fastest kernels took that were beyond `_HOPELESS` at the last instance."""
+    near: set[Candidate] = field(default_factory=set)
+    """The fastest kernels at the last instance that was timed."""
 
-    def at(self, extents: Extents, session: LocalSession | None, is_wanted: bool) -> None:
-        """Check, and perhaps time, what is left; or remember."""
+    def points_of(self, candidate: Candidate, points: Sequence[tuple[Extents, bool]]) -> list[tuple[Extents, bool]]:
+        """Those at which it is measured whatever the times elsewhere."""
+        return [point for point in points if self._is_proposed(candidate, point[0])]
+
+    def _is_proposed(self, candidate: Candidate, extents: Extents) -> bool:
+        origins = self.candidates[candidate]
+        return not (self.in_line and self.is_timed and origins) or any(_reaches(extents, at) for at in origins)
+
+    def wanted(self, extents: Extents) -> list[Candidate]:
+        """Those proposed for about such extents, and some more where few of them can be built; those near the best."""
+        alive = [one for one in self.candidates if not isinstance(self.kernels.facts(one), Failure)]
+        proposed = {one for one in alive if self._is_proposed(one, extents)}
+        others = sorted((one for one in alive if one not in proposed), key=lambda one: self._distance(one, extents))
+        proposed.update(others[: max(0, _LEAST - len(proposed))])
+        return [one for one in self.candidates if one in proposed or one in self.near]
+
+    def _distance(self, candidate: Candidate, extents: Extents) -> float:
+        return min(math.dist([*map(math.log, extents)], [*map(math.log, at)]) for at in self.candidates[candidate])
+
+    def at(
+        self,
+        extents: Extents,
+        session: Callable[[Extents], LocalSession] | None,
+        is_timed: bool,
+        candidates: Sequence[Candidate],
+        is_further: bool = False,
+    ) -> None:
+        """Check, and perhaps time, `candidates`; or remember."""
         found = self.found
         results: dict[Candidate, float | Failure] = {}
-        left: dict[Candidate, Library] = {}
-        for candidate, library in found.libraries.items():
-            if candidate in found.failures:
-                continue
-            known = self.memory.outcome(candidate, extents, is_wanted)
-            if known is not None:
+        left: list[Candidate] = []
+        for candidate in [one for one in candidates if is_further or one not in found.failures]:
+            known = self.memory.outcome(candidate, extents, is_timed)
+            facts = self.kernels.facts(candidate)
+            if isinstance(facts, Failure):
+                found.failures[candidate] = facts
+            elif facts is not None and known is not None:
+                found.libraries[candidate] = facts
                 results[candidate] = known
-            else:
-                left[candidate] = library
-        if left and session is not None:
-            results |= self._now(extents, session, left, is_wanted)
-        if is_wanted:
-            self._leave_hopeless(extents, results)
-        news = {one: of for one, of in results.items() if of != self.memory.outcome(one, extents, is_wanted)}
-        self.memory.add_outcomes(extents, news, is_wanted)
+            elif session is not None:
+                left.append(candidate)
+        built = self.kernels.built(left) if left else {}
+        found.failures |= {one: how for one, how in built.items() if isinstance(how, Failure)}
+        libraries = {one: how for one, how in built.items() if isinstance(how, Library)}
+        found.libraries |= libraries
+        if libraries and session is not None:
+            results |= _now(extents, session(extents), libraries, is_timed, is_further)
+        if is_timed and not is_further:
+            seconds = {one: of for one, of in results.items() if not isinstance(of, Failure)}
+            self.near = {one for one, of in seconds.items() if of <= _NEAR * min(seconds.values())}
+        news = {one: of for one, of in results.items() if of != self.memory.outcome(one, extents, is_timed)}
+        self.memory.add_outcomes(extents, news, is_timed)
         for candidate, result in results.items():
             if isinstance(result, Failure):
                 found.failures[candidate] = result
+                if is_further:  # it is not what it seemed
+                    del found.right[candidate]
                 continue
-            found.right.setdefault(candidate, []).append(extents)
-            if is_wanted or not self.is_timed:
+            if not is_further:
+                found.right.setdefault(candidate, []).append(extents)
+            if is_timed or not self.is_timed:
                 found.seconds.setdefault(candidate, {})[extents] = result
 
-    def _now(
-        self, extents: Extents, session: LocalSession, libraries: Mapping[Candidate, Library], is_wanted: bool
-    ) -> dict[Candidate, float | Failure]:
-        """Seconds of each library, or why there are none."""
-        results: dict[Candidate, float | Failure] = {}
-        by_layout = sorted(
-            libraries.items(), key=lambda one: str(one[1].packings)
-        )  # which are made one after the other
-        for candidate, library in by_layout:
-            lent = _named(candidate)
-            numbers = numbers_of(extents, library.granules, library.knows_extents)
-            past = numbers[0] * library.granules[0] - extents[0] if extents else 0
-            session.lend(lent, replace(library, numbers=numbers, rows_past_end=past))
-            checked = session.check(lent)
-            if isinstance(checked, Failure):
-                results[candidate] = checked
-                continue
-            timing = session.time(lent, _TIME_S, math.inf) if is_wanted else checked.timing
-            results[candidate] = timing.min_s if isinstance(timing, Timing) else timing
-        for near in _AGAIN if is_wanted else ():
-            seconds = {one: of for one, of in results.items() if not isinstance(of, Failure)}
-            best = min(seconds.values(), default=0.0)
-            for candidate in [one for one, of in seconds.items() if of <= near * best]:
-                again = session.time(_named(candidate), _TIME_S, math.inf)
-                if isinstance(again, Timing):
-                    results[candidate] = min(seconds[candidate], again.min_s)
-        return results
+    def end(self) -> None:
+        """Of what was never timed nothing is left."""
+        self.found.libraries = {one: of for one, of in self.found.libraries.items() if one in self.found.seconds}
 
-    def _leave_hopeless(self, extents: Extents, results: dict[Candidate, float | Failure]) -> None:
-        """Kernels that fall behind the smaller an instance is."""
+
+def _reaches(extents: Extents, origin: Extents) -> bool:
+    return all(one <= _REACH * other and other <= _REACH * one for one, other in zip(extents, origin, strict=True))
+
+
+def _now(
+    extents: Extents, session: LocalSession, libraries: Mapping[Candidate, Library], is_timed: bool, is_checked: bool
+) -> dict[Candidate, float | Failure]:
+    """Seconds of each library, or why there are none. Those that were checked elsewhere are looked at once more."""
+    results: dict[Candidate, float | Failure] = {}
+    by_layout = sorted(libraries.items(), key=lambda one: str(one[1].packings))  # which are made one after the other
+    for candidate, library in by_layout:
+        lent = _named(candidate)
+        numbers = numbers_of(extents, library.granules, library.knows_extents)
+        past = numbers[0] * library.granules[0] - extents[0] if extents else 0
+        session.lend(lent, replace(library, numbers=numbers, rows_past_end=past), is_checked)
+        checked = session.check(lent, 0.0 if is_checked else math.inf)
+        if isinstance(checked, Failure):
+            results[candidate] = checked
+            continue
+        timing = session.time(lent, _TIME_S, math.inf) if is_timed else checked.timing
+        results[candidate] = timing.min_s if isinstance(timing, Timing) else timing
+    for near in _AGAIN if is_timed else ():
         seconds = {one: of for one, of in results.items() if not isinstance(of, Failure)}
         best = min(seconds.values(), default=0.0)
-        for candidate, of in seconds.items():
-            times = of / best
-            if len(extents) == 1 and times > _HOPELESS and times >= self.slow.get(candidate, math.inf):
-                reason = f"{times:.1f} times as long as the fastest at {extents[0]}"
-                results[candidate] = Failure(FailureKind.SLOW, reason)
-            self.slow[candidate] = times if times > _HOPELESS else math.inf
+        for candidate in [one for one, of in seconds.items() if of <= near * best]:
+            again = session.time(_named(candidate), _TIME_S, math.inf)
+            if isinstance(again, Timing):
+                results[candidate] = min(seconds[candidate], again.min_s)
+    return results
 
 
 def _named(candidate: Candidate) -> Candidate:

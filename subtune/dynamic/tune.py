@@ -7,7 +7,9 @@ is generalised to all, built once, and measured at several. Between those its ti
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from subtune import backends
 from subtune.backends.base import Device
@@ -17,6 +19,7 @@ from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Failure
 from subtune.dynamic.kernel import PLAIN, SINGLE
 from subtune.dynamic.measure import Extents, Measured, measured
+from subtune.dynamic.refine import HeldOut
 from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload
 
@@ -31,10 +34,10 @@ _MOST_PASSES = 16
 """Tiles that share prefetches: a kernel is compared at instances that have more."""
 _MANY, _FEW = 8, 3
 """Instances that a workload is measured at; the second is of one that has little weight."""
-_CHECKS = 5
+_CHECKS = 3
 """Instances at which kernels are checked besides."""
 
-_EVERY = (DEFAULT, PLAIN, SINGLE)
+_EVERY: Mapping[Candidate, Sequence[Extents]] = dict.fromkeys((DEFAULT, PLAIN, SINGLE), ())
 
 
 def tuned(
@@ -60,7 +63,11 @@ def tuned(
     proposed = proposals(workload, probes, device, topk if is_heavy else _FEW)
     probes = _spread(probes, _MANY if is_heavy else _FEW)
     checks = _between(workload, domain, probes, _CHECKS if is_heavy else 2)
-    return _first_that_serves(((*proposed, DEFAULT), _EVERY), workload, probes, checks, exact_only, device, measurer)
+    if not is_heavy:
+        proposed = {**dict.fromkeys(proposed, ()), DEFAULT: ()}
+    choices = [proposed, {**proposed, DEFAULT: ()}, _EVERY] if is_heavy else [proposed, _EVERY]
+    further = HeldOut(workload, domain) if is_heavy else None
+    return _first_that_serves(choices, workload, probes, checks, exact_only, device, measurer, further=further)
 
 
 def untuned(
@@ -73,14 +80,16 @@ def untuned(
     """
     probes = _probes(workload, domain)
     ends, checks = _spread(probes, 2), _between(workload, domain, probes, 2)
-    first = proposals(workload, [workload.extents_at(domain.greatest)], device, 1)
-    found = _first_that_serves((first, _EVERY), workload, ends, checks, exact_only, device, measurer, is_timed=False)
-    kept = next(one for one in found.libraries if one not in found.failures)
-    return Measured({kept: found.libraries[kept]}, {kept: found.seconds[kept]}, found.failures)
+    first = dict.fromkeys(proposals(workload, [workload.extents_at(domain.greatest)], device, 1), ())
+    found = _first_that_serves([first, _EVERY], workload, ends, checks, exact_only, device, measurer, is_timed=False)
+    whole = next((one for one in found.libraries if all(found.serves(one, at) for at in (*ends, *checks))), None)
+    if whole is None:
+        return found
+    return replace(found, libraries={whole: found.libraries[whole]}, seconds={whole: found.seconds[whole]})
 
 
 def _first_that_serves(
-    choices: Sequence[Sequence[Candidate]],
+    choices: Sequence[Mapping[Candidate, Sequence[Extents]]],
     workload: DynamicWorkload,
     instances: Sequence[Extents],
     checks: Sequence[Extents],
@@ -88,24 +97,38 @@ def _first_that_serves(
     device: Device,
     measurer: Workbench,
     is_timed: bool = True,
+    further: HeldOut | None = None,
 ) -> Measured:
-    """Those of the first of `choices` of which some serves all `instances`, and `checks`.
+    """What is measured of the first of `choices` whose kernels serve all between the least and the greatest instance.
 
     Raises:
         SubtuneError: of none.
     """
     failures: dict[Candidate, Failure] = {}
     for candidates in filter(None, choices):
-        found = measured(workload, candidates, instances, checks, exact_only, device, measurer, is_timed)
-        if any(one not in found.failures for one in found.libraries):
+        found = measured(workload, candidates, instances, checks, exact_only, device, measurer, is_timed, further)
+        if _serve_all(found, [*instances, *checks]):
             return found
         failures |= found.failures
     reasons = "; ".join(f"{one}: {failure.message}" for one, failure in list(failures.items())[-2:])
     raise SubtuneError(f"no schedule serves all instances of a subgraph: {reasons}")
 
 
-def proposals(workload: DynamicWorkload, probes: Sequence[Extents], device: Device, topk: int) -> tuple[Candidate, ...]:
-    """The policy's candidates for the probes, the first ones of all before the second ones."""
+def _serve_all(found: Measured, instances: Sequence[Extents]) -> bool:
+    """Whether one kernel serves all, or between any two instances one does, where these are in line."""
+    ordered = sorted(instances, key=lambda at: (math.prod(at), at))
+    pairs = list(pairwise(ordered)) or [(ordered[0], ordered[0])]
+    is_in_line = all(one <= other for pair in pairs for one, other in zip(*pair, strict=True))
+    return all(
+        any(all(found.serves(one, at) for at in some) for one in found.libraries)
+        for some in (pairs if is_in_line else [ordered])
+    )
+
+
+def proposals(
+    workload: DynamicWorkload, probes: Sequence[Extents], device: Device, topk: int
+) -> dict[Candidate, tuple[Extents, ...]]:
+    """The policy's candidates for the probes, the first ones of all before the second ones, and for which probes."""
     ranked = []
     for extents in probes:
         try:
@@ -114,12 +137,17 @@ def proposals(workload: DynamicWorkload, probes: Sequence[Extents], device: Devi
             continue
     longest = max((len(one) for one, _ in ranked), default=0)
     turns = [(one[i], extents) for i in range(longest) for one, extents in ranked if i < len(one)]
-    tiles: dict[Candidate, Candidate] = {}
-    for candidate, extents in turns:
-        tiles.setdefault(candidate, _limited(candidate, extents))
     args = workload.at(probes[-1]).args
+    has_weights = any(arg.is_constant and len(arg.shape) > 1 for arg in args)
+    tiles: dict[Candidate, Candidate] = {}
+    origins: dict[Candidate, tuple[Extents, ...]] = {}
+    for candidate, extents in turns:
+        if candidate not in tiles:
+            limited = _limited(candidate, extents)
+            tiles[candidate] = device.backend.sharing(limited, device) if has_weights else limited
+        origins[tiles[candidate]] = (*origins.get(tiles[candidate], ()), extents)
     is_large = sum(arg.nbytes for arg in args if arg.is_constant) > _LARGE_BYTES
-    return tuple(tiles.values())[: _FEW_KERNELS if is_large else _MOST_KERNELS]
+    return dict(list(origins.items())[: _FEW_KERNELS if is_large else _MOST_KERNELS])
 
 
 def _limited(candidate: Candidate, extents: Extents) -> Candidate:
@@ -154,7 +182,7 @@ def _probes(workload: DynamicWorkload, domain: Domain) -> list[Extents]:
 
 def _between(workload: DynamicWorkload, domain: Domain, probes: Sequence[Extents], count: int) -> tuple[Extents, ...]:
     """Instances of other remainders than those that are measured: next to the least and the greatest, and between."""
-    shares = (0.04, 0.99, 0.015, 0.25, 0.6)[:count]
+    shares = (0.04, 0.99, 0.25)[:count]
     values_of = {symbol.name: _above_zero(symbol) for symbol in domain.symbols}
     points = [{name: of[int(share * (len(of) - 1))] for name, of in values_of.items()} for share in shares]
     return tuple(at for at in dict.fromkeys(map(workload.extents_at, points)) if at not in probes)

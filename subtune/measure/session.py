@@ -140,11 +140,13 @@ class LocalSession:
         library: Library = self._builds[candidate].outcome
         return library
 
-    def lend(self, candidate: Candidate, library: Library) -> None:
-        """What another session has built serves as `candidate` here."""
+    def lend(self, candidate: Candidate, library: Library, is_checked: bool = False) -> None:
+        """What another session has built, and perhaps checked, serves as `candidate` here."""
         build = Build(self._build_job(candidate), 0.0)
         build.outcome, build.has_begun, build.is_over = library, True, True
         self._builds[candidate] = build
+        if is_checked:
+            self._checked.add(candidate)
 
     # -- runs
 

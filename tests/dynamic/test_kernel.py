@@ -137,7 +137,7 @@ def columns(rows: int) -> Workload:
 def test_a_kernel_that_is_not_what_it_seems_is_found_out(local):
     """Of all the extents at which the kernel is made, that is a plain copy."""
     workload = of_rows(columns)
-    found = measured(workload, [DEFAULT], [(7,), (96,)], [(8,)], False, as_device(CPU(threads=1)), local)
+    found = measured(workload, {DEFAULT: ()}, [(7,), (96,)], [(8,)], False, as_device(CPU(threads=1)), local)
     assert found.failures[DEFAULT].kind is FailureKind.WRONG_RESULT
     assert found.right[DEFAULT] == [(96,), (8,)]
     assert set(found.seconds[DEFAULT]) == {(96,)}
@@ -160,7 +160,7 @@ def test_what_is_measured_once_is_checked_everywhere(local):
     lanes = device.model.lanes()
     workload = of_rows(lambda rows: dense(rows, 4 * lanes, 64))
     sums = Candidate.make("strassen", levels=1, mr=4, nr=lanes, mb=4, order="n")
-    found = measured(workload, [sums, DEFAULT], [(1,), (96,)], [(7,)], False, device, local, is_timed=False)
+    found = measured(workload, {sums: (), DEFAULT: ()}, [(1,), (96,)], [(7,)], False, device, local, is_timed=False)
     assert not found.failures
     assert set(found.libraries) == {sums, DEFAULT}
     for seconds in found.seconds.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -148,6 +148,14 @@ class CPUBackend(Backend):
         gvar = ir.GlobalVar("main")
         whole = joined(flattened({gvar: func}, device.model.target())[gvar])
         return whole if asserts(whole) else whole.with_attr(FLAT, True)
+
+    def sharing(self, candidate: Candidate, device: Device) -> Candidate:
+        """Weights in panels of one vector's columns, of which a tile takes several."""
+        knobs = next(family.knobs for family in self.families if family.name == candidate.family)
+        if "panel" not in (knob.name for knob in fields(knobs)):
+            return candidate
+        decided = {**dict(candidate.knobs), "panel": _model(device).lanes()}
+        return Candidate.make(candidate.family, candidate.predicted_s, **decided)
 
     def plain(self, workload: Workload, is_single: bool = False) -> Kernel:
         from subtune.backends.cpu.lowering.plain import plain

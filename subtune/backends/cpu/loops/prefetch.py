@@ -43,6 +43,8 @@ class MicroKernel:
         rows: how many of those, the innermost, run over rows of A for which one panel is read again.
         reduce: reduction loops.
         passes: over how many of those rows' steps the next panel is asked for, at most; 0: over all.
+        panels: how many panels of weights lie side by side in a tile.
+        ahead: how many panels further the next tile's begin.
     """
 
     update: str
@@ -50,6 +52,8 @@ class MicroKernel:
     rows: int
     reduce: int
     passes: int = 0
+    panels: int = 1
+    ahead: int = 1
 
 
 def prefetch_panels(func: PrimFunc, panels: Any, kernel: MicroKernel, into: int = L2_AND_BEYOND) -> PrimFunc:
@@ -263,15 +267,21 @@ def _asked(loops: Sequence[Any], tile: Any, panels: Any, kernel: MicroKernel, in
         body = asked[0] if len(asked) == 1 else tirx.SeqStmt(asked)
         return [tirx.IfThenElse(_counted(over_rows) < tirx.IntImm("int64", passes), body, None)]
 
+    which = len(panels.shape) - 2 - kernel.reduce
+
+    def beyond(indices: Sequence[Any], count: int) -> list[Any]:
+        """`count` panels further."""
+        return [index + count if dim == which and count else index for dim, index in enumerate(indices)]
+
     if passes == 1:
         *others, last = at(_zero(unrolled))
         ahead = _STREAM_AHEAD_BYTES // itemsize
-        return first([ask(panels, [*others, last + (ahead + i)], L1) for i in range(0, width, line)])
+        asked = [[*beyond(others, j), last + (ahead + i)] for j in range(kernel.panels) for i in range(0, width, line)]
+        return first([ask(panels, indices, L1) for indices in asked])
     *others, _ = at(_zero([*loops[kernel.depth :], *unrolled]))
-    which = len(others) - 1 - kernel.reduce
-    others[which] = others[which] + 1
+    others = beyond(others, kernel.ahead)
     step = _counted(loops[kernel.depth - kernel.rows :])
-    share = -(-width // passes)
+    share = -(-width * kernel.panels // passes)
     if share > line:
         share = -(-share // line) * line
     return first([ask(panels, [*others, step * share + i], into) for i in range(0, share, line)])

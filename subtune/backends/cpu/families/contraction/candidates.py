@@ -43,6 +43,9 @@ class Knobs(TileKnobs):
     """B, which is no constant and lies along n, is packed all the same."""
     by_group: bool = field(default=False, metadata=ALGORITHM)
     """The columns of each group are padded to whole vectors."""
+    panel: int = 0
+    """Columns of constant weights that are packed side by side; 0: those of a tile, which are a multiple of it. Tiles
+    of several widths take the same weights so."""
 
 
 def accepts(problem: CPUProblem) -> str:

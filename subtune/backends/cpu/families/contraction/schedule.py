@@ -10,6 +10,7 @@ in the project's recipes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
@@ -23,7 +24,7 @@ from subtune.backends.cpu.loops.last_tile import narrowed
 from subtune.backends.cpu.loops.loop_nest import Tiling, mark, micro_kernel, place
 from subtune.backends.cpu.loops.online_pack import is_copy, pack_meanwhile, place_online_pack, place_panel, turn_marked
 from subtune.backends.cpu.loops.padding import pad_axes
-from subtune.backends.cpu.loops.prefetch import prefetch_panels
+from subtune.backends.cpu.loops.prefetch import MicroKernel, prefetch_panels
 from subtune.backends.cpu.loops.skipped_rows import skip_padding
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable, Packing
 from subtune.core.workload import dtype_bits
@@ -88,10 +89,11 @@ def _schedule(
         batch, k_axes = ([axis.index for axis in info.of_role(role)] for role in ("batch", "k"))
         dims = {axis: dim for dim, axis in enumerate(info.b.axes)}
         layout = [*batch, info.n.index, *k_axes]
-        sch.transform_layout(block, ("read", info.b.read), packed_index(dims, layout, info.n.index, nr))
+        panel = (knobs.panel or nr) if weights.is_constant else nr
+        sch.transform_layout(block, ("read", info.b.read), packed_index(dims, layout, info.n.index, panel))
         if weights.is_constant:
             sch.annotate(packed, PREPROC_ATTR, True)
-            packing = packing_of(info, layout, nr)
+            packing = packing_of(info, layout, panel)
             packing = GroupPacking(info.b.shape[0], packing) if knobs.by_group else packing
 
     packs_online = packed is not None and not weights.is_constant
@@ -117,11 +119,16 @@ def _schedule(
         func = split_prepack(func, weights.param)
         packings = ((weights.param, packing),)
         if knobs.prefetch:
-            func = prefetch_panels(func, func.params[weights.param], micro_kernel(sch, nest, knobs.passes))
+            func = _prefetched(func, func.params[weights.param], micro_kernel(sch, nest, knobs.passes), knobs)
     whole = narrowed(func, micro_kernel(sch, nest), info.n.index, columns, nr, tiling.lanes)
     whole = skip_padding(whole, micro_kernel(sch, nest).update)
     is_schedule = whole.same_as(func) and not (knobs.prefetch or turns or in_panels)
     return Kernel(whole, packings, sch.trace if exportable and is_schedule else None)
+
+
+def _prefetched(func: Any, weights: Any, kernel: MicroKernel, knobs: Knobs) -> Any:
+    panels = knobs.nr // (knobs.panel or knobs.nr)
+    return prefetch_panels(func, weights, replace(kernel, panels=panels, ahead=panels))
 
 
 def packed_index(dims: dict[int, int], layout: list[int], n_axis: int, nr: int) -> Any:

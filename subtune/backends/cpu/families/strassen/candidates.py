@@ -51,6 +51,8 @@ class Knobs:
     """In how many of the tiles that share a panel, at most; 0: in all."""
     rows: int = 0
     """That count; those behind may hold anything, and nobody reads what becomes of them. 0: all do."""
+    panel: int = 0
+    """As of `contraction.candidates.Knobs`."""
 
 
 def accepts(problem: CPUProblem) -> str:

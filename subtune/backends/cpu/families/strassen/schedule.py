@@ -46,33 +46,37 @@ _OUT = "strassen_out"
 
 @dataclass(frozen=True, slots=True)
 class StrassenWeights:
-    """Constant B as sums of blocks, panel by panel of `nr` columns: `[n / s / nr * 7^levels, taps..., k / s, nr]`.
+    """Constant B as sums of blocks, in panels of `width` columns: `[n / s / width * 7^levels, taps..., k / s, width]`.
 
-    `order` brings B's dims to `[taps..., k, n]`; `lanes` columns go to one block, the next `lanes` to the next.
+    `order` brings B's dims to `[taps..., k, n]`; `lanes` columns go to one block, the next `lanes` to the next. With
+    `is_by_product` all panels of a product lie together, otherwise all products of a panel.
     """
 
     levels: int
-    nr: int
+    width: int
     lanes: int
     order: tuple[int, ...]
     extents: tuple[int, ...]
     """Of B's dims in that order."""
+    is_by_product: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         *taps, k, n = self.extents
         s = 2**self.levels
-        return (n // s // self.nr * PRODUCTS**self.levels, *taps, k // s, self.nr)
+        return (n // s // self.width * PRODUCTS**self.levels, *taps, k // s, self.width)
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         *taps, k, n = self.extents
         s, products = 2**self.levels, PRODUCTS**self.levels
-        panels, t = n // s // self.nr, prod(taps)
-        b = array.transpose(self.order).reshape(t, s, k // s, panels, self.nr // self.lanes, s, self.lanes)
-        out = np.empty((panels, products, t, k // s, self.nr // self.lanes, self.lanes), np.float32)
+        panels, vectors, t = n // s // self.width, self.width // self.lanes, prod(taps)
+        b = array.transpose(self.order).reshape(t, s, k // s, panels, vectors, s, self.lanes)
+        out = np.empty((products, panels, t, k // s, vectors, self.lanes), np.float32)
+        out = out if self.is_by_product else out.reshape(panels, products, *out.shape[2:]).swapaxes(0, 1)
         for p, row in enumerate(terms(self.levels).b):
             total = sum(sign * b[:, i, :, :, :, j].astype(np.float64) for (i, j), sign in row)
-            out[:, p] = total.transpose(2, 0, 1, 3, 4)  # type: ignore[union-attr]
+            out[p] = total.transpose(2, 0, 1, 3, 4)  # type: ignore[union-attr]
+        out = out if self.is_by_product else out.swapaxes(0, 1)
         return out.reshape(self.shape)
 
 
@@ -94,18 +98,21 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     if not is_written_in_order(sch, stages):
         return NotApplicable("the output is not written in the anchor's order")
     pads = tuple(sch.get(pad).name_hint for pad in stages.producers)
-    func = _rewrite(sch, stages, info, levels, rows, knobs.rows or height, nr, lanes)
+    order, extents = _b_order(info)
+    weights = StrassenWeights(levels, knobs.panel or nr, lanes, order, extents, bool(knobs.panel))
+    func = _rewrite(sch, stages, info, weights, rows, knobs.rows or height)
     rewritten = Schedule(func)
     try:
         _schedule(rewritten, pads, levels, mr, nr, mb if knobs.order == "m" else 0, lanes)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
-    order, extents = _b_order(info)
-    weights = StrassenWeights(levels, nr, lanes, order, extents)
     scheduled = fold_choices(rewritten.mod["main"], ("strassen_v", "strassen_y"))
     if knobs.prefetch:
         depth = 3 if knobs.order == "n" else 4
-        kernel = MicroKernel("strassen_g_update", depth, 1, len(_reduced(info)), knobs.passes)
+        ahead = info.n.extent // s // knobs.panel if knobs.panel else 1  # the next product's
+        kernel = MicroKernel(
+            "strassen_g_update", depth, 1, len(_reduced(info)), knobs.passes, nr // weights.width, ahead
+        )
         scheduled = prefetch_panels(scheduled, scheduled.params[info.b.param], kernel)
     return Kernel(scheduled, ((info.b.param, weights),))
 
@@ -126,17 +133,16 @@ def _dims(*extents: int) -> list[Any]:
     return [_int(extent) for extent in extents]
 
 
-def _rewrite(
-    sch: Schedule, stages: Stages, info: Contraction, levels: int, rows: int, given: int, nr: int, lanes: int
-) -> Any:
+def _rewrite(sch: Schedule, stages: Stages, info: Contraction, weights: StrassenWeights, rows: int, given: int) -> Any:
     """The workload with its contraction computed by Strassen's algorithm, its weights already summed.
 
     Args:
         rows: of a block of A.
         given: rows of A that count.
     """
-    s, products = 2**levels, PRODUCTS**levels
-    table = terms(levels)
+    lanes, width = weights.lanes, weights.width
+    s, products = 2**weights.levels, PRODUCTS**weights.levels
+    table = terms(weights.levels)
     func = sch.mod["main"]
     anchor = sch.get(stages.anchors[0])
     source = anchor.reads[info.a.read].source
@@ -147,7 +153,7 @@ def _rewrite(
     (load,) = (found for found in loads(anchor.body.value) if found.source.same_as(source))
 
     data = te.placeholder([_int(d) for d in source.shape], str(source.dtype), name="data")
-    u = te.placeholder(_dims(n // s // nr * products, *taps, depth, nr), "float32", name="u")
+    u = te.placeholder(_dims(*weights.shape), "float32", name="u")
 
     def a(row: Any, tap: tuple[Any, ...], k: Any) -> Any:
         position = {axis.index: _int(0) for axis in info.of_role("k")}
@@ -165,10 +171,14 @@ def _rewrite(
         return choose((p,), [((q,), total) for q, total in enumerate(sums)])
 
     v = te.compute(_dims(rows, products, *taps, depth), v_of, name="strassen_v")
+
+    def panel_of(p: Any, o: Any) -> Any:
+        return p * (n // s // width) + o // width if weights.is_by_product else o // width * products + p
+
     reduced = [te.reduce_axis((_dims(0)[0], _dims(extent)[0]), f"k{i}") for i, extent in enumerate([*taps, depth])]
     g = te.compute(
         _dims(rows, products, n // s),
-        lambda m, p, o: te.sum(v[(m, p, *reduced)] * u[(o // nr * products + p, *reduced, o % nr)], axis=reduced),
+        lambda m, p, o: te.sum(v[(m, p, *reduced)] * u[(panel_of(p, o), *reduced, o % width)], axis=reduced),
         name="strassen_g",
     )
     blocks = [(i, j) for i in range(s) for j in range(s)]

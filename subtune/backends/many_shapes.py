@@ -1,0 +1,37 @@
+"""What the core asks of a kind of device for kernels of many shapes: see `subtune.dynamic`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from subtune.core.candidate import Candidate
+from subtune.core.errors import TargetError
+from subtune.core.kernel import Kernel
+from subtune.core.workload import Workload
+
+if TYPE_CHECKING:
+    import tvm
+
+    from subtune.backends.base import Device
+
+
+class ManyShapes:
+    """A part of `Backend`. As it stands, it is that of a device without dynamic shapes."""
+
+    kind: ClassVar[str]
+    compares_lowered: ClassVar[bool] = True
+    """Whether elements of buffers are counted already in what `comparable` makes."""
+
+    def comparable(self, func: tvm.tirx.PrimFunc, device: Device) -> tvm.tirx.PrimFunc:
+        """A scheduled PrimFunc as instances are compared: kernels of dynamic shapes are that, with numbers of tiles as
+        first parameters and the attribute `core.variants.GREATEST`. Raises TargetError where there are none."""
+        raise TargetError(f"there are no dynamic shapes for {device.model.description}; give every dimension a value")
+
+    def plain(self, workload: Workload, is_single: bool = False) -> Kernel:
+        """A workload as it is, its outermost loops shared out, with `is_single` one by one: alike at all extents, where
+        nothing else is. Raises TargetError as `comparable` does."""
+        raise TargetError(f"there are no dynamic shapes for devices of kind {self.kind}; give every dimension a value")
+
+    def sharing(self, candidate: Candidate, device: Device) -> Candidate:
+        """The same, taking constant weights as candidates of other tiles do, too, where that costs nothing."""
+        return candidate

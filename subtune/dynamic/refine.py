@@ -1,0 +1,89 @@
+"""Held-out instances: is the kernel that would be chosen there the fastest? Where it is not sure, it is timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from subtune.core.candidate import Candidate
+from subtune.core.domain import Domain
+from subtune.dynamic.measure import Extents, Measured
+from subtune.dynamic.predict import instances_of, times_of
+from subtune.dynamic.workload import DynamicWorkload
+
+_CLOSE = 1.1
+"""Times the fastest kernel's predicted seconds, up to which a kernel may be the fastest."""
+_MOST_CLOSE = 4
+"""Kernels that are timed at one instance."""
+_APART = 1.08
+"""Times an extent that is measured, up to which another is as good as measured."""
+_MOST = 8
+"""Instances."""
+_DRAWN = 64
+"""Instances that are looked at."""
+_RIGHT, _ENOUGH = 0.02, 3
+"""So near the fastest, so many times in a row, and the choice is trusted."""
+
+
+class HeldOut:
+    """Draws instances by their weights, evenly, and names those at which several kernels are about as fast.
+
+    What it is called with has the times that it asked for before.
+    """
+
+    def __init__(self, workload: DynamicWorkload, domain: Domain) -> None:
+        instances, weights = instances_of(workload, domain)
+        order = sorted(range(len(instances)), key=lambda i: (math.prod(instances[i]), instances[i]))
+        shares = np.cumsum(weights[order]) / weights.sum()
+        drawn = [order[int(np.searchsorted(shares, _bits_turned(i)))] for i in range(1, _DRAWN + 1)]
+        self._left = [instances[i] for i in dict.fromkeys(drawn)]
+        self._asked: tuple[Extents, Candidate] | None = None
+        self._count = self._right = 0
+
+    def __call__(self, found: Measured) -> tuple[Extents, Sequence[Candidate]] | None:
+        """The next instance, and the kernels to time there, the one that would be chosen first; None: no more."""
+        self._judge(found)
+        while self._left and self._count < _MOST and self._right < _ENOUGH:
+            at = self._left.pop(0)
+            close = _close(found, at)
+            if len(close) > 1 and not _is_known(found, at):
+                self._count += 1
+                self._asked = (at, close[0])
+                return at, close
+        return None
+
+    def _judge(self, found: Measured) -> None:
+        """How good the choice was at the last instance."""
+        if self._asked is None:
+            return
+        at, chosen = self._asked
+        seconds = {one: of[at] for one, of in found.seconds.items() if at in of}
+        if chosen in seconds and seconds[chosen] <= (1 + _RIGHT) * min(seconds.values()):
+            self._right += 1
+        else:
+            self._right = 0
+
+
+def _close(found: Measured, at: Extents) -> list[Candidate]:
+    """Kernels that may be the fastest, the one that is predicted to be first."""
+    seconds = {one: float(times_of(found, one, [at])[0]) for one in found.libraries}
+    best = min(seconds.values(), default=math.inf)
+    close = [one for one, of in seconds.items() if of <= _CLOSE * best and math.isfinite(of)]
+    return sorted(close, key=lambda one: seconds[one])[:_MOST_CLOSE]
+
+
+def _is_known(found: Measured, at: Extents) -> bool:
+    """Whether kernels were checked there, or timed next to it."""
+    is_checked = any(at in of for of in found.right.values())
+    return is_checked or any(_is_apart_little(at, known) for of in found.seconds.values() for known in of)
+
+
+def _is_apart_little(one: Extents, other: Extents) -> bool:
+    return all(a <= _APART * b and b <= _APART * a for a, b in zip(one, other, strict=True))
+
+
+def _bits_turned(number: int) -> float:
+    """van der Corput's sequence: 1/2, 1/4, 3/4, 1/8, …; every new one lies between those before."""
+    return int(f"{number:b}"[::-1], 2) / 2 ** number.bit_length()
