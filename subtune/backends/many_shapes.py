@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
@@ -12,7 +13,7 @@ from subtune.core.workload import Workload
 if TYPE_CHECKING:
     import tvm
 
-    from subtune.backends.base import Device
+    from subtune.backends.base import Device, Problem
 
 
 class ManyShapes:
@@ -32,6 +33,6 @@ class ManyShapes:
         nothing else is. Raises TargetError as `comparable` does."""
         raise TargetError(f"there are no dynamic shapes for devices of kind {self.kind}; give every dimension a value")
 
-    def sharing(self, candidate: Candidate, device: Device) -> Candidate:
-        """The same, taking constant weights as candidates of other tiles do, too, where that costs nothing."""
-        return candidate
+    def for_many_shapes(self, problem: Problem[Any], candidate: Candidate) -> Sequence[Candidate]:
+        """What is tried in the place of a candidate for one instance where a kernel is to serve others, too."""
+        return (candidate,)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from subtune import backends
-from subtune.backends.base import Device
+from subtune.backends.base import Device, Problem
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.domain import Domain, Symbol
 from subtune.core.errors import SubtuneError
@@ -137,15 +137,15 @@ def proposals(
             continue
     longest = max((len(one) for one, _ in ranked), default=0)
     turns = [(one[i], extents) for i in range(longest) for one, extents in ranked if i < len(one)]
-    args = workload.at(probes[-1]).args
-    has_weights = any(arg.is_constant and len(arg.shape) > 1 for arg in args)
-    tiles: dict[Candidate, Candidate] = {}
+    tiles: dict[Candidate, Sequence[Candidate]] = {}
     origins: dict[Candidate, tuple[Extents, ...]] = {}
     for candidate, extents in turns:
         if candidate not in tiles:
-            limited = _limited(candidate, extents)
-            tiles[candidate] = device.backend.sharing(limited, device) if has_weights else limited
-        origins[tiles[candidate]] = (*origins.get(tiles[candidate], ()), extents)
+            problem = Problem(workload.at(extents), device.model, device.numerics)
+            tiles[candidate] = device.backend.for_many_shapes(problem, _limited(candidate, extents))
+        for one in tiles[candidate]:
+            origins[one] = (*origins.get(one, ()), extents)
+    args = workload.at(probes[-1]).args
     is_large = sum(arg.nbytes for arg in args if arg.is_constant) > _LARGE_BYTES
     return dict(list(origins.items())[: _FEW_KERNELS if is_large else _MOST_KERNELS])
 

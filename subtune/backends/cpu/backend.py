@@ -149,13 +149,14 @@ class CPUBackend(Backend):
         whole = joined(flattened({gvar: func}, device.model.target())[gvar])
         return whole if asserts(whole) else whole.with_attr(FLAT, True)
 
-    def sharing(self, candidate: Candidate, device: Device) -> Candidate:
-        """Weights in panels of one vector's columns, of which a tile takes several."""
+    def for_many_shapes(self, problem: Problem[CPUModel], candidate: Candidate) -> Sequence[Candidate]:
+        """Weights in panels of one vector, of which a tile takes several: tiles of all widths take the same."""
         knobs = next(family.knobs for family in self.families if family.name == candidate.family)
-        if "panel" not in (knob.name for knob in fields(knobs)):
-            return candidate
-        decided = {**dict(candidate.knobs), "panel": _model(device).lanes()}
-        return Candidate.make(candidate.family, candidate.predicted_s, **decided)
+        is_packed = any(arg.is_constant and len(arg.shape) > 1 for arg in problem.workload.args)
+        if not is_packed or "panel" not in (knob.name for knob in fields(knobs)):
+            return (candidate,)
+        decided = {**dict(candidate.knobs), "panel": problem.device.lanes()}
+        return (Candidate.make(candidate.family, candidate.predicted_s, **decided),)
 
     def plain(self, workload: Workload, is_single: bool = False) -> Kernel:
         from subtune.backends.cpu.lowering.plain import plain

@@ -166,6 +166,11 @@ class CUDABackend(Backend):
         made = plain(workload, 1 if is_single else _PLAIN_THREADS)
         return replace(made, func=made.func.with_attrs(_LINKED))
 
+    def for_many_shapes(self, problem: Problem[CUDAModel], candidate: Candidate) -> Sequence[Candidate]:
+        from subtune.backends.cuda.many_shapes import for_many_shapes
+
+        return for_many_shapes(problem, candidate)
+
     def build(self, func: tvm.tirx.PrimFunc, device: Device, stem: str, is_optional: bool) -> str | Failure:
         from subtune.backends.cuda.building import builder
 

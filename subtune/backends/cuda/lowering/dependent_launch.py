@@ -53,9 +53,8 @@ def wait_for_previous(mod: IRModule, _context: PassContext) -> IRModule:
     def waiting(func: Any) -> Any:
         if _TAG not in (func.attrs.get(_PARAMS) or ()):
             return func
-        steps = [T.ptx.griddepcontrol.launch_dependents()] if _is_small(func) else []
-        steps += [] if _waits(func.body) else [T.ptx.griddepcontrol.wait()]
-        return func.with_body(tirx.SeqStmt([*map(tirx.Evaluate, steps), func.body])) if steps else func
+        steps = [*_starting_next(func), *([] if _waits(func.body) else [tirx.Evaluate(T.ptx.griddepcontrol.wait())])]
+        return func.with_body(tirx.SeqStmt([*steps, func.body])) if steps else func
 
     return _with_kernels(mod, waiting)
 
@@ -68,17 +67,38 @@ def _with_kernels(mod: IRModule, change: Any) -> IRModule:
     return changed
 
 
+def _starting_next(func: Any) -> list[Any]:
+    """The statement that lets the next kernel start; of a kernel for many shapes, where its blocks are few."""
+    known, symbolic = _extents(func)
+    most = _FEW_THREADS // prod(known.values())
+    starts = tirx.Evaluate(T.ptx.griddepcontrol.launch_dependents())
+    if not symbolic:
+        return [starts] if most else []
+    return [tirx.IfThenElse(prod(symbolic.values()) <= most, starts, None)]
+
+
 def _is_small(func: Any) -> bool:
     """Whether its blocks all run at once, and leave room."""
-    extents: dict[str, int] = {}
+    known, symbolic = _extents(func)
+    return not symbolic and prod(known.values()) <= _FEW_THREADS
+
+
+def _extents(func: Any) -> tuple[dict[str, int], dict[str, Any]]:
+    """How many threads and blocks it has along each axis: numbers, and what the symbols say."""
+    known: dict[str, int] = {}
+    symbolic: dict[str, Any] = {}
 
     def look(stmt: Any) -> None:
-        if str(stmt.attr_key) == "thread_extent" and isinstance(stmt.value, tirx.IntImm):
-            tag = str(stmt.node.thread_tag)
-            extents[tag] = max(extents.get(tag, 1), int(stmt.value))
+        if str(stmt.attr_key) != "thread_extent":
+            return
+        tag = str(stmt.node.thread_tag)
+        if isinstance(stmt.value, tirx.IntImm):
+            known[tag] = max(known.get(tag, 1), int(stmt.value))
+        else:
+            symbolic[tag] = stmt.value
 
     tvm_ffi.structural_walk(func.body, (tirx.AttrStmt, look), order="post")
-    return prod(extents.values()) <= _FEW_THREADS
+    return known, symbolic
 
 
 def _has_instruction(func: Any) -> bool:

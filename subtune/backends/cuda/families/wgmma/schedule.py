@@ -56,6 +56,7 @@ class WgmmaKnobs:
     swapped: bool = False
     taps: int = 1
     resident: int = 0
+    single: bool = False
 
     @property
     def tiling(self) -> Tiling:

@@ -42,7 +42,7 @@ class Tiling:
 
     `taps`: so many steps, the taps of a window one below the other, are multiplied from one copy of their rows of
     pixels: those of the tile and the ones that the last tap reads beyond. `resident`: so many steps, all there are, for
-    which B is copied once and stays.
+    which B is copied once and stays. `single`: there are as many blocks as tiles.
     """
 
     rows: tuple[int, ...]
@@ -60,6 +60,7 @@ class Tiling:
     swapped: bool = False
     taps: int = 1
     resident: int = 0
+    single: bool = False
 
     def knobs(self) -> dict[str, Knob]:
         return {
@@ -75,6 +76,7 @@ class Tiling:
             **({"row_bytes": self.row_bytes} if self.row_bytes != ROW_BYTES else {}),
             **({"swapped": True} if self.swapped else {}),
             **({"resident": self.resident} if self.resident else {}),
+            **({"single": True} if self.single else {}),
         }
 
     @property

@@ -59,7 +59,7 @@ class Walk:
 
     @property
     def clusters(self) -> int:
-        if self.tiling.split > 1:
+        if self.tiling.split > 1 or self.tiling.single:
             return self.tiles
         return min(self.tiles, self.sms * self.tiling.blocks_per_sm // self.blocks)
 
@@ -112,7 +112,7 @@ class Walk:
         per_batch = places * columns
         within = tile % per_batch if view.batch else tile
         band = within // (raster * columns)
-        height = tirx.min(places - band * raster, raster) if places % raster else raster
+        height = tirx.min(places - band * raster, raster)
         rest = within - band * (raster * columns)
         m = band * raster + rest % height if raster > 1 else within // columns
         n = rest // height if raster > 1 else within % columns

@@ -1,0 +1,43 @@
+"""Candidates for one instance, as kernels for many shapes are written of them.
+
+A kernel is made of what it has in common at several instances, all of many tiles. What a policy would do where tiles
+are few has to be said: blocks of one tile each, as many as there are tiles, begin and end sooner than those that look
+for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil, prod
+
+from subtune.backends.base import Problem
+from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.attention.tiling import Knobs as AttentionKnobs
+from subtune.backends.cuda.families.wgmma.schedule import WgmmaKnobs
+from subtune.core.candidate import Candidate
+from subtune.patterns.contraction import Contraction
+
+
+def for_many_shapes(problem: Problem[CUDAModel], candidate: Candidate) -> Sequence[Candidate]:
+    """See `Backend.for_many_shapes`."""
+    if candidate.family == "cuda.attention":
+        attention = candidate.as_knobs(AttentionKnobs)
+        assert isinstance(attention, AttentionKnobs)
+        apart = Candidate.of(candidate.family, replace(attention, persistent=False), candidate.predicted_s)
+        return (apart, candidate) if attention.persistent else (candidate,)
+    if candidate.family == "cuda.wgmma":
+        knobs = candidate.as_knobs(WgmmaKnobs)
+        assert isinstance(knobs, WgmmaKnobs)
+        if knobs.split == 1 and _tiles(problem, knobs) <= problem.device.sms * knobs.blocks_per_sm:
+            return (Candidate.of(candidate.family, replace(knobs, single=True), candidate.predicted_s), candidate)
+    return (candidate,)
+
+
+def _tiles(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> float:
+    """About how many tiles an instance has."""
+    found = problem.pattern
+    if not isinstance(found, Contraction):
+        return float("inf")
+    rows, others = (prod(axis.extent for axis in found.of_role(role)) for role in ("m", "batch"))
+    return others * ceil(rows / knobs.tiling.m) * ceil(found.n.extent / knobs.columns)
