@@ -26,8 +26,8 @@ from subtune.dynamic.workload import DynamicWorkload
 _STEP = 1.6
 """A symbol's value at a measured instance over that at the one before; no power of it is one of 2, so that tiles of all
 heights are proposed."""
-_MOST_KERNELS = 24
-"""Built of one workload."""
+_MOST_KERNELS, _MANY_KERNELS = 24, 48
+"""Built of one workload; and where builds are beside what is measured, and measuring takes little."""
 _LARGE_BYTES, _FEW_KERNELS = 1 << 26, 8
 """Weights of which every layout takes seconds to make, and kernels of a workload that has such."""
 _MOST_PASSES = 16
@@ -147,7 +147,8 @@ def proposals(
             origins[one] = (*origins.get(one, ()), extents)
     args = workload.at(probes[-1]).args
     is_large = sum(arg.nbytes for arg in args if arg.is_constant) > _LARGE_BYTES
-    return dict(list(origins.items())[: _FEW_KERNELS if is_large else _MOST_KERNELS])
+    most = _MANY_KERNELS if device.backend.measuring.overlaps else _MOST_KERNELS
+    return dict(list(origins.items())[: _FEW_KERNELS if is_large else most])
 
 
 def _limited(candidate: Candidate, extents: Extents) -> Candidate:
