@@ -30,7 +30,11 @@ from tvm.script import tirx as T
 _PARAMS = "tirx.kernel_launch_params"
 _TAG = "tirx.use_programtic_dependent_launch"  # TVM's spelling
 _FIRST_ARCH = 90
-_FEW_THREADS = 132 * 512  # of a kernel: a quarter of the places of an H200, with which this was measured
+_MULTIPROCESSORS = 132
+"""Of an H200, with which this was measured."""
+_FEW_THREADS = _MULTIPROCESSORS * 512
+"""Of a kernel: a quarter of the places."""
+_BLOCKS_OF_ONE = "tirx.launch_bounds_min_blocks_per_sm"
 STARTS_LATE = "subtune.starts_late"
 """On kernels that are launched when the one before them has ended, unless they have few threads."""
 
@@ -71,6 +75,8 @@ def _starting_next(func: Any) -> list[Any]:
     """The statement that lets the next kernel start; of a kernel for many shapes, where its blocks are few."""
     known, symbolic = _extents(func)
     most = _FEW_THREADS // prod(known.values())
+    if symbolic and (at_once := _blocks_of_one(func)):  # those behind wait for places: the next one's may not take them
+        most = min(most, _MULTIPROCESSORS * at_once)
     starts = tirx.Evaluate(T.ptx.griddepcontrol.launch_dependents())
     if not symbolic:
         return [starts] if most else []
@@ -81,6 +87,18 @@ def _is_small(func: Any) -> bool:
     """Whether its blocks all run at once, and leave room."""
     known, symbolic = _extents(func)
     return not symbolic and prod(known.values()) <= _FEW_THREADS
+
+
+def _blocks_of_one(func: Any) -> int:
+    """How many blocks a multiprocessor has room for, where a kernel says so; else 0."""
+    found = [0]
+
+    def look(stmt: Any) -> None:
+        if str(stmt.attr_key) == _BLOCKS_OF_ONE:
+            found.append(int(stmt.value))
+
+    tvm_ffi.structural_walk(func.body, (tirx.AttrStmt, look), order="post")
+    return max(found)
 
 
 def _extents(func: Any) -> tuple[dict[str, int], dict[str, Any]]:
