@@ -61,7 +61,8 @@ def tuned(
     """
     probes = _probes(workload, domain)
     proposed = proposals(workload, probes, device, topk if is_heavy else _FEW)
-    probes = _spread(probes, _MANY if is_heavy else _FEW)
+    if not (is_heavy and device.backend.measuring.overlaps):  # else all of them: measuring takes little
+        probes = _spread(probes, _MANY if is_heavy else _FEW)
     checks = _between(workload, domain, probes, _CHECKS if is_heavy else 2)
     if not is_heavy:
         proposed = {**dict.fromkeys(proposed, ()), DEFAULT: ()}

@@ -30,7 +30,7 @@ def for_many_shapes(problem: Problem[CUDAModel], candidate: Candidate) -> Sequen
         knobs = candidate.as_knobs(WgmmaKnobs)
         assert isinstance(knobs, WgmmaKnobs)
         if knobs.split == 1 and _tiles(problem, knobs) <= problem.device.sms * knobs.blocks_per_sm:
-            return (Candidate.of(candidate.family, replace(knobs, single=True), candidate.predicted_s),)
+            return (Candidate.of(candidate.family, replace(knobs, single=True), candidate.predicted_s), candidate)
     return (candidate,)
 
 
