@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,12 +17,12 @@ class PatientMeasurer(LocalMeasurer):
     """Ends what hangs after a second, and gives everything else two minutes."""
 
     @contextmanager
-    def session(self, workload: Any, device: Any, deadline: float = math.inf) -> Iterator[Any]:
-        with super().session(workload, device, deadline) as session:
+    def session(self, *args: Any, **options: Any) -> Iterator[Any]:
+        with super().session(*args, **options) as session:
             run = session._run
 
             def run_within(candidate: Candidate, job: Any, seconds: float) -> Any:
-                self.settings.run_limit_s = _limit_s(candidate)
+                session._settings.run_limit_s = _limit_s(candidate)
                 return run(candidate, job, seconds)
 
             session._run = run_within

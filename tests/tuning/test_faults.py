@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -89,6 +90,9 @@ def test_one_of_each_kind_of_bad_candidate_costs_only_itself(measurer, doubles, 
         for name, kind in kinds.items():
             assert found[name].kind == kind
             assert found[name].message
+        limit = re.fullmatch(r"did not finish within ([\d.]+) s", found["hang"].message)
+        assert limit
+        assert float(limit[1]) < 60  # what hangs has a limit of its own
         unused = ReplayMeasurer({DEFAULT: 1.0})
         assert tune_subgraph(workload, device, search, database=database, measurer=unused) == record
         assert unused.log == []
