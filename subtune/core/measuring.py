@@ -27,6 +27,8 @@ class Measuring:
     """Of one candidate, where others wait for the slowest."""
     limits_memory: bool = True
     """Whether worker processes get a limit of address space."""
+    forks_runner: bool = False
+    """Who checks and times is forked from the builders' server too: where they differ in their threads alone."""
     has_spare_runner: bool = False
     """A crashed runner is replaced by one that waits with everything loaded."""
     grace_s: float = 1.0

@@ -1,8 +1,9 @@
 """Worker processes forked from one that has loaded all they need: a start takes milliseconds, not seconds.
 
 The server is a program of its own with one thread: it imports, and then forks whenever it is asked to.
-A request carries three descriptors: the worker's end of its channel, its log, and a pipe on which the server tells the
-worker's process number at once, and later how it ended.
+A request is a number of threads, or 0 for as many as the server's environment says. It carries three descriptors: the
+worker's end of its channel, its log, and a pipe on which the server tells the worker's process number at once, and
+later how it ended.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from typing import NoReturn
 
 from subtune.measure.launch import Log, environment, start_program
 
-_REQUEST = b"f"
 _NUMBER = struct.Struct("q")
 _UNKNOWN = -signal.SIGKILL
 """How a worker ended whose server is gone: whatever ended the one will have ended the other."""
@@ -58,16 +58,21 @@ class ForkServer:
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    def launch(self, channel: int, log: int) -> Forked:
-        """See `launch.Launcher`: the worker begins as soon as the server has loaded."""
+    def launch(self, channel: int, log: int, threads: int = 0) -> Forked:
+        """See `launch.Launcher`: the worker begins as soon as the server has loaded.
+
+        Args:
+            threads: of TVM's pool in that worker, which is made at its first use; 0: as `env` says.
+        """
+        request = _NUMBER.pack(threads)
         told, tells = os.pipe()
         try:
             with self._lock:
                 try:
-                    socket.send_fds(self._running(), [_REQUEST], [channel, log, tells])
+                    socket.send_fds(self._running(), [request], [channel, log, tells])
                 except (BrokenPipeError, ConnectionResetError):  # it died a moment ago
                     self._end()
-                    socket.send_fds(self._running(), [_REQUEST], [channel, log, tells])
+                    socket.send_fds(self._running(), [request], [channel, log, tells])
         finally:
             os.close(tells)
         return Forked(told)
@@ -98,6 +103,19 @@ class ForkServer:
             self._server.kill()
             self._server.wait()
         self._control = self._server = None
+
+
+class ForkedWithThreads:
+    """A launcher of workers that share a server with others, and have as many threads as they are told."""
+
+    def __init__(self, server: ForkServer, threads: int) -> None:
+        self._server, self._threads = server, threads
+
+    def launch(self, channel: int, log: int) -> Forked:
+        return self._server.launch(channel, log, self._threads)
+
+    def last_words(self) -> str:
+        return self._server.last_words()
 
 
 class Forked:
@@ -161,19 +179,19 @@ class _Server:
                     self._woken.recv(1 << 12)
                     self._reap()
                 if self._control in ready:
-                    request, fds, _, _ = socket.recv_fds(self._control, len(_REQUEST), 3)
+                    request, fds, _, _ = socket.recv_fds(self._control, _NUMBER.size, 3)
                     if not request:
                         return
-                    self._fork(*fds)
+                    self._fork(*_NUMBER.unpack(request), *fds)
 
-    def _fork(self, channel: int, log: int, tells: int) -> None:
+    def _fork(self, threads: int, channel: int, log: int, tells: int) -> None:
         try:
             pid = os.fork()
         except OSError as e:
             os.write(log, f"{e}\n".encode())
             pid = -1
         if pid == 0:
-            self._become_worker(channel, log, tells)
+            self._become_worker(threads, channel, log, tells)
         os.close(channel)
         os.close(log)
         if pid < 0:
@@ -182,8 +200,10 @@ class _Server:
         self._workers[pid] = tells
         _tell(tells, pid)
 
-    def _become_worker(self, channel: int, log: int, tells: int) -> NoReturn:
+    def _become_worker(self, threads: int, channel: int, log: int, tells: int) -> NoReturn:
         try:
+            if threads:
+                os.environ["TVM_NUM_THREADS"] = str(threads)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setpgid(0, 0)

@@ -17,8 +17,8 @@ from subtune.core.errors import SubtuneError
 from subtune.core.measuring import Measuring
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.core.workload import Workload
-from subtune.measure.fork_server import ForkServer
-from subtune.measure.launch import Programs
+from subtune.measure.fork_server import ForkedWithThreads, ForkServer
+from subtune.measure.launch import Launcher, Programs
 from subtune.measure.pool import Builders, Runner
 from subtune.measure.process import Worker
 from subtune.measure.protocol import Measurer
@@ -103,10 +103,10 @@ class LocalMeasurer:
     def close(self) -> None:
         for builders in self._builders.values():
             builders.close()
-        for server in self._servers.values():
-            server.close()
         for runner in self._runners.values():
             runner.close()
+        for server in self._servers.values():
+            server.close()
         self._scratch.remove()
 
     def __enter__(self) -> LocalMeasurer:
@@ -124,8 +124,8 @@ class LocalMeasurer:
             if kind not in self._builders:
                 self._builders[kind] = self._make_builders(kind, measuring)
             if (kind, threads) not in self._runners:
-                programs = Programs(_threads(threads), self._search_path, self._memory(measuring))
-                self._runners[kind, threads] = Runner(lambda: Worker(programs), measuring.has_spare_runner)
+                launcher = self._launcher_of_runners(kind, threads, measuring)
+                self._runners[kind, threads] = Runner(lambda: Worker(launcher), measuring.has_spare_runner)
             self._builders[kind].start()
             self._runners[kind, threads].start()
         except OSError as e:
@@ -139,6 +139,11 @@ class LocalMeasurer:
         self._servers[kind] = server
         count = int(measuring.builders_per_core * self._count)
         return Builders([Worker(server) for _ in range(count)], measuring.grace_s)
+
+    def _launcher_of_runners(self, kind: str, threads: int, measuring: Measuring) -> Launcher:
+        if measuring.forks_runner:
+            return ForkedWithThreads(self._servers[kind], threads)
+        return Programs(_threads(threads), self._search_path, self._memory(measuring))
 
     def _memory(self, measuring: Measuring) -> int:
         return self._memory_bytes if measuring.limits_memory else 0

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import tvm_ffi
 from tvm.script import tirx as T
 
 from subtune.backends.cpu.device import CPUModel
@@ -170,6 +171,8 @@ def schedule(workload: Workload, candidate: Candidate, device: CPUModel) -> Kern
         importlib.import_module("torch")
     if name == "counts garbage":
         return NotApplicable(f"collecting: {gc.isenabled()}, TVM left alone: {gc.get_freeze_count() > 100_000}")
+    if name == "counts threads":
+        return NotApplicable(f"threads: {tvm_ffi.get_global_func('runtime.NumThreads')()}")
     if name == "sleeps":
         time.sleep(3600)
     if name == "hoards":

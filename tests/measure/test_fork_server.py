@@ -16,7 +16,7 @@ from subtune.backends import as_device
 from subtune.core.candidate import Candidate
 from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Failure, FailureKind
-from subtune.measure.fork_server import ForkServer
+from subtune.measure.fork_server import ForkedWithThreads, ForkServer
 from subtune.measure.messages import BuildJob, Library
 from subtune.measure.process import Worker
 
@@ -24,10 +24,27 @@ LONG_S = 300.0
 
 
 @pytest.fixture
-def server(doubles: Any) -> Iterator[ForkServer]:
+def cold(doubles: Any) -> Iterator[ForkServer]:
+    """A server of the test's own: it begins to load with the first worker."""
     made = ForkServer({"TVM_NUM_THREADS": "1"}, [doubles.DIRECTORY], 0)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def warm(doubles: Any) -> Iterator[ForkServer]:
+    """One server for several tests: most of its start is to load TVM."""
+    made = ForkServer({"TVM_NUM_THREADS": "1"}, [doubles.DIRECTORY], 0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def server(warm: ForkServer) -> Iterator[ForkServer]:
+    """It runs, and has no workers before a test, nor after it."""
+    yield warm
+    left = processes(warm)[1]
+    assert not psutil.wait_procs(left, timeout=60)[1]
 
 
 @pytest.fixture
@@ -74,6 +91,13 @@ def test_each_worker_is_a_process_of_its_own_and_builds(server: ForkServer, job:
     for worker in workers:
         worker.close()
     assert not psutil.wait_procs(children, timeout=60)[1]
+
+
+def test_a_worker_may_have_other_threads_than_its_server(server: ForkServer, worker: Worker, job: Any) -> None:
+    other = Worker(ForkedWithThreads(server, 2))
+    said = [one.call(job("counts threads"), LONG_S).message for one in (worker, other)]
+    other.close()
+    assert said == ["threads: 1", "threads: 2"]
 
 
 def test_how_a_worker_ended_is_known_and_the_next_call_has_another(
@@ -128,25 +152,29 @@ def test_why_a_server_does_not_start(doubles: Any, job: Any) -> None:
     server.close()
 
 
-def test_what_has_not_begun_is_given_up_at_once(server: ForkServer, worker: Worker) -> None:
+def test_what_has_not_begun_is_given_up_at_once(cold: ForkServer) -> None:
     """The server is stopped before it forks: nobody waits for it."""
+    worker = Worker(cold)
     worker.start()
-    process, _ = processes(server)
+    process, _ = processes(cold)
     process.suspend()
     worker.kill()
     process.resume()
-    server.close()
+    worker.close()
+    cold.close()
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_one_given_up_before_its_fork_leaves(server: ForkServer, worker: Worker, job: Any) -> None:
+def test_one_given_up_before_its_fork_leaves(cold: ForkServer, job: Any) -> None:
+    worker = Worker(cold)
     worker.start()
     worker.kill()
     assert isinstance(worker.call(job("vector"), LONG_S), Library)
     deadline = time.monotonic() + 60
-    while len(processes(server)[1]) > 1:
+    while len(processes(cold)[1]) > 1:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    worker.close()
 
 
 def test_builders_stand_back_as_far_as_they_are_told(doubles: Any, job: Any) -> None:

@@ -46,7 +46,7 @@ class CPUBackend(Backend):
     kind: ClassVar[str] = "cpu"
     version: ClassVar[int] = 4
     measuring: ClassVar[Measuring] = Measuring(
-        builder_modules=("subtune.backends.cpu.families",), reference=Candidate("reference")
+        builder_modules=("subtune.backends.cpu.families",), forks_runner=True, reference=Candidate("reference")
     )
 
     @property
