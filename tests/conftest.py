@@ -1,5 +1,5 @@
-"""For all tests: reproducible examples, no user's database, one warm measurer (starting processes is most of what it
-costs), one small artifact, which is read only: whoever changes it makes a copy first.
+"""For all tests: reproducible examples, no user's database, warm measurers (starting processes is most of what they
+cost), one small artifact, which is read only: whoever changes it makes a copy first.
 """
 
 from __future__ import annotations
@@ -80,6 +80,13 @@ def measurer() -> Iterator[LocalMeasurer]:
     with PatientMeasurer(
         builders=2, schedule="doubles:schedule", search_path=[str(DOUBLES.parent)], memory_bytes=8 << 30
     ) as used:
+        yield used
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[LocalMeasurer]:
+    """Processes that build and time what users compile, as a compile would start them."""
+    with LocalMeasurer() as used:
         yield used
 
 

@@ -7,7 +7,6 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,12 +34,6 @@ from subtune.verification.verify import output_error
 from tests.measure.patient import PatientMeasurer
 
 """The module: the package's attribute of that name is the function."""
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[LocalMeasurer]:
-    with LocalMeasurer() as used:
-        yield used
 
 
 @pytest.fixture(scope="module")

@@ -90,15 +90,20 @@ def elsewhere(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return subtune.compile(classifier(), output=tmp_path_factory.mktemp("artifact") / "a.subtune", tune=False).path
+
+
 @pytest.fixture
-def files(tmp_path: Path) -> None:
+def files(tmp_path: Path, artifact: Path) -> None:
     """The files that the pages take for granted."""
     onnx.save(classifier(), tmp_path / "classifier.onnx")
     onnx.save(models.reduced("mlp"), tmp_path / "model.onnx")
     x, y = (h.make_tensor_value_info(name, 1, ["batch", 8]) for name in "xy")
     onnx.save(h.make_model(h.make_graph([h.make_node("Relu", ["x"], ["y"])], "g", [x], [y])), tmp_path / "dynamic.onnx")
     onnx.save(decoder(), tmp_path / "decoder.onnx")
-    subtune.compile(classifier(), output=tmp_path / "classifier.subtune", tune=False)
+    shutil.copytree(artifact, tmp_path / "classifier.subtune")
     np.save(tmp_path / "x.npy", np.zeros((1, 3, 64, 64), "float32"))
     samples = np.random.default_rng(0).standard_normal((16, 16, 16, 3), dtype="float32")
     np.savez(tmp_path / "calib.npz", input=samples)

@@ -48,7 +48,7 @@ def test_a_model_in_bf16_is_close_to_the_model(name: str, tmp_path: Path) -> Non
 
 
 @needs_bf16
-def test_tuned_kernels_multiply_in_bf16(tmp_path: Path) -> None:
+def test_tuned_kernels_multiply_in_bf16(workers: LocalMeasurer, tmp_path: Path) -> None:
     """The kernels that are measured are linked, their weights packed in pairs; fp32 and bf16 do not mix.
 
     Two million multiplications, of which the default schedule makes one at a time: it does not win.
@@ -60,13 +60,12 @@ def test_tuned_kernels_multiply_in_bf16(tmp_path: Path) -> None:
     weight = rng.standard_normal((256, 128), dtype=np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     in_bf16 = ("contraction_bf16(", "amx(")
-    with LocalMeasurer(builders=1) as measurer:
-        for attempt in range(5):  # on a machine that is disturbed all the while, the default is kept in doubt
-            options = {"topk": 3, "threads": 2, "database": tmp_path / f"{attempt}.db", "measurer": measurer}
-            report = compile_model(model, tmp_path / "half.subtune", precision="bf16", **options)
-            if any(row.candidate.startswith(in_bf16) for row in report.rows):
-                break
-        full = compile_model(model, tmp_path / "full.subtune", **options)
+    for attempt in range(5):  # on a machine that is disturbed all the while, the default is kept in doubt
+        options = {"topk": 3, "threads": 2, "database": tmp_path / f"{attempt}.db", "measurer": workers}
+        report = compile_model(model, tmp_path / "half.subtune", precision="bf16", **options)
+        if any(row.candidate.startswith(in_bf16) for row in report.rows):
+            break
+    full = compile_model(model, tmp_path / "full.subtune", **options)
     assert not report.failures
     assert sum(row.failed for row in report.rows) == 0
     assert any(row.candidate.startswith(in_bf16) for row in report.rows)

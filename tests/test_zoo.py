@@ -39,12 +39,6 @@ BATCHED = ("bert", "lstm", "mobilenet_v2")
 
 
 @pytest.fixture(scope="module")
-def measurer() -> Iterator[LocalMeasurer]:
-    with LocalMeasurer() as used:
-        yield used
-
-
-@pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     with Database(tmp_path_factory.mktemp("database") / "zoo.db") as opened:
         yield opened
@@ -109,11 +103,11 @@ def compile_in_part(model: onnx.ModelProto, path: Path, **options: Any) -> Compi
 
 
 @pytest.mark.parametrize("name", models.names() if IS_WHOLE else TUNED)
-def test_tuned(name: str, tmp_path: Path, measurer: LocalMeasurer, database: Database) -> None:
+def test_tuned(name: str, tmp_path: Path, workers: LocalMeasurer, database: Database) -> None:
     """Within the budget some subgraphs are tuned, and what was timed is what is linked; a rebuild is the same."""
     model = models.reduced(name)
     path = tmp_path / "m.subtune"
-    options = {"topk": 3, "threads": 2, "database": database, "measurer": measurer}
+    options = {"topk": 3, "threads": 2, "database": database, "measurer": workers}
     report = compile_in_part(model, path, **options)
     assert not report.failures
     measured = [row for row in report.rows if row.tuned_s]
@@ -135,19 +129,19 @@ def test_tuned(name: str, tmp_path: Path, measurer: LocalMeasurer, database: Dat
     assert [s.linked_hash for s in rebuilt.subgraphs] == [s.linked_hash for s in artifact.manifest.subgraphs]
 
 
-def test_tuned_float16(tmp_path: Path, measurer: LocalMeasurer, database: Database) -> None:
+def test_tuned_float16(tmp_path: Path, workers: LocalMeasurer, database: Database) -> None:
     model = models.reduced("resnet18", dtype="float16")
     path = tmp_path / "m.subtune"
-    report = compile_in_part(model, path, topk=3, threads=2, database=database, measurer=measurer)
+    report = compile_in_part(model, path, topk=3, threads=2, database=database, measurer=workers)
     assert not report.failures
     assert any(row.tuned_s for row in report.rows)
     check(subtune.load(path), model, FLOAT16)
 
 
-def test_a_second_compile_runs_no_candidate(tmp_path: Path, measurer: LocalMeasurer, database: Database) -> None:
+def test_a_second_compile_runs_no_candidate(tmp_path: Path, workers: LocalMeasurer, database: Database) -> None:
     model = models.reduced("mlp")
     options = {"topk": 4, "threads": 2, "database": database}
-    first = compile_model(model, tmp_path / "1.subtune", measurer=measurer, **options)
+    first = compile_model(model, tmp_path / "1.subtune", measurer=workers, **options)
     assert all(row.tuned_s for row in first.rows)
     seen: list[Progress] = []
     # no measurer given: if a candidate had to run, this would start processes and report progress

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -36,6 +38,19 @@ def call(*arguments: object, cwd: Path = ROOT) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+def call_again(*arguments: object, cwd: Path) -> tuple[str, str]:
+    """As `call`, in this process: for commands of which another call is a process of its own, which takes seconds."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.chdir(cwd)
+        patch.setenv("HOME", str(cwd))
+        patch.setenv("XDG_CACHE_HOME", str(cwd / "cache"))
+        code = main([*map(str, arguments)])
+    assert code == 0, err.getvalue()
+    assert "Traceback" not in err.getvalue()
+    return out.getvalue(), err.getvalue()
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("place")
@@ -45,7 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(place: Path) -> Path:
     """The reduced MLP, as `zoo build` writes it."""
     sizes = ("--set", "image=16", "--set", "hidden=32")
-    out, _ = call("zoo", "build", "mlp", "-o", place / "mlp.onnx", "--batch", 4, *sizes, cwd=place)
+    out, _ = call_again("zoo", "build", "mlp", "-o", place / "mlp.onnx", "--batch", 4, *sizes, cwd=place)
     assert out == f"wrote {place / 'mlp.onnx'}\n"
     return place / "mlp.onnx"
 
@@ -66,7 +81,9 @@ def test_zoo(place: Path, model: Path) -> None:
     assert [line.split()[0] for line in out.splitlines()] == [*models.names(), *models.quantised_names()]
     built = onnx.load(model)
     assert built.SerializeToString() == models.reduced("mlp").SerializeToString()
-    call("zoo", "build", "squeezenet", "-o", place / "s.onnx", "--dtype", "float16", "--set", "width=0.25", cwd=place)
+    call_again(
+        "zoo", "build", "squeezenet", "-o", place / "s.onnx", "--dtype", "float16", "--set", "width=0.25", cwd=place
+    )
     assert onnx.load(place / "s.onnx").graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
 
 
@@ -75,7 +92,7 @@ def test_compile(place: Path, compiled: Compiled, model: Path) -> None:
     assert sorted(file.name for file in artifact.iterdir()) == sorted([LIBRARY_NAME, WEIGHTS_NAME, MANIFEST_NAME])
     assert "agrees with ONNX Runtime" in out
     assert f"wrote {artifact.name}" in out
-    again, _ = call("compile", model, "-o", "again.subtune", "--topk", 2, "--threads", 2, "--json", cwd=place)
+    again, _ = call_again("compile", model, "-o", "again.subtune", "--topk", 2, "--threads", 2, "--json", cwd=place)
     report = json.loads(again)
     assert report["is_interrupted"] is False
     assert report["failures"] == {}
@@ -98,7 +115,7 @@ def test_run(place: Path, compiled: Compiled, model: Path) -> None:
         for key, expected in reference({name: array}).items():
             assert output_error(key, got[key], expected).is_within
             assert f"{key}: float32{list(expected.shape)}" in out
-    out, err = call("run", artifact, "--json", "--threads", 1, cwd=place)
+    out, err = call_again("run", artifact, "--json", "--threads", 1, cwd=place)
     assert json.loads(out)["outputs"][0]["shape"] == [4, 10]
     assert "random arrays" in err
 
@@ -110,13 +127,13 @@ def test_bench(place: Path, compiled: Compiled) -> None:
     assert [row["framework"] for row in report["rows"]] == ["subtune", "onnxruntime", "default"]
     assert all(row["median_s"] > 0 and row["ratio"] > 0 for row in report["rows"])
     assert report["failures"] == {}
-    out, _ = call("bench", artifact, "--against", "none", "--rounds", 1, "--threads", 1, cwd=place)
+    out, _ = call_again("bench", artifact, "--against", "none", "--rounds", 1, "--threads", 1, cwd=place)
     assert "subtune" in out
     assert "onnxruntime" not in out
 
 
 def test_bench_of_a_model_compiles_it_first(place: Path, compiled: Compiled, model: Path) -> None:
-    out, _ = call("bench", model, "--against", "onnxruntime", "--rounds", 1, "--threads", 2, cwd=place)
+    out, _ = call_again("bench", model, "--against", "onnxruntime", "--rounds", 1, "--threads", 2, cwd=place)
     assert "onnxruntime" in out
     assert not list(place.glob(".*")), "it leaves nothing behind"
 
@@ -126,7 +143,7 @@ def test_inspect(place: Path, model: Path) -> None:
     assert "matmul" in out
     assert (place / "g.dot").read_text().startswith("digraph")
     assert ElementTree.parse(place / "g.svg").getroot().tag.endswith("svg")
-    out, _ = call("inspect", "zoo:mlp?image=16&hidden=32&batch=4", "--json", cwd=place)
+    out, _ = call_again("inspect", "zoo:mlp?image=16&hidden=32&batch=4", "--json", cwd=place)
     assert json.loads(out)
 
 
@@ -135,7 +152,7 @@ def test_device(place: Path) -> None:
     data = json.loads(out)
     assert data["threads"] == 3
     (place / "device.json").write_text(json.dumps({"name": data["name"], "l2_bytes": 123 * 1024}))
-    out, _ = call("device", "--device", "device.json", cwd=place)
+    out, _ = call_again("device", "--device", "device.json", cwd=place)
     assert "-123K-" in out
 
 
@@ -143,21 +160,21 @@ def test_db(place: Path, compiled: Compiled, tmp_path: Path) -> None:
     out, _ = call("db", "list", "--json", cwd=place)
     records = json.loads(out)
     assert len(records) >= 2  # of what ships; alternatives are among them where they might have won
-    out, _ = call("db", "list", cwd=place)
+    out, _ = call_again("db", "list", cwd=place)
     assert all(record["workload_key"] in out for record in records)
     key = records[0]["workload_key"]
-    out, _ = call("db", "show", key, "--json", cwd=place)
+    out, _ = call_again("db", "show", key, "--json", cwd=place)
     shown = json.loads(out)
     assert shown["workload"] == key
     assert len(shown["measurements"]) == records[0]["tried"]
-    out, _ = call("db", "export", tmp_path / "ms", "--threads", 2, "--json", cwd=place)
+    out, _ = call_again("db", "export", tmp_path / "ms", "--threads", 2, "--json", cwd=place)
     exported = json.loads(out)
     assert exported["exported"] + len(exported["skipped"]) == len(records)
-    out, _ = call("db", "import", tmp_path / "ms", "--db", tmp_path / "other.db", "--json", cwd=place)
+    out, _ = call_again("db", "import", tmp_path / "ms", "--db", tmp_path / "other.db", "--json", cwd=place)
     assert json.loads(out)["imported"] == exported["exported"]
-    out, _ = call("db", "gc", cwd=place)
+    out, _ = call_again("db", "gc", cwd=place)
     assert out == "0 rows deleted\n"
-    out, _ = call("db", "list", "--db", tmp_path / "empty.db", cwd=place)
+    out, _ = call_again("db", "list", "--db", tmp_path / "empty.db", cwd=place)
     assert out == "no records\n"
 
 

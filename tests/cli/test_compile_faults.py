@@ -22,6 +22,7 @@ from subtune import models
 from subtune.core.errors import ArtifactError, DatabaseError
 from subtune.database import Database, connection
 from subtune.driver import compile_model
+from subtune.measure import LocalMeasurer
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "import sys; from subtune.cli import main; sys.exit(main())", "compile"]
@@ -167,21 +168,29 @@ def test_two_compiles_share_a_database(mlp: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def filled(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def filled(small_model: Path, workers: LocalMeasurer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("filled") / "t.db"
-    compile_model(small_model, path.with_name("m.subtune"), topk=1, threads=2, verify=False, database=path)
+    compile_model(
+        small_model, path.with_name("m.subtune"), topk=1, threads=2, verify=False, database=path, measurer=workers
+    )
     assert len(recorded(path)) == 2
     return path
 
 
 @pytest.mark.parametrize("damage", ["truncated", "not a database", "empty"])
 def test_a_damaged_database_does_not_stop_a_compile(
-    damage: str, filled: Path, small_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    damage: str,
+    filled: Path,
+    small_model: Path,
+    workers: LocalMeasurer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     database = tmp_path / "t.db"
     content = filled.read_bytes()
     database.write_bytes({"truncated": content[: len(content) // 2], "empty": b""}.get(damage, b"just a text\n" * 500))
-    report = compile_model(small_model, tmp_path / "m.subtune", topk=1, threads=2, database=database)
+    options: dict[str, Any] = {"topk": 1, "threads": 2, "database": database, "measurer": workers}
+    report = compile_model(small_model, tmp_path / "m.subtune", **options)
     assert all(row.tuned_s for row in report.rows)
     assert len(recorded(database)) == 2
     assert ("damaged" in caplog.text) == bool(list(tmp_path.glob("t.db.corrupt-*"))) == (damage != "empty")
@@ -257,10 +266,10 @@ def test_the_disk_is_full_where_the_artifact_goes(small_disk: Path, filled: Path
 
 
 def test_the_disk_is_full_where_the_database_is(
-    small_disk: Path, small_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    small_disk: Path, small_model: Path, workers: LocalMeasurer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     database = small_disk / "t.db"
-    options: dict[str, Any] = {"topk": 1, "threads": 2}
+    options: dict[str, Any] = {"topk": 1, "threads": 2, "measurer": workers}
     with Database(database) as opened:
         ballast = fill(small_disk, 0)
         report = compile_model(small_model, tmp_path / "m.subtune", database=opened, **options)

@@ -29,12 +29,12 @@ def contractions(workload: Workload, device: Device, topk: int) -> Sequence[Cand
 
 
 @pytest.fixture(scope="module")
-def exported(device: CPUModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(device: CPUModel, workers: LocalMeasurer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("exported")
     prepared = prepare(models.reduced("mlp"))
-    with Database(directory / "t.db") as database, LocalMeasurer() as measurer:
+    with Database(directory / "t.db") as database:
         records = tune(
-            prepared.subgraphs, device, Search(3, candidates=contractions), database=database, measurer=measurer
+            prepared.subgraphs, device, Search(3, candidates=contractions), database=database, measurer=workers
         )
         assert any(record.candidate.family == "contraction" for record in records.values())
         result = export_metaschedule(database, directory / "ms", as_device(device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import pytest
 
@@ -22,7 +23,12 @@ MODEL = models.halved(models.block(hidden=256, heads=4, longest=128))
 
 
 def prepare(point: Mapping[str, int], lengths: Lengths) -> Prepared:
-    loaded = frontends.load(MODEL, {"batch": (1,), "seq": (point["seq"],)})
+    return prepared(point["seq"])
+
+
+@cache
+def prepared(seq: int) -> Prepared:
+    loaded = frontends.load(MODEL, {"batch": (1,), "seq": (seq,)})
     return prepare_imported(loaded, PLAIN, None, DEVICE.backend.forms(DEVICE.model), NO_LENGTHS)
 
 

@@ -154,10 +154,10 @@ def test_another_machine_is_refused_before_the_work(target, tmp_path, capsys):
     assert "no schedule" not in error
 
 
-def test_as_many_kernels_as_were_allowed(tmp_path):
+def test_as_many_kernels_as_were_allowed(workers, tmp_path):
     report = compile_model(
         models.block(), tmp_path / "m.subtune", dynamic={"batch": "1..2", "seq": "1..4"}, topk=1, max_kernels=1,
-        verify=False, threads=1,
+        verify=False, threads=1, measurer=workers,
     )  # fmt: skip
     assert {len(row.kernels) for row in report.dynamic} == {1}
     assert "worst regret" in str(report)

@@ -207,11 +207,11 @@ class TestMemory:
     CANDIDATE = Candidate.make("contraction", mr=4)
 
     @pytest.fixture
-    def memory(self, tmp_path):
+    def memory(self, workers, tmp_path):
         device = as_device(CPU(threads=1))
         workload = pipeline.prepare(two_layers(), {"x": (4, 16)}).subgraphs[0].workload
-        with Database(tmp_path / "t.db") as database, LocalMeasurer() as measurer:
-            yield lambda: Workbench(measurer, database).memory(workload, device)
+        with Database(tmp_path / "t.db") as database:
+            yield lambda: Workbench(workers, database).memory(workload, device)
 
     def test_a_crash_may_have_been_the_machines(self, memory):
         memory().add_builds({self.CANDIDATE: Failure(FailureKind.CRASH, "died")})

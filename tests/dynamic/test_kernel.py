@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -123,9 +123,8 @@ def test_what_no_instance_allows_is_told():
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[Workbench]:
-    with LocalMeasurer(builders=2) as used:
-        yield Workbench(used)
+def local(workers: LocalMeasurer) -> Workbench:
+    return Workbench(workers)
 
 
 def columns(rows: int) -> Workload:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -172,12 +171,6 @@ def test_what_no_policy_foresees_is_not_measured(
 
 
 # -- for real ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[LocalMeasurer]:
-    with LocalMeasurer() as used:
-        yield used
 
 
 PRODUCT = """<ir_version: 8, opset_import: ["" : 17]>

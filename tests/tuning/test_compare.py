@@ -17,6 +17,7 @@ from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.progress import Progress
 from subtune.core.workload import Workload
 from subtune.database import Database
+from subtune.measure import LocalMeasurer
 from subtune.pipeline import prepare
 from subtune.report.comparison import ComparisonReport
 from subtune.tuning import compare
@@ -62,9 +63,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def compared(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ComparisonReport, Path]:
+def compared(
+    model: Path, workers: LocalMeasurer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[ComparisonReport, Path]:
     database = tmp_path_factory.mktemp("database") / "t.db"
-    return compare_model(model, topk=3, threads=2, database=database), database
+    return compare_model(model, topk=3, threads=2, database=database, measurer=workers), database
 
 
 def test_every_subgraph_with_an_epilogue_is_compared(compared: tuple[ComparisonReport, Path], model: Path) -> None:
@@ -116,23 +119,25 @@ def test_json_and_text_say_the_same(compared: tuple[ComparisonReport, Path]) -> 
     assert f"ratio {report.op_model_s / report.subgraph_model_s:.3f}" in text
 
 
-def test_a_second_comparison_tunes_nothing(compared: tuple[ComparisonReport, Path], model: Path) -> None:
+def test_a_second_comparison_tunes_nothing(
+    compared: tuple[ComparisonReport, Path], model: Path, workers: LocalMeasurer
+) -> None:
     report, database = compared
     seen: list[Progress] = []
-    again = compare_model(model, topk=3, threads=2, database=database, progress=seen.append)
+    again = compare_model(model, topk=3, threads=2, database=database, measurer=workers, progress=seen.append)
     assert all(one.candidates == 0 for one in seen), "it ranks, and that is all"
     names = [(row.name, row.op_winner, row.subgraph_winner) for row in report.rows]
     assert [(row.name, row.op_winner, row.subgraph_winner) for row in again.rows] == names
 
 
-def test_ctrl_c_ends_it_and_keeps_what_was_tuned(model: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_and_keeps_what_was_tuned(model: Path, workers: LocalMeasurer, tmp_path: Path) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.done == 1:
             raise KeyboardInterrupt
 
     with Database(tmp_path / "t.db") as database:
         with pytest.raises(KeyboardInterrupt):
-            compare_model(model, topk=1, threads=2, database=database, progress=interrupt)
+            compare_model(model, topk=1, threads=2, database=database, measurer=workers, progress=interrupt)
         assert [record.complete for record in database.list_records()].count(True) == 1
 
 
@@ -155,6 +160,7 @@ def test_without_time_nothing_is_compared(model: Path, tmp_path: Path) -> None:
 def test_what_one_side_did_not_finish_is_left_out_of_both_models(
     compared: tuple[ComparisonReport, Path],
     model: Path,
+    workers: LocalMeasurer,
     monkeypatch: pytest.MonkeyPatch,
     side: int,
     is_there: bool,
@@ -183,7 +189,7 @@ def test_what_one_side_did_not_finish_is_left_out_of_both_models(
     monkeypatch.setattr(compare, "tune", cut)
     monkeypatch.setattr(compare, "measured", lambda *_: NOT_RANKED)
     monkeypatch.setattr(compare, "_end_to_end", end_to_end)
-    report = compare_model(model, topk=3, threads=2, database=database)
+    report = compare_model(model, topk=3, threads=2, database=database, measurer=workers)
     assert [row.name for row in report.rows] == [row.name for row in full.rows[1:]]
     assert [(one.name, one.uses) for one in report.left_out] == [(first, 1)]
     assert report.left_out[0].why.startswith(why)

@@ -18,7 +18,7 @@ from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.kernel import Kernel
 from subtune.core.measurement import Timing
 from subtune.core.workload import Workload
-from subtune.measure import ReplayMeasurer
+from subtune.measure import LocalMeasurer, ReplayMeasurer
 from subtune.measure.replay import ReplaySession
 from subtune.pipeline import prepare
 from subtune.report.comparison import OP, SUBGRAPH, ComparisonReport
@@ -166,11 +166,11 @@ def test_a_machine_that_slows_down_does_not_decide(tmp_path: Path, monkeypatch: 
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> ComparisonReport:
+def report(workers: LocalMeasurer, tmp_path_factory: pytest.TempPathFactory) -> ComparisonReport:
     folder = tmp_path_factory.mktemp("quantised")
     path = folder / "residual.onnx"
     onnx.save(residual(), path)
-    return compare_model(str(path), topk=4, threads=2, database=folder / "t.db")
+    return compare_model(str(path), topk=4, threads=2, database=folder / "t.db", measurer=workers)
 
 
 @pytest.mark.slow

@@ -335,11 +335,11 @@ def test_constants_are_packed_at_compile_time(device: CPUModel) -> None:
     assert not {"b_packed", "e_packed"} & allocated
 
 
-def test_the_measurer_agrees_with_the_default_schedule(device: CPUModel) -> None:
+def test_the_measurer_agrees_with_the_default_schedule(device: CPUModel, workers: LocalMeasurer) -> None:
     """As a compile does: built in another process, checked against the default schedule, timed."""
     workload = bert_attention(1, 3, 24, 16)
     candidates = backends.candidates(workload, device)[:2]
-    with LocalMeasurer(builders=1) as measurer, measurer.session(workload, device) as session:
+    with workers.session(workload, device) as session:
         session.build(candidates, math.inf)
         for candidate in candidates:
             assert isinstance(session.time(candidate, 0.001, math.inf), Timing)

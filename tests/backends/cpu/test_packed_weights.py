@@ -24,6 +24,7 @@ from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.driver import compile_model
+from subtune.measure import LocalMeasurer
 from subtune.passes.exprs import make_const
 from subtune.patterns.packed_product import PackedProduct, packed_product
 from subtune.patterns.stages import anchored
@@ -250,10 +251,10 @@ def decoder(folder: Path) -> Path:
     return folder / "m.onnx"
 
 
-def test_a_model_is_as_large_as_its_bits(tmp_path: Path) -> None:
+def test_a_model_is_as_large_as_its_bits(workers: LocalMeasurer, tmp_path: Path) -> None:
     """Compiled and compared with ONNX Runtime; every product is tuned, what is shipped has its weights packed."""
     path = decoder(tmp_path)
-    report = compile_model(path, tmp_path / "a", topk=2, database=tmp_path / "db")
+    report = compile_model(path, tmp_path / "a", topk=2, database=tmp_path / "db", measurer=workers)
     assert "ONNX Runtime" in report.verified
     assert [(row.name, row.uses) for row in report.rows] == [
         ("fused_weights_permute_dims_matmul_relu", 2), ("fused_weights_permute_dims_matmul", 1),
