@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         apply_opt_before_tuning,
         get_tensorized_func_and_tags,
     )
+    from subtune.integrations.inference_session import InferenceSession
     from subtune.quantizer import quantize
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _PUBLIC = {
     "quantize": "subtune.quantizer",
     "CPU": "subtune.backends.cpu.device",
     "CUDA": "subtune.backends.cuda.device",
+    "InferenceSession": "subtune.integrations.inference_session",
     "ApplyFastTuning": "subtune.integrations.fast_dlight",
     "DefaultPolicy": "subtune.integrations.fast_dlight",
     "TensorCorePolicy": "subtune.integrations.fast_dlight",
@@ -41,8 +43,9 @@ _PUBLIC = {
 }
 
 __all__ = [
-    "CPU", "CUDA", "ApplyFastTuning", "Artifact", "DefaultPolicy", "TensorCorePolicy", "__version__", "apply_and_build",
-    "apply_opt_before_tuning", "compile", "get_tensorized_func_and_tags", "load", "quantize",
+    "CPU", "CUDA", "ApplyFastTuning", "Artifact", "DefaultPolicy", "InferenceSession", "TensorCorePolicy",
+    "__version__", "apply_and_build", "apply_opt_before_tuning", "compile", "get_tensorized_func_and_tags", "load",
+    "quantize",
 ]  # fmt: skip
 
 

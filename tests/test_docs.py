@@ -32,6 +32,7 @@ DOCUMENTED = {
     "subtune.driver": "compile",
     "subtune.quantizer": "quantize",
     "subtune.artifact.model": "load",
+    "subtune.integrations.inference_session": "InferenceSession",
     "subtune.backends": "candidates",
     "subtune.frontends.dispatch": "load",
     "subtune.passes.partition": "partition",
@@ -54,12 +55,17 @@ QUICK = {
 """Options that end a command early, behind its own: the last one counts."""
 ABSENT = re.compile(
     r"no GPU to read|needs a processor with AVX512-BF16|no linker for|fp16 is for GPUs|nothing here compiles CUDA"
-    r"|is not installed|not installed \("
+    r"|is not installed|not installed \(|the loader cannot be built"
 )
 """What a machine may lack: the command is right nevertheless."""
-NEEDED = {"export_torch": ("torch",), "export_gpt2": ("torch", "transformers", "onnxscript")}
+NEEDED = {
+    "export_torch": ("torch",),
+    "export_gpt2": ("torch", "transformers", "onnxscript"),
+    "kserve_model": ("kserve",),
+    "triton_model": ("triton_python_backend_utils",),
+}
 """Modules of examples that are no dependencies of subtune."""
-LANGUAGES = {"python", "bash", "text", "json", "cpp", "cmake", "c++", "mermaid", ""}
+LANGUAGES = {"python", "bash", "text", "json", "cpp", "cmake", "c++", "c", "mermaid", ""}
 
 
 def blocks(text: str, language: str) -> list[tuple[int, str]]:

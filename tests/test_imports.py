@@ -30,7 +30,7 @@ ROOMS = (
     ("backends.cpu", "backends.cuda"),
     ("backends",),
     ("pipeline",),
-    ("assembly", "database"),
+    ("assembly", "database", "deploy"),
     ("tuning",),
     ("verification",),
     ("dynamic",),

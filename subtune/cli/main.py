@@ -15,11 +15,11 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 import subtune
-from subtune.cli import bench, compare, compile, database, device, inspect, quantize, run, zoo
+from subtune.cli import bench, compare, compile, database, device, export, inspect, quantize, run, zoo
 from subtune.cli.without_torch import leave_torch_out
 from subtune.core.errors import SubtuneError
 
-_COMMANDS = (compile, inspect, run, bench, compare, quantize, device, zoo, database)
+_COMMANDS = (compile, inspect, run, bench, compare, quantize, export, device, zoo, database)
 
 _FAULTS_OF_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
 """Of what the user named, or of where it lies; every other OSError that nobody caught is a bug."""

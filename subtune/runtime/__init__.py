@@ -1,7 +1,7 @@
 """What running needs: TVM's runtime library without its compiler, memory, the thread pool, and what the machine has."""
 
 from subtune.runtime.host import cpu_flags, missing_features, present_features
-from subtune.runtime.library import has_cuda, load_library, load_runtime, versions, virtual_machine
+from subtune.runtime.library import has_cuda, load_library, load_runtime, runtime_path, versions, virtual_machine
 from subtune.runtime.memory import (
     ALIGNMENT,
     HUGE_PAGE,
@@ -46,6 +46,7 @@ __all__ = [
     "present_features",
     "private_pages",
     "retyped",
+    "runtime_path",
     "tensor_over",
     "uncarried",
     "use_threads",

@@ -23,15 +23,21 @@ from subtune.core.errors import ArtifactError
 @functools.cache
 def load_runtime() -> ctypes.CDLL:
     """Load `libtvm_runtime`, for the life of the process, and what models that sort call besides, where it is there."""
+    path = runtime_path()
+    loaded = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+    _loads(path.with_stem(f"{path.stem}_extra"))
+    return loaded
+
+
+def runtime_path() -> Path:
+    """The file of `libtvm_runtime`. Raises ArtifactError where there is none."""
     name = {"darwin": "libtvm_runtime.dylib", "win32": "tvm_runtime.dll"}.get(sys.platform, "libtvm_runtime.so")
     folders = _library_folders()
     if not folders:
         raise ArtifactError("the package apache-tvm is not installed: an artifact needs its runtime library")
     for path in (folder / name for folder in folders):
         if path.is_file():
-            loaded = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
-            _loads(path.with_stem(f"{path.stem}_extra"))
-            return loaded
+            return path
     raise ArtifactError(f"TVM's runtime library {name} is in none of {', '.join(map(str, folders))}")
 
 

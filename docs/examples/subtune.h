@@ -1,0 +1,1 @@
+../../subtune/deploy/native/subtune.h

@@ -1,0 +1,28 @@
+"""A model of fixed shapes and one whose shapes vary, exported once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from subtune.deploy import export_standalone
+from tests.artifact.dynamic_model import write_dynamic
+
+
+@pytest.fixture(scope="session")
+def dynamic_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dynamic(tmp_path_factory.mktemp("varying") / "dynamic.subtune")
+
+
+@pytest.fixture(scope="session")
+def exports(small_artifact: Path, dynamic_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with `small` and `dynamic`, both exported and then moved: nothing may name the first place."""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("needs a C compiler")
+    first, moved = tmp_path_factory.mktemp("export"), tmp_path_factory.mktemp("moved")
+    for name, artifact in (("small", small_artifact), ("dynamic", dynamic_artifact)):
+        export_standalone(artifact, first / name)
+        (first / name).rename(moved / name)
+    return moved
