@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from subtune.cli import arguments, instance
+from subtune.cli import arguments, instance, verdict
 from subtune.cli.progressbar import progress_bar
 from subtune.core.scratch import temporary
 
@@ -71,6 +71,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     arguments.add_batch(parser)
     parser.add_argument("--rounds", type=arguments.positive, metavar="N", help="interleaved rounds (default: 7)")
     parser.add_argument("--round-time", type=arguments.duration, metavar="TIME", help="of each framework in a round")
+    verdict.add_fail_below(parser)
     parser.add_argument(
         "--json",
         nargs="?",
@@ -94,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
         raise BenchError("--dynamic is for one model, not for a suite: leave it out")
     if args.suite and args.torch:
         raise BenchError("--torch is for one model, not for a suite: leave it out")
+    if args.suite and args.fail_below is not None:
+        raise BenchError("--fail-below is for one model, not for a suite: leave it out")
     return _suite(args) if args.suite else _one(args)
 
 
@@ -101,6 +104,7 @@ def _one(args: argparse.Namespace) -> int:
     from subtune import backends
     from subtune.artifact import manifest as manifests
     from subtune.bench.artifact_race import bench
+    from subtune.bench.job import BenchError
     from subtune.bench.peers import peers_of
     from subtune.bench.source import onnx_file
     from subtune.bench.torch_agreement import require_function
@@ -119,7 +123,10 @@ def _one(args: argparse.Namespace) -> int:
         own = tuple(name for name in ("torch", "torch-compile") if args.torch and name in peers.against)
         against = _against(args, tuple(dict.fromkeys((*peers.default, *own))))
         is_asked = args.against is not None
-        with onnx_file(manifest.source, scratch, needed=is_asked and bool(against)) as (model, limits):
+        is_needed = is_asked or args.fail_below is not None
+        if args.fail_below is not None and not against:
+            raise BenchError("--fail-below has nothing to compare with: name a framework with --against")
+        with onnx_file(manifest.source, scratch, needed=is_needed and bool(against)) as (model, limits):
             report = bench(
                 artifact,
                 model=model,
@@ -134,11 +141,11 @@ def _one(args: argparse.Namespace) -> int:
     _show(args, str(report), report.to_json())
     if not model and not is_asked and not args.json:
         print("the model that it was compiled from is not known: nothing to compare with")
-    return 0
+    return 0 if args.fail_below is None else verdict.exit_code(report, against, args.fail_below)
 
 
 def _compile(args: argparse.Namespace, scratch: Path) -> Path:
-    from subtune.cli.compile import default_output
+    from subtune.cli.default_names import default_output
     from subtune.driver import compile_model
 
     output = scratch / default_output(args.subject)

@@ -1,22 +1,38 @@
-"""`subtune compile MODEL -o OUT.subtune`: tune a model and write its artifact."""
+"""`subtune compile MODEL... -o OUT.subtune`: tune models and write an artifact of each."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from subtune.cli import arguments
+from subtune.cli.compile_many import run_many
+from subtune.cli.default_names import default_output
 from subtune.cli.progressbar import progress_bar
+
+if TYPE_CHECKING:
+    from subtune.report.compile_report import CompileReport
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser("compile", parents=[common], help="tune a model and write an artifact")
-    arguments.add_model(parser)
+    parser = commands.add_parser("compile", parents=[common], help="tune models and write an artifact of each")
+    parser.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="an ONNX file, Relay's text or JSON, zoo:NAME, or a directory, of which all ONNX files are taken",
+    )
+    arguments.add_shapes(parser)
     arguments.add_dynamic(parser)
     arguments.add_dispatch(parser)
     arguments.add_parameters(parser)
-    parser.add_argument("-o", "--output", metavar="OUT.subtune", help="the artifact (default: MODEL.subtune, here)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT.subtune",
+        help="the artifact (default: MODEL.subtune, here); of several models, the directory that theirs are put in",
+    )
     arguments.add_tuning(parser)
     parser.add_argument(
         "--weights-limit",
@@ -38,27 +54,25 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def default_output(model: str) -> str:
-    """`zoo:resnet18?batch=8` -> `resnet18.subtune`; `dir/model.onnx` -> `model.subtune`."""
-    return f"{stem_of(model)}.subtune"
-
-
-def stem_of(model: str) -> str:
-    """`zoo:resnet18?batch=8` -> `resnet18`; `dir/model.onnx` -> `model`."""
-    if model.startswith("zoo:"):
-        return model.removeprefix("zoo:").partition("?")[0]
-    return Path(model).stem
-
-
 def run(args: argparse.Namespace) -> int:
     from subtune.artifact.destination import check_destination
+
+    if len(args.models) > 1 or Path(args.models[0]).is_dir():
+        return run_many(args, compile_one)
+    output = args.output or default_output(args.models[0])
+    check_destination(output)  # before minutes of tuning, not after
+    report = compile_one(args, args.models[0], output, args.dump)
+    print(report.to_json() if args.json else report)
+    return 130 if report.is_interrupted else 0
+
+
+def compile_one(args: argparse.Namespace, model: str, output: str, dump: str | None) -> CompileReport:
+    """Compile one of the models under the command's options."""
     from subtune.driver import compile_model
 
-    output = args.output or default_output(args.model)
-    check_destination(output)  # before minutes of tuning, not after
     with progress_bar() as progress:
-        report = compile_model(
-            arguments.model_of(args, args.model),
+        return compile_model(
+            arguments.model_of(args, model),
             output,
             shapes=arguments.shapes_of(args),
             dynamic=arguments.dynamic_of(args),
@@ -70,9 +84,7 @@ def run(args: argparse.Namespace) -> int:
             exact=args.exact,
             precision=arguments.precision_of(args) or "fp32",
             progress=progress,
-            dump=args.dump,
+            dump=dump,
             **arguments.parameters_of(args),
             **arguments.tuning_of(args),
         )
-    print(report.to_json() if args.json else report)
-    return 130 if report.is_interrupted else 0

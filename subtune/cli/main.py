@@ -1,12 +1,12 @@
 """`subtune`: parse, run one command, and turn every failure into one line and an exit code.
 
-Exit codes: 0 done, 1 a bug of subtune, 2 something the user can mend, 130 interrupted.
+Exit codes: 0 done, 1 a bug of subtune, 2 something the user can mend, 3 slower than `bench --fail-below` allows, 130
+interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
-import errno
 import logging
 import os
 import sys
@@ -15,14 +15,11 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 import subtune
-from subtune.cli import bench, compare, compile, database, device, export, inspect, quantize, run, zoo
+from subtune.cli import bench, compare, compile, completion, database, device, export, inspect, quantize, run, zoo
+from subtune.cli.failures import explained
 from subtune.cli.without_torch import leave_torch_out
-from subtune.core.errors import SubtuneError
 
-_COMMANDS = (compile, inspect, run, bench, compare, quantize, export, device, zoo, database)
-
-_FAULTS_OF_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
-"""Of what the user named, or of where it lies; every other OSError that nobody caught is a bug."""
+_COMMANDS = (compile, inspect, run, bench, compare, quantize, export, device, zoo, database, completion)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -38,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Tune a model's fused subgraphs as the units that ship, and write one deployable artifact.",
     )
     parser.add_argument("--version", action="version", version=f"subtune {subtune.__version__}")
+    parser.set_defaults(parser=parser)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show tracebacks and log what happens")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
@@ -66,21 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("subtune: interrupted", file=sys.stderr)
         return 130
-    except SubtuneError as e:
-        if args.debug:
-            raise
-        print(f"subtune: error: {_one_line(e)}", file=sys.stderr)
-        return 2
     except Exception as e:
         if args.debug:
             raise
-        if isinstance(e, OSError) and e.errno in _FAULTS_OF_PATHS and e.filename:
-            print(f"subtune: error: {os.fsdecode(e.filename)} cannot be used: {e.strerror}", file=sys.stderr)
-            return 2
-        text = f"{type(e).__name__}: {_one_line(e)}"
-        print(f"subtune: internal error: {text}; this is a bug, rerun with --debug", file=sys.stderr)
-        return 1
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+        text, code = explained(e)
+        print(f"subtune: {text}", file=sys.stderr)
+        return code

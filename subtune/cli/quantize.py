@@ -32,7 +32,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from subtune.cli.compile import stem_of
+    from subtune.cli.default_names import stem_of
     from subtune.quantizer import quantize
 
     report = quantize(

@@ -18,7 +18,7 @@ import subtune
 from subtune.artifact import manifest as manifests
 from subtune.cli import main
 from subtune.cli.arguments import duration
-from subtune.cli.compile import default_output
+from subtune.cli.default_names import default_output
 from subtune.cli.progressbar import describe
 from subtune.core.errors import ModelError
 from subtune.core.manifest import Source
