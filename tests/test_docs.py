@@ -65,7 +65,7 @@ NEEDED = {
     "triton_model": ("triton_python_backend_utils",),
 }
 """Modules of examples that are no dependencies of subtune."""
-LANGUAGES = {"python", "bash", "text", "json", "cpp", "cmake", "c++", "c", "mermaid", ""}
+LANGUAGES = {"python", "bash", "text", "json", "cpp", "cmake", "c++", "c", "yaml", "mermaid", ""}
 
 
 def blocks(text: str, language: str) -> list[tuple[int, str]]:

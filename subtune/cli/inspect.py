@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     if args.pipeline:
         from subtune import pipeline
 
-        print("\n".join(pipeline.describe()))
+        lines = pipeline.describe()
+        print(json.dumps({"pipeline": list(lines)}, indent=1) if args.json else "\n".join(lines))
         return 0
     if args.model is None:
         raise SubtuneError("name a model or an artifact, or ask for --pipeline")

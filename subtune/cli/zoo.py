@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser("zoo", help="list and build the zoo's models")
     actions = parser.add_subparsers(metavar="ACTION", required=True, parser_class=type(parser))
     listing = actions.add_parser("list", parents=[common], help="name and describe the models")
+    arguments.add_json(listing)
     listing.set_defaults(run=run_list)
     build = actions.add_parser("build", parents=[common], help="write a model as an ONNX file")
     build.add_argument("name", metavar="NAME")
@@ -28,6 +30,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="another argument of the model's builder, such as layers=2; may be repeated",
     )
+    arguments.add_json(build)
     build.set_defaults(run=run_build)
 
 
@@ -35,6 +38,9 @@ def run_list(args: argparse.Namespace) -> int:
     from subtune import models
 
     names = (*models.names(), *models.quantised_names())
+    if args.json:
+        print(json.dumps([{"name": name, "description": models.describe(name)} for name in names], indent=1))
+        return 0
     width = max(map(len, names)) + 2
     for name in names:
         print(f"{name:<{width}}{models.describe(name)}")
@@ -51,7 +57,7 @@ def run_build(args: argparse.Namespace) -> int:
         Path(args.output).write_bytes(model.SerializeToString())
     except OSError as e:
         raise SubtuneError(f"cannot write {args.output}: {e.strerror or e}") from e
-    print(f"wrote {args.output}")
+    print(json.dumps({"name": args.name, "path": args.output}) if args.json else f"wrote {args.output}")
     return 0
 
 
