@@ -17,6 +17,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call, Op
 
+from subtune.core.account import Life, MemoryUse
 from subtune.core.memory_plan import Base, MemoryPlan, View
 from subtune.core.workload import dtype_bits
 from subtune.passes.arena import Lifetime, place
@@ -77,11 +78,18 @@ def plan_memory(
     Returns:
         the module whose `main` takes the plan's `arguments`, and the plan.
     """
+    return plan_with_lives(mod, inputs, rows_past_end)[:2]
+
+
+def plan_with_lives(
+    mod: tvm.IRModule, inputs: int, rows_past_end: Mapping[str, int] = NOTHING
+) -> tuple[tvm.IRModule, MemoryPlan, MemoryUse]:
+    """As `plan_memory`, and who needs which part of the arena, and when."""
     planner = _Planner(mod["main"], inputs, rows_past_end)
     main, plan = planner.result()
     out = mod.clone()
     out.update_func(mod.get_global_var("main"), main)
-    return out, plan
+    return out, plan, planner.use()
 
 
 class _Planner:
@@ -124,6 +132,12 @@ class _Planner:
             slack=self._slack(),
         )
         return self._rebuilt(params, foreign), plan
+
+    def use(self) -> MemoryUse:
+        """After `result`."""
+        inner = [b for b in self._buffers if b.base is Base.ARENA]
+        lives = tuple(Life(b.index, b.nbytes, b.first, min(b.last, len(self._steps) - 1)) for b in inner)
+        return MemoryUse(tuple(_name_of(step.op) for step in self._steps), lives)
 
     def _new(self, base: Base, index: int, shape: tuple[int, ...], dtype: str) -> _Tensor:
         nbytes = -(-prod(shape) * dtype_bits(dtype) // 8)
@@ -259,6 +273,10 @@ class _Planner:
         body = relax.SeqExpr([relax.BindingBlock(bindings)], done)
         func = relax.Function(list(params.values()), body, done.ty, False, self._main.attrs)
         return func.with_attr("num_input", 0)  # nothing is checked again that the artifact has checked
+
+
+def _name_of(op: Any) -> str:
+    return str(getattr(op, "name_hint", None) or getattr(op, "name", None) or "call")
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:

@@ -26,6 +26,7 @@ from subtune.passes.denormals import hides_denormals
 from subtune.passes.run import Dump
 from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare
+from subtune.report.account import Tuning, account
 from subtune.report.compile_report import CompileReport
 from subtune.report.provenance import failures, kernel_origins, note_of_elsewhere, rows, sizes, source_of
 from subtune.tuning.alternatives import Plan, chosen_partition, plan
@@ -89,6 +90,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
             ships = Winners(records, guesses).kernels(prepared.subgraphs, device)
             slower = known_to_be_slower(store, device)
             kernels, winners, weights = within(prepared.mod, prepared.subgraphs, *ships, slower, options.weights_limit)
+            story = account(prepared, others, choices, Tuning(records, winners, device, store, clock.seconds))
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
         subgraphs, imported, products = prepared.subgraphs, prepared.imported, prepared.graph.products()
         left = prepared.in_floats
@@ -102,7 +104,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
             dump("splice", spliced[0])
         del prepared, imported, kernels  # a large model's constants stay as long as somebody needs them, and no longer
         check = verification.check if verification else None
-        path = write_artifact(output, Package(spliced.pop(), *about, hides), device, check)
+        path = write_artifact(output, Package(spliced.pop(), *about, hides, account=story), device, check)
     return CompileReport(
         path=str(path),
         rows=rows(subgraphs, winners, device),

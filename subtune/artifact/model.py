@@ -20,6 +20,7 @@ import tvm_ffi
 
 from subtune import runtime
 from subtune.artifact import manifest as manifests
+from subtune.artifact import shown
 from subtune.artifact.dynamic import DynamicSlots
 from subtune.artifact.elf import check_library
 from subtune.artifact.rules import MAX_THREADS
@@ -141,6 +142,10 @@ class Artifact:
         given = ", ".join(map(str, self.inputs))
         taken = ", ".join(map(str, self.outputs))
         return f"Artifact({self.manifest.name}: ({given}) -> ({taken}), {self.program}, {self.manifest.device})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return shown.html(self.manifest, str(self.program))
 
     def _failed(self, error: Exception) -> ArtifactError:
         return ArtifactError(f"the model {self.manifest.name} at {self.path} failed as it ran: {error}")

@@ -18,11 +18,12 @@ from tvm.tirx import PrimFunc
 
 from subtune.backends import as_device
 from subtune.backends.base import Device, HardwareModel, Planned
+from subtune.core.account import MemoryUse
 from subtune.core.memory_plan import MemoryPlan
 from subtune.core.record import func_hash
 from subtune.core.variants import Variants
 from subtune.passes.run import Phase
-from subtune.passes.static_memory import plan_memory
+from subtune.passes.static_memory import plan_with_lives
 from subtune.pipeline import TO_CALLS, TO_PROGRAM
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def build(
     offsets: Sequence[int] = (),
     hides_denormals: bool = False,
     dynamic: Dynamic = Dynamic(),  # frozen
-) -> tuple[dict[str, str], MemoryPlan, tuple[str, ...]]:
+) -> tuple[dict[str, str], MemoryPlan, tuple[str, ...], MemoryUse]:
     """Compile `mod`, whose `main` takes inputs and then weights, into the library of an artifact, in `folder`.
 
     Args:
@@ -73,17 +74,18 @@ def build(
         hides_denormals: they may count as zero.
         dynamic: of a model for many shapes.
 
-    Returns the hash of every PrimFunc as it enters lowering, by name; where the tensors lie; the files' names.
+    Returns the hash of every PrimFunc as it enters lowering, by name; where the tensors lie; the files' names; and when
+    each tensor is needed.
     """
     start = time.perf_counter()
-    calls, memory = plan_memory(_to_calls(mod, device), arrays[0], dynamic.rows_past_end())
+    calls, memory, use = plan_with_lives(_to_calls(mod, device), arrays[0], dynamic.rows_past_end())
     program = _run(TO_PROGRAM, calls, device)
     shapes = (dynamic.symbols, dynamic.variants)
     planned = Planned(calls, program, memory, arrays, frozenset(short), tuple(offsets), hides_denormals, *shapes)
     hashes = _hashes(planned.program)
     memory, files = device.backend.build_program(planned, device, folder)
     logger.debug("%d kernels: %.2f s", len(hashes), time.perf_counter() - start)
-    return hashes, memory, files
+    return hashes, memory, files, use
 
 
 def _to_calls(mod: tvm.IRModule, device: Device) -> tvm.IRModule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import tvm
@@ -13,11 +13,13 @@ import tvm
 from subtune import runtime
 from subtune.artifact import Artifact, load
 from subtune.artifact import manifest as manifests
+from subtune.artifact.account import write_account
 from subtune.artifact.destination import SUFFIX, check_destination, staged, writing
 from subtune.artifact.writer import laid_out, subgraph_entries, write_weights
 from subtune.assembly.build import Dynamic, build
 from subtune.backends import as_device
 from subtune.backends.base import Device, HardwareModel
+from subtune.core.account import ACCOUNT_NAME, Account
 from subtune.core.domain import Domain
 from subtune.core.manifest import STATIC, WEIGHTS_NAME, FileEntry, KernelOrigin, Manifest, Source
 from subtune.core.tensor_spec import TensorSpec
@@ -48,6 +50,8 @@ class Package:
     """Of a dynamic model, whose greatest instance `mod` is."""
     variants: Mapping[str, Variants] = field(default_factory=dict)
     """Of a dynamic model: as `Planned`."""
+    account: Account = field(default_factory=Account)
+    """What there is to be looked at later; the memory's use is added."""
 
 
 def write_artifact(
@@ -92,9 +96,10 @@ def _fill(folder: Path, package: Package, name: str, device: Device) -> None:
     short = [kernel.name for kernel in package.kernels if 0.0 < kernel.tuned_s < _SHORT_S]
     offsets = [weight.offset for weight in table]
     dynamic = Dynamic(package.domain.names, package.variants)
-    hashes, memory, built = build(lifted, arrays, device, folder, short, offsets, package.hides_denormals, dynamic)
+    hashes, memory, built, use = build(lifted, arrays, device, folder, short, offsets, package.hides_denormals, dynamic)
     write_weights(weights, table, folder / WEIGHTS_NAME)
-    files = [*built, WEIGHTS_NAME]
+    write_account(folder, replace(package.account, memory=use))
+    files = [*built, WEIGHTS_NAME, ACCOUNT_NAME]
     manifest = Manifest(
         name=name,
         inputs=package.inputs,

@@ -15,11 +15,11 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 import subtune
-from subtune.cli import bench, compare, compile, completion, database, device, export, inspect, quantize, run, zoo
+from subtune.cli import bench, compare, compile, completion, database, device, export, inspect, quantize, report, run, zoo
 from subtune.cli.failures import explained
 from subtune.cli.without_torch import leave_torch_out
 
-_COMMANDS = (compile, inspect, run, bench, compare, quantize, export, device, zoo, database, completion)
+_COMMANDS = (compile, inspect, report, run, bench, compare, quantize, export, device, zoo, database, completion)
 
 
 class _Parser(argparse.ArgumentParser):

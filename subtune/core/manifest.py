@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from subtune.core.account import ACCOUNT_NAME
 from subtune.core.domain import Domain
 from subtune.core.memory_plan import MemoryPlan
 from subtune.core.tensor_spec import TensorSpec
@@ -120,8 +121,8 @@ class Manifest:
 
     @property
     def code_bytes(self) -> int:
-        """Of the files beside the weights."""
-        return sum(file.nbytes for file in self.files if file.name != WEIGHTS_NAME)
+        """Of the files beside the weights and what is there to be looked at."""
+        return sum(file.nbytes for file in self.files if file.name not in (WEIGHTS_NAME, ACCOUNT_NAME))
 
     def memory_summary(self) -> str:
         """One line: the memory that a loaded model takes beside its code, its inputs and its outputs."""

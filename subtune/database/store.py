@@ -195,11 +195,15 @@ class Database:
 
     def measurements(self, key: str, scope: Scope) -> tuple[Measurement, ...]:
         """Every candidate of the workload `key` that was tried in `scope`."""
+        return tuple(measurement for _, measurement in self.dated_measurements(key, scope))
+
+    def dated_measurements(self, key: str, scope: Scope) -> tuple[tuple[float, Measurement], ...]:
+        """As `measurements`, each with the time at which it was stored, in seconds since 1970."""
         rows = self.read(
-            f"SELECT versions, {_MEASUREMENT_COLUMNS} FROM measurements WHERE key = ? AND device = ?",
+            f"SELECT versions, at, {_MEASUREMENT_COLUMNS} FROM measurements WHERE key = ? AND device = ?",
             (key, scope.device),
         )
-        return tuple(_measurement(row[1:]) for row in rows if _is_current(row[0], [scope.versions]))
+        return tuple((row[1], _measurement(row[2:])) for row in rows if _is_current(row[0], [scope.versions]))
 
     def workload(self, key: str) -> Workload | None:
         rows = self.read("SELECT func, num_outputs FROM workloads WHERE key = ?", (key,))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from subtune.core.candidate import DEFAULT
 from subtune.core.graph import InFloats
-from subtune.report.dynamic_report import DynamicRow, dynamic_text
+from subtune.core.html import notebook
+from subtune.core.units import seconds_text, times_text
+from subtune.report.dynamic_report import DynamicRow, dynamic_table, dynamic_text
 from subtune.tuning.choose import Choice, MeasuredAlternative
 from subtune.tuning.weights import Weights
 
@@ -138,6 +141,23 @@ class CompileReport:
         if self.is_interrupted:
             lines.append("interrupted: what was tuned by then is in the artifact and in the database")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the sums, and the subgraphs that take longest first; `print` has the rest."""
+        gain = f"{times_text(self.default_s / self.tuned_s)} faster than the default" if self.tuned_s else ""
+        sums = f"{gain}: {seconds_text(self.default_s)} before, {seconds_text(self.tuned_s)} now" if gain else ""
+        lines = (sums, self.verified, self.memory, *self.notes, f"wrote {self.path}")
+        if self.dynamic:
+            return notebook(Path(self.path).name, lines, *dynamic_table(self.dynamic))
+        rows = [
+            (
+                row.name, str(row.uses), seconds_text(row.default_s), seconds_text(row.tuned_s),
+                times_text(row.gain), seconds_text(row.bound_s), row.candidate,
+            )
+            for row in sorted(self.rows, key=lambda row: -row.uses * row.tuned_s)
+        ]  # fmt: skip
+        head = ("subgraph", "uses", "default", "tuned", "gain", "roofline", "schedule")
+        return notebook(Path(self.path).name, lines, head, rows)
 
     def _static_text(self) -> list[str]:
         width = max([len(row.name) for row in self.rows] + [8])

@@ -40,8 +40,8 @@ class DynamicRow:
 
 def dynamic_text(rows: Sequence[DynamicRow], code_bytes: int) -> list[str]:
     """The table of the subgraphs, those that take longest first, and a line about all."""
-    head = ["subgraph", "uses", "extents", "kernels", "least us", "greatest us", "regret", "tried", "failed"]
-    cells = [head, *(_cells(row) for row in sorted(rows, key=lambda row: -row.uses * row.greatest_s))]
+    head, body = dynamic_table(rows)
+    cells = [head, *body]
     widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
     lines = [
         "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
@@ -60,6 +60,12 @@ def dynamic_text(rows: Sequence[DynamicRow], code_bytes: int) -> list[str]:
     if untuned := sum(not row.is_timed for row in rows):
         lines.append(f"{untuned} of {len(rows)} subgraphs were not tuned: each has one kernel that was checked")
     return lines
+
+
+def dynamic_table(rows: Sequence[DynamicRow]) -> tuple[list[str], list[list[str]]]:
+    """Its header, and its rows, those that take longest first."""
+    head = ["subgraph", "uses", "extents", "kernels", "least us", "greatest us", "regret", "tried", "failed"]
+    return head, [_cells(row) for row in sorted(rows, key=lambda row: -row.uses * row.greatest_s)]
 
 
 def _ends(rows: Sequence[DynamicRow], end: int) -> list[tuple[DynamicRow, float]]:

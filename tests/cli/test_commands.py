@@ -20,6 +20,7 @@ import pytest
 
 from subtune import models
 from subtune.cli import main
+from subtune.core.account import ACCOUNT_NAME
 from subtune.core.manifest import LIBRARY_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from subtune.frontends.onnx.reference import onnxruntime_reference
 from subtune.verification.verify import output_error
@@ -89,7 +90,9 @@ def test_zoo(place: Path, model: Path) -> None:
 
 def test_compile(place: Path, compiled: Compiled, model: Path) -> None:
     artifact, out = compiled
-    assert sorted(file.name for file in artifact.iterdir()) == sorted([LIBRARY_NAME, WEIGHTS_NAME, MANIFEST_NAME])
+    assert sorted(file.name for file in artifact.iterdir()) == sorted(
+        [LIBRARY_NAME, WEIGHTS_NAME, MANIFEST_NAME, ACCOUNT_NAME]
+    )
     assert "agrees with ONNX Runtime" in out
     assert f"wrote {artifact.name}" in out
     again, _ = call_again("compile", model, "-o", "again.subtune", "--topk", 2, "--threads", 2, "--json", cwd=place)
@@ -145,6 +148,19 @@ def test_inspect(place: Path, model: Path) -> None:
     assert ElementTree.parse(place / "g.svg").getroot().tag.endswith("svg")
     out, _ = call_again("inspect", "zoo:mlp?image=16&hidden=32&batch=4", "--json", cwd=place)
     assert json.loads(out)
+
+
+def test_report(place: Path, compiled: Compiled) -> None:
+    artifact, _ = compiled
+    out, _ = call("report", artifact, "--json", cwd=place)
+    account = json.loads(out)
+    manifest = json.loads((artifact / MANIFEST_NAME).read_text())
+    assert {one["name"] for one in account["subgraphs"]} <= {one["name"] for one in manifest["subgraphs"]}
+    for module in ("altair", "vl_convert"):
+        pytest.importorskip(module)
+    out, _ = call("report", artifact, cwd=place)
+    assert out.startswith("wrote mlp.html: ")
+    assert "<title>" in (place / "mlp.html").read_text(encoding="utf-8")
 
 
 def test_device(place: Path) -> None:
@@ -225,6 +241,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "a zoo model to build that is none": ("zoo build vgg17 -o {tmp}/v.onnx", "did you mean"),
     "a dtype that is none": ("zoo build mlp -o {tmp}/v.onnx --dtype int4", "int4"),
     "a place to build that is none": ("zoo build lstm -o {tmp}/no/l.onnx", "cannot write"),
+    "a report of a model": ("report {model}", "not an artifact"),
+    "a report of nothing": ("report {tmp}/none.subtune", "no artifact"),
     "a picture nowhere": ("inspect {model} --svg {tmp}/no/g.svg", "cannot write"),
     "a workload that is none": ("db show 0123456789abcdef --db {tmp}/t.db", "0123456789abcdef"),
     "an import of nothing": ("db import {tmp}/folder --db {tmp}/t.db", "folder"),
