@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from subtune.backends.cuda import api as cuda_api
+from subtune.core.errors import InputError
 from subtune.core.manifest import Manifest
 from subtune.core.memory_plan import Base
+from subtune.core.trace import Slice
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,12 @@ class DynamicCUDAProgram:
             elif view.base is not Base.ARENA:
                 memory, offset = (self._given if view.base is Base.INPUT else self._taken)[view.place], 0
             memory.read_into(_bytes(results[output]), offset)
+
+    def trace(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> tuple[Slice, ...]:
+        raise InputError(
+            f"{self._manifest.name} cannot be traced: the kernels of many shapes are launched by machine code; compile "
+            "the model for one shape, or use Nsight Systems"
+        )
 
     def feed(self, inputs: Sequence[np.ndarray]) -> None:
         """Copy the inputs, contiguous arrays, into the GPU's buffers, where they stay until the next `feed`."""
