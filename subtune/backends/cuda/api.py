@@ -111,15 +111,21 @@ def copy_on_device(target: int, source: int, nbytes: int) -> None:
 
 
 class Stream:
-    """A queue of work; TVM's kernels go there inside `used`."""
+    """A queue of work; TVM's kernels go there inside `used`.
 
-    def __init__(self) -> None:
-        self.handle = _Handle()
-        activate()
-        _call("cuStreamCreate", ctypes.byref(self.handle), _NON_BLOCKING)
+    Args:
+        borrowed: the handle of somebody else's stream, who keeps it; None makes one.
+    """
+
+    def __init__(self, borrowed: int | None = None) -> None:
+        self.handle = _Handle(borrowed)
+        self._is_own = borrowed is None
+        if self._is_own:
+            activate()
+            _call("cuStreamCreate", ctypes.byref(self.handle), _NON_BLOCKING)
 
     def __del__(self) -> None:
-        if self.handle.value:
+        if self._is_own and self.handle.value:
             with suppress(CudaError, AttributeError, TypeError):
                 _call("cuStreamDestroy_v2", self.handle)
 
@@ -147,6 +153,16 @@ class Stream:
                 raise
             _call("cuStreamEndCapture", self.handle, ctypes.byref(graph))
         return Graph(graph)
+
+    def wait(self, event: Event) -> None:
+        """What comes after this is begun when the event has happened."""
+        _call("cuStreamWaitEvent", self.handle, event.handle, ctypes.c_uint(0))
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """`copy_on_device` as work of this stream."""
+        if nbytes:
+            addresses = ctypes.c_uint64(target), ctypes.c_uint64(source)
+            _call("cuMemcpyDtoDAsync_v2", *addresses, ctypes.c_size_t(nbytes), self.handle)
 
     def fill(self, memory: Memory, value: int) -> None:
         """`Memory.fill` as work of this stream."""
@@ -177,22 +193,26 @@ class Event:
     """A point in a stream's time."""
 
     def __init__(self) -> None:
-        self._handle = _Handle()
-        _call("cuEventCreate", ctypes.byref(self._handle), 0)
+        self.handle = _Handle()
+        _call("cuEventCreate", ctypes.byref(self.handle), 0)
 
     def __del__(self) -> None:
-        if self._handle.value:
+        if self.handle.value:
             with suppress(CudaError, AttributeError, TypeError):
-                _call("cuEventDestroy_v2", self._handle)
+                _call("cuEventDestroy_v2", self.handle)
 
     def record(self, stream: Stream) -> None:
-        _call("cuEventRecord", self._handle, stream.handle)
+        _call("cuEventRecord", self.handle, stream.handle)
+
+    def synchronize(self) -> None:
+        """Wait until it has happened."""
+        _call("cuEventSynchronize", self.handle)
 
     def seconds_since(self, earlier: Event) -> float:
         """Waits for this event; resolution about half a microsecond."""
-        _call("cuEventSynchronize", self._handle)
+        self.synchronize()
         milliseconds = ctypes.c_float()
-        _call("cuEventElapsedTime", ctypes.byref(milliseconds), earlier._handle, self._handle)
+        _call("cuEventElapsedTime", ctypes.byref(milliseconds), earlier.handle, self.handle)
         return milliseconds.value * 1e-3
 
 

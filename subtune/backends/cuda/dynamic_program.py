@@ -14,12 +14,16 @@ from typing import Any
 import numpy as np
 
 from subtune.backends.cuda import api as cuda_api
+from subtune.backends.cuda.turns import Turns
 from subtune.core.errors import InputError
 from subtune.core.manifest import Manifest
-from subtune.core.memory_plan import Base
+from subtune.core.memory_plan import Base, View
 from subtune.core.trace import Slice
 
 logger = logging.getLogger(__name__)
+
+Tensors = Sequence[tuple[int, int]]
+"""Address and bytes of each."""
 
 _GRAPHS = 32
 """Shapes whose launches are kept as graphs; one takes some hundred kilobytes, and a millisecond to make."""
@@ -37,6 +41,7 @@ class DynamicCUDAProgram:
         self._manifest = manifest
         self._library = library
         self._stream = cuda_api.Stream()
+        self._turns = Turns()
         self._weights = cuda_api.Memory(weights.nbytes)
         self._weights.write(weights)
         self._arena = cuda_api.Memory(plan.arena_nbytes)
@@ -54,17 +59,32 @@ class DynamicCUDAProgram:
         raise AssertionError("the shapes of a model with symbols come with every run")
 
     def run_at(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> None:
+        with self._turns.on_host():
+            self._run_at(arrays, symbols)
+
+    def run_on(self, stream: int, given: Tensors, taken: Tensors, symbols: tuple[int, ...] = ()) -> None:
+        """As `CUDAProgram.run_on`, at one instance."""
+        cuda_api.activate()
+        queue = cuda_api.Stream(stream)
+        with self._turns.on(queue):
+            for (address, nbytes), memory in zip(given, self._given, strict=True):
+                queue.copy(memory.address, address, nbytes)
+            self._launch(symbols, queue)
+            for (address, nbytes), memory in zip(taken, self._taken, strict=True):
+                queue.copy(address, memory.address, nbytes)
+            for output, view in self._manifest.memory.copies:
+                memory, offset = self._place(view)
+                address, nbytes = taken[output]
+                queue.copy(address, memory.address + offset, nbytes)
+
+    def _run_at(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> None:
         self.feed(arrays[: len(self._given)])
         self.replay(symbols)
         results = arrays[len(self._given) :]
         for array, memory in zip(results, self._taken, strict=True):
             memory.read_into(_bytes(array))
         for output, view in self._manifest.memory.copies:
-            memory, offset = self._arena, view.place
-            if view.base is Base.WEIGHT:
-                memory, offset = self._weights, self._manifest.weights[view.place].offset
-            elif view.base is not Base.ARENA:
-                memory, offset = (self._given if view.base is Base.INPUT else self._taken)[view.place], 0
+            memory, offset = self._place(view)
             memory.read_into(_bytes(results[output]), offset)
 
     def trace(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> tuple[Slice, ...]:
@@ -72,6 +92,13 @@ class DynamicCUDAProgram:
             f"{self._manifest.name} cannot be traced: the kernels of many shapes are launched by machine code; compile "
             "the model for one shape, or use Nsight Systems"
         )
+
+    def _place(self, view: View) -> tuple[cuda_api.Memory, int]:
+        if view.base is Base.WEIGHT:
+            return self._weights, self._manifest.weights[view.place].offset
+        if view.base is Base.ARENA:
+            return self._arena, view.place
+        return (self._given if view.base is Base.INPUT else self._taken)[view.place], 0
 
     def feed(self, inputs: Sequence[np.ndarray]) -> None:
         """Copy the inputs, contiguous arrays, into the GPU's buffers, where they stay until the next `feed`."""
@@ -96,7 +123,7 @@ class DynamicCUDAProgram:
         end.record(self._stream)
         return end.seconds_since(begin) / runs
 
-    def _launch(self, symbols: tuple[int, ...]) -> None:
+    def _launch(self, symbols: tuple[int, ...], stream: cuda_api.Stream | None = None) -> None:
         """Kernel by kernel the first time, which loads their code; from the second time on as a graph."""
         cuda_api.activate()
         is_known = symbols in self._graphs
@@ -105,12 +132,12 @@ class DynamicCUDAProgram:
             graph = self._captured(symbols)
         self._keep(symbols, graph)
         if graph is None:
-            self._launch_kernels(symbols)
+            self._launch_kernels(symbols, stream or self._stream)
         else:
-            graph.launch(self._stream)
+            graph.launch(stream or self._stream)
 
-    def _launch_kernels(self, symbols: tuple[int, ...]) -> None:
-        with self._stream.used():
+    def _launch_kernels(self, symbols: tuple[int, ...], stream: cuda_api.Stream) -> None:
+        with stream.used():
             self._main(*self._addresses, *symbols)
 
     def _captured(self, symbols: tuple[int, ...]) -> cuda_api.Graph | None:
@@ -128,7 +155,8 @@ class DynamicCUDAProgram:
         if len(self._graphs) > _GRAPHS:
             _, oldest = self._graphs.popitem(last=False)
             if oldest is not None:
-                self._stream.synchronize()  # it may be running
+                self._turns.settle()  # it may be running
+                self._stream.synchronize()
 
     def __str__(self) -> str:
         return "a CUDA graph for every shape"

@@ -18,7 +18,8 @@ from subtune import runtime
 from subtune.backends.cuda import api as cuda_api
 from subtune.backends.cuda.building.binaries import provided, read_binaries
 from subtune.backends.cuda.device import CUDA
-from subtune.backends.cuda.dynamic_program import DynamicCUDAProgram
+from subtune.backends.cuda.dynamic_program import DynamicCUDAProgram, Tensors
+from subtune.backends.cuda.turns import Turns
 from subtune.backends.host.instrument import calls_between
 from subtune.core.errors import ArtifactError, TargetError
 from subtune.core.manifest import BINARIES_NAME, LIBRARY_NAME, WEIGHTS_NAME, Manifest
@@ -40,6 +41,7 @@ class CUDAProgram:
         self._manifest = manifest
         self._executable = executable
         self._stream = cuda_api.Stream()
+        self._turns = Turns()
         self._weights = cuda_api.Memory(weights.nbytes)
         self._weights.write(weights)
         plan = manifest.memory
@@ -77,6 +79,32 @@ class CUDAProgram:
         return end.seconds_since(begin) / runs
 
     def run(self, arrays: list[np.ndarray]) -> None:
+        with self._turns.on_host():
+            self._run(arrays)
+
+    def run_on(self, stream: int, given: Tensors, taken: Tensors, symbols: tuple[int, ...] = ()) -> None:
+        """One run on tensors that lie on the GPU, as work of the caller's stream: it may return before that is done.
+
+        Args:
+            stream: CUDA's handle, of the first GPU's primary context.
+            given, taken: address and bytes of the contiguous tensors of all inputs, and of all outputs.
+        """
+        plan = self._manifest.memory
+        assert not plan.returned, "such outputs pass through the host"
+        cuda_api.activate()
+        queue = cuda_api.Stream(stream)
+        with self._turns.on(queue):
+            for (address, nbytes), memory in zip(given, self._given, strict=True):
+                queue.copy(memory.address, address, nbytes)
+            self._launch(queue)
+            for (address, nbytes), memory in zip(taken, self._taken, strict=True):
+                queue.copy(address, memory.address, nbytes)
+            for output, view in plan.copies:
+                memory, offset = self._place(view)
+                address, nbytes = taken[output]
+                queue.copy(address, memory.address + offset, nbytes)
+
+    def _run(self, arrays: list[np.ndarray]) -> None:
         self.feed(arrays[: len(self._given)])
         self.replay()
         results = arrays[len(self._given) :]
@@ -118,16 +146,16 @@ class CUDAProgram:
         for array, memory in zip(inputs, self._given, strict=True):
             memory.write(_bytes(array))
 
-    def _launch(self) -> None:
+    def _launch(self, stream: cuda_api.Stream | None = None) -> None:
         cuda_api.activate()
         if self._graph is not None:
-            self._graph.launch(self._stream)
+            self._graph.launch(stream or self._stream)
             return
-        self._own.submit(self._run_kernels).result()
+        self._own.submit(self._run_kernels, stream or self._stream).result()
 
-    def _run_kernels(self) -> None:
+    def _run_kernels(self, stream: cuda_api.Stream) -> None:
         cuda_api.activate()
-        with self._stream.used():
+        with stream.used():
             self._returned = self._main()
 
     def _captured(self) -> cuda_api.Graph | None:
