@@ -15,7 +15,8 @@ import onnx
 from subtune.core.errors import ModelError
 from subtune.core.tensor_spec import TensorSpec
 from subtune.frontends.imported import Imported
-from subtune.frontends.onnx.file import OnnxModel, read_bytes, read_file, read_proto
+from subtune.frontends.onnx.file import OnnxModel, read_bytes, read_file, read_lent, read_proto
+from subtune.frontends.onnx.lent import LentModel
 from subtune.frontends.onnx.load import load_onnx
 from subtune.frontends.onnx.shapes import symbolic
 from subtune.frontends.onnx.whole import whole_model
@@ -35,7 +36,7 @@ _RELAY_START = re.compile(
 _HEAD = 4096
 
 Shapes = Mapping[str, "Sequence[int] | int"]
-Model = str | os.PathLike[str] | bytes | onnx.ModelProto
+Model = str | os.PathLike[str] | bytes | onnx.ModelProto | LentModel
 Frontend = Callable[[Model, Shapes, Parameters], Imported | None]
 """Imports what is of its own format, and gives None for what is not."""
 
@@ -45,8 +46,8 @@ def load(model: Model, shapes: Shapes | None = None, parameters: Parameters | No
 
     Args:
         model: a path to an ONNX file or to Relay's text or JSON, the bytes of one of them, a Relay text itself, an
-            `onnx.ModelProto` (never changed), or `zoo:NAME`, with the builder's arguments behind a question mark:
-            `zoo:resnet18?batch=8&dtype=float16`.
+            `onnx.ModelProto` (never changed), one whose weights are lent (`LentModel`), or `zoo:NAME`, with the
+            builder's arguments behind a question mark: `zoo:resnet18?batch=8&dtype=float16`.
         shapes: input name -> its whole shape, or symbol -> its one value; needed for symbolic dimensions.
         parameters: the weights of a Relay model, whose file seldom holds them.
     Raises:
@@ -80,7 +81,7 @@ def load_whole(model: Model, shapes: Shapes | None = None) -> tuple[onnx.ModelPr
     if is_relay(model):
         raise ModelError("The model is Relay's; this takes ONNX models.")
     with _names_decoded():
-        read = _read_onnx(model)
+        read = None if isinstance(model, LentModel) else _read_onnx(model)
         if read is None:
             raise ModelError(_NO_MODEL.format(type(model).__name__))
         return *whole_model(read, shapes or {}), read.name
@@ -139,6 +140,8 @@ def _onnx(model: Model, shapes: Shapes, parameters: Parameters) -> Imported | No
 def _read_onnx(model: Model) -> OnnxModel | None:
     if isinstance(model, onnx.ModelProto):
         return read_proto(model, name=model.graph.name or "model")
+    if isinstance(model, LentModel):
+        return read_lent(model)
     if isinstance(model, bytes | bytearray | memoryview):
         return read_bytes(bytes(model))
     if isinstance(model, str) and model.startswith(_ZOO):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from subtune.artifact import Artifact, load
     from subtune.backends.cpu.device import CPU
     from subtune.backends.cuda.device import CUDA
-    from subtune.driver import compile
+    from subtune.compiling import compile
     from subtune.integrations.fast_dlight import (
         ApplyFastTuning,
         DefaultPolicy,
@@ -29,7 +29,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Artifact": "subtune.artifact",
     "load": "subtune.artifact",
-    "compile": "subtune.driver",
+    "compile": "subtune.compiling",
     "quantize": "subtune.quantizer",
     "CPU": "subtune.backends.cpu.device",
     "CUDA": "subtune.backends.cuda.device",

@@ -65,6 +65,8 @@ NEEDED = {
     "triton_model": ("triton_python_backend_utils",),
 }
 """Modules of examples that are no dependencies of subtune."""
+NEEDED_BY_PAGES = {"pytorch": ("torch", "onnxscript")}
+"""And of pages."""
 LANGUAGES = {"python", "bash", "text", "json", "cpp", "cmake", "c++", "c", "yaml", "mermaid", ""}
 
 
@@ -179,6 +181,8 @@ def test_commands_are_commands(page: Path) -> None:
 )
 def test_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its commands in their order, and then its Python, in one directory."""
+    for module in NEEDED_BY_PAGES.get(page.stem, ()):
+        pytest.importorskip(module)
     text = page.read_text(encoding="utf-8")
     for arguments in commands(page):
         given = [SMALLER.get(argument, argument) for argument in arguments]

@@ -40,6 +40,7 @@ ROOMS = (
     ("driver", "quantizer"),
     ("tuning.compare",),  # which compiles whole models
     ("bench", "integrations"),
+    ("compiling",),
     ("cli",),
     ("__main__",),
 )

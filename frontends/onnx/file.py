@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper
 
 from subtune.core.errors import ModelError
 from subtune.core.manifest import MANIFEST_NAME
+from subtune.frontends.onnx.lent import LentModel
 from subtune.frontends.onnx.weights import (
     BIG_BYTES,
     DataDir,
@@ -41,13 +43,13 @@ class OnnxModel:
     Attributes:
         proto: ours to change; every big initialiser is a graph input in it, with its shape and data type.
         weights: those initialisers by name.
-        source: the file, or the protobuf as it was given.
+        source: the file, the protobuf as it was given, or what lends its weights.
     """
 
     proto: onnx.ModelProto
     weights: Mapping[str, Weight]
     name: str
-    source: Path | onnx.ModelProto
+    source: Path | onnx.ModelProto | LentModel
 
 
 def read_file(path: Path) -> OnnxModel:
@@ -76,6 +78,12 @@ def read_proto(proto: onnx.ModelProto, name: str) -> OnnxModel:
     """Raises ModelError: no graph in it, or weights in side files (which only a path can find)."""
     _require_graph(proto, "The model given")
     return _split(proto, None, name, proto)
+
+
+def read_lent(model: LentModel) -> OnnxModel:
+    """Raises ModelError: no graph in the protobuf."""
+    _require_graph(model.proto, "The model given")
+    return _split(model.proto, None, model.name, model, model.arrays)
 
 
 def _parse(data: bytes, who: str) -> onnx.ModelProto:
@@ -112,8 +120,14 @@ def _require_graph(proto: onnx.ModelProto, who: str) -> None:
         )
 
 
-def _split(proto: onnx.ModelProto, data_dir: DataDir | None, name: str, source: Path | onnx.ModelProto) -> OnnxModel:
-    """The light protobuf and the weights; `proto` stays as it is and lends its big tensors.
+def _split(
+    proto: onnx.ModelProto,
+    data_dir: DataDir | None,
+    name: str,
+    source: Path | onnx.ModelProto | LentModel,
+    arrays: Mapping[str, np.ndarray] | None = None,
+) -> OnnxModel:
+    """The light protobuf and the weights; `proto` stays as it is and lends its big tensors, or `arrays` are they.
 
     Left behind: documentation, metadata, training information, the shapes noted for intermediate values
     (inferred anew), and the initialisers' entries among the graph's inputs, where IR versions below 4 list them.
@@ -135,7 +149,9 @@ def _split(proto: onnx.ModelProto, data_dir: DataDir | None, name: str, source: 
         if not tensor.name:
             raise ModelError("The model has an initialiser without a name.")
         initialisers.add(tensor.name)
-        if tensor_bytes(tensor) > BIG_BYTES:
+        if arrays is not None and tensor.name in arrays:
+            weights[tensor.name] = Weight(tensor, None, arrays[tensor.name])
+        elif tensor_bytes(tensor) > BIG_BYTES:
             weights[tensor.name] = Weight(tensor, find_side_file(tensor, data_dir))
         else:
             light.graph.initializer.append(tensor)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from subtune.core.reference import Reference
 from subtune.frontends.imported import Imported
 from subtune.frontends.onnx.file import OnnxModel
 from subtune.frontends.onnx.graph import name_nodes, order_nodes, unchecked_indices
+from subtune.frontends.onnx.lent import LentModel
 from subtune.frontends.onnx.reference import OnnxRuntime, has_float8
 from subtune.frontends.onnx.shapes import fix_inputs, infer
 from subtune.frontends.onnx.support import check_model, check_ops, inline_functions, normalise_opsets
@@ -26,8 +28,13 @@ def load_onnx(model: OnnxModel, shapes: Mapping[str, Sequence[int] | int]) -> Im
     inputs = fix_inputs(real_inputs, shapes, may_be_dynamic=True)
     mod, outputs = import_graph(replace(model, proto=infer(model.proto)), inputs)
     indexing = unchecked_indices(model.proto.graph, [spec.name for spec in inputs])
-    reference = OnnxRuntime(model.source, of_float8=has_float8(model.proto))
-    return Imported(mod, inputs, outputs, model.name, reference, _notes(indexing))
+    return Imported(mod, inputs, outputs, model.name, _reference(model), _notes(indexing))
+
+
+def _reference(model: OnnxModel) -> Reference | None:
+    if isinstance(model.source, LentModel):
+        return model.source.reference
+    return OnnxRuntime(model.source, of_float8=has_float8(model.proto))
 
 
 def checked(model: OnnxModel) -> OnnxModel:

@@ -50,14 +50,18 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One big initialiser: its protobuf (part of the model given, not a copy) and where its bytes are."""
+    """One big initialiser: its protobuf (part of the model given, not a copy) and where its bytes are.
+
+    `lent` are the values themselves where somebody else has them in memory (`lent.LentModel`).
+    """
 
     tensor: TensorProto
     side_file: SideFile | None
+    lent: np.ndarray | None = None
 
     def read(self) -> np.ndarray:
-        """The values; they share the protobuf's or the mapped file's memory where they can."""
-        return read_tensor(self.tensor, self.side_file)
+        """The values; they share the protobuf's, the mapped file's or the lender's memory where they can."""
+        return read_tensor(self.tensor, self.side_file) if self.lent is None else self.lent
 
 
 def tensor_bytes(tensor: TensorProto) -> int:

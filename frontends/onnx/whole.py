@@ -47,7 +47,8 @@ def whole_model(
 
 
 def _metadata(model: OnnxModel) -> Sequence[onnx.StringStringEntryProto]:
-    is_file = isinstance(model.source, Path)
-    source = onnx.load(model.source, load_external_data=False) if is_file else model.source
-    assert isinstance(source, onnx.ModelProto)
+    source = model.source
+    if isinstance(source, Path):
+        source = onnx.load(source, load_external_data=False)
+    assert isinstance(source, onnx.ModelProto), "who lends weights gives no such model"
     return source.metadata_props

@@ -6,6 +6,7 @@ import argparse
 import math
 from typing import Any
 
+from subtune.core.durations import seconds_of
 from subtune.core.errors import ModelError, ShapeError
 
 TARGET_HELP = (
@@ -13,24 +14,14 @@ TARGET_HELP = (
     "for a GPU cuda (the one here), sm_90a, H100 or nvidia/nvidia-h100; "
     "for a machine other than this one kernels are predicted, not measured"
 )
-_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def duration(text: str) -> float:
     """`500ms`, `60s`, `2m`, `1h` or plain seconds -> seconds."""
-    for unit in sorted(_UNITS, key=len, reverse=True):
-        if text.endswith(unit):
-            number, scale = text.removesuffix(unit), _UNITS[unit]
-            break
-    else:
-        number, scale = text, 1.0
     try:
-        seconds = float(number) * scale
-    except ValueError:
-        seconds = math.nan
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write 60s, 2m or 500ms")
-    return seconds
+        return seconds_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def positive(text: str) -> int:

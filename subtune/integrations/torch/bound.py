@@ -1,0 +1,68 @@
+"""A graph of ATen operators with its weights bound: a module of what is left of its arguments, which is exported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from subtune.integrations.torch.export import Exported, export_module
+from subtune.integrations.torch.signature import Computed, Fixed, Passed, Signature
+
+
+class BoundGraph(torch.nn.Module):
+    """Args:
+    graph: a function that gives a list or tuple.
+    given, weights: the places of its arguments that `forward` takes, and of those that are bound to `tensors`.
+    """
+
+    def __init__(
+        self, graph: fx.GraphModule, given: Sequence[int], weights: Sequence[int], tensors: Sequence[torch.Tensor]
+    ) -> None:
+        super().__init__()
+        self.graph = graph
+        self._given, self._places = tuple(given), tuple(weights)
+        for place, tensor in zip(weights, tensors, strict=True):
+            self.register_buffer(f"weight_{place}", tensor.detach())
+
+    def forward(self, *given: Any) -> tuple[Any, ...]:
+        arguments = dict(zip(self._given, given, strict=True))
+        arguments |= {place: getattr(self, f"weight_{place}") for place in self._places}
+        return tuple(self.graph(*(arguments[place] for place in range(len(arguments)))))
+
+
+def exported_graph(
+    graph: fx.GraphModule,
+    given: Sequence[Any],
+    weights: Sequence[torch.Tensor],
+    places: tuple[Sequence[int], Sequence[int]],
+) -> Exported:
+    """The graph at these arguments.
+
+    Args:
+        places: of `given` and of `weights` among the graph's arguments, which results that are passed refer to.
+    Raises ModelError: as `export_module`.
+    """
+    module = BoundGraph(graph, *places, weights).eval()
+    exported = export_module(module, given, {})
+    return replace(exported, signature=_by_place(exported.signature, places, weights))
+
+
+def _by_place(
+    signature: Signature, places: tuple[Sequence[int], Sequence[int]], weights: Sequence[torch.Tensor]
+) -> Signature:
+    """With the graph's own numbers for what it passes through, weights among it."""
+    of_given, of_weights = places
+    by_address = {(one.data_ptr(), one.shape): place for one, place in zip(weights, of_weights, strict=True)}
+    results: list[Computed | Passed | Fixed] = []
+    for one in signature.results:
+        if isinstance(one, Passed):
+            one = Passed(of_given[one.argument])
+        elif isinstance(one, Fixed) and isinstance(one.value, torch.Tensor):
+            place = by_address.get((one.value.data_ptr(), one.value.shape))
+            one = one if place is None else Passed(place)
+        results.append(one)
+    return replace(signature, results=tuple(results))
