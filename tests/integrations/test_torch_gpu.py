@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,7 +51,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 @pytest.fixture
-def artifact(driver: Driver) -> Any:
+def artifact(driver: Driver) -> Iterator[Any]:
     """`y = 2 * x` of `rows` floats; a second output is the input itself, which no kernel writes."""
     from subtune.core.memory_plan import Base, View
 
@@ -68,7 +69,8 @@ def artifact(driver: Driver) -> Any:
         weights=(),
     )
     program = DynamicCUDAProgram(manifest, {"main": main}, np.zeros(4, np.uint8))  # type: ignore[arg-type]
-    return SimpleNamespace(manifest=manifest, program=program)
+    yield SimpleNamespace(manifest=manifest, program=program)
+    vars(program).clear()  # what it has of the GPU is freed by the stand-in
 
 
 def test_a_run_is_work_of_the_callers_stream(artifact: Any, driver: Driver) -> None:
