@@ -183,6 +183,8 @@ def test_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its commands in their order, and then its Python, in one directory."""
     for module in NEEDED_BY_PAGES.get(page.stem, ()):
         pytest.importorskip(module)
+    if page.stem == "pytorch":
+        register_backend()
     text = page.read_text(encoding="utf-8")
     for arguments in commands(page):
         given = [SMALLER.get(argument, argument) for argument in arguments]
@@ -200,6 +202,16 @@ def test_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line, code in blocks(text, "python"):
         if "--8<--" not in code:  # what is included is run by `test_examples`
             exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+
+
+def register_backend() -> None:
+    """Of `torch.compile`: a checkout that is not installed has no entry points."""
+    from torch._dynamo.backends import registry
+
+    from subtune.integrations.torch.backend import subtune as backend
+
+    if "subtune" not in registry.list_backends():
+        registry.register_backend(backend, name="subtune")
 
 
 @pytest.mark.parametrize(

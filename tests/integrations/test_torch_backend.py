@@ -197,6 +197,18 @@ def test_random_operators_are_pytorchs(options: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
+def test_constants_in_the_code(options: dict[str, Any], built: list[Any]) -> None:
+    def scaled(x: Any) -> Any:
+        return x * torch.tensor([1.0, 2.0, 3.0])
+
+    x = torch.randn(2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        torch.testing.assert_close(compiled_by(scaled, options)(x), scaled(x))
+    assert len(built) == 1
+
+
+@torch.no_grad()
 def test_results_lie_as_pytorch_expects(options: dict[str, Any]) -> None:
     """Of a transposed result, views are made by its strides."""
 

@@ -41,7 +41,8 @@ def subtune(module: fx.GraphModule, example_inputs: Sequence[Any], **given: Any)
         fell_back(name, "its results need gradients; call the model under torch.no_grad() or torch.inference_mode()")
         return module.forward
     compiler = partial(_lazily, settings, name)
-    backend = aot_autograd(fw_compiler=compiler, decompositions=get_decompositions(_IN_TRAINING))
+    decompositions: Any = get_decompositions(_IN_TRAINING)
+    backend = aot_autograd(fw_compiler=compiler, decompositions=decompositions)
     compiled: Callable[..., Any] = backend(module, example_inputs)
     return compiled
 

@@ -23,7 +23,10 @@ class BoundGraph(torch.nn.Module):
         self, graph: fx.GraphModule, given: Sequence[int], weights: Sequence[int], tensors: Sequence[torch.Tensor]
     ) -> None:
         super().__init__()
-        self.graph = graph
+        self.graph, constants = _without_constants(graph)
+        self._constants = tuple(f"constant_{number}" for number in range(len(constants)))
+        for name, constant in zip(self._constants, constants, strict=True):
+            self.register_buffer(name, constant)
         self._given, self._places = tuple(given), tuple(weights)
         for place, tensor in zip(weights, tensors, strict=True):
             self.register_buffer(f"weight_{place}", tensor.detach())
@@ -31,7 +34,30 @@ class BoundGraph(torch.nn.Module):
     def forward(self, *given: Any) -> tuple[Any, ...]:
         arguments = dict(zip(self._given, given, strict=True))
         arguments |= {place: getattr(self, f"weight_{place}") for place in self._places}
-        return tuple(self.graph(*(arguments[place] for place in range(len(arguments)))))
+        constants = (getattr(self, name) for name in self._constants)
+        return tuple(self.graph(*(arguments[place] for place in range(len(arguments))), *constants))
+
+
+def _without_constants(module: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """The graph with its constant tensors as further arguments: torch.export loses those of a module inside another."""
+    graph = fx.Graph()
+    output = graph.graph_copy(module.graph, {}, return_output_node=True)
+    assert isinstance(output, tuple)
+    made = graph.output(output[0])
+    made.meta = dict(output[1].meta)
+    last = next(node for node in graph.nodes if node.op != "placeholder")
+    constants = []
+    for node in graph.find_nodes(op="get_attr"):
+        value = getattr(module, node.target, None)
+        if isinstance(value, torch.Tensor):
+            with graph.inserting_before(last):
+                argument = graph.placeholder(f"constant_{len(constants)}")
+            node.replace_all_uses_with(argument)
+            constants.append(value.detach())
+            if node is last:
+                last = node.next
+            graph.erase_node(node)
+    return fx.GraphModule(module, graph), constants
 
 
 def exported_graph(
