@@ -209,6 +209,18 @@ def test_constants_in_the_code(options: dict[str, Any], built: list[Any]) -> Non
 
 
 @torch.no_grad()
+def test_attention_with_fewer_heads_of_keys(options: dict[str, Any], built: list[Any]) -> None:
+    def attention(q: Any, k: Any) -> Any:
+        return nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
+
+    q, k = torch.randn(1, 4, 8, 16), torch.randn(1, 2, 8, 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        torch.testing.assert_close(compiled_by(attention, options)(q, k), attention(q, k), rtol=1e-4, atol=1e-5)
+    assert len(built) == 1
+
+
+@torch.no_grad()
 def test_results_lie_as_pytorch_expects(options: dict[str, Any]) -> None:
     """Of a transposed result, views are made by its strides."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from subtune.integrations.torch.attention import restore_attention
 from subtune.integrations.torch.export import Exported, export_module
 from subtune.integrations.torch.signature import Computed, Fixed, Passed, Signature
 
@@ -23,7 +24,7 @@ class BoundGraph(torch.nn.Module):
         self, graph: fx.GraphModule, given: Sequence[int], weights: Sequence[int], tensors: Sequence[torch.Tensor]
     ) -> None:
         super().__init__()
-        self.graph, constants = _without_constants(graph)
+        self.graph, constants = _exportable(graph)
         self._constants = tuple(f"constant_{number}" for number in range(len(constants)))
         for name, constant in zip(self._constants, constants, strict=True):
             self.register_buffer(name, constant)
@@ -38,15 +39,17 @@ class BoundGraph(torch.nn.Module):
         return tuple(self.graph(*(arguments[place] for place in range(len(arguments))), *constants))
 
 
-def _without_constants(module: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-    """The graph with its constant tensors as further arguments: torch.export loses those of a module inside another."""
+def _exportable(module: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """The graph as torch.export and torch.onnx take it, and its constant tensors, now its last arguments: an export
+    loses those of a module inside another.
+    """
     graph = fx.Graph()
     output = graph.graph_copy(module.graph, {}, return_output_node=True)
     assert isinstance(output, tuple)
     made = graph.output(output[0])
     made.meta = dict(output[1].meta)
     last = next(node for node in graph.nodes if node.op != "placeholder")
-    constants = []
+    constants: list[torch.Tensor] = []
     for node in graph.find_nodes(op="get_attr"):
         value = getattr(module, node.target, None)
         if isinstance(value, torch.Tensor):
@@ -57,6 +60,7 @@ def _without_constants(module: fx.GraphModule) -> tuple[fx.GraphModule, list[tor
             if node is last:
                 last = node.next
             graph.erase_node(node)
+    restore_attention(graph)
     return fx.GraphModule(module, graph), constants
 
 
