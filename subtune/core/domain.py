@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import gcd, prod
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,15 @@ class Symbol:
     @classmethod
     def uniform(cls, name: str, values: tuple[int, ...]) -> Symbol:
         return cls(name, values, (1.0 / len(values),) * len(values))
+
+    @property
+    def step(self) -> int:
+        """The greatest number that divides all values.
+
+        >>> Symbol.uniform("height", (64, 96, 256)).step
+        32
+        """
+        return gcd(*self.values) or 1
 
     def __str__(self) -> str:
         """As on the command line: `seq=1..512`, `seq=16,32,64`."""

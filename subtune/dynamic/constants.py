@@ -20,8 +20,9 @@ from tvm.ir import Call, IRModule, Op
 from subtune.core.dims import Dim
 from subtune.core.workload import Workload
 from subtune.dynamic.varying import PREFIX as MADE
+from subtune.dynamic.varying import Made
 from subtune.dynamic.workload import DynamicWorkload, has_free_rows
-from subtune.passes.exprs import array_of
+from subtune.passes.exprs import array_of, make_const
 
 PREFIX = "copied"
 """Of the names of PrimFuncs that copy."""
@@ -64,7 +65,7 @@ def constants_of(call: Any) -> list[tuple[int, np.ndarray]]:
 def with_corners(
     mod: IRModule,
     dims_of: Mapping[str, Sequence[Sequence[Dim]]],
-    made: Mapping[int, DynamicWorkload],
+    made: Mapping[int, Made],
     multiply_rows: Collection[str] = (),
 ) -> tuple[IRModule, dict[str, Corner], dict[str, DynamicWorkload]]:
     """An outlined module that copies the corners of its constants where they do not lie together, and some inputs.
@@ -76,7 +77,7 @@ def with_corners(
 
     Returns the module; what the new PrimFuncs copy, by their names; and what others of them compute.
     """
-    writer = _Writer(mod, dims_of, made, multiply_rows)
+    writer = _Writer(mod["main"].params, dims_of, made, multiply_rows)
     main = mod["main"]
     blocks = [
         type(block)([new for binding in block.bindings for new in writer.rewritten(binding)])
@@ -84,11 +85,10 @@ def with_corners(
     ]
     if not writer.corners and not writer.made:
         return mod, {}, {}
-    whole = writer.bb.get()
     body = relax.SeqExpr(blocks, main.body.body)
     function = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
-    whole.update_func(whole.get_global_var("main"), function)
-    return whole, writer.corners, writer.made
+    functions = {**dict(mod.functions_items()), **writer.functions, mod.get_global_var("main"): function}
+    return IRModule(functions, mod.attrs, mod.global_infos), writer.corners, writer.made
 
 
 class _Writer:
@@ -96,15 +96,16 @@ class _Writer:
 
     def __init__(
         self,
-        mod: IRModule,
+        params: Sequence[Any],
         dims_of: Mapping[str, Sequence[Sequence[Dim]]],
-        made: Mapping[int, DynamicWorkload],
+        made: Mapping[int, Made],
         multiply_rows: Collection[str],
     ) -> None:
-        self.bb = relax.BlockBuilder(mod)
+        self.functions: dict[Any, Any] = {}
+        """New PrimFuncs, by their variables. Those that are equal at the greatest instance may differ at others."""
         self.corners: dict[str, Corner] = {}
         self.made: dict[str, DynamicWorkload] = {}
-        self._params, self._dims_of, self._multiply_rows = list(mod["main"].params), dims_of, multiply_rows
+        self._params, self._dims_of, self._multiply_rows = list(params), dims_of, multiply_rows
         self._made_at = made
         self._seen = 0
         self._copies: dict[Any, Any] = {}
@@ -127,14 +128,15 @@ class _Writer:
         call = Call(value.op, [value.args[0], relax.Tuple(args)], value.attrs, value.ty_args, ret_ty=value.ty)
         return [*before, relax.VarBinding(binding.var, call)]
 
-    def _computed(self, arg: Any, workload: DynamicWorkload, before: list[Any]) -> Any:
+    def _computed(self, arg: Any, made: Made, before: list[Any]) -> Any:
         """What a kernel computes in the place of a constant."""
-        if arg not in self._copies:
+        if made not in self._copies:
             name = f"{MADE}_{len(self.made)}"
-            self.made[name] = workload
+            workload = self.made[name] = made.workload
             func = workload.at(workload.greatest).func.without_attr("global_symbol")
-            self._copies[arg] = self._call(func, name, arg.ty, [], before)
-        return self._copies[arg]
+            table = [] if made.table is None else [make_const(made.table)]
+            self._copies[made] = self._call(func, name, arg.ty, table, before)
+        return self._copies[made]
 
     def _input(self, arg: Any, dims: Sequence[Dim], before: list[Any]) -> Any:
         """As `_constant`; of an input its copy."""
@@ -165,6 +167,8 @@ class _Writer:
 
     def _call(self, func: Any, name: str, ty: Any, args: Sequence[Any], before: list[Any]) -> Any:
         var = relax.DataflowVar(name, ty)
-        call = relax.call_tir(self.bb.add_func(func, name), relax.Tuple(list(args)), ty)
+        gvar = relax.BlockBuilder().add_func(func, name)
+        self.functions[gvar] = func
+        call = relax.call_tir(gvar, relax.Tuple(list(args)), ty)
         before.append(relax.VarBinding(var, call))
         return var

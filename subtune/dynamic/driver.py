@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from subtune.dynamic.workload import DynamicWorkload, has_growing_constants
 from subtune.frontends import Imported, SymbolicInput
 from subtune.measure import LocalMeasurer
 from subtune.options import Options
+from subtune.passes.counted import counted
 from subtune.passes.pad_attention import NO_LENGTHS, Lengths
 from subtune.passes.run import Dump
 from subtune.passes.splice import splice
@@ -62,6 +63,11 @@ class _Source:
         shapes = frontends.instance(self.inputs, {**self.fixed, **point}, self.options.shapes)
         return frontends.load(self.model, shapes, self.options.parameters)
 
+    def of_kernels(self, point: Mapping[str, int]) -> Imported:
+        """With what TVM runs its own way in the form of kernels."""
+        imported = self.load(point)
+        return replace(imported, mod=counted(imported.mod))
+
 
 def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport:
     """Tune a model for the domain of shapes that `options.dynamic` declares, and write its artifact."""
@@ -79,7 +85,7 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
     def prepare(point: Mapping[str, int], lengths: Lengths) -> Prepared:
         shown = dump if point is domain.greatest else None  # the others are as it is, with other extents
         lengths = lengths if forms.pads_lengths else NO_LENGTHS
-        return prepare_imported(source.load(point), options.numerics, shown, forms, lengths)
+        return prepare_imported(source.of_kernels(point), options.numerics, shown, forms, lengths)
 
     with _measurer(options) as measurer:
         measurer.start(device)
@@ -134,7 +140,7 @@ def _with_copies(dynamic: DynamicModel, device: Device) -> tuple[Any, dict[str, 
     }
     shapes = {name: one.shapes for name, one in known.items()}
     mod, corners, made = with_corners(dynamic.greatest.mod, shapes, dynamic.made, multiply)
-    return mod, {**known, **corner_workloads(corners, dynamic.domain), **made}
+    return mod, {**known, **corner_workloads(corners, dynamic.domain, dynamic.steps), **made}
 
 
 def _check_effort(options: Options) -> None:

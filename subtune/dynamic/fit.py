@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from math import prod
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ import numpy as np
 from subtune.core.dims import Dim, Quotient
 
 _MOST_TERMS = 3
-"""Of a polynomial: `batch*seq + 2*seq + 1` is as far as shapes, strides and loops go."""
+"""Of a polynomial: `batch*seq + 2*seq + 1` is as far as shapes, strides and loops go, but for products of two sums,
+which have one more: the pixels of a padded image, `(height + 2)*(width + 2)`."""
 _MOST_FACTORS = 3
 """Of a term: `batch*seq*seq`, the scores of an attention."""
 _MOST_BESIDE_QUOTIENT = 2
@@ -28,6 +30,8 @@ _POWERS = tuple(2**i for i in range(2, 11))
 """By which three times an extent is divided, too: rows of 768 elements in blocks of 1024."""
 _WORD = 1 << 64
 """Tables are of whole numbers modulo this: what is equal is so there, too, and no number is too large."""
+
+NO_STEPS: Mapping[str, int] = MappingProxyType({})
 
 _Points = tuple[tuple[int, ...], ...]
 _Chosen = tuple[int, ...]
@@ -41,14 +45,19 @@ class Fitter:
         points: the values of the symbols at each point; one point more than a polynomial has terms makes it certain.
         divisors: by which extents may be divided, rounded up or down.
         sums: of symbols that may be divided, too, beside symbols and products of two.
+        steps: numbers that divide the values of some symbols. These are counted in them: `16*floor(height/32)`.
     """
 
     def __init__(
-        self, points: Sequence[Mapping[str, int]], divisors: Sequence[int] = DIVISORS, sums: Sequence[Dim] = ()
+        self,
+        points: Sequence[Mapping[str, int]],
+        divisors: Sequence[int] = DIVISORS,
+        sums: Sequence[Dim] = (),
+        steps: Mapping[str, int] = NO_STEPS,
     ) -> None:
         names = tuple(sorted(points[0]))
         rows = tuple(tuple(point[name] for name in names) for point in points)
-        self._search = _search(names, rows, tuple(divisors), tuple(sums))
+        self._search = _search(names, rows, tuple(divisors), tuple(sums), tuple(steps.get(name, 1) for name in names))
 
     def fit(self, values: Sequence[int]) -> Dim | None:
         """The one of fewest terms, whole coefficients and least degree; None: there is none, or too few points."""
@@ -59,10 +68,22 @@ class _Search:
     """What fits values at the same points; kept, as all kernels of a model are compared at the same points."""
 
     def __init__(
-        self, names: tuple[str, ...], points: _Points, divisors: tuple[int, ...], sums: tuple[Dim, ...]
+        self,
+        names: tuple[str, ...],
+        points: _Points,
+        divisors: tuple[int, ...],
+        sums: tuple[Dim, ...],
+        steps: tuple[int, ...],
     ) -> None:
         self._names, self._points, self._divisors, self._sums = names, points, divisors, sums
-        self._own = list(zip(*points, strict=True))
+        counted = [Quotient(Dim.symbol(name), step, False).name for name, step in zip(names, steps, strict=True)]
+        self._bases = tuple(
+            name if step == 1 else of_steps for name, step, of_steps in zip(names, steps, counted, strict=True)
+        )
+        self._own = [
+            tuple(value // step for value in column)
+            for column, step in zip(zip(*points, strict=True), steps, strict=True)
+        ]
         self._found: dict[tuple[int, ...], Dim | None] = {}
 
     def found(self, values: tuple[int, ...]) -> Dim | None:
@@ -75,9 +96,9 @@ class _Search:
             return Dim.number(values[0])
         plain = self._plain.first(values)
         if plain is not None:
-            return plain.dim(self._names)
+            return plain.dim(self._bases)
         found = self._quotients.first(values)
-        return None if found is None else found.dim((*self._names, self._quotient_names[found.set_]))
+        return None if found is None else found.dim((*self._bases, self._quotient_names[found.set_]))
 
     @cached_property
     def _plain(self) -> _Sums:
@@ -116,8 +137,14 @@ class _Search:
 
 
 @lru_cache(maxsize=64)
-def _search(names: tuple[str, ...], points: _Points, divisors: tuple[int, ...], sums: tuple[Dim, ...]) -> _Search:
-    return _Search(names, points, divisors, sums)
+def _search(
+    names: tuple[str, ...],
+    points: _Points,
+    divisors: tuple[int, ...],
+    sums: tuple[Dim, ...],
+    steps: tuple[int, ...],
+) -> _Search:
+    return _Search(names, points, divisors, sums, steps)
 
 
 class _Fit(NamedTuple):
@@ -154,6 +181,8 @@ class _Sums:
             for factors in itertools.combinations_with_replacement(symbols, count)
         ]
         self._chosen = [self._sums_of(terms, needed) for terms in range(1, most + 1)]
+        if needed is None and most == _MOST_TERMS < points - 1 and (padded := self._products_of_sums()):
+            self._chosen.append(padded)
         self._minors = [self._minors_of(chosen) for chosen in self._chosen] if sets else []
 
     def first(self, values: tuple[int, ...]) -> _Fit | None:
@@ -166,7 +195,7 @@ class _Sums:
         for set_, width, at in sorted(left):
             chosen = self._chosen[width][at]
             factors = _solved([self._column(set_, term) for term in chosen], values)
-            if factors is not None:
+            if factors is not None and self._is_product(chosen, factors):
                 return _Fit(set_, [self._products[term] for term in chosen], factors)
         return None
 
@@ -175,6 +204,27 @@ class _Sums:
         sums = itertools.combinations(range(len(self._products)), terms)
         ordered = sorted(sums, key=lambda chosen: sum(len(self._products[term]) for term in chosen))
         return [one for one in ordered if needed is None or any(needed in self._products[term] for term in one)]
+
+    def _products_of_sums(self) -> list[_Chosen]:
+        """Four terms of which two have the product of the other two: `a*b + a + b + 1`."""
+        pairs: dict[tuple[int, ...], list[_Chosen]] = {}
+        for pair in itertools.combinations(range(len(self._products)), 2):
+            of_both = tuple(sorted(factor for term in pair for factor in self._products[term]))
+            pairs.setdefault(of_both, []).append(pair)
+        found = {tuple(sorted((*a, *b))) for same in pairs.values() for a, b in itertools.combinations(same, 2)}
+        return sorted(found, key=lambda chosen: (sum(len(self._products[term]) for term in chosen), chosen))
+
+    def _is_product(self, chosen: _Chosen, factors: Sequence[int]) -> bool:
+        """Whether a polynomial of so many terms as none but products of two sums have is one."""
+        if len(chosen) <= _MOST_TERMS:
+            return True
+        terms = [self._products[term] for term in chosen]
+        for at in range(1, len(terms)):
+            i, j = (other for other in range(1, len(terms)) if other != at)
+            is_same = sorted((*terms[0], *terms[at])) == sorted((*terms[i], *terms[j]))
+            if is_same and factors[0] * factors[at] == factors[i] * factors[j]:
+                return True
+        return False
 
     def _minors_of(self, sums: Sequence[_Chosen]) -> np.ndarray:
         """Of each window of points, for each of its values: (windows, values, sets, sums)."""

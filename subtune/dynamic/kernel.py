@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -262,11 +263,23 @@ def sample_tiles(most: Sequence[int], is_even: bool = False) -> list[tuple[int, 
     if not most:
         return [()]
     count = _POINTS + 2 * (len(most) - 1)
-    steps = (1, 2, 4, 5)
     orders = [_primes_near(max(one, _LEAST), count, 3 * i, is_even) for i, one in enumerate(most)]
-    return [
-        tuple(order[(step * i) % len(order)] for order, step in zip(orders, steps, strict=False)) for i in range(count)
+    steps = [_coprime(len(order), at) for at, order in enumerate(orders)]
+    points = [
+        tuple(
+            order[(step * i + at * (i // len(order))) % len(order)]
+            for at, (order, step) in enumerate(zip(orders, steps, strict=True))
+        )
+        for i in range(4 * count)
     ]
+    points = list(dict.fromkeys(points))  # where extents are equal, so may be what is apart elsewhere: these come last
+    return sorted(points, key=lambda point: len(set(point)) < len(point))[:count]
+
+
+def _coprime(count: int, at: int) -> int:
+    """The number, by its place, that leads through all of `count` places before it comes back to one."""
+    numbers = (number for number in itertools.count(1) if math.gcd(number, count) == 1)
+    return next(itertools.islice(numbers, at, None))
 
 
 def _primes_near(most: int, count: int, turned: int, is_even: bool) -> list[int]:

@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import tvm
 
-from subtune.core.dims import Dim
+from subtune.core.dims import Dim, quotient
 from subtune.core.domain import Domain
 from subtune.core.errors import ModelError, UnsupportedOpsError
 from subtune.core.kernel import NotApplicable
 from subtune.core.tensor_spec import TensorSpec
 from subtune.core.workload import Workload
 from subtune.dynamic.constants import Corner, constants_of, corner
-from subtune.dynamic.fit import Fitter
-from subtune.dynamic.points import sample_points, sums_of
+from subtune.dynamic.fit import NO_STEPS, Fitter
+from subtune.dynamic.points import last_multiples, sample_points, sums_of
 from subtune.dynamic.told_apart import calls, pairs, told_apart
-from subtune.dynamic.varying import made_of_shape
+from subtune.dynamic.varying import Made, made_of_shape
+from subtune.dynamic.windows import Windows
 from subtune.dynamic.workload import DIVISORS, DynamicWorkload, dynamic_workload
 from subtune.passes.pad_attention import NO_LENGTHS, Lengths, softmax_shapes
 from subtune.pipeline import Prepared
@@ -38,7 +39,9 @@ class DynamicModel:
     workloads: Mapping[str, DynamicWorkload]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    made: Mapping[int, DynamicWorkload]
+    steps: Mapping[str, int]
+    """Numbers that divide what some symbols are declared to be, where these are counted in them."""
+    made: Mapping[int, Made]
     """What computes constants of other values at other instances, by their number (`with_corners`)."""
 
 
@@ -67,18 +70,38 @@ class _Instance:
 def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int], Lengths], Prepared]) -> DynamicModel:
     """Import a model at the points, and generalise.
 
+    Where that cannot be done for any size, it is for multiples, if all declared ones are: a half of a height is a whole
+    number where the height is one of 32, 64, 96, ….
+
     Args:
         prepare: the model at one instance, with the attentions of these lengths padded.
 
     Raises:
         UnsupportedOpsError: instances differ by more than extents.
     """
-    first = sample_points(domain)[:2]
+    steps = {one.name: one.step for one in domain.symbols if one.step > 1}
+    try:
+        return _model_of(domain, prepare, NO_STEPS)
+    except ModelError as e:
+        if not steps:
+            raise
+        # what is no polynomial of any height may be one of every 32nd
+        try:
+            return _model_of(domain, prepare, steps)
+        except ModelError as of_steps:
+            raise (e if isinstance(e, UnsupportedOpsError) else of_steps) from None
+
+
+def _model_of(
+    domain: Domain, prepare: Callable[[Mapping[str, int], Lengths], Prepared], steps: Mapping[str, int]
+) -> DynamicModel:
+    """As `dynamic_model`, of multiples of `steps`."""
+    first = sample_points(domain, (), steps)[:2]
     unpadded = [prepare(point, NO_LENGTHS) for point in first]
     lengths = _lengths(*(softmax_shapes(one.normalized) for one in unpadded))
     sums = sums_of([(*one.imported.inputs, *one.imported.outputs) for one in unpadded], first)
     del unpadded
-    points = sample_points(domain, sums)
+    points = sample_points(domain, sums, steps)
     greatest = prepare(domain.greatest, lengths)
     instances, constants, others = [_instance(greatest)], _constants(greatest), []
     for point in points:
@@ -88,7 +111,8 @@ def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int], Lengths]
     finest = max(instances, key=lambda one: len(one.names))
     greatest = told_apart(greatest, finest.calls, finest.names)
     instances = [one.told_apart(finest) for one in instances]
-    made = _made(constants, others, points, domain, sums)
+    windows = Windows(lambda point: _constants(prepare(point, lengths)), points, domain, sums, steps)
+    made = _made(constants, others, points, domain, sums, steps, windows)
     points = [domain.greatest, *points]
     of_greatest = instances[0]
     for instance, point in zip(instances, points, strict=True):
@@ -106,16 +130,36 @@ def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int], Lengths]
     workloads = {}
     for name in of_greatest.names:  # where an extent ends with a tile, nothing is padded, and the largest may do so
         at_points = [instance.workloads[name] for instance in instances[1:]]
-        found = dynamic_workload(at_points, points[1:], domain.greatest, sums)
+        found = dynamic_workload(at_points, points[1:], domain.greatest, sums, steps)
         if isinstance(found, NotApplicable):
             raise UnsupportedOpsError(
                 f"The subgraph {name} cannot be compiled for many shapes at once: {found.reason}."
             )
         workloads[name] = found
-    fitter = Fitter(points, DIVISORS)
-    inputs = _symbolic([instance.inputs for instance in instances], fitter)
-    outputs = _symbolic([instance.outputs for instance in instances], fitter)
-    return DynamicModel(domain, greatest, workloads, inputs, outputs, made)
+    if not lengths:  # else extents are padded, up to multiples
+        _check_rounding(workloads, _instance(prepare(last_multiples(domain), lengths)), last_multiples(domain))
+    fitters = [Fitter(points, DIVISORS), *([Fitter(points, DIVISORS, (), steps)] if steps else [])]
+    inputs = _symbolic([instance.inputs for instance in instances], fitters)
+    outputs = _symbolic([instance.outputs for instance in instances], fitters)
+    return DynamicModel(domain, greatest, workloads, inputs, outputs, steps, made)
+
+
+def _check_rounding(workloads: Mapping[str, DynamicWorkload], instance: _Instance, point: Mapping[str, int]) -> None:
+    """Raises UnsupportedOpsError: a size that is a quotient is another one where nothing is rounded."""
+    for name, one in workloads.items():
+        own = instance.workloads.get(name)
+        if own is None or not any(quotient(part) for dim in one.template.holes.values() for part in _parts(dim)):
+            continue
+        sizes = [tuple(dim.at(point) for dim in shape) for shape in one.shapes]
+        if sizes != [arg.shape for arg in own.args]:
+            raise UnsupportedOpsError(
+                f"The subgraph {name} cannot be compiled for many shapes at once: its sizes at {_said(point)} are "
+                "rounded otherwise than at others, and are no polynomials of the symbols."
+            )
+
+
+def _parts(dim: Dim) -> list[str]:
+    return [name for monomial, _ in dim.terms for name in monomial]
 
 
 def _lengths(one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]]) -> Lengths:
@@ -126,26 +170,28 @@ def _lengths(one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]]) -
     return {i: lengths for i, lengths in differ.items() if any(lengths)}
 
 
-def corner_workloads(corners: Mapping[str, Corner], domain: Domain) -> dict[str, DynamicWorkload]:
+def corner_workloads(
+    corners: Mapping[str, Corner], domain: Domain, steps: Mapping[str, int] = NO_STEPS
+) -> dict[str, DynamicWorkload]:
     """The copies that `with_corners` has put into a module."""
-    points = sample_points(domain)
+    points = sample_points(domain, (), steps)
     made = {}
     for name, (whole, dims, dtype) in corners.items():
         copies = [corner([dim.at(point) for dim in whole], [dim.at(point) for dim in dims], dtype) for point in points]
-        one = dynamic_workload(copies, points, domain.greatest)
+        one = dynamic_workload(copies, points, domain.greatest, (), steps)
         assert not isinstance(one, NotApplicable), one.reason
         made[name] = one
     return made
 
 
-def _symbolic(specs: Sequence[Sequence[TensorSpec]], fitter: Fitter) -> tuple[TensorSpec, ...]:
-    """The same tensors of all instances as one each."""
+def _symbolic(specs: Sequence[Sequence[TensorSpec]], fitters: Sequence[Fitter]) -> tuple[TensorSpec, ...]:
+    """The same tensors of all instances as one each, by the first of `fitters` that finds a dim."""
     made = []
     for of_instances in zip(*specs, strict=True):
         first = of_instances[0]
         shape: list[int | str] = []
         for sizes in zip(*(spec.sizes for spec in of_instances), strict=True):
-            dim = fitter.fit(sizes)
+            dim = next((dim for one in fitters if (dim := one.fit(sizes)) is not None), None)
             if dim is None:
                 raise UnsupportedOpsError(
                     f"The size of {first.name!r} is no polynomial of the symbols: {', '.join(map(str, sizes))}."
@@ -189,7 +235,9 @@ def _made(
     points: Sequence[Mapping[str, int]],
     domain: Domain,
     sums: Sequence[Dim],
-) -> dict[int, DynamicWorkload]:
+    steps: Mapping[str, int],
+    windows: Windows,
+) -> dict[int, Made]:
     """What computes the constants that are not the beginning of the greatest instance's, by their number.
 
     Args:
@@ -198,19 +246,27 @@ def _made(
     Raises:
         ModelError: no formula is known of one.
     """
-    made: dict[int, DynamicWorkload] = {}
+    made: dict[int, Made] = {}
+    varying: dict[int, list[np.ndarray]] = {}
     for number, whole in enumerate(greatest):
         arrays = [constants[number] for constants in others]
         differs = [point for point, part in zip(points, arrays, strict=True) if not _is_corner(part, whole)]
         if differs:
-            found = made_of_shape(arrays, points, domain.greatest, sums)
+            found = next((made[of] for of, known in varying.items() if _are_equal(known, arrays)), None)
+            if found is None:
+                formula = made_of_shape(arrays, points, domain.greatest, sums, steps)
+                found = windows.of(arrays) if formula is None else Made(formula)
             if found is None:
                 raise ModelError(
                     f"A constant of shape {list(whole.shape)} has other values at {_said(differs[0])}: what the model "
                     "computes of its shapes cannot be compiled for many of them at once."
                 )
-            made[number] = found
+            made[number], varying[number] = found, arrays
     return made
+
+
+def _are_equal(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+    return all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(some, others, strict=True))
 
 
 def _is_corner(part: np.ndarray, whole: np.ndarray) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from subtune.core.dims import Dim, Quotient
 from subtune.core.domain import Domain
 from subtune.core.tensor_spec import TensorSpec
+from subtune.dynamic.fit import NO_STEPS
 from subtune.dynamic.workload import DIVISORS
 
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109)
@@ -21,24 +22,38 @@ _TRIES = 200
 Point = dict[str, int]
 
 
-def sample_points(domain: Domain, sums: Sequence[Dim] = ()) -> list[Point]:
+def sample_points(domain: Domain, sums: Sequence[Dim] = (), steps: Mapping[str, int] = NO_STEPS) -> list[Point]:
     """Instances at which the model is compared with itself: odd, and primes as far as there are some.
 
-    A symbol has another value at every point, and at a point no two have the same.
+    A symbol has another value at every point, and at a point no two have the same, nor as many steps.
 
     Args:
         sums: of symbols (`sums_of`). The points tell numbers of tiles of a sum from those of anything else.
+        steps: numbers whose multiples are wanted for some symbols. Of these even ones are among the points: what is
+            halved once more than all declared ones can be is rounded, and that is told by both.
     """
-    points = _largest(domain)
+    points = _largest(domain, steps)
     if _are_told(points, sums):
         return points
     dice = random.Random(0)
     for is_beyond in (False, True):
         for _ in range(_TRIES):
-            found = _drawn(domain, len(points), dice, is_beyond)
+            found = _drawn(domain, steps, len(points), dice, is_beyond)
             if found is not None and _are_told(found, sums):
                 return found
     return points
+
+
+def last_multiples(domain: Domain) -> Point:
+    """The instance of the greatest values at which tiles end by themselves: what is rounded down is rounded up there,
+    too, and odd values do not tell the one from the other.
+    """
+    return {one.name: _last_multiple(one.values) for one in domain.symbols}
+
+
+def _last_multiple(values: Sequence[int]) -> int:
+    """By as much as there is one."""
+    return next((value for unit in (32, 4, 2) for value in values[::-1] if value and value % unit == 0), values[-1])
 
 
 def sums_of(specs: Sequence[Sequence[TensorSpec]], points: Sequence[Point]) -> tuple[Dim, ...]:
@@ -53,31 +68,45 @@ def sums_of(specs: Sequence[Sequence[TensorSpec]], points: Sequence[Point]) -> t
     return tuple(pair for pair in pairs if tuple(pair.at(point) for point in points) in rows)
 
 
-def _largest(domain: Domain) -> list[Point]:
+def _largest(domain: Domain, steps: Mapping[str, int]) -> list[Point]:
     """The largest primes of the domain, and more than those where there are too few."""
     points: list[Point] = [{} for _ in range(_POINTS + 2 * (len(domain.symbols) - 1))]
+    taken: list[set[int]] = [set() for _ in points]
     for symbol in domain.symbols:
-        most = symbol.values[-1]
+        step = steps.get(symbol.name, 1)
+        most = symbol.values[-1] // step
         primes = [p for p in _PRIMES if p <= most][::-1]
         others = [n for n in range(most, _LEAST - 1, -1) if n % 2 and n not in primes] if most < _PRIMES[-1] else []
         left = [*primes[::2], *primes[1::2], *others, *(p for p in _PRIMES if p > most)]
-        for point in points:
-            value = next(one for one in left if one not in point.values())
-            point[symbol.name] = value
-            left.remove(value)
+        if step > 1:
+            evens = [*range(most - most % 2, _LEAST, -2), *range(max(most, _LEAST) // 2 * 2 + 2, 2 * _PRIMES[-1], 2)]
+            left = [count for pair in zip(left, evens, strict=False) for count in pair]
+        for point, numbers in zip(points, taken, strict=True):
+            count = next(one for one in left if not numbers & {one, one * step})
+            point[symbol.name] = count * step
+            numbers |= {count, count * step}
+            left.remove(count)
     return points
 
 
-def _drawn(domain: Domain, count: int, dice: random.Random, is_beyond: bool) -> list[Point] | None:
+def _drawn(
+    domain: Domain, steps: Mapping[str, int], count: int, dice: random.Random, is_beyond: bool
+) -> list[Point] | None:
     """Points with values at random, those of the domain where not `is_beyond`; None: two symbols have the same."""
     columns = []
     for symbol in domain.symbols:
-        inside = [n for n in range(_LEAST, symbol.values[-1] + 1, 2) if n in _PRIMES or symbol.values[-1] < _PRIMES[-1]]
-        pool = inside if len(inside) >= count and not is_beyond else _PRIMES
+        step = steps.get(symbol.name, 1)
+        most = symbol.values[-1] // step
+        inside = [n for n in range(_LEAST, most + 1, 2 if step == 1 else 1) if n in _PRIMES or most < _PRIMES[-1]]
+        pool = (
+            inside if len(inside) >= count and not is_beyond else _PRIMES if step == 1 else range(_LEAST, _PRIMES[-1])
+        )
         columns.append(dice.sample(pool, count))
     names = [symbol.name for symbol in domain.symbols]
-    rows = list(zip(*columns, strict=True))
-    if any(len(set(row)) < len(row) for row in rows):
+    factors = [steps.get(name, 1) for name in names]
+    counts = list(zip(*columns, strict=True))
+    rows = [tuple(one * step for one, step in zip(row, factors, strict=True)) for row in counts]
+    if any(len({*row}) < len(row) for row in (*counts, *rows)):
         return None
     return [dict(zip(names, row, strict=True)) for row in rows]
 

@@ -24,7 +24,7 @@ from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 from subtune.core.dims import Dim, quotient
 from subtune.core.kernel import NotApplicable
 from subtune.core.variants import GREATEST
-from subtune.dynamic.fit import DIVISORS, Fitter
+from subtune.dynamic.fit import DIVISORS, NO_STEPS, Fitter
 
 _OBJECT = 64
 """tvm_ffi's least static type index of what is an object: a field of it is a node's number in JSON."""
@@ -99,13 +99,14 @@ def generalised(
     points: Sequence[Mapping[str, int]],
     divisors: Sequence[int] = DIVISORS,
     sums: Sequence[Dim] = (),
+    steps: Mapping[str, int] = NO_STEPS,
 ) -> Template | NotApplicable:
     """The template of `objects`, one at each of `points`; or where they differ by more than polynomials.
 
     Args:
-        divisors, sums: as of `Fitter`.
+        divisors, sums, steps: as of `Fitter`.
     """
-    return template_of([graph_of(one) for one in objects], points, divisors, sums)
+    return template_of([graph_of(one) for one in objects], points, divisors, sums, steps)
 
 
 def graph_of(one: Any) -> Graph:
@@ -118,9 +119,10 @@ def template_of(
     points: Sequence[Mapping[str, int]],
     divisors: Sequence[int] = DIVISORS,
     sums: Sequence[Dim] = (),
+    steps: Mapping[str, int] = NO_STEPS,
 ) -> Template | NotApplicable:
     """As `generalised`, of objects in JSON."""
-    return _Walk(graphs, Fitter(points, divisors, sums).fit).result()
+    return _Walk(graphs, Fitter(points, divisors, sums, steps).fit).result()
 
 
 def difference(graphs: Sequence[Graph]) -> NotApplicable | None:

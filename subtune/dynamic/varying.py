@@ -9,6 +9,7 @@ again, from the values at several instances; a kernel computes them in each run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,19 @@ from tvm import te, tirx
 from subtune.core.dims import Dim
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload
+from subtune.dynamic.fit import NO_STEPS
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 
 PREFIX = "made_of_shape"
 """Of the names of PrimFuncs that compute such constants."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Made:
+    """What computes a constant in each run, of a `table` or of nothing."""
+
+    workload: DynamicWorkload
+    table: np.ndarray | None = None
 
 
 def made_of_shape(
@@ -28,18 +38,19 @@ def made_of_shape(
     points: Sequence[Mapping[str, int]],
     greatest: Mapping[str, int],
     sums: Sequence[Dim] = (),
+    steps: Mapping[str, int] = NO_STEPS,
 ) -> DynamicWorkload | None:
     """What computes a constant that has the values `arrays` at `points`; None where no formula is known.
 
     Args:
-        greatest, sums: as of `dynamic_workload`.
+        greatest, sums, steps: as of `dynamic_workload`.
     """
     for formula in (_linear, _band):
         made = [formula(array) for array in arrays]
         found = [one for one in made if one is not None]
         if len(found) < len(arrays):
             continue
-        workload = dynamic_workload(found, points, greatest, sums)
+        workload = dynamic_workload(found, points, greatest, sums, steps)
         if not isinstance(workload, NotApplicable):
             return workload
     return None

@@ -13,6 +13,7 @@ from subtune.core.domain import Domain
 from subtune.core.errors import UnsupportedOpsError, VerificationError
 from subtune.core.numerics import Numerics
 from subtune.core.tensor_spec import TensorSpec
+from subtune.dynamic.points import last_multiples
 from subtune.frontends import Imported
 from subtune.verification.verification import Verification
 
@@ -41,10 +42,14 @@ class AtInstance:
 
 
 def instances_to_verify(domain: Domain) -> list[dict[str, int]]:
-    """The least, the greatest, and two between, at which no tile ends by itself."""
+    """The least, the greatest, two between, at which no tile ends by itself, and the last where tiles do.
+
+    What is rounded down is told from what is rounded up by that one alone: models are compared at odd values.
+    """
     found = [{one.name: one.values[0] for one in domain.symbols}, domain.greatest]
     for share in (0.37, 0.71):
         found.append({one.name: one.values[int(share * (len(one.values) - 1))] for one in domain.symbols})
+    found.append(last_multiples(domain))
     return [point for i, point in enumerate(found) if point not in found[:i]]
 
 

@@ -14,7 +14,7 @@ from subtune.core.dims import Dim, quotient
 from subtune.core.domain import Domain
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload
-from subtune.dynamic.fit import Fitter
+from subtune.dynamic.fit import NO_STEPS, Fitter
 from subtune.dynamic.template import Template, generalised
 from subtune.passes.pad_attention import KEYS, ROWS
 
@@ -55,17 +55,18 @@ def dynamic_workload(
     points: Sequence[Mapping[str, int]],
     greatest: Mapping[str, int] | None = None,
     sums: Sequence[Dim] = (),
+    steps: Mapping[str, int] = NO_STEPS,
 ) -> DynamicWorkload | NotApplicable:
     """What static workloads, one at each of `points` of the model's symbols, have in common.
 
     Args:
         greatest: the symbols at the largest instance.
-        sums: as of `Fitter`.
+        sums, steps: as of `Fitter`.
     """
-    found = generalised([one.func for one in workloads], points, DIVISORS, sums)
+    found = generalised([one.func for one in workloads], points, DIVISORS, sums, steps)
     if isinstance(found, NotApplicable):
         return found
-    extents, shapes = _extents(found), _shapes(workloads, Fitter(points, DIVISORS, sums))
+    extents, shapes = _extents(found), _shapes(workloads, Fitter(points, DIVISORS, sums, steps))
     names = [f"e{i}" for i in range(len(extents))]
     local = [dict(zip(names, (dim.at(point) for dim in extents), strict=True)) for point in points]
     own = {str(dim): Dim.symbol(name) for name, dim in zip(names, extents, strict=True)}

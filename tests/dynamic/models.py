@@ -187,13 +187,15 @@ def convolutions() -> onnx.ModelProto:
 
 
 def biased() -> onnx.ModelProto:
-    """softmax of x[batch, seq, seq] plus the corner of a bias, times the first rows of a table."""
+    """softmax of x[batch, seq, seq] times a corner of factors plus that of a bias, times the first rows of a table."""
     nodes = [
         node("Shape", ["x"], ["shape"]),
         node("Gather", ["shape", "one"], ["seq"], axis=0),
         node("Concat", ["seq", "seq"], ["square"], axis=0),
         node("Slice", ["all_bias", "corner", "square", "axes"], ["bias"]),
-        node("Add", ["x", "bias"], ["biased"]),
+        node("Slice", ["all_factors", "corner", "square", "axes"], ["factors"]),
+        node("Mul", ["x", "factors"], ["scaled"]),
+        node("Add", ["scaled", "bias"], ["biased"]),
         node("Softmax", ["biased"], ["shares"], axis=-1),
         node("Slice", ["table", "zero", "seq", "zero"], ["first"]),
         node("MatMul", ["shares", "first"], ["y"]),
@@ -205,8 +207,61 @@ def biased() -> onnx.ModelProto:
         numbers("corner", 0, 0),
         numbers("axes", 0, 1),
         weight("all_bias", 32, 32),
+        weight("all_factors", 32, 32),
     ]
     return model(nodes, {"x": ("batch", "seq", "seq")}, {"y": ("batch", "seq", 4)}, weights)
+
+
+def placed() -> onnx.ModelProto:
+    """x[seq, 4] behind a cache[past, 4]; x times the rows of a table from `past` on, plus those of another."""
+    nodes = [
+        node("Shape", ["cache"], ["of_cache"]),
+        node("Gather", ["of_cache", "zero"], ["past"]),
+        node("Concat", ["cache", "x"], ["both"], axis=0),
+        node("Shape", ["both"], ["of_both"]),
+        node("Gather", ["of_both", "zero"], ["total"]),
+        node("Range", ["past", "total", "one"], ["positions"]),
+        node("Gather", ["table", "positions"], ["rows"]),
+        node("Gather", ["other", "positions"], ["factors"]),
+        node("Mul", ["x", "factors"], ["scaled"]),
+        node("Add", ["scaled", "rows"], ["y"]),
+        node("Relu", ["both"], ["z"]),
+    ]
+    counts = [numpy_helper.from_array(np.int64(value), name) for name, value in (("zero", 0), ("one", 1))]
+    inputs: dict[str, Shape] = {"x": ("seq", 4), "cache": ("past", 4)}
+    return model(
+        nodes, inputs, {"y": ("seq", 4), "z": ("total", 4)}, [weight("table", 256, 4), weight("other", 256, 4), *counts]
+    )
+
+
+def halves(channels: int = 4) -> onnx.ModelProto:
+    """x[batch, 3, height, width] through a convolution and a pool by two, and back to its size beside itself."""
+    nodes = [
+        node("Conv", ["x", "filters"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        node("MaxPool", ["c"], ["m"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("ConvTranspose", ["m", "spread"], ["u"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("Concat", ["x", "u"], ["y"], axis=1),
+    ]
+    shape = ("batch", 3, "height", "width")
+    weights = [weight("filters", channels, 3, 3, 3), weight("spread", channels, 2, 2, 2)]
+    return model(
+        nodes, {"x": shape}, {"y": ("batch", 5, "height", "width"), "m": ("batch", channels, "h", "w")}, weights
+    )
+
+
+def routed(experts: int = 6) -> onnx.ModelProto:
+    """The two largest of x[tokens, experts] and their places, and its running sums along both axes."""
+    nodes = [
+        node("TopK", ["x", "two"], ["values", "places"], axis=-1),
+        node("Cast", ["places"], ["at"], to=TensorProto.FLOAT),
+        node("CumSum", ["x", "first"], ["down"]),
+        node("CumSum", ["x", "last"], ["along"]),
+    ]
+    two: Shape = ("tokens", 2)
+    whole: Shape = ("tokens", experts)
+    numbers_of = [numpy_helper.from_array(np.int64(value), name) for name, value in (("first", 0), ("last", 1))]
+    outputs = {"values": two, "at": two, "down": whole, "along": whole}
+    return model(nodes, {"x": whole}, outputs, [numbers("two", 2), *numbers_of])
 
 
 def view() -> onnx.ModelProto:
@@ -236,13 +291,14 @@ def cut(operator: str) -> onnx.ModelProto:
     )
 
 
-def running_sum() -> onnx.ModelProto:
-    return model(
-        [node("CumSum", ["x", "axis"], ["y"])],
-        {"x": ("seq", 8)},
-        {"y": ("seq", 8)},
-        [numpy_helper.from_array(np.int64(0), "axis")],
-    )
+def scattered() -> onnx.ModelProto:
+    """x[seq, 8] with its first column in the place of another."""
+    nodes = [
+        node("Slice", ["x", "zero", "one", "one"], ["column"]),
+        node("Cast", ["column"], ["at"], to=TensorProto.INT64),
+        node("ScatterElements", ["x", "at", "column"], ["y"], axis=1),
+    ]
+    return model(nodes, {"x": ("seq", 8)}, {"y": ("seq", 8)}, [numbers("zero", 0), numbers("one", 1)])
 
 
 def layer(columns: int = 64) -> onnx.ModelProto:
