@@ -97,7 +97,7 @@ def _order(x: Expr, axis: int, is_descending: bool, count: int | None) -> Expr |
     rank = op.sum(op.astype(comes_before, "int32"), axis=-1)
     places = make_const(at[:count, None])
     is_there = op.equal(op.expand_dims(rank, -2), places)
-    found = op.sum(op.where(is_there, make_const(at.astype(np.int64)), make_const(np.int64(0))), axis=-1)
+    found = op.sum(op.where(is_there, make_const(at.astype(np.int64)), make_const(np.zeros((), np.int64))), axis=-1)
     return _turned(found, axis, len(shape))
 
 
