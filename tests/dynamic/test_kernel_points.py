@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -136,10 +135,9 @@ def test_strassen_is_not_for_rows_of_several_axes(device):
 @pytest.mark.parametrize("is_even", [False, True])
 @pytest.mark.parametrize("most", [(24, 24), (2, 24, 24), (2, 128, 128), (1, 2, 3, 4)])
 def test_extents_vary_alone(most, is_even):
-    """No extent takes few of the values that it may have, or values of another one's."""
+    """No extent takes few of the values that it may have, or those of another one everywhere."""
     points = sample_tiles(most, is_even)
     columns = list(zip(*points, strict=True))
     assert len(set(points)) == len(points)
     assert all(len(set(column)) >= 6 for column in columns)
-    for a, b in itertools.combinations(columns, 2):
-        assert len(set(zip(a, b, strict=True))) > min(len(set(a)), len(set(b)))
+    assert len(set(columns)) == len(columns)
