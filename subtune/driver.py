@@ -20,6 +20,7 @@ from subtune.core.progress import ProgressCallback
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.database import Database, opened
 from subtune.dynamic.driver import compile_dynamic
+from subtune.dynamic.in_place import check_cache
 from subtune.measure import LocalMeasurer, Measurer
 from subtune.options import Options
 from subtune.passes.denormals import hides_denormals
@@ -67,6 +68,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
     """
     options = Options(**given)
     output = check_destination(output)
+    check_cache(options)
     if options.dynamic:
         return compile_dynamic(model, output, options)
     device, is_elsewhere = _device(options)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from subtune.core.cache import COPIED
 from subtune.core.numerics import Numerics
 from subtune.core.progress import ProgressCallback
 
@@ -46,6 +47,9 @@ class Options:
     """With `dynamic`: how much longer than the fastest of all measured kernels the chosen one may take, as a share."""
     max_kernels: int = 16
     """With `dynamic`: of one subgraph."""
+    cache: str = COPIED
+    """With `dynamic`: `copied`, or `in-place` for a decoder whose caches are inputs and, with new rows behind them,
+    outputs. A run then writes the new rows behind those of the arrays that the run before gave, and copies none."""
     params: Mapping[str, Any] | str | Path | bytes | None = None
     """Weights of a Relay model: name -> array, or a file, or its bytes, of `relay.save_param_dict` or `numpy.savez`."""
     random_params: bool = False

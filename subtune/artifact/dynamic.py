@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from subtune import runtime
+from subtune.artifact.caches import CacheInput, CacheOutput
 from subtune.artifact.slots import can_take, check_dtype, check_output, imported
 from subtune.core.binding import Binder
 from subtune.core.manifest import Manifest
@@ -29,10 +30,12 @@ class Instance:
     Attributes:
         symbols: their values, in the domain's order.
         outputs: each by its name, its slot, its shape and its bytes.
+        caches: those of them that are kept in place.
     """
 
     symbols: tuple[int, ...]
-    outputs: tuple[tuple[str, VaryingOutput, tuple[int, ...], int], ...]
+    outputs: tuple[tuple[str, VaryingOutput | CacheOutput, tuple[int, ...], int], ...]
+    caches: tuple[tuple[str, CacheOutput, tuple[int, ...]], ...] = ()
 
     def new(self) -> dict[str, np.ndarray]:
         """Arrays for all outputs."""
@@ -49,10 +52,17 @@ class Instance:
         found = {}
         for name, slot, shape, nbytes in self.outputs:
             wanted = out.get(name)
-            if wanted is None or slot.slack or not can_take(wanted, inputs):
+            if wanted is None or slot.slack or isinstance(slot, CacheOutput) or not can_take(wanted, inputs):
                 wanted = slot.new(shape, nbytes)
             found[name] = wanted
         return found
+
+    def written(self, made: dict[str, np.ndarray], inputs: list[np.ndarray]) -> list[np.ndarray]:
+        """What kernels write to: the arrays of `made`, which gets those of caches, and for these the whole memory."""
+        arrays = list(made.values())
+        for name, slot, shape in self.caches:
+            arrays[slot.cache.output], made[name] = slot.continued(inputs[slot.cache.input], shape)
+        return arrays
 
 
 @final
@@ -65,10 +75,15 @@ class DynamicSlots:
 
     def __init__(self, manifest: Manifest) -> None:
         greatest = manifest.domain.greatest
-        self.readers = tuple((spec.name, VaryingInput(spec).array) for spec in manifest.inputs)
+        caches, kept = {one.output: one for one in manifest.caches}, {one.input for one in manifest.caches}
+        readers = [CacheInput(spec) if i in kept else VaryingInput(spec) for i, spec in enumerate(manifest.inputs)]
+        self.readers = tuple((spec.name, reader.array) for spec, reader in zip(manifest.inputs, readers, strict=True))
         slack = dict(manifest.memory.slack)
         self._outputs = tuple(
-            VaryingOutput(spec, spec.at(greatest).nbytes, slack.get(i, 0)) for i, spec in enumerate(manifest.outputs)
+            CacheOutput(spec, caches[i])
+            if i in caches
+            else VaryingOutput(spec, spec.at(greatest).nbytes, slack.get(i, 0))
+            for i, spec in enumerate(manifest.outputs)
         )
         self._binder = Binder(manifest.inputs, manifest.domain)
         self._known: dict[_Shapes, Instance] = {}
@@ -88,7 +103,8 @@ class DynamicSlots:
         values = self._binder.values(shapes)
         found = [(slot, slot.spec.at(values)) for slot in self._outputs]
         outputs = tuple((spec.name, slot, spec.sizes, spec.nbytes) for slot, spec in found)
-        return Instance(tuple(values.values()), outputs)
+        caches = tuple((name, slot, shape) for name, slot, shape, _ in outputs if isinstance(slot, CacheOutput))
+        return Instance(tuple(values.values()), outputs, caches)
 
 
 @final

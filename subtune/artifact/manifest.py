@@ -13,7 +13,7 @@ from subtune.artifact.schema import SchemaError, decode, encode
 from subtune.core.errors import ArtifactError
 from subtune.core.manifest import MANIFEST_NAME, FileEntry, Manifest
 
-FORMAT = 6
+FORMAT = 7
 _AGAIN = "compile the model again"
 
 

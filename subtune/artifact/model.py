@@ -208,7 +208,7 @@ class Artifact:
                 raise
             instance = slots.instance(arrays)
             made = instance.new() if out is None else instance.arrays(out, arrays)
-            arrays += made.values()
+            arrays += instance.written(made, arrays) if instance.caches else made.values()
             try:
                 self.program.run_at(arrays, instance.symbols)
             except _FOREIGN as e:

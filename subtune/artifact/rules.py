@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from subtune.artifact.rules_dynamic import domain_rule, fits_copy, greatest
+from subtune.artifact.rules_dynamic import caches_rule, domain_rule, fits_copy, greatest, room
 from subtune.core.manifest import LIBRARY_NAME, WEIGHTS_NAME, Manifest, WeightEntry
 from subtune.core.memory_plan import Base, View
 from subtune.core.tensor_spec import TensorSpec, carrier
@@ -22,7 +22,7 @@ _Tensor = TensorSpec | WeightEntry | View
 
 def contradictions(manifest: Manifest) -> Iterator[str]:
     """Everything that cannot be so, in words; nothing if all is well. Later rules rely on the earlier ones."""
-    for rule in (_numbers, _names, domain_rule, _tensors, _files, _weights, _arena, _views, _outputs):
+    for rule in (_numbers, _names, domain_rule, caches_rule, _tensors, _files, _weights, _arena, _views, _outputs):
         found = tuple(rule(manifest))
         yield from found
         if found:
@@ -110,7 +110,7 @@ def _views(manifest: Manifest) -> Iterator[str]:
     """Every view lies within the memory that it looks at, and is all of it where that is a tensor."""
     owners: dict[Base, tuple[_Tensor, ...]] = {
         Base.INPUT: tuple(greatest(manifest, spec) for spec in manifest.inputs),
-        Base.OUTPUT: tuple(greatest(manifest, spec) for spec in manifest.outputs),
+        Base.OUTPUT: tuple(room(manifest, place) for place in range(len(manifest.outputs))),
         Base.WEIGHT: manifest.weights,
     }
     for view in _all_views(manifest):

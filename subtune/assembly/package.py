@@ -20,6 +20,7 @@ from subtune.assembly.build import Dynamic, build
 from subtune.backends import as_device
 from subtune.backends.base import Device, HardwareModel
 from subtune.core.account import ACCOUNT_NAME, Account
+from subtune.core.cache import Cache
 from subtune.core.domain import Domain
 from subtune.core.manifest import STATIC, WEIGHTS_NAME, FileEntry, KernelOrigin, Manifest, Source
 from subtune.core.tensor_spec import TensorSpec
@@ -52,6 +53,8 @@ class Package:
     """Of a dynamic model: as `Planned`."""
     account: Account = field(default_factory=Account)
     """What there is to be looked at later; the memory's use is added."""
+    caches: tuple[Cache, ...] = ()
+    """Of a dynamic model: those that `mod` keeps in place."""
 
 
 def write_artifact(
@@ -116,6 +119,7 @@ def _fill(folder: Path, package: Package, name: str, device: Device) -> None:
         weights=table,
         memory=memory,
         domain=package.domain,
+        caches=package.caches,
         files=tuple(
             FileEntry(file, (folder / file).stat().st_size, manifests.sha256_of(folder / file)) for file in files
         ),

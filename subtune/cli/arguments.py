@@ -6,6 +6,7 @@ import argparse
 import math
 from typing import Any
 
+from subtune.core.cache import COPIED, IN_PLACE
 from subtune.core.durations import seconds_of
 from subtune.core.errors import ModelError, ShapeError
 
@@ -103,6 +104,16 @@ def add_dispatch(parser: argparse.ArgumentParser) -> None:
         default=16,
         metavar="N",
         help="with --dynamic: of one subgraph (default: 16); 1 is one kernel for all shapes",
+    )
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cache",
+        choices=(COPIED, IN_PLACE),
+        default=COPIED,
+        help="with --dynamic: in-place writes new rows of a decoder's caches behind those that are there (default: "
+        "copied)",
     )
 
 

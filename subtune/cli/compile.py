@@ -26,6 +26,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     arguments.add_shapes(parser)
     arguments.add_dynamic(parser)
     arguments.add_dispatch(parser)
+    arguments.add_cache(parser)
     arguments.add_parameters(parser)
     parser.add_argument(
         "-o",
@@ -78,6 +79,7 @@ def compile_one(args: argparse.Namespace, model: str, output: str, dump: str | N
             dynamic=arguments.dynamic_of(args),
             regret=args.regret,
             max_kernels=args.max_kernels,
+            cache=args.cache,
             verify=not args.no_verify,
             tune=not args.no_tune,
             weights_limit=args.weights_limit,

@@ -41,6 +41,7 @@ class Forms:
             as cheap with either.
         pads_lengths: attentions of symbolic lengths are padded to whole vectors of keys and whole tiles of rows, there
             being no last tile that checks.
+        keeps_caches: its kernels read and write the caller's own arrays, and can leave rows of them as they are.
         multiplies_float8: products of float8e4m3fn are its own; else they are made in float32.
         copies_operands: attention can store copies of the keys and values that it reads.
         copies_products: a product of halves can store copies of its result.
@@ -82,6 +83,7 @@ class Forms:
     packed_block: int = 0
     multiplies_float8: bool = False
     pads_lengths: bool = False
+    keeps_caches: bool = False
 
 
 ANY = Forms()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from subtune.core.account import ACCOUNT_NAME
+from subtune.core.cache import Cache
 from subtune.core.domain import Domain
 from subtune.core.memory_plan import MemoryPlan
 from subtune.core.tensor_spec import TensorSpec
@@ -116,6 +117,8 @@ class Manifest:
     files: tuple[FileEntry, ...]
     domain: Domain = STATIC
     """What the symbols in the shapes of inputs and outputs may be."""
+    caches: tuple[Cache, ...] = ()
+    """Inputs that outputs are in the same memory, with new rows behind them."""
 
     @property
     def weights_nbytes(self) -> int:

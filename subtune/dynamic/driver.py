@@ -21,11 +21,12 @@ from subtune.core.kernel import Kernel
 from subtune.core.manifest import KernelOrigin
 from subtune.core.variants import Variants
 from subtune.database import opened
-from subtune.dynamic.arrange import arranged_model
+from subtune.dynamic.arrange import Prepare, arranged_model
 from subtune.dynamic.assemble import that_read_inputs, variants_of
 from subtune.dynamic.choose import Chosen, Tuned, chosen
 from subtune.dynamic.constants import multiplies_rows, with_corners
 from subtune.dynamic.declare import declared
+from subtune.dynamic.in_place import CachesInPlace
 from subtune.dynamic.joint import Joint
 from subtune.dynamic.kernel import tiles_rows
 from subtune.dynamic.model import DynamicModel, corner_workloads, dynamic_model
@@ -87,11 +88,11 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         lengths = lengths if forms.pads_lengths else NO_LENGTHS
         return prepare_imported(source.of_kernels(point), options.numerics, shown, forms, lengths)
 
+    kept = CachesInPlace(options.cache, device, domain, inputs, prepare)
     with _measurer(options) as measurer:
         measurer.start(device)
         with clock.stage("prepare"):
-            # attentions that are padded are several kernels
-            dynamic = dynamic_model(domain, prepare) if forms.pads_lengths else arranged_model(domain, prepare, device)
+            dynamic = _model(domain, kept.prepare, device)
             mod, workloads = _with_copies(dynamic, device)
         with clock.stage("tune"), opened(options.database) as store:
             joint = Joint(len(workloads), domain, device, measurer, store, options)
@@ -113,6 +114,7 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
             imported.name,
             domain=domain,
             variants=variants,
+            caches=kept.caches,
         )
         check = verification.check if options.verify else verification.check_sizes
         path = write_artifact(output, package, device, check)
@@ -128,6 +130,13 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         precision=options.precision,
         products=dynamic.greatest.graph.products(),
     )
+
+
+def _model(domain: Domain, prepare: Prepare, device: Device) -> DynamicModel:
+    """Attentions that are padded are several kernels."""
+    if device.backend.forms(device.model).pads_lengths:
+        return dynamic_model(domain, prepare)
+    return arranged_model(domain, prepare, device)
 
 
 def _with_copies(dynamic: DynamicModel, device: Device) -> tuple[Any, dict[str, DynamicWorkload]]:

@@ -416,7 +416,7 @@ class TestLoad:
     def test_other_format(self, own_artifact):
         data = json.loads((own_artifact / "manifest.json").read_text())
         (own_artifact / "manifest.json").write_text(json.dumps({**data, "format": 4}))
-        with pytest.raises(ArtifactError, match="has artifact format 4, this subtune reads 6; compile the model again"):
+        with pytest.raises(ArtifactError, match="has artifact format 4, this subtune reads 7; compile the model again"):
             load(own_artifact)
 
     def test_other_tvm(self, own_artifact):

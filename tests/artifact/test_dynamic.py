@@ -19,9 +19,10 @@ from subtune import runtime
 from subtune.artifact import dynamic, load
 from subtune.artifact import manifest as manifests
 from subtune.artifact.symbol_form import SymbolForm
+from subtune.core.cache import Cache
 from subtune.core.domain import Domain, Symbol
 from subtune.core.errors import ArtifactError, InputError
-from subtune.core.memory_plan import MemoryPlan
+from subtune.core.memory_plan import Base, MemoryPlan, View
 from subtune.core.tensor_spec import TensorSpec
 from tests.artifact.damage import edit
 from tests.artifact.dynamic_model import DOMAIN, INPUTS, OUTPUTS, arrays, expected, write_dynamic
@@ -289,6 +290,18 @@ class TestManifest:
                 r"output flat: float32\[4, 52\] is a copy of",
             ),
             ({"outputs": (TensorSpec("y", ("batch", "seq", 4), "float32"), *OUTPUTS[1:])}, "and is used as float32"),
+            ({"caches": (Cache(9, 0, 1, 13),)}, "a cache is input 9 and output 0, and there are not so many"),
+            ({"caches": (Cache(1, 0, 2, 13),)}, "output y: .* is no input cache: .* with more rows along axis 2"),
+            ({"caches": (Cache(1, 0, 1, 12),)}, "the cache y: .* has room for 12 rows"),
+            ({"caches": (Cache(1, 0, 1, 14),)}, r"output 0 is float32\[4, 14, 4\] and is used as float32\[4, 13, 4\]"),
+            ({"caches": (Cache(1, 0, 1, 13), Cache(1, 0, 1, 13))}, "two caches are the same input"),
+            (
+                {
+                    "caches": (Cache(1, 0, 1, 13),),
+                    "memory": MemoryPlan(128, 128, 128, (View(Base.INPUT, 1, (4, 8, 4), "float32"),)),
+                },
+                "a kernel reads cache: .* whose rows are in the memory of an output",
+            ),
         ],
     )
     def test_domains_and_tensors_that_contradict(self, folder, own, changes, message):

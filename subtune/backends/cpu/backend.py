@@ -96,6 +96,7 @@ class CPUBackend(Backend):
             byte_rows=cheapest_rows(model.features, model.lanes()),
             packed_rows=_PACKED_ROWS,
             pads_lengths=True,
+            keeps_caches=True,
         )
 
     def stand_in(self, device: Device) -> Device | None:
