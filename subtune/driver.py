@@ -66,8 +66,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
 
     Ctrl-C while tuning keeps what was tuned, and the artifact is still written; the report says so.
     """
-    options = Options(**given)
-    output = check_destination(output)
+    output, options = check_destination(output), Options(**given)
     check_cache(options)
     if options.dynamic:
         return compile_dynamic(model, output, options)
@@ -94,19 +93,19 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
             kernels, winners, weights = within(prepared.mod, prepared.subgraphs, *ships, slower, options.weights_limit)
             story = account(prepared, others, choices, Tuning(records, winners, device, store, clock.seconds))
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
-        subgraphs, imported, products = prepared.subgraphs, prepared.imported, prepared.graph.products()
-        left = prepared.in_floats
+        subgraphs, imported, left = prepared.subgraphs, prepared.imported, prepared.in_floats
+        products = prepared.graph.products()
         verification = _verification(model, prepared, device, options, beside)
-        source = source_of(model, options.shapes, options.precision)
-        about = (imported.inputs, imported.outputs, kernel_origins(subgraphs, winners), source, imported.name)
+        source, origins = source_of(model, options.shapes, options.precision), kernel_origins(subgraphs, winners)
+        hides = not options.exact and hides_denormals(prepared.normalized)
+        about = (imported.inputs, imported.outputs, origins, source, imported.name, hides)
         notes = (*imported.notes, *((note_of_elsewhere(device, winners),) if is_elsewhere else ()))
         spliced = [splice(prepared.mod, kernels)]
-        hides = not options.exact and hides_denormals(prepared.normalized)
         if dump is not None:
             dump("splice", spliced[0])
         del prepared, imported, kernels  # a large model's constants stay as long as somebody needs them, and no longer
-        check = verification.check if verification else None
-        path = write_artifact(output, Package(spliced.pop(), *about, hides, account=story), device, check)
+        package = Package(spliced.pop(), *about, account=story)
+        path = write_artifact(output, package, device, verification.check if verification else None)
     return CompileReport(
         path=str(path),
         rows=rows(subgraphs, winners, device),

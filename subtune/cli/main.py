@@ -15,7 +15,20 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 import subtune
-from subtune.cli import bench, compare, compile, completion, database, device, export, inspect, quantize, report, run, zoo
+from subtune.cli import (
+    bench,
+    compare,
+    compile,
+    completion,
+    database,
+    device,
+    export,
+    inspect,
+    quantize,
+    report,
+    run,
+    zoo,
+)
 from subtune.cli.failures import explained
 from subtune.cli.without_torch import leave_torch_out
 

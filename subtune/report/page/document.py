@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from html import escape
 from importlib.util import find_spec
+from typing import Any
 
 from subtune.core.account import Account
 from subtune.core.errors import SubtuneError
@@ -125,4 +126,5 @@ def _library() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script of 0.9 MB; making it takes some seconds, once a process."""
     import vl_convert
 
-    return str(vl_convert.javascript_bundle(snippet=None)).replace("</script", "<\\/script")
+    bundle: Any = vl_convert.javascript_bundle  # its annotations know of no default
+    return str(bundle(snippet=None)).replace("</script", "<\\/script")
