@@ -9,7 +9,7 @@ import numpy as np
 
 from subtune.core.candidate import Candidate
 from subtune.core.domain import Domain
-from subtune.dynamic.kernel import tiles_of
+from subtune.dynamic.cost import MicroKernel, features, fit
 from subtune.dynamic.measure import Extents, Measured
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure.messages import Library
@@ -31,23 +31,16 @@ def instances_of(workload: DynamicWorkload, domain: Domain) -> tuple[list[Extent
 
 
 def predicted(library: Library, known: Mapping[Extents, float], instances: Sequence[Extents]) -> np.ndarray:
-    """Seconds of a kernel at each instance.
+    """Seconds of a kernel at each instance, by the model of `cost` fitted to those that are `known`.
 
-    Between measured instances the seconds for an element of work, padding included, follow the logarithm of the work.
+    How many tiles there are beside those of the varying extents is not known of a kernel. They are many, and work is
+    shared out evenly: time grows with the tiles from the first one on.
     """
-    work = np.array([_work(library, extents) for extents in instances])
-    points: dict[float, list[float]] = {}
-    for extents, seconds in known.items():
-        points.setdefault(_work(library, extents), []).append(seconds)
-    sizes = sorted(points)
-    rates = [math.log(float(np.median(points[size])) / size) for size in sizes]
-    rate: np.ndarray = np.interp(np.log(work), np.log(sizes), rates)
-    return work * np.exp(rate)
-
-
-def _work(library: Library, extents: Extents) -> float:
-    whole = tiles_of(extents, library.granules)
-    return float(math.prod(max(1, t * g) for t, g in zip(whole, library.granules, strict=True)))
+    if not library.granules:
+        return np.full(len(instances), float(np.median(list(known.values()))))
+    tile = MicroKernel(library.granules, workers=1, is_shared_finely=True)
+    model = fit(features(tile, np.array(list(known))), np.array(list(known.values())))
+    return model.predict(features(tile, np.maximum(np.array(instances), 1)))
 
 
 def times_of(found: Measured, candidate: Candidate, instances: Sequence[Extents]) -> np.ndarray:

@@ -45,9 +45,13 @@ class HeldOut:
     def __call__(self, found: Measured) -> tuple[Extents, Sequence[Candidate]] | None:
         """The next instance, and the kernels to time there, the one that would be chosen first; None: no more."""
         self._judge(found)
-        while self._left and self._count < _MOST and self._right < _ENOUGH:
-            at = self._left.pop(0)
-            close = _close(found, at)
+        if not self._left or self._count >= _MOST or self._right >= _ENOUGH:
+            return None
+        kernels = list(found.libraries)
+        seconds = np.array([times_of(found, one, self._left) for one in kernels])
+        for at, column in zip(list(self._left), seconds.T, strict=True):
+            self._left.remove(at)
+            close = _close(kernels, column)
             if len(close) > 1 and not _is_known(found, at):
                 self._count += 1
                 self._asked = (at, close[0])
@@ -66,12 +70,10 @@ class HeldOut:
             self._right = 0
 
 
-def _close(found: Measured, at: Extents) -> list[Candidate]:
-    """Kernels that may be the fastest, the one that is predicted to be first."""
-    seconds = {one: float(times_of(found, one, [at])[0]) for one in found.libraries}
-    best = min(seconds.values(), default=math.inf)
-    close = [one for one, of in seconds.items() if of <= _CLOSE * best and math.isfinite(of)]
-    return sorted(close, key=lambda one: seconds[one])[:_MOST_CLOSE]
+def _close(kernels: Sequence[Candidate], seconds: np.ndarray) -> list[Candidate]:
+    """Those that may be the fastest, the one that is predicted to be first."""
+    order = np.argsort(seconds, kind="stable")[:_MOST_CLOSE]
+    return [kernels[i] for i in order if np.isfinite(seconds[i]) and seconds[i] <= _CLOSE * seconds[order[0]]]
 
 
 def _is_known(found: Measured, at: Extents) -> bool:

@@ -63,6 +63,13 @@ def test_a_layout_that_saves_little_is_left_out():
     assert names(run({"it": layer(**near)}, math.inf)["it"]) == {"a"}
 
 
+def test_a_layout_that_keeps_within_the_regret_is_worth_its_bytes():
+    """It saves next to nothing on the mean, whose time is that of many rows, and two thirds at the fewest."""
+    few = {"a": (3e-6, 1e-6, 1e-6, 1e-6), "b": (1e-6, 1.2e-6, 1.2e-6, 1.2e-6)}
+    assert names(run({"it": layer(**few)}, math.inf)["it"]) == {"a", "b"}
+    assert names(run({"it": layer(**few)}, math.inf, regret=3)["it"]) == {"a"}
+
+
 def test_bytes_go_where_they_save_most():
     slow = {name: tuple(10 * one for one in each) for name, each in FEW_THEN_MANY.items()}
     found = run({"fast": layer(**FEW_THEN_MANY), "slow": layer(**slow)}, WEIGHTS)

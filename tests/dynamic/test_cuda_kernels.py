@@ -13,6 +13,7 @@ from tvm.relax import op
 
 from subtune import backends
 from subtune.backends import as_device
+from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDA
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
@@ -107,6 +108,19 @@ def check(workload: DynamicWorkload, made: Kernel, sizes: Sequence[int], folder:
 def test_one_kernel_is_right_at_every_instance(kind, family, tmp_path):
     workload = of_rows(kind)
     check(workload, kernel(workload, first_of(family, workload)), (1, 63, 65, 128, 200), tmp_path)
+
+
+@pytest.mark.parametrize("raster", [1, 2])
+def test_a_block_for_each_tile_is_right_at_every_instance(raster, tmp_path):
+    """In bands of `raster` rows of tiles, of which the last has fewer."""
+    workload = of_rows("float16")
+    few = (Problem(workload.at((63,)), DEVICE.model, DEVICE.numerics), first_of("cuda.wgmma", workload))
+    single, persistent = DEVICE.backend.for_many_shapes(*few)
+    assert (single.get("single"), persistent) == (True, few[1])
+    many = Problem(workload.at((1 << 16,)), DEVICE.model, DEVICE.numerics)
+    assert DEVICE.backend.for_many_shapes(many, few[1]) == (few[1],)
+    in_bands = Candidate.make(single.family, **{**dict(single.knobs), "raster": raster})
+    check(workload, kernel(workload, in_bands), (1, 63, 65, 128, 200), tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "candidate"), [("float32", PLAIN), ("three rows", SINGLE)])

@@ -173,6 +173,26 @@ def test_every_line_of_weights_is_asked_for(m: int, mr: int, lines: int, run: Ru
     assert np.array_equal(run(workload, kernel), run(workload, plain))
 
 
+@pytest.mark.parametrize(("family", "knobs"), [
+    ("contraction", {"mr": 2, "mt": 1}), ("strassen", {"levels": 1, "mr": 2, "mb": 4}),
+])  # fmt: skip
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_tiles_of_all_widths_take_the_same_panels(
+    family: str, knobs: dict[str, int], prefetch: bool, run: Run, device: CPUModel
+) -> None:
+    workload, lanes = dense(16, 128, 8 * device.lanes()), device.lanes()
+    kernels = [
+        scheduled(workload, Candidate.make(family, nr=nr, order="n", panel=lanes, prefetch=prefetch, **knobs), device)
+        for nr in (lanes, 2 * lanes, 4 * lanes)
+    ]
+    assert len({kernel.packings for kernel in kernels}) == 1
+    apart = scheduled(workload, Candidate.make(family, nr=4 * lanes, order="n", prefetch=prefetch, **knobs), device)
+    assert apart.packings != kernels[-1].packings
+    expected = run(workload, apart)
+    for kernel in kernels:
+        np.testing.assert_allclose(run(workload, kernel), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_measuring_decides_whether_weights_that_are_read_once_are_asked_for(device: CPUModel) -> None:
     small = replace(device, l3_bytes=1 << 16)
     few = [c for c in backends.candidates(dense(3, 512, 256), small) if c.family == "contraction"]

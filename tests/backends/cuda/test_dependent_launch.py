@@ -6,13 +6,18 @@ import re
 from typing import Any
 
 import pytest
+from tvm.relax import op
 
 from subtune import backends
 from subtune.backends import device_of
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.numerics import Numerics
+from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel
+from subtune.dynamic.serve import linked
 from subtune.models import reduced
 from subtune.pipeline import prepare
+from tests.backends.workloads import build
+from tests.dynamic.flat_kernels import of_rows
 
 WAIT, RELEASE = "griddepcontrol_wait()", "griddepcontrol_launch_dependents()"
 
@@ -61,6 +66,27 @@ def test_large_kernels_let_nobody_start_early_and_windows_start_late() -> None:
     assert len(windows) >= 10
     assert sum(WAIT in body for body in windows) < len(windows)
     assert not any("griddepcontrol" in body for body in by_family["cuda.strip"][:3])
+
+
+def test_of_many_shapes_those_with_few_blocks_let_the_next_one_start() -> None:
+    """Products in tiles of 64 rows, with a block of 256 threads each, one on a multiprocessor."""
+    device = device_of("h200", None, None, Numerics(), is_measured=False)
+
+    def made(single: bool) -> str:
+        product = lambda rows: build(lambda emit, x, w: op.matmul(x, w), [(rows, 512)], [(512, 256)], "float16")  # noqa: E731
+        workload = of_rows(product)
+        knobs = {"rows": "64", "columns": 64, "stages": 4, "consumers": 1, "alternate": False, "blocks_per_sm": 1}
+        candidate = Candidate.make("cuda.wgmma", raster=1, **knobs, **({"single": True} if single else {}))
+        kernel = dynamic_kernel(workload, candidate, device)
+        assert isinstance(kernel, DynamicKernel), kernel.reason
+        func = linked(workload, kernel, (1 << 12,)).func.with_attr("global_symbol", "main")
+        return str(device.backend.lower(func, device).imports[0].inspect_source())
+
+    of_tiles = made(single=True)
+    condition = re.search(r"if \(([^{]*)\) \{\s*\w*griddepcontrol_launch_dependents", of_tiles)
+    assert condition
+    assert condition.group(1).replace("(", "").endswith("<= 132")
+    assert not re.search(r"if \([^{]*\) \{\s*\w*griddepcontrol_launch_dependents", made(single=False))
 
 
 @pytest.mark.parametrize("target", ["nvidia/geforce-rtx-3070"])

@@ -35,6 +35,7 @@ _MULTIPROCESSORS = 132
 _FEW_THREADS = _MULTIPROCESSORS * 512
 """Of a kernel: a quarter of the places."""
 _BLOCKS_OF_ONE = "tirx.launch_bounds_min_blocks_per_sm"
+"""Attribute of kernels: how many of their blocks a multiprocessor has at once."""
 STARTS_LATE = "subtune.starts_late"
 """On kernels that are launched when the one before them has ended, unless they have few threads."""
 
@@ -74,12 +75,12 @@ def _with_kernels(mod: IRModule, change: Any) -> IRModule:
 def _starting_next(func: Any) -> list[Any]:
     """The statement that lets the next kernel start; of a kernel for many shapes, where its blocks are few."""
     known, symbolic = _extents(func)
-    most = _FEW_THREADS // prod(known.values())
-    if symbolic and (at_once := _blocks_of_one(func)):  # those behind wait for places: the next one's may not take them
-        most = min(most, _MULTIPROCESSORS * at_once)
     starts = tirx.Evaluate(T.ptx.griddepcontrol.launch_dependents())
     if not symbolic:
-        return [starts] if most else []
+        return [starts] if _is_small(func) else []
+    most = _FEW_THREADS // prod(known.values())
+    if _BLOCKS_OF_ONE in func.attrs:  # blocks behind those wait for places, which the next kernel's may not take
+        most = min(most, _MULTIPROCESSORS * int(func.attrs[_BLOCKS_OF_ONE]))
     return [tirx.IfThenElse(prod(symbolic.values()) <= most, starts, None)]
 
 
@@ -87,18 +88,6 @@ def _is_small(func: Any) -> bool:
     """Whether its blocks all run at once, and leave room."""
     known, symbolic = _extents(func)
     return not symbolic and prod(known.values()) <= _FEW_THREADS
-
-
-def _blocks_of_one(func: Any) -> int:
-    """How many blocks a multiprocessor has room for, where a kernel says so; else 0."""
-    found = [0]
-
-    def look(stmt: Any) -> None:
-        if str(stmt.attr_key) == _BLOCKS_OF_ONE:
-            found.append(int(stmt.value))
-
-    tvm_ffi.structural_walk(func.body, (tirx.AttrStmt, look), order="post")
-    return max(found)
 
 
 def _extents(func: Any) -> tuple[dict[str, int], dict[str, Any]]:
