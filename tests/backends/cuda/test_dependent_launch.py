@@ -72,8 +72,8 @@ def test_of_many_shapes_those_with_few_blocks_let_the_next_one_start() -> None:
     """Products in tiles of 64 rows, with a block of 256 threads each, one on a multiprocessor."""
     device = device_of("h200", None, None, Numerics(), is_measured=False)
 
-    def made(single: bool) -> str:
-        product = lambda rows: build(lambda emit, x, w: op.matmul(x, w), [(rows, 512)], [(512, 256)], "float16")  # noqa: E731
+    def made(single: bool, columns: int) -> str:
+        product = lambda rows: build(lambda emit, x, w: op.matmul(x, w), [(rows, 512)], [(512, columns)], "float16")  # noqa: E731
         workload = of_rows(product)
         knobs = {"rows": "64", "columns": 64, "stages": 4, "consumers": 1, "alternate": False, "blocks_per_sm": 1}
         candidate = Candidate.make("cuda.wgmma", raster=1, **knobs, **({"single": True} if single else {}))
@@ -82,11 +82,11 @@ def test_of_many_shapes_those_with_few_blocks_let_the_next_one_start() -> None:
         func = linked(workload, kernel, (1 << 12,)).func.with_attr("global_symbol", "main")
         return str(device.backend.lower(func, device).imports[0].inspect_source())
 
-    of_tiles = made(single=True)
+    of_tiles = made(single=True, columns=256)
     condition = re.search(r"if \(([^{]*)\) \{\s*\w*griddepcontrol_launch_dependents", of_tiles)
     assert condition
     assert condition.group(1).replace("(", "").endswith("<= 132")
-    assert not re.search(r"if \([^{]*\) \{\s*\w*griddepcontrol_launch_dependents", made(single=False))
+    assert not re.search(r"if \([^{]*\) \{\s*\w*griddepcontrol_launch_dependents", made(single=False, columns=1 << 14))
 
 
 @pytest.mark.parametrize("target", ["nvidia/geforce-rtx-3070"])
