@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
 
 from subtune import models, runtime
 from subtune.artifact import Artifact, load
@@ -90,21 +89,6 @@ def test_what_runs_in_tvms_machine_is_refused(folder: Path, tmp_path: Path) -> N
     older = load(tmp_path / "m.subtune")
     with pytest.raises(InputError, match="unet cannot be traced"):
         older.trace()
-
-
-def test_many_shapes(tmp_path: Path) -> None:
-    """A run at the largest shape, or at that of the inputs."""
-    x, y = (helper.make_tensor_value_info(name, 1, ["batch", 8]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"], axis=-1)], "rows", [x], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    path, database = tmp_path / "m.subtune", tmp_path / "t.db"
-    compile_model(model, path, dynamic={"batch": range(1, 5)}, tune=False, threads=2, database=database)
-    artifact = load(path)
-    for given in (None, {"x": np.ones((3, 8), np.float32)}):
-        trace = artifact.trace(given)
-        assert flat(trace.slices) == [one.name for one in artifact.manifest.subgraphs]
-    with pytest.raises(InputError, match="batch"):
-        artifact.trace({"x": np.ones((9, 8), np.float32)})
 
 
 def test_steps_that_are_damaged(tmp_path: Path) -> None:
