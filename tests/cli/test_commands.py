@@ -21,7 +21,7 @@ import pytest
 from subtune import models
 from subtune.cli import main
 from subtune.core.account import ACCOUNT_NAME
-from subtune.core.manifest import LIBRARY_NAME, MANIFEST_NAME, STEPS_NAME, WEIGHTS_NAME
+from subtune.core.manifest import LIBRARY_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from subtune.frontends.onnx.reference import onnxruntime_reference
 from subtune.verification.verify import output_error
 
@@ -91,7 +91,7 @@ def test_zoo(place: Path, model: Path) -> None:
 def test_compile(place: Path, compiled: Compiled, model: Path) -> None:
     artifact, out = compiled
     assert sorted(file.name for file in artifact.iterdir()) == sorted(
-        [LIBRARY_NAME, WEIGHTS_NAME, MANIFEST_NAME, STEPS_NAME, ACCOUNT_NAME]
+        [LIBRARY_NAME, WEIGHTS_NAME, MANIFEST_NAME, ACCOUNT_NAME]
     )
     assert "agrees with ONNX Runtime" in out
     assert f"wrote {artifact.name}" in out
