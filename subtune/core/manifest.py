@@ -13,8 +13,6 @@ from subtune.core.tensor_spec import TensorSpec
 MANIFEST_NAME = "manifest.json"
 LIBRARY_NAME = "model.so"
 WEIGHTS_NAME = "weights.bin"
-STEPS_NAME = "steps.json"
-"""The kernels in each step of a run; of an artifact for a CPU that can be traced (`subtune.backends.host.steps`)."""
 BINARIES_NAME = "kernels.cubin"
 """Only of an artifact for CUDA: the GPU's machine code (`subtune.backends.cuda.building.binaries`)."""
 
@@ -127,7 +125,7 @@ class Manifest:
     @property
     def code_bytes(self) -> int:
         """Of the files beside the weights and what is there to be looked at."""
-        return sum(file.nbytes for file in self.files if file.name not in (WEIGHTS_NAME, STEPS_NAME, ACCOUNT_NAME))
+        return sum(file.nbytes for file in self.files if file.name not in (WEIGHTS_NAME, ACCOUNT_NAME))
 
     def memory_summary(self) -> str:
         """One line: the memory that a loaded model takes beside its code, its inputs and its outputs."""

@@ -123,16 +123,6 @@ def test_run(place: Path, compiled: Compiled, model: Path) -> None:
     assert "random arrays" in err
 
 
-def test_trace(place: Path, compiled: Compiled) -> None:
-    artifact, _ = compiled
-    out, _ = call("run", artifact, "--trace", "trace.json", cwd=place)
-    assert "wrote trace.json" in out
-    slices = [one for one in json.loads((place / "trace.json").read_text())["traceEvents"] if one["ph"] == "X"]
-    kernels = {one["name"] for one in json.loads((artifact / MANIFEST_NAME).read_text())["subgraphs"]}
-    assert slices
-    assert {name for one in slices for name in one["name"].split(" + ")} <= kernels
-
-
 def test_bench(place: Path, compiled: Compiled) -> None:
     artifact, _ = compiled
     out, _ = call("bench", artifact, "--against", "onnxruntime,default", "--rounds", 1, "--json", cwd=place)
@@ -253,7 +243,6 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "a place to build that is none": ("zoo build lstm -o {tmp}/no/l.onnx", "cannot write"),
     "a report of a model": ("report {model}", "not an artifact"),
     "a report of nothing": ("report {tmp}/none.subtune", "no artifact"),
-    "a trace nowhere": ("run {artifact} --trace {tmp}/no/t.json", "cannot write"),
     "a picture nowhere": ("inspect {model} --svg {tmp}/no/g.svg", "cannot write"),
     "a workload that is none": ("db show 0123456789abcdef --db {tmp}/t.db", "0123456789abcdef"),
     "an import of nothing": ("db import {tmp}/folder --db {tmp}/t.db", "folder"),

@@ -17,7 +17,7 @@ from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
 from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel
-from subtune.core.manifest import LIBRARY_NAME, STEPS_NAME, Manifest
+from subtune.core.manifest import LIBRARY_NAME, Manifest
 from subtune.core.measurement import Failure
 from subtune.core.measuring import Bench, Measuring
 from subtune.core.memory_plan import MemoryPlan
@@ -196,7 +196,6 @@ class CPUBackend(Backend):
         from subtune.backends.cpu.lowering.join_kernels import join_kernels
         from subtune.backends.cpu.lowering.pipeline import PIPELINE
         from subtune.backends.cpu.lowering.straight_line import straight_line
-        from subtune.backends.host.steps import write_steps
 
         target, memory, library = device.model.target(), planned.memory, folder / LIBRARY_NAME
         if planned.hides_denormals and _model(device).has_costly_denormals:
@@ -206,11 +205,8 @@ class CPUBackend(Backend):
         if not line and planned.symbols:
             raise TargetError("the model has an operator that TVM runs its own way, which dynamic shapes do not allow")
         if line:
-            write_in_time(partial(tvm.compile, target=target, tir_pipeline=PIPELINE), line.mod, target, library)
+            write_in_time(partial(tvm.compile, target=target, tir_pipeline=PIPELINE), line, target, library)
             memory = replace(memory, takes_addresses=True)
-            if line.steps:
-                write_steps(folder, line.steps)
-                return memory, (LIBRARY_NAME, STEPS_NAME)
         else:
             joined = join_kernels(planned.program, target, planned.short)
             write_in_time(partial(_relax_build, device=device, mode="compiled"), joined, target, library)

@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 
 from subtune import runtime
-from subtune.backends.host.steps import Steps, read_steps
-from subtune.core.errors import ArtifactError, InputError
-from subtune.core.manifest import LIBRARY_NAME, STEPS_NAME, WEIGHTS_NAME, Manifest
+from subtune.core.errors import ArtifactError
+from subtune.core.manifest import LIBRARY_NAME, WEIGHTS_NAME, Manifest
 from subtune.core.memory_plan import Base, View
 from subtune.core.tensor_spec import TensorSpec
-from subtune.core.trace import Slice
 
 
 class CPUProgram:
@@ -29,15 +27,10 @@ class CPUProgram:
     Args:
         code: what holds the functions that `compute` calls, kept as long as the program.
         fixed: the memory that the kernels have the addresses of.
-        traced: gives the `compute` that writes down times, and the kernels of each step; None where there is none.
     """
 
-    def __init__(
-        self, manifest: Manifest, code: Any, compute: _Compute, fixed: FixedMemory, threads: int, traced: _Traced
-    ) -> None:
+    def __init__(self, manifest: Manifest, code: Any, compute: _Compute, fixed: FixedMemory, threads: int) -> None:
         self._code = code
-        self._name = manifest.name
-        self._traced = traced
         self._compute = compute
         self._fixed = fixed
         self._threads = threads
@@ -66,24 +59,6 @@ class CPUProgram:
             returned = self._thread().submit(self._compute, arrays, symbols).result()
         if not self._is_complete:
             self._finish(arrays, returned)
-
-    def trace(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> tuple[Slice, ...]:
-        if (found := self._traced()) is None:
-            raise InputError(
-                f"{self._name} cannot be traced: an operator of it runs in TVM's virtual machine, or an earlier "
-                "version of subtune compiled it; `subtune report` shows what each kernel takes alone"
-            )
-        compute, steps = found
-        times = np.zeros((len(steps) + 1, 2), np.int64)  # seconds, nanoseconds
-        given = (arrays, symbols, times) if symbols else (arrays, times)
-        if self._own_thread is None and runtime.use_threads(self._threads):
-            compute(*given)
-        else:
-            self._thread().submit(compute, *given).result()
-        if not self._is_complete:
-            self._finish(arrays, ())
-        since = (times - times[0]) @ np.array([1.0, 1e-9])
-        return tuple(Slice(names, float(since[i]), float(since[i + 1])) for i, names in enumerate(steps))
 
     def __str__(self) -> str:
         return f"{self._threads} threads"
@@ -158,26 +133,6 @@ def _machine_code(library: Any, fixed: FixedMemory, is_static: bool) -> _Compute
     return compute if is_static else compute_at
 
 
-_Traced = Callable[[], "tuple[_Compute, Steps] | None"]
-
-
-def _with_times(library: Any, fixed: FixedMemory, folder: Path, is_static: bool) -> tuple[_Compute, Steps] | None:
-    """As `_machine_code`, of `main`'s twin, which takes one more array, last."""
-    if not (folder / STEPS_NAME).is_file():
-        return None
-    traced = partial(library["traced"], object.__basicsize__, id(fixed.weights), id(fixed.arena))
-
-    def compute(arrays: list[np.ndarray], times: np.ndarray) -> Any:
-        traced(*map(id, arrays), id(times))
-        return ()
-
-    def compute_at(arrays: list[np.ndarray], symbols: tuple[int, ...], times: np.ndarray) -> Any:
-        traced(*map(id, arrays), *symbols, id(times))
-        return ()
-
-    return (compute if is_static else compute_at), read_steps(folder)
-
-
 def _vm(executable: Any, fixed: FixedMemory, manifest: Manifest) -> _Compute:
     """A `main` of Relax's VM, which takes tensors; those with a fixed address are bound once."""
     plan = manifest.memory
@@ -220,10 +175,9 @@ def load_program(folder: Path, manifest: Manifest, threads: int, share_weights: 
         raise ArtifactError(f"{folder} cannot be loaded: no memory for it ({e}): {manifest.memory_summary()}") from e
     code = runtime.load_library(folder / LIBRARY_NAME)
     if manifest.memory.takes_addresses:
-        traced = partial(_with_times, code, fixed, folder, is_static)
-        return CPUProgram(manifest, code, _machine_code(code, fixed, is_static), fixed, threads, traced)
+        return CPUProgram(manifest, code, _machine_code(code, fixed, is_static), fixed, threads)
     code = runtime.virtual_machine(code)
-    return CPUProgram(manifest, code, _vm(code, fixed, manifest), fixed, threads, lambda: None)
+    return CPUProgram(manifest, code, _vm(code, fixed, manifest), fixed, threads)
 
 
 def _load_weights(path: Path, is_shared: bool) -> np.ndarray:

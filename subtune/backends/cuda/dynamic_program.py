@@ -15,10 +15,8 @@ import numpy as np
 
 from subtune.backends.cuda import api as cuda_api
 from subtune.backends.cuda.turns import Turns
-from subtune.core.errors import InputError
 from subtune.core.manifest import Manifest
 from subtune.core.memory_plan import Base, View
-from subtune.core.trace import Slice
 
 logger = logging.getLogger(__name__)
 
@@ -86,12 +84,6 @@ class DynamicCUDAProgram:
         for output, view in self._manifest.memory.copies:
             memory, offset = self._place(view)
             memory.read_into(_bytes(results[output]), offset)
-
-    def trace(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> tuple[Slice, ...]:
-        raise InputError(
-            f"{self._manifest.name} cannot be traced: the kernels of many shapes are launched by machine code; compile "
-            "the model for one shape, or use Nsight Systems"
-        )
 
     def _place(self, view: View) -> tuple[cuda_api.Memory, int]:
         if view.base is Base.WEIGHT:

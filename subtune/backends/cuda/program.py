@@ -20,12 +20,10 @@ from subtune.backends.cuda.building.binaries import provided, read_binaries
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.dynamic_program import DynamicCUDAProgram, Tensors
 from subtune.backends.cuda.turns import Turns
-from subtune.backends.host.instrument import calls_between
 from subtune.core.errors import ArtifactError, TargetError
 from subtune.core.manifest import BINARIES_NAME, LIBRARY_NAME, WEIGHTS_NAME, Manifest
 from subtune.core.memory_plan import Base, View
 from subtune.core.tensor_spec import TensorSpec
-from subtune.core.trace import Slice
 
 logger = logging.getLogger(__name__)
 
@@ -120,25 +118,6 @@ class CUDAProgram:
 
     def run_at(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> None:
         raise AssertionError("a model with symbols is a DynamicCUDAProgram")
-
-    def trace(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> tuple[Slice, ...]:
-        """Launched one by one, not as a graph: between kernels the GPU waits for the host."""
-        self.run(arrays)
-        return self._own.submit(self._timed).result()
-
-    def _timed(self) -> tuple[Slice, ...]:
-        cuda_api.activate()
-
-        def mark() -> cuda_api.Event:
-            event = cuda_api.Event()
-            event.record(self._stream)
-            return event
-
-        with self._stream.used():
-            start = mark()
-            calls = calls_between(self._executable, self._main, mark)
-            self._stream.synchronize()
-        return tuple(Slice((name,), begin.seconds_since(start), end.seconds_since(start)) for name, begin, end in calls)
 
     def feed(self, inputs: Sequence[np.ndarray]) -> None:
         """Copy the inputs, contiguous arrays, into the GPU's buffers, where they stay until the next `feed`."""
