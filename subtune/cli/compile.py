@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtune.cli import arguments
-from subtune.cli.compile_many import run_many
+from subtune.cli.compile_many import holds_models, run_many
 from subtune.cli.default_names import default_output
 from subtune.cli.progressbar import progress_bar
 
@@ -58,7 +57,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from subtune.artifact.destination import check_destination
 
-    if len(args.models) > 1 or Path(args.models[0]).is_dir():
+    if len(args.models) > 1 or holds_models(args.models[0]):
         return run_many(args, compile_one)
     output = args.output or default_output(args.models[0])
     check_destination(output)  # before minutes of tuning, not after

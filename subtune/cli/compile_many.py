@@ -13,6 +13,7 @@ from typing import Any
 from subtune.cli.default_names import default_output
 from subtune.cli.failures import explained
 from subtune.core.errors import ModelError
+from subtune.core.manifest import MANIFEST_NAME
 
 _INTERRUPTED = 130
 
@@ -40,6 +41,11 @@ def run_many(args: argparse.Namespace, compile_one: _CompileOne) -> int:
     return max(codes)
 
 
+def holds_models(name: str) -> bool:
+    """Whether it is a directory that is no artifact: a compile says what it thinks of one."""
+    return Path(name).is_dir() and not (Path(name) / MANIFEST_NAME).is_file()
+
+
 def models_of(given: list[str]) -> list[str]:
     """`given`, with the ONNX files of a directory, in the order of their names, in its place.
 
@@ -48,7 +54,7 @@ def models_of(given: list[str]) -> list[str]:
     """
     found: list[str] = []
     for name in given:
-        if not Path(name).is_dir():
+        if not holds_models(name):
             found.append(name)
             continue
         files = sorted(str(path) for path in Path(name).iterdir() if path.suffix == ".onnx" and path.is_file())

@@ -21,6 +21,11 @@ def check_exportable(path: Path, manifest: Manifest) -> None:
     """Raise ArtifactError where the artifact cannot run without subtune."""
     if manifest.kind != "cpu":
         raise ArtifactError(f"{path} is for a GPU, and cannot be exported: load it with subtune.load")
+    if manifest.caches:
+        raise ArtifactError(
+            f"{path} keeps caches in place, and cannot be exported: load it with subtune.load, or compile it with "
+            "--cache copied"
+        )
     if not manifest.memory.takes_addresses:
         raise ArtifactError(
             f"{path} cannot be exported: its program runs in TVM's virtual machine, for an operator that is no kernel "

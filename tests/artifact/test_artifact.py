@@ -393,7 +393,7 @@ class TestLoad:
         with pytest.raises(ArtifactError, match=rf"{file} is damaged: it has {size // 2} bytes"):
             load(own_artifact)
 
-    @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 6}', "\x00\x01", "[" * 100000])
+    @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 7}', "\x00\x01", "[" * 100000])
     def test_damaged_manifest(self, own_artifact, text):
         (own_artifact / "manifest.json").write_text(text)
         with pytest.raises(ArtifactError, match=r"manifest\.json is damaged"):

@@ -99,9 +99,10 @@ def changed(exports: Path, tmp_path: Path, **fields: Any) -> Path:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"format": 5}, "has artifact format 5, this library reads 6: export it again"),
+        ({"format": 5}, "has artifact format 5, this library reads 7: export it again"),
         ({"kind": "cuda"}, "is for a GPU: load it from Python"),
         ({"features": ["avx9000"]}, "the model uses avx9000, which this processor lacks"),
+        ({"caches": [{"input": 0}]}, "keeps caches in place: load it from Python"),
         ({"memory": {"arena_nbytes": 0, "takes_addresses": False}}, "runs in TVM's virtual machine"),
         ({"memory": []}, "manifest.json is damaged: there is no object for arena_nbytes"),
         ({"inputs": 3}, "manifest.json is damaged: there is no list"),

@@ -178,6 +178,8 @@ static void read_fields(subtune_model* model, const char* folder, TVMFFIAny mani
   } else if (!has_failed() && !is_text(&kind, "cpu")) {
     damaged("%s is for a GPU: load it from Python", folder);
   }
+  TVMFFIAny caches = field(manifest, "caches");
+  if (!has_failed() && length(caches)) damaged("%s keeps caches in place: load it from Python", folder);
   TVMFFIAny features = field(manifest, "features");
   for (int i = 0; !has_failed() && i < length(features); ++i) {
     TVMFFIAny feature = item(features, i);

@@ -7,7 +7,7 @@
 
 #include "subtune.h"
 
-#define SUBTUNE_FORMAT 6 /* of manifest.json */
+#define SUBTUNE_FORMAT 7 /* of manifest.json */
 
 typedef struct {
   char *name, *dtype;
