@@ -45,7 +45,7 @@ class HeldOut:
     def __call__(self, found: Measured) -> tuple[Extents, Sequence[Candidate]] | None:
         """The next instance, and the kernels to time there, the one that would be chosen first; None: no more."""
         self._judge(found)
-        if not self._left or self._count >= _MOST or self._right >= _ENOUGH:
+        if not (self._left and found.libraries) or self._count >= _MOST or self._right >= _ENOUGH:
             return None
         kernels = list(found.libraries)
         seconds = np.array([times_of(found, one, self._left) for one in kernels])

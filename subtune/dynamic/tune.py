@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from subtune import backends
 from subtune.backends.base import Device, Problem
@@ -30,6 +29,8 @@ _MOST_KERNELS, _MANY_KERNELS = 24, 48
 """Built of one workload; and where builds are beside what is measured, and measuring takes little."""
 _LARGE_BYTES, _FEW_KERNELS = 1 << 26, 8
 """Weights of which every layout takes seconds to make, and kernels of a workload that has such."""
+_ALL_ROUND = 3
+"""Kernels that are measured at every instance."""
 _MOST_PASSES = 16
 """Tiles that share prefetches: a kernel is compared at instances that have more."""
 _MANY, _FEW = 8, 3
@@ -100,7 +101,7 @@ def _first_that_serves(
     is_timed: bool = True,
     further: HeldOut | None = None,
 ) -> Measured:
-    """What is measured of the first of `choices` whose kernels serve all between the least and the greatest instance.
+    """What is measured of the first of `choices` of whose kernels one serves all instances.
 
     Raises:
         SubtuneError: of none.
@@ -108,28 +109,23 @@ def _first_that_serves(
     failures: dict[Candidate, Failure] = {}
     for candidates in filter(None, choices):
         found = measured(workload, candidates, instances, checks, exact_only, device, measurer, is_timed, further)
-        if _serve_all(found, [*instances, *checks]):
+        if _serves_all(found, [*instances, *checks]):
             return found
         failures |= found.failures
     reasons = "; ".join(f"{one}: {failure.message}" for one, failure in list(failures.items())[-2:])
     raise SubtuneError(f"no schedule serves all instances of a subgraph: {reasons}")
 
 
-def _serve_all(found: Measured, instances: Sequence[Extents]) -> bool:
-    """Whether one kernel serves all, or between any two instances one does, where these are in line."""
-    ordered = sorted(instances, key=lambda at: (math.prod(at), at))
-    pairs = list(pairwise(ordered)) or [(ordered[0], ordered[0])]
-    is_in_line = all(one <= other for pair in pairs for one, other in zip(*pair, strict=True))
-    return all(
-        any(all(found.serves(one, at) for at in some) for one in found.libraries)
-        for some in (pairs if is_in_line else [ordered])
-    )
+def _serves_all(found: Measured, instances: Sequence[Extents]) -> bool:
+    """Whether one kernel does, so that there is one whatever number of kernels is allowed."""
+    return any(all(found.serves(one, at) for at in instances) for one in found.libraries)
 
 
 def proposals(
     workload: DynamicWorkload, probes: Sequence[Extents], device: Device, topk: int
 ) -> dict[Candidate, tuple[Extents, ...]]:
-    """The policy's candidates for the probes, the first ones of all before the second ones, and for which probes."""
+    """The policy's candidates for the probes, the first ones of all before the second ones, and for which probes; the
+    ones that are for most probes are for all instances."""
     ranked = []
     for extents in probes:
         try:
@@ -149,7 +145,9 @@ def proposals(
     args = workload.at(probes[-1]).args
     is_large = sum(arg.nbytes for arg in args if arg.is_constant) > _LARGE_BYTES
     most = _MANY_KERNELS if device.backend.measuring.overlaps else _MOST_KERNELS
-    return dict(list(origins.items())[: _FEW_KERNELS if is_large else most])
+    kept = dict(list(origins.items())[: _FEW_KERNELS if is_large else most])
+    everywhere = sorted(kept, key=lambda one: -len(kept[one]))[:_ALL_ROUND]
+    return {one: () if one in everywhere else at for one, at in kept.items()}
 
 
 def _limited(candidate: Candidate, extents: Extents) -> Candidate:

@@ -19,6 +19,7 @@ from subtune.core.manifest import Manifest
 from subtune.core.measurement import Failure, FailureKind, Measurement, Timing
 from subtune.database import Database
 from subtune.driver import compile_model
+from subtune.measure import LocalMeasurer
 from subtune.pipeline import prepare
 from subtune.report import account as accounts
 from tests.small_model import small_onnx
@@ -27,9 +28,11 @@ MODEL = "zoo:unet?image=32&base=8&levels=2"
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compiled(workers: LocalMeasurer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("account")
-    compile_model(MODEL, folder / "m.subtune", topk=2, verify=False, threads=2, database=folder / "t.db")
+    compile_model(
+        MODEL, folder / "m.subtune", topk=2, verify=False, threads=2, database=folder / "t.db", measurer=workers
+    )
     return folder / "m.subtune"
 
 

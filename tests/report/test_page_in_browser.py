@@ -17,6 +17,7 @@ from subtune import models
 from subtune.artifact import manifest as manifests
 from subtune.artifact.account import read_account
 from subtune.driver import compile_model
+from subtune.measure import LocalMeasurer
 from subtune.report.page import document
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -62,12 +63,14 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def html(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def html(
+    request: pytest.FixtureRequest, browser: Any, workers: LocalMeasurer, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The page of a reduced model, tuned with two candidates a subgraph."""
     folder = tmp_path_factory.mktemp(request.param)
     path = folder / "m.subtune"
     model = models.reduced(request.param)
-    compile_model(model, path, topk=2, verify=False, threads=2, database=folder / "t.db")
+    compile_model(model, path, topk=2, verify=False, threads=2, database=folder / "t.db", measurer=workers)
     manifest = manifests.read(path)
     (folder / "page.html").write_text(document.page(manifest, read_account(path, manifest)), encoding="utf-8")
     return folder / "page.html"
