@@ -176,10 +176,11 @@ class _Times:
         )
 
     def _worth(self, members: Sequence[Candidate]) -> tuple[float, float]:
-        """The worst regret and the mean seconds."""
-        least: np.ndarray = np.min([self._seconds[one] for one in members], axis=0)
-        if not np.isfinite(least).all():
+        """The worst regret and the mean seconds; infinite where no kernel serves all instances: one may be allowed."""
+        seconds = np.array([self._seconds[one] for one in members])
+        if not np.isfinite(seconds).all(axis=1).any():
             return math.inf, math.inf
+        least: np.ndarray = seconds.min(axis=0)
         return float((least / self._best).max()) - 1, float((least * self._weights).sum())
 
 

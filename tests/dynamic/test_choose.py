@@ -70,6 +70,16 @@ def test_a_layout_that_keeps_within_the_regret_is_worth_its_bytes():
     assert names(run({"it": layer(**few)}, math.inf, regret=3)["it"]) == {"a"}
 
 
+def test_where_one_kernel_is_allowed_it_serves_all():
+    """Those of the smaller layout serve some rows each."""
+    tuned = layer(a_few=(1e-6,) * 4, a_many=(1e-6,) * 4, b=(2e-6,) * 4)
+    found = tuned.found
+    found.ends = ((64,), (1,))
+    for name, right in (("a_few", ROWS[:2]), ("a_many", ROWS[1:]), ("b", ROWS)):
+        found.right[Candidate(name)] = [(rows,) for rows in reversed(right)]
+    assert names(chosen({"it": tuned}, DOMAIN, 0.05, 1, math.inf)["it"]) == {"b"}
+
+
 def test_bytes_go_where_they_save_most():
     slow = {name: tuple(10 * one for one in each) for name, each in FEW_THEN_MANY.items()}
     found = run({"fast": layer(**FEW_THEN_MANY), "slow": layer(**slow)}, WEIGHTS)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from subtune.backends.cuda import api as cuda_api
+from subtune.backends.cuda.buffers import Buffers
 from subtune.backends.cuda.turns import Turns
 from subtune.core.manifest import Manifest
-from subtune.core.memory_plan import Base, View
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _GRAPHS = 32
 """Shapes whose launches are kept as graphs; one takes some hundred kilobytes, and a millisecond to make."""
 
 
-class DynamicCUDAProgram:
+class DynamicCUDAProgram(Buffers):
     """As `subtune.core.program.Program`, of a model with symbols.
 
     Args:
@@ -84,13 +84,6 @@ class DynamicCUDAProgram:
         for output, view in self._manifest.memory.copies:
             memory, offset = self._place(view)
             memory.read_into(_bytes(results[output]), offset)
-
-    def _place(self, view: View) -> tuple[cuda_api.Memory, int]:
-        if view.base is Base.WEIGHT:
-            return self._weights, self._manifest.weights[view.place].offset
-        if view.base is Base.ARENA:
-            return self._arena, view.place
-        return (self._given if view.base is Base.INPUT else self._taken)[view.place], 0
 
     def feed(self, inputs: Sequence[np.ndarray]) -> None:
         """Copy the inputs, contiguous arrays, into the GPU's buffers, where they stay until the next `feed`."""

@@ -16,19 +16,20 @@ import numpy as np
 
 from subtune import runtime
 from subtune.backends.cuda import api as cuda_api
+from subtune.backends.cuda.buffers import Buffers
 from subtune.backends.cuda.building.binaries import provided, read_binaries
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.dynamic_program import DynamicCUDAProgram, Tensors
 from subtune.backends.cuda.turns import Turns
 from subtune.core.errors import ArtifactError, TargetError
 from subtune.core.manifest import BINARIES_NAME, LIBRARY_NAME, WEIGHTS_NAME, Manifest
-from subtune.core.memory_plan import Base, View
+from subtune.core.memory_plan import View
 from subtune.core.tensor_spec import TensorSpec
 
 logger = logging.getLogger(__name__)
 
 
-class CUDAProgram:
+class CUDAProgram(Buffers):
     """As `subtune.core.program.Program`, for arrays of the host; `replay` and `device_seconds` leave them on the GPU.
 
     Attributes:
@@ -154,13 +155,6 @@ class CUDAProgram:
         memory, offset = self._place(view)
         nbytes = TensorSpec("", view.shape, view.dtype).nbytes
         return cuda_api.tensor_at(memory.address + offset, view.shape, view.dtype, nbytes)
-
-    def _place(self, view: View) -> tuple[cuda_api.Memory, int]:
-        if view.base is Base.WEIGHT:
-            return self._weights, self._manifest.weights[view.place].offset
-        if view.base is Base.ARENA:
-            return self._arena, view.place
-        return (self._given if view.base is Base.INPUT else self._taken)[view.place], 0
 
     def __str__(self) -> str:
         return "a CUDA graph" if self.is_captured else "kernels"
