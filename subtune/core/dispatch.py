@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+Extents = tuple[int, ...]
+"""Of an instance: the sizes that vary in its workload, in the workload's order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:

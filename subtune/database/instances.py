@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from subtune.core.candidate import Candidate
+from subtune.core.dispatch import Extents
 from subtune.core.measurement import DETERMINISTIC, Failure, FailureKind
 from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
@@ -19,7 +20,6 @@ from subtune.core.workload import Workload
 if TYPE_CHECKING:
     from subtune.database.store import Database
 
-Extents = tuple[int, ...]
 VERSION = "joint-2"
 """Of how kernels for all instances are made and measured."""
 _BUILD = ""

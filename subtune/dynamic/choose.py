@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from subtune.core.candidate import Candidate
-from subtune.core.dispatch import Leaf, Split, Tree
+from subtune.core.dispatch import Extents, Leaf, Tree
 from subtune.core.domain import Domain
 from subtune.core.measurement import Failure
 from subtune.core.workload import Arg, dtype_bits
 from subtune.dynamic.dispatcher import dispatcher
-from subtune.dynamic.measure import Extents, Measured
+from subtune.dynamic.measure import Measured
 from subtune.dynamic.predict import instances_of, times_of
+from subtune.dynamic.tree import renumbered
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure.messages import Library
 
@@ -162,7 +163,7 @@ class _Times:
         bound = _FORESEEN * regret
         result = dispatcher(times, extents, self._weights, bound, max_kernels, mean_eps=bound / 4)
         used = sorted(result.kernels)
-        tree = _renumbered(result.tree, {kernel: i for i, kernel in enumerate(used)})
+        tree = renumbered(result.tree, {kernel: i for i, kernel in enumerate(used)})
         return Chosen(workload, tuple(members[k] for k in used), tree, seconds, found.failures, result.worst_regret)
 
     def _nbytes(self, libraries: Sequence[Library]) -> int:
@@ -182,9 +183,3 @@ class _Times:
             return math.inf, math.inf
         least: np.ndarray = seconds.min(axis=0)
         return float((least / self._best).max()) - 1, float((least * self._weights).sum())
-
-
-def _renumbered(tree: Tree, numbers: Mapping[int, int]) -> Tree:
-    if isinstance(tree, Leaf):
-        return Leaf(numbers[tree.kernel])
-    return Split(tree.extent, tree.at_most, _renumbered(tree.low, numbers), _renumbered(tree.high, numbers))

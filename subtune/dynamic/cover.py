@@ -54,8 +54,6 @@ def cover(
     max_kernels: int,
     *,
     mean_eps: float = np.inf,
-    groups: Sequence[int] | None = None,
-    group_cost: float = 0.0,
 ) -> Cover:
     """Few kernels, one of which takes at most 1 + eps times the best kernel's time at each instance.
 
@@ -66,8 +64,6 @@ def cover(
         times: times[k, w] of kernel k at instance w in seconds; inf where it cannot compute it.
         weights: how often instance w occurs.
         mean_eps: while the weighted mean regret is above, kernels are added, as long as there may be more.
-        groups: kernels of one group share their packed weights; all are of one without it.
-        group_cost: what every group but the first costs, in kernels.
     Raises:
         ValueError: see `regrets` and `shares`; or `max_kernels` or `eps` make no sense.
     """
@@ -81,8 +77,6 @@ def cover(
         regret=regret,
         often=often,
         value=total / total.sum() + 1e-6 / len(total),
-        groups=np.zeros(len(regret), dtype=int) if groups is None else np.asarray(groups, dtype=int),
-        group_cost=group_cost,
     )
     chosen = problem.within(eps, max_kernels)
     if chosen is None:
@@ -99,22 +93,11 @@ class _Problem:
     often: np.ndarray
     value: np.ndarray
     """Share of instance w in the total time, and a trace for being there."""
-    groups: np.ndarray
-    group_cost: float
 
     def within(self, bound: float, limit: int) -> tuple[int, ...] | None:
-        """The cheapest cover found, by kernels of all groups or of one alone; None: each needs more than `limit`."""
-        everyone = np.ones(len(self.groups), dtype=bool)
-        allowed = [everyone]
-        names = np.unique(self.groups)
-        if self.group_cost and len(names) > 1:
-            allowed += [self.groups == name for name in names]
-        found = []
-        for mask in allowed:
-            chosen = self._minimal(self._greedy(bound, len(everyone), mask), bound)
-            if len(chosen) <= limit and self._worst(chosen) <= bound:
-                found.append((self._cost(chosen), self._time(chosen), chosen))
-        return min(found)[2] if found else None
+        """The cover found; None: it needs more than `limit`."""
+        chosen = self._minimal(self._greedy(bound, len(self.regret)), bound)
+        return chosen if len(chosen) <= limit and self._worst(chosen) <= bound else None
 
     def least_bound(self, eps: float, limit: int) -> tuple[int, ...]:
         """By bisection over all bounds that a kernel has at an instance."""
@@ -132,7 +115,7 @@ class _Problem:
             high = middle
         if best is None:  # some instance is left out
             loosest = float(bounds[-1]) if len(bounds) else eps
-            best = tuple(sorted(self._greedy(loosest, limit, np.ones(len(self.groups), dtype=bool))))
+            best = tuple(sorted(self._greedy(loosest, limit)))
         return best
 
     def extended(self, chosen: tuple[int, ...], mean_eps: float, limit: int) -> tuple[int, ...]:
@@ -140,14 +123,14 @@ class _Problem:
         kernels = list(chosen)
         left = self.regret[kernels].min(axis=0)
         while _mean(left, self.often) > mean_eps and len(kernels) < limit:
-            gains = ((left - np.minimum(left, self.regret)) * self.often).sum(axis=1) / self._costs(kernels)
+            gains = ((left - np.minimum(left, self.regret)) * self.often).sum(axis=1)
             if not gains.max() > 0:
                 break
             kernels.append(int(gains.argmax()))
             left = np.minimum(left, self.regret[kernels[-1]])
         return tuple(sorted(kernels))
 
-    def _greedy(self, bound: float, limit: int, allowed: np.ndarray) -> list[int]:
+    def _greedy(self, bound: float, limit: int) -> list[int]:
         finite = self.regret[np.isfinite(self.regret)]
         ceiling = 2 * float(finite.max()) + bound + 1  # not to be computed at all is worse than anything
         regret = np.minimum(self.regret, ceiling)
@@ -156,36 +139,26 @@ class _Problem:
         while (left > bound).any() and len(chosen) < limit:
             # A sum of its own for each row: equal kernels have equal gains, and the first of them is taken.
             below = np.minimum(left, regret)
-            cost = self._costs(chosen)
-            gains = ((np.maximum(left, bound) - np.maximum(below, bound)) * self.value).sum(axis=1) / cost
-            most = gains[allowed].max()
+            gains = ((np.maximum(left, bound) - np.maximum(below, bound)) * self.value).sum(axis=1)
+            most = gains.max()
             if not most > 0:
                 break
             # Of those that save as much until the bound, the one that saves most beyond.
-            further = ((left - below) * self.value).sum(axis=1) / cost
-            chosen.append(int(np.where(allowed & (gains >= most * (1 - 1e-12)), further, -1.0).argmax()))
+            further = ((left - below) * self.value).sum(axis=1)
+            chosen.append(int(np.where(gains >= most * (1 - 1e-12), further, -1.0).argmax()))
             left = below[chosen[-1]]
         return chosen
 
     def _minimal(self, chosen: list[int], bound: float) -> tuple[int, ...]:
-        """Without what can be left out, the dearest first, then what is missed least, then the last."""
+        """Without what can be left out: what is missed least first, then the last."""
         kept = sorted(chosen)
         while len(kept) > 1:
             fewer = [[k for k in kept if k != out] for out in reversed(kept)]
             right = [some for some in fewer if self._worst(some) <= bound]
             if not right:
                 break
-            kept = min(right, key=lambda some: (self._cost(some), self._time(some)))
+            kept = min(right, key=self._time)
         return tuple(kept)
-
-    def _costs(self, chosen: Sequence[int]) -> np.ndarray:
-        """Of each kernel, if it were the next."""
-        if not chosen:
-            return np.ones(len(self.groups))
-        return np.where(np.isin(self.groups, self.groups[list(chosen)]), 1.0, 1.0 + self.group_cost)
-
-    def _cost(self, chosen: Sequence[int]) -> float:
-        return len(chosen) + self.group_cost * (len(np.unique(self.groups[list(chosen)])) - 1)
 
     def _worst(self, chosen: Sequence[int]) -> float:
         return float(self.regret[list(chosen)].min(axis=0).max()) if chosen else np.inf

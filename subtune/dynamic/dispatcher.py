@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from subtune.core.dispatch import Leaf, Split, Tree
+from subtune.core.dispatch import Tree
 from subtune.core.errors import SubtuneError
 from subtune.dynamic.cover import cover, regrets, shares
 from subtune.dynamic.grow import Instances, grow
-from subtune.dynamic.tree import chosen, kernels
+from subtune.dynamic.tree import chosen, kernels, renumbered
 
 _TRAINED = 4096
 """Instances a tree is first grown from; of more, a sample. It is verified at all of them."""
@@ -42,8 +41,6 @@ def dispatcher(
     max_kernels: int,
     *,
     mean_eps: float = math.inf,
-    groups: Sequence[int] | None = None,
-    group_cost: float = 0.0,
 ) -> Dispatcher:
     """Few kernels and a tree of few leaves, which takes at most 1 + eps times the best kernel's time at each instance.
 
@@ -54,7 +51,6 @@ def dispatcher(
         times: times[k, w] of kernel k at instance w in seconds; inf where it cannot compute it.
         extents: extents[w, i], whole numbers that the tree compares; no two instances have the same.
         weights: how often instance w occurs.
-        groups, group_cost: as for `cover`.
     Raises:
         ValueError: see `cover`; or extents are no such matrix.
         SubtuneError: `max_kernels` cannot compute all instances; or several extents vary and scikit-learn is missing.
@@ -62,7 +58,7 @@ def dispatcher(
     extents, regret = np.asarray(extents), regrets(times)
     if extents.ndim != 2 or not np.issubdtype(extents.dtype, np.integer) or len(extents) != regret.shape[1]:
         raise ValueError(f"extents are a matrix [instances, symbols] of whole numbers: {extents.dtype} {extents.shape}")
-    found = cover(times, weights, eps, max_kernels, mean_eps=mean_eps, groups=groups, group_cost=group_cost)
+    found = cover(times, weights, eps, max_kernels, mean_eps=mean_eps)
     if math.isinf(found.worst_regret):
         raise SubtuneError(f"With --max-kernels {max_kernels} some shapes of the domain have no kernel: allow more.")
     kept = np.array(found.kernels)
@@ -71,7 +67,7 @@ def dispatcher(
     # Where these kernels cannot reach the mean, coming near what they can must do: else each instance had a leaf.
     wanted = mean_eps if found.mean_regret <= mean_eps else 1.25 * found.mean_regret
     for split_cost in (math.inf, *(bound / 4**power for power in range(1, 9)), 0.0):
-        tree = _named(_verified(all_instances, bound, split_cost), kept)
+        tree = renumbered(_verified(all_instances, bound, split_cost), found.kernels)
         left = regret[chosen(tree, extents), np.arange(len(extents))]
         result = Dispatcher(tree, float(left.max()), float((left * all_instances.weights).sum()))
         if result.mean_regret <= wanted:
@@ -93,10 +89,3 @@ def _verified(instances: Instances, bound: float, split_cost: float) -> Tree:
         if not len(wrong):
             return tree
         is_trained[wrong[np.argsort(-left[wrong], kind="stable")[:_COUNTER_EXAMPLES]]] = True
-
-
-def _named(tree: Tree, names: np.ndarray) -> Tree:
-    """Kernels by their rows in the matrix of all times, instead of those kept."""
-    if isinstance(tree, Leaf):
-        return Leaf(int(names[tree.kernel]))
-    return Split(tree.extent, tree.at_most, _named(tree.low, names), _named(tree.high, names))

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.dispatch import Extents
 from subtune.core.measurement import Failure, Timing
 from subtune.dynamic.kernel import most_rows, numbers_of
 from subtune.dynamic.kernels import Kernels
@@ -18,8 +19,6 @@ from subtune.dynamic.workbench import Memory, Workbench
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure.messages import Library
 from subtune.measure.session import LocalSession
-
-Extents = tuple[int, ...]
 
 ANY = Candidate("default", (("dynamic", True),))
 """The default schedule among the candidates: in a session `DEFAULT` is what all are compared with."""

@@ -5,13 +5,11 @@ It becomes the predicates of the host code: `if e0 <= 16: ...`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from subtune.core.dispatch import Leaf, Split, Tree
-from subtune.dynamic.cover import regrets
 
 
 def chosen(tree: Tree, extents: np.ndarray) -> np.ndarray:
@@ -31,61 +29,13 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
         yield from leaves(tree.high)
 
 
-def depth(tree: Tree) -> int:
-    """Comparisons until a kernel is known, at most; 0 of a single leaf."""
-    return 0 if isinstance(tree, Leaf) else 1 + max(depth(tree.low), depth(tree.high))
-
-
 def kernels(tree: Tree) -> tuple[int, ...]:
     """Those that some leaf has, in increasing order."""
     return tuple(sorted({leaf.kernel for leaf in leaves(tree)}))
 
 
-def worst_regret(tree: Tree, times: np.ndarray, extents: np.ndarray) -> float:
-    """How much longer than the best kernel of times[k, w] the tree's choice takes, at the worst of the instances."""
-    return float(regrets(times)[chosen(tree, extents), np.arange(len(extents))].max())
-
-
-def as_text(tree: Tree, names: Sequence[str] = ()) -> str:
-    """As a nest of ifs, one line each; extents are called e0, e1, … without `names`.
-
-    >>> print(as_text(Split(0, 16, Leaf(2), Leaf(5)), ["seq"]))
-    if seq <= 16:
-      kernel 2
-    else:
-      kernel 5
-    """
-    return "\n".join(_lines(tree, names))
-
-
-def _lines(tree: Tree, names: Sequence[str]) -> Iterator[str]:
+def renumbered(tree: Tree, numbers: Sequence[int] | Mapping[int, int]) -> Tree:
+    """With kernel `numbers[k]` for every k."""
     if isinstance(tree, Leaf):
-        yield f"kernel {tree.kernel}"
-        return
-    yield f"if {names[tree.extent] if names else f'e{tree.extent}'} <= {tree.at_most}:"
-    yield from (f"  {line}" for line in _lines(tree.low, names))
-    first, *others = _lines(tree.high, names)
-    if isinstance(tree.high, Leaf):
-        yield from ("else:", f"  {first}")
-    else:
-        yield from (f"el{first}", *others)
-
-
-def to_json(tree: Tree) -> Any:
-    """A number for a leaf; [extent, at_most, low, high] for a split."""
-    if isinstance(tree, Leaf):
-        return tree.kernel
-    return [tree.extent, tree.at_most, to_json(tree.low), to_json(tree.high)]
-
-
-def from_json(value: Any) -> Tree:
-    """Raises ValueError: it is no such list."""
-    if _is_number(value):
-        return Leaf(value)
-    if not (isinstance(value, list) and len(value) == 4 and all(map(_is_number, value[:2]))):
-        raise ValueError(f"a tree is a kernel or [extent, at_most, low, high] in whole numbers, not {value!r}")
-    return Split(value[0], value[1], from_json(value[2]), from_json(value[3]))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        return Leaf(int(numbers[tree.kernel]))
+    return Split(tree.extent, tree.at_most, renumbered(tree.low, numbers), renumbered(tree.high, numbers))

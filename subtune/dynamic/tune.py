@@ -13,11 +13,12 @@ from dataclasses import replace
 from subtune import backends
 from subtune.backends.base import Device, Problem
 from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.dispatch import Extents
 from subtune.core.domain import Domain, Symbol
 from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Failure
 from subtune.dynamic.kernel import PLAIN, SINGLE
-from subtune.dynamic.measure import Extents, Measured, measured
+from subtune.dynamic.measure import Measured, measured
 from subtune.dynamic.refine import HeldOut
 from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload

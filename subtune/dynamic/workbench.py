@@ -9,11 +9,12 @@ from typing import Any
 
 from subtune.backends.base import Device
 from subtune.core.candidate import Candidate
+from subtune.core.dispatch import Extents
 from subtune.core.measurement import Failure
 from subtune.core.saved import from_plain, to_plain
 from subtune.core.workload import Workload
 from subtune.database import Database
-from subtune.database.instances import Extents, Instances, Known, Outcome
+from subtune.database.instances import Instances, Known, Outcome
 from subtune.measure import LocalMeasurer
 from subtune.measure.messages import Library
 from subtune.measure.session import LocalSession

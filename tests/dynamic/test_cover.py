@@ -80,13 +80,10 @@ def test_of_one_kernel_the_best_is_found_where_the_bound_is_out_of_reach(matrix,
     assert cover(times, weights, eps, 1).worst_regret <= max(eps, worst.min())
 
 
-@given(matrices(), _EPS, st.integers(1, 6), st.integers(0, 2))
-def test_a_matrix_that_has_every_kernel_twice_gives_the_same_kernels(matrix, eps, max_kernels, group_cost):
+@given(matrices(), _EPS, st.integers(1, 6))
+def test_a_matrix_that_has_every_kernel_twice_gives_the_same_kernels(matrix, eps, max_kernels):
     times, weights = matrix
-    groups = [kernel % 2 for kernel in range(len(times))]
-    once = cover(times, weights, eps, max_kernels, groups=groups, group_cost=group_cost)
-    twice = cover(np.concatenate([times, times]), weights, eps, max_kernels, groups=groups * 2, group_cost=group_cost)
-    assert once == twice
+    assert cover(np.concatenate([times, times]), weights, eps, max_kernels) == cover(times, weights, eps, max_kernels)
 
 
 def test_the_bound_that_few_kernels_reach():
@@ -119,24 +116,6 @@ def test_kernels_are_added_for_the_mean():
     assert cover(times, np.array([1, 2, 1]), 0.05, 3, mean_eps=0.02).kernels == (0, 1)
     assert cover(times, np.ones(3), 0.05, 3, mean_eps=0.001).kernels == (0, 1, 2)
     assert cover(times, np.ones(3), 0.05, 2, mean_eps=0.001).kernels == (0, 1)
-
-
-def test_another_group_is_worth_its_cost_or_not():
-    # Two kernels of two groups, or three of one.
-    times = np.array([[1.0, 1.0, 1.0, 9.0], [9.0, 9.0, 9.0, 1.0], [1.0, 1.0, 9.0, 9.0], [9.0, 9.0, 1.0, 9.0]])
-    groups = [0, 1, 1, 1]
-    assert cover(times, np.ones(4), 0.0, 4, groups=groups).kernels == (0, 1)
-    assert cover(times, np.ones(4), 0.0, 4, groups=groups, group_cost=0.5).kernels == (0, 1)
-    assert cover(times, np.ones(4), 0.0, 4, groups=groups, group_cost=1.5).kernels == (1, 2, 3)
-    assert cover(times, np.ones(4), 0.0, 2, groups=groups, group_cost=1.5).kernels == (0, 1)
-
-
-def test_where_two_groups_are_needed_no_third_is_taken():
-    # By group, the instances that a kernel can compute: 0: 0 and 1, 2: 2 and 3, 0: 2 and 3, 1: 4.
-    able = np.array([[1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]])
-    times = np.where(able, 1.0, np.inf)
-    assert cover(times, np.ones(5), 0.0, 4, groups=[0, 2, 0, 1]).kernels == (0, 1, 3)
-    assert cover(times, np.ones(5), 0.0, 4, groups=[0, 2, 0, 1], group_cost=0.5).kernels == (0, 2, 3)
 
 
 @pytest.mark.parametrize(

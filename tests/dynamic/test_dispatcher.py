@@ -11,18 +11,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtune.core.dispatch import Leaf, Split, choose
+from subtune.core.dispatch import Leaf, Split, Tree, choose
 from subtune.core.errors import SubtuneError
 from subtune.dynamic import dispatcher as module
 from subtune.dynamic.cost import MicroKernel, features, fit, to_measure
 from subtune.dynamic.cover import cover, regrets
 from subtune.dynamic.dispatcher import Dispatcher, dispatcher
 from subtune.dynamic.grow import Instances, grow
-from subtune.dynamic.tree import chosen, depth, leaves, worst_regret
+from subtune.dynamic.tree import chosen, leaves
 
 
 def needs_sklearn() -> None:
     pytest.importorskip("sklearn")
+
+
+def depth(tree: Tree) -> int:
+    """Comparisons until a kernel is known, at most; 0 of a single leaf."""
+    return 0 if isinstance(tree, Leaf) else 1 + max(depth(tree.low), depth(tree.high))
+
+
+def worst_regret(tree: Tree, times: np.ndarray, extents: np.ndarray) -> float:
+    """How much longer than the best kernel of times[k, w] the tree's choice takes, at the worst of the instances."""
+    return float(regrets(times)[chosen(tree, extents), np.arange(len(extents))].max())
 
 
 @st.composite
