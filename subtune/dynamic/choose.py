@@ -1,8 +1,4 @@
-"""Which of the measured kernels an artifact ships: few, near the best everywhere, and their weights within the limit.
-
-Kernels of one workload may want its weights in different layouts. Each layout is kept beside the others, so it has to
-save time for the bytes that it takes: of all workloads' layouts those come first that save most seconds for a byte.
-"""
+"""Which of the measured kernels an artifact ships: few, near the best everywhere, their weights within the limit."""
 
 from __future__ import annotations
 
@@ -19,16 +15,16 @@ from subtune.core.domain import Domain
 from subtune.core.measurement import Failure
 from subtune.core.workload import Arg, dtype_bits
 from subtune.dynamic.dispatcher import dispatcher
+from subtune.dynamic.layouts import Layouts, taken, worthwhile
 from subtune.dynamic.measure import Measured
-from subtune.dynamic.predict import instances_of, times_of
+from subtune.dynamic.predict import instances_of, sampled, times_of
+from subtune.dynamic.tree import chosen as numbers_of
 from subtune.dynamic.tree import renumbered
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure.messages import Library
 
 _MOST_LAYOUTS = 3
 """Of one workload's weights."""
-_WORTH = 0.01
-"""Of a workload's time: what another layout has to save."""
 _FORESEEN = 0.5
 """Of the regret that is allowed: between the instances that are measured, times are told to a few percent."""
 
@@ -71,17 +67,6 @@ class Tuned:
         return sum(arg.nbytes for arg in self.args(domain) if arg.is_constant)
 
 
-@dataclass(frozen=True, slots=True)
-class _Layouts:
-    """Kernels that take a workload's weights in some layouts: how much longer than the fastest of all they take at the
-    worst instance, their weighted mean seconds, and the weights' bytes."""
-
-    members: tuple[Candidate, ...]
-    worst_regret: float
-    mean_s: float
-    nbytes: int
-
-
 def chosen(
     tuned: Mapping[str, Tuned], domain: Domain, regret: float, max_kernels: int, spare_bytes: float
 ) -> dict[str, Chosen]:
@@ -93,47 +78,36 @@ def chosen(
         spare_bytes: that all packed weights may take beyond what the model's own do. What has no smaller layout exceeds
             it.
     """
-    seen = {name: _Times(one, domain) for name, one in tuned.items()}
-    options = {name: times.options(regret) for name, times in seen.items()}
-    taken = dict.fromkeys(options, 0)
-    spare = spare_bytes - sum(
-        tuned[name].uses * (of[0].nbytes - tuned[name].weights_bytes(domain)) for name, of in options.items()
-    )
-    while step := _best_step(options, taken, tuned, spare):
-        name, at = step
-        spare -= tuned[name].uses * (options[name][at].nbytes - options[name][taken[name]].nbytes)
-        taken[name] = at
-    return {name: seen[name].chosen(options[name][at].members, regret, max_kernels) for name, at in taken.items()}
-
-
-def _best_step(
-    options: Mapping[str, Sequence[_Layouts]], taken: Mapping[str, int], tuned: Mapping[str, Tuned], spare: float
-) -> tuple[str, int] | None:
-    """A workload's further option that fits, and saves most seconds for a byte."""
-    best: tuple[float, str, int] | None = None
-    for name, of in options.items():
-        now = of[taken[name]]
-        for at in range(taken[name] + 1, len(of)):
-            more = of[at].nbytes - now.nbytes
-            if tuned[name].uses * more <= max(spare, 0) or more <= 0:
-                worth = (now.mean_s - of[at].mean_s) / max(more, 1)
-                best = max(best, (worth, name, at)) if best else (worth, name, at)
-    return best[1:] if best else None
+    shapes = sampled(domain)
+    weights = np.array([weight for _, weight in shapes])
+    seen = {name: _Times(one, domain, [values for values, _ in shapes]) for name, one in tuned.items()}
+    options = {name: times.options() for name, times in seen.items()}
+    best = {name: times.best_s for name, times in seen.items()}
+    own = sum(one.uses * one.weights_bytes(domain) for one in tuned.values())
+    kept = taken(options, best, weights / weights.sum(), regret, own + spare_bytes)
+    return {name: times.chosen(kept[name].members, regret, max_kernels) for name, times in seen.items()}
 
 
 class _Times:
     """A workload's kernels at every instance of the domain."""
 
-    def __init__(self, tuned: Tuned, domain: Domain) -> None:
-        self._workload, self._found = tuned.workload, tuned.found
+    def __init__(self, tuned: Tuned, domain: Domain, shapes: Sequence[Mapping[str, int]]) -> None:
+        self._workload, self._found, self._uses = tuned.workload, tuned.found, tuned.uses
         self._instances, weights = instances_of(tuned.workload, domain)
         self._weights = weights / weights.sum()
         self._seconds = {one: times_of(tuned.found, one, self._instances) for one in tuned.found.libraries}
         self._best: np.ndarray = np.min(list(self._seconds.values()), axis=0)
         self._args = tuned.args(domain)
+        places = {at: i for i, at in enumerate(self._instances)}
+        self._of_shapes = np.array([places[tuned.workload.extents_at(values)] for values in shapes])
 
-    def options(self, regret: float) -> list[_Layouts]:
-        """From the fewest bytes on, each worth what it takes: it saves time, or keeps within `regret`."""
+    @property
+    def best_s(self) -> np.ndarray:
+        """Of all calls, at each of the shapes, by the fastest of all kernels."""
+        return self._of_calls(self._best)
+
+    def options(self) -> list[Layouts]:
+        """Those with a kernel that serves all instances: it may be the only one that is allowed."""
         groups: dict[object, list[Candidate]] = {}
         for candidate, library in self._found.libraries.items():
             groups.setdefault(library.packings, []).append(candidate)
@@ -141,16 +115,15 @@ class _Times:
         for count in range(1, min(_MOST_LAYOUTS, len(groups)) + 1):
             for some in itertools.combinations(groups.values(), count):
                 members = tuple(itertools.chain.from_iterable(some))
-                nbytes = self._nbytes([self._found.libraries[of[0]] for of in some])
-                found.append(_Layouts(members, *self._worth(members), nbytes))
-        ordered = sorted((one for one in found if math.isfinite(one.mean_s)), key=lambda one: (one.nbytes, one.mean_s))
-        kept = ordered[:1]
-        for one in ordered[1:]:
-            last = kept[-1]
-            is_nearer = last.worst_regret > regret and one.worst_regret < last.worst_regret - _WORTH
-            if one.mean_s < last.mean_s * (1 - _WORTH) or (is_nearer and one.mean_s < last.mean_s):
-                kept.append(one)
-        return kept
+                seconds = np.array([self._seconds[one] for one in members])
+                if np.isfinite(seconds).all(axis=1).any():
+                    nbytes = self._nbytes([self._found.libraries[of[0]] for of in some])
+                    found.append(Layouts(members, self._of_calls(seconds.min(axis=0)), self._uses * nbytes))
+        return worthwhile(found)
+
+    def _of_calls(self, seconds: np.ndarray) -> np.ndarray:
+        of_shapes: np.ndarray = self._uses * seconds[self._of_shapes]
+        return of_shapes
 
     def chosen(self, members: Sequence[Candidate], regret: float, max_kernels: int) -> Chosen:
         found, workload = self._found, self._workload
@@ -158,13 +131,18 @@ class _Times:
         seconds = {one: found.seconds[one] for one in members}
         if not workload.extents or len(members) == 1 or max_kernels == 1:
             first = int((times * self._weights).sum(axis=1).argmin())
-            return Chosen(workload, (members[first],), Leaf(0), seconds, found.failures)
+            return Chosen(workload, (members[first],), Leaf(0), seconds, found.failures, self._regret(times[first]))
         extents = np.array(self._instances).reshape(len(self._instances), len(workload.extents))
         bound = _FORESEEN * regret
         result = dispatcher(times, extents, self._weights, bound, max_kernels, mean_eps=bound / 4)
         used = sorted(result.kernels)
+        taken_s = times[numbers_of(result.tree, extents), np.arange(len(extents))]
         tree = renumbered(result.tree, {kernel: i for i, kernel in enumerate(used)})
-        return Chosen(workload, tuple(members[k] for k in used), tree, seconds, found.failures, result.worst_regret)
+        return Chosen(workload, tuple(members[k] for k in used), tree, seconds, found.failures, self._regret(taken_s))
+
+    def _regret(self, seconds: np.ndarray) -> float:
+        """How much longer than the fastest of all kernels, in whatever layouts, at the worst instance."""
+        return float((seconds / self._best).max()) - 1
 
     def _nbytes(self, libraries: Sequence[Library]) -> int:
         """Of the weights in all layouts in which kernels take them."""
@@ -175,11 +153,3 @@ class _Times:
         return sum(
             math.prod(form.shape) * dtype_bits(args[i].dtype) // 8 if form else args[i].nbytes for i, form in forms
         )
-
-    def _worth(self, members: Sequence[Candidate]) -> tuple[float, float]:
-        """The worst regret and the mean seconds; infinite where no kernel serves all instances: one may be allowed."""
-        seconds = np.array([self._seconds[one] for one in members])
-        if not np.isfinite(seconds).all(axis=1).any():
-            return math.inf, math.inf
-        least: np.ndarray = seconds.min(axis=0)
-        return float((least / self._best).max()) - 1, float((least * self._weights).sum())

@@ -125,7 +125,7 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         seconds=clock.seconds,
         verified=verification.summary,
         is_interrupted=joint.is_interrupted,
-        notes=imported.notes,
+        notes=(*imported.notes, *_beyond(kernels, options)),
         **sizes(path),
         precision=options.precision,
         products=dynamic.greatest.graph.products(),
@@ -212,6 +212,18 @@ def _symbols(workload: DynamicWorkload) -> set[str]:
 def _bound_s(workload: DynamicWorkload, domain: Domain, device: Device) -> float:
     """What the greatest instance takes at least."""
     return bound_s(workload.at(workload.extents_at(domain.greatest)), device)
+
+
+def _beyond(chosen: Mapping[str, Chosen], options: Options) -> list[str]:
+    """What is said where kernels do not keep within the regret."""
+    over = sorted(
+        (n for n, one in chosen.items() if one.worst_regret > options.regret), key=lambda n: -chosen[n].worst_regret
+    )
+    if not over:
+        return []
+    longer = f"{options.regret:.1%} longer than the fastest of all kernels"
+    what = f"{len(over)} of {len(chosen)} subgraphs take more than {longer} at some shape, most of all {over[0]!r}"
+    return [f"{what}: a larger --weights-limit or --max-kernels lets faster ones be shipped"]
 
 
 def _origin(name: str, chosen: Chosen, is_tuned: bool) -> KernelOrigin:

@@ -19,14 +19,18 @@ _MOST_INSTANCES = 4096
 """Of a domain that are looked at."""
 
 
-def instances_of(workload: DynamicWorkload, domain: Domain) -> tuple[list[Extents], np.ndarray]:
-    """Distinct extents of the domain and their weights; of a large domain, of every so manieth instance."""
+def sampled(domain: Domain) -> list[tuple[Mapping[str, int], float]]:
+    """The symbols' values and their weight at all instances; of a large domain, at every so manieth, and the last."""
     step = max(1, math.ceil(domain.size / _MOST_INSTANCES))
+    return [one for i, one in enumerate(domain.instances()) if i % step == 0 or i == domain.size - 1]
+
+
+def instances_of(workload: DynamicWorkload, domain: Domain) -> tuple[list[Extents], np.ndarray]:
+    """Distinct extents of the domain, as it is `sampled`, and their weights."""
     weights: dict[Extents, float] = {}
-    for i, (values, weight) in enumerate(domain.instances()):
-        if i % step == 0 or i == domain.size - 1:
-            at = workload.extents_at(values)
-            weights[at] = weights.get(at, 0.0) + weight
+    for values, weight in sampled(domain):
+        at = workload.extents_at(values)
+        weights[at] = weights.get(at, 0.0) + weight
     ordered = sorted(weights)
     return ordered, np.array([weights[at] for at in ordered])
 
