@@ -54,7 +54,8 @@ class Kernel:
     `trace` is TVM's replayable record of the schedule when the kernel is a trace of its workload, else None.
     `granules` are those of a kernel for dynamic shapes: `func` is flat, and takes before its buffers how many tiles of
     so many elements each extent has, rounded up, as int64. With `knows_extents` it takes the extents, too, behind
-    these. `more` are constants that it takes once more, behind its inputs, in another layout or as they are (None).
+    these, and `iterations` are those of its parallel loop for one tile, 0 where their number does not vary. `more` are
+    constants that it takes once more, behind its inputs, in another layout or as they are (None).
     """
 
     func: PrimFunc  # scheduled
@@ -62,6 +63,7 @@ class Kernel:
     trace: Trace | None = None
     granules: tuple[int, ...] = ()
     knows_extents: bool = False
+    iterations: float = 0.0
     more: tuple[tuple[int, ConstantTransform | None], ...] = ()
 
 

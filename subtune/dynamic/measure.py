@@ -48,6 +48,8 @@ class Measured:
     failures: dict[Candidate, Failure] = field(default_factory=dict)
     right: dict[Candidate, list[Extents]] = field(default_factory=dict)
     """Where a kernel's results were checked, from the greatest down."""
+    threads: int = 1
+    """That run a kernel."""
     ends: tuple[Extents, Extents] = ((), ())
     """The greatest and the least of all instances at which kernels were measured."""
 
@@ -106,7 +108,8 @@ def measured(
                 sessions[extents] = stack.enter_context(opened)
             return sessions[extents]
 
-        looks = _Looks(Measured(ends=(ordered[0], ordered[-1])), memory, kernels, candidates, in_line, is_timed)
+        found = Measured(threads=device.model.host.threads, ends=(ordered[0], ordered[-1]))
+        looks = _Looks(found, memory, kernels, candidates, in_line, is_timed)
         if not measurer.is_recall:
             unknown = [
                 one

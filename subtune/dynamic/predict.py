@@ -35,20 +35,28 @@ def instances_of(workload: DynamicWorkload, domain: Domain) -> tuple[list[Extent
     return ordered, np.array([weights[at] for at in ordered])
 
 
-def predicted(library: Library, known: Mapping[Extents, float], instances: Sequence[Extents]) -> np.ndarray:
+def predicted(
+    library: Library, known: Mapping[Extents, float], instances: Sequence[Extents], threads: int
+) -> np.ndarray:
     """Seconds of a kernel at each instance, by the model of `cost` fitted to those that are `known`.
 
-    How many tiles there are beside those of the varying extents is not known of a kernel. They are many, and work is
-    shared out evenly: time grows with the tiles from the first one on.
+    Where threads share out the tiles that vary, three take two threads as long as four. Where each goes through all of
+    those, work is shared out evenly: time grows with the tiles from the first one on.
     """
     if not library.granules:
         return np.full(len(instances), float(np.median(list(known.values()))))
-    tile = MicroKernel(library.granules, workers=1, is_shared_finely=True)
+    if library.iterations >= 1:
+        tile = MicroKernel(library.granules, workers=threads, static_tiles=round(library.iterations))
+    elif library.iterations:
+        together = round(1 / library.iterations)
+        tile = MicroKernel((together * library.granules[0],), workers=threads)
+    else:
+        tile = MicroKernel(library.granules, workers=1, is_shared_finely=True)
     model = fit(features(tile, np.array(list(known))), np.array(list(known.values())))
     return model.predict(features(tile, np.maximum(np.array(instances), 1)))
 
 
 def times_of(found: Measured, candidate: Candidate, instances: Sequence[Extents]) -> np.ndarray:
     """Seconds at each instance; infinite where the kernel does not serve it."""
-    times = predicted(found.libraries[candidate], found.seconds[candidate], instances)
+    times = predicted(found.libraries[candidate], found.seconds[candidate], instances, found.threads)
     return np.where([found.serves(candidate, extents) for extents in instances], times, math.inf)

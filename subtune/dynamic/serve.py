@@ -13,6 +13,7 @@ from subtune.core.dims import parse
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel
+from subtune.dynamic.shares import iterations_per_tile
 from subtune.dynamic.template import Template
 from subtune.dynamic.workload import DynamicWorkload
 
@@ -59,4 +60,10 @@ def linked(workload: DynamicWorkload, kernel: DynamicKernel, greatest: Sequence[
     """The kernel as it is built: with memory of its own for the greatest instance."""
     numbers = dict(zip(kernel.names(workload), kernel.numbers(greatest), strict=True))
     func = kernel.template.symbolic(list(numbers), numbers, kernel.is_lowered)
-    return Kernel(func, kernel.packings, granules=kernel.granules, knows_extents=kernel.knows_extents)
+    return Kernel(
+        func,
+        kernel.packings,
+        granules=kernel.granules,
+        knows_extents=kernel.knows_extents,
+        iterations=iterations_per_tile(func, kernel.granules, kernel.knows_extents),
+    )

@@ -33,7 +33,13 @@ def handle(job: BuildJob) -> Library | Failure:
     if isinstance(path, Failure):
         return path
     return Library(
-        path, func_hash(func), kernel.packings, time.perf_counter() - begin, kernel.granules, kernel.knows_extents
+        path,
+        func_hash(func),
+        kernel.packings,
+        time.perf_counter() - begin,
+        kernel.granules,
+        kernel.knows_extents,
+        kernel.iterations,
     )
 
 

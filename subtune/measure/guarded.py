@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from subtune.runtime.memory import HUGE_PAGE, private_pages
+
 GUARD_BYTES = 4096
 """On either side. One vector beyond the end is 64; a whole page also catches a tile row that runs over."""
 _ALIGN = 64
@@ -31,7 +33,7 @@ class Guarded:
         import tvm
 
         size = nbytes + slack + 2 * GUARD_BYTES + _ALIGN
-        raw = _fenced(size) if is_fenced else np.empty(size, np.uint8)
+        raw = _fenced(size) if is_fenced else _pages(size)
         self.mapped = size + (_FENCE_BYTES if is_fenced else 0)
         """Bytes of addresses that it takes."""
         first = GUARD_BYTES + (-(raw.ctypes.data + GUARD_BYTES)) % _ALIGN
@@ -60,6 +62,11 @@ class Guarded:
         if not np.array_equal(self._after, CANARY):
             return f"{int(np.flatnonzero(self._after != CANARY)[0])} bytes behind its end"
         return ""
+
+
+def _pages(nbytes: int) -> np.ndarray:
+    """Bytes as an artifact has them: many in huge pages. The system's allocator may give what others left behind."""
+    return private_pages(nbytes) if nbytes >= HUGE_PAGE else np.empty(nbytes, np.uint8)
 
 
 def _fenced(nbytes: int) -> np.ndarray:

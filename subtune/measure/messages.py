@@ -38,6 +38,7 @@ class Library:
     granules: tuple[int, ...] = ()
     """As `Kernel.granules`."""
     knows_extents: bool = False
+    iterations: float = 0.0
     numbers: tuple[int, ...] = ()
     """What a kernel of dynamic shapes takes before its tensors."""
     rows_past_end: int = 0
