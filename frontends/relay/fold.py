@@ -83,6 +83,21 @@ def _stack(attrs: Mapping[str, Any], *arrays: np.ndarray) -> np.ndarray:
     return _onnx("Concat", *(_onnx("Unsqueeze", a, axis) for a in arrays), axis=int(axis[0]))
 
 
+def _indices(at: np.ndarray) -> np.ndarray:
+    return _cast(at, "int64")
+
+
+def _gather_nd(attrs: Mapping[str, Any], a: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Relay's indices have the coordinates on their first axis, ONNX's on their last."""
+    return _onnx("GatherND", a, np.moveaxis(_indices(at), 0, -1), batch_dims=attrs.get("batch_dims", 0))
+
+
+def _scatter(attrs: Mapping[str, Any], a: np.ndarray, at: np.ndarray, updates: np.ndarray) -> np.ndarray:
+    if attrs.get("reduction") not in (None, "", "update"):
+        raise _Unknown
+    return _onnx("ScatterElements", a, _indices(at), updates, axis=attrs.get("axis", 0))
+
+
 _SAME = {
     "add": "Add",
     "subtract": "Sub",
@@ -126,4 +141,8 @@ _OTHERS: Mapping[str, Callable[..., np.ndarray]] = {
     "squeeze": _squeeze,
     "concatenate": lambda attrs, *a: _onnx("Concat", *a, axis=attrs.get("axis", 0)),
     "stack": _stack,
+    "gather": lambda attrs, a, at: _onnx("GatherElements", a, _indices(at), axis=attrs.get("axis", 0)),
+    "gather_nd": _gather_nd,
+    "scatter": _scatter,
+    "scatter_elements": _scatter,
 }

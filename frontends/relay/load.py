@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 import psutil
 
-from subtune.core.errors import ModelError, ShapeError
+from subtune.core.errors import ModelError
 from subtune.frontends.imported import Imported
 from subtune.frontends.onnx.ops.node import SUPPORTED_DTYPES, numpy_dtype
 from subtune.frontends.parameters import Parameters
+from subtune.frontends.relay.inputs import sized, some, tensors
 from subtune.frontends.relay.json_form import read_json
-from subtune.frontends.relay.nodes import Function, Missing, Module, Tensor, TupleOf, Type, Var
+from subtune.frontends.relay.nodes import Function, Missing, Module, Tensor, TupleOf, Var
 from subtune.frontends.relay.params import load_params
 from subtune.frontends.relay.random_weights import random_weight
 from subtune.frontends.relay.roles import Source, Use, is_weight, uses
 from subtune.frontends.relay.text import read_text
 from subtune.frontends.relay.to_relax import import_module
-from subtune.frontends.symbolic import SymbolicInput, named, symbol_of
+from subtune.frontends.symbolic import SymbolicInput, named
 
 _REMEDY = (
     "give --params FILE (of relay.save_param_dict, or .npz), --random-params, or --inputs NAME,... for what is an input"
 )
-_MAX_NAMED = 4
 _JSON = re.compile(r"\s*[{\[]")
 
 Shapes = Mapping[str, "Sequence[int] | int"]
@@ -49,15 +49,15 @@ def relay_inputs(text: str, shapes: Shapes, parameters: Parameters, name: str = 
     """The inputs that have a type, with the dimensions that `shapes` leaves open as symbols, `NAME.AXIS` for each `?`.
 
     Raises:
-        ModelError: it is no Relay. ShapeError: a shape contradicts the model; a `?` in a tuple.
+        ModelError: it is no Relay. ShapeError: a shape contradicts the model.
     """
     with _limits(name):
         module, main = _read(text)
         values = load_params(parameters.values) if parameters.values is not None else {}
-        typed = _typed(main, _inputs(main, uses(module, main), values, parameters), shapes)
-        tensors = [one for var, kind in typed.items() for one in _tensors(var.name, kind)]
-        dims = named({title: kind.shape for title, kind in tensors})
-        return tuple(SymbolicInput(title, dims[title] or (), kind.dtype) for title, kind in tensors)
+        typed = sized(_inputs(main, uses(module, main), values, parameters), shapes)
+        found = {name: kind for name, kind in tensors(typed).items() if isinstance(kind, Tensor)}
+        dims = named({name: kind.shape for name, kind in found.items()})
+        return tuple(SymbolicInput(name, dims[name] or (), kind.dtype) for name, kind in found.items())
 
 
 @contextmanager
@@ -68,17 +68,6 @@ def _limits(name: str) -> Iterator[None]:
         raise ModelError(f"The Relay model {name!r} has types or tuples that are nested too deeply.") from error
     except MemoryError as error:
         raise ModelError(f"The Relay model {name!r} does not fit this machine's memory.") from error
-
-
-def _tensors(name: str, kind: Type) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of an input under the names that they have as inputs of the imported model."""
-    if isinstance(kind, Tensor):
-        yield name, kind
-    elif isinstance(kind, TupleOf):
-        for title, tensor in (one for i, field in enumerate(kind.fields) for one in _tensors(f"{name}_{i}", field)):
-            if None in tensor.shape:
-                raise ShapeError(f"The input {title!r} is {tensor} in a tuple, whose dimensions must have sizes.")
-            yield title, tensor
 
 
 def _read(text: str) -> tuple[Module, Function]:
@@ -95,7 +84,7 @@ def _load(text: str, shapes: Shapes, parameters: Parameters, name: str) -> Impor
     inputs = _inputs(main, found, values, parameters)
     missing = [node for node in found if isinstance(node, Missing) and not weights.has(node)]
     weights.check([var for var in main.params if var not in inputs and not weights.has(var)], missing)
-    typed = _typed(main, inputs, shapes)
+    typed = sized(inputs, shapes)
     mod, specs, outputs, different = import_module(module, main, typed, weights.value)
     notes = weights.notes(specs)
     if different:
@@ -120,57 +109,13 @@ def _inputs(
         names = [var.name for var in main.params]
         if unknown := [name for name in parameters.inputs if name not in names]:
             raise ModelError(
-                f"--inputs names {', '.join(unknown)}, and main has no such parameter; it has {_some(names)}."
+                f"--inputs names {', '.join(unknown)}, and main has no such parameter; it has {some(names)}."
             )
         return [var for var in main.params if var.name in parameters.inputs]
     free = [var for var in main.params if var.name not in values]
     return [
         var for var in free if isinstance(var.type, TupleOf) or not is_weight(var, found[var], var is main.params[0])
     ]
-
-
-def _typed(main: Function, inputs: Sequence[Var], shapes: Shapes) -> dict[Var, Type]:
-    """The inputs with the types that they have once `--shape` is heard.
-
-    Raises ShapeError: a shape contradicts the model, or is of nothing that it has.
-    """
-    typed: dict[Var, Type] = {var: var.type for var in inputs}
-    for name, given in shapes.items():
-        dims = (given,) if isinstance(given, int) else tuple(int(dim) for dim in given)
-        var = next((var for var in inputs if var.name == name), None)
-        if var is None and (found := _at_axis(typed, name)) and len(dims) == 1:
-            var, axis = found
-            sizes = getattr(typed[var], "shape", ())
-            dims = (*sizes[:axis], dims[0], *sizes[axis + 1 :])
-        if var is None:
-            raise ShapeError(f"--shape {name}: the model's inputs are {_some(v.name for v in inputs)}.")
-        kind = typed[var]
-        if isinstance(kind, Tensor):
-            if len(dims) != len(kind.shape) or any(a not in (None, b) for a, b in zip(kind.shape, dims, strict=True)):
-                raise ShapeError(
-                    f"--shape {name}={','.join(map(str, dims))} contradicts the model, where it is {kind}."
-                )
-        elif kind is not None:
-            raise ShapeError(f"--shape {name}: the input is no tensor.")
-        typed[var] = Tensor(dims, kind.dtype if isinstance(kind, Tensor) else "float32")
-    return typed
-
-
-def _at_axis(typed: Mapping[Var, Type], name: str) -> tuple[Var, int] | None:
-    """The dimension of an input that is called NAME.AXIS, or by the symbol that stands for it."""
-    shapes = {var.name: kind.shape for var, kind in typed.items() if isinstance(kind, Tensor)}
-    dims = named(shapes)
-    for var in typed:
-        for axis, dim in enumerate(dims.get(var.name) or ()):
-            if name in (f"{var.name}.{axis}", symbol_of(dim)):
-                return var, axis
-    return None
-
-
-def _some(names: Any) -> str:
-    listed = list(names)
-    more = len(listed) - _MAX_NAMED
-    return ", ".join(listed[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(slots=True)
@@ -197,9 +142,9 @@ class _Weights:
             return
         if weights:
             count = "1 parameter" if len(weights) == 1 else f"{len(weights)} parameters"
-            raise ModelError(f"The model has no values for {count} ({_some(var.name for var in weights)}): {_REMEDY}.")
+            raise ModelError(f"The model has no values for {count} ({some(var.name for var in weights)}): {_REMEDY}.")
         if constants:
-            named = _some(node.name for node in constants)
+            named = some(node.name for node in constants)
             raise ModelError(
                 f"The text holds no data for {named}: print it with its metadata, or give the values as parameters of "
                 f"these names (or constant_{constants[0].index}), or --random-params."

@@ -1,6 +1,7 @@
 """Which parameters of `main` are the model's inputs and which are its weights, where nobody says so.
 
-The walk follows every parameter through the operators that only move or rescale it, to where it meets the data:
+A parameter of which a size is not known (`?`) is an input, as weights have all of theirs. The walk follows every other
+one through the operators that only move or rescale it, to where it meets the data:
 
 1. Used as a weight (a convolution's kernel, a bias, a table's rows): a weight, first in line or not. Named as PyTorch's
    importer names a module's own tensors: the same.
@@ -113,6 +114,8 @@ def uses(module: Module, main: Function) -> dict[Source, Use]:
 
 def is_weight(var: Var, use: Use, is_first: bool) -> bool:
     """The rule at the head of this file."""
+    if isinstance(var.type, Tensor) and None in var.type.shape:
+        return False
     if use.weight or (_OWNED_NAME.match(var.name) and not is_first):
         return True
     if isinstance(var.type, Tensor) and not var.type.dtype.startswith(("float", "bfloat")):

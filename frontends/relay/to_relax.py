@@ -26,6 +26,7 @@ from subtune.frontends.onnx.ops.node import (
 )
 from subtune.frontends.relay.fold import fold
 from subtune.frontends.relay.infer import infer
+from subtune.frontends.relay.inputs import free
 from subtune.frontends.relay.nodes import Constant, Function, Missing, Module, Tensor, TupleOf, Type, Var
 from subtune.frontends.relay.ops.call import Call
 from subtune.frontends.relay.ops.converters import CONVERTERS
@@ -125,10 +126,7 @@ class _Importer:
     def _input(self, var: Var, name: str, kind: Type) -> Any:
         if isinstance(kind, TupleOf):
             return tuple(self._input(var, f"{name}_{i}", field) for i, field in enumerate(kind.fields))
-        unique, count = name, 0
-        while unique in self._names:
-            count += 1
-            unique = f"{name}_{count}"
+        unique = free(name, self._names)
         self._names.add(unique)
         pending = _Pending(unique, kind, var, True)
         self._inputs.append(pending)
@@ -159,7 +157,10 @@ class _Importer:
         if kind is None:
             return self._keep(pending, self.refuse(pending.title, at, "has neither a type nor a value"))
         if None in kind.shape:
-            return self._keep(pending, self.refuse(pending.title, at, kind.unsized(pending.name)))
+            unsized = (
+                kind.unsized(pending.name) if pending.is_input else f"is {kind} and has no value: give one by --params"
+            )
+            return self._keep(pending, self.refuse(pending.title, at, unsized))
         if kind.dtype not in SUPPORTED_DTYPES:
             unsupported = f"has dtype {kind.dtype}, which is not supported"
             return self._keep(pending, self.refuse(pending.title, at, unsupported))

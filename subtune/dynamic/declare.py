@@ -55,7 +55,8 @@ def declared(model: Any, options: Options) -> tuple[Domain, tuple[SymbolicInput,
     symbols = frontends.symbols_of(inputs)
     for name in (name for name in dynamic if name not in symbols):
         every = frontends.symbolic_inputs(model, None, options.parameters) if options.shapes else inputs
-        raise ShapeError(_unknown(name, every))
+        remedy = "write ? for it" if frontends.is_relay(model) else "export it with a dynamic axis"
+        raise ShapeError(_unknown(name, every, remedy))
     relations = {name: dim for name, given in dynamic.items() if (dim := relation_of(given)) is not None}
     known = resolved(relations, symbols, _fixed(options.shapes or {}))
     inputs = tuple(replace(one, shape=tuple(frontends.substituted(dim, known) for dim in one.shape)) for one in inputs)
@@ -183,8 +184,13 @@ def _number(weight: Any) -> float:
         return math.inf
 
 
-def _unknown(name: Any, inputs: Sequence[SymbolicInput]) -> str:
-    """Why a declared name is no symbol that is left; `inputs` are those before anything was fixed."""
+def _unknown(name: Any, inputs: Sequence[SymbolicInput], remedy: str) -> str:
+    """Why a declared name is no symbol that is left.
+
+    Args:
+        inputs: before anything was fixed.
+        remedy: what makes a symbol of a dimension that the model fixes.
+    """
     if not isinstance(name, str):
         return f"dynamic has the key {name!r}, which is no name of a symbol."
     symbols = frontends.symbols_of(inputs)
@@ -197,10 +203,12 @@ def _unknown(name: Any, inputs: Sequence[SymbolicInput]) -> str:
             if name == f"{one.name}.{axis}":
                 if isinstance(dim, Dim):
                     return f"Dimension {axis} of the input {one.name!r} is called {dim}: declare that."
-                return (
-                    f"Dimension {axis} of the input {one.name!r} is fixed to {dim} by the model: export it with a "
-                    "dynamic axis."
-                )
+                return f"Dimension {axis} of the input {one.name!r} is fixed to {dim} by the model: {remedy}."
+        axis_text = name.removeprefix(f"{one.name}.")
+        if axis_text != name and axis_text.isdecimal():
+            last = len(one.shape) - 1
+            has = f"dimensions 0 to {last}" if last > 0 else "dimension 0 alone" if last == 0 else "no dimensions"
+            return f"The input {one.name!r} has {has}, and {name!r} is none of them: {one}."
     if not symbols:
         return f"The model has no symbol {name!r}: all of its inputs have fixed shapes; leave --dynamic out."
     return f"The model has no symbol {name!r}{close(name, symbols)}; it has {listed(symbols)}."

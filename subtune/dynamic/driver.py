@@ -16,7 +16,7 @@ from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
 from subtune.core.clock import Clock
 from subtune.core.domain import Domain
-from subtune.core.errors import SubtuneError
+from subtune.core.errors import ModelError, SubtuneError
 from subtune.core.kernel import Kernel
 from subtune.core.manifest import KernelOrigin
 from subtune.core.variants import Variants
@@ -61,8 +61,29 @@ class _Source:
     options: Options
 
     def load(self, point: Mapping[str, int]) -> Imported:
+        """Raises ModelError: the model cannot be imported there; and whether it could, were all symbols equal."""
+        try:
+            return self._loaded(point)
+        except ModelError as e:
+            if not self._is_of_equal(point):
+                raise
+            one, other, *_ = point
+            where = ", ".join(f"{name}={value}" for name, value in point.items())
+            said = f"{str(e).rstrip('.')} (at {where}; if some are always equal, say so: --dynamic {other}={one})."
+            raise type(e)(said) from e
+
+    def _loaded(self, point: Mapping[str, int]) -> Imported:
         shapes = frontends.instance(self.inputs, {**self.fixed, **point}, self.options.shapes)
         return frontends.load(self.model, shapes, self.options.parameters)
+
+    def _is_of_equal(self, point: Mapping[str, int]) -> bool:
+        if len(set(point.values())) < 2:
+            return False
+        try:
+            self._loaded(dict.fromkeys(point, max(point.values())))
+        except ModelError:
+            return False
+        return True
 
     def of_kernels(self, point: Mapping[str, int]) -> Imported:
         """With what TVM runs its own way in the form of kernels."""

@@ -255,10 +255,15 @@ class TestRelay:
     def test_what_it_cannot_be(self) -> None:
         with pytest.raises(ShapeError, match="contradicts"):
             symbolic_inputs(RELAY, {"y.0": 5})
-        with pytest.raises(ShapeError, match=r"--shape x\.2: the model's inputs are x, pair, y"):
+        with pytest.raises(ShapeError, match=r"--shape x\.2: the model's inputs are x, pair_0, pair_1, y"):
             symbolic_inputs(RELAY, {"x.2": 5})
-        with pytest.raises(ShapeError, match=r"'pair_0' is Tensor\[\(\?, 3\), float32\] in a tuple"):
-            symbolic_inputs(RELAY.replace("(Tensor[(2, 3)", "(Tensor[(?, 3)"))
+
+    def test_fields_of_a_tuple(self) -> None:
+        text = RELAY.replace("(Tensor[(2, 3)", "(Tensor[(?, 3)")
+        inputs = symbolic_inputs(text, {"x": (2, 3), "pair_1": (3,)})
+        assert symbols_of(inputs) == ("pair_0.0", "y.1")
+        shapes = instance(inputs, {"pair_0.0": 7, "y.1": 5}, {"x": (2, 3)})
+        assert [spec.shape for spec in load(text, shapes).inputs] == [(2, 3), (7, 3), (3,), (4, 5)]
 
     def test_the_message_shows_ranges(self) -> None:
         with pytest.raises(ModelError, match=r"for example --dynamic x\.0=1\.\.8"):

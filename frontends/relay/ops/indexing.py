@@ -143,20 +143,29 @@ def adv_index(call: Call) -> Expr:
 
 def _one_hot(call: Call, depth: int) -> Expr:
     """`on` where the new axis has the index, else `off`; an index outside the depth is off everywhere."""
-    index, on, off = call.arg(0), call.arg(1), call.arg(2)
-    to = call.dtype(dtype(on))
+    index, *values = call.arg(0), call.arg(1), call.arg(2)
+    to = call.dtype(dtype(values[0]))
     axis = axis_in(call.one_int("axis", -1), rank(index) + 1)
     dims = [*shape(index)[:axis], depth, *shape(index)[axis:]]
+    known = [small(value) for value in values]
+    computed = [value for value, array in zip(values, known, strict=True) if array is None]
 
-    def whole(at: Any, high: Any, low: Any) -> Any:
+    def whole(at: Any, *scalars: Any) -> Any:
+        rest = iter(scalars)
+        high, low = (
+            next(rest)(*[0] * rank(value)).astype(to)
+            if array is None
+            else tirx.const(array.astype(numpy_dtype(to)).item(), to)
+            for value, array in zip(values, known, strict=True)
+        )
+
         def one(*i: Any) -> tirx.Select:
             wanted = at(*i[:axis], *i[axis + 1 :]).astype("int64")
-            value = [t(*[0] * len(t.shape)).astype(to) for t in (high, low)]
-            return tirx.Select(wanted == i[axis].astype("int64"), *value)
+            return tirx.Select(wanted == i[axis].astype("int64"), high, low)
 
         return te.compute(dims, one, name="one_hot")
 
-    return call.te(whole, index, on, off)
+    return call.te(whole, index, *computed)
 
 
 def one_hot(call: Call) -> Expr:

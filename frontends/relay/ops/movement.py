@@ -77,7 +77,10 @@ def new_shape(call: Call, old: tuple[int, ...], code: list[int], allowzero: bool
 def reshape(call: Call) -> Expr:
     if call.attr("newshape") is None and len(call.args) > 1:
         return dyn_reshape(call)
-    dims = new_shape(call, shape(call.x), call.need_ints("newshape"), bool(call.attr("allowzero", False)))
+    code, old = call.need_ints("newshape"), shape(call.x)
+    dims = new_shape(call, old, code, bool(call.attr("allowzero", False)))
+    if prod(dims) != prod(old) and min(code, default=0) > 0:
+        call.refuse(f"cannot make {dims} of shape {list(old)}: newshape has every size; write -1 for one that varies")
     return to_shape(call, call.x, dims)
 
 

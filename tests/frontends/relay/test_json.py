@@ -53,8 +53,13 @@ class Document:
     def text(self, value: str) -> str:
         return self.value(value) if self.boxed else value
 
-    def type(self, shape: tuple[int, ...], dtype: str) -> str:
-        dims = self.array([self.add("IntImm", attrs={"dtype": "int32", "value": str(dim)}) for dim in shape])
+    def dim(self, size: int | None) -> str:
+        """None is `tvm.relay.Any()`."""
+        key, value = ("tir.Any", {}) if size is None else ("IntImm", {"value": str(size)})
+        return self.add(key, attrs={"dtype": "int32", "span": "0", **value})
+
+    def type(self, shape: tuple[int | None, ...], dtype: str) -> str:
+        dims = self.array([self.dim(size) for size in shape])
         return self.add("relay.TensorType", attrs={"dtype": dtype, "shape": dims, "span": "0"})
 
     def var(self, name: str, kind: str, checked: str = "0") -> str:
