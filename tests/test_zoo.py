@@ -7,7 +7,6 @@ fifty operators deep.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,16 @@ from subtune.measure import LocalMeasurer
 from subtune.report.compile_report import CompileReport
 from subtune.tuning.prospects import OUTRUN
 from subtune.verification.verify import OutputError, output_error
+from tests.whole import IS_WHOLE
 
 FLOAT32 = 1e-4
 FLOAT16 = 2e-2
 BUDGETS_S = (4.0, 16.0, 240.0)
 """The first is enough for a subgraph or two; on a loaded machine timing waits for quiet, and a larger one continues."""
 VARIANTS = [("unet", {"upsample": "resize"}), ("lstm", {"bidirectional": True})]
-IS_WHOLE = bool(os.environ.get("SUBTUNE_WHOLE_SUITE"))
 TUNED = ("bert", "efficientnet_lite0", "gpt2", "lstm", "resnet18", "unet")
-"""Of every kind of network one: these are tuned, and these have float16 files. All, where the variable is set."""
+"""Of every kind of network one: these are tuned. All, where the whole suite is asked for."""
+HALVES = ("bert", "lstm", "mobilenet_v2", "resnet18", "unet")
 BATCHED = ("bert", "lstm", "mobilenet_v2")
 
 
@@ -73,7 +73,7 @@ def test_untuned(name: str, tmp_path: Path) -> None:
     assert all(s.measured_hash == "" and s.linked_hash for s in artifact.manifest.subgraphs)
 
 
-@pytest.mark.parametrize("name", models.names() if IS_WHOLE else [*TUNED, "mobilenet_v2", "vit"])
+@pytest.mark.parametrize("name", models.names() if IS_WHOLE else HALVES)
 def test_untuned_float16(name: str, tmp_path: Path) -> None:
     model = models.reduced(name, dtype="float16")
     check(untuned(model, tmp_path / "m.subtune"), model, FLOAT16)

@@ -19,13 +19,14 @@ from subtune.artifact.account import read_account
 from subtune.driver import compile_model
 from subtune.measure import LocalMeasurer
 from subtune.report.page import document
+from tests.whole import IS_WHOLE
 
 sync_api = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-NAMES = ("resnet18", "bert", "unet")
+NAMES = ("resnet18", "bert", "unet") if IS_WHOLE else ("resnet18", "bert")
 WIDTHS = (400, 1400)
 DRAWN = "html[data-drawn]"
 
