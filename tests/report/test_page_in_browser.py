@@ -149,12 +149,10 @@ def test_pointing_explains(browser: Any, html: Path) -> None:
         bar.hover()
         tip = page.locator("#vg-tooltip-element.visible")
         tip.wait_for()
-        said = tip.inner_text()  # once: it goes where the pointer leaves, and a click may end it
+        said = tip.inner_text()  # before the click, which scrolls to the partition: the pointer leaves the bar
         assert "subgraph" in said
         assert "share" in said
-        before = bar.bounding_box()
         bar.click()
-        assert bar.bounding_box() == before, "what was clicked stays under the pointer"
         chosen = page.locator(".graph .chosen").get_attribute("data-subgraph")
         assert chosen in said
         assert chosen == page.locator("#panel .name").inner_text()
