@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import relax, tirx
-from tvm.ir import Call
+from tvm import tirx
 
 from subtune import backends
 from subtune.backends.base import Device
@@ -19,23 +18,6 @@ from subtune.dynamic.kernel import dynamic_kernel
 from subtune.dynamic.serve import linked
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.passes.data_views import without_body
-
-
-def that_read_inputs(mod: Any) -> frozenset[str]:
-    """Names of the PrimFuncs of an outlined module that are called on inputs of the model, behind whose last rows is
-    memory of somebody else."""
-    main, found = mod["main"], set()
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            args = value.args[1].fields if isinstance(value, Call) and _has_tuple(value) else ()
-            if any(arg.same_as(param) for arg in args for param in main.params):
-                found.add(value.args[0].name_hint)
-    return frozenset(found)
-
-
-def _has_tuple(call: Call) -> bool:
-    return len(call.args) > 1 and isinstance(call.args[1], relax.Tuple)
 
 
 def variants_of(chosen: Chosen, domain: Domain, device: Device) -> tuple[Variants, Kernel]:

@@ -19,6 +19,7 @@ from tvm.ir import Call, IRModule, Op
 
 from subtune.core.dims import Dim
 from subtune.core.workload import Workload
+from subtune.dynamic.inputs import CallersMemory
 from subtune.dynamic.varying import PREFIX as MADE
 from subtune.dynamic.varying import Made
 from subtune.dynamic.workload import DynamicWorkload, has_free_rows
@@ -77,8 +78,8 @@ def with_corners(
 
     Returns the module; what the new PrimFuncs copy, by their names; and what others of them compute.
     """
-    writer = _Writer(mod["main"].params, dims_of, made, multiply_rows)
     main = mod["main"]
+    writer = _Writer(main, dims_of, made, multiply_rows)
     blocks = [
         type(block)([new for binding in block.bindings for new in writer.rewritten(binding)])
         for block in main.body.blocks
@@ -96,7 +97,7 @@ class _Writer:
 
     def __init__(
         self,
-        params: Sequence[Any],
+        main: relax.Function,
         dims_of: Mapping[str, Sequence[Sequence[Dim]]],
         made: Mapping[int, Made],
         multiply_rows: Collection[str],
@@ -105,13 +106,14 @@ class _Writer:
         """New PrimFuncs, by their variables. Those that are equal at the greatest instance may differ at others."""
         self.corners: dict[str, Corner] = {}
         self.made: dict[str, DynamicWorkload] = {}
-        self._params, self._dims_of, self._multiply_rows = list(params), dims_of, multiply_rows
+        self._callers, self._dims_of, self._multiply_rows = CallersMemory(main), dims_of, multiply_rows
         self._made_at = made
         self._seen = 0
         self._copies: dict[Any, Any] = {}
 
     def rewritten(self, binding: Any) -> list[Any]:
         value = binding.value
+        self._callers.follow(binding)
         constants = [i for i, _ in constants_of(value)]
         made = {i: self._made_at.get(self._seen + n) for n, i in enumerate(constants)}
         self._seen += len(constants)
@@ -140,7 +142,7 @@ class _Writer:
 
     def _input(self, arg: Any, dims: Sequence[Dim], before: list[Any]) -> Any:
         """As `_constant`; of an input its copy."""
-        if not any(arg.same_as(param) for param in self._params) or all(dim.constant is not None for dim in dims):
+        if arg not in self._callers or all(dim.constant is not None for dim in dims):
             return self._constant(arg, dims, before)
         return self._copied(arg, tuple(map(int, arg.ty.shape)), dims, dims, before)
 

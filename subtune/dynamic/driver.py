@@ -22,11 +22,12 @@ from subtune.core.manifest import KernelOrigin
 from subtune.core.variants import Variants
 from subtune.database import opened
 from subtune.dynamic.arrange import Prepare, arranged_model
-from subtune.dynamic.assemble import that_read_inputs, variants_of
+from subtune.dynamic.assemble import variants_of
 from subtune.dynamic.choose import Chosen, Tuned, chosen
 from subtune.dynamic.constants import multiplies_rows, with_corners
 from subtune.dynamic.declare import declared
 from subtune.dynamic.in_place import CachesInPlace
+from subtune.dynamic.inputs import that_read_inputs
 from subtune.dynamic.joint import Joint
 from subtune.dynamic.kernel import tiles_rows
 from subtune.dynamic.model import DynamicModel, corner_workloads, dynamic_model
