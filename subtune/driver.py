@@ -104,7 +104,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         if dump is not None:
             dump("splice", spliced[0])
         del prepared, imported, kernels  # a large model's constants stay as long as somebody needs them, and no longer
-        package = Package(spliced.pop(), *about, account=story)
+        package = Package(spliced.pop(), *about, account=story, is_traced=options.trace)
         path = write_artifact(output, package, device, verification.check if verification else None)
     return CompileReport(
         path=str(path),

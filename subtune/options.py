@@ -73,6 +73,9 @@ class Options:
     """Worker processes that are warm already; None starts some and ends them."""
     progress: ProgressCallback | None = None
     """Called with a `subtune.core.progress.Progress` after every measured candidate."""
+    trace: bool = False
+    """Write a second library into the artifact, `trace.so`, which `subtune run --trace` and `Artifact.trace` want. The
+    model's own library is the same with and without. On a GPU only models of many shapes have one; others need none."""
     dump: str | Path | None = None
     """A directory that gets the module after every pass."""
 

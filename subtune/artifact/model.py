@@ -30,6 +30,7 @@ from subtune.core.errors import ArtifactError, InputError
 from subtune.core.manifest import LIBRARY_NAME, WEIGHTS_NAME, Manifest
 from subtune.core.program import Program
 from subtune.core.tensor_spec import TensorSpec
+from subtune.core.trace import Trace
 from subtune.runtime import triples
 
 _FOREIGN = (RuntimeError, AttributeError, OSError, ValueError, TypeError, LookupError)
@@ -137,6 +138,34 @@ class Artifact:
             self.run(given)
             samples.append(time.perf_counter() - start)
         return median(samples)
+
+    def trace(self, inputs: Mapping[str, Any] | None = None) -> Trace:
+        """One run, kernel by kernel, on `inputs` or random ones, of the largest shapes where they vary.
+
+        It is the second of two runs: the first one brings code and weights into memory.
+
+        Raises:
+            InputError: as `run`; or the artifact has no library for traces (`trace` of `subtune.options.Options`).
+        """
+        from subtune.artifact.random_inputs import random_inputs
+
+        given = random_inputs(self.inputs, values=self.manifest.domain.greatest) if inputs is None else inputs
+        self._check_inputs(given)
+        with self._lock:
+            arrays = [array(given[name]) for name, array in self._readers]
+            symbols: tuple[int, ...] = ()
+            if self._dynamic is None:
+                arrays += [new() for _, new in self._makers]
+            else:
+                instance = self._dynamic.instance(arrays)
+                symbols = instance.symbols
+                arrays += instance.written(instance.new(), arrays)
+            try:
+                slices = self.program.trace(arrays, symbols)
+            except _FOREIGN as e:
+                raise self._failed(e) from e
+        about = {"model": self.manifest.name, "device": self.manifest.device, "runs on": str(self.program)}
+        return Trace(slices, about)
 
     def __repr__(self) -> str:
         given = ", ".join(map(str, self.inputs))

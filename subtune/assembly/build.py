@@ -64,6 +64,7 @@ def build(
     offsets: Sequence[int] = (),
     hides_denormals: bool = False,
     dynamic: Dynamic = Dynamic(),  # frozen
+    is_traced: bool = False,
 ) -> tuple[dict[str, str], MemoryPlan, tuple[str, ...], MemoryUse]:
     """Compile `mod`, whose `main` takes inputs and then weights, into the library of an artifact, in `folder`.
 
@@ -73,6 +74,7 @@ def build(
         offsets: of the weights, in bytes from the first.
         hides_denormals: they may count as zero.
         dynamic: of a model for many shapes.
+        is_traced: there is to be a library for traces, too.
 
     Returns the hash of every PrimFunc as it enters lowering, by name; where the tensors lie; the files' names; and when
     each tensor is needed.
@@ -80,8 +82,8 @@ def build(
     start = time.perf_counter()
     calls, memory, use = plan_with_lives(_to_calls(mod, device), arrays[0], dynamic.rows_past_end())
     program = _run(TO_PROGRAM, calls, device)
-    shapes = (dynamic.symbols, dynamic.variants)
-    planned = Planned(calls, program, memory, arrays, frozenset(short), tuple(offsets), hides_denormals, *shapes)
+    more = (hides_denormals, dynamic.symbols, dynamic.variants, is_traced)
+    planned = Planned(calls, program, memory, arrays, frozenset(short), tuple(offsets), *more)
     hashes = _hashes(planned.program)
     memory, files = device.backend.build_program(planned, device, folder)
     logger.debug("%d kernels: %.2f s", len(hashes), time.perf_counter() - start)

@@ -55,6 +55,8 @@ class Package:
     """What there is to be looked at later; the memory's use is added."""
     caches: tuple[Cache, ...] = ()
     """Of a dynamic model: those that `mod` keeps in place."""
+    is_traced: bool = False
+    """As `Planned`."""
 
 
 def write_artifact(
@@ -83,7 +85,7 @@ def write_artifact(
                 assert stand_in is not None, f"what is built for {device.model.name} cannot be checked here"
                 loadable = staging / "here"
                 loadable.mkdir()
-                _fill(loadable, package, name, stand_in)
+                _fill(loadable, replace(package, is_traced=False), name, stand_in)
         del package  # the module's constants, if nobody else has them: the file does
         if check is not None:
             check(load(loadable, share_weights=True))
@@ -99,7 +101,8 @@ def _fill(folder: Path, package: Package, name: str, device: Device) -> None:
     short = [kernel.name for kernel in package.kernels if 0.0 < kernel.tuned_s < _SHORT_S]
     offsets = [weight.offset for weight in table]
     dynamic = Dynamic(package.domain.names, package.variants)
-    hashes, memory, built, use = build(lifted, arrays, device, folder, short, offsets, package.hides_denormals, dynamic)
+    more = (package.hides_denormals, dynamic, package.is_traced)
+    hashes, memory, built, use = build(lifted, arrays, device, folder, short, offsets, *more)
     write_weights(weights, table, folder / WEIGHTS_NAME)
     write_account(folder, replace(package.account, memory=use))
     files = [*built, WEIGHTS_NAME, ACCOUNT_NAME]

@@ -199,6 +199,8 @@ class Planned:
     """Of a dynamic model, whose values `main` takes behind everything else."""
     variants: Mapping[str, Variants] = field(default_factory=dict)
     """Of a dynamic model, by the names of the PrimFuncs that they take the place of."""
+    is_traced: bool = False
+    """Whether `TRACE_NAME` is wanted, too, where the library alone cannot say when its kernels ran."""
 
 
 class Backend(ManyShapes, ABC):

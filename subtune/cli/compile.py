@@ -49,6 +49,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     arguments.add_precision(parser)
     arguments.add_batch(parser)
+    parser.add_argument(
+        "--trace", action="store_true", help="put a second library into the artifact, for `subtune run --trace`"
+    )
     parser.add_argument("--dump", metavar="DIR", help="write the module after every pass into this directory")
     arguments.add_json(parser)
     parser.set_defaults(run=run)
@@ -84,6 +87,7 @@ def compile_one(args: argparse.Namespace, model: str, output: str, dump: str | N
             weights_limit=args.weights_limit,
             exact=args.exact,
             precision=arguments.precision_of(args) or "fp32",
+            trace=args.trace,
             progress=progress,
             dump=dump,
             **arguments.parameters_of(args),

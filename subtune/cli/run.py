@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from subtune.cli import arguments, instance
+from subtune.cli.files import check_writable, write_text
 from subtune.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=arguments.positive, metavar="N")
     parser.add_argument("--check", action="store_true", help="check the SHA-256 of the artifact's files first")
+    parser.add_argument(
+        "--trace",
+        metavar="FILE.json",
+        help="write another run, kernel by kernel, for https://ui.perfetto.dev (of what `compile --trace` wrote)",
+    )
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -45,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     from subtune.artifact.random_inputs import random_inputs
     from subtune.runtime import carried
 
+    if args.trace:
+        check_writable(args.trace)
     artifact = load(args.artifact, check=args.check, threads=args.threads, share_weights=True)  # for one run
     if args.input and args.shape:
         raise InputError("--shape is for random arrays: those of --input have shapes of their own, leave it out")
@@ -60,6 +68,10 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     outputs = artifact.run(inputs)
     seconds = time.perf_counter() - start
+    if args.trace:
+        from subtune.report.traced import chrome_trace
+
+        write_text(args.trace, chrome_trace(artifact, artifact.trace(inputs)))
     if args.output:
         try:
             with open(args.output, "wb") as f:
@@ -73,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
     for row in rows:
         print(f"{row['name']}: {row['dtype']}{row['shape']} min {row['min']:g} mean {row['mean']:g} max {row['max']:g}")
     print(f"{seconds * 1e3:.3f} ms (one cold run, {artifact.threads} threads)")
+    if args.trace:
+        print(f"wrote {args.trace}: another run, kernel by kernel; open it with https://ui.perfetto.dev")
     return 0
 
 

@@ -13,6 +13,8 @@ from subtune.core.tensor_spec import TensorSpec
 MANIFEST_NAME = "manifest.json"
 LIBRARY_NAME = "model.so"
 WEIGHTS_NAME = "weights.bin"
+TRACE_NAME = "trace.so"
+"""Only of an artifact that was compiled for traces: the program once more, which says when each of its kernels ran."""
 BINARIES_NAME = "kernels.cubin"
 """Only of an artifact for CUDA: the GPU's machine code (`subtune.backends.cuda.building.binaries`)."""
 
@@ -125,7 +127,7 @@ class Manifest:
     @property
     def code_bytes(self) -> int:
         """Of the files beside the weights and what is there to be looked at."""
-        return sum(file.nbytes for file in self.files if file.name not in (WEIGHTS_NAME, ACCOUNT_NAME))
+        return sum(file.nbytes for file in self.files if file.name not in (WEIGHTS_NAME, TRACE_NAME, ACCOUNT_NAME))
 
     def memory_summary(self) -> str:
         """One line: the memory that a loaded model takes beside its code, its inputs and its outputs."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
+    from subtune.core.trace import Slice
+
 
 class Program(Protocol):
     """A model with its weights in place. An object is used by one thread at a time."""
@@ -24,6 +26,13 @@ class Program(Protocol):
 
         Args:
             symbols: the values of the manifest's domain, in its order; the arrays have the shapes that they say.
+        """
+
+    def trace(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> tuple[Slice, ...]:
+        """As `run` or `run_at`, and when each of its kernels ran. It is a little slower: clocks are read in between.
+
+        Raises:
+            InputError: the artifact has no library for traces, and without one nobody can say that.
         """
 
     def __str__(self) -> str:

@@ -8,14 +8,15 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from subtune.artifact import Artifact, load
+from subtune.artifact import manifest as manifests
 from subtune.artifact.destination import writing
 from subtune.artifact.exchange_paths import exchange
 from subtune.core.errors import ArtifactError
-from subtune.core.manifest import MANIFEST_NAME, WEIGHTS_NAME
+from subtune.core.manifest import MANIFEST_NAME, TRACE_NAME, WEIGHTS_NAME
 from subtune.core.scratch import scratch
 from subtune.deploy import build, runtime_files, trial, wheel
 from subtune.deploy.readme import readme
@@ -144,9 +145,12 @@ def _fill(staging: Path, artifact: Artifact) -> None:
 
 
 def _copy_model(root: Path, artifact: Artifact) -> None:
+    """All but what traces need, which want subtune."""
     (root / "model").mkdir()
-    for name in (MANIFEST_NAME, *(entry.name for entry in artifact.manifest.files)):
-        shutil.copyfile(artifact.path / name, root / "model" / name)
+    files = tuple(entry for entry in artifact.manifest.files if entry.name != TRACE_NAME)
+    for entry in files:
+        shutil.copyfile(artifact.path / entry.name, root / "model" / entry.name)
+    manifests.write(root / "model", replace(artifact.manifest, files=files))
 
 
 def _copy_runtime(libraries: Path, include: Path) -> None:

@@ -127,16 +127,16 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         imported, spliced = dynamic.greatest.imported, splice(mod, static)
         if dump is not None:
             dump("splice", spliced)
+        origins = tuple(_origin(name, one, name not in joint.untuned) for name, one in kernels.items())
+        made_of = source_of(model, options.shapes, options.precision)
+        about = (dynamic.inputs, dynamic.outputs, origins, made_of, imported.name)
         package = Package(
             spliced,
-            dynamic.inputs,
-            dynamic.outputs,
-            tuple(_origin(name, one, name not in joint.untuned) for name, one in kernels.items()),
-            source_of(model, options.shapes, options.precision),
-            imported.name,
+            *about,
             domain=domain,
             variants=variants,
             caches=kept.caches,
+            is_traced=options.trace,
         )
         check = verification.check if options.verify else verification.check_sizes
         path = write_artifact(output, package, device, check)

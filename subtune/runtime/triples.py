@@ -28,6 +28,18 @@ def system(triple: str) -> str:
     return ""
 
 
+def clock_of(triple: str) -> int | None:
+    """The number of the clock that never goes back, for C's `clock_gettime`; None where that is not known.
+
+    Only of machines of 64 bits: their `struct timespec` is two integers of 64 bits.
+
+    >>> clock_of("x86_64-linux-gnu"), clock_of("arm64-apple-macosx11.0"), clock_of("armv7l-linux-gnueabihf")
+    (1, 6, None)
+    """
+    is_wide = architecture(triple) in ("x86_64", "aarch64", "riscv64", "ppc64le", "s390x")
+    return {"linux": 1, "darwin": 6}.get(system(triple)) if is_wide else None
+
+
 def is_here(triple: str) -> bool:
     """Whether this process is of the triple's architecture and system; the processor's extensions aside."""
     is_system = system(triple) == sys.platform or "-" not in triple

@@ -21,7 +21,7 @@ import pytest
 from subtune import models
 from subtune.cli import main
 from subtune.core.account import ACCOUNT_NAME
-from subtune.core.manifest import LIBRARY_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from subtune.core.manifest import LIBRARY_NAME, MANIFEST_NAME, TRACE_NAME, WEIGHTS_NAME
 from subtune.frontends.onnx.reference import onnxruntime_reference
 from subtune.verification.verify import output_error
 
@@ -95,7 +95,8 @@ def test_compile(place: Path, compiled: Compiled, model: Path) -> None:
     )
     assert "agrees with ONNX Runtime" in out
     assert f"wrote {artifact.name}" in out
-    again, _ = call_again("compile", model, "-o", "again.subtune", "--topk", 2, "--threads", 2, "--json", cwd=place)
+    options = ("--topk", 2, "--threads", 2, "--trace", "--json")
+    again, _ = call_again("compile", model, "-o", "again.subtune", *options, cwd=place)
     report = json.loads(again)
     assert report["is_interrupted"] is False
     assert report["failures"] == {}
@@ -104,6 +105,18 @@ def test_compile(place: Path, compiled: Compiled, model: Path) -> None:
     first, second = (json.loads((place / n / MANIFEST_NAME).read_text()) for n in (artifact.name, "again.subtune"))
     assert first["subgraphs"] == second["subgraphs"]
     assert all(s["measured_hash"] == s["linked_hash"] for s in first["subgraphs"])
+    shas = [{one["name"]: one["sha256"] for one in each["files"]} for each in (first, second)]
+    assert shas[1][TRACE_NAME]
+    assert shas[1][LIBRARY_NAME] == shas[0][LIBRARY_NAME], "a second library leaves the first as it is"
+    slices = _traced(place, place / "again.subtune")
+    kernels = {one["name"] for one in second["subgraphs"]}
+    assert {name for one in slices for name in one["name"].split(" + ")} == kernels
+
+
+def _traced(place: Path, artifact: Path) -> list[Any]:
+    out, _ = call_again("run", artifact, "--trace", "trace.json", cwd=place)
+    assert "wrote trace.json" in out
+    return [one for one in json.loads((place / "trace.json").read_text())["traceEvents"] if one["ph"] == "X"]
 
 
 def test_run(place: Path, compiled: Compiled, model: Path) -> None:
@@ -243,6 +256,11 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "a place to build that is none": ("zoo build lstm -o {tmp}/no/l.onnx", "cannot write"),
     "a report of a model": ("report {model}", "not an artifact"),
     "a report of nothing": ("report {tmp}/none.subtune", "no artifact"),
+    "a trace of what was not compiled for it": (
+        "run {artifact} --input input={tmp}/good.npy --trace {tmp}/t.json",
+        "subtune compile --trace",
+    ),
+    "a trace nowhere": ("run {artifact} --trace {tmp}/no/t.json", "cannot write"),
     "a picture nowhere": ("inspect {model} --svg {tmp}/no/g.svg", "cannot write"),
     "a workload that is none": ("db show 0123456789abcdef --db {tmp}/t.db", "0123456789abcdef"),
     "an import of nothing": ("db import {tmp}/folder --db {tmp}/t.db", "folder"),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from subtune.artifact import load
+from subtune.artifact import manifest as manifests
 from subtune.cli import main
 from subtune.core.errors import ArtifactError
 from subtune.deploy import export_standalone, export_wheel
@@ -86,6 +87,13 @@ def test_the_record_of_a_wheel_is_right(small_artifact, tmp_path):
     assert "Requires-Dist: numpy\n" in metadata
     assert report.beside_weights_bytes < 30 << 20
     assert report.startup_s > 0
+
+
+def test_traces_stay_behind(exports, small_artifact):
+    """What was exported is as if it had not been compiled for them."""
+    folder = exports / "small" / "model"
+    assert manifests.read(folder) == manifests.read(small_artifact)
+    assert sorted(one.name for one in folder.iterdir()) == sorted(one.name for one in small_artifact.iterdir())
 
 
 class TestLoader:

@@ -29,7 +29,9 @@ def domain_of(**most: int) -> Domain:
     return Domain(tuple(Symbol.uniform(name, tuple(range(1, last + 1))) for name, last in most.items()))
 
 
-def written(model: Any, domain: Domain, device: Device, path: Path, **fixed: int) -> dict[str, Candidate]:
+def written(
+    model: Any, domain: Domain, device: Device, path: Path, is_traced: bool = False, **fixed: int
+) -> dict[str, Candidate]:
     """Write an artifact; the candidates of its subgraphs, which nobody has checked.
 
     Args:
@@ -51,7 +53,9 @@ def written(model: Any, domain: Domain, device: Device, path: Path, **fixed: int
     pairs = {name: variants_of(one, domain, device) for name, one in chosen.items()}
     whole = splice(mod, {name: static for name, (_, static) in pairs.items()})
     variants = {name: one for name, (one, _) in pairs.items()}
-    package = Package(whole, dynamic.inputs, dynamic.outputs, name="model", domain=domain, variants=variants)
+    package = Package(
+        whole, dynamic.inputs, dynamic.outputs, name="model", domain=domain, variants=variants, is_traced=is_traced
+    )
     write_artifact(path, package, device)
     return found
 

@@ -30,7 +30,7 @@ class EmulatedProgram:
         host, devices = build.split_host_device_mods(lower(tvm.tirx.transform.BindTarget(target)(mod)))
         ((device_target, device),) = devices.items()
         device = finalize_device()(device)
-        self._library = build.tir_to_runtime(finalize_host()(host), {}, target.host)
+        self.library = build.tir_to_runtime(finalize_host()(host), {}, target.host)
         code = str(build.codegen_build(device, device_target).inspect_source())
         names = [gvar.name_hint for gvar in device.get_global_vars()]
         grids = f'extern "C" {{ int grids[{len(names)}][6]; }}\n'
@@ -58,12 +58,17 @@ class EmulatedProgram:
 
         return launch
 
-    def run(self, inputs: Mapping[str, np.ndarray], **symbols: int) -> dict[str, np.ndarray]:
+    def run(self, inputs: Mapping[str, np.ndarray], steps: int = 0, **symbols: int) -> dict[str, np.ndarray]:
+        """With `steps`, the program is a twin that is told to do one after the other."""
         manifest, first = self._manifest, 2 + len(self._manifest.inputs)
         for spec, memory in zip(manifest.inputs, self._arrays[2:], strict=False):
             memory[: inputs[spec.name].nbytes] = inputs[spec.name].reshape(-1).view(np.uint8)
         values = [symbols[name] for name in manifest.domain.names]
-        self._library["main"](*(memory.ctypes.data for memory in self._arrays), *values)
+        given = (*(memory.ctypes.data for memory in self._arrays), *values)
+        if not steps:
+            self.library["main"](*given)
+        for index in range(steps):
+            self.library["traced"](*given, index)
         found = {}
         for spec, memory in zip(manifest.outputs, self._arrays[first:], strict=True):
             one = spec.at(symbols)

@@ -10,10 +10,14 @@ import pytest
 from subtune.artifact import load
 from subtune.artifact import manifest as manifests
 from subtune.backends import device_of
+from subtune.backends.cuda.building.binaries import read_binaries
 from subtune.backends.cuda.building.compiler import compiler
 from subtune.backends.cuda.driver import driver_device
 from subtune.backends.cuda.lowering import straight_line
 from subtune.backends.cuda.lowering.flat import with_host
+from subtune.backends.host import twin
+from subtune.backends.host.traced import traced
+from subtune.core.manifest import BINARIES_NAME, LIBRARY_NAME, TRACE_NAME
 from subtune.driver import compile_model
 from tests.backends.cuda import cuda_on_cpu
 from tests.dynamic import models
@@ -21,6 +25,14 @@ from tests.dynamic.cuda_artifacts import domain_of, written
 from tests.dynamic.emulated_program import EmulatedProgram
 
 HERE = driver_device()
+ROWS = """
+<ir_version: 8, opset_import: ["" : 13]>
+g (float[batch,8] x) => (float[batch] y)
+{
+    s = Softmax<axis = -1>(x)
+    y = ReduceMax<axes = [1], keepdims = 0>(s)
+}
+"""
 needs_compiler = pytest.mark.skipif(not compiler(), reason="neither NVRTC nor nvcc is installed")
 
 
@@ -50,6 +62,33 @@ def test_a_transformer_is_built_and_its_program_is_right(tmp_path, monkeypatch):
         got = program.run(inputs, seq=seq)
         for spec, wanted in zip(manifest.outputs, session.run(None, inputs), strict=True):
             np.testing.assert_allclose(got[spec.name], wanted, rtol=1e-4, atol=1e-5, err_msg=f"{spec.name} at {seq}")
+
+
+@needs_compiler
+@pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no CUDA headers, or no C++ compiler")
+def test_a_library_for_traces_does_one_step_after_the_other(tmp_path, monkeypatch):
+    """It launches the same machine code as the model's own."""
+    made, path, original = [], tmp_path / "m.subtune", twin.stepwise
+
+    def kept(mod, names):
+        made.append((original(mod, names), names))
+        return made[-1][0]
+
+    monkeypatch.setattr(twin, "stepwise", kept)
+    device, model = device_of("A100", is_measured=False), onnx.parser.parse_model(ROWS)
+    written(model, domain_of(batch=5), device, path, is_traced=True)
+    ((mod, names),) = made
+    binaries = read_binaries(path / BINARIES_NAME)
+    for name in (LIBRARY_NAME, TRACE_NAME):
+        assert all(key.encode() in (path / name).read_bytes() for key in binaries)
+    (tmp_path / "kernels").mkdir()
+    program = EmulatedProgram(mod, with_host(device.model.target()), path, tmp_path / "kernels")
+    assert traced(program.library).steps == tuple(names)
+    assert len(names) > 1
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype("f4")
+    e = np.exp(x - x.max(1, keepdims=True))
+    got = program.run({"x": x}, steps=len(names), batch=3)
+    np.testing.assert_allclose(got["y"], (e / e.sum(1, keepdims=True)).max(1), rtol=1e-5)
 
 
 @pytest.mark.gpu

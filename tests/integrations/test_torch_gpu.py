@@ -68,7 +68,7 @@ def artifact(driver: Driver) -> Iterator[Any]:
         memory=SimpleNamespace(arena_nbytes=4, copies=((1, View(Base.INPUT, 0, (4,), "float32")),), returned=()),
         weights=(),
     )
-    program = DynamicCUDAProgram(manifest, {"main": main}, np.zeros(4, np.uint8))  # type: ignore[arg-type]
+    program = DynamicCUDAProgram(manifest, {"main": main}, np.zeros(4, np.uint8), lambda: None)  # type: ignore[arg-type]
     yield SimpleNamespace(manifest=manifest, program=program)
     vars(program).clear()  # what it has of the GPU is freed by the stand-in
 

@@ -17,13 +17,14 @@ from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
 from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel
-from subtune.core.manifest import LIBRARY_NAME, Manifest
+from subtune.core.manifest import LIBRARY_NAME, TRACE_NAME, Manifest
 from subtune.core.measurement import Failure
 from subtune.core.measuring import Bench, Measuring
 from subtune.core.memory_plan import MemoryPlan
 from subtune.core.program import Program
 from subtune.core.workload import Workload
 from subtune.runtime.host import usable_cores
+from subtune.runtime.triples import clock_of
 
 if TYPE_CHECKING:
     import tvm
@@ -196,6 +197,7 @@ class CPUBackend(Backend):
         from subtune.backends.cpu.lowering.join_kernels import join_kernels
         from subtune.backends.cpu.lowering.pipeline import PIPELINE
         from subtune.backends.cpu.lowering.straight_line import straight_line
+        from subtune.backends.host.twin import timed
 
         target, memory, library = device.model.target(), planned.memory, folder / LIBRARY_NAME
         if planned.hides_denormals and _model(device).has_costly_denormals:
@@ -204,9 +206,15 @@ class CPUBackend(Backend):
         line = straight_line(planned.calls, target, planned.short, memory, planned.offsets, *planned.arrays, *dynamic)
         if not line and planned.symbols:
             raise TargetError("the model has an operator that TVM runs its own way, which dynamic shapes do not allow")
+        if not line and planned.is_traced:
+            raise TargetError("the model has an operator that TVM runs its own way, which traces do not allow")
         if line:
-            write_in_time(partial(tvm.compile, target=target, tir_pipeline=PIPELINE), line, target, library)
+            compiled = partial(tvm.compile, target=target, tir_pipeline=PIPELINE)
+            write_in_time(compiled, line.mod, target, library)
             memory = replace(memory, takes_addresses=True)
+            if planned.is_traced:
+                write_in_time(compiled, timed(line.mod, line.names, _clock(device)), target, folder / TRACE_NAME)
+                return memory, (LIBRARY_NAME, TRACE_NAME)
         else:
             joined = join_kernels(planned.program, target, planned.short)
             write_in_time(partial(_relax_build, device=device, mode="compiled"), joined, target, library)
@@ -224,6 +232,13 @@ def _relax_build(mod: tvm.IRModule, device: Device, mode: str) -> Any:
     from subtune.backends.cpu.lowering.pipeline import PIPELINE
 
     return relax.build(mod, target=device.model.target(), relax_pipeline=None, tir_pipeline=PIPELINE, exec_mode=mode)
+
+
+def _clock(device: Device) -> int:
+    triple = device.model.host.triple
+    if (clock := clock_of(triple)) is None:
+        raise TargetError(f"nothing is known of the clock of {triple}, which traces read; compile without --trace")
+    return clock
 
 
 def _model(device: Device) -> CPUModel:

@@ -154,6 +154,12 @@ class Stream:
             _call("cuStreamEndCapture", self.handle, ctypes.byref(graph))
         return Graph(graph)
 
+    def mark(self) -> Event:
+        """What happens when all work so far is done."""
+        event = Event()
+        event.record(self)
+        return event
+
     def wait(self, event: Event) -> None:
         """What comes after this is begun when the event has happened."""
         _call("cuStreamWaitEvent", self.handle, event.handle, ctypes.c_uint(0))

@@ -15,7 +15,7 @@ from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
 from subtune.core.forms import Forms
 from subtune.core.kernel import Kernel
-from subtune.core.manifest import BINARIES_NAME, LIBRARY_NAME, Manifest
+from subtune.core.manifest import BINARIES_NAME, LIBRARY_NAME, TRACE_NAME, Manifest
 from subtune.core.measurement import Failure, FailureKind
 from subtune.core.measuring import Bench, Measuring
 from subtune.core.memory_plan import MemoryPlan
@@ -217,20 +217,22 @@ class CUDABackend(Backend):
         memory = planned.memory
         with collected(device.numerics.exact) as binaries:
             if planned.symbols:
-                executable, memory = self._dynamic(planned, device)
+                libraries, memory = self._dynamic(planned, device)
             else:
-                executable = self.executable(planned.program, device)
-        export(executable, folder / LIBRARY_NAME, device.model.host.triple)
+                libraries = {LIBRARY_NAME: self.executable(planned.program, device)}
+        for name, executable in libraries.items():
+            export(executable, folder / name, device.model.host.triple)
         write_binaries(folder / BINARIES_NAME, binaries)
-        return memory, (LIBRARY_NAME, BINARIES_NAME)
+        return memory, (*libraries, BINARIES_NAME)
 
-    def _dynamic(self, planned: Planned, device: Device) -> tuple[Any, MemoryPlan]:
-        """The module of a dynamic model, and its memory plan."""
+    def _dynamic(self, planned: Planned, device: Device) -> tuple[dict[str, Any], MemoryPlan]:
+        """The libraries of a dynamic model by their files' names, and its memory plan."""
         import tvm
 
         from subtune.backends.cuda.lowering.flat import with_host
         from subtune.backends.cuda.lowering.pipeline import flat
-        from subtune.backends.cuda.lowering.straight_line import straight_line
+        from subtune.backends.cuda.lowering.straight_line import names_of, straight_line
+        from subtune.backends.host.twin import stepwise
 
         target = with_host(device.model.target())
         made = straight_line(planned, partial(flat, target=target), target.host)
@@ -238,7 +240,10 @@ class CUDABackend(Backend):
             raise TargetError("the model has an operator that TVM runs its own way, which dynamic shapes do not allow")
         mod, arena_nbytes = made
         memory = replace(planned.memory, arena_nbytes=arena_nbytes, takes_addresses=True)
-        return tvm.compile(mod, target, tir_pipeline=_pipeline()), memory
+        mods = {LIBRARY_NAME: mod}
+        if planned.is_traced:
+            mods[TRACE_NAME] = stepwise(mod, names_of(planned))
+        return {name: tvm.compile(one, target, tir_pipeline=_pipeline()) for name, one in mods.items()}, memory
 
     def load_program(self, folder: Path, manifest: Manifest, threads: int, share_weights: bool) -> Program:
         from subtune.backends.cuda.program import load_program

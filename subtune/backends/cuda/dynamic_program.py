@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ import numpy as np
 from subtune.backends.cuda import api as cuda_api
 from subtune.backends.cuda.buffers import Buffers
 from subtune.backends.cuda.turns import Turns
+from subtune.backends.host.traced import Traced
 from subtune.core.manifest import Manifest
+from subtune.core.trace import Slice
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +34,11 @@ class DynamicCUDAProgram(Buffers):
 
     Args:
         library: its function `main` takes addresses and the symbols' values (`lowering.straight_line`).
+        traced: loads the library for traces, which takes one more number (`host.twin.stepwise`).
     """
 
-    def __init__(self, manifest: Manifest, library: Any, weights: np.ndarray) -> None:
+    def __init__(self, manifest: Manifest, library: Any, weights: np.ndarray, traced: Callable[[], Traced]) -> None:
+        self._traced = traced
         greatest, plan = manifest.domain.greatest, manifest.memory
         self._manifest = manifest
         self._library = library
@@ -78,6 +82,27 @@ class DynamicCUDAProgram(Buffers):
     def _run_at(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> None:
         self.feed(arrays[: len(self._given)])
         self.replay(symbols)
+        self._take(arrays)
+
+    def trace(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> tuple[Slice, ...]:
+        """Of the second of two runs: the first loads the kernels' code. Launched one by one, as by `CUDAProgram`."""
+        traced = self._traced()
+        with self._turns.on_host():
+            self.feed(arrays[: len(self._given)])
+            with self._stream.used():
+                for _ in range(2):
+                    start, marks = self._stream.mark(), []
+                    for index in range(len(traced.steps)):
+                        begin = self._stream.mark()
+                        traced.call(*self._addresses, *symbols, index)
+                        marks.append((begin, self._stream.mark()))
+                    self._stream.synchronize()
+            self._take(arrays)
+        times = [(begin.seconds_since(start), end.seconds_since(start)) for begin, end in marks]
+        return tuple(Slice(names, *pair) for names, pair in zip(traced.steps, times, strict=True))
+
+    def _take(self, arrays: list[np.ndarray]) -> None:
+        """Copy the outputs from the GPU."""
         results = arrays[len(self._given) :]
         for array, memory in zip(results, self._taken, strict=True):
             memory.read_into(_bytes(array))

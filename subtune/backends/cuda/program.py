@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,13 @@ from subtune.backends.cuda.building.binaries import provided, read_binaries
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.dynamic_program import DynamicCUDAProgram, Tensors
 from subtune.backends.cuda.turns import Turns
+from subtune.backends.host.instrument import calls_between
+from subtune.backends.host.traced import Traced, load_traced
 from subtune.core.errors import ArtifactError, TargetError
 from subtune.core.manifest import BINARIES_NAME, LIBRARY_NAME, WEIGHTS_NAME, Manifest
 from subtune.core.memory_plan import View
 from subtune.core.tensor_spec import TensorSpec
+from subtune.core.trace import Slice
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +124,20 @@ class CUDAProgram(Buffers):
     def run_at(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> None:
         raise AssertionError("a model with symbols is a DynamicCUDAProgram")
 
+    def trace(self, arrays: list[np.ndarray], symbols: tuple[int, ...]) -> tuple[Slice, ...]:
+        """Launched one by one, not as a graph: between kernels the GPU waits for the host."""
+        with self._turns.on_host():
+            self._run(arrays)
+            return self._own.submit(self._timed).result()
+
+    def _timed(self) -> tuple[Slice, ...]:
+        cuda_api.activate()
+        with self._stream.used():
+            start = self._stream.mark()
+            calls = calls_between(self._executable, self._main, self._stream.mark)
+            self._stream.synchronize()
+        return tuple(Slice((name,), begin.seconds_since(start), end.seconds_since(start)) for name, begin, end in calls)
+
     def feed(self, inputs: Sequence[np.ndarray]) -> None:
         """Copy the inputs, contiguous arrays, into the GPU's buffers, where they stay until the next `feed`."""
         cuda_api.activate()
@@ -178,8 +196,13 @@ def load_program(folder: Path, manifest: Manifest) -> CUDAProgram | DynamicCUDAP
     with provided(read_binaries(folder / BINARIES_NAME)):
         library = runtime.load_library(folder / LIBRARY_NAME)
         if manifest.memory.takes_addresses:
-            return DynamicCUDAProgram(manifest, library, weights)
+            return DynamicCUDAProgram(manifest, library, weights, partial(_traced, folder, manifest))
         return CUDAProgram(manifest, runtime.virtual_machine(library, on_cuda=True), weights)
+
+
+def _traced(folder: Path, manifest: Manifest) -> Traced:
+    with provided(read_binaries(folder / BINARIES_NAME)):
+        return load_traced(folder, manifest)
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

@@ -22,6 +22,8 @@ _MOST = 16
 """Kernels of one function: more save little, and LLVM takes longer the longer a function is."""
 
 
+JOINED = "subtune.joined"
+"""Attribute of a joined function: its kernels' names, in order."""
 _OF_ENTRIES = ("global_symbol", "tirx.is_entry_func")
 """Attributes of functions that are called from without."""
 
@@ -134,7 +136,8 @@ class _Joiner:
         ordered = [params[i] for i in range(len(params))]
         func = tirx.PrimFunc(ordered, one_launch(stages), first.ret_type, first.attrs)
         name = f"launch_{len(self._made)}"
-        return self._add(name, func.with_attr("global_symbol", name).with_attr(FLAT, True))
+        func = func.with_attr("global_symbol", name).with_attr(FLAT, True)
+        return self._add(name, func.with_attr(JOINED, list(names)))
 
     def _stages(self, name: str) -> list[tuple[Stage, Any]]:
         """Each stage of a kernel with a function for one iteration: called in many places, it is compiled once."""

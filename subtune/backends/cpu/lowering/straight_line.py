@@ -6,13 +6,14 @@ Relax's VM takes tensors: making those of a small operator takes longer than its
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import tvm
 from tvm import tirx
 
-from subtune.backends.cpu.lowering.join_kernels import by_address, flattened, join_kernels
+from subtune.backends.cpu.lowering.join_kernels import JOINED, by_address, flattened, join_kernels
 from subtune.backends.cpu.lowering.launches import asserts, joined, may_fail
 from subtune.backends.cpu.lowering.pipeline import FLAT
 from subtune.backends.host.chooser import Chooser, calls_kernel, calls_of, checked
@@ -21,6 +22,14 @@ from subtune.core.variants import Variants
 
 _FIRST_FIELD = 1
 """Of a struct of C: tirx's kDLTensorData."""
+
+
+@dataclass(frozen=True, slots=True)
+class StraightLine:
+    """`names` are those of the kernels in each step of `main`, which is a call."""
+
+    mod: tvm.IRModule
+    names: tuple[tuple[str, ...], ...]
 
 
 def straight_line(
@@ -33,7 +42,7 @@ def straight_line(
     outputs: int,
     symbols: Sequence[str] = (),
     variants: Mapping[str, Variants] = MappingProxyType({}),
-) -> tvm.IRModule | None:
+) -> StraightLine | None:
     """Kernels, and a `main` that is machine code, too; None if it does more than call kernels that cannot fail.
 
     Args:
@@ -80,7 +89,13 @@ def straight_line(
     functions |= dynamic.functions(_by_address)
     main = tirx.PrimFunc([header, *objects, *values.values()], body)
     functions[mod.get_global_var("main")] = main.with_attr("global_symbol", "main")
-    return tvm.IRModule(functions)
+    return StraightLine(tvm.IRModule(functions), tuple(_names(mod[call.op], call.op.name_hint) for call in calls))
+
+
+def _names(func: Any, name: str) -> tuple[str, ...]:
+    """Of the kernels in a function that `main` calls."""
+    kernels = func.attrs.get(JOINED) if func.attrs else None
+    return tuple(map(str, kernels)) if kernels else (name,)
 
 
 def _by_address(kernel: Any, numbers: int = 0) -> Any:

@@ -26,6 +26,11 @@ _OF_ENTRIES = ("global_symbol", "tirx.is_entry_func")
 """Attributes of functions that are called from without."""
 
 
+def names_of(planned: Planned) -> list[tuple[str]]:
+    """Of the kernel in each step of the `main` that `straight_line` makes."""
+    return [(call.op.name_hint,) for call in calls_of(planned.calls)]
+
+
 def straight_line(planned: Planned, flat: Callable[[Any], Any], target: Any) -> tuple[tvm.IRModule, int] | None:
     """A module whose `main` launches all kernels of a run; None if it does more than call kernels.
 
