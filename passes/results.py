@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from subtune.passes.exprs import op_name
+from subtune.passes.exprs import is_const, op_name, shape_of
 from subtune.passes.rewriter import with_blocks
 from subtune.passes.uses import count_uses
 
@@ -46,6 +46,41 @@ def copies_for_results(mod: tvm.IRModule) -> tvm.IRModule:
     results = relax.VarBinding(given.var, tvm.ir.Tuple([own.get(field, field) for field in given.value.fields]))
     kept = [binding for binding in bindings if binding.var not in replaced]
     return with_blocks(mod, [*func.body.blocks[:-1], relax.DataflowBlock([*kept, results])])
+
+
+def constants_copied(mod: tvm.IRModule) -> tvm.IRModule:
+    """Copies of the constants that a model gives back: where shapes vary, an instance gives back a part, or another."""
+    func = mod["main"]
+    block = func.body.blocks[-1] if func.body.blocks else None
+    if block is None or not block.bindings[-1].var.same_as(func.body.body):
+        return mod
+    *bindings, given = block.bindings
+    values = {binding.var: binding.value for one in func.body.blocks for binding in one.bindings}
+    builder = relax.BlockBuilder()
+
+    def copied(field: Any) -> Any:
+        source = field
+        while isinstance(source, tvm.ir.Var) and source in values:
+            source = values[source]
+        return builder.normalize(relax.op.broadcast_to(source, shape_of(source))) if is_const(source) else None
+
+    if not isinstance(given.value, tvm.ir.Tuple):
+        copy = copied(given.var)
+        return mod if copy is None else _ending(mod, [*bindings, relax.VarBinding(given.var, copy)])
+    fields = []
+    for i, field in enumerate(given.value.fields):
+        copy = copied(field)
+        if copy is not None:
+            field = relax.DataflowVar(f"constant{i}", copy.ty)
+            bindings.append(relax.VarBinding(field, copy))
+        fields.append(field)
+    return _ending(mod, [*bindings, relax.VarBinding(given.var, tvm.ir.Tuple(fields))])
+
+
+def _ending(mod: tvm.IRModule, bindings: list[Any]) -> tvm.IRModule:
+    """`mod` with other bindings in its last block."""
+    *before, last = mod["main"].body.blocks
+    return with_blocks(mod, [*before, type(last)(bindings)])
 
 
 def _chain(result: Any, values: dict[Any, Any]) -> list[Any]:

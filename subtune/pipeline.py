@@ -55,7 +55,7 @@ from subtune.passes.partition import partition
 from subtune.passes.pool_volumes import pool_volumes
 from subtune.passes.recurrences import settle_recurrences
 from subtune.passes.regroup import rearrange
-from subtune.passes.results import copies_for_results
+from subtune.passes.results import constants_copied, copies_for_results
 from subtune.passes.run import Dump, Look, Phase, pass_name, run_passes
 from subtune.passes.shared_heads import fold_shared_heads
 from subtune.passes.splice import splice
@@ -207,11 +207,13 @@ def prepare_imported(
     dump: Dump | None = None,
     forms: Forms = ANY,
     lengths: Lengths = NO_LENGTHS,
+    copies_constants: bool = False,
 ) -> Prepared:
     """`prepare` for a model that is imported already.
 
     Args:
         lengths: of the attentions that are to be padded, as `pad_attention` takes them.
+        copies_constants: among what the model gives back, for another instance may give back others.
     """
     left: list[InFloats] = []
 
@@ -222,6 +224,8 @@ def prepare_imported(
             dump(name, mod)
 
     normalized = pad_attention(normalize(imported.mod, numerics, look, forms), lengths)
+    if copies_constants:
+        normalized = constants_copied(normalized)
     prepared = _outlined(imported, normalized, partition(normalized, forms), forms, dump)
     return replace(prepared, in_floats=tuple(left))
 

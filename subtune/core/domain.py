@@ -57,6 +57,11 @@ class Domain:
         """The largest value of every symbol: what memory is laid out for."""
         return {symbol.name: symbol.values[-1] for symbol in self.symbols}
 
+    @cached_property
+    def least(self) -> dict[str, int]:
+        """The least value above 0 of every symbol that has one."""
+        return {one.name: next((value for value in one.values if value), 0) for one in self.symbols}
+
     def instances(self) -> Iterator[tuple[dict[str, int], float]]:
         """Every instance and its weight."""
         pairs = [tuple(zip(symbol.values, symbol.weights, strict=True)) for symbol in self.symbols]

@@ -108,7 +108,7 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
     def prepare(point: Mapping[str, int], lengths: Lengths) -> Prepared:
         shown = dump if point is domain.greatest else None  # the others are as it is, with other extents
         lengths = lengths if forms.pads_lengths else NO_LENGTHS
-        return prepare_imported(source.of_kernels(point), options.numerics, shown, forms, lengths)
+        return prepare_imported(source.of_kernels(point), options.numerics, shown, forms, lengths, True)
 
     kept = CachesInPlace(options.cache, device, domain, inputs, prepare)
     with _measurer(options) as measurer:

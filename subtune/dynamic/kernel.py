@@ -15,6 +15,7 @@ from subtune.core.candidate import Candidate
 from subtune.core.dims import Quotient, quotient
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
 from subtune.dynamic.fit import DIVISORS
+from subtune.dynamic.own_memory import writes_before_start
 from subtune.dynamic.template import Graph, Template, difference, graph_of, template_of
 from subtune.dynamic.workload import DynamicWorkload, has_free_rows
 from subtune.passes.pad_attention import KEYS
@@ -95,10 +96,19 @@ def dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Devi
     """
     found = _dynamic_kernel(workload, candidate, device)
     plainer = _plainer(candidate)
-    if isinstance(found, DynamicKernel) or plainer == candidate:
-        return found
-    again = _dynamic_kernel(workload, plainer, device)
-    return replace(again, candidate=candidate) if isinstance(again, DynamicKernel) else found
+    if not isinstance(found, DynamicKernel) and plainer != candidate:
+        again = _dynamic_kernel(workload, plainer, device)
+        found = replace(again, candidate=candidate) if isinstance(again, DynamicKernel) else found
+    if isinstance(found, DynamicKernel) and _leaves_its_memory(workload, found):
+        return NotApplicable(f"its tiles of vectors begin in front of its own memory at {list(workload.least)}")
+    return found
+
+
+def _leaves_its_memory(workload: DynamicWorkload, kernel: DynamicKernel) -> bool:
+    if not workload.least or not kernel.is_lowered:
+        return False
+    numbers = dict(zip(kernel.names(workload), kernel.numbers(workload.least), strict=True))
+    return writes_before_start(kernel.template.at(numbers))
 
 
 def _plainer(candidate: Candidate) -> Candidate:

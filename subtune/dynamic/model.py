@@ -14,9 +14,10 @@ from subtune.core.errors import ModelError, UnsupportedOpsError
 from subtune.core.kernel import NotApplicable
 from subtune.core.tensor_spec import TensorSpec
 from subtune.core.workload import Workload
+from subtune.dynamic.alike import are_alike
 from subtune.dynamic.constants import Corner, constants_of, corner
 from subtune.dynamic.fit import NO_STEPS, Fitter
-from subtune.dynamic.points import last_multiples, sample_points, sums_of
+from subtune.dynamic.points import last_multiples, points_beyond, sample_points, sums_of
 from subtune.dynamic.told_apart import calls, pairs, told_apart
 from subtune.dynamic.varying import Made, made_of_shape
 from subtune.dynamic.windows import Windows
@@ -84,6 +85,8 @@ def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int], Lengths]
         return _model_of(domain, prepare, NO_STEPS)
     except ModelError as e:
         if not steps:
+            if _is_same_beyond(domain, prepare):
+                return _model_of(domain, prepare, NO_STEPS, is_beyond=True)
             raise
         # what is no polynomial of any height may be one of every 32nd
         try:
@@ -92,22 +95,42 @@ def dynamic_model(domain: Domain, prepare: Callable[[Mapping[str, int], Lengths]
             raise (e if isinstance(e, UnsupportedOpsError) else of_steps) from None
 
 
+def _is_same_beyond(domain: Domain, prepare: Callable[[Mapping[str, int], Lengths], Prepared]) -> bool:
+    """Whether points beyond the greatest instance say of the model what those of the domain do.
+
+    At few rows subgraphs may have other forms than at many.
+    """
+    beyond = points_beyond(domain)
+    if not beyond:
+        return False
+    points = [*sample_points(domain), *beyond]
+    imported = [prepare(point, NO_LENGTHS).imported for point in points]
+    sums = sums_of([(*one.inputs, *one.outputs) for one in imported], points)
+    return are_alike([one.mod for one in imported], points, sums)
+
+
 def _model_of(
-    domain: Domain, prepare: Callable[[Mapping[str, int], Lengths], Prepared], steps: Mapping[str, int]
+    domain: Domain,
+    prepare: Callable[[Mapping[str, int], Lengths], Prepared],
+    steps: Mapping[str, int],
+    is_beyond: bool = False,
 ) -> DynamicModel:
-    """As `dynamic_model`, of multiples of `steps`."""
-    first = sample_points(domain, (), steps)[:2]
+    """As `dynamic_model`, of multiples of `steps`, or from points beyond the greatest instance."""
+    first = points_beyond(domain)[:2] if is_beyond else sample_points(domain, (), steps)[:2]
     unpadded = [prepare(point, NO_LENGTHS) for point in first]
     lengths = _lengths(*(softmax_shapes(one.normalized) for one in unpadded))
     sums = sums_of([(*one.imported.inputs, *one.imported.outputs) for one in unpadded], first)
     del unpadded
-    points = sample_points(domain, sums, steps)
+    points = points_beyond(domain, sums) if is_beyond else sample_points(domain, sums, steps)
     greatest = prepare(domain.greatest, lengths)
     instances, constants, others = [_instance(greatest)], _constants(greatest), []
     for point in points:
         prepared = prepare(point, lengths)
         instances.append(_instance(prepared))
-        others.append(_without_copies(_constants(prepared), constants))
+        own = _constants(prepared)
+        if len(own) != len(constants):
+            raise _others(point, domain.greatest)
+        others.append(_without_copies(own, constants))
     finest = max(instances, key=lambda one: len(one.names))
     greatest = told_apart(greatest, finest.calls, finest.names)
     instances = [one.told_apart(finest) for one in instances]
@@ -117,10 +140,7 @@ def _model_of(
     of_greatest = instances[0]
     for instance, point in zip(instances, points, strict=True):
         if instance.names != of_greatest.names:
-            raise UnsupportedOpsError(
-                f"The model has other subgraphs at {_said(point)} than at {_said(points[0])}: it cannot be compiled "
-                "for many shapes at once; give every dimension a value with --shape."
-            )
+            raise _others(point, points[0])
         if instance.operators != of_greatest.operators:
             names = ", ".join(sorted({name for name, _ in {*instance.operators} ^ {*of_greatest.operators}}))
             raise UnsupportedOpsError(
@@ -130,7 +150,7 @@ def _model_of(
     workloads = {}
     for name in of_greatest.names:  # where an extent ends with a tile, nothing is padded, and the largest may do so
         at_points = [instance.workloads[name] for instance in instances[1:]]
-        found = dynamic_workload(at_points, points[1:], domain.greatest, sums, steps)
+        found = dynamic_workload(at_points, points[1:], domain.greatest, sums, steps, domain.least)
         if isinstance(found, NotApplicable):
             raise UnsupportedOpsError(
                 f"The subgraph {name} cannot be compiled for many shapes at once: {found.reason}."
@@ -142,6 +162,13 @@ def _model_of(
     inputs = _symbolic([instance.inputs for instance in instances], fitters)
     outputs = _symbolic([instance.outputs for instance in instances], fitters)
     return DynamicModel(domain, greatest, workloads, inputs, outputs, steps, made)
+
+
+def _others(point: Mapping[str, int], greatest: Mapping[str, int]) -> UnsupportedOpsError:
+    return UnsupportedOpsError(
+        f"The model has other subgraphs at {_said(point)} than at {_said(greatest)}: it cannot be compiled for many "
+        "shapes at once; give every dimension a value with --shape."
+    )
 
 
 def _check_rounding(workloads: Mapping[str, DynamicWorkload], instance: _Instance, point: Mapping[str, int]) -> None:
@@ -225,7 +252,6 @@ def _constants(prepared: Prepared) -> list[np.ndarray]:
 
 def _without_copies(constants: Sequence[np.ndarray], known: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The same arrays; those that are equal to known ones are these: weights are in memory once."""
-    assert len(constants) == len(known), "the instances' calls have other constants"
     return [old if np.array_equal(new, old) else new for new, old in zip(constants, known, strict=True)]
 
 
@@ -254,7 +280,7 @@ def _made(
         if differs:
             found = next((made[of] for of, known in varying.items() if _are_equal(known, arrays)), None)
             if found is None:
-                formula = made_of_shape(arrays, points, domain.greatest, sums, steps)
+                formula = made_of_shape(arrays, points, domain.greatest, sums, steps, domain.least)
                 found = windows.of(arrays) if formula is None else Made(formula)
             if found is None:
                 raise ModelError(

@@ -44,6 +44,19 @@ def sample_points(domain: Domain, sums: Sequence[Dim] = (), steps: Mapping[str, 
     return points
 
 
+def points_beyond(domain: Domain, sums: Sequence[Dim] = ()) -> list[Point]:
+    """As `sample_points`, primes beyond the greatest instance; none where that is large."""
+    count = _POINTS + 2 * (len(domain.symbols) - 1)
+    pools = [[p for p in _PRIMES if p > one.values[-1]][: count + len(domain.symbols)] for one in domain.symbols]
+    dice = random.Random(0)
+    for _ in range(_TRIES if all(len(pool) >= count for pool in pools) else 0):
+        rows = list(zip(*(dice.sample(pool, count) for pool in pools), strict=True))
+        points = [dict(zip(domain.names, row, strict=True)) for row in rows]
+        if all(len({*row}) == len(row) for row in rows) and _are_told(points, sums):
+            return points
+    return []
+
+
 def last_multiples(domain: Domain) -> Point:
     """The instance of the greatest values at which tiles end by themselves: what is rounded down is rounded up there,
     too, and odd values do not tell the one from the other.

@@ -33,6 +33,7 @@ def carried(workload: DynamicWorkload, greatest: Sequence[int]) -> Workload:
             "extents": [str(dim) for dim in workload.extents],
             "shapes": [[str(dim) for dim in shape] for shape in workload.shapes],
             "greatest": list(greatest),
+            "least": list(workload.least),
         }
     )
     return Workload.of(workload.at(greatest).func.with_attr(_CARRIED, text), workload.num_outputs)
@@ -53,7 +54,7 @@ def _whole(text: str, num_outputs: int) -> tuple[DynamicWorkload, tuple[int, ...
     extents = tuple(map(parse, data["extents"]))
     shapes = tuple(tuple(map(parse, shape)) for shape in data["shapes"])
     greatest = tuple(data["greatest"])
-    return DynamicWorkload(template, num_outputs, extents, shapes, greatest), greatest
+    return DynamicWorkload(template, num_outputs, extents, shapes, greatest, tuple(data["least"])), greatest
 
 
 def linked(workload: DynamicWorkload, kernel: DynamicKernel, greatest: Sequence[int]) -> Kernel:

@@ -39,18 +39,19 @@ def made_of_shape(
     greatest: Mapping[str, int],
     sums: Sequence[Dim] = (),
     steps: Mapping[str, int] = NO_STEPS,
+    least: Mapping[str, int] | None = None,
 ) -> DynamicWorkload | None:
     """What computes a constant that has the values `arrays` at `points`; None where no formula is known.
 
     Args:
-        greatest, sums, steps: as of `dynamic_workload`.
+        greatest, sums, steps, least: as of `dynamic_workload`.
     """
     for formula in (_linear, _band):
         made = [formula(array) for array in arrays]
         found = [one for one in made if one is not None]
         if len(found) < len(arrays):
             continue
-        workload = dynamic_workload(found, points, greatest, sums, steps)
+        workload = dynamic_workload(found, points, greatest, sums, steps, least)
         if not isinstance(workload, NotApplicable):
             return workload
     return None

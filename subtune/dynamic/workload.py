@@ -36,6 +36,8 @@ class DynamicWorkload:
     """Of the arguments, in the model's symbols."""
     greatest: tuple[int, ...] = ()
     """Extents of the largest instance, if there is one."""
+    least: tuple[int, ...] = ()
+    """Every extent's at the instance at which it is least and not 0, if there is one."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -56,17 +58,18 @@ def dynamic_workload(
     greatest: Mapping[str, int] | None = None,
     sums: Sequence[Dim] = (),
     steps: Mapping[str, int] = NO_STEPS,
+    least: Mapping[str, int] | None = None,
 ) -> DynamicWorkload | NotApplicable:
     """What static workloads, one at each of `points` of the model's symbols, have in common.
 
     Args:
-        greatest: the symbols at the largest instance.
+        greatest, least: the symbols at the largest instance, and at the least of more than 0.
         sums, steps: as of `Fitter`.
     """
     found = generalised([one.func for one in workloads], points, DIVISORS, sums, steps)
     if isinstance(found, NotApplicable):
         return found
-    extents, shapes = _extents(found), _shapes(workloads, Fitter(points, DIVISORS, sums, steps))
+    extents, shapes = _extents(found, least or {}), _shapes(workloads, Fitter(points, DIVISORS, sums, steps))
     names = [f"e{i}" for i in range(len(extents))]
     local = [dict(zip(names, (dim.at(point) for dim in extents), strict=True)) for point in points]
     own = {str(dim): Dim.symbol(name) for name, dim in zip(names, extents, strict=True)}
@@ -75,7 +78,8 @@ def dynamic_workload(
     if isinstance(again, NotApplicable):
         return again
     most = tuple(dim.at(greatest) for dim in extents) if greatest else ()
-    return DynamicWorkload(again, workloads[0].num_outputs, extents, shapes, most)
+    fewest = tuple(dim.at(least) for dim in extents) if least else ()
+    return DynamicWorkload(again, workloads[0].num_outputs, extents, shapes, most, fewest)
 
 
 def _shapes(workloads: Sequence[Workload], fitter: Fitter) -> tuple[tuple[Dim, ...], ...]:
@@ -88,15 +92,17 @@ def _shapes(workloads: Sequence[Workload], fitter: Fitter) -> tuple[tuple[Dim, .
     return tuple(tuple(map(fitted, zip(*of_arg, strict=True))) for of_arg in zip(*shapes, strict=True))
 
 
-def _extents(template: Template) -> tuple[Dim, ...]:
+def _extents(template: Template, least: Mapping[str, int]) -> tuple[Dim, ...]:
     """One, if all that depends on symbols is a polynomial in it; else the symbols themselves, or numbers of tiles.
+
+    One is positive: of the sizes [4, n] the difference is n - 4, which is no extent.
 
     Those are taken where nothing else of a symbol is in the workload.
     """
     dims = sorted(set(template.holes.values()), key=lambda dim: (len(dim.terms), str(dim)))
     if not dims:
         return ()
-    single = [dim for dim in dims if all(_is_in(other, dim) for other in dims)]
+    single = [dim for dim in dims if all(_is_in(other, dim) for other in dims) and (not least or dim.at(least) > 0)]
     if single:
         return (single[0],)
     names = sorted({name for dim in dims for monomial, _ in dim.terms for name in monomial})

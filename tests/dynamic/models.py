@@ -23,10 +23,16 @@ def numbers(name: str, *values: int) -> onnx.TensorProto:
 
 
 def model(
-    nodes: Sequence[Any], inputs: Mapping[str, Shape], outputs: Mapping[str, Shape], weights: Sequence[Any] = ()
+    nodes: Sequence[Any],
+    inputs: Mapping[str, Shape],
+    outputs: Mapping[str, Shape],
+    weights: Sequence[Any] = (),
+    integers: Sequence[str] = (),
 ) -> onnx.ModelProto:
+    """Of float32, but for the `integers`."""
+    types = dict.fromkeys(integers, TensorProto.INT64)
     infos = [
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in of.items()]
+        [helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), shape) for name, shape in of.items()]
         for of in (inputs, outputs)
     ]
     graph = helper.make_graph(list(nodes), "dynamic", *infos, list(weights))
@@ -262,6 +268,40 @@ def routed(experts: int = 6) -> onnx.ModelProto:
     numbers_of = [numpy_helper.from_array(np.int64(value), name) for name, value in (("first", 0), ("last", 1))]
     outputs = {"values": two, "at": two, "down": whole, "along": whole}
     return model(nodes, {"x": whole}, outputs, [numbers("two", 2), *numbers_of])
+
+
+def constants() -> onnx.ModelProto:
+    """x[4, seq]: the larger of it and a scalar, its sizes, and a unit matrix of them."""
+    nodes = [
+        node("CastLike", ["half", "x"], ["least"]),
+        node("Max", ["x", "least"], ["y"]),
+        node("Shape", ["x"], ["sizes"]),
+        node("Size", ["x"], ["size"]),
+        node("EyeLike", ["x"], ["unit"], dtype=TensorProto.FLOAT),
+    ]
+    whole: Shape = (4, "seq")
+    outputs: dict[str, Shape] = {"y": whole, "sizes": (2,), "size": (), "unit": whole}
+    integers = ("sizes", "size")
+    return model(nodes, {"x": whole}, outputs, [numpy_helper.from_array(np.float32(0.5), "half")], integers)
+
+
+def by_columns() -> onnx.ModelProto:
+    """x[3, seq] times z[18, seq], summed along seq."""
+    nodes = [node("Transpose", ["z"], ["turned"], perm=(1, 0)), node("MatMul", ["x", "turned"], ["y"])]
+    return model(nodes, {"x": (3, "seq"), "z": (18, "seq")}, {"y": (3, 18)})
+
+
+def depthwise() -> onnx.ModelProto:
+    """A convolution of x[2, 4, 6, width], channel by channel: channels come last where it is narrow."""
+    nodes = [node("Conv", ["x", "filters"], ["y"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], group=4)]
+    shape: Shape = (2, 4, 6, "width")
+    return model(nodes, {"x": shape}, {"y": shape}, [weight("filters", 4, 1, 3, 3)])
+
+
+def cut_inside() -> onnx.ModelProto:
+    """The mean of the first four rows of x[seq, 8], or of as many as there are."""
+    nodes = [node("Slice", ["x", "zero", "four"], ["part"]), node("ReduceMean", ["part"], ["y"], axes=[0], keepdims=1)]
+    return model(nodes, {"x": ("seq", 8)}, {"y": (1, 8)}, [numbers("zero", 0), numbers("four", 4)])
 
 
 def view() -> onnx.ModelProto:

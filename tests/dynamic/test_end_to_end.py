@@ -91,6 +91,9 @@ def test_shapes_that_disagree_are_refused(block):
         (models.placed, {"past": "0..9", "seq": "1..4"}, 40),
         (models.halves, {"batch": "1", "height": "8..24/8", "width": "16,32"}, 6),
         (models.routed, {"tokens": "1..9"}, 9),
+        (models.constants, {"seq": "1..7"}, 7),
+        (models.by_columns, {"seq": "1..9"}, 9),
+        (models.depthwise, {"width": "1..10"}, 10),
     ],
     ids=[
         "convolutions",
@@ -104,6 +107,9 @@ def test_shapes_that_disagree_are_refused(block):
         "rows of a table",
         "halves",
         "experts",
+        "constants",
+        "along the reduction",
+        "other layout where narrow",
     ],
 )
 def test_every_instance(build: Callable[[], Any], dynamic, count, tmp_path):
