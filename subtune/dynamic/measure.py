@@ -211,7 +211,9 @@ class _Looks:
                 found.seconds.setdefault(candidate, {})[extents] = result
 
     def end(self) -> None:
-        """Of what was never timed nothing is left."""
+        """Of what was never timed nothing is left; why others could not be built is told."""
+        known = {one: self.kernels.facts(one) for one in self.candidates}
+        self.found.failures |= {one: how for one, how in known.items() if isinstance(how, Failure)}
         self.found.libraries = {one: of for one, of in self.found.libraries.items() if one in self.found.seconds}
 
 
