@@ -111,12 +111,7 @@ def measured(
         found = Measured(threads=device.model.host.threads, ends=(ordered[0], ordered[-1]))
         looks = _Looks(found, memory, kernels, candidates, in_line, is_timed)
         if not measurer.is_recall:
-            unknown = [
-                one
-                for one in candidates
-                if not isinstance(kernels.facts(one), Failure)
-                and not memory.is_whole(one, looks.points_of(one, points))
-            ]
+            unknown = looks.unknown(points)
             kernels.built(unknown)
             for extents in ordered if unknown else ():  # what all are compared with, while the first are measured
                 session(extents).prefetch([DEFAULT])
@@ -147,9 +142,11 @@ class _Looks:
     near: set[Candidate] = field(default_factory=set)
     """The fastest kernels at the last instance that was timed."""
 
-    def points_of(self, candidate: Candidate, points: Sequence[tuple[Extents, bool]]) -> list[tuple[Extents, bool]]:
-        """Those at which it is measured whatever the times elsewhere."""
-        return [point for point in points if self._is_proposed(candidate, point[0])]
+    def unknown(self, points: Sequence[tuple[Extents, bool]]) -> list[Candidate]:
+        """Those that have to be built: of which not all is remembered where they are measured whatever others take."""
+        alive = [one for one in self.candidates if not isinstance(self.kernels.facts(one), Failure)]
+        of = {one: [point for point in points if self._is_proposed(one, point[0])] for one in alive}
+        return [one for one in alive if not self.memory.is_whole(one, of[one])]
 
     def _is_proposed(self, candidate: Candidate, extents: Extents) -> bool:
         origins = self.candidates[candidate]
