@@ -55,6 +55,8 @@ def taken(
         weights: how often the shapes occur; their sum is 1.
         regret: how much longer than with all layouts the model may take at any shape: no more counts.
     """
+    if not options:  # views alone
+        return {}
     search = _Search(options, best, weights, regret)
     spare = most_bytes - sum(options[name][at].nbytes for name, at in search.at.items())
     while step := search.best_step(spare):
