@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby, islice, product
 
 from subtune import backends
 from subtune.backends.base import Device, Problem
@@ -38,6 +39,7 @@ _MANY, _FEW = 8, 3
 """Instances that a workload is measured at; the second is of one that has little weight."""
 _CHECKS = 3
 """Instances at which kernels are checked besides."""
+_MOST_LOOKED_AT = 256
 
 _EVERY: Mapping[Candidate, Sequence[Extents]] = dict.fromkeys((DEFAULT, PLAIN, SINGLE), ())
 
@@ -81,8 +83,8 @@ def untuned(
     Raises:
         SubtuneError: no schedule serves all instances.
     """
-    probes = _probes(workload, domain)
-    ends, checks = _spread(probes, 2), _between(workload, domain, probes, 2)
+    ends = _spread(_probes(workload, domain), 2)
+    checks = _between(workload, domain, ends, 2)
     first = dict.fromkeys(proposals(workload, [workload.extents_at(domain.greatest)], device, 1), ())
     found = _first_that_serves([first, _EVERY], workload, ends, checks, exact_only, device, measurer, is_timed=False)
     whole = next((one for one in found.libraries if all(found.serves(one, at) for at in (*ends, *checks))), None)
@@ -182,11 +184,33 @@ def _probes(workload: DynamicWorkload, domain: Domain) -> list[Extents]:
 
 
 def _between(workload: DynamicWorkload, domain: Domain, probes: Sequence[Extents], count: int) -> tuple[Extents, ...]:
-    """Instances of other remainders than those that are measured: next to the least and the greatest, and between."""
+    """Instances of other remainders than those that are measured: next to the least and the greatest, and between.
+
+    Of each extent there are odd and even ones, and some that 4 and 8 divide, where the domain has such: kernels are
+    generalised from extents that are primes.
+    """
     shares = (0.04, 0.99, 0.25)[:count]
     values_of = {symbol.name: _above_zero(symbol) for symbol in domain.symbols}
     points = [{name: of[int(share * (len(of) - 1))] for name, of in values_of.items()} for share in shares]
-    return tuple(at for at in dict.fromkeys(map(workload.extents_at, points)) if at not in probes)
+    found = [at for at in dict.fromkeys(map(workload.extents_at, points)) if at not in probes]
+    seen = {one for at in (*probes, *found) for one in _divisible(at)}
+    some = [[next(group) for _, group in groupby(sorted(of, key=_twos), key=_twos)] for of in values_of.values()]
+    for point in islice(product(*some), _MOST_LOOKED_AT):
+        at = workload.extents_at(dict(zip(values_of, point, strict=True)))
+        if not seen.issuperset(_divisible(at)):
+            found.append(at)
+            seen.update(_divisible(at))
+    return tuple(found)
+
+
+def _divisible(extents: Extents) -> list[tuple[int, int]]:
+    """How often 2 divides each of them."""
+    return [(i, _twos(extent)) for i, extent in enumerate(extents)]
+
+
+def _twos(number: int) -> int:
+    """How often 2 divides it, up to three times."""
+    return next(power for power in (3, 2, 1, 0) if number % 2**power == 0)
 
 
 def _above_zero(symbol: Symbol) -> tuple[int, ...]:

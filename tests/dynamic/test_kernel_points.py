@@ -14,11 +14,14 @@ from subtune.backends.base import Device, Problem
 from subtune.backends.cpu.backend import CPUBackend
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.dims import Dim
+from subtune.core.domain import Domain, Symbol
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
+from subtune.dynamic.constants import corner
 from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel, sample_tiles
 from subtune.dynamic.serve import carried, schedule
 from subtune.dynamic.template import difference, graph_of
+from subtune.dynamic.tune import _between as between
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 
 
@@ -141,3 +144,17 @@ def test_extents_vary_alone(most, is_even):
     assert len(set(points)) == len(points)
     assert all(len(set(column)) >= 6 for column in columns)
     assert len(set(columns)) == len(columns)
+
+
+@pytest.mark.parametrize("most", [(3, 13), (1, 40), (6, 4)], ids=str)
+def test_kernels_are_checked_at_extents_that_two_divides_and_at_others(most: tuple[int, int]) -> None:
+    """They are made of primes: `(rows + 1) // 2 - 1` and `rows // 2` are the same there."""
+    points = [{"batch": batch, "rows": rows} for batch, rows in ((1, 11), (3, 13), (5, 17), (2, 7), (4, 9))]
+    shapes = [(point["batch"] * point["rows"], 32) for point in points]
+    workload = dynamic_workload([corner(shape, shape, "float32") for shape in shapes], points)
+    assert isinstance(workload, DynamicWorkload), workload
+    symbols = [Symbol.uniform(name, tuple(range(1, end + 1))) for name, end in zip(points[0], most, strict=True)]
+    domain = Domain(tuple(symbols))
+    ends = [(1,), (most[0] * most[1],)]
+    checked = [rows for (rows,) in (*ends, *between(workload, domain, ends, 2))]
+    assert {min(rows & -rows, 8) for rows in checked} == {1, 2, 4, 8}
