@@ -126,7 +126,7 @@ class TestCompile:
             out = str(tmp_path / "o.subtune")
             options = "--shape x=1,2 --dynamic seq=1..4:w=.json --dynamic batch=1 "
             options += "--budget 2m --topk 5 --threads 1 --db f.db --device d.json --no-verify --exact "
-            options += "--cache in-place --precision bf16 --weights-limit 1.5 --regret 5% --max-kernels 4"
+            options += "--cache in-place --precision bf16 --weights-limit 1.5 --regret 5% --max-kernels 4 --trace"
             assert main(["compile", "m.onnx", "-o", out, *options.split()]) == 0
         ((args, kwargs),) = calls
         assert args == ("m.onnx", out)
@@ -153,6 +153,7 @@ class TestCompile:
             "precision": "bf16",
             "weights_limit": 1.5,
             "dump": None,
+            "trace": True,
         }
         assert capsys.readouterr().out == "all is well\n"
 

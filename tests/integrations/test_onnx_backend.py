@@ -16,7 +16,7 @@ from tests.integrations.onnx_suite import CaseResult, case_names, counts, run_su
 
 PASSES = 1810  # of the 2033 CPU cases of onnx 1.23.2; 1150 is promised for any onnx release
 ALL = "SUBTUNE_WHOLE_SUITE"  # with this variable set, every case of the official suite: four minutes
-SLOW_STEP = 10
+SLOW_STEP = 20
 
 
 def _reshape() -> onnx.ModelProto:
