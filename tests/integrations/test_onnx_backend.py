@@ -75,7 +75,7 @@ def _complaints(results: tuple[CaseResult, ...]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_official_suite() -> None:
-    """Every tenth case, and all that quantise to floats of 8 and 4 bits and integers of few, or from them.
+    """Every twentieth case, and all that quantise to floats of 8 and 4 bits and integers of few, or from them.
 
     All where the variable asks for it, and then as many pass as are promised.
     """
