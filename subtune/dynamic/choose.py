@@ -14,12 +14,11 @@ from subtune.core.dispatch import Extents, Leaf, Tree
 from subtune.core.domain import Domain
 from subtune.core.measurement import Failure
 from subtune.core.workload import Arg, dtype_bits
+from subtune.dynamic import tree as trees
 from subtune.dynamic.dispatcher import dispatcher
 from subtune.dynamic.layouts import Layouts, taken, worthwhile
 from subtune.dynamic.measure import Measured
 from subtune.dynamic.predict import instances_of, sampled, times_of
-from subtune.dynamic.tree import chosen as numbers_of
-from subtune.dynamic.tree import renumbered
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure.messages import Library
 
@@ -136,8 +135,8 @@ class _Times:
         bound = _FORESEEN * regret
         result = dispatcher(times, extents, self._weights, bound, max_kernels, mean_eps=bound / 4)
         used = sorted(result.kernels)
-        taken_s = times[numbers_of(result.tree, extents), np.arange(len(extents))]
-        tree = renumbered(result.tree, {kernel: i for i, kernel in enumerate(used)})
+        taken_s = times[trees.chosen(result.tree, extents), np.arange(len(extents))]
+        tree = trees.renumbered(result.tree, {kernel: i for i, kernel in enumerate(used)})
         return Chosen(workload, tuple(members[k] for k in used), tree, seconds, found.failures, self._regret(taken_s))
 
     def _regret(self, seconds: np.ndarray) -> float:

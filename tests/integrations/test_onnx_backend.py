@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import numpy as np
@@ -13,10 +12,10 @@ from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 
 from subtune.integrations.onnx_backend import SubtuneBackend
 from tests.integrations.onnx_suite import CaseResult, case_names, counts, run_suite
+from tests.whole import IS_WHOLE
 
 PASSES = 1810  # of the 2033 CPU cases of onnx 1.23.2; 1150 is promised for any onnx release
-ALL = "SUBTUNE_WHOLE_SUITE"  # with this variable set, every case of the official suite: four minutes
-SLOW_STEP = 20
+SLOW_STEP = 10  # where the whole suite, which takes four minutes, is not asked for
 
 
 def _reshape() -> onnx.ModelProto:
@@ -75,17 +74,16 @@ def _complaints(results: tuple[CaseResult, ...]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_official_suite() -> None:
-    """Every twentieth case, and all that quantise to floats of 8 and 4 bits and integers of few, or from them.
+    """Every tenth case, and all that quantise to floats of 8 and 4 bits and integers of few, or from them.
 
-    All where the variable asks for it, and then as many pass as are promised.
+    All where the whole suite is asked for, and then as many pass as are promised.
     """
-    is_whole = bool(os.environ.get(ALL))
-    names = case_names()[:: 1 if is_whole else SLOW_STEP]
+    names = case_names()[:: 1 if IS_WHOLE else SLOW_STEP]
     narrow = {name for name in case_names() if re.search(r"quantizelinear_(e4m3|e5m2|float4|u?int[24])", name)}
     # one process where there are few: each takes seconds to load the cases, and the other tests have the other cores
-    results = run_suite(sorted({*names, *narrow}), workers=2 if is_whole else 1)
+    results = run_suite(sorted({*names, *narrow}), workers=2 if IS_WHOLE else 1)
     assert _complaints(results) == []
     assert [r.name for r in results if r.name in narrow and r.outcome != "pass"] == []
     results = tuple(r for r in results if r.name in names)
     promised = PASSES if onnx.__version__ == "1.23.2" else 1150
-    assert counts(results)["pass"] >= (promised if is_whole else 0.9 * promised / SLOW_STEP)
+    assert counts(results)["pass"] >= (promised if IS_WHOLE else 0.9 * promised / SLOW_STEP)
