@@ -13,7 +13,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`template` names a schedule family of `subtune.templates`; `knobs` are its decisions, sorted by name.
+    """`family` names a schedule family of a backend; `knobs` are its decisions, sorted by name.
 
     `predicted_s` is the policy's estimate of the run time in seconds: it orders candidates and is reported
     beside the measurement, and takes no part in equality.

@@ -33,8 +33,8 @@ _LARGE_BYTES, _FEW_KERNELS = 1 << 26, 8
 """Weights of which every layout takes seconds to make, and kernels of a workload that has such."""
 _ALL_ROUND = 3
 """Kernels that are measured at every instance."""
-_MOST_PASSES = 16
-"""Tiles that share prefetches: a kernel is compared at instances that have more."""
+_PASSES = (16, 4, 2, 1)
+"""Tiles that share prefetches, as far as an instance has them: few of these numbers, as each is a kernel of its own."""
 _MANY, _FEW = 8, 3
 """Instances that a workload is measured at; the second is of one that has little weight."""
 _CHECKS = 3
@@ -142,9 +142,10 @@ def proposals(
     for candidate, extents in turns:
         if candidate not in tiles:
             problem = Problem(workload.at(extents), device.model, device.numerics)
-            tiles[candidate] = device.backend.for_many_shapes(problem, _limited(candidate, extents))
+            of_any = device.backend.for_many_shapes(problem, candidate)
+            tiles[candidate] = [_limited(one, extents) for one in of_any]
         for one in tiles[candidate]:
-            origins[one] = (*origins.get(one, ()), extents)
+            origins[one] = tuple(dict.fromkeys((*origins.get(one, ()), extents)))
     args = workload.at(probes[-1]).args
     is_large = sum(arg.nbytes for arg in args if arg.is_constant) > _LARGE_BYTES
     most = _MANY_KERNELS if device.backend.measuring.overlaps else _MOST_KERNELS
@@ -155,10 +156,11 @@ def proposals(
 
 def _limited(candidate: Candidate, extents: Extents) -> Candidate:
     """The same, its prefetches shared out among as many tiles as this instance has, whatever another has."""
-    if not candidate.get("prefetch") or len(extents) != 1:
+    if not candidate.get("prefetch") or candidate.get("passes") or len(extents) != 1:
         return candidate
     rows = int(candidate.get("mb") or candidate.get("mr") or 1) * 2 ** int(candidate.get("levels") or 0)
-    passes = min(-(-extents[0] // rows), _MOST_PASSES)
+    tiles = -(-extents[0] // rows)
+    passes = next(of for of in _PASSES if of <= tiles)
     return Candidate.make(candidate.family, candidate.predicted_s, **{**dict(candidate.knobs), "passes": passes})
 
 

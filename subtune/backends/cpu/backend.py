@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -152,13 +152,9 @@ class CPUBackend(Backend):
         return whole if asserts(whole) else whole.with_attr(FLAT, True)
 
     def for_many_shapes(self, problem: Problem[CPUModel], candidate: Candidate) -> Sequence[Candidate]:
-        """Weights in panels of one vector, of which a tile takes several: tiles of all widths take the same."""
-        knobs = next(family.knobs for family in self.families if family.name == candidate.family)
-        is_packed = any(arg.is_constant and len(arg.shape) > 1 for arg in problem.workload.args)
-        if not is_packed or "panel" not in (knob.name for knob in fields(knobs)):
-            return (candidate,)
-        decided = {**dict(candidate.knobs), "panel": problem.device.lanes()}
-        return (Candidate.make(candidate.family, candidate.predicted_s, **decided),)
+        from subtune.backends.cpu.many_shapes import for_many_shapes
+
+        return for_many_shapes(problem, candidate, self.families)
 
     def plain(self, workload: Workload, is_single: bool = False) -> Kernel:
         from subtune.backends.cpu.lowering.plain import plain

@@ -7,7 +7,7 @@ with the epilogue, and the journeys of the packed sums of B, of which there are 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 
 from subtune.backends.algorithms.strassen import PRODUCTS, strassen_obstacle, terms
@@ -26,6 +26,8 @@ _SUM_CYCLES = 1.0  # per vector of a sum of blocks of A: loads, addition, store,
 _EPILOGUE_CYCLES = 2.0  # per vector and operand of the output
 _HIDDEN = 0.03
 _EXPOSED = 0.25  # of the time of what is read again while something is multiplied
+_VECTORS = (1, 2, 3, 4, 6)  # of a tile's width
+_SOME_TILES = 8
 _MAX_ROWS = 16
 _LEAST_ROWS = 8
 _PADDED = 1.03
@@ -94,11 +96,36 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
             continue
         if k < _LEAST_DEPTH or rows < _LEAST_ROWS:
             continue
-        for vectors in (v for v in (1, 2, 3, 4, 6) if n % (v * lanes) == 0):
+        for nr in _widths(n, lanes):
             for mr in (r for r in range(4, _MAX_ROWS + 1) if _wastes_little(rows, r)):
-                if mr * vectors + vectors + 1 <= device.vector_registers:
-                    found += _around(problem, levels, (rows, k, n), mr, vectors * lanes)
+                if _fits(mr, nr // lanes, device):
+                    found += _around(problem, levels, (rows, k, n), mr, nr)
     return found
+
+
+def of_height(problem: CPUProblem, knobs: Knobs, mr: int) -> Candidate | None:
+    """In tiles of so many rows, some above each other, as wide as is fastest then; panels are shared out.
+
+    None where no width fits.
+    """
+    anchor, lanes, side = problem.pattern, problem.device.lanes(), 2**knobs.levels
+    k, n = (prod(axis.extent for axis in anchor.of_role(role)) // side for role in "kn")
+    block = (_SOME_TILES * mr, k, n)
+    made = []
+    for nr in _widths(n, lanes):
+        if _fits(mr, nr // lanes, problem.device):
+            passes = _SOME_TILES // 2 if knobs.prefetch else 0
+            one = replace(knobs, mr=mr, mb=mr, nr=nr, order="n", passes=passes)
+            made.append(Candidate.of("strassen", one, _predict(block, one, problem.workload, problem.device)))
+    return min(made, key=lambda one: one.predicted_s, default=None)
+
+
+def _widths(columns: int, lanes: int) -> list[int]:
+    return [vectors * lanes for vectors in _VECTORS if columns % (vectors * lanes) == 0]
+
+
+def _fits(mr: int, vectors: int, device: CPUModel) -> bool:
+    return mr * vectors + vectors + 1 <= device.vector_registers
 
 
 def _around(problem: CPUProblem, levels: int, extents: tuple[int, int, int], mr: int, nr: int) -> Iterator[Candidate]:

@@ -1,0 +1,46 @@
+"""What is tried for many shapes in the place of a candidate for one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from subtune.backends import as_device
+from subtune.backends.base import Device, Problem
+from subtune.backends.cpu.device import CPU
+from subtune.core.candidate import Candidate
+from tests.backends.workloads import dense
+
+STRASSEN = Candidate.make("strassen", levels=1, mr=13, nr=32, mb=13, order="n", prefetch=True)
+
+
+def of_many(rows: int, candidate: Candidate, vector_registers: int = 32) -> list[Candidate]:
+    model = replace(CPU("znver4", threads=2), vector_registers=vector_registers)
+    device: Device = as_device(model)
+    problem = Problem(dense(rows, 256, 256), device.model, device.numerics)
+    return list(device.backend.for_many_shapes(problem, candidate))
+
+
+def test_tiles_of_several_heights_take_the_same_weights() -> None:
+    found = of_many(81, STRASSEN)
+    heights = [one.get("mr") for one in found]
+    assert len(set(heights)) == len(heights) > 2
+    assert [one.get("mb") for one in found] == heights
+    assert {(one.get("levels"), one.get("panel"), one.get("prefetch")) for one in found} == {(1, 16, True)}
+    for rows in range(76, 200):  # of half of them
+        half = -(-rows // 2)
+        assert min(-(-half // height) * height for height in map(int, heights)) <= half * (1 + 1 / 13)
+
+
+def test_of_many_tiles_the_last_one_does_not_count() -> None:
+    assert [one.get("mr") for one in of_many(2048, STRASSEN)] == [13]
+
+
+def test_without_registers_for_other_heights_the_candidate_stays() -> None:
+    assert [one.get("mr") for one in of_many(81, STRASSEN, vector_registers=4)] == [13]
+
+
+def test_other_families_and_weights_that_are_not_packed() -> None:
+    (dense_tile,) = of_many(81, Candidate.make("contraction", mr=4, nr=64, mt=1, order="n"))
+    assert (dense_tile.get("mr"), dense_tile.get("panel")) == (4, 16)
+    rows = Candidate.make("elementwise", shape="flat", unroll=4, wide=False)
+    assert of_many(81, rows) == [rows]
