@@ -15,6 +15,7 @@ from subtune.artifact.destination import check_destination
 from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
 from subtune.core.clock import Clock
+from subtune.core.durations import budget_seconds
 from subtune.core.errors import TargetError
 from subtune.core.progress import ProgressCallback
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
@@ -40,11 +41,17 @@ from subtune.verification.verification import Verification
 
 
 def compile(
-    model: Any, target: Any = "auto", *, output: str | Path | None = None, budget: float | None = None, **options: Any
+    model: Any,
+    target: Any = "auto",
+    *,
+    output: str | Path | None = None,
+    budget: float | str | None = None,
+    **options: Any,
 ) -> Artifact:
-    """Tune `model` and load the result. `budget` in seconds; `options` are the fields of `subtune.options.Options`.
+    """Tune `model` and load the result. `options` are the fields of `subtune.options.Options`.
 
-    Without `output` the artifact lives in a temporary directory until the process ends.
+    `budget` is the longest time to tune, in seconds or as `30s`. Without `output` the artifact lives in a temporary
+    directory until the process ends.
 
     >>> import numpy as np, onnx.helper as h
     >>> import subtune
@@ -54,11 +61,12 @@ def compile(
     >>> artifact.run({"x": np.array([-1, 0, 1, 2], "float32")})["y"]
     array([0., 0., 1., 2.], dtype=float32)
     """
+    budget_s = budget_seconds(budget)
     if output is None:
         place = scratch(TEMPORARY, TEMPORARY_END)
         atexit.register(place.remove)
         output = place.path / "model.subtune"
-    return load(compile_model(model, output, target=target, budget_s=budget, **options).path)
+    return load(compile_model(model, output, target=target, budget_s=budget_s, **options).path)
 
 
 def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport:
@@ -78,7 +86,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
             dump = Dump(Path(options.dump)) if options.dump is not None else None
             forms = device.backend.forms(device.model)
             prepared = prepare(model, options.shapes, options.numerics, options.parameters, dump, forms)
-            others = prepared.alternatives()
+            others, device = prepared.alternatives(), device.for_working_set(prepared.working_set_bytes)
         store = until_chosen.enter_context(opened(options.database))
         with clock.stage("tune"):
             planned = plan(prepared.subgraphs, others, device, store)

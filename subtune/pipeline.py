@@ -170,6 +170,11 @@ class Prepared:
     forms: Forms = ANY
     in_floats: tuple[InFloats, ...] = ()
 
+    @property
+    def working_set_bytes(self) -> int:
+        """Of all that kernels read and write in a run, weights among it; what several of them use counts each time."""
+        return sum(one.uses * one.nbytes for one in self.subgraphs)
+
     def alternatives(self) -> Alternatives:
         """Where else the boundaries between the subgraphs could lie, as workloads that can be tuned."""
         return lower_regions(self.normalized, self.graph, alternatives(self.graph, self.forms), self.subgraphs)

@@ -29,6 +29,7 @@ from subtune.frontends.onnx.reference import onnxruntime_reference
 from subtune.measure import LocalMeasurer
 from subtune.pipeline import prepare
 from subtune.tuning import winners
+from subtune.tuning.search import Search
 from subtune.tuning.winners import schedule_kernels
 from subtune.verification.verify import output_error
 from tests.measure.patient import PatientMeasurer
@@ -111,6 +112,23 @@ def test_the_python_api_tunes_and_loads(small_model: Path, tmp_path: Path) -> No
     assert artifact.run({"x": np.zeros((4, 32), "float32")})["s"].shape == (4,)
     named = subtune.compile(small_model, output=tmp_path / "n.subtune", tune=False, database=tmp_path / "t.db")
     assert named.path == tmp_path / "n.subtune"
+
+
+def test_the_python_api_takes_budgets_as_text(
+    small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SubtuneError, match="budget: 'soon' is not a duration"):
+        subtune.compile(small_model, budget="soon", tune=False)
+    given: list[float | None] = []
+
+    def searched(topk: int, budget_s: float | None) -> Search:
+        given.append(budget_s)
+        return Search(topk, 0.0)
+
+    monkeypatch.setattr("subtune.driver.Search", searched)
+    for budget in ("2m", 1.5, None):
+        subtune.compile(small_model, budget=budget, database=tmp_path / "t.db")
+    assert given == [120.0, 1.5, None]
 
 
 def test_an_artifact_that_was_replaced_runs_its_own_code(small_model: Path, tmp_path: Path) -> None:

@@ -167,6 +167,17 @@ class Artifact:
         about = {"model": self.manifest.name, "device": self.manifest.device, "runs on": str(self.program)}
         return Trace(slices, about)
 
+    def symbols_at(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
+        """Values of the domain's symbols in a run on `inputs`; none where all shapes are fixed.
+
+        Raises:
+            InputError: as `run`.
+        """
+        self._check_inputs(inputs)
+        if self._dynamic is None:
+            return ()
+        return self._dynamic.instance([array(inputs[name]) for name, array in self._readers]).symbols
+
     def __repr__(self) -> str:
         given = ", ".join(map(str, self.inputs))
         taken = ", ".join(map(str, self.outputs))

@@ -17,7 +17,8 @@ import tvm
 from tvm.tirx import PrimFunc
 
 from subtune.backends import as_device
-from subtune.backends.base import Device, HardwareModel, Planned
+from subtune.backends.base import Device, HardwareModel
+from subtune.backends.planned import Planned
 from subtune.core.account import MemoryUse
 from subtune.core.memory_plan import MemoryPlan
 from subtune.core.record import func_hash

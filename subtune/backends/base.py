@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from subtune.backends.many_shapes import ManyShapes
+from subtune.backends.planned import Planned
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
 from subtune.core.forms import Forms
@@ -23,7 +24,6 @@ from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.measurement import Failure
 from subtune.core.measuring import Bench, Measuring
 from subtune.core.numerics import PLAIN, Numerics
-from subtune.core.variants import Variants
 from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
 
@@ -95,6 +95,15 @@ class HardwareModel(Protocol):
         """Whether a subgraph with so many bytes of weights belongs to a model whose weights stay in no cache."""
         ...
 
+    def for_working_set(self, nbytes: int) -> HardwareModel:
+        """As it is for a model that reads and writes so many bytes in a run."""
+        ...
+
+    @property
+    def measured_state(self) -> str:
+        """Where kernels find their data, in a word: measurements of one state do not hold in another. "" as a rule."""
+        ...
+
     def to_json(self) -> str: ...
 
     def overridden(self, path: str | os.PathLike[str], threads: int | None = None) -> HardwareModel:
@@ -110,13 +119,18 @@ class Device:
     backend: Backend
     numerics: Numerics = PLAIN
 
+    def for_working_set(self, nbytes: int) -> Device:
+        """For a model that reads and writes so many bytes in a run."""
+        return replace(self, model=self.model.for_working_set(nbytes))
+
     def fingerprint(self) -> str:
-        """Short text, equal exactly where measurements may be exchanged."""
+        """Short text: which device, under which roundings."""
         return "/".join((self.model.fingerprint(), *self.numerics.tags))
 
     def scope(self) -> Scope:
         """Under what its measurements hold."""
-        return Scope(self.fingerprint(), self.backend.versions())
+        parts = filter(None, (self.fingerprint(), self.model.measured_state))
+        return Scope("/".join(parts), self.backend.versions())
 
 
 OUTER: Mapping[str, str] = MappingProxyType({"role": "outer"})
@@ -176,31 +190,6 @@ class NoKnobs:
 def proposes_nothing(problem: Problem[Any]) -> str:
     """`accepts` of a family that is asked for by name."""
     return "asked for by name only"
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A module whose memory is planned, ready to become a library."""
-
-    calls: tvm.IRModule
-    """`main` is a list of calls of PrimFuncs on tensors that have their places."""
-    program: tvm.IRModule
-    """The same for Relax's virtual machine."""
-    memory: MemoryPlan
-    arrays: tuple[int, int]
-    """How many inputs and outputs there are."""
-    short: frozenset[str]
-    """Names of kernels that are so short that a launch of their own counts."""
-    offsets: tuple[int, ...]
-    """Of the weights, in bytes from the first."""
-    hides_denormals: bool = False
-    """Numbers too small for a normal float may count as zero (`passes.denormals`)."""
-    symbols: tuple[str, ...] = ()
-    """Of a dynamic model, whose values `main` takes behind everything else."""
-    variants: Mapping[str, Variants] = field(default_factory=dict)
-    """Of a dynamic model, by the names of the PrimFuncs that they take the place of."""
-    is_traced: bool = False
-    """Whether `TRACE_NAME` is wanted, too, where the library alone cannot say when its kernels ran."""
 
 
 class Backend(ManyShapes, ABC):

@@ -26,13 +26,15 @@ _LOOKS = 5
 
 
 def artifact(job: Job, inputs: Arrays) -> Peer:
-    """subtune's, tuned or with dlight's schedules: one CUDA graph."""
+    """subtune's, tuned or with dlight's schedules: one CUDA graph, of a model of many shapes that of the inputs'."""
     from subtune.artifact import load
 
     loaded = load(job.path)
     first = list(loaded.run(inputs).values())
+    at = (loaded.symbols_at(inputs),) if loaded.manifest.domain.symbols else ()
     program: Any = loaded.program
-    return Peer(program.replay, lambda _: first, seconds=_in_rows(lambda runs: program.device_seconds(runs)))
+    replay, seconds = functools.partial(program.replay, *at), functools.partial(program.device_seconds, *at)
+    return Peer(replay, lambda _: first, seconds=_in_rows(lambda runs: seconds(runs=runs)))
 
 
 def torch_graph(job: Job, inputs: Arrays) -> Peer:

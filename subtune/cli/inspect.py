@@ -119,7 +119,7 @@ def _choices(args: argparse.Namespace, prepared: Prepared) -> tuple[Choice, ...]
     from subtune.tuning.alternatives import recorded_choices
 
     others = prepared.alternatives()
-    device = device_of(args.target, args.threads, is_measured=False)
+    device = device_of(args.target, args.threads, is_measured=False).for_working_set(prepared.working_set_bytes)
     path = Path(args.db) if args.db else default_path()
     if not args.db and not path.exists():
         return recorded_choices(others, prepared.subgraphs, device, None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from subtune.core.errors import SubtuneError
+
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -26,3 +28,17 @@ def seconds_of(text: str) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
         raise ValueError(f"{text!r} is not a duration: write 60s, 2m or 500ms")
     return seconds
+
+
+def budget_seconds(budget: float | str | None) -> float | None:
+    """A budget as a Python program gives it, seconds or text as of `seconds_of`; None is none.
+
+    Raises:
+        SubtuneError: it is neither.
+    """
+    if budget is None or (isinstance(budget, int | float) and budget >= 0):
+        return budget
+    try:
+        return seconds_of(str(budget))
+    except ValueError as e:
+        raise SubtuneError(f"budget: {e}") from e

@@ -23,7 +23,7 @@ class Record:
 
     workload_key: str
     device: str
-    """`device.fingerprint()`"""
+    """As of `device.scope()`."""
     candidate: Candidate
     timing: Timing
     default_timing: Timing

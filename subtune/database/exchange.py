@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from subtune.backends.base import Device, HardwareModel
 from subtune.core.candidate import Candidate
 from subtune.core.errors import DatabaseError
 from subtune.core.kernel import Kernel
+from subtune.core.record import Record
 from subtune.core.workload import Workload
 from subtune.database.store import Database
 
@@ -49,7 +51,7 @@ def export_metaschedule(
     function = getattr(importlib.import_module(module), name)
     skipped = []
     count = 0
-    for record in database.list_records(device=device.fingerprint(), versions=[device.backend.versions()]):
+    for record in _records(database, device):
         workload = database.workload(record.workload_key)
         assert workload is not None
         kernel = function(workload, record.candidate, device)
@@ -58,6 +60,15 @@ def export_metaschedule(
         else:
             count += 1
     return Exchanged(count, tuple(skipped))
+
+
+def _records(database: Database, device: Device) -> Iterable[Record]:
+    """Of each workload one: that of models in memory before that of models that a cache keeps."""
+    found: dict[str, Record] = {}
+    for one in (device, device.for_working_set(0)):
+        for record in database.list_records(device=one.scope().device, versions=[device.backend.versions()]):
+            found.setdefault(record.workload_key, record)
+    return found.values()
 
 
 class MetaScheduleWriter:

@@ -115,6 +115,7 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         measurer.start(device)
         with clock.stage("prepare"):
             dynamic = _model(domain, kept.prepare, device)
+            device = device.for_working_set(dynamic.greatest.working_set_bytes)
             mod, workloads = _with_copies(dynamic, device)
         with clock.stage("tune"), opened(options.database) as store:
             joint = Joint(len(workloads), domain, device, measurer, store, options)
@@ -131,12 +132,7 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         made_of = source_of(model, options.shapes, options.precision)
         about = (dynamic.inputs, dynamic.outputs, origins, made_of, imported.name)
         package = Package(
-            spliced,
-            *about,
-            domain=domain,
-            variants=variants,
-            caches=kept.caches,
-            is_traced=options.trace,
+            spliced, *about, domain=domain, variants=variants, caches=kept.caches, is_traced=options.trace
         )
         check = verification.check if options.verify else verification.check_sizes
         path = write_artifact(output, package, device, check)

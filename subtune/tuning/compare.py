@@ -79,6 +79,7 @@ def compare_model(model: Any, **given: Any) -> ComparisonReport:
     device = device_of(options.target, options.threads, options.device_file, options.numerics)
     forms = device.backend.forms(device.model)
     prepared = prepare(model, options.shapes, options.numerics, options.parameters, forms=forms)
+    device = device.for_working_set(prepared.working_set_bytes)
     topk, budget_s, progress = options.topk, options.budget_s, options.progress
     with opened(options.database) as store, given_or_local(options.measurer) as measurer:
         begin = time.monotonic()

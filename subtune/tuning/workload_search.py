@@ -306,7 +306,7 @@ class WorkloadSearch:
         job = self.job
         self.record = Record(
             job.workload.key,
-            job.device.fingerprint(),
+            job.device.scope().device,
             winner,
             seen.timing,
             seen.default_timing,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import tvm
 from subtune.backends import as_device, candidates
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.driver import driver_device
+from subtune.bench import peers_cuda
 from subtune.bench.gpu_op import GpuOp
 from subtune.bench.gpu_rows import FASTDLIGHT, GPU_OPS, TENSORCORE, GpuCase, Published
 from subtune.bench.gpu_table import gpu_json, gpu_table
@@ -197,3 +199,32 @@ def test_granularity_on_a_processor(tmp_path) -> None:
     assert "cannot be tuned alone" in second.failure
     assert "requantised" in levels_table(report)
     assert json.loads(levels_json(report))["rows"][0]["gain"] == pytest.approx(first.gain)
+
+
+@pytest.mark.parametrize("symbols", [(), (3,)])
+def test_an_artifact_is_timed_at_the_shape_of_its_inputs(symbols, monkeypatch):
+    """A program of many shapes is told which one; one of fixed shapes takes none."""
+    calls = []
+
+    class Program:
+        def replay(self, *at):
+            calls.append(at)
+
+        def device_seconds(self, *at, runs):
+            calls.append(at)
+            return 0.5
+
+    loaded = SimpleNamespace(
+        manifest=SimpleNamespace(domain=SimpleNamespace(symbols=symbols)),
+        run=lambda inputs: {"y": inputs["x"]},
+        symbols_at=lambda inputs: inputs["x"].shape,
+        program=Program(),
+    )
+    monkeypatch.setattr("subtune.artifact.load", lambda path: loaded)
+    x = np.ones(3, np.float32)
+    peer = peers_cuda.artifact(SimpleNamespace(path="m.subtune"), {"x": x})
+    peer.call()
+    assert peer.outputs(None)[0] is x
+    assert peer.seconds is not None
+    assert peer.seconds(2) == [0.5, 0.5]
+    assert set(calls) == {(symbols,) if symbols else ()}

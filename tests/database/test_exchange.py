@@ -28,13 +28,17 @@ def contractions(workload: Workload, device: Device, topk: int) -> Sequence[Cand
     return [c for c in backends.candidates(workload, device, topk) if c.family == "contraction"]
 
 
-@pytest.fixture(scope="module")
-def exported(device: CPUModel, workers: LocalMeasurer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[False, True], ids=["in memory", "in L3"])
+def exported(
+    device: CPUModel, workers: LocalMeasurer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Path:
+    """Records of a model that is in memory, or of one that L3 keeps."""
     directory = tmp_path_factory.mktemp("exported")
+    tuned_for = device.for_working_set(0) if request.param else device
     prepared = prepare(models.reduced("mlp"))
     with Database(directory / "t.db") as database:
         records = tune(
-            prepared.subgraphs, device, Search(3, candidates=contractions), database=database, measurer=workers
+            prepared.subgraphs, tuned_for, Search(3, candidates=contractions), database=database, measurer=workers
         )
         assert any(record.candidate.family == "contraction" for record in records.values())
         result = export_metaschedule(database, directory / "ms", as_device(device))

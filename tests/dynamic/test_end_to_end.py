@@ -71,6 +71,12 @@ def test_a_run_outside_of_the_domain_is_refused(block, batch, seq, message):
     assert "\n" not in str(refused.value)
 
 
+def test_the_symbols_of_a_run_are_known(block):
+    assert block.symbols_at(arrays(block, batch=2, seq=5)) == (2, 5)
+    with pytest.raises(InputError, match="seq is 21"):
+        block.symbols_at(arrays(block, batch=1, seq=21))
+
+
 def test_shapes_that_disagree_are_refused(block):
     inputs = {"x": arrays(block, batch=2, seq=5)["x"], "mask": arrays(block, batch=2, seq=6)["mask"]}
     with pytest.raises(InputError, match="mask"):

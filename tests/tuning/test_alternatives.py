@@ -16,6 +16,7 @@ from subtune import models
 from subtune.artifact.random_inputs import random_inputs
 from subtune.assembly import compile_module
 from subtune.backends import as_device
+from subtune.backends.base import Device
 from subtune.backends.cpu.device import CPUModel
 from subtune.cli.main import main
 from subtune.core.candidate import DEFAULT
@@ -80,12 +81,12 @@ def test_of_plain_convolutions_only_the_first_has_another_way(name: str) -> None
 # -- from measurement to model -----------------------------------------------------------------------------
 
 
-def fake(workload: Any, device: CPUModel, seconds: float) -> Record:
+def fake(workload: Any, device: Device, seconds: float) -> Record:
     """As if the default schedule had been measured: it is linked only if the hash is that of its kernel."""
     kernel = winners.applied(workload, DEFAULT, device)
     timing = Timing(seconds, seconds, 0.0, 9)
     return Record(
-        workload.key, device.fingerprint(), DEFAULT, timing, timing, 1.0, func_hash(kernel.func), 20, 1, 0, True
+        workload.key, device.scope().device, DEFAULT, timing, timing, 1.0, func_hash(kernel.func), 20, 1, 0, True
     )
 
 
@@ -97,10 +98,11 @@ def squeezenet() -> onnx.ModelProto:
 def fill(path: Path, model: onnx.ModelProto, device: CPUModel) -> Path:
     """A database in which every kernel takes 1 ms: fewer kernels win."""
     prepared = prepare(model)
+    tuned_for = as_device(device).for_working_set(prepared.working_set_bytes)
     with Database(path) as database:
         for subgraph in (*prepared.subgraphs, *others_of(prepared).subgraphs):
             database.add_record(
-                subgraph.workload, fake(subgraph.workload, device, 1e-3), as_device(device).backend.versions()
+                subgraph.workload, fake(subgraph.workload, tuned_for, 1e-3), tuned_for.backend.versions()
             )
     return path
 

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from subtune.backends.base import Backend, Device, Family, HardwareModel, Planned, Problem
+from subtune.backends.base import Backend, Device, Family, HardwareModel, Problem
 from subtune.backends.cpu.device import CPU, CPUModel
 from subtune.backends.cpu.math.byte_dots import cheapest_rows
 from subtune.backends.host.link import link_command
+from subtune.backends.planned import Planned
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
 from subtune.core.forms import Forms

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from subtune.backends.base import Backend, Device, Family, HardwareModel, Planned, Problem
+from subtune.backends.base import Backend, Device, Family, HardwareModel, Problem
 from subtune.backends.cuda.device import CUDA, CUDAModel, is_cuda_target
+from subtune.backends.planned import Planned
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
 from subtune.core.forms import Forms

@@ -66,6 +66,11 @@ class CUDAModel:
     def comes_from_memory(self, weights_bytes: int) -> bool:
         return False  # kernels are timed with cold caches, as they find them
 
+    def for_working_set(self, nbytes: int) -> CUDAModel:
+        return self
+
+    measured_state = ""
+
     @property
     def between_kernels_s(self) -> float:
         """As a CPU's: nothing that was measured; kernels are timed with cold caches, and launched by a graph."""
@@ -84,10 +89,7 @@ class CUDAModel:
         return 2.0 * self.fma_per_cycle * self.sms * self.cycles_per_s
 
     def peak_flops(self, dtype: str = "") -> float:
-        """Operations per second that kernels on operands of `dtype` can reach; float32 stays off the tensor cores.
-
-        Without a type the most of any: for lower bounds.
-        """
+        """Operations per second on operands of `dtype`, or the most of any; float32 stays off the tensor cores."""
         types = [dtype] if dtype else [of for of, _ in self.mma_flops_per_cycle]
         return max(self.fma_flops(), *(self.mma_flops(of) for of in types if dtype != "float32"), 1.0)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from subtune.core.durations import seconds_of
+from subtune.core.durations import budget_seconds
 from subtune.core.errors import SubtuneError
 
 BUDGET_S = 60.0
@@ -49,12 +49,7 @@ class Settings:
 
     @property
     def budget_s(self) -> float | None:
-        if self.budget is None or (isinstance(self.budget, int | float) and self.budget >= 0):
-            return self.budget
-        try:
-            return seconds_of(str(self.budget))
-        except ValueError as e:
-            raise SubtuneError(f"the option budget of the backend subtune: {e}") from e
+        return budget_seconds(self.budget)
 
     def compile_options(self, target: str, threads: int) -> dict[str, Any]:
         """The keywords of `subtune.driver.compile`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from subtune import runtime
+from subtune.backends import as_device
 from subtune.backends.cpu import targets
 from subtune.backends.cpu.device import CPU
 from subtune.backends.cpu.processors import PROCESSORS
@@ -197,6 +198,19 @@ def test_a_virtual_machines_share_of_l3(
 )
 def test_triples(triple: str, architecture: str, system: str) -> None:
     assert (triples.architecture(triple), triples.system(triple)) == (architecture, system)
+
+
+def test_small_models_stay_in_l3() -> None:
+    """Their measurements are their own; weights that packing made large come from memory all the same."""
+    model = CPU("znver4", threads=2)
+    small, large = (model.for_working_set(nbytes) for nbytes in (model.l3_bytes // 2, model.l3_bytes))
+    assert large == model
+    assert as_device(small).scope() != as_device(model).scope()
+    assert (small.fingerprint(), small.to_json()) == (model.fingerprint(), model.to_json())
+    assert model.comes_from_memory(model.l3_bytes // 4)
+    assert not small.comes_from_memory(model.l3_bytes // 4)
+    assert small.comes_from_memory(model.l3_bytes // 2)
+    assert small.past_l2_bytes < model.past_l2_bytes
 
 
 def test_json_of_a_device_is_plain() -> None:

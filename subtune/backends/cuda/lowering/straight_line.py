@@ -13,9 +13,9 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
-from subtune.backends.base import Planned
 from subtune.backends.cuda.lowering.flat import FLAT, HOST
 from subtune.backends.host.chooser import Chooser, calls_kernel, calls_of, checked
+from subtune.backends.planned import Planned
 from subtune.core.memory_plan import Base, View
 from subtune.core.workload import dtype_bits
 from subtune.tir.substitute import substitute
