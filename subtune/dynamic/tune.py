@@ -23,6 +23,7 @@ from subtune.dynamic.measure import Measured, measured
 from subtune.dynamic.refine import HeldOut
 from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload
+from subtune.tuning.waves import in_turn
 
 _STEP = 1.6
 """A symbol's value at a measured instance over that at the one before; no power of it is one of 2, so that tiles of all
@@ -130,9 +131,11 @@ def proposals(
     """The policy's candidates for the probes, the first ones of all before the second ones, and for which probes; the
     ones that are for most probes are for all instances."""
     ranked = []
+    is_many = device.backend.measuring.overlaps
     for extents in probes:
         try:
-            ranked.append((backends.candidates(workload.at(extents), device, topk), extents))
+            found = backends.candidates(workload.at(extents), device, topk)
+            ranked.append((in_turn(found, device.backend.tile, is_many) if is_many else found, extents))
         except Exception:  # a policy may not foresee an axis of one element
             continue
     longest = max((len(one) for one, _ in ranked), default=0)
@@ -148,7 +151,7 @@ def proposals(
             origins[one] = tuple(dict.fromkeys((*origins.get(one, ()), extents)))
     args = workload.at(probes[-1]).args
     is_large = sum(arg.nbytes for arg in args if arg.is_constant) > _LARGE_BYTES
-    most = _MANY_KERNELS if device.backend.measuring.overlaps else _MOST_KERNELS
+    most = _MANY_KERNELS if is_many else _MOST_KERNELS
     kept = dict(list(origins.items())[: _FEW_KERNELS if is_large else most])
     everywhere = sorted(kept, key=lambda one: -len(kept[one]))[:_ALL_ROUND]
     return {one: () if one in everywhere else at for one, at in kept.items()}

@@ -116,11 +116,21 @@ def test_a_block_for_each_tile_is_right_at_every_instance(raster, tmp_path):
     workload = of_rows("float16")
     few = (Problem(workload.at((63,)), DEVICE.model, DEVICE.numerics), first_of("cuda.wgmma", workload))
     single, persistent = DEVICE.backend.for_many_shapes(*few)
-    assert (single.get("single"), persistent) == (True, few[1])
+    assert [(one.get("single"), one.get("few")) for one in (single, persistent)] == [(True, True), (None, True)]
     many = Problem(workload.at((1 << 16,)), DEVICE.model, DEVICE.numerics)
-    assert DEVICE.backend.for_many_shapes(many, few[1]) == (few[1],)
+    assert list(DEVICE.backend.for_many_shapes(many, few[1])) == [few[1]]
     in_bands = Candidate.make(single.family, **{**dict(single.knobs), "raster": raster})
     check(workload, kernel(workload, in_bands), (1, 63, 65, 128, 200), tmp_path)
+
+
+def test_rows_that_a_tile_lacks_are_not_copied(tmp_path):
+    """Boxes, and the bytes that are waited for, are of as many rows as there are, up to a tile."""
+    workload = of_rows("float16")
+    problem = Problem(workload.at((7,)), DEVICE.model, DEVICE.numerics)
+    few = DEVICE.backend.for_many_shapes(problem, first_of("cuda.wgmma", workload))[-1]
+    made = kernel(workload, few)
+    assert "T.min(64, " in (text := made.func.script()) or "T.min(128, " in text
+    check(workload, made, (1, 7, 63, 64, 65, 128, 200), tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "candidate"), [("float32", PLAIN), ("three rows", SINGLE)])

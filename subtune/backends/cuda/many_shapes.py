@@ -29,9 +29,21 @@ def for_many_shapes(problem: Problem[CUDAModel], candidate: Candidate) -> Sequen
     if candidate.family == "cuda.wgmma":
         knobs = candidate.as_knobs(WgmmaKnobs)
         assert isinstance(knobs, WgmmaKnobs)
+        knobs = replace(knobs, few=_may_lack_rows(problem, knobs))
+        ways = [knobs]
         if knobs.split == 1 and _tiles(problem, knobs) <= problem.device.sms * knobs.blocks_per_sm:
-            return (Candidate.of(candidate.family, replace(knobs, single=True), candidate.predicted_s), candidate)
+            ways.insert(0, replace(knobs, single=True))
+        return [Candidate.of(candidate.family, one, candidate.predicted_s) for one in ways]
     return (candidate,)
+
+
+def _may_lack_rows(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> bool:
+    """Whether an instance has fewer rows than a tile, and plain ones: zeros in their place are slow to copy."""
+    found, tiling = problem.pattern, knobs.tiling
+    if not isinstance(found, Contraction) or knobs.swapped or knobs.boxes > 1 or knobs.taps > 1 or knobs.resident:
+        return False
+    (rows, *others) = found.of_role("m")
+    return not others and not any(found.a.windows) and rows.extent < tiling.m
 
 
 def _tiles(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> float:

@@ -34,7 +34,7 @@ class Copies:
         return 1 if self.maps[operand].is_along_k else width // self.bk
 
     @property
-    def sent_bytes(self) -> int:
+    def sent_bytes(self) -> Any:
         """Of A, in a step."""
         t = self.walk.tiling
         return self.maps[0].box_bytes * self._boxes(0, t.m) * t.boxes

@@ -57,6 +57,7 @@ class WgmmaKnobs:
     taps: int = 1
     resident: int = 0
     single: bool = False
+    few: bool = False
 
     @property
     def tiling(self) -> Tiling:
@@ -249,13 +250,16 @@ def _maps(
     a_tile = dict(zip(view.rows, tiling.rows, strict=True)) | {view.inner: bk}
     if tiling.taps > 1:
         a_tile[view.rows[-2]] += tiling.taps - 1
-    if len(view.rows) == 1 and view.a[-1].group == view.inner:
+    is_plain = len(view.rows) == 1 and view.a[-1].group == view.inner
+    if is_plain:
         # rows that are never stored need not be filled, with zeros that is slow
         a_tile[view.rows[0]] = min(tiling.rows[0], view.extent(view.rows[0]))
     b_tile = {view.n: tiling.columns // tiling.cluster, view.inner: bk}
     a = tensor_map(view.a, extents, offsets, info.a.dtype, a_tile, view.inner, tiling.row_bytes)
     if isinstance(a, NotApplicable):
         return a
+    if tiling.few and is_plain:
+        a = a.of_rows(view.rows[0], tiling.rows[0], view.extent(view.rows[0]))
     b_shape = tuple(d.extent for d in view.b)
     b = tensor_map(view.b, b_shape, (0,) * len(b_shape), info.b.dtype, b_tile, view.inner, tiling.row_bytes)
     if isinstance(b, NotApplicable):

@@ -42,7 +42,8 @@ class Tiling:
 
     `taps`: so many steps, the taps of a window one below the other, are multiplied from one copy of their rows of
     pixels: those of the tile and the ones that the last tap reads beyond. `resident`: so many steps, all there are, for
-    which B is copied once and stays. `single`: there are as many blocks as tiles.
+    which B is copied once and stays. `single`: there are as many blocks as tiles. `few`: a tile may have more rows than
+    there are, which is told at run time; those that lack are not copied.
     """
 
     rows: tuple[int, ...]
@@ -61,6 +62,7 @@ class Tiling:
     taps: int = 1
     resident: int = 0
     single: bool = False
+    few: bool = False
 
     def knobs(self) -> dict[str, Knob]:
         return {
@@ -76,7 +78,7 @@ class Tiling:
             **({"row_bytes": self.row_bytes} if self.row_bytes != ROW_BYTES else {}),
             **({"swapped": True} if self.swapped else {}),
             **({"resident": self.resident} if self.resident else {}),
-            **({"single": True} if self.single else {}),
+            **({name: True for name in ("single", "few") if getattr(self, name)}),
         }
 
     @property

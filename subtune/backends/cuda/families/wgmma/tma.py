@@ -7,9 +7,11 @@ outside of the operand arrives as zeros: that is a convolution's padding, and th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
+
+from tvm import tirx
 
 from subtune.backends.cuda.families.wgmma.tiling import SWIZZLES
 from subtune.core.kernel import NotApplicable
@@ -30,11 +32,23 @@ class TensorMap:
 
     dtype: str
     rank: int
-    arguments: tuple[int, ...]
+    arguments: tuple[Any, ...]
     dims: tuple[Dim, ...]
     offsets: tuple[int, ...]
     is_along_k: bool
-    box_bytes: int
+    box_bytes: Any
+    """A number, or an expression of how many rows there are."""
+
+    def of_rows(self, group: int, most: int, extent: int) -> TensorMap:
+        """With boxes of `most` rows, or of all `extent` rows of the group where these are fewer.
+
+        It is left as an expression of both numbers: at another extent the kernel is the same.
+        """
+        place = next(i for i, dim in enumerate(self.dims) if dim.group == group)
+        at = self.rank + self.rank - 1 + self.rank - 1 - place  # behind the extents and the strides, innermost first
+        rows = tirx.Min(*(tirx.IntImm("int32", number) for number in (most, extent)))
+        arguments = (*self.arguments[:at], rows, *self.arguments[at + 1 :])
+        return replace(self, arguments=arguments, box_bytes=self.box_bytes // self.arguments[at] * rows)
 
     def coordinates(self, at: Mapping[int, Any]) -> list[Any]:
         """Where a box begins, innermost dim first; `at` has every group's first index."""
