@@ -32,8 +32,8 @@ _MOST_KERNELS, _MANY_KERNELS = 24, 48
 """Built of one workload; and where builds are beside what is measured, and measuring takes little."""
 _LARGE_BYTES, _FEW_KERNELS = 1 << 26, 8
 """Weights of which every layout takes seconds to make, and kernels of a workload that has such."""
-_ALL_ROUND = 3
-"""Kernels that are measured at every instance."""
+_ALL_ROUND, _ALL_ROUND_OF_FAMILY = 3, 2
+"""Kernels that are measured at every instance; and of each implementation, as those of one may not serve at all."""
 _PASSES = (16, 4, 2, 1)
 """Tiles that share prefetches, as far as an instance has them: few of these numbers, as each is a kernel of its own."""
 _MANY, _FEW = 8, 3
@@ -71,7 +71,8 @@ def tuned(
     checks = _between(workload, domain, probes, _CHECKS if is_heavy else 2)
     if not is_heavy:
         proposed = {**dict.fromkeys(proposed, ()), DEFAULT: ()}
-    choices = [proposed, {**proposed, DEFAULT: ()}, _EVERY] if is_heavy else [proposed, _EVERY]
+    everywhere = {**dict.fromkeys(proposed, ()), DEFAULT: ()}  # measured so far are those near what they are meant for
+    choices = [proposed, everywhere, _EVERY] if is_heavy else [proposed, _EVERY]
     further = HeldOut(workload, domain) if is_heavy else None
     return _first_that_serves(choices, workload, probes, checks, exact_only, device, measurer, further=further)
 
@@ -153,7 +154,11 @@ def proposals(
     is_large = sum(arg.nbytes for arg in args if arg.is_constant) > _LARGE_BYTES
     most = _MANY_KERNELS if is_many else _MOST_KERNELS
     kept = dict(list(origins.items())[: _FEW_KERNELS if is_large else most])
-    everywhere = sorted(kept, key=lambda one: -len(kept[one]))[:_ALL_ROUND]
+    everywhere: list[Candidate] = []
+    for one in sorted(kept, key=lambda one: -len(kept[one])):
+        of_family = sum(other.family == one.family for other in everywhere)
+        if len(everywhere) < _ALL_ROUND or of_family < _ALL_ROUND_OF_FAMILY:
+            everywhere.append(one)
     return {one: () if one in everywhere else at for one, at in kept.items()}
 
 

@@ -20,6 +20,7 @@ from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.dynamic.kernel import PLAIN, SINGLE, DynamicKernel, dynamic_kernel
 from subtune.dynamic.serve import linked
+from subtune.dynamic.tune import proposals
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 from subtune.measure.guarded import numpy_dtype
 from tests.backends.cuda import cuda_on_cpu
@@ -121,6 +122,16 @@ def test_a_block_for_each_tile_is_right_at_every_instance(raster, tmp_path):
     assert list(DEVICE.backend.for_many_shapes(many, few[1])) == [few[1]]
     in_bands = Candidate.make(single.family, **{**dict(single.knobs), "raster": raster})
     check(workload, kernel(workload, in_bands), (1, 63, 65, 128, 200), tmp_path)
+
+
+def test_every_implementation_is_tried_at_every_instance():
+    """Of one all kernels may fail: what is left for all instances is another's."""
+    proposed = proposals(of_rows("float16"), [(1,), (7,), (31,), (128,), (512,)], DEVICE, 8)
+    families = {one.family for one in proposed}
+    assert {"cuda.mma", "cuda.wgmma"} < families
+    for family in families:
+        origins = [at for one, at in proposed.items() if one.family == family]
+        assert sum(at == () for at in origins) >= min(2, len(origins)), family
 
 
 def test_rows_that_a_tile_lacks_are_not_copied(tmp_path):
