@@ -69,10 +69,8 @@ def tuned(
     if not (is_heavy and device.backend.measuring.overlaps):  # else all of them: measuring takes little
         probes = _spread(probes, _MANY if is_heavy else _FEW)
     checks = _between(workload, domain, probes, _CHECKS if is_heavy else 2)
-    if not is_heavy:
-        proposed = {**dict.fromkeys(proposed, ()), DEFAULT: ()}
-    everywhere = {**dict.fromkeys(proposed, ()), DEFAULT: ()}  # measured so far are those near what they are meant for
-    choices = [proposed, everywhere, _EVERY] if is_heavy else [proposed, _EVERY]
+    everywhere: Mapping[Candidate, Sequence[Extents]] = {**dict.fromkeys(proposed, ()), DEFAULT: ()}
+    choices = [proposed, everywhere, _EVERY] if is_heavy else [everywhere, _EVERY]  # at first near what they are for
     further = HeldOut(workload, domain) if is_heavy else None
     return _first_that_serves(choices, workload, probes, checks, exact_only, device, measurer, further=further)
 
