@@ -67,6 +67,8 @@ class Joint:
         begin = time.monotonic()
         try:
             return self._served(name, workload, tune, instead)
+        except SubtuneError as e:
+            raise SubtuneError(f"{name}: {e}") from e
         finally:
             self._done += 1
             self._tell(name, 0, 0, math.inf)

@@ -42,7 +42,8 @@ class Hazards:
     infinity or NaN; `factors`: of one number, where sums of products are among them; `cancels`: adds floats up to a few
     results, or two sums of products, one of which a file's half cannot hold though both together are small; `rounds`:
     to integers, of floats that were summed up or are functions: a last bit more or less may be a step;
-    `rounds_to_float8`: the same to floats of 8 bits, whose steps are shares of the number.
+    `rounds_to_float8`: the same to floats of 8 bits, whose steps are shares of the number; `widens`: computed int32 to
+    int64, where what did not fit is undefined: LLVM is told that nothing wraps round.
     """
 
     index_extent: dict[int, int] = field(hash=False)
@@ -60,6 +61,7 @@ class Hazards:
     cancels: bool = False
     rounds: bool = False
     rounds_to_float8: bool = False
+    widens: bool = False
     factors: int = 2
 
     @property
@@ -101,7 +103,7 @@ def hazards(workload: Workload) -> Hazards:
     from subtune.tir.expressions import function_name
 
     divides = casts = clips = narrows = products = stores_integers = compares = False
-    sums = multiplies = deviates = sums_floats = to_float8 = False
+    sums = multiplies = deviates = sums_floats = to_float8 = widens = False
     called: set[str] = set()
     loads: list[Any] = []
 
@@ -118,7 +120,8 @@ def hazards(workload: Workload) -> Hazards:
             compares, \
             multiplies, \
             deviates, \
-            to_float8
+            to_float8, \
+            widens
         if isinstance(node, ir.TensorLoad):
             loads.append((node.source, node.indices))
         elif isinstance(node, tirx.BufferStore):
@@ -132,6 +135,7 @@ def hazards(workload: Workload) -> Hazards:
         elif isinstance(node, tirx.Cast):
             casts = casts or ("int" in str(node.ty) and "float" in str(node.value.ty))
             to_float8 = to_float8 or str(node.ty.dtype).startswith("float8")
+            widens = widens or _widens(node, workload)
             narrows = narrows or (str(node.ty.dtype).startswith("float16") and "float32" in str(node.value.ty))
         elif isinstance(node, tirx.Min | tirx.Max):
             has_constant = isinstance(node.a, tirx.FloatImm) or isinstance(node.b, tirx.FloatImm)
@@ -151,6 +155,7 @@ def hazards(workload: Workload) -> Hazards:
         multiplies=multiplies, saturates=_saturates(workload),
         cancels=(sums and results <= _FEW_RESULTS) or (narrows and products and adds_up_sums(workload)),
         rounds=not called.isdisjoint(_ROUNDED) and (sums_floats or bool(called - _EXACT)), rounds_to_float8=to_float8,
+        widens=widens,
         factors=max(2, degree(workload)) if products else 2,
     )  # fmt: skip
 
@@ -195,6 +200,16 @@ def _saturates(workload: Workload) -> bool:
 
     tvm_ffi.structural_walk(workload.func, ((tirx.Mul, tirx.Div, ir.Call), visit))
     return len(found) == 2
+
+
+def _widens(cast: Any, workload: Workload) -> bool:
+    """Whether it makes int64 of an int32 that is no input."""
+    from tvm import ir
+
+    if "int64" not in str(cast.ty) or "int32" not in str(cast.value.ty):
+        return False
+    params = workload.func.params
+    return not (isinstance(cast.value, ir.TensorLoad) and any(one.same_as(cast.value.source) for one in params))
 
 
 def _multiplies(store: Any) -> bool:

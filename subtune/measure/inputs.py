@@ -104,7 +104,8 @@ def _array(
             return np.sort(array, axis=None).reshape(shape)
         return _sprinkled(array, rng, [0, limit - 1]) if kind == "adversarial" else array
     if "int" in arg.dtype:
-        return _integers(shape, dtype, "random" if kind == "special" else kind, rng, dangers.divides)
+        is_usual = kind == "special" or (kind == "adversarial" and dangers.widens)
+        return _integers(shape, dtype, "random" if is_usual else kind, rng, dangers.divides)
     if kind == "special":
         return _special(_floats(shape, dtype, "random", rng, dangers), rng, dangers)
     return _floats(shape, dtype, kind, rng, dangers)

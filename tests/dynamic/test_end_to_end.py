@@ -71,6 +71,38 @@ def test_a_run_outside_of_the_domain_is_refused(block, batch, seq, message):
     assert "\n" not in str(refused.value)
 
 
+POSITIONS = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (int64[batch,seq] ids) => (float[batch,seq,4] y, int64[batch,seq] position)
+{
+    one = Constant<value = int64 {1}>()
+    axis = Constant<value = int64 {1}>()
+    is_pad = Equal(ids, one)
+    is_word = Not(is_pad)
+    mask = Cast<to = 6>(is_word)
+    sum = CumSum(mask, axis)
+    counted = Mul(sum, mask)
+    wide = Cast<to = 7>(counted)
+    position = Add(wide, one)
+    y = Gather(table, position)
+}
+"""
+
+
+def test_positions_that_are_counted(tmp_path):
+    """As RoBERTa counts them, in int32: a sum under a triangle, whose stages are of very different sizes."""
+    model = onnx.parser.parse_model(POSITIONS)
+    model.graph.initializer.append(models.weight("table", 80, 4))
+    artifact = compiled(model, tmp_path, batch="1..3", seq="1..70")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for values, _ in artifact.manifest.domain.instances():
+        ids = np.random.default_rng(values["seq"]).integers(0, 3, (values["batch"], values["seq"]))
+        y, position = session.run(None, {"ids": ids})
+        outputs = artifact.run({"ids": ids})
+        assert np.array_equal(outputs["position"], position), values
+        assert np.array_equal(outputs["y"], y), values
+
+
 def test_the_symbols_of_a_run_are_known(block):
     assert block.symbols_at(arrays(block, batch=2, seq=5)) == (2, 5)
     with pytest.raises(InputError, match="seq is 21"):

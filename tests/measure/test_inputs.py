@@ -78,6 +78,17 @@ def test_integer_divisors_are_never_zero():
         assert (make_inputs(division, name, dangers)[1] != 0).all()
 
 
+def test_what_is_computed_in_int32_and_widened_does_not_overflow():
+    """What LLVM then makes of it depends on how a schedule stores it."""
+    product = elementwise("int32", lambda a, b: (a * b).astype("int64"))
+    dangers = hazards(product)
+    assert dangers.widens
+    assert not hazards(elementwise("int32", lambda a, b: a.astype("int64") * b.astype("int64"))).widens
+    for name in SETS:
+        a, b = (array.astype(np.int64) for array in make_inputs(product, name, dangers)[:2])
+        assert np.abs(a * b).max() <= np.iinfo(np.int32).max
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
 def test_adversarial_integers_hold_both_extremes(dtype):
     addition = elementwise(dtype, lambda a, b: tirx.max(a, b))
