@@ -102,45 +102,31 @@ def hazards(workload: Workload) -> Hazards:
 
     from subtune.tir.expressions import function_name
 
-    divides = casts = clips = narrows = products = stores_integers = compares = False
-    sums = multiplies = deviates = sums_floats = to_float8 = widens = False
+    seen: set[str] = set()
     called: set[str] = set()
     loads: list[Any] = []
 
+    def note(**facts: bool) -> None:
+        seen.update(name for name, is_so in facts.items() if is_so)
+
     def visit(node: Any) -> None:
-        nonlocal \
-            divides, \
-            casts, \
-            clips, \
-            narrows, \
-            sums, \
-            sums_floats, \
-            products, \
-            stores_integers, \
-            compares, \
-            multiplies, \
-            deviates, \
-            to_float8, \
-            widens
         if isinstance(node, ir.TensorLoad):
             loads.append((node.source, node.indices))
         elif isinstance(node, tirx.BufferStore):
             loads.append((node.buffer, node.indices))
-            sums, products = sums or bool(summands(node)), products or is_sum_of_products(node)
-            sums_floats = sums_floats or (bool(summands(node)) and "float" in str(node.buffer.dtype))
-            multiplies, deviates = multiplies or _multiplies(node), deviates or adds_squared_differences(node)
-            stores_integers = stores_integers or "int" in str(node.buffer.dtype)
+            dtype, sums = str(node.buffer.dtype), bool(summands(node))
+            note(sums=sums, sums_floats=sums and "float" in dtype, adds_products=is_sum_of_products(node))
+            note(multiplies=_multiplies(node), deviates=adds_squared_differences(node), stores_integers="int" in dtype)
         elif isinstance(node, tirx.Div | tirx.Mod | tirx.FloorDiv | tirx.FloorMod):
-            divides = divides or ("int" in str(node.ty) and not isinstance(node.b, tirx.IntImm))
+            note(divides="int" in str(node.ty) and not isinstance(node.b, tirx.IntImm))
         elif isinstance(node, tirx.Cast):
-            casts = casts or ("int" in str(node.ty) and "float" in str(node.value.ty))
-            to_float8 = to_float8 or str(node.ty.dtype).startswith("float8")
-            widens = widens or _widens(node, workload)
-            narrows = narrows or (str(node.ty.dtype).startswith("float16") and "float32" in str(node.value.ty))
+            note(casts_to_int="int" in str(node.ty) and "float" in str(node.value.ty))
+            note(narrows=str(node.ty.dtype).startswith("float16") and "float32" in str(node.value.ty))
+            note(widens=_widens(node, workload), rounds_to_float8=str(node.ty.dtype).startswith("float8"))
         elif isinstance(node, tirx.Min | tirx.Max):
             has_constant = isinstance(node.a, tirx.FloatImm) or isinstance(node.b, tirx.FloatImm)
-            clips = clips or (has_constant and isinstance(node, tirx.Min))
-            compares = compares or ("float" in str(node.ty) and not has_constant)
+            note(clips=has_constant and isinstance(node, tirx.Min))
+            note(compares="float" in str(node.ty) and not has_constant)
         elif isinstance(node, ir.Call):
             called.add(function_name(node))
 
@@ -148,16 +134,25 @@ def hazards(workload: Workload) -> Hazards:
 
     inputs = {arg.dtype for arg in workload.args if not arg.is_output}
     results = sum(prod(elements(arg.shape)) for arg in workload.args if arg.is_output)
+    products, compares = "adds_products" in seen, "compares" in seen
     return Hazards(
-        _index_extents(workload, loads), divides, casts, clips, narrows, products, stores_integers, compares,
+        _index_extents(workload, loads),
         exponentiates=products and (("exp" in called and compares) or not called.isdisjoint(_BOUNDED)),
-        normalizes=products and (deviates or not called.isdisjoint(_ROOTS)) and not HALVES.isdisjoint(inputs),
-        multiplies=multiplies, saturates=_saturates(workload),
-        cancels=(sums and results <= _FEW_RESULTS) or (narrows and products and adds_up_sums(workload)),
-        rounds=not called.isdisjoint(_ROUNDED) and (sums_floats or bool(called - _EXACT)), rounds_to_float8=to_float8,
-        widens=widens,
+        normalizes=products and ("deviates" in seen or not called.isdisjoint(_ROOTS)) and not HALVES.isdisjoint(inputs),
+        saturates=_saturates(workload),
+        cancels=("sums" in seen and results <= _FEW_RESULTS)
+        or ("narrows" in seen and products and adds_up_sums(workload)),
+        rounds=not called.isdisjoint(_ROUNDED) and ("sums_floats" in seen or bool(called - _EXACT)),
         factors=max(2, degree(workload)) if products else 2,
-    )  # fmt: skip
+        **{name: name in seen for name in _SEEN},
+    )
+
+
+_SEEN = (
+    "adds_products", "casts_to_int", "clips", "compares", "divides", "multiplies", "narrows", "rounds_to_float8",
+    "stores_integers", "widens",
+)  # fmt: skip
+"""Fields that are true where one node says so."""
 
 
 def _index_extents(workload: Workload, loads: list[Any]) -> dict[int, int]:
