@@ -111,7 +111,7 @@ class TestCompile:
         timing = Timing(1e-6, 1e-6, 1e-7, 10)
         record = Record(
             subgraph.workload.key,
-            device.fingerprint(),
+            as_device(device).for_working_set(prepared.working_set_bytes).scope().device,
             winner,
             timing,
             timing,

@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from subtune.backends.many_shapes import ManyShapes
 from subtune.backends.planned import Planned
@@ -109,6 +109,16 @@ class HardwareModel(Protocol):
     def overridden(self, path: str | os.PathLike[str], threads: int | None = None) -> HardwareModel:
         """This model with the fields that the JSON object in `path` gives; `threads`, if given, is not among them."""
         ...
+
+
+class OneState:
+    """A part of the models of devices whose kernels find their data alike, whatever a model reads and writes."""
+
+    __slots__ = ()
+    measured_state = ""
+
+    def for_working_set(self, nbytes: int) -> Self:
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from subtune.backends.base import Host
+from subtune.backends.base import Host, OneState
 from subtune.backends.calibration import calibrated, calibration_path, overridden
 from subtune.backends.cuda.driver import DriverDevice, driver_device
 from subtune.backends.cuda.published import Published, limits_of, named, representative
@@ -21,7 +21,7 @@ _OLDEST = 60  # what NVRTC of CUDA 12 still builds for
 
 
 @dataclass(frozen=True, slots=True)
-class CUDAModel:
+class CUDAModel(OneState):
     """What the policies know of a GPU. Sizes in bytes, rates per second, "per SM": of one streaming multiprocessor."""
 
     name: str
@@ -65,11 +65,6 @@ class CUDAModel:
 
     def comes_from_memory(self, weights_bytes: int) -> bool:
         return False  # kernels are timed with cold caches, as they find them
-
-    def for_working_set(self, nbytes: int) -> CUDAModel:
-        return self
-
-    measured_state = ""
 
     @property
     def between_kernels_s(self) -> float:

@@ -7,12 +7,12 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from subtune.backends.base import Host
+from subtune.backends.base import Host, OneState
 from subtune.backends.cpu.device import CPU, CPUModel
 
 
 @dataclass(frozen=True, slots=True)
-class ScalarModel:
+class ScalarModel(OneState):
     """One thread of the processor `cpu`, without its vectors."""
 
     cpu: CPUModel
@@ -44,11 +44,6 @@ class ScalarModel:
 
     def comes_from_memory(self, weights_bytes: int) -> bool:
         return weights_bytes > self.cpu.l3_bytes
-
-    measured_state = ""
-
-    def for_working_set(self, nbytes: int) -> ScalarModel:
-        return self
 
     def to_json(self) -> str:
         return json.dumps({"operations_per_s": self.operations_per_s})
