@@ -41,7 +41,7 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Under what a measurement holds: a device's fingerprint, and all versions."""
+    """Under what a measurement holds: a device's fingerprint, with where kernels find their data, and all versions."""
 
     device: str
     versions: Versions

@@ -42,8 +42,8 @@ def _may_lack_rows(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> bool:
     found, tiling = problem.pattern, knobs.tiling
     if not isinstance(found, Contraction) or knobs.swapped or knobs.boxes > 1 or knobs.taps > 1 or knobs.resident:
         return False
-    (rows, *others) = found.of_role("m")
-    return not others and not any(found.a.windows) and rows.extent < tiling.m
+    rows = found.of_role("m")
+    return len(rows) == 1 and not any(found.a.windows) and rows[0].extent < tiling.m
 
 
 def _tiles(problem: Problem[CUDAModel], knobs: WgmmaKnobs) -> float:
