@@ -14,6 +14,7 @@ from typing import Any
 
 import onnx
 
+from subtune.artifact import manifest as manifests
 from subtune.backends.base import Device
 from subtune.bench.coverage.lane import Lane
 from subtune.bench.dietcode.cases import LayerCase
@@ -161,6 +162,7 @@ def _jobs(
     """subtune's four ways, and the peers."""
     kind, threads = device.backend.kind, device.model.host.threads
     peers = peers_of(kind)
+    precision = manifests.read(Path(artifacts["subtune"])).source.precision
     arrays = {nhwc: case.arrays(nhwc, value) for nhwc in (False, True)}
     inputs = {nhwc: write_inputs(folder / f"inputs-{nhwc}.npz", arrays[nhwc]) for nhwc in (False, True)}
     names = tuple(f"x{index}" for index in range(len(arrays[True])))
@@ -179,6 +181,7 @@ def _jobs(
                 str(folder / f"{framework}.npz"),
                 to_ours=TO_NHWC if case.layer.is_image and not nhwc else (),
                 cores=cores_for(threads) if peers.is_pinned else (),
+                precision=precision,
                 allow_tf32=device.numerics.tf32,
                 kind=kind,
             )
