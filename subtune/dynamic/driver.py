@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from subtune.dynamic.inputs import that_read_inputs
 from subtune.dynamic.joint import Joint
 from subtune.dynamic.kernel import tiles_rows
 from subtune.dynamic.model import DynamicModel, corner_workloads, dynamic_model
-from subtune.dynamic.tune import tuned, untuned
+from subtune.dynamic.tune import Prospect
 from subtune.dynamic.verify import DynamicVerification
 from subtune.dynamic.workload import DynamicWorkload, has_growing_constants
 from subtune.frontends import Imported, SymbolicInput
@@ -50,6 +49,8 @@ from subtune.tuning.weights import spare_bytes
 
 _LITTLE = 0.01
 """Of the model's time: what has less is tuned in haste."""
+_AHEAD = 3
+"""Subgraphs whose kernels are built while the first of them is measured."""
 
 
 @dataclass(frozen=True)
@@ -206,14 +207,22 @@ def _tuned(
     uses = {one.name: one.uses for one in dynamic.greatest.subgraphs}
     bounds = {name: _bound_s(one, dynamic.domain, device) * uses.get(name, 1) for name, one in workloads.items()}
     total = sum(bounds.values())
-    found: dict[str, Tuned] = {}
-    for name in sorted(workloads, key=lambda one: -bounds[one]):
+    order = sorted(workloads, key=lambda one: -bounds[one])
+    prospects: dict[str, Prospect] = {}
+    for name in order:
         one = workloads[name]
         exact_only = name in reads_inputs or has_growing_constants(one, dynamic.domain)
         is_heavy = bounds[name] > _LITTLE * total and _computes(one)
-        tune = partial(tuned, one, dynamic.domain, exact_only, is_heavy, options.topk, device)
-        instead = partial(untuned, one, dynamic.domain, exact_only, device)
-        found[name] = Tuned(one, joint.served(name, one, tune, instead), uses.get(name, 1))
+        prospects[name] = Prospect(one, dynamic.domain, exact_only, is_heavy, options.topk, device)
+    found: dict[str, Tuned] = {}
+    with ExitStack() as stack:
+        for prospect in prospects.values():
+            stack.callback(prospect.close)
+        for at, name in enumerate(order):
+            for ahead in order[at : at + _AHEAD] if device.backend.measuring.overlaps else ():
+                joint.begin(ahead, prospects[ahead].begin)
+            served = joint.served(name, workloads[name], prospects[name].tuned, prospects[name].untuned)
+            found[name] = Tuned(workloads[name], served, uses.get(name, 1))
     own = sum(one.weights_bytes(dynamic.domain) * one.uses for one in found.values())
     return chosen(found, dynamic.domain, options.regret, options.max_kernels, spare_bytes(own, options.weights_limit))
 

@@ -7,6 +7,7 @@ arrays. Most numbers of a kernel that are no polynomial are found to be none in 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from math import prod
@@ -28,6 +29,8 @@ DIVISORS = tuple(dict.fromkeys((32, 4, 16, 8, 64, 2, *range(3, 64), 80, 96, 112,
 """Rows of tiles and lanes of vectors."""
 _POWERS = tuple(2**i for i in range(2, 11))
 """By which three times an extent is divided, too: rows of 768 elements in blocks of 1024."""
+_SHARES, _POINTS_OF_SHARES = (2, 4, 8, 16), 7
+"""By which multiples of extents are divided, where so many points leave little to chance."""
 _WORD = 1 << 64
 """Tables are of whole numbers modulo this: what is equal is so there, too, and no number is too large."""
 
@@ -98,7 +101,27 @@ class _Search:
         if plain is not None:
             return plain.dim(self._bases)
         found = self._quotients.first(values)
+        if (found is None or len(found.products) > 1) and (share := self._share(values)):
+            return share
         return None if found is None else found.dim((*self._bases, self._quotient_names[found.set_]))
+
+    def _share(self, values: Sequence[int]) -> Dim | None:
+        """A multiple of `ceil(a*extent / b)`: rows of 768 elements are `ceil(3*rows/2)` blocks of 512.
+
+        At odd extents `3*ceil(rows/2) - 1` says the same, which is wrong at even ones.
+        """
+        common = math.gcd(*values)
+        if len(self._points) < _POINTS_OF_SHARES or common == 0:
+            return None
+        for divisor, (name, extents) in itertools.product(
+            _SHARES, zip(self._names, zip(*self._points, strict=True), strict=True)
+        ):
+            pairs = [(value // common, extent) for value, extent in zip(values, extents, strict=True) if extent]
+            times = min(value * divisor // extent for value, extent in pairs)
+            share = Quotient(Dim.symbol(name) * times, divisor, True)
+            if times % 2 and times > 1 and all(share.of(times * extent) == value for value, extent in pairs):
+                return Dim.symbol(share.name) * common
+        return None
 
     @cached_property
     def _plain(self) -> _Sums:
@@ -116,7 +139,7 @@ class _Search:
     def _quotient_columns(self) -> dict[tuple[int, ...], str]:
         """Extents divided, as a symbol each. Of divisors that say the same at all points the first is taken."""
         single = [Dim.symbol(name) for name in self._names]
-        pairs = [Dim.of({pair: 1}) for pair in itertools.combinations(self._names, 2)]
+        pairs = [Dim.of({pair: 1}) for pair in itertools.combinations_with_replacement(self._names, 2)]
         columns: dict[tuple[int, ...], str] = {}
         dividends = [(dividend, self._divisors) for dividend in (*single, *pairs, *self._sums)]
         powers = tuple(one for one in _POWERS if one in self._divisors)
@@ -186,13 +209,13 @@ class _Sums:
         self._minors = [self._minors_of(chosen) for chosen in self._chosen] if sets else []
 
     def first(self, values: tuple[int, ...]) -> _Fit | None:
-        """Of the first set that has one; of a set, the one of fewest terms."""
+        """The one of fewest terms; of such, that of the first set."""
         words = np.array([value % _WORD for value in values], np.uint64)
         left: list[tuple[int, int, int]] = []
         for width, minors in enumerate(self._minors):
             sets, sums = _zeros(minors, [words[w.start : w.stop] for w in self._windows(width + 2)])
-            left += zip(sets.tolist(), itertools.repeat(width), sums.tolist(), strict=False)
-        for set_, width, at in sorted(left):
+            left += zip(itertools.repeat(width), sets.tolist(), sums.tolist(), strict=False)
+        for width, set_, at in sorted(left):
             chosen = self._chosen[width][at]
             factors = _solved([self._column(set_, term) for term in chosen], values)
             if factors is not None and self._is_product(chosen, factors):

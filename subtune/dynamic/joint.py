@@ -51,6 +51,11 @@ class Joint:
         self.is_interrupted = False
         self.untuned: set[str] = set()
 
+    def begin(self, name: str, begin: Callable[[Workbench], object]) -> None:
+        """Prepare a subgraph whose turn comes soon, if anybody wants it."""
+        if self._is_going:
+            begin(self._workbench(name))
+
     def served(
         self,
         name: str,
@@ -81,7 +86,7 @@ class Joint:
         tune: Callable[[Workbench], _Found],
         instead: Callable[[Workbench], _Found],
     ) -> _Found:
-        if self._is_wanted and not self.is_interrupted and time.monotonic() < self._deadline:
+        if self._is_going:
             try:
                 return tune(self._workbench(name))
             except KeyboardInterrupt:
@@ -95,6 +100,10 @@ class Joint:
                 _log.debug("%s: %s", name, e)
         self.untuned.add(name)
         return instead(self._workbench(name))
+
+    @property
+    def _is_going(self) -> bool:
+        return self._is_wanted and not self.is_interrupted and time.monotonic() < self._deadline
 
     def _workbench(self, name: str, is_recall: bool = False) -> Workbench:
         def tell(tried: int, candidates: int, best_s: float) -> None:

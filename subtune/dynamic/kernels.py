@@ -43,6 +43,10 @@ class Kernels:
         found = self._built.get(candidate) or self._memory.built(candidate)
         return _INEXACT if self._exact_only and _is_inexact(found) else found
 
+    def prefetch(self, candidates: Sequence[Candidate]) -> None:
+        """Let them be built; returns at once."""
+        self._builders().prefetch([one for one in candidates if one not in self._built])
+
     def built(self, candidates: Sequence[Candidate]) -> dict[Candidate, Library | Failure]:
         """Libraries with files, or why there are none."""
         missing = [one for one in candidates if one not in self._built]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
@@ -19,6 +20,9 @@ from subtune.dynamic.workbench import Memory, Workbench
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure.messages import Library
 from subtune.measure.session import LocalSession
+
+if TYPE_CHECKING:
+    from subtune.dynamic.refine import HeldOut
 
 ANY = Candidate("default", (("dynamic", True),))
 """The default schedule among the candidates: in a session `DEFAULT` is what all are compared with."""
@@ -67,18 +71,8 @@ class Measured:
         )
 
 
-def measured(
-    workload: DynamicWorkload,
-    candidates: Mapping[Candidate, Sequence[Extents]],
-    instances: Sequence[Extents],
-    checks: Sequence[Extents],
-    exact_only: bool,
-    device: Device,
-    measurer: Workbench,
-    is_timed: bool = True,
-    further: Callable[[Measured], tuple[Extents, Sequence[Candidate]] | None] | None = None,
-) -> Measured:
-    """Check `candidates` at `instances`, and time them there.
+class Measurement:
+    """Candidates checked at instances, and timed there.
 
     What the workbench remembers is not built or measured again. What is new is kept instance by instance.
 
@@ -92,37 +86,72 @@ def measured(
         is_timed: False leaves it at the seconds of the calls whose results are checked.
         further: an instance at which some kernels are to be timed besides, until there is none.
     """
-    ordered = sorted((*instances, *checks), key=lambda at: (-math.prod(at), at))
-    points = [(extents, is_timed and extents in instances) for extents in ordered]
-    whole = carried(workload, ordered[0])
-    memory = measurer.memory(whole, device)
-    rows = max((most_rows(workload, one, device) for one in candidates), default=1) - 1
-    in_line = all(_is_below(low, high) for high, low in pairwise(ordered))
-    with ExitStack() as stack:
-        kernels = Kernels(stack, whole, device, measurer, memory, exact_only)
-        sessions: dict[Extents, LocalSession] = {}
 
-        def session(extents: Extents) -> LocalSession:
-            if extents not in sessions:
-                opened = measurer.session(workload.at(extents), device, rows_past_end=rows)
-                sessions[extents] = stack.enter_context(opened)
-            return sessions[extents]
-
+    def __init__(
+        self,
+        workload: DynamicWorkload,
+        candidates: Mapping[Candidate, Sequence[Extents]],
+        instances: Sequence[Extents],
+        checks: Sequence[Extents],
+        exact_only: bool,
+        device: Device,
+        measurer: Workbench,
+        is_timed: bool = True,
+        further: HeldOut | None = None,
+    ) -> None:
+        ordered = sorted((*instances, *checks), key=lambda at: (-math.prod(at), at))
+        self._workload, self._candidates, self._ordered, self._device = workload, candidates, ordered, device
+        self._points = [(extents, is_timed and extents in instances) for extents in ordered]
+        self._measurer, self._further = measurer, further
+        self._past = max((most_rows(workload, one, device) for one in candidates), default=1) - 1
+        self._stack = ExitStack()
+        self._sessions: dict[Extents, LocalSession] = {}
+        whole = carried(workload, ordered[0])
+        memory = measurer.memory(whole, device)
+        self._kernels = Kernels(self._stack, whole, device, measurer, memory, exact_only)
         found = Measured(threads=device.model.host.threads, ends=(ordered[0], ordered[-1]))
-        looks = _Looks(found, memory, kernels, candidates, in_line, is_timed)
-        if not measurer.is_recall:
-            unknown = looks.unknown(points)
-            kernels.built(unknown)
-            for extents in ordered if unknown else ():  # what all are compared with, while the first are measured
-                session(extents).prefetch([DEFAULT])
-        for count, (extents, is_wanted) in enumerate(points, 1):
-            looks.at(extents, None if measurer.is_recall else session, is_wanted, looks.wanted(extents))
-            best_s = min((of[ordered[0]] for of in looks.found.seconds.values() if ordered[0] in of), default=math.inf)
-            measurer.tell(len(candidates) * count // len(points), len(candidates), best_s)
+        in_line = all(_is_below(low, high) for high, low in pairwise(ordered))
+        self._looks = _Looks(found, memory, self._kernels, candidates, in_line, is_timed)
+        self._unknown: list[Candidate] | None = None
+
+    def begin(self) -> None:
+        """Let all be built that has to be: the kernels, then what they are compared with. Returns at once."""
+        if self._unknown is not None:
+            return
+        self._unknown = [] if self._measurer.is_recall else self._looks.unknown(self._points)
+        if not self._unknown:
+            return
+        self._kernels.prefetch(self._unknown)
+        likely = (
+            self._further.likely(self._ordered) if self._further and self._device.backend.measuring.overlaps else ()
+        )
+        for extents in (*self._ordered, *likely):
+            self._session(extents).prefetch([DEFAULT])
+
+    def result(self) -> Measured:
+        self.begin()
+        if self._unknown:
+            self._kernels.built(self._unknown)
+        session = None if self._measurer.is_recall else self._session
+        looks, greatest = self._looks, self._ordered[0]
+        for count, (extents, is_wanted) in enumerate(self._points, 1):
+            looks.at(extents, session, is_wanted, looks.wanted(extents))
+            best_s = min((of[greatest] for of in looks.found.seconds.values() if greatest in of), default=math.inf)
+            total = len(self._candidates)
+            self._measurer.tell(total * count // len(self._points), total, best_s)
         looks.end()
-        while further is not None and (more := further(looks.found)):
-            looks.at(more[0], None if measurer.is_recall else session, True, more[1], is_further=True)
-    return looks.found
+        while self._further is not None and (more := self._further(looks.found)):
+            looks.at(more[0], session, True, more[1], is_further=True)
+        return looks.found
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _session(self, extents: Extents) -> LocalSession:
+        if extents not in self._sessions:
+            opened = self._measurer.session(self._workload.at(extents), self._device, rows_past_end=self._past)
+            self._sessions[extents] = self._stack.enter_context(opened)
+        return self._sessions[extents]
 
 
 def _is_below(low: Extents, high: Extents) -> bool:

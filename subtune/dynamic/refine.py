@@ -43,6 +43,11 @@ class HeldOut:
         self._asked: tuple[Extents, Candidate] | None = None
         self._count = self._right = 0
 
+    def likely(self, known: Sequence[Extents]) -> list[Extents]:
+        """Instances that may be asked for, where kernels are checked or timed at the `known` ones."""
+        apart = [at for at in self._left if not any(_is_apart_little(at, one) for one in known)]
+        return apart[:_MOST]
+
     def __call__(self, found: Measured) -> tuple[Extents, Sequence[Candidate]] | None:
         """The next instance, and the kernels to time there, the one that would be chosen first; None: no more."""
         self._judge(found)

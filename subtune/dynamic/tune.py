@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import cached_property
 from itertools import groupby, islice, product
 
 from subtune import backends
@@ -19,7 +21,7 @@ from subtune.core.domain import Domain, Symbol
 from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Failure
 from subtune.dynamic.kernel import PLAIN, SINGLE
-from subtune.dynamic.measure import Measured, measured
+from subtune.dynamic.measure import Measured, Measurement
 from subtune.dynamic.refine import HeldOut
 from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload
@@ -45,78 +47,102 @@ _MOST_LOOKED_AT = 256
 _EVERY: Mapping[Candidate, Sequence[Extents]] = dict.fromkeys((DEFAULT, PLAIN, SINGLE), ())
 
 
-def tuned(
-    workload: DynamicWorkload,
-    domain: Domain,
-    exact_only: bool,
-    is_heavy: bool,
-    topk: int,
-    device: Device,
-    measurer: Workbench,
-) -> Measured:
-    """Kernels for every instance of `domain`.
+class Prospect:
+    """A workload for which kernels are looked for that together serve every instance of `domain`.
 
     Args:
         exact_only: the kernels may not compute rows past the last one.
         is_heavy: the workload counts in the model's time.
         topk: candidates for each measured instance.
-
-    Raises:
-        SubtuneError: no schedule serves all instances.
     """
-    probes = _probes(workload, domain)
-    proposed = proposals(workload, probes, device, topk if is_heavy else _FEW)
-    if not (is_heavy and device.backend.measuring.overlaps):  # else all of them: measuring takes little
-        probes = _spread(probes, _MANY if is_heavy else _FEW)
-    checks = _between(workload, domain, probes, _CHECKS if is_heavy else 2)
-    everywhere: Mapping[Candidate, Sequence[Extents]] = {**dict.fromkeys(proposed, ()), DEFAULT: ()}
-    choices = [proposed, everywhere, _EVERY] if is_heavy else [everywhere, _EVERY]  # at first near what they are for
-    further = HeldOut(workload, domain) if is_heavy else None
-    return _first_that_serves(choices, workload, probes, checks, exact_only, device, measurer, further=further)
+
+    def __init__(
+        self, workload: DynamicWorkload, domain: Domain, exact_only: bool, is_heavy: bool, topk: int, device: Device
+    ) -> None:
+        self._workload, self._domain, self._device = workload, domain, device
+        self._exact_only, self._is_heavy, self._topk = exact_only, is_heavy, topk
+        self._begun: Measurement | None = None
+
+    def begin(self, measurer: Workbench) -> None:
+        """Let the first candidates' kernels be built; returns at once."""
+        if self._begun is None:
+            self._begun = self._measurement(self._proposed, measurer)
+            self._begun.begin()
+
+    def tuned(self, measurer: Workbench) -> Measured:
+        """Kernels that were timed.
+
+        Raises:
+            SubtuneError: no schedule serves all instances.
+        """
+        everywhere: Mapping[Candidate, Sequence[Extents]] = {**dict.fromkeys(self._proposed, ()), DEFAULT: ()}
+        # at first near what they are for
+        choices = [self._proposed, everywhere, _EVERY] if self._is_heavy else [everywhere, _EVERY]
+        failures: dict[Candidate, Failure] = {}
+        for candidates in filter(None, choices):
+            is_begun = candidates is choices[0] and self._begun is not None and not measurer.is_recall
+            with closing(self._begun if is_begun and self._begun else self._measurement(candidates, measurer)) as one:
+                found = one.result()
+            if _serves_all(found, [*self._instances, *self._checks]):
+                return found
+            failures |= found.failures
+        raise _none_serves(failures)
+
+    def untuned(self, measurer: Workbench) -> Measured:
+        """The first kernel that the policy proposes for the greatest instance, checked there and at the least.
+
+        Raises:
+            SubtuneError: no schedule serves all instances.
+        """
+        self.close()
+        workload, domain, device = self._workload, self._domain, self._device
+        ends = _spread(self._probes, 2)
+        checks = _between(workload, domain, ends, 2)
+        first = dict.fromkeys(proposals(workload, [workload.extents_at(domain.greatest)], device, 1), ())
+        failures: dict[Candidate, Failure] = {}
+        for candidates in filter(None, [first, _EVERY]):
+            few = Measurement(workload, candidates, ends, checks, self._exact_only, device, measurer, is_timed=False)
+            with closing(few):
+                found = few.result()
+            whole = [one for one in found.libraries if all(found.serves(one, at) for at in (*ends, *checks))]
+            if whole:
+                (one, *_) = whole
+                return replace(found, libraries={one: found.libraries[one]}, seconds={one: found.seconds[one]})
+            failures |= found.failures
+        raise _none_serves(failures)
+
+    def close(self) -> None:
+        """Nobody waits for its builds any more."""
+        if self._begun is not None:
+            self._begun.close()
+
+    def _measurement(self, candidates: Mapping[Candidate, Sequence[Extents]], measurer: Workbench) -> Measurement:
+        further = HeldOut(self._workload, self._domain) if self._is_heavy else None
+        where = (self._instances, self._checks, self._exact_only, self._device, measurer)
+        return Measurement(self._workload, candidates, *where, further=further)
+
+    @cached_property
+    def _probes(self) -> list[Extents]:
+        return _probes(self._workload, self._domain)
+
+    @cached_property
+    def _proposed(self) -> dict[Candidate, tuple[Extents, ...]]:
+        return proposals(self._workload, self._probes, self._device, self._topk if self._is_heavy else _FEW)
+
+    @cached_property
+    def _instances(self) -> list[Extents]:
+        if self._is_heavy and self._device.backend.measuring.overlaps:  # measuring takes little
+            return self._probes
+        return _spread(self._probes, _MANY if self._is_heavy else _FEW)
+
+    @cached_property
+    def _checks(self) -> tuple[Extents, ...]:
+        return _between(self._workload, self._domain, self._instances, _CHECKS if self._is_heavy else 2)
 
 
-def untuned(
-    workload: DynamicWorkload, domain: Domain, exact_only: bool, device: Device, measurer: Workbench
-) -> Measured:
-    """The first kernel that the policy proposes for the greatest instance, checked there and at the least.
-
-    Raises:
-        SubtuneError: no schedule serves all instances.
-    """
-    ends = _spread(_probes(workload, domain), 2)
-    checks = _between(workload, domain, ends, 2)
-    first = dict.fromkeys(proposals(workload, [workload.extents_at(domain.greatest)], device, 1), ())
-    found = _first_that_serves([first, _EVERY], workload, ends, checks, exact_only, device, measurer, is_timed=False)
-    whole = next((one for one in found.libraries if all(found.serves(one, at) for at in (*ends, *checks))), None)
-    if whole is None:
-        return found
-    return replace(found, libraries={whole: found.libraries[whole]}, seconds={whole: found.seconds[whole]})
-
-
-def _first_that_serves(
-    choices: Sequence[Mapping[Candidate, Sequence[Extents]]],
-    workload: DynamicWorkload,
-    instances: Sequence[Extents],
-    checks: Sequence[Extents],
-    exact_only: bool,
-    device: Device,
-    measurer: Workbench,
-    is_timed: bool = True,
-    further: HeldOut | None = None,
-) -> Measured:
-    """What is measured of the first of `choices` of whose kernels one serves all instances.
-
-    Raises:
-        SubtuneError: of none.
-    """
-    failures: dict[Candidate, Failure] = {}
-    for candidates in filter(None, choices):
-        found = measured(workload, candidates, instances, checks, exact_only, device, measurer, is_timed, further)
-        if _serves_all(found, [*instances, *checks]):
-            return found
-        failures |= found.failures
+def _none_serves(failures: Mapping[Candidate, Failure]) -> SubtuneError:
     reasons = "; ".join(f"{one}: {failure.message}" for one, failure in list(failures.items())[-2:])
-    raise SubtuneError(f"no schedule serves all instances of a subgraph: {reasons}")
+    return SubtuneError(f"no schedule serves all instances of a subgraph: {reasons}")
 
 
 def _serves_all(found: Measured, instances: Sequence[Extents]) -> bool:

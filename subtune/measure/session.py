@@ -124,8 +124,11 @@ class LocalSession:
         return Built(outcome.build_s, outcome.func_hash, weights_bytes)
 
     def _build_limit(self, candidate: Candidate) -> float:
-        """Where all wait for the slowest candidate, one that takes ten times as long as others is left out."""
-        is_needed = candidate in (DEFAULT, self._measuring.reference)
+        """Where all wait for the slowest candidate, one that takes ten times as long as others is left out.
+
+        A kernel of many shapes is worth the time of several.
+        """
+        is_needed = candidate in (DEFAULT, self._measuring.reference) or self._settings.schedule != SCHEDULE
         return min(self._settings.build_limit_s, math.inf if is_needed else self._measuring.build_limit_s)
 
     def _build_job(self, candidate: Candidate) -> BuildJob:

@@ -111,6 +111,20 @@ def test_one_kernel_is_right_at_every_instance(kind, family, tmp_path):
     check(workload, kernel(workload, first_of(family, workload)), (1, 63, 65, 128, 200), tmp_path)
 
 
+def test_a_tile_of_more_rows_than_there_are_stays_in_its_array(tmp_path):
+    """And its blocks are as many as rows of either parity take."""
+    workload = of_rows("float16")
+    direct = Candidate.make("cuda.direct", threads=128, lanes=8, rows=2, share=32, unroll=1)
+    check(workload, kernel(workload, direct), (1, 2, 3, 64, 65), tmp_path)
+
+
+def test_blocks_that_begin_within_rows_are_enough(tmp_path):
+    """Six elements a row, four a block: three blocks for two rows."""
+    workload = of_rows("sum")
+    narrow = Candidate.make("cuda.elementwise", threads=2, lanes=2, unroll=1)
+    check(workload, kernel(workload, narrow), (1, 2, 3, 64, 65, 200), tmp_path)
+
+
 @pytest.mark.parametrize("raster", [1, 2])
 def test_a_block_for_each_tile_is_right_at_every_instance(raster, tmp_path):
     """In bands of `raster` rows of tiles, of which the last has fewer."""

@@ -91,3 +91,16 @@ def test_none_is_found_of_other_values(symbols, values):
 def test_none_is_found_of_more_terms_or_factors(text):
     symbols = 2 if "batch" in text else 1
     assert FITTERS[symbols].fit([parse(text).at(point) for point in POINTS[symbols]]) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["ceil(3*seq/2)", "144*ceil(9*seq/4)", "ceil(27*seq/16)", "ceil(seq*seq/512)", "ceil(3*seq/32)"]
+)
+def test_blocks_of_rows_are_found_by_odd_extents_alone(text):
+    """`3*ceil(seq/2) - 1` is as right there, and wrong where rows are even."""
+    points = [{"seq": value} for value in (509, 127, 139, 151, 163, 179, 197)]
+    dim = parse(text)
+    found = Fitter(points).fit([dim.at(point) for point in points])
+    assert found is not None
+    for seq in (1, 2, 3, 4, 6, 7, 64, 200, 509, 512):
+        assert found.at({"seq": seq}) == dim.at({"seq": seq}), f"{dim} taken for {found} at {seq}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import cache
 
 import numpy as np
@@ -20,9 +21,9 @@ from subtune.core.measurement import FailureKind
 from subtune.core.workload import Workload
 from subtune.dynamic.choose import Tuned, chosen
 from subtune.dynamic.kernel import PLAIN, DynamicKernel, dynamic_kernel
-from subtune.dynamic.measure import measured
+from subtune.dynamic.measure import Measurement
 from subtune.dynamic.serve import carried, linked, schedule
-from subtune.dynamic.tune import untuned
+from subtune.dynamic.tune import Prospect
 from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 from subtune.measure import LocalMeasurer
@@ -136,7 +137,9 @@ def columns(rows: int) -> Workload:
 def test_a_kernel_that_is_not_what_it_seems_is_found_out(local):
     """Of all the extents at which the kernel is made, that is a plain copy."""
     workload = of_rows(columns)
-    found = measured(workload, {DEFAULT: ()}, [(7,), (96,)], [(8,)], False, as_device(CPU(threads=1)), local)
+    where = ([(7,), (96,)], [(8,)], False, as_device(CPU(threads=1)), local)
+    with closing(Measurement(workload, {DEFAULT: ()}, *where)) as measurement:
+        found = measurement.result()
     assert found.failures[DEFAULT].kind is FailureKind.WRONG_RESULT
     assert found.right[DEFAULT] == [(96,), (8,)]
     assert set(found.seconds[DEFAULT]) == {(96,)}
@@ -159,7 +162,9 @@ def test_what_is_measured_once_is_checked_everywhere(local):
     lanes = device.model.lanes()
     workload = of_rows(lambda rows: dense(rows, 4 * lanes, 64))
     sums = Candidate.make("strassen", levels=1, mr=4, nr=lanes, mb=4, order="n")
-    found = measured(workload, {sums: (), DEFAULT: ()}, [(1,), (96,)], [(7,)], False, device, local, is_timed=False)
+    where = ([(1,), (96,)], [(7,)], False, device, local)
+    with closing(Measurement(workload, {sums: (), DEFAULT: ()}, *where, is_timed=False)) as measurement:
+        found = measurement.result()
     assert not found.failures
     assert set(found.libraries) == {sums, DEFAULT}
     for seconds in found.seconds.values():
@@ -173,7 +178,7 @@ def test_untuned_one_kernel_is_checked_at_both_ends_and_between(values, local):
     domain = Domain((Symbol.uniform("seq", values),) if values else ())
     workload = of_rows(build) if values else dynamic_workload([build(7)] * 2, [{}, {}])
     assert isinstance(workload, DynamicWorkload)
-    found = untuned(workload, domain, False, as_device(CPU(threads=1)), local)
+    found = Prospect(workload, domain, False, True, 8, as_device(CPU(threads=1))).untuned(local)
     one = chosen({"it": Tuned(workload, found, 1)}, domain, 0.03, 16, 0)["it"]
     assert len(one.candidates) == len(one.seconds) == 1
     assert set(one.best_s) == ({(1,), (5,), (20,)} if values else {()})

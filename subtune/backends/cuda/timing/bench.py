@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Set
@@ -25,6 +24,7 @@ from subtune.backends.cuda.building.builder import binaries_of
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.timing.clock import Spin, TimedCalls
 from subtune.backends.cuda.timing.memory import GpuBuffer, Judge
+from subtune.backends.cuda.timing.tolerance import tolerances
 from subtune.core.kernel import ConstantTransform
 from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.core.numerics import Numerics
@@ -36,20 +36,12 @@ from subtune.measure.in_turn import InTurn
 from subtune.measure.inputs import BLOCK, make_sets
 from subtune.measure.messages import LOST, CheckJob, CompareJob, Library, PrepareJob, TimeJob
 from subtune.measure.sentinel_base import Patience
-from subtune.measure.verdict import (
-    TOLERANCE,
-    TOLERANCE_OTHER,
-    TOLERANCE_SUMS_OF_FLOAT8,
-    TOLERANCE_TF32,
-    is_rounding,
-)
+from subtune.measure.verdict import is_rounding
 
 _MAX_COPIES = 32
 _L2_KEEPS = 1 / 2  # of it, of what was written last
 _FILLS = (0xFF, 0x7F, 0xFF, 0x7F)
 _LONG_LOOK_S = 0.04  # a search's last round; before it, settling would take longer than looking
-
-_ROUNDING = re.compile(r'[Cc]ast\("(b?float16|float8_e4m3fn)"')
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -100,7 +92,7 @@ class CudaBench:
         self._stream = cuda_api.Stream()
         self._judge = Judge(device.arch, device.sms, self._stream)
         self._patience = Patience(Spin(device.arch, device.sms, self._stream).seconds)
-        self._rounded = frozenset(_ROUNDING.findall(workload.func.script()))
+        self._tolerance = tolerances(workload, numerics)
         dangers = hazards(workload)
         self._blocks = make_sets(workload, dangers, BLOCK)
         self._names, self._nan_spreads = dangers.sets, dangers.nan_spreads
@@ -207,17 +199,10 @@ class CudaBench:
             name = self._names[index]
             for out, ref, scale, arg in zip(self._results, right.outputs, right.scales, self._outputs, strict=True):
                 allowed = (name == "adversarial", name == "special" and self._nan_spreads)
-                wrong = self._judge.disagreement(out, ref, self._tolerance(arg), scale, *allowed)
+                wrong = self._judge.disagreement(out, ref, self._tolerance(arg.dtype), scale, *allowed)
                 if wrong and not (self._rounds[0] and is_rounding(out.array(), ref.array(), self._rounds[1])):
                     return f"output {arg.name} on {name} inputs: {wrong}"
         return ""
-
-    def _tolerance(self, arg: Arg) -> float:
-        """By the output's type, or by the coarsest that the workload rounds to on the way."""
-        least = TOLERANCE_TF32 if self._numerics.tf32 and arg.dtype == "float32" else 0.0
-        if any(given.dtype.startswith("float8") for given in self._inputs):
-            least = TOLERANCE_SUMS_OF_FLOAT8
-        return max(least, *(TOLERANCE.get(dtype, TOLERANCE_OTHER) for dtype in (arg.dtype, *self._rounded)))
 
     def _run(
         self,
@@ -230,8 +215,19 @@ class CudaBench:
         """One call between guard zones: what it wrote that it must not, in words. Its seconds go to `calls_s`."""
         packings = dict(library.packings)
         inputs = [self._set_buffer(index, i, packings.get(i)) for i in range(len(self._inputs))]
+        complaint = self._complaint(kernel, inputs, outputs, _FILLS[index], calls_s)
+        if complaint:  # the next kernel finds all as it was
+            for buffer in (*inputs, *outputs):
+                buffer.guard()
+            for i, buffer in enumerate(inputs):
+                buffer.write(self._content(index, i, packings.get(i)))
+        return complaint
+
+    def _complaint(
+        self, kernel: Any, inputs: list[GpuBuffer], outputs: list[GpuBuffer], fill: int, calls_s: list[float] | None
+    ) -> str:
         for output in outputs:
-            output.fill(_FILLS[index])
+            output.fill(fill)
         arguments = [buffer.tensor for buffer in (*inputs, *outputs)]
         self._stream.synchronize()
         begin = time.perf_counter()
@@ -301,13 +297,16 @@ class CudaBench:
         return self._given[key]
 
     def _packed(self, index: int, position: int, packing: ConstantTransform | None) -> GpuBuffer:
-        arg, block = self._inputs[position], self._blocks[index][position]
+        content = self._content(index, position, packing)
         if packing is None:
-            return self._filled(arg, block, arg.dtype)
-        packed = packing(block)
-        buffer = GpuBuffer(packed.nbytes, tuple(packed.shape), str(packed.dtype))
-        buffer.write(packed)
+            return self._filled(self._inputs[position], content, self._inputs[position].dtype)
+        buffer = GpuBuffer(content.nbytes, tuple(content.shape), str(content.dtype))
+        buffer.write(content)
         return buffer
+
+    def _content(self, index: int, position: int, packing: ConstantTransform | None) -> np.ndarray:
+        block: np.ndarray = self._blocks[index][position]
+        return block if packing is None else packing(block)
 
     def _filled(self, arg: Arg, block: np.ndarray, dtype: str) -> GpuBuffer:
         buffer = self._buffer(arg, dtype)

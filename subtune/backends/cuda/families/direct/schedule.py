@@ -118,11 +118,11 @@ class _DirectWriter:
         if info.rows < 0:
             return [[*firsts, column]], thread, group
         extent = info.kept[info.rows]
-        first = firsts[info.rows] * knobs.rows
-        if extent % knobs.rows:  # the last tile overlaps the one before it
-            first = tirx.min(first, const(extent - knobs.rows))
-        first = code.bind("row", first, extent - knobs.rows + 1)
-        rows = [[*firsts[: info.rows], first + r, *firsts[info.rows + 1 :], column] for r in range(knobs.rows)]
+        ids = [firsts[info.rows] * knobs.rows + r for r in range(knobs.rows)]
+        if extent % knobs.rows:  # past the end the last one again: right where a tile has more than there are, too
+            ids = [tirx.min(row, const(extent - 1)) for row in ids]
+        ids = [code.bind("row", row, extent) for row in ids]
+        rows = [[*firsts[: info.rows], row, *firsts[info.rows + 1 :], column] for row in ids]
         return rows, thread, group
 
     def _accumulate(self, element: Any, places: list[list[Any]], sums: Any, thread: Any) -> None:
