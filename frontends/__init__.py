@@ -9,7 +9,7 @@ of its symbols into the `shapes` of `load`.
 """
 
 from subtune.core.tensor_spec import TensorSpec
-from subtune.frontends.dispatch import is_relay, is_relay_text, load, load_whole, symbolic_inputs
+from subtune.frontends.dispatch import is_relay, is_relay_text, load, load_whole, opened_once, symbolic_inputs
 from subtune.frontends.imported import Imported
 from subtune.frontends.onnx.lent import LentModel
 from subtune.frontends.parameters import Parameters
@@ -18,5 +18,5 @@ from subtune.frontends.symbolic import SymbolicInput, instance, substituted, sym
 
 __all__ = [
     "Imported", "LentModel", "Parameters", "SymbolicInput", "TensorSpec", "instance", "is_relay", "is_relay_text",
-    "load", "load_whole", "parse_shape_flag", "substituted", "symbolic_inputs", "symbols_of",
+    "load", "load_whole", "opened_once", "parse_shape_flag", "substituted", "symbolic_inputs", "symbols_of",
 ]  # fmt: skip

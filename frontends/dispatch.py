@@ -15,7 +15,7 @@ import onnx
 from subtune.core.errors import ModelError
 from subtune.core.tensor_spec import TensorSpec
 from subtune.frontends.imported import Imported
-from subtune.frontends.onnx.file import OnnxModel, read_bytes, read_file, read_lent, read_proto
+from subtune.frontends.onnx.file import OnnxModel, OpenedFile, open_file, read_bytes, read_lent, read_opened, read_proto
 from subtune.frontends.onnx.lent import LentModel
 from subtune.frontends.onnx.load import load_onnx
 from subtune.frontends.onnx.shapes import symbolic
@@ -36,7 +36,7 @@ _RELAY_START = re.compile(
 _HEAD = 4096
 
 Shapes = Mapping[str, "Sequence[int] | int"]
-Model = str | os.PathLike[str] | bytes | onnx.ModelProto | LentModel
+Model = str | os.PathLike[str] | bytes | onnx.ModelProto | LentModel | OpenedFile
 Frontend = Callable[[Model, Shapes, Parameters], Imported | None]
 """Imports what is of its own format, and gives None for what is not."""
 
@@ -147,9 +147,17 @@ def _read_onnx(model: Model) -> OnnxModel | None:
     if isinstance(model, str) and model.startswith(_ZOO):
         proto, name = _build_zoo_model(model)
         return read_proto(proto, name=name)
-    if isinstance(model, str | os.PathLike):
-        return read_file(Path(os.fspath(model)))
-    return None
+    opened = opened_once(model)
+    return read_opened(opened) if isinstance(opened, OpenedFile) else None
+
+
+def opened_once(model: Model) -> Model:
+    """What `load` may be given again and again without reading an ONNX file each time; it keeps the weights in memory.
+
+    Raises ModelError: the file cannot be read, or is no ONNX model.
+    """
+    is_path = isinstance(model, os.PathLike) or (isinstance(model, str) and not model.startswith(_ZOO))
+    return open_file(Path(os.fspath(model))) if is_path and not is_relay(model) else model  # type: ignore[arg-type]
 
 
 FRONTENDS: tuple[Frontend, ...] = (

@@ -52,7 +52,15 @@ class OnnxModel:
     source: Path | onnx.ModelProto | LentModel
 
 
-def read_file(path: Path) -> OnnxModel:
+@dataclass(frozen=True, slots=True)
+class OpenedFile:
+    """A file that was read and parsed, to be imported more than once. `proto` is never changed."""
+
+    path: Path
+    proto: onnx.ModelProto
+
+
+def open_file(path: Path) -> OpenedFile:
     """Raises ModelError: the file is missing, unreadable, empty, truncated or no ONNX model."""
     try:
         data = path.read_bytes()
@@ -64,8 +72,12 @@ def read_file(path: Path) -> OnnxModel:
         raise ModelError(f"{str(path)!r} is a directory: give the .onnx file in it.") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise ModelError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-    proto = _parse(data, repr(str(path)))
-    return _split(proto, DataDir.of(path), path.stem, path)
+    return OpenedFile(path, _parse(data, repr(str(path))))
+
+
+def read_opened(file: OpenedFile) -> OnnxModel:
+    """Raises ModelError: weights in side files that are not there."""
+    return _split(file.proto, DataDir.of(file.path), file.path.stem, file.path)
 
 
 def read_bytes(data: bytes) -> OnnxModel:

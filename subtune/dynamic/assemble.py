@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import tirx
@@ -10,28 +10,45 @@ from tvm import tirx
 from subtune import backends
 from subtune.backends.base import Device
 from subtune.core.domain import Domain
-from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
+from subtune.core.kernel import ConstantTransform, Kernel
+from subtune.core.measurement import Failure
 from subtune.core.variants import Variant, Variants
 from subtune.core.workload import Arg
 from subtune.dynamic.choose import Chosen
-from subtune.dynamic.kernel import dynamic_kernel
-from subtune.dynamic.serve import linked
+from subtune.dynamic.serve import SCHEDULE, carried, schedule
 from subtune.dynamic.workload import DynamicWorkload
+from subtune.measure import LocalMeasurer
 from subtune.passes.data_views import without_body
 
 
-def variants_of(chosen: Chosen, domain: Domain, device: Device) -> tuple[Variants, Kernel]:
+def kernels_of(
+    chosen: Mapping[str, Chosen], domain: Domain, device: Device, measurer: LocalMeasurer
+) -> dict[str, list[Kernel]]:
+    """The kernels of every subgraph, in the order of its candidates."""
+    wanted = []
+    for one in chosen.values():
+        whole = carried(one.workload, one.workload.extents_at(domain.greatest))
+        wanted += [(whole, candidate) for candidate in one.candidates]
+    made = iter(measurer.scheduled(wanted, device, SCHEDULE))
+    found: dict[str, list[Kernel]] = {name: [] for name in chosen}
+    for name, one in chosen.items():
+        for candidate in one.candidates:
+            kernel = next(made)
+            if isinstance(kernel, Failure):  # it was built before: whatever ended that process is not its fault
+                again = schedule(carried(one.workload, one.workload.extents_at(domain.greatest)), candidate, device)
+                assert isinstance(again, Kernel), f"{candidate}: {again.reason}"
+                kernel = again
+            found[name].append(kernel)
+    return found
+
+
+def variants_of(chosen: Chosen, kernels: Sequence[Kernel], domain: Domain, device: Device) -> tuple[Variants, Kernel]:
     """The kernels of a subgraph, and in the place of a static one what has the same arguments and constants.
 
     Without symbols that is the kernel of the only instance.
     """
     workload = chosen.workload
     greatest = workload.extents_at(domain.greatest)
-    kernels: list[Kernel] = []
-    for candidate in chosen.candidates:
-        found = dynamic_kernel(workload, candidate, device)
-        assert not isinstance(found, NotApplicable), f"{candidate} was built before: {found.reason}"
-        kernels.append(linked(workload, found, greatest))
     if not domain.symbols:
         static = backends.schedule(workload.at(greatest), chosen.candidates[0], device)
         assert isinstance(static, Kernel), static.reason

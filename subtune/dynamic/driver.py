@@ -21,7 +21,7 @@ from subtune.core.manifest import KernelOrigin
 from subtune.core.variants import Variants
 from subtune.database import opened
 from subtune.dynamic.arrange import Prepare, arranged_model
-from subtune.dynamic.assemble import variants_of
+from subtune.dynamic.assemble import kernels_of, variants_of
 from subtune.dynamic.choose import Chosen, Tuned, chosen
 from subtune.dynamic.constants import multiplies_rows, with_corners
 from subtune.dynamic.declare import declared
@@ -53,7 +53,7 @@ _AHEAD = 3
 """Subgraphs whose kernels are built while the first of them is measured."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Source:
     """A model that can be imported at any instance of its symbols."""
 
@@ -61,6 +61,16 @@ class _Source:
     inputs: tuple[SymbolicInput, ...]
     fixed: Mapping[str, int]
     options: Options
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Inside, the file is read once, and stays in memory."""
+        given = self.model
+        self.model = frontends.opened_once(given)
+        try:
+            yield
+        finally:
+            self.model = given
 
     def load(self, point: Mapping[str, int]) -> Imported:
         """Raises ModelError: the model cannot be imported there; and whether it could, were all symbols equal."""
@@ -114,15 +124,17 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
     kept = CachesInPlace(options.cache, device, domain, inputs, prepare)
     with _measurer(options) as measurer:
         measurer.start(device)
-        with clock.stage("prepare"):
+        with clock.stage("prepare"), source.opened():
             dynamic = _model(domain, kept.prepare, device)
             device = device.for_working_set(dynamic.greatest.working_set_bytes)
             mod, workloads = _with_copies(dynamic, device)
         with clock.stage("tune"), opened(options.database) as store:
             joint = Joint(len(workloads), domain, device, measurer, store, options)
             kernels = _tuned(workloads, that_read_inputs(mod), dynamic, device, options, joint)
+        with clock.stage("build"):
+            made = kernels_of(kernels, domain, device, measurer)
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
-        pairs = {name: variants_of(one, domain, device) for name, one in kernels.items()}
+        pairs = {name: variants_of(one, made[name], domain, device) for name, one in kernels.items()}
         variants: dict[str, Variants] = {name: pair[0] for name, pair in pairs.items()}
         static: dict[str, Kernel] = {name: pair[1] for name, pair in pairs.items()}
         verification = DynamicVerification(domain, source.load, options.numerics, beside)
@@ -136,7 +148,8 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
             spliced, *about, domain=domain, variants=variants, caches=kept.caches, is_traced=options.trace
         )
         check = verification.check if options.verify else verification.check_sizes
-        path = write_artifact(output, package, device, check)
+        with source.opened():
+            path = write_artifact(output, package, device, check)
     return CompileReport(
         path=str(path),
         rows=(),

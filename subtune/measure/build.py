@@ -1,4 +1,4 @@
-"""In a builder process: schedule a workload, compile it, and leave a library that the runner can load."""
+"""In a builder process: schedule a workload, and compile it into a library that the runner can load."""
 
 from __future__ import annotations
 
@@ -7,27 +7,21 @@ import time
 from functools import lru_cache
 from typing import Any
 
-from subtune.core.kernel import NotApplicable
+from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.measurement import Failure, FailureKind
 from subtune.core.record import func_hash
 from subtune.core.workload import Workload
-from subtune.measure.messages import BuildJob, Library
+from subtune.measure.messages import BuildJob, Library, ScheduleJob
 from subtune.tir.saved import read_workload
 
 _REASON_CHARS = 500
 
 
-def handle(job: BuildJob) -> Library | Failure:
+def handle(job: BuildJob | ScheduleJob) -> Library | Kernel | Failure:
     begin = time.perf_counter()
-    workload = load_workload(job.workload_json, job.num_outputs)
-    try:
-        kernel = _function(job.schedule)(workload, job.candidate, job.device)
-    except MemoryError:
-        raise
-    except Exception as e:
-        return Failure(FailureKind.INVALID, f"{type(e).__name__}: {e}".strip()[-_REASON_CHARS:])
-    if isinstance(kernel, NotApplicable):
-        return Failure(FailureKind.INVALID, kernel.reason)
+    kernel = _scheduled(job)
+    if isinstance(kernel, Failure) or isinstance(job, ScheduleJob):
+        return kernel
     func = kernel.func.with_attr("global_symbol", "main")
     path = job.device.backend.build(func, job.device, job.stem, job.is_optional)
     if isinstance(path, Failure):
@@ -41,6 +35,18 @@ def handle(job: BuildJob) -> Library | Failure:
         kernel.knows_extents,
         kernel.iterations,
     )
+
+
+def _scheduled(job: BuildJob | ScheduleJob) -> Any:
+    """The kernel, or a Failure."""
+    workload = load_workload(job.workload_json, job.num_outputs)
+    try:
+        kernel = _function(job.schedule)(workload, job.candidate, job.device)
+    except MemoryError:
+        raise
+    except Exception as e:
+        return Failure(FailureKind.INVALID, f"{type(e).__name__}: {e}".strip()[-_REASON_CHARS:])
+    return Failure(FailureKind.INVALID, kernel.reason) if isinstance(kernel, NotApplicable) else kernel
 
 
 @lru_cache(maxsize=64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import shutil
 import tempfile
@@ -13,13 +14,17 @@ from types import TracebackType
 
 from subtune.backends import as_device
 from subtune.backends.base import Device, HardwareModel
+from subtune.core.candidate import Candidate
 from subtune.core.errors import SubtuneError
+from subtune.core.kernel import Kernel
+from subtune.core.measurement import Failure
 from subtune.core.measuring import Measuring
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.core.workload import Workload
 from subtune.measure.fork_server import ForkedWithThreads, ForkServer
 from subtune.measure.launch import Launcher, Programs
-from subtune.measure.pool import Builders, Runner
+from subtune.measure.messages import ScheduleJob
+from subtune.measure.pool import Build, Builders, Runner
 from subtune.measure.process import Worker
 from subtune.measure.protocol import Measurer
 from subtune.measure.session import SCHEDULE, LocalSession, Settings
@@ -99,6 +104,22 @@ class LocalMeasurer:
         finally:
             session.close()
             shutil.rmtree(directory, ignore_errors=True)
+
+    def scheduled(
+        self, wanted: Sequence[tuple[Workload, Candidate]], device: Device, schedule: str
+    ) -> list[Kernel | Failure]:
+        """Kernels as `schedule` ("module:function") makes them, side by side in the builders."""
+        texts = {workload: workload.to_json() for workload, _ in wanted}
+        builds = [
+            Build(ScheduleJob(texts[one], one.num_outputs, device, candidate, schedule), self.settings.build_limit_s)
+            for one, candidate in wanted
+        ]
+        for module in device.backend.measuring.builder_modules:  # whose operators the kernels have
+            importlib.import_module(module)
+        builders, _ = self._workers(device)
+        builders.submit(builds)
+        builders.wait(builds, math.inf, math.inf)
+        return [build.outcome for build in builds]
 
     def close(self) -> None:
         for builders in self._builders.values():

@@ -28,6 +28,17 @@ class BuildJob:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleJob:
+    """As `BuildJob`, but the kernel is wanted as it is scheduled, and nothing is compiled."""
+
+    workload_json: str
+    num_outputs: int
+    device: Device
+    candidate: Candidate
+    schedule: str
+
+
+@dataclass(frozen=True, slots=True)
 class Library:
     """A compiled kernel on disk, with what the caller must do to its constants before a call."""
 
@@ -109,4 +120,4 @@ class CompareJob:
 
 
 RunJob = CheckJob | TimeJob | CompareJob
-Job = BuildJob | PrepareJob | RunJob
+Job = BuildJob | ScheduleJob | PrepareJob | RunJob

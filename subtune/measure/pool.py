@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from subtune.measure.messages import BuildJob, Job
+from subtune.measure.messages import BuildJob, Job, ScheduleJob
 from subtune.measure.process import Worker, first_finished
 
 _POLL_S = 0.05
@@ -18,7 +18,7 @@ _POLL_S = 0.05
 class Build:
     """A job in the queue. `outcome` is None until it is done, and stays None where it was stopped."""
 
-    def __init__(self, job: BuildJob, limit_s: float) -> None:
+    def __init__(self, job: BuildJob | ScheduleJob, limit_s: float) -> None:
         self.job = job
         self.limit_s = limit_s
         self.outcome: Any = None

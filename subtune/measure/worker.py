@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from subtune.core.measurement import Failure, FailureKind
-from subtune.measure.messages import BuildJob
+from subtune.measure.messages import BuildJob, ScheduleJob
 
 MESSAGE_CHARS = 2000
 """Of a failure's text at most this much is kept: TVM's errors print whole functions."""
@@ -84,7 +84,7 @@ def _run(job: Any) -> Any:
 
 def _handler(job: Any) -> Callable[[Any], Any]:
     """Late imports: a builder never needs the timing code, nor the runner the templates."""
-    name = "build" if isinstance(job, BuildJob) else "run"
+    name = "build" if isinstance(job, BuildJob | ScheduleJob) else "run"
     handler: Callable[[Any], Any] = importlib.import_module(f"subtune.measure.{name}").handle
     return handler
 

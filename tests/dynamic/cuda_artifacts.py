@@ -17,6 +17,7 @@ from subtune.dynamic.choose import Chosen
 from subtune.dynamic.constants import with_corners
 from subtune.dynamic.kernel import PLAIN, SINGLE, DynamicKernel, dynamic_kernel
 from subtune.dynamic.model import corner_workloads, dynamic_model
+from subtune.dynamic.serve import carried, schedule
 from subtune.dynamic.tune import proposals
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.passes.pad_attention import NO_LENGTHS, Lengths
@@ -50,7 +51,9 @@ def written(
     workloads = {**dynamic.workloads, **corner_workloads(corners, domain), **more}
     found = {name: _first(one, domain, device) for name, one in workloads.items()}
     chosen = {name: Chosen(one, (found[name],), Leaf(0), {}, {}) for name, one in workloads.items()}
-    pairs = {name: variants_of(one, domain, device) for name, one in chosen.items()}
+    greatest = {name: carried(one, one.extents_at(domain.greatest)) for name, one in workloads.items()}
+    kernels = {name: [schedule(whole, found[name], device)] for name, whole in greatest.items()}
+    pairs = {name: variants_of(one, kernels[name], domain, device) for name, one in chosen.items()}
     whole = splice(mod, {name: static for name, (_, static) in pairs.items()})
     variants = {name: one for name, (one, _) in pairs.items()}
     package = Package(

@@ -48,7 +48,9 @@ class CPUBackend(Backend):
     kind: ClassVar[str] = "cpu"
     version: ClassVar[int] = 4
     measuring: ClassVar[Measuring] = Measuring(
-        builder_modules=("subtune.backends.cpu.families",), forks_runner=True, reference=Candidate("reference")
+        builder_modules=("subtune.backends.cpu.families", "subtune.backends.cpu.scheduling"),
+        forks_runner=True,
+        reference=Candidate("reference"),
     )
 
     @property
