@@ -285,6 +285,14 @@ class Backend(ManyShapes, ABC):
         outer = {f.name for f in fields(knobs) if f.metadata == OUTER} if knobs else set()
         return (candidate.family, *(knob for knob in candidate.knobs if knob[0] not in outer))
 
+    def rows_of_tile(self, candidate: Candidate) -> int:
+        """That a kernel computes at once, of the rows that vary; 1 where its knobs do not say."""
+        kind = next((family.knobs for family in self.families if family.name == candidate.family), None)
+        if kind is not None and hasattr(kind, "tile_rows"):
+            knobs: Any = candidate.as_knobs(kind)
+            return int(knobs.tile_rows)
+        return int(candidate.get("mr") or 1)
+
     def rank(self, found: Sequence[Candidate], problem: Problem[Any], topk: int) -> tuple[Candidate, ...]:
         """The `topk` candidates to try, in order."""
         return tuple(sorted(found, key=lambda candidate: candidate.predicted_s)[:topk])

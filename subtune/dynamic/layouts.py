@@ -57,60 +57,80 @@ def taken(
     """
     if not options:  # views alone
         return {}
-    search = _Search(options, best, weights, regret)
-    spare = most_bytes - sum(options[name][at].nbytes for name, at in search.at.items())
-    while step := search.best_step(spare):
-        name, at, more = step
-        spare -= more
-        search.take(name, at)
-    return {name: options[name][at] for name, at in search.at.items()}
+    at = dict.fromkeys(options, 0)
+    spare = most_bytes - sum(of[0].nbytes for of in options.values())
+    for is_added in (False, True):
+        search = _Search(options, best, weights, regret, at, is_added)
+        while steps := search.best_step(spare) or search.best_pair(spare):
+            spare -= sum(more for _, _, more in steps)
+            search.take(steps)
+    return {name: options[name][i] for name, i in at.items()}
+
+
+_Step = tuple[str, int, int]
+"""A workload, another of its options, and how many bytes more that takes."""
 
 
 class _Search:
+    """Changes `at`, the option of each workload; with `is_added` only to those that are slower nowhere."""
+
     def __init__(
         self,
         options: Mapping[str, Sequence[Layouts]],
         best: Mapping[str, np.ndarray],
         weights: np.ndarray,
         regret: float,
+        at: dict[str, int],
+        is_added: bool,
     ) -> None:
         self._options, self._weights, self._regret = options, weights, regret
         self._best: np.ndarray = np.sum(list(best.values()), axis=0)
         self._mean_s = float(self._best @ weights)
         self._worth = {name: WORTH * float(one @ weights) / self._mean_s for name, one in best.items()}
-        self.at = dict.fromkeys(options, 0)
-        """The option of each workload."""
-        self._seconds: np.ndarray = np.sum([of[0].seconds for of in options.values()], axis=0)
+        self._at, self._is_added = at, is_added
+        self._seconds: np.ndarray = np.sum([of[at[name]].seconds for name, of in options.items()], axis=0)
 
-    def take(self, name: str, at: int) -> None:
-        self._seconds = self._after(name, at)
-        self.at[name] = at
+    def take(self, steps: Sequence[_Step]) -> None:
+        self._seconds = self._after(steps)
+        self._at.update({name: at for name, at, _ in steps})
 
-    def best_step(self, spare: float) -> tuple[str, int, int] | None:
-        """A workload's other option, and how many bytes more that takes; None: there is none that is worth it."""
-        now = self._cost(self._seconds)
-        best: tuple[float, str, int, int] | None = None
-        for name, at, more in self._steps():
-            gain = now - self._cost(self._after(name, at))
-            if more > max(spare, 0) or gain <= (self._worth[name] if more > 0 else 1e-9):
-                continue
-            worth = gain / max(more, 1)
-            if best is None or worth > best[0]:
-                best = worth, name, at, more
-        return best[1:] if best else None
+    def best_step(self, spare: float) -> tuple[_Step, ...]:
+        """The one that lowers the cost most for a byte; none that is worth it: ()."""
+        steps = [(one,) for one in self._steps() if one[2] <= max(spare, 0)]
+        found = [(self._gain(one) / max(one[0][2], 1), one) for one in steps]
+        return max((one for one in found if one[0] > 0), default=(0.0, ()))[1]
 
-    def _steps(self) -> Iterator[tuple[str, int, int]]:
+    def best_pair(self, spare: float) -> tuple[_Step, ...]:
+        """Two that lower the cost most, where one gives up what the other needs."""
+        steps = list(self._steps())
+        pairs = [(one, other) for one in steps for other in steps if one[2] < 0 < other[2] and one[0] != other[0]]
+        found = [(self._gain(pair), pair) for pair in pairs if pair[0][2] + pair[1][2] <= max(spare, 0)]
+        return max((one for one in found if one[0] > 0), default=(0.0, ()))[1]
+
+    def _gain(self, steps: Sequence[_Step]) -> float:
+        """How much lower the cost is afterwards; 0 where that is not worth more bytes."""
+        least = sum(self._worth[name] for name, _, more in steps if more > 0) or 1e-9
+        gain = self._cost(self._seconds) - self._cost(self._after(steps))
+        return gain if gain > least else 0.0
+
+    def _steps(self) -> Iterator[_Step]:
         for name, of in self._options.items():
             for at, one in enumerate(of):
-                if at != self.at[name]:
-                    yield name, at, one.nbytes - of[self.at[name]].nbytes
+                now = of[self._at[name]]
+                if at != self._at[name] and not (self._is_added and (one.seconds > now.seconds).any()):
+                    yield name, at, one.nbytes - now.nbytes
 
-    def _after(self, name: str, at: int) -> np.ndarray:
-        of = self._options[name]
-        changed: np.ndarray = self._seconds - of[self.at[name]].seconds + of[at].seconds
+    def _after(self, steps: Sequence[_Step]) -> np.ndarray:
+        changed: np.ndarray = self._seconds
+        for name, at, _ in steps:
+            of = self._options[name]
+            changed = changed - of[self._at[name]].seconds + of[at].seconds
         return changed
 
     def _cost(self, seconds: np.ndarray) -> float:
-        """Shares of the least time: what the mean is above it, and the worst shape beyond the regret."""
-        mean = float(seconds @ self._weights) / self._mean_s - 1
-        return mean + max(0.0, float((seconds / self._best).max()) - 1 - self._regret)
+        """Shares of the least time: what the mean is above it, and the worst shape beyond the regret; of layouts that
+        are added, what all shapes are beyond it."""
+        beyond = np.maximum(seconds / self._best - 1 - self._regret, 0)
+        if self._is_added:
+            return float(beyond.mean())
+        return float(seconds @ self._weights) / self._mean_s - 1 + float(beyond.max())

@@ -31,6 +31,9 @@ _TIME_S = 0.005
 _AGAIN = (2.0, 1.25)
 """Times the fastest kernel's seconds, up to which an instance's kernels are timed again, one after the other: who was
 disturbed then, is not now."""
+_DISTURBED, _MOST_AGAIN = 1.15, 4
+"""Times what a kernel took for a larger instance: it is timed again, as whoever shares the machine with it may take its
+processor for longer than a look takes, a whole millisecond of every call; so many times at most."""
 _NEAR = 1.3
 """Times the fastest kernel's seconds, up to which a kernel is measured at the next smaller instance, too."""
 _LEAST = 6
@@ -54,6 +57,8 @@ class Measured:
     """Where a kernel's results were checked, from the greatest down."""
     threads: int = 1
     """That run a kernel."""
+    rows: dict[Candidate, int] = field(default_factory=dict)
+    """Of a tile, where a kernel has such: see `Backend.rows_of_tile`."""
     ends: tuple[Extents, Extents] = ((), ())
     """The greatest and the least of all instances at which kernels were measured."""
 
@@ -109,7 +114,8 @@ class Measurement:
         whole = carried(workload, ordered[0])
         memory = measurer.memory(whole, device)
         self._kernels = Kernels(self._stack, whole, device, measurer, memory, exact_only)
-        found = Measured(threads=device.model.host.threads, ends=(ordered[0], ordered[-1]))
+        rows = {one: device.backend.rows_of_tile(one) for one in candidates}
+        found = Measured(threads=device.model.host.threads, rows=rows, ends=(ordered[0], ordered[-1]))
         in_line = all(_is_below(low, high) for high, low in pairwise(ordered))
         self._looks = _Looks(found, memory, self._kernels, candidates, in_line, is_timed)
         self._unknown: list[Candidate] | None = None
@@ -219,7 +225,8 @@ class _Looks:
         libraries = {one: how for one, how in built.items() if isinstance(how, Library)}
         found.libraries |= libraries
         if libraries and session is not None:
-            results |= _now(extents, session(extents), libraries, is_timed, is_further)
+            above = {one: least for one in libraries if (least := _least_above(found.seconds.get(one, {}), extents))}
+            results |= _now(extents, session(extents), libraries, is_timed, is_further, above)
         if is_timed and not is_further:
             seconds = {one: of for one, of in results.items() if not isinstance(of, Failure)}
             self.near = {one for one, of in seconds.items() if of <= _NEAR * min(seconds.values())}
@@ -247,10 +254,24 @@ def _reaches(extents: Extents, origin: Extents) -> bool:
     return all(one <= _REACH * other and other <= _REACH * one for one, other in zip(extents, origin, strict=True))
 
 
+def _least_above(seconds: Mapping[Extents, float], extents: Extents) -> float | None:
+    """Seconds that an instance of no fewer rows took."""
+    return min((of for at, of in seconds.items() if _is_below(extents, at)), default=None)
+
+
 def _now(
-    extents: Extents, session: LocalSession, libraries: Mapping[Candidate, Library], is_timed: bool, is_checked: bool
+    extents: Extents,
+    session: LocalSession,
+    libraries: Mapping[Candidate, Library],
+    is_timed: bool,
+    is_checked: bool,
+    above: Mapping[Candidate, float],
 ) -> dict[Candidate, float | Failure]:
-    """Seconds of each library, or why there are none. Those that were checked elsewhere are looked at once more."""
+    """Seconds of each library, or why there are none. Those that were checked elsewhere are looked at once more.
+
+    Args:
+        above: what larger instances took.
+    """
     results: dict[Candidate, float | Failure] = {}
     by_layout = sorted(libraries.items(), key=lambda one: str(one[1].packings))  # which are made one after the other
     for candidate, library in by_layout:
@@ -271,6 +292,13 @@ def _now(
             again = session.time(_named(candidate), _TIME_S, math.inf)
             if isinstance(again, Timing):
                 results[candidate] = min(seconds[candidate], again.min_s)
+    for candidate, larger in above.items() if is_timed else ():
+        for _ in range(_MOST_AGAIN):
+            taken = results.get(candidate)
+            if not isinstance(taken, float) or taken <= _DISTURBED * larger:
+                break
+            again = session.time(_named(candidate), _TIME_S, math.inf)
+            results[candidate] = min(taken, again.min_s) if isinstance(again, Timing) else taken
     return results
 
 

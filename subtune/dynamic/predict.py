@@ -36,9 +36,11 @@ def instances_of(workload: DynamicWorkload, domain: Domain) -> tuple[list[Extent
 
 
 def predicted(
-    library: Library, known: Mapping[Extents, float], instances: Sequence[Extents], threads: int
+    library: Library, known: Mapping[Extents, float], instances: Sequence[Extents], threads: int, rows: int = 1
 ) -> np.ndarray:
     """Seconds of a kernel at each instance, by the model of `cost` fitted to those that are `known`.
+
+    A kernel that compares rows with the number that there is has tiles of so many `rows` all the same.
 
     Where threads share out the tiles that vary, three take two threads as long as four. Where each goes through all of
     those, work is shared out evenly: time grows with the tiles from the first one on.
@@ -51,12 +53,14 @@ def predicted(
         together = round(1 / library.iterations)
         tile = MicroKernel((together * library.granules[0],), workers=threads)
     else:
-        tile = MicroKernel(library.granules, workers=1, is_shared_finely=True)
+        granules = (rows,) if library.granules == (1,) else library.granules
+        tile = MicroKernel(granules, workers=1, is_shared_finely=True)
     model = fit(features(tile, np.array(list(known))), np.array(list(known.values())))
     return model.predict(features(tile, np.maximum(np.array(instances), 1)))
 
 
 def times_of(found: Measured, candidate: Candidate, instances: Sequence[Extents]) -> np.ndarray:
     """Seconds at each instance; infinite where the kernel does not serve it."""
-    times = predicted(found.libraries[candidate], found.seconds[candidate], instances, found.threads)
+    known, rows = found.seconds[candidate], found.rows.get(candidate, 1)
+    times = predicted(found.libraries[candidate], known, instances, found.threads, rows)
     return np.where([found.serves(candidate, extents) for extents in instances], times, math.inf)

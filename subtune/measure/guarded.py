@@ -23,8 +23,8 @@ CANARY = np.frombuffer(bytes((i * 37 + 11) % 251 + 2 for i in range(GUARD_BYTES)
 class Guarded:
     """One kernel argument: `nbytes` bytes at a 64-byte boundary, guard zones before and right behind them.
 
-    The zone behind begins after `slack` bytes, which a kernel may use. `is_fenced`: behind that zone is memory that
-    nobody may touch, and a kernel that reads there ends its process.
+    The zone behind begins after `slack` bytes, which a kernel may use; of floats they are NaN. `is_fenced`: behind that
+    zone is memory that nobody may touch, and a kernel that reads there ends its process.
     """
 
     def __init__(
@@ -39,6 +39,8 @@ class Guarded:
         first = GUARD_BYTES + (-(raw.ctypes.data + GUARD_BYTES)) % _ALIGN
         self._before = raw[first - GUARD_BYTES : first]
         self.bytes = raw[first : first + nbytes]
+        self.slack = raw[first + nbytes : first + nbytes + slack]
+        self.slack[:] = 0xFF
         self._after = raw[first + nbytes + slack : first + nbytes + slack + GUARD_BYTES]
         self._before[:] = CANARY
         self._after[:] = CANARY
@@ -50,6 +52,11 @@ class Guarded:
         guarded = cls(array.nbytes, array.shape, dtype, slack, is_fenced)
         guarded.bytes[:] = as_bytes(array)
         return guarded
+
+    def repeat(self) -> None:
+        """Fill the slack with the array again: in a model others' numbers lie there. What was never written may be
+        denormal, which takes some processors a hundred times as long."""
+        self.slack[:] = np.resize(self.bytes, self.slack.size)
 
     def fill(self, value: int) -> None:
         self.bytes[:] = value

@@ -28,6 +28,7 @@ _LARGE_CONSTANT_BYTES = 16 << 20
 _CONSTANTS: WeakValueDictionary[tuple[Any, ...], np.ndarray] = WeakValueDictionary()
 """Those in use: the instances of a dynamic workload have the same weights."""
 _WITH_INFINITY = ("float16", "bfloat16", "float32", "float64")
+_MOST_SLOW = 256
 _SPECIAL_FRACTION = 1 / 16
 """Of the elements of an adversarial array, the share replaced by special values."""
 
@@ -163,7 +164,7 @@ def _floats(
     if dangers.casts_to_int:
         specials = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 126.5, -127.5]
     array = (rng.choice([-1.0, 1.0], shape) * 10.0 ** rng.uniform(-decades, decades, shape)).astype(dtype)
-    return _sprinkled(array, rng, specials)
+    return _sprinkled(array, rng, specials, slow=[value for value in specials if 0 < abs(value) == limits[0]])
 
 
 def _limits(dtype: np.dtype, factors: int) -> tuple[float, float, float]:
@@ -180,14 +181,23 @@ def _limits(dtype: np.dtype, factors: int) -> tuple[float, float, float]:
     }.get(dtype.name, (0.0, 8.0, 0.5))
 
 
-def _sprinkled(array: np.ndarray, rng: np.random.Generator, values: Sequence[Any]) -> np.ndarray:
-    """`array` with a share of its elements, the first and the last among them, replaced by `values` in turn."""
+def _sprinkled(
+    array: np.ndarray, rng: np.random.Generator, values: Sequence[Any], slow: Sequence[Any] = ()
+) -> np.ndarray:
+    """`array` with a share of its elements, the first and the last among them, replaced by `values` in turn.
+
+    Those that are `slow` are few: to an Intel, a denormal is worth a hundred other operands.
+    """
     flat = array.reshape(-1)
     if flat.size == 0:
         return array
     picked = np.unique(np.concatenate([[0, flat.size - 1], rng.integers(0, flat.size, _specials(flat.size))]))
     with np.errstate(over="ignore"):
         flat[picked] = np.resize(np.array(values).astype(array.dtype), picked.size)
+        if slow and picked.size > _MOST_SLOW:
+            others = [value for value in values if value not in slow]
+            at = rng.permutation(picked)[_MOST_SLOW:]
+            flat[at] = np.resize(np.array(others).astype(array.dtype), at.size)
     return flat.reshape(array.shape)
 
 

@@ -105,6 +105,22 @@ def test_bytes_go_where_they_save_most():
     assert names(found["fast"]) == {"a"}
 
 
+def test_a_layout_gives_way_to_a_larger_one_that_saves_more():
+    """For a byte it saves more, and then too few bytes are left."""
+    tuned = {"small": layer(a=(1e-6,) * 4, b=(0.7e-6,) * 4), "large": layer(a=(5e-6,) * 4, c=(4.5e-6,) * 4)}
+    assert [names(one) for one in run(tuned, 2 * WEIGHTS).values()] == [{"a"}, {"c"}]
+    assert [names(one) for one in run(tuned, 3 * WEIGHTS).values()] == [{"b"}, {"c"}]
+
+
+def test_bytes_that_are_left_go_to_shapes_that_are_few():
+    """At few rows `b` saves a little of the mean. The worst shape is another one, for which `c` does not fit."""
+    rare = {"a": (1e-6, 1.5e-6, 1e-6, 1e-6), "b": (1.5e-6, 1e-6, 1.3e-6, 1.3e-6)}
+    worst = {"a": (1e-6, 1e-6, 1e-6, 3e-6), "c": (9e-6, 9e-6, 9e-6, 1e-6)}
+    found = run({"rare": layer(**rare), "worst": layer(**worst)}, 2.5 * WEIGHTS)
+    assert names(found["worst"]) == {"a"}
+    assert names(found["rare"]) == {"a", "b"}
+
+
 def test_what_has_no_smaller_layout_exceeds_the_limit():
     assert names(run({"it": layer(c=(1e-6,) * 4)}, 0)["it"]) == {"c"}
 

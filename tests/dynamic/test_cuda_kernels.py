@@ -133,9 +133,19 @@ def test_a_block_for_each_tile_is_right_at_every_instance(raster, tmp_path):
     single, persistent = DEVICE.backend.for_many_shapes(*few)
     assert [(one.get("single"), one.get("few")) for one in (single, persistent)] == [(True, True), (None, True)]
     many = Problem(workload.at((1 << 16,)), DEVICE.model, DEVICE.numerics)
-    assert list(DEVICE.backend.for_many_shapes(many, few[1])) == [few[1]]
+    (open_,) = DEVICE.backend.for_many_shapes(many, few[1])
+    assert dict(open_.knobs) == {**dict(few[1].knobs), "fitted": True}
     in_bands = Candidate.make(single.family, **{**dict(single.knobs), "raster": raster})
     check(workload, kernel(workload, in_bands), (1, 63, 65, 128, 200), tmp_path)
+
+
+def test_there_are_no_more_blocks_than_tiles(tmp_path):
+    """Six for every 64 rows, and as many as there are multiprocessors at most."""
+    workload = of_rows("float16", 1 << 11)
+    persistent = Candidate.make("cuda.wgmma", **{**dict(first_of("cuda.wgmma", workload).knobs), "fitted": True})
+    made = kernel(workload, persistent, 1 << 11)
+    assert "T.min(" in next(line for line in made.func.script().splitlines() if "cta_id(" in line)
+    check(workload, made, (1, 63, 65, 200, 1500), tmp_path)
 
 
 def test_every_implementation_is_tried_at_every_instance():

@@ -12,6 +12,7 @@ from tvm import te
 
 from subtune import backends
 from subtune.backends import as_device
+from subtune.backends.base import Problem
 from subtune.backends.cpu.device import CPU
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.dispatch import choose
@@ -155,6 +156,19 @@ def test_sums_of_rows_leave_out_those_behind_the_last(levels, mb, order):
     assert found.knows_extents
     assert found.granules == (2**levels * mb,)
     check(workload, "dense", found)
+
+
+@pytest.mark.parametrize(("mr", "order"), [(1, "n"), (2, "n"), (1, "m")])
+def test_blocks_of_tiles_are_granules(mr, order):
+    """Of any number of rows: as often as there are blocks, the next columns are asked for by some of them."""
+    device = as_device(CPU("sapphirerapids", threads=1))
+    candidate = Candidate.make("amx_parts", mr=mr, nr=1, rows=8, mt=1, order=order)
+    problem = Problem(of_rows(lambda rows: dense(rows, 64, 32)).at((96,)), device.model, device.numerics)
+    (of_any,) = device.backend.for_many_shapes(problem, candidate)
+    assert of_any.get("passes") == (4 if order == "n" else None)
+    found = dynamic_kernel(of_rows(lambda rows: dense(rows, 64, 32)), of_any, device)
+    assert isinstance(found, DynamicKernel), found.reason
+    assert found.granules == (8 * mr,)
 
 
 def test_what_is_measured_once_is_checked_everywhere(local):

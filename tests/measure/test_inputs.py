@@ -11,6 +11,7 @@ from subtune.measure.degrees import degree
 from subtune.measure.hazards import SETS, hazards
 from subtune.measure.inputs import make_input, make_inputs, make_sets, repeated
 from subtune.measure.verdict import disagreement
+from tests.backends import workloads
 
 
 def workload(*tensors, constants=()):
@@ -367,3 +368,14 @@ def test_what_multiplies_a_sum_of_products_lets_it_not_overflow(given):
 )
 def test_factors_of_one_number_are_counted(compute, factors):
     assert degree(elementwise("float32", compute)) == factors
+
+
+def test_few_elements_are_denormal():
+    """Some processors take a hundred times as long for one; a product has as many as its operands have, many times."""
+    layer = workloads.dense(96, 768, 512)
+    dangers = hazards(layer)
+    array, weights, _ = make_inputs(layer, "adversarial", dangers)
+    for one in (array, weights):
+        denormal = (one != 0) & (np.abs(one) < np.finfo(np.float32).tiny)
+        assert 8 <= denormal.sum() <= 256
+        assert (np.abs(one) == np.abs(one).max()).sum() > 256

@@ -29,10 +29,10 @@ def for_many_shapes(problem: Problem[CUDAModel], candidate: Candidate) -> Sequen
     if candidate.family == "cuda.wgmma":
         knobs = candidate.as_knobs(WgmmaKnobs)
         assert isinstance(knobs, WgmmaKnobs)
-        knobs = replace(knobs, few=_may_lack_rows(problem, knobs))
+        knobs = replace(knobs, few=_may_lack_rows(problem, knobs), fitted=knobs.split == 1)
         ways = [knobs]
         if knobs.split == 1 and _tiles(problem, knobs) <= problem.device.sms * knobs.blocks_per_sm:
-            ways.insert(0, replace(knobs, single=True))
+            ways.insert(0, replace(knobs, single=True, fitted=False))
         return [Candidate.of(candidate.family, one, candidate.predicted_s) for one in ways]
     return (candidate,)
 

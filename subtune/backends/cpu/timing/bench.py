@@ -281,6 +281,7 @@ class Bench:
                     self._pool[key] = Guarded(arg.nbytes, elements(arg.shape), arg.dtype, slack)
                 else:
                     self._pool[key] = Guarded.like(self._sets[0][position], arg.dtype, slack)
+                    self._pool[key].repeat()
             tensors.append(self._pool[key].tensor)
         return tensors
 

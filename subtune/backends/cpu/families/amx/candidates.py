@@ -67,7 +67,10 @@ products on a Xeon that hides its model, with 480 MB of L3 (2026-11-28)."""
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """A block of `mr` x `nr` tiles, each of `rows` rows; `mt` of them share a panel of B."""
+    """A block of `mr` x `nr` tiles, each of `rows` rows; `mt` of them share a panel of B.
+
+    `passes`: over so many blocks of rows the next columns of B are asked for; 0: over all that there are.
+    """
 
     mr: int = field(metadata=REGISTERS)
     nr: int = field(metadata=REGISTERS)
@@ -75,6 +78,11 @@ class Knobs:
     mt: int = field(metadata=OUTER)
     order: str = field(metadata=OUTER)
     serial: bool = field(default=False, metadata=MODE)
+    passes: int = field(default=0, metadata=MODE)
+
+    @property
+    def tile_rows(self) -> int:
+        return self.mr * self.rows
 
 
 def accepts(problem: CPUProblem) -> str:

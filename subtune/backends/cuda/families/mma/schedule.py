@@ -54,6 +54,10 @@ class MmaKnobs:
     pack: bool = False
 
     @property
+    def tile_rows(self) -> int:
+        return self.bm
+
+    @property
     def tile(self) -> MmaTile:
         return MmaTile(*(getattr(self, name) for name in MmaTile.__slots__))
 

@@ -163,7 +163,7 @@ def wgmma_func(params: tuple[Any, ...], copies: tuple[Copies, ...], store: Store
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": t.blocks_per_sm})
         rank = T.meta_var(T.cta_id_in_cluster([blocks]) if blocks > 1 else 0)
-        place = T.cta_id([clusters * blocks])
+        place = T.cta_id([walk.grid])
         block: T.let[T.int32] = place // blocks
         tid = T.thread_id([t.threads])
         pool = T.SMEMPool()

@@ -58,6 +58,9 @@ class WgmmaKnobs:
     resident: int = 0
     single: bool = False
     few: bool = False
+    fitted: bool = False
+
+    tile_rows = property(lambda self: self.tiling.m)
 
     @property
     def tiling(self) -> Tiling:

@@ -43,7 +43,8 @@ class Tiling:
     `taps`: so many steps, the taps of a window one below the other, are multiplied from one copy of their rows of
     pixels: those of the tile and the ones that the last tap reads beyond. `resident`: so many steps, all there are, for
     which B is copied once and stays. `single`: there are as many blocks as tiles. `few`: a tile may have more rows than
-    there are, which is told at run time; those that lack are not copied.
+    there are, which is told at run time; those that lack are not copied. `fitted`: so are the tiles, and there are no
+    more blocks than these: the next kernel's find room.
     """
 
     rows: tuple[int, ...]
@@ -63,6 +64,7 @@ class Tiling:
     resident: int = 0
     single: bool = False
     few: bool = False
+    fitted: bool = False
 
     def knobs(self) -> dict[str, Knob]:
         return {
@@ -78,7 +80,7 @@ class Tiling:
             **({"row_bytes": self.row_bytes} if self.row_bytes != ROW_BYTES else {}),
             **({"swapped": True} if self.swapped else {}),
             **({"resident": self.resident} if self.resident else {}),
-            **({name: True for name in ("single", "few") if getattr(self, name)}),
+            **({name: True for name in ("single", "few", "fitted") if getattr(self, name)}),
         }
 
     @property

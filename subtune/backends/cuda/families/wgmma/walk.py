@@ -64,6 +64,14 @@ class Walk:
         return min(self.tiles, self.sms * self.tiling.blocks_per_sm // self.blocks)
 
     @property
+    def grid(self) -> Any:
+        """Blocks, as many as there are places; where the tiles are told at run time, these at most."""
+        places = tirx.const(self.clusters * self.blocks, "int32")
+        if not self.tiling.fitted:
+            return places
+        return tirx.Min(tirx.const(self.tiles * self.blocks, "int32"), places)
+
+    @property
     def steps(self) -> int:
         return self.own_steps + self.added_steps
 
