@@ -66,7 +66,7 @@ class Prospect:
     def begin(self, measurer: Workbench) -> None:
         """Let the first candidates' kernels be built; returns at once."""
         if self._begun is None:
-            self._begun = self._measurement(self._proposed, measurer)
+            self._begun = self._measurement(self._choices[0], measurer)
             self._begun.begin()
 
     def tuned(self, measurer: Workbench) -> Measured:
@@ -75,13 +75,10 @@ class Prospect:
         Raises:
             SubtuneError: no schedule serves all instances.
         """
-        everywhere: Mapping[Candidate, Sequence[Extents]] = {**dict.fromkeys(self._proposed, ()), DEFAULT: ()}
-        # at first near what they are for
-        choices = [self._proposed, everywhere, _EVERY] if self._is_heavy else [everywhere, _EVERY]
         failures: dict[Candidate, Failure] = {}
-        for candidates in filter(None, choices):
-            is_begun = candidates is choices[0] and self._begun is not None and not measurer.is_recall
-            with closing(self._begun if is_begun and self._begun else self._measurement(candidates, measurer)) as one:
+        for at, candidates in enumerate(self._choices):
+            begun = self._begun if at == 0 and not measurer.is_recall else None
+            with closing(begun or self._measurement(candidates, measurer)) as one:
                 found = one.result()
             if _serves_all(found, [*self._instances, *self._checks]):
                 return found
@@ -128,6 +125,12 @@ class Prospect:
     @cached_property
     def _proposed(self) -> dict[Candidate, tuple[Extents, ...]]:
         return proposals(self._workload, self._probes, self._device, self._topk if self._is_heavy else _FEW)
+
+    @cached_property
+    def _choices(self) -> list[Mapping[Candidate, Sequence[Extents]]]:
+        """Candidates that are measured until one kernel serves all instances: at first near what they are for."""
+        near = [self._proposed] if self._is_heavy and self._proposed else []
+        return [*near, {**dict.fromkeys(self._proposed, ()), DEFAULT: ()}, _EVERY]
 
     @cached_property
     def _instances(self) -> list[Extents]:

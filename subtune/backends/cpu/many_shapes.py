@@ -19,6 +19,8 @@ from subtune.core.candidate import Candidate
 
 _HEIGHTS = (4, 5, 6, 7)
 """Of 8 rows and more one of them computes a ninth too much at most, of 38 and more a thirteenth."""
+_TILE_HEIGHTS = (10, 13, 16)
+"""Of tile registers, whose products take 6 cycles and 0.6 a row: one of them is an eleventh too slow at most."""
 _PASSES = (1, 2, 4, 16)
 _MANY_TILES = 16
 """In a column of tiles: the last of them counts no more."""
@@ -30,7 +32,7 @@ def for_many_shapes(
     """See `Backend.for_many_shapes`. Weights are in panels of one vector, of which a tile takes several."""
     kind = next(family.knobs for family in families if family.name == candidate.family)
     if kind is amx.Knobs:
-        return (_asking_in_few_passes(problem, candidate),)
+        return _of_all_tiles(problem, candidate)
     is_packed = any(arg.is_constant and len(arg.shape) > 1 for arg in problem.workload.args)
     if not is_packed or "panel" not in (knob.name for knob in fields(kind)):
         return (candidate,)
@@ -40,15 +42,21 @@ def for_many_shapes(
     return _of_all_heights(problem, paneled, knobs) if isinstance(knobs, strassen.Knobs) else (paneled,)
 
 
-def _asking_in_few_passes(problem: Problem[CPUModel], candidate: Candidate) -> Candidate:
-    """As many as the instance has of them, but a number that many kernels share."""
+def _of_all_tiles(problem: Problem[CPUModel], candidate: Candidate) -> Sequence[Candidate]:
+    """In tiles of several heights, where a block is one tile high. The next columns are asked for by as many blocks as
+    the instance has, or by fewer: by a number that many kernels share.
+    """
     knobs = candidate.as_knobs(amx.Knobs)
     assert isinstance(knobs, amx.Knobs)
     if knobs.order != "n":  # the blocks that share a panel are counted by another knob
-        return candidate
-    blocks = -(-problem.pattern.of_role("m")[-1].extent // knobs.tile_rows)
-    passes = max(one for one in _PASSES if one <= max(blocks, 1))
-    return Candidate.of(candidate.family, replace(knobs, passes=passes), candidate.predicted_s)
+        return (candidate,)
+    rows = problem.pattern.of_role("m")[-1].extent
+    found = []
+    for height in _TILE_HEIGHTS if knobs.mr == 1 and rows > _TILE_HEIGHTS[0] else (knobs.rows,):
+        blocks = -(-rows // (knobs.mr * height))
+        passes = max(one for one in _PASSES if one <= max(blocks, 1))
+        found.append(replace(knobs, rows=height, passes=passes))
+    return [Candidate.of(candidate.family, one, candidate.predicted_s) for one in found]
 
 
 def _of_all_heights(problem: Problem[CPUModel], candidate: Candidate, knobs: strassen.Knobs) -> Sequence[Candidate]:
