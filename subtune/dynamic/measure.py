@@ -34,6 +34,8 @@ disturbed then, is not now."""
 _DISTURBED, _MOST_AGAIN = 1.15, 4
 """Times what a kernel took for a larger instance: it is timed again, as whoever shares the machine with it may take its
 processor for longer than a look takes, a whole millisecond of every call; so many times at most."""
+_DOUBTFUL = 1.12
+"""Times what a kernel takes at an instance by a line through its neighbours: a tile more or less takes no more."""
 _NEAR = 1.3
 """Times the fastest kernel's seconds, up to which a kernel is measured at the next smaller instance, too."""
 _LEAST = 6
@@ -148,6 +150,9 @@ class Measurement:
         looks.end()
         while self._further is not None and (more := self._further(looks.found)):
             looks.at(more[0], session, True, more[1], is_further=True)
+        for _ in range(_MOST_AGAIN if session is not None else 0):
+            for extents, doubtful in looks.doubtful().items():
+                looks.again(extents, self._session(extents), doubtful)
         return looks.found
 
     def close(self) -> None:
@@ -174,6 +179,8 @@ class _Looks:
     candidates: Mapping[Candidate, Sequence[Extents]]
     in_line: bool
     is_timed: bool
+    fresh: dict[Extents, set[Candidate]] = field(default_factory=dict)
+    """Kernels that were timed now, not remembered."""
     near: set[Candidate] = field(default_factory=set)
     """The fastest kernels at the last instance that was timed."""
 
@@ -227,6 +234,7 @@ class _Looks:
         if libraries and session is not None:
             above = {one: least for one in libraries if (least := _least_above(found.seconds.get(one, {}), extents))}
             results |= _now(extents, session(extents), libraries, is_timed, is_further, above)
+            self.fresh.setdefault(extents, set()).update(libraries if is_timed else ())
         if is_timed and not is_further:
             seconds = {one: of for one, of in results.items() if not isinstance(of, Failure)}
             self.near = {one for one, of in seconds.items() if of <= _NEAR * min(seconds.values())}
@@ -242,6 +250,27 @@ class _Looks:
                 found.right.setdefault(candidate, []).append(extents)
             if is_timed or not self.is_timed:
                 found.seconds.setdefault(candidate, {})[extents] = result
+
+    def doubtful(self) -> dict[Extents, list[Candidate]]:
+        """Kernels that took longer at an instance than what they took at a smaller and at a larger one lets expect."""
+        found: dict[Extents, list[Candidate]] = {}
+        for candidate, of in self.found.seconds.items() if self.in_line else ():
+            points = sorted(of, key=math.prod)
+            for low, at, high in zip(points, points[1:], points[2:], strict=False):
+                share = math.log(math.prod(at) / math.prod(low)) / math.log(math.prod(high) / math.prod(low))
+                expected = of[low] ** (1 - share) * of[high] ** share
+                if of[at] > _DOUBTFUL * expected and candidate in self.fresh.get(at, ()):
+                    found.setdefault(at, []).append(candidate)
+        return found
+
+    def again(self, extents: Extents, session: LocalSession, candidates: Sequence[Candidate]) -> None:
+        """Time them once more; the least counts."""
+        news: dict[Candidate, float | Failure] = {}
+        for candidate in candidates:
+            timing = session.time(_named(candidate), _TIME_S, math.inf)
+            if isinstance(timing, Timing) and timing.min_s < self.found.seconds[candidate][extents]:
+                news[candidate] = self.found.seconds[candidate][extents] = timing.min_s
+        self.memory.add_outcomes(extents, news, True)
 
     def end(self) -> None:
         """Of what was never timed nothing is left; why others could not be built is told."""

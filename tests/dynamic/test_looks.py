@@ -1,0 +1,32 @@
+"""Which times of a kernel at an instance are not believed at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from subtune.core.candidate import Candidate
+from subtune.core.dispatch import Extents
+from subtune.dynamic.measure import Measured, _Looks
+
+ONE = Candidate("it")
+
+
+def looks(seconds: dict[Extents, float], in_line: bool = True, fresh: tuple[Extents, ...] = ((16,),)) -> _Looks:
+    nothing: Any = None
+    found = Measured(seconds={ONE: seconds})
+    return _Looks(found, nothing, nothing, {ONE: ()}, in_line, True, {at: {ONE} for at in fresh})
+
+
+@pytest.mark.parametrize(("taken", "is_doubtful"), [(4e-6, False), (4.4e-6, False), (5e-6, True), (40e-6, True)])
+def test_what_took_longer_than_its_neighbours_say(taken, is_doubtful):
+    """In steps of four times the rows, time doubles."""
+    known = {(4,): 2e-6, (16,): taken, (64,): 8e-6}
+    assert looks(known).doubtful() == ({(16,): [ONE]} if is_doubtful else {})
+    assert not looks(known, fresh=()).doubtful(), "what is remembered is not timed again"
+    assert not looks(known, in_line=False).doubtful()
+
+
+def test_the_ends_have_one_neighbour():
+    assert not looks({(1,): 9e-6, (16,): 9e-6}, fresh=((1,), (16,))).doubtful()
