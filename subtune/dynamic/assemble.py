@@ -25,20 +25,16 @@ def kernels_of(
     chosen: Mapping[str, Chosen], domain: Domain, device: Device, measurer: LocalMeasurer
 ) -> dict[str, list[Kernel]]:
     """The kernels of every subgraph, in the order of its candidates."""
-    wanted = []
-    for one in chosen.values():
-        whole = carried(one.workload, one.workload.extents_at(domain.greatest))
-        wanted += [(whole, candidate) for candidate in one.candidates]
-    made = iter(measurer.scheduled(wanted, device, SCHEDULE))
+    names = [name for name, one in chosen.items() for _ in one.candidates]
+    whole = {name: carried(one.workload, one.workload.extents_at(domain.greatest)) for name, one in chosen.items()}
+    wanted = [(whole[name], candidate) for name, one in chosen.items() for candidate in one.candidates]
     found: dict[str, list[Kernel]] = {name: [] for name in chosen}
-    for name, one in chosen.items():
-        for candidate in one.candidates:
-            kernel = next(made)
-            if isinstance(kernel, Failure):  # it was built before: whatever ended that process is not its fault
-                again = schedule(carried(one.workload, one.workload.extents_at(domain.greatest)), candidate, device)
-                assert isinstance(again, Kernel), f"{candidate}: {again.reason}"
-                kernel = again
-            found[name].append(kernel)
+    made = measurer.scheduled(wanted, device, SCHEDULE)
+    for name, (workload, candidate), kernel in zip(names, wanted, made, strict=True):
+        # it was built before: whatever ended a builder is not its fault
+        again = schedule(workload, candidate, device) if isinstance(kernel, Failure) else kernel
+        assert isinstance(again, Kernel), f"{candidate}: {again.reason}"
+        found[name].append(again)
     return found
 
 

@@ -89,9 +89,11 @@ class _Search:
         self._worth = {name: WORTH * float(one @ weights) / self._mean_s for name, one in best.items()}
         self._at, self._is_added = at, is_added
         self._seconds: np.ndarray = np.sum([of[at[name]].seconds for name, of in options.items()], axis=0)
+        self._now = self._cost(self._seconds)
 
     def take(self, steps: Sequence[_Step]) -> None:
         self._seconds = self._after(steps)
+        self._now = self._cost(self._seconds)
         self._at.update({name: at for name, at, _ in steps})
 
     def best_step(self, spare: float) -> tuple[_Step, ...]:
@@ -110,7 +112,7 @@ class _Search:
     def _gain(self, steps: Sequence[_Step]) -> float:
         """How much lower the cost is afterwards; 0 where that is not worth more bytes."""
         least = sum(self._worth[name] for name, _, more in steps if more > 0) or 1e-9
-        gain = self._cost(self._seconds) - self._cost(self._after(steps))
+        gain = self._now - self._cost(self._after(steps))
         return gain if gain > least else 0.0
 
     def _steps(self) -> Iterator[_Step]:

@@ -267,9 +267,8 @@ class _Looks:
         """Time them once more; the least counts."""
         news: dict[Candidate, float | Failure] = {}
         for candidate in candidates:
-            timing = session.time(_named(candidate), _TIME_S, math.inf)
-            if isinstance(timing, Timing) and timing.min_s < self.found.seconds[candidate][extents]:
-                news[candidate] = self.found.seconds[candidate][extents] = timing.min_s
+            taken = self.found.seconds[candidate]
+            news[candidate] = taken[extents] = _less(session, candidate, taken[extents])
         self.memory.add_outcomes(extents, news, True)
 
     def end(self) -> None:
@@ -318,17 +317,20 @@ def _now(
         seconds = {one: of for one, of in results.items() if not isinstance(of, Failure)}
         best = min(seconds.values(), default=0.0)
         for candidate in [one for one, of in seconds.items() if of <= near * best]:
-            again = session.time(_named(candidate), _TIME_S, math.inf)
-            if isinstance(again, Timing):
-                results[candidate] = min(seconds[candidate], again.min_s)
+            results[candidate] = _less(session, candidate, seconds[candidate])
     for candidate, larger in above.items() if is_timed else ():
         for _ in range(_MOST_AGAIN):
             taken = results.get(candidate)
             if not isinstance(taken, float) or taken <= _DISTURBED * larger:
                 break
-            again = session.time(_named(candidate), _TIME_S, math.inf)
-            results[candidate] = min(taken, again.min_s) if isinstance(again, Timing) else taken
+            results[candidate] = _less(session, candidate, taken)
     return results
+
+
+def _less(session: LocalSession, candidate: Candidate, taken_s: float) -> float:
+    """Seconds by another look, if they are less than those taken so far."""
+    again = session.time(_named(candidate), _TIME_S, math.inf)
+    return min(taken_s, again.min_s) if isinstance(again, Timing) else taken_s
 
 
 def _named(candidate: Candidate) -> Candidate:

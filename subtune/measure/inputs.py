@@ -29,6 +29,7 @@ _CONSTANTS: WeakValueDictionary[tuple[Any, ...], np.ndarray] = WeakValueDictiona
 """Those in use: the instances of a dynamic workload have the same weights."""
 _WITH_INFINITY = ("float16", "bfloat16", "float32", "float64")
 _MOST_SLOW = 256
+"""Places of an array that take part in turn where denormals are among the values."""
 _SPECIAL_FRACTION = 1 / 16
 """Of the elements of an adversarial array, the share replaced by special values."""
 
