@@ -139,6 +139,8 @@ def test_the_shortcut_of_a_tile_is_copied_by_maps_of_its_own() -> None:
     text = cuda_on_cpu.source(kernel.func, H200)
     text = text[text.rindex("main_kernel(") :]
     copies = re.findall(r"async_bulk_tensor_(\d)d\w*\(.*?&\((map_\w+)\)", text)
+    ahead, *copies = copies
+    assert ahead == ("2", "map_b")
     assert copies == [("4", "map_a"), ("2", "map_b"), ("4", "map_a_1"), ("2", "map_b_1")]
     assert re.search(r"if \(local < 2\) \{", text)  # 128 channels, then 256
     assert "< 6; ++step" in text

@@ -17,12 +17,17 @@ from subtune.patterns.gemm_view import GemmView
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """`a` and `b` are the kernel's buffers; `walk` says where a tile and a step are in them."""
+    """`a` and `b` are the kernel's buffers; `walk` says where a tile and a step are in them.
+
+    Attributes:
+        is_known: B is a constant: no kernel before this one writes it.
+    """
 
     a: Any
     b: Any
     maps: tuple[TensorMap, TensorMap]
     walk: Walk
+    is_known: bool = False
 
     @property
     def bk(self) -> int:
@@ -34,10 +39,24 @@ class Copies:
         return 1 if self.maps[operand].is_along_k else width // self.bk
 
     @property
+    def steps_ahead(self) -> int:
+        """Of a block's first tile, those whose part of B is copied while the kernel before this one still runs."""
+        t, walk = self.walk.tiling, self.walk
+        if not self.is_known or t.resident or (walk.added_steps and t.split > 1):
+            return 0
+        return min(t.stages, walk.part_of_steps, walk.own_steps)
+
+    @property
     def sent_bytes(self) -> Any:
         """Of A, in a step."""
         t = self.walk.tiling
         return self.maps[0].box_bytes * self._boxes(0, t.m) * t.boxes
+
+    @property
+    def column_bytes(self) -> int:
+        """Of B, in a step."""
+        t = self.walk.tiling
+        return t.taps * t.columns * t.row_bytes
 
     def declare(self, suffix: str) -> tuple[Any, Any]:
         """The tensor maps, made on the host."""

@@ -16,7 +16,6 @@ Sources: CUTLASS 3 (warp-specialised persistent kernels); PTX ISA 8, wgmma and c
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 from tvm import tirx
@@ -29,15 +28,14 @@ from subtune.backends.cuda.families.wgmma.cluster import (
     part_of_sums,
     wait_for_cluster,
 )
-from subtune.backends.cuda.families.wgmma.copies import Copies, same_place
+from subtune.backends.cuda.families.wgmma.copies import Copies
+from subtune.backends.cuda.families.wgmma.feed import ROLLED, Feed
 from subtune.backends.cuda.families.wgmma.row_values import RowValues
 from subtune.backends.cuda.families.wgmma.store import Store, wide_dtype
 from subtune.backends.cuda.families.wgmma.tiling import SWIZZLES
 from subtune.core.numerics import BYTES
 from subtune.core.workload import dtype_bits
 
-_ROLLED = {"disable_unroll": True}
-"""Of a loop over steps: the compiler would unroll few of them, which takes it twice as long and wins nothing."""
 _NAMES = {"float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "u8", "float32": "tf32"}
 _ALL, _READY = 4, 5  # barriers of all consumers, and of the whole block; 1 to 3 are those of each consumer
 _FLOAT8 = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
@@ -56,7 +54,7 @@ def wgmma_func(params: tuple[Any, ...], copies: tuple[Copies, ...], store: Store
     """The PrimFunc with `params`; `copies` has the product, and one that is added to it; `rows` computes numbers of
     its rows.
     """
-    product, *added = copies
+    product = copies[0]
     (a_map, b_map), walk = product.maps, product.walk
     t = walk.tiling
     size = dtype_bits(a_map.dtype) // 8
@@ -94,35 +92,6 @@ def wgmma_func(params: tuple[Any, ...], copies: tuple[Copies, ...], store: Store
         else:
             with T.If(lane == 0), T.Then():
                 T.evaluate(T.ptx.mbarrier.arrive.shared.b64(slot, T.uint32(1)))
-
-    def copy_step(maps: Any, to: tuple[Any, Any], places: tuple[Any, ...], stage: Any, barrier: Any) -> None:
-        """The boxes of a step of one tile, by the `maps` of whichever product the step is of."""
-        tile, block, rank, corners, step = places
-
-        def of_product(i: int, step_of: Any) -> None:
-            own = [same_place(corner, walk.view, copies[i].walk.view) for corner in corners] if i else corners
-            copies[i].copy_rows(maps[i][0], own, step_of, to[0], stage, barrier)
-            slot = step if t.resident else stage
-            with ExitStack() as condition:
-                if t.resident:
-                    condition.enter_context(T.If(tile == block))
-                    condition.enter_context(T.Then())
-                copies[i].copy_columns(maps[i][1], own[0], step_of, to[1], slot, barrier, rank)
-
-        if not added:
-            of_product(0, step)
-            return
-        with T.If(step < walk.own_steps):
-            with T.Then():
-                of_product(0, step)
-            with T.Else():
-                of_product(1, step - walk.own_steps)
-
-    def copied_bytes(tile: Any, block: Any) -> Any:
-        """Of a step; what stays is copied with the block's first tile."""
-        if not t.resident:
-            return T.uint32(product.sent_bytes + b_bytes)
-        return tirx.Select(tile == block, T.uint32(product.sent_bytes + b_bytes), T.uint32(product.sent_bytes))
 
     def accumulators(m: Any, registers: Any) -> list[Any]:
         return [registers[m * acc + i] for i in range(acc)]
@@ -197,6 +166,9 @@ def wgmma_func(params: tuple[Any, ...], copies: tuple[Copies, ...], store: Store
             T.ptx.bar.arrive(T.uint32(_READY), T.uint32(t.threads))
         else:
             T.ptx.bar.sync(T.uint32(_READY), T.uint32(t.threads))
+        feed = T.meta_var(Feed(copies, maps, (shared_a, shared_b), full, empty))
+        if tid == 0:
+            feed.ahead(block, rank)
         T.ptx.griddepcontrol.wait()
         stage: T.int32 = 0
         phase: T.int32 = 0
@@ -207,12 +179,8 @@ def wgmma_func(params: tuple[Any, ...], copies: tuple[Copies, ...], store: Store
             if tid == 0:
                 while tile < tiles:
                     corners = T.meta_var([walk.where(tile, rank, box) for box in range(t.boxes)])
-                    for local in T.serial(walk.steps_of(rank), annotations=_ROLLED):
-                        step: T.let[T.int32] = walk.first_step(rank) + local
-                        T.cuda.mbarrier_wait(empty.ptr_to([stage]), phase ^ 1)
-                        T.ptx.mbarrier.arrive.expect_tx.shared.b64(full.ptr_to([stage]), copied_bytes(tile, block))
-                        copy_step(maps, (shared_a, shared_b), (tile, block, rank, corners, step), stage,
-                                  full.ptr_to([stage]))
+                    for local in T.serial(walk.steps_of(rank), annotations=ROLLED):
+                        feed.step(tile, block, rank, local, (stage, phase ^ 1), corners)
                         stage = stage + 1
                         if stage == t.stages:
                             stage = 0
@@ -269,7 +237,7 @@ def wgmma_func(params: tuple[Any, ...], copies: tuple[Copies, ...], store: Store
                         sums[i] = T.float32(0)
                 if t.alternate:  # a phase has one bit: whoever waits must not be two rounds of the ring ahead
                     T.cuda.mbarrier_wait(turn.ptr_to([consumer]), (odd + 1 - consumer) % 2)
-                for step in T.serial(walk.steps_of(rank), annotations=_ROLLED):
+                for step in T.serial(walk.steps_of(rank), annotations=ROLLED):
                     T.cuda.mbarrier_wait(full.ptr_to([stage]), phase)
                     T.ptx.wgmma.fence.sync.aligned()
                     for tap in T.unroll(t.taps):

@@ -129,7 +129,7 @@ class Read:
         maps = _maps(self.info, self.view, walk.tiling, extents, offsets)
         if isinstance(maps, NotApplicable):
             return maps
-        return Copies(buffers[a_param], buffers[self.info.b.param], maps, walk)
+        return Copies(buffers[a_param], buffers[self.info.b.param], maps, walk, self.info.b.is_constant)
 
 
 def read_of(problem: Problem[CUDAModel], workload: Workload, keeps_rows: bool = False) -> Read | NotApplicable:

@@ -89,7 +89,8 @@ class Walk:
         return ceil(self.view.extent(self.view.inner) / self._bk)
 
     @property
-    def _part(self) -> int:
+    def part_of_steps(self) -> int:
+        """What a block does of them, at most."""
         return ceil(self.steps / self.tiling.split)
 
     def obstacle(self) -> str:
@@ -100,7 +101,7 @@ class Walk:
             return "several taps, and a product without"
         if self.tiling.resident and (self.tiling.resident, self._columns, self.view.batch) != (self.steps, 1, ()):
             return f"{self.tiling.resident} steps of B stay, and others are needed"
-        is_empty = (self.tiling.split - 1) * self._part >= self.steps
+        is_empty = (self.tiling.split - 1) * self.part_of_steps >= self.steps
         return f"{self.steps} steps of k in {self.tiling.split} parts" if is_empty else ""
 
     def ragged(self) -> frozenset[int]:
@@ -140,11 +141,12 @@ class Walk:
         return at | {self.view.n: T.Bind(at[self.view.n] + (consumer if t.swapped else rank) * t.stored_columns)}
 
     def first_step(self, rank: Any) -> Any:
-        return rank * self._part if self.tiling.split > 1 else 0
+        return rank * self.part_of_steps if self.tiling.split > 1 else 0
 
     def steps_of(self, rank: Any) -> Any:
         """How many steps this block does."""
-        return tirx.min(self.steps - self.first_step(rank), self._part) if self.steps % self._part else self._part
+        part = self.part_of_steps
+        return tirx.min(self.steps - self.first_step(rank), part) if self.steps % part else part
 
     def at_step(self, step: Any) -> dict[int, Any]:
         """Each group's first index along k; the first tap's, where there are several."""
