@@ -383,9 +383,7 @@ def test_boxes_need_not_be_neighbours():
     """Three boxes of 64 images at one pixel each: 7x7 pixels of 128 images are 33 tiles of 192 rows."""
     text = kernel_source(conv(7, 512, 512, 3, batch=128), Tiling((64, 1, 1), 128, 4, 3, boxes=3))
     assert "< 132))" in text  # 33 times 4 of columns
-    assert (
-        len(re.findall(r"bulk_tensor_4d\w*\(tvm_builtin_cuda_cvta", text)) == 5
-    )  # A three times, B twice
+    assert len(re.findall(r"bulk_tensor_4d\w*\(tvm_builtin_cuda_cvta", text)) == 5  # A three times, B twice
 
 
 def test_candidates_for_few_tiles_and_for_rows_that_straddle():
