@@ -14,6 +14,7 @@ from math import ceil, prod
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.attention.tiling import Knobs as AttentionKnobs
+from subtune.backends.cuda.families.attention.walk import SECTION_BYTES
 from subtune.backends.cuda.families.wgmma.schedule import WgmmaKnobs
 from subtune.core.candidate import Candidate
 from subtune.patterns.contraction import Contraction
@@ -24,8 +25,10 @@ def for_many_shapes(problem: Problem[CUDAModel], candidate: Candidate) -> Sequen
     if candidate.family == "cuda.attention":
         attention = candidate.as_knobs(AttentionKnobs)
         assert isinstance(attention, AttentionKnobs)
-        apart = Candidate.of(candidate.family, replace(attention, persistent=False), candidate.predicted_s)
-        return (apart, candidate) if attention.persistent else (candidate,)
+        across = replace(attention, across=problem.workload.nbytes <= SECTION_BYTES)
+        apart = replace(across, persistent=False)
+        both = [apart, across] if attention.persistent else [apart]
+        return [Candidate.of(candidate.family, one, candidate.predicted_s) for one in both]
     if candidate.family == "cuda.wgmma":
         knobs = candidate.as_knobs(WgmmaKnobs)
         assert isinstance(knobs, WgmmaKnobs)

@@ -207,6 +207,7 @@ def attention_func(
             next_turn: T.let[T.int32] = (consumer + 1) % knobs.consumers + _TURN
             logits = T.alloc_local((count,), "float32")
             weights = T.alloc_local((count // 2,), "uint32")
+            held = T.meta_var(softmax.registers())
             output = T.alloc_local((sums,), "float32")
             best = T.alloc_local((2,), "float32")
             newest = T.alloc_local((2,), "float32")
@@ -231,6 +232,7 @@ def attention_func(
                 row: T.let[T.int32] = top + consumer * ROWS + lane // 32 * 16 + lane % 32 // 4
                 blocks: T.let[T.int32] = walk.steps(top)
                 seen: T.let[T.int32] = walk.seen_by_all(top + consumer * ROWS)
+                softmax.ask(held, at, row, (blocks - 1) * bn, lane, True)
                 T.cuda.mbarrier_wait(full_q.ptr_to([0]), odd)
                 T.cuda.mbarrier_wait(full_k.ptr_to([stage]), phase)
                 T.ptx.wgmma.fence.sync.aligned()
@@ -244,13 +246,14 @@ def attention_func(
                 if stage == stages:
                     stage = 0
                     phase = phase ^ 1
-                softmax.prepared(logits, at, row, (blocks - 1) * bn, lane, seen)
+                softmax.prepared(logits, held, at, row, (blocks - 1) * bn, lane, seen, True)
                 softmax.largest(logits, best, None)
                 for r in T.unroll(2):
                     total[r] = T.float32(0)
                 softmax.exponentials(logits, best, total, zero)
                 softmax.narrow(weights, logits)
                 for step in T.serial(blocks - 1):
+                    softmax.ask(held, at, row, (blocks - 2 - step) * bn, lane, False)
                     T.cuda.mbarrier_wait(full_k.ptr_to([stage]), phase)
                     if knobs.consumers > 1:
                         T.ptx.bar.sync(T.cast(turn, "uint32"), T.uint32(256))
@@ -270,7 +273,7 @@ def attention_func(
                     if stage == stages:
                         stage = 0
                         phase = phase ^ 1
-                    softmax.prepared(logits, at, row, (blocks - 2 - step) * bn, lane, seen)
+                    softmax.prepared(logits, held, at, row, (blocks - 2 - step) * bn, lane, seen, False)
                     softmax.largest(logits, newest, best)
                     for r in T.unroll(2):
                         scale[r] = T.Select(newest[r] == best[r], T.float32(1),

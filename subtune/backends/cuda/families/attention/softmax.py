@@ -13,9 +13,11 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from subtune.backends.cuda.families.attention.scores import Scores
+from subtune.backends.cuda.families.attention.tiling import registers_of
 from subtune.backends.cuda.families.attention.walk import Walk
 from subtune.backends.cuda.source.emit import FULL_WARP
-from subtune.tir.rebuild import Rebuild
+from subtune.tir.expressions import choices, distinct, loads, variables
+from subtune.tir.rebuild import NARROW, Rebuild
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,71 @@ class Softmax:
         for i in range(self.count // 2):
             T.evaluate(T.ptx[f"cvt.rn.{self.dtype}x2.f32"](weights[i], values[2 * i + 1], values[2 * i]))
 
-    def prepared(self, values: Any, at: dict[Any, Any], row: Any, first: Any, lane: Any, seen_by_all: Any) -> None:
+    @property
+    def _asked(self) -> list[Any]:
+        """What the expression of a score reads, where there are registers for it."""
+        if self.scores.factor or choices(self.scores.value):
+            return []
+        found, walk = distinct(loads(self.scores.value)), self.walk
+        registers = registers_of(walk.knobs, walk.form.extents[walk.form.j]) + sum(map(self._numbers, found))
+        return found if registers <= walk.knobs.setmaxnreg[1] else []
+
+    def _numbers(self, load: Any) -> int:
+        """Of a load, those that a thread needs for its scores."""
+        return 1 + max(self._number(load, e) for e in range(self.count))
+
+    def _number(self, load: Any, e: int) -> int:
+        """Which of them score `e` is for: scores of a row, or of a column, may share one."""
+        row, column = e // 2 % 2, e // 4 * 2 + e % 2
+        among = variables(list(load.indices))
+        if self.walk.m not in among:
+            return column if self.walk.n in among else 0
+        return e if self.walk.n in among else row
+
+    def registers(self) -> list[Any]:
+        """For what `ask` reads."""
+        return [T.alloc_local((self._numbers(load),), str(load.ty.dtype)) for load in self._asked]
+
+    def ask(self, held: list[Any], at: dict[Any, Any], row: Any, first: Any, lane: Any, is_last: bool) -> None:
+        """Load what is done to the scores of a block of keys while they are not there yet: a mask that is added.
+
+        Args:
+            is_last: the block of the last keys, which alone may reach beyond them.
+        """
+        for load, buffer in zip(self._asked, held, strict=True):
+            source = self.walk.buffers.get(load.source, load.source)
+            for e in range(self.count):
+                number = self._number(load, e)
+                if number in (self._number(load, before) for before in range(e)):
+                    continue
+                rebuild = Rebuild(self._place(at, row, first, lane, e, is_last), None, self.walk.buffers)
+                value = tirx.BufferLoad(source, [rebuild(index) for index in load.indices])
+                T.buffer_store(buffer, value, [number])
+
+    def _place(self, at: dict[Any, Any], row: Any, first: Any, lane: Any, e: int, is_last: bool) -> dict[Any, Any]:
+        """The axes at score `e`; of rows and keys past the last ones, those of the last."""
+        walk = self.walk
+        n = first + lane % 4 * 2 + (e // 4 * 8 + e % 2)
+        n = tirx.min(n, walk.n_extent - 1) if is_last and walk.n_extent % walk.knobs.keys else n
+        return at | {walk.m: tirx.min(row + e // 2 % 2 * 8, walk.m_extent - 1), walk.n: n}
+
+    def prepared(
+        self, values: Any, held: list[Any], at: dict[Any, Any], row: Any, first: Any, lane: Any, seen_by_all: Any,
+        is_last: bool,
+    ) -> None:  # fmt: skip
         """What the softmax reads: the model's expression of the scores, and no key that is hidden or none."""
         scores, walk, bn = self.scores, self.walk, self.walk.knobs.keys
         column = first + lane % 4 * 2
         if not scores.factor:
             for e in range(self.count):
-                here = at | {walk.m: tirx.min(row + e // 2 % 2 * 8, walk.m_extent - 1),
-                             walk.n: tirx.min(column + (e // 4 * 8 + e % 2), walk.n_extent - 1)}  # fmt: skip
-                value = Rebuild(here | {walk.score: values[e]}, None, walk.buffers)(scores.value)
-                T.buffer_store(values, value, [e])
+                here = self._place(at, row, first, lane, e, is_last) | {walk.score: values[e]}
+                asked = {
+                    load: _in_float32(buffer[self._number(load, e)])
+                    for load, buffer in zip(self._asked, held, strict=True)
+                }
+                T.buffer_store(values, Rebuild(here, asked, walk.buffers)(scores.value), [e])
+        if not is_last and scores.offset is None:
+            return
         if scores.offset is None and walk.n_extent % bn == 0:
             return
         with T.If(first + bn > seen_by_all), T.Then():
@@ -84,3 +141,7 @@ class Softmax:
         for r in range(2):
             for e in (e for e in range(self.count) if e // 2 % 2 == r):
                 T.buffer_store(total, total[r] + values[e], [r])
+
+
+def _in_float32(value: Any) -> Any:
+    return value.astype("float32") if str(value.ty.dtype) in NARROW else value

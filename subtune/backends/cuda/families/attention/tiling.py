@@ -28,7 +28,8 @@ ROWS = 64
 class Knobs:
     """A tile has 64 rows for each of its `consumers`, and walks the keys `keys` at a time, in `stages` stages.
 
-    `persistent`: as many blocks as the device has room for, each with several tiles.
+    `persistent`: as many blocks as the device has room for, each with several tiles. `across`: tiles of the same rows
+    are neighbours, those of all heads, so that whoever looks for a tile divides by the number of heads only.
     """
 
     keys: int
@@ -37,6 +38,7 @@ class Knobs:
     persistent: bool = False
     blocks: int = 1
     """Of a multiprocessor."""
+    across: bool = False
 
     @property
     def rows(self) -> int:
@@ -56,6 +58,11 @@ def chunks(inner: int) -> int:
     return ceil(inner / (ROW_BYTES // 2))
 
 
+def registers_of(knobs: Knobs, columns: int) -> int:
+    """Of a multiplying thread: scores, their weights, sums of V's `columns`, and what else it needs."""
+    return knobs.keys // 2 + knobs.keys // 4 + ceil(columns / 8) * 4 + _OTHER_REGISTERS
+
+
 def obstacle(knobs: Knobs, k: int, columns: int, device: CUDAModel) -> str:
     """Why heads of `k` columns of Q and K, and `columns` of V, cannot have such tiles; "" where they can."""
     if knobs.keys % 16 or not 16 <= knobs.keys <= 256:
@@ -68,8 +75,7 @@ def obstacle(knobs: Knobs, k: int, columns: int, device: CUDAModel) -> str:
     shared = knobs.rows * chunks(k) * ROW_BYTES + knobs.stages * knobs.keys * row + _FIXED_BYTES
     if shared > device.shared_per_block_bytes or knobs.blocks * (shared + 1024) > device.shared_per_sm_bytes:
         return f"{shared} bytes of shared memory are too many"
-    scores, sums = knobs.keys // 2, ceil(columns / 8) * 4
-    registers = scores + knobs.keys // 4 + sums + _OTHER_REGISTERS
+    scores, sums, registers = knobs.keys // 2, ceil(columns / 8) * 4, registers_of(knobs, columns)
     at_launch = _ALL_REGISTERS // (knobs.threads * knobs.blocks) // 8 * 8
     most = max(scores, sums + _LEFT_REGISTERS) + _OPERAND_REGISTERS
     if registers > knobs.setmaxnreg[1] or most > at_launch:

@@ -1,6 +1,7 @@
 """The tiles of an attention kernel: which rows of which head are where, and how many keys they see.
 
-Tiles of one head are neighbours, so that its keys and values stay in L2; of a causal one, those that see most come
+Tiles of one head are neighbours, so that its keys and values stay in L2 (or those of all heads, where all that is read
+does); of a causal one, those that see most come
 first. Blocks that take several of these are dealt them beforehand, each the next one when it would be through with the
 ones it has (list scheduling; Graham, "Bounds on multiprocessing timing anomalies", 1969).
 """
@@ -22,7 +23,7 @@ from tvm.script import tirx as T
 from subtune.backends.cuda.families.attention.tiling import Knobs
 from subtune.patterns.chain import ChainExpressions
 
-_SECTION_BYTES = 24 << 20
+SECTION_BYTES = 24 << 20
 """Of keys and values that are read at the same time: half of Hopper's L2."""
 _MOST_DEALT = 4096
 """Tiles that are dealt: of more, those that come last are a small part of each block's."""
@@ -112,14 +113,18 @@ class Walk:
     @property
     def _section(self) -> int:
         """Heads whose tiles of the same rows are neighbours."""
+        if self.knobs.across:
+            return self._heads
         if self.offset is None:
             return 1
         per_head = self.n_extent * (self.form.extents[self.form.k] + self.form.extents[self.form.j]) * 2
-        most = max(1, min(self._heads, _SECTION_BYTES // per_head))
+        most = max(1, min(self._heads, SECTION_BYTES // per_head))
         return next(size for size in range(most, 0, -1) if self._heads % size == 0)
 
     def _head(self, tile: Any) -> Any:
         section = self._section
+        if section == self._heads:
+            return tile % section
         return tile // (section * self._per_head) * section + tile % section
 
     def outer(self, tile: Any) -> dict[Any, Any]:
@@ -132,7 +137,9 @@ class Walk:
         return at
 
     def first_row(self, tile: Any) -> Any:
-        place = tile // self._section % self._per_head
+        place = tile // self._section
+        if self._section < self._heads:
+            place = place % self._per_head
         if self.offset is not None:
             place = self._per_head - 1 - place
         return place * self.knobs.rows

@@ -43,20 +43,21 @@ __device__ __forceinline__ void mma_few(float* sums, unsigned int first, unsigne
 }  // namespace attention
 
 // Of halves, KW warps with all rows each. `own` are a lane's words of K, V and Q.
-template <int D, int DV, int KW, int BN, int SPLITS, int KEYS, int PITCH_K, int PITCH_V, bool FEW, bool BRAIN>
-struct AttentionDirect : AttentionBlock<unsigned short, D, DV, 1, KW, BN, 1, SPLITS, KEYS, PITCH_K, PITCH_V, FEW, 64> {
-  using B = AttentionBlock<unsigned short, D, DV, 1, KW, BN, 1, SPLITS, KEYS, PITCH_K, PITCH_V, FEW, 64>;
+template <int D, int DV, int KW, int BN, int SPLITS, int PITCH_K, int PITCH_V, bool FEW, bool BRAIN>
+struct AttentionDirect : AttentionBlock<unsigned short, D, DV, 1, KW, BN, 1, SPLITS, PITCH_K, PITCH_V, FEW, 64> {
+  using B = AttentionBlock<unsigned short, D, DV, 1, KW, BN, 1, SPLITS, PITCH_K, PITCH_V, FEW, 64>;
   static constexpr int DEPTHS = (D + 31) / 32, PARTS = B::DVP / 64;
   static constexpr int V = BN / 8 * DEPTHS * 4, Q = V + BN / 16 * PARTS * 16;
 
-  static __device__ __forceinline__ bool is_key(int key) { return KEYS % B::STEP == 0 || key < KEYS; }
+  static __device__ __forceinline__ bool is_key(int key, int keys) { return keys % B::STEP == 0 || key < keys; }
 
   static __device__ __forceinline__ int key_of(int first, int step, int thread) {
     return (first + step * SPLITS) * B::STEP + thread / 32 * BN;
   }
 
   template <class T>
-  static __device__ __forceinline__ void take_k(unsigned int* own, const T* k, int first, int step, int thread) {
+  static __device__ __forceinline__ void take_k(unsigned int* own, const T* k, int first, int step, int keys,
+                                                int thread) {
     const int key = key_of(first, step, thread) + thread % 32 / 4, column = thread % 4 * 8;
     const T* from = k + (size_t)key * PITCH_K + column;
 #pragma unroll
@@ -64,11 +65,12 @@ struct AttentionDirect : AttentionBlock<unsigned short, D, DV, 1, KW, BN, 1, SPL
 #pragma unroll
       for (int j = 0; j < DEPTHS; j++)
         attention::read16(own + (n * DEPTHS + j) * 4, from + (size_t)n * 8 * PITCH_K + j * 32,
-                          is_key(key + n * 8) && (D % 32 == 0 || column + j * 32 < D));
+                          is_key(key + n * 8, keys) && (D % 32 == 0 || column + j * 32 < D));
   }
 
   template <class T>
-  static __device__ __forceinline__ void take_v(unsigned int* own, const T* v, int first, int step, int thread) {
+  static __device__ __forceinline__ void take_v(unsigned int* own, const T* v, int first, int step, int keys,
+                                                int thread) {
     const int key = key_of(first, step, thread) + thread % 4 * 2, column = thread % 32 / 4 * 8;
     const T* from = v + (size_t)key * PITCH_V + column;
 #pragma unroll
@@ -79,7 +81,7 @@ struct AttentionDirect : AttentionBlock<unsigned short, D, DV, 1, KW, BN, 1, SPL
 #pragma unroll
         for (int p = 0; p < PARTS; p++)
           attention::read16(own + V + ((n * PARTS + p) * 4 + i) * 4, from + (size_t)down * PITCH_V + p * 64,
-                            is_key(key + down) && (DV % 64 == 0 || column + p * 64 < DV));
+                            is_key(key + down, keys) && (DV % 64 == 0 || column + p * 64 < DV));
       }
   }
 
@@ -96,9 +98,9 @@ struct AttentionDirect : AttentionBlock<unsigned short, D, DV, 1, KW, BN, 1, SPL
 
   template <class T>
   static __device__ __forceinline__ void begin(float* sums, float* state, unsigned int* own, const T* k, const T*,
-                                               int first, int count, int thread, const void*, const void*,
-                                               const void*) {
-    if (count > 0) take_k(own, k, first, 0, thread);
+                                               int first, int count, int keys, int thread, const void*,
+                                               const void*, const void*) {
+    if (count > 0) take_k(own, k, first, 0, keys, thread);
 #pragma unroll
     for (int i = 0; i < B::DVP / 2; i++) sums[i] = 0.f;
     state[0] = state[1] = -INFINITY, state[2] = state[3] = 0.f;
@@ -115,8 +117,9 @@ struct AttentionDirect : AttentionBlock<unsigned short, D, DV, 1, KW, BN, 1, SPL
 
   template <class T>
   static __device__ __forceinline__ void scores(float* s, unsigned int* own, const T* k, const T* v, int first,
-                                                int step, int count, int thread, const void*, const void*) {
-    take_v(own, v, first, step, thread);
+                                                int step, int count, int keys, int thread, const void*,
+                                                const void*) {
+    take_v(own, v, first, step, keys, thread);
 #pragma unroll
     for (int n = 0; n < BN / 8; n++) {
       float other[4] = {0.f, 0.f, 0.f, 0.f};  // a second sum, so that products need not wait for one another
@@ -131,7 +134,7 @@ struct AttentionDirect : AttentionBlock<unsigned short, D, DV, 1, KW, BN, 1, SPL
 #pragma unroll
       for (int i = 0; i < 2 * B::HALVES; i++) s[n * 4 + i] += other[i];
     }
-    if (step + 1 < count) take_k(own, k, first, step + 1, thread);
+    if (step + 1 < count) take_k(own, k, first, step + 1, keys, thread);
   }
 
   static __device__ __forceinline__ void softmax(float* sums, float* state, float* s, unsigned int* own, float factor,

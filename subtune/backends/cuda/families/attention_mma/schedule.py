@@ -88,7 +88,7 @@ class _Writer:
         warps: tuple[int, ...] = (knobs.row_warps, knobs.key_warps, knobs.keys, knobs.stages)
         if knobs.is_direct:
             warps = knobs.key_warps, knobs.keys
-        numbers = q.inner, v.inner, *warps, knobs.splits, k.rows, k.pitch, v.pitch, str(self._is_few).lower()
+        numbers = q.inner, v.inner, *warps, knobs.splits, k.pitch, v.pitch, str(self._is_few).lower()
         text = ", ".join(map(str, numbers))
         if q.dtype == "float32":
             return f"subtune::AttentionTf32<{text}>"
@@ -136,7 +136,11 @@ class _Writer:
         state, values = code.local("float32", 4, "state"), code.local("float32", knobs.keys // 2, "scores")
         lane, warp = tirx.floormod(thread, _int(32)), tirx.floordiv(thread, _int(32))
         row = top + tirx.floormod(warp, _int(knobs.row_warps)) * ROWS + tirx.floordiv(lane, _int(4))
-        count, inputs = self._count(top, split), shared  # where Q, K and V are multiplied from
+        count, keys, inputs = (
+            self._count(top, split),
+            _int(self.operands[1].rows),
+            shared,
+        )  # where Q, K and V are multiplied from
         if knobs.is_direct:
             inputs = code.local("uint32", knobs.words(q.inner, v.inner, len(self._halves)), "inputs")
         else:
@@ -145,13 +149,13 @@ class _Writer:
         k_from, v_from = self._address(1, env, zero), self._address(2, env, zero)
         at_sums, at_state, at_values, at_inputs = (address(b, const(0)) for b in (sums, state, values, inputs))
         ends = end(sums), end(state), end(inputs)
-        code.emit(self._call("begin", at_sums, at_state, at_inputs, k_from, v_from, split, count, thread, *ends))
+        code.emit(self._call("begin", at_sums, at_state, at_inputs, k_from, v_from, split, count, keys, thread, *ends))
         if knobs.is_direct:
             self._take_q(code, inputs, head, row, thread)
         key_warp = tirx.floordiv(warp, _int(knobs.row_warps))
         with code.counted(count, -(-form.extents[form.n] // knobs.step // knobs.splits)) as number:
             step = _narrow(number)
-            arguments = at_values, at_inputs, k_from, v_from, split, step, count, thread, end(values), end(inputs)
+            arguments = at_values, at_inputs, k_from, v_from, split, step, count, keys, thread, end(values), end(inputs)
             code.emit(self._call("scores", *arguments))
             first = (split + step * knobs.splits) * knobs.step + key_warp * knobs.keys
             self._prepare(code, values, head, row, first, lane)

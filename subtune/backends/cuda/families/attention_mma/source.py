@@ -72,11 +72,11 @@ template <bool BRAIN> __device__ __forceinline__ unsigned int pack(float low, fl
 }
 }  // namespace attention
 
-// Q, K have D columns, V has DV; rows of K and V are PITCH_K and PITCH_V elements apart, KEYS of them exist.
+// Q, K have D columns, V has DV; rows of K and V are PITCH_K and PITCH_V elements apart, `keys` of them exist.
 // SPLITS blocks share the keys in turn: what they read at a time lies together, which memory gives faster. `first` is a
 // block's first step, `count` how many it has. FEW: eight rows at most; the other half of a warp's are not looked at.
 // A row's sums are rounded up to UNIT columns.
-template <class E, int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int KEYS, int PITCH_K, int PITCH_V,
+template <class E, int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int PITCH_K, int PITCH_V,
           bool FEW, int UNIT = 16>
 struct AttentionBlock {
   static constexpr int CHUNK = 16 / sizeof(E);  // elements of a copy
@@ -98,7 +98,7 @@ struct AttentionBlock {
   }
 
   template <int COLUMNS, int ROUND, int PITCH, int TO, class T>
-  static __device__ __forceinline__ void rows(E* to, const T* from, int first, int thread) {
+  static __device__ __forceinline__ void rows(E* to, const T* from, int first, int keys, int thread) {
     // Threads go down whole rows where that comes out even: one address, and distances that are known. Nothing is read
     // where no bytes are asked for.
     constexpr int CHUNKS = ROUND / CHUNK, ALL = STEP * CHUNKS, DOWN = THREADS / CHUNKS;
@@ -110,7 +110,7 @@ struct AttentionBlock {
       const int at = thread + i * THREADS, row = EVEN ? top + i * DOWN : at / CHUNKS;
       const int c = EVEN ? left_of : at % CHUNKS * CHUNK;
       if (ALL % THREADS == 0 || at < ALL) {
-        const int bytes = first + row < KEYS ? left(COLUMNS - c) : 0;
+        const int bytes = first + row < keys ? left(COLUMNS - c) : 0;
         const T* source = EVEN ? begin + (size_t)i * DOWN * PITCH : from + (size_t)(first + row) * PITCH + c;
         attention::copy16(to + row * TO + c, source, bytes);
       }
@@ -120,33 +120,34 @@ struct AttentionBlock {
   // The step's keys and values, if there is one left, as one group of copies.
   template <class T>
   static __device__ __forceinline__ void copy(E* shared, const T* k, const T* v, int first, int step, int count,
-                                              int thread) {
+                                              int keys, int thread) {
     if (step < count) {
       E* to = shared + Q + step % STAGES * STAGE;
       const int key = (first + step * SPLITS) * STEP;
-      rows<D, DP, PITCH_K, PK>(to, k, key, thread);
-      rows<DV, DVP, PITCH_V, PV>(to + K, v, key, thread);
+      rows<D, DP, PITCH_K, PK>(to, k, key, keys, thread);
+      rows<DV, DVP, PITCH_V, PV>(to + K, v, key, keys, thread);
     }
     attention::commit();
   }
 
   template <class T>
   static __device__ __forceinline__ void begin(float* sums, float* state, E* shared, const T* k, const T* v, int first,
-                                               int count, int thread, const void*, const void*, const void*) {
+                                               int count, int keys, int thread, const void*, const void*,
+                                               const void*) {
 #pragma unroll
     for (int i = 0; i < DVP / 2; i++) sums[i] = 0.f;
     state[0] = state[1] = -INFINITY, state[2] = state[3] = 0.f;
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) copy(shared, k, v, first, s, count, thread);
+    for (int s = 0; s < STAGES - 1; s++) copy(shared, k, v, first, s, count, keys, thread);
   }
 
   // Waits for the step's keys and values, asks for later ones, and gives the stage that they are in.
   template <class T>
   static __device__ __forceinline__ int next(E* shared, const T* k, const T* v, int first, int step, int count,
-                                             int thread) {
+                                             int keys, int thread) {
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
     __syncthreads();
-    copy(shared, k, v, first, step + STAGES - 1, count, thread);
+    copy(shared, k, v, first, step + STAGES - 1, count, keys, thread);
     return step % STAGES;
   }
 
@@ -210,15 +211,16 @@ struct AttentionBlock {
 };
 
 // Of halves.
-template <int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int KEYS, int PITCH_K, int PITCH_V, bool FEW,
+template <int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int PITCH_K, int PITCH_V, bool FEW,
           bool BRAIN>
-struct AttentionMma : AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V, FEW> {
-  using B = AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V, FEW>;
+struct AttentionMma : AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, SPLITS, PITCH_K, PITCH_V, FEW> {
+  using B = AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, SPLITS, PITCH_K, PITCH_V, FEW>;
 
   template <class T>
   static __device__ __forceinline__ void scores(float* s, unsigned short* shared, const T* k, const T* v, int first,
-                                                int step, int count, int thread, const void*, const void*) {
-    const int lane = thread % 32, warp = thread / 32, stage = B::next(shared, k, v, first, step, count, thread);
+                                                int step, int count, int keys, int thread, const void*,
+                                                const void*) {
+    const int lane = thread % 32, warp = thread / 32, stage = B::next(shared, k, v, first, step, count, keys, thread);
     const unsigned short* a = shared + (warp % RW * 16 + lane % 16) * B::PK + lane / 16 * 8;
     const unsigned short* b = shared + B::Q + stage * B::STAGE +
                               (warp / RW * BN + lane / 16 * 8 + lane % 8) * B::PK + lane / 8 % 2 * 8;
@@ -263,14 +265,14 @@ struct AttentionMma : AttentionBlock<unsigned short, D, DV, RW, KW, BN, STAGES, 
 
 // Of floats, each as two numbers of tf32: three products for one. The keys of eight are taken in the order in which a
 // thread has their scores, 0 2 4 6 1 3 5 7.
-template <int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int KEYS, int PITCH_K, int PITCH_V, bool FEW>
-struct AttentionTf32 : AttentionBlock<float, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V, FEW> {
-  using B = AttentionBlock<float, D, DV, RW, KW, BN, STAGES, SPLITS, KEYS, PITCH_K, PITCH_V, FEW>;
+template <int D, int DV, int RW, int KW, int BN, int STAGES, int SPLITS, int PITCH_K, int PITCH_V, bool FEW>
+struct AttentionTf32 : AttentionBlock<float, D, DV, RW, KW, BN, STAGES, SPLITS, PITCH_K, PITCH_V, FEW> {
+  using B = AttentionBlock<float, D, DV, RW, KW, BN, STAGES, SPLITS, PITCH_K, PITCH_V, FEW>;
 
   template <class T>
   static __device__ __forceinline__ void scores(float* s, float* shared, const T* k, const T* v, int first, int step,
-                                                int count, int thread, const void*, const void*) {
-    const int lane = thread % 32, warp = thread / 32, stage = B::next(shared, k, v, first, step, count, thread);
+                                                int count, int keys, int thread, const void*, const void*) {
+    const int lane = thread % 32, warp = thread / 32, stage = B::next(shared, k, v, first, step, count, keys, thread);
     const float* a = shared + (warp % RW * 16 + lane / 4) * B::PK + lane % 4;
     const float* b = shared + B::Q + stage * B::STAGE + (warp / RW * BN + lane / 4) * B::PK + lane % 4;
 #pragma unroll

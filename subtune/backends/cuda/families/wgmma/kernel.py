@@ -73,7 +73,7 @@ def wgmma_func(params: tuple[Any, ...], copies: tuple[Copies, ...], store: Store
     a_leading, b_leading = (1 if m.is_along_k else bk * t.row_bytes // 16 for m in (a_map, b_map))
     less, more = t.setmaxnreg or (0, 0)
     free_by = 1 if t.alternate else t.consumers
-    is_single = tiles <= clusters  # a block has one tile at most
+    is_single = walk.has_one_tile
     next_tile = clusters * t.consumers if t.alternate else clusters
     sums_elements, has_columns = t.m * t.columns, bool(store.fetched)
     is_apart = not (t.alternate or t.swapped or t.boxes > 1)  # rows of a consumer begin where those of another end

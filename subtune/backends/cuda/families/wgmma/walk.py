@@ -59,9 +59,16 @@ class Walk:
 
     @property
     def clusters(self) -> int:
+        """That walk tiles; of a `fitted` kernel as many as there are places for, though tiles may be fewer."""
         if self.tiling.split > 1 or self.tiling.single:
             return self.tiles
-        return min(self.tiles, self.sms * self.tiling.blocks_per_sm // self.blocks)
+        places = self.sms * self.tiling.blocks_per_sm // self.blocks
+        return places if self.tiling.fitted else min(self.tiles, places)
+
+    @property
+    def has_one_tile(self) -> bool:
+        """Whether no block walks on to a second one; of a `fitted` kernel that is told at run time."""
+        return self.tiles <= self.clusters and not self.tiling.fitted
 
     @property
     def grid(self) -> Any:
