@@ -24,6 +24,7 @@ from subtune.dynamic.tune import proposals
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 from subtune.measure.guarded import numpy_dtype
 from tests.backends.cuda import cuda_on_cpu
+from tests.backends.cuda.attention_workloads import attention
 from tests.backends.cuda.dynamic_on_cpu import DynamicOnCpu
 from tests.backends.workloads import build, layer_norm, softmax
 
@@ -61,6 +62,7 @@ KINDS: dict[str, Callable[[int], Workload]] = {
     "sum": lambda rows: build(lambda emit, x: emit(op.add(x, relax.const(np.float32(1)))), [(rows, 6)]),
     "three rows": three_rows,
     "heads": heads,
+    "attention": lambda rows: attention(2, rows, rows, 64, batch=1, mask="square"),
 }
 
 
@@ -166,6 +168,17 @@ def test_rows_that_a_tile_lacks_are_not_copied(tmp_path):
     made = kernel(workload, few)
     assert "T.min(64, " in (text := made.func.script()) or "T.min(128, " in text
     check(workload, made, (1, 7, 63, 64, 65, 128, 200), tmp_path)
+
+
+@pytest.mark.parametrize("family", ["cuda.attention", "cuda.attention_mma"])
+def test_attention_with_a_mask_for_every_row_and_key(family, tmp_path):
+    """Which is asked for before the scores are there; beyond the last key there is none."""
+    workload = of_rows("attention")
+    candidate = first_of(family, workload, 40)
+    problem = Problem(workload.at((40,)), DEVICE.model, DEVICE.numerics)
+    shared = DEVICE.backend.for_many_shapes(problem, candidate)[-1]
+    assert bool(shared.get("across")) == (family == "cuda.attention")
+    check(workload, kernel(workload, shared), (1, 7, 31, 64, 65, 200), tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "candidate"), [("float32", PLAIN), ("three rows", SINGLE)])

@@ -23,7 +23,8 @@ def attention(
 
     Args:
         shared: query heads that share a head of keys and values.
-        mask: "causal" is a constant as exporters write it, with `hidden` above the diagonal; "added" an input.
+        mask: "causal" is a constant as exporters write it, with `hidden` above the diagonal; "added" and "square" are
+            inputs, with a number for every key, or for every row and key.
         is_wide: products and softmax in float32, as `--precision fp16` has them; else all in `dtype`.
         heads_last: [batch, sequence, heads, dim] in memory; else heads before the sequence.
     """
@@ -53,8 +54,8 @@ def attention(
     if heads_last:
         shapes = [(b, s, h, d) for b, h, s, d in shapes]
     dtypes = [dtype] * 3
-    if mask == "added":
-        shapes.append((batch, 1, 1, keys))
+    if mask in ("added", "square"):
+        shapes.append((batch, 1, 1 if mask == "added" else rows, keys))
         dtypes.append(between)
     return fused(body, shapes, dtypes)
 

@@ -305,7 +305,7 @@ def _statement(text: str) -> str:
         *out, origin = operands
         words = "".join(f"{one} = ((const uint32_t*)({origin}))[{i}];" for i, one in enumerate(out))
         return f"{{ {words} }}"
-    if instruction.startswith("st.global.cs.v4.b32"):
+    if instruction.startswith(("st.global.cs.v4.b32", "st.v4.b32")):
         to, *words = operands
         return f"{{ {''.join(f'((uint32_t*)({to}))[{i}] = {one};' for i, one in enumerate(words))} }}"
     if instruction.startswith("lop3.b32") and instruction.endswith("0xea;"):
@@ -336,6 +336,9 @@ def _statement(text: str) -> str:
     if found := re.match(r"max\.([us])16x2 ", instruction):
         z, x, y = operands
         return f"{z} = emu::largest_of_two<{'u' if found[1] == 'u' else ''}int16_t>({x}, {y});"
+    if instruction.startswith("max.f32"):
+        z, x, y = operands
+        return f"{z} = fmaxf({x}, {y});"
     if found := re.match(r"(max|min)\.NaN\.f32 ", instruction):
         z, x, y = operands
         is_first = f"({x}) {'>' if found[1] == 'max' else '<'} ({y}) || ({x}) != ({x})"

@@ -102,11 +102,24 @@ template <class T, class Sum> void load_row(uint64_t matrix, int row, Sum* to) {
     for (int k = 0; k < K / 2; ++k) to[half * K / 2 + k] = (Sum)of[k];
   }
 }
-template <class A, class B, class Sum, int K> void add_products(int columns, Sum** d, Sum (&x)[2][K], uint64_t b, int adds) {
+// A column of an operand across k, 64 columns of every k side by side, swizzled over 128 bytes.
+template <class T, class Sum> void load_across(uint64_t matrix, int column, Sum* to) {
+  unsigned start = (matrix & 0x3FFF) << 4, next = (matrix >> 16 & 0x3FFF) << 4, group = (matrix >> 32 & 0x3FFF) << 4;
+  for (int k = 0; k < 32 / (int)sizeof(T); ++k) {
+    T of;
+    int byte = column % 64 * (int)sizeof(T);
+    std::memcpy(&of, pointer(swizzled(start + column / 64 * next + k / 8 * group + k % 8 * 128 + byte, 128)), sizeof of);
+    to[k] = (Sum)of;
+  }
+}
+template <class A, class B, bool ACROSS, class Sum, int K>
+void add_products(int columns, Sum** d, Sum (&x)[2][K], uint64_t b, int adds) {
   Sum y[K];
   for (int pair = 0; pair < columns / 8; ++pair)
     for (int side = 0; side < 2; ++side) {
-      load_row<B>(b, pair * 8 + lane() % 4 * 2 + side, y);
+      int column = pair * 8 + lane() % 4 * 2 + side;
+      if constexpr (ACROSS) load_across<B>(b, column, y);
+      else load_row<B>(b, column, y);
       for (int half = 0; half < 2; ++half) {
         Sum sum = adds ? *d[pair * 4 + half * 2 + side] : 0;
         for (int k = 0; k < K; ++k) sum += x[half][k] * y[k];
@@ -114,15 +127,15 @@ template <class A, class B, class Sum, int K> void add_products(int columns, Sum
       }
     }
 }
-template <class A, class B, class Sum> void wgmma(int columns, Sum** d, uint64_t a, uint64_t b, int adds) {
+template <class A, class B, bool ACROSS, class Sum> void wgmma(int columns, Sum** d, uint64_t a, uint64_t b, int adds) {
   constexpr int K = 32 / sizeof(A);
   Sum x[2][K];
   int first = current->number % 128 / 32 * 16 + lane() / 4;
   load_row<A>(a, first, x[0]), load_row<A>(a, first + 8, x[1]);
-  add_products<A, B>(columns, d, x, b, adds);
+  add_products<A, B, ACROSS>(columns, d, x, b, adds);
 }
 // The same where A is in registers: four threads have the words of two rows.
-template <class A, class B, class Sum>
+template <class A, class B, bool ACROSS, class Sum>
 void wgmma(int columns, Sum** d, const uint32_t* words, uint64_t b, int adds) {
   constexpr int PER_WORD = 4 / sizeof(A);
   Sum x[2][32 / sizeof(A)];
@@ -133,7 +146,7 @@ void wgmma(int columns, Sum** d, const uint32_t* words, uint64_t b, int adds) {
       std::memcpy(of, &word, 4);
       for (int i = 0; i < PER_WORD; ++i) x[part % 2][(part / 2 * 4 + four) * PER_WORD + i] = (Sum)of[i];
     }
-  add_products<A, B>(columns, d, x, b, adds);
+  add_products<A, B, ACROSS>(columns, d, x, b, adds);
 }
 
 // Those of `count` neighbours that are not done, where all of them are in `state`.

@@ -24,9 +24,12 @@ def statement(instruction: str, operands: Sequence[str]) -> str | None:
         columns, total = int(found[1]), {"f32": "float", "s32": "int"}[found[2]]
         sums, (*a, b, adds) = operands[: columns // 2], operands[columns // 2 :]
         words = f"uint32_t words[] = {{{', '.join(a)}}};" if len(a) == 4 else ""
-        assert re.search(r"ps0(, 1, 1(, 0(, 0)?)?)?;", instruction), "operands along k only"
+        flags = re.search(r"%\d+, ps0((?:, [01])*);", instruction)
+        assert flags, instruction
+        across = flags[1].split(", ")[3:]  # behind the signs: A, where it is in memory, and B
+        assert len(a) == 4 or across[:1] != ["1"], "rows along k only"
         pointers = ", ".join(f"({total}*)&({one})" for one in sums)
-        types = f"{TYPES[found[3]]}, {TYPES[found[4]]}"
+        types = f"{TYPES[found[3]]}, {TYPES[found[4]]}, {str(across[-1:] == ['1']).lower()}"
         rows = "words" if words else a[0]
         return f"{{ {total}* d[] = {{{pointers}}}; {words} emu::wgmma<{types}>({columns}, d, {rows}, {b}, {adds}); }}"
     if instruction.startswith("cp.async.bulk.tensor"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import astuple, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import tvm
 from tvm.relax import op
 
 from subtune import backends
+from subtune.backends import as_device
 from subtune.backends.base import Problem
 from subtune.backends.cuda.building.compiler import compile_source, compiler
 from subtune.backends.cuda.building.cubin import resources
@@ -28,6 +30,7 @@ from subtune.core.kernel import Kernel, NotApplicable
 from subtune.patterns.chain import Chain, ChainExpressions, chain_expressions
 from tests.backends.cuda import cuda_on_cpu
 from tests.backends.cuda.attention_workloads import attention, fused
+from tests.backends.cuda.dynamic_on_cpu import DynamicOnCpu
 from tests.backends.cuda.proposals import allowing, proposed
 
 H200 = CUDA("H200")
@@ -202,6 +205,31 @@ GPU_CASES: dict[str, dict[str, Any]] = {
     "shared keys": {"heads": 6, "rows": 200, "keys": 264, "dim": 256, "shared": 3},
     "bfloat16": {"heads": 2, "rows": 128, "keys": 96, "dim": 72, "dtype": "bfloat16"},
 }  # fmt: skip
+
+
+EMULATED: dict[str, tuple[dict[str, Any], Knobs]] = {
+    "ragged": ({"heads": 3, "rows": 67, "keys": 69, "dim": 64}, Knobs(32, 2, 1)),
+    "heads that are neighbours": ({"heads": 2, "rows": 130, "keys": 70, "dim": 40}, Knobs(48, 2, 1, across=True)),
+    "causal, turns": ({"heads": 1, "rows": 130, "keys": 130, "dim": 32, "mask": "causal"}, Knobs(64, 2, 2)),
+    "a number for every key": ({"heads": 2, "rows": 40, "keys": 80, "dim": 72, "mask": "added"}, Knobs(32, 2, 1)),
+    "a number for every score": ({"heads": 2, "rows": 40, "keys": 90, "dim": 64, "mask": "square"}, Knobs(32, 2, 1)),
+    "no registers to ask ahead": ({"heads": 1, "rows": 9, "keys": 250, "dim": 64, "mask": "square"},
+                                  Knobs(208, 1, 1)),
+    "several tiles of a block": ({"heads": 67, "rows": 70, "keys": 32, "dim": 16}, Knobs(32, 2, 1, persistent=True)),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no CUDA headers, or no C++ compiler")
+@pytest.mark.parametrize("case", EMULATED)
+def test_attention_computed_on_the_processor(case: str, tmp_path: Path) -> None:
+    given, knobs = EMULATED[case]
+    workload = attention(**{"batch": 1, **given})
+    rng = np.random.default_rng(1)
+    inputs = [rng.standard_normal(arg.shape).astype(arg.dtype) for arg in workload.args if not arg.is_output]
+    outputs = [(arg.shape, arg.dtype) for arg in workload.args if arg.is_output]
+    (got,) = DynamicOnCpu(kernel_of(workload, knobs), as_device(H200), tmp_path)([], inputs, outputs)
+    (want,) = cuda_on_cpu.reference(workload, inputs)
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) < 1e-3
 
 
 @pytest.mark.gpu
