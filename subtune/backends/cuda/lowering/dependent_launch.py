@@ -99,6 +99,8 @@ def _extents(func: Any) -> tuple[dict[str, int], dict[str, Any]]:
         if str(stmt.attr_key) != "thread_extent":
             return
         tag = str(stmt.node.thread_tag)
+        if tag.startswith("cluster"):  # blocks are counted already
+            return
         if isinstance(stmt.value, tirx.IntImm):
             known[tag] = max(known.get(tag, 1), int(stmt.value))
         else:

@@ -6,4 +6,4 @@ from subtune.backends.cuda.families.weight_only.candidates import candidates
 from subtune.backends.cuda.families.weight_only.schedule import schedule
 from subtune.backends.cuda.families.weight_only.tiling import WeightOnlyTile
 
-FAMILY = Family("cuda.weight_only", 1, WeightOnlyTile, accepts, candidates, schedule)
+FAMILY = Family("cuda.weight_only", 2, WeightOnlyTile, accepts, candidates, schedule)

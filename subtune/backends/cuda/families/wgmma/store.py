@@ -12,6 +12,7 @@ is rounded that the model does not round.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -228,7 +229,7 @@ class Store:
         held = [T.alloc_local((size,), str(load.source.dtype)) for load in self.wide if size]
         for chunk in range(self.ahead):
             for turn in range(self.turns):
-                self._load_if_inside(held, corner, first, chunk, turn, lane)
+                self._load(held, corner, first, chunk, turn, lane)
         return held
 
     def load_next(
@@ -239,14 +240,14 @@ class Store:
         later = chunk + self.ahead
         if self.ahead == self.chunks:
             if after is not None:
-                self._load_if_inside(held, after, first, chunk, turn, lane)
+                self._load(held, after, first, chunk, turn, lane)
             return
         with T.If(later < self.chunks):
             with T.Then():
-                self._load_if_inside(held, corner, first, later, turn, lane)
+                self._load(held, corner, first, later, turn, lane)
             if after is not None:
                 with T.Else():
-                    self._load_if_inside(held, after, first, later - self.chunks, turn, lane)
+                    self._load(held, after, first, later - self.chunks, turn, lane)
 
     def take(self, into: list[Any], held: Sequence[Any], chunk: Any, turn: Any) -> None:
         """A vector of each of what is held."""
@@ -262,17 +263,16 @@ class Store:
         """Where a vector of a chunk is in what is held."""
         return (chunk % self.ahead * self.turns + turn) * self.vector
 
-    def _load_if_inside(
-        self, held: list[Any], corner: dict[int, Any], first: Any, chunk: Any, turn: Any, lane: Any
-    ) -> None:
+    def _load(self, held: list[Any], corner: dict[int, Any], first: Any, chunk: Any, turn: Any, lane: Any) -> None:
+        """Of rows past the last one, the last one's: a compiler waits for what is loaded on a condition."""
         _, at, column = self.place(corner, first, chunk, turn, lane)
-        base = self.held_at(chunk, turn)
-        condition = self.inside(at, column)
-        if condition is True:
-            self.load_wide(held, base, at, column)
-        else:
-            with T.If(condition), T.Then():
-                self.load_wide(held, base, at, column)
+        view, ragged = self.view, self.walk.ragged()
+        rows = {g: tirx.min(at[g], view.groups[g].extent - 1) for g in view.rows if g in ragged}
+        with ExitStack() as condition:
+            if view.n in ragged:  # not the last columns again: of these the compiler sees no alignment
+                condition.enter_context(T.If(column < view.extent(view.n)))
+                condition.enter_context(T.Then())
+            self.load_wide(held, self.held_at(chunk, turn), bound(at | rows), column)
 
     # long: one piece of a kernel in TVMScript, whose steps share the thread's rows and columns
     def emit(

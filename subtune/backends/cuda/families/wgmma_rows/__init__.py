@@ -5,4 +5,4 @@ from subtune.backends.cuda.families.wgmma.schedule import WgmmaKnobs
 from subtune.backends.cuda.families.wgmma_rows.candidates import accepts, candidates
 from subtune.backends.cuda.families.wgmma_rows.schedule import schedule
 
-FAMILY = Family("cuda.wgmma_rows", 2, WgmmaKnobs, accepts, candidates, schedule)
+FAMILY = Family("cuda.wgmma_rows", 3, WgmmaKnobs, accepts, candidates, schedule)
