@@ -43,8 +43,8 @@ DOCUMENTED = {
 SMALLER = {
     "zoo:resnet18": "zoo:mlp?image=8&batch=1",
     "zoo:resnet18-int8": "zoo:mlp-int8?image=8&batch=1",
-    "past=0..512": "past=0..96",
-    "seq=1..64": "seq=1..16",
+    "past=0..512": "past=0..24",
+    "seq=1..64": "seq=1..4",
     "60s": "3s",
 }
 """What commands are run on here, so that they end in seconds: smaller networks, shorter caches, less time."""
@@ -195,7 +195,7 @@ def test_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
         if "--suite" in given:
             continue  # hours; `tests/bench` runs each on a case
         given += QUICK.get(given[0], [])
-        given += ["--budget", "5s"] if "--dynamic" in given else []
+        given += ["--budget", "2s"] if "--dynamic" in given else []
         code = main(given)
         said = capsys.readouterr()
         assert code == 0 or ABSENT.search(said.err), f"subtune {' '.join(given)}: {said.err}"

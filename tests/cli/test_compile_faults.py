@@ -41,14 +41,6 @@ Process = subprocess.Popen[str]
 
 
 @pytest.fixture(scope="module")
-def lstm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sixteen small subgraphs: several seconds of tuning."""
-    path = tmp_path_factory.mktemp("lstm") / "lstm.onnx"
-    onnx.save(models.reduced("lstm"), path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def mlp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three subgraphs."""
     path = tmp_path_factory.mktemp("mlp") / "mlp.onnx"
@@ -96,9 +88,9 @@ def workers_of(process: Process) -> list[psutil.Process]:
 # -- signals -----------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_writes_what_was_tuned_and_the_next_run_continues(lstm: Path, tmp_path: Path) -> None:
+def test_ctrl_c_writes_what_was_tuned_and_the_next_run_continues(mlp: Path, tmp_path: Path) -> None:
     output, database = tmp_path / "m.subtune", tmp_path / "t.db"
-    process = start(lstm, output, database, "--topk", "2", command=WAITING)
+    process = start(mlp, output, database, "--topk", "2", command=WAITING)
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"
     before = recorded(database)
@@ -116,18 +108,18 @@ def test_ctrl_c_writes_what_was_tuned_and_the_next_run_continues(lstm: Path, tmp
     assert {s.workload for s in manifest.subgraphs if s.measured_hash} == kept
     assert len(kept) < len(manifest.subgraphs)
 
-    code, _, err = finish(start(lstm, output, database, "--topk", "2"))
+    code, _, err = finish(start(mlp, output, database, "--topk", "2"))
     assert code == 0, err
     assert kept < recorded(database)
     assert all(s.measured_hash == s.linked_hash for s in subtune.load(output).manifest.subgraphs)
 
 
-def test_killed_at_random_moments(lstm: Path, tmp_path: Path) -> None:
+def test_killed_at_random_moments(mlp: Path, tmp_path: Path) -> None:
     output, database = tmp_path / "m.subtune", tmp_path / "t.db"
     rng = random.Random(3)
     before: set[str] = set()
     for _ in range(3):
-        process = start(lstm, output, database, "--topk", "1")
+        process = start(mlp, output, database, "--topk", "1")
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(rng.uniform(0.3, 4.5))
         workers = workers_of(process)
@@ -140,10 +132,10 @@ def test_killed_at_random_moments(lstm: Path, tmp_path: Path) -> None:
         assert before <= present
         if output.exists():
             subtune.load(output, check=True)
-        compile_model(lstm, tmp_path / "next.subtune", threads=2, tune=False, verify=False, database=database)
+        compile_model(mlp, tmp_path / "next.subtune", threads=2, tune=False, verify=False, database=database)
         subgraphs = subtune.load(tmp_path / "next.subtune").manifest.subgraphs
         assert {s.workload for s in subgraphs if s.measured_hash} == {s.workload for s in subgraphs} & present
-    code, _, err = finish(start(lstm, output, database, "--topk", "1"))
+    code, _, err = finish(start(mlp, output, database, "--topk", "1"))
     assert code == 0, err
     assert before <= recorded(database)
     assert all(s.measured_hash for s in subtune.load(output, check=True).manifest.subgraphs)

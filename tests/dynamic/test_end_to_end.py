@@ -15,12 +15,20 @@ from subtune.artifact import Artifact, load
 from subtune.cli.main import main
 from subtune.core.errors import InputError, SubtuneError
 from subtune.driver import compile_model
+from subtune.measure import LocalMeasurer
 from tests.dynamic import models
 
+Compiled = Callable[..., Artifact]
 
-def compiled(model: onnx.ModelProto, folder: Path, **dynamic: str) -> Artifact:
-    compile_model(model, folder / "m.subtune", dynamic=dynamic, tune=False, verify=False, threads=2)
-    return load(folder / "m.subtune")
+
+@pytest.fixture(scope="module")
+def compiled(workers: LocalMeasurer) -> Compiled:
+    def compiled(model: onnx.ModelProto, folder: Path, **dynamic: str) -> Artifact:
+        path = folder / "m.subtune"
+        compile_model(model, path, dynamic=dynamic, tune=False, verify=False, threads=2, measurer=workers)
+        return load(path)
+
+    return compiled
 
 
 def arrays(artifact: Artifact, **values: int) -> dict[str, np.ndarray]:
@@ -49,7 +57,7 @@ def check_everywhere(artifact: Artifact, model: onnx.ModelProto) -> int:
 
 
 @pytest.fixture(scope="module")
-def block(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+def block(compiled: Compiled, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return compiled(models.block(), tmp_path_factory.mktemp("block"), batch="1..3", seq="1..20")
 
 
@@ -89,7 +97,7 @@ g (int64[batch,seq] ids) => (float[batch,seq,4] y, int64[batch,seq] position)
 """
 
 
-def test_positions_that_are_counted(tmp_path):
+def test_positions_that_are_counted(compiled, tmp_path):
     """As RoBERTa counts them, in int32: a sum under a triangle, whose stages are of very different sizes."""
     model = onnx.parser.parse_model(POSITIONS)
     model.graph.initializer.append(models.weight("table", 80, 4))
@@ -150,12 +158,12 @@ def test_shapes_that_disagree_are_refused(block):
         "other layout where narrow",
     ],
 )
-def test_every_instance(build: Callable[[], Any], dynamic, count, tmp_path):
+def test_every_instance(build: Callable[[], Any], dynamic, count, compiled, tmp_path):
     model = build()
     assert check_everywhere(compiled(model, tmp_path, **dynamic), model) == count
 
 
-def test_whole_tiles_at_both_ends_of_a_model(tmp_path):
+def test_whole_tiles_at_both_ends_of_a_model(compiled, tmp_path):
     """A layer reads an input and makes an output, behind whose rows is no memory but what is made for it."""
     model = models.layer()
     artifact = compiled(model, tmp_path, seq="1..40")
@@ -205,11 +213,11 @@ def test_another_machine_is_refused_before_the_work(target, tmp_path, capsys):
 
 
 def test_as_many_kernels_as_were_allowed(workers, tmp_path):
+    model, dynamic = models.layer(), {"seq": "1..4"}  # three kernels serve it best
     report = compile_model(
-        models.block(), tmp_path / "m.subtune", dynamic={"batch": "1..2", "seq": "1..4"}, topk=1, max_kernels=1,
-        verify=False, threads=1, measurer=workers,
-    )  # fmt: skip
+        model, tmp_path / "m.subtune", dynamic=dynamic, topk=2, max_kernels=1, verify=False, threads=1, measurer=workers
+    )
     assert {len(row.kernels) for row in report.dynamic} == {1}
     assert "worst regret" in str(report)
     with pytest.raises(SubtuneError, match="give a share from 0 on"):
-        compile_model(models.block(), tmp_path / "n.subtune", dynamic={"batch": "1..2", "seq": "1..4"}, regret=-1.0)
+        compile_model(model, tmp_path / "n.subtune", dynamic=dynamic, regret=-1.0)

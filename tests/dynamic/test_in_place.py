@@ -15,6 +15,7 @@ from subtune.artifact import Artifact, load
 from subtune.cli.main import main
 from subtune.core.errors import InputError, SubtuneError
 from subtune.driver import compile_model
+from subtune.measure import LocalMeasurer
 from tests.dynamic import models
 
 CACHES = {"past_key": "key", "past_value": "value"}
@@ -25,12 +26,14 @@ Pair = tuple[Artifact, Artifact]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(workers: LocalMeasurer, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A layer of a decoder that copies its caches, and the same with them in place."""
     folder, made = tmp_path_factory.mktemp("caches"), []
     for way in ("copied", "in-place"):
         path = folder / f"{way}.subtune"
-        compile_model(models.cached(), path, dynamic=LENGTHS, cache=way, tune=False, verify=False, threads=2)
+        compile_model(
+            models.cached(), path, dynamic=LENGTHS, cache=way, tune=False, verify=False, threads=2, measurer=workers
+        )
         made.append(load(path))
     return made[0], made[1]
 

@@ -29,6 +29,18 @@ def check_order(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> 
             raise ModelError(f"no node computes the graph's output '{info.name}'")
 
 
+def read_names(graph: onnx.GraphProto) -> set[str]:
+    """The values that something reads, here or in a graph inside: to ask for a shape is not to read."""
+    names = {info.name for info in graph.output}
+    for proto in graph.node:
+        if proto.domain or proto.op_type not in ("Shape", "Size"):
+            names.update(proto.input)
+        for attribute in proto.attribute:
+            if attribute.HasField("g"):
+                names |= read_names(attribute.g)
+    return names
+
+
 def disagreement(info: onnx.ValueInfoProto, value: Expr | Narrow) -> str | None:
     """How the output's declared dtype and shape differ from those of `value`; None if they agree."""
     declared = info.type.tensor_type

@@ -13,7 +13,7 @@ from tvm import relax
 
 from subtune.core.errors import ShapeError
 from subtune.core.tensor_spec import NARROW, carrier
-from subtune.frontends.onnx.ops.graph import onnx_numpy
+from subtune.frontends.onnx.ops.graph import onnx_numpy, read_names
 from subtune.frontends.onnx.ops.narrow import Narrow, held, holdable
 from subtune.frontends.onnx.ops.node import Expr, Refused, array_const
 from subtune.frontends.onnx.weights import read_tensor
@@ -28,6 +28,11 @@ class Poisoned:
 
 
 POISON = Poisoned()
+
+
+def _unread(array: np.ndarray) -> Expr:
+    """Of a constant only the shape, which is folded: its numbers, perhaps gigabytes, stay in their file."""
+    return relax.Var("unread", relax.TensorType(array.shape, str(array.dtype)))
 
 
 @dataclass(slots=True)
@@ -85,12 +90,12 @@ class Signature:
 
         The value of a narrow one has its bits, which are to be read once `main` has begun (`boundary.entered`).
         """
-        arguments = []
+        arguments, read = [], read_names(graph)
         for info in graph.input:
             if info.name in values:
                 continue
             if info.name in self.constants:
-                values[info.name] = held(self.constants[info.name])
+                values[info.name] = held(self.constants[info.name], array_const if info.name in read else _unread)
                 continue
             if not info.type.HasField("tensor_type"):
                 kind = (info.type.WhichOneof("value") or "untyped").removesuffix("_type")

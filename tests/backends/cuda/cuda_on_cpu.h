@@ -1,6 +1,6 @@
 // CUDA's execution model on a processor: the threads of a block are coroutines that give way at barriers.
-// Blocks run one after the other, or, where they wait for one another, until each of them sleeps. `backwards` runs blocks and threads in the other order: what lacks a barrier, and what
-// several blocks store differently, differs then.
+// What runs them is in `launches_on_cpu.cpp`, compiled once: here is what the compiler needs for every kernel. It has
+// nothing of C++'s library that is made for a type: each kernel would make it anew.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <vector>
 
 #undef __shared__
 #define __shared__ static
@@ -34,108 +33,22 @@ struct Thread {
   unsigned syncs;  // barriers of the cluster that it has come to
 };
 constexpr int STACK = 256 << 10, WARP = 32, WORDS = 16;
-inline jmp_buf scheduler;
-inline std::vector<Thread> threads;
-inline Thread* current;
-inline uint3 block;
-inline dim3 grid, size;
-inline void (*body)();
-alignas(1024) inline unsigned char dynamic[256 << 10];
-inline uint32_t slots[1024][WORDS];
+constexpr int DYNAMIC = 256 << 10;
+extern Thread* current;
+extern uint3 block;
+extern dim3 grid, size;
+extern unsigned char dynamic[DYNAMIC];
+extern uint32_t slots[1024][WORDS];
+extern unsigned cluster;
 
-// `_setjmp` and `_longjmp` between stacks: `swapcontext` asks the system for the signal mask, every time.
-inline void give_way(State state) {
-  current->state = state;
-  if (!_setjmp(current->there)) _longjmp(scheduler, 1);
-}
-inline void run_current() {
-  if (_setjmp(scheduler)) return;
-  if (current->has_begun) _longjmp(current->there, 1);
-  current->has_begun = true;
-  setcontext(&current->start);
-}
-inline void run_bodies() {  // a thread of one block after the other
-  for (;; give_way(DONE)) body();
-}
-inline bool release(State state) {
-  bool any = false;
-  for (Thread& t : threads)
-    if (t.state == state) t.state = READY, any = true;
-  return any;
-}
-inline void begin_block() {
-  int count = (int)threads.size();
-  for (int i = 0; i < count; ++i) {
-    Thread& t = threads[i];
-    t.number = i;
-    t.syncs = 0;
-    t.index = make_uint3(i % size.x, i / size.x % size.y, i / (size.x * size.y));
-    bool is_at_its_end = t.stack && t.has_begun && t.state == DONE;
-    t.state = READY;
-    if (is_at_its_end) continue;
-    if (!t.stack) t.stack = (char*)std::malloc(STACK);
-    t.has_begun = false;
-    getcontext(&t.start);
-    t.start.uc_stack.ss_sp = t.stack;
-    t.start.uc_stack.ss_size = STACK;
-    t.start.uc_link = nullptr;
-    makecontext(&t.start, run_bodies, 0);
-  }
-}
-// Whether it is done; else threads of it are asleep.
-inline bool run_block(bool backwards) {
-  int count = (int)threads.size();
-  bool is_asleep = false;
-  release(ASLEEP);
-  do {
-    for (int i = 0; i < count; ++i) {
-      current = &threads[backwards ? count - 1 - i : i];
-      if (current->state == READY) run_current();
-      is_asleep |= current->state == ASLEEP;
-    }
-  } while (release(AT_WARP) || release(AT_GROUP) || (!is_asleep && release(AT_BLOCK)));
-  return !is_asleep;
-}
-// Clusters: how many blocks each has, how often a thread of each came to a barrier, and all blocks' shared memory.
-inline unsigned cluster = 1;
-inline std::vector<unsigned> arrived;
-inline std::vector<std::vector<unsigned char>> memory;
-
-// Blocks of one dim that wait for one another: each has its threads and its dynamic shared memory.
-inline void launch_together(dim3 blocks, dim3 block_size, bool backwards, void (*kernel)()) {
-  grid = blocks, size = block_size, body = kernel;
-  int count = (int)blocks.x;
-  std::vector<std::vector<Thread>> all(count);
-  memory.assign(count, std::vector<unsigned char>(sizeof dynamic, 0xFF));
-  arrived.assign(count / cluster, 0);
-  std::vector<bool> begun(count), done(count);
-  for (int left = count; left;)
-    for (int i = 0; i < count; ++i) {
-      int b = backwards ? count - 1 - i : i;
-      if (done[b]) continue;
-      std::swap(threads, all[b]);
-      std::memcpy(dynamic, memory[b].data(), sizeof dynamic);
-      block = make_uint3(b, 0, 0);
-      if (!begun[b]) threads.resize(size.x), begin_block(), begun[b] = true;
-      if ((done[b] = run_block(backwards))) --left;
-      std::memcpy(memory[b].data(), dynamic, sizeof dynamic);
-      std::swap(threads, all[b]);
-    }
-  for (auto& some : all)
-    for (Thread& t : some) std::free(t.stack);
-}
-inline void launch(dim3 blocks, dim3 block_size, bool backwards, void (*kernel)()) {
-  grid = blocks, size = block_size, body = kernel;
-  threads.resize(size.x * size.y * size.z);
-  for (unsigned z = 0; z < grid.z; ++z)
-    for (unsigned y = 0; y < grid.y; ++y)
-      for (unsigned x = 0; x < grid.x; ++x) {
-        std::memset(dynamic, 0xFF, sizeof dynamic);
-        block = backwards ? make_uint3(grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z) : make_uint3(x, y, z);
-        begin_block();
-        run_block(backwards);
-      }
-}
+// Blocks one after the other, on one another's heels where they wait for one another, and with Hopper's barriers.
+void launch(dim3 blocks, dim3 block_size, bool backwards, void (*kernel)());
+void launch_together(dim3 blocks, dim3 block_size, bool backwards, void (*kernel)());
+void launch_hopper(dim3 blocks, dim3 block_size, bool backwards, void (*kernel)());
+void give_way(State state);
+void sync_cluster();
+// The dynamic shared memory of a block of this one's cluster.
+const unsigned char* memory_of(unsigned block);
 
 // What every lane of a warp wrote, as words.
 inline uint32_t (*warp())[WORDS] { return slots + current->number / WARP * WARP; }
@@ -154,17 +67,12 @@ template <class T> T shuffled(T value, int from) {
   return result;
 }
 
-inline void sync_cluster() {
-  unsigned& count = arrived[block.x / cluster];
-  unsigned all = ++current->syncs * cluster * size.x;
-  for (++count; count < all;) give_way(ASLEEP);
-}
 // The address in shared memory of another block of the cluster, by its rank; and what lies there.
 inline unsigned of_cluster(unsigned address, unsigned rank) { return address | (rank + 1) << 20; }
 template <class T> T fetch_cluster(unsigned address) {
   unsigned other = block.x / cluster * cluster + (address >> 20) - 1, at = address & 0xFFFFF;
   T value;
-  std::memcpy(&value, (other == block.x ? dynamic : memory[other].data()) + at, sizeof value);
+  std::memcpy(&value, memory_of(other) + at, sizeof value);
   return value;
 }
 

@@ -10,11 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +19,6 @@ from unittest.mock import patch
 import numpy as np
 import tvm
 
-from subtune.backends.cuda.building.headers import headers_home
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.reference.schedule import in_float64
 from subtune.backends.cuda.lowering.default_schedule import pipeline
@@ -32,7 +27,8 @@ from subtune.backends.cuda.timing.bench import wide_dtype
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.measure.guarded import elements, numpy_dtype
-from tests.backends.cuda import hopper_on_cpu
+from tests.backends.cuda import emulation_compiler, hopper_on_cpu
+from tests.backends.cuda.emulation_compiler import toolkit as toolkit
 from tests.plain_tvm import TARGET, compiled
 
 _ASM = re.compile(r"\b(?:asm|__asm__)(?:\s+(?:volatile|__volatile__))?\s*\(")
@@ -46,29 +42,8 @@ _TYPES = {
     "e4m3": "__nv_fp8_e4m3",
     "tf32": "float",
 }
-_COMPILE = ["g++", "-std=c++17", "-O1", "-w", "-fPIC"]
-_HEADERS = (Path(__file__).with_name("hopper_on_cpu.h"), "type_traits", "cuda_fp8.h", "sm_61_intrinsics.h")
-"""The emulation, and what TVM's sources include: reading them takes longer than compiling a kernel."""
 _GUARD = 4096
 """Elements around every argument that must stay as they are."""
-
-
-@cache
-def toolkit() -> str:
-    """The directory of CUDA's headers, "" without them or without a C++ compiler."""
-    return f"{home}/include" if (home := headers_home()) and shutil.which("g++") else ""
-
-
-@cache
-def _compiled_headers() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
-    """A header that includes `_HEADERS`, compiled beside itself, in a directory that lasts as long as this process."""
-    folder = tempfile.TemporaryDirectory(prefix="emulation.")
-    path = Path(folder.name) / "emulation.h"
-    path.write_text("".join(f'#if __has_include("{one}")\n#include "{one}"\n#endif\n' for one in _HEADERS))
-    command = [*_COMPILE, f"-I{toolkit()}", "-x", "c++-header", str(path), "-o", f"{path}.gch"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:3000]
-    return path, folder
 
 
 def run(kernel: Kernel, inputs: list[np.ndarray], workload: Workload, device: CUDAModel, folder: Path) -> list[Any]:
@@ -213,7 +188,7 @@ def built(source: str, launches: list[Any], folder: Path) -> Path:
     code = re.sub(r"__shared__ (alignas\(\d+\)) ", r"\1 __shared__ ", source)
     code = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];", r"\1* \2 = (\1*)emu::dynamic;", code)
     code = _without_assembly(code.replace("#include <mma.h>", "").replace("#include <cuda.h>", ""))
-    text = [f'#include "{_compiled_headers()[0]}"', code]
+    text = [f'#include "{emulation_compiler.header()}"', code]
     for index, (name, args, extents) in enumerate(launches):
         signature = re.search(rf"\b{name}\(([^)]*)\);", source)
         assert signature
@@ -235,10 +210,8 @@ def built(source: str, launches: list[Any], folder: Path) -> Path:
         )
     path = folder / "kernel.cpp"
     path.write_text("\n".join(text))
-    command = [*_COMPILE, "-shared", f"-I{toolkit()}", str(path), "-o"]
     library = folder / f"kernel{len(list(folder.iterdir()))}.so"
-    done = subprocess.run([*command, str(library)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:3000]
+    emulation_compiler.compile_cpp("gcc", "-shared", str(path), "-lm", "-o", str(library))
     return library
 
 

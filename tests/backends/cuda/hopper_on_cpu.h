@@ -1,6 +1,8 @@
 // What only Hopper has, on a processor: barriers in shared memory, boxes copied through tensor maps, products of a
 // warpgroup. Copies and products are done when they are asked for; who waits for them waits. No clusters.
 #pragma once
+#include <initializer_list>
+
 #include "cuda_on_cpu.h"
 
 #define __grid_constant__
@@ -22,8 +24,8 @@ static_assert(sizeof(Barrier) == 8);
 struct Named {
   int arrived, turn;
 };
-inline Named named[16];
-inline bool has_moved;
+extern Named named[16];
+extern bool has_moved;
 
 template <class Condition> void wait_until(Condition condition) {
   while (!condition()) give_way(READY);
@@ -60,33 +62,7 @@ inline void named_wait(int id, int count) {
 // Where a byte lies in rows of `width` bytes that are swizzled.
 inline unsigned swizzled(unsigned address, int width) { return address ^ (address >> 7 & (width / 16 - 1)) << 4; }
 
-inline void bulk_copy(unsigned to, const void* map_, const std::vector<int>& at, unsigned signal) {
-  const CUtensorMap& map = *(const CUtensorMap*)map_;
-  int rank = map.rank, size = map.size;
-  const int64_t *extents = map.arguments, *strides = extents + rank, *box = strides + rank - 1, *steps = box + rank;
-  int width = 16 << steps[rank + 1];  // without a swizzle, elements lie one behind the other
-  bool is_swizzled = width > 16;
-  std::vector<int64_t> index(rank, 0), counts(rank);
-  int64_t total = 1;
-  for (int d = 0; d < rank; ++d) total *= counts[d] = (box[d] + steps[d] - 1) / steps[d];
-  if (is_swizzled ? counts[0] * size != width || to % (8 * width) : counts[0] * size % 16 || to % 128) std::abort();
-  for (int64_t e = 0; e < total; ++e) {
-    int64_t rest = e, offset = 0;
-    bool is_inside = true;
-    for (int d = 0; d < rank; ++d) {
-      int64_t place = at[d] + rest % counts[d] * steps[d];
-      rest /= counts[d];
-      is_inside &= place >= 0 && place < extents[d];
-      offset += place * (d ? strides[d - 1] : size);
-    }
-    unsigned char* there = pointer(is_swizzled ? swizzled(to + e * size, width) : to + e * size);
-    if (is_inside) std::memcpy(there, map.base + offset, size);
-    else std::memset(there, 0, size);
-  }
-  Barrier& b = barrier(signal);
-  b.bytes -= total * size;
-  settle(b);
-}
+void bulk_copy(unsigned to, const void* map, std::initializer_list<int> at, unsigned signal);
 
 // A row of 32 bytes of an operand along k, from a matrix descriptor.
 inline const unsigned char* row_of(uint64_t matrix, int row, int byte) {
@@ -147,49 +123,5 @@ void wgmma(int columns, Sum** d, const uint32_t* words, uint64_t b, int adds) {
       for (int i = 0; i < PER_WORD; ++i) x[part % 2][(part / 2 * 4 + four) * PER_WORD + i] = (Sum)of[i];
     }
   add_products<A, B, ACROSS>(columns, d, x, b, adds);
-}
-
-// Those of `count` neighbours that are not done, where all of them are in `state`.
-inline bool release_each(State state, int count) {
-  bool any = false;
-  for (size_t begin = 0; begin < threads.size(); begin += count) {
-    bool all = true, some = false;
-    for (int i = 0; i < count; ++i) {
-      State own = threads[begin + i].state;
-      all &= own == state || own == DONE;
-      some |= own == state;
-    }
-    for (int i = 0; all && some && i < count; ++i)
-      if (threads[begin + i].state == state) threads[begin + i].state = READY;
-    any |= all && some;
-  }
-  return any;
-}
-// Blocks one after the other. Aborts where all threads wait for one another.
-inline void launch_hopper(dim3 blocks, dim3 block_size, bool backwards, void (*kernel)()) {
-  grid = blocks, size = block_size, body = kernel;
-  int count = (int)size.x;
-  threads.resize(count);
-  for (unsigned i = 0; i < grid.x; ++i) {
-    std::memset(dynamic, 0xFF, sizeof dynamic);
-    std::memset(named, 0, sizeof named);
-    block = make_uint3(backwards ? grid.x - 1 - i : i, 0, 0);
-    begin_block();
-    for (bool is_done = false; !is_done;) {
-      is_done = true, has_moved = false;
-      for (int t = 0; t < count; ++t) {
-        current = &threads[backwards ? count - 1 - t : t];
-        if (current->state == READY) {
-          run_current();
-          has_moved |= current->state != READY;
-        }
-        is_done &= current->state == DONE;
-      }
-      has_moved |= release_each(AT_WARP, 32);
-      has_moved |= release_each(AT_GROUP, 128);
-      has_moved |= release_each(AT_BLOCK, count);
-      if (!is_done && !has_moved) std::abort();
-    }
-  }
 }
 }  // namespace emu

@@ -15,6 +15,7 @@ from subtune import backends
 from subtune.backends.base import Problem
 from subtune.backends.cuda.building.compiler import compile_source, compiler
 from subtune.backends.cuda.building.cubin import resources
+from subtune.backends.cuda.building.parsed_once import parsed_once
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.families.wgmma_normed.schedule import NormedKnobs, normed_product
 from subtune.backends.cuda.lowering.pipeline import register
@@ -88,6 +89,7 @@ CASES: dict[str, tuple[dict[str, Any], NormedKnobs]] = {
 }  # fmt: skip
 
 
+@parsed_once()
 def stored(workload: Workload, knobs: NormedKnobs) -> tuple[Any, int, Any]:
     """A kernel that normalises the sums it is given; its blocks, and the product."""
     problem = Problem(workload, H200)

@@ -17,6 +17,7 @@ from subtune import backends
 from subtune.backends.base import Problem
 from subtune.backends.cuda.building.compiler import compile_source, compiler
 from subtune.backends.cuda.building.cubin import resources
+from subtune.backends.cuda.building.parsed_once import parsed_once
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.families.wgmma.schedule import WgmmaKnobs
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
@@ -127,6 +128,7 @@ def test_kernels_build_without_spills(case: str) -> None:
     assert used.stack_bytes == 0
 
 
+@parsed_once()
 def stored(workload: Workload, tiling: Tiling) -> tuple[Any, int, tuple[int, int]]:
     """A kernel that stores the sums it is given; its blocks, and which arguments are multiplied."""
     found = row_kernel(Problem(workload, H200), tiling)

@@ -13,6 +13,7 @@ from tvm.relax import op
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
+from subtune.backends.cuda.building.parsed_once import parsed_once
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of
 from subtune.backends.cuda.families.wgmma.in_place import InPlace, neighbouring
@@ -50,6 +51,7 @@ CASES = {
 }  # fmt: skip
 
 
+@parsed_once()
 def stored(workload: Workload, tiling: Tiling, in_place: bool = False) -> tuple[Any, int, list[int]]:
     """A kernel that stores the sums it is given, how many blocks it has, and which of the arguments it reads."""
     sch = Schedule(workload.func)

@@ -1,7 +1,7 @@
 """TVM's tensor intrinsics in two seconds instead of fifteen.
 
-Every TVMScript function asks `inspect.stack()` for the frames around it, which reads and parses the source file of
-each. Only the frames themselves are looked at.
+Every TVMScript function asks `inspect.stack()` for the frames around it, and every call of an inline one
+`inspect.getouterframes()`: both read and parse the source file of each. Only the frames themselves are looked at.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class _Frame(tuple[Any, ...]):
 
 
 def _stack(context: int = 1) -> list[_Frame]:
-    frame: FrameType | None = sys._getframe(1)
+    return _outer_frames(sys._getframe(1))
+
+
+def _outer_frames(frame: FrameType | None, context: int = 1) -> list[_Frame]:
     frames = []
     while frame is not None:
         frames.append(_Frame.of(frame))
@@ -44,14 +47,14 @@ def _stack(context: int = 1) -> list[_Frame]:
 
 @contextmanager
 def cheap_stack() -> Iterator[None]:
-    """Inside, `inspect.stack()` leaves the source files alone."""
+    """Inside, `inspect.stack()` and `inspect.getouterframes()` leave the source files alone."""
     with _lock:
-        original = inspect.stack
-        inspect.stack = _stack  # type: ignore[assignment]
+        originals = inspect.stack, inspect.getouterframes
+        inspect.stack, inspect.getouterframes = _stack, _outer_frames  # type: ignore[assignment]
         try:
             yield
         finally:
-            inspect.stack = original
+            inspect.stack, inspect.getouterframes = originals
 
 
 def tensor_intrinsics() -> Any:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from subtune.backends.base import NoKnobs, Problem
+from subtune.backends.cuda.building.fast_import import cheap_stack
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.lowering.default_schedule import beginning, default_schedule
 from subtune.core.candidate import Candidate
@@ -38,7 +39,8 @@ def in_float64(workload: Workload) -> Any:
     if "reinterpret" in text or "float8" in text:
         return NotApplicable("it looks at the bits of its floating-point numbers")
     wide = _FLOATS.sub("float64", _UNTYPED.sub(r'\1, "float64"', text))
-    func = tvm.script.from_source(wide, check_well_formed=False).with_attr("global_symbol", "main")
+    with cheap_stack():
+        func = tvm.script.from_source(wide, check_well_formed=False).with_attr("global_symbol", "main")
     return beginning(func, _widest)
 
 
