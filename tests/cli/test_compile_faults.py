@@ -41,6 +41,14 @@ Process = subprocess.Popen[str]
 
 
 @pytest.fixture(scope="module")
+def lstm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixteen small subgraphs: several seconds of tuning."""
+    path = tmp_path_factory.mktemp("lstm") / "lstm.onnx"
+    onnx.save(models.reduced("lstm"), path)
+    return path
+
+
+@pytest.fixture(scope="module")
 def mlp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three subgraphs."""
     path = tmp_path_factory.mktemp("mlp") / "mlp.onnx"
@@ -114,12 +122,12 @@ def test_ctrl_c_writes_what_was_tuned_and_the_next_run_continues(mlp: Path, tmp_
     assert all(s.measured_hash == s.linked_hash for s in subtune.load(output).manifest.subgraphs)
 
 
-def test_killed_at_random_moments(mlp: Path, tmp_path: Path) -> None:
+def test_killed_at_random_moments(lstm: Path, tmp_path: Path) -> None:
     output, database = tmp_path / "m.subtune", tmp_path / "t.db"
     rng = random.Random(3)
     before: set[str] = set()
     for _ in range(3):
-        process = start(mlp, output, database, "--topk", "1")
+        process = start(lstm, output, database, "--topk", "1")
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(rng.uniform(0.3, 4.5))
         workers = workers_of(process)
@@ -132,10 +140,10 @@ def test_killed_at_random_moments(mlp: Path, tmp_path: Path) -> None:
         assert before <= present
         if output.exists():
             subtune.load(output, check=True)
-        compile_model(mlp, tmp_path / "next.subtune", threads=2, tune=False, verify=False, database=database)
+        compile_model(lstm, tmp_path / "next.subtune", threads=2, tune=False, verify=False, database=database)
         subgraphs = subtune.load(tmp_path / "next.subtune").manifest.subgraphs
         assert {s.workload for s in subgraphs if s.measured_hash} == {s.workload for s in subgraphs} & present
-    code, _, err = finish(start(mlp, output, database, "--topk", "1"))
+    code, _, err = finish(start(lstm, output, database, "--topk", "1"))
     assert code == 0, err
     assert before <= recorded(database)
     assert all(s.measured_hash for s in subtune.load(output, check=True).manifest.subgraphs)
