@@ -129,8 +129,9 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
             device = device.for_working_set(dynamic.greatest.working_set_bytes)
             mod, workloads = _with_copies(dynamic, device)
         with clock.stage("tune"), opened(options.database) as store:
-            joint = Joint(len(workloads), domain, device, measurer, store, options)
-            kernels = _tuned(workloads, that_read_inputs(mod), dynamic, device, options, joint)
+            bounds = _bounds(workloads, dynamic, device)
+            joint = Joint(bounds, domain, device, measurer, store, options)
+            kernels = _tuned(workloads, bounds, that_read_inputs(mod), dynamic, device, options, joint)
         with clock.stage("build"):
             made = kernels_of(kernels, domain, device, measurer)
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
@@ -208,8 +209,16 @@ def _measurer(options: Options) -> Iterator[LocalMeasurer]:
         raise SubtuneError(f"many shapes are tuned by a LocalMeasurer, not by a {kind}: leave measurer out")
 
 
+def _bounds(workloads: Mapping[str, DynamicWorkload], dynamic: DynamicModel, device: Device) -> dict[str, float]:
+    """Seconds that each takes at least in the greatest instance, all its uses together; what counts most first."""
+    uses = {one.name: one.uses for one in dynamic.greatest.subgraphs}
+    found = {name: _bound_s(one, dynamic.domain, device) * uses.get(name, 1) for name, one in workloads.items()}
+    return dict(sorted(found.items(), key=lambda one: -one[1]))
+
+
 def _tuned(
     workloads: Mapping[str, DynamicWorkload],
+    bounds: Mapping[str, float],
     reads_inputs: frozenset[str],
     dynamic: DynamicModel,
     device: Device,
@@ -218,9 +227,7 @@ def _tuned(
 ) -> dict[str, Chosen]:
     """Equal workloads are tuned once; those that count most first."""
     uses = {one.name: one.uses for one in dynamic.greatest.subgraphs}
-    bounds = {name: _bound_s(one, dynamic.domain, device) * uses.get(name, 1) for name, one in workloads.items()}
-    total = sum(bounds.values())
-    order = sorted(workloads, key=lambda one: -bounds[one])
+    total, order = sum(bounds.values()), list(bounds)
     prospects: dict[str, Prospect] = {}
     for name in order:
         one = workloads[name]

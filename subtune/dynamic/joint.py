@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from subtune.backends.base import Device
@@ -23,8 +23,20 @@ _log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
 
 
+_KERNEL_S = 0.5
+"""Of a kernel, built and measured at all its instances, until it is known what they take here."""
+_LEAST = 2
+"""Kernels of a subgraph that has a part of the budget."""
+
+
 class Joint:
-    """Takes `total` subgraphs, one by one, and says of each how it is served.
+    """Takes subgraphs, one by one, and says of each how it is served.
+
+    A budget is shared out among those that are left by the root of what each counts: where a tenth of the time goes,
+    more than a tenth of what can be won is found by the first few kernels.
+
+    Args:
+        counts: of all subgraphs by name, how much of a model's time is theirs, in any unit.
 
     Attributes:
         is_interrupted: whether Ctrl-C ended the tuning.
@@ -33,14 +45,15 @@ class Joint:
 
     def __init__(
         self,
-        total: int,
+        counts: Mapping[str, float],
         domain: Domain,
         device: Device,
         measurer: LocalMeasurer,
         database: Database,
         options: Options,
     ) -> None:
-        self._total, self._domain, self._device = total, domain, device
+        self._left = {name: math.sqrt(count) for name, count in counts.items()}
+        self._total, self._domain, self._device = len(counts), domain, device
         self._measurer, self._database = measurer, database
         self._progress: ProgressCallback = options.progress or (lambda _: None)
         self._is_wanted = options.tune
@@ -48,6 +61,7 @@ class Joint:
         self._deadline = math.inf if options.budget_s is None else self._begin + options.budget_s
         self._done = 0
         self._share = 0.0
+        self._measured, self._measured_s, self._of_last = 0, 0.0, 0
         self.is_interrupted = False
         self.untuned: set[str] = set()
 
@@ -76,6 +90,7 @@ class Joint:
             raise SubtuneError(f"{name}: {e}") from e
         finally:
             self._done += 1
+            self._left.pop(name, None)
             self._tell(name, 0, 0, math.inf)
             _log.debug("%s: %.1f s", name, time.monotonic() - begin)
 
@@ -87,10 +102,14 @@ class Joint:
         instead: Callable[[Workbench], _Found],
     ) -> _Found:
         if self._is_going:
+            begin, self._of_last = time.monotonic(), 0
             try:
                 return tune(self._workbench(name))
             except KeyboardInterrupt:
                 self.is_interrupted = True
+            finally:
+                self._measured += self._of_last
+                self._measured_s += time.monotonic() - begin
         recall = self._workbench(name, is_recall=True)
         greatest = carried(workload, workload.extents_at(self._domain.greatest))
         if recall.memory(greatest, self._device).has_times:
@@ -107,9 +126,18 @@ class Joint:
 
     def _workbench(self, name: str, is_recall: bool = False) -> Workbench:
         def tell(tried: int, candidates: int, best_s: float) -> None:
+            self._of_last = candidates
             self._tell(name, tried, candidates, best_s)
 
-        return Workbench(self._measurer, self._database, tell, is_recall)
+        return Workbench(self._measurer, self._database, tell, is_recall, self._affordable(name))
+
+    def _affordable(self, name: str) -> float:
+        """New kernels of a subgraph for which the budget has time."""
+        if math.isinf(self._deadline) or name not in self._left:
+            return math.inf
+        share = max(0.0, self._deadline - time.monotonic()) * self._left[name] / max(1e-30, sum(self._left.values()))
+        kernel_s = self._measured_s / self._measured if self._measured else _KERNEL_S
+        return max(_LEAST, share // max(1e-3, kernel_s))
 
     def _tell(self, name: str, tried: int, candidates: int, best_s: float) -> None:
         now = time.monotonic()

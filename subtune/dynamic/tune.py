@@ -23,6 +23,7 @@ from subtune.core.measurement import Failure
 from subtune.dynamic.kernel import PLAIN, SINGLE
 from subtune.dynamic.measure import Measured, Measurement
 from subtune.dynamic.refine import HeldOut
+from subtune.dynamic.serve import carried
 from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.tuning.waves import in_turn
@@ -62,11 +63,12 @@ class Prospect:
         self._workload, self._domain, self._device = workload, domain, device
         self._exact_only, self._is_heavy, self._topk = exact_only, is_heavy, topk
         self._begun: Measurement | None = None
+        self._chosen: list[Mapping[Candidate, Sequence[Extents]]] = []
 
     def begin(self, measurer: Workbench) -> None:
         """Let the first candidates' kernels be built; returns at once."""
         if self._begun is None:
-            self._begun = self._measurement(self._choices[0], measurer)
+            self._begun = self._measurement(self._choices(measurer)[0], measurer)
             self._begun.begin()
 
     def tuned(self, measurer: Workbench) -> Measured:
@@ -76,7 +78,7 @@ class Prospect:
             SubtuneError: no schedule serves all instances.
         """
         failures: dict[Candidate, Failure] = {}
-        for at, candidates in enumerate(self._choices):
+        for at, candidates in enumerate(self._choices(measurer)):
             begun = self._begun if at == 0 and not measurer.is_recall else None
             with closing(begun or self._measurement(candidates, measurer)) as one:
                 found = one.result()
@@ -122,15 +124,26 @@ class Prospect:
     def _probes(self) -> list[Extents]:
         return _probes(self._workload, self._domain)
 
-    @cached_property
-    def _proposed(self) -> dict[Candidate, tuple[Extents, ...]]:
-        return proposals(self._workload, self._probes, self._device, self._topk if self._is_heavy else _FEW)
+    def _proposed(self, measurer: Workbench) -> dict[Candidate, tuple[Extents, ...]]:
+        """What was built before, and of others as many as there is time for."""
+        topk, probes = self._topk if self._is_heavy else _FEW, self._probes
+        if measurer.most < len(probes):
+            probes = _spread(probes, max(2, int(measurer.most)))
+        found = proposals(self._workload, probes, self._device, topk)
+        memory = measurer.memory(
+            carried(self._workload, self._workload.extents_at(self._domain.greatest)), self._device
+        )
+        new = [one for one in found if memory.built(one) is None]
+        left_out = set(new[int(measurer.most) :]) if measurer.most < len(new) else set()
+        return {one: at for one, at in found.items() if one not in left_out}
 
-    @cached_property
-    def _choices(self) -> list[Mapping[Candidate, Sequence[Extents]]]:
+    def _choices(self, measurer: Workbench) -> list[Mapping[Candidate, Sequence[Extents]]]:
         """Candidates that are measured until one kernel serves all instances: at first near what they are for."""
-        near = [self._proposed] if self._is_heavy and self._proposed else []
-        return [*near, {**dict.fromkeys(self._proposed, ()), DEFAULT: ()}, _EVERY]
+        if not self._chosen:
+            proposed = self._proposed(measurer)
+            near = [proposed] if self._is_heavy and proposed else []
+            self._chosen = [*near, {**dict.fromkeys(proposed, ()), DEFAULT: ()}, _EVERY]
+        return self._chosen
 
     @cached_property
     def _instances(self) -> list[Extents]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -30,12 +31,16 @@ class Workbench:
     """`measurer` builds, checks and times; without a `database` nothing is remembered.
 
     With `is_recall` nothing is measured: a candidate counts of which all is remembered that is asked.
+
+    Attributes:
+        most: kernels that nobody has built yet for which there is time.
     """
 
     measurer: LocalMeasurer
     database: Database | None = None
     tell: Tell = lambda done, total, best_s: None
     is_recall: bool = False
+    most: float = math.inf
 
     @contextmanager
     def session(self, workload: Workload, device: Device, **more: Any) -> Iterator[LocalSession]:

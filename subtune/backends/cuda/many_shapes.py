@@ -15,6 +15,7 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.attention.tiling import Knobs as AttentionKnobs
 from subtune.backends.cuda.families.attention.walk import SECTION_BYTES
+from subtune.backends.cuda.families.attention_mma.tiling import Knobs as AttentionMmaKnobs
 from subtune.backends.cuda.families.wgmma.schedule import WgmmaKnobs
 from subtune.core.candidate import Candidate
 from subtune.patterns.contraction import Contraction
@@ -22,10 +23,15 @@ from subtune.patterns.contraction import Contraction
 
 def for_many_shapes(problem: Problem[CUDAModel], candidate: Candidate) -> Sequence[Candidate]:
     """See `Backend.for_many_shapes`."""
+    is_small = problem.workload.nbytes <= SECTION_BYTES
+    if candidate.family == "cuda.attention_mma":
+        knobs_mma = candidate.as_knobs(AttentionMmaKnobs)
+        assert isinstance(knobs_mma, AttentionMmaKnobs)
+        return (Candidate.of(candidate.family, replace(knobs_mma, across=is_small), candidate.predicted_s),)
     if candidate.family == "cuda.attention":
         attention = candidate.as_knobs(AttentionKnobs)
         assert isinstance(attention, AttentionKnobs)
-        across = replace(attention, across=problem.workload.nbytes <= SECTION_BYTES)
+        across = replace(attention, across=is_small)
         apart = replace(across, persistent=False)
         both = [apart, across] if attention.persistent else [apart]
         return [Candidate.of(candidate.family, one, candidate.predicted_s) for one in both]

@@ -12,12 +12,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from subtune.backends.cuda.families.attention.asked import Asked, asked_of, in_float32
 from subtune.backends.cuda.families.attention.scores import Scores
 from subtune.backends.cuda.families.attention.tiling import registers_of
 from subtune.backends.cuda.families.attention.walk import Walk
 from subtune.backends.cuda.source.emit import FULL_WARP
-from subtune.tir.expressions import choices, distinct, loads, variables
-from subtune.tir.rebuild import NARROW, Rebuild
+from subtune.tir.rebuild import Rebuild
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,45 +44,24 @@ class Softmax:
             T.evaluate(T.ptx[f"cvt.rn.{self.dtype}x2.f32"](weights[i], values[2 * i + 1], values[2 * i]))
 
     @property
-    def _asked(self) -> list[Any]:
-        """What the expression of a score reads, where there are registers for it."""
-        if self.scores.factor or choices(self.scores.value):
-            return []
-        found, walk = distinct(loads(self.scores.value)), self.walk
-        registers = registers_of(walk.knobs, walk.form.extents[walk.form.j]) + sum(map(self._numbers, found))
-        return found if registers <= walk.knobs.setmaxnreg[1] else []
-
-    def _numbers(self, load: Any) -> int:
-        """Of a load, those that a thread needs for its scores."""
-        return 1 + max(self._number(load, e) for e in range(self.count))
-
-    def _number(self, load: Any, e: int) -> int:
-        """Which of them score `e` is for: scores of a row, or of a column, may share one."""
-        row, column = e // 2 % 2, e // 4 * 2 + e % 2
-        among = variables(list(load.indices))
-        if self.walk.m not in among:
-            return column if self.walk.n in among else 0
-        return e if self.walk.n in among else row
+    def _asked(self) -> tuple[Asked, ...]:
+        walk = self.walk
+        room = walk.knobs.setmaxnreg[1] - registers_of(walk.knobs, walk.form.extents[walk.form.j])
+        return asked_of(self.scores, walk.form, walk.buffers, range(self.count), room)
 
     def registers(self) -> list[Any]:
         """For what `ask` reads."""
-        return [T.alloc_local((self._numbers(load),), str(load.ty.dtype)) for load in self._asked]
+        return [T.alloc_local((one.numbers(range(self.count)),), one.dtype) for one in self._asked]
 
     def ask(self, held: list[Any], at: dict[Any, Any], row: Any, first: Any, lane: Any, is_last: bool) -> None:
-        """Load what is done to the scores of a block of keys while they are not there yet: a mask that is added.
+        """Load what is done to the scores of a block of keys while they are not there yet.
 
         Args:
             is_last: the block of the last keys, which alone may reach beyond them.
         """
-        for load, buffer in zip(self._asked, held, strict=True):
-            source = self.walk.buffers.get(load.source, load.source)
-            for e in range(self.count):
-                number = self._number(load, e)
-                if number in (self._number(load, before) for before in range(e)):
-                    continue
-                rebuild = Rebuild(self._place(at, row, first, lane, e, is_last), None, self.walk.buffers)
-                value = tirx.BufferLoad(source, [rebuild(index) for index in load.indices])
-                T.buffer_store(buffer, value, [number])
+        for one, buffer in zip(self._asked, held, strict=True):
+            for e in one.firsts(range(self.count)):
+                T.buffer_store(buffer, one.value(self._place(at, row, first, lane, e, is_last)), [one.number(e)])
 
     def _place(self, at: dict[Any, Any], row: Any, first: Any, lane: Any, e: int, is_last: bool) -> dict[Any, Any]:
         """The axes at score `e`; of rows and keys past the last ones, those of the last."""
@@ -101,11 +80,10 @@ class Softmax:
         if not scores.factor:
             for e in range(self.count):
                 here = self._place(at, row, first, lane, e, is_last) | {walk.score: values[e]}
-                asked = {
-                    load: _in_float32(buffer[self._number(load, e)])
-                    for load, buffer in zip(self._asked, held, strict=True)
+                known = {
+                    one.load: in_float32(buffer[one.number(e)]) for one, buffer in zip(self._asked, held, strict=True)
                 }
-                T.buffer_store(values, Rebuild(here, asked, walk.buffers)(scores.value), [e])
+                T.buffer_store(values, Rebuild(here, known, walk.buffers)(scores.value), [e])
         if not is_last and scores.offset is None:
             return
         if scores.offset is None and walk.n_extent % bn == 0:
@@ -141,7 +119,3 @@ class Softmax:
         for r in range(2):
             for e in (e for e in range(self.count) if e // 2 % 2 == r):
                 T.buffer_store(total, total[r] + values[e], [r])
-
-
-def _in_float32(value: Any) -> Any:
-    return value.astype("float32") if str(value.ty.dtype) in NARROW else value

@@ -21,6 +21,7 @@ from subtune.backends.cuda.families.attention.operands import Lying, operands_of
 from subtune.backends.cuda.families.attention.scores import Scores, scores_of
 from subtune.backends.cuda.families.attention_mma.direct import ATTENTION_DIRECT
 from subtune.backends.cuda.families.attention_mma.merge import MERGE
+from subtune.backends.cuda.families.attention_mma.own_scores import OwnScores, is_few
 from subtune.backends.cuda.families.attention_mma.source import ATTENTION
 from subtune.backends.cuda.families.attention_mma.tiling import (
     COPY_BYTES,
@@ -88,7 +89,7 @@ class _Writer:
         warps: tuple[int, ...] = (knobs.row_warps, knobs.key_warps, knobs.keys, knobs.stages)
         if knobs.is_direct:
             warps = knobs.key_warps, knobs.keys
-        numbers = q.inner, v.inner, *warps, knobs.splits, k.pitch, v.pitch, str(self._is_few).lower()
+        numbers = q.inner, v.inner, *warps, knobs.splits, k.pitch, v.pitch, str(is_few(self.heads)).lower()
         text = ", ".join(map(str, numbers))
         if q.dtype == "float32":
             return f"subtune::AttentionTf32<{text}>"
@@ -99,13 +100,8 @@ class _Writer:
         return called(f"{self._name}::{name}", arguments, ATTENTION_DIRECT if self.knobs.is_direct else ATTENTION)
 
     @property
-    def _is_few(self) -> bool:
-        """Whether all rows are in the first half of a warp's: a thread has some of two rows, eight apart."""
-        return self.heads.rows <= ROWS // 2
-
-    @property
-    def _halves(self) -> range:
-        return range(1 if self._is_few else 2)
+    def _own(self) -> OwnScores:
+        return OwnScores(self.heads, self.scores, self.knobs)
 
     @property
     def _size(self) -> int:
@@ -130,10 +126,13 @@ class _Writer:
         thread = _narrow(code.thread("threadIdx.x", knobs.threads))
         split, tile = tirx.floormod(block, _int(knobs.splits)), tirx.floordiv(block, _int(knobs.splits))
         head, top = tirx.floordiv(tile, _int(tiles)), tirx.floormod(tile, _int(tiles)) * knobs.rows
+        if knobs.across:
+            head, top = tirx.floormod(tile, _int(heads.count)), tirx.floordiv(tile, _int(heads.count)) * knobs.rows
         elements = knobs.shared_elements(q.inner, v.inner, self._size)
         shared = code.dynamic("float32" if self._size == 4 else "uint16", elements, "shared")
         sums = code.local("float32", knobs.summed(v.inner) // 2, "sums")
         state, values = code.local("float32", 4, "state"), code.local("float32", knobs.keys // 2, "scores")
+        held = self._own.registers(code)
         lane, warp = tirx.floormod(thread, _int(32)), tirx.floordiv(thread, _int(32))
         row = top + tirx.floormod(warp, _int(knobs.row_warps)) * ROWS + tirx.floordiv(lane, _int(4))
         count, keys, inputs = (
@@ -142,7 +141,7 @@ class _Writer:
             shared,
         )  # where Q, K and V are multiplied from
         if knobs.is_direct:
-            inputs = code.local("uint32", knobs.words(q.inner, v.inner, len(self._halves)), "inputs")
+            inputs = code.local("uint32", knobs.words(q.inner, v.inner, len(self._own.halves)), "inputs")
         else:
             self._copy_q(code, shared, head, top, thread)
         env, zero = heads.at(head, top), _int(0)
@@ -155,10 +154,11 @@ class _Writer:
         key_warp = tirx.floordiv(warp, _int(knobs.row_warps))
         with code.counted(count, -(-form.extents[form.n] // knobs.step // knobs.splits)) as number:
             step = _narrow(number)
+            first = (split + step * knobs.splits) * knobs.step + key_warp * knobs.keys
+            self._own.ask(code, held, head, row, first, lane)
             arguments = at_values, at_inputs, k_from, v_from, split, step, count, keys, thread, end(values), end(inputs)
             code.emit(self._call("scores", *arguments))
-            first = (split + step * knobs.splits) * knobs.step + key_warp * knobs.keys
-            self._prepare(code, values, head, row, first, lane)
+            self._own.prepare(code, values, held, head, row, first, lane)
             given = at_sums, at_state, at_values, at_inputs, self._factor, step, thread
             code.emit(self._call("softmax", *given, end(sums), end(state), end(values), end(inputs)))
         code.emit(self._call("finish", at_state, end(state)))
@@ -194,36 +194,15 @@ class _Writer:
                 code.emit(self._call("copy_q", *arguments))
 
     def _take_q(self, code: Code, inputs: Any, head: Any, row: Any, thread: Any) -> None:
-        for r in self._halves:
+        for r in self._own.halves:
             env, is_row = self.heads.at(head, row + r * 8), tirx.LT(row + r * 8, _int(self.heads.rows))
             from_row, inside = self._address(0, env, env[self.heads.form.m]), is_row.astype("int32")
             code.emit(self._call("take_q", address(inputs, const(0)), from_row, _int(r), inside, thread, end(inputs)))
 
-    def _prepare(self, code: Code, values: Any, head: Any, row: Any, first: Any, lane: Any) -> None:
-        """What the softmax reads: the model's expression of the scores, and no key that is hidden or none."""
-        form, offset = self.heads.form, self.scores.offset
-        keys = form.extents[form.n]
-        for r in self._halves:
-            env = self.heads.at(head, row + r * 8)
-            limit: Any = _int(keys)
-            if offset is not None:
-                limit = tirx.min(env[form.m] + (offset + 1), limit)
-            for e in (e for e in range(self.knobs.keys // 2) if e // 2 % 2 == r):
-                n = first + tirx.floormod(lane, _int(4)) * 2 + (e // 4 * 8 + e % 2)
-                value = load(values, const(e))
-                if not self.scores.factor:
-                    here = env | {form.n: tirx.min(n, _int(keys - 1)), form.score: value}
-                    value = Rebuild(here)(self.scores.value)
-                if offset is not None or keys % self.knobs.step:
-                    value = tirx.Select(tirx.LT(n, limit), value, tirx.const(-math.inf, "float32"))
-                elif self.scores.factor:
-                    continue
-                code.store(values, const(e), value)
-
     def _store(self, code: Code, found: tuple[Any, Any], where: tuple[Any, Any, Any], part: Any) -> None:
         """A warp's sums: to the output, or with their state to where blocks' parts are merged."""
         (sums, state), (head, row, lane), columns = found, where, self.operands[2].inner
-        for r in self._halves:
+        for r in self._own.halves:
             with code.when(tirx.LT(row + r * 8, _int(self.heads.rows))):
                 place = self._place(part, head, row + r * 8)
                 total = load(state, const(2 + r))

@@ -39,7 +39,8 @@ class Knobs:
 
     One stage: keys and values come straight into registers, not through shared memory.
     `splits` blocks share the keys of the same rows. Parts of warps are merged in shared memory, and so are those of
-    blocks that are a `cluster`; else a second kernel merges those of blocks.
+    blocks that are a `cluster`; else a second kernel merges those of blocks. `across`: blocks of the same rows are
+    neighbours, those of all heads; else those of a head.
     """
 
     row_warps: int
@@ -48,6 +49,7 @@ class Knobs:
     stages: int
     splits: int
     cluster: bool = False
+    across: bool = False
 
     @property
     def is_direct(self) -> bool:
@@ -138,12 +140,12 @@ class Heads:
         row = tirx.min(row, tirx.const(self.rows - 1, "int32"))
         for axis in reversed(form.outer):
             each = form.extents[axis] // (self.group if axis is self.axis else 1)
-            index = tirx.floormod(head, tirx.const(each, "int32"))
+            index = tirx.floormod(head, tirx.const(each, "int32")) if axis is not form.outer[0] else head
             if axis is self.axis:
                 index = index * self.group + tirx.floordiv(row, tirx.const(extent, "int32"))
             found[axis] = index
             head = tirx.floordiv(head, tirx.const(each, "int32"))
-        return found | {form.m: tirx.floormod(row, tirx.const(extent, "int32"))}
+        return found | {form.m: tirx.floormod(row, tirx.const(extent, "int32")) if self.group > 1 else row}
 
 
 def heads_of(form: ChainExpressions, k: Lying, v: Lying) -> Heads:
