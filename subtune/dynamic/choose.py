@@ -22,7 +22,7 @@ from subtune.dynamic.predict import instances_of, sampled, times_of
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure.messages import Library
 
-_MOST_LAYOUTS = 3
+_MOST_LAYOUTS = 4
 """Of one workload's weights."""
 _FORESEEN = 0.5
 """Of the regret that is allowed: between the instances that are measured, times are told to a few percent."""

@@ -19,7 +19,7 @@ _Key = tuple[int, ConstantTransform | None, int]
 
 
 class Copies:
-    """Of arrays that nobody changes: those used last are kept, as many bytes of addresses as `limit`."""
+    """Of arrays that nobody changes: those used last are kept, `limit` bytes of them."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -42,7 +42,7 @@ class Copies:
         key = (id(array), form, copy)
         if key not in self._guarded:
             self._guarded[key] = (array, make())
-            self._forget(self._guarded, lambda kept: kept[1].mapped)
+            self._forget(self._guarded, lambda kept: kept[1].held)
         self._guarded.move_to_end(key)
         return self._guarded[key][1]
 

@@ -16,6 +16,7 @@ from subtune.backends.cpu.families.amx import candidates as amx
 from subtune.backends.cpu.families.strassen import candidates as strassen
 from subtune.backends.cpu.family import CPUFamily
 from subtune.core.candidate import Candidate
+from subtune.patterns.contraction import Contraction
 
 _HEIGHTS = (4, 5, 6, 7)
 """Of 8 rows and more one of them computes a ninth too much at most, of 38 and more a thirteenth."""
@@ -39,7 +40,15 @@ def for_many_shapes(
     decided = {**dict(candidate.knobs), "panel": problem.device.lanes()}
     paneled = Candidate.make(candidate.family, candidate.predicted_s, **decided)
     knobs = paneled.as_knobs(kind)
-    return _of_all_heights(problem, paneled, knobs) if isinstance(knobs, strassen.Knobs) else (paneled,)
+    if isinstance(knobs, strassen.Knobs):
+        return _of_all_heights(problem, paneled, knobs)
+    # one row is read once: panels of one vector are as many streams as a tile has, which memory gives more slowly
+    return (paneled, candidate) if _has_one_row(problem) else (paneled,)
+
+
+def _has_one_row(problem: Problem[CPUModel]) -> bool:
+    found = problem.pattern
+    return isinstance(found, Contraction) and prod(axis.extent for axis in found.of_role("m")) == 1
 
 
 def _of_all_tiles(problem: Problem[CPUModel], candidate: Candidate) -> Sequence[Candidate]:

@@ -44,3 +44,10 @@ def test_other_families_and_weights_that_are_not_packed() -> None:
     assert (dense_tile.get("mr"), dense_tile.get("panel")) == (4, 16)
     rows = Candidate.make("elementwise", shape="flat", unroll=4, wide=False)
     assert of_many(81, rows) == [rows]
+
+
+def test_one_row_may_have_weights_of_its_own() -> None:
+    """In panels as wide as its tile, which are fewer streams; beside the panels that all tiles share."""
+    row = Candidate.make("contraction", mr=1, nr=128, mt=1, order="n")
+    assert [one.get("panel") for one in of_many(1, row)] == [16, None]
+    assert [one.get("panel") for one in of_many(2, row)] == [16]

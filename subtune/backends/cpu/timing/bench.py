@@ -21,7 +21,7 @@ from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.core.workload import Arg, Workload
 from subtune.measure.clock import few_calls, time_calls, time_pairs
 from subtune.measure.copies import Copies
-from subtune.measure.guarded import Guarded, as_bytes, elements, numpy_dtype
+from subtune.measure.guarded import Guarded, are_same, as_bytes, elements, numpy_dtype
 from subtune.measure.hazards import hazards
 from subtune.measure.in_turn import InTurn
 from subtune.measure.inputs import BLOCK, make_sets, repeated
@@ -208,7 +208,7 @@ class Bench:
                 self._spoilt(library, index, i)
                 return [], f"wrote out of bounds of {arg.name}, {where}"
         for i, (arg, guarded, array) in enumerate(zip(self._inputs, inputs, given, strict=True)):
-            if not np.array_equal(guarded.bytes, as_bytes(array)):
+            if not are_same(guarded.bytes, as_bytes(array)):
                 self._spoilt(library, index, i)
                 return [], f"changed its input {arg.name}"
         for arg, output in zip(self._outputs, outputs, strict=True):

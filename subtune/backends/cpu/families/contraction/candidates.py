@@ -29,6 +29,7 @@ from subtune.patterns.contraction import Contraction
 _MICRO_KERNEL_START_CYCLES = 30.0
 _EPILOGUE_CYCLES_PER_VECTOR = 2.0  # per operand: bias, residual, store
 _HIDDEN = 0.03
+_HIDDEN_FETCH = 0.1  # of what is read from a farther cache than L1 behind multiplications
 _PAGE_BYTES = 4096
 _EVEN = 1.1  # of the work when it is shared out, over the work
 _REUSED = 4  # micro-kernels that read a panel: for fewer, it is not worth the packing
@@ -292,7 +293,7 @@ def _predict(anchor: Contraction, workload: Workload, device: CPUModel, knobs: K
         inner = k * (max(fma, loads, float(device.fma_latency)) + _HIDDEN * (fma + loads))
         epilogue = mr * vectors * _EPILOGUE_CYCLES_PER_VECTOR * epilogue_operands
         fetched = k * vectors * lanes * bytes_in / bytes_per_cycle(b_level + mr * k * bytes_in, device)
-        return max(inner + epilogue + _MICRO_KERNEL_START_CYCLES, fetched)
+        return max(inner + epilogue + _MICRO_KERNEL_START_CYCLES + _HIDDEN_FETCH * fetched, fetched)
 
     whole, left = divmod(anchor.n.extent, nr)
     columns = whole * micro(vectors) + (micro(ceil(left / lanes)) if left else 0.0)  # of one row of micro-kernels
