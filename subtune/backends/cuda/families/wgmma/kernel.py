@@ -61,7 +61,7 @@ def wgmma_func(params: tuple[Any, ...], copies: tuple[Copies, ...], store: Store
     bk, eight_rows, swizzle = t.row_bytes // size, t.row_bytes * 8 // 16, SWIZZLES[t.row_bytes]
     a_elements, b_tap = t.copied_rows * bk, t.columns * bk
     b_elements = t.taps * b_tap
-    a_bytes, b_bytes = a_elements * size, b_elements * size
+    a_bytes, b_bytes = a_elements * size, product.column_bytes
     register = "uint32" if a_map.dtype in BYTES else "float32"
     blocks, tiles, clusters = walk.blocks, walk.tiles, walk.clusters
     m64, width = t.multiplied
