@@ -36,6 +36,8 @@ class Guarded:
         raw = _fenced(size) if is_fenced else _pages(size)
         self.held = size
         """Bytes of memory that it takes."""
+        self.mapped = size + (_FENCE_BYTES if is_fenced else 0)
+        """Bytes of addresses that it takes, of which a worker has so many."""
         first = GUARD_BYTES + (-(raw.ctypes.data + GUARD_BYTES)) % _ALIGN
         self._before = raw[first - GUARD_BYTES : first]
         self.bytes = raw[first : first + nbytes]

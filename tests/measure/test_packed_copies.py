@@ -14,6 +14,7 @@ from subtune.backends.cpu.timing import bench as timing
 from subtune.core.candidate import DEFAULT
 from subtune.core.measurement import Timing
 from subtune.measure import build as building
+from subtune.measure import copies as keeping
 from subtune.measure.copies import Copies
 from subtune.measure.guarded import Guarded
 from subtune.measure.messages import BuildJob, CompareJob, Library, TimeJob
@@ -90,3 +91,14 @@ def test_what_a_kernel_wrote_to_is_copied_anew():
     assert copies.guarded(array, None, 0, make) is first
     copies.drop(array, None, 0)
     assert copies.guarded(array, None, 0, make) is not first
+
+
+@pytest.mark.parametrize(("addresses", "kept"), [(1 << 30, 3), (3 << 26, 2), (0, 1)])
+def test_fences_are_kept_while_there_are_addresses(monkeypatch, addresses, kept):
+    """They take no memory, and 64 MiB each of what a worker may address."""
+    monkeypatch.setattr(keeping, "_spare_addresses", lambda: addresses)
+    copies, array = Copies(1 << 30), np.ones(8, np.float32)
+    made = [copies.guarded(array, None, which, lambda: Guarded.like(array, "float32", 0, True)) for which in range(3)]
+    again = [copies.guarded(array, None, which, lambda: Guarded.like(array, "float32")) for which in (2, 1, 0)[:kept]]
+    assert all(one is before for one, before in zip(again, made[::-1], strict=False))
+    assert len(copies._guarded) == kept
