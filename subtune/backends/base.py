@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-from subtune.backends.many_shapes import ManyShapes
+from subtune.backends.many_shapes import ManyShapes, TileShape
 from subtune.backends.planned import Planned
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
@@ -285,13 +285,14 @@ class Backend(ManyShapes, ABC):
         outer = {f.name for f in fields(knobs) if f.metadata == OUTER} if knobs else set()
         return (candidate.family, *(knob for knob in candidate.knobs if knob[0] not in outer))
 
-    def rows_of_tile(self, candidate: Candidate) -> int:
-        """That a kernel computes at once, of the rows that vary; 1 where its knobs do not say."""
+    def shape_of_tile(self, candidate: Candidate) -> TileShape:
+        """Of a kernel for many shapes: the property `tile_shape` of its family's knobs, or their `mr`."""
         kind = next((family.knobs for family in self.families if family.name == candidate.family), None)
-        if kind is not None and hasattr(kind, "tile_rows"):
+        if kind is not None and hasattr(kind, "tile_shape"):
             knobs: Any = candidate.as_knobs(kind)
-            return int(knobs.tile_rows)
-        return int(candidate.get("mr") or 1)
+            shape: TileShape = knobs.tile_shape
+            return shape
+        return TileShape(rows=int(candidate.get("mr") or 1))
 
     def rank(self, found: Sequence[Candidate], problem: Problem[Any], topk: int) -> tuple[Candidate, ...]:
         """The `topk` candidates to try, in order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from subtune.core.candidate import Candidate
@@ -14,6 +15,18 @@ if TYPE_CHECKING:
     import tvm
 
     from subtune.backends.base import Device, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """What a candidate's knobs say of how a kernel's time grows with the extents that vary."""
+
+    rows: int = 1
+    """That it computes at once, of those that vary; 1 where its knobs do not say."""
+    step: int | None = None
+    """Of those that vary, what it adds up at once, as the keys of attention; None where it adds up none."""
+    behind_s: float = 0.0
+    """What it takes longer behind other kernels than alone."""
 
 
 class ManyShapes:

@@ -3,10 +3,11 @@
 After DietCode (MLSys'22), whose throughput is that of a micro-kernel times f_adapt = occupancy x padding. Here the time
 is
 
-    T = max(L0 + waves * (a + b * depth), bytes / bandwidth)
+    T = max(L0 + c * depth + waves * (a + b * depth), bytes / bandwidth)
 
-with L0 for the launch, `a` for what a tile costs whatever its depth, `b` for a step of its reduction. So it knows what
-DietCode's leaves out: launches, short reductions, and memory.
+with L0 for the launch, `a` for what a tile costs whatever its depth, `b` for a step of its reduction, and `c` for a
+step of what many tiles do at once, where more of them take no longer. So it knows what DietCode's leaves out: launches,
+short reductions, and memory.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ class MicroKernel:
     """One tile of a shape-generic kernel, and who computes the tiles. Raises ValueError: a number is not positive.
 
     `granules` has one number for each symbolic extent: the rows of a tile along it, to which it is padded up; for
-    `reduction_axis`, if there is one, the length of a step of the reduction. `static_tiles` is how many tiles there are
-    along the extents that are not symbolic. `workers` are a CPU's threads, or a GPU's SMs times the blocks an SM holds.
+    `reduction_axis`, if there is one, the length of a step of the reduction. `step`: of a reduction along the first
+    extent, which is that of the tiles' rows as well: attention's keys. `static_tiles` is how many tiles there are along
+    the extents that are not symbolic. `workers` are a CPU's threads, or a GPU's SMs times the blocks an SM holds.
     `is_shared_finely`: work is shared in pieces smaller than tiles, and a last wave that is not full costs its part;
     otherwise it costs as much as a full one. The first wave does in any case.
     """
@@ -34,9 +36,10 @@ class MicroKernel:
     static_tiles: int = 1
     reduction_axis: int | None = None
     is_shared_finely: bool = False
+    step: int | None = None
 
     def __post_init__(self) -> None:
-        if min((self.workers, self.static_tiles, *self.granules)) < 1:
+        if min((self.workers, self.static_tiles, self.step or 1, *self.granules)) < 1:
             raise ValueError(f"a micro-kernel's tiles, granules and workers are positive: {self}")
         if self.reduction_axis is not None and not 0 <= self.reduction_axis < len(self.granules):
             raise ValueError(f"a micro-kernel's reduction axis is one of its {len(self.granules)} extents: {self}")
@@ -88,11 +91,12 @@ def features(
     granules = np.asarray(kernel.granules, dtype=np.int64)
     pieces = -(-extents // granules)
     depth = np.ones(len(extents))
+    spatial = pieces
     if kernel.reduction_axis is not None:
         depth = pieces[:, kernel.reduction_axis].astype(float)
         spatial = np.delete(pieces, kernel.reduction_axis, axis=1)
-    else:
-        spatial = pieces
+    elif kernel.step:
+        depth = np.ceil(extents[:, 0] / kernel.step)
     tiles = kernel.static_tiles * spatial.prod(axis=1, dtype=np.int64)
     shares = tiles / kernel.workers
     waves = np.maximum(shares, 1.0) if kernel.is_shared_finely else np.ceil(shares)
@@ -141,8 +145,10 @@ class Model:
     """a: of each wave."""
     step_s: float
     """b: of each wave and step of the reduction."""
+    pass_s: float
+    """c: of each step of the reduction."""
     prior: float
-    """Times the other model's predictions, instead of the three; 0 where these were fitted."""
+    """Times the other model's predictions, instead of the four; 0 where these were fitted."""
     measured_extents: np.ndarray
     log_ratios: np.ndarray
     """ln(measured / modelled) at these extents."""
@@ -157,16 +163,16 @@ class Model:
                 raise ValueError("one instance was measured and a prior scaled: `predicted_s` is needed of all others")
             return self.prior * instances.predicted_s
         in_waves = instances.waves * (self.tile_s + self.step_s * instances.depth)
-        return np.maximum(self.launch_s + in_waves, instances.floor_s)
+        return np.maximum(self.launch_s + self.pass_s * instances.depth + in_waves, instances.floor_s)
 
 
 def fit(instances: Features, measured_s: np.ndarray) -> Model:
     """The model of a kernel of which these instances, one or more, took `measured_s` seconds.
 
-    To one instance the prior's times are scaled, or without a prior waves * depth. To more, L0, a, b >= 0 are fitted by
-    least squares of relative errors; the ratios that are left are interpolated between instances, linearly over the
-    logarithm of the extent, or, where several extents vary, by the inverse square of the distance. An instance measured
-    twice has the geometric mean.
+    To one instance the prior's times are scaled, or without a prior waves * depth. To more, L0, a, b, c >= 0 are
+    fitted by least squares of relative errors; the ratios that are left are interpolated between instances, linearly
+    over the logarithm of the extent, or, where several extents vary, by the inverse square of the distance. An instance
+    measured twice has the geometric mean.
 
     Raises:
         ValueError: there is no instance, or a time is not a positive number.
@@ -177,19 +183,20 @@ def fit(instances: Features, measured_s: np.ndarray) -> Model:
     if not (np.isfinite(measured) & (measured > 0)).all():
         raise ValueError("measured times are positive numbers of seconds")
     points, which = np.unique(instances.extents, axis=0, return_inverse=True)
-    launch = tile = step = prior = 0.0
+    launch = tile = step = each = prior = 0.0
     if len(points) == 1 and instances.predicted_s is not None:
         prior = float(np.exp(np.mean(np.log(measured / instances.predicted_s))))
     else:
         # What memory limits says nothing of the other terms, but that they are less.
         rows = measured > instances.floor_s
         rows = rows if rows.any() else np.ones_like(rows)
-        terms = np.stack([instances.waves * instances.depth, instances.waves, np.ones_like(measured)], axis=1)
-        step, tile, launch = _non_negative(terms[rows] / measured[rows, None], np.ones(int(rows.sum())))
-    bare = Model(launch, tile, step, prior, points, np.zeros(len(points)))
+        waves, depth = instances.waves, instances.depth
+        terms = np.stack([waves * depth, waves, np.ones_like(measured), depth], axis=1)
+        step, tile, launch, each = _non_negative(terms[rows] / measured[rows, None], np.ones(int(rows.sum())))
+    bare = Model(launch, tile, step, each, prior, points, np.zeros(len(points)))
     ratios = np.log(measured / bare._modelled(instances))
     sums = np.bincount(which.ravel(), ratios, len(points))
-    return Model(launch, tile, step, prior, points, sums / np.bincount(which.ravel(), minlength=len(points)))
+    return Model(launch, tile, step, each, prior, points, sums / np.bincount(which.ravel(), minlength=len(points)))
 
 
 def _non_negative(terms: np.ndarray, wanted: np.ndarray) -> tuple[float, ...]:

@@ -132,7 +132,7 @@ def _dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Dev
 def _granules(workload: DynamicWorkload, candidate: Candidate, device: Device) -> Iterator[tuple[int, ...]]:
     knobs = [value for _, value in candidate.knobs if isinstance(value, int) and not isinstance(value, bool)]
     if workload.extents and knobs and _has_free_rows(workload) and tiles_rows(workload, device):
-        tile = device.backend.rows_of_tile(candidate)
+        tile = device.backend.shape_of_tile(candidate).rows
         for granule in sorted({tile, tile * int(candidate.get("mt") or 1)} - {1}):
             yield (granule,)
     yield (1,) * len(workload.extents)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from subtune.backends.base import Device
+from subtune.backends.many_shapes import TileShape
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.dispatch import Extents
 from subtune.core.measurement import Failure, Timing
@@ -59,8 +60,8 @@ class Measured:
     """Where a kernel's results were checked, from the greatest down."""
     threads: int = 1
     """That run a kernel."""
-    rows: dict[Candidate, int] = field(default_factory=dict)
-    """Of a tile, where a kernel has such: see `Backend.rows_of_tile`."""
+    tiles: dict[Candidate, TileShape] = field(default_factory=dict)
+    """What kernels compute at once, as their knobs say."""
     ends: tuple[Extents, Extents] = ((), ())
     """The greatest and the least of all instances at which kernels were measured."""
 
@@ -116,8 +117,8 @@ class Measurement:
         whole = carried(workload, ordered[0])
         memory = measurer.memory(whole, device)
         self._kernels = Kernels(self._stack, whole, device, measurer, memory, exact_only)
-        rows = {one: device.backend.rows_of_tile(one) for one in candidates}
-        found = Measured(threads=device.model.host.threads, rows=rows, ends=(ordered[0], ordered[-1]))
+        tiles = {one: device.backend.shape_of_tile(one) for one in candidates}
+        found = Measured(threads=device.model.host.threads, tiles=tiles, ends=(ordered[0], ordered[-1]))
         in_line = all(_is_below(low, high) for high, low in pairwise(ordered))
         self._looks = _Looks(found, memory, self._kernels, candidates, in_line, is_timed)
         self._unknown: list[Candidate] | None = None

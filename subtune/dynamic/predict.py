@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from subtune.backends.many_shapes import TileShape
 from subtune.core.candidate import Candidate
 from subtune.core.dispatch import Extents
 from subtune.core.domain import Domain
@@ -15,6 +16,7 @@ from subtune.dynamic.measure import Measured
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure.messages import Library
 
+PLAIN = TileShape()
 _MOST_INSTANCES = 4096
 """Of a domain that are looked at."""
 
@@ -36,11 +38,15 @@ def instances_of(workload: DynamicWorkload, domain: Domain) -> tuple[list[Extent
 
 
 def predicted(
-    library: Library, known: Mapping[Extents, float], instances: Sequence[Extents], threads: int, rows: int = 1
+    library: Library,
+    known: Mapping[Extents, float],
+    instances: Sequence[Extents],
+    threads: int,
+    shape: TileShape = PLAIN,
 ) -> np.ndarray:
     """Seconds of a kernel at each instance, by the model of `cost` fitted to those that are `known`.
 
-    A kernel that compares rows with the number that there is has tiles of so many `rows` all the same.
+    A kernel that compares rows with the number that there is has tiles of `shape.rows` all the same.
 
     Where threads share out the tiles that vary, three take two threads as long as four. Where each goes through all of
     those, work is shared out evenly: time grows with the tiles from the first one on.
@@ -53,14 +59,15 @@ def predicted(
         together = round(1 / library.iterations)
         tile = MicroKernel((together * library.granules[0],), workers=threads)
     else:
-        granules = (rows,) if library.granules == (1,) else library.granules
-        tile = MicroKernel(granules, workers=1, is_shared_finely=True)
+        granules = (shape.rows,) if library.granules == (1,) else library.granules
+        step = shape.step if len(granules) == 1 else None
+        tile = MicroKernel(granules, workers=1, is_shared_finely=True, step=step)
     model = fit(features(tile, np.array(list(known))), np.array(list(known.values())))
     return model.predict(features(tile, np.maximum(np.array(instances), 1)))
 
 
 def times_of(found: Measured, candidate: Candidate, instances: Sequence[Extents]) -> np.ndarray:
-    """Seconds at each instance; infinite where the kernel does not serve it."""
-    known, rows = found.seconds[candidate], found.rows.get(candidate, 1)
-    times = predicted(found.libraries[candidate], known, instances, found.threads, rows)
+    """Seconds at each instance, behind other kernels; infinite where the kernel does not serve it."""
+    known, shape = found.seconds[candidate], found.tiles.get(candidate, PLAIN)
+    times = predicted(found.libraries[candidate], known, instances, found.threads, shape) + shape.behind_s
     return np.where([found.serves(candidate, extents) for extents in instances], times, math.inf)

@@ -174,3 +174,13 @@ def test_extents_that_make_no_sense(extents):
 def test_times_that_make_no_sense(times, said):
     with pytest.raises(ValueError, match=said):
         fit(features(MicroKernel((1,), 1), np.array([[1], [2]])), np.array(times))
+
+
+def test_steps_of_what_is_added_up_along_the_same_extent():
+    """Attention on a GPU: tiles of rows are computed at once, and a tile takes a step for every 64 keys."""
+    extents = np.array([[20], [49], [78], [125], [200]])
+    found = features(MicroKernel((1,), 1, is_shared_finely=True, step=64), extents)
+    assert found.depth.tolist() == [1, 1, 2, 2, 4]
+    model = fit(found, 1e-6 * np.array([2.0, 2.0, 3.5, 3.5, 6.5]))
+    wanted = features(MicroKernel((1,), 1, is_shared_finely=True, step=64), np.array([[64], [65], [128], [192]]))
+    assert model.predict(wanted) == pytest.approx(1e-6 * np.array([2.0, 3.5, 3.5, 5.0]))

@@ -6,9 +6,11 @@ import pytest
 
 from subtune.backends import as_device
 from subtune.backends.cpu.device import CPU
+from subtune.backends.many_shapes import TileShape
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel
-from subtune.dynamic.predict import predicted
+from subtune.dynamic.measure import Measured
+from subtune.dynamic.predict import predicted, times_of
 from subtune.dynamic.serve import carried, schedule
 from subtune.measure.messages import Library
 from tests.backends.workloads import dense, layer_norm
@@ -52,3 +54,16 @@ def test_three_tiles_take_two_threads_as_long_as_four():
     known = {(128,): 1e-3, (256,): 2e-3, (1024,): 8e-3}
     each = Library("", "", (), 0.0, (128,))
     assert predicted(each, known, rows, threads=2) == pytest.approx([2e-3, 3e-3, 3e-3, 4e-3, 5e-3, 6e-3])
+
+
+def test_a_kernel_that_waits_behind_others_takes_longer():
+    """The times of two kernels alone are the same."""
+    alone, behind = Candidate.make("alone"), Candidate.make("behind")
+    library = Library("", "", (), 0.0, (1,))
+    found = Measured(
+        {alone: library, behind: library},
+        {one: {(1,): 4e-6, (64,): 4e-6} for one in (alone, behind)},
+        tiles={behind: TileShape(behind_s=1e-6)},
+    )
+    assert times_of(found, alone, [(32,)]) == pytest.approx(4e-6)
+    assert times_of(found, behind, [(32,)]) == pytest.approx(5e-6)

@@ -21,6 +21,7 @@ from subtune.backends.cpu.families.amx.tiles import COPIED_CYCLES, Run
 from subtune.backends.cpu.families.contraction.candidates import of_groups
 from subtune.backends.cpu.family import MODE, REGISTERS, CPUProblem
 from subtune.backends.cpu.math.amx_tiles import COLUMNS, DEPTH, PARTS, PRODUCTS_OF_PARTS, ROWS, STEP_BYTES, fits
+from subtune.backends.many_shapes import TileShape
 from subtune.core.candidate import Candidate
 from subtune.core.numerics import BYTES
 from subtune.core.workload import Workload
@@ -81,8 +82,8 @@ class Knobs:
     passes: int = field(default=0, metadata=MODE)
 
     @property
-    def tile_rows(self) -> int:
-        return self.mr * self.rows
+    def tile_shape(self) -> TileShape:
+        return TileShape(self.mr * self.rows)
 
 
 def accepts(problem: CPUProblem) -> str:

@@ -7,6 +7,7 @@ from math import ceil
 
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES
+from subtune.backends.many_shapes import TileShape
 
 _REGISTERS = {
     (1, 1): (56, 240), (1, 2): (40, 216), (1, 3): (24, 136),
@@ -43,6 +44,10 @@ class Knobs:
     @property
     def rows(self) -> int:
         return ROWS * self.consumers
+
+    @property
+    def tile_shape(self) -> TileShape:
+        return TileShape(step=self.keys)  # tiles of other rows are computed at the same time
 
     @property
     def threads(self) -> int:

@@ -10,6 +10,7 @@ from tvm import tirx
 
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.attention.operands import Lying
+from subtune.backends.many_shapes import TileShape
 from subtune.patterns.chain import ChainExpressions
 from subtune.tir.expressions import variables
 
@@ -58,6 +59,10 @@ class Knobs:
     @property
     def rows(self) -> int:
         return ROWS * self.row_warps
+
+    @property
+    def tile_shape(self) -> TileShape:
+        return TileShape(step=self.keys * self.key_warps * self.splits)
 
     @property
     def threads(self) -> int:

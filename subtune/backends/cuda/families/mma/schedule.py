@@ -32,6 +32,7 @@ from subtune.backends.cuda.families.mma.tiling import (
 from subtune.backends.cuda.lowering.swizzle import SWIZZLE_ATTR, can_swizzle
 from subtune.backends.cuda.source.epilogue import COMPUTED, inline_epilogue, merge_epilogue, store_rows, sum_parts
 from subtune.backends.cuda.source.gemm_form import GemmBlocks, gemm_form, widened
+from subtune.backends.many_shapes import TileShape
 from subtune.core.kernel import Kernel, NotApplicable, Packing
 from subtune.core.numerics import BYTES
 from subtune.core.workload import Workload, dtype_bits
@@ -54,8 +55,8 @@ class MmaKnobs:
     pack: bool = False
 
     @property
-    def tile_rows(self) -> int:
-        return self.bm
+    def tile_shape(self) -> TileShape:
+        return TileShape(self.bm)
 
     @property
     def tile(self) -> MmaTile:
