@@ -193,7 +193,7 @@ class _Writer:
     def _own(self, value: Value, group: Group | None) -> Any:
         """`value` in its own type, as `group` (or what stays in main) reads it."""
         if value.origin is Origin.CONSTANT:
-            return self._flow.constants[value.source]
+            return self._constant(value)
         is_inside = group is not None and value.source in group.ops
         if value not in self._half or (value in self._full and (group is None or is_inside)):
             return self._full[value]
@@ -201,6 +201,17 @@ class _Writer:
         if key not in self._widened:
             self._widened[key] = self._bb.emit(relax.op.astype(self._half[value], _FULL))
         return self._widened[key]
+
+    def _constant(self, value: Value) -> Any:
+        """A constant in its own type; what hides scores, -3.4e38, as the half's least number: where all scores of a row
+        are hidden, infinite ones make NaN of it, finite ones a mean."""
+        constant = self._flow.constants[value.source]
+        if value.tensor.dtype != _FULL:
+            return constant
+        array, most = array_of(constant), np.float32(ml_dtypes.finfo(self._dtype).max)
+        assert array is not None, f"{value.source} is no constant"
+        is_beyond = (np.abs(array) > most) & np.isfinite(array)
+        return relax.const(np.where(is_beyond, np.sign(array) * most, array)) if is_beyond.any() else constant
 
     def _moved(self, value: Value, node: OpNode, group: Group | None) -> Any:
         """`value` as an op reads it that moves halves: an index, say, in its own type."""

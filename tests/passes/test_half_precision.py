@@ -144,3 +144,19 @@ def test_grouped_convolutions_are_products_where_a_device_multiplies_groups(
 
     graph = partition(to_half(module(body, (1, 6, 6, channels)), "float16", with_groups))
     assert types(graph, "conv2d_0") == [expected, expected, "float32"]
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_what_hides_all_scores_of_a_row_stays_finite(half: str) -> None:
+    """The least float32 is infinite as a half, and a row of such has no mean."""
+
+    def masked(x: Any, shown: Any) -> Any:
+        hidden = relax.const(np.finfo("float32").min, "float32")
+        mask = op.where(op.greater(shown, relax.const(0.0, "float32")), relax.const(0.0, "float32"), hidden)
+        return op.matmul(op.nn.softmax(op.add(op.matmul(x, weights(8, 6)), mask)), weights(6, 4))
+
+    mod = to_half(module(masked, (3, 8), (1, 6)), half)
+    shown = np.zeros((1, 6), "float32")
+    run = relax.VirtualMachine(tvm.compile(relax.transform.LegalizeOps()(mod), target="llvm"), tvm.cpu())
+    inputs = [tvm.runtime.tensor(array) for array in (np.ones((3, 8), "float32"), shown)]
+    assert np.isfinite(run["main"](*inputs).numpy()).all()
