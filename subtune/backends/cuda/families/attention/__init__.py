@@ -5,4 +5,4 @@ from subtune.backends.cuda.families.attention.candidates import accepts, candida
 from subtune.backends.cuda.families.attention.schedule import schedule
 from subtune.backends.cuda.families.attention.tiling import Knobs
 
-FAMILY = Family("cuda.attention", 2, Knobs, accepts, candidates, schedule)
+FAMILY = Family("cuda.attention", 3, Knobs, accepts, candidates, schedule)

@@ -1,5 +1,8 @@
 """What an expression of scores reads, a mask that is added: asked for while the scores themselves are not there yet.
 
+Its loads are written out as instructions: what a compiler loads itself it may move behind the barrier where the scores
+are waited for, and does.
+
 A thread has two columns of every eight, of two rows eight apart: score e is of row e // 2 % 2, and of the columns that
 it has of column e // 4 * 2 + e % 2.
 """
@@ -11,11 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
+from tvm.script import tirx as T
 
 from subtune.backends.cuda.families.attention.scores import Scores
 from subtune.patterns.chain import ChainExpressions
 from subtune.tir.expressions import choices, distinct, loads, variables
 from subtune.tir.rebuild import NARROW, Rebuild
+
+_LOADS = {"float16": ("b16", "uint16"), "bfloat16": ("b16", "uint16"), "float32": ("f32", "float32")}
+"""PTX's name of a load, and the type of the register."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +34,19 @@ class Asked:
     buffers: Any
 
     @property
-    def dtype(self) -> str:
-        return str(self.load.ty.dtype)
+    def register(self) -> str:
+        """The type of the registers that hold its numbers."""
+        return _LOADS[str(self.load.ty.dtype)][1]
+
+    def instruction(self, register: Any, place: dict[Any, Any]) -> Any:
+        """Loads the number at `place` into a register."""
+        name, _ = _LOADS[str(self.load.ty.dtype)]
+        return T.ptx[f"ld.global.{name}"](register, T.address_of(self._value(place)))
+
+    def known(self, register: Any) -> Any:
+        """What was loaded, in float32."""
+        dtype = str(self.load.ty.dtype)
+        return tirx.reinterpret(dtype, register).astype("float32") if dtype in NARROW else register
 
     def number(self, e: int) -> int:
         """Which of a thread's numbers is for score `e`: scores of a row, or of a column, may share one."""
@@ -49,7 +67,7 @@ class Asked:
             first.setdefault(self.number(e), e)
         return list(first.values())
 
-    def value(self, place: dict[Any, Any]) -> Any:
+    def _value(self, place: dict[Any, Any]) -> Any:
         """What is loaded, the axes being at `place`."""
         rebuild = Rebuild(place, None, self.buffers)
         source = self.buffers.get(self.load.source, self.load.source)
@@ -61,8 +79,5 @@ def asked_of(scores: Scores, form: ChainExpressions, buffers: Any, ours: Sequenc
     if scores.factor or choices(scores.value):
         return ()
     found = tuple(Asked(load, form, buffers) for load in distinct(loads(scores.value)))
-    return found if sum(one.numbers(ours) for one in found) <= room else ()
-
-
-def in_float32(value: Any) -> Any:
-    return value.astype("float32") if str(value.ty.dtype) in NARROW else value
+    are_floats = all(str(one.load.ty.dtype) in _LOADS for one in found)
+    return found if are_floats and sum(one.numbers(ours) for one in found) <= room else ()

@@ -12,7 +12,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from subtune.backends.cuda.families.attention.asked import Asked, asked_of, in_float32
+from subtune.backends.cuda.families.attention.asked import Asked, asked_of
 from subtune.backends.cuda.families.attention.scores import Scores
 from subtune.backends.cuda.families.attention.tiling import registers_of
 from subtune.backends.cuda.families.attention.walk import Walk
@@ -51,7 +51,7 @@ class Softmax:
 
     def registers(self) -> list[Any]:
         """For what `ask` reads."""
-        return [T.alloc_local((one.numbers(range(self.count)),), one.dtype) for one in self._asked]
+        return [T.alloc_local((one.numbers(range(self.count)),), one.register) for one in self._asked]
 
     def ask(self, held: list[Any], at: dict[Any, Any], row: Any, first: Any, lane: Any, is_last: bool) -> None:
         """Load what is done to the scores of a block of keys while they are not there yet.
@@ -61,7 +61,7 @@ class Softmax:
         """
         for one, buffer in zip(self._asked, held, strict=True):
             for e in one.firsts(range(self.count)):
-                T.buffer_store(buffer, one.value(self._place(at, row, first, lane, e, is_last)), [one.number(e)])
+                T.evaluate(one.instruction(buffer[one.number(e)], self._place(at, row, first, lane, e, is_last)))
 
     def _place(self, at: dict[Any, Any], row: Any, first: Any, lane: Any, e: int, is_last: bool) -> dict[Any, Any]:
         """The axes at score `e`; of rows and keys past the last ones, those of the last."""
@@ -80,9 +80,8 @@ class Softmax:
         if not scores.factor:
             for e in range(self.count):
                 here = self._place(at, row, first, lane, e, is_last) | {walk.score: values[e]}
-                known = {
-                    one.load: in_float32(buffer[one.number(e)]) for one, buffer in zip(self._asked, held, strict=True)
-                }
+                asked = zip(self._asked, held, strict=True)
+                known = {one.load: one.known(buffer[one.number(e)]) for one, buffer in asked}
                 T.buffer_store(values, Rebuild(here, known, walk.buffers)(scores.value), [e])
         if not is_last and scores.offset is None:
             return

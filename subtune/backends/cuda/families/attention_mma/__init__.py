@@ -5,4 +5,4 @@ from subtune.backends.cuda.families.attention_mma.candidates import accepts, can
 from subtune.backends.cuda.families.attention_mma.schedule import schedule
 from subtune.backends.cuda.families.attention_mma.tiling import Knobs
 
-FAMILY = Family("cuda.attention_mma", 8, Knobs, accepts, candidates, schedule)
+FAMILY = Family("cuda.attention_mma", 9, Knobs, accepts, candidates, schedule)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import tirx
 
-from subtune.backends.cuda.families.attention.asked import Asked, asked_of, in_float32
+from subtune.backends.cuda.families.attention.asked import Asked, asked_of
 from subtune.backends.cuda.families.attention.scores import Scores
 from subtune.backends.cuda.families.attention_mma.tiling import ROWS, Heads, Knobs
 from subtune.backends.cuda.source.emit import Code, const, load
@@ -38,7 +38,7 @@ class OwnScores:
 
     def registers(self, code: Code) -> list[Any]:
         """For what `ask` loads."""
-        return [code.local(one.dtype, one.numbers(self._ours), "asked") for one in self._asked]
+        return [code.local(one.register, one.numbers(self._ours), "asked") for one in self._asked]
 
     @property
     def _ours(self) -> list[int]:
@@ -53,7 +53,8 @@ class OwnScores:
         """Load what is done to the scores of a step while they are not there yet."""
         for one, buffer in zip(self._asked, held, strict=True):
             for e in one.firsts(self._ours):
-                code.store(buffer, const(one.number(e)), one.value(self._place_of(head, row, first, lane, e)))
+                register = load(buffer, const(one.number(e)))
+                code.emit(tirx.Evaluate(one.instruction(register, self._place_of(head, row, first, lane, e))))
 
     def _place_of(self, head: Any, row: Any, first: Any, lane: Any, e: int) -> dict[Any, Any]:
         """The axes at score `e`; of keys past the last one, those of the last."""
@@ -71,10 +72,8 @@ class OwnScores:
         for e in self._ours:
             if not self.scores.factor:
                 place = self._place_of(head, row, first, lane, e) | {form.score: load(values, const(e))}
-                known = {
-                    one.load: in_float32(load(buffer, const(one.number(e))))
-                    for one, buffer in zip(self._asked, held, strict=True)
-                }
+                asked = zip(self._asked, held, strict=True)
+                known = {one.load: one.known(load(buffer, const(one.number(e)))) for one, buffer in asked}
                 code.store(values, const(e), Rebuild(place, known)(self.scores.value))
             if offset is None and keys % self.knobs.step == 0:
                 continue

@@ -29,17 +29,12 @@ from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, Tiling, are_m
 from subtune.backends.cuda.families.wgmma.tma import TensorMap, tensor_map
 from subtune.backends.cuda.families.wgmma.walk import Walk
 from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR
-from subtune.backends.many_shapes import TileShape
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable, Packing
 from subtune.core.workload import Workload, dtype_bits
 from subtune.patterns.contraction import Contraction, contraction
 from subtune.patterns.gemm_view import GemmView, gemm_view, packed_order
 from subtune.patterns.stages import Stages, anchored
 from subtune.tir.expressions import conjuncts
-
-_WIDE, _WAITED_S = 8, 0.6e-6
-"""Blocks of a cluster, and how long it waits behind another kernel until as many multiprocessors of one GPC are free at
-the same moment. Of four it is not seen (BERT of 64 rows on an H200, by the ends of its kernels)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +60,7 @@ class WgmmaKnobs:
     few: bool = False
     fitted: bool = False
 
-    @property
-    def tile_shape(self) -> TileShape:
-        return TileShape(self.tiling.m, behind_s=_WAITED_S if self.cluster * self.split >= _WIDE else 0.0)
+    tile_shape = property(lambda self: self.tiling.shape)
 
     @property
     def tiling(self) -> Tiling:

@@ -8,6 +8,7 @@ from typing import Any
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.many_shapes import TileShape
 from subtune.core.candidate import Knob
 from subtune.core.numerics import BYTES, Numerics
 from subtune.core.workload import dtype_bits
@@ -24,6 +25,10 @@ _REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}
 _OTHER_REGISTERS = 56  # addresses, descriptors, the epilogue's elements
 _CLUSTERS = (1, 2, 4, 8)  # blocks: those that every device can place
 _FIXED_BYTES = 1024 + 1024  # alignment of the stages; barriers
+
+_WIDE, _WAITED_S = 8, 0.6e-6
+"""Blocks of a cluster, and how long it waits behind another kernel until as many multiprocessors of one GPC are free at
+the same moment. Of four it is not seen (BERT of 64 rows on an H200, by the ends of its kernels)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,10 @@ class Tiling:
     single: bool = False
     few: bool = False
     fitted: bool = False
+
+    @property
+    def shape(self) -> TileShape:
+        return TileShape(self.m, behind_s=_WAITED_S if self.cluster * self.split >= _WIDE else 0.0)
 
     def knobs(self) -> dict[str, Knob]:
         return {
