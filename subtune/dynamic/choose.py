@@ -17,7 +17,7 @@ from subtune.core.workload import Arg, dtype_bits
 from subtune.dynamic import tree as trees
 from subtune.dynamic.dispatcher import dispatcher
 from subtune.dynamic.layouts import Layouts, taken, worthwhile
-from subtune.dynamic.measure import Measured
+from subtune.dynamic.measured import Measured
 from subtune.dynamic.predict import instances_of, sampled, times_of
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure.messages import Library

@@ -30,7 +30,7 @@ from subtune.dynamic.inputs import that_read_inputs
 from subtune.dynamic.joint import Joint
 from subtune.dynamic.kernel import tiles_rows
 from subtune.dynamic.model import DynamicModel, corner_workloads, dynamic_model
-from subtune.dynamic.tune import Prospect
+from subtune.dynamic.tune import Prospect, can_overlap
 from subtune.dynamic.verify import DynamicVerification
 from subtune.dynamic.workload import DynamicWorkload, has_growing_constants
 from subtune.frontends import Imported, SymbolicInput
@@ -127,7 +127,7 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         with clock.stage("prepare"), source.opened():
             dynamic = _model(domain, kept.prepare, device)
             device = device.for_working_set(dynamic.greatest.working_set_bytes)
-            mod, workloads = _with_copies(dynamic, device)
+            mod, workloads = _with_copies(dynamic, device, options.tune)
         with clock.stage("tune"), opened(options.database) as store:
             bounds = _bounds(workloads, dynamic, device)
             joint = Joint(bounds, domain, device, measurer, store, options)
@@ -172,14 +172,26 @@ def _model(domain: Domain, prepare: Prepare, device: Device) -> DynamicModel:
     return arranged_model(domain, prepare, device)
 
 
-def _with_copies(dynamic: DynamicModel, device: Device) -> tuple[Any, dict[str, DynamicWorkload]]:
-    """The greatest instance's module with what has to be copied or computed first; all its workloads by name."""
-    known = dynamic.workloads
+def _with_copies(
+    dynamic: DynamicModel, device: Device, is_tuned: bool = False
+) -> tuple[Any, dict[str, DynamicWorkload]]:
+    """The greatest instance's module with what has to be copied or computed first; all its workloads by name.
+
+    Args:
+        is_tuned: there are kernels of lower and of higher tiles, for fewer and for more rows.
+    """
+    known, domain = dynamic.workloads, dynamic.domain
     multiply = {
         name
         for name, one in known.items()
-        if tiles_rows(one, device) and multiplies_rows(one, one.extents_at(dynamic.domain.greatest))
+        if tiles_rows(one, device) and multiplies_rows(one, one.extents_at(domain.greatest))
     }
+    if is_tuned:
+        multiply -= {
+            name
+            for name in multiply & that_read_inputs(dynamic.greatest.mod)
+            if can_overlap(known[name], domain, device)
+        }
     shapes = {name: one.shapes for name, one in known.items()}
     mod, corners, made = with_corners(dynamic.greatest.mod, shapes, dynamic.made, multiply)
     return mod, {**known, **corner_workloads(corners, dynamic.domain, dynamic.steps), **made}

@@ -10,12 +10,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from subtune.backends.base import Device
-from subtune.backends.many_shapes import TileShape
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.dispatch import Extents
 from subtune.core.measurement import Failure, Timing
 from subtune.dynamic.kernel import most_rows, numbers_of
 from subtune.dynamic.kernels import Kernels
+from subtune.dynamic.measured import Measured, has_too_few
+from subtune.dynamic.overlap import tiled
 from subtune.dynamic.serve import carried
 from subtune.dynamic.workbench import Memory, Workbench
 from subtune.dynamic.workload import DynamicWorkload
@@ -43,40 +44,6 @@ _LEAST = 6
 """Kernels that an instance is measured with, where there are so many."""
 _REACH = 2.6
 """Times an extent for which a kernel was proposed, or its inverse: up to there it is measured in any case."""
-
-
-@dataclass
-class Measured:
-    """`seconds` of kernels by instance, and why others are out.
-
-    A schedule in blocks may hold for extents of at least a block only. Instances are measured from the greatest down,
-    and where a kernel fails, it does not serve that instance or any below: see `serves`.
-    """
-
-    libraries: dict[Candidate, Library] = field(default_factory=dict)
-    seconds: dict[Candidate, dict[Extents, float]] = field(default_factory=dict)
-    failures: dict[Candidate, Failure] = field(default_factory=dict)
-    right: dict[Candidate, list[Extents]] = field(default_factory=dict)
-    """Where a kernel's results were checked, from the greatest down."""
-    threads: int = 1
-    """That run a kernel."""
-    tiles: dict[Candidate, TileShape] = field(default_factory=dict)
-    """What kernels compute at once, as their knobs say."""
-    ends: tuple[Extents, Extents] = ((), ())
-    """The greatest and the least of all instances at which kernels were measured."""
-
-    def serves(self, candidate: Candidate, extents: Extents) -> bool:
-        """Whether a kernel was right at instances of which one is no larger than this one in any extent, and one no
-        smaller; whoever was right at the ends of all serves what is beyond them."""
-        right = self.right.get(candidate)
-        if right is None:
-            return candidate not in self.failures
-        greatest, least = ([pick(sizes) for sizes in zip(*right, strict=True)] for pick in (max, min))
-        is_open = right[0] == self.ends[0], candidate not in self.failures and right[-1] == self.ends[1]
-        return all(
-            (is_open[0] or extent <= high) and (is_open[1] or extent >= low)
-            for extent, high, low in zip(extents, greatest, least, strict=True)
-        )
 
 
 class Measurement:
@@ -111,13 +78,13 @@ class Measurement:
         self._workload, self._candidates, self._ordered, self._device = workload, candidates, ordered, device
         self._points = [(extents, is_timed and extents in instances) for extents in ordered]
         self._measurer, self._further = measurer, further
-        self._past = max((most_rows(workload, one, device) for one in candidates), default=1) - 1
+        self._past = max((most_rows(workload, tiled(one), device) for one in candidates), default=1) - 1
         self._stack = ExitStack()
         self._sessions: dict[Extents, LocalSession] = {}
         whole = carried(workload, ordered[0])
         memory = measurer.memory(whole, device)
         self._kernels = Kernels(self._stack, whole, device, measurer, memory, exact_only)
-        tiles = {one: device.backend.shape_of_tile(one) for one in candidates}
+        tiles = {one: device.backend.shape_of_tile(tiled(one)) for one in candidates}
         found = Measured(threads=device.model.host.threads, tiles=tiles, ends=(ordered[0], ordered[-1]))
         in_line = all(_is_below(low, high) for high, low in pairwise(ordered))
         self._looks = _Looks(found, memory, self._kernels, candidates, in_line, is_timed)
@@ -188,8 +155,13 @@ class _Looks:
     def unknown(self, points: Sequence[tuple[Extents, bool]]) -> list[Candidate]:
         """Those that have to be built: of which not all is remembered where they are measured whatever others take."""
         alive = [one for one in self.candidates if not isinstance(self.kernels.facts(one), Failure)]
-        of = {one: [point for point in points if self._is_proposed(one, point[0])] for one in alive}
+        of = {one: [point for point in points if self._is_wanted(one, point[0])] for one in alive}
         return [one for one in alive if not self.memory.is_whole(one, of[one])]
+
+    def _is_wanted(self, candidate: Candidate, extents: Extents) -> bool:
+        facts = self.kernels.facts(candidate)
+        is_served = not isinstance(facts, Library) or not has_too_few(extents, facts)
+        return is_served and self._is_proposed(candidate, extents)
 
     def _is_proposed(self, candidate: Candidate, extents: Extents) -> bool:
         origins = self.candidates[candidate]
@@ -223,6 +195,8 @@ class _Looks:
             facts = self.kernels.facts(candidate)
             if isinstance(facts, Failure):
                 found.failures[candidate] = facts
+            elif facts is not None and has_too_few(extents, facts):
+                continue
             elif facts is not None and known is not None:
                 found.libraries[candidate] = facts
                 results[candidate] = known
@@ -232,6 +206,7 @@ class _Looks:
         found.failures |= {one: how for one, how in built.items() if isinstance(how, Failure)}
         libraries = {one: how for one, how in built.items() if isinstance(how, Library)}
         found.libraries |= libraries
+        libraries = {one: how for one, how in libraries.items() if not has_too_few(extents, how)}
         if libraries and session is not None:
             above = {one: least for one in libraries if (least := _least_above(found.seconds.get(one, {}), extents))}
             results |= _now(extents, session(extents), libraries, is_timed, is_further, above)

@@ -12,7 +12,7 @@ from subtune.core.candidate import Candidate
 from subtune.core.dispatch import Extents
 from subtune.core.domain import Domain
 from subtune.dynamic.cost import MicroKernel, features, fit
-from subtune.dynamic.measure import Measured
+from subtune.dynamic.measured import Measured
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure.messages import Library
 

@@ -10,7 +10,7 @@ import numpy as np
 from subtune.core.candidate import Candidate
 from subtune.core.dispatch import Extents
 from subtune.core.domain import Domain
-from subtune.dynamic.measure import Measured
+from subtune.dynamic.measured import Measured
 from subtune.dynamic.predict import instances_of, times_of
 from subtune.dynamic.workload import DynamicWorkload
 

@@ -13,6 +13,7 @@ from subtune.core.dims import parse
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel
+from subtune.dynamic.overlap import overlapping, tiled
 from subtune.dynamic.shares import iterations_per_tile
 from subtune.dynamic.template import Template
 from subtune.dynamic.workload import DynamicWorkload
@@ -42,8 +43,12 @@ def carried(workload: DynamicWorkload, greatest: Sequence[int]) -> Workload:
 def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel | NotApplicable:
     """As `subtune.backends.schedule`: the kernel for all instances of a workload that `carried` made."""
     whole, greatest = _whole(str(workload.func.attrs[_CARRIED]), workload.num_outputs)
-    found = dynamic_kernel(whole, candidate, device)
-    return found if isinstance(found, NotApplicable) else linked(whole, found, greatest)
+    tiles = tiled(candidate)
+    found = dynamic_kernel(whole, tiles, device)
+    if isinstance(found, NotApplicable):
+        return found
+    kernel = linked(whole, found, greatest)
+    return kernel if tiles == candidate else overlapping(whole, kernel)
 
 
 @lru_cache(maxsize=4)

@@ -7,7 +7,7 @@ is generalised to all, built once, and measured at several. Between those its ti
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -19,11 +19,14 @@ from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.dispatch import Extents
 from subtune.core.domain import Domain, Symbol
 from subtune.core.errors import SubtuneError
+from subtune.core.kernel import Kernel
 from subtune.core.measurement import Failure
-from subtune.dynamic.kernel import PLAIN, SINGLE
-from subtune.dynamic.measure import Measured, Measurement
+from subtune.dynamic.kernel import MIXING, PLAIN, SINGLE, tiles_rows
+from subtune.dynamic.measure import Measurement
+from subtune.dynamic.measured import Measured
+from subtune.dynamic.overlap import overlapped
 from subtune.dynamic.refine import HeldOut
-from subtune.dynamic.serve import carried
+from subtune.dynamic.serve import carried, schedule
 from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.tuning.waves import in_turn
@@ -129,13 +132,22 @@ class Prospect:
         topk, probes = self._topk if self._is_heavy else _FEW, self._probes
         if measurer.most < len(probes):
             probes = _spread(probes, max(2, int(measurer.most)))
-        found = proposals(self._workload, probes, self._device, topk)
+        is_overlapping = self._exact_only and tiles_rows(self._workload, self._device)
+        found = proposals(self._workload, probes, self._device, topk, MIXING if is_overlapping else ())
+        if is_overlapping:
+            found = self._exact(found)
         memory = measurer.memory(
             carried(self._workload, self._workload.extents_at(self._domain.greatest)), self._device
         )
         new = [one for one in found if memory.built(one) is None]
         left_out = set(new[int(measurer.most) :]) if measurer.most < len(new) else set()
         return {one: at for one, at in found.items() if one not in left_out}
+
+    def _exact(self, found: Mapping[Candidate, tuple[Extents, ...]]) -> dict[Candidate, tuple[Extents, ...]]:
+        """The same, with tiles that overlap: they serve no fewer rows than one has. The lowest serve any number."""
+        kept = {overlapped(one): at for one, at in found.items()}
+        lowest = min(found, key=lambda one: self._device.backend.shape_of_tile(one).rows, default=DEFAULT)
+        return {one: () if one == overlapped(lowest) else at for one, at in kept.items()}
 
     def _choices(self, measurer: Workbench) -> list[Mapping[Candidate, Sequence[Extents]]]:
         """Candidates that are measured until one kernel serves all instances: at first near what they are for."""
@@ -156,6 +168,20 @@ class Prospect:
         return _between(self._workload, self._domain, self._instances, _CHECKS if self._is_heavy else 2)
 
 
+def can_overlap(workload: DynamicWorkload, domain: Domain, device: Device) -> bool:
+    """Whether tiles that overlap serve all instances, as far as the first candidates for the ends tell."""
+    greatest = workload.extents_at(domain.greatest)
+    (low, *_), high = _probes(workload, domain), greatest
+    for extents in (low, high):
+        one = next(iter(proposals(workload, [extents], device, 1)), DEFAULT)
+        rows = device.backend.shape_of_tile(one).rows
+        if one == DEFAULT or rows > extents[0]:
+            return False
+        if not isinstance(schedule(carried(workload, greatest), overlapped(one), device), Kernel):
+            return False
+    return True
+
+
 def _none_serves(failures: Mapping[Candidate, Failure]) -> SubtuneError:
     reasons = "; ".join(f"{one}: {failure.message}" for one, failure in list(failures.items())[-2:])
     return SubtuneError(f"no schedule serves all instances of a subgraph: {reasons}")
@@ -167,15 +193,20 @@ def _serves_all(found: Measured, instances: Sequence[Extents]) -> bool:
 
 
 def proposals(
-    workload: DynamicWorkload, probes: Sequence[Extents], device: Device, topk: int
+    workload: DynamicWorkload, probes: Sequence[Extents], device: Device, topk: int, without: Collection[str] = ()
 ) -> dict[Candidate, tuple[Extents, ...]]:
     """The policy's candidates for the probes, the first ones of all before the second ones, and for which probes; the
-    ones that are for most probes are for all instances."""
+    ones that are for most probes are for all instances.
+
+    Args:
+        without: families.
+    """
     ranked = []
     is_many = device.backend.measuring.overlaps
     for extents in probes:
         try:
             found = backends.candidates(workload.at(extents), device, topk)
+            found = tuple(one for one in found if one.family not in without)
             ranked.append((in_turn(found, device.backend.tile, is_many) if is_many else found, extents))
         except Exception:  # a policy may not foresee an axis of one element
             continue

@@ -34,6 +34,7 @@ def handle(job: BuildJob | ScheduleJob) -> Library | Kernel | Failure:
         kernel.granules,
         kernel.knows_extents,
         kernel.iterations,
+        kernel.least,
     )
 
 

@@ -50,6 +50,8 @@ class Library:
     """As `Kernel.granules`."""
     knows_extents: bool = False
     iterations: float = 0.0
+    least: int = 0
+    """As `Kernel.least`."""
     numbers: tuple[int, ...] = ()
     """What a kernel of dynamic shapes takes before its tensors."""
     rows_past_end: int = 0

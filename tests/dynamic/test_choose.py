@@ -11,7 +11,7 @@ from subtune.core.dispatch import choose
 from subtune.core.domain import Domain, Symbol
 from subtune.core.kernel import Packing
 from subtune.dynamic.choose import Chosen, Tuned, chosen
-from subtune.dynamic.measure import Measured
+from subtune.dynamic.measured import Measured
 from subtune.measure.messages import Library
 from tests.backends.workloads import dense
 from tests.dynamic.flat_kernels import of_rows

@@ -8,7 +8,8 @@ import pytest
 
 from subtune.core.candidate import Candidate
 from subtune.core.dispatch import Extents
-from subtune.dynamic.measure import Measured, _Looks
+from subtune.dynamic.measure import _Looks
+from subtune.dynamic.measured import Measured
 
 ONE = Candidate("it")
 

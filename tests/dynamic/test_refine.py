@@ -9,7 +9,7 @@ import pytest
 from subtune.core.candidate import Candidate
 from subtune.core.domain import Domain, Symbol
 from subtune.core.measurement import Failure, FailureKind
-from subtune.dynamic.measure import Measured
+from subtune.dynamic.measured import Measured
 from subtune.dynamic.refine import HeldOut
 from subtune.measure.messages import Library
 from tests.backends.workloads import dense

@@ -9,7 +9,7 @@ from subtune.backends.cpu.device import CPU
 from subtune.backends.many_shapes import TileShape
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel
-from subtune.dynamic.measure import Measured
+from subtune.dynamic.measured import Measured
 from subtune.dynamic.predict import predicted, times_of
 from subtune.dynamic.serve import carried, schedule
 from subtune.measure.messages import Library

@@ -22,9 +22,8 @@ _HEIGHTS = (4, 5, 6, 7)
 """Of 8 rows and more one of them computes a ninth too much at most, of 38 and more a thirteenth."""
 _TILE_HEIGHTS = (10, 13, 16)
 """Of tile registers, whose products take 6 cycles and 0.6 a row: one of them is an eleventh too slow at most."""
-_PASSES = (1, 2, 4, 16)
 _MANY_TILES = 16
-"""In a column of tiles: the last of them counts no more."""
+"""In a column of tiles: the last of them counts no more, and so many share what they ask for."""
 
 
 def for_many_shapes(
@@ -53,7 +52,7 @@ def _has_one_row(problem: Problem[CPUModel]) -> bool:
 
 def _of_all_tiles(problem: Problem[CPUModel], candidate: Candidate) -> Sequence[Candidate]:
     """In tiles of several heights, where a block is one tile high. The next columns are asked for by as many blocks as
-    the instance has, or by fewer: by a number that many kernels share.
+    it takes, or, where there are many, by more: by one of two numbers, as each makes a kernel of its own.
     """
     knobs = candidate.as_knobs(amx.Knobs)
     assert isinstance(knobs, amx.Knobs)
@@ -63,7 +62,8 @@ def _of_all_tiles(problem: Problem[CPUModel], candidate: Candidate) -> Sequence[
     found = []
     for height in _TILE_HEIGHTS if knobs.mr == 1 and rows > _TILE_HEIGHTS[0] else (knobs.rows,):
         blocks = -(-rows // (knobs.mr * height))
-        passes = max(one for one in _PASSES if one <= max(blocks, 1))
+        enough = knobs.least_passes(amx.parts_of(problem.pattern))
+        passes = max(enough, _MANY_TILES) if blocks >= _MANY_TILES else enough
         found.append(replace(knobs, rows=height, passes=passes))
     return [Candidate.of(candidate.family, one, candidate.predicted_s) for one in found]
 

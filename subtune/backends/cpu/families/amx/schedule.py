@@ -72,6 +72,8 @@ def _kernel(problem: CPUProblem, knobs: Knobs, dtype: str = "bfloat16") -> Kerne
     sch, stages, info = found
     tiling = Tiling(knobs.mr * knobs.rows, knobs.nr * COLUMNS, knobs.mt, knobs.order, COLUMNS, knobs.serial)
     passes = knobs.passes or _passes(info, tiling)
+    if not knobs.passes and knobs.order == "n":
+        passes = max(passes, knobs.least_passes(parts))
     block = TileBlock(knobs.mr, knobs.nr, knobs.rows, parts, dtype=dtype)
     weights, groups = problem.pattern.b, problem.pattern.groups
     name, param = sch.get(stages.anchors[0]).name_hint, weights.param if weights.is_constant else -1
