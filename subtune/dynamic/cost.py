@@ -28,7 +28,8 @@ class MicroKernel:
     extent, which is that of the tiles' rows as well: attention's keys. `static_tiles` is how many tiles there are along
     the extents that are not symbolic. `workers` are a CPU's threads, or a GPU's SMs times the blocks an SM holds.
     `is_shared_finely`: work is shared in pieces smaller than tiles, and a last wave that is not full costs its part;
-    otherwise it costs as much as a full one. The first wave does in any case.
+    otherwise it costs as much as a full one. The first wave does in any case. A worker takes so many tiles `together`,
+    and the one that comes last what is left.
     """
 
     granules: tuple[int, ...]
@@ -37,9 +38,10 @@ class MicroKernel:
     reduction_axis: int | None = None
     is_shared_finely: bool = False
     step: int | None = None
+    together: int = 1
 
     def __post_init__(self) -> None:
-        if min((self.workers, self.static_tiles, self.step or 1, *self.granules)) < 1:
+        if min((self.workers, self.static_tiles, self.step or 1, self.together, *self.granules)) < 1:
             raise ValueError(f"a micro-kernel's tiles, granules and workers are positive: {self}")
         if self.reduction_axis is not None and not 0 <= self.reduction_axis < len(self.granules):
             raise ValueError(f"a micro-kernel's reduction axis is one of its {len(self.granules)} extents: {self}")
@@ -99,18 +101,28 @@ def features(
         depth = np.ceil(extents[:, 0] / kernel.step)
     tiles = kernel.static_tiles * spatial.prod(axis=1, dtype=np.int64)
     shares = tiles / kernel.workers
-    waves = np.maximum(shares, 1.0) if kernel.is_shared_finely else np.ceil(shares)
+    if kernel.together > 1:
+        waves = _waves_of_several(tiles, kernel.together, kernel.workers)
+    else:
+        waves = np.maximum(shares, 1.0) if kernel.is_shared_finely else np.ceil(shares)
     moved = np.zeros(len(extents)) if bytes_moved is None else np.asarray(bytes_moved, dtype=float)
     return Features(
         extents=extents,
         tiles=tiles,
         waves=waves,
         depth=depth,
-        occupancy=shares / waves,
+        occupancy=shares / (waves * kernel.together),
         padding=(extents / (pieces * granules)).prod(axis=1),
         floor_s=moved / bandwidth_bytes_per_s,
         predicted_s=None if predicted_s is None else np.asarray(predicted_s, dtype=float),
     )
+
+
+def _waves_of_several(tiles: np.ndarray, together: int, workers: int) -> np.ndarray:
+    """Of so many tiles together; what is left goes beside others, or is a wave of its own, as long as it is large."""
+    rounds, others = np.divmod(tiles // together, workers)
+    found: np.ndarray = rounds + np.where(others > 0, 1.0, tiles % together / together)
+    return found
 
 
 def to_measure(instances: Features, count: int) -> list[int]:

@@ -56,8 +56,7 @@ def predicted(
     if library.iterations >= 1:
         tile = MicroKernel(library.granules, workers=threads, static_tiles=round(library.iterations))
     elif library.iterations:
-        together = round(1 / library.iterations)
-        tile = MicroKernel((together * library.granules[0],), workers=threads)
+        tile = MicroKernel(library.granules, workers=threads, together=round(1 / library.iterations))
     else:
         granules = (shape.rows,) if library.granules == (1,) else library.granules
         step = shape.step if len(granules) == 1 else None

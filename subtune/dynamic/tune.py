@@ -42,6 +42,8 @@ _ALL_ROUND, _ALL_ROUND_OF_FAMILY = 3, 2
 """Kernels that are measured at every instance; and of each implementation, as those of one may not serve at all."""
 _PASSES = (16, 4, 2, 1)
 """Tiles that share prefetches, as far as an instance has them: few of these numbers, as each is a kernel of its own."""
+_LATER = 3
+"""Turns that what serves other instances than the candidate's own waits for: there may be no place left."""
 _MANY, _FEW = 8, 3
 """Instances that a workload is measured at; the second is of one that has little weight."""
 _CHECKS = 3
@@ -173,7 +175,7 @@ def can_overlap(workload: DynamicWorkload, domain: Domain, device: Device) -> bo
     greatest = workload.extents_at(domain.greatest)
     (low, *_), high = _probes(workload, domain), greatest
     for extents in (low, high):
-        one = next(iter(proposals(workload, [extents], device, 1)), DEFAULT)
+        one = next(iter(proposals(workload, [extents], device, _FEW, MIXING)), DEFAULT)
         rows = device.backend.shape_of_tile(one).rows
         if one == DEFAULT or rows > extents[0]:
             return False
@@ -210,17 +212,17 @@ def proposals(
             ranked.append((in_turn(found, device.backend.tile, is_many) if is_many else found, extents))
         except Exception:  # a policy may not foresee an axis of one element
             continue
-    longest = max((len(one) for one, _ in ranked), default=0)
-    turns = [(one[i], extents) for i in range(longest) for one, extents in ranked if i < len(one)]
-    tiles: dict[Candidate, Sequence[Candidate]] = {}
+    turns = []
+    for at, (candidates, extents) in enumerate(ranked):
+        problem = Problem(workload.at(extents), device.model, device.numerics)
+        for rank, candidate in enumerate(candidates):
+            for place, one in enumerate(device.backend.for_many_shapes(problem, candidate)):
+                # the first serves the instance best; there is one row at no other
+                later = 0 if is_many or math.prod(extents) == 1 else _LATER * place
+                turns.append((rank + later, at, rank, place, _limited(one, extents)))
     origins: dict[Candidate, tuple[Extents, ...]] = {}
-    for candidate, extents in turns:
-        if candidate not in tiles:
-            problem = Problem(workload.at(extents), device.model, device.numerics)
-            of_any = device.backend.for_many_shapes(problem, candidate)
-            tiles[candidate] = [_limited(one, extents) for one in of_any]
-        for one in tiles[candidate]:
-            origins[one] = tuple(dict.fromkeys((*origins.get(one, ()), extents)))
+    for _, at, _, _, one in sorted(turns, key=lambda turn: turn[:-1]):
+        origins[one] = tuple(dict.fromkeys((*origins.get(one, ()), ranked[at][1])))
     args = workload.at(probes[-1]).args
     is_large = sum(arg.nbytes for arg in args if arg.is_constant) > _LARGE_BYTES
     most = _MANY_KERNELS if is_many else _MOST_KERNELS

@@ -22,6 +22,8 @@ _HEIGHTS = (4, 5, 6, 7)
 """Of 8 rows and more one of them computes a ninth too much at most, of 38 and more a thirteenth."""
 _TILE_HEIGHTS = (10, 13, 16)
 """Of tile registers, whose products take 6 cycles and 0.6 a row: one of them is an eleventh too slow at most."""
+_OF_L2 = 0.65
+"""That A's tiles may take, beside B's panels."""
 _MANY_TILES = 16
 """In a column of tiles: the last of them counts no more, and so many share what they ask for."""
 
@@ -56,16 +58,27 @@ def _of_all_tiles(problem: Problem[CPUModel], candidate: Candidate) -> Sequence[
     """
     knobs = candidate.as_knobs(amx.Knobs)
     assert isinstance(knobs, amx.Knobs)
-    if knobs.order != "n":  # the blocks that share a panel are counted by another knob
+    if knobs.order in ("m", "mn"):
+        return [Candidate.of(candidate.family, _of_many_rows(problem, knobs), candidate.predicted_s)]
+    if knobs.order != "n":
         return (candidate,)
     rows = problem.pattern.of_role("m")[-1].extent
-    found = []
-    for height in _TILE_HEIGHTS if knobs.mr == 1 and rows > _TILE_HEIGHTS[0] else (knobs.rows,):
+    enough, found = knobs.least_passes(amx.parts_of(problem.pattern)), []
+    heights = _TILE_HEIGHTS if knobs.mr == 1 and rows > _TILE_HEIGHTS[0] else (knobs.rows,)
+    for height in sorted(heights, key=lambda one: -(-rows // (knobs.mr * one)) * amx.block_cycles(knobs.mr, 1, one)):
         blocks = -(-rows // (knobs.mr * height))
-        enough = knobs.least_passes(amx.parts_of(problem.pattern))
         passes = max(enough, _MANY_TILES) if blocks >= _MANY_TILES else enough
         found.append(replace(knobs, rows=height, passes=passes))
     return [Candidate.of(candidate.family, one, candidate.predicted_s) for one in found]
+
+
+def _of_many_rows(problem: Problem[CPUModel], knobs: amx.Knobs) -> amx.Knobs:
+    """Of highest tiles, of which as many share a panel as stay in L2: the last may be fewer, whatever the rows are."""
+    whole = replace(knobs, rows=amx.ROWS, mt=1)
+    held = whole.mr * amx.ROWS * amx.row_bytes(problem.pattern)
+    while 2 * whole.mt * held <= _OF_L2 * problem.device.l2_bytes:
+        whole = replace(whole, mt=2 * whole.mt)
+    return whole
 
 
 def _of_all_heights(problem: Problem[CPUModel], candidate: Candidate, knobs: strassen.Knobs) -> Sequence[Candidate]:
@@ -73,4 +86,5 @@ def _of_all_heights(problem: Problem[CPUModel], candidate: Candidate, knobs: str
     rows = prod(axis.extent for axis in problem.pattern.of_role("m")) / 2**knobs.levels
     if rows > _MANY_TILES * knobs.mr:
         return (candidate,)
-    return [one for mr in _HEIGHTS if (one := strassen.of_height(problem, knobs, mr))] or (candidate,)
+    found = [one for mr in _HEIGHTS if (one := strassen.of_height(problem, knobs, mr))]
+    return sorted(found, key=lambda one: -(-rows // int(one["mr"])) * int(one["mr"])) or (candidate,)

@@ -16,7 +16,9 @@ from subtune.tir.blocks import root_stages, with_stages
 from subtune.tir.walk import holds, with_body
 
 
-def with_calls(func: PrimFunc, names: Collection[str], block: TileBlock, passes: int = 1) -> PrimFunc:
+def with_calls(
+    func: PrimFunc, names: Collection[str], block: TileBlock, passes: int = 1, row_blocks: int = 0
+) -> PrimFunc:
     """`func` with the blocks `names` as calls, and round them, within the outermost loops, what the calls need.
 
     Each of them reads a region of A's tiles (as `block` stores them), one of B's (int32), and writes a block of C, all
@@ -24,6 +26,7 @@ def with_calls(func: PrimFunc, names: Collection[str], block: TileBlock, passes:
 
     Args:
         passes: so many blocks of rows, one after the other, read the same columns of B.
+        row_blocks: that hold rows, where there are others behind them: these are not multiplied. 0: all do.
     """
 
     def multiply(realize: Any) -> Any:
@@ -41,6 +44,8 @@ def with_calls(func: PrimFunc, names: Collection[str], block: TileBlock, passes:
         row_block = tirx.floordiv(c.region[-2].min, tirx.const(block.m * block.rows, "int64"))
         pass_ = tirx.floormod(row_block, tirx.const(passes, "int64"))
         body = block.multiply(begin[0], begin[1], begin[2], end, steps, pass_)
+        if row_blocks:
+            body = tirx.IfThenElse(row_block < tirx.const(row_blocks, "int64"), body, None)
         call = SBlock(one.iter_vars, one.reads, one.writes, one.name_hint, body)
         return SBlockRealize(realize.iter_values, realize.predicate, call)
 

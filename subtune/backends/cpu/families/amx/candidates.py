@@ -39,7 +39,6 @@ NAMES = {"bfloat16": "amx", "float32": "amx_parts", "int8": "amx_int8"}
 """By the type of the right operand."""
 _BLOCKS = ((2, 2), (1, 3), (3, 1), (4, 1), (1, 2), (2, 1), (1, 1))
 _USUAL = (2, 4, 6, 8, 12, 16)
-_PADDED = 1.03
 """Times the blocks of rows that there are, at most."""
 _FEWEST_ROWS = 4  # for fewer, B is read from memory or from L2 as fast by `vdpbf16ps`
 
@@ -168,14 +167,13 @@ def _knobs(anchor: Contraction, rows: int, device: CPUModel) -> Iterator[Knobs]:
         for height in _heights(rows, mr):
             tiles = ceil(rows / (mr * height))
             for mt in _shared(tiles, may_pad=len(anchor.of_role(Role.M)) == 1):
-                for order in _orders(mt, ceil(tiles / mt) * mt, packs_batches):
+                for order in _orders(mt, tiles, packs_batches):
                     yield Knobs(mr, nr, height, mt, order)
 
 
 def _shared(tiles: int, may_pad: bool) -> list[int]:
-    """How many of `tiles` blocks of rows may share a panel: divisors; of few divisors others that nearly are."""
-    most = tiles * _PADDED if may_pad else tiles
-    return [d for d in range(1, tiles + 1) if tiles % d == 0 or (d in _USUAL and ceil(tiles / d) * d <= most)]
+    """How many of `tiles` blocks of rows may share a panel: divisors, and others where the last may be fewer."""
+    return [d for d in range(1, tiles + 1) if tiles % d == 0 or (may_pad and d in _USUAL)]
 
 
 def _heights(rows: int, mr: int) -> list[int]:
@@ -192,6 +190,11 @@ def _orders(mt: int, tiles: int, packs_batches: bool) -> tuple[str, ...]:
     return ("m",) if mt == tiles else ("m", "mn", "nm")
 
 
+def row_bytes(anchor: Contraction) -> int:
+    """Of a row of A in tiles, with all its parts."""
+    return parts_of(anchor) * Run.of(anchor.of_role(Role.K), COLUMNS, depth_of(anchor)).steps * STEP_BYTES
+
+
 def block_cycles(mr: int, nr: int, rows: int, parts: int = 1) -> float:
     """Of one step of a block; what is loaded meanwhile costs a little, too."""
     products = mr * nr * (_PRODUCT_CYCLES + _ROW_CYCLES * rows)
@@ -202,12 +205,18 @@ def block_cycles(mr: int, nr: int, rows: int, parts: int = 1) -> float:
     return max(products, loads) + _HIDDEN * loads
 
 
+def _with_a_shorter_one(blocks: int, each: int, threads: int) -> float:
+    """As `imbalance`, of pieces of so many blocks `each`, where what is left is one more."""
+    rounds, others = divmod(blocks // each, threads)
+    return (rounds * each + (each if others else blocks % each)) * threads / blocks
+
+
 def _predict(anchor: Contraction, workload: Workload, device: CPUModel, rows: int, knobs: Knobs) -> float:
     """Seconds of one run on all threads."""
     height, width = knobs.mr * knobs.rows, knobs.nr * COLUMNS
     batch = prod(axis.extent for axis in anchor.of_role(Role.BATCH))
-    outer = ceil(ceil(rows / height) / knobs.mt)
-    m_blocks, n_blocks = outer * knobs.mt, ceil(anchor.n.extent / width)
+    m_blocks, n_blocks = ceil(rows / height), ceil(anchor.n.extent / width)
+    outer = ceil(m_blocks / knobs.mt)
     depth = depth_of(anchor)
     run = Run.of(anchor.of_role(Role.K), n_blocks * width, depth)
     steps = run.steps
@@ -236,4 +245,6 @@ def _predict(anchor: Contraction, workload: Workload, device: CPUModel, rows: in
     grains = {"m": outer, "n": n_blocks, "mn": outer * n_blocks, "nm": outer * n_blocks}[knobs.order]
     packs_batches = not anchor.b.is_constant and batch > 1
     uneven = imbalance(batch if packs_batches else batch * grains, device)
+    if shares_rows and not packs_batches and m_blocks % knobs.mt:
+        uneven = min(uneven, _with_a_shorter_one(m_blocks, knobs.mt, device.threads))
     return batch * total * uneven / device.threads / device.cycles_per_s

@@ -14,7 +14,7 @@ A constant B is packed in tiles at compile time, another one in the kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil, prod
 from typing import Any
@@ -80,13 +80,15 @@ def _kernel(problem: CPUProblem, knobs: Knobs, dtype: str = "bfloat16") -> Kerne
     packing = packing_of(info, block)
     if weights.is_constant and _comes_from_afar(packing.shape, tiling, problem):
         block = replace(block, ahead=ceil(parts * knobs.nr * ROWS / passes))
+    row_blocks = 0
     if padded := _padding(info, tiling):
+        row_blocks = _row_blocks(info, tiling, padded)
         sch, stages, info = reread(pad_axes(sch.mod["main"], name, info, padded))
     tiled = in_tiles(sch.mod["main"], name, info, block)
     if isinstance(tiled, NotApplicable):
         return tiled
     try:
-        func = _schedule(tiled, name, info, tiling, block, passes, param)
+        func = _schedule(tiled, name, info, tiling, block, (passes, row_blocks), param)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
     if isinstance(func, NotApplicable):
@@ -126,14 +128,28 @@ def _padding(info: Contraction, tiling: Tiling) -> dict[int, int]:
     return padded
 
 
+def _row_blocks(info: Contraction, tiling: Tiling, padded: Mapping[int, int]) -> int:
+    """Blocks with rows of their own, where padding makes others behind them; else 0."""
+    rows = info.of_role(Role.M)
+    full = ceil(rows[-1].extent / tiling.mr)
+    return full if len(rows) == 1 and full * tiling.mr < padded.get(rows[0].index, 0) else 0
+
+
 def _passes(info: Contraction, tiling: Tiling) -> int:
     """Blocks of rows that read one panel of B, one after the other, before the next panel is read."""
     return ceil(info.of_role(Role.M)[-1].extent / tiling.mr) if tiling.order == "n" else tiling.mt
 
 
 def _schedule(
-    tiled: Tiled, name: str, original: Contraction, tiling: Tiling, block: TileBlock, passes: int, param: int
+    tiled: Tiled,
+    name: str,
+    original: Contraction,
+    tiling: Tiling,
+    block: TileBlock,
+    counts: tuple[int, int],
+    param: int,
 ) -> PrimFunc | NotApplicable:
+    """`counts`: `passes` and `row_blocks` of `with_calls`."""
     sch = Schedule(tiled.func)
     stages = classify(sch)
     if isinstance(stages, NotApplicable):
@@ -153,7 +169,7 @@ def _schedule(
         sch.parallel(nest.fused)
     whole = sch.get(sch.blockize(nest.reduce[0])).name_hint
     func = sch.mod["main"] if packs else split_prepack(sch.mod["main"], param)
-    return with_instructions(with_calls(func, [whole], block, passes))
+    return with_instructions(with_calls(func, [whole], block, *counts))
 
 
 def _feeds(sch: Schedule, producer: str, reader: str) -> bool:
