@@ -44,6 +44,8 @@ _PASSES = (16, 4, 2, 1)
 """Tiles that share prefetches, as far as an instance has them: few of these numbers, as each is a kernel of its own."""
 _LATER = 3
 """Turns that what serves other instances than the candidate's own waits for: there may be no place left."""
+_FEW_ROWS = 12
+"""Of which every number wants tiles of its own height."""
 _MANY, _FEW = 8, 3
 """Instances that a workload is measured at; the second is of one that has little weight."""
 _CHECKS = 3
@@ -135,7 +137,8 @@ class Prospect:
         if measurer.most < len(probes):
             probes = _spread(probes, max(2, int(measurer.most)))
         is_overlapping = self._exact_only and tiles_rows(self._workload, self._device)
-        found = proposals(self._workload, probes, self._device, topk, MIXING if is_overlapping else ())
+        without = MIXING if is_overlapping else ()
+        found = proposals(self._workload, probes, self._device, topk, without, self._few_rows)
         if is_overlapping:
             found = self._exact(found)
         memory = measurer.memory(
@@ -144,6 +147,15 @@ class Prospect:
         new = [one for one in found if memory.built(one) is None]
         left_out = set(new[int(measurer.most) :]) if measurer.most < len(new) else set()
         return {one: at for one, at in found.items() if one not in left_out}
+
+    @cached_property
+    def _few_rows(self) -> list[Extents]:
+        """Instances that are not measured, each of which wants tiles as high as it has rows."""
+        if not self._is_heavy or len(self._domain.symbols) != 1 or not tiles_rows(self._workload, self._device):
+            return []
+        (symbol,) = self._domain.symbols
+        found = [self._workload.extents_at({symbol.name: value}) for value in _above_zero(symbol)[:_FEW_ROWS]]
+        return [at for at in found if at[0] <= _FEW_ROWS and at not in self._probes]
 
     def _exact(self, found: Mapping[Candidate, tuple[Extents, ...]]) -> dict[Candidate, tuple[Extents, ...]]:
         """The same, with tiles that overlap: they serve no fewer rows than one has. The lowest serve any number."""
@@ -195,19 +207,25 @@ def _serves_all(found: Measured, instances: Sequence[Extents]) -> bool:
 
 
 def proposals(
-    workload: DynamicWorkload, probes: Sequence[Extents], device: Device, topk: int, without: Collection[str] = ()
+    workload: DynamicWorkload,
+    probes: Sequence[Extents],
+    device: Device,
+    topk: int,
+    without: Collection[str] = (),
+    between: Sequence[Extents] = (),
 ) -> dict[Candidate, tuple[Extents, ...]]:
     """The policy's candidates for the probes, the first ones of all before the second ones, and for which probes; the
     ones that are for most probes are for all instances.
 
     Args:
         without: families.
+        between: more instances, whose first candidate alone is taken, behind those of the others.
     """
     ranked = []
     is_many = device.backend.measuring.overlaps
-    for extents in probes:
+    for extents in (*probes, *between):
         try:
-            found = backends.candidates(workload.at(extents), device, topk)
+            found = backends.candidates(workload.at(extents), device, 1 if extents in between else topk)
             found = tuple(one for one in found if one.family not in without)
             ranked.append((in_turn(found, device.backend.tile, is_many) if is_many else found, extents))
         except Exception:  # a policy may not foresee an axis of one element
@@ -219,9 +237,9 @@ def proposals(
             for place, one in enumerate(device.backend.for_many_shapes(problem, candidate)):
                 # the first serves the instance best; there is one row at no other
                 later = 0 if is_many or math.prod(extents) == 1 else _LATER * place
-                turns.append((rank + later, at, rank, place, _limited(one, extents)))
+                turns.append((rank + later, extents in between, at, rank, place, _limited(one, extents)))
     origins: dict[Candidate, tuple[Extents, ...]] = {}
-    for _, at, _, _, one in sorted(turns, key=lambda turn: turn[:-1]):
+    for *_, at, _, _, one in sorted(turns, key=lambda turn: turn[:-1]):
         origins[one] = tuple(dict.fromkeys((*origins.get(one, ()), ranked[at][1])))
     args = workload.at(probes[-1]).args
     is_large = sum(arg.nbytes for arg in args if arg.is_constant) > _LARGE_BYTES
