@@ -132,6 +132,8 @@ class _Writer:
         return False
 
     def _is_in_half(self, node: OpNode, call: Call) -> bool:
+        if len(node.inputs) < 2:  # an einsum that adds up one operand
+            return False
         if Value(Origin.OP, node.name, node.output) in self._kept or self._reads_bits(node):
             return False
         return _is_dense(node, call, self._with_groups)

@@ -160,3 +160,10 @@ def test_what_hides_all_scores_of_a_row_stays_finite(half: str) -> None:
     run = relax.VirtualMachine(tvm.compile(relax.transform.LegalizeOps()(mod), target="llvm"), tvm.cpu())
     inputs = [tvm.runtime.tensor(array) for array in (np.ones((3, 8), "float32"), shown)]
     assert np.isfinite(run["main"](*inputs).numpy()).all()
+
+
+def test_an_einsum_of_one_operand_multiplies_nothing() -> None:
+    """Its module has halves, so that its precision is settled as a half's."""
+    mod = to_bfloat16(module(lambda x: op.matmul(op.expand_dims(op.einsum([x], "ij->i"), 0), weights(3, 4)), (3, 8)))
+    relax.analysis.well_formed(mod)
+    assert types(partition(mod), "matmul_0")[:2] == ["bfloat16", "bfloat16"]
