@@ -58,7 +58,7 @@ def _of_all_tiles(problem: Problem[CPUModel], candidate: Candidate) -> Sequence[
     """
     knobs = candidate.as_knobs(amx.Knobs)
     assert isinstance(knobs, amx.Knobs)
-    if knobs.order in ("m", "mn"):
+    if knobs.order in ("m", "mn") and len(problem.pattern.of_role("m")) == 1:
         return [Candidate.of(candidate.family, _of_many_rows(problem, knobs), candidate.predicted_s)]
     if knobs.order != "n":
         return (candidate,)

@@ -82,7 +82,9 @@ def _kernel(problem: CPUProblem, knobs: Knobs, dtype: str = "bfloat16") -> Kerne
         block = replace(block, ahead=ceil(parts * knobs.nr * ROWS / passes))
     row_blocks = 0
     if padded := _padding(info, tiling):
-        row_blocks = _row_blocks(info, tiling, padded)
+        # of images there are many blocks, and whether the last is whole changes from one batch to the next
+        is_one_axis = len(problem.pattern.of_role(Role.M)) == 1
+        row_blocks = _row_blocks(info, tiling, padded) if is_one_axis else 0
         sch, stages, info = reread(pad_axes(sch.mod["main"], name, info, padded))
     tiled = in_tiles(sch.mod["main"], name, info, block)
     if isinstance(tiled, NotApplicable):
