@@ -44,8 +44,8 @@ _PASSES = (16, 4, 2, 1)
 """Tiles that share prefetches, as far as an instance has them: few of these numbers, as each is a kernel of its own."""
 _LATER = 3
 """Turns that what serves other instances than the candidate's own waits for: there may be no place left."""
-_FEW_ROWS = 12
-"""Of which every number wants tiles of its own height."""
+_FEW_ROWS, _SMALL_BYTES = 12, 1 << 23
+"""Of which every number wants tiles of its own height, where weights come faster than few rows are multiplied."""
 _MANY, _FEW = 8, 3
 """Instances that a workload is measured at; the second is of one that has little weight."""
 _CHECKS = 3
@@ -154,6 +154,8 @@ class Prospect:
         if not self._is_heavy or len(self._domain.symbols) != 1 or not tiles_rows(self._workload, self._device):
             return []
         (symbol,) = self._domain.symbols
+        if _weights_bytes(self._workload, self._probes[-1]) > _SMALL_BYTES:
+            return []
         found = [self._workload.extents_at({symbol.name: value}) for value in _above_zero(symbol)[:_FEW_ROWS]]
         return [at for at in found if at[0] <= _FEW_ROWS and at not in self._probes]
 
@@ -241,9 +243,8 @@ def proposals(
     origins: dict[Candidate, tuple[Extents, ...]] = {}
     for *_, at, _, _, one in sorted(turns, key=lambda turn: turn[:-1]):
         origins[one] = tuple(dict.fromkeys((*origins.get(one, ()), ranked[at][1])))
-    args = workload.at(probes[-1]).args
-    is_large = sum(arg.nbytes for arg in args if arg.is_constant) > _LARGE_BYTES
-    most = _MANY_KERNELS if is_many else _MOST_KERNELS
+    is_large = _weights_bytes(workload, probes[-1]) > _LARGE_BYTES
+    most = (_MANY_KERNELS if is_many else _MOST_KERNELS) + len(between)
     kept = dict(list(origins.items())[: _FEW_KERNELS if is_large else most])
     everywhere: list[Candidate] = []
     for one in sorted(kept, key=lambda one: -len(kept[one])):
@@ -251,6 +252,10 @@ def proposals(
         if len(everywhere) < _ALL_ROUND or of_family < _ALL_ROUND_OF_FAMILY:
             everywhere.append(one)
     return {one: () if one in everywhere else at for one, at in kept.items()}
+
+
+def _weights_bytes(workload: DynamicWorkload, extents: Extents) -> int:
+    return sum(arg.nbytes for arg in workload.at(extents).args if arg.is_constant)
 
 
 def _limited(candidate: Candidate, extents: Extents) -> Candidate:
