@@ -223,26 +223,24 @@ def proposals(
         without: families.
         between: more instances, whose first candidate alone is taken, behind those of the others.
     """
-    ranked = []
+    turns: list[tuple[int, Candidate, Extents]] = []
     is_many = device.backend.measuring.overlaps
-    for extents in (*probes, *between):
+    for extents, count in (*((at, topk) for at in probes), *((at, 1) for at in between)):
         try:
-            found = backends.candidates(workload.at(extents), device, 1 if extents in between else topk)
+            found = backends.candidates(workload.at(extents), device, count)
             found = tuple(one for one in found if one.family not in without)
-            ranked.append((in_turn(found, device.backend.tile, is_many) if is_many else found, extents))
+            ranked = in_turn(found, device.backend.tile, is_many) if is_many else found
         except Exception:  # a policy may not foresee an axis of one element
             continue
-    turns = []
-    for at, (candidates, extents) in enumerate(ranked):
         problem = Problem(workload.at(extents), device.model, device.numerics)
-        for rank, candidate in enumerate(candidates):
-            for place, one in enumerate(device.backend.for_many_shapes(problem, candidate)):
-                # the first serves the instance best; there is one row at no other
-                later = 0 if is_many or math.prod(extents) == 1 else _LATER * place
-                turns.append((rank + later, extents in between, at, rank, place, _limited(one, extents)))
+        # the first that serves many shapes serves this one best; there is one row at no other
+        later = 0 if is_many or math.prod(extents) == 1 else _LATER
+        for rank, candidate in enumerate(ranked):
+            of_any = device.backend.for_many_shapes(problem, candidate)
+            turns += [(rank + later * place, _limited(one, extents), extents) for place, one in enumerate(of_any)]
     origins: dict[Candidate, tuple[Extents, ...]] = {}
-    for *_, at, _, _, one in sorted(turns, key=lambda turn: turn[:-1]):
-        origins[one] = tuple(dict.fromkeys((*origins.get(one, ()), ranked[at][1])))
+    for _, one, extents in sorted(turns, key=lambda turn: turn[0]):
+        origins[one] = tuple(dict.fromkeys((*origins.get(one, ()), extents)))
     is_large = _weights_bytes(workload, probes[-1]) > _LARGE_BYTES
     most = (_MANY_KERNELS if is_many else _MOST_KERNELS) + len(between)
     kept = dict(list(origins.items())[: _FEW_KERNELS if is_large else most])

@@ -39,7 +39,7 @@ NAMES = {"bfloat16": "amx", "float32": "amx_parts", "int8": "amx_int8"}
 """By the type of the right operand."""
 _BLOCKS = ((2, 2), (1, 3), (3, 1), (4, 1), (1, 2), (2, 1), (1, 1))
 _USUAL = (2, 4, 6, 8, 12, 16)
-"""Times the blocks of rows that there are, at most."""
+"""Blocks of rows that share a panel, beside the divisors of how many there are."""
 _FEWEST_ROWS = 4  # for fewer, B is read from memory or from L2 as fast by `vdpbf16ps`
 
 

@@ -14,7 +14,7 @@ A constant B is packed in tiles at compile time, another one in the kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, prod
 from typing import Any
@@ -82,9 +82,7 @@ def _kernel(problem: CPUProblem, knobs: Knobs, dtype: str = "bfloat16") -> Kerne
         block = replace(block, ahead=ceil(parts * knobs.nr * ROWS / passes))
     row_blocks = 0
     if padded := _padding(info, tiling):
-        # of images there are many blocks, and whether the last is whole changes from one batch to the next
-        is_one_axis = len(problem.pattern.of_role(Role.M)) == 1
-        row_blocks = _row_blocks(info, tiling, padded) if is_one_axis else 0
+        row_blocks = _row_blocks(problem.pattern, info, tiling)
         sch, stages, info = reread(pad_axes(sch.mod["main"], name, info, padded))
     tiled = in_tiles(sch.mod["main"], name, info, block)
     if isinstance(tiled, NotApplicable):
@@ -130,11 +128,13 @@ def _padding(info: Contraction, tiling: Tiling) -> dict[int, int]:
     return padded
 
 
-def _row_blocks(info: Contraction, tiling: Tiling, padded: Mapping[int, int]) -> int:
-    """Blocks with rows of their own, where padding makes others behind them; else 0."""
-    rows = info.of_role(Role.M)
-    full = ceil(rows[-1].extent / tiling.mr)
-    return full if len(rows) == 1 and full * tiling.mr < padded.get(rows[0].index, 0) else 0
+def _row_blocks(original: Contraction, info: Contraction, tiling: Tiling) -> int:
+    """Blocks with rows of their own, where padding makes others behind them; else 0.
+
+    Of images there are many blocks, and whether the last is whole changes from one batch to the next: all count.
+    """
+    blocks = ceil(info.of_role(Role.M)[-1].extent / tiling.mr)
+    return blocks if len(original.of_role(Role.M)) == 1 and blocks % tiling.mt else 0
 
 
 def _passes(info: Contraction, tiling: Tiling) -> int:
