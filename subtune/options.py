@@ -45,7 +45,7 @@ class Options:
     symbols, `past + seq`. Values without a weight share 1 %."""
     regret: float = 0.03
     """With `dynamic`: how much longer than the fastest of all measured kernels the chosen one may take, as a share."""
-    max_kernels: int = 16
+    max_kernels: int = 24
     """With `dynamic`: of one subgraph."""
     cache: str = COPIED
     """With `dynamic`: `copied`, or `in-place` for a decoder whose caches are inputs and, with new rows behind them,

@@ -101,9 +101,9 @@ def add_dispatch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-kernels",
         type=positive,
-        default=16,
+        default=24,
         metavar="N",
-        help="with --dynamic: of one subgraph (default: 16); 1 is one kernel for all shapes",
+        help="with --dynamic: of one subgraph (default: 24); 1 is one kernel for all shapes",
     )
 
 

@@ -1,13 +1,19 @@
-"""Kernels of whole tiles of rows that touch none past the last: their last tile begins earlier, and overlaps another.
+"""Kernels of whole tiles of rows that touch none past the last, so that a kernel may read what the caller of a model
+gave, in whose memory nothing is behind the last row, and no copy is made.
 
-    for t in range(tiles): y[12 t + i] = ...     ->     y[12 t + i + (rows - 12 tiles if t is the last, else 0)] = ...
+Where a loop goes through the rows of a tile, rows past the last are the last one:
 
-What two tiles have in common they compute alike. So a kernel may read what the caller of a model gave, in whose memory
-nothing is behind the last row, and no copy is made. Fewer rows than a tile has it cannot compute.
+    for t in range(tiles): for i in range(12): y[12 t + i] = ...     ->     y[min(12 t + i, rows - 1)] = ...
+
+Where they are written out, each of them would need an address of its own. There the last tile begins earlier, and
+overlaps another; what two tiles have in common they compute alike. Fewer rows than a tile has it cannot compute:
+
+    for t in range(tiles): y[12 t] = ...; y[12 t + 1] = ...     ->     y[12 t + (back if t is the last, else 0)] = ...
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -51,11 +57,14 @@ def overlapping(workload: DynamicWorkload, kernel: Kernel) -> Kernel | NotApplic
     if isinstance(pitches, NotApplicable):
         return pitches
     outputs = len(workload.shapes) - workload.num_outputs
-    try:
-        func = _Overlap(kernel.func, kernel.granules[0], pitches, outputs).func()
-    except _Unlike as reason:
-        return NotApplicable(str(reason))
-    return replace(kernel, func=func, granules=(1,), iterations=0.0, least=kernel.granules[0])
+    reason = ""
+    for kind, least in ((_LastRow, 1), (_LastTile, kernel.granules[0])):
+        within = kind(kernel.func, kernel.granules[0], pitches, outputs)
+        func = within.func()
+        if not within.reason:
+            return replace(kernel, func=func, granules=(1,), iterations=0.0, least=least)
+        reason = within.reason
+    return NotApplicable(reason)
 
 
 def _pitches(workload: DynamicWorkload) -> dict[int, int] | NotApplicable:
@@ -73,10 +82,6 @@ def _pitches(workload: DynamicWorkload) -> dict[int, int] | NotApplicable:
     return found
 
 
-class _Unlike(Exception):
-    """Why a kernel's last tile cannot begin earlier."""
-
-
 @dataclass(frozen=True)
 class _Index:
     """A flat index: what its terms are multiplied by, and a constant."""
@@ -85,22 +90,23 @@ class _Index:
     constant: int
 
 
-class _Overlap:
+class _Within(ABC):
     """Rewrites one kernel: its first parameter is the number of tiles, of `granule` rows each.
 
     Args:
         pitches: elements of a row, by the place of an argument.
         outputs: the place of the first.
+
+    Attributes:
+        reason: why the kernel cannot be rewritten so, if it cannot. No error goes through TVM as the one that it was.
     """
 
     def __init__(self, func: PrimFunc, granule: int, pitches: Mapping[int, int], outputs: int) -> None:
-        self._granule = granule
+        self._granule, self.reason = granule, ""
         self._tiles, *arguments = func.params
         self._old = func
         self._rows, size = tirx.Var("extent_rows", "int64"), tirx.const(granule, "int64")
         self._count = tirx.floordiv(self._rows + tirx.const(granule - 1, "int64"), size)
-        self._first = ((self._count - tirx.const(1, "int64")) * size).astype("int32")
-        self._back = self._rows - self._count * size
         self._bound = {bind.var: bind.value for bind in found(func.body, tirx.Bind)}
         self._pitch: dict[Any, int] = {}
         self._written: set[Any] = set()
@@ -129,35 +135,29 @@ class _Overlap:
 
     def _loaded(self, load: Any) -> Any:
         if load.source in self._written:
-            raise _Unlike("it adds to what it has written")
+            self.reason = "it adds to what it has written"
         if load.source not in self._pitch:
             return load
         return tirx.BufferLoad(load.source, [self._moved(load.source, load.indices)])
 
     def _moved(self, buffer: Any, indices: Sequence[Any]) -> Any:
-        """The index of a row of the last tile, as many rows earlier as that is not full."""
+        """The index of a row that there is."""
         if len(indices) != 1:
-            raise _Unlike("its indices are not flat")
-        (index,) = indices
+            self.reason = "its indices are not flat"
+        index, *_ = indices
         if isinstance(index, tirx.Ramp):
             return tirx.Ramp(self._moved(buffer, [index.base]), index.stride, index.lanes)
         pitch = self._pitch[buffer]
-        row = self._row(self._linear(index), pitch)
-        back = tirx.Select(row >= self._first, self._back * tirx.const(pitch, "int64"), tirx.const(0, "int64"))
+        linear = self._linear(index)
+        if any(factor < 0 or (factor > pitch and factor % pitch) for _, factor in linear.terms):
+            self.reason = "its rows are not told from its columns"
+        rows = [(term, factor // pitch) for term, factor in linear.terms if factor % pitch == 0]
         # in 64 bits it joins the buffer's address; in 32 it would have to be added to every index
-        return index.astype("int64") + back
+        return index.astype("int64") + self._back(rows, linear.constant // pitch) * tirx.const(pitch, "int64")
 
-    def _row(self, index: _Index, pitch: int) -> Any:
-        """Of an index the row, or the first one of its tile: what does not change within a tile is told once."""
-        if any(factor < 0 or (factor > pitch and factor % pitch) for _, factor in index.terms):
-            raise _Unlike("its rows are not told from its columns")
-        rows = [(term, factor // pitch) for term, factor in index.terms if factor % pitch == 0]
-        of_tiles = [one for one in rows if one[1] % self._granule == 0]
-        constant = index.constant // pitch
-        total: Any = tirx.const(constant // self._granule * self._granule if of_tiles else constant, "int32")
-        for term, factor in of_tiles or rows:
-            total = total + term.astype("int32") * tirx.const(factor, "int32")
-        return total
+    @abstractmethod
+    def _back(self, rows: Sequence[tuple[Any, int]], constant: int) -> Any:
+        """By how many rows an index is moved, from the terms of which its row is the sum."""
 
     def _linear(self, expr: Any) -> _Index:
         """Its terms, those of bound variables among them; what is no sum and no multiple is a term."""
@@ -178,3 +178,37 @@ class _Overlap:
                     factor = one.constant
                     return _Index(tuple((term, of * factor) for term, of in other.terms), other.constant * factor)
         return _Index(((expr, 1),), 0)
+
+
+class _LastRow(_Within):
+    """Rows past the last are the last one."""
+
+    def __init__(self, func: PrimFunc, granule: int, pitches: Mapping[int, int], outputs: int) -> None:
+        super().__init__(func, granule, pitches, outputs)
+        loops = found(func.body, tirx.For)
+        self._loops = {loop.loop_var for loop in loops if loop.kind in (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL)}
+
+    def _back(self, rows: Sequence[tuple[Any, int]], constant: int) -> Any:
+        if constant or any(term not in self._loops for term, _ in rows):
+            self.reason = "its rows are written out"
+        row = _sum(rows).astype("int64")
+        return tirx.min(row, self._rows - tirx.const(1, "int64")) - row
+
+
+class _LastTile(_Within):
+    """The last tile begins as many rows earlier as it is not full."""
+
+    def _back(self, rows: Sequence[tuple[Any, int]], constant: int) -> Any:
+        size, zero = tirx.const(self._granule, "int64"), tirx.const(0, "int64")
+        # what does not change within a tile is told once: of an index the row, or the first one of its tile
+        of_tiles = [one for one in rows if one[1] % self._granule == 0]
+        row = _sum(of_tiles or rows, constant // self._granule * self._granule if of_tiles else constant)
+        first = ((self._count - tirx.const(1, "int64")) * size).astype("int32")
+        return tirx.Select(row >= first, self._rows - self._count * size, zero)
+
+
+def _sum(terms: Sequence[tuple[Any, int]], constant: int = 0) -> Any:
+    total: Any = tirx.const(constant, "int32")
+    for term, factor in terms:
+        total = total + term.astype("int32") * tirx.const(factor, "int32")
+    return total

@@ -7,14 +7,13 @@ is generalised to all, built once, and measured at several. Between those its ti
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby, islice, product
 
-from subtune import backends
-from subtune.backends.base import Device, Problem
+from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.dispatch import Extents
 from subtune.core.domain import Domain, Symbol
@@ -25,28 +24,20 @@ from subtune.dynamic.kernel import MIXING, PLAIN, SINGLE, tiles_rows
 from subtune.dynamic.measure import Measurement
 from subtune.dynamic.measured import Measured
 from subtune.dynamic.overlap import overlapped
+from subtune.dynamic.propose import LARGE_BYTES, proposals, weights_bytes
 from subtune.dynamic.refine import HeldOut
 from subtune.dynamic.serve import carried, schedule
 from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload
-from subtune.tuning.waves import in_turn
 
 _STEP = 1.6
 """A symbol's value at a measured instance over that at the one before; no power of it is one of 2, so that tiles of all
 heights are proposed."""
-_MOST_KERNELS, _MANY_KERNELS = 24, 48
-"""Built of one workload; and where builds are beside what is measured, and measuring takes little."""
-_LARGE_BYTES, _FEW_KERNELS = 1 << 26, 8
-"""Weights of which every layout takes seconds to make, and kernels of a workload that has such."""
-_ALL_ROUND, _ALL_ROUND_OF_FAMILY = 3, 2
-"""Kernels that are measured at every instance; and of each implementation, as those of one may not serve at all."""
-_PASSES = (16, 4, 2, 1)
-"""Tiles that share prefetches, as far as an instance has them: few of these numbers, as each is a kernel of its own."""
-_LATER = 3
-"""Turns that what serves other instances than the candidate's own waits for: there may be no place left."""
+_FINE_STEP = _STEP ** (1 / 3)
+"""Of instances that are not measured, whose first candidates are."""
 _FEW_ROWS, _SMALL_BYTES = 12, 1 << 23
 """Of which every number wants tiles of its own height, where weights come faster than few rows are multiplied."""
-_MANY, _FEW = 8, 3
+_MANY, _FEW = 10, 3
 """Instances that a workload is measured at; the second is of one that has little weight."""
 _CHECKS = 3
 """Instances at which kernels are checked besides."""
@@ -138,7 +129,7 @@ class Prospect:
             probes = _spread(probes, max(2, int(measurer.most)))
         is_overlapping = self._exact_only and tiles_rows(self._workload, self._device)
         without = MIXING if is_overlapping else ()
-        found = proposals(self._workload, probes, self._device, topk, without, self._few_rows)
+        found = proposals(self._workload, probes, self._device, topk, without, self._further)
         if is_overlapping:
             found = self._exact(found)
         memory = measurer.memory(
@@ -149,15 +140,19 @@ class Prospect:
         return {one: at for one, at in found.items() if one not in left_out}
 
     @cached_property
-    def _few_rows(self) -> list[Extents]:
-        """Instances that are not measured, each of which wants tiles as high as it has rows."""
+    def _further(self) -> list[Extents]:
+        """Instances that are not measured, at which tiles of other heights may be the fastest: a series of those
+        between, and all of few rows, where these are not as fast as the weights come in any tiles."""
         if not self._is_heavy or len(self._domain.symbols) != 1 or not tiles_rows(self._workload, self._device):
             return []
         (symbol,) = self._domain.symbols
-        if _weights_bytes(self._workload, self._probes[-1]) > _SMALL_BYTES:
+        nbytes = weights_bytes(self._workload, self._probes[-1])
+        if nbytes > LARGE_BYTES:
             return []
-        found = [self._workload.extents_at({symbol.name: value}) for value in _above_zero(symbol)[:_FEW_ROWS]]
-        return [at for at in found if at[0] <= _FEW_ROWS and at not in self._probes]
+        values = _above_zero(symbol)
+        first = values[:_FEW_ROWS] if nbytes <= _SMALL_BYTES else ()
+        found = [self._workload.extents_at({symbol.name: value}) for value in (*first, *_series(values, _FINE_STEP))]
+        return [at for i, at in enumerate(found) if (at[0] <= _FEW_ROWS) == (i < len(first)) and at not in self._probes]
 
     def _exact(self, found: Mapping[Candidate, tuple[Extents, ...]]) -> dict[Candidate, tuple[Extents, ...]]:
         """The same, with tiles that overlap: they serve no fewer rows than one has. The lowest serve any number."""
@@ -208,64 +203,6 @@ def _serves_all(found: Measured, instances: Sequence[Extents]) -> bool:
     return any(all(found.serves(one, at) for at in instances) for one in found.libraries)
 
 
-def proposals(
-    workload: DynamicWorkload,
-    probes: Sequence[Extents],
-    device: Device,
-    topk: int,
-    without: Collection[str] = (),
-    between: Sequence[Extents] = (),
-) -> dict[Candidate, tuple[Extents, ...]]:
-    """The policy's candidates for the probes, the first ones of all before the second ones, and for which probes; the
-    ones that are for most probes are for all instances.
-
-    Args:
-        without: families.
-        between: more instances, whose first candidate alone is taken, behind those of the others.
-    """
-    turns: list[tuple[int, Candidate, Extents]] = []
-    is_many = device.backend.measuring.overlaps
-    for extents, count in (*((at, topk) for at in probes), *((at, 1) for at in between)):
-        try:
-            found = backends.candidates(workload.at(extents), device, count)
-            found = tuple(one for one in found if one.family not in without)
-            ranked = in_turn(found, device.backend.tile, is_many) if is_many else found
-        except Exception:  # a policy may not foresee an axis of one element
-            continue
-        problem = Problem(workload.at(extents), device.model, device.numerics)
-        # the first that serves many shapes serves this one best; there is one row at no other
-        later = 0 if is_many or math.prod(extents) == 1 else _LATER
-        for rank, candidate in enumerate(ranked):
-            of_any = device.backend.for_many_shapes(problem, candidate)
-            turns += [(rank + later * place, _limited(one, extents), extents) for place, one in enumerate(of_any)]
-    origins: dict[Candidate, tuple[Extents, ...]] = {}
-    for _, one, extents in sorted(turns, key=lambda turn: turn[0]):
-        origins[one] = tuple(dict.fromkeys((*origins.get(one, ()), extents)))
-    is_large = _weights_bytes(workload, probes[-1]) > _LARGE_BYTES
-    most = (_MANY_KERNELS if is_many else _MOST_KERNELS) + len(between)
-    kept = dict(list(origins.items())[: _FEW_KERNELS if is_large else most])
-    everywhere: list[Candidate] = []
-    for one in sorted(kept, key=lambda one: -len(kept[one])):
-        of_family = sum(other.family == one.family for other in everywhere)
-        if len(everywhere) < _ALL_ROUND or of_family < _ALL_ROUND_OF_FAMILY:
-            everywhere.append(one)
-    return {one: () if one in everywhere else at for one, at in kept.items()}
-
-
-def _weights_bytes(workload: DynamicWorkload, extents: Extents) -> int:
-    return sum(arg.nbytes for arg in workload.at(extents).args if arg.is_constant)
-
-
-def _limited(candidate: Candidate, extents: Extents) -> Candidate:
-    """The same, its prefetches shared out among as many tiles as this instance has, whatever another has."""
-    if not candidate.get("prefetch") or candidate.get("passes") or len(extents) != 1:
-        return candidate
-    rows = int(candidate.get("mb") or candidate.get("mr") or 1) * 2 ** int(candidate.get("levels") or 0)
-    tiles = -(-extents[0] // rows)
-    passes = next(of for of in _PASSES if of <= tiles)
-    return Candidate.make(candidate.family, candidate.predicted_s, **{**dict(candidate.knobs), "passes": passes})
-
-
 def _probes(workload: DynamicWorkload, domain: Domain) -> list[Extents]:
     """Instances that are measured: a geometric series of each symbol's values, the others at their least and greatest;
     in the order of their work. Nothing is measured where there is nothing: 0 is none of the values."""
@@ -273,18 +210,23 @@ def _probes(workload: DynamicWorkload, domain: Domain) -> list[Extents]:
     values_of = {symbol.name: _above_zero(symbol) for symbol in domain.symbols}
     for symbol in domain.symbols:
         values = values_of[symbol.name]
-        series = {values[0], values[-1]}
-        value = values[-1] / _STEP
-        while value > values[0]:
-            series.add(min(values, key=lambda one: abs(one - value)))  # called at once
-            value /= _STEP
         for end in (-1, 0):
             others = {name: values[end] for name, values in values_of.items()}
-            for value_of in sorted(series):
+            for value_of in _series(values, _STEP):
                 points[workload.extents_at({**others, symbol.name: value_of})] = None
     if not domain.symbols:
         points[workload.extents_at({})] = None
     return sorted(points, key=lambda at: (math.prod(at), at))
+
+
+def _series(values: Sequence[int], step: float) -> list[int]:
+    """Some of them, from the least to the greatest: a geometric series from the greatest down."""
+    series = {values[0], values[-1]}
+    value = values[-1] / step
+    while value > values[0]:
+        series.add(min(values, key=lambda one: abs(one - value)))  # called at once
+        value /= step
+    return sorted(series)
 
 
 def _between(workload: DynamicWorkload, domain: Domain, probes: Sequence[Extents], count: int) -> tuple[Extents, ...]:

@@ -15,6 +15,8 @@ _FIRST_BESIDE, _NEXT_BESIDE = 3 / 10, 1 / 5
 """The same where builds run beside measurements, so that waves leave no builder idle: then each may be smaller, and
 what it shows saves more of the rest. Replayed on 416 kernels of GPT-2 and ResNet-18 on an H200: a seventh of the builds
 less, and the networks 0.01 % slower."""
+_COMPARED = 1.5
+"""Times the least predicted seconds, up to which another implementation may be the fastest."""
 _HOPE = 1.1
 _HOPE_OF_TILE = 1.05
 """The same for candidates of a tile that was seen: of its error all is known but what the loops around it make."""
@@ -24,16 +26,18 @@ Tile = Callable[[Candidate], object]
 """What of a candidate is not the loops around its tile: `Backend.tile`."""
 
 
-def in_turn(candidates: Sequence[Candidate], tile: Tile, families_first: bool = False) -> list[Candidate]:
-    """The first of every tile come first: another tile tells more than other loops around the same.
+def in_turn(candidates: Sequence[Candidate], tile: Tile, every_family: bool = False) -> list[Candidate]:
+    """The first of every implementation come first, of which the model compares two less well than two tiles; then the
+    first of every tile: another tile tells more than other loops around the same.
 
     Args:
-        families_first: the first of every implementation before those: where the model compares two of them less well
-            than two tiles.
+        every_family: implementations that are far behind are no exception, and do not wait for their tiles' turn.
     """
     heads: dict[object, Candidate] = {}
-    for candidate in candidates if families_first else ():
-        heads.setdefault((candidate.family, candidate.is_serial), candidate)
+    most_s = _COMPARED * min((candidate.predicted_s for candidate in candidates), default=0.0)
+    for candidate in candidates:
+        if every_family or candidate.predicted_s <= most_s:
+            heads.setdefault((candidate.family, candidate.is_serial), candidate)
     tiles = {tile(candidate): candidate for candidate in heads.values()}
     for candidate in candidates:
         tiles.setdefault(tile(candidate), candidate)

@@ -59,7 +59,7 @@ class WorkloadSearch:
         fresh = proposals.fresh
         is_one_wave = len(fresh) < TWO_WAVES
         overlaps = job.device.backend.measuring.overlaps
-        self._waiting = list(fresh) if is_one_wave else in_turn(fresh, job.device.backend.tile, overlaps)
+        self._waiting = list(fresh) if is_one_wave else in_turn(fresh, job.device.backend.tile, every_family=overlaps)
         self._sure = len(fresh) if is_one_wave else unconditional(len(fresh), usable_cores(), overlaps)
         self._later = later_wave(len(fresh), overlaps)
         self._built: dict[Candidate, Built] = {}

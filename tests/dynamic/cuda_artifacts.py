@@ -17,8 +17,8 @@ from subtune.dynamic.choose import Chosen
 from subtune.dynamic.constants import with_corners
 from subtune.dynamic.kernel import PLAIN, SINGLE, DynamicKernel, dynamic_kernel
 from subtune.dynamic.model import corner_workloads, dynamic_model
+from subtune.dynamic.propose import proposals
 from subtune.dynamic.serve import carried, schedule
-from subtune.dynamic.tune import proposals
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.passes.pad_attention import NO_LENGTHS, Lengths
 from subtune.passes.splice import splice

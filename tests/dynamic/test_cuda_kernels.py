@@ -19,8 +19,8 @@ from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.dynamic.kernel import PLAIN, SINGLE, DynamicKernel, dynamic_kernel
+from subtune.dynamic.propose import proposals
 from subtune.dynamic.serve import linked
-from subtune.dynamic.tune import proposals
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 from subtune.measure.guarded import numpy_dtype
 from tests.backends.cuda import cuda_on_cpu

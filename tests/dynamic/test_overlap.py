@@ -1,4 +1,4 @@
-"""Tiles that overlap: right at every extent from a tile on, and nothing behind the last row is read or written."""
+"""Tiles of rows that there are: right at every extent, and nothing behind the last row is read or written."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tvm import te
 
 import subtune
 from subtune.backends import as_device
+from subtune.backends.base import Device
 from subtune.backends.cpu.device import CPU
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.kernel import Kernel, NotApplicable
@@ -22,6 +23,7 @@ from subtune.dynamic.serve import carried, schedule
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 from subtune.measure.messages import Library
 from subtune.models.builder import Builder
+from tests.backends.cpu.test_amx import SPR, needs_tiles
 from tests.backends.workloads import dense
 from tests.dynamic.flat_kernels import FlatKernel, of_rows
 from tests.dynamic.test_kernel import expected
@@ -42,14 +44,27 @@ def test_every_extent_from_a_tile_on(case: str) -> None:
     kernel = schedule(carried(workload, (29,)), overlapped(TILES[case]), DEVICE)
     assert isinstance(kernel, Kernel), kernel
     assert kernel.granules == (1,)
-    built = FlatKernel(kernel, DEVICE)
-    rng = np.random.default_rng(0)
-    for rows in range(max(kernel.least, 1), 29):
-        args = [arg for arg in workload.at((rows,)).args if not arg.is_output]
-        given = [rng.standard_normal(arg.shape).astype(arg.dtype) for arg in args]
-        constants = [i for i, arg in enumerate(args) if arg.is_constant]
-        got = built((rows,), given, (rows, 32), constants=constants)
-        np.testing.assert_allclose(got, expected("dense", given), rtol=1e-4, atol=1e-5)
+    _is_right(workload, kernel, DEVICE)
+
+
+BLOCKS = Candidate.make("amx_parts", mr=3, mt=1, nr=1, order="n", rows=5, passes=1)
+"""Of 15 rows, which are packed and written in loops over them."""
+
+
+def test_rows_of_a_loop_need_no_whole_tile() -> None:
+    workload = of_rows(lambda rows: dense(rows, 32, 16))
+    kernel = schedule(carried(workload, (29,)), overlapped(BLOCKS), as_device(SPR))
+    assert isinstance(kernel, Kernel), kernel
+    assert kernel.granules == (1,)
+    assert kernel.least == 1
+
+
+@needs_tiles
+def test_rows_past_the_last_are_the_last() -> None:
+    workload, device = of_rows(lambda rows: dense(rows, 32, 16)), as_device(SPR)
+    kernel = schedule(carried(workload, (29,)), overlapped(BLOCKS), device)
+    assert isinstance(kernel, Kernel), kernel
+    _is_right(workload, kernel, device)
 
 
 def test_fewer_rows_than_a_tile_are_for_others() -> None:
@@ -92,6 +107,17 @@ def test_a_model_of_one_layer_copies_nothing(tmp_path: Path) -> None:
         given = rng.standard_normal((rows, 48)).astype("float32")
         (got,) = artifact.run({"x": given}).values()
         np.testing.assert_allclose(got, np.maximum(given @ weights + bias, 0), rtol=1e-4, atol=1e-4)
+
+
+def _is_right(workload: DynamicWorkload, kernel: Kernel, device: Device) -> None:
+    built = FlatKernel(kernel, device)
+    rng = np.random.default_rng(0)
+    for rows in range(max(kernel.least, 1), 29):
+        args = [arg for arg in workload.at((rows,)).args if not arg.is_output]
+        given = [rng.standard_normal(arg.shape).astype(arg.dtype) for arg in args]
+        constants = [i for i, arg in enumerate(args) if arg.is_constant]
+        got = built((rows,), given, (rows, 32), constants=constants)
+        np.testing.assert_allclose(got, expected("dense", given), rtol=1e-4, atol=1e-5)
 
 
 def _heads(rows: int) -> Workload:

@@ -19,12 +19,13 @@ GIVEN = [
     made("direct", 8, "n", 1.1),
     made("direct", 4, "m", 1.2),
     made("winograd", 2, "m", 1.3),
+    made("fft", 2, "m", 3.0),
 ]
 
 
-def test_the_best_of_every_tile_comes_first() -> None:
-    assert in_turn(GIVEN, tile_of) == [GIVEN[0], GIVEN[2], GIVEN[3], GIVEN[1]]
+def test_the_best_of_every_family_comes_first_and_then_that_of_every_tile() -> None:
+    assert in_turn(GIVEN, tile_of) == [GIVEN[0], GIVEN[3], GIVEN[2], GIVEN[4], GIVEN[1]]
 
 
-def test_the_best_of_every_family_before_it_where_the_model_compares_families_less_well() -> None:
-    assert in_turn(GIVEN, tile_of, families_first=True) == [GIVEN[0], GIVEN[3], GIVEN[2], GIVEN[1]]
+def test_a_family_far_behind_waits_unless_families_are_compared_still_less_well() -> None:
+    assert in_turn(GIVEN, tile_of, every_family=True) == [GIVEN[0], GIVEN[3], GIVEN[4], GIVEN[2], GIVEN[1]]

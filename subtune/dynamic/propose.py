@@ -1,0 +1,101 @@
+"""Which kernels are built of a dynamic workload: what the policy proposes for some of its instances."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from subtune import backends
+from subtune.backends.base import Device, Problem
+from subtune.core.candidate import Candidate
+from subtune.core.dispatch import Extents
+from subtune.dynamic.workload import DynamicWorkload
+from subtune.tuning.waves import in_turn
+
+LARGE_BYTES = 1 << 26
+"""Weights of which every layout takes seconds to make."""
+_MOST_KERNELS, _MANY_KERNELS = 24, 48
+"""Built of one workload; and where builds are beside what is measured, and measuring takes little."""
+_FEW_KERNELS = 8
+"""Of a workload that has so large ones."""
+_ALL_ROUND, _ALL_ROUND_OF_FAMILY = 3, 2
+"""Kernels that are measured at every instance; and of each implementation, as those of one may not serve at all."""
+_PASSES = (16, 4, 2, 1)
+"""Tiles that share prefetches, as far as an instance has them: few of these numbers, as each is a kernel of its own."""
+_NEAR = 1.15
+"""Times the least seconds foretold for an instance, up to which the first of another family may be the fastest."""
+_LATER = 3
+"""Turns that what serves other instances than the candidate's own waits for: there may be no place left."""
+
+
+def proposals(
+    workload: DynamicWorkload,
+    probes: Sequence[Extents],
+    device: Device,
+    topk: int,
+    without: Collection[str] = (),
+    between: Sequence[Extents] = (),
+) -> dict[Candidate, tuple[Extents, ...]]:
+    """The policy's candidates for the probes, the first ones of all before the second ones, and for which probes; the
+    ones that are for most probes are for all instances.
+
+    Args:
+        without: families.
+        between: more instances, of which the first candidates alone are taken, beside those of the others.
+    """
+    turns: list[tuple[int, Candidate, Extents]] = []
+    is_many = device.backend.measuring.overlaps
+    for extents in (*probes, *between):
+        try:
+            found = backends.candidates(workload.at(extents), device, topk)
+            found = tuple(one for one in found if one.family not in without)
+            ranked = in_turn(found, device.backend.tile, every_family=True) if is_many else found
+        except Exception:  # a policy may not foresee an axis of one element
+            continue
+        problem = Problem(workload.at(extents), device.model, device.numerics)
+        # the first that serves many shapes serves this one best; there is one row at no other
+        later = 0 if is_many or math.prod(extents) == 1 else _LATER
+        for rank, candidate in enumerate(ranked) if is_many else _ranked(ranked):
+            if extents in between and rank:
+                continue
+            of_any = device.backend.for_many_shapes(problem, candidate)
+            turns += [(rank + later * place, _limited(one, extents), extents) for place, one in enumerate(of_any)]
+    origins: dict[Candidate, tuple[Extents, ...]] = {}
+    for _, one, extents in sorted(turns, key=lambda turn: turn[0]):
+        origins[one] = tuple(dict.fromkeys((*origins.get(one, ()), extents)))
+    is_large = weights_bytes(workload, probes[-1]) > LARGE_BYTES
+    most = _FEW_KERNELS if is_large else _MANY_KERNELS if is_many else _MOST_KERNELS
+    of_probes = [one for one, at in origins.items() if any(extents not in between for extents in at)][:most]
+    kept = {one: at for one, at in origins.items() if one in of_probes or all(extents in between for extents in at)}
+    everywhere: list[Candidate] = []
+    for one in sorted(kept, key=lambda one: -len(kept[one])):
+        of_family = sum(other.family == one.family for other in everywhere)
+        if len(everywhere) < _ALL_ROUND or of_family < _ALL_ROUND_OF_FAMILY:
+            everywhere.append(one)
+    return {one: () if one in everywhere else at for one, at in kept.items()}
+
+
+def _ranked(candidates: Sequence[Candidate]) -> list[tuple[int, Candidate]]:
+    """Each with its rank in its family, as two families' predictions compare little; if far behind, among all."""
+    least_s = min((one.predicted_s for one in candidates), default=0.0)
+    seen: Counter[str] = Counter()
+    ranks = []
+    for rank, one in enumerate(candidates):
+        ranks.append(seen[one.family] if one.predicted_s <= _NEAR * least_s else rank)
+        seen[one.family] += 1
+    return list(zip(ranks, candidates, strict=True))
+
+
+def weights_bytes(workload: DynamicWorkload, extents: Extents) -> int:
+    return sum(arg.nbytes for arg in workload.at(extents).args if arg.is_constant)
+
+
+def _limited(candidate: Candidate, extents: Extents) -> Candidate:
+    """The same, its prefetches shared out among as many tiles as this instance has, whatever another has."""
+    if not candidate.get("prefetch") or candidate.get("passes") or len(extents) != 1:
+        return candidate
+    rows = int(candidate.get("mb") or candidate.get("mr") or 1) * 2 ** int(candidate.get("levels") or 0)
+    tiles = -(-extents[0] // rows)
+    passes = next(of for of in _PASSES if of <= tiles)
+    return Candidate.make(candidate.family, candidate.predicted_s, **{**dict(candidate.knobs), "passes": passes})
