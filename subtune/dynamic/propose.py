@@ -59,7 +59,7 @@ def proposals(
         for rank, candidate in enumerate(ranked) if is_many else _ranked(ranked):
             if extents in between and rank:
                 continue
-            of_any = device.backend.for_many_shapes(problem, candidate)
+            of_any = device.backend.for_many_shapes(problem, candidate)[: 1 if extents in between else None]
             turns += [(rank + later * place, _limited(one, extents), extents) for place, one in enumerate(of_any)]
     origins: dict[Candidate, tuple[Extents, ...]] = {}
     for _, one, extents in sorted(turns, key=lambda turn: turn[0]):
