@@ -26,7 +26,7 @@ class TileShape:
     step: int | None = None
     """Of those that vary, what it adds up at once, as the keys of attention; None where it adds up none."""
     behind_s: float = 0.0
-    """What it takes longer behind other kernels than alone."""
+    """What it takes longer behind other kernels, or these behind it, than it does alone; less than 0 if shorter."""
 
 
 class ManyShapes:

@@ -153,9 +153,7 @@ class Prospect:
         values = _above_zero(symbol)
         first = () if is_many or nbytes > _SMALL_BYTES else values[:_FEW_ROWS]
         found = [self._workload.extents_at({symbol.name: value}) for value in (*first, *_series(values, _FINE_STEP))]
-        return [
-            at for i, at in enumerate(found) if (at[0] <= _FEW_ROWS) == (i < len(first)) and at not in self._probes
-        ]
+        return [at for i, at in enumerate(found) if (at[0] <= _FEW_ROWS) == (i < len(first)) and at not in self._probes]
 
     def _exact(self, found: Mapping[Candidate, tuple[Extents, ...]]) -> dict[Candidate, tuple[Extents, ...]]:
         """The same, with tiles that overlap: they serve no fewer rows than one has. The lowest serve any number."""
