@@ -141,19 +141,21 @@ class Prospect:
 
     @cached_property
     def _further(self) -> list[Extents]:
-        """Instances that are not measured, at which tiles of other heights may be the fastest: a series of those
-        between, and all of few rows, where these are not as fast as the weights come in any tiles."""
-        is_many = self._device.backend.measuring.overlaps
+        """Instances that are not measured, at which other tiles may be the fastest: a series of those between, and on a
+        CPU all of few rows, where weights come faster than these are multiplied."""
         if not self._is_heavy or len(self._domain.symbols) != 1:
             return []
         (symbol,) = self._domain.symbols
-        nbytes = weights_bytes(self._workload, self._probes[-1])
-        if nbytes > LARGE_BYTES or not (is_many or tiles_rows(self._workload, self._device)):
-            return []
         values = _above_zero(symbol)
-        first = () if is_many or nbytes > _SMALL_BYTES else values[:_FEW_ROWS]
-        found = [self._workload.extents_at({symbol.name: value}) for value in (*first, *_series(values, _FINE_STEP))]
-        return [at for i, at in enumerate(found) if (at[0] <= _FEW_ROWS) == (i < len(first)) and at not in self._probes]
+        found = [self._workload.extents_at({symbol.name: value}) for value in _series(values, _FINE_STEP)]
+        nbytes = weights_bytes(self._workload, self._probes[-1])
+        if not self._device.backend.measuring.overlaps:
+            if nbytes > LARGE_BYTES or not tiles_rows(self._workload, self._device):
+                return []
+            few = values[:_FEW_ROWS] if nbytes <= _SMALL_BYTES else ()
+            of_few = [self._workload.extents_at({symbol.name: value}) for value in few]
+            found = [at for at in (*of_few, *found) if (at[0] <= _FEW_ROWS) == (at in of_few)]
+        return [at for at in dict.fromkeys(found) if at not in self._probes]
 
     def _exact(self, found: Mapping[Candidate, tuple[Extents, ...]]) -> dict[Candidate, tuple[Extents, ...]]:
         """The same, with tiles that overlap: they serve no fewer rows than one has. The lowest serve any number."""

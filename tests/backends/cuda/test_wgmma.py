@@ -21,7 +21,7 @@ from subtune.backends.cuda.families.stem.plan import Front, front
 from subtune.backends.cuda.families.stem.shape import Stem, StemPacking, row_of
 from subtune.backends.cuda.families.wgmma.candidates import predict
 from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of, split
-from subtune.backends.cuda.families.wgmma.schedule import padded_param, source_of
+from subtune.backends.cuda.families.wgmma.source import padded_param, source_of
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
 from subtune.backends.cuda.families.wgmma.tma import tensor_map
 from subtune.backends.cuda.lowering.pipeline import register

@@ -17,7 +17,7 @@ from subtune.backends.cuda.building.parsed_once import parsed_once
 from subtune.backends.cuda.device import CUDA
 from subtune.backends.cuda.families.wgmma.epilogue import epilogue_of
 from subtune.backends.cuda.families.wgmma.in_place import InPlace, neighbouring
-from subtune.backends.cuda.families.wgmma.schedule import source_of
+from subtune.backends.cuda.families.wgmma.source import source_of
 from subtune.backends.cuda.families.wgmma.store_form import store_of
 from subtune.backends.cuda.families.wgmma.tiling import Tiling
 from subtune.backends.cuda.families.wgmma.walk import Walk

@@ -19,7 +19,7 @@ from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.kernel import Walk, multiply
 from subtune.backends.cuda.families.fma.tensor import tensor_obstacle
-from subtune.backends.cuda.families.wgmma.schedule import source_of
+from subtune.backends.cuda.families.wgmma.source import source_of
 from subtune.backends.cuda.model.core_tiles import FmaTile
 from subtune.backends.cuda.source.calls import address
 from subtune.backends.cuda.source.emit import Code, const, load, prim_func, ramp

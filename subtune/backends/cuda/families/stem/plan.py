@@ -14,7 +14,7 @@ from subtune.backends.cuda.families.stem.kernel import Sink, stem_func
 from subtune.backends.cuda.families.stem.shape import Stem, StemPacking, row_of
 from subtune.backends.cuda.families.wgmma.epilogue import Epilogue, epilogue_of
 from subtune.backends.cuda.families.wgmma.in_place import InPlace, may_be_in_place
-from subtune.backends.cuda.families.wgmma.schedule import padded_param, source_of
+from subtune.backends.cuda.families.wgmma.source import padded_param, source_of
 from subtune.backends.cuda.families.wgmma.store import Store
 from subtune.backends.cuda.families.wgmma.store_form import MAX_FETCHED, store_of
 from subtune.backends.cuda.families.wgmma.tiling import Tiling, wgmma_obstacle

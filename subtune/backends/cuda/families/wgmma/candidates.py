@@ -15,6 +15,7 @@ from math import ceil, prod
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
+from subtune.backends.cuda.families.wgmma.source import copied_obstacle
 from subtune.backends.cuda.families.wgmma.store_copies import copied_bytes, product_alone
 from subtune.backends.cuda.families.wgmma.tiling import ROW_BYTES, SWIZZLES, Tiling, are_multiplied, wgmma_obstacle
 from subtune.backends.cuda.families.wgmma.walk import taps_below
@@ -84,7 +85,8 @@ def has_tiles(problem: Problem[CUDAModel]) -> bool:
 
 
 def accepts(problem: Problem[CUDAModel]) -> str:
-    return multiplied_obstacle(product_alone(problem))
+    alone = product_alone(problem)
+    return multiplied_obstacle(alone) or copied_obstacle(alone.workload)
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:

@@ -22,7 +22,7 @@ from subtune.backends.cuda.device import CUDAModel
 from subtune.backends.cuda.families.fma.kernel import Walk, multiply
 from subtune.backends.cuda.families.fma.schedule import store_epilogue
 from subtune.backends.cuda.families.fma.tensor import tensor_obstacle
-from subtune.backends.cuda.families.wgmma.schedule import padded_param
+from subtune.backends.cuda.families.wgmma.source import padded_param
 from subtune.backends.cuda.families.winograd.source import transforms
 from subtune.backends.cuda.model.core_tiles import FmaTile
 from subtune.backends.cuda.source.calls import address, called, end
