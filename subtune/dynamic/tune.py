@@ -37,7 +37,9 @@ _FINE_STEP = _STEP ** (1 / 3)
 """Of instances that are not measured, whose first candidates are."""
 _FEW_ROWS, _SMALL_BYTES = 12, 1 << 23
 """Of which every number wants tiles of its own height, where weights come faster than few rows are multiplied."""
-_MANY, _FEW = 10, 3
+_SOME_ROWS = 128
+"""Of more than those, what the last tile lacks is little in tiles of any height."""
+_MANY, _FEW = 9, 3
 """Instances that a workload is measured at; the second is of one that has little weight."""
 _CHECKS = 3
 """Instances at which kernels are checked besides."""
@@ -154,7 +156,8 @@ class Prospect:
                 return []
             few = values[:_FEW_ROWS] if nbytes <= _SMALL_BYTES else ()
             of_few = [self._workload.extents_at({symbol.name: value}) for value in few]
-            found = [at for at in (*of_few, *found) if (at[0] <= _FEW_ROWS) == (at in of_few)]
+            of_some = [at for at in found if _FEW_ROWS < at[0] <= _SOME_ROWS]
+            found = [*(at for at in of_few if at[0] <= _FEW_ROWS), *of_some]
         return [at for at in dict.fromkeys(found) if at not in self._probes]
 
     def _exact(self, found: Mapping[Candidate, tuple[Extents, ...]]) -> dict[Candidate, tuple[Extents, ...]]:
