@@ -17,6 +17,7 @@ from subtune.core.workload import Workload
 from subtune.dynamic.alike import are_alike
 from subtune.dynamic.constants import Corner, constants_of, corner
 from subtune.dynamic.fit import NO_STEPS, Fitter
+from subtune.dynamic.merged_rows import with_merged_rows
 from subtune.dynamic.points import last_multiples, points_beyond, sample_points, sums_of
 from subtune.dynamic.told_apart import calls, pairs, told_apart
 from subtune.dynamic.varying import Made, made_of_shape
@@ -230,7 +231,7 @@ def _symbolic(specs: Sequence[Sequence[TensorSpec]], fitters: Sequence[Fitter]) 
 
 def _instance(prepared: Prepared) -> _Instance:
     names = tuple(subgraph.name for subgraph in prepared.subgraphs)
-    workloads = {subgraph.name: subgraph.workload for subgraph in prepared.subgraphs}
+    workloads = {subgraph.name: with_merged_rows(subgraph.workload) for subgraph in prepared.subgraphs}
     inputs, outputs = tuple(prepared.imported.inputs), tuple(prepared.imported.outputs)
     return _Instance(names, workloads, inputs, outputs, _operators(prepared), tuple(calls(prepared.mod)))
 

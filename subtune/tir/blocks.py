@@ -152,7 +152,7 @@ def _point(buffer: Any, indices: Any) -> Any:
 def _unique(regions: list[Any]) -> list[Any]:
     kept: list[Any] = []
     for region in regions:
-        if not any(is_same(region, other) for other in kept):
+        if not any(region.source.same_as(other.source) and is_same(region, other) for other in kept):
             kept.append(region)
     return kept
 

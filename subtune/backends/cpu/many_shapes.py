@@ -59,7 +59,10 @@ def _of_all_tiles(problem: Problem[CPUModel], candidate: Candidate) -> Sequence[
     knobs = candidate.as_knobs(amx.Knobs)
     assert isinstance(knobs, amx.Knobs)
     if knobs.order in ("m", "mn") and len(problem.pattern.of_role("m")) == 1:
-        return [Candidate.of(candidate.family, _of_many_rows(problem, knobs), candidate.predicted_s)]
+        of_many = Candidate.of(candidate.family, _of_many_rows(problem, knobs), candidate.predicted_s)
+        # pixels of images are multiples of one image's
+        is_whole = problem.pattern.of_role("m")[0].extent % (knobs.mt * knobs.mr * knobs.rows) == 0
+        return list(dict.fromkeys([candidate, of_many])) if is_whole else [of_many]
     if knobs.order != "n":
         return (candidate,)
     rows = problem.pattern.of_role("m")[-1].extent
