@@ -61,23 +61,25 @@ class _Merging:
     def _stage(self, block: Any) -> Any:
         count = len(self._images)
         along = list(block.body.indices[:count]) if block.body.buffer in self._made else []
+        of_images = {*along}
         axes = {iv.var: iv for iv in block.iter_vars}
         extents = tuple(_number(axes[var].dom.extent) if var in axes else -1 for var in along)
-        if extents != self._images or len(set(along)) != count:
+        if extents != self._images or len(of_images) != count:
             self.is_whole = False
             return block
         row = tirx.IterVar(
             ir.Range(tirx.const(0, "int64"), tirx.const(self._rows, "int64")), tirx.Var("row", "int64"), 0
         )
-        kept = [iv for iv in block.iter_vars if iv.var not in along]
+        kept = [iv for iv in block.iter_vars if iv.var not in of_images]
         analyzer = Analyzer()
         for iv in block.iter_vars:
             analyzer.bind(iv.var, iv.dom)
 
         def moved(buffer: Any, indices: Any, here: Any) -> tuple[Any, Any]:
             first, rest = (indices[:count], indices[count:]) if buffer in self._made else ([], indices)
-            is_row = all(analyzer.simplify(a).same_as(b) for a, b in zip(first, along, strict=False))
-            self.is_whole &= is_row and all(variables(index).isdisjoint(along) for index in rest)
+            rest = [analyzer.simplify(index) if variables(index) & of_images else index for index in rest]
+            is_row = all(analyzer.can_prove_equal(a, b) for a, b in zip(first, along, strict=False))
+            self.is_whole &= is_row and all(variables(index).isdisjoint(of_images) for index in rest)
             return self._made.get(buffer, buffer), [row.var, *rest] if first else rest
 
         values = dict(zip(along, self._unfolded(row.var), strict=True))
