@@ -127,9 +127,9 @@ class CPUModel:
         A hundredth of L3 for one of a model's dozens of subgraphs: all of them, what lies between them and what else
         runs on the machine exceed it. Measured against a sixteenth on two Zen 5 cores with 32 MB: ResNet-50 1.04,
         MobileNetV2 1.08, an LSTM 1.32 times as fast; against a five-hundredth nothing changes. Of a model that L3 keeps
-        whole, those weights come from memory that have grown too large for that as they were packed.
+        whole, those weights come from memory that as they were packed have outgrown half of it, too: see `for_working_set`.
         """
-        return (3 if self.keeps_working_set else 100) * weights_bytes >= self.l3_bytes
+        return (2 if self.keeps_working_set else 100) * weights_bytes >= self.l3_bytes
 
     def for_working_set(self, nbytes: int) -> CPUModel:
         """As it is for a model that reads and writes so many bytes in a run: half of L3 is kept until the next run.
