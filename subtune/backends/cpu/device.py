@@ -127,7 +127,7 @@ class CPUModel:
         A hundredth of L3 for one of a model's dozens of subgraphs: all of them, what lies between them and what else
         runs on the machine exceed it. Measured against a sixteenth on two Zen 5 cores with 32 MB: ResNet-50 1.04,
         MobileNetV2 1.08, an LSTM 1.32 times as fast; against a five-hundredth nothing changes. Of a model that L3 keeps
-        whole, those weights come from memory that as they were packed have outgrown half of it, too: see `for_working_set`.
+        whole, those weights come from memory that have outgrown half of L3 as they were packed (`for_working_set`).
         """
         return (2 if self.keeps_working_set else 100) * weights_bytes >= self.l3_bytes
 
