@@ -8,14 +8,16 @@ are the same bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from tvm import ir, tirx
-from tvm.sym import Analyzer
 
+from subtune.backends.algorithms.strassen import unfold
 from subtune.core.kernel import NotApplicable
 from subtune.core.workload import Workload
+from subtune.patterns.axes import Axis
 from subtune.patterns.contraction import contraction
 from subtune.patterns.stages import anchored
 from subtune.tir.blocks import root_stages, stage_block, with_axes, with_stages
@@ -28,19 +30,21 @@ def with_merged_rows(workload: Workload) -> Workload:
     if isinstance(found, NotApplicable):
         return workload
     _, _, info = found
-    images = tuple(int(dim) for dim in workload.args[-1].shape[:-1])
-    if info.per_group or info.of_role("batch") or len(info.of_role("m")) < 2 or prod(images[1:]) < 2:
+    rows = info.of_role("m")
+    images = tuple(axis.extent for axis in rows)
+    if info.per_group or info.of_role("batch") or images != workload.args[-1].shape[:-1] or prod(images[1:]) < 2:
         return workload
-    merging = _Merging(images)
+    merging = _Merging(rows)
     func = merging.func(workload.func)
     return Workload.of(func, workload.num_outputs) if merging.is_whole else workload
 
 
 class _Merging:
-    """Arrays whose first dims are `images`, with one dim in the place of these."""
+    """Arrays whose first dims are the axes of images, with one dim in the place of these."""
 
-    def __init__(self, images: tuple[int, ...]) -> None:
-        self._images, self._rows = images, prod(images)
+    def __init__(self, axes: tuple[Axis, ...]) -> None:
+        self._axes, self._images = axes, tuple(axis.extent for axis in axes)
+        self._rows = prod(self._images)
         self._made: dict[Any, Any] = {}
         self.is_whole = True
         """Whether all that was seen goes through the rows one by one."""
@@ -71,26 +75,22 @@ class _Merging:
             ir.Range(tirx.const(0, "int64"), tirx.const(self._rows, "int64")), tirx.Var("row", "int64"), 0
         )
         kept = [iv for iv in block.iter_vars if iv.var not in of_images]
-        analyzer = Analyzer()
-        for iv in block.iter_vars:
-            analyzer.bind(iv.var, iv.dom)
 
         def moved(buffer: Any, indices: Any, here: Any) -> tuple[Any, Any]:
             first, rest = (indices[:count], indices[count:]) if buffer in self._made else ([], indices)
-            rest = [analyzer.simplify(index) if variables(index) & of_images else index for index in rest]
-            is_row = all(analyzer.can_prove_equal(a, b) for a, b in zip(first, along, strict=False))
-            self.is_whole &= is_row and all(variables(index).isdisjoint(of_images) for index in rest)
+            # others stay axes, those of one element too: weights have to be read by their own
+            rest = [index if variables(index).isdisjoint(of_images) else here(index) for index in rest]
+            is_row = not first or here(self._folded(first)).same_as(row.var)
+            self.is_whole &= is_row and all(row.var not in variables(index) for index in rest)
             return self._made.get(buffer, buffer), [row.var, *rest] if first else rest
 
-        values = dict(zip(along, self._unfolded(row.var), strict=True))
-        return with_axes(block, [row, *kept], values, moved)
+        return with_axes(block, [row, *kept], dict(zip(along, unfold(row.var, self._axes), strict=True)), moved)
 
-    def _unfolded(self, row: Any) -> list[Any]:
-        found = []
-        for extent in reversed(self._images):
-            found.append(row % extent)
-            row = row // extent
-        return found[::-1]
+    def _folded(self, position: Sequence[Any]) -> Any:
+        row = position[0]
+        for index, extent in zip(position[1:], self._images[1:], strict=True):
+            row = row * extent + index
+        return row
 
 
 def _number(dim: Any) -> int:

@@ -47,6 +47,7 @@ def proposals(
     turns: list[tuple[int, Candidate, Extents]] = []
     is_many = device.backend.measuring.overlaps
     for extents in (*probes, *between):
+        is_between = extents in between
         try:
             found = backends.candidates(workload.at(extents), device, topk)
             found = tuple(one for one in found if one.family not in without)
@@ -57,17 +58,18 @@ def proposals(
         # the first that serves many shapes serves this one best; there is one row at no other
         later = 0 if is_many or math.prod(extents) == 1 else _LATER
         for rank, candidate in enumerate(ranked) if is_many else _ranked(ranked):
-            if extents in between and rank:
+            if is_between and rank:
                 continue
-            of_any = device.backend.for_many_shapes(problem, candidate)[: 1 if extents in between else None]
+            of_any = device.backend.for_many_shapes(problem, candidate)[: 1 if is_between else None]
             turns += [(rank + later * place, _limited(one, extents), extents) for place, one in enumerate(of_any)]
     origins: dict[Candidate, tuple[Extents, ...]] = {}
     for _, one, extents in sorted(turns, key=lambda turn: turn[0]):
         origins[one] = tuple(dict.fromkeys((*origins.get(one, ()), extents)))
     is_large = weights_bytes(workload, probes[-1]) > LARGE_BYTES
     most = _FEW_KERNELS if is_large else _MANY_KERNELS if is_many else _MOST_KERNELS
-    of_probes = [one for one, at in origins.items() if any(extents not in between for extents in at)][:most]
-    kept = {one: at for one, at in origins.items() if one in of_probes or all(extents in between for extents in at)}
+    of_between = {one: at for one, at in origins.items() if set(at) <= set(between)}
+    left_out = [one for one in origins if one not in of_between][most:]
+    kept = {one: at for one, at in origins.items() if one not in left_out}
     everywhere: list[Candidate] = []
     for one in sorted(kept, key=lambda one: -len(kept[one])):
         of_family = sum(other.family == one.family for other in everywhere)
@@ -80,11 +82,11 @@ def _ranked(candidates: Sequence[Candidate]) -> list[tuple[int, Candidate]]:
     """Each with its rank in its family, as two families' predictions compare little; if far behind, among all."""
     least_s = min((one.predicted_s for one in candidates), default=0.0)
     seen: Counter[str] = Counter()
-    ranks = []
+    ranked = []
     for rank, one in enumerate(candidates):
-        ranks.append(seen[one.family] if one.predicted_s <= _NEAR * least_s else rank)
+        ranked.append((seen[one.family] if one.predicted_s <= _NEAR * least_s else rank, one))
         seen[one.family] += 1
-    return list(zip(ranks, candidates, strict=True))
+    return ranked
 
 
 def weights_bytes(workload: DynamicWorkload, extents: Extents) -> int:

@@ -150,14 +150,16 @@ class Prospect:
         (symbol,) = self._domain.symbols
         values = _above_zero(symbol)
         found = [self._workload.extents_at({symbol.name: value}) for value in _series(values, _FINE_STEP)]
-        nbytes = weights_bytes(self._workload, self._probes[-1])
         if not self._device.backend.measuring.overlaps:
+            nbytes = weights_bytes(self._workload, self._probes[-1])
             if nbytes > LARGE_BYTES or not tiles_rows(self._workload, self._device):
                 return []
             few = values[:_FEW_ROWS] if nbytes <= _SMALL_BYTES else ()
-            of_few = [self._workload.extents_at({symbol.name: value}) for value in few]
-            of_some = [at for at in found if _FEW_ROWS < at[0] <= _SOME_ROWS]
-            found = [*(at for at in of_few if at[0] <= _FEW_ROWS), *of_some]
+            of_few = (self._workload.extents_at({symbol.name: value}) for value in few)
+            found = [
+                *(at for at in of_few if at[0] <= _FEW_ROWS),
+                *(at for at in found if _FEW_ROWS < at[0] <= _SOME_ROWS),
+            ]
         return [at for at in dict.fromkeys(found) if at not in self._probes]
 
     def _exact(self, found: Mapping[Candidate, tuple[Extents, ...]]) -> dict[Candidate, tuple[Extents, ...]]:
