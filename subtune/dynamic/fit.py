@@ -29,7 +29,7 @@ DIVISORS = tuple(dict.fromkeys((32, 4, 16, 8, 64, 2, *range(3, 64), 80, 96, 112,
 """Rows of tiles and lanes of vectors."""
 _POWERS = tuple(2**i for i in range(2, 11))
 """By which three times an extent is divided, too: rows of 768 elements in blocks of 1024."""
-_SHARES, _POINTS_OF_SHARES = (2, 4, 8, 16), 7
+_SHARES, _POINTS_OF_SHARES = tuple(2**i for i in range(1, 9)), 7
 """By which multiples of extents are divided, where so many points leave little to chance."""
 _WORD = 1 << 64
 """Tables are of whole numbers modulo this: what is equal is so there, too, and no number is too large."""

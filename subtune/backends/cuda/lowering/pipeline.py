@@ -3,6 +3,7 @@
 Different from TVM's `s_tir`:
 - asynchronous copies wherever a schedule asks for them, without a switch in the PassContext of whoever builds; of bytes
   with zeros around them, too (`async_bytes`);
+- tiles of more rows than there are copy the last one again (`free_rows`);
 - vectors that lie in one run of memory are seen to (`uniform_lanes`);
 - `swizzle` after the regions of intrinsics are known;
 - no common subexpressions: as variables they hide indices of warp memory from LowerWarpMemory (nvcc finds them again);
@@ -30,6 +31,7 @@ from subtune.backends.cuda.lowering.erf import short_erf
 from subtune.backends.cuda.lowering.flat import FLAT, with_host
 from subtune.backends.cuda.lowering.float8_vectors import float8_vectors
 from subtune.backends.cuda.lowering.float_functions import short_float_functions
+from subtune.backends.cuda.lowering.free_rows import free_rows
 from subtune.backends.cuda.lowering.gelu import gelu
 from subtune.backends.cuda.lowering.nan import nan_kept
 from subtune.backends.cuda.lowering.printable import printable
@@ -86,7 +88,7 @@ def flat(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
 def _blocks_to_loops() -> tuple[Any, ...]:
     t = s_tir.transform
     return (
-        t.CanonicalizeLoop(), t.LowerCrossThreadReduction(), t.LowerInitBlock(),
+        free_rows, t.CanonicalizeLoop(), t.LowerCrossThreadReduction(), t.LowerInitBlock(),
         t.PlanAndUpdateBufferAllocationLocation(), t.ConvertBlocksToOpaque(), t.LiftThreadBinding(),
         t.ManifestSharedMemoryLocalStage(), t.CompactBufferAllocation(), t.LowerAutoCopy(), t.UnifyThreadBinding(),
         t.LowerMatchBuffer(), t.StmtSimplify(), swizzle, t.InjectPermutedLayout(), t.AnnotateIrregularLoop(),

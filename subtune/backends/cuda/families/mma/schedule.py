@@ -29,6 +29,7 @@ from subtune.backends.cuda.families.mma.tiling import (
     tensor_core_obstacle,
     tile_obstacle,
 )
+from subtune.backends.cuda.lowering.free_rows import FREE_ROWS_ATTR
 from subtune.backends.cuda.lowering.swizzle import SWIZZLE_ATTR, can_swizzle
 from subtune.backends.cuda.source.epilogue import COMPUTED, inline_epilogue, merge_epilogue, store_rows, sum_parts
 from subtune.backends.cuda.source.gemm_form import GemmBlocks, gemm_form, widened
@@ -157,6 +158,8 @@ def _product(
             reason = _only_packs(sch, shared, copy)
         else:
             reason = inline_producers(sch, shared)
+            if axis == "k":  # rows past the last are computed and not stored
+                sch.annotate(shared, FREE_ROWS_ATTR, 1)
         if reason:
             return reason
         warp = sch.cache_read(tile_block, index, "warp")
