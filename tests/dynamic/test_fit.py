@@ -94,7 +94,8 @@ def test_none_is_found_of_more_terms_or_factors(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["ceil(3*seq/2)", "144*ceil(9*seq/4)", "ceil(27*seq/16)", "ceil(seq*seq/512)", "ceil(3*seq/32)", "ceil(49*seq/64)"]
+    "text",
+    ["ceil(3*seq/2)", "144*ceil(9*seq/4)", "ceil(27*seq/16)", "ceil(seq*seq/512)", "ceil(3*seq/32)", "ceil(49*seq/64)"],
 )
 def test_blocks_of_rows_are_found_by_odd_extents_alone(text):
     """`3*ceil(seq/2) - 1` is as right there, and wrong where rows are even."""

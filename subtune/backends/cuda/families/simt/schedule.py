@@ -16,8 +16,8 @@ from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.model.core_tiles import VECTOR, WARP_COLUMNS, WARP_ROWS, SimtTile, simt_tile_obstacle
 from subtune.backends.cuda.lowering.free_rows import FREE_ROWS_ATTR
+from subtune.backends.cuda.model.core_tiles import VECTOR, WARP_COLUMNS, WARP_ROWS, SimtTile, simt_tile_obstacle
 from subtune.backends.cuda.source.epilogue import inline_epilogue, merge_epilogue
 from subtune.backends.cuda.source.gemm_form import gemm_form, widened
 from subtune.core.kernel import Kernel, NotApplicable
