@@ -177,9 +177,11 @@ def _with_granules(
         greatest = tuple(max(extent, KEYS + 1) for extent in greatest)  # below, all sums are of as many tiles
     if not device.backend.compares_lowered:  # what is scheduled for many serves few: comparisons stay
         greatest = tuple(max(extent, _MANY) for extent in greatest)
-    points = sample_tiles(tiles_of(greatest, granules), is_even)
-    sizes = [tuple(tiles * granule for tiles, granule in zip(point, granules, strict=True)) for point in points]
-    named = [_with_quotients(workload, dict(zip(workload.names, point, strict=True)), granules) for point in points]
+    steps = tuple(granule * unit for granule, unit in zip(granules, _units(workload, granules), strict=True))
+    points = sample_tiles(tiles_of(greatest, steps), is_even)
+    sizes = [tuple(count * step for count, step in zip(point, steps, strict=True)) for point in points]
+    tiles = [dict(zip(workload.names, tiles_of(size, granules), strict=True)) for size in sizes]
+    named = [_with_quotients(workload, of_size, granules) for of_size in tiles]
     return _compared(workload, [candidate] * len(sizes), device, granules, sizes, named)
 
 
@@ -227,6 +229,13 @@ def _problem(workload: DynamicWorkload, extents: tuple[int, ...], device: Device
 @lru_cache(maxsize=4)
 def _has_free_rows(workload: DynamicWorkload) -> bool:
     return has_free_rows(workload)
+
+
+def _units(workload: DynamicWorkload, granules: Sequence[int]) -> tuple[int, ...]:
+    """What every extent is a multiple of: rows that are pixels of whole images end with a tile, if an image does."""
+    if set(granules) != {1} or _quotients(workload):
+        return (1,) * len(granules)
+    return tuple(math.gcd(*(factor for _, factor in dim.terms)) for dim in workload.extents)
 
 
 def _with_quotients(workload: DynamicWorkload, values: Mapping[str, int], granules: Sequence[int]) -> dict[str, int]:

@@ -35,8 +35,14 @@ def copied(given: Any) -> tvm.IRModule:
                 row, column = T.axis.remap("SS", [i, j])
                 tile[row, column] = given(a, row, column)
 
-    sch = Schedule(main)
-    sch.annotate(sch.get_sblock("copy"), FREE_ROWS_ATTR, 0)
+    return asking(main, "copy")
+
+
+def asking(func: Any, *blocks: str) -> tvm.IRModule:
+    """With free rows asked for by these blocks, whose first axis they are."""
+    sch = Schedule(func)
+    for name in blocks:
+        sch.annotate(sch.get_sblock(name), FREE_ROWS_ATTR, 0)
     return sch.mod
 
 
@@ -77,8 +83,43 @@ def body_of(mod: tvm.IRModule) -> str:
     return stored
 
 
+def stored(copied_rows: int, stored_rows: int) -> tvm.IRModule:
+    """A tile of 32 rows of 6: so many of them are copied, the others are zeros; and so many are stored, with `b`."""
+
+    @T.prim_func(s_tir=True)
+    def main(
+        a: T.Buffer((40, 6), "float32"), b: T.Buffer((40, 6), "float32"), out: T.Buffer((40, 6), "float32")
+    ) -> None:
+        tile = T.sblock_alloc_buffer((32, 6), "float32", scope="shared")
+        for i, j in T.grid(32, 6):
+            with T.sblock("copy"):
+                row, column = T.axis.remap("SS", [i, j])
+                tile[row, column] = T.if_then_else(row < copied_rows, a[row, column], T.float32(0))
+        for i, j in T.grid(32, 6):
+            with T.sblock("store"):
+                row, column = T.axis.remap("SS", [i, j])
+                T.where(i < stored_rows)
+                out[row, column] = tile[row, column] * b[row, column]
+
+    return asking(main, "copy", "store")
+
+
+def test_what_is_computed_of_the_last_row_is_stored_again() -> None:
+    text = free_rows(stored(20, 20)).script()
+    assert "T.where" not in text
+    last = "T.min(row, 19), column"
+    assert f"out[{last}] = tile[row, column] * b[{last}]" in text
+
+
+def test_zeros_are_not_stored() -> None:
+    """In the place of a row that there is: of more rows than are copied."""
+    text = free_rows(stored(20, 24)).script()
+    assert "T.where(i < 24)" in text
+    assert "out[row, column] = tile[row, column] * b[row, column]" in text
+
+
 FLOAT32 = {"dtype": "float32", "acc": "float32"}
-RAGGED = {
+RAGGED = {  # workloads whose last tile is not full
     "product": (product(100, 64, 128, "nt"), MMA),
     "prologue": (product(100, 64, 128, "nt", scale=True), MMA),
     "few columns": (product(100, 40, 128, "nt"), MMA),
@@ -94,6 +135,11 @@ def test_no_load_is_compared(name: str) -> None:
     assert "? " not in text.split("__syncthreads")[0]
     assert "_pred_" not in text, "no asynchronous copy has a condition"
     assert "min(" in text
+
+
+def test_nothing_is_compared_where_sums_are_stored_at_once() -> None:
+    text = source_of(product(100, 64, 128, "nt", bias=True, residual=True, out="float32"), MMA)
+    assert "< 100)" not in text
 
 
 def test_what_surrounds_an_image_is_zero() -> None:

@@ -29,7 +29,7 @@ from subtune.backends.cuda.families.mma.tiling import (
     tensor_core_obstacle,
     tile_obstacle,
 )
-from subtune.backends.cuda.lowering.free_rows import FREE_ROWS_ATTR
+from subtune.backends.cuda.lowering.free_rows import FREE_COLUMNS_ATTR, FREE_ROWS_ATTR
 from subtune.backends.cuda.lowering.swizzle import SWIZZLE_ATTR, can_swizzle
 from subtune.backends.cuda.source.epilogue import COMPUTED, inline_epilogue, merge_epilogue, store_rows, sum_parts
 from subtune.backends.cuda.source.gemm_form import GemmBlocks, gemm_form, widened
@@ -158,8 +158,8 @@ def _product(
             reason = _only_packs(sch, shared, copy)
         else:
             reason = inline_producers(sch, shared)
-            if axis == "k":  # rows past the last are computed and not stored
-                sch.annotate(shared, FREE_ROWS_ATTR, 1)
+            if axis == "k":
+                sch.annotate(shared, FREE_ROWS_ATTR if name == "a" else FREE_COLUMNS_ATTR, 1)
         if reason:
             return reason
         warp = sch.cache_read(tile_block, index, "warp")
@@ -195,6 +195,8 @@ def _product(
         reason = inline_epilogue(sch, shared_sums)
         if not reason:
             store_rows(sch, shared_sums, product.out_vector)
+            if inner[0] == "k":
+                sch.annotate(shared_sums, FREE_ROWS_ATTR, 1)
     if tile.stages > 1:
         sch.annotate(k0, "software_pipeline_stage", [0, 0, tile.stages - 1])
         sch.annotate(k0, "software_pipeline_order", [0, 1, 2])

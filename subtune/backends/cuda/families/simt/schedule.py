@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.base import Problem
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.lowering.free_rows import FREE_ROWS_ATTR
+from subtune.backends.cuda.lowering.free_rows import FREE_COLUMNS_ATTR, FREE_ROWS_ATTR
 from subtune.backends.cuda.model.core_tiles import VECTOR, WARP_COLUMNS, WARP_ROWS, SimtTile, simt_tile_obstacle
 from subtune.backends.cuda.source.epilogue import inline_epilogue, merge_epilogue
 from subtune.backends.cuda.source.gemm_form import gemm_form, widened
@@ -81,8 +81,8 @@ def _schedule(sch: Schedule, product: Gemm, tile: SimtTile) -> str:
             return reason
         side = product.a if name == "a" else product.b
         _copy_tile(sch, shared, tile, tile.vector(product, name), side.inner == "k")
-        if side.inner == "k":  # rows past the last are computed and not stored
-            sch.annotate(shared, FREE_ROWS_ATTR, 1)
+        if side.inner == "k":
+            sch.annotate(shared, FREE_ROWS_ATTR if name == "a" else FREE_COLUMNS_ATTR, 1)
         sch.transform_layout(shared, ("write", 0), _quarters(extent, width))
         # banks of the stores: a column of k groups turned (0-3 | lanes 4 | quarters 8 | 4 rows of k 16), or a row of
         # vectors (lanes 0-15 | quarters 16)
