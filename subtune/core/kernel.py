@@ -55,8 +55,8 @@ class Kernel:
     `granules` are those of a kernel for dynamic shapes: `func` is flat, and takes before its buffers how many tiles of
     so many elements each extent has, rounded up, as int64. With `knows_extents` it takes the extents, too, behind
     these, and `iterations` are those of its parallel loop for one tile, 0 where their number does not vary. With fewer
-    elements of the extent than `least` it must not be called. `more` are constants that it takes once more, behind its
-    inputs, in another layout or as they are (None).
+    elements of an extent than `least` it must not be called, nor with more than `most`, if that is not 0. `more` are
+    constants that it takes once more, behind its inputs, in another layout or as they are (None).
     """
 
     func: PrimFunc  # scheduled
@@ -66,6 +66,7 @@ class Kernel:
     knows_extents: bool = False
     iterations: float = 0.0
     least: int = 0
+    most: int = 0
     more: tuple[tuple[int, ConstantTransform | None], ...] = ()
 
 

@@ -104,6 +104,16 @@ def dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Devi
     return found
 
 
+def single_kernel(workload: DynamicWorkload, candidate: Candidate, device: Device) -> DynamicKernel | NotApplicable:
+    """The kernel of the instance that has one element of every extent, as a static one.
+
+    A batch of one image has no index of images, and one row none of rows: what counts them takes a tenth of a
+    convolution of one image on an H200. And some families serve one row, and no other number.
+    """
+    ones = (1,) * len(workload.extents)
+    return _compared(workload, [candidate], device, ones, [ones], [{}])
+
+
 def _leaves_its_memory(workload: DynamicWorkload, kernel: DynamicKernel) -> bool:
     if not workload.least or not kernel.is_lowered:
         return False

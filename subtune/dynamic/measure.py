@@ -15,8 +15,8 @@ from subtune.core.dispatch import Extents
 from subtune.core.measurement import Failure, Timing
 from subtune.dynamic.kernel import most_rows, numbers_of
 from subtune.dynamic.kernels import Kernels
-from subtune.dynamic.measured import Measured, has_too_few
-from subtune.dynamic.overlap import tiled
+from subtune.dynamic.marks import alone, is_alone, of_family
+from subtune.dynamic.measured import Measured, is_beyond
 from subtune.dynamic.serve import carried
 from subtune.dynamic.workbench import Memory, Workbench
 from subtune.dynamic.workload import DynamicWorkload
@@ -42,6 +42,8 @@ _NEAR = 1.3
 """Times the fastest kernel's seconds, up to which a kernel is measured at the next smaller instance, too."""
 _LEAST = 6
 """Kernels that an instance is measured with, where there are so many."""
+_OF_ONE = 3
+"""Of the fastest kernels where every extent has one element: as kernels of that instance alone they may be faster."""
 _REACH = 2.6
 """Times an extent for which a kernel was proposed, or its inverse: up to there it is measured in any case."""
 
@@ -78,13 +80,13 @@ class Measurement:
         self._workload, self._candidates, self._ordered, self._device = workload, candidates, ordered, device
         self._points = [(extents, is_timed and extents in instances) for extents in ordered]
         self._measurer, self._further = measurer, further
-        self._past = max((most_rows(workload, tiled(one), device) for one in candidates), default=1) - 1
+        self._past = max((most_rows(workload, of_family(one), device) for one in candidates), default=1) - 1
         self._stack = ExitStack()
         self._sessions: dict[Extents, LocalSession] = {}
         whole = carried(workload, ordered[0])
         memory = measurer.memory(whole, device)
         self._kernels = Kernels(self._stack, whole, device, measurer, memory, exact_only)
-        tiles = {one: device.backend.shape_of_tile(tiled(one)) for one in candidates}
+        tiles = {one: device.backend.shape_of_tile(of_family(one)) for one in candidates}
         found = Measured(threads=device.model.host.threads, tiles=tiles, ends=(ordered[0], ordered[-1]))
         in_line = all(_is_below(low, high) for high, low in pairwise(ordered))
         self._looks = _Looks(found, memory, self._kernels, candidates, in_line, is_timed)
@@ -116,6 +118,8 @@ class Measurement:
             total = len(self._candidates)
             self._measurer.tell(total * count // len(self._points), total, best_s)
         looks.end()
+        if of_one := self._alone(looks.found):
+            looks.at(self._ordered[-1], session, True, of_one)
         while self._further is not None and (more := self._further(looks.found)):
             looks.at(more[0], session, True, more[1], is_further=True)
         for _ in range(_MOST_AGAIN if session is not None else 0):
@@ -125,6 +129,16 @@ class Measurement:
 
     def close(self) -> None:
         self._stack.close()
+
+    def _alone(self, found: Measured) -> list[Candidate]:
+        """The fastest kernels where every extent has one element, as kernels of that instance alone."""
+        if not any(map(is_alone, self._candidates)):
+            return []
+        seconds = {one: of[self._ordered[-1]] for one, of in found.seconds.items() if self._ordered[-1] in of}
+        fastest = sorted(seconds, key=seconds.__getitem__)[:_OF_ONE]
+        more = {alone(one): found.tiles[one] for one in fastest if not is_alone(one) and one.family != DEFAULT.family}
+        found.tiles |= more
+        return [one for one in more if one not in self._candidates]
 
     def _session(self, extents: Extents) -> LocalSession:
         if extents not in self._sessions:
@@ -160,7 +174,7 @@ class _Looks:
 
     def _is_wanted(self, candidate: Candidate, extents: Extents) -> bool:
         facts = self.kernels.facts(candidate)
-        is_served = not isinstance(facts, Library) or not has_too_few(extents, facts)
+        is_served = not isinstance(facts, Library) or not is_beyond(extents, facts)
         return is_served and self._is_proposed(candidate, extents)
 
     def _is_proposed(self, candidate: Candidate, extents: Extents) -> bool:
@@ -195,7 +209,7 @@ class _Looks:
             facts = self.kernels.facts(candidate)
             if isinstance(facts, Failure):
                 found.failures[candidate] = facts
-            elif facts is not None and has_too_few(extents, facts):
+            elif facts is not None and is_beyond(extents, facts):
                 continue
             elif facts is not None and known is not None:
                 found.libraries[candidate] = facts
@@ -206,7 +220,7 @@ class _Looks:
         found.failures |= {one: how for one, how in built.items() if isinstance(how, Failure)}
         libraries = {one: how for one, how in built.items() if isinstance(how, Library)}
         found.libraries |= libraries
-        libraries = {one: how for one, how in libraries.items() if not has_too_few(extents, how)}
+        libraries = {one: how for one, how in libraries.items() if not is_beyond(extents, how)}
         if libraries and session is not None:
             above = {one: least for one in libraries if (least := _least_above(found.seconds.get(one, {}), extents))}
             results |= _now(extents, session(extents), libraries, is_timed, is_further, above)

@@ -35,7 +35,7 @@ class Measured:
         """Whether a kernel was right at instances of which one is no larger than this one in any extent, and one no
         smaller; whoever was right at the ends of all serves what is beyond them."""
         library, right = self.libraries.get(candidate), self.right.get(candidate)
-        if library is not None and has_too_few(extents, library):
+        if library is not None and is_beyond(extents, library):
             return False
         if right is None:
             return candidate not in self.failures
@@ -49,6 +49,6 @@ class Measured:
         )
 
 
-def has_too_few(extents: Extents, library: Library) -> bool:
-    """Fewer rows than the kernel needs."""
-    return any(extent < library.least for extent in extents)
+def is_beyond(extents: Extents, library: Library) -> bool:
+    """Fewer rows than the kernel needs, or more than it knows of."""
+    return any(extent < library.least or 0 < library.most < extent for extent in extents)

@@ -23,28 +23,12 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.tirx import PrimFunc
 
-from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.dims import Dim
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.variants import GREATEST
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.tir.substitute import substitute
 from subtune.tir.walk import found
-
-_OVERLAPS = "overlaps"
-
-
-def overlapped(candidate: Candidate) -> Candidate:
-    """The candidate of the same tiles, the last of which overlaps another."""
-    if candidate.family == DEFAULT.family:
-        return candidate
-    return Candidate.make(candidate.family, candidate.predicted_s, **{**dict(candidate.knobs), _OVERLAPS: True})
-
-
-def tiled(candidate: Candidate) -> Candidate:
-    """The candidate as a family knows it."""
-    kept = tuple(knob for knob in candidate.knobs if knob[0] != _OVERLAPS)
-    return Candidate(candidate.family, kept, candidate.predicted_s)
 
 
 def overlapping(workload: DynamicWorkload, kernel: Kernel) -> Kernel | NotApplicable:

@@ -10,6 +10,7 @@ from subtune import backends
 from subtune.backends.base import Device, Problem
 from subtune.core.candidate import Candidate
 from subtune.core.dispatch import Extents
+from subtune.dynamic.marks import alone
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.tuning.waves import in_turn
 
@@ -25,6 +26,8 @@ _PASSES = (16, 4, 2, 1)
 """Tiles that share prefetches, as far as an instance has them: few of these numbers, as each is a kernel of its own."""
 _NEAR = 1.15
 """Times the least seconds foretold for an instance, up to which the first of another family may be the fastest."""
+_OF_ONE = 4
+"""Kernels of one image, or of one row, alone."""
 _LATER = 3
 """Turns that what serves other instances than the candidate's own waits for: there may be no place left."""
 
@@ -76,6 +79,13 @@ def proposals(
         if len(everywhere) < _ALL_ROUND or of_family < _ALL_ROUND_OF_FAMILY:
             everywhere.append(one)
     return {one: () if one in everywhere else at for one, at in kept.items()}
+
+
+def for_one(workload: DynamicWorkload, device: Device, topk: int) -> dict[Candidate, tuple[Extents, ...]]:
+    """Candidates for the instance of one element of every extent that are to serve no other."""
+    ones = (1,) * len(workload.extents)
+    found = in_turn(backends.candidates(workload.at(ones), device, topk), device.backend.tile, every_family=True)
+    return {alone(one): (ones,) for one in found[:_OF_ONE]}
 
 
 def _ranked(candidates: Sequence[Candidate]) -> list[tuple[int, Candidate]]:

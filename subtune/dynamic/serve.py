@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,8 +13,9 @@ from subtune.core.candidate import Candidate
 from subtune.core.dims import parse
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
-from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel
-from subtune.dynamic.overlap import overlapping, tiled
+from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel, single_kernel
+from subtune.dynamic.marks import is_alone, of_family
+from subtune.dynamic.overlap import overlapping
 from subtune.dynamic.shares import iterations_per_tile
 from subtune.dynamic.template import Template
 from subtune.dynamic.workload import DynamicWorkload
@@ -43,11 +45,13 @@ def carried(workload: DynamicWorkload, greatest: Sequence[int]) -> Workload:
 def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel | NotApplicable:
     """As `subtune.backends.schedule`: the kernel for all instances of a workload that `carried` made."""
     whole, greatest = _whole(str(workload.func.attrs[_CARRIED]), workload.num_outputs)
-    tiles = tiled(candidate)
-    found = dynamic_kernel(whole, tiles, device)
+    tiles = of_family(candidate)
+    found = single_kernel(whole, tiles, device) if is_alone(candidate) else dynamic_kernel(whole, tiles, device)
     if isinstance(found, NotApplicable):
         return found
     kernel = linked(whole, found, greatest)
+    if is_alone(candidate):
+        return replace(kernel, iterations=0.0, least=1, most=1)
     return kernel if tiles == candidate else overlapping(whole, kernel)
 
 

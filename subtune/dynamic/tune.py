@@ -21,10 +21,10 @@ from subtune.core.errors import SubtuneError
 from subtune.core.kernel import Kernel
 from subtune.core.measurement import Failure
 from subtune.dynamic.kernel import MIXING, PLAIN, SINGLE, tiles_rows
+from subtune.dynamic.marks import overlapped
 from subtune.dynamic.measure import Measurement
 from subtune.dynamic.measured import Measured
-from subtune.dynamic.overlap import overlapped
-from subtune.dynamic.propose import LARGE_BYTES, proposals, weights_bytes
+from subtune.dynamic.propose import LARGE_BYTES, for_one, proposals, weights_bytes
 from subtune.dynamic.refine import HeldOut
 from subtune.dynamic.serve import carried, schedule
 from subtune.dynamic.workbench import Workbench
@@ -134,6 +134,8 @@ class Prospect:
         found = proposals(self._workload, probes, self._device, topk, without, self._further)
         if is_overlapping:
             found = self._exact(found)
+        if self._is_heavy and self._device.backend.measuring.overlaps and set(self._probes[0]) == {1}:
+            found |= for_one(self._workload, self._device, topk)
         memory = measurer.memory(
             carried(self._workload, self._workload.extents_at(self._domain.greatest)), self._device
         )

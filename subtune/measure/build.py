@@ -35,6 +35,7 @@ def handle(job: BuildJob | ScheduleJob) -> Library | Kernel | Failure:
         kernel.knows_extents,
         kernel.iterations,
         kernel.least,
+        kernel.most,
     )
 
 

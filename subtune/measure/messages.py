@@ -51,7 +51,8 @@ class Library:
     knows_extents: bool = False
     iterations: float = 0.0
     least: int = 0
-    """As `Kernel.least`."""
+    """As `Kernel.least`, and `most` as `Kernel.most`."""
+    most: int = 0
     numbers: tuple[int, ...] = ()
     """What a kernel of dynamic shapes takes before its tensors."""
     rows_past_end: int = 0

@@ -17,8 +17,9 @@ from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.driver import compile_model
+from subtune.dynamic.marks import of_family, overlapped
 from subtune.dynamic.measured import Measured
-from subtune.dynamic.overlap import overlapped, overlapping, tiled
+from subtune.dynamic.overlap import overlapping
 from subtune.dynamic.serve import carried, schedule
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 from subtune.measure.messages import Library
@@ -79,7 +80,7 @@ def test_fewer_rows_than_a_tile_are_for_others() -> None:
 
 def test_candidates_and_their_tiles() -> None:
     for candidate in TILES.values():
-        assert tiled(overlapped(candidate)) == candidate != overlapped(candidate)
+        assert of_family(overlapped(candidate)) == candidate != overlapped(candidate)
     assert overlapped(DEFAULT) == DEFAULT
 
 
