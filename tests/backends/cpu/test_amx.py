@@ -21,6 +21,7 @@ from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.patterns.axes import Axis, Role
+from tests.backends import workloads
 from tests.backends.cpu.chains import build_one
 from tests.backends.cpu.test_bf16 import (
     BF16,
@@ -151,15 +152,26 @@ def test_padding_does_not_make_nan_of_infinity() -> None:
 
 
 def test_constants_are_packed_in_tiles() -> None:
-    """[n, taps, k] -> [n / 16][steps][1][16 pairs][16 columns][2]; 5 elements of a position take 8."""
+    """[n, taps, k] -> [n / 16][steps][16 pairs][16 columns][2]; 5 elements of a position take 8."""
     array = np.arange(20 * 3 * 5).reshape(20, 3, 5).astype(BF16)
-    packing = TilePacking((20, 3, 5), (0, 1, 2), 0, 16, 8)
+    packing = TilePacking((20, 3, 5), (0, 1, 2), 0, 2, 8)
     packed = packing(array)
-    assert packed.shape == packing.shape == (2, 1, 1, 16, 16)
+    assert packed.shape == packing.shape == (2, 1, 16, 16)
     columns = packed.view(BF16).reshape(2, 16, 16, 2).transpose(0, 2, 1, 3).reshape(32, 32).astype(np.float32)
     expected = np.zeros((32, 4, 8), np.float32)
     expected[:20, :3, :5] = array.astype(np.float32)
     np.testing.assert_array_equal(columns, expected.reshape(32, 32))
+
+
+@pytest.mark.parametrize(("family", "make"), [("amx", dense), ("amx_parts", workloads.dense)])
+def test_blocks_of_any_width_take_the_same_weights(family: str, make: Callable[[int, int, int], Workload]) -> None:
+    """Twelve columns of tiles are whole blocks of one, two and three; thirteen are not."""
+
+    def packings(columns: int) -> set[Any]:
+        given = (Candidate.make(family, mr=1, nr=nr, rows=12, mt=1, order="n") for nr in (1, 2, 3))
+        return {scheduled(make(24, 16 * columns, 80), one, SPR).packings for one in given}
+
+    assert [len(packings(columns)) for columns in (12, 13)] == [1, 3]
 
 
 @pytest.mark.parametrize(

@@ -157,11 +157,11 @@ def test_it_is_refused_where_it_should_be() -> None:
 
 
 def test_constants_are_packed_in_tiles() -> None:
-    """[n, taps, k] -> [n / 16][steps][1][16 words][16 columns][4]; 5 elements of a position take 8."""
+    """[n, taps, k] -> [n / 16][steps][16 words][16 columns][4]; 5 elements of a position take 8."""
     array = np.arange(20 * 9 * 5).reshape(20, 9, 5).astype(np.int8)
-    packing = TilePacking((20, 9, 5), (0, 1, 2), 0, 16, 8, 1, 4)
+    packing = TilePacking((20, 9, 5), (0, 1, 2), 0, 2, 8, 1, 4)
     packed = packing(array)
-    assert packed.shape == packing.shape == (2, 2, 1, 16, 16)
+    assert packed.shape == packing.shape == (2, 2, 16, 16)
     columns = packed.view(np.int8).reshape(2, 2, 16, 16, 4).transpose(0, 3, 1, 2, 4).reshape(32, 128)
     expected = np.zeros((32, 16, 8), np.int8)
     expected[:20, :9, :5] = array

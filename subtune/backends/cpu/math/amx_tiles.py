@@ -4,10 +4,12 @@ A thread has eight tile registers of 16 rows of 64 bytes. `begin` says how many 
 product; `end` gives the registers back, without which the operating system saves 8 KB at every switch of threads.
 Between the two, `multiply` computes a block of m x n tiles of C:
 
-    C[m, rows][n, 16] = sum over steps:  A[m][step][rows][32] * B[step][n][16 words][16 columns][2]
+    C[m, rows][n, 16] = sum over steps:  A[m][step][rows][32] * B[n][step][16 words][16 columns][2]
 
+All of k of one column of B's tiles lies before the next column: blocks of several widths read the same weights, and
+read them up to 4 % sooner than tiles that lie side by side.
 Of bytes a step has 64, and a word four; sums of int32 are exact modulo 2**32, whatever the signs of A are.
-Operands of float32 are sums of three bfloat16, `parts` of A[m][part][step]... and B[part][step]...: of their nine
+Operands of float32 are sums of three bfloat16, `parts` of A[m][part][step]... and B[n][part][step]...: of their nine
 products the three least are no larger than what float32 rounds, and are left out (Henry, Tang & Heinecke, "Leveraging
 the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019).
 
@@ -182,24 +184,16 @@ class TileBlock:
 
     def _addresses(self) -> list[str]:
         """Of a step's tiles: %a of row of tiles, part; %b of column of tiles, part."""
-        rows, columns = self.rows * STEP_BYTES, self.n * _TILE_BYTES
-        lines = [
-            f"  %a_at = mul i64 %i, {rows}",
-            f"  %a_part = mul i64 %steps, {rows}",
-            "  %a0_0 = getelementptr i8, ptr %a, i64 %a_at",
-            f"  %b_at = mul i64 %i, {columns}",
-            f"  %b_part = mul i64 %steps, {columns}",
-            "  %b0_0 = getelementptr i8, ptr %b, i64 %b_at",
-        ]
-        tiles = [(i, part) for i in range(self.m) for part in range(self.parts)]  # as they lie
-        for (i, part), (before, last) in zip(tiles[1:], tiles, strict=False):
-            lines += [f"  %a{i}_{part} = getelementptr i8, ptr %a{before}_{last}, i64 %a_part"]
-        for part in range(self.parts):
-            if part:
-                lines += [f"  %b0_{part} = getelementptr i8, ptr %b0_{part - 1}, i64 %b_part"]
+        lines = []
+        for side, count, nbytes in (("a", self.m, self.rows * STEP_BYTES), ("b", self.n, _TILE_BYTES)):
             lines += [
-                f"  %b{j}_{part} = getelementptr i8, ptr %b0_{part}, i64 {j * _TILE_BYTES}" for j in range(1, self.n)
+                f"  %{side}_at = mul i64 %i, {nbytes}",
+                f"  %{side}_part = mul i64 %steps, {nbytes}",
+                f"  %{side}0_0 = getelementptr i8, ptr %{side}, i64 %{side}_at",
             ]
+            tiles = [f"%{side}{i}_{part}" for i in range(count) for part in range(self.parts)]  # as they lie
+            for tile, before in zip(tiles[1:], tiles, strict=False):
+                lines += [f"  {tile} = getelementptr i8, ptr {before}, i64 %{side}_part"]
         return lines
 
     def _asking_ahead(self) -> list[str]:

@@ -4,10 +4,10 @@ from subtune.backends.base import Family
 from subtune.backends.cpu.families.amx import candidates, schedule
 from subtune.backends.cpu.family import SERIAL
 
-FAMILY = Family("amx", 4, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule, (SERIAL,))
+FAMILY = Family("amx", 5, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule, (SERIAL,))
 IN_PARTS = Family(
     "amx_parts",
-    4,
+    5,
     candidates.Knobs,
     candidates.accepts_in_parts,
     candidates.candidates,
@@ -16,7 +16,7 @@ IN_PARTS = Family(
 )
 OF_BYTES = Family(
     "amx_int8",
-    3,
+    4,
     candidates.Knobs,
     candidates.accepts_bytes,
     candidates.candidates,

@@ -15,14 +15,15 @@ from subtune.backends.cpu.math.amx_tiles import COLUMNS, WORDS
 class TilePacking:
     """A constant B in tiles: its dims are turned to `order` (batch..., n, k...), the k ones become one.
 
-    `panel` columns, a multiple of 16, lie together for all of k; the last k dim is padded to `run` elements, of which
-    `count` are a word. A bfloat16 or a byte is one part; `parts` of a float32 lie one after the other.
+    There are so many `panels` of 16 columns, which lie together for all of k; the last k dim is padded to `run`
+    elements, of which `count` are a word. A bfloat16 or a byte is one part; `parts` of a float32 are one after the
+    other.
     """
 
     dims: tuple[int, ...]
     order: tuple[int, ...]
     batch: int
-    panel: int
+    panels: int
     run: int
     parts: int = 1
     count: int = 2
@@ -30,9 +31,9 @@ class TilePacking:
     @property
     def shape(self) -> tuple[int, ...]:
         extents = [self.dims[dim] for dim in self.order]
-        n, k = extents[self.batch], prod(extents[self.batch + 1 : -1]) * self.run
-        tiles = (-(-k // (WORDS * self.count)), self.panel // COLUMNS, WORDS, COLUMNS)
-        return (*extents[: self.batch], -(-n // self.panel), *([self.parts] if self.parts > 1 else []), *tiles)
+        steps = -(-prod(extents[self.batch + 1 : -1]) * self.run // (WORDS * self.count))
+        parts = [self.parts] if self.parts > 1 else []
+        return (*extents[: self.batch], self.panels, *parts, steps, WORDS, COLUMNS)
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         if self.parts == 1:
@@ -40,16 +41,16 @@ class TilePacking:
         return np.stack([self._tiles(part) for part in _parts_of(array, self.parts)], self.batch + 1)
 
     def _tiles(self, bits: np.ndarray) -> np.ndarray:
-        steps, tiles, words, columns = self.shape[-4:]
-        batch, panels = self.shape[: self.batch], self.shape[self.batch]
+        steps, words, columns = self.shape[-3:]
+        batch = self.shape[: self.batch]
         turned = bits.transpose(self.order)
         turned = np.pad(turned, [*[(0, 0)] * (turned.ndim - 1), (0, self.run - turned.shape[-1])])
         rows = turned.reshape(*batch, turned.shape[self.batch], -1)
-        whole = np.zeros((*batch, panels * self.panel, steps * words * self.count), bits.dtype)
+        whole = np.zeros((*batch, self.panels * columns, steps * words * self.count), bits.dtype)
         whole[..., : rows.shape[-2], : rows.shape[-1]] = rows
-        split = whole.view(np.int32).reshape(*batch, panels, tiles, columns, steps, words)
+        split = whole.view(np.int32).reshape(*batch, self.panels, columns, steps, words)
         first = len(batch)
-        order = [*range(first), *(first + part for part in (0, 3, 1, 4, 2))]
+        order = [*range(first), *(first + part for part in (0, 2, 3, 1))]
         return np.ascontiguousarray(split.transpose(order))
 
 

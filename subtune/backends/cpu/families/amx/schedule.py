@@ -203,7 +203,7 @@ def place_packed(
     *outer, columns = sch.get_loops(copy)
     if in_parts:
         sch.unroll(outer.pop())
-    *outer, _, _ = outer
+    *outer, _ = outer
     if at is None and not is_serial:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
     if is_along_n:

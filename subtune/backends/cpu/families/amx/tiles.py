@@ -2,7 +2,7 @@
 
     C[m, n] += cast(f32, A[m, k]) * cast(f32, B[k, n])                    k < K, several axes as one
 ->  At[m / r, s, m % r, l] = A[m, 32 s + l]                               uint16, zero from K on
-    Bt[n / nr, s, n % nr / 16, q, n % 16] = B[32 s + 2 q, n] | B[32 s + 2 q + 1, n] << 16      int32
+    Bt[n / 16, s, q, n % 16] = B[32 s + 2 q, n] | B[32 s + 2 q + 1, n] << 16      int32
     C[m, n] += bf16_dot(...)                                              over pairs, until the schedule is made
 
 Of float32, At and Bt have three bfloat16 for an element, what one leaves of it in the next: dims `part` before s. Of
@@ -157,11 +157,11 @@ class _Reading:
     def b_tiles(self, side: Any) -> tuple[Any, Any]:
         """B in tiles, and the stage that makes it: of a constant it is the packing."""
         block, run, shared = self._block, self.run, [_axis(f"b{axis.index}", axis.extent) for axis in self._batch]
-        panel, part = _axis("p", self._info.n.extent // (block.n * COLUMNS)), self._part_axis()
-        step, tile, word, column = _axis("s", run.steps), _axis("j", block.n), _axis("q", WORDS), _axis("c", COLUMNS)
-        axes = [*shared, panel, step, tile, word, *part, column]
+        panel, part = _axis("p", self._info.n.extent // COLUMNS), self._part_axis()
+        step, word, column = _axis("s", run.steps), _axis("q", WORDS), _axis("c", COLUMNS)
+        axes = [*shared, panel, step, word, *part, column]
         position = self._position(self._batch, shared)
-        position[self._var(self._info.n)] = (panel.var * block.n + tile.var) * COLUMNS + column.var
+        position[self._var(self._info.n)] = panel.var * COLUMNS + column.var
         value = None
         for i in range(block.count):
             k = step.var * block.depth + word.var * block.count + tirx.const(i, "int64")
@@ -170,7 +170,7 @@ class _Reading:
             element = element & tirx.const(0xFF, "int32") if block.count == BYTES.count else element
             moved = element << tirx.const(i * 32 // block.count, "int32") if i else element
             value = moved if value is None else value | moved
-        place = [*shared, panel, *part, step, tile, word, column]
+        place = [*shared, panel, *part, step, word, column]
         buffer = tirx.decl_buffer([iv.dom.extent for iv in place], "int32", "b_tiles")
         store = tirx.BufferStore(buffer, value, [iv.var for iv in place])
         return buffer, nest(buffer.name, axes, {}, store, None)
@@ -188,11 +188,10 @@ class _Reading:
         batch = [self._var(axis) for axis in self._batch]
         outer = [self._var(axis) for axis in self._outer]
         lanes = tirx.Ramp(q % WORDS * block.count, tirx.const(1, "int64"), block.count)
-        panel = block.n * COLUMNS
         made: Any = tirx.BufferLoad(store.buffer, list(store.indices))
         for left, right in self._parts_multiplied():
             a = tirx.BufferLoad(a_tiles, [*batch, *outer, m // block.rows, *left, q // WORDS, m % block.rows, lanes])
-            place = [n // panel, *right, q // WORDS, n % panel // COLUMNS, q % WORDS, n % COLUMNS]
+            place = [n // COLUMNS, *right, q // WORDS, q % WORDS, n % COLUMNS]
             made = _WORDS[block.dtype].dot(
                 made, tirx.reinterpret("int32", a), tirx.BufferLoad(b_tiles, [*batch, *place])
             )
@@ -268,10 +267,10 @@ def packing_of(info: Contraction, block: TileBlock) -> TilePacking:
     """What makes `b_tiles` of a constant B, which `info` describes as it is, without padding."""
     order = [axis.index for role in (Role.BATCH, Role.N, Role.K) for axis in info.of_role(role)]
     where = tuple(info.b.axes.index(axis) for axis in order)
-    width = block.n * COLUMNS
-    run = Run.of(info.of_role(Role.K), -(-info.n.extent // width) * width, block.depth)
+    panels = -(-info.n.extent // (block.n * COLUMNS)) * block.n
+    run = Run.of(info.of_role(Role.K), panels * COLUMNS, block.depth)
     batch = len(info.of_role(Role.BATCH))
-    return TilePacking(info.b.shape, where, batch, width, run.padded, block.parts, block.count)
+    return TilePacking(info.b.shape, where, batch, panels, run.padded, block.parts, block.count)
 
 
 def _kept(index: Any, end: int, in_lanes: bool) -> tuple[Any, Any]:

@@ -5,5 +5,5 @@ from subtune.backends.cpu.families.amx_chain import candidates, schedule
 from subtune.backends.cpu.family import SERIAL
 
 FAMILY = Family(
-    "amx_chain", 1, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule, (SERIAL,)
+    "amx_chain", 2, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule, (SERIAL,)
 )

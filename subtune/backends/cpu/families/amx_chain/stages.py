@@ -38,8 +38,8 @@ def rewrite(func: PrimFunc, form: ChainExpressions, knobs: Knobs) -> PrimFunc:
     between = Between(form, rows, columns, COLUMNS)
     tiles = _Tiles(form, between, knobs)
 
-    b, own_b = tiles.right("b_tiles", form.b, (form.n, form.k), (columns // width, k_steps))
-    e, own_e = tiles.right("e_tiles", form.e, (form.j, form.n), (results // width, columns // DEPTH))
+    b, own_b = tiles.right("b_tiles", form.b, (form.n, form.k), (columns // COLUMNS, k_steps))
+    e, own_e = tiles.right("e_tiles", form.e, (form.j, form.n), (results // COLUMNS, columns // DEPTH))
     a = tiles.left([*outer, rows // knobs.rows], k_steps)
     s = tiles.product("s", (a, b, own_b), [*outer, rows, columns], k_steps)
     stages = tiles.stages
@@ -92,14 +92,14 @@ class _Tiles:
 
     def right(self, name: str, expr: Any, along: tuple[Any, Any], tiles: tuple[int, int]) -> tuple[Any, list[Any]]:
         """A right operand in tiles, and which of the outer axes it has. Columns beyond the end repeat the last one."""
-        form, nr = self._form, self._knobs.nr
+        form = self._form
         stored, (column, reduced) = as_stored(expr), along
         own = [v for v in form.outer if v in variables(stored)]
         panels, steps = tiles
 
         def value(*i: Any) -> Any:
-            *at, panel, step, tile, pair, lane = i
-            n = self._between.inside((panel * nr + tile) * COLUMNS + lane, column, panels * nr * COLUMNS)
+            *at, panel, step, pair, lane = i
+            n = self._between.inside(panel * COLUMNS + lane, column, panels * COLUMNS)
             first = step * DEPTH + pair * 2
             env = {**dict(zip(own, at, strict=True)), column: n}
             end = (reduced, form.extents[reduced])
@@ -109,21 +109,20 @@ class _Tiles:
             )
             return low | (high << tirx.const(16, "int32"))
 
-        shape = [*(form.extents[v] for v in own), panels, steps, nr, _PAIRS, COLUMNS]
+        shape = [*(form.extents[v] for v in own), panels, steps, _PAIRS, COLUMNS]
         return self._stored(name, shape, value, "int32", lambda *i: list(i)), own
 
     def product(self, name: str, operands: tuple[Any, Any, list[Any]], shape: Sequence[int], steps: int) -> Any:
         """Sums over pairs of `operands`: rows in tiles, columns in tiles, and the outer axes that these have."""
         a, b, own = operands
-        knobs, panel = self._knobs, self._knobs.nr * COLUMNS
-        outer = self._form.outer
+        height, outer = self._knobs.rows, self._form.outer
 
         def value(*i: Any) -> Any:
             *o, m, n, q = i
             lanes = tirx.Ramp(q % _PAIRS * 2, tirx.const(1, "int64"), 2)
-            rows = tirx.BufferLoad(a, [*o, m // knobs.rows, q // _PAIRS, m % knobs.rows, lanes])
+            rows = tirx.BufferLoad(a, [*o, m // height, q // _PAIRS, m % height, lanes])
             batch = [at for at, v in zip(o, outer, strict=True) if v in own]
-            place = [n // panel, q // _PAIRS, n % panel // COLUMNS, q % _PAIRS, n % COLUMNS]
+            place = [n // COLUMNS, q // _PAIRS, q % _PAIRS, n % COLUMNS]
             return tirx.reinterpret("int32", rows), tirx.BufferLoad(b, [*batch, *place])
 
         return self.stages.add(name, shape, value, reduce=steps * _PAIRS, combine=lambda c, ab: dot(c, *ab))
