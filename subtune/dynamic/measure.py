@@ -40,6 +40,8 @@ _DOUBTFUL = 1.12
 """Times what a kernel takes at an instance by a line through its neighbours: a tile more or less takes no more."""
 _NEAR = 1.3
 """Times the fastest kernel's seconds, up to which a kernel is measured at the next smaller instance, too."""
+_NEAR_UPWARD = 1.12
+"""The same of the next larger one, where it was not measured yet."""
 _LEAST = 6
 """Kernels that an instance is measured with, where there are so many."""
 _OF_ONE = 3
@@ -76,7 +78,7 @@ class Measurement:
         is_timed: bool = True,
         further: HeldOut | None = None,
     ) -> None:
-        ordered = sorted((*instances, *checks), key=lambda at: (-math.prod(at), at))
+        ordered = _from_above((*instances, *checks))
         self._workload, self._candidates, self._ordered, self._device = workload, candidates, ordered, device
         self._points = [(extents, is_timed and extents in instances) for extents in ordered]
         self._measurer, self._further = measurer, further
@@ -112,11 +114,14 @@ class Measurement:
             self._kernels.built(self._unknown)
         session = None if self._measurer.is_recall else self._session
         looks, greatest = self._looks, self._ordered[0]
+        of_instances = [extents for extents, is_timed in self._points if is_timed]
         for count, (extents, is_wanted) in enumerate(self._points, 1):
             looks.at(extents, session, is_wanted, looks.wanted(extents))
             best_s = min((of[greatest] for of in looks.found.seconds.values() if greatest in of), default=math.inf)
             total = len(self._candidates)
             self._measurer.tell(total * count // len(self._points), total, best_s)
+        for low, high in reversed(list(pairwise(of_instances))) if looks.in_line else ():
+            looks.at(high, session, True, looks.upward(low, high))
         looks.end()
         if of_one := self._alone(looks.found):
             looks.at(self._ordered[-1], session, True, of_one)
@@ -189,6 +194,13 @@ class _Looks:
         proposed.update(others[: max(0, _LEAST - len(proposed))])
         return [one for one in self.candidates if one in proposed or one in self.near]
 
+    def upward(self, low: Extents, high: Extents) -> list[Candidate]:
+        """Those nearly the fastest at an instance that were not looked at where the next larger one was."""
+        at_low = {one: of[low] for one, of in self.found.seconds.items() if low in of}
+        best = min(at_low.values(), default=0.0)
+        near = [one for one, seconds in at_low.items() if seconds <= _NEAR_UPWARD * best and one in self.candidates]
+        return [one for one in near if high not in self.found.seconds[one] and one not in self.found.failures]
+
     def _distance(self, candidate: Candidate, extents: Extents) -> float:
         return min(math.dist([*map(math.log, extents)], [*map(math.log, at)]) for at in self.candidates[candidate])
 
@@ -237,7 +249,7 @@ class _Looks:
                     del found.right[candidate]
                 continue
             if not is_further:
-                found.right.setdefault(candidate, []).append(extents)
+                found.right[candidate] = _from_above([*found.right.get(candidate, ()), extents])
             if is_timed or not self.is_timed:
                 found.seconds.setdefault(candidate, {})[extents] = result
 
@@ -266,6 +278,10 @@ class _Looks:
         known = {one: self.kernels.facts(one) for one in self.candidates}
         self.found.failures |= {one: how for one, how in known.items() if isinstance(how, Failure)}
         self.found.libraries = {one: of for one, of in self.found.libraries.items() if one in self.found.seconds}
+
+
+def _from_above(checked: Sequence[Extents]) -> list[Extents]:
+    return sorted(checked, key=lambda at: (-math.prod(at), at))
 
 
 def _reaches(extents: Extents, origin: Extents) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from subtune.core.candidate import Candidate
 from subtune.core.dispatch import Extents
+from subtune.core.measurement import Failure, FailureKind
 from subtune.dynamic.measure import _Looks
 from subtune.dynamic.measured import Measured
 
@@ -31,3 +32,15 @@ def test_what_took_longer_than_its_neighbours_say(taken, is_doubtful):
 
 def test_the_ends_have_one_neighbour():
     assert not looks({(1,): 9e-6, (16,): 9e-6}, fresh=((1,), (16,))).doubtful()
+
+
+def test_who_is_the_fastest_is_looked_at_where_there_is_more() -> None:
+    """Who was proposed for few rows may be the fastest at more of them than it was measured at."""
+    small, large, slow = (Candidate(name) for name in ("small", "large", "slow"))
+    nothing: Any = None
+    of = {small: {(2,): 1e-6}, large: {(2,): 1.05e-6, (5,): 2e-6}, slow: {(2,): 1.5e-6}}
+    found = Measured(seconds=of)
+    one = _Looks(found, nothing, nothing, {small: ((2,),), large: (), slow: ((2,),)}, True, True)
+    assert one.upward((2,), (5,)) == [small]
+    found.failures[small] = Failure(FailureKind.INVALID, "wrong at 3")
+    assert one.upward((2,), (5,)) == []
