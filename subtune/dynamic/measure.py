@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.dispatch import Extents
-from subtune.core.measurement import Failure, Timing
-from subtune.dynamic.kernel import most_rows, numbers_of
+from subtune.core.measurement import Failure
+from subtune.dynamic.kernel import most_rows
 from subtune.dynamic.kernels import Kernels
 from subtune.dynamic.marks import alone, is_alone, of_family
 from subtune.dynamic.measured import Measured, is_beyond
 from subtune.dynamic.serve import carried
+from subtune.dynamic.timing import MOST_AGAIN, less, timed
 from subtune.dynamic.workbench import Memory, Workbench
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure.messages import Library
@@ -26,16 +27,6 @@ from subtune.measure.session import LocalSession
 if TYPE_CHECKING:
     from subtune.dynamic.refine import HeldOut
 
-ANY = Candidate("default", (("dynamic", True),))
-"""The default schedule among the candidates: in a session `DEFAULT` is what all are compared with."""
-_TIME_S = 0.005
-"""Of one timing of a kernel at an instance."""
-_AGAIN = (2.0, 1.25)
-"""Times the fastest kernel's seconds, up to which an instance's kernels are timed again, one after the other: who was
-disturbed then, is not now."""
-_DISTURBED, _MOST_AGAIN = 1.15, 4
-"""Times what a kernel took for a larger instance: it is timed again, as whoever shares the machine with it may take its
-processor for longer than a look takes, a whole millisecond of every call; so many times at most."""
 _DOUBTFUL = 1.12
 """Times what a kernel takes at an instance by a line through its neighbours: a tile more or less takes no more."""
 _NEAR = 1.3
@@ -127,7 +118,7 @@ class Measurement:
             looks.at(self._ordered[-1], session, True, of_one)
         while self._further is not None and (more := self._further(looks.found)):
             looks.at(more[0], session, True, more[1], is_further=True)
-        for _ in range(_MOST_AGAIN if session is not None else 0):
+        for _ in range(MOST_AGAIN if session is not None else 0):
             for extents, doubtful in looks.doubtful().items():
                 looks.again(extents, self._session(extents), doubtful)
         return looks.found
@@ -235,7 +226,7 @@ class _Looks:
         libraries = {one: how for one, how in libraries.items() if not is_beyond(extents, how)}
         if libraries and session is not None:
             above = {one: least for one in libraries if (least := _least_above(found.seconds.get(one, {}), extents))}
-            results |= _now(extents, session(extents), libraries, is_timed, is_further, above)
+            results |= timed(extents, session(extents), libraries, is_timed, is_further, above)
             self.fresh.setdefault(extents, set()).update(libraries if is_timed else ())
         if is_timed and not is_further:
             seconds = {one: of for one, of in results.items() if not isinstance(of, Failure)}
@@ -270,7 +261,7 @@ class _Looks:
         news: dict[Candidate, float | Failure] = {}
         for candidate in candidates:
             taken = self.found.seconds[candidate]
-            news[candidate] = taken[extents] = _less(session, candidate, taken[extents])
+            news[candidate] = taken[extents] = less(session, candidate, taken[extents])
         self.memory.add_outcomes(extents, news, True)
 
     def end(self) -> None:
@@ -291,53 +282,3 @@ def _reaches(extents: Extents, origin: Extents) -> bool:
 def _least_above(seconds: Mapping[Extents, float], extents: Extents) -> float | None:
     """Seconds that an instance of no fewer rows took."""
     return min((of for at, of in seconds.items() if _is_below(extents, at)), default=None)
-
-
-def _now(
-    extents: Extents,
-    session: LocalSession,
-    libraries: Mapping[Candidate, Library],
-    is_timed: bool,
-    is_checked: bool,
-    above: Mapping[Candidate, float],
-) -> dict[Candidate, float | Failure]:
-    """Seconds of each library, or why there are none. Those that were checked elsewhere are looked at once more.
-
-    Args:
-        above: what larger instances took.
-    """
-    results: dict[Candidate, float | Failure] = {}
-    by_layout = sorted(libraries.items(), key=lambda one: str(one[1].packings))  # which are made one after the other
-    for candidate, library in by_layout:
-        lent = _named(candidate)
-        numbers = numbers_of(extents, library.granules, library.knows_extents)
-        past = numbers[0] * library.granules[0] - extents[0] if extents else 0
-        session.lend(lent, replace(library, numbers=numbers, rows_past_end=past), is_checked)
-        checked = session.check(lent, 0.0 if is_checked else math.inf)
-        if isinstance(checked, Failure):
-            results[candidate] = checked
-            continue
-        timing = session.time(lent, _TIME_S, math.inf) if is_timed else checked.timing
-        results[candidate] = timing.min_s if isinstance(timing, Timing) else timing
-    for near in _AGAIN if is_timed else ():
-        seconds = {one: of for one, of in results.items() if not isinstance(of, Failure)}
-        best = min(seconds.values(), default=0.0)
-        for candidate in [one for one, of in seconds.items() if of <= near * best]:
-            results[candidate] = _less(session, candidate, seconds[candidate])
-    for candidate, larger in above.items() if is_timed else ():
-        for _ in range(_MOST_AGAIN):
-            taken = results.get(candidate)
-            if not isinstance(taken, float) or taken <= _DISTURBED * larger:
-                break
-            results[candidate] = _less(session, candidate, taken)
-    return results
-
-
-def _less(session: LocalSession, candidate: Candidate, taken_s: float) -> float:
-    """Seconds by another look, if they are less than those taken so far."""
-    again = session.time(_named(candidate), _TIME_S, math.inf)
-    return min(taken_s, again.min_s) if isinstance(again, Timing) else taken_s
-
-
-def _named(candidate: Candidate) -> Candidate:
-    return ANY if candidate == DEFAULT else candidate

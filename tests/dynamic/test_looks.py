@@ -8,9 +8,10 @@ import pytest
 
 from subtune.core.candidate import Candidate
 from subtune.core.dispatch import Extents
-from subtune.core.measurement import Failure, FailureKind
+from subtune.core.measurement import Failure, FailureKind, Timing
 from subtune.dynamic.measure import _Looks
 from subtune.dynamic.measured import Measured
+from subtune.dynamic.timing import in_turns
 
 ONE = Candidate("it")
 
@@ -44,3 +45,19 @@ def test_who_is_the_fastest_is_looked_at_where_there_is_more() -> None:
     assert one.upward((2,), (5,)) == [small]
     found.failures[small] = Failure(FailureKind.INVALID, "wrong at 3")
     assert one.upward((2,), (5,)) == []
+
+
+def test_a_clock_that_changes_does_not_choose() -> None:
+    """The second one is a tenth slower, whoever was timed while the clock was high."""
+    first, second, broken = (Candidate(name) for name in ("first", "second", "broken"))
+    clocks = iter([1.0, 1.0, 1.0, 1.3, 1.3, 1.3, 1.3, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+
+    def time(one: Candidate) -> Timing | Failure:
+        clock = next(clocks)
+        if one == broken:
+            return Failure(FailureKind.TIMEOUT, "it took too long")
+        seconds = {first: 1e-6, second: 1.1e-6}[one] / clock
+        return Timing(seconds, seconds, 0.0, 1)
+
+    got = in_turns({first: 1.2e-6, second: 0.95e-6, broken: 1.3e-6}, time)
+    assert got == pytest.approx({first: 0.95e-6, second: 0.95 * 1.1e-6, broken: 0.95 * 1.3e-6})

@@ -1,0 +1,102 @@
+"""Kernels for all instances, checked and timed at one of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.dispatch import Extents
+from subtune.core.measurement import Failure, Timing
+from subtune.dynamic.kernel import numbers_of
+from subtune.measure.messages import Library
+from subtune.measure.session import LocalSession
+
+ANY = Candidate("default", (("dynamic", True),))
+"""The default schedule among the candidates: in a session `DEFAULT` is what all are compared with."""
+_TIME_S = 0.005
+"""Of one timing of a kernel at an instance."""
+_AGAIN = 2.0
+"""Times the fastest kernel's seconds, up to which an instance's kernels are timed again: who was disturbed then, is not
+now."""
+_CLOSE, _MOST_CLOSE, _TURNS = 1.2, 6, 5
+"""The same of those that are timed in turns, so many at most, so often: a processor's clock may change by a tenth
+between the looks at two kernels, and would choose."""
+_DISTURBED, MOST_AGAIN = 1.15, 4
+"""Times what a kernel took for a larger instance: it is timed again, as whoever shares the machine with it may take its
+processor for longer than a look takes, a whole millisecond of every call; so many times at most."""
+
+
+def timed(
+    extents: Extents,
+    session: LocalSession,
+    libraries: Mapping[Candidate, Library],
+    is_timed: bool,
+    is_checked: bool,
+    above: Mapping[Candidate, float],
+) -> dict[Candidate, float | Failure]:
+    """Seconds of each library, or why there are none. Those that were checked elsewhere are looked at once more.
+
+    Args:
+        above: what larger instances took.
+    """
+    results: dict[Candidate, float | Failure] = {}
+    by_layout = sorted(libraries.items(), key=lambda one: str(one[1].packings))  # which are made one after the other
+    for candidate, library in by_layout:
+        lent = named(candidate)
+        numbers = numbers_of(extents, library.granules, library.knows_extents)
+        past = numbers[0] * library.granules[0] - extents[0] if extents else 0
+        session.lend(lent, replace(library, numbers=numbers, rows_past_end=past), is_checked)
+        checked = session.check(lent, 0.0 if is_checked else math.inf)
+        if isinstance(checked, Failure):
+            results[candidate] = checked
+            continue
+        timing = session.time(lent, _TIME_S, math.inf) if is_timed else checked.timing
+        results[candidate] = timing.min_s if isinstance(timing, Timing) else timing
+    if is_timed:
+        for candidate, before in _near(results, _AGAIN).items():
+            results[candidate] = less(session, candidate, before)
+        close = sorted(_near(results, _CLOSE).items(), key=lambda one: one[1])[:_MOST_CLOSE]
+        if len(close) > 1:
+            results |= in_turns(dict(close), lambda one: session.time(named(one), _TIME_S, math.inf))
+    for candidate, larger in above.items() if is_timed else ():
+        for _ in range(MOST_AGAIN):
+            taken = results.get(candidate)
+            if not isinstance(taken, float) or taken <= _DISTURBED * larger:
+                break
+            results[candidate] = less(session, candidate, taken)
+    return results
+
+
+def _near(results: Mapping[Candidate, float | Failure], times: float) -> dict[Candidate, float]:
+    """Those that took at most so many times the seconds of the fastest."""
+    seconds = {one: of for one, of in results.items() if not isinstance(of, Failure)}
+    best = min(seconds.values(), default=0.0)
+    return {one: of for one, of in seconds.items() if of <= times * best}
+
+
+def in_turns(taken: Mapping[Candidate, float], time: Callable[[Candidate], Timing | Failure]) -> dict[Candidate, float]:
+    """Seconds by several rounds, in each of which all are timed: the median of what each took over the fastest of its
+    round. That itself takes what it does now or, as others are not timed again, what the fastest had `taken` before. Of
+    what cannot be timed the seconds before count."""
+    rounds = []
+    for _ in range(_TURNS):
+        looks = {one: time(one) for one in taken}
+        rounds.append([look.min_s if isinstance(look, Timing) else taken[one] for one, look in looks.items()])
+    fastest = np.min(rounds, axis=1)
+    share = np.median(np.array(rounds) / fastest[:, None], axis=0)
+    level = min(float(np.median(fastest)), *taken.values())
+    return dict(zip(taken, (level * share).tolist(), strict=True))
+
+
+def less(session: LocalSession, candidate: Candidate, taken_s: float) -> float:
+    """Seconds by another look, if they are less than those taken so far."""
+    again = session.time(named(candidate), _TIME_S, math.inf)
+    return min(taken_s, again.min_s) if isinstance(again, Timing) else taken_s
+
+
+def named(candidate: Candidate) -> Candidate:
+    return ANY if candidate == DEFAULT else candidate
