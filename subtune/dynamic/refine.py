@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,6 +18,11 @@ _CLOSE = 1.1
 """Times the fastest kernel's predicted seconds, up to which a kernel may be the fastest."""
 _MOST_CLOSE = 4
 """Kernels that are timed at one instance."""
+_HOPE = 1.4
+"""Times the least seconds foretold, up to which a kernel may be the fastest where it was proposed: it may not have been
+measured with as few tiles as it has there."""
+_MOST_OWN = 4
+"""Such instances."""
 _APART = 1.08
 """Times an extent that is measured, up to which another is as good as measured."""
 _MOST = 8
@@ -29,12 +34,21 @@ _RIGHT, _ENOUGH = 0.02, 3
 
 
 class HeldOut:
-    """Draws instances by their weights, evenly, and names those at which several kernels are about as fast.
+    """Names instances between those that are measured at which kernels are to be timed: those for which some were
+    proposed that may be the fastest there; then, drawn by their weights, evenly, those at which several are about as
+    fast.
 
     What it is called with has the times that it asked for before.
+
+    Args:
+        proposed: kernels that were proposed for instances that are not measured.
     """
 
-    def __init__(self, workload: DynamicWorkload, domain: Domain) -> None:
+    def __init__(
+        self, workload: DynamicWorkload, domain: Domain, proposed: Mapping[Extents, Sequence[Candidate]]
+    ) -> None:
+        self._proposed = proposed
+        self._own_left: list[tuple[Extents, Sequence[Candidate]]] | None = None
         instances, weights = instances_of(workload, domain)
         order = sorted(range(len(instances)), key=lambda i: (math.prod(instances[i]), instances[i]))
         shares = np.cumsum(weights[order]) / weights.sum()
@@ -50,6 +64,8 @@ class HeldOut:
 
     def __call__(self, found: Measured) -> tuple[Extents, Sequence[Candidate]] | None:
         """The next instance, and the kernels to time there, the one that would be chosen first; None: no more."""
+        if own := self._own(found):
+            return own
         self._judge(found)
         if not (self._left and found.libraries) or self._count >= _MOST or self._right >= _ENOUGH:
             return None
@@ -64,6 +80,16 @@ class HeldOut:
                 return at, close
         return None
 
+    def _own(self, found: Measured) -> tuple[Extents, Sequence[Candidate]] | None:
+        """The next instance for which kernels were proposed that may be the fastest: these, and who is foretold to be.
+
+        Those of which that is likeliest come first.
+        """
+        if self._own_left is None:
+            hopes = [hope for at, own in self._proposed.items() if (hope := _hope(found, at, own))]
+            self._own_left = [(at, kernels) for _, at, kernels in sorted(hopes, reverse=True)[-_MOST_OWN:]]
+        return self._own_left.pop() if self._own_left else None
+
     def _judge(self, found: Measured) -> None:
         """How good the choice was at the last instance."""
         if self._asked is None:
@@ -74,6 +100,21 @@ class HeldOut:
             self._right += 1
         else:
             self._right = 0
+
+
+def _hope(found: Measured, at: Extents, own: Sequence[Candidate]) -> tuple[float, Extents, Sequence[Candidate]] | None:
+    """Of an instance the least seconds foretold of its own kernels, over those of all; and which to time there."""
+    kernels = list(found.libraries)
+    seconds = np.array([times_of(found, one, [at])[0] for one in kernels])
+    order = np.argsort(seconds, kind="stable")
+    hopeful = [i for i in order if kernels[i] in own and seconds[i] <= _HOPE * seconds[order[0]]]
+    if not hopeful or len(kernels) == 1 or _is_known(found, at):
+        return None
+    return (
+        float(seconds[hopeful[0]] / seconds[order[0]]),
+        at,
+        [kernels[i] for i in dict.fromkeys((*order[:2], *hopeful))],
+    )
 
 
 def _close(kernels: Sequence[Candidate], seconds: np.ndarray) -> list[Candidate]:

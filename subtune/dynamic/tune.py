@@ -116,7 +116,12 @@ class Prospect:
             self._begun.close()
 
     def _measurement(self, candidates: Mapping[Candidate, Sequence[Extents]], measurer: Workbench) -> Measurement:
-        further = HeldOut(self._workload, self._domain) if self._is_heavy else None
+        proposed: dict[Extents, list[Candidate]] = {}
+        for one, origins in candidates.items():
+            for at in origins:
+                if at in self._further:
+                    proposed.setdefault(at, []).append(one)
+        further = HeldOut(self._workload, self._domain, proposed) if self._is_heavy else None
         where = (self._instances, self._checks, self._exact_only, self._device, measurer)
         return Measurement(self._workload, candidates, *where, further=further)
 

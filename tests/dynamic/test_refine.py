@@ -44,18 +44,18 @@ def asked(held: HeldOut, made: Measured, seconds: Callable[[str, int], float]) -
 
 def test_where_one_kernel_is_the_fastest_nothing_is_timed():
     made = found(fast=1e-6, slow=2e-6)
-    assert asked(HeldOut(WORKLOAD, DOMAIN), made, lambda name, rows: rows * 1e-6) == []
+    assert asked(HeldOut(WORKLOAD, DOMAIN, {}), made, lambda name, rows: rows * 1e-6) == []
 
 
 def test_three_right_choices_are_enough():
     made = found(fast=1e-6, near=1.03e-6)
-    rows = asked(HeldOut(WORKLOAD, DOMAIN), made, lambda name, rows: rows * {"fast": 1e-6, "near": 1.03e-6}[name])
+    rows = asked(HeldOut(WORKLOAD, DOMAIN, {}), made, lambda name, rows: rows * {"fast": 1e-6, "near": 1.03e-6}[name])
     assert rows == [128, 64, 192]
 
 
 def test_where_the_choice_is_wrong_more_is_timed():
     made = found(fast=1e-6, near=1.03e-6)
-    rows = asked(HeldOut(WORKLOAD, DOMAIN), made, lambda name, rows: rows * {"fast": 1.2e-6, "near": 1e-6}[name])
+    rows = asked(HeldOut(WORKLOAD, DOMAIN, {}), made, lambda name, rows: rows * {"fast": 1.2e-6, "near": 1e-6}[name])
     assert len(rows) > 3
     assert not set(rows) & set(ROWS)
 
@@ -75,3 +75,20 @@ def test_a_kernel_serves_what_lies_between_the_instances_where_it_is_right(right
     if fails:
         made.failures[candidate] = Failure(FailureKind.WRONG_RESULT, "off")
     assert tuple(made.serves(candidate, (rows,)) for rows in (2, 16, 300)) == expected
+
+
+def test_where_a_kernel_was_proposed_it_is_timed_if_it_may_be_the_fastest():
+    """Those of which that is likeliest, and four of them."""
+    made = found(fast=1e-6, own=1.2e-6, slow=2e-6)
+    own, slow = Candidate("own"), Candidate("slow")
+    proposed = {(rows,): [own] for rows in (3, 5, 9, 23, 40, 90)} | {(6,): [slow], (16,): [own]}
+    held = HeldOut(WORKLOAD, DOMAIN, proposed)
+    looks = []
+    while more := held(made):
+        (rows,), kernels = more
+        looks.append(rows)
+        assert [one.family for one in kernels] == ["fast", "own"]
+        for kernel in kernels:
+            made.seconds[kernel][(rows,)] = {"fast": 1e-6, "own": 1.2e-6}[kernel.family] * rows
+    assert len(looks) == 4
+    assert set(looks) <= {3, 5, 9, 23, 40, 90}
