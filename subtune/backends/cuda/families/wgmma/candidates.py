@@ -76,17 +76,17 @@ def is_misaligned(view: GemmView, dtype: str) -> bool:
     return any(dim.stride * size % 16 for dims in (view.a, view.b) for dim in dims[:-1])
 
 
-def has_tiles(problem: Problem[CUDAModel]) -> bool:
-    """Whether there are tilings of the problem's contraction: Hopper multiplies it, and copies its rows."""
-    if multiplied_obstacle(problem):
-        return False
-    view = gemm_view(problem.pattern)
-    return not isinstance(view, NotApplicable) and not is_misaligned(view, problem.pattern.a.dtype)
-
-
 def accepts(problem: Problem[CUDAModel]) -> str:
     alone = product_alone(problem)
     return multiplied_obstacle(alone) or copied_obstacle(alone.workload)
+
+
+def has_tiles(problem: Problem[CUDAModel]) -> bool:
+    """Whether there are tilings of the problem's contraction: Hopper multiplies it, and copies its rows."""
+    if accepts(problem):
+        return False
+    view = gemm_view(problem.pattern)
+    return not isinstance(view, NotApplicable) and not is_misaligned(view, problem.pattern.a.dtype)
 
 
 def candidates(problem: Problem[CUDAModel]) -> list[Candidate]:
