@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from subtune import backends
 from subtune.backends.base import Device, Problem
@@ -52,18 +53,18 @@ def proposals(
     for extents in (*probes, *between):
         is_between = extents in between
         try:
-            found = backends.candidates(workload.at(extents), device, topk)
-            found = tuple(one for one in found if one.family not in without)
+            problem = Problem(workload.at(extents), device.model, device.numerics)
+            served = _served(problem, device, topk, without)
+            found = list(served)
             ranked = in_turn(found, device.backend.tile, every_family=True) if is_many else found
         except Exception:  # a policy may not foresee an axis of one element
             continue
-        problem = Problem(workload.at(extents), device.model, device.numerics)
         # the first that serves many shapes serves this one best; there is one row at no other
         later = 0 if is_many or math.prod(extents) == 1 else _LATER
         for rank, candidate in enumerate(ranked) if is_many else _ranked(ranked):
             if is_between and rank:
                 continue
-            of_any = device.backend.for_many_shapes(problem, candidate)[: 1 if is_between else None]
+            of_any = served[candidate][: 1 if is_between else None]
             turns += [(rank + later * place, _limited(one, extents), extents) for place, one in enumerate(of_any)]
     origins: dict[Candidate, tuple[Extents, ...]] = {}
     for _, one, extents in sorted(turns, key=lambda turn: turn[0]):
@@ -86,6 +87,22 @@ def for_one(workload: DynamicWorkload, device: Device, topk: int) -> dict[Candid
     ones = (1,) * len(workload.extents)
     found = in_turn(backends.candidates(workload.at(ones), device, topk), device.backend.tile, every_family=True)
     return {alone(one): (ones,) for one in found[:_OF_ONE]}
+
+
+def _served(
+    problem: Problem[Any], device: Device, topk: int, without: Collection[str]
+) -> dict[Candidate, Sequence[Candidate]]:
+    """The policy's candidates for an instance, each with what is tried in its place; for those in whose place nothing
+    is, the next ones."""
+    served: dict[Candidate, Sequence[Candidate]] = {}
+    for count in (topk, 2 * topk):
+        some = [one for one in backends.candidates(problem.workload, device, count) if one.family not in without]
+        for one in some:
+            if one not in served and len(served) < topk and (of_any := device.backend.for_many_shapes(problem, one)):
+                served[one] = of_any
+        if len(served) == len(some):
+            break
+    return served
 
 
 def _ranked(candidates: Sequence[Candidate]) -> list[tuple[int, Candidate]]:

@@ -24,6 +24,8 @@ _TILE_HEIGHTS = (10, 13, 16)
 """Of tile registers, whose products take 6 cycles and 0.6 a row: one of them is an eleventh too slow at most."""
 _OF_L2 = 0.65
 """That A's tiles may take, beside B's panels."""
+_FEW_BLOCKS = 3
+"""For each thread: in blocks of another height one thread may have half of the work more than another."""
 _MANY_TILES = 16
 """In a column of tiles: the last of them counts no more, and so many share what they ask for."""
 
@@ -58,11 +60,14 @@ def _of_all_tiles(problem: Problem[CPUModel], candidate: Candidate) -> Sequence[
     """
     knobs = candidate.as_knobs(amx.Knobs)
     assert isinstance(knobs, amx.Knobs)
-    if knobs.order in ("m", "mn") and len(problem.pattern.of_role("m")) == 1:
+    if knobs.order in ("mn", "nm") and len(problem.pattern.of_role("m")) == 1:
+        return ()  # blocks of both share what "m" and "n" do, and none was faster than these
+    if knobs.order == "m" and len(problem.pattern.of_role("m")) == 1:
         of_many = Candidate.of(candidate.family, _of_many_rows(problem, knobs), candidate.predicted_s)
-        # pixels of images are multiples of one image's
-        is_whole = problem.pattern.of_role("m")[0].extent % (knobs.mt * knobs.mr * knobs.rows) == 0
-        return list(dict.fromkeys([candidate, of_many])) if is_whole else [of_many]
+        rows, height = problem.pattern.of_role("m")[0].extent, knobs.mt * knobs.mr * knobs.rows
+        # pixels of images are multiples of one image's; and few blocks are shared out evenly as they are, or not at all
+        is_kept = rows % height == 0 or rows <= _FEW_BLOCKS * problem.device.threads * height
+        return list(dict.fromkeys([candidate, of_many])) if is_kept else [of_many]
     if knobs.order != "n":
         return (candidate,)
     rows = problem.pattern.of_role("m")[-1].extent

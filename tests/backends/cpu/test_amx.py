@@ -14,6 +14,7 @@ from tvm.relax import op
 
 from subtune import backends
 from subtune.backends.cpu.device import CPU
+from subtune.backends.cpu.families.amx.candidates import _with_a_shorter_one
 from subtune.backends.cpu.families.amx.packing import TilePacking
 from subtune.backends.cpu.families.amx.tiles import Run
 from subtune.backends.cpu.math.amx_tiles import TileBlock, fits
@@ -133,6 +134,25 @@ def test_kernels_of_different_blocks_run_in_one_process() -> None:
     for mr, nr, rows in ((2, 2, 16), (4, 1, 13), (1, 3, 5), (2, 2, 16)):
         candidate = Candidate.make("amx", mr=mr, nr=nr, rows=rows, mt=1, order="m")
         assert_right(run(workload, scheduled(workload, candidate, SPR), SPR), workload, expected)
+
+
+@needs_tiles
+@pytest.mark.parametrize(("mr", "rows", "mt"), [(2, 16, 2), (1, 16, 4), (1, 7, 3)])
+def test_pixels_of_images_fill_no_whole_groups_of_blocks(mr: int, rows: int, mt: int) -> None:
+    """Of 2 x 7 x 7 pixels the last group of blocks has fewer; those behind the last are not multiplied."""
+    workload = conv(7, 32, 32, 1, batch=2)
+    candidate = Candidate.make("amx", mr=mr, nr=2, rows=rows, mt=mt, order="m")
+    kernel = scheduled(workload, candidate, SPR)
+    assert_right(run(workload, kernel, SPR), workload, residual_conv_of(1))
+    few = Candidate.make("amx", mr=mr, nr=2, rows=rows, mt=1, order="m")
+    guards = [str(scheduled(workload, one, SPR).func).count("if ") for one in (candidate, few)]
+    assert guards[0] > guards[1]
+
+
+def test_uneven_groups_of_blocks_are_foretold() -> None:
+    """Seven blocks in groups of four: one thread has four of them. Of seven in groups of seven it has all."""
+    assert [_with_a_shorter_one(7, each, 2) for each in (1, 4, 7)] == pytest.approx([8 / 7, 8 / 7, 2])
+    assert _with_a_shorter_one(13, 4, 2) == pytest.approx(16 / 13)
 
 
 @needs_tiles

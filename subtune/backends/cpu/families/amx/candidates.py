@@ -161,12 +161,15 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
 def _knobs(anchor: Contraction, rows: int, device: CPUModel) -> Iterator[Knobs]:
     packs_batches = not anchor.b.is_constant and bool(anchor.of_role(Role.BATCH))
     columns = ceil(anchor.n.extent / COLUMNS)
+    axes = [axis.extent for axis in anchor.of_role(Role.M)]
+    are_images = sum(extent > 1 for extent in axes) > 1 and not anchor.per_group
+    may_pad = len(axes) == 1 or are_images  # whose pixels become rows of one axis
     for mr, nr in _BLOCKS:
         if not fits(mr, nr, parts_of(anchor)) or (mr > 1 and (mr - 1) * ROWS >= rows) or nr > columns:
             continue
         for height in _heights(rows, mr):
             tiles = ceil(rows / (mr * height))
-            for mt in _shared(tiles, may_pad=len(anchor.of_role(Role.M)) == 1):
+            for mt in _shared(tiles, may_pad):
                 for order in _orders(mt, tiles, packs_batches):
                     yield Knobs(mr, nr, height, mt, order)
 
@@ -246,5 +249,5 @@ def _predict(anchor: Contraction, workload: Workload, device: CPUModel, rows: in
     packs_batches = not anchor.b.is_constant and batch > 1
     uneven = imbalance(batch if packs_batches else batch * grains, device)
     if shares_rows and not packs_batches and m_blocks % knobs.mt:
-        uneven = min(uneven, _with_a_shorter_one(m_blocks, knobs.mt, device.threads))
+        uneven = _with_a_shorter_one(m_blocks, knobs.mt, device.threads)
     return batch * total * uneven / device.threads / device.cycles_per_s

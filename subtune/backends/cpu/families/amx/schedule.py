@@ -80,9 +80,8 @@ def _kernel(problem: CPUProblem, knobs: Knobs, dtype: str = "bfloat16") -> Kerne
     packing = packing_of(info, block)
     if weights.is_constant and _comes_from_afar(packing.shape, tiling, problem):
         block = replace(block, ahead=ceil(parts * knobs.nr * ROWS / passes))
-    row_blocks = 0
+    row_blocks = _row_blocks(problem.pattern, info, tiling)
     if padded := _padding(info, tiling):
-        row_blocks = _row_blocks(problem.pattern, info, tiling)
         sch, stages, info = reread(pad_axes(sch.mod["main"], name, info, padded))
     tiled = in_tiles(sch.mod["main"], name, info, block)
     if isinstance(tiled, NotApplicable):
@@ -131,10 +130,12 @@ def _padding(info: Contraction, tiling: Tiling) -> dict[int, int]:
 def _row_blocks(original: Contraction, info: Contraction, tiling: Tiling) -> int:
     """Blocks with rows of their own, where padding makes others behind them; else 0.
 
-    Of images there are many blocks, and whether the last is whole changes from one batch to the next: all count.
+    Of images whether there are others changes from one batch to the next: it is asked in any case.
     """
-    blocks = ceil(info.of_role(Role.M)[-1].extent / tiling.mr)
-    return blocks if len(original.of_role(Role.M)) == 1 and blocks % tiling.mt else 0
+    rows = info.of_role(Role.M)
+    blocks = ceil(rows[-1].extent / tiling.mr)
+    are_images = len(original.of_role(Role.M)) > len(rows) and tiling.mt > 1
+    return blocks if len(rows) == 1 and (are_images or blocks % tiling.mt) else 0
 
 
 def _passes(info: Contraction, tiling: Tiling) -> int:
