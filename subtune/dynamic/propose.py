@@ -85,7 +85,10 @@ def proposals(
 def for_one(workload: DynamicWorkload, device: Device, topk: int) -> dict[Candidate, tuple[Extents, ...]]:
     """Candidates for the instance of one element of every extent that are to serve no other."""
     ones = (1,) * len(workload.extents)
-    found = in_turn(backends.candidates(workload.at(ones), device, topk), device.backend.tile, every_family=True)
+    try:
+        found = in_turn(backends.candidates(workload.at(ones), device, topk), device.backend.tile, every_family=True)
+    except Exception:  # as above
+        return {}
     return {alone(one): (ones,) for one in found[:_OF_ONE]}
 
 
