@@ -24,6 +24,7 @@ from subtune.dynamic.kernel import MIXING, PLAIN, SINGLE, tiles_rows
 from subtune.dynamic.marks import overlapped
 from subtune.dynamic.measure import Measurement
 from subtune.dynamic.measured import Measured
+from subtune.dynamic.predict import instances_of
 from subtune.dynamic.propose import LARGE_BYTES, for_one, proposals, weights_bytes
 from subtune.dynamic.refine import HeldOut
 from subtune.dynamic.serve import carried, schedule
@@ -152,19 +153,18 @@ class Prospect:
     def _further(self) -> list[Extents]:
         """Instances that are not measured, at which other tiles may be the fastest: a series of those between, and on a
         CPU all of few rows, where weights come faster than these are multiplied."""
-        if not self._is_heavy or len(self._domain.symbols) != 1:
+        if not self._is_heavy or len(self._workload.extents) != 1:
             return []
-        (symbol,) = self._domain.symbols
-        values = _above_zero(symbol)
-        found = [self._workload.extents_at({symbol.name: value}) for value in _series(values, _FINE_STEP)]
+        instances, _ = instances_of(self._workload, self._domain)
+        values = [extent for (extent,) in instances if extent > 0]
+        found = [(value,) for value in _series(values, _FINE_STEP)] if values else []
         if not self._device.backend.measuring.overlaps:
             nbytes = weights_bytes(self._workload, self._probes[-1])
             if nbytes > LARGE_BYTES or not tiles_rows(self._workload, self._device):
                 return []
             few = values[:_FEW_ROWS] if nbytes <= _SMALL_BYTES else ()
-            of_few = (self._workload.extents_at({symbol.name: value}) for value in few)
             found = [
-                *(at for at in of_few if at[0] <= _FEW_ROWS),
+                *((value,) for value in few if value <= _FEW_ROWS),
                 *(at for at in found if _FEW_ROWS < at[0] <= _SOME_ROWS),
             ]
         return [at for at in dict.fromkeys(found) if at not in self._probes]
