@@ -111,13 +111,15 @@ class Measurement:
             best_s = min((of[greatest] for of in looks.found.seconds.values() if greatest in of), default=math.inf)
             total = len(self._candidates)
             self._measurer.tell(total * count // len(self._points), total, best_s)
-        for low, high in reversed(list(pairwise(of_instances))) if looks.in_line else ():
-            looks.at(high, session, True, looks.upward(low, high))
+        from_below = of_instances[::-1] if looks.in_line else []
+        for low, high in pairwise(from_below):
+            if more := looks.upward(low, high):
+                looks.at(high, session, True, more)
         looks.end()
         if of_one := self._alone(looks.found):
             looks.at(self._ordered[-1], session, True, of_one)
-        while self._further is not None and (more := self._further(looks.found)):
-            looks.at(more[0], session, True, more[1], is_further=True)
+        while self._further is not None and (asked := self._further(looks.found)):
+            looks.at(asked[0], session, True, asked[1], is_further=True)
         for _ in range(MOST_AGAIN if session is not None else 0):
             for extents, doubtful in looks.doubtful().items():
                 looks.again(extents, self._session(extents), doubtful)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from subtune.backends import as_device
+from subtune.backends.cpu.device import CPU
 from subtune.core.candidate import Candidate
 from subtune.core.dispatch import Extents
 from subtune.core.measurement import Failure, FailureKind, Timing
-from subtune.dynamic.measure import _Looks
+from subtune.dynamic.measure import Measurement, _Looks
 from subtune.dynamic.measured import Measured
 from subtune.dynamic.timing import in_turns
+from subtune.dynamic.workbench import Workbench
+from tests.backends.workloads import dense
+from tests.dynamic.flat_kernels import of_rows
 
 ONE = Candidate("it")
 
@@ -61,3 +67,21 @@ def test_a_clock_that_changes_does_not_choose() -> None:
 
     got = in_turns({first: 1.2e-6, second: 0.95e-6, broken: 1.3e-6}, time)
     assert got == pytest.approx({first: 0.95e-6, second: 0.95 * 1.1e-6, broken: 0.95 * 1.3e-6})
+
+
+def test_instances_are_gone_through_upward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the least to the greatest, each beside the next larger one; those that are only checked are left out."""
+    pairs: list[tuple[Extents, Extents]] = []
+
+    def upward(_looks: _Looks, low: Extents, high: Extents) -> list[Candidate]:
+        pairs.append((low, high))
+        return []
+
+    monkeypatch.setattr(_Looks, "upward", upward)
+    workload = of_rows(lambda rows: dense(rows, 32, 16))
+    device = as_device(CPU("x86-64-v3", threads=1))
+    nobody: Any = None
+    recall = Workbench(nobody, None, lambda *_: None, is_recall=True)
+    with closing(Measurement(workload, {ONE: ()}, [(1,), (20,), (5,)], [(7,)], False, device, recall)) as measurement:
+        measurement.result()
+    assert pairs == [((1,), (5,)), ((5,), (20,))]
