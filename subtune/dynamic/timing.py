@@ -23,8 +23,10 @@ _AGAIN = 2.0
 """Times the fastest kernel's seconds, up to which an instance's kernels are timed again: who was disturbed then, is not
 now."""
 _CLOSE, _MOST_CLOSE, _TURNS = 1.2, 6, 5
-"""The same of those that are timed in turns, so many at most, so often: a processor's clock may change by a tenth
-between the looks at two kernels, and would choose."""
+"""The same of those that are timed in turns instead, so many at most, so often: a processor's clock may change by a
+tenth between the looks at two kernels, and would choose."""
+_LONG_S, _FEW_TURNS = 1e-3, 3
+"""Of kernels that take longer, fewer turns: every look takes several calls."""
 _DISTURBED, MOST_AGAIN = 1.15, 4
 """Times what a kernel took for a larger instance: it is timed again, as whoever shares the machine with it may take its
 processor for longer than a look takes, a whole millisecond of every call; so many times at most."""
@@ -57,11 +59,12 @@ def timed(
         timing = session.time(lent, _TIME_S, math.inf) if is_timed else checked.timing
         results[candidate] = timing.min_s if isinstance(timing, Timing) else timing
     if is_timed:
+        first = _close(results)
         for candidate, before in _near(results, _AGAIN).items():
-            results[candidate] = less(session, candidate, before)
-        close = sorted(_near(results, _CLOSE).items(), key=lambda one: one[1])[:_MOST_CLOSE]
-        if len(close) > 1:
-            results |= in_turns(dict(close), lambda one: session.time(named(one), _TIME_S, math.inf))
+            if candidate not in first or len(first) == 1:
+                results[candidate] = less(session, candidate, before)
+        if len(close := _close(results)) > 1:
+            results |= in_turns(close, lambda one: session.time(named(one), _TIME_S, math.inf))
     for candidate, larger in above.items() if is_timed else ():
         for _ in range(MOST_AGAIN):
             taken = results.get(candidate)
@@ -78,12 +81,17 @@ def _near(results: Mapping[Candidate, float | Failure], times: float) -> dict[Ca
     return {one: of for one, of in seconds.items() if of <= times * best}
 
 
+def _close(results: Mapping[Candidate, float | Failure]) -> dict[Candidate, float]:
+    """Those that are timed in turns."""
+    return dict(sorted(_near(results, _CLOSE).items(), key=lambda one: one[1])[:_MOST_CLOSE])
+
+
 def in_turns(taken: Mapping[Candidate, float], time: Callable[[Candidate], Timing | Failure]) -> dict[Candidate, float]:
     """Seconds by several rounds, in each of which all are timed: the median of what each took over the fastest of its
     round. That itself takes what it does now or, as others are not timed again, what the fastest had `taken` before. Of
     what cannot be timed the seconds before count."""
     rounds = []
-    for _ in range(_TURNS):
+    for _ in range(_TURNS if min(taken.values()) < _LONG_S else _FEW_TURNS):
         looks = {one: time(one) for one in taken}
         rounds.append([look.min_s if isinstance(look, Timing) else taken[one] for one, look in looks.items()])
     fastest = np.min(rounds, axis=1)

@@ -80,7 +80,7 @@ class Bench:
             for blocks in make_sets(workload, dangers, BLOCK)
         ]
         self._pool: dict[tuple[int, int], Guarded] = {}
-        self._touched: set[str] = set()
+        self._touched: set[tuple[tuple[int, Packing], ...]] = set()
         self._default_calls_s: list[float] = []
         self._right = InTurn[_Right](len(self._names))
         self._right.proceed(self._right_of, patience_s)
@@ -254,11 +254,11 @@ class Bench:
         copies = max(1, min(most, -(-pool // max(1, sum(sizes)))))
         calls = [partial(kernel, *self._arguments(library, copy)) for copy in range(copies)]
         begin = time.perf_counter()
-        for call in calls if library.path not in self._touched else ():
+        for call in calls if library.packings not in self._touched else ():
             call()
             if time.perf_counter() - begin > 0.05:
                 break
-        self._touched.add(library.path)
+        self._touched.add(library.packings)
         if len(calls) == 1:
             return calls[0]
         ring: Iterator[Callable[[], object]] = cycle(calls)
