@@ -15,8 +15,10 @@ class Clock:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        begin = time.monotonic()
+        """A stage inside another counts for itself alone."""
+        begin, before = time.monotonic(), sum(self.seconds.values())
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
+            inside = sum(self.seconds.values()) - before
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin - inside

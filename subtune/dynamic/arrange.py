@@ -1,7 +1,8 @@
 """Which alternatives to its partition a model of many shapes takes: at all instances the same.
 
-An attention may be one kernel, where the partition has two products, a softmax and the copies round them. What is
-expected to be the fastest at the greatest instance is taken, if its kernels serve all instances.
+An attention may be one kernel, where the partition has two products, a softmax and the copies round them; so may a
+first convolution and the pooling behind it. What is the fastest at the greatest instance is taken, if its kernels serve
+all instances.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from subtune import backends
 from subtune.backends.base import Device
 from subtune.core.domain import Domain
 from subtune.core.errors import UnsupportedOpsError
+from subtune.core.graph import Alternatives
 from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel
 from subtune.dynamic.model import DynamicModel, dynamic_model
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.passes.alternatives import alternatives
 from subtune.passes.pad_attention import Lengths
 from subtune.pipeline import Prepared
-from subtune.tuning.alternatives import plan, with_alternatives
-from subtune.tuning.choose import fastest_foreseen
+from subtune.tuning.alternatives import with_alternatives
 
 _TRIED = 6
 """Candidates of a kernel, of which one has to serve all instances."""
@@ -27,55 +28,76 @@ _TRIED = 6
 Prepare = Callable[[Mapping[str, int], Lengths], Prepared]
 
 
-def arranged_model(domain: Domain, prepare: Prepare, device: Device) -> DynamicModel:
-    """As `dynamic_model`, with alternatives in the place of parts of the partition."""
-    arranger = _Arranger(domain, prepare, device)
+def arranged_model(
+    domain: Domain, prepare: Prepare, device: Device, choose: Callable[[Prepared, Alternatives, Device], dict[str, int]]
+) -> DynamicModel:
+    """As `dynamic_model`, with alternatives in the place of parts of the partition.
+
+    Args:
+        choose: those of the greatest instance, by the regions' names (`contest.Contest.taken`).
+    """
+    arranger = _Arranger(domain, prepare, device, choose)
     try:
         found = dynamic_model(domain, arranger.prepare)
     except UnsupportedOpsError:
-        if not arranger.takes_any:
+        if not arranger.taken:
             raise
         return dynamic_model(domain, prepare)
-    return found if arranger.serves(found) else dynamic_model(domain, prepare)
+    kept = arranger.served(found)
+    if kept == arranger.taken:
+        return found
+    return dynamic_model(domain, _Arranger(domain, prepare, device, lambda *_: dict(kept)).prepare)
 
 
 class _Arranger:
-    """Prepares instances: those from the greatest on with the alternatives that are taken there."""
+    """Prepares instances: those from the greatest on with the alternatives that are taken there.
 
-    def __init__(self, domain: Domain, prepare: Prepare, device: Device) -> None:
-        self._domain, self._prepare, self._device = domain, prepare, device
-        self._taken: dict[str, int] = {}
-        """Of regions by name, the number of the alternative."""
+    Where attentions are padded, all is as partitioned.
+
+    Attributes:
+        taken: of regions by name, the number of the alternative.
+    """
+
+    def __init__(
+        self,
+        domain: Domain,
+        prepare: Prepare,
+        device: Device,
+        choose: Callable[[Prepared, Alternatives, Device], dict[str, int]],
+    ) -> None:
+        self._domain, self._prepare, self._device, self._choose = domain, prepare, device, choose
+        self.taken: dict[str, int] = {}
+        self._others: Alternatives | None = None
         self._own: frozenset[str] = frozenset()
         """Keys of the partition's own workloads at the greatest instance."""
 
-    @property
-    def takes_any(self) -> bool:
-        return bool(self._taken)
-
     def prepare(self, point: Mapping[str, int], lengths: Lengths) -> Prepared:
         prepared = self._prepare(point, lengths)
-        if point is self._domain.greatest:
-            self._choose(prepared)
+        if lengths and prepared.forms.pads_lengths:
+            return prepared
+        if self._others is None and point is self._domain.greatest:
+            self._begin(prepared)
         return self._arranged(prepared)
 
-    def serves(self, model: DynamicModel) -> bool:
-        """Whether each kernel that the partition does not have has a candidate for all instances."""
-        new = [one.name for one in model.greatest.subgraphs if one.workload.key not in self._own]
-        return not self._taken or all(self._is_served(model.workloads[name]) for name in new)
+    def served(self, model: DynamicModel) -> dict[str, int]:
+        """Of what is taken, that of which every kernel that the partition does not have has a candidate for all
+        instances."""
+        new = {one.workload.key: model.workloads[one.name] for one in model.greatest.subgraphs}
+        left_out = {key for key, one in new.items() if key not in self._own and not self._is_served(one)}
+        of = {one.name: one.alternatives for one in (self._others.regions if self._others else ())}
+        return {name: at for name, at in self.taken.items() if not left_out & {*of[name][at].keys}}
 
-    def _choose(self, greatest: Prepared) -> None:
-        others = greatest.alternatives()
-        expected = plan(greatest.subgraphs, others, self._device, None).expected
-        between_s = self._device.model.between_kernels_s
-        taken = {region.name: fastest_foreseen(region, expected, between_s) for region in others.regions}
-        self._taken = {name: number for name, number in taken.items() if number}
+    def _begin(self, greatest: Prepared) -> None:
+        self._others = greatest.alternatives()
+        device = self._device.for_working_set(greatest.working_set_bytes)
+        chosen = self._choose(greatest, self._others, device)
+        self.taken = {name: number for name, number in chosen.items() if number}
         self._own = frozenset(one.workload.key for one in greatest.subgraphs)
 
     def _arranged(self, prepared: Prepared) -> Prepared:
         found = []
         for region in alternatives(prepared.graph, prepared.forms):
-            number = self._taken.get(region.name, 0)
+            number = self.taken.get(region.name, 0)
             if number >= len(region.alternatives):
                 raise UnsupportedOpsError(f"The region {region.name} has other alternatives at other shapes.")
             if number:

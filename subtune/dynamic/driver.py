@@ -13,6 +13,7 @@ from typing import Any
 from subtune import backends, frontends
 from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
+from subtune.core.cache import IN_PLACE
 from subtune.core.clock import Clock
 from subtune.core.domain import Domain
 from subtune.core.errors import ModelError, SubtuneError
@@ -20,10 +21,11 @@ from subtune.core.kernel import Kernel
 from subtune.core.manifest import KernelOrigin
 from subtune.core.variants import Variants
 from subtune.database import opened
-from subtune.dynamic.arrange import Prepare, arranged_model
+from subtune.dynamic.arrange import arranged_model
 from subtune.dynamic.assemble import kernels_of, variants_of
 from subtune.dynamic.choose import Chosen, Tuned, chosen
 from subtune.dynamic.constants import multiplies_rows, with_corners
+from subtune.dynamic.contest import Contest
 from subtune.dynamic.declare import declared
 from subtune.dynamic.in_place import CachesInPlace
 from subtune.dynamic.inputs import that_read_inputs
@@ -122,15 +124,20 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         return prepare_imported(source.of_kernels(point), options.numerics, shown, forms, lengths, True)
 
     kept = CachesInPlace(options.cache, device, domain, inputs, prepare)
-    with _measurer(options) as measurer:
+    with _measurer(options) as measurer, opened(options.database) as store:
         measurer.start(device)
+        contest = Contest(measurer, store, options, clock)
         with clock.stage("prepare"), source.opened():
-            dynamic = _model(domain, kept.prepare, device)
+            if options.cache == IN_PLACE:
+                dynamic = dynamic_model(domain, kept.prepare)
+            else:
+                dynamic = arranged_model(domain, kept.prepare, device, contest.taken)
             device = device.for_working_set(dynamic.greatest.working_set_bytes)
             mod, workloads = _with_copies(dynamic, device, options.tune)
-        with clock.stage("tune"), opened(options.database) as store:
+        with clock.stage("tune"):
             bounds = _bounds(workloads, dynamic, device)
-            joint = Joint(bounds, domain, device, measurer, store, options)
+            joint = Joint(bounds, domain, device, measurer, store, options, clock.seconds.get("tune", 0.0))
+            joint.is_interrupted = contest.is_interrupted
             kernels = _tuned(workloads, bounds, that_read_inputs(mod), dynamic, device, options, joint)
         with clock.stage("build"):
             made = kernels_of(kernels, domain, device, measurer)
@@ -163,13 +170,6 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         precision=options.precision,
         products=dynamic.greatest.graph.products(),
     )
-
-
-def _model(domain: Domain, prepare: Prepare, device: Device) -> DynamicModel:
-    """Attentions that are padded are several kernels."""
-    if device.backend.forms(device.model).pads_lengths:
-        return dynamic_model(domain, prepare)
-    return arranged_model(domain, prepare, device)
 
 
 def _with_copies(

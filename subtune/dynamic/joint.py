@@ -37,6 +37,7 @@ class Joint:
 
     Args:
         counts: of all subgraphs by name, how much of a model's time is theirs, in any unit.
+        spent_s: of the budget, before.
 
     Attributes:
         is_interrupted: whether Ctrl-C ended the tuning.
@@ -51,6 +52,7 @@ class Joint:
         measurer: LocalMeasurer,
         database: Database,
         options: Options,
+        spent_s: float = 0.0,
     ) -> None:
         self._left = {name: math.sqrt(count) for name, count in counts.items()}
         self._total, self._domain, self._device = len(counts), domain, device
@@ -58,7 +60,7 @@ class Joint:
         self._progress: ProgressCallback = options.progress or (lambda _: None)
         self._is_wanted = options.tune
         self._begin = time.monotonic()
-        self._deadline = math.inf if options.budget_s is None else self._begin + options.budget_s
+        self._deadline = math.inf if options.budget_s is None else self._begin + options.budget_s - spent_s
         self._done = 0
         self._share = 0.0
         self._measured, self._measured_s, self._of_last = 0, 0.0, 0

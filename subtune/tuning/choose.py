@@ -136,6 +136,13 @@ def fastest_foreseen(region: LoweredRegion, expected: Mapping[str, float], betwe
     return best if foreseen[0] >= _CLEARLY * foreseen[best] else 0
 
 
+def is_in_doubt(region: LoweredRegion, expected: Mapping[str, float], between_s: float = 0.0) -> bool:
+    """Whether what is expected of the partition's own, and of another alternative, is so near that measuring has to
+    say."""
+    own_s, *others_s = (_foreseen_s(one, expected, between_s) for one in region.alternatives)
+    return min(others_s) < _CLEARLY * own_s
+
+
 def foreseen_as_fast(
     region: LoweredRegion, expected: Mapping[str, float], between_s: float = 0.0
 ) -> tuple[LoweredAlternative, ...]:

@@ -1,0 +1,64 @@
+"""Which alternatives to a partition are the fastest at one instance: foreseen where that is clear, else measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from subtune.backends.base import Device
+from subtune.core.clock import Clock
+from subtune.core.graph import Alternatives
+from subtune.database import Database
+from subtune.measure import LocalMeasurer
+from subtune.options import Options
+from subtune.pipeline import Prepared
+from subtune.tuning.alternatives import Plan, plan
+from subtune.tuning.choose import fastest_foreseen, is_in_doubt
+from subtune.tuning.prospects import Prospects
+from subtune.tuning.search import Search, Single, tune
+
+_TOPK = 6
+"""Candidates of a kernel of this instance alone: the chosen ones' are looked for again, for all instances."""
+_SHARE = 0.2
+"""Of a budget."""
+
+
+class Contest:
+    """Decides of every region of a partition which alternative is taken.
+
+    Attributes:
+        is_interrupted: Ctrl-C ended the measuring; what was not measured then is as partitioned.
+    """
+
+    def __init__(self, measurer: LocalMeasurer, database: Database, options: Options, clock: Clock) -> None:
+        self._measurer, self._database, self._options, self._clock = measurer, database, options, clock
+        self.is_interrupted = False
+
+    def taken(self, prepared: Prepared, others: Alternatives, device: Device) -> dict[str, int]:
+        """By the regions' names, the number of the alternative, 0 for the partition's own."""
+        planned, between_s = plan(prepared.subgraphs, others, device, self._database), device.model.between_kernels_s
+        found = {region.name: fastest_foreseen(region, planned.expected, between_s) for region in others.regions}
+        left = [one for one in others.regions if not found[one.name] and is_in_doubt(one, planned.expected, between_s)]
+        if left and self._options.tune:
+            found |= self._measured(planned, replace(others, regions=tuple(left)), device)
+        return found
+
+    def _measured(self, planned: Plan, doubtful: Alternatives, device: Device) -> dict[str, int]:
+        keys = {key for one in doubtful.regions for way in one.alternatives for key in way.keys}
+        budget_s = None if self._options.budget_s is None else _SHARE * self._options.budget_s
+
+        def concerned(some: tuple[Single, ...]) -> list[Single]:
+            return [one for one in some if one.workload.key in keys]
+
+        with self._clock.stage("tune"):
+            records = tune(
+                concerned(planned.first),
+                device,
+                Search(min(self._options.topk, _TOPK), budget_s),
+                database=self._database,
+                measurer=self._measurer,
+                rivals=concerned(planned.rivals),
+                later=concerned(planned.later),
+                worth=Prospects(doubtful.regions, planned.expected, planned.prospects.between_s).worth_tuning,
+            )
+        self.is_interrupted = records.interrupted
+        return {name: choice.taken for choice in planned.choices(doubtful, records) for name in choice.regions}
