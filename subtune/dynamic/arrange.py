@@ -26,15 +26,15 @@ _TRIED = 6
 """Candidates of a kernel, of which one has to serve all instances."""
 
 Prepare = Callable[[Mapping[str, int], Lengths], Prepared]
+Choose = Callable[[Prepared, Alternatives, Callable[[], Prepared], Device], dict[str, int]]
+"""Of the greatest instance with its alternatives, and what gives the least one."""
 
 
-def arranged_model(
-    domain: Domain, prepare: Prepare, device: Device, choose: Callable[[Prepared, Alternatives, Device], dict[str, int]]
-) -> DynamicModel:
+def arranged_model(domain: Domain, prepare: Prepare, device: Device, choose: Choose) -> DynamicModel:
     """As `dynamic_model`, with alternatives in the place of parts of the partition.
 
     Args:
-        choose: those of the greatest instance, by the regions' names (`contest.Contest.taken`).
+        choose: `contest.Contest.taken`.
     """
     arranger = _Arranger(domain, prepare, device, choose)
     try:
@@ -52,8 +52,6 @@ def arranged_model(
 class _Arranger:
     """Prepares instances: those from the greatest on with the alternatives that are taken there.
 
-    Where attentions are padded, all is as partitioned.
-
     Attributes:
         taken: of regions by name, the number of the alternative.
     """
@@ -63,7 +61,7 @@ class _Arranger:
         domain: Domain,
         prepare: Prepare,
         device: Device,
-        choose: Callable[[Prepared, Alternatives, Device], dict[str, int]],
+        choose: Choose,
     ) -> None:
         self._domain, self._prepare, self._device, self._choose = domain, prepare, device, choose
         self.taken: dict[str, int] = {}
@@ -73,10 +71,8 @@ class _Arranger:
 
     def prepare(self, point: Mapping[str, int], lengths: Lengths) -> Prepared:
         prepared = self._prepare(point, lengths)
-        if lengths and prepared.forms.pads_lengths:
-            return prepared
         if self._others is None and point is self._domain.greatest:
-            self._begin(prepared)
+            self._begin(prepared, lengths)
         return self._arranged(prepared)
 
     def served(self, model: DynamicModel) -> dict[str, int]:
@@ -87,10 +83,10 @@ class _Arranger:
         of = {one.name: one.alternatives for one in (self._others.regions if self._others else ())}
         return {name: at for name, at in self.taken.items() if not left_out & {*of[name][at].keys}}
 
-    def _begin(self, greatest: Prepared) -> None:
+    def _begin(self, greatest: Prepared, lengths: Lengths) -> None:
         self._others = greatest.alternatives()
         device = self._device.for_working_set(greatest.working_set_bytes)
-        chosen = self._choose(greatest, self._others, device)
+        chosen = self._choose(greatest, self._others, lambda: self._prepare(self._domain.least, lengths), device)
         self.taken = {name: number for name, number in chosen.items() if number}
         self._own = frozenset(one.workload.key for one in greatest.subgraphs)
 

@@ -1,7 +1,8 @@
-"""Which alternatives to a partition are the fastest at one instance: foreseen where that is clear, else measured."""
+"""Which alternatives to a partition are the fastest: foreseen where that is clear, else measured, at both ends."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from subtune.backends.base import Device
@@ -33,14 +34,34 @@ class Contest:
         self._measurer, self._database, self._options, self._clock = measurer, database, options, clock
         self.is_interrupted = False
 
-    def taken(self, prepared: Prepared, others: Alternatives, device: Device) -> dict[str, int]:
-        """By the regions' names, the number of the alternative, 0 for the partition's own."""
-        planned, between_s = plan(prepared.subgraphs, others, device, self._database), device.model.between_kernels_s
-        found = {region.name: fastest_foreseen(region, planned.expected, between_s) for region in others.regions}
-        left = [one for one in others.regions if not found[one.name] and is_in_doubt(one, planned.expected, between_s)]
-        if left and self._options.tune:
-            found |= self._measured(planned, replace(others, regions=tuple(left)), device)
+    def taken(
+        self, greatest: Prepared, others: Alternatives, least: Callable[[], Prepared], device: Device
+    ) -> dict[str, int]:
+        """By the regions' names, the number of the alternative, 0 for the partition's own.
+
+        What is the fastest at the greatest instance, and was not foreseen, has to be so at the least one, too.
+        """
+        found, measured = self._decided(greatest, others, device)
+        won = [name for name in measured if found[name]]
+        if won and not self.is_interrupted:
+            small = least()
+            of_small = small.alternatives()
+            same = tuple(one for one in of_small.regions if one.name in won)
+            at_least, _ = self._decided(small, replace(of_small, regions=same), device)
+            found |= {name: found[name] if at_least.get(name) == found[name] else 0 for name in won}
         return found
+
+    def _decided(
+        self, prepared: Prepared, others: Alternatives, device: Device
+    ) -> tuple[dict[str, int], Mapping[str, int]]:
+        """Of one instance; and that part of it that was measured."""
+        planned, between_s = plan(prepared.subgraphs, others, device, self._database), device.model.between_kernels_s
+        found = {one.name: fastest_foreseen(one, planned.expected, between_s) for one in others.regions}
+        left = [one for one in others.regions if not found[one.name] and is_in_doubt(one, planned.expected, between_s)]
+        if not left or not self._options.tune:
+            return found, {}
+        measured = self._measured(planned, replace(others, regions=tuple(left)), device)
+        return {**found, **measured}, measured
 
     def _measured(self, planned: Plan, doubtful: Alternatives, device: Device) -> dict[str, int]:
         keys = {key for one in doubtful.regions for way in one.alternatives for key in way.keys}

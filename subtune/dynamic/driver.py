@@ -13,7 +13,6 @@ from typing import Any
 from subtune import backends, frontends
 from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
-from subtune.core.cache import IN_PLACE
 from subtune.core.clock import Clock
 from subtune.core.domain import Domain
 from subtune.core.errors import ModelError, SubtuneError
@@ -128,7 +127,7 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         measurer.start(device)
         contest = Contest(measurer, store, options, clock)
         with clock.stage("prepare"), source.opened():
-            if options.cache == IN_PLACE:
+            if forms.pads_lengths:  # such attentions are several kernels
                 dynamic = dynamic_model(domain, kept.prepare)
             else:
                 dynamic = arranged_model(domain, kept.prepare, device, contest.taken)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import pytest
@@ -38,14 +38,14 @@ def prepared(seq: int) -> Prepared:
     return prepare_imported(loaded, PLAIN, None, DEVICE.backend.forms(DEVICE.model), NO_LENGTHS)
 
 
-def foreseen(greatest: Prepared, others: Alternatives, device: Device) -> dict[str, int]:
+def foreseen(greatest: Prepared, others: Alternatives, least: Callable[[], Prepared], device: Device) -> dict[str, int]:
     return {
         one.name: fastest_foreseen(one, plan(greatest.subgraphs, others, device, None).expected)
         for one in others.regions
     }
 
 
-def last(greatest: Prepared, others: Alternatives, device: Device) -> dict[str, int]:
+def last(greatest: Prepared, others: Alternatives, least: Callable[[], Prepared], device: Device) -> dict[str, int]:
     """The last alternative everywhere."""
     return {one.name: len(one.alternatives) - 1 for one in others.regions}
 

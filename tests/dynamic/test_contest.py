@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -61,9 +62,11 @@ class Measured:
         return records
 
 
-def taken(stem: Prepared, others: Alternatives, **options: Any) -> tuple[int, Contest]:
+def taken(
+    stem: Prepared, others: Alternatives, least: Callable[[], Prepared] | None = None, **options: Any
+) -> tuple[int, Contest]:
     one = Contest(None, Database(None), Options(**options), Clock())  # type: ignore[arg-type]
-    (number,) = one.taken(stem, others, DEVICE).values()
+    (number,) = one.taken(stem, others, least or (lambda: stem), DEVICE).values()
     return number, one
 
 
@@ -76,6 +79,14 @@ def test_what_is_in_doubt_is_measured(
     monkeypatch.setattr(contest, "tune", measured)
     assert taken(stem, others)[0] == expected
     assert measured.keys == {key for one in others.regions[0].alternatives for key in one.keys}  # and nothing else
+
+
+def test_the_least_instance_has_to_agree(stem: Prepared, others: Alternatives, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter((1.5e-6, 9e-6))
+    monkeypatch.setattr(choose, "_CLEARLY", 100.0)
+    monkeypatch.setattr(contest, "tune", lambda *a, **k: Measured(others, next(seconds))(*a, **k))
+    assert taken(stem, others)[0] == OWN
+    assert next(seconds, None) is None
 
 
 def test_what_is_clear_is_not(stem: Prepared, others: Alternatives, monkeypatch: pytest.MonkeyPatch) -> None:
