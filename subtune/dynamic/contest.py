@@ -34,6 +34,10 @@ class Contest:
         self._measurer, self._database, self._options, self._clock = measurer, database, options, clock
         self.is_interrupted = False
 
+    @property
+    def spent_s(self) -> float:
+        return self._clock.seconds.get("tune", 0.0)
+
     def taken(
         self, greatest: Prepared, others: Alternatives, least: Callable[[], Prepared], device: Device
     ) -> dict[str, int]:

@@ -20,7 +20,7 @@ from subtune.core.kernel import Kernel
 from subtune.core.manifest import KernelOrigin
 from subtune.core.variants import Variants
 from subtune.database import opened
-from subtune.dynamic.arrange import arranged_model
+from subtune.dynamic.arrange import Prepare, arranged_model
 from subtune.dynamic.assemble import kernels_of, variants_of
 from subtune.dynamic.choose import Chosen, Tuned, chosen
 from subtune.dynamic.constants import multiplies_rows, with_corners
@@ -127,16 +127,12 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         measurer.start(device)
         contest = Contest(measurer, store, options, clock)
         with clock.stage("prepare"), source.opened():
-            if forms.pads_lengths:  # such attentions are several kernels
-                dynamic = dynamic_model(domain, kept.prepare)
-            else:
-                dynamic = arranged_model(domain, kept.prepare, device, contest.taken)
+            dynamic = _model(domain, kept.prepare, device, contest)
             device = device.for_working_set(dynamic.greatest.working_set_bytes)
             mod, workloads = _with_copies(dynamic, device, options.tune)
         with clock.stage("tune"):
             bounds = _bounds(workloads, dynamic, device)
-            joint = Joint(bounds, domain, device, measurer, store, options, clock.seconds.get("tune", 0.0))
-            joint.is_interrupted = contest.is_interrupted
+            joint = Joint(bounds, domain, device, measurer, store, options, contest)
             kernels = _tuned(workloads, bounds, that_read_inputs(mod), dynamic, device, options, joint)
         with clock.stage("build"):
             made = kernels_of(kernels, domain, device, measurer)
@@ -150,13 +146,12 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
             dump("splice", spliced)
         origins = tuple(_origin(name, one, name not in joint.untuned) for name, one in kernels.items())
         made_of = source_of(model, options.shapes, options.precision)
-        about = (dynamic.inputs, dynamic.outputs, origins, made_of, imported.name)
-        package = Package(
-            spliced, *about, domain=domain, variants=variants, caches=kept.caches, is_traced=options.trace
-        )
-        check = verification.check if options.verify else verification.check_sizes
+        about = (dynamic.inputs, dynamic.outputs, origins, made_of, imported.name, False, domain, variants)
+        package = Package(spliced, *about, caches=kept.caches, is_traced=options.trace)
         with source.opened():
-            path = write_artifact(output, package, device, check)
+            path = write_artifact(
+                output, package, device, verification.check if options.verify else verification.check_sizes
+            )
     return CompileReport(
         path=str(path),
         rows=(),
@@ -169,6 +164,13 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         precision=options.precision,
         products=dynamic.greatest.graph.products(),
     )
+
+
+def _model(domain: Domain, prepare: Prepare, device: Device, contest: Contest) -> DynamicModel:
+    """Attentions that are padded are several kernels."""
+    if device.backend.forms(device.model).pads_lengths:
+        return dynamic_model(domain, prepare)
+    return arranged_model(domain, prepare, device, contest.taken)
 
 
 def _with_copies(

@@ -13,6 +13,7 @@ from subtune.core.domain import Domain
 from subtune.core.errors import SubtuneError
 from subtune.core.progress import Progress, ProgressCallback
 from subtune.database import Database
+from subtune.dynamic.contest import Contest
 from subtune.dynamic.serve import carried
 from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload
@@ -37,7 +38,7 @@ class Joint:
 
     Args:
         counts: of all subgraphs by name, how much of a model's time is theirs, in any unit.
-        spent_s: of the budget, before.
+        contest: what was measured before, in a part of the budget.
 
     Attributes:
         is_interrupted: whether Ctrl-C ended the tuning.
@@ -52,7 +53,7 @@ class Joint:
         measurer: LocalMeasurer,
         database: Database,
         options: Options,
-        spent_s: float = 0.0,
+        contest: Contest | None = None,
     ) -> None:
         self._left = {name: math.sqrt(count) for name, count in counts.items()}
         self._total, self._domain, self._device = len(counts), domain, device
@@ -60,11 +61,12 @@ class Joint:
         self._progress: ProgressCallback = options.progress or (lambda _: None)
         self._is_wanted = options.tune
         self._begin = time.monotonic()
-        self._deadline = math.inf if options.budget_s is None else self._begin + options.budget_s - spent_s
+        left_s = math.inf if options.budget_s is None else options.budget_s
+        self._deadline = self._begin + left_s - (contest.spent_s if contest else 0.0)
         self._done = 0
         self._share = 0.0
         self._measured, self._measured_s, self._of_last = 0, 0.0, 0
-        self.is_interrupted = False
+        self.is_interrupted = contest is not None and contest.is_interrupted
         self.untuned: set[str] = set()
 
     def begin(self, name: str, begin: Callable[[Workbench], object]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,8 @@ from subtune.core.candidate import Candidate
 from subtune.core.dims import Quotient, quotient
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
 from subtune.dynamic.fit import DIVISORS
-from subtune.dynamic.own_memory import writes_before_start
+from subtune.dynamic.own_memory import writes_before_start, writes_past_end
+from subtune.dynamic.samples import sample_tiles
 from subtune.dynamic.template import Graph, Template, difference, graph_of, template_of
 from subtune.dynamic.workload import DynamicWorkload, has_free_rows
 from subtune.passes.pad_attention import KEYS
@@ -26,19 +26,13 @@ SINGLE = Candidate("plain", (("threads", 1),))
 """For a workload that nothing else serves at all extents: see `Backend.plain`."""
 _BESIDE = ("ahead", "passes", "prefetch")
 """Knobs of what is done beside the computation."""
-_POINTS = 7
-"""Of one extent; of more, two more each."""
 _USUAL = 128
 """The greatest extent, where nobody says one."""
-_LEAST = 19
-"""Tiles: fewer than a vector's lanes are scheduled otherwise."""
 _MANY = 200
 """Extents of which a third is more than reductions are long that GPUs schedule as short ones."""
 _NUMBER = re.compile(r"\d+")
 _MOST_ROWS = 1024
 """Of a tile."""
-_APART = 1.08
-"""Of a sample and the next smaller one."""
 _TELLING = (0, 3)
 """Points at which most kernels differ that do so at all: their extents leave other remainders by 4, by 8 and by 16."""
 
@@ -99,8 +93,6 @@ def dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Devi
     if not isinstance(found, DynamicKernel) and plainer != candidate:
         again = _dynamic_kernel(workload, plainer, device)
         found = replace(again, candidate=candidate) if isinstance(again, DynamicKernel) else found
-    if isinstance(found, DynamicKernel) and _leaves_its_memory(workload, found):
-        return NotApplicable(f"its tiles of vectors begin in front of its own memory at {list(workload.least)}")
     return found
 
 
@@ -114,11 +106,19 @@ def single_kernel(workload: DynamicWorkload, candidate: Candidate, device: Devic
     return _compared(workload, [candidate], device, ones, [ones], [{}])
 
 
-def _leaves_its_memory(workload: DynamicWorkload, kernel: DynamicKernel) -> bool:
-    if not workload.least or not kernel.is_lowered:
-        return False
-    numbers = dict(zip(kernel.names(workload), kernel.numbers(workload.least), strict=True))
-    return writes_before_start(kernel.template.at(numbers))
+def _leaves_its_memory(workload: DynamicWorkload, kernel: DynamicKernel) -> str:
+    """Where, if anywhere: at the least instance, at the greatest, or at a few others, of which some are even."""
+    least, greatest = workload.least, workload.greatest
+    if not least or not kernel.is_lowered:
+        return ""
+    some = [tuple(min(times * a, b) for a, b in zip(least, greatest or least, strict=True)) for times in (1, 2, 4)]
+    for extents in dict.fromkeys((*some, *((greatest,) if greatest else ()))):
+        func = kernel.template.at(dict(zip(kernel.names(workload), kernel.numbers(extents), strict=True)))
+        if extents == least and writes_before_start(func):
+            return f"its tiles of vectors begin in front of its own memory at {list(extents)}"
+        if writes_past_end(func):
+            return f"its loops go past the end of its own memory at {list(extents)}"
+    return ""
 
 
 def _plainer(candidate: Candidate) -> Candidate:
@@ -130,12 +130,20 @@ def _dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Dev
     if workload.extents and candidate.family in MIXING:
         return _knowing_extents(workload, candidate, device)
     reason = NotApplicable("no instance can be scheduled")
+    ways = [(False, 0)]
+    if _quotients(workload) or candidate.family == PLAIN.family:
+        ways.append((True, 0))
+    elif min(workload.greatest, default=_USUAL) <= KEYS:
+        # even numbers, too, tell what is rounded from what is added; and primes, which few small numbers are, leave a
+        # remainder by any height of a tile
+        ways += [(True, 0), (False, KEYS + 1)]
     for granules in _granules(workload, candidate, device):
-        for is_even in (False, True) if _quotients(workload) or candidate.family == PLAIN.family else (False,):
-            found = _with_granules(workload, candidate, device, granules, is_even)
-            if isinstance(found, DynamicKernel):
+        for is_even, least in ways:
+            found = _with_granules(workload, candidate, device, granules, is_even, least)
+            outside = _leaves_its_memory(workload, found) if isinstance(found, DynamicKernel) else ""
+            if isinstance(found, DynamicKernel) and not outside:
                 return found
-            reason = found
+            reason = NotApplicable(outside) if isinstance(found, DynamicKernel) else found
     return reason
 
 
@@ -180,9 +188,15 @@ def _knowing_extents(workload: DynamicWorkload, candidate: Candidate, device: De
 
 
 def _with_granules(
-    workload: DynamicWorkload, candidate: Candidate, device: Device, granules: tuple[int, ...], is_even: bool
+    workload: DynamicWorkload,
+    candidate: Candidate,
+    device: Device,
+    granules: tuple[int, ...],
+    is_even: bool,
+    least: int,
 ) -> DynamicKernel | NotApplicable:
-    greatest = workload.greatest or (_USUAL,) * len(granules)
+    """`least`: as if the greatest instance had so much of every extent."""
+    greatest = tuple(max(extent, least) for extent in workload.greatest or (_USUAL,) * len(granules))
     if any(len(one.dividend.symbols) > 1 for one in _quotients(workload)):
         greatest = tuple(max(extent, KEYS + 1) for extent in greatest)  # below, all sums are of as many tiles
     if not device.backend.compares_lowered:  # what is scheduled for many serves few: comparisons stay
@@ -276,59 +290,3 @@ def _scheduled(problem: Problem[Any], candidate: Candidate, device: Device) -> K
     if candidate.family == PLAIN.family:
         return device.backend.plain(problem.workload, is_single=candidate == SINGLE)
     return device.backend.kernel(problem, candidate)
-
-
-def sample_tiles(most: Sequence[int], is_even: bool = False) -> list[tuple[int, ...]]:
-    """Numbers of tiles at which a template is made: primes, in another order for every extent; one point where there is
-    no extent.
-
-    Args:
-        most: of each extent at the greatest instance. Much larger extents are scheduled otherwise, and those that are
-            smaller than a vector.
-        is_even: primes and twice primes that leave 1 or 2 when divided by 4. What pads them to multiples of 4 has a
-            loop of two or three; a loop of one would be none.
-    """
-    if not most:
-        return [()]
-    count = _POINTS + 2 * (len(most) - 1)
-    orders = [_primes_near(max(one, _LEAST), count, 3 * i, is_even) for i, one in enumerate(most)]
-    steps = [_coprime(len(order), at) for at, order in enumerate(orders)]
-    points = [
-        tuple(
-            order[(step * i + at * (i // len(order))) % len(order)]
-            for at, (order, step) in enumerate(zip(orders, steps, strict=True))
-        )
-        for i in range(4 * count)
-    ]
-    points = list(dict.fromkeys(points))  # where extents are equal, so may be what is apart elsewhere: these come last
-    return sorted(points, key=lambda point: len(set(point)) < len(point))[:count]
-
-
-def _coprime(count: int, at: int) -> int:
-    """The number, by its place, that leads through all of `count` places before it comes back to one."""
-    numbers = (number for number in itertools.count(1) if math.gcd(number, count) == 1)
-    return next(itertools.islice(numbers, at, None))
-
-
-def _primes_near(most: int, count: int, turned: int, is_even: bool) -> list[int]:
-    """Primes, so many at least, from a third of `most` to a little more than it, or further.
-
-    Not beyond the tile to which all smaller extents are padded alike: what is in the workload holds up to there.
-    """
-    found: list[int] = []
-    if most <= KEYS:
-        found = [number for number in range(_LEAST - 2, KEYS - 1) if (number % 4 in (1, 2) if is_even else number % 2)]
-        return [*found[turned:], *found[:turned]]
-    for number in range(max(_LEAST, most // 3), 4 * most + 400):
-        fits = number % 4 in (1, 2) and (_is_prime(number) or _is_prime(number / 2)) if is_even else _is_prime(number)
-        if fits and (not found or number > found[-1] * _APART):
-            found.append(number)
-        if len(found) > count and found[-1] >= most:
-            break
-    chosen = [found[-1], *found[-max(count + 2, 7) : -1]]  # the one beyond `most` is always among the samples
-    turned %= len(chosen)
-    return [*chosen[turned:], *chosen[:turned]]
-
-
-def _is_prime(number: float) -> bool:
-    return number == int(number) and all(number % divisor for divisor in range(2, math.isqrt(int(number)) + 1))

@@ -1,17 +1,23 @@
-"""Whether a kernel stays within memory of its own at the least instance.
+"""Whether a kernel stays within memory of its own at an instance.
 
 Tiles of whole vectors overlap where an extent is no multiple of a vector: the last one begins at `extent - lanes`. Of
-an extent below a vector that is in front of the first element. What is written there into an output is found when
-results are checked; in a buffer of the kernel's own nobody looks.
+an extent below a vector that is in front of the first element. And what is rounded up to whole tiles,
+`14*ceil(49*n/14)`, is `49*n + 7` at every odd number: a loop of so many turns goes too far at an even one. What is
+written there into an output is found when results are checked; in a buffer of the kernel's own nobody looks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.sym.analyzer import Analyzer
 from tvm.tirx import PrimFunc
+
+from subtune.tir.substitute import substitute
 
 
 def writes_before_start(func: PrimFunc) -> bool:
@@ -46,6 +52,53 @@ def writes_before_start(func: PrimFunc) -> bool:
     ]
     tvm_ffi.structural_walk(func.body, callbacks, order="pre")
     return bool(found)
+
+
+def writes_past_end(func: PrimFunc) -> bool:
+    """Whether a lowered kernel, at one instance, stores past the end of a buffer that it allocates, in the last turn of
+    all loops; of what is in registers nothing is asked."""
+    sizes: dict[Any, int] = {}
+    tvm_ffi.structural_walk(func.body, (tirx.AllocBuffer, lambda one: sizes.update(_size(one.buffer))), order="pre")
+    return _stores_past(func.body, {}, sizes)
+
+
+def _size(buffer: Any) -> dict[Any, int]:
+    known = buffer.scope() == "global" and all(isinstance(dim, tirx.IntImm) for dim in buffer.shape)
+    return {buffer: prod(int(dim) for dim in buffer.shape)} if known else {}
+
+
+def _stores_past(statement: Any, values: dict[Any, Any], sizes: dict[Any, int]) -> bool:
+    """`values`: of the variables around it, in the last turn."""
+    if isinstance(statement, tirx.SeqStmt):
+        return any(_stores_past(one, values, sizes) for one in statement.seq)
+    if isinstance(statement, tirx.For):
+        values[statement.loop_var] = _known(statement.min + statement.extent - 1, values)
+        return _stores_past(statement.body, values, sizes)
+    if isinstance(statement, tirx.Bind):
+        values[statement.var] = _known(statement.value, values)
+        return False
+    if isinstance(statement, tirx.IfThenElse):
+        condition = _known(statement.condition, values)
+        is_never = isinstance(condition, tirx.IntImm) and not int(condition)
+        return not is_never and _stores_past(statement.then_case, values, sizes)
+    if isinstance(statement, tirx.BufferStore):
+        return statement.buffer in sizes and _end(statement.indices, values) > sizes[statement.buffer]
+    body = getattr(statement, "body", None)
+    return body is not None and _stores_past(body, values, sizes)
+
+
+def _end(indices: Any, values: Mapping[Any, Any]) -> int:
+    """Behind the last element that is stored; 0 where that is not known."""
+    if len(indices) != 1:
+        return 0
+    (index,) = indices
+    last = index.base + (index.lanes - 1) * index.stride if isinstance(index, tirx.Ramp) else index
+    place = _known(last, values)
+    return int(place) + 1 if isinstance(place, tirx.IntImm) else 0
+
+
+def _known(value: Any, values: Mapping[Any, Any]) -> Any:
+    return Analyzer().simplify(substitute(value, values))
 
 
 def _is_negative(value: Any) -> bool:

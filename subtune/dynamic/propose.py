@@ -23,8 +23,6 @@ _FEW_KERNELS = 8
 """Of a workload that has so large ones."""
 _ALL_ROUND, _ALL_ROUND_OF_FAMILY = 3, 2
 """Kernels that are measured at every instance; and of each implementation, as those of one may not serve at all."""
-_PASSES = (16, 4, 2, 1)
-"""Tiles that share prefetches, as far as an instance has them: few of these numbers, as each is a kernel of its own."""
 _NEAR = 1.15
 """Times the least seconds foretold for an instance, up to which the first of another family may be the fastest."""
 _OF_ONE = 4
@@ -65,7 +63,7 @@ def proposals(
             if is_between and rank:
                 continue
             of_any = served[candidate][: 1 if is_between else None]
-            turns += [(rank + later * place, _limited(one, extents), extents) for place, one in enumerate(of_any)]
+            turns += [(rank + later * place, one, extents) for place, one in enumerate(of_any)]
     origins: dict[Candidate, tuple[Extents, ...]] = {}
     for _, one, extents in sorted(turns, key=lambda turn: turn[0]):
         origins[one] = tuple(dict.fromkeys((*origins.get(one, ()), extents)))
@@ -121,13 +119,3 @@ def _ranked(candidates: Sequence[Candidate]) -> list[tuple[int, Candidate]]:
 
 def weights_bytes(workload: DynamicWorkload, extents: Extents) -> int:
     return sum(arg.nbytes for arg in workload.at(extents).args if arg.is_constant)
-
-
-def _limited(candidate: Candidate, extents: Extents) -> Candidate:
-    """The same, its prefetches shared out among as many tiles as this instance has, whatever another has."""
-    if not candidate.get("prefetch") or candidate.get("passes") or len(extents) != 1:
-        return candidate
-    rows = int(candidate.get("mb") or candidate.get("mr") or 1) * 2 ** int(candidate.get("levels") or 0)
-    tiles = -(-extents[0] // rows)
-    passes = next(of for of in _PASSES if of <= tiles)
-    return Candidate.make(candidate.family, candidate.predicted_s, **{**dict(candidate.knobs), "passes": passes})

@@ -25,6 +25,14 @@ def variables(exprs: Any) -> set[Any]:
     return found
 
 
+def at_most(index: Any, last: int) -> Any:
+    """`min(index, last)` of 64 bits that stays one where no index is above: a kernel is the same for any number.
+
+    No pass of TVM simplifies `index ^ 0`, and what bounds it is unknown; LLVM knows better.
+    """
+    return tirx.min(tirx.bitwise_xor(index, tirx.const(0, "int64")), tirx.const(last, "int64"))
+
+
 def is_same(x: Any, y: Any) -> bool:
     """Whether two expressions, or lists of them, are equal over the same variables."""
     return bool(tvm_ffi.structural_equal(x, y, map_free_vars=False))

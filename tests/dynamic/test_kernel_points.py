@@ -18,7 +18,8 @@ from subtune.core.domain import Domain, Symbol
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.workload import Workload
 from subtune.dynamic.constants import corner
-from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel, sample_tiles
+from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel
+from subtune.dynamic.samples import sample_tiles
 from subtune.dynamic.serve import carried, schedule
 from subtune.dynamic.template import difference, graph_of
 from subtune.dynamic.tune import _between as between

@@ -14,6 +14,7 @@ from subtune.backends.base import Problem
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.amx import candidates as amx
 from subtune.backends.cpu.families.strassen import candidates as strassen
+from subtune.backends.cpu.families.winograd import candidates as winograd
 from subtune.backends.cpu.family import CPUFamily
 from subtune.core.candidate import Candidate
 from subtune.patterns.contraction import Contraction
@@ -28,6 +29,8 @@ _FEW_BLOCKS = 3
 """For each thread: in blocks of another height one thread may have half of the work more than another."""
 _MANY_TILES = 16
 """In a column of tiles: the last of them counts no more, and so many share what they ask for."""
+_PASSES = (_MANY_TILES, 4, 2, 1)
+"""Tiles that share prefetches, as far as an instance has them: few of these numbers, as each is a kernel of its own."""
 
 
 def for_many_shapes(
@@ -37,6 +40,11 @@ def for_many_shapes(
     kind = next(family.knobs for family in families if family.name == candidate.family)
     if kind is amx.Knobs:
         return _of_all_tiles(problem, candidate)
+    found = _paneled(problem, candidate, kind)
+    return [_shared_out(problem, one, kind) for one in found]
+
+
+def _paneled(problem: Problem[CPUModel], candidate: Candidate, kind: type) -> Sequence[Candidate]:
     is_packed = any(arg.is_constant and len(arg.shape) > 1 for arg in problem.workload.args)
     if not is_packed or "panel" not in (knob.name for knob in fields(kind)):
         return (candidate,)
@@ -47,6 +55,20 @@ def for_many_shapes(
         return _of_all_heights(problem, paneled, knobs)
     # one row is read once: panels of one vector are as many streams as a tile has, which memory gives more slowly
     return (paneled, candidate) if _has_one_row(problem) else (paneled,)
+
+
+def _shared_out(problem: Problem[CPUModel], candidate: Candidate, kind: type) -> Candidate:
+    """The same, its prefetches shared out among as many tiles as this instance has, whatever another has."""
+    is_known = any(knob.name == "passes" for knob in fields(kind))
+    if not is_known or not candidate.get("prefetch") or candidate.get("passes"):
+        return candidate
+    axes = [axis.extent for axis in problem.pattern.of_role("m")]
+    if kind is winograd.Knobs:
+        axes[-2:] = [-(-extent // int(candidate["m"])) for extent in axes[-2:]]
+    height = int(candidate.get("mb") or candidate.get("mr") or 1) * 2 ** int(candidate.get("levels") or 0)
+    tiles = -(-prod(axes) // height)
+    passes = next(of for of in _PASSES if of <= tiles)
+    return Candidate.make(candidate.family, candidate.predicted_s, **{**dict(candidate.knobs), "passes": passes})
 
 
 def _has_one_row(problem: Problem[CPUModel]) -> bool:

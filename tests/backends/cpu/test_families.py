@@ -255,6 +255,21 @@ def test_winograd(m: int, tolerance: float, fuse: bool, size: int, run: Run, dev
     assert np.abs(run(workload, kernel) - expected).max() <= tolerance * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_winograd_in_register_tiles_that_do_not_divide_an_image(
+    batch: int, prefetch: bool, run: Run, device: CPUModel
+) -> None:
+    """Four tiles an image, by three and by ten: the last one is transformed and multiplied again."""
+    workload = conv(8, 32, 48, 3, batch=batch)
+    expected = run(workload, None)
+    for mr in (3, 10):
+        candidate = Candidate.make("winograd", m=4, mr=mr, nr=16, fuse=False, prefetch=prefetch, passes=2)
+        kernel = backends.schedule(workload, candidate, device)
+        assert isinstance(kernel, Kernel)
+        assert np.abs(run(workload, kernel) - expected).max() <= 2e-5 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize(("m", "tolerance"), [(2, 2e-6), (4, 2e-5)])
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize(

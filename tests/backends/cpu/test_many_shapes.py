@@ -8,7 +8,7 @@ from subtune.backends import as_device
 from subtune.backends.base import Device, Problem
 from subtune.backends.cpu.device import CPU
 from subtune.core.candidate import Candidate
-from tests.backends.workloads import dense
+from tests.backends.workloads import conv, dense
 
 STRASSEN = Candidate.make("strassen", levels=1, mr=13, nr=32, mb=13, order="n", prefetch=True)
 
@@ -51,3 +51,17 @@ def test_one_row_may_have_weights_of_its_own() -> None:
     row = Candidate.make("contraction", mr=1, nr=128, mt=1, order="n")
     assert [one.get("panel") for one in of_many(1, row)] == [16, None]
     assert [one.get("panel") for one in of_many(2, row)] == [16]
+
+
+def test_prefetches_are_shared_out_among_as_many_tiles_as_there_are() -> None:
+    tall = Candidate.make("contraction", mr=4, nr=64, mt=1, order="n", prefetch=True)
+    assert {rows: of_many(rows, tall)[0].get("passes") for rows in (3, 16, 60, 1000)} == {3: 1, 16: 4, 60: 4, 1000: 16}
+    assert of_many(1000, Candidate.make("contraction", mr=4, nr=64, mt=1, order="n"))[0].get("passes") is None
+
+
+def test_tiles_of_images_are_counted() -> None:
+    device = as_device(CPU("znver4", threads=2))
+    candidate = Candidate.make("winograd", m=4, mr=8, nr=32, fuse=False, prefetch=True)
+    for batch, passes in ((1, 2), (2, 2), (5, 4)):  # of nine tiles each
+        problem = Problem(conv(12, 32, 64, 3, batch=batch), device.model, device.numerics)
+        assert [one.get("passes") for one in device.backend.for_many_shapes(problem, candidate)] == [passes]

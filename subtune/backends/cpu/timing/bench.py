@@ -34,10 +34,8 @@ _PAST_L3 = 4
 _MAX_COPIES_PAST_L3 = 128
 _COPIES = Copies(1 << 30)
 """Of weights: each packing of many has as many as exceed L3, through which calls rotate."""
-_CHECKED, _FENCED = -1, -2
-"""The numbers of the copies that kernels are checked on."""
 _LARGE_BYTES = 1 << 20
-"""Of an array that is fenced: smaller ones are copied anew each time, as fences take addresses."""
+"""Of an array that is kept between checks: smaller ones, but for constants, are copied anew each time."""
 _DISTURBED_S = 5e-3
 """What a call may take for want of a processor: a turn of another process, and some more."""
 _FILLS = (0xFF, 0x7F, 0xFF, 0x7F)
@@ -80,6 +78,7 @@ class Bench:
             for blocks in make_sets(workload, dangers, BLOCK)
         ]
         self._pool: dict[tuple[int, int], Guarded] = {}
+        self._written: dict[int, tuple[int, bool, Guarded]] = {}
         self._touched: set[tuple[tuple[int, Packing], ...]] = set()
         self._default_calls_s: list[float] = []
         self._right = InTurn[_Right](len(self._names))
@@ -116,7 +115,8 @@ class Bench:
         references = [right.outputs for right in self._right.made]
         arrays = [*self._sets, *references]
         held = sum(array.nbytes for some in arrays for array in some)
-        return held + sum(guarded.bytes.nbytes for guarded in self._pool.values())
+        guarded = [*self._pool.values(), *(one for *_, one in self._written.values())]
+        return held + sum(one.bytes.nbytes for one in guarded)
 
     def _scales_by_nudging(self, kernel: Any, default: Library, index: int, found: list[np.ndarray]) -> list[float]:
         """See `condition`; zeros for what is not nudged."""
@@ -191,12 +191,7 @@ class Bench:
         The seconds of the call are added to `calls_s`.
         """
         given, inputs = self._given(library, index)
-        outputs = [
-            Guarded(
-                arg.nbytes, elements(arg.shape), arg.dtype, _slack(arg, library.rows_past_end), bool(library.numbers)
-            )
-            for arg in self._outputs
-        ]
+        outputs = [self._output(i, library) for i in range(len(self._outputs))]
         for output in outputs:
             output.fill(_FILLS[index])
         arguments = [guarded.tensor for guarded in (*inputs, *outputs)]
@@ -219,6 +214,17 @@ class Bench:
             for arg, output in zip(self._outputs, outputs, strict=True)
         ], ""
 
+    def _output(self, number: int, library: Library) -> Guarded:
+        """The last kernel's, if it is as this one wants it: new memory costs as much as a run."""
+        arg, is_fenced = self._outputs[number], bool(library.numbers)
+        slack = _slack(arg, library.rows_past_end)
+        if self._written.get(number, (-1, False))[:2] != (slack, is_fenced):
+            made = Guarded(arg.nbytes, elements(arg.shape), arg.dtype, slack, is_fenced)
+            self._written[number] = (slack, is_fenced, made)
+        output = self._written[number][2]
+        output.slack[:] = 0xFF
+        return output
+
     def _given(self, library: Library, index: int) -> tuple[list[np.ndarray], list[Guarded]]:
         """The inputs of a set as a kernel takes them, and copies of them between guard zones."""
         given, guarded = self._packed(library, index), []
@@ -227,16 +233,21 @@ class Bench:
             dtype = str(array.dtype) if i in packings else arg.dtype
             slack = _slack(arg, library.rows_past_end)
             made = partial(Guarded.like, array, dtype, slack, is_dynamic)
-            is_kept = arg.is_constant and (not is_dynamic or array.nbytes >= _LARGE_BYTES)
-            which = _FENCED if is_dynamic else _CHECKED
+            # fences take addresses
+            is_kept = array.nbytes >= _LARGE_BYTES or (arg.is_constant and not is_dynamic)
+            which = _checked(slack, is_dynamic)
             kept = partial(_COPIES.guarded, self._sets[index][i], packings.get(i), which, made)
             guarded.append(kept() if is_kept else made())
         return given, guarded
 
     def _spoilt(self, library: Library, index: int, position: int) -> None:
-        if position < len(self._inputs):
-            for which in (_CHECKED, _FENCED):
-                _COPIES.drop(self._sets[index][position], dict(library.packings).get(position), which)
+        """What a kernel has written to, or behind, is used no more."""
+        if position >= len(self._inputs):
+            self._written.clear()
+            return
+        slack = _slack(self._inputs[position], library.rows_past_end)
+        which = _checked(slack, bool(library.numbers))
+        _COPIES.drop(self._sets[index][position], dict(library.packings).get(position), which)
 
     def _caller(self, kernel: Any, library: Library) -> Callable[[], object]:
         """A function that calls the kernel on the next copy of its arguments; every copy was touched once.
@@ -317,3 +328,8 @@ def _seconds_of(kernel: Any, arguments: Sequence[Any]) -> float:
     begin = time.perf_counter()
     kernel(*arguments)
     return time.perf_counter() - begin
+
+
+def _checked(slack: int, is_fenced: bool) -> int:
+    """The number of the copy that kernels are checked on that may use so many bytes behind an array."""
+    return -1 - 2 * slack - is_fenced

@@ -39,6 +39,8 @@ class Knobs:
     fuse: bool = field(metadata=ALGORITHM)
     prefetch: bool = False
     """The next panel of weights is fetched meanwhile."""
+    passes: int = 0
+    """By so many tiles at most; 0: by all."""
 
 
 def accepts(problem: CPUProblem) -> str:
@@ -89,7 +91,9 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
         for fuse in (False, True):
             rows = tiles_w if fuse else batch * tiles_h * tiles_w
             for vectors in (v for v in (1, 2, 3, 4) if (anchor.per_group or out_channels) % (v * lanes) == 0):
-                for mr in (r for r in range(2, _MAX_ROWS + 1) if rows % r == 0):
+                for mr in range(2, _MAX_ROWS + 1):
+                    if (fuse and rows % mr) or mr >= 2 * rows:
+                        continue
                     if mr * vectors + vectors + 1 > device.vector_registers:
                         continue
                     tiles = (batch, tiles_h, tiles_w)
@@ -112,7 +116,8 @@ def _predict(anchor: Contraction, knobs: Knobs, grid: tuple[int, int, int], devi
     tiles = prod(grid)
     lanes = device.lanes()
     vectors = knobs.nr // anchor.lanes(lanes)
-    per_k = max(mr * vectors / device.fma_per_cycle, (mr + vectors) / 2.0, float(device.fma_latency))
+    of_panel = knobs.nr * 4 / bytes_per_cycle(knobs.nr * 4 * depth, device)  # once for every tile
+    per_k = max(mr * vectors / device.fma_per_cycle, (mr + vectors) / 2.0, float(device.fma_latency), of_panel)
     products = elements * ceil(tiles / mr) * ceil(cout / knobs.nr) * depth * per_k / _EFFICIENCY
     if by is INTEGERS:
         dot = int16_ops.pair_dots(device.features, lanes)

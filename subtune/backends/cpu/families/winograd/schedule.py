@@ -2,7 +2,7 @@
 
     Xp  the input, padded so that tiles of (m + 2)^2 cover it
     V   = B^T x B of every tile, vectorised over channels
-    M   = one GEMM per element of the tile, and per group: [tiles, IC] x [IC, OC]
+    M   = one GEMM per element of the tile, and per group: [tiles, IC] x [IC, OC]; in whole register tiles
     Y   = A^T M A, and the epilogue on it, before the store
 
 Of bytes it is computed in integers, and exact (`arithmetic`): F(4) alone, and up to as many channels as leave
@@ -50,7 +50,7 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     if nr % lanes or columns % nr:
         return NotApplicable(f"{columns} channels are no multiple of nr={nr} in vectors of {lanes}")
     weights = by.weights(info, m, nr)
-    func, geometry = rewritten(sch, stages, info, m, weights)
+    func, geometry = rewritten(sch, stages, info, m, weights, 1 if knobs.fuse else knobs.mr)
     new = Schedule(func)
     try:
         _schedule(new, geometry, knobs, lanes, problem.device.lanes(), by.count)
@@ -58,7 +58,7 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
         return NotApplicable(str(e).strip().splitlines()[-1])
     scheduled = new.mod["main"]
     if knobs.prefetch:
-        kernel = MicroKernel("wino_m_update", depth=5 if knobs.fuse else 3, rows=1, reduce=1)
+        kernel = MicroKernel("wino_m_update", 5 if knobs.fuse else 3, rows=1, reduce=1, passes=knobs.passes)
         panels = scheduled.params[info.b.param]
         scheduled = prefetch_panels(scheduled, panels, kernel, _next_panel(panels, knobs.mr, problem))
     if knobs.fuse:

@@ -14,7 +14,7 @@ from subtune.backends.cpu.math import int16_ops
 from subtune.patterns.contraction import Contraction
 from subtune.patterns.stages import Stages
 from subtune.tir.blocks import nest, root_stages, stage_block, with_stages
-from subtune.tir.expressions import loads
+from subtune.tir.expressions import at_most, loads
 from subtune.tir.substitute import substitute
 
 
@@ -31,8 +31,13 @@ def _dims(*extents: int) -> list[Any]:
     return [tirx.const(extent, "int64") for extent in extents]
 
 
-def rewritten(sch: Schedule, stages: Stages, info: Contraction, m: int, weights: Any) -> tuple[Any, Geometry]:
-    """The workload with its convolution computed by Winograd's algorithm, from weights that `weights` transforms."""
+def rewritten(
+    sch: Schedule, stages: Stages, info: Contraction, m: int, weights: Any, together: int = 1
+) -> tuple[Any, Geometry]:
+    """The workload with its convolution computed by Winograd's algorithm, from weights that `weights` transforms.
+
+    A multiple of `together` tiles is transformed and multiplied: the last one several times.
+    """
     func = sch.mod["main"]
     anchor = sch.get(stages.anchors[0])
     source = anchor.reads[info.a.read].source
@@ -41,26 +46,26 @@ def rewritten(sch: Schedule, stages: Stages, info: Contraction, m: int, weights:
     out_h, out_w, out_c = (int(d) for d in result.shape[1:])
     tiles_h, tiles_w = -(-out_h // m), -(-out_w // m)
     tiles = n * tiles_h * tiles_w
-    a = m + 2
-    by = arithmetic_of(info)
-    nr = weights.shape[-1]
+    multiplied = -(-tiles // together) * together
+    a, by, nr = m + 2, arithmetic_of(info), weights.shape[-1]
     data = te.placeholder(_dims(n, height, width, channels), str(source.dtype), name="data")
     u = te.placeholder(_dims(*weights.shape), by.weight, name="u")
     xp = _covering(data, tiles_h * m + 2, tiles_w * m + 2)
 
     def pixel(p: Any, h: Any, w: Any, c: Any) -> Any:
+        p = at_most(p, tiles - 1) if tiles_h * tiles_w % together else p
         return by.pixel(xp[p // (tiles_h * tiles_w), p // tiles_w % tiles_h * m + h, p % tiles_w * m + w, c])
 
     def last_weights(o: Any) -> Any:
         return u[0, 0, o // nr, u.shape[3] - 1, o % nr]
 
     t = te.compute(
-        _dims(tiles, a, a, channels),
+        _dims(multiplied, a, a, channels),
         lambda p, e, s, c: by.input_row(m, e, [pixel(p, r, s, c) for r in range(a)]),
         name="wino_t",
     )
     v = te.compute(
-        _dims(a, a, tiles, channels),
+        _dims(a, a, multiplied, channels),
         lambda e, s, p, c: by.input_row(m, s, [t[p, e, r, c] for r in range(a)]),
         name="wino_v",
     )
