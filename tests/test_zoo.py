@@ -32,7 +32,7 @@ FLOAT16 = 2e-2
 BUDGETS_S = (4.0, 16.0, 240.0)
 """The first is enough for a subgraph or two; on a loaded machine timing waits for quiet, and a larger one continues."""
 VARIANTS = [("unet", {"upsample": "resize"}), ("lstm", {"bidirectional": True})]
-TUNED = ("bert", "efficientnet_lite0", "gpt2", "lstm", "resnet18", "unet")
+TUNED = ("bert", "lstm", "resnet18", "unet")
 """Of every kind of network one: these are tuned. All, where the whole suite is asked for."""
 HALVES = ("bert", "lstm", "mobilenet_v2", "resnet18", "unet")
 BATCHED = ("bert", "lstm", "mobilenet_v2")

@@ -29,6 +29,7 @@ from subtune.dynamic.workbench import Workbench
 from subtune.measure import LocalMeasurer, ReplayMeasurer
 from subtune.models.builder import Builder
 from subtune.report.compile_report import CompileReport
+from tests.whole import IS_WHOLE
 
 
 def two_layers() -> onnx.ModelProto:
@@ -149,7 +150,7 @@ def test_the_report_says_what_many_shapes_came_to(first):
     assert data["code_bytes"] > 0
 
 
-@pytest.mark.parametrize("at", [0, 3], ids=["at once", "between instances"])
+@pytest.mark.parametrize("at", [0, 3] if IS_WHOLE else [3], ids=lambda at: "between instances" if at else "at once")
 def test_ctrl_c_keeps_what_was_tuned(at, local, tmp_path):
     local.at = at
     report = compiled(tmp_path, local)

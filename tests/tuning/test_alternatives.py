@@ -35,13 +35,14 @@ from subtune.tuning.alternatives import plan, recorded_choices
 from subtune.tuning.prospects import OUTRUN
 from subtune.tuning.winners import schedule_kernels
 from subtune.verification.verify import output_error
+from tests.whole import IS_WHOLE
 
 
 def others_of(prepared: Prepared) -> Alternatives:
     return prepared.alternatives()
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "squeezenet", "unet", "mobilenet_v2"])
+@pytest.mark.parametrize("name", ["bert", "unet", "mobilenet_v2", *(["gpt2", "vit", "squeezenet"] if IS_WHOLE else [])])
 def test_every_way_of_every_region_computes_the_model(name: str, device: CPUModel) -> None:
     """Alternative i of all regions at once, as many as there are, but each set of kernels once; default schedules."""
     model = models.reduced(name)

@@ -215,15 +215,17 @@ class Bench:
         ], ""
 
     def _output(self, number: int, library: Library) -> Guarded:
-        """The last kernel's, if it is as this one wants it: new memory costs as much as a run."""
+        """Of much memory the last kernel's, if it is as this one wants it: new memory costs as much as a run."""
         arg, is_fenced = self._outputs[number], bool(library.numbers)
         slack = _slack(arg, library.rows_past_end)
-        if self._written.get(number, (-1, False))[:2] != (slack, is_fenced):
-            made = Guarded(arg.nbytes, elements(arg.shape), arg.dtype, slack, is_fenced)
+        kept = self._written.get(number)
+        if kept is not None and kept[:2] == (slack, is_fenced):
+            kept[2].slack[:] = 0xFF
+            return kept[2]
+        made = Guarded(arg.nbytes, elements(arg.shape), arg.dtype, slack, is_fenced)
+        if arg.nbytes >= _LARGE_BYTES:
             self._written[number] = (slack, is_fenced, made)
-        output = self._written[number][2]
-        output.slack[:] = 0xFF
-        return output
+        return made
 
     def _given(self, library: Library, index: int) -> tuple[list[np.ndarray], list[Guarded]]:
         """The inputs of a set as a kernel takes them, and copies of them between guard zones."""
