@@ -34,6 +34,8 @@ _PAST_L3 = 4
 _MAX_COPIES_PAST_L3 = 128
 _COPIES = Copies(1 << 30)
 """Of weights: each packing of many has as many as exceed L3, through which calls rotate."""
+_INPUTS = Copies(1 << 28)
+"""Of what no weights are: it must not take their place."""
 _LARGE_BYTES = 1 << 20
 """Of an array that is kept between checks: smaller ones, but for constants, are copied anew each time."""
 _DISTURBED_S = 5e-3
@@ -238,7 +240,8 @@ class Bench:
             # fences take addresses
             is_kept = array.nbytes >= _LARGE_BYTES or (arg.is_constant and not is_dynamic)
             which = _checked(slack, is_dynamic)
-            kept = partial(_COPIES.guarded, self._sets[index][i], packings.get(i), which, made)
+            copies = _COPIES if arg.is_constant else _INPUTS
+            kept = partial(copies.guarded, self._sets[index][i], packings.get(i), which, made)
             guarded.append(kept() if is_kept else made())
         return given, guarded
 
@@ -249,7 +252,8 @@ class Bench:
             return
         slack = _slack(self._inputs[position], library.rows_past_end)
         which = _checked(slack, bool(library.numbers))
-        _COPIES.drop(self._sets[index][position], dict(library.packings).get(position), which)
+        copies = _COPIES if self._inputs[position].is_constant else _INPUTS
+        copies.drop(self._sets[index][position], dict(library.packings).get(position), which)
 
     def _caller(self, kernel: Any, library: Library) -> Callable[[], object]:
         """A function that calls the kernel on the next copy of its arguments; every copy was touched once.
