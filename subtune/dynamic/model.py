@@ -282,7 +282,8 @@ def _made(
             found = next((made[of] for of, known in varying.items() if _are_equal(known, arrays)), None)
             if found is None:
                 formula = made_of_shape(arrays, points, domain.greatest, sums, steps, domain.least)
-                found = windows.of(arrays) if formula is None else Made(formula)
+                is_alike = all(array.ndim == whole.ndim for array in arrays)
+                found = Made(formula) if formula is not None else windows.of(arrays) if is_alike else None
             if found is None:
                 raise ModelError(
                     f"A constant of shape {list(whole.shape)} has other values at {_said(differs[0])}: what the model "
@@ -298,6 +299,8 @@ def _are_equal(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool
 
 def _is_corner(part: np.ndarray, whole: np.ndarray) -> bool:
     """Whether one is the beginning of the other, as far as both go."""
+    if part.ndim != whole.ndim:
+        return False
     block = tuple(slice(0, min(pair)) for pair in zip(whole.shape, part.shape, strict=True))
     return np.array_equal(whole[block], part[block])
 

@@ -12,9 +12,11 @@ from subtune.backends import as_device
 from subtune.backends.cpu.device import CPU
 from subtune.core.dims import Dim, parse
 from subtune.core.domain import Domain, Symbol
+from subtune.core.errors import ModelError
 from subtune.core.kernel import Kernel
 from subtune.dynamic.constants import PREFIX, corner, lies_together, with_corners
-from subtune.dynamic.model import corner_workloads
+from subtune.dynamic.model import _made, corner_workloads
+from subtune.dynamic.windows import Windows
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 from subtune.passes.exprs import array_of
 from subtune.passes.extract import extract
@@ -103,3 +105,13 @@ def test_without_such_constants_nothing_changes():
     made, corners, _ = with_corners(mod, {}, {})
     assert made is mod
     assert not corners
+
+
+def test_a_constant_of_another_rank_is_refused_in_a_sentence():
+    """A mask of ones that is spread over the rows of scores at some shapes, and not at others."""
+    whole, others = np.ones((1, 4, 1), np.float32), [np.ones((3, 1), np.float32), np.ones((2, 1), np.float32)]
+    points = [{"n": 3}, {"n": 2}]
+    domain = Domain((Symbol.uniform("n", (1, 2, 3, 4)),))
+    windows = Windows(lambda point: [], points, domain, (), {})
+    with pytest.raises(ModelError, match=r"of shape \[1, 4, 1\] has other values at n=3"):
+        _made([whole], [[one] for one in others], points, domain, (), {}, windows)
