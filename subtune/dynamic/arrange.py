@@ -1,8 +1,8 @@
 """Which alternatives to its partition a model of many shapes takes: at all instances the same.
 
 An attention may be one kernel, where the partition has two products, a softmax and the copies round them; so may a
-first convolution and the pooling behind it. What is the fastest at the greatest instance is taken, if its kernels serve
-all instances.
+first convolution and the pooling behind it. What is foreseen to be the fastest at the greatest instance, or measured to
+be so there and at the least one, is taken, if its kernels serve all instances.
 """
 
 from __future__ import annotations
@@ -56,13 +56,7 @@ class _Arranger:
         taken: of regions by name, the number of the alternative.
     """
 
-    def __init__(
-        self,
-        domain: Domain,
-        prepare: Prepare,
-        device: Device,
-        choose: Choose,
-    ) -> None:
+    def __init__(self, domain: Domain, prepare: Prepare, device: Device, choose: Choose) -> None:
         self._domain, self._prepare, self._device, self._choose = domain, prepare, device, choose
         self.taken: dict[str, int] = {}
         self._others: Alternatives | None = None

@@ -14,13 +14,12 @@ from subtune.options import Options
 from subtune.pipeline import Prepared
 from subtune.tuning.alternatives import Plan, plan
 from subtune.tuning.choose import fastest_foreseen, is_in_doubt
-from subtune.tuning.prospects import Prospects
 from subtune.tuning.search import Search, Single, tune
 
 _TOPK = 6
 """Candidates of a kernel of this instance alone: the chosen ones' are looked for again, for all instances."""
 _SHARE = 0.2
-"""Of a budget."""
+"""Of a budget, at either end."""
 
 
 class Contest:
@@ -59,7 +58,8 @@ class Contest:
         self, prepared: Prepared, others: Alternatives, device: Device
     ) -> tuple[dict[str, int], Mapping[str, int]]:
         """Of one instance; and that part of it that was measured."""
-        planned, between_s = plan(prepared.subgraphs, others, device, self._database), device.model.between_kernels_s
+        planned = plan(prepared.subgraphs, others, device, self._database)
+        between_s = planned.prospects.between_s
         found = {one.name: fastest_foreseen(one, planned.expected, between_s) for one in others.regions}
         left = [one for one in others.regions if not found[one.name] and is_in_doubt(one, planned.expected, between_s)]
         if not left or not self._options.tune:
@@ -83,7 +83,7 @@ class Contest:
                 measurer=self._measurer,
                 rivals=concerned(planned.rivals),
                 later=concerned(planned.later),
-                worth=Prospects(doubtful.regions, planned.expected, planned.prospects.between_s).worth_tuning,
+                worth=replace(planned.prospects, regions=doubtful.regions).worth_tuning,
             )
         self.is_interrupted = records.interrupted
         return {name: choice.taken for choice in planned.choices(doubtful, records) for name in choice.regions}

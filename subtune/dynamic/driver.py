@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -137,21 +137,20 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         with clock.stage("build"):
             made = kernels_of(kernels, domain, device, measurer)
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
-        pairs = {name: variants_of(one, made[name], domain, device) for name, one in kernels.items()}
-        variants: dict[str, Variants] = {name: pair[0] for name, pair in pairs.items()}
-        static: dict[str, Kernel] = {name: pair[1] for name, pair in pairs.items()}
+        variants, static = _assembled(kernels, made, domain, device)
         verification = DynamicVerification(domain, source.load, options.numerics, beside)
         imported, spliced = dynamic.greatest.imported, splice(mod, static)
         if dump is not None:
             dump("splice", spliced)
         origins = tuple(_origin(name, one, name not in joint.untuned) for name, one in kernels.items())
         made_of = source_of(model, options.shapes, options.precision)
-        about = (dynamic.inputs, dynamic.outputs, origins, made_of, imported.name, False, domain, variants)
-        package = Package(spliced, *about, caches=kept.caches, is_traced=options.trace)
+        about = (dynamic.inputs, dynamic.outputs, origins, made_of, imported.name)
+        package = Package(
+            spliced, *about, domain=domain, variants=variants, caches=kept.caches, is_traced=options.trace
+        )
+        check = verification.check if options.verify else verification.check_sizes
         with source.opened():
-            path = write_artifact(
-                output, package, device, verification.check if options.verify else verification.check_sizes
-            )
+            path = write_artifact(output, package, device, check)
     return CompileReport(
         path=str(path),
         rows=(),
@@ -171,6 +170,14 @@ def _model(domain: Domain, prepare: Prepare, device: Device, contest: Contest) -
     if device.backend.forms(device.model).pads_lengths:
         return dynamic_model(domain, prepare)
     return arranged_model(domain, prepare, device, contest.taken)
+
+
+def _assembled(
+    kernels: Mapping[str, Chosen], made: Mapping[str, Sequence[Kernel]], domain: Domain, device: Device
+) -> tuple[dict[str, Variants], dict[str, Kernel]]:
+    """Of every subgraph its variants, and what stands for them in a static module."""
+    pairs = {name: variants_of(one, made[name], domain, device) for name, one in kernels.items()}
+    return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
 
 
 def _with_copies(

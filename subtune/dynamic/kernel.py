@@ -106,19 +106,20 @@ def single_kernel(workload: DynamicWorkload, candidate: Candidate, device: Devic
     return _compared(workload, [candidate], device, ones, [ones], [{}])
 
 
-def _leaves_its_memory(workload: DynamicWorkload, kernel: DynamicKernel) -> str:
-    """Where, if anywhere: at the least instance, at the greatest, or at a few others, of which some are even."""
+def _within_memory(workload: DynamicWorkload, kernel: DynamicKernel | NotApplicable) -> DynamicKernel | NotApplicable:
+    """The kernel, if it stays within memory of its own at the least instance, the greatest, and a few others, of which
+    some are even."""
     least, greatest = workload.least, workload.greatest
-    if not least or not kernel.is_lowered:
-        return ""
+    if isinstance(kernel, NotApplicable) or not least or not kernel.is_lowered:
+        return kernel
     some = [tuple(min(times * a, b) for a, b in zip(least, greatest or least, strict=True)) for times in (1, 2, 4)]
     for extents in dict.fromkeys((*some, *((greatest,) if greatest else ()))):
         func = kernel.template.at(dict(zip(kernel.names(workload), kernel.numbers(extents), strict=True)))
         if extents == least and writes_before_start(func):
-            return f"its tiles of vectors begin in front of its own memory at {list(extents)}"
+            return NotApplicable(f"its tiles of vectors begin in front of its own memory at {list(extents)}")
         if writes_past_end(func):
-            return f"its loops go past the end of its own memory at {list(extents)}"
-    return ""
+            return NotApplicable(f"its loops go past the end of its own memory at {list(extents)}")
+    return kernel
 
 
 def _plainer(candidate: Candidate) -> Candidate:
@@ -128,7 +129,7 @@ def _plainer(candidate: Candidate) -> Candidate:
 
 def _dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Device) -> DynamicKernel | NotApplicable:
     if workload.extents and candidate.family in MIXING:
-        return _knowing_extents(workload, candidate, device)
+        return _within_memory(workload, _knowing_extents(workload, candidate, device))
     reason = NotApplicable("no instance can be scheduled")
     ways = [(False, 0)]
     if _quotients(workload) or candidate.family == PLAIN.family:
@@ -139,11 +140,10 @@ def _dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Dev
         ways += [(True, 0), (False, KEYS + 1)]
     for granules in _granules(workload, candidate, device):
         for is_even, least in ways:
-            found = _with_granules(workload, candidate, device, granules, is_even, least)
-            outside = _leaves_its_memory(workload, found) if isinstance(found, DynamicKernel) else ""
-            if isinstance(found, DynamicKernel) and not outside:
+            found = _within_memory(workload, _with_granules(workload, candidate, device, granules, is_even, least))
+            if isinstance(found, DynamicKernel):
                 return found
-            reason = NotApplicable(outside) if isinstance(found, DynamicKernel) else found
+            reason = found
     return reason
 
 

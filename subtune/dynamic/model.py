@@ -282,8 +282,10 @@ def _made(
             found = next((made[of] for of, known in varying.items() if _are_equal(known, arrays)), None)
             if found is None:
                 formula = made_of_shape(arrays, points, domain.greatest, sums, steps, domain.least)
-                is_alike = all(array.ndim == whole.ndim for array in arrays)
-                found = Made(formula) if formula is not None else windows.of(arrays) if is_alike else None
+                if formula is not None:
+                    found = Made(formula)
+                elif all(array.ndim == whole.ndim for array in arrays):
+                    found = windows.of(arrays)
             if found is None:
                 raise ModelError(
                     f"A constant of shape {list(whole.shape)} has other values at {_said(differs[0])}: what the model "

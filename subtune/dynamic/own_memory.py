@@ -79,8 +79,10 @@ def _stores_past(statement: Any, values: dict[Any, Any], sizes: dict[Any, int]) 
         return False
     if isinstance(statement, tirx.IfThenElse):
         condition = _known(statement.condition, values)
-        is_never = isinstance(condition, tirx.IntImm) and not int(condition)
-        return not is_never and _stores_past(statement.then_case, values, sizes)
+        cases = [statement.then_case, statement.else_case]
+        if isinstance(condition, tirx.IntImm):
+            cases = cases[:1] if int(condition) else cases[1:]
+        return any(_stores_past(one, values, sizes) for one in cases if one is not None)
     if isinstance(statement, tirx.BufferStore):
         return statement.buffer in sizes and _end(statement.indices, values) > sizes[statement.buffer]
     body = getattr(statement, "body", None)

@@ -53,6 +53,20 @@ def test_loops_that_go_past_the_end_of_own_memory() -> None:
     assert not writes_past_end(stores(105, 7 * 448, condition=True)), "never in the last turns"
 
 
+def test_what_is_stored_where_a_condition_does_not_hold() -> None:
+    @T.prim_func
+    def func(out: T.Buffer((1,), "float32")) -> None:
+        own = T.alloc_buffer((8,), "float32")
+        for i in range(9):
+            if i < 8:
+                own[0] = T.float32(0)
+            else:
+                own[i] = T.float32(0)
+        out[0] = own[0]
+
+    assert writes_past_end(func)
+
+
 @pytest.mark.parametrize("mr", [3, 8, 10])
 def test_tiles_of_any_height_serve_any_number_of_images(mr: int) -> None:
     """Of four tiles an image: rounded up, that is the same as added to at all odd numbers."""

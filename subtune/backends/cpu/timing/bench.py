@@ -37,7 +37,8 @@ _COPIES = Copies(1 << 30)
 _INPUTS = Copies(1 << 28)
 """Of what no weights are: it must not take their place."""
 _LARGE_BYTES = 1 << 20
-"""Of an array that is kept between checks: smaller ones, but for constants, are copied anew each time."""
+"""Of an array that is kept between checks: smaller ones are copied anew each time, as fences take addresses; constants
+that have none are kept."""
 _DISTURBED_S = 5e-3
 """What a call may take for want of a processor: a turn of another process, and some more."""
 _FILLS = (0xFF, 0x7F, 0xFF, 0x7F)
@@ -237,10 +238,8 @@ class Bench:
             dtype = str(array.dtype) if i in packings else arg.dtype
             slack = _slack(arg, library.rows_past_end)
             made = partial(Guarded.like, array, dtype, slack, is_dynamic)
-            # fences take addresses
             is_kept = array.nbytes >= _LARGE_BYTES or (arg.is_constant and not is_dynamic)
-            which = _checked(slack, is_dynamic)
-            copies = _COPIES if arg.is_constant else _INPUTS
+            copies, which = _checked(arg, library)
             kept = partial(copies.guarded, self._sets[index][i], packings.get(i), which, made)
             guarded.append(kept() if is_kept else made())
         return given, guarded
@@ -250,9 +249,7 @@ class Bench:
         if position >= len(self._inputs):
             self._written.clear()
             return
-        slack = _slack(self._inputs[position], library.rows_past_end)
-        which = _checked(slack, bool(library.numbers))
-        copies = _COPIES if self._inputs[position].is_constant else _INPUTS
+        copies, which = _checked(self._inputs[position], library)
         copies.drop(self._sets[index][position], dict(library.packings).get(position), which)
 
     def _caller(self, kernel: Any, library: Library) -> Callable[[], object]:
@@ -336,6 +333,8 @@ def _seconds_of(kernel: Any, arguments: Sequence[Any]) -> float:
     return time.perf_counter() - begin
 
 
-def _checked(slack: int, is_fenced: bool) -> int:
-    """The number of the copy that kernels are checked on that may use so many bytes behind an array."""
-    return -1 - 2 * slack - is_fenced
+def _checked(arg: Arg, library: Library) -> tuple[Copies, int]:
+    """Where the copy of an input is that a kernel is checked on, and its number: what it may use behind the array, and
+    whether there is a fence, differ from kernel to kernel."""
+    number = -1 - 2 * _slack(arg, library.rows_past_end) - bool(library.numbers)
+    return (_COPIES if arg.is_constant else _INPUTS), number
